@@ -1,0 +1,209 @@
+"""One decoder for the Llama family and GPT-2: tokens in, the vector that the LM head multiplies out.
+
+The block of tokens is written into the cache first and attention then looks at the cache through one mask, so prefill,
+single steps, draft chains and draft trees are the same code.
+
+Sources: Llama (2302.13971), grouped-query attention (2305.13245), rotary positions (2104.09864), Llama 3 frequency
+scaling (2407.21783 and its released configuration), GPT-2 (Radford et al. 2019).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specjax import cache as kv
+from specjax import tree
+from specjax.cache import KVCache
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """Llama 3's frequency scaling (the only kind supported)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_positions: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig:
+    """The shape of a decoder. ``family`` is "llama" (RMSNorm, rotary, SwiGLU) or "gpt2" (LayerNorm, learned, GELU)."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int
+    norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    tie_embeddings: bool = True
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    bos_token_id: int | None = None
+    eos_token_id: tuple[int, ...] = ()
+
+
+def rope_frequencies(config: TransformerConfig) -> jax.Array:
+    """f32[D/2] angle per position of each pair of dimensions."""
+    inverse = config.rope_theta ** (-jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return inverse
+    wavelength = 2 * math.pi / inverse
+    low = scaling.original_max_positions / scaling.low_freq_factor
+    high = scaling.original_max_positions / scaling.high_freq_factor
+    smooth = (scaling.original_max_positions / wavelength - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    between = (1 - smooth) * inverse / scaling.factor + smooth * inverse
+    return jnp.where(wavelength > low, inverse / scaling.factor, jnp.where(wavelength < high, inverse, between))
+
+
+def rotate(x: jax.Array, angle: jax.Array) -> jax.Array:
+    """Rotary positions for x [B,T,H,D] at angle f32[B,T,D/2]; pairs are (i, i + D/2), as in Hugging Face checkpoints."""
+    cos, sin = jnp.cos(angle)[:, :, None], jnp.sin(angle)[:, :, None]
+    first, second = jnp.split(x.astype(cos.dtype), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+class Norm(nnx.Module):
+    """RMSNorm, or LayerNorm with a bias; computed in float32."""
+
+    def __init__(self, config: TransformerConfig, dtype):
+        self.eps = config.norm_eps
+        self.centred = config.family == "gpt2"
+        self.scale = nnx.Param(jnp.ones((config.hidden_size,), dtype))
+        if self.centred:
+            self.bias = nnx.Param(jnp.zeros((config.hidden_size,), dtype))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        if self.centred:
+            y = y - y.mean(-1, keepdims=True)
+        y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.eps)
+        y = y.astype(x.dtype) * self.scale[...]
+        return y + self.bias[...] if self.centred else y
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention over a cache."""
+
+    def __init__(self, config: TransformerConfig, dtype, rngs: nnx.Rngs):
+        self.heads, self.kv_heads, self.width = config.num_heads, config.num_kv_heads, config.head_dim
+        bias = config.attention_bias
+        kw = {"use_bias": bias, "dtype": dtype, "param_dtype": dtype, "rngs": rngs, "kernel_init": _init()}
+        self.q = nnx.Linear(config.hidden_size, self.heads * self.width, **kw)
+        self.k = nnx.Linear(config.hidden_size, self.kv_heads * self.width, **kw)
+        self.v = nnx.Linear(config.hidden_size, self.kv_heads * self.width, **kw)
+        self.o = nnx.Linear(self.heads * self.width, config.hidden_size, **kw)
+
+    def __call__(self, x, angle, mask, k_cache, v_cache, start):
+        batch, size, _ = x.shape
+        q = self.q(x).reshape(batch, size, self.heads, self.width)
+        k = self.k(x).reshape(batch, size, self.kv_heads, self.width)
+        v = self.v(x).reshape(batch, size, self.kv_heads, self.width)
+        if angle is not None:
+            q, k = rotate(q, angle), rotate(k, angle)
+        k_cache = kv.write(k_cache, k.swapaxes(1, 2), start)
+        v_cache = kv.write(v_cache, v.swapaxes(1, 2), start)
+        group = self.heads // self.kv_heads
+        # [B,T,K*G,D] -> [B,K,G*T,D]: the queries of a group share one matrix product with their key head.
+        q = q.reshape(batch, size, self.kv_heads, group, self.width).transpose(0, 2, 3, 1, 4)
+        q = q.reshape(batch, self.kv_heads, group * size, self.width)
+        scores = jnp.einsum("bkqd,bksd->bkqs", q, k_cache.astype(q.dtype), preferred_element_type=jnp.float32)
+        scores = scores.reshape(batch, self.kv_heads, group, size, -1) / math.sqrt(self.width)
+        scores = jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
+        weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
+        weights = weights.reshape(batch, self.kv_heads, group * size, -1)
+        out = jnp.einsum("bkqs,bksd->bkqd", weights, v_cache.astype(x.dtype))
+        out = out.reshape(batch, self.kv_heads, group, size, self.width).transpose(0, 3, 1, 2, 4)
+        return self.o(out.reshape(batch, size, -1)), k_cache, v_cache
+
+
+class Mlp(nnx.Module):
+    """SwiGLU, or two layers with the tanh form of GELU."""
+
+    def __init__(self, config: TransformerConfig, dtype, rngs: nnx.Rngs):
+        self.gated = config.family == "llama"
+        kw = {"use_bias": config.mlp_bias, "dtype": dtype, "param_dtype": dtype, "rngs": rngs, "kernel_init": _init()}
+        if self.gated:
+            self.gate = nnx.Linear(config.hidden_size, config.intermediate_size, **kw)
+        self.up = nnx.Linear(config.hidden_size, config.intermediate_size, **kw)
+        self.down = nnx.Linear(config.intermediate_size, config.hidden_size, **kw)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        if self.gated:
+            return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+        return self.down(jax.nn.gelu(self.up(x), approximate=True))
+
+
+class Block(nnx.Module):
+    """Pre-norm attention and feed-forward."""
+
+    def __init__(self, config: TransformerConfig, dtype, rngs: nnx.Rngs):
+        self.attention_norm = Norm(config, dtype)
+        self.attention = Attention(config, dtype, rngs)
+        self.mlp_norm = Norm(config, dtype)
+        self.mlp = Mlp(config, dtype, rngs)
+
+    def __call__(self, x, angle, mask, k_cache, v_cache, start):
+        attended, k_cache, v_cache = self.attention(self.attention_norm(x), angle, mask, k_cache, v_cache, start)
+        x = x + attended
+        return x + self.mlp(self.mlp_norm(x)), k_cache, v_cache
+
+
+class Transformer(nnx.Module):
+    """The decoder. ``dtype`` is that of parameters and activations; logits are float32."""
+
+    def __init__(self, config: TransformerConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
+        self.config, self.dtype = config, dtype
+        kw = {"dtype": dtype, "param_dtype": dtype, "rngs": rngs, "embedding_init": _init()}
+        self.embed = nnx.Embed(config.vocab_size, config.hidden_size, **kw)
+        if config.family == "gpt2":
+            self.positions = nnx.Embed(config.max_positions, config.hidden_size, **kw)
+        self.layers = nnx.List([Block(config, dtype, rngs) for _ in range(config.num_layers)])
+        self.norm = Norm(config, dtype)
+        if not config.tie_embeddings:
+            kw = {"use_bias": False, "dtype": dtype, "param_dtype": dtype, "rngs": rngs, "kernel_init": _init()}
+            self.head = nnx.Linear(config.hidden_size, config.vocab_size, **kw)
+
+    def __call__(self, tokens, cache: KVCache, parents=None, taps: tuple[int, ...] = ()):
+        """tokens i32[B,T] -> (hidden [B,T,E], taps, cache with the block written and not committed)."""
+        batch, size = tokens.shape
+        # Out-of-range ids come only from masked draft nodes and positions past the limit; both are thrown away later.
+        x = self.embed(jnp.clip(tokens, 0, self.config.vocab_size - 1))
+        position = cache.length[:, None] + tree.depths(parents, batch, size)
+        angle = None
+        if self.config.family == "gpt2":
+            x = x + self.positions(jnp.clip(position, 0, self.config.max_positions - 1))
+        else:
+            angle = position[..., None].astype(jnp.float32) * rope_frequencies(self.config)
+        mask = tree.visible(cache.length, size, cache.k[0].shape[2], parents)
+        keys, values, tapped = [], [], {}
+        for index, layer in enumerate(self.layers):
+            x, k, v = layer(x, angle, mask, cache.k[index], cache.v[index], cache.length)
+            keys.append(k)
+            values.append(v)
+            tapped[index] = x
+        hidden = self.norm(x)
+        return hidden, tuple(tapped[i] for i in taps), cache.replace(k=tuple(keys), v=tuple(values))
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """[B,T,E] -> f32[B,T,V]"""
+        out = self.embed.attend(hidden) if self.config.tie_embeddings else self.head(hidden)
+        return out.astype(jnp.promote_types(out.dtype, jnp.float32))
+
+
+def _init():
+    return nnx.initializers.normal(0.02)

@@ -1,0 +1,41 @@
+"""Randomness: one key per row, folded with the purpose and the round, so that no noise is ever used twice.
+
+A row's key is made of the seed and the row's own number, never of its place in the batch. Noise that may influence
+a decision is keyed by the *round* (a discarded slot's noise must not come back). Only the target's own sampler is keyed
+by the absolute *position*: sample-then-match and plain decoding then draw the same token at the same place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+DRAFT, ACCEPT, RESIDUAL, TARGET = range(4)
+
+
+@struct.dataclass
+class RowKeys:
+    """The keys of one round."""
+
+    base: jax.Array  # key[B]
+    round: jax.Array  # i32[]
+    position: jax.Array  # i32[B] where the first token of this round will stand
+
+    def at_round(self, purpose: int) -> jax.Array:
+        """key[B] for this round and purpose."""
+        return jax.vmap(lambda k: jax.random.fold_in(jax.random.fold_in(k, purpose), self.round))(self.base)
+
+    def at_position(self, depth: jax.Array) -> jax.Array:
+        """key[B,T] of the target's sampler at ``position + depth``; ``depth`` is i32[B,T] or i32[T]."""
+        where = self.position[:, None] + jnp.broadcast_to(depth, (self.base.shape[0], depth.shape[-1]))
+        fold = jax.vmap(lambda k, p: jax.vmap(lambda x: jax.random.fold_in(jax.random.fold_in(k, TARGET), x))(p))
+        return fold(self.base, where)
+
+
+def row_keys(seed: int, rows: int | Sequence[int]) -> jax.Array:
+    """key[B] for the rows numbered ``0..rows-1``, or for the given row numbers."""
+    ids = jnp.arange(rows) if isinstance(rows, int) else jnp.asarray(list(rows))
+    return jax.vmap(lambda i: jax.random.fold_in(jax.random.key(seed), i))(ids)

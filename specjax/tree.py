@@ -1,0 +1,38 @@
+"""Where draft tokens stand: ancestors, depths, and the attention mask of a block over a cache.
+
+A block is the pending token followed by draft nodes. ``parents=None`` means a chain, and costs nothing; otherwise
+``parents`` is i32[B,T] with -1 for a root and ``parents[i] < i``.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def ancestors(parents: jax.Array) -> jax.Array:
+    """bool[B,T,T]: whether node j is i itself or lies on the path from the root to i (squaring: log2 T steps)."""
+    size = parents.shape[-1]
+    step = jax.nn.one_hot(parents, size, dtype=jnp.float32)  # -1 gives a zero row
+    reach = jnp.minimum(step + jnp.eye(size, dtype=jnp.float32), 1)
+    for _ in range(max(size - 1, 1).bit_length()):
+        reach = jnp.minimum(reach @ reach, 1)
+    return reach > 0.5
+
+
+def depths(parents: jax.Array | None, batch: int, size: int) -> jax.Array:
+    """i32[B,T] distance from the root of the block."""
+    if parents is None:
+        return jnp.broadcast_to(jnp.arange(size), (batch, size))
+    return ancestors(parents).sum(-1).astype(jnp.int32) - 1
+
+
+def visible(length: jax.Array, size: int, slots: int, parents: jax.Array | None) -> jax.Array:
+    """bool[B,T,S]: slots below ``length``, and inside the block ancestors-or-self."""
+    slot = jnp.arange(slots)
+    if parents is None:
+        return slot <= (length[:, None] + jnp.arange(size))[..., None]
+    inside = jnp.zeros((parents.shape[0], size, slots), bool)
+    place = jax.vmap(lambda row, block, at: jax.lax.dynamic_update_slice(row, block, (0, at)))
+    inside = place(inside, ancestors(parents), length)
+    return (slot < length[:, None, None]) | inside

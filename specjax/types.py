@@ -1,0 +1,176 @@
+"""The vocabulary of specjax: every array that crosses a boundary, with its shape.
+
+Shape legend
+    B  rows of the batch            T  tokens of one block fed to a model
+    V  vocabulary                   N  candidate nodes of a draft (a chain has N = gamma)
+    E  hidden width                 M  longest accepted path (a chain has M = N)
+    S  slots of a buffer            R  rounds
+
+Invariants (every file may rely on them; tests/test_decode.py proves them)
+    1. ``cache.length == length - 1``: the newest committed token is *pending*, not yet cached. Row 0 of the target's
+       law belongs to it.
+    2. ``LM.apply`` writes T tokens at slots ``length + i`` and does not advance. ``LM.commit`` advances. What lies
+       beyond ``length`` is hidden by the mask, so a rejection costs nothing.
+    3. Every row advances by its own count.
+    4. A draft token is drawn from exactly the law stored in ``Draft.probs``.
+    5. Randomness comes from ``RowKeys``: one key a row, folded with the round (or position) and the purpose.
+    6. Probabilities and acceptance are float32 (float64 when given float64), whatever the model's dtype.
+    7. End-of-sequence and length limits cut after the verdict and never change it. A finished row is frozen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+from flax import struct
+
+from specjax.rng import RowKeys
+from specjax.sampling import Sampling
+
+Array = jax.Array
+Params = Any  # a pytree of arrays, for models a plain nested dict
+
+
+class Cache(Protocol):
+    """What a model remembers between blocks. Anything goes, as long as it is a pytree with these two."""
+
+    @property
+    def length(self) -> Array: ...  # i32[B] tokens committed, per row
+
+    def replace(self, **changes: Any) -> Any: ...
+
+
+class Output(NamedTuple):
+    """What one forward pass gives. Parts that nobody reads are removed by the compiler."""
+
+    logits: Array  # f32[B,T,V]
+    hidden: Array  # [B,T,E] the vector that the LM head multiplies
+    taps: tuple[Array, ...] = ()  # [B,T,E] each: hidden states after the layers asked for
+
+
+class LM(NamedTuple):
+    """A language model as pure functions: a target, or the inner model of a drafter.
+
+    ``init_cache(batch, slots)`` gives an empty cache; ``apply(params, tokens[B,T], cache, parents[B,T] | None)`` scores a
+    block (``None`` means a chain, otherwise -1 marks a root); ``commit(cache, count[B], path[B,M] | None)`` keeps the
+    first ``count`` tokens of the block (``None``), or its root and then the nodes ``path`` (ids counted after the root).
+    """
+
+    init_cache: Callable[[int, int], Any]
+    apply: Callable[..., tuple[Output, Any]]
+    commit: Callable[..., Any]
+    vocab_size: int
+    max_positions: int | None = None  # None: unbounded
+    name: str = "lm"
+
+
+@struct.dataclass
+class Draft:
+    """N candidate nodes in topological order."""
+
+    tokens: Array  # i32[B,N]
+    valid: Array  # bool[B,N] False: there is no such node (its token is never looked at)
+    parents: Array | None = None  # i32[B,N], -1 = child of the pending token; None = the chain 0-1-2-...
+    probs: Array | None = None  # f32[B,N,V] the law each node was REALLY drawn from; None = deterministic
+    finite: Array | None = None  # bool[B] whether the drafter's own logits were finite; None = it has none
+
+
+@struct.dataclass
+class Verdict:
+    """What a rule decided: the accepted path, then one token of the target."""
+
+    tokens: Array  # i32[B,M+1] padded with -1
+    count: Array  # i32[B] tokens emitted, 1..M+1; 0 for a finished row
+    path: Array  # i32[B,M] ids of the accepted nodes, padded with -1
+
+
+@struct.dataclass
+class Context:
+    """What a drafter may look at when it proposes: the committed text, and how it is sampled."""
+
+    tokens: Array  # i32[B,S] prompt and output; what lies beyond ``length`` means nothing
+    length: Array  # i32[B]
+    sampling: Sampling
+
+    @property
+    def pending(self) -> Array:
+        """i32[B] the newest committed token of each row."""
+        return jax.vmap(lambda row, n: row[n - 1])(self.tokens, self.length)
+
+
+class ModelParams(NamedTuple):
+    """Parameters of the pair. A drafter is handed both: heads and early exits read the target's."""
+
+    target: Params
+    draft: Params = {}  # noqa: RUF012  (an empty pytree; never mutated)
+
+
+class Drafter(NamedTuple):
+    """Whatever proposes tokens: the extension point. A method is a function ``make(target, **keys) -> Drafter``.
+
+    ``init_params(key) -> params`` ({} if there are none); ``init(params, context, target_out, slots) -> state`` after the
+    prompt went through the target (``target_out`` covers every prompt token but the pending one, its ``logits`` are
+    empty); ``propose(params, keys, context, state) -> (Draft, state)``;
+    ``update(params, state, draft, verdict, target_out) -> state`` after the verdict. ``params`` is always the pair.
+    """
+
+    init_params: Callable[..., Any]
+    init: Callable[..., Any]
+    propose: Callable[..., tuple[Draft, Any]]
+    update: Callable[..., Any]
+    nodes: int  # N, static: how many slots a draft needs
+    name: str = "drafter"
+    loss: Callable[..., Any] | None = None
+
+
+AcceptFn = Callable[[RowKeys, Draft, Array], Verdict]
+
+
+class Accept(NamedTuple):
+    """An acceptance rule.
+
+    ``sampled(keys, draft, target_probs f32[B,N+1,V]) -> Verdict`` decides on laws; ``greedy(draft, best i32[B,N+1]) ->
+    Verdict`` decides when every row has temperature 0, from the target's argmax alone, so that greedy decoding pays for
+    no softmax. ``law`` is the class: L1 (output law identical), L2 (identical when greedy), L3 (lossy).
+    """
+
+    sampled: AcceptFn
+    greedy: Callable[[Draft, Array], Verdict]
+    name: str
+    law: str
+
+
+@struct.dataclass
+class DecodeState:
+    """Everything a decode loop carries."""
+
+    tokens: Array  # i32[B,S] prompt, then output; -1 beyond ``length``
+    length: Array  # i32[B]
+    limit: Array  # i32[B] the row stops at this length
+    done: Array  # bool[B]
+    failed: Array  # i32[B] the round in which logits were not finite, or -1
+    cache: Any  # the target's
+    draft: Any  # the drafter's state
+    keys: Array  # key[B]
+    round: Array  # i32[]
+    sampling: Sampling
+
+
+class StepInfo(NamedTuple):
+    """What one round did (returned, never carried)."""
+
+    draft: Draft
+    tokens: Array  # i32[B,M+1] emitted, padded with -1
+    emitted: Array  # i32[B] tokens committed, after cutting at end-of-sequence and length limit
+    accepted: Array  # i32[B] draft tokens the rule accepted, before cutting
+    drafted: Array  # i32[B] valid nodes proposed
+
+
+class Records(NamedTuple):
+    """The counts of ``StepInfo`` for every round of a compiled loop; rows of zeros where nothing ran."""
+
+    emitted: Array  # i32[R,B]
+    accepted: Array  # i32[R,B]
+    drafted: Array  # i32[R,B]
