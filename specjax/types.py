@@ -63,6 +63,7 @@ class LM(NamedTuple):
     commit: Callable[..., Any]
     vocab_size: int
     max_positions: int | None = None  # None: unbounded
+    vocabulary: str | None = None  # fingerprint of the tokenizer's map, where one is known
     name: str = "lm"
 
 

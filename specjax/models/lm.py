@@ -17,7 +17,7 @@ from specjax.models.transformer import Transformer, TransformerConfig
 from specjax.types import LM, Output
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _abstract(config: TransformerConfig, dtype) -> tuple[Any, Any]:
     module = nnx.eval_shape(lambda: Transformer(config, dtype=dtype, rngs=nnx.Rngs(0)))
     return nnx.split(module)
@@ -47,7 +47,7 @@ def merge(config: TransformerConfig, params: dict, dtype=jnp.float32) -> Transfo
     return nnx.merge(graph, state)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def from_config(config: TransformerConfig, dtype=jnp.float32, taps: tuple[int, ...] = (), name: str = "lm") -> LM:
     """The decoder of ``config`` as an ``LM``; equal arguments give the same object, so nothing is compiled twice.
 
@@ -63,7 +63,7 @@ def from_config(config: TransformerConfig, dtype=jnp.float32, taps: tuple[int, .
         hidden, tapped, cache = module(tokens, cache, parents, taps)
         return Output(module.logits(hidden), hidden, tapped), cache
 
-    return LM(init_cache, apply, kv.commit, config.vocab_size, config.max_positions, name)
+    return LM(init_cache, apply, kv.commit, config.vocab_size, config.max_positions, name=name)
 
 
 def forward(model: LM, params: Any, tokens: jax.Array) -> Output:

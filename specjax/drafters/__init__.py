@@ -1,0 +1,24 @@
+"""Drafters, one method per file; the file name is the registry: ``drafters.load("prompt_lookup").make(target)``."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from specjax import registry
+from specjax.types import LM, Drafter
+
+
+def names() -> list[str]:
+    """The methods that can be loaded."""
+    return registry.names(__name__)
+
+
+def load(name: str) -> ModuleType:
+    """The module of that file name. Raises UserError for an unknown name."""
+    return registry.load(__name__, name, "drafter")
+
+
+def make(name: str, target: LM, **keys: Any) -> Drafter:
+    """``load(name).make(target, **keys)`` with the keys checked. Raises UserError for an unknown name or key."""
+    return registry.call(__name__, name, "drafter", target, **keys)
