@@ -193,8 +193,10 @@ def _law(logits: jax.Array, sampling: Sampling) -> jax.Array:
 def _cut(verdict: Verdict, state: DecodeState, failed: jax.Array, eos_id: EosId) -> tuple[Verdict, jax.Array]:
     """Cuts a verdict at the first end-of-sequence token and at the row's limit; says which rows ended there."""
     index = jnp.arange(verdict.tokens.shape[1])
-    ends = jnp.isin(verdict.tokens, jnp.asarray(_eos(eos_id), jnp.int32)) & (index < verdict.count[:, None])
-    count = jnp.where(ends.any(-1), jnp.argmax(ends, -1) + 1, verdict.count)
+    count, ends = verdict.count, jnp.zeros_like(verdict.tokens, bool)
+    if stop := _eos(eos_id):
+        ends = jnp.isin(verdict.tokens, jnp.asarray(stop, jnp.int32)) & (index < count[:, None])
+        count = jnp.where(ends.any(-1), jnp.argmax(ends, -1) + 1, count)
     count = jnp.minimum(count, state.limit - state.length)
     count = jnp.where(state.done | failed, 0, count).astype(jnp.int32)
     kept = index < count[:, None]

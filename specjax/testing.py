@@ -138,6 +138,13 @@ def total_variation(a: np.ndarray, b: np.ndarray) -> float:
     return float(0.5 * np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)).sum())
 
 
+def joint_law(law: Callable, vocab: int, steps: int) -> np.ndarray:
+    """The law of the first ``steps`` tokens of a model given as prefix -> law: float64[V,...,V]."""
+    out = np.zeros((vocab,) * steps)
+    _extend(out, (), 1.0, law)
+    return out
+
+
 def enumerate_chain(
     coins: Callable, resolve: Callable, draft_laws: Callable, target_laws: Callable, vocab: int, gamma: int
 ) -> np.ndarray:

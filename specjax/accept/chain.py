@@ -31,14 +31,14 @@ def resolve(kept: jax.Array, draft: Draft, target_probs: jax.Array) -> tuple[jax
     The law is the target's after a full chain, otherwise the residual max(target - draft, 0), not normalised. A
     deterministic draft is the one-hot law of its token. A residual lost to rounding falls back to the target's law.
     """
-    usable = _chain.usable(draft)
-    accepted = jnp.cumprod((kept & usable).astype(jnp.int32), axis=-1).sum(-1)
+    exists = _chain.nodes(draft)
+    accepted = _chain.first_failure(kept & exists)
     law = jnp.take_along_axis(target_probs, accepted[:, None, None], axis=1)[:, 0]
     nodes = draft.tokens.shape[1]
     if nodes == 0:
         return accepted, law
     at = jnp.minimum(accepted, nodes - 1)[:, None]
-    rejected = (accepted < nodes) & jnp.take_along_axis(usable, at, axis=1)[:, 0]
+    rejected = (accepted < nodes) & jnp.take_along_axis(exists, at, axis=1)[:, 0]
     if draft.probs is None:
         token = jnp.take_along_axis(draft.tokens, at, axis=1)
         residual = jnp.where(jnp.arange(law.shape[-1]) == token, 0, law)

@@ -1,0 +1,134 @@
+"""Sampling maps against a float64 reference, their properties, and the draw."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specjax import sampling, testing
+from specjax.errors import UserError
+
+pytestmark = pytest.mark.fast
+V = 7
+to_probs = jax.jit(sampling.to_probs)
+logit = st.floats(-8, 8, width=32).map(lambda x: round(x, 2))  # rounding makes ties likely
+logits = st.lists(logit, min_size=V, max_size=V)
+knobs = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 0.1, 0.7, 1.0, 3.0]),
+        "top_k": st.integers(0, V + 2),
+        "top_p": st.sampled_from([0.05, 0.3, 0.5, 0.9, 0.999, 1.0]),
+        "min_p": st.sampled_from([0.0, 0.05, 0.3, 1.0]),
+    }
+)
+
+
+def reference(z, temperature, top_k, top_p, min_p):
+    """The same map, in float64, one token at a time."""
+    z = np.asarray(z, np.float64)
+    if temperature == 0:
+        return np.eye(len(z))[np.argmax(z)]
+    z = (z - z.max()) / temperature
+    kept = np.ones(len(z), bool)
+    if top_k:
+        kept &= z >= np.sort(z)[::-1][min(top_k, len(z)) - 1]
+    if top_p < 1:
+        mass = np.where(kept, np.exp(z), 0)
+        mass /= mass.sum()
+        kept &= np.array([mass[z > z[i]].sum() < top_p for i in range(len(z))])
+    kept &= np.exp(z) >= min_p
+    probs = np.where(kept, np.exp(z), 0)
+    return probs / probs.sum()
+
+
+def near_boundary(z, k):
+    """Whether the cumulated mass of a class of ties comes within rounding of top_p."""
+    z = np.asarray(z, np.float64)
+    mass = reference(z, k["temperature"], k["top_k"], 1.0, 0.0)
+    sums = [mass[z > v].sum() for v in z]
+    ratios = np.exp((z - z.max()) / max(k["temperature"], 1e-9))
+    return min(abs(s - k["top_p"]) for s in sums) < 1e-5 or min(abs(ratios - k["min_p"])) < 1e-5
+
+
+@settings(max_examples=300, deadline=None)
+@given(logits, knobs)
+def test_equals_the_reference(z, k):
+    probs = np.asarray(to_probs(jnp.asarray([[z]], jnp.float32), sampling.make_sampling(1, **k)))[0, 0]
+    assert probs.dtype == np.float32 and abs(probs.sum() - 1) < 1e-5
+    if k["temperature"] == 0 or not near_boundary(z, k):
+        np.testing.assert_allclose(probs, reference(z, **k), atol=2e-6)
+        assert ((probs == 0) == (reference(z, **k) < 1e-30)).all() or (probs[probs > 0] > 0).all()
+
+
+@settings(max_examples=100, deadline=None)
+@given(logits, knobs, st.permutations(range(V)))
+def test_order_of_the_vocabulary_does_not_matter(z, k, order):
+    if k["temperature"] == 0 or near_boundary(z, k):
+        return
+    z = np.asarray(z, np.float32)
+    both = jnp.asarray([[z], [z[list(order)]]])
+    probs = np.asarray(to_probs(both, sampling.make_sampling(2, **k)))
+    np.testing.assert_allclose(probs[0, 0][list(order)], probs[1, 0], atol=2e-6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(logits, knobs), min_size=3, max_size=3))
+def test_rows_do_not_see_each_other(rows):
+    z = jnp.asarray([[r[0]] for r in rows], jnp.float32)
+    together = sampling.make_sampling(3, **{key: [r[1][key] for r in rows] for key in rows[0][1]})
+    probs = np.asarray(to_probs(z, together))
+    for i, (_, k) in enumerate(rows):
+        alone = np.asarray(to_probs(jnp.broadcast_to(z[i], z.shape), sampling.make_sampling(3, **k)))[0]
+        np.testing.assert_allclose(probs[i], alone, atol=1e-6)
+
+
+def test_greedy_takes_the_lowest_id_on_ties():
+    probs = to_probs(jnp.asarray([[[1.0, 3.0, 3.0, 0.0]]]), sampling.make_sampling(1, 0.0))
+    assert probs.tolist() == [[[0, 1, 0, 0]]]
+
+
+def test_tiny_temperature_does_not_overflow():
+    probs = to_probs(jnp.asarray([[[1e4, 9e3, -1e4, 0.0]]]), sampling.make_sampling(1, 1e-30))
+    assert probs.tolist() == [[[1, 0, 0, 0]]]
+
+
+def test_bfloat16_logits_give_float32_probabilities():
+    z = jax.random.normal(jax.random.key(0), (2, 3, V)).astype(jnp.bfloat16)
+    k = sampling.make_sampling(2, 0.7, top_p=0.9)
+    np.testing.assert_array_equal(to_probs(z, k), to_probs(z.astype(jnp.float32), k))
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 7, 300])
+def test_draw_has_the_law_and_never_takes_a_zero(vocab):
+    rng = np.random.default_rng(vocab)
+    weights = rng.gamma(0.3, size=vocab) * (rng.random(vocab) < 0.7)
+    weights[0] = 0 if vocab > 1 else 1
+    weights[-1] += 0.1
+    rows = 400_000
+    keys = jax.random.split(jax.random.key(1), rows)
+    drawn = np.asarray(jax.jit(jax.vmap(sampling.draw, (0, None)))(keys, jnp.asarray(weights, jnp.float32)))
+    counts = np.bincount(drawn, minlength=vocab)
+    assert len(counts) == vocab and counts[weights == 0].sum() == 0
+    assert testing.chi_square(counts, weights)[2] > 1e-3
+
+
+@pytest.mark.parametrize(
+    "bad, says",
+    [
+        ({"temperature": -1}, "temperature is -1"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_p": 0}, "top_p is 0"),
+        ({"top_p": 1.5}, "in (0, 1]"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"top_k": 1.5}, "whole number"),
+        ({"min_p": 2}, "min_p is 2"),
+        ({"temperature": [1.0, 1.0, 1.0]}, "one for each of the 2 rows"),
+    ],
+)
+def test_bad_settings_say_what_is_right(bad, says):
+    with pytest.raises(UserError, match="(?s)" + says.replace("(", r"\(").replace("]", r"\]")):
+        sampling.make_sampling(2, **bad)
