@@ -1,0 +1,50 @@
+"""specjax: speculative decoding in JAX, every method behind one small interface, exact by test."""
+
+from specjax.decode import autoregressive, check, generate, outputs, pack_prompts, prefill, speculative_step, stream
+from specjax.errors import NonFiniteLogits, UserError
+from specjax.rng import RowKeys, row_keys
+from specjax.sampling import Sampling, make_sampling, to_probs
+from specjax.types import (
+    LM,
+    Accept,
+    Context,
+    DecodeState,
+    Draft,
+    Drafter,
+    ModelParams,
+    Output,
+    Records,
+    StepInfo,
+    Verdict,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LM",
+    "Accept",
+    "Context",
+    "DecodeState",
+    "Draft",
+    "Drafter",
+    "ModelParams",
+    "NonFiniteLogits",
+    "Output",
+    "Records",
+    "RowKeys",
+    "Sampling",
+    "StepInfo",
+    "UserError",
+    "Verdict",
+    "autoregressive",
+    "check",
+    "generate",
+    "make_sampling",
+    "outputs",
+    "pack_prompts",
+    "prefill",
+    "row_keys",
+    "speculative_step",
+    "stream",
+    "to_probs",
+]

@@ -19,7 +19,7 @@ from specjax.rng import RowKeys
 from specjax.sampling import Sampling
 from specjax.types import LM, Accept, Context, DecodeState, Drafter, ModelParams, Output, Records, StepInfo, Verdict
 
-EosId = int | Sequence[int] | None
+EosId = int | Sequence[int] | jax.Array | None
 
 
 def pack_prompts(prompts: Sequence[Sequence[int]], width: int | None = None) -> tuple[jax.Array, jax.Array]:
@@ -52,6 +52,10 @@ def feed(model: LM, params, tokens: jax.Array, count: jax.Array, cache, chunk: i
         cache = model.commit(cache, jnp.clip(count - start, 0, piece.shape[1]))
         return cache, (out.hidden, out.taps)
 
+    if size == 0:  # a prompt of one token: it is pending, and there is nothing to feed
+        _, parts = jax.eval_shape(lambda cache: block(cache, jnp.zeros((batch, 1), jnp.int32), 0), cache)
+        hidden, taps = jax.tree.map(lambda x: jnp.zeros((batch, 0, *x.shape[2:]), x.dtype), parts)
+        return Output(jnp.zeros((batch, 0, model.vocab_size)), hidden, taps), cache
     whole = size // chunk
     pieces = []
     if whole:
@@ -59,7 +63,7 @@ def feed(model: LM, params, tokens: jax.Array, count: jax.Array, cache, chunk: i
         step = lambda cache, xs: block(cache, *xs)  # noqa: E731
         cache, parts = jax.lax.scan(step, cache, (stacked, jnp.arange(whole) * chunk))
         pieces.append(jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(batch, whole * chunk, *x.shape[3:]), parts))
-    if size % chunk or not whole:
+    if size % chunk:
         cache, part = block(cache, tokens[:, whole * chunk :], whole * chunk)
         pieces.append(part)
     hidden, taps = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *pieces)
@@ -194,8 +198,9 @@ def _cut(verdict: Verdict, state: DecodeState, failed: jax.Array, eos_id: EosId)
     """Cuts a verdict at the first end-of-sequence token and at the row's limit; says which rows ended there."""
     index = jnp.arange(verdict.tokens.shape[1])
     count, ends = verdict.count, jnp.zeros_like(verdict.tokens, bool)
-    if stop := _eos(eos_id):
-        ends = jnp.isin(verdict.tokens, jnp.asarray(stop, jnp.int32)) & (index < count[:, None])
+    stop = _eos(eos_id)
+    if stop.size:
+        ends = jnp.isin(verdict.tokens, stop) & (index < count[:, None])
         count = jnp.where(ends.any(-1), jnp.argmax(ends, -1) + 1, count)
     count = jnp.minimum(count, state.limit - state.length)
     count = jnp.where(state.done | failed, 0, count).astype(jnp.int32)
@@ -217,17 +222,11 @@ def _commit(state: DecodeState, verdict: Verdict, ended: jax.Array, failed: jax.
     )
 
 
-def _eos(eos_id: EosId) -> tuple[int, ...]:
-    if eos_id is None:
-        return ()
-    return (eos_id,) if isinstance(eos_id, int) else tuple(eos_id)
+def _eos(eos_id: EosId) -> jax.Array:
+    """i32[E]: an array, so that another id does not recompile."""
+    return jnp.atleast_1d(jnp.asarray(() if eos_id is None else eos_id, jnp.int32))
 
 
-@functools.partial(
-    jax.jit,
-    static_argnames=("target", "drafter", "accept", "max_steps", "eos_id"),
-    donate_argnames=("state",),
-)
 def generate(
     target: LM,
     drafter: Drafter,
@@ -240,9 +239,14 @@ def generate(
 ) -> tuple[DecodeState, Records]:
     """Rounds until every row is done, at most ``max_steps``: one compiled program, nothing returns to the host inside.
 
-    ``state`` is donated: its buffers are reused and it must not be read again. ``eos_id`` is an id or a tuple of ids.
+    ``state`` is donated: its buffers are reused and it must not be read again. ``eos_id`` is an id or several.
     Call ``check(state)`` on the result: it raises if a model gave logits that are not finite.
     """
+    return _generate(target, drafter, accept, params, state, _eos(eos_id), max_steps=max_steps)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), static_argnames=("max_steps",), donate_argnums=(4,))
+def _generate(target, drafter, accept, params, state, eos_id, *, max_steps):
     batch = state.length.shape[0]
     zeros = jnp.zeros((max_steps, batch), jnp.int32)
 
@@ -263,7 +267,7 @@ def generate(
     return state, records
 
 
-_step = jax.jit(speculative_step, static_argnames=("target", "drafter", "accept", "eos_id"), donate_argnames=("state",))
+_step = jax.jit(speculative_step, static_argnums=(0, 1, 2), donate_argnums=(4,))
 
 
 def stream(
@@ -282,13 +286,13 @@ def stream(
     Raises:
         NonFiniteLogits: naming row and round, as soon as it happens.
     """
+    stop = _eos(eos_id)
     while not bool(state.done.all()):
-        state, info = _step(target, drafter, accept, params, state, eos_id=eos_id)
+        state, info = _step(target, drafter, accept, params, state, eos_id=stop)
         check(state)
         yield state, info
 
 
-@functools.partial(jax.jit, static_argnames=("target", "max_steps", "eos_id"), donate_argnames=("state",))
 def autoregressive(
     target: LM, params: ModelParams, state: DecodeState, *, max_steps: int, eos_id: EosId = None
 ) -> DecodeState:
@@ -296,7 +300,11 @@ def autoregressive(
 
     ``state`` comes from ``prefill`` (any drafter) and is donated. Noise is keyed by position, as in the rule ``match``.
     """
+    return _autoregressive(target, params, state, jnp.asarray(max_steps), _eos(eos_id))
 
+
+@functools.partial(jax.jit, static_argnums=(0,), donate_argnums=(2,))
+def _autoregressive(target, params, state, max_steps, eos_id):
     def running(carry):
         state, step = carry
         return (step < max_steps) & ~state.done.all()

@@ -7,19 +7,22 @@ import jax.numpy as jnp
 from specjax.types import LM, Draft, Drafter
 
 
+def _propose(params, keys, context, state):
+    batch = context.length.shape[0]
+    return Draft(jnp.zeros((batch, 0), jnp.int32), jnp.zeros((batch, 0), bool)), state
+
+
+_DRAFTER = Drafter(
+    init_params=lambda key: {},
+    init=lambda params, context, target_out, slots: (),
+    propose=_propose,
+    update=lambda params, state, draft, verdict, target_out: state,
+    nodes=0,
+    name="none",
+)
+
+
 def make(target: LM) -> Drafter:
     """A drafter that proposes nothing, so every round emits one token of the target. L1."""
     del target
-
-    def propose(params, keys, context, state):
-        batch = context.length.shape[0]
-        return Draft(jnp.zeros((batch, 0), jnp.int32), jnp.zeros((batch, 0), bool)), state
-
-    return Drafter(
-        init_params=lambda key: {},
-        init=lambda params, context, target_out, slots: (),
-        propose=propose,
-        update=lambda params, state, draft, verdict, target_out: state,
-        nodes=0,
-        name="none",
-    )
+    return _DRAFTER

@@ -6,6 +6,8 @@ occurs wins. Matching looks at prompt and output alike.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -31,6 +33,7 @@ def lookup(tokens: jax.Array, length: jax.Array, *, gamma: int, max_ngram: int, 
     return jnp.take(tokens, place, mode="clip"), (place < length) & (best > 0)
 
 
+@functools.cache  # equal arguments, the same drafter: nothing is compiled twice
 def make(target: LM, *, gamma: int = 10, max_ngram: int = 3, match: str = "earliest", partial: bool = True) -> Drafter:
     """Drafts by looking up the last n-gram.
 

@@ -1,19 +1,18 @@
 """Hugging Face style directories, in and out: config.json, safetensors, tokenizer.json. Nothing is ever unpickled.
 
-One table says where each of our parameters lives in a checkpoint, and is read in both directions. Linear kernels are
-[in, out] here and in GPT-2's Conv1D, and [out, in] everywhere else; GPT-2 keeps q, k and v side by side in one tensor.
+Two tables say how a checkpoint spells our configuration and our modules; both are read in both directions. Linear kernels
+are [in, out] here and in GPT-2, and [out, in] everywhere else; GPT-2 keeps q, k and v side by side in one tensor.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
+import hashlib
 import json
-import operator
 import os
 import re
-import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
@@ -30,55 +30,61 @@ from specjax.models import lm
 from specjax.models.transformer import RopeScaling, TransformerConfig
 from specjax.types import LM
 
-_ARCHITECTURES = {"LlamaForCausalLM": "llama", "GPT2LMHeadModel": "gpt2"}
-_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_FAMILIES = {"llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel"}
 
+
+def _table(text: str) -> dict[str, dict[str, str]]:
+    """Family -> name here -> name in the checkpoint."""
+    rows = [line.split() for line in text.strip().splitlines()]
+    return {family: {row[0]: row[i] for row in rows if row[i] != "-"} for i, family in enumerate(_FAMILIES, 1)}
+
+
+_FIELDS = _table("""
+    vocab_size         vocab_size               vocab_size
+    hidden_size        hidden_size              n_embd
+    num_heads          num_attention_heads      n_head
+    num_layers         num_hidden_layers        n_layer
+    intermediate_size  intermediate_size        n_inner
+    num_kv_heads       num_key_value_heads      -
+    head_dim           head_dim                 -
+    max_positions      max_position_embeddings  n_positions
+    norm_eps           rms_norm_eps             layer_norm_epsilon
+    tie_embeddings     tie_word_embeddings      tie_word_embeddings
+    attention_bias     attention_bias           -
+    mlp_bias           mlp_bias                 -
+""")
+_MODULES = _table("""
+    embed              model.embed_tokens        transformer.wte
+    positions          -                         transformer.wpe
+    layers             model.layers              transformer.h
+    norm               model.norm                transformer.ln_f
+    head               lm_head                   lm_head
+    attention_norm     input_layernorm           ln_1
+    attention.q        self_attn.q_proj          attn.c_attn
+    attention.k        self_attn.k_proj          attn.c_attn
+    attention.v        self_attn.v_proj          attn.c_attn
+    attention.o        self_attn.o_proj          attn.c_proj
+    mlp_norm           post_attention_layernorm  ln_2
+    mlp.gate           mlp.gate_proj             -
+    mlp.up             mlp.up_proj               mlp.c_fc
+    mlp.down           mlp.down_proj             mlp.c_proj
+""")
 # What the decoder computes without asking; a checkpoint that wants anything else is refused by name.
-_FIXED: dict[str, dict[str, tuple]] = {
-    "llama": {"hidden_act": ("silu",)},
+_ONLY: dict[str, dict[str, list]] = {
+    "llama": {"hidden_act": ["silu"]},
     "gpt2": {
-        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
-        "scale_attn_weights": (True,),
-        "scale_attn_by_inverse_layer_idx": (False,),
-        "reorder_and_upcast_attn": (False,),
-        "add_cross_attention": (False,),
+        "activation_function": ["gelu_new", "gelu_pytorch_tanh"],
+        "scale_attn_weights": [True],
+        "scale_attn_by_inverse_layer_idx": [False],
+        "reorder_and_upcast_attn": [False],
     },
 }
-
-# Module of ours -> module of the checkpoint; the lower half is relative to a layer.
-_MODULES = {
-    "llama": {
-        "embed": "model.embed_tokens",
-        "layers": "model.layers",
-        "norm": "model.norm",
-        "head": "lm_head",
-        "attention_norm": "input_layernorm",
-        "attention.q": "self_attn.q_proj",
-        "attention.k": "self_attn.k_proj",
-        "attention.v": "self_attn.v_proj",
-        "attention.o": "self_attn.o_proj",
-        "mlp_norm": "post_attention_layernorm",
-        "mlp.gate": "mlp.gate_proj",
-        "mlp.up": "mlp.up_proj",
-        "mlp.down": "mlp.down_proj",
-    },
-    "gpt2": {
-        "embed": "transformer.wte",
-        "positions": "transformer.wpe",
-        "layers": "transformer.h",
-        "norm": "transformer.ln_f",
-        "head": "lm_head",
-        "attention_norm": "ln_1",
-        "attention.q": "attn.c_attn",
-        "attention.k": "attn.c_attn",
-        "attention.v": "attn.c_attn",
-        "attention.o": "attn.c_proj",
-        "mlp_norm": "ln_2",
-        "mlp.up": "mlp.c_fc",
-        "mlp.down": "mlp.c_proj",
-    },
+_FLAGS = {"tie_embeddings": True, "attention_bias": True, "mlp_bias": True}
+_DEFAULTS: dict[str, dict[str, Any]] = {  # of transformers, where config.json is silent
+    "llama": {"max_positions": 2048, "norm_eps": 1e-6} | dict.fromkeys(_FLAGS, False),
+    "gpt2": {"max_positions": 1024, "norm_eps": 1e-5} | _FLAGS,
 }
-_BUFFERS = re.compile(r"\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$")  # saved by old versions, carry no weights
+_BUFFERS = re.compile(r"\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$")  # written by old versions, carry no weights
 
 
 class Loaded(NamedTuple):
@@ -92,10 +98,9 @@ class Loaded(NamedTuple):
 
 
 class _Stored(NamedTuple):
-    """One tensor of a checkpoint, and the leaves of ours that lie side by side along the last axis of it."""
+    """A tensor of a checkpoint, and the leaves of ours that are its equal parts along the last axis."""
 
     paths: list[tuple]
-    widths: list[int]
     shape: tuple[int, ...]  # in the file, so after transposing
     transposed: bool
 
@@ -115,22 +120,24 @@ def resolve(directory: str | os.PathLike) -> Path:
 def load(directory: str | os.PathLike, *, dtype: Any = None, taps: tuple[int, ...] = ()) -> Loaded:
     """Reads a model directory. ``dtype`` None is float32 on CPUs, where bfloat16 is slow, and bfloat16 elsewhere."""
     path = resolve(directory)
-    raw = _read_json(path / "config.json", "a Hugging Face style directory has one")
+    raw = _read_json(path / "config.json")
     try:
         config = config_from_hf(raw)
     except UserError as error:
         raise UserError(f"{path / 'config.json'}: {error}") from None
     if dtype is None:
         dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
-    dtype = jnp.dtype(dtype)
-    tokenizer = None
-    if (path / "tokenizer.json").is_file():
+    dtype, tokenizer, file = jnp.dtype(dtype), None, path / "tokenizer.json"
+    if file.is_file():
         try:
-            tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+            tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises nothing narrower
-            raise UserError(f"{path / 'tokenizer.json'} is not a readable tokenizer ({_line(error)})") from None
-    params = _read_params(path, config, dtype)
-    return Loaded(lm.from_config(config, dtype, tuple(taps)), params, config, tokenizer, str(path))
+            raise UserError(f"{file} is damaged ({error}); copy it again") from None
+    model = lm.from_config(config, dtype, tuple(taps))
+    if tokenizer is not None:
+        words = json.dumps(sorted(tokenizer.get_vocab().items()))
+        model = model._replace(vocabulary=hashlib.sha256(words.encode()).hexdigest())
+    return Loaded(model, _read_params(path, config, dtype), config, tokenizer, str(path))
 
 
 def save(
@@ -141,344 +148,223 @@ def save(
     *,
     max_shard_bytes: int = 5_000_000_000,
 ) -> None:
-    """Writes a directory that ``load`` and transformers read; ``params`` keep their dtype.
-
-    All of it appears at once: it is written beside ``directory`` and renamed when complete.
-    """
+    """Writes a directory that ``load`` and transformers read, all at once; ``params`` keep their dtype."""
     if jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, lm.abstract_params(config)):
         raise UserError("the parameters are not those of the config; save a model with the config it was made with")
-    raw = {**config_to_hf(config), "torch_dtype": str(params["embed"]["embedding"].dtype)}
+    raw = config_to_hf(config) | {"torch_dtype": str(params["embed"]["embedding"].dtype)}
     path = Path(directory).expanduser().resolve()
-    if path.exists() and not _replaceable(path):
+    # A slip of the pen must not replace somebody's home.
+    if path.is_file() or (any(path.glob("*")) and not any(path.glob("model*.safetensors"))):
         raise UserError(f"{path} exists and is not a model directory; name a new one to save a model")
-    fresh, stale = (path.with_name(f".{path.name}.{word}-{os.getpid()}") for word in ("new", "old"))
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as beside:
+        fresh = Path(beside) / "new"
+        fresh.mkdir()
         _write_json(fresh / "config.json", raw)
         _write_params(fresh, config, params, max_shard_bytes)
         if tokenizer is not None:
             tokenizer.save(str(fresh / "tokenizer.json"))
-            _write_json(fresh / "tokenizer_config.json", _tokenizer_config(config, tokenizer))
+            ids = {"bos_token": config.bos_token_id, "eos_token": next(iter(config.eos_token_id), None)}
+            tokens = {key: tokenizer.id_to_token(i) for key, i in ids.items() if i is not None}
+            tokens["unk_token"] = getattr(tokenizer.model, "unk_token", None)
+            tokens = {key: token for key, token in tokens.items() if token is not None}
+            kind = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.max_positions}
+            _write_json(fresh / "tokenizer_config.json", kind | tokens | {"clean_up_tokenization_spaces": False})
         if path.exists():
-            path.rename(stale)
+            path.rename(Path(beside) / "old")
         fresh.rename(path)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-    shutil.rmtree(stale, ignore_errors=True)
 
 
 def config_from_hf(raw: dict) -> TransformerConfig:
     """The decoder that a config.json describes, in the spelling of transformers 4 or 5."""
-    family = _family(raw)
-    for key, allowed in _FIXED[family].items():
+    kind = raw.get("model_type")
+    names = raw.get("architectures") or ([_FAMILIES.get(kind, kind)] if kind else [])
+    if not names:
+        raise UserError("not a model's (no architectures, no model_type); give a model directory or a trained workdir")
+    family = next((family for family, name in _FAMILIES.items() if name in names), None)
+    if family is None:
+        raise UserError(f"architecture {names[0]} is not supported; supported: {', '.join(_FAMILIES.values())}")
+    for key, allowed in _ONLY[family].items():
         if raw.get(key) is not None and raw[key] not in allowed:
             raise UserError(f"{key} {raw[key]!r} is not supported; supported: {', '.join(map(str, allowed))}")
-    llama = family == "llama"
-    hidden = _number(raw, "hidden_size" if llama else "n_embd")
-    heads = _number(raw, "num_attention_heads" if llama else "n_head")
-    kv_heads = _number(raw, "num_key_value_heads", heads) if llama else heads
-    if heads % kv_heads:
-        raise UserError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
-    explicit = llama and raw.get("head_dim") is not None
-    if not explicit and hidden % heads:
+    keys, gpt2 = _FIELDS[family], family == "gpt2"
+    hidden, heads = _value(raw, keys["hidden_size"]), _value(raw, keys["num_heads"])
+    if hidden % heads and (gpt2 or raw.get("head_dim") is None):
         raise UserError(f"the hidden size {hidden} is not a multiple of the {heads} attention heads")
-    width = _number(raw, "head_dim") if explicit else hidden // heads
-    if llama and width % 2:
-        raise UserError(f"head_dim {width} is odd; rotary positions need an even one")
+    values: dict[str, Any] = {"num_kv_heads": heads, "head_dim": hidden // heads} | _DEFAULTS[family]
+    values |= {"intermediate_size": 4 * hidden} if gpt2 else {}
+    for field, key in keys.items():
+        kind = type(values[field]) if field in _DEFAULTS[family] else int
+        values[field] = _value(raw, key, kind, values.get(field))
+    if heads % values["num_kv_heads"]:
+        raise UserError(f"{heads} attention heads are not a multiple of {values['num_kv_heads']} key/value heads")
+    if not gpt2:
+        if values["head_dim"] % 2:
+            raise UserError(f"head_dim {values['head_dim']} is odd; rotary positions need an even one")
+        values["rope_theta"], values["rope_scaling"] = _rope(raw, values["max_positions"])
     eos = raw.get("eos_token_id")
-    common = {
-        "family": family,
-        "vocab_size": _number(raw, "vocab_size"),
-        "hidden_size": hidden,
-        "num_heads": heads,
-        "num_kv_heads": kv_heads,
-        "head_dim": width,
-        "bos_token_id": raw.get("bos_token_id"),
-        "eos_token_id": () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
-    }
-    if not llama:
-        return TransformerConfig(
-            **common,
-            intermediate_size=_number(raw, "n_inner", 4 * hidden),
-            num_layers=_number(raw, "n_layer"),
-            max_positions=_number(raw, "n_positions", 1024),
-            norm_eps=_number(raw, "layer_norm_epsilon", 1e-5, float),
-            tie_embeddings=bool(raw.get("tie_word_embeddings", True)),
-            attention_bias=True,
-            mlp_bias=True,
-        )
-    positions = _number(raw, "max_position_embeddings", 2048)
-    theta, scaling = _rope(raw, positions)
-    return TransformerConfig(
-        **common,
-        intermediate_size=_number(raw, "intermediate_size"),
-        num_layers=_number(raw, "num_hidden_layers"),
-        max_positions=positions,
-        norm_eps=_number(raw, "rms_norm_eps", 1e-6, float),
-        rope_theta=theta,
-        rope_scaling=scaling,
-        tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        attention_bias=bool(raw.get("attention_bias", False)),
-        mlp_bias=bool(raw.get("mlp_bias", False)),
-    )
+    eos = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
+    return TransformerConfig(family=family, bos_token_id=raw.get("bos_token_id"), eos_token_id=eos, **values)
 
 
 def config_to_hf(config: TransformerConfig) -> dict:
     """The config.json of a decoder; a shape that its architecture cannot spell (GPT-2 without biases) is refused."""
-    eos = list(config.eos_token_id)
-    raw: dict[str, Any] = {
-        "architectures": [name for name, family in _ARCHITECTURES.items() if family == config.family],
-        "model_type": config.family,
-        "vocab_size": config.vocab_size,
-        "tie_word_embeddings": config.tie_embeddings,
-        "bos_token_id": config.bos_token_id,
-        "eos_token_id": eos if len(eos) > 1 else eos[0] if eos else None,
-    }
-    if config.family == "gpt2":
-        raw |= {
-            "n_embd": config.hidden_size,
-            "n_inner": config.intermediate_size,
-            "n_layer": config.num_layers,
-            "n_head": config.num_heads,
-            "n_positions": config.max_positions,
-            "layer_norm_epsilon": config.norm_eps,
-            "activation_function": "gelu_new",
-        }
-    else:
-        scaling = config.rope_scaling
-        raw |= {
-            "hidden_size": config.hidden_size,
-            "intermediate_size": config.intermediate_size,
-            "num_hidden_layers": config.num_layers,
-            "num_attention_heads": config.num_heads,
-            "num_key_value_heads": config.num_kv_heads,
-            "head_dim": config.head_dim,
-            "max_position_embeddings": config.max_positions,
-            "rms_norm_eps": config.norm_eps,
-            "hidden_act": "silu",
-            "attention_bias": config.attention_bias,
-            "mlp_bias": config.mlp_bias,
-            # The old spelling: transformers 4 knows no other, and 5 still reads it.
-            "rope_theta": config.rope_theta,
-            "rope_scaling": scaling
-            and {
-                "rope_type": "llama3",
-                "factor": scaling.factor,
-                "low_freq_factor": scaling.low_freq_factor,
-                "high_freq_factor": scaling.high_freq_factor,
-                "original_max_position_embeddings": scaling.original_max_positions,
-            },
-        }
+    raw: dict[str, Any] = {"architectures": [_FAMILIES[config.family]], "model_type": config.family}
+    raw |= {key: allowed[0] for key, allowed in _ONLY[config.family].items()}
+    raw |= {key: getattr(config, field) for field, key in _FIELDS[config.family].items()}
+    eos = config.eos_token_id
+    raw |= {"bos_token_id": config.bos_token_id, "eos_token_id": list(eos) if len(eos) > 1 else next(iter(eos), None)}
+    if config.family == "llama":
+        # The old spelling: transformers 4 knows no other, and 5 still reads it.
+        raw |= {"rope_theta": config.rope_theta, "rope_scaling": None}
+        if config.rope_scaling is not None:
+            scaling = dataclasses.asdict(config.rope_scaling)
+            scaling["original_max_position_embeddings"] = scaling.pop("original_max_positions")
+            raw["rope_scaling"] = {"rope_type": "llama3", **scaling}
     back = config_from_hf(raw)
-    lost = [f.name for f in dataclasses.fields(config) if getattr(config, f.name) != getattr(back, f.name)]
-    if lost:
-        raise UserError(f"{raw['architectures'][0]} cannot express {lost[0]}={getattr(config, lost[0])!r}")
+    for field in dataclasses.fields(config):
+        if getattr(config, field.name) != getattr(back, field.name):
+            raise UserError(f"a {_FAMILIES[config.family]} cannot have {field.name} {getattr(config, field.name)!r}")
     return raw
 
 
 def same_vocabulary(a: Loaded, b: Loaded) -> str | None:
     """None if both models mean the same text by the same token ids; otherwise one sentence saying how they differ."""
-    if a.config.vocab_size != b.config.vocab_size:
-        return f"{a.directory} has {a.config.vocab_size} tokens and {b.directory} has {b.config.vocab_size}"
+    size = a.config.vocab_size
+    if size != b.config.vocab_size:
+        return f"{a.directory} has {size} tokens and {b.directory} has {b.config.vocab_size}"
     if a.tokenizer is None or b.tokenizer is None:
         return None
-    # Token by id, not id by token: what matters is which ids would be misread.
-    first, second = ({i: token for token, i in x.tokenizer.get_vocab().items()} for x in (a, b))
+    first, second = ({i: token for token, i in t.get_vocab().items()} for t in (a.tokenizer, b.tokenizer))
     differ = sum(first.get(i) != second.get(i) for i in first.keys() | second.keys())
-    if not differ:
-        return None
-    return f"{differ} of {a.config.vocab_size} token ids mean different text in {a.directory} and {b.directory}"
+    return f"{differ} of {size} token ids differ between {a.directory} and {b.directory}" if differ else None
 
 
-def _family(raw: dict) -> str:
-    kinds = {family: name for name, family in _ARCHITECTURES.items()}
-    kind = raw.get("model_type")
-    names = raw.get("architectures") or ([kinds.get(kind, kind)] if kind else [])
-    if not names:
-        raise UserError("this is not a model directory: no architectures and no model_type; name a model or a trained run")
-    for name in names:
-        if name in _ARCHITECTURES:
-            return _ARCHITECTURES[name]
-    raise UserError(f"architecture {names[0]} is not supported; supported: {', '.join(_ARCHITECTURES)}")
-
-
-def _number(raw: dict, key: str, default: Any = None, kind: type = int) -> Any:
-    """A positive number of config.json."""
+def _value(raw: dict, key: str, kind: type = int, default: Any = None) -> Any:
+    """A number above zero, or a truth value, of config.json."""
     value = default if raw.get(key) is None else raw[key]
-    if value is None:
-        raise UserError(f"{key} is missing; it must be a positive number")
-    if isinstance(value, bool) or not isinstance(value, (int, kind)) or value <= 0:
-        raise UserError(f"{key} is {value!r}; it must be a positive {'number' if kind is float else 'integer'}")
+    right = isinstance(value, (int, kind)) and isinstance(value, bool) == (kind is bool)
+    if not right or (kind is not bool and value <= 0):
+        told = "true or false" if kind is bool else f"a positive {'integer' if kind is int else 'number'}"
+        raise UserError(f"{key} is {'missing' if value is None else repr(value)}; it must be {told}")
     return value
 
 
 def _rope(raw: dict, positions: int) -> tuple[float, RopeScaling | None]:
-    given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    given = {"rope_theta": raw.get("rope_theta"), **given}
-    theta = _number(given, "rope_theta", 10000.0, float)
+    loose = {key: raw[key] for key in ("rope_theta", "partial_rotary_factor") if key in raw}
+    given = loose | (raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    theta = _value(given, "rope_theta", float, 10000.0)
+    if _value(given, "partial_rotary_factor", float, 1) != 1:
+        raise UserError(f"partial_rotary_factor {given['partial_rotary_factor']} is not supported; supported: 1")
     kind = given.get("rope_type", given.get("type", "default"))
-    partial = given.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
-    if partial not in (None, 1):
-        raise UserError(f"partial_rotary_factor {partial} is not supported; supported: 1")
     if kind == "default":
         return theta, None
     if kind != "llama3":
         raise UserError(f"rope type {kind!r} is not supported; supported: default, llama3")
-    factor, low, high = (_number(given, f"{word}factor", kind=float) for word in ("", "low_freq_", "high_freq_"))
+    factor, low, high = (_value(given, key, float) for key in ("factor", "low_freq_factor", "high_freq_factor"))
     if low >= high:
         raise UserError(f"low_freq_factor {low} must be below high_freq_factor {high}")
-    return theta, RopeScaling(factor, low, high, _number(given, "original_max_position_embeddings", positions))
+    return theta, RopeScaling(factor, low, high, _value(given, "original_max_position_embeddings", int, positions))
 
 
 def _layout(config: TransformerConfig) -> dict[str, _Stored]:
     """Name in the checkpoint -> tensor, for every parameter of the decoder."""
     modules, layout = _MODULES[config.family], {}
-    leaves = jax.tree_util.tree_leaves_with_path(lm.abstract_params(config))
-    shapes = {tuple(key.key for key in path): leaf.shape for path, leaf in leaves}
-    # Leaves come in alphabetical order; only q before k matters, for the fused tensor.
-    for path in sorted(shapes, key=lambda path: "qkv".find(path[-2]) if len(path) > 3 else -1):
-        *module, leaf = path
-        if module[0] == "layers":
-            name = f"{modules['layers']}.{module[1]}.{modules['.'.join(module[2:])]}"
-        else:
-            name = modules[module[0]]
+    leaves: Any = flatten_dict(lm.abstract_params(config))
+    for path in sorted(leaves, key=lambda path: "qkv".find(path[-2])):  # the order within GPT-2's fused tensor
+        first, *inner, leaf = path
+        name = f"{modules['layers']}.{inner[0]}.{modules['.'.join(inner[1:])]}" if inner else modules[first]
         name += ".bias" if leaf == "bias" else ".weight"
-        transposed = leaf == "kernel" and (config.family == "llama" or module[0] == "head")
-        before = layout.get(name, _Stored([], [], (), transposed))
-        widths = [*before.widths, shapes[path][-1]]
-        shape = (*shapes[path][:-1], sum(widths))
-        shape = shape[::-1] if transposed else shape
-        layout[name] = _Stored([*before.paths, path], widths, shape, transposed)
+        transposed = leaf == "kernel" and (config.family == "llama" or first == "head")
+        paths = [*layout[name].paths, path] if name in layout else [path]
+        shape = (*leaves[path].shape[:-1], leaves[path].shape[-1] * len(paths))
+        layout[name] = _Stored(paths, shape[::-1] if transposed else shape, transposed)
     return layout
 
 
 def _weight_files(path: Path) -> Iterator[Path]:
-    if (path / _WEIGHTS).is_file():
-        yield path / _WEIGHTS
-    elif (path / _INDEX).is_file():
-        shards = _read_json(path / _INDEX).get("weight_map")
-        if not isinstance(shards, dict):
-            raise UserError(f"{path / _INDEX} has no weight_map; copy the directory again")
-        for shard in sorted(set(shards.values())):
+    index = path / "model.safetensors.index.json"
+    if (path / "model.safetensors").is_file():
+        yield path / "model.safetensors"
+    elif index.is_file():
+        for shard in sorted(set(_read_json(index).get("weight_map", {}).values())):
             if not (path / shard).is_file():
-                raise UserError(f"{path} lacks {shard}, which its index names; copy the directory again")
+                raise UserError(f"{path} lacks {shard}, which {index.name} names; copy the directory again")
             yield path / shard
     elif any(path.glob("*.bin")):
-        raise UserError(f"{path} holds pickled weights (.bin), which are never read; convert them to {_WEIGHTS}")
+        raise UserError(f"{path} has pickled weights only, which are never read; convert them to model.safetensors")
     else:
-        raise UserError(f"{path} has no weights; a model directory has {_WEIGHTS} or {_INDEX} and its shards")
+        raise UserError(f"{path} has no weights; a model directory has model.safetensors, or shards and {index.name}")
 
 
 def _read_params(path: Path, config: TransformerConfig, dtype: np.dtype) -> dict:
-    layout = _layout(config)
-    prefix = _MODULES[config.family]["layers"].partition(".")[0] + "."
+    """Tensor by tensor, so that a file is never in memory as a whole."""
+    layout, found, params = _layout(config), {}, {}
+    prefix = _MODULES[config.family]["layers"].partition(".")[0] + "."  # GPT-2 checkpoints come with and without it
+    told = "the weights do not belong to this config.json, or the copy is incomplete"
     with contextlib.ExitStack() as stack:
-        found = {}
         for file in _weight_files(path):
             try:
-                opened = stack.enter_context(safe_open(file, framework="np"))
+                opened = stack.enter_context(safe_open(str(file), framework="np"))
             except (SafetensorError, OSError) as error:
-                raise UserError(f"{file} is damaged or incomplete ({_line(error)}); copy it again") from None
+                raise UserError(f"{file} is damaged or incomplete ({error}); copy it again") from None
             for name in opened.keys():  # noqa: SIM118  (not a dict)
-                # GPT-2 checkpoints come with and without the prefix.
-                full = name if name in layout or prefix + name not in layout else prefix + name
                 if not _BUFFERS.search(name) and not (config.tie_embeddings and name == "lm_head.weight"):
-                    found[full] = (opened, name)
-        _compare(path, layout, found)
-        params: dict = {}
-        # Tensor by tensor, so that the file is never in memory as a whole.
-        for name, stored in layout.items():
-            opened, name = found[name]
-            tensor = opened.get_tensor(name)
-            tensor = tensor.T if stored.transposed else tensor
-            for leaf, part in zip(stored.paths, np.split(tensor, np.cumsum(stored.widths)[:-1], axis=-1), strict=True):
-                parent = functools.reduce(lambda node, key: node.setdefault(key, {}), leaf[:-1], params)
-                parent[leaf[-1]] = jnp.asarray(np.asarray(part, dtype, order="C"))
-    return params
-
-
-def _compare(path: Path, layout: dict[str, _Stored], found: dict) -> None:
-    """Every tensor that config.json promises, nothing else, and in its shape."""
-    told = "; the weights do not belong to this config.json"
-    missing = [name for name in layout if name not in found]
-    if missing:
-        raise UserError(f"{path} lacks {len(missing)} of {len(layout)} tensors, the first is {missing[0]}{told}")
-    extra = [name for name in found if name not in layout]
-    if extra:
-        raise UserError(f"{path} has {len(extra)} tensors too many, the first is {extra[0]}{told}")
-    for name, stored in layout.items():
-        part = found[name][0].get_slice(found[name][1])
-        if tuple(part.get_shape()) != stored.shape:
-            raise UserError(f"{path}: {name} has shape {tuple(part.get_shape())}, expected {stored.shape}{told}")
-        if part.get_dtype() not in ("F32", "BF16", "F16"):
-            raise UserError(f"{path}: {name} is stored as {part.get_dtype()}; supported: F32, BF16, F16")
+                    found[prefix + name if prefix + name in layout else name] = (opened, name)
+        missing = [name for name in layout if name not in found]
+        if missing:
+            raise UserError(f"{path} lacks {len(missing)} of {len(layout)} tensors, first {missing[0]}; {told}")
+        extra = [name for name in found if name not in layout]
+        if extra:
+            raise UserError(f"{path} has {len(extra)} tensors too many, first {extra[0]}; {told}")
+        for name, (opened, spelled) in found.items():
+            part = opened.get_slice(spelled)
+            if tuple(part.get_shape()) != layout[name].shape:
+                raise UserError(f"{path}: {name} is {part.get_shape()}, expected {list(layout[name].shape)}; {told}")
+            if part.get_dtype() not in ("F32", "BF16", "F16"):
+                raise UserError(f"{path}: {name} is stored as {part.get_dtype()}; supported: F32, BF16, F16")
+        for name, (opened, spelled) in found.items():
+            tensor, paths = opened.get_tensor(spelled), layout[name].paths
+            parts = np.split(tensor.T if layout[name].transposed else tensor, len(paths), axis=-1)
+            for leaf, part in zip(paths, parts, strict=True):
+                params[leaf] = jnp.asarray(np.asarray(part, dtype, order="C"))
+    return unflatten_dict(params)
 
 
 def _write_params(path: Path, config: TransformerConfig, params: dict, max_shard_bytes: int) -> None:
-    leaf = functools.partial(functools.reduce, operator.getitem)
-    shards: list[list[str]] = []
-    size = total = 0
-    layout = _layout(config)
-    for name, stored in layout.items():
-        count = sum(leaf(p, params).nbytes for p in stored.paths)
-        if not shards or size + count > max_shard_bytes:
+    leaves: Any = flatten_dict(params)
+    layout, weight_map = _layout(config), {}
+    sizes = {name: sum(leaves[leaf].nbytes for leaf in stored.paths) for name, stored in layout.items()}
+    shards: list[list[str]] = [[]]
+    for name, size in sizes.items():
+        if shards[-1] and size + sum(sizes[other] for other in shards[-1]) > max_shard_bytes:
             shards.append([])
-            size = 0
         shards[-1].append(name)
-        size, total = size + count, total + count
-    weight_map = {}
     for number, names in enumerate(shards, 1):
-        file = _WEIGHTS if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors" if len(shards) > 1 else "model.safetensors"
         tensors = {}
         for name in names:
-            tensor = np.concatenate([np.asarray(leaf(p, params)) for p in layout[name].paths], axis=-1)
-            # safetensors writes the bytes as they lie: a transposed view would be saved untransposed.
+            tensor = np.concatenate([np.asarray(leaves[leaf]) for leaf in layout[name].paths], axis=-1)
+            # safetensors writes the bytes as they lie: it would store a transposed view untransposed.
             tensors[name] = np.ascontiguousarray(tensor.T if layout[name].transposed else tensor)
         save_file(tensors, path / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(names, file)
     if len(shards) > 1:
-        _write_json(path / _INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
+        _write_json(path / "model.safetensors.index.json", index)
 
 
-def _tokenizer_config(config: TransformerConfig, tokenizer: Tokenizer) -> dict:
-    ids = {"bos_token": config.bos_token_id, "eos_token": (*config.eos_token_id, None)[0]}
-    tokens = {key: tokenizer.id_to_token(i) for key, i in ids.items() if i is not None}
-    tokens["unk_token"] = getattr(tokenizer.model, "unk_token", None)
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        **{key: token for key, token in tokens.items() if token is not None},
-        "model_max_length": config.max_positions,
-        "clean_up_tokenization_spaces": False,
-    }
-
-
-def _replaceable(path: Path) -> bool:
-    """Whether ``save`` may put a model in the place of ``path``: an empty folder, or another model."""
-    if not path.is_dir():
-        return False
-    if not any(path.iterdir()):
-        return True
-    with contextlib.suppress(UserError):
-        return "model_type" in _read_json(path / "config.json")
-    return False
-
-
-def _read_json(path: Path, hint: str = "") -> dict:
+def _read_json(path: Path) -> dict:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(value, dict):
+            raise ValueError("not an object")
+        return value
     except FileNotFoundError:
-        raise UserError(f"{path.parent} has no {path.name}" + (f"; {hint}" if hint else "")) from None
-    except ValueError as error:  # neither JSON nor UTF-8
-        raise UserError(f"{path} is not valid JSON ({_line(error)})") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path} is not a JSON object")
-    return value
+        raise UserError(f"{path.parent} has no {path.name}; give a Hugging Face style model directory") from None
+    except ValueError as error:  # not JSON, or not even UTF-8
+        raise UserError(f"{path} is not valid JSON ({error}); copy it again") from None
 
 
 def _write_json(path: Path, value: dict) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())

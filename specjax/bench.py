@@ -1,0 +1,233 @@
+"""Measures methods against plain decoding: the same model, precision, prompts and batch, in turns, in one process.
+
+A round of measurement runs plain decoding and then every method over all prompts; there are several rounds and the median
+counts. Only the decode loop is timed: prefill, compilation and transfers are outside, for both sides. Time splits come from
+loops that only draft or only verify.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import decode, metrics, rng, sampling, theory
+from specjax.drafters import none
+from specjax.rng import RowKeys
+from specjax.types import LM, Accept, Context, DecodeState, Drafter, ModelParams
+
+
+class Method(NamedTuple):
+    """One thing to measure."""
+
+    name: str
+    drafter: Drafter
+    accept: Accept
+    params: ModelParams
+
+
+class Job(NamedTuple):
+    """What all methods are measured on."""
+
+    target: LM
+    params: Any
+    prompts: Sequence[Sequence[int]]
+    settings: dict  # of sampling.make_sampling
+    batch_size: int
+    max_new_tokens: int
+    eos_id: tuple[int, ...]
+    seed: int
+    repeats: int
+
+
+class Pass(NamedTuple):
+    """One run over all prompts."""
+
+    seconds: float
+    outputs: list[list[int]]
+    counts: metrics.Counts | None
+    loops: int  # times the compiled loop went round
+
+
+def batches(job: Job) -> Iterator[tuple[list[int], list[list[int]]]]:
+    """(row numbers, prompts) of each batch; the last is filled up with rows that are finished from the start (-1)."""
+    for start in range(0, len(job.prompts), job.batch_size):
+        rows = list(range(start, min(start + job.batch_size, len(job.prompts))))
+        rows += [-1] * (job.batch_size - len(rows))
+        yield rows, [list(job.prompts[max(r, 0)]) for r in rows]
+
+
+def begin(job: Job, drafter: Drafter, params: ModelParams, rows, prompts, *, finished: bool = False) -> DecodeState:
+    """The state before the first round. ``finished`` stops every row at once: such a state only compiles a loop."""
+    width = max(map(len, job.prompts))
+    packed, lengths = decode.pack_prompts(prompts, width)
+    new = np.where(np.asarray(rows) < 0, 0, 0 if finished else job.max_new_tokens)
+    keys = rng.row_keys(job.seed, [r if r >= 0 else len(job.prompts) for r in rows])
+    return decode.prefill(
+        job.target,
+        drafter,
+        params,
+        packed,
+        lengths,
+        keys,
+        max_len=width + job.max_new_tokens,
+        limit=lengths + jnp.asarray(new, jnp.int32),
+        sampling=sampling.make_sampling(len(rows), **job.settings),
+    )
+
+
+def run_pass(job: Job, method: Method | None, *, finished: bool = False) -> Pass:
+    """Decodes all prompts with ``method``, or plainly if it is None. Raises NonFiniteLogits."""
+    drafter = none.make(job.target) if method is None else method.drafter
+    params = ModelParams(job.params) if method is None else method.params
+    seconds, outputs, counts, loops = 0.0, [], None, 0
+    for rows, prompts in batches(job):
+        state = jax.block_until_ready(begin(job, drafter, params, rows, prompts, finished=finished))
+        began = time.perf_counter()
+        if method is None:
+            records = None
+            state = decode.autoregressive(job.target, params, state, max_steps=job.max_new_tokens, eos_id=job.eos_id)
+        else:
+            state, records = decode.generate(
+                job.target, drafter, method.accept, params, state, max_steps=job.max_new_tokens, eos_id=job.eos_id
+            )
+        jax.block_until_ready(state.tokens)
+        seconds += time.perf_counter() - began
+        decode.check(state)
+        real = [r >= 0 for r in rows]
+        outputs += [o for o, r in zip(decode.outputs(state, [len(p) for p in prompts]), real, strict=True) if r]
+        if records is not None:
+            now = metrics.count(records, real, drafter.nodes)
+            counts = now if counts is None else counts + now
+            loops += int(np.asarray(records.emitted).any(1).sum())
+        if finished:
+            break  # one batch compiles everything
+    return Pass(seconds, outputs, counts, loops)
+
+
+def measure(job: Job, methods: Sequence[Method], say: Callable[[str], None] = lambda _: None) -> list[dict]:
+    """Rows of results.json for the methods under the job's settings, ``job.repeats`` passes each, interleaved."""
+    for method in (None, *methods):
+        say(f"compiling {'autoregressive' if method is None else method.name}")
+        run_pass(job, method, finished=True)
+    passes: dict[str | None, list[Pass]] = {m: [] for m in (None, *(m.name for m in methods))}
+    for turn in range(job.repeats):
+        for method in (None, *methods):
+            name = None if method is None else method.name
+            say(f"{name or 'autoregressive'}, pass {turn + 1} of {job.repeats}")
+            passes[name].append(run_pass(job, method))
+    plain = _rate(passes[None])
+    step = time_of_step(job)
+    rows = []
+    for method in methods:
+        say(f"{method.name}: time split and losslessness")
+        runs = passes[method.name]
+        rows.append(_row(job, method, runs, passes[None][0].outputs, plain, step))
+    return rows
+
+
+def _rate(passes: Sequence[Pass]) -> float:
+    return statistics.median(sum(map(len, p.outputs)) / p.seconds for p in passes)
+
+
+def _row(job: Job, method: Method, runs: list[Pass], plain_outputs, plain: float, step: float) -> dict:
+    counts = runs[0].counts
+    assert counts is not None
+    rate = _rate(runs)
+    temperature = float(job.settings["temperature"])
+    if temperature == 0:
+        lossless = metrics.greedy_identity(plain_outputs, runs[0].outputs)
+    else:
+        lossless = metrics.uniform_transform(job.target, job.params, job.prompts, runs[0].outputs, job.settings)
+    summary = metrics.summary(counts)
+    predicted, split = None, None
+    if method.drafter.nodes:
+        draft, verify = time_of_draft(job, method), time_of_verify(job, method.drafter.nodes + 1)
+        predicted = theory.speedup(summary["block_efficiency"], draft, verify, step)
+        # A round's whole time, from the loop itself; what drafting and verifying leave is acceptance and bookkeeping.
+        whole = statistics.median(p.seconds / p.loops for p in runs)
+        accept = max(whole - draft - verify, 0.0)
+        total = draft + verify + accept
+        split = {"draft": draft / total, "verify": verify / total, "accept": accept / total}
+    return {
+        "method": method.name,
+        "accept": method.accept.name,
+        "class": method.accept.law,
+        "temperature": temperature,
+        "batch_size": job.batch_size,
+        "prompts": len(job.prompts),
+        **summary,
+        "tokens_per_second": rate,
+        "autoregressive_tokens_per_second": plain,
+        "speedup": rate / plain,
+        "predicted_speedup": predicted,
+        "time_split": split,
+        "lossless": lossless._asdict(),
+        "category": None,
+    }
+
+
+# Time splits. Each loop depends on its own results, so that the compiler can neither hoist nor drop the work.
+
+_TURNS = 20
+
+
+def time_of_step(job: Job) -> float:
+    """Seconds of one target pass over one token per row."""
+    return time_of_verify(job, 1)
+
+
+def time_of_verify(job: Job, size: int) -> float:
+    """Seconds of one target pass over ``size`` tokens per row, at a context half generated."""
+    return _clock(_verify_loop, job, size)
+
+
+def time_of_draft(job: Job, method: Method) -> float:
+    """Seconds of one call of the drafter's ``propose``."""
+    return _clock(_draft_loop, job, method)
+
+
+def _clock(loop: Callable, job: Job, what) -> float:
+    drafter, params = (what.drafter, what.params) if isinstance(what, Method) else (none.make(job.target), None)
+    params = ModelParams(job.params) if params is None else params
+    rows, prompts = next(batches(job))
+    state = begin(job, drafter, params, rows, prompts)
+    fn = jax.jit(lambda params, state: loop(job.target, what, params, state))
+    jax.block_until_ready(fn(params, state))
+    samples = []
+    for _ in range(5):
+        began = time.perf_counter()
+        jax.block_until_ready(fn(params, state))
+        samples.append(time.perf_counter() - began)
+    return statistics.median(samples) / _TURNS
+
+
+def _verify_loop(target: LM, size: int, params: ModelParams, state: DecodeState):
+    # The buffers of a decode without drafts have no room for a block: the last slots are overwritten, for timing only.
+    cache = state.cache.replace(length=jnp.maximum(state.length - size, 0))
+    tokens = jnp.broadcast_to(state.tokens[:, :1], (state.length.shape[0], size))
+
+    def turn(_, carry):
+        tokens, cache = carry
+        out, cache = target.apply(params.target, tokens, cache)
+        return jnp.argmax(out.logits, -1).astype(jnp.int32), cache
+
+    return jax.lax.fori_loop(0, _TURNS, turn, (tokens, cache))[0]
+
+
+def _draft_loop(target: LM, method: Method, params: ModelParams, state: DecodeState):
+    del target
+
+    def turn(index, carry):
+        tokens, inner = carry
+        keys = RowKeys(state.keys, state.round + index, state.length)
+        draft, inner = method.drafter.propose(params, keys, Context(tokens, state.length, state.sampling), inner)
+        never = jnp.where(draft.tokens.sum() == -7, 1, 0)  # ties each turn to the last one
+        return tokens + never, inner
+
+    return jax.lax.fori_loop(0, _TURNS, turn, (state.tokens, state.draft))[0]

@@ -1,0 +1,75 @@
+"""Results as a table, and a continuation coloured by who wrote each token, in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from specjax.types import StepInfo
+
+ACCEPTED, REJECTED, TARGET = "green", "red strike dim", "bold blue"
+
+
+def table(rows: Sequence[dict]) -> Table:
+    """The rows of results.json."""
+    out = Table(title=None, show_edge=False, pad_edge=False)
+    heads = ["method", "accept", "class", "T", "batch", "tau", "alpha", "tokens/s", "plain", "speed-up", "predicted"]
+    for head in heads:
+        out.add_column(head, justify="left" if head in ("method", "accept", "class") else "right", no_wrap=True)
+    out.add_column("lossless")
+    for row in rows:
+        out.add_row(
+            row["method"],
+            row["accept"],
+            row["class"],
+            f"{row['temperature']:g}",
+            str(row["batch_size"]),
+            _number(row["block_efficiency"]),
+            _number(row["acceptance_rate"]),
+            _number(row["tokens_per_second"], "{:.0f}"),
+            _number(row["autoregressive_tokens_per_second"], "{:.0f}"),
+            _number(row["speedup"], "{:.2f}x"),
+            _number(row["predicted_speedup"], "{:.2f}x"),
+            _lossless(row["lossless"]),
+        )
+    return out
+
+
+def _number(value: float | None, spell: str = "{:.2f}") -> str:
+    return "-" if value is None else spell.format(value)
+
+
+def _lossless(outcome: dict | None) -> str:
+    if outcome is None:
+        return "-"
+    return f"{'yes' if outcome['passed'] else 'NO'} ({outcome['detail']})"
+
+
+def legend() -> Text:
+    """What the colours of ``trace`` mean."""
+    return Text.assemble(
+        ("accepted draft token", ACCEPTED),
+        "  ",
+        ("rejected draft token", REJECTED),
+        "  ",
+        ("target's own token", TARGET),
+    )
+
+
+def trace(prompt: str, rounds: Sequence[StepInfo], spell: Callable[[int], str], row: int = 0) -> Text:
+    """One row's continuation: accepted drafts, the first rejected draft of each round, and the target's tokens."""
+    out = Text(prompt, style="dim")
+    for info in rounds:
+        emitted = int(info.emitted[row])
+        accepted = min(int(info.accepted[row]), emitted)
+        tokens = np.asarray(info.tokens[row])
+        for token in tokens[:accepted]:
+            out.append(spell(int(token)), style=ACCEPTED)
+        if accepted < emitted:
+            if accepted < int(info.drafted[row]):
+                out.append(spell(int(info.draft.tokens[row, accepted])), style=REJECTED)
+            out.append(spell(int(tokens[accepted])), style=TARGET)
+    return out
