@@ -1,7 +1,7 @@
 """The command line: python -m specjax.run --config=configs/<name>.py [--workdir=DIR] [--config.key=value ...]
 
-``config.mode`` is train, generate or bench. ``config.prepare`` may hold train configurations that are run first, each into
-``<workdir>/<its name>``, and left alone when they are finished. A mistake of the user ends in one line on stderr and exit
+``config.mode`` is train, generate or bench. ``config.prepare`` may name configurations of ``config.stages`` that are run
+first, in that order, each into ``<workdir>/<its name>``, and left alone when they are finished; "{workdir}" in a text stands for the workdir. A mistake of the user ends in one line on stderr and exit
 status 2, with nothing written.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
-from absl import app, flags, logging
+from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 from rich.console import Console
 
@@ -24,10 +24,9 @@ from specjax import __version__, bench, decode, metrics, session
 from specjax.errors import UserError
 from specjax.report import terminal
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "The configuration file.")
-_WORKDIR = flags.DEFINE_string("workdir", "", "Where results go; default runs/<name of the configuration file>.")
-
 console = Console(highlight=False, soft_wrap=True)
+if not console.is_terminal:
+    console.width = 120  # a file or a pipe has no width: enough for the table
 
 
 def generate(config: ConfigDict, workdir: Path) -> None:
@@ -182,44 +181,54 @@ def run(config: ConfigDict, workdir: Path) -> None:
     if config.mode not in MODES:
         raise UserError(f"config.mode is {config.mode!r}; it must be one of {', '.join(MODES)}")
     _check_workdir(workdir)
-    for name, stage in (config.get("prepare") or {}).items():
+    _fill(config, str(workdir))
+    for name in config.get("prepare") or ():
+        stage = config.stages[name]
+        console.print(f"[bold]{name}[/bold]: {stage.mode}, {workdir / name}")
         run(stage, workdir / name)
     MODES[config.mode](config, workdir)
 
 
-def main(argv: list[str]) -> None:
-    """Entry point after flag parsing."""
-    logging.set_verbosity(logging.WARNING)  # JAX reports each accelerator that is not there
-    if len(argv) > 1:
-        _fail(f"unexpected argument {argv[1]!r}; settings are given as --config.key=value")
-    if _CONFIG.value is None:
-        _fail("no configuration; give --config=configs/<name>.py")
-    path = flags.FLAGS["config"].config_filename.partition(":")[0]
-    try:
-        run(_CONFIG.value, Path(_WORKDIR.value or Path("runs") / Path(path).stem).expanduser())
-    except UserError as error:
-        _fail(str(error))
-    except KeyboardInterrupt:
-        _fail("interrupted; the same command goes on from the last checkpoint", 130)
+def _fill(config: ConfigDict, workdir: str) -> None:
+    """Puts the workdir in for "{workdir}", wherever a configuration says so."""
+    for key, value in config.items():
+        if isinstance(value, ConfigDict):
+            _fill(value, workdir)
+        elif isinstance(value, str) and "{workdir}" in value:
+            config[key] = value.replace("{workdir}", workdir)
 
 
-def _parse(argv: list[str]) -> list[str]:
-    """Parses flags; whatever is wrong with them is one line."""
+def parse(argv: list[str]) -> tuple[ConfigDict, Path]:
+    """Command line -> (configuration, workdir). Raises UserError, whatever is wrong with it."""
+    values = flags.FlagValues()  # our own: nothing is left behind in the process
+    config_flags.DEFINE_config_file("config", None, "configs/<name>.py", flag_values=values, sys_argv=argv)
+    flags.DEFINE_string("workdir", "", "where results go; default runs/<name of the file>", flag_values=values)
+    if "--help" in argv or "-h" in argv:
+        console.print(__doc__)
+        sys.exit(0)
+    file = Path(_named(argv)).expanduser()
+    # Configurations build on one another ("from configs import bench"), wherever the command is run from.
+    sys.path.append(str(file.resolve().parent.parent))
     try:
-        rest = flags.FLAGS(argv)
-        if flags.FLAGS["config"].present:
-            flags.FLAGS["config"].value.to_dict()  # a file that cannot be loaded only says so when it is looked at
-        return rest
+        rest = values(argv)
+        config = values.config
+        if config is not None:
+            config.to_dict()  # a file that cannot be loaded only says so when it is looked at
     except flags.Error as error:
-        _fail(str(error).partition(": Traceback")[0])
+        raise UserError(str(error).partition(": Traceback")[0]) from None
     except OSError:
-        _fail(f"there is no configuration file {_named(argv)}; the repository's are in configs/")
+        raise UserError(f"there is no configuration file {file}; the repository's are in configs/") from None
     except (AttributeError, KeyError) as error:  # what ml_collections raises for an override of a key that is not there
         key, hint = re.search(r"(\w+)", str(error)), re.search(r'Did you mean "(\w+)"', str(error))
         meant = f"did you mean {hint[1]}?" if hint else "the configuration file lists the keys"
-        _fail(f"unknown configuration key {key[1] if key else error!r}; {meant}")
+        raise UserError(f"unknown configuration key {key[1] if key else error!r}; {meant}") from None
     except (TypeError, ValueError) as error:
-        _fail(f"configuration: {error}")
+        raise UserError(f"configuration: {error}") from None
+    if len(rest) > 1:
+        raise UserError(f"unexpected argument {rest[1]!r}; settings are given as --config.key=value")
+    if config is None:
+        raise UserError("no configuration; give --config=configs/<name>.py")
+    return config, Path(values.workdir or Path("runs") / file.name.partition(".py")[0]).expanduser()
 
 
 def _named(argv: list[str]) -> str:
@@ -227,14 +236,26 @@ def _named(argv: list[str]) -> str:
     for this, following in zip(argv, [*argv[1:], ""], strict=True):
         name, _, value = this.lstrip("-").partition("=")
         if name == "config":
-            return value or following
+            return (value or following).partition(":")[0]
     return "?"
 
 
-def _fail(message: str, status: int = 2):
+def main(argv: list[str]) -> int:
+    """Entry point: the exit status."""
+    logging.set_verbosity(logging.WARNING)  # JAX reports each accelerator that is not there
+    try:
+        run(*parse(argv))
+    except UserError as error:
+        return _fail(str(error))
+    except KeyboardInterrupt:
+        return _fail("interrupted; the same command goes on from the last checkpoint", 130)
+    return 0
+
+
+def _fail(message: str, status: int = 2) -> int:
     print(f"specjax: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(status)
+    return status
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=_parse)
+    sys.exit(main(sys.argv))

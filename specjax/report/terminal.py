@@ -14,11 +14,12 @@ ACCEPTED, REJECTED, TARGET = "green", "red strike dim", "bold blue"
 
 
 def table(rows: Sequence[dict]) -> Table:
-    """The rows of results.json."""
-    out = Table(title=None, show_edge=False, pad_edge=False)
-    heads = ["method", "accept", "class", "T", "batch", "tau", "alpha", "tokens/s", "plain", "speed-up", "predicted"]
-    for head in heads:
-        out.add_column(head, justify="left" if head in ("method", "accept", "class") else "right", no_wrap=True)
+    """The rows of results.json, within 120 characters."""
+    out = Table(box=None, pad_edge=False)
+    for head in ("method", "rule", "class"):
+        out.add_column(head, no_wrap=True)
+    for head in ("T", "batch", "tau", "alpha", "tokens/s", "plain", "speed-up", "predicted"):
+        out.add_column(head, justify="right", no_wrap=True)
     out.add_column("lossless")
     for row in rows:
         out.add_row(
@@ -45,7 +46,7 @@ def _number(value: float | None, spell: str = "{:.2f}") -> str:
 def _lossless(outcome: dict | None) -> str:
     if outcome is None:
         return "-"
-    return f"{'yes' if outcome['passed'] else 'NO'} ({outcome['detail']})"
+    return f"{'yes' if outcome['passed'] else 'NO'}, {outcome['detail'].rpartition(', ')[2]}"
 
 
 def legend() -> Text:

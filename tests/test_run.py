@@ -1,0 +1,219 @@
+"""The command line: what it writes, and that every mistake is one line, exit 2, and nothing written."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tokenizers
+
+from specjax import run, testing
+from specjax.models import hf, lm
+
+ROOT = Path(__file__).parent.parent
+GENERATE, BENCH = (f"--config={ROOT}/configs/{name}.py" for name in ("generate", "bench"))
+TEXT = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n"
+
+
+def save(path, seed=0, text=TEXT, **changes):
+    """A random tiny model with a tokenizer of its own."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator([text], trainer)
+    config = testing.tiny_config("llama", vocab_size=tokenizer.get_vocab_size())
+    params = lm.init_params(config, jax.random.key(seed))
+    params = jax.tree.map(lambda x: x * 8 if x.ndim > 1 else x, params)
+    params |= changes
+    hf.save(path, config, params, tokenizer)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return save(tmp_path_factory.mktemp("models") / "target")
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory):
+    return save(tmp_path_factory.mktemp("models") / "draft", seed=1)
+
+
+@pytest.fixture
+def cli(tmp_path, capsys):
+    """Runs the command line in this process: (exit status, stdout, stderr, workdir)."""
+
+    def call(*args, workdir=None):
+        workdir = workdir or tmp_path / "out"
+        status = run.main(["specjax", *args, f"--workdir={workdir}"])
+        out, err = capsys.readouterr()
+        return status, out, err, Path(workdir)
+
+    return call
+
+
+def test_generate_writes_text_and_results(cli, target, draft, tmp_path):
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("def add", "return a", "def sub(a")))
+    common = [GENERATE, f"--config.target={target}", f"--config.prompts={prompts}", "--config.max_new_tokens=12"]
+    texts = {}
+    for name, keys in (
+        ("none", []),
+        ("prompt_lookup", ["--config.drafter.gamma=3"]),
+        ("draft_model", [f"--config.drafter.model={draft}", "--config.batch_size=2"]),
+    ):
+        status, out, err, workdir = cli(*common, f"--config.drafter.name={name}", *keys)
+        assert (status, err) == (0, "")
+        results = json.loads((workdir / "results.json").read_text())
+        assert results["schema"] == 1 and results["versions"]["backend"] == "cpu"
+        [row] = results["rows"]
+        assert row["method"] == name and row["class"] == "L1" and row["tokens"] == 36 and row["prompts"] == 3
+        assert row["speedup"] is None and row["lossless"] is None
+        assert (row["acceptance_rate"] is None) == (name == "none")
+        assert [len(ids) for ids in results["token_ids"]] == [12] * 3
+        for text in results["texts"]:
+            assert text.splitlines()[0] in out
+        assert json.loads((workdir / "config.json").read_text())["drafter"]["name"] == name
+        assert (workdir / "metrics.jsonl").read_text()
+        texts[name] = results["token_ids"]
+    assert texts["none"] == texts["prompt_lookup"] == texts["draft_model"]
+
+
+def test_bench_measures_and_checks(cli, target, draft, tmp_path):
+    prompts = tmp_path / "p.txt"
+    prompts.write_text("def add\nreturn a\n\ndef sub(a, b)\n")
+    status, out, err, workdir = cli(
+        BENCH,
+        f"--config.target={target}",
+        f"--config.prompts={prompts}",
+        "--config.max_new_tokens=24",
+        "--config.drafter.name=draft_model",
+        f"--config.drafter.model={draft}",
+        "--config.drafter.gamma=2",
+        "--config.grid.temperatures=(0.0,1.0)",
+        "--config.batch_size=2",
+        "--config.repeats=2",
+        "--config.show_trace=True",
+    )
+    assert (status, err) == (0, "")
+    rows = json.loads((workdir / "results.json").read_text())["rows"]
+    assert [row["temperature"] for row in rows] == [0.0, 1.0]
+    for row in rows:
+        assert row["lossless"]["passed"] and row["tokens"] == 72
+        assert row["speedup"] == pytest.approx(row["tokens_per_second"] / row["autoregressive_tokens_per_second"])
+        assert row["block_efficiency"] == pytest.approx(row["tokens"] / row["rounds"])
+        assert sum(row["time_split"].values()) == pytest.approx(1)
+        assert row["predicted_speedup"] > 0 and 0 <= row["acceptance_rate"] <= 1
+        assert len(row["acceptance_by_depth"]) in (1, 2)
+    assert rows[0]["lossless"] == {"check": "greedy-identity", "passed": True, "detail": "3/3 prompts"}
+    assert rows[1]["lossless"]["check"] == "uniform-transform"
+    assert "draft_model" in out and "accepted draft token" in out
+
+
+def nan_model(path):
+    bad = {"norm": {"scale": jnp.full((32,), jnp.nan)}}
+    return save(path, **bad)
+
+
+MISTAKES = {
+    "unknown key": (["--config.foo=1"], "unknown configuration key 'foo'"),
+    "misspelt key": (["--config.drafter.gama=1"], "did you mean gamma?"),
+    "wrong type": (["--config.max_new_tokens=many"], "max_new_tokens=many"),
+    "unknown flag": (["--wrkdir=x"], "Unknown command line flag 'wrkdir'"),
+    "stray argument": (["generate"], "unexpected argument 'generate'"),
+    "unknown mode": (["--config.mode=sing"], "config.mode is 'sing'; it must be one of train, generate, bench"),
+    "no target": (["--config.target="], "config.target is empty"),
+    "missing directory": (["--config.target=/nowhere"], "/nowhere is no directory"),
+    "no prompt": (["--config.prompt="], "give either config.prompt"),
+    "two prompts": (["--config.prompts=stdlib"], "give either config.prompt"),
+    "empty prompt": (["--config.prompt= "], "prompt 1 is empty"),
+    "missing prompts": (["--config.prompt=", "--config.prompts=/nowhere.txt"], "/nowhere.txt cannot be read"),
+    "too long": (["--config.max_new_tokens=127"], "the model has 128 positions"),
+    "nothing to do": (["--config.max_new_tokens=0"], "config.max_new_tokens is 0"),
+    "batch 0": (["--config.batch_size=0"], "config.batch_size is 0"),
+    "cold": (["--config.sampling.temperature=-0.5"], "temperature is -0.5; it must be a finite number >= 0"),
+    "top_p 0": (["--config.sampling.top_p=0.0"], "top_p is 0; it must be in (0, 1]"),
+    "top_p 2": (["--config.sampling.top_p=2.0"], "top_p is 2; it must be in (0, 1]"),
+    "unknown drafter": (["--config.drafter.name=medusa9"], "unknown drafter 'medusa9'; there is draft_model"),
+    "unknown rule": (["--config.accept=maybe"], "unknown acceptance rule 'maybe'"),
+    "gamma 0": (["--config.drafter.gamma=0"], "gamma is 0; it must be a whole number >= 1"),
+    "key of another drafter": (
+        ["--config.drafter.name=draft_model", "--config.drafter.max_ngram=2"],
+        "draft_model does not take the key 'max_ngram'",
+    ),
+    "no draft model": (["--config.drafter.name=draft_model"], "draft_model needs the key 'model'"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_line(cli, target, name):
+    args, says = MISTAKES[name]
+    status, out, err, workdir = cli(
+        GENERATE, f"--config.target={target}", "--config.prompt=def add", "--config.max_new_tokens=8", *args
+    )
+    assert status == 2 and out == ""
+    assert says in err and err.startswith("specjax: ") and err.count("\n") == 1
+    assert not workdir.exists()
+
+
+def test_mistakes_in_files_are_one_line(cli, target, tmp_path):
+    other = save(tmp_path / "other", text="completely different words of another tokenizer, and others still\n")
+    small = save(tmp_path / "small", text="xyz")
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text("{")
+    lines = tmp_path / "bad.jsonl"
+    lines.write_text('{"prompt": "def"}\n{"text": "x"}\n')
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes(b"caf\xe9\n")
+    void = tmp_path / "void.txt"
+    void.write_text("\n")
+    file = tmp_path / "file"
+    file.write_text("")
+    draft = ["--config.drafter.name=draft_model"]
+    prompt = "--config.prompt=def"
+    cases = [
+        ([f"--config.target={broken}", prompt], "is not valid JSON"),
+        ([f"--config.target={nan_model(tmp_path / 'nan')}", prompt], "NaN or infinite logits in row 0, round 0"),
+        ([prompt, *draft, f"--config.drafter.model={other}"], "they must share one tokenizer"),
+        ([prompt, *draft, f"--config.drafter.model={small}"], "they must share one tokenizer"),
+        ([prompt, *draft, f"--config.drafter.model={broken}"], "is not valid JSON"),
+        ([f"--config.prompts={lines}"], 'line 2 is no JSON object with a "prompt" text'),
+        ([f"--config.prompts={latin}"], "is not UTF-8"),
+        ([f"--config.prompts={void}"], "has no prompts"),
+    ]
+    for args, says in cases:
+        status, out, err, workdir = cli(GENERATE, f"--config.target={target}", "--config.max_new_tokens=8", *args)
+        assert (status, out) == (2, "") and says in err and err.count("\n") == 1, err
+        assert not workdir.exists()
+    status, _, err, _ = cli(GENERATE, f"--config.target={target}", prompt, workdir=file / "below")
+    assert status == 2 and "is not a writable directory; choose another --workdir" in err
+
+
+def test_no_configuration_and_no_such_file():
+    """As processes, because this is before any flag is parsed: no traceback, status 2."""
+    for args, says in (([], "no configuration; give --config="), (["--config=configs/nope.py"], "configs/nope.py")):
+        done = subprocess.run(
+            [sys.executable, "-m", "specjax.run", *args], capture_output=True, text=True, cwd=ROOT, check=False
+        )
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and says in done.stderr
+
+
+def test_sampled_generation_repeats_with_its_seed(cli, target):
+    common = [GENERATE, f"--config.target={target}", "--config.prompt=def add", "--config.sampling.temperature=1.0"]
+    ids = []
+    for seed in (1, 1, 2):
+        status, _, err, workdir = cli(*common, f"--config.seed={seed}", "--config.max_new_tokens=16")
+        assert (status, err) == (0, "")
+        ids.append(json.loads((workdir / "results.json").read_text())["token_ids"][0])
+    assert ids[0] == ids[1] != ids[2]
+    assert np.isfinite(ids).all()
