@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax import cache as kv
+from specjax.errors import UserError
 from specjax.models.transformer import Transformer, TransformerConfig
 from specjax.types import LM, Output
 
@@ -54,6 +55,8 @@ def from_config(config: TransformerConfig, dtype=jnp.float32, taps: tuple[int, .
     ``taps`` are layer numbers whose output hidden states a drafter wants in ``Output.taps``.
     """
     dtype = jnp.dtype(dtype)
+    if any(not 0 <= tap < config.num_layers for tap in taps):
+        raise UserError(f"taps are {taps}; layers are numbered 0..{config.num_layers - 1}")
 
     def init_cache(batch: int, slots: int) -> kv.KVCache:
         return kv.zeros(config.num_layers, batch, config.num_kv_heads, slots, config.head_dim, dtype)

@@ -1,0 +1,131 @@
+"""config.json, in both directions: what a checkpoint calls the numbers of ``TransformerConfig``.
+
+Anything that the decoder cannot compute is refused by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from specjax.errors import UserError
+from specjax.models.transformer import RopeScaling, TransformerConfig
+
+FAMILIES = {"llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel"}
+
+
+def table(text: str) -> dict[str, dict[str, str]]:
+    """Family -> name here -> name in the checkpoint."""
+    rows = [line.split() for line in text.strip().splitlines()]
+    return {family: {row[0]: row[i] for row in rows if row[i] != "-"} for i, family in enumerate(FAMILIES, 1)}
+
+
+_FIELDS = table("""
+    vocab_size         vocab_size               vocab_size
+    hidden_size        hidden_size              n_embd
+    num_heads          num_attention_heads      n_head
+    num_layers         num_hidden_layers        n_layer
+    intermediate_size  intermediate_size        n_inner
+    num_kv_heads       num_key_value_heads      -
+    head_dim           head_dim                 -
+    max_positions      max_position_embeddings  n_positions
+    norm_eps           rms_norm_eps             layer_norm_epsilon
+    tie_embeddings     tie_word_embeddings      tie_word_embeddings
+    attention_bias     attention_bias           -
+    mlp_bias           mlp_bias                 -
+""")
+# What the decoder computes without asking; a checkpoint that wants anything else is refused by name.
+_ONLY: dict[str, dict[str, list]] = {
+    "llama": {"hidden_act": ["silu"]},
+    "gpt2": {
+        "activation_function": ["gelu_new", "gelu_pytorch_tanh"],
+        "scale_attn_weights": [True],
+        "scale_attn_by_inverse_layer_idx": [False],
+        "reorder_and_upcast_attn": [False],
+    },
+}
+_FLAGS = {"tie_embeddings": True, "attention_bias": True, "mlp_bias": True}
+_DEFAULTS: dict[str, dict[str, Any]] = {  # of transformers, where config.json is silent
+    "llama": {"max_positions": 2048, "norm_eps": 1e-6} | dict.fromkeys(_FLAGS, False),
+    "gpt2": {"max_positions": 1024, "norm_eps": 1e-5} | _FLAGS,
+}
+
+
+def config_from_hf(raw: dict) -> TransformerConfig:
+    """The decoder that a config.json describes, in the spelling of transformers 4 or 5."""
+    kind = raw.get("model_type")
+    names = raw.get("architectures") or ([FAMILIES.get(kind, kind)] if kind else [])
+    if not names:
+        raise UserError("not a model's (no architectures, no model_type); give a model directory or a trained workdir")
+    family = next((family for family, name in FAMILIES.items() if name in names), None)
+    if family is None:
+        raise UserError(f"architecture {names[0]} is not supported; supported: {', '.join(FAMILIES.values())}")
+    for key, allowed in _ONLY[family].items():
+        if raw.get(key) is not None and raw[key] not in allowed:
+            raise UserError(f"{key} {raw[key]!r} is not supported; supported: {', '.join(map(str, allowed))}")
+    keys, gpt2 = _FIELDS[family], family == "gpt2"
+    hidden, heads = _value(raw, keys["hidden_size"]), _value(raw, keys["num_heads"])
+    if hidden % heads and (gpt2 or raw.get("head_dim") is None):
+        raise UserError(f"the hidden size {hidden} is not a multiple of the {heads} attention heads")
+    values: dict[str, Any] = {"num_kv_heads": heads, "head_dim": hidden // heads} | _DEFAULTS[family]
+    values |= {"intermediate_size": 4 * hidden} if gpt2 else {}
+    for field, key in keys.items():
+        kind = type(values[field]) if field in _DEFAULTS[family] else int
+        values[field] = _value(raw, key, kind, values.get(field))
+    if heads % values["num_kv_heads"]:
+        raise UserError(f"{heads} attention heads are not a multiple of {values['num_kv_heads']} key/value heads")
+    if not gpt2:
+        if values["head_dim"] % 2:
+            raise UserError(f"head_dim {values['head_dim']} is odd; rotary positions need an even one")
+        values["rope_theta"], values["rope_scaling"] = _rope(raw, values["max_positions"])
+    eos = raw.get("eos_token_id")
+    eos = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
+    return TransformerConfig(family=family, bos_token_id=raw.get("bos_token_id"), eos_token_id=eos, **values)
+
+
+def config_to_hf(config: TransformerConfig) -> dict:
+    """The config.json of a decoder; a shape that its architecture cannot spell (GPT-2 without biases) is refused."""
+    raw: dict[str, Any] = {"architectures": [FAMILIES[config.family]], "model_type": config.family}
+    raw |= {key: allowed[0] for key, allowed in _ONLY[config.family].items()}
+    raw |= {key: getattr(config, field) for field, key in _FIELDS[config.family].items()}
+    eos = config.eos_token_id
+    raw |= {"bos_token_id": config.bos_token_id, "eos_token_id": list(eos) if len(eos) > 1 else next(iter(eos), None)}
+    if config.family == "llama":
+        # The old spelling: transformers 4 knows no other, and 5 still reads it.
+        raw |= {"rope_theta": config.rope_theta, "rope_scaling": None}
+        if config.rope_scaling is not None:
+            scaling = dataclasses.asdict(config.rope_scaling)
+            scaling["original_max_position_embeddings"] = scaling.pop("original_max_positions")
+            raw["rope_scaling"] = {"rope_type": "llama3", **scaling}
+    back = config_from_hf(raw)
+    for field in dataclasses.fields(config):
+        if getattr(config, field.name) != getattr(back, field.name):
+            raise UserError(f"a {FAMILIES[config.family]} cannot have {field.name} {getattr(config, field.name)!r}")
+    return raw
+
+
+def _value(raw: dict, key: str, kind: type = int, default: Any = None) -> Any:
+    """A number above zero, or a truth value, of config.json."""
+    value = default if raw.get(key) is None else raw[key]
+    right = isinstance(value, (int, kind)) and isinstance(value, bool) == (kind is bool)
+    if not right or (kind is not bool and value <= 0):
+        told = "true or false" if kind is bool else f"a positive {'integer' if kind is int else 'number'}"
+        raise UserError(f"{key} is {'missing' if value is None else repr(value)}; it must be {told}")
+    return value
+
+
+def _rope(raw: dict, positions: int) -> tuple[float, RopeScaling | None]:
+    loose = {key: raw[key] for key in ("rope_theta", "partial_rotary_factor") if key in raw}
+    given = loose | (raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    theta = _value(given, "rope_theta", float, 10000.0)
+    if _value(given, "partial_rotary_factor", float, 1) != 1:
+        raise UserError(f"partial_rotary_factor {given['partial_rotary_factor']} is not supported; supported: 1")
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind == "default":
+        return theta, None
+    if kind != "llama3":
+        raise UserError(f"rope type {kind!r} is not supported; supported: default, llama3")
+    factor, low, high = (_value(given, key, float) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    if low >= high:
+        raise UserError(f"low_freq_factor {low} must be below high_freq_factor {high}")
+    return theta, RopeScaling(factor, low, high, _value(given, "original_max_position_embeddings", int, positions))
