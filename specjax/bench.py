@@ -103,7 +103,7 @@ def run_pass(job: Job, method: Method | None, *, finished: bool = False) -> Pass
         outputs += [o for o, r in zip(decode.outputs(state, [len(p) for p in prompts]), real, strict=True) if r]
         if records is not None:
             now = metrics.count(records, real, drafter.nodes)
-            counts = now if counts is None else counts + now
+            counts = now if counts is None else counts.plus(now)
             loops += int(np.asarray(records.emitted).any(1).sum())
         if finished:
             break  # one batch compiles everything

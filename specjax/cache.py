@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from flax import struct
 
 
-@struct.dataclass
-class KVCache:
+class KVCache(struct.PyTreeNode):
     """Keys and values of every layer."""
 
     k: tuple[jax.Array, ...]  # [B,H,S,D] each (H = key/value heads): heads first, so that attention needs no transpose

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from specjax import sampling as sampling_lib
 from specjax.errors import NonFiniteLogits, UserError
@@ -108,7 +109,7 @@ def prefill(
     if width > max_len:
         raise UserError(f"the prompt has {width} tokens and max_len is {max_len}; it must be at least as long")
     limit = jnp.full((batch,), max_len, jnp.int32) if limit is None else jnp.asarray(limit, jnp.int32)
-    if not isinstance(prompt, jax.core.Tracer) and not isinstance(lengths, jax.core.Tracer):
+    if not isinstance(prompt, Tracer) and not isinstance(lengths, Tracer):
         _check_prompt(np.asarray(prompt), np.asarray(lengths), np.asarray(limit), target.vocab_size, max_len)
     if sampling is None:
         sampling = sampling_lib.make_sampling(batch)

@@ -32,8 +32,15 @@ class Counts(NamedTuple):
     tested: np.ndarray  # i64[gamma] draft tokens tested at each place
     passed: np.ndarray  # i64[gamma] of them accepted
 
-    def __add__(self, other: Counts) -> Counts:  # type: ignore[override]
-        return Counts(*(a + b for a, b in zip(self, other, strict=True)))
+    def plus(self, other: Counts) -> Counts:
+        """Both together."""
+        return Counts(
+            self.tokens + other.tokens,
+            self.rounds + other.rounds,
+            self.accepted + other.accepted,
+            self.tested + other.tested,
+            self.passed + other.passed,
+        )
 
 
 def count(records: Records, rows: Sequence[bool], gamma: int) -> Counts:
@@ -98,7 +105,8 @@ def uniform_transform(
     width = max(len(p) + len(o) for p, o in zip(prompts, outputs, strict=True))
     rng, seen = np.random.default_rng(seed), []
     for start in range(0, len(prompts), batch):
-        rows = [list(p) + list(o) for p, o in zip(prompts[start : start + batch], outputs[start : start + batch])]
+        some = slice(start, start + batch)
+        rows = [list(p) + list(o) for p, o in zip(prompts[some], outputs[some], strict=True)]
         tokens = np.zeros((batch, width), np.int32)
         for i, row in enumerate(rows):
             tokens[i, : len(row)] = row

@@ -17,8 +17,7 @@ DRAFT, ACCEPT, RESIDUAL, TARGET = range(4)
 PURPOSES = 4
 
 
-@struct.dataclass
-class RowKeys:
+class RowKeys(struct.PyTreeNode):
     """The keys of one round."""
 
     base: jax.Array  # key[B]

@@ -1,8 +1,8 @@
 """The command line: python -m specjax.run --config=configs/<name>.py [--workdir=DIR] [--config.key=value ...]
 
 ``config.mode`` is train, generate or bench. ``config.prepare`` may name configurations of ``config.stages`` that are run
-first, in that order, each into ``<workdir>/<its name>``, and left alone when they are finished; "{workdir}" in a text stands for the workdir. A mistake of the user ends in one line on stderr and exit
-status 2, with nothing written.
+first, in that order, each into ``<workdir>/<its name>``, and left alone when they are finished; "{workdir}" in a text stands
+for the workdir. A mistake of the user ends in one line on stderr and exit status 2, with nothing written.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ml_collections import ConfigDict, config_flags
 from rich.console import Console
 
 from specjax import __version__, bench, decode, metrics, session
+from specjax.config import Config
 from specjax.errors import UserError
 from specjax.report import terminal
 
@@ -29,9 +30,10 @@ if not console.is_terminal:
     console.width = 120  # a file or a pipe has no width: enough for the table
 
 
-def generate(config: ConfigDict, workdir: Path) -> None:
+def generate(config: Config, workdir: Path) -> None:
     """Decodes the prompts and prints the text; a single prompt on a terminal is streamed as it comes."""
     target = session.load_target(config)
+    assert target.tokenizer is not None  # load_target has seen to it
     prompts = session.read_prompts(config, target)
     job = session.job(config, target, prompts, config.sampling.temperature, config.batch_size)
     method = session.method(target, config.drafter.to_dict(), config.accept, config.seed)
@@ -83,7 +85,7 @@ def _plain_row(job: bench.Job, method: bench.Method, counts, prompts: int, rate:
     }
 
 
-def measure(config: ConfigDict, workdir: Path) -> None:
+def measure(config: Config, workdir: Path) -> None:
     """Measures the methods of ``config.grid`` (or ``config.drafter``) against plain decoding, and prints a table."""
     target = session.load_target(config)
     prompts = session.read_prompts(config, target)
@@ -137,7 +139,7 @@ def _escape(text: str) -> str:
     return text.replace("[", r"\[")
 
 
-def _write(config: ConfigDict, workdir: Path, rows: list[dict], **more) -> None:
+def _write(config: Config, workdir: Path, rows: list[dict], **more) -> None:
     """config.json, metrics.jsonl and results.json, at the end and together: a failed run leaves nothing."""
     device = jax.devices()[0]
     versions = {"specjax": __version__, "jax": jax.__version__}
@@ -164,7 +166,7 @@ def _check_workdir(workdir: Path) -> None:
         raise UserError(f"cannot write into {workdir}: {there} is not a writable directory; choose another --workdir")
 
 
-def train(config: ConfigDict, workdir: Path) -> None:
+def train(config: Config, workdir: Path) -> None:
     """Trains a model into ``workdir``; resumes where it stopped, and returns at once when it is finished."""
     from specjax.train import recipes  # only here: TFDS and Orbax take seconds to import
 
@@ -176,7 +178,7 @@ def train(config: ConfigDict, workdir: Path) -> None:
 MODES = {"train": train, "generate": generate, "bench": measure}
 
 
-def run(config: ConfigDict, workdir: Path) -> None:
+def run(config: Config, workdir: Path) -> None:
     """Runs one configuration. Raises UserError."""
     if config.mode not in MODES:
         raise UserError(f"config.mode is {config.mode!r}; it must be one of {', '.join(MODES)}")
@@ -189,7 +191,7 @@ def run(config: ConfigDict, workdir: Path) -> None:
     MODES[config.mode](config, workdir)
 
 
-def _fill(config: ConfigDict, workdir: str) -> None:
+def _fill(config: Config, workdir: str) -> None:
     """Puts the workdir in for "{workdir}", wherever a configuration says so."""
     for key, value in config.items():
         if isinstance(value, ConfigDict):
@@ -198,7 +200,7 @@ def _fill(config: ConfigDict, workdir: str) -> None:
             config[key] = value.replace("{workdir}", workdir)
 
 
-def parse(argv: list[str]) -> tuple[ConfigDict, Path]:
+def parse(argv: list[str]) -> tuple[Config, Path]:
     """Command line -> (configuration, workdir). Raises UserError, whatever is wrong with it."""
     values = flags.FlagValues()  # our own: nothing is left behind in the process
     config_flags.DEFINE_config_file("config", None, "configs/<name>.py", flag_values=values, sys_argv=argv)

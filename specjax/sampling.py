@@ -19,8 +19,7 @@ from specjax.errors import UserError
 Scalar = float | Sequence[float] | np.ndarray
 
 
-@struct.dataclass
-class Sampling:
+class Sampling(struct.PyTreeNode):
     """How each row is sampled."""
 
     temperature: jax.Array  # f32[B], 0 = greedy

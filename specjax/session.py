@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-from ml_collections import ConfigDict
 
 from specjax import accept, drafters, sampling
 from specjax.bench import Job, Method
+from specjax.config import Config
 from specjax.errors import UserError
 from specjax.models import hf
 from specjax.types import ModelParams
@@ -26,7 +26,7 @@ class Prompt(NamedTuple):
     ids: list[int]
 
 
-def load_target(config: ConfigDict) -> hf.Loaded:
+def load_target(config: Config) -> hf.Loaded:
     """The target model of ``config.target``. Raises UserError if there is none, or it has no tokenizer."""
     if not config.target:
         raise UserError("config.target is empty; give a Hugging Face style directory or a trained run's workdir")
@@ -36,7 +36,7 @@ def load_target(config: ConfigDict) -> hf.Loaded:
     return loaded
 
 
-def read_prompts(config: ConfigDict, target: hf.Loaded) -> list[Prompt]:
+def read_prompts(config: Config, target: hf.Loaded) -> list[Prompt]:
     """``config.prompt`` (one text), or ``config.prompts``: a .txt file (a prompt per line), a .jsonl file with a "prompt"
     key, or the set "stdlib" (held-out Python code, ``config.prompt_tokens`` tokens each). At most
     ``config.num_prompts`` of them; 0 = all.
@@ -61,7 +61,7 @@ def read_prompts(config: ConfigDict, target: hf.Loaded) -> list[Prompt]:
     return prompts
 
 
-def _held_out(config: ConfigDict, target: hf.Loaded) -> list[Prompt]:
+def _held_out(config: Config, target: hf.Loaded) -> list[Prompt]:
     from specjax.train import data  # only here: TFDS takes a second to import
 
     assert target.tokenizer is not None
@@ -102,7 +102,7 @@ def method(target: hf.Loaded, keys: dict, rule: str, seed: int, label: str = "")
     return Method(label or name, drafter, accept.load(rule), params)
 
 
-def job(config: ConfigDict, target: hf.Loaded, prompts: Sequence[Prompt], temperature: float, batch_size: int) -> Job:
+def job(config: Config, target: hf.Loaded, prompts: Sequence[Prompt], temperature: float, batch_size: int) -> Job:
     """What is decoded, under which settings. Raises UserError for settings out of range and texts that do not fit."""
     for name, value in (
         ("batch_size", batch_size),

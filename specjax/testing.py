@@ -43,8 +43,7 @@ def tiny(family: str = "llama", seed: int = 0, scale: float = 8.0, **shape) -> t
     return lm.from_config(config), jax.tree.map(lambda x: x * scale if x.ndim > 1 else x, params)
 
 
-@struct.dataclass
-class TabularCache:
+class TabularCache(struct.PyTreeNode):
     """The last committed token, and the block that a commit chooses from."""
 
     length: jax.Array  # i32[B]

@@ -67,8 +67,7 @@ class LM(NamedTuple):
     name: str = "lm"
 
 
-@struct.dataclass
-class Draft:
+class Draft(struct.PyTreeNode):
     """N candidate nodes in topological order."""
 
     tokens: Array  # i32[B,N]
@@ -78,8 +77,7 @@ class Draft:
     finite: Array | None = None  # bool[B] whether the drafter's own logits were finite; None = it has none
 
 
-@struct.dataclass
-class Verdict:
+class Verdict(struct.PyTreeNode):
     """What a rule decided: the accepted path, then one token of the target."""
 
     tokens: Array  # i32[B,M+1] padded with -1
@@ -87,8 +85,7 @@ class Verdict:
     path: Array  # i32[B,M] ids of the accepted nodes, padded with -1
 
 
-@struct.dataclass
-class Context:
+class Context(struct.PyTreeNode):
     """What a drafter may look at when it proposes: the committed text, and how it is sampled."""
 
     tokens: Array  # i32[B,S] prompt and output; what lies beyond ``length`` means nothing
@@ -143,8 +140,7 @@ class Accept(NamedTuple):
     law: str
 
 
-@struct.dataclass
-class DecodeState:
+class DecodeState(struct.PyTreeNode):
     """Everything a decode loop carries."""
 
     tokens: Array  # i32[B,S] prompt, then output; -1 beyond ``length``

@@ -72,6 +72,7 @@ def optimiser(
             # Three steps after AOL scaling come close to the usual five, and the steps are a third of the cost here.
             ns_steps=3,
             preconditioning="aol",
+            beta=0.9,  # 0.95 is for longer runs
             weight_decay=weight_decay,
             adam_b2=0.95,
             adam_learning_rate=cosine(adam_learning_rate or learning_rate),

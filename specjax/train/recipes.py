@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 from tokenizers import Tokenizer
 
+from specjax.config import Config
 from specjax.errors import UserError
 from specjax.models import hf, lm
 from specjax.models.transformer import TransformerConfig
@@ -46,7 +46,7 @@ class _Run(NamedTuple):
     corpus: Corpus
 
 
-def run(config: ConfigDict, workdir: str | Path) -> dict:
+def run(config: Config, workdir: str | Path) -> dict:
     """Trains what ``config`` describes into ``workdir`` and gives its summary; resumes, or returns at once if finished.
 
     Writes config.json first, then checkpoints and metrics.jsonl, at last summary.json and the model directory.
@@ -95,7 +95,7 @@ def run(config: ConfigDict, workdir: str | Path) -> dict:
     return summary
 
 
-def _pretrain(config: ConfigDict, workdir: Path) -> _Run:
+def _pretrain(config: Config, workdir: Path) -> _Run:
     texts = _texts(config, workdir)
     tokenizer = _tokenizer(config, texts["train"])
     separator = data.separator_id(tokenizer)
@@ -105,7 +105,7 @@ def _pretrain(config: ConfigDict, workdir: Path) -> _Run:
     return _Run(loss, shape, {}, tokenizer, _corpus(config, workdir, texts, tokenizer))
 
 
-def _distill(config: ConfigDict, workdir: Path) -> _Run:
+def _distill(config: Config, workdir: Path) -> _Run:
     if not config.target:
         raise UserError("config.target is empty; give a model directory or a trained run's workdir to distill from")
     target = hf.load(config.target)
@@ -121,7 +121,7 @@ def _distill(config: ConfigDict, workdir: Path) -> _Run:
     return _Run(loss, shape, target.params, target.tokenizer, corpus)
 
 
-def _check(config: ConfigDict) -> None:
+def _check(config: Config) -> None:
     """Finds what is wrong with the numbers before anything is built or written."""
     model, train = config.model, config.train
     if model.family not in ("llama", "gpt2"):
@@ -140,7 +140,7 @@ def _check(config: ConfigDict) -> None:
         )
 
 
-def _shape(model: ConfigDict, vocab_size: int, bos: int | None, eos: tuple[int, ...]) -> TransformerConfig:
+def _shape(model: Config, vocab_size: int, bos: int | None, eos: tuple[int, ...]) -> TransformerConfig:
     gpt2 = model.family == "gpt2"
     return TransformerConfig(
         **{**model.to_dict(), "vocab_size": vocab_size},
@@ -152,11 +152,11 @@ def _shape(model: ConfigDict, vocab_size: int, bos: int | None, eos: tuple[int, 
     )
 
 
-def _folder(config: ConfigDict, workdir: Path) -> Path:
+def _folder(config: Config, workdir: Path) -> Path:
     return Path(config.data.dir).expanduser() if config.data.dir else workdir / "data"
 
 
-def _texts(config: ConfigDict, workdir: Path) -> dict[str, list[str]]:
+def _texts(config: Config, workdir: Path) -> dict[str, list[str]]:
     """The texts of the train and valid splits, of local files or of the embedded corpus."""
     files = [name for name in config.data.files.split(",") if name]
     texts = {}
@@ -166,7 +166,7 @@ def _texts(config: ConfigDict, workdir: Path) -> dict[str, list[str]]:
     return texts
 
 
-def _tokenizer(config: ConfigDict, texts: list[str]) -> Tokenizer:
+def _tokenizer(config: Config, texts: list[str]) -> Tokenizer:
     """The one given, or a new one."""
     size = config.model.vocab_size
     if config.tokenizer:
@@ -185,7 +185,7 @@ def _tokenizer(config: ConfigDict, texts: list[str]) -> Tokenizer:
     return data.train_tokenizer(texts, size)
 
 
-def _corpus(config: ConfigDict, workdir: Path, texts: dict[str, list[str]], tokenizer: Tokenizer) -> Corpus:
+def _corpus(config: Config, workdir: Path, texts: dict[str, list[str]], tokenizer: Tokenizer) -> Corpus:
     folder = _folder(config, workdir) / "tokens"
     train, valid = (data.cached_tokens(tokenizer, texts[split], folder) for split in ("train", "valid"))
     return Corpus(train, valid, sum(len(text.encode()) for text in texts["valid"]))

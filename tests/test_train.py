@@ -1,0 +1,544 @@
+"""Training: closed forms, the same data and the same parameters after a resume, damaged checkpoints, and the mistakes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.errors import UserError
+from specjax.models import hf, lm
+from specjax.models.transformer import TransformerConfig
+from specjax.train import checkpoint, data, loop, objectives, recipes
+
+ROOT = Path(__file__).parent.parent
+fast = pytest.mark.fast
+
+
+def tiny(layers: int = 1, vocab_size: int = 300) -> TransformerConfig:
+    return TransformerConfig("llama", vocab_size, 16, 32, layers, 2, 1, 8, 64)
+
+
+def equal(a, b) -> bool:
+    return jax.tree.structure(a) == jax.tree.structure(b) and all(
+        np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
+
+
+# --- objectives ------------------------------------------------------------------------------------------------------
+
+TARGET = np.array([[[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]]])
+DRAFT = np.array([[[0.25, 0.25, 0.5], [0.1, 0.7, 0.2]]])
+
+
+@fast
+@pytest.mark.parametrize("shift", [0.0, 80.0])
+def test_objectives_closed_forms(shift):
+    target, draft = jnp.log(TARGET) + shift, jnp.log(DRAFT) - shift
+    kl = (TARGET * np.log(TARGET / DRAFT)).sum(-1)[0]
+    assert objectives.forward_kl(target, draft) == pytest.approx(kl.mean(), abs=1e-5)
+    assert objectives.forward_kl(target, target) == pytest.approx(0, abs=1e-5)
+    assert objectives.overlap(target, draft) == pytest.approx((0.75 + 0.5) / 2, abs=1e-5)
+    assert objectives.overlap(target, target) == pytest.approx(1, abs=1e-5)
+    assert objectives.agreement(target, draft) == 0
+    labels = jnp.array([[0, 2]])
+    assert objectives.cross_entropy(target, labels) == pytest.approx(-np.log([0.5, 0.7]).mean(), abs=1e-5)
+    mask = jnp.array([[False, True]])
+    assert objectives.cross_entropy(target, labels, mask) == pytest.approx(-np.log(0.7), abs=1e-5)
+    assert objectives.forward_kl(target, draft, mask) == pytest.approx(kl[1], abs=1e-5)
+    assert objectives.overlap(target, draft, mask) == pytest.approx(0.5, abs=1e-5)
+
+
+@fast
+def test_forward_kl_where_the_target_rules_tokens_out():
+    target = jnp.array([[[0.0, -jnp.inf, 0.0]]])
+    draft = jnp.zeros((1, 1, 3))
+    value, gradient = jax.value_and_grad(objectives.forward_kl, argnums=1)(target, draft)
+    assert value == pytest.approx(np.log(1.5), abs=1e-6)
+    assert gradient[0, 0] == pytest.approx([1 / 3 - 1 / 2, 1 / 3, 1 / 3 - 1 / 2], abs=1e-6)  # draft - target
+
+
+def test_pretrain_loss_looks_only_back():
+    model = lm.from_config(tiny())
+    params = lm.init_params(tiny(), jax.random.key(0))
+    batch = jax.random.randint(jax.random.key(1), (2, 9), 0, 300)
+    logits = jax.jit(lambda tokens: lm.forward(model, params, tokens).logits)
+    whole = logits(batch[:, :-1])
+    changed = logits(batch[:, :-1].at[:, 5].set(7))
+    assert np.array_equal(whole[:, :5], changed[:, :5]) and not np.array_equal(whole[:, 5], changed[:, 5])
+    value, _ = jax.jit(objectives.pretrain_loss(model))(params, {}, batch, jax.random.key(0))
+    chosen = np.take_along_axis(np.asarray(jax.nn.log_softmax(whole)), np.asarray(batch)[:, 1:, None], -1)
+    assert float(value) == pytest.approx(-chosen.mean(), abs=1e-4)
+
+
+# --- data ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def corpus_dir(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("corpus")
+
+
+def test_the_embedded_corpus(corpus_dir, capfd, monkeypatch):
+    def no_network(*_):
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr("socket.socket.connect", no_network)
+    texts = {split: data.load_texts(corpus_dir, split) for split in data.SPLITS}
+    assert capfd.readouterr() == ("", "")
+    together = {path: text for split in data.SPLITS for path, text in texts[split]}
+    assert together == dict(data.stdlib_sources())
+    assert sum(map(len, texts.values())) == len(together)  # no file in two splits
+    assert together["asyncio/base_events.py"].startswith('"""Base implementation of event loop.')
+    assert not any("test" in Path(path).parts or "site-packages" in path for path in together)
+    assert [path for path, _ in texts["train"]] == sorted(path for path, _ in texts["train"])
+    assert 0.8 < len(texts["train"]) / len(together) < 0.97 and texts["valid"] and texts["test"]
+    written = {path: path.stat().st_mtime_ns for path in corpus_dir.rglob("*")}
+    assert data.load_texts(corpus_dir, "valid") == texts["valid"]
+    assert written == {path: path.stat().st_mtime_ns for path in corpus_dir.rglob("*")}  # read, not built again
+    version = ".".join(map(str, sys.version_info[:3]))
+    assert sorted(path.name for path in (corpus_dir / "python_stdlib").iterdir()) == [version]
+
+
+def test_sources_are_sorted_utf8_modules(tmp_path):
+    for name in ("b.py", "a/c.py", "a.py", "test/x.py", "lib2to3/tests/y.py", "site-packages/z.py", "note.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "latin.py").write_bytes(b"# \xe9\n")
+    assert [path for path, _ in data.stdlib_sources(tmp_path)] == ["a.py", "a/c.py", "b.py"]
+
+
+def test_a_killed_build_is_no_dataset(tmp_path):
+    script = f"""
+        import os, signal
+        from specjax.train import data
+        def sources():
+            yield "a.py", "a"
+            os.kill(os.getpid(), signal.SIGKILL)
+        data.stdlib_sources = sources
+        data.build({str(tmp_path)!r})
+    """
+    assert _python(script).wait() == -signal.SIGKILL
+    assert list(tmp_path.rglob("*array_record*")) or list(tmp_path.rglob("incomplete*"))  # it had begun
+    assert "os.py" in {path for split in data.SPLITS for path, _ in data.load_texts(tmp_path, split)}
+
+
+@fast
+def test_local_files(tmp_path):
+    lines = [f"line {i}\n" for i in range(1000)]
+    (tmp_path / "a.txt").write_text("".join(lines))
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines) + "\n")
+    for name in ("a.txt", "b.jsonl"):
+        parts = {
+            split: "".join(text for _, text in data.load_files(str(tmp_path / name), split)) for split in data.SPLITS
+        }
+        assert parts["train"] + parts["test"] + parts["valid"] == "".join(lines)
+        assert all(part.endswith("\n") and part.startswith("line") for part in parts.values())
+        assert len(parts["valid"]) == pytest.approx(0.05 * len("".join(lines)), abs=10)
+        assert len(parts["test"]) == pytest.approx(0.05 * len("".join(lines)), abs=20)
+    both = data.load_files([str(tmp_path / "a.txt"), str(tmp_path / "b.jsonl")], "train")
+    assert len(both) == 1 + parts["train"].count("\n")
+
+
+@fast
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("none.txt", None, "No such file"),
+        ("empty.txt", b" \n", "empty"),
+        ("latin.txt", b"caf\xe9", "byte 3 is not UTF-8"),
+        ("a.jsonl", b'{"text": "x"}\n{"txt": "y"}\n', "line 2"),
+        ("b.jsonl", b'{"text": "x"}\n\nnonsense\n', "line 3"),
+        ("c.jsonl", b'{"text": 7}\n', "line 1"),
+    ],
+)
+def test_local_files_that_cannot_be(tmp_path, name, content, told):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=told) as error:
+        data.load_files(str(tmp_path / name), "train")
+    assert name in str(error.value) and "\n" not in str(error.value)
+
+
+TEXT = "".join(f"def f{i}(x):\n    return x + {i % 7}  # caf\u00e9\n\n" for i in range(400))
+
+
+@fast
+def test_tokenizer_and_stream():
+    tokenizer = data.train_tokenizer([TEXT], 300)
+    assert tokenizer.get_vocab_size() == 300
+    assert tokenizer.to_str() == data.train_tokenizer([TEXT], 300).to_str()
+    assert tokenizer.token_to_id(data.SEPARATOR) == data.separator_id(tokenizer) == 0
+    stream = data.tokenise(tokenizer, ["def f(", "\u00fc\n"])
+    assert stream.dtype == np.int32 and stream[0] == 0 and list(stream).count(0) == 2
+    assert tokenizer.decode(stream.tolist()) == "def f(\u00fc\n"
+    assert tokenizer.decode(data.tokenise(tokenizer, [TEXT]).tolist()) == TEXT
+    assert data.tokenise(tokenizer, []).shape == (0,)
+    with pytest.raises(UserError, match="257"):
+        data.train_tokenizer([TEXT], 256)
+
+
+def test_streams_are_remembered(tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "_WORTH_A_FILE", 10)
+    first, second = data.train_tokenizer([TEXT], 300), data.train_tokenizer([TEXT], 310)
+    stream = data.cached_tokens(first, [TEXT], tmp_path)
+    other = data.cached_tokens(second, [TEXT], tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2 and len(other) < len(stream)
+    monkeypatch.setattr(data, "tokenise", None)
+    assert np.array_equal(data.cached_tokens(first, [TEXT], tmp_path), stream)
+
+
+@fast
+def test_batches_are_a_function_of_seed_and_step():
+    tokens = np.arange(1000, dtype=np.int32)
+    batches = data.Batches(tokens, 4, 16, seed=3)
+    later = [batches.batch(step) for step in (5, 0, 9)]
+    again = data.Batches(tokens, 4, 16, seed=3)
+    assert np.array_equal(later, [again.batch(step) for step in (5, 0, 9)])
+    assert later[0].shape == (4, 17) and later[0].dtype == np.int32
+    assert (np.diff(later[0], axis=1) == 1).all()  # crops
+    assert not np.array_equal(later[0], later[1])
+    assert not np.array_equal(later[0], data.Batches(tokens, 4, 16, seed=4).batch(5))
+    assert np.array_equal(data.Batches(tokens[:17], 2, 16).batch(0), [tokens[:17]] * 2)  # the smallest corpus
+    with pytest.raises(UserError, match="16 tokens, fewer than one crop of 17"):
+        data.Batches(tokens[:16], 4, 16)
+
+
+@fast
+def test_held_out_batches():
+    tokens = np.arange(1000, dtype=np.int32)
+    batches = data.held_out_batches(tokens, 4, 16, 3)
+    assert [batch.shape for batch in batches] == [(4, 17)] * 3
+    assert len(np.unique(batches)) == 3 * 4 * 17 and batches[0][0, 0] == 0 and batches[-1][-1, -1] == 999
+    assert len(data.held_out_batches(tokens, 4, 16, 1000)) == 1000 // 68  # nothing is read twice
+    assert len(data.held_out_batches(tokens[:20], 4, 16, 5)) == 1
+    with pytest.raises(UserError, match="fewer"):
+        data.held_out_batches(tokens[:16], 4, 16, 5)
+
+
+@fast
+def test_held_out_prompts():
+    tokenizer = data.train_tokenizer([TEXT], 300)
+    prompts = data.held_out_prompts([TEXT[:5000], TEXT[5000:]], tokenizer, 20, 12, seed=1)
+    assert [len(prompt) for prompt in prompts] == [12] * 20
+    assert prompts == data.held_out_prompts([TEXT[:5000], TEXT[5000:]], tokenizer, 20, 12, seed=1)
+    assert prompts != data.held_out_prompts([TEXT[:5000], TEXT[5000:]], tokenizer, 20, 12, seed=2)
+    lines = TEXT.splitlines()
+    assert all(tokenizer.decode(prompt).splitlines()[0][:8] in {line[:8] for line in lines} for prompt in prompts)
+    with pytest.raises(UserError, match="prompts of 9999 tokens"):
+        data.held_out_prompts([TEXT[:5000]], tokenizer, 2, 9999)
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def test_twelve_layers_keep_their_order(tmp_path):
+    random, abstract = np.random.default_rng(0), lm.abstract_params(tiny(12))
+    params = jax.tree.map(lambda leaf: jnp.asarray(random.normal(size=leaf.shape), leaf.dtype), abstract)
+    with checkpoint.Checkpoints(tmp_path, {}) as first:
+        first.save(1, params)
+    with checkpoint.Checkpoints(tmp_path, {}) as second:
+        step, restored = second.restore(abstract)
+    assert step == 1 and equal(restored, params)
+    module = lm.merge(tiny(12), restored)
+    for number, layer in enumerate(module.layers):
+        assert np.array_equal(layer.mlp.up.kernel[...], params["layers"][number]["mlp"]["up"]["kernel"])
+
+
+def _damage(step: Path, how: str) -> None:
+    if how == "no checksums":  # killed between Orbax's rename and ours
+        (step / "checksums.json").unlink()
+        return
+    biggest = max((path for path in step.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    raw = bytearray(biggest.read_bytes())
+    raw[len(raw) // 2] ^= 1  # Orbax itself restores this without a word
+    biggest.write_bytes(raw[: len(raw) // 2] if how == "half" else raw)
+
+
+@pytest.mark.parametrize("how", ["half", "bit", "no checksums"])
+def test_a_damaged_checkpoint_falls_back(tmp_path, how):
+    told: list[str] = []
+    state = {"w": jax.random.normal(jax.random.key(0), (64, 64)), "step": jnp.int32(0)}
+    with checkpoint.Checkpoints(tmp_path, {}, told.append) as first:
+        for step in (4, 8, 12):
+            first.save(step, {**state, "step": jnp.int32(step)})
+    assert sorted(int(path.name) for path in tmp_path.iterdir()) == [8, 12]
+    _damage(tmp_path / "12", how)
+    second = checkpoint.Checkpoints(tmp_path, {}, told.append)
+    step, restored = second.restore(state)
+    assert step == 8 and equal(restored, {**state, "step": jnp.int32(8)})
+    assert len(told) == 1 and "12" in told[0] and "from 8" in told[0] and "\n" not in told[0]
+    second.save(10, state)  # below the damaged one
+    assert second.latest() == 10
+    _damage(tmp_path / "8", "bit")
+    _damage(tmp_path / "10", how)
+    with pytest.raises(UserError, match="undamaged"):
+        second.restore(state)
+    assert sorted(int(path.name) for path in tmp_path.iterdir()) == [8, 10]  # nothing is removed without a good one
+
+
+def test_a_changed_config_is_named(tmp_path):
+    state = {"w": jnp.zeros(3)}
+    first = checkpoint.Checkpoints(tmp_path / "checkpoints", {"lr": 0.1, "model": {"width": 4, "depth": 2}})
+    assert first.restore(state) is None
+    first.save(1, state)
+    second = checkpoint.Checkpoints(tmp_path / "checkpoints", {"lr": 0.1, "model": {"width": 8, "depth": 2}, "new": 1})
+    with pytest.raises(UserError, match=r"model\.width was 4, is 8, new was None, is 1") as error:
+        second.restore(state)
+    assert "depth" not in str(error.value)
+
+
+# --- the loop --------------------------------------------------------------------------------------------------------
+
+
+class Steps:
+    """Batches of a fixed stream, counting what was asked for."""
+
+    def __init__(self):
+        self.asked: list[int] = []
+        self._batches = data.Batches(np.arange(5000, dtype=np.int32) % 300, 2, 16)
+
+    def batch(self, step):
+        self.asked.append(step)
+        return self._batches.batch(step)
+
+
+def _train(workdir, steps, optimiser="adamw", **changes):
+    config = tiny()
+    batches = changes.pop("batches", None) or Steps()
+    options = {"log_every": 4, "eval_every": 10, "checkpoint_every": 6, "config": {"a": 1}} | changes
+    loss = options.pop("loss", None) or objectives.pretrain_loss(lm.from_config(config))
+    return loop.train(
+        loss,
+        lm.init_params(config, jax.random.key(0)),
+        {},
+        batches,
+        optimiser=loop.optimiser(optimiser, steps=20, learning_rate=1e-2),
+        steps=steps,
+        workdir=workdir,
+        eval_batches=[Steps().batch(77)],
+        **options,
+    )
+
+
+def _metrics(workdir: Path) -> list[dict]:
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+def test_a_resumed_run_is_bit_identical(tmp_path, capfd, optimiser):
+    straight = _train(tmp_path / "a", 20, optimiser)
+    _train(tmp_path / "b", 12, optimiser)
+    with open(tmp_path / "b" / "metrics.jsonl", "a") as file:
+        file.write('{"step": 13, "loss": 0.0}\n{"step": 14, "lo')  # logged after the checkpoint, then killed
+    batches = Steps()
+    resumed = _train(tmp_path / "b", 20, optimiser, batches=batches)
+    assert batches.asked == list(range(12, 20))
+    assert equal(straight, resumed)
+    steps = [record["step"] for record in _metrics(tmp_path / "b")]
+    assert steps == [4, 8, 10, 12, 16, 20] == [record["step"] for record in _metrics(tmp_path / "a")]
+    for one, other in zip(_metrics(tmp_path / "a"), _metrics(tmp_path / "b"), strict=True):
+        assert one["loss"] == other["loss"] and one["lr"] == other["lr"]
+        assert ("heldout_loss" in one) == (one["step"] in (10, 20))
+        assert one.get("heldout_loss") == other.get("heldout_loss") or one["step"] == 12
+    assert _metrics(tmp_path / "a")[-1]["loss"] < _metrics(tmp_path / "a")[0]["loss"]
+    assert _metrics(tmp_path / "a")[-1]["tokens_per_second"] > 0
+    assert "resuming from step 12 of 20" in capfd.readouterr().err
+    assert (
+        equal(_train(tmp_path / "b", 20, optimiser, batches=batches), resumed) and len(batches.asked) == 8
+    )  # nothing left to do
+    with pytest.raises(UserError, match="a was 1, is 2"):
+        _train(tmp_path / "b", 20, optimiser, config={"a": 2})
+
+
+def test_the_callers_parameters_survive(tmp_path):
+    params = {"w": jnp.ones(3)}
+
+    def loss(params, target_params, batch, key):
+        return (params["w"] ** 2).sum() + 0 * jax.random.uniform(key), {}
+
+    options = {"optimiser": loop.optimiser("adamw", steps=3, learning_rate=0.1), "steps": 3, "workdir": tmp_path}
+    trained = loop.train(loss, params, {}, Steps(), **options)
+    assert (params["w"] == 1).all() and (trained["w"] < 1).all()
+    assert not any(name.startswith("heldout") for name in _metrics(tmp_path)[-1])
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
+    def loss(params, target_params, batch, key):
+        tokens = batch[0, 0]  # a step number in disguise, see below
+        return (params["w"] ** 2).sum() * jnp.where(tokens == 14, jnp.nan, 1.0), {}
+
+    class Numbered:
+        def batch(self, step):
+            return np.full((2, 5), step, np.int32)
+
+    options = {"optimiser": loop.optimiser("adamw", steps=20, learning_rate=0.1), "steps": 20, "workdir": tmp_path}
+    with pytest.raises(UserError, match="loss is nan at step 15; the last good checkpoint is step 12") as error:
+        loop.train(loss, {"w": jnp.ones(3)}, {}, Numbered(), **options, log_every=4, checkpoint_every=6)
+    assert "\n" not in str(error.value)
+    assert [record["step"] for record in _metrics(tmp_path)] == [4, 8, 12]
+    assert all(np.isfinite(record["loss"]) for record in _metrics(tmp_path))
+
+
+def _python(script: str) -> subprocess.Popen:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], env=environment)
+
+
+@pytest.mark.slow
+def test_a_killed_process_resumes_bit_identical(tmp_path):
+    script = f"""
+        import sys; sys.path.insert(0, {str(ROOT / "tests")!r})
+        import test_train
+        test_train._train({str(tmp_path / "b")!r} and test_train.Path({str(tmp_path / "b")!r}), 2000, checkpoint_every=5)
+    """
+    straight = _train(tmp_path / "a", 2000, checkpoint_every=1000)
+    for kill in range(4):
+        process = _python(script)
+        for _ in range(600):
+            if (tmp_path / "b" / "metrics.jsonl").exists():
+                break
+            time.sleep(0.05)
+        time.sleep(0.5 + 0.37 * kill)  # somewhere in a step, a save or a log line
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert len(_metrics(tmp_path / "b")) < 500, "the run was over before it was killed"
+    assert equal(_train(tmp_path / "b", 2000, checkpoint_every=5), straight)
+    steps = [record["step"] for record in _metrics(tmp_path / "b")]
+    assert steps == [record["step"] for record in _metrics(tmp_path / "a")]
+
+
+# --- recipes ---------------------------------------------------------------------------------------------------------
+
+
+def _config(name: str, **changes):
+    """A config of the project, made small; keys of ``changes`` are dotted with two underscores."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "configs" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    config = module.get_config()
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1}
+    config.model.update(small | {"max_positions": 64})
+    config.train.update({"steps": 30, "batch_size": 4, "length": 32, "eval_every": 10, "eval_batches": 2})
+    config.optimiser.update({"name": "adamw", "learning_rate": 1e-2})
+    config.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()})
+    return config
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(TEXT * 2, encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def target_run(tmp_path_factory, text_file) -> tuple[Path, dict]:
+    workdir = tmp_path_factory.mktemp("runs") / "target"
+    return workdir, recipes.run(_config("pretrain", data__files=text_file, model__vocab_size=320), workdir)
+
+
+def test_pretraining_from_text_to_a_model_directory(target_run, text_file):
+    workdir, summary = target_run
+    assert json.loads((workdir / "summary.json").read_text()) == summary
+    assert json.loads((workdir / "config.json").read_text())["data"]["files"] == text_file
+    records = _metrics(workdir)
+    assert [record["step"] for record in records] == [10, 20, 30] and records[0]["lr"] > records[-1]["lr"] > 0
+    assert records[-1]["heldout_loss"] == summary["heldout_loss"] < np.log(320) - 1
+    loaded = hf.load(workdir)
+    config = loaded.config
+    assert (config.vocab_size, config.bos_token_id, config.eos_token_id) == (320, 0, (0,))
+    assert summary["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(loaded.params))
+    assert summary["steps"] == 30 and summary["seconds"] > 0
+    # The exported directory gives the loss that was reported.
+    texts = [text for _, text in data.load_files(text_file, "valid")]
+    valid = data.tokenise(loaded.tokenizer, texts)
+    loss = loop.evaluator(objectives.pretrain_loss(loaded.lm))
+    again = loss(loaded.params, {}, data.held_out_batches(valid, 4, 32, 2))["loss"]
+    assert again == pytest.approx(summary["heldout_loss"], abs=1e-4)
+    bits = again / np.log(2) * len(valid) / len(texts[0].encode())
+    assert summary["heldout_bits_per_byte"] == pytest.approx(bits, abs=1e-4)
+
+
+def test_a_finished_run_is_left_alone(target_run, text_file):
+    workdir, summary = target_run
+    written = {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
+    config = _config("pretrain", data__files=text_file, model__vocab_size=320, train__log_every=7)
+    assert recipes.run(config, workdir) == summary
+    config.optimiser.learning_rate = 0.5
+    with pytest.raises(UserError, match=r"optimiser\.learning_rate was 0\.01, is 0\.5"):
+        recipes.run(config, workdir)
+    assert written == {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
+
+
+def test_distilling_lowers_the_divergence(target_run, text_file, tmp_path):
+    target = target_run[0]
+    config = _config("distill", target=str(target), data__files=text_file, model__hidden_size=16)
+    summary = recipes.run(config, tmp_path)
+    records = [record for record in _metrics(tmp_path) if "heldout_loss" in record]
+    assert records[-1]["heldout_loss"] < 0.7 * records[0]["heldout_loss"]
+    assert records[-1]["heldout_alpha"] > records[0]["heldout_alpha"]
+    assert {"heldout_loss", "heldout_alpha", "heldout_agreement", "steps", "parameters", "seconds"} == set(summary)
+    assert hf.same_vocabulary(hf.load(target), hf.load(tmp_path)) is None
+
+
+def test_a_given_tokenizer_is_used(target_run, text_file, tmp_path):
+    changes = {"data__files": text_file, "tokenizer": str(target_run[0] / "model"), "train__steps": 1}
+    recipes.run(
+        _config("pretrain", **changes, model__vocab_size=0, model__family="gpt2", model__num_kv_heads=2), tmp_path
+    )
+    loaded = hf.load(tmp_path)
+    assert loaded.config.family == "gpt2" and hf.same_vocabulary(loaded, hf.load(target_run[0])) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "told"),
+    [
+        ("pretrain", {"objective": "pray"}, "'pretrain' or 'distill'"),
+        ("pretrain", {"model__family": "t5"}, "'llama' or 'gpt2'"),
+        ("pretrain", {"model__num_heads": 3}, "hidden_size 32 is no even multiple of num_heads 3"),
+        ("pretrain", {"train__steps": 0}, "train.steps is 0"),
+        ("pretrain", {"train__length": 65}, "beyond config.model.max_positions 64"),
+        ("pretrain", {"model__vocab_size": 100}, "at least 257"),
+        ("pretrain", {"tokenizer": "nowhere"}, "nowhere is no file"),
+        ("pretrain", {"tokenizer": "TARGET", "model__vocab_size": 999}, "999.*has 320 tokens"),
+        ("pretrain", {"optimiser__name": "sgd"}, "'adamw' or 'muon'"),
+        ("pretrain", {"data__files": "SHORT"}, "fewer than one crop"),
+        ("distill", {}, "config.target is empty"),
+        ("distill", {"target": "nowhere"}, "nowhere is no directory"),
+        ("distill", {"target": "TARGET", "model__vocab_size": 999}, "the target has 320 tokens"),
+    ],
+)
+def test_mistakes_end_in_one_line_and_nothing_written(name, changes, told, target_run, text_file, tmp_path):
+    (tmp_path / "short.txt").write_text("a\nb\n")
+    places = {"TARGET": str(target_run[0]), "SHORT": str(tmp_path / "short.txt")}
+    changes = {"data__files": text_file} | {key: places.get(value, value) for key, value in changes.items()}
+    if name == "pretrain":
+        changes = {"model__vocab_size": 300} | changes
+    with pytest.raises(UserError, match=told) as error:
+        recipes.run(_config(name, **changes), tmp_path / "work")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "work").exists()
+
+
+def test_other_text_is_no_resumption(text_file, tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    config = _config("pretrain", data__files=str(tmp_path / "text.txt"), model__vocab_size=300, train__steps=2)
+    recipes.run(config, tmp_path / "work")
+    (tmp_path / "work" / "model").rename(tmp_path / "elsewhere")  # as if killed just before the end
+    assert recipes.run(config, tmp_path / "work")["steps"] == 2
+    (tmp_path / "work" / "model").rename(tmp_path / "elsewhere2")
+    (tmp_path / "text.txt").write_text(TEXT[:-1000])
+    with pytest.raises(UserError, match="corpus was"):
+        recipes.run(config, tmp_path / "work")
