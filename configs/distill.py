@@ -24,7 +24,7 @@ def get_config() -> ConfigDict:
     config.model.max_positions = 512
     config.model.tie_embeddings = True
     config.train = ConfigDict()
-    config.train.steps = 260
+    config.train.steps = 300
     config.train.batch_size = 4
     config.train.length = 128
     config.train.log_every = 10

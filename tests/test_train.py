@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -314,14 +315,17 @@ class Steps:
         return self._batches.batch(step)
 
 
+@functools.lru_cache(maxsize=None)
+def _initial():
+    return lm.init_params(tiny(), jax.random.key(0))
+
+
 def _train(workdir, steps, optimiser="adamw", **changes):
-    config = tiny()
     batches = changes.pop("batches", None) or Steps()
     options = {"log_every": 4, "eval_every": 10, "checkpoint_every": 6, "config": {"a": 1}} | changes
-    loss = options.pop("loss", None) or objectives.pretrain_loss(lm.from_config(config))
     return loop.train(
-        loss,
-        lm.init_params(config, jax.random.key(0)),
+        objectives.pretrain_loss(lm.from_config(tiny())),
+        _initial(),
         {},
         batches,
         optimiser=loop.optimiser(optimiser, steps=20, learning_rate=1e-2),

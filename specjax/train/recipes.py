@@ -57,6 +57,7 @@ def run(config: Config, workdir: str | Path) -> dict:
     if prepare is None:
         raise UserError(f"config.objective is {config.objective!r}; it must be 'pretrain' or 'distill'")
     _check(config)
+    optimiser = loop.optimiser(**config.optimiser, steps=config.train.steps)
     if (workdir / "config.json").exists() and any((workdir / name).exists() for name in ("checkpoints", "model")):
         stored = json.loads((workdir / "config.json").read_text())
         check_same(_lasting(stored), _lasting(resolved), workdir)
@@ -74,7 +75,7 @@ def run(config: Config, workdir: str | Path) -> dict:
         lm.init_params(what.config, jax.random.key(config.seed)),
         what.target_params,
         batches,
-        optimiser=loop.optimiser(**config.optimiser, steps=train.steps),
+        optimiser=optimiser,
         steps=train.steps,
         workdir=workdir,
         eval_batches=held_out,

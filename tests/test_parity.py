@@ -1,0 +1,74 @@
+"""transformers as the peer: the same greedy text from a real checkpoint, and the same sampling maps."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import accept, decode, drafters, rng, sampling
+from specjax.types import ModelParams
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+TEXTS = [
+    "Once upon a time",
+    "Lily and Tom went to the park. They saw a big red ball and",
+    "The little dog was sad because",
+    "One day, a boy named Tim",
+]
+NEW = 100
+
+
+@pytest.mark.parametrize("name", drafters.names())
+def test_greedy_text_of_a_real_model(stories, data_dir, name):
+    ids = [stories.tokenizer.encode(text).ids for text in TEXTS]
+    model = transformers.AutoModelForCausalLM.from_pretrained(data_dir / "models" / "stories260K", dtype=torch.float32)
+    theirs = []
+    for prompt in ids:
+        out = model.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False, pad_token_id=0)
+        theirs.append(out[0, len(prompt) :].tolist())
+    keys = {"model": stories.lm, "gamma": 3, "params": stories.params} if name == "draft_model" else {}
+    drafter = drafters.make(name, stories.lm, **keys)
+    params = ModelParams(stories.params, drafter.init_params(None))
+    packed, lengths = decode.pack_prompts(ids)
+    state = decode.prefill(
+        stories.lm,
+        drafter,
+        params,
+        packed,
+        lengths,
+        rng.row_keys(0, len(ids)),
+        max_len=packed.shape[1] + NEW,
+        limit=lengths + NEW,
+        sampling=sampling.make_sampling(len(ids), 0.0),
+    )
+    eos = stories.config.eos_token_id
+    state, _ = decode.generate(stories.lm, drafter, accept.load("chain"), params, state, max_steps=NEW, eos_id=eos)
+    decode.check(state)
+    assert decode.outputs(state, lengths) == theirs
+
+
+def test_sampling_maps_are_those_of_transformers():
+    """The same order (temperature, top-k, top-p, min-p) and the same survivors, on logits without ties."""
+    logits = np.random.default_rng(0).normal(size=(50, 40)).astype(np.float32) * 2
+    for temperature, top_k, top_p, min_p in [
+        (0.7, 0, 1.0, 0.0),
+        (1.0, 5, 1.0, 0.0),
+        (1.3, 0, 0.8, 0.0),
+        (1.0, 0, 1.0, 0.1),
+        (0.8, 10, 0.9, 0.05),
+    ]:
+        chain = transformers.LogitsProcessorList([transformers.TemperatureLogitsWarper(temperature)])
+        if top_k:
+            chain.append(transformers.TopKLogitsWarper(top_k))
+        if top_p < 1:
+            chain.append(transformers.TopPLogitsWarper(top_p))
+        if min_p:
+            chain.append(transformers.MinPLogitsWarper(min_p))
+        want = torch.softmax(chain(None, torch.tensor(logits)), -1).numpy()
+        knobs = sampling.make_sampling(1, temperature, top_k, top_p, min_p)
+        got = np.asarray(sampling.to_probs(jnp.asarray(logits)[None], knobs))[0]
+        np.testing.assert_allclose(got, want, atol=1e-6)
+        np.testing.assert_array_equal(got == 0, want == 0)
