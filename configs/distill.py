@@ -1,4 +1,11 @@
-"""TODO"""
+"""One layer, an eighth of the target, that imitates it (forward KL): the draft model of the quickstart.
+
+    python -m specjax.run --config=configs/distill.py --workdir=runs/draft --config.target=runs/target \\
+        --config.data.dir=runs/target/data
+
+Half a minute on two CPU cores. Held-out divergence 0.15 nats a token, acceptance rate (alpha) 0.81 at temperature 1, the
+same best token in 72 of 100 places. ``config.data.dir`` only saves building the corpus a second time.
+"""
 
 from ml_collections import ConfigDict
 

@@ -20,13 +20,12 @@ def get_config() -> ConfigDict:
     config.sampling = sampling(0.0)
     config.prompt = ""  # one text
     config.prompts = ""  # or a .txt file (a prompt per line), a .jsonl file with a "prompt" key, or "stdlib"
-    config.num_prompts = 0  # at most so many of them; 0 = all
+    config.num_prompts = 0  # at most so many of them; 0 = all, of "stdlib" 32
     config.prompt_tokens = 64  # "stdlib": the length of each
     config.data_dir = ""  # "stdlib": where the corpus was built; empty: the data folder of the target's run
     config.max_new_tokens = 128
     config.ignore_eos = False
     config.batch_size = 1
-    config.repeats = 1
     config.seed = 0
     return config
 

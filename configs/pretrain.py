@@ -1,8 +1,10 @@
-"""A small Llama, trained on the Python standard library: the target of the quickstart.
+"""A small Llama (3.7 million parameters) trained on the Python standard library: the target of the quickstart.
 
     python -m specjax.run --config=configs/pretrain.py --workdir=runs/target
 
-TODO
+Two minutes on two CPU cores, corpus and tokenizer included: 266,000 tokens, a tenth of the corpus. Held-out loss 4.13 nats
+a token, 1.90 bits a byte (Python 3.11.7; another interpreter has another library). The same command resumes a killed run.
+Other text: --config.data.files=book.txt,more.jsonl.
 """
 
 from ml_collections import ConfigDict

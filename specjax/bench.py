@@ -101,7 +101,9 @@ def run_pass(job: Job, method: Method | None, *, finished: bool = False) -> Pass
         decode.check(state)
         real = [r >= 0 for r in rows]
         outputs += [o for o, r in zip(decode.outputs(state, [len(p) for p in prompts]), real, strict=True) if r]
-        if records is not None:
+        if records is None:
+            loops += max(map(len, decode.outputs(state, [len(p) for p in prompts])))
+        else:
             now = metrics.count(records, real, drafter.nodes)
             counts = now if counts is None else counts.plus(now)
             loops += int(np.asarray(records.emitted).any(1).sum())
@@ -120,14 +122,14 @@ def measure(job: Job, methods: Sequence[Method], say: Callable[[str], None] = la
         for method in (None, *methods):
             name = None if method is None else method.name
             say(f"{name or 'autoregressive'}, pass {turn + 1} of {job.repeats}")
-            passes[name].append(run_pass(job, method))
-    plain = _rate(passes[None])
-    step = time_of_step(job)
+            # Another seed each time: more text to judge sampled output by.
+            passes[name].append(run_pass(job._replace(seed=job.seed + turn), method))
+    step = time_of_verify(job, None, 1)
     rows = []
     for method in methods:
         say(f"{method.name}: time split and losslessness")
         runs = passes[method.name]
-        rows.append(_row(job, method, runs, passes[None][0].outputs, plain, step))
+        rows.append(_row(job, method, runs, passes[None], step))
     return rows
 
 
@@ -135,21 +137,25 @@ def _rate(passes: Sequence[Pass]) -> float:
     return statistics.median(sum(map(len, p.outputs)) / p.seconds for p in passes)
 
 
-def _row(job: Job, method: Method, runs: list[Pass], plain_outputs, plain: float, step: float) -> dict:
+def _row(job: Job, method: Method, runs: list[Pass], plain: list[Pass], step: float) -> dict:
     counts = runs[0].counts
     assert counts is not None
-    rate = _rate(runs)
+    rate, plain_rate = _rate(runs), _rate(plain)
     temperature = float(job.settings["temperature"])
     if temperature == 0:
-        lossless = metrics.greedy_identity(plain_outputs, runs[0].outputs)
+        lossless = metrics.greedy_identity(plain[0].outputs, runs[0].outputs)
     else:
-        lossless = metrics.uniform_transform(job.target, job.params, job.prompts, runs[0].outputs, job.settings)
+        outputs = [o for run in runs for o in run.outputs]
+        prompts = list(job.prompts) * len(runs)
+        lossless = metrics.law_check(job.target, method.params, prompts, outputs, job.settings, method.drafter)
     summary = metrics.summary(counts)
     predicted, split = None, None
     if method.drafter.nodes:
-        draft, verify = time_of_draft(job, method), time_of_verify(job, method.drafter.nodes + 1)
-        predicted = theory.speedup(summary["block_efficiency"], draft, verify, step)
-        # A round's whole time, from the loop itself; what drafting and verifying leave is acceptance and bookkeeping.
+        draft, verify = time_of_draft(job, method), time_of_verify(job, method, method.drafter.nodes + 1)
+        # Tokens per turn of the loop, not per round of a row: a batch goes on until its slowest row is done, in both loops.
+        gain = (counts.tokens / runs[0].loops) / (sum(map(len, plain[0].outputs)) / plain[0].loops)
+        predicted = theory.speedup(gain, draft, verify, step)
+        # A turn's whole time, from the loop itself; what drafting and verifying leave is acceptance and bookkeeping.
         whole = statistics.median(p.seconds / p.loops for p in runs)
         accept = max(whole - draft - verify, 0.0)
         total = draft + verify + accept
@@ -163,8 +169,8 @@ def _row(job: Job, method: Method, runs: list[Pass], plain_outputs, plain: float
         "prompts": len(job.prompts),
         **summary,
         "tokens_per_second": rate,
-        "autoregressive_tokens_per_second": plain,
-        "speedup": rate / plain,
+        "autoregressive_tokens_per_second": plain_rate,
+        "speedup": rate / plain_rate,
         "predicted_speedup": predicted,
         "time_split": split,
         "lossless": lossless._asdict(),
@@ -177,27 +183,22 @@ def _row(job: Job, method: Method, runs: list[Pass], plain_outputs, plain: float
 _TURNS = 20
 
 
-def time_of_step(job: Job) -> float:
-    """Seconds of one target pass over one token per row."""
-    return time_of_verify(job, 1)
-
-
-def time_of_verify(job: Job, size: int) -> float:
-    """Seconds of one target pass over ``size`` tokens per row, at a context half generated."""
-    return _clock(_verify_loop, job, size)
+def time_of_verify(job: Job, method: Method | None, size: int) -> float:
+    """Seconds of one target pass over ``size`` tokens per row, in the buffers of that method (None: of plain decoding)."""
+    return _clock(job, method, lambda params, state: _verify_loop(job.target, size, params, state))
 
 
 def time_of_draft(job: Job, method: Method) -> float:
     """Seconds of one call of the drafter's ``propose``."""
-    return _clock(_draft_loop, job, method)
+    return _clock(job, method, lambda params, state: _draft_loop(method, params, state))
 
 
-def _clock(loop: Callable, job: Job, what) -> float:
-    drafter, params = (what.drafter, what.params) if isinstance(what, Method) else (none.make(job.target), None)
-    params = ModelParams(job.params) if params is None else params
+def _clock(job: Job, method: Method | None, loop: Callable) -> float:
+    drafter = none.make(job.target) if method is None else method.drafter
+    params = ModelParams(job.params) if method is None else method.params
     rows, prompts = next(batches(job))
     state = begin(job, drafter, params, rows, prompts)
-    fn = jax.jit(lambda params, state: loop(job.target, what, params, state))
+    fn = jax.jit(loop)
     jax.block_until_ready(fn(params, state))
     samples = []
     for _ in range(5):
@@ -208,8 +209,6 @@ def _clock(loop: Callable, job: Job, what) -> float:
 
 
 def _verify_loop(target: LM, size: int, params: ModelParams, state: DecodeState):
-    # The buffers of a decode without drafts have no room for a block: the last slots are overwritten, for timing only.
-    cache = state.cache.replace(length=jnp.maximum(state.length - size, 0))
     tokens = jnp.broadcast_to(state.tokens[:, :1], (state.length.shape[0], size))
 
     def turn(_, carry):
@@ -217,12 +216,10 @@ def _verify_loop(target: LM, size: int, params: ModelParams, state: DecodeState)
         out, cache = target.apply(params.target, tokens, cache)
         return jnp.argmax(out.logits, -1).astype(jnp.int32), cache
 
-    return jax.lax.fori_loop(0, _TURNS, turn, (tokens, cache))[0]
+    return jax.lax.fori_loop(0, _TURNS, turn, (tokens, state.cache))[0]
 
 
-def _draft_loop(target: LM, method: Method, params: ModelParams, state: DecodeState):
-    del target
-
+def _draft_loop(method: Method, params: ModelParams, state: DecodeState):
     def turn(index, carry):
         tokens, inner = carry
         keys = RowKeys(state.keys, state.round + index, state.length)

@@ -18,7 +18,19 @@ from specjax import sampling as sampling_lib
 from specjax.errors import NonFiniteLogits, UserError
 from specjax.rng import RowKeys
 from specjax.sampling import Sampling
-from specjax.types import LM, Accept, Context, DecodeState, Drafter, ModelParams, Output, Records, StepInfo, Verdict
+from specjax.types import (
+    LM,
+    Accept,
+    Context,
+    DecodeState,
+    Draft,
+    Drafter,
+    ModelParams,
+    Output,
+    Records,
+    StepInfo,
+    Verdict,
+)
 
 EosId = int | Sequence[int] | jax.Array | None
 
@@ -158,36 +170,61 @@ def _prefill(target, drafter, params, prompt, lengths, limit, keys, sampling, *,
 def speculative_step(
     target: LM, drafter: Drafter, accept: Accept, params: ModelParams, state: DecodeState, *, eos_id: EosId = None
 ) -> tuple[DecodeState, StepInfo]:
-    """One round: propose, verify in one target pass, accept, commit. Pure, so a drafter may run it inside its own round.
+    """One round: propose, verify in one target pass, accept, commit. Pure: a drafter may run it with a smaller target.
 
     Rows that are done are frozen: they emit nothing and no length moves. The emitted law has the class of ``accept``
     (L1: exactly the target's), given that ``Draft.probs`` is the law the drafter drew from.
+
+    Raises:
+        UserError: a draft of another size than ``drafter.nodes``, by which every buffer was made.
     """
     keys = RowKeys(state.keys, state.round, state.length)
     context = Context(state.tokens, state.length, state.sampling)
     draft, draft_state = drafter.propose(params, keys, context, state.draft)
+    _check_draft(drafter, draft, target.vocab_size)
 
     block = jnp.concatenate([context.pending[:, None], draft.tokens], axis=1)
     parents = None if draft.parents is None else jnp.pad(draft.parents + 1, ((0, 0), (1, 0)), constant_values=-1)
     out, cache = target.apply(params.target, block, state.cache, parents)
 
-    finite = jnp.isfinite(out.logits.max(-1))
-    finite = (finite[:, 0] & jnp.all(finite[:, 1:] | ~draft.valid, axis=-1)) & (
-        True if draft.finite is None else draft.finite
-    )
     verdict = jax.lax.cond(
         jnp.all(state.sampling.greedy | state.done),
         lambda: accept.greedy(draft, jnp.argmax(out.logits, -1).astype(jnp.int32)),
         lambda: accept.sampled(keys, draft, _law(out.logits, state.sampling)),
     )
     accepted = jnp.where(state.done, 0, (verdict.path >= 0).sum(-1))
-    failed = ~finite & ~state.done
+    failed = ~_finite(draft, verdict, out.logits) & ~state.done
     verdict, ended = _cut(verdict, state, failed, eos_id)
 
     cache = target.commit(cache, verdict.count, None if parents is None else verdict.path)
     draft_state = drafter.update(params, draft_state, draft, verdict, out)
-    info = StepInfo(draft, verdict.tokens, verdict.count, accepted, jnp.where(state.done, 0, draft.valid.sum(-1)))
+    real = jnp.cumprod(draft.valid, axis=-1) if parents is None else draft.valid
+    drafted = jnp.where(state.done, 0, real.sum(-1))
+    info = StepInfo(draft, verdict.tokens, verdict.count, accepted, drafted)
     return _commit(state, verdict, ended, failed).replace(cache=cache, draft=draft_state), info
+
+
+def _check_draft(drafter: Drafter, draft: Draft, vocab: int) -> None:
+    batch = draft.tokens.shape[0]
+    right = {"tokens": (batch, drafter.nodes), "valid": (batch, drafter.nodes), "parents": (batch, drafter.nodes)}
+    right["probs"] = (batch, drafter.nodes, vocab)
+    for name, shape in right.items():
+        array = getattr(draft, name)
+        if array is not None and array.shape != shape:
+            raise UserError(
+                f"drafter {drafter.name} gave {name} of shape {array.shape}; with {drafter.nodes} nodes: {shape}"
+            )
+
+
+def _finite(draft: Draft, verdict: Verdict, logits: jax.Array) -> jax.Array:
+    """bool[B]: whether every law that a decision rested on was finite: of the pending token and the accepted nodes.
+
+    A node that fell costs nothing, whatever the model said after it: plain decoding would never have gone there.
+    """
+    node = jnp.arange(logits.shape[1])
+    used = (node == 0) | (verdict.path[..., None] + 1 == node).any(1)
+    good = jnp.all(jnp.isfinite(logits.max(-1)) | ~used, axis=-1)
+    return good if draft.finite is None else good & draft.finite
 
 
 def _law(logits: jax.Array, sampling: Sampling) -> jax.Array:
@@ -299,7 +336,8 @@ def autoregressive(
 ) -> DecodeState:
     """Plain decoding, one token a pass: the oracle that every method is compared with, and the baseline of every speed-up.
 
-    ``state`` comes from ``prefill`` (any drafter) and is donated. Noise is keyed by position, as in the rule ``match``.
+    ``state`` comes from ``prefill`` (any drafter) and is donated; the drafter's part of it is left behind, so what comes out
+    is not for ``generate``. Noise is keyed by position, as in the rule ``match``.
     """
     return _autoregressive(target, params, state, jnp.asarray(max_steps), _eos(eos_id))
 
@@ -336,7 +374,8 @@ def check(state: DecodeState) -> None:
     if (failed >= 0).any():
         row = int(np.argmax(failed >= 0))
         raise NonFiniteLogits(
-            f"NaN or infinite logits in row {row}, round {failed[row]}; the weights or the precision are at fault"
+            f"NaN or infinite logits in row {row}, round {failed[row]}; the weights or the precision of the target or of "
+            "the draft model are at fault"
         )
 
 

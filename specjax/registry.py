@@ -24,7 +24,12 @@ def load(package: str, name: str, kind: str) -> Any:
 
 
 def call(package: str, name: str, kind: str, *args: Any, **keys: Any) -> Any:
-    """``package.name.make(*args, **keys)`` after checking that ``make`` takes those keys and misses none."""
+    """``package.name.make(*args, **keys)`` after ``check``."""
+    return check(package, name, kind, **keys)(*args, **keys)
+
+
+def check(package: str, name: str, kind: str, **keys: Any) -> Any:
+    """``package.name.make``, if it takes those keys and misses none; otherwise a UserError."""
     make = load(package, name, kind).make
     allowed = {k: p for k, p in inspect.signature(make).parameters.items() if p.kind is p.KEYWORD_ONLY}
     for key in keys:
@@ -34,4 +39,4 @@ def call(package: str, name: str, kind: str, *args: Any, **keys: Any) -> Any:
     for key, parameter in allowed.items():
         if parameter.default is parameter.empty and key not in keys:
             raise UserError(f"{kind} {name} needs the key {key!r}")
-    return make(*args, **keys)
+    return make

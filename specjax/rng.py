@@ -3,6 +3,9 @@
 A row's key is made of the seed and the row's own number, never of its place in the batch. Noise that may influence
 a decision is keyed by the *round* (a discarded slot's noise must not come back). Only the target's own sampler is keyed
 by the absolute *position*: sample-then-match and plain decoding then draw the same token at the same place.
+
+Rounds are counted from prefill: who prefills the same rows again, say with a longer conversation, gives them another seed.
+A system that runs inside another's round takes ``keys.at_round(DRAFT)`` as its own base keys, never ``keys.base``.
 """
 
 from __future__ import annotations

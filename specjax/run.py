@@ -11,21 +11,29 @@ import json
 import os
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import jax
+import numpy as np
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 from rich.console import Console
+from rich.text import Text
 
 from specjax import __version__, bench, decode, metrics, session
 from specjax.config import Config
 from specjax.errors import UserError
 from specjax.report import terminal
 
-console = Console(highlight=False, soft_wrap=True)
+
+class NotLossless(Exception):
+    """A method that claims to be lossless failed its check."""
+
+
+console = Console(highlight=False, soft_wrap=True, emoji=False)
 if not console.is_terminal:
     console.width = 120  # a file or a pipe has no width: enough for the table
 
@@ -33,42 +41,44 @@ if not console.is_terminal:
 def generate(config: Config, workdir: Path) -> None:
     """Decodes the prompts and prints the text; a single prompt on a terminal is streamed as it comes."""
     target = session.load_target(config)
-    assert target.tokenizer is not None  # load_target has seen to it
+    tokenizer = target.tokenizer
+    assert tokenizer is not None  # load_target has seen to it
+    [(label, keys)] = session.methods(config).items()
+    method = session.method(target, keys, config.accept, config.seed, label)
     prompts = session.read_prompts(config, target)
     job = session.job(config, target, prompts, config.sampling.temperature, config.batch_size)
-    method = session.method(target, config.drafter.to_dict(), config.accept, config.seed)
     if len(prompts) == 1 and console.is_terminal:
-        row, outputs = _stream(job, method, prompts[0].text, target.tokenizer.decode)
+        row, outputs = _stream(job, method, prompts[0], tokenizer.decode)
+        texts = [_continue(tokenizer, prompts[0].ids, outputs[0])]
     else:
         bench.run_pass(job, method, finished=True)
         run = bench.run_pass(job, method)
         outputs = run.outputs
-        row = _plain_row(job, method, run.counts, len(prompts), sum(map(len, outputs)) / run.seconds)
-        for prompt, ids in zip(prompts, outputs, strict=True):
-            console.print(f"[dim]{_escape(prompt.text)}[/dim]{_escape(_continue(target.tokenizer, prompt.ids, ids))}\n")
-    texts = [_continue(target.tokenizer, p.ids, ids) for p, ids in zip(prompts, outputs, strict=True)]
+        row = _plain_row(job, method, run.counts, sum(map(len, outputs)) / run.seconds)
+        texts = [_continue(tokenizer, p.ids, ids) for p, ids in zip(prompts, outputs, strict=True)]
+        for prompt, text in zip(prompts, texts, strict=True):
+            console.print(Text.assemble((prompt.text, "dim"), text, "\n"))
     _write(config, workdir, [row], texts=texts, token_ids=outputs)
 
 
-def _stream(job: bench.Job, method: bench.Method, prompt: str, spell: Callable[[list[int]], str]):
-    rows, ids = next(bench.batches(job._replace(batch_size=1)))
+def _stream(job: bench.Job, method: bench.Method, prompt: session.Prompt, spell: Callable[[list[int]], str]):
+    rows, ids = next(bench.batches(job))
     state = bench.begin(job, method.drafter, method.params, rows, ids)
-    console.print(_escape(prompt), end="", style="dim")
-    shown, output, infos = len(spell(ids[0])), [], []
+    console.print(Text(prompt.text, "dim"), end="")
+    shown, output, seen = len(spell(prompt.ids)), [], []
     for _, info in decode.stream(job.target, method.drafter, method.accept, method.params, state, eos_id=job.eos_id):
-        infos.append(info)
+        seen.append([np.asarray(x) for x in (info.emitted, info.accepted, info.drafted)])
         output += [int(t) for t in info.tokens[0][: int(info.emitted[0])]]
-        text = spell(ids[0] + output)
+        text = spell(prompt.ids + output)
         if not text.endswith("\ufffd"):  # half a character: wait for the rest
-            console.print(_escape(text[shown:]), end="")
+            console.print(Text(text[shown:]), end="")
             shown = len(text)
-    console.print()
-    records = decode.Records(*(jax.numpy.stack([getattr(i, f) for i in infos]) for f in decode.Records._fields))
-    counts = metrics.count(records, [True], method.drafter.nodes)
-    return _plain_row(job, method, counts, 1, None), [output]
+    console.print(Text(spell(prompt.ids + output)[shown:]))
+    counts = metrics.count(decode.Records(*map(np.stack, zip(*seen, strict=True))), [True], method.drafter.nodes)
+    return _plain_row(job, method, counts, None), [output]
 
 
-def _plain_row(job: bench.Job, method: bench.Method, counts, prompts: int, rate: float | None) -> dict:
+def _plain_row(job: bench.Job, method: bench.Method, counts, rate: float | None) -> dict:
     """A results row without a baseline: what was not measured is null."""
     return {
         "method": method.name,
@@ -76,7 +86,7 @@ def _plain_row(job: bench.Job, method: bench.Method, counts, prompts: int, rate:
         "class": method.accept.law,
         "temperature": float(job.settings["temperature"]),
         "batch_size": job.batch_size,
-        "prompts": prompts,
+        "prompts": len(job.prompts),
         **metrics.summary(counts),
         "tokens_per_second": rate,
         **dict.fromkeys(
@@ -88,14 +98,12 @@ def _plain_row(job: bench.Job, method: bench.Method, counts, prompts: int, rate:
 def measure(config: Config, workdir: Path) -> None:
     """Measures the methods of ``config.grid`` (or ``config.drafter``) against plain decoding, and prints a table."""
     target = session.load_target(config)
+    methods = [session.method(target, k, config.accept, config.seed, n) for n, k in session.methods(config).items()]
     prompts = session.read_prompts(config, target)
-    grid = config.grid
-    named = grid.methods.to_dict() or {config.drafter.name: config.drafter.to_dict()}
-    methods = [session.method(target, keys, config.accept, config.seed, label) for label, keys in named.items()]
     jobs = [
-        session.job(config, target, prompts, float(temperature), int(batch))
-        for temperature in grid.temperatures or (config.sampling.temperature,)
-        for batch in grid.batch_sizes or (config.batch_size,)
+        session.job(config, target, prompts, float(temperature), batch)
+        for temperature in config.grid.temperatures or (config.sampling.temperature,)
+        for batch in config.grid.batch_sizes or (config.batch_size,)
     ]
     rows = []
     with console.status("") as status:
@@ -111,8 +119,8 @@ def measure(config: Config, workdir: Path) -> None:
         _show_trace(jobs[0], methods, target.tokenizer, prompts[0])
     _write(config, workdir, rows)
     for row in rows:
-        if row["lossless"] and not row["lossless"]["passed"]:
-            raise UserError(f"{row['method']} lost something: {row['lossless']['detail']}; see results.json")
+        if row["class"] == "L1" and row["lossless"]["passed"] is False:
+            raise NotLossless(f"{row['method']} lost something: {row['lossless']['detail']}; see results.json")
 
 
 def _show_trace(job: bench.Job, methods, tokenizer, prompt: session.Prompt) -> None:
@@ -127,7 +135,7 @@ def _show_trace(job: bench.Job, methods, tokenizer, prompt: session.Prompt) -> N
     infos = [jax.device_get(info) for _, info in steps]
     console.print(f"\n[bold]{method.name}[/bold], temperature {job.settings['temperature']:g}:  ", end="")
     console.print(terminal.legend())
-    console.print(terminal.trace(prompt.text, infos, lambda token: tokenizer.decode([token])))
+    console.print(terminal.trace(prompt.ids, infos, tokenizer.decode))
 
 
 def _continue(tokenizer, prompt: list[int], new: list[int]) -> str:
@@ -135,26 +143,27 @@ def _continue(tokenizer, prompt: list[int], new: list[int]) -> str:
     return tokenizer.decode(prompt + new)[len(tokenizer.decode(prompt)) :]
 
 
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")
-
-
 def _write(config: Config, workdir: Path, rows: list[dict], **more) -> None:
-    """config.json, metrics.jsonl and results.json, at the end and together: a failed run leaves nothing."""
+    """config.json, metrics.jsonl and results.json, at the end: a failed run leaves none of them half-written."""
     device = jax.devices()[0]
     versions = {"specjax": __version__, "jax": jax.__version__}
     versions |= {"backend": jax.default_backend(), "device": device.device_kind}
     results = {"schema": 1, "date": time.strftime("%Y-%m-%d"), "versions": versions, "rows": rows, **more}
+    files = {
+        "config.json": config.to_json_best_effort(indent=2) + "\n",
+        "metrics.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
+        "results.json": json.dumps(results, indent=2) + "\n",
+    }
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        (workdir / "config.json").write_text(config.to_json_best_effort(indent=2) + "\n")
-        (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        partial = workdir / "results.json.tmp"
-        partial.write_text(json.dumps(results, indent=2) + "\n")
-        partial.replace(workdir / "results.json")
+        with tempfile.TemporaryDirectory(prefix=".new.", dir=workdir) as fresh:
+            for name, text in files.items():
+                (Path(fresh) / name).write_text(text, encoding="utf-8")
+            for name in files:
+                (Path(fresh) / name).replace(workdir / name)
     except OSError as error:
         raise UserError(f"cannot write into {workdir}: {error.strerror}; choose another --workdir") from None
-    console.print(f"[dim]wrote {workdir / 'results.json'}[/dim]")
+    console.print(Text(f"wrote {workdir / 'results.json'}", "dim"))
 
 
 def _check_workdir(workdir: Path) -> None:
@@ -172,23 +181,40 @@ def train(config: Config, workdir: Path) -> None:
 
     summary = recipes.run(config, workdir)
     numbers = ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in summary.items())
-    console.print(f"[dim]{workdir}: {numbers}[/dim]")
+    console.print(Text(f"{workdir}: {numbers}", "dim"))
 
 
 MODES = {"train": train, "generate": generate, "bench": measure}
+NEEDS = {  # keys that tell a mode's configurations apart
+    "train": ("objective", "model", "train", "optimiser", "data", "seed"),
+    "generate": ("target", "drafter", "accept", "sampling", "prompt", "prompts", "seed"),
+    "bench": ("target", "drafter", "accept", "sampling", "prompt", "prompts", "seed", "grid", "repeats"),
+}
 
 
 def run(config: Config, workdir: Path) -> None:
     """Runs one configuration. Raises UserError."""
-    if config.mode not in MODES:
-        raise UserError(f"config.mode is {config.mode!r}; it must be one of {', '.join(MODES)}")
+    mode = config.get("mode")
+    if mode not in MODES:
+        raise UserError(f"config.mode is {mode!r}; it must be one of {', '.join(MODES)}")
+    if missing := [key for key in NEEDS[mode] if key not in config]:
+        raise UserError(
+            f"mode {mode} needs the key {missing[0]!r}; start from a configuration made for it, see configs/"
+        )
     _check_workdir(workdir)
     _fill(config, str(workdir))
-    for name in config.get("prepare") or ():
-        stage = config.stages[name]
-        console.print(f"[bold]{name}[/bold]: {stage.mode}, {workdir / name}")
+    stages = [(name, config.get("stages", {}).get(name)) for name in config.get("prepare") or ()]
+    for name, stage in stages:
+        if stage is None:
+            raise UserError(f"config.prepare names {name!r}, and config.stages has no such configuration")
+    if mode != "train":
+        session.check(config)
+        if any((workdir / name).exists() for name in ("model", "checkpoints")):
+            raise UserError(f"{workdir} holds a training run, which this would overwrite; choose another --workdir")
+    for name, stage in stages:
+        console.print(Text.assemble((name, "bold"), f": {stage.mode}, {workdir / name}"))
         run(stage, workdir / name)
-    MODES[config.mode](config, workdir)
+    MODES[mode](config, workdir)
 
 
 def _fill(config: Config, workdir: str) -> None:
@@ -210,7 +236,7 @@ def parse(argv: list[str]) -> tuple[Config, Path]:
         sys.exit(0)
     file = Path(_named(argv)).expanduser()
     # Configurations build on one another ("from configs import bench"), wherever the command is run from.
-    sys.path.append(str(file.resolve().parent.parent))
+    sys.path.insert(0, str(file.resolve().parent.parent))
     try:
         rest = values(argv)
         config = values.config
@@ -220,12 +246,13 @@ def parse(argv: list[str]) -> tuple[Config, Path]:
         raise UserError(str(error).partition(": Traceback")[0]) from None
     except OSError:
         raise UserError(f"there is no configuration file {file}; the repository's are in configs/") from None
-    except (AttributeError, KeyError) as error:  # what ml_collections raises for an override of a key that is not there
-        key, hint = re.search(r"(\w+)", str(error)), re.search(r'Did you mean "(\w+)"', str(error))
-        meant = f"did you mean {hint[1]}?" if hint else "the configuration file lists the keys"
-        raise UserError(f"unknown configuration key {key[1] if key else error!r}; {meant}") from None
-    except (TypeError, ValueError) as error:
-        raise UserError(f"configuration: {error}") from None
+    except Exception as error:  # the file is the user's program, and ml_collections raises many kinds for overrides
+        key, hint = re.fullmatch(r"\W*(\w+)\W*", str(error).partition("Did you")[0].replace("\\n", "\n")), None
+        if key and isinstance(error, AttributeError | KeyError):
+            hint = re.search(r"Did you mean \W*(\w+)", str(error))
+            meant = f"did you mean {hint[1]}?" if hint else "the configuration file lists the keys"
+            raise UserError(f"unknown configuration key {key[1]!r}; {meant}") from None
+        raise UserError(f"configuration {file}: {type(error).__name__}: {error}") from None
     if len(rest) > 1:
         raise UserError(f"unexpected argument {rest[1]!r}; settings are given as --config.key=value")
     if config is None:
@@ -249,8 +276,10 @@ def main(argv: list[str]) -> int:
         run(*parse(argv))
     except UserError as error:
         return _fail(str(error))
+    except NotLossless as error:
+        return _fail(str(error), 1)
     except KeyboardInterrupt:
-        return _fail("interrupted; the same command goes on from the last checkpoint", 130)
+        return _fail("interrupted; training goes on from its last checkpoint with the same command", 130)
     return 0
 
 

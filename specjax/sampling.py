@@ -48,7 +48,7 @@ def make_sampling(
         if array.shape not in ((), (batch,)):
             raise UserError(f"{name} has shape {array.shape}; give one number, or one for each of the {batch} rows")
         rows[name] = np.broadcast_to(array, (batch,))
-    _check(rows["temperature"], "temperature", "a finite number >= 0", lambda x: (x >= 0) & np.isfinite(x))
+    _check(rows["temperature"], "temperature", "in [0, 1e6] (0 = greedy)", lambda x: (x >= 0) & (x <= 1e6))
     _check(rows["top_k"], "top_k", "a whole number >= 0 (0 = off)", lambda x: (x >= 0) & (x == np.floor(x)))
     _check(rows["top_p"], "top_p", "in (0, 1] (1 = off)", lambda x: (x > 0) & (x <= 1))
     _check(rows["min_p"], "min_p", "in [0, 1] (0 = off)", lambda x: (x >= 0) & (x <= 1))
@@ -103,7 +103,8 @@ def _truncate(z: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
     ordered = jnp.where(ordered < kth, -jnp.inf, ordered)
     mass = jax.nn.softmax(ordered, -1)
     before = jnp.cumsum(mass, -1) - mass  # mass of all better tokens: the first is always kept
-    kept = (before < top_p) | (top_p >= 1)  # exactly 1 is off, whatever the rounding of the sum
+    # Exactly 1 is off, whatever the rounding of the sum; and the best token stays even if top_p underflows to 0.
+    kept = (before < top_p) | (top_p >= 1) | (jnp.arange(vocab) == 0)
     last = jnp.min(jnp.where(kept, ordered, jnp.inf), axis=-1, keepdims=True)
     return jnp.where((z < kth) | (z < last), -jnp.inf, z)
 

@@ -39,10 +39,13 @@ def load_target(config: Config) -> hf.Loaded:
 def read_prompts(config: Config, target: hf.Loaded) -> list[Prompt]:
     """``config.prompt`` (one text), or ``config.prompts``: a .txt file (a prompt per line), a .jsonl file with a "prompt"
     key, or the set "stdlib" (held-out Python code, ``config.prompt_tokens`` tokens each). At most
-    ``config.num_prompts`` of them; 0 = all.
+    ``config.num_prompts`` of them; 0 = all, of "stdlib" 32.
 
     Raises UserError for neither or both, a missing file, a line without the key, an empty prompt.
     """
+    for name, least in (("num_prompts", 0), ("prompt_tokens", 1)):
+        if config[name] < least:
+            raise UserError(f"config.{name} is {config[name]}; it must be at least {least}")
     if bool(config.prompt) == bool(config.prompts):
         raise UserError("give either config.prompt (one text) or config.prompts (a .txt or .jsonl file, or stdlib)")
     tokenizer = target.tokenizer
@@ -65,7 +68,10 @@ def _held_out(config: Config, target: hf.Loaded) -> list[Prompt]:
     from specjax.train import data  # only here: TFDS takes a second to import
 
     assert target.tokenizer is not None
-    folder = config.data_dir or str(Path(target.directory).parent / "data")
+    beside = Path(target.directory).parent / "data"
+    if not config.data_dir and not beside.is_dir():
+        raise UserError("config.prompts=stdlib: no corpus lies beside the target; give config.data_dir to build it in")
+    folder = config.data_dir or str(beside)
     texts = [text for _, text in data.load_texts(folder, "test")]
     ids = data.held_out_prompts(texts, target.tokenizer, config.num_prompts or 32, config.prompt_tokens, config.seed)
     return [Prompt(target.tokenizer.decode(i), i) for i in ids]
@@ -73,12 +79,12 @@ def _held_out(config: Config, target: hf.Loaded) -> list[Prompt]:
 
 def _read(path: Path) -> list[str]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UserError(f"config.prompts: {path} cannot be read ({error.strerror}); give a file, or stdlib") from None
     except UnicodeDecodeError:
         raise UserError(f"config.prompts: {path} is not UTF-8 text") from None
-    lines = [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+    lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
     if path.suffix != ".jsonl":
         return [line for _, line in lines]
     prompts = []
@@ -93,26 +99,50 @@ def _read(path: Path) -> list[str]:
     return prompts
 
 
+def check(config: Config) -> None:
+    """Checks what can be checked before any model is there. Raises UserError."""
+    if not 0 <= config.seed < 2**32:
+        raise UserError(f"config.seed is {config.seed}; it must be in 0..{2**32 - 1}")
+    accept.load(config.accept)
+    grid = config.get("grid") or {}
+    for temperature in [config.sampling.temperature, *grid.get("temperatures", ())]:
+        if isinstance(temperature, bool) or not isinstance(temperature, int | float):
+            raise UserError(f"temperature is {temperature!r}; it must be a number")
+        sampling.make_sampling(1, **{**config.sampling.to_dict(), "temperature": temperature})
+    for batch_size in [config.batch_size, *grid.get("batch_sizes", ())]:
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise UserError(f"batch size is {batch_size!r}; it must be a whole number >= 1")
+    for keys in methods(config).values():
+        drafters.check(**keys)
+
+
+def methods(config: Config) -> dict[str, dict]:
+    """Label -> keys of each drafter: of ``config.grid.methods`` if there are any, else of ``config.drafter``."""
+    grid = config.get("grid")
+    named = grid.methods.to_dict() if grid and grid.methods else {config.drafter.name: config.drafter.to_dict()}
+    chosen = {}
+    for label, keys in named.items():
+        chosen[label] = {"name": label} | {k: v for k, v in keys.items() if v is not None}
+    return chosen
+
+
 def method(target: hf.Loaded, keys: dict, rule: str, seed: int, label: str = "") -> Method:
-    """A drafter with its rule and parameters; ``keys`` hold its name, keys of value None are not set."""
-    keys = {k: v for k, v in keys.items() if v is not None}
-    name = keys.pop("name", label)
-    drafter = drafters.make(name, target.lm, **keys)
+    """A drafter with its rule and parameters; ``keys`` are one entry of ``methods``."""
+    name = keys["name"]
+    drafter = drafters.make(target=target.lm, **keys)
     params = ModelParams(target.params, drafter.init_params(jax.random.key(seed)))
     return Method(label or name, drafter, accept.load(rule), params)
 
 
 def job(config: Config, target: hf.Loaded, prompts: Sequence[Prompt], temperature: float, batch_size: int) -> Job:
     """What is decoded, under which settings. Raises UserError for settings out of range and texts that do not fit."""
-    for name, value in (
-        ("batch_size", batch_size),
-        ("max_new_tokens", config.max_new_tokens),
-        ("repeats", config.repeats),
-    ):
+    repeats = config.get("repeats", 1)
+    for name, value in (("max_new_tokens", config.max_new_tokens), ("repeats", repeats)):
         if value < 1:
             raise UserError(f"config.{name} is {value}; it must be at least 1")
+    if batch_size > len(prompts):
+        raise UserError(f"the batch size is {batch_size} and there are {len(prompts)} prompts; give more, or lower it")
     settings = {**config.sampling.to_dict(), "temperature": temperature}
-    sampling.make_sampling(1, **settings)
     longest, room = max(len(p.ids) for p in prompts), target.config.max_positions
     if longest + config.max_new_tokens > room:
         raise UserError(
@@ -128,5 +158,5 @@ def job(config: Config, target: hf.Loaded, prompts: Sequence[Prompt], temperatur
         max_new_tokens=config.max_new_tokens,
         eos_id=() if config.ignore_eos else target.config.eos_token_id,
         seed=config.seed,
-        repeats=config.repeats,
+        repeats=repeats,
     )

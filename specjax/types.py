@@ -12,7 +12,8 @@ Invariants (every file may rely on them; tests/test_decode.py proves them)
     2. ``LM.apply`` writes T tokens at slots ``length + i`` and does not advance. ``LM.commit`` advances. What lies
        beyond ``length`` is hidden by the mask, so a rejection costs nothing.
     3. Every row advances by its own count.
-    4. A draft token is drawn from exactly the law stored in ``Draft.probs``.
+    4. A draft token is drawn from exactly the law stored in ``Draft.probs`` (which is left empty, zeros, when every row is
+       greedy: rules then compare ids only).
     5. Randomness comes from ``RowKeys``: one key a row, folded with the round (or position) and the purpose.
     6. Probabilities and acceptance are float32 (float64 when given float64), whatever the model's dtype.
     7. End-of-sequence and length limits cut after the verdict and never change it. A finished row is frozen.
@@ -120,6 +121,9 @@ class Drafter(NamedTuple):
     update: Callable[..., Any]
     nodes: int  # N, static: how many slots a draft needs
     name: str = "drafter"
+    # (params, context) -> f32[B,S,V]: the law of a draft token after each prefix tokens[:, :i+1], whatever round it would
+    # fall in. For measurements: the true overlap with the target, and where a biased rule would show.
+    law: Callable[..., Array] | None = None
     loss: Callable[..., Any] | None = None
 
 
@@ -162,7 +166,7 @@ class StepInfo(NamedTuple):
     tokens: Array  # i32[B,M+1] emitted, padded with -1
     emitted: Array  # i32[B] tokens committed, after cutting at end-of-sequence and length limit
     accepted: Array  # i32[B] draft tokens the rule accepted, before cutting
-    drafted: Array  # i32[B] valid nodes proposed
+    drafted: Array  # i32[B] nodes proposed that could be tested (in a chain: those before the first invalid one)
 
 
 class Records(NamedTuple):

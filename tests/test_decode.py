@@ -371,3 +371,29 @@ def test_bad_input_is_one_clear_line():
     short = model._replace(max_positions=16)
     with pytest.raises(UserError, match="the draft model has 16"):
         begin(model, draft_model.make(model, model=short), ModelParams(params, params))
+
+
+def test_tiny_settings_do_not_break_the_law():
+    """A top_p that underflows in float32 keeps the best token, as any top_p does."""
+    model, params = testing.tiny("llama", 0)
+    drafter, both = pair(model, params, "lookup")
+    greedy = oracle(model, both)
+    assert speculate(model, drafter, "chain", both, temperature=1.0, top_p=1e-40)[0] == greedy
+    with pytest.raises(UserError, match="temperature is 3e"):
+        sampling.make_sampling(1, 3e38)
+
+
+def test_a_draft_of_another_size_is_refused():
+    model, params = testing.tiny("llama", 0)
+    drafter, both = pair(model, params, "lookup")
+    with pytest.raises(UserError, match=r"gave tokens of shape \(5, 5\); with 2 nodes: \(5, 2\)"):
+        speculate(model, drafter._replace(nodes=2), "chain", both)
+
+
+def test_what_follows_a_rejected_draft_does_not_matter():
+    """A law that is broken only after a token which plain decoding never says: speculation goes on as well."""
+    model, table = testing.tabular(7), testing.random_table(0, 7, 1.0).at[:, :, 6].add(-1e4).at[:, 6].set(jnp.nan)
+    prompts, both = [[1, 2, 6, 3, 1, 2]], ModelParams(table)
+    expected = oracle(model, both, prompts)
+    assert len(expected[0]) == NEW
+    assert speculate(model, drafters.make("prompt_lookup", model, gamma=3), "chain", both, prompts)[0] == expected

@@ -108,14 +108,14 @@ def test_bench_measures_and_checks(cli, target, draft, tmp_path):
     rows = json.loads((workdir / "results.json").read_text())["rows"]
     assert [row["temperature"] for row in rows] == [0.0, 1.0]
     for row in rows:
-        assert row["lossless"]["passed"] and row["tokens"] == 72
+        assert row["tokens"] == 72
         assert row["speedup"] == pytest.approx(row["tokens_per_second"] / row["autoregressive_tokens_per_second"])
         assert row["block_efficiency"] == pytest.approx(row["tokens"] / row["rounds"])
         assert sum(row["time_split"].values()) == pytest.approx(1)
         assert row["predicted_speedup"] > 0 and 0 <= row["acceptance_rate"] <= 1
         assert len(row["acceptance_by_depth"]) in (1, 2)
     assert rows[0]["lossless"] == {"check": "greedy-identity", "passed": True, "detail": "3/3 prompts"}
-    assert rows[1]["lossless"]["check"] == "uniform-transform"
+    assert rows[1]["lossless"]["check"] == "law" and rows[1]["lossless"]["passed"] is None  # 144 tokens say nothing
     assert "draft_model" in out and "accepted draft token" in out
 
 
@@ -139,11 +139,16 @@ MISTAKES = {
     "missing prompts": (["--config.prompt=", "--config.prompts=/nowhere.txt"], "/nowhere.txt cannot be read"),
     "too long": (["--config.max_new_tokens=127"], "the model has 128 positions"),
     "nothing to do": (["--config.max_new_tokens=0"], "config.max_new_tokens is 0"),
-    "batch 0": (["--config.batch_size=0"], "config.batch_size is 0"),
-    "cold": (["--config.sampling.temperature=-0.5"], "temperature is -0.5; it must be a finite number >= 0"),
+    "batch 0": (["--config.batch_size=0"], "batch size is 0; it must be a whole number >= 1"),
+    "cold": (["--config.sampling.temperature=-0.5"], "temperature is -0.5; it must be in [0, 1e6]"),
     "top_p 0": (["--config.sampling.top_p=0.0"], "top_p is 0; it must be in (0, 1]"),
     "top_p 2": (["--config.sampling.top_p=2.0"], "top_p is 2; it must be in (0, 1]"),
     "unknown drafter": (["--config.drafter.name=medusa9"], "unknown drafter 'medusa9'; there is draft_model"),
+    "another mode's configuration": (["--config.mode=bench"], "mode bench needs the key 'grid'"),
+    "seed": (["--config.seed=-1"], "config.seed is -1; it must be in 0..4294967295"),
+    "minus one prompt": (["--config.num_prompts=-1"], "config.num_prompts is -1"),
+    "more rows than prompts": (["--config.batch_size=2"], "the batch size is 2 and there are 1 prompts"),
+    "no corpus": (["--config.prompt=", "--config.prompts=stdlib"], "no corpus lies beside the target"),
     "unknown rule": (["--config.accept=maybe"], "unknown acceptance rule 'maybe'"),
     "gamma 0": (["--config.drafter.gamma=0"], "gamma is 0; it must be a whole number >= 1"),
     "key of another drafter": (
@@ -197,6 +202,38 @@ def test_mistakes_in_files_are_one_line(cli, target, tmp_path):
         assert not workdir.exists()
     status, _, err, _ = cli(GENERATE, f"--config.target={target}", prompt, workdir=file / "below")
     assert status == 2 and "is not a writable directory; choose another --workdir" in err
+
+
+@pytest.mark.parametrize("text", ["[/b] [bold", "ends in \\\\", ":smile:", "a[dim]b"])
+def test_text_is_printed_as_it_is(cli, target, text):
+    """Nothing in a prompt or an output is taken for markup."""
+    status, out, err, _ = cli(
+        GENERATE, f"--config.target={target}", f"--config.prompt={text}", "--config.max_new_tokens=2"
+    )
+    assert (status, err) == (0, "") and out.startswith(text)
+
+
+def test_a_training_run_is_not_overwritten(cli, target, tmp_path):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    status, _, err, _ = cli(GENERATE, f"--config.target={target}", "--config.prompt=x", workdir=tmp_path / "run")
+    assert status == 2 and "holds a training run" in err
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["checkpoints"]
+
+
+@pytest.mark.parametrize(
+    "code, says",
+    [
+        ("def get_config(:", "SyntaxError"),
+        ("import nothing_of_that_name", "ModuleNotFoundError"),
+        ("def get_config():\n    return {}.nothing", "has no attribute"),
+        ("from ml_collections import ConfigDict\ndef get_config():\n    return ConfigDict()", "config.mode is None"),
+    ],
+)
+def test_a_broken_configuration_is_one_line(cli, tmp_path, code, says):
+    (tmp_path / "broken.py").write_text(code)
+    status, out, err, workdir = cli(f"--config={tmp_path / 'broken.py'}")
+    assert (status, out) == (2, "") and says in err and err.count("\n") == 1
+    assert not workdir.exists()
 
 
 def test_no_configuration_and_no_such_file():

@@ -315,7 +315,7 @@ class Steps:
         return self._batches.batch(step)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _initial():
     return lm.init_params(tiny(), jax.random.key(0))
 

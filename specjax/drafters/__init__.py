@@ -19,6 +19,11 @@ def load(name: str) -> ModuleType:
     return registry.load(__name__, name, "drafter")
 
 
+def check(name: str, **keys: Any) -> None:
+    """Raises UserError unless ``make`` would know the name and take these keys."""
+    registry.check(__name__, name, "drafter", **keys)
+
+
 def make(name: str, target: LM, **keys: Any) -> Drafter:
     """``load(name).make(target, **keys)`` with the keys checked. Raises UserError for an unknown name or key."""
     return registry.call(__name__, name, "drafter", target, **keys)

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 
 from specjax import decode, sampling
 from specjax.drafters._checks import at_least, positions, same_vocabulary
+from specjax.errors import UserError
+from specjax.models.lm import forward
 from specjax.rng import DRAFT
 from specjax.types import LM, Draft, Drafter, Params
 
@@ -78,9 +80,14 @@ def make(target: LM, *, model: LM | str | os.PathLike, gamma: int = 5, params: P
         return model.commit(cache, kept)
 
     def init_params(key: jax.Array) -> Any:
+        if params is None:
+            raise UserError("draft_model was made from an LM without params; give params=, or a directory")
         return params
 
-    return Drafter(init_params, init, propose, update, nodes=gamma, name="draft_model")
+    def law(params, context):
+        return sampling.to_probs(forward(model, params.draft, context.tokens).logits, context.sampling)
+
+    return Drafter(init_params, init, propose, update, nodes=gamma, name="draft_model", law=law)
 
 
 def _next(keys, index, logits, context):

@@ -38,7 +38,7 @@ def make(target: LM, *, gamma: int = 10, max_ngram: int = 3, match: str = "earli
     """Drafts by looking up the last n-gram.
 
     Args:
-        target: not used, any model will do.
+        target: any model; only its vocabulary's size is read.
         gamma: longest continuation proposed.
         max_ngram: longest n-gram looked for; shorter ones are tried down to 1.
         match: which occurrence of the longest n-gram to take, "earliest" (the original) or "latest".
@@ -47,7 +47,6 @@ def make(target: LM, *, gamma: int = 10, max_ngram: int = 3, match: str = "earli
     Raises:
         UserError: gamma or max_ngram below 1, unknown ``match``.
     """
-    del target
     at_least("gamma", gamma, 1)
     at_least("max_ngram", max_ngram, 1)
     one_of("match", match, ("earliest", "latest"))
@@ -59,6 +58,14 @@ def make(target: LM, *, gamma: int = 10, max_ngram: int = 3, match: str = "earli
         tokens, valid = jax.vmap(row)(context.tokens, context.length)
         return Draft(tokens=tokens, valid=valid), state
 
+    def law(params, context):
+        def row(tokens):
+            one = jax.vmap(lambda n: lookup(tokens, n, gamma=gamma, max_ngram=max_ngram, match=match, partial=partial))
+            found, valid = one(jnp.arange(1, tokens.shape[0] + 1))
+            return jax.nn.one_hot(jnp.where(valid[:, 0], found[:, 0], -1), target.vocab_size)  # -1: no mass at all
+
+        return jax.vmap(row)(context.tokens)
+
     return Drafter(
         init_params=lambda key: {},
         init=lambda params, context, target_out, slots: (),
@@ -66,4 +73,5 @@ def make(target: LM, *, gamma: int = 10, max_ngram: int = 3, match: str = "earli
         update=lambda params, state, draft, verdict, target_out: state,
         nodes=gamma,
         name="prompt_lookup",
+        law=law,
     )

@@ -46,7 +46,8 @@ def _number(value: float | None, spell: str = "{:.2f}") -> str:
 def _lossless(outcome: dict | None) -> str:
     if outcome is None:
         return "-"
-    return f"{'yes' if outcome['passed'] else 'NO'}, {outcome['detail'].rpartition(', ')[2]}"
+    word = {True: "yes", False: "NO", None: "?"}[outcome["passed"]]
+    return f"{word}, {outcome['detail'].rpartition(', ')[2]}"
 
 
 def legend() -> Text:
@@ -60,17 +61,31 @@ def legend() -> Text:
     )
 
 
-def trace(prompt: str, rounds: Sequence[StepInfo], spell: Callable[[int], str], row: int = 0) -> Text:
-    """One row's continuation: accepted drafts, the first rejected draft of each round, and the target's tokens."""
-    out = Text(prompt, style="dim")
+def trace(prompt: Sequence[int], rounds: Sequence[StepInfo], decode: Callable[[list[int]], str], row: int = 0) -> Text:
+    """One row's continuation: accepted drafts, the first rejected draft of each round, and the target's tokens.
+
+    Tokens are spelt in their context, as what they add to the text: many tokenizers drop the space of a token alone.
+    """
+    ids, text = list(prompt), decode(list(prompt))
+    out = Text(text, style="dim")
+
+    def add(token: int, style: str, keep: bool = True) -> None:
+        nonlocal text
+        longer = decode([*ids, token])
+        if keep:
+            ids.append(token)
+        if not longer.endswith("\ufffd"):  # half a character waits for its other half
+            out.append(longer[len(text) :], style=style)
+            text = longer if keep else text
+
     for info in rounds:
         emitted = int(info.emitted[row])
         accepted = min(int(info.accepted[row]), emitted)
         tokens = np.asarray(info.tokens[row])
         for token in tokens[:accepted]:
-            out.append(spell(int(token)), style=ACCEPTED)
+            add(int(token), ACCEPTED)
         if accepted < emitted:
             if accepted < int(info.drafted[row]):
-                out.append(spell(int(info.draft.tokens[row, accepted])), style=REJECTED)
-            out.append(spell(int(tokens[accepted])), style=TARGET)
+                add(int(info.draft.tokens[row, accepted]), REJECTED, keep=False)
+            add(int(tokens[accepted]), TARGET)
     return out

@@ -54,15 +54,15 @@ class Checkpoints:
             if steps:
                 raise UserError(f"no checkpoint in {self.directory} is undamaged; remove it to start anew")
             return None
-        stored = self._manager.restore(good, args=ocp.args.Composite(config=ocp.args.JsonRestore())).config
+        stored = self._manager.restore(good, args=ocp.args.Composite(config=ocp.args.JsonRestore()))["config"]
         check_same(stored, self._config, self.directory.parent)
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        state = self._manager.restore(good, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract))).state
+        parts = self._manager.restore(good, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))
         for step in steps[: steps.index(good)]:
             self._say(f"checkpoint {step} in {self.directory} is damaged or incomplete: resuming from {good}")
             # Only now, with a good one in hand: Orbax refuses to save steps below its newest.
             self._manager.delete(step)
-        return good, state
+        return good, parts["state"]
 
     def __enter__(self) -> Checkpoints:
         return self

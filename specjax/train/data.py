@@ -18,6 +18,7 @@ import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -105,7 +106,8 @@ def build(data_dir: str | Path) -> tfds.core.DatasetBuilder:
 
 def load_texts(data_dir: str | Path, split: str) -> list[Text]:
     """(path, text) of every file of ``split`` ("train", "valid", "test") of the embedded corpus, built if need be."""
-    source = build(data_dir).as_data_source(split)
+    builder: Any = build(data_dir)  # TFDS's decorators hide the signatures from type checkers
+    source = builder.as_data_source(split)
     return [(example["path"].decode(), example["text"].decode()) for example in source]
 
 
@@ -252,7 +254,7 @@ def held_out_prompts(
     lines = [(index, match.start()) for index, text in enumerate(texts) for match in re.finditer(r"(?m)^.*\S", text)]
     prompts: list[list[int]] = []
     for pick in np.random.default_rng([seed, count, length]).permutation(len(lines)):
-        index, start = lines[pick]
+        index, start = lines[int(pick)]
         # Sixteen characters a token are plenty: no need to tokenise the rest of the file.
         text = texts[index][start : start + 16 * length]
         if len(text.encode()) <= length:  # a token is at least a byte

@@ -1,0 +1,108 @@
+"""The definitions of tau and alpha on scripted rounds, the closed forms, and what the law check sees."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_exactness import argmax_draft, match_then_resample, mutant_drafter, resample_from_target
+
+from specjax import accept, decode, drafters, metrics, rng, sampling, testing, theory
+from specjax.accept import _chain
+from specjax.drafters import draft_model
+from specjax.types import Accept, ModelParams, Records
+
+V, ROWS, NEW = 4, 48, 120
+
+
+def test_counts_of_scripted_rounds():
+    """Two rows, gamma 3; row 1 stops after two rounds, and its last round was cut from 3 tokens to 1."""
+    records = Records(
+        emitted=np.array([[3, 4], [1, 1], [2, 0], [0, 0]]),
+        accepted=np.array([[2, 3], [0, 2], [1, 0], [0, 0]]),
+        drafted=np.array([[3, 3], [1, 3], [1, 0], [0, 0]]),
+    )
+    counts = metrics.count(records, [True, True], 3)
+    assert (counts.tokens, counts.rounds, counts.accepted) == (11, 5, 8)
+    assert counts.tested.tolist() == [5, 3, 3] and counts.passed.tolist() == [4, 3, 1]
+    assert metrics.summary(counts) == {
+        "tokens": 11,
+        "rounds": 5,
+        "block_efficiency": 11 / 5,
+        "accepted_per_round": 8 / 5,
+        "acceptance_rate": 8 / 11,
+        "acceptance_by_depth": [4 / 5, 1.0, 1 / 3],
+    }
+    assert metrics.count(records, [True, False], 3).tokens == 6
+    nothing = metrics.summary(metrics.count(Records(*(x[:, :0] for x in records)), [], 3))
+    assert nothing["block_efficiency"] is None and nothing["acceptance_by_depth"] is None
+
+
+def test_closed_forms():
+    """Card A3, table 1 (c = 0: the speed-up is the number of tokens) and the optimal-gamma table."""
+    table = {(0.6, 2): 1.96, (0.7, 3): 2.53, (0.8, 2): 2.44, (0.8, 5): 3.69, (0.9, 2): 2.71, (0.9, 10): 6.86}
+    for (alpha, gamma), tokens in table.items():
+        assert theory.expected_tokens(alpha, gamma) == pytest.approx(tokens, abs=0.006)
+        assert theory.expected_tokens_by_depth([alpha] * gamma) == pytest.approx(theory.expected_tokens(alpha, gamma))
+    assert theory.expected_tokens(1.0, 4) == 5
+    for (c, alpha), (gamma, gain) in {(0.05, 0.8): (8, 3.09), (0.1, 0.6): (3, 1.67), (0.2, 0.9): (7, 2.37)}.items():
+        assert theory.speedup(theory.expected_tokens(alpha, gamma), gamma * c, 1.0) == pytest.approx(gain, abs=0.006)
+
+
+def test_acceptance_equals_the_overlap():
+    """A draft and a target whose laws do not depend on the context: alpha is sum(min), and tau the capped geometric sum."""
+    target, draft = np.array([0.5, 0.3, 0.1, 0.1]), np.array([0.2, 0.5, 0.2, 0.1])
+    tables = [np.broadcast_to(np.log(p), (V + 1, V, V)) for p in (target, draft)]
+    model, gamma, rows = testing.tabular(V), 3, 4000
+    made = draft_model.make(model, model=testing.tabular(V, "draft"), gamma=gamma)
+    state = start(made, ModelParams(*tables), rows, 60)
+    _, records = decode.generate(model, made, accept.load("chain"), ModelParams(*tables), state, max_steps=60)
+    early = Records(*(np.asarray(x)[:10] for x in records))  # before any row meets its limit
+    summary = metrics.summary(metrics.count(early, [True] * rows, gamma))
+    alpha = np.minimum(target, draft).sum()
+    assert summary["acceptance_rate"] == pytest.approx(alpha, abs=0.01)
+    assert summary["acceptance_by_depth"] == pytest.approx([alpha] * gamma, abs=0.015)
+    assert summary["block_efficiency"] == pytest.approx(theory.expected_tokens(alpha, gamma), abs=0.03)
+
+
+def start(drafter, params, rows, new, temperature=1.0):
+    model = testing.tabular(V)
+    packed, lengths = decode.pack_prompts([[1, 2]] * rows)
+    settings = sampling.make_sampling(rows, temperature)
+    keys = rng.row_keys(0, rows)
+    return decode.prefill(model, drafter, params, packed, lengths, keys, max_len=2 + new, sampling=settings)
+
+
+MODEL = testing.tabular(V)
+PAIR = ModelParams(testing.random_table(0, V), testing.random_table(1, V))
+
+
+def verdict(drafter, rule):
+    state, _ = decode.generate(MODEL, drafter, rule, PAIR, start(drafter, PAIR, ROWS, NEW), max_steps=NEW)
+    outputs = decode.outputs(state, [2] * ROWS)
+    return metrics.law_check(MODEL, PAIR, [[1, 2]] * ROWS, outputs, {"temperature": 1.0}, drafter)
+
+
+def test_law_check_lets_the_right_ones_through():
+    for drafter in (
+        draft_model.make(MODEL, model=testing.tabular(V, "draft"), gamma=2),
+        drafters.make("prompt_lookup", MODEL, gamma=3),
+        drafters.make("none", MODEL),
+    ):
+        for name in accept.names():
+            outcome = verdict(drafter, accept.load(name))
+            assert outcome.passed, (drafter.name, outcome)
+
+
+@pytest.mark.parametrize("mutant", [resample_from_target, match_then_resample])
+def test_law_check_sees_wrong_rules(mutant):
+    drafter = draft_model.make(MODEL, model=testing.tabular(V, "draft"), gamma=2)
+    assert verdict(drafter, Accept(mutant, _chain.match, mutant.__name__, "L3")).passed is False
+
+
+def test_law_check_sees_wrong_drafts():
+    assert verdict(mutant_drafter(argmax_draft), accept.load("chain")).passed is False
+
+
+def test_law_check_says_when_it_cannot_tell():
+    outcome = metrics.law_check(MODEL, PAIR, [[1, 2]], [[1, 2, 3]], {"temperature": 1.0})
+    assert outcome.passed is None and "3 tokens are too few" in outcome.detail
