@@ -1,10 +1,10 @@
-"""One layer, an eighth of the target, that imitates it (forward KL): the draft model of the quickstart.
+"""One layer, a sixteenth of the target, that imitates it (forward KL): the draft model of the quickstart.
 
     python -m specjax.run --config=configs/distill.py --workdir=runs/draft --config.target=runs/target \\
         --config.data.dir=runs/target/data
 
-Half a minute on two CPU cores. Held-out divergence 0.15 nats a token, acceptance rate (alpha) 0.81 at temperature 1, the
-same best token in 72 of 100 places. ``config.data.dir`` only saves building the corpus a second time.
+Half a minute on two CPU cores. Held-out divergence 0.094 nats a token, acceptance rate (alpha) 0.85 at temperature 1, the
+same best token in 77 of 100 places. ``config.data.dir`` only saves building the corpus a second time.
 """
 
 from ml_collections import ConfigDict
@@ -31,7 +31,7 @@ def get_config() -> ConfigDict:
     config.model.max_positions = 512
     config.model.tie_embeddings = True
     config.train = ConfigDict()
-    config.train.steps = 300
+    config.train.steps = 220
     config.train.batch_size = 4
     config.train.length = 128
     config.train.log_every = 10

@@ -7,6 +7,9 @@ loops that only draft or only verify.
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -112,11 +115,26 @@ def run_pass(job: Job, method: Method | None, *, finished: bool = False) -> Pass
     return Pass(seconds, outputs, counts, loops)
 
 
+def warm(jobs: Sequence[Job], methods: Sequence[Method], also: Sequence[Callable[[], object]] = ()) -> None:
+    """Compiles every program that ``measure`` runs for these batch sizes, several at once: most of a short bench."""
+    work: list[Callable[[], object]] = list(also)
+    for job in {job.batch_size: job for job in jobs}.values():
+        work.append(functools.partial(time_of_verify, job, None, 1, samples=1))
+        for method in (None, *methods):
+            work.append(functools.partial(run_pass, job, method, finished=True))
+            if method is not None and method.drafter.nodes:
+                work.append(functools.partial(time_of_draft, job, method, samples=1))
+                work.append(functools.partial(time_of_verify, job, method, method.drafter.nodes + 1, samples=1))
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done in [pool.submit(task) for task in work]:
+            done.result()
+
+
 def measure(job: Job, methods: Sequence[Method], say: Callable[[str], None] = lambda _: None) -> list[dict]:
-    """Rows of results.json for the methods under the job's settings, ``job.repeats`` passes each, interleaved."""
-    for method in (None, *methods):
-        say(f"compiling {'autoregressive' if method is None else method.name}")
-        run_pass(job, method, finished=True)
+    """Rows of results.json for the methods under the job's settings, ``job.repeats`` passes each, interleaved.
+
+    Call ``warm`` first, or the first pass compiles.
+    """
     passes: dict[str | None, list[Pass]] = {m: [] for m in (None, *(m.name for m in methods))}
     for turn in range(job.repeats):
         for method in (None, *methods):
@@ -183,47 +201,48 @@ def _row(job: Job, method: Method, runs: list[Pass], plain: list[Pass], step: fl
 _TURNS = 20
 
 
-def time_of_verify(job: Job, method: Method | None, size: int) -> float:
+def time_of_verify(job: Job, method: Method | None, size: int, samples: int = 5) -> float:
     """Seconds of one target pass over ``size`` tokens per row, in the buffers of that method (None: of plain decoding)."""
-    return _clock(job, method, lambda params, state: _verify_loop(job.target, size, params, state))
+    return _clock(job, method, lambda p, s: _verify_loop(job.target, size, p.target, s.tokens, s.cache), samples)
 
 
-def time_of_draft(job: Job, method: Method) -> float:
+def time_of_draft(job: Job, method: Method, samples: int = 5) -> float:
     """Seconds of one call of the drafter's ``propose``."""
-    return _clock(job, method, lambda params, state: _draft_loop(method, params, state))
+    return _clock(job, method, functools.partial(_draft_loop, method.drafter), samples)
 
 
-def _clock(job: Job, method: Method | None, loop: Callable) -> float:
+def _clock(job: Job, method: Method | None, loop: Callable, count: int) -> float:
     drafter = none.make(job.target) if method is None else method.drafter
     params = ModelParams(job.params) if method is None else method.params
     rows, prompts = next(batches(job))
     state = begin(job, drafter, params, rows, prompts)
-    fn = jax.jit(loop)
-    jax.block_until_ready(fn(params, state))
+    jax.block_until_ready(loop(params, state))
     samples = []
-    for _ in range(5):
+    for _ in range(count):
         began = time.perf_counter()
-        jax.block_until_ready(fn(params, state))
+        jax.block_until_ready(loop(params, state))
         samples.append(time.perf_counter() - began)
     return statistics.median(samples) / _TURNS
 
 
-def _verify_loop(target: LM, size: int, params: ModelParams, state: DecodeState):
-    tokens = jnp.broadcast_to(state.tokens[:, :1], (state.length.shape[0], size))
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _verify_loop(target: LM, size: int, params, tokens: jax.Array, cache):
+    tokens = jnp.broadcast_to(tokens[:, :1], (tokens.shape[0], size))
 
     def turn(_, carry):
         tokens, cache = carry
-        out, cache = target.apply(params.target, tokens, cache)
+        out, cache = target.apply(params, tokens, cache)
         return jnp.argmax(out.logits, -1).astype(jnp.int32), cache
 
-    return jax.lax.fori_loop(0, _TURNS, turn, (tokens, state.cache))[0]
+    return jax.lax.fori_loop(0, _TURNS, turn, (tokens, cache))[0]
 
 
-def _draft_loop(method: Method, params: ModelParams, state: DecodeState):
+@functools.partial(jax.jit, static_argnums=0)
+def _draft_loop(drafter: Drafter, params: ModelParams, state: DecodeState):
     def turn(index, carry):
         tokens, inner = carry
         keys = RowKeys(state.keys, state.round + index, state.length)
-        draft, inner = method.drafter.propose(params, keys, Context(tokens, state.length, state.sampling), inner)
+        draft, inner = drafter.propose(params, keys, Context(tokens, state.length, state.sampling), inner)
         never = jnp.where(draft.tokens.sum() == -7, 1, 0)  # ties each turn to the last one
         return tokens + never, inner
 

@@ -7,6 +7,8 @@ for the workdir. A mistake of the user ends in one line on stderr and exit statu
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import os
 import re
@@ -106,7 +108,9 @@ def measure(config: Config, workdir: Path) -> None:
         for batch in config.grid.batch_sizes or (config.batch_size,)
     ]
     rows = []
-    with console.status("") as status:
+    with console.status("compiling") as status:
+        trace = functools.partial(_trace, jobs[0], methods, prompts[0], finished=True)
+        bench.warm(jobs, methods, [trace] if config.show_trace else [])
         for job in jobs:
             where = f"temperature {job.settings['temperature']:g}, batch {job.batch_size}"
             rows += bench.measure(job, methods, lambda what, where=where: status.update(f"{where}: {what}"))
@@ -116,26 +120,31 @@ def measure(config: Config, workdir: Path) -> None:
         f"speed-up: tokens/s over plain, median of {config.repeats} interleaved passes[/dim]"
     )
     if config.show_trace:
-        _show_trace(jobs[0], methods, target.tokenizer, prompts[0])
+        _show_trace(jobs[0], methods, prompts[0], target.tokenizer.decode)
     _write(config, workdir, rows)
     for row in rows:
         if row["class"] == "L1" and row["lossless"]["passed"] is False:
             raise NotLossless(f"{row['method']} lost something: {row['lossless']['detail']}; see results.json")
 
 
-def _show_trace(job: bench.Job, methods, tokenizer, prompt: session.Prompt) -> None:
-    """One continuation, coloured by who wrote each token."""
-    method = next((m for m in methods if m.drafter.nodes), None)
-    if method is None:
-        return
+def _trace(job: bench.Job, methods, prompt: session.Prompt, finished: bool = False):
+    """(method, what each round did) of one continuation by the first method that drafts; ``finished`` only compiles it."""
+    method = next((m for m in methods if m.drafter.nodes), methods[0])
     job = job._replace(batch_size=1, prompts=[prompt.ids])
     rows, ids = next(bench.batches(job))
     state = bench.begin(job, method.drafter, method.params, rows, ids)
     steps = decode.stream(job.target, method.drafter, method.accept, method.params, state, eos_id=job.eos_id)
-    infos = [jax.device_get(info) for _, info in steps]
-    console.print(f"\n[bold]{method.name}[/bold], temperature {job.settings['temperature']:g}:  ", end="")
+    return method, [jax.device_get(info) for _, info in itertools.islice(steps, 1 if finished else None)]
+
+
+def _show_trace(job: bench.Job, methods, prompt: session.Prompt, spell: Callable[[list[int]], str]) -> None:
+    """One continuation, coloured by who wrote each token."""
+    method, infos = _trace(job, methods, prompt)
+    console.print(
+        Text.assemble("\n", (method.name, "bold"), f", temperature {job.settings['temperature']:g}: "), end=""
+    )
     console.print(terminal.legend())
-    console.print(terminal.trace(prompt.ids, infos, tokenizer.decode))
+    console.print(terminal.trace(prompt.ids, infos, spell))
 
 
 def _continue(tokenizer, prompt: list[int], new: list[int]) -> str:
