@@ -206,7 +206,7 @@ def speculative_step(
 
 def _check_draft(drafter: Drafter, draft: Draft, vocab: int) -> None:
     batch = draft.tokens.shape[0]
-    right = {"tokens": (batch, drafter.nodes), "valid": (batch, drafter.nodes), "parents": (batch, drafter.nodes)}
+    right: dict[str, tuple[int, ...]] = dict.fromkeys(("tokens", "valid", "parents"), (batch, drafter.nodes))
     right["probs"] = (batch, drafter.nodes, vocab)
     for name, shape in right.items():
         array = getattr(draft, name)

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
@@ -76,7 +77,9 @@ def _stream(job: bench.Job, method: bench.Method, prompt: session.Prompt, spell:
             console.print(Text(text[shown:]), end="")
             shown = len(text)
     console.print(Text(spell(prompt.ids + output)[shown:]))
-    counts = metrics.count(decode.Records(*map(np.stack, zip(*seen, strict=True))), [True], method.drafter.nodes)
+    counts = metrics.count(
+        decode.Records(*(jnp.stack(x) for x in zip(*seen, strict=True))), [True], method.drafter.nodes
+    )
     return _plain_row(job, method, counts, None), [output]
 
 
@@ -100,6 +103,7 @@ def _plain_row(job: bench.Job, method: bench.Method, counts, rate: float | None)
 def measure(config: Config, workdir: Path) -> None:
     """Measures the methods of ``config.grid`` (or ``config.drafter``) against plain decoding, and prints a table."""
     target = session.load_target(config)
+    assert target.tokenizer is not None  # load_target has seen to it
     methods = [session.method(target, k, config.accept, config.seed, n) for n, k in session.methods(config).items()]
     prompts = session.read_prompts(config, target)
     jobs = [

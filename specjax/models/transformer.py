@@ -81,10 +81,10 @@ class Linear(nnx.Linear):
     """A linear map of the last axis, flat inside when the block is long: differentiating it on [B,T,E], XLA:CPU copies the
     weights into another order (a training step takes 22 % less time this way; short blocks are quicker as they are)."""
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        if x.shape[-2] <= 16:
-            return super().__call__(x)
-        return super().__call__(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
+    def __call__(self, inputs: jax.Array, out_sharding=None) -> jax.Array:
+        if inputs.shape[-2] <= 16:
+            return super().__call__(inputs, out_sharding)
+        return super().__call__(inputs.reshape(-1, inputs.shape[-1]), out_sharding).reshape(*inputs.shape[:-1], -1)
 
 
 class Norm(nnx.Module):
