@@ -26,7 +26,7 @@ def get_config() -> ConfigDict:
     config.prompts = "stdlib"
     config.num_prompts = 8
     config.prompt_tokens = 64
-    config.max_new_tokens = 32
+    config.max_new_tokens = 24
     config.grid.methods = ConfigDict()
     config.grid.methods.draft_model = generate.drafter("draft_model")
     config.grid.methods.draft_model.model = "{workdir}/draft"

@@ -125,6 +125,12 @@ def warm(jobs: Sequence[Job], methods: Sequence[Method], also: Sequence[Callable
             if method is not None and method.drafter.nodes:
                 work.append(functools.partial(time_of_draft, job, method, samples=1))
                 work.append(functools.partial(time_of_verify, job, method, method.drafter.nodes + 1, samples=1))
+    if job := next((job for job in jobs if job.settings["temperature"] > 0), None):
+        full = [[0] * job.max_new_tokens] * len(job.prompts)
+        for m in methods:
+            work.append(
+                functools.partial(metrics.law_check, job.target, m.params, job.prompts, full, job.settings, m.drafter)
+            )
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for done in [pool.submit(task) for task in work]:
             done.result()
@@ -198,7 +204,7 @@ def _row(job: Job, method: Method, runs: list[Pass], plain: list[Pass], step: fl
 
 # Time splits. Each loop depends on its own results, so that the compiler can neither hoist nor drop the work.
 
-_TURNS = 20
+_TURNS = 10
 
 
 def time_of_verify(job: Job, method: Method | None, size: int, samples: int = 5) -> float:
