@@ -16,7 +16,6 @@ def get_config() -> ConfigDict:
     config.mode = "train"
     config.objective = "pretrain"
     config.seed = 0
-    config.target = ""
     config.tokenizer = ""  # a tokenizer.json, or a directory with one; empty: train one
     config.data = ConfigDict()
     config.data.dir = ""  # where the embedded corpus is built; empty: <workdir>/data
