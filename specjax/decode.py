@@ -1,7 +1,6 @@
 """The decode loop: prefill, one speculative round, the compiled loop over rounds, and the autoregressive oracle.
 
-A round is propose, verify, accept, commit. Where a token's probability is computed: ``_law`` below. Where it is accepted:
-``accept.sampled`` or ``accept.greedy``. Where its cache entry is kept: ``target.commit``.
+A round (propose, verify, accept, commit) is in ``specjax.step``.
 """
 
 from __future__ import annotations
@@ -15,15 +14,17 @@ import numpy as np
 from jax.core import Tracer
 
 from specjax import sampling as sampling_lib
+from specjax import step as step_lib
+from specjax.accept import check_pair
 from specjax.errors import NonFiniteLogits, UserError
 from specjax.rng import RowKeys
 from specjax.sampling import Sampling
+from specjax.step import EosId, speculative_step
 from specjax.types import (
     LM,
     Accept,
     Context,
     DecodeState,
-    Draft,
     Drafter,
     ModelParams,
     Output,
@@ -31,8 +32,6 @@ from specjax.types import (
     StepInfo,
     Verdict,
 )
-
-EosId = int | Sequence[int] | jax.Array | None
 
 
 def pack_prompts(prompts: Sequence[Sequence[int]], width: int | None = None) -> tuple[jax.Array, jax.Array]:
@@ -167,104 +166,6 @@ def _prefill(target, drafter, params, prompt, lengths, limit, keys, sampling, *,
     )
 
 
-def speculative_step(
-    target: LM, drafter: Drafter, accept: Accept, params: ModelParams, state: DecodeState, *, eos_id: EosId = None
-) -> tuple[DecodeState, StepInfo]:
-    """One round: propose, verify in one target pass, accept, commit. Pure: a drafter may run it with a smaller target.
-
-    Rows that are done are frozen: they emit nothing and no length moves. The emitted law has the class of ``accept``
-    (L1: exactly the target's), given that ``Draft.probs`` is the law the drafter drew from.
-
-    Raises:
-        UserError: a draft of another size than ``drafter.nodes``, by which every buffer was made.
-    """
-    keys = RowKeys(state.keys, state.round, state.length)
-    context = Context(state.tokens, state.length, state.sampling)
-    draft, draft_state = drafter.propose(params, keys, context, state.draft)
-    _check_draft(drafter, draft, target.vocab_size)
-
-    block = jnp.concatenate([context.pending[:, None], draft.tokens], axis=1)
-    parents = None if draft.parents is None else jnp.pad(draft.parents + 1, ((0, 0), (1, 0)), constant_values=-1)
-    out, cache = target.apply(params.target, block, state.cache, parents)
-
-    verdict = jax.lax.cond(
-        jnp.all(state.sampling.greedy | state.done),
-        lambda: accept.greedy(draft, jnp.argmax(out.logits, -1).astype(jnp.int32)),
-        lambda: accept.sampled(keys, draft, _law(out.logits, state.sampling)),
-    )
-    accepted = jnp.where(state.done, 0, (verdict.path >= 0).sum(-1))
-    failed = ~_finite(draft, verdict, out.logits) & ~state.done
-    verdict, ended = _cut(verdict, state, failed, eos_id)
-
-    cache = target.commit(cache, verdict.count, None if parents is None else verdict.path)
-    draft_state = drafter.update(params, draft_state, draft, verdict, out)
-    real = jnp.cumprod(draft.valid, axis=-1) if parents is None else draft.valid
-    drafted = jnp.where(state.done, 0, real.sum(-1))
-    info = StepInfo(draft, verdict.tokens, verdict.count, accepted, drafted)
-    return _commit(state, verdict, ended, failed).replace(cache=cache, draft=draft_state), info
-
-
-def _check_draft(drafter: Drafter, draft: Draft, vocab: int) -> None:
-    batch = draft.tokens.shape[0]
-    right: dict[str, tuple[int, ...]] = dict.fromkeys(("tokens", "valid", "parents"), (batch, drafter.nodes))
-    right["probs"] = (batch, drafter.nodes, vocab)
-    for name, shape in right.items():
-        array = getattr(draft, name)
-        if array is not None and array.shape != shape:
-            raise UserError(
-                f"drafter {drafter.name} gave {name} of shape {array.shape}; with {drafter.nodes} nodes: {shape}"
-            )
-
-
-def _finite(draft: Draft, verdict: Verdict, logits: jax.Array) -> jax.Array:
-    """bool[B]: whether every law that a decision rested on was finite: of the pending token and the accepted nodes.
-
-    A node that fell costs nothing, whatever the model said after it: plain decoding would never have gone there.
-    """
-    node = jnp.arange(logits.shape[1])
-    used = (node == 0) | (verdict.path[..., None] + 1 == node).any(1)
-    good = jnp.all(jnp.isfinite(logits.max(-1)) | ~used, axis=-1)
-    return good if draft.finite is None else good & draft.finite
-
-
-def _law(logits: jax.Array, sampling: Sampling) -> jax.Array:
-    """f32[B,N+1,V]: the law that every emitted token must have."""
-    return sampling_lib.to_probs(logits, sampling)
-
-
-def _cut(verdict: Verdict, state: DecodeState, failed: jax.Array, eos_id: EosId) -> tuple[Verdict, jax.Array]:
-    """Cuts a verdict at the first end-of-sequence token and at the row's limit; says which rows ended there."""
-    index = jnp.arange(verdict.tokens.shape[1])
-    count, ends = verdict.count, jnp.zeros_like(verdict.tokens, bool)
-    stop = _eos(eos_id)
-    if stop.size:
-        ends = jnp.isin(verdict.tokens, stop) & (index < count[:, None])
-        count = jnp.where(ends.any(-1), jnp.argmax(ends, -1) + 1, count)
-    count = jnp.minimum(count, state.limit - state.length)
-    count = jnp.where(state.done | failed, 0, count).astype(jnp.int32)
-    kept = index < count[:, None]
-    tokens = jnp.where(kept, verdict.tokens, -1)
-    path = jnp.where(kept[:, :-1], verdict.path, -1)
-    return Verdict(tokens, count, path), (ends & kept).any(-1)
-
-
-def _commit(state: DecodeState, verdict: Verdict, ended: jax.Array, failed: jax.Array) -> DecodeState:
-    put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
-    length = state.length + verdict.count
-    return state.replace(
-        tokens=put(state.tokens, verdict.tokens, state.length),
-        length=length,
-        done=state.done | ended | failed | (length >= state.limit),
-        failed=jnp.where(failed, state.round, state.failed),
-        round=state.round + 1,
-    )
-
-
-def _eos(eos_id: EosId) -> jax.Array:
-    """i32[E]: an array, so that another id does not recompile."""
-    return jnp.atleast_1d(jnp.asarray(() if eos_id is None else eos_id, jnp.int32))
-
-
 def generate(
     target: LM,
     drafter: Drafter,
@@ -280,7 +181,8 @@ def generate(
     ``state`` is donated: its buffers are reused and it must not be read again. ``eos_id`` is an id or several.
     Call ``check(state)`` on the result: it raises if a model gave logits that are not finite.
     """
-    return _generate(target, drafter, accept, params, state, _eos(eos_id), max_steps=max_steps)
+    check_pair(drafter, accept)
+    return _generate(target, drafter, accept, params, state, step_lib.stop_ids(eos_id), max_steps=max_steps)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2), static_argnames=("max_steps",), donate_argnums=(4,))
@@ -295,12 +197,12 @@ def _generate(target, drafter, accept, params, state, eos_id, *, max_steps):
     def body(carry):
         state, records, step = carry
         state, info = speculative_step(target, drafter, accept, params, state, eos_id=eos_id)
-        seen = Records(info.emitted, info.accepted, info.drafted)
+        seen = Records(info.emitted, info.accepted, info.drafted, info.tested)
         records = jax.tree.map(lambda all_, now: all_.at[step].set(now), records, seen)
         return state, records, step + 1
 
     state, records, _ = jax.lax.while_loop(
-        running, body, (state, Records(zeros, zeros, zeros), jnp.zeros((), jnp.int32))
+        running, body, (state, Records(zeros, zeros, zeros, zeros), jnp.zeros((), jnp.int32))
     )
     return state, records
 
@@ -324,7 +226,8 @@ def stream(
     Raises:
         NonFiniteLogits: naming row and round, as soon as it happens.
     """
-    stop = _eos(eos_id)
+    check_pair(drafter, accept)
+    stop = step_lib.stop_ids(eos_id)
     while not bool(state.done.all()):
         state, info = _step(target, drafter, accept, params, state, eos_id=stop)
         check(state)
@@ -339,7 +242,7 @@ def autoregressive(
     ``state`` comes from ``prefill`` (any drafter) and is donated; the drafter's part of it is left behind, so what comes out
     is not for ``generate``. Noise is keyed by position, as in the rule ``match``.
     """
-    return _autoregressive(target, params, state, jnp.asarray(max_steps), _eos(eos_id))
+    return _autoregressive(target, params, state, jnp.asarray(max_steps), step_lib.stop_ids(eos_id))
 
 
 @functools.partial(jax.jit, static_argnums=(0,), donate_argnums=(2,))
@@ -355,15 +258,15 @@ def _autoregressive(target, params, state, max_steps, eos_id):
         keys = RowKeys(state.keys, state.round, state.length).at_position(jnp.zeros((1,), jnp.int32))
         token = jax.lax.cond(
             jnp.all(state.sampling.greedy | state.done),
-            lambda: jnp.argmax(out.logits, -1).astype(jnp.int32),
-            lambda: sampling_lib.draw_rows(keys, _law(out.logits, state.sampling)),
+            lambda: sampling_lib.argmax(out.logits),
+            lambda: sampling_lib.draw_rows(keys, step_lib.law(out.logits, state.sampling)),
         )
         failed = ~jnp.isfinite(out.logits.max(-1))[:, 0] & ~state.done
         batch = token.shape[0]
         verdict = Verdict(token, jnp.ones((batch,), jnp.int32), jnp.zeros((batch, 0), jnp.int32))
-        verdict, ended = _cut(verdict, state, failed, eos_id)
+        verdict, ended = step_lib.cut(verdict, state, failed, eos_id)
         cache = target.commit(cache, verdict.count)
-        return _commit(state, verdict, ended, failed).replace(cache=cache), step + 1
+        return step_lib.advance(state, verdict, ended, failed).replace(cache=cache), step + 1
 
     return jax.lax.while_loop(running, body, (state, jnp.zeros((), jnp.int32)))[0]
 

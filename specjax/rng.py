@@ -6,6 +6,9 @@ by the absolute *position*: sample-then-match and plain decoding then draw the s
 
 Rounds are counted from prefill: who prefills the same rows again, say with a longer conversation, gives them another seed.
 A system that runs inside another's round takes ``keys.at_round(DRAFT)`` as its own base keys, never ``keys.base``.
+
+Rules and drafters ask for *coins* and *draws*, not for raw noise: ``specjax.testing`` then puts a script in the place of
+``RowKeys`` and walks through every outcome of the very same code, with its exact probability.
 """
 
 from __future__ import annotations
@@ -16,8 +19,24 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from specjax import sampling
+
 DRAFT, ACCEPT, RESIDUAL, TARGET = range(4)
 PURPOSES = 4
+
+
+class Coins(struct.PyTreeNode):
+    """One coin for each node of a draft, tossed when it is asked for. Each may be asked for once."""
+
+    uniform: jax.Array  # f[B,N] in [0, 1)
+
+    def flip(self, kept: jax.Array, total: jax.Array, node: jax.Array | None = None) -> jax.Array:
+        """True with probability min(1, kept / total), without dividing; 0/0 is False.
+
+        All coins at once (``node`` None; masses and result [B,N]), or one per row (``node`` i32[B]; masses [B]).
+        """
+        u = self.uniform if node is None else jnp.take_along_axis(self.uniform, node[:, None], 1)[:, 0]
+        return u * total < kept
 
 
 class RowKeys(struct.PyTreeNode):
@@ -35,6 +54,48 @@ class RowKeys(struct.PyTreeNode):
         """key[B,T] of the target's sampler at ``position + depth``; ``depth`` is i32[B,T] or i32[T]."""
         where = self.position[:, None] + jnp.broadcast_to(depth, (self.base.shape[0], depth.shape[-1]))
         return jax.vmap(_fold, (None, 1, None), 1)(self.base, where, TARGET)
+
+    def coins(self, count: int, dtype=jnp.float32) -> Coins:
+        """``count`` coins per row, to accept or reject with. Once a round."""
+        return Coins(jax.vmap(lambda k: jax.random.uniform(k, (count,), dtype))(self.at_round(ACCEPT)))
+
+    def draw(self, purpose: int, weights: jax.Array, index=None) -> jax.Array:
+        """One token per row from unnormalised weights f[B,V] (or n of them from f[B,n,V]): i32[B] (i32[B,n]).
+
+        ``index`` (i32[], or i32[n]) tells the draws of one purpose in one round apart.
+        """
+        return sampling.draw_rows(self._keys(purpose, weights, index), weights)
+
+    def draw_at(self, depth, weights: jax.Array, active: jax.Array | None = None) -> jax.Array:
+        """The target's own sampler at ``position + depth``, depth i32[] and weights f[B,V] -> i32[B].
+
+        Noise is keyed by position: whoever asks for the same place gets the same noise, plain decoding too. ``active``
+        bool[B] marks the rows whose result is used.
+        """
+        del active  # the script needs it
+        return sampling.draw_rows(self.at_position(jnp.reshape(depth, (1,)))[:, 0], weights)
+
+    def draw_distinct(self, purpose: int, weights: jax.Array, count: int, index=None) -> tuple[jax.Array, jax.Array]:
+        """``count`` distinct tokens per row, drawn one after the other without replacement from weights f[B,V] or f[B,n,V].
+
+        Gumbel top-k (Kool et al. 2019, 1903.06059): in this order, each has the law of the weights less the tokens before
+        it. Returns tokens i32[...,count] and which of them exist (bool; there are no more than positive weights).
+        """
+        gumbel = jax.random.gumbel
+        noise = lambda k: gumbel(k, weights.shape[-1:], weights.dtype)  # noqa: E731
+        keys = self._keys(purpose, weights, index)
+        for _ in range(keys.ndim):
+            noise = jax.vmap(noise)
+        scores, tokens = jax.lax.top_k(jnp.where(weights > 0, jnp.log(weights) + noise(keys), -jnp.inf), count)
+        return tokens.astype(jnp.int32), scores > -jnp.inf
+
+    def _keys(self, purpose: int, weights: jax.Array, index) -> jax.Array:
+        """key[B], or key[B,n] for weights f[B,n,V]."""
+        keys = self.at_round(purpose)
+        if index is None:
+            return keys
+        fold = jax.vmap(jax.random.fold_in, (0, None))
+        return fold(keys, index) if weights.ndim == 2 else jax.vmap(fold, (None, 0), 1)(keys, index)
 
 
 def _fold(keys: jax.Array, counter: jax.Array, purpose: int) -> jax.Array:

@@ -66,6 +66,21 @@ def _check(rows: np.ndarray, name: str, right: str, ok) -> None:
         raise UserError(f"{name} is {rows[bad][0]:g}; it must be {right}")
 
 
+def argmax(logits: jax.Array) -> jax.Array:
+    """The most probable token (the lowest id on ties): f[...,V] -> i32[...]. Where a logit is NaN, any token.
+
+    Two plain reductions: on a CPU several times quicker than ``jnp.argmax``, which XLA does not vectorise there.
+    """
+    vocab = logits.shape[-1]
+    best = jnp.where(logits == logits.max(-1, keepdims=True), jnp.arange(vocab, dtype=jnp.int32), vocab - 1)
+    return best.min(-1)
+
+
+def dtype_of(logits: jax.Array):
+    """The dtype of probabilities made from these logits: at least float32."""
+    return jnp.promote_types(logits.dtype, jnp.float32)
+
+
 def to_probs(logits: jax.Array, sampling: Sampling) -> jax.Array:
     """The adjusted law of each position.
 
@@ -77,7 +92,7 @@ def to_probs(logits: jax.Array, sampling: Sampling) -> jax.Array:
         f32[B,...,V] (float64 if the logits are), rows sum to 1, excluded tokens exactly 0. "Standardised sampling",
         Leviathan et al. 2023 (2211.17192), section 2.2.
     """
-    dtype = jnp.promote_types(logits.dtype, jnp.float32)
+    dtype = dtype_of(logits)
 
     def per_row(value):  # [B] -> [B,1,...,1]
         return value.reshape(value.shape + (1,) * (logits.ndim - 1))
@@ -90,7 +105,7 @@ def to_probs(logits: jax.Array, sampling: Sampling) -> jax.Array:
     wanted = ~sampling.greedy & ((sampling.top_k > 0) | (sampling.top_p < 1))
     z = jax.lax.cond(jnp.any(wanted), lambda x: _truncate(x, top_k, top_p), lambda x: x, z)
     z = jnp.where(z < jnp.log(per_row(sampling.min_p).astype(dtype)), -jnp.inf, z)  # log 0 = -inf: off
-    one_hot = jax.nn.one_hot(jnp.argmax(logits, -1), logits.shape[-1], dtype=dtype)
+    one_hot = jax.nn.one_hot(argmax(logits), logits.shape[-1], dtype=dtype)
     return jnp.where(greedy, one_hot, jax.nn.softmax(z, -1))
 
 

@@ -36,3 +36,20 @@ def visible(length: jax.Array, size: int, slots: int, parents: jax.Array | None)
     place = jax.vmap(lambda row, block, at: jax.lax.dynamic_update_slice(row, block, (0, at)))
     inside = place(inside, ancestors(parents), length)
     return (slot < length[:, None, None]) | inside
+
+
+def exists(valid: jax.Array, parents: jax.Array | None) -> jax.Array:
+    """bool[B,N]: nodes that are valid, as is every node on the way to them."""
+    if parents is None:
+        return jnp.cumprod(valid.astype(jnp.int32), axis=-1) > 0
+    return ~(ancestors(parents) & ~valid[:, None]).any(-1)
+
+
+def path_to(node: jax.Array, parents: jax.Array, depth: int) -> jax.Array:
+    """The nodes from a child of the root down to ``node`` i32[B] (-1: the root itself): i32[B,depth], -1 padded."""
+    size = parents.shape[1]
+    inside = ancestors(parents)
+    level = inside.sum(-1) - 1  # 0 for a child of the root
+    on_path = jnp.take_along_axis(inside, jnp.maximum(node, 0)[:, None, None], 1)[:, 0] & (node >= 0)[:, None]
+    here = on_path[:, None] & (level[:, None] == jnp.arange(depth)[:, None])  # bool[B,depth,N]
+    return jnp.where(here, jnp.arange(size), -1).max(-1).astype(jnp.int32)

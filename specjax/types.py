@@ -54,9 +54,11 @@ class Output(NamedTuple):
 class LM(NamedTuple):
     """A language model as pure functions: a target, or the inner model of a drafter.
 
-    ``init_cache(batch, slots)`` gives an empty cache; ``apply(params, tokens[B,T], cache, parents[B,T] | None)`` scores a
-    block (``None`` means a chain, otherwise -1 marks a root); ``commit(cache, count[B], path[B,M] | None)`` keeps the
-    first ``count`` tokens of the block (``None``), or its root and then the nodes ``path`` (ids counted after the root).
+    ``init_cache(batch, slots)`` gives an empty cache; ``apply(params, tokens[B,T], cache, parents[B,P] | None)`` scores a
+    block (``None`` means a chain, otherwise -1 marks a root). With P > T the block is P long and ``tokens`` are its last T:
+    earlier calls have written the others, which lets a drafter grow a tree level by level. ``commit(cache, count[B],
+    path[B,M] | None)`` keeps the first ``count`` tokens of the block (``None``), or its root and then the nodes ``path``
+    (ids counted after the root).
     """
 
     init_cache: Callable[[int, int], Any]
@@ -69,13 +71,16 @@ class LM(NamedTuple):
 
 
 class Draft(struct.PyTreeNode):
-    """N candidate nodes in topological order."""
+    """N candidate nodes in topological order; siblings in the order in which they were drawn."""
 
     tokens: Array  # i32[B,N]
-    valid: Array  # bool[B,N] False: there is no such node (its token is never looked at)
+    valid: Array  # bool[B,N] False: there is no such node, nor any below it (its token is never looked at)
     parents: Array | None = None  # i32[B,N], -1 = child of the pending token; None = the chain 0-1-2-...
-    probs: Array | None = None  # f32[B,N,V] the law each node was REALLY drawn from; None = deterministic
+    # f32[B,N,V] the law each node was REALLY drawn from, given its prefix and its elder siblings (drawn without
+    # replacement: their tokens have no mass in it); None = deterministic.
+    probs: Array | None = None
     finite: Array | None = None  # bool[B] whether the drafter's own logits were finite; None = it has none
+    depth: int | None = struct.field(pytree_node=False, default=None)  # M, the longest path there can be; None = N
 
 
 class Verdict(struct.PyTreeNode):
@@ -106,6 +111,15 @@ class ModelParams(NamedTuple):
     draft: Params = {}  # noqa: RUF012  (an empty pytree; never mutated)
 
 
+# How the siblings of a draft came to be. What a rule may assume, and what it must be told.
+CHAIN = "chain"  # there are none: every node has one child at the most, drawn from ``probs`` or deterministic
+IID = "iid"  # drawn independently from one law
+INDEPENDENT = "independent"  # drawn independently, each from a law of its own (several drafters)
+WITHOUT_REPLACEMENT = "without_replacement"  # each from the parent's law less its elder siblings
+DETERMINISTIC = "deterministic"  # a function of the committed text; ``probs`` is None
+SIBLINGS = (CHAIN, IID, INDEPENDENT, WITHOUT_REPLACEMENT, DETERMINISTIC)
+
+
 class Drafter(NamedTuple):
     """Whatever proposes tokens: the extension point. A method is a function ``make(target, **keys) -> Drafter``.
 
@@ -125,6 +139,8 @@ class Drafter(NamedTuple):
     # fall in. For measurements: the true overlap with the target, and where a biased rule would show.
     law: Callable[..., Array] | None = None
     loss: Callable[..., Any] | None = None
+    siblings: str = CHAIN  # one of SIBLINGS
+    depth: int | None = None  # longest path of a draft, static; None = nodes
 
 
 AcceptFn = Callable[[RowKeys, Draft, Array], Verdict]
@@ -133,15 +149,17 @@ AcceptFn = Callable[[RowKeys, Draft, Array], Verdict]
 class Accept(NamedTuple):
     """An acceptance rule.
 
-    ``sampled(keys, draft, target_probs f32[B,N+1,V]) -> Verdict`` decides on laws; ``greedy(draft, best i32[B,N+1]) ->
-    Verdict`` decides when every row has temperature 0, from the target's argmax alone, so that greedy decoding pays for
-    no softmax. ``law`` is the class: L1 (output law identical), L2 (identical when greedy), L3 (lossy).
+    ``sampled(keys, draft, target_probs f32[B,N+1,V]) -> Verdict`` decides on laws; ``greedy(draft, logits f32[B,N+1,V]) ->
+    Verdict`` decides for rows of temperature 0, so that greedy decoding pays for no softmax (and a lossy rule can see
+    near-ties). ``law`` is the class: L1 (output law identical), L2 (identical when greedy), L3 (lossy). ``siblings`` are
+    the kinds of drafts that it takes: with any other its class would not hold.
     """
 
     sampled: AcceptFn
     greedy: Callable[[Draft, Array], Verdict]
     name: str
     law: str
+    siblings: tuple[str, ...] = (CHAIN,)
 
 
 class DecodeState(struct.PyTreeNode):
@@ -166,7 +184,8 @@ class StepInfo(NamedTuple):
     tokens: Array  # i32[B,M+1] emitted, padded with -1
     emitted: Array  # i32[B] tokens committed, after cutting at end-of-sequence and length limit
     accepted: Array  # i32[B] draft tokens the rule accepted, before cutting
-    drafted: Array  # i32[B] nodes proposed that could be tested (in a chain: those before the first invalid one)
+    drafted: Array  # i32[B] nodes proposed that could be tested (those with no invalid node before them on their path)
+    tested: Array  # i32[B] depths at which a draft token was tested: accepted, and one more unless the path ended there
 
 
 class Records(NamedTuple):
@@ -175,3 +194,4 @@ class Records(NamedTuple):
     emitted: Array  # i32[R,B]
     accepted: Array  # i32[R,B]
     drafted: Array  # i32[R,B]
+    tested: Array  # i32[R,B]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from specjax import registry
-from specjax.types import Accept
+from specjax.errors import UserError
+from specjax.types import Accept, Drafter
 
 
 def names() -> list[str]:
@@ -16,3 +17,14 @@ def names() -> list[str]:
 def load(name: str, **keys: Any) -> Accept:
     """The rule of that file name, made with ``keys``. Raises UserError for an unknown name or key."""
     return registry.call(__name__, name, "acceptance rule", **keys)
+
+
+def check_pair(drafter: Drafter, rule: Accept) -> None:
+    """Raises UserError if the class of ``rule`` does not hold for what ``drafter`` drafts; says what would be right."""
+    if drafter.siblings in rule.siblings:
+        return
+    others = [n for n in names() if drafter.siblings in load(n).siblings]
+    raise UserError(
+        f"the rule {rule.name} takes drafts whose siblings are {' or '.join(rule.siblings)}, and {drafter.name} drafts "
+        f"{drafter.siblings}; rules for it are {', '.join(others)}"
+    )

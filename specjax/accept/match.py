@@ -1,8 +1,9 @@
-"""Sample-then-match: the target's own sampler draws a token everywhere, and draft tokens that equal it stand. L1.
+"""Sample-then-match: the target's own sampler draws a token, and a draft token that equals it stands. L1.
 
-Only token ids are compared, so any draft will do, and its law is not needed. The price is acceptance: sum(target * draft)
-instead of sum(min(target, draft)). The sampler's noise is keyed by absolute position, so that with equal logits the
-output is, bit for bit, that of plain decoding with the same keys: the strongest regression test there is (card A5).
+Only token ids are compared, so any draft will do, tree or chain, and its law is not needed. On a tree it is the naive
+sampling of SpecInfer (2305.09781). The price is acceptance: sum(target * draft) instead of sum(min(target, draft)). The
+sampler's noise is keyed by absolute position, so that with equal logits the output is, bit for bit, that of plain decoding
+with the same keys: the strongest regression test there is (card A5).
 """
 
 from __future__ import annotations
@@ -10,18 +11,34 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from specjax import sampling
-from specjax.accept import _chain
+from specjax.accept import _verdict, _walk
 from specjax.rng import RowKeys
-from specjax.types import Accept, Draft, Verdict
+from specjax.types import SIBLINGS, Accept, Draft, Verdict
 
 
 def match(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
     """The rule. ``target_probs`` f32[B,N+1,V]. The token emitted at a mismatch is the drawn one: never drawn again. L1."""
-    depth = jnp.arange(target_probs.shape[1])
-    return _chain.match(draft, sampling.draw_rows(keys.at_position(depth), target_probs))
+    batch = draft.tokens.shape[0]
+    first = keys.draw_at(jnp.zeros((), jnp.int32), target_probs[:, 0], jnp.ones((batch,), bool))
+    if draft.tokens.shape[1] == 0:
+        return _verdict.along(draft, jnp.zeros((batch, 0), jnp.int32), first)
+
+    def hits(walk: _walk.Walk, token: jax.Array) -> jax.Array:
+        return walk.open & (draft.tokens == token[:, None])
+
+    def level(carry):
+        walk, token, depth = carry
+        hit = hits(walk, token)
+        going = hit.any(-1)
+        walk = _walk.descend(walk, draft, target_probs, jnp.argmax(hit, -1), going)
+        depth = depth + 1
+        return walk, jnp.where(going, keys.draw_at(depth, walk.law, going), token), depth
+
+    start = (_walk.begin(draft, target_probs), first, jnp.zeros((), jnp.int32))
+    walk, token, _ = jax.lax.while_loop(lambda carry: hits(*carry[:2]).any(), level, start)
+    return _verdict.along(draft, walk.path, token)
 
 
 def make() -> Accept:
-    """Sample-then-match on chains."""
-    return Accept(match, _chain.match, "match", "L1")
+    """Sample-then-match, in any topology."""
+    return Accept(match, _verdict.greedy, "match", "L1", SIBLINGS)

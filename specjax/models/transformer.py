@@ -189,20 +189,25 @@ class Transformer(nnx.Module):
             self.head = Linear(config.hidden_size, config.vocab_size, **kw)
 
     def __call__(self, tokens, cache: KVCache, parents=None, taps: tuple[int, ...] = ()):
-        """tokens i32[B,T] -> (hidden [B,T,E], taps, cache with the block written and not committed)."""
+        """tokens i32[B,T] -> (hidden [B,T,E], taps, cache with the block written and not committed).
+
+        ``parents`` i32[B,P] may describe a longer block, of which ``tokens`` are the last T (see ``types.LM``).
+        """
         batch, size = tokens.shape
+        block = size if parents is None else parents.shape[1]
+        written = block - size
         # Out-of-range ids come only from masked draft nodes and positions past the limit; both are thrown away later.
         x = self.embed(jnp.clip(tokens, 0, self.config.vocab_size - 1))
-        position = cache.length[:, None] + tree.depths(parents, batch, size)
+        position = cache.length[:, None] + tree.depths(parents, batch, block)[:, written:]
         angle = None
         if self.config.family == "gpt2":
             x = x + self.positions(jnp.clip(position, 0, self.config.max_positions - 1))
         else:
             angle = position[..., None].astype(jnp.float32) * rope_frequencies(self.config)
-        mask = tree.visible(cache.length, size, cache.k[0].shape[2], parents)
+        mask = tree.visible(cache.length, block, cache.k[0].shape[2], parents)[:, written:]
         keys, values, tapped = [], [], {}
         for index, layer in enumerate(self.layers):
-            x, k, v = layer(x, angle, mask, cache.k[index], cache.v[index], cache.length)
+            x, k, v = layer(x, angle, mask, cache.k[index], cache.v[index], cache.length + written)
             keys.append(k)
             values.append(v)
             tapped[index] = x

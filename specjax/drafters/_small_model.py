@@ -1,0 +1,64 @@
+"""What drafters share that run a small language model: loading it, catching up with the committed text, and its law.
+
+The draft cache holds the committed text without its newest tokens: the pending one, and those that the last round accepted
+and this model never saw (the last draft token; all of them, if another drafter proposed them). Every round begins by feeding
+a block wide enough for them.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax import decode, sampling
+from specjax.drafters._checks import same_vocabulary
+from specjax.errors import UserError
+from specjax.models.lm import forward
+from specjax.types import LM, Context, Params
+
+
+def load(target: LM, model: LM | str | os.PathLike, params: Params) -> tuple[LM, Params]:
+    """The draft model and its parameters, of an ``LM`` or of a Hugging Face directory. Raises UserError."""
+    if not isinstance(model, LM):
+        from specjax.models import hf  # only here: the core needs no file formats
+
+        loaded = hf.load(model)
+        model, params = loaded.lm, loaded.params
+    same_vocabulary(target, model)
+    return model, params
+
+
+def given(name: str, params: Params) -> Any:
+    """What ``init_params`` returns. Raises UserError if there are no parameters."""
+    if params is None:
+        raise UserError(f"{name} was made from an LM without params; give params=, or a directory")
+    return params
+
+
+def begin(model: LM, params: Params, context: Context, slots: int) -> Any:
+    """The cache of the prompt without its pending token, in a buffer of ``slots``."""
+    cache = model.init_cache(context.tokens.shape[0], slots)
+    return decode.feed(model, params, context.tokens[:, :-1], context.length - 1, cache)[1]
+
+
+def catch_up(model: LM, params: Params, context: Context, cache: Any, width: int) -> tuple[jax.Array, Any]:
+    """Feeds the committed tokens that the cache lacks, 1 to ``width`` of them, and commits all but the pending one.
+
+    Returns the logits f32[B,V] after the pending token, and the cache: the pending token is written at ``cache.length``, as
+    the root of the block that follows.
+    """
+    slots = cache.length[:, None] + jnp.arange(width)
+    block = jnp.take_along_axis(context.tokens, slots, axis=1, mode="clip")
+    missing = context.length - cache.length  # a finished row may miss none; its draft nobody looks at
+    out, cache = model.apply(params, block, cache)
+    last = jnp.clip(missing - 1, 0, width - 1)
+    cache = model.commit(cache, last)
+    return jnp.take_along_axis(out.logits, last[:, None, None], axis=1)[:, 0], cache
+
+
+def law(model: LM, params: Params, context: Context) -> jax.Array:
+    """f32[B,S,V]: what the model would draw from after each prefix (``Drafter.law``)."""
+    return sampling.to_probs(forward(model, params, context.tokens).logits, context.sampling)

@@ -1,0 +1,283 @@
+"""The exact law of what a drafter and a rule emit, by walking through every outcome of the real code.
+
+Rules and drafters get all their randomness from ``RowKeys``: coins, draws, draws without replacement. Here a ``Script`` stands
+in its place. It answers each request from a list of outcomes; a request beyond the list stops the run, every row is split into
+one row for each outcome that can happen, with its probability, and the code runs again. At the end every row is one
+possible history, and the weights add up to 1. Nothing is sampled and nothing is assumed about the rule; jit is off
+meanwhile, so that loops run in Python and the script can look at values.
+
+The script also keeps a ledger: noise that is asked for twice in one round (the same purpose and index) is an error, because
+the outcomes would not be independent.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import decode, rng, sampling, step
+from specjax.testing import laws
+from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams
+
+CHUNK = 60_000  # rows scored and judged at once
+
+
+class NotEnumerable(TypeError):
+    """The code asked for raw noise (``at_round``, ``base``): its outcomes cannot be listed. Test it statistically."""
+
+
+class NoiseReused(AssertionError):
+    """The same noise was asked for twice in one round."""
+
+
+class _Split(Exception):
+    def __init__(self, rows: np.ndarray, values: np.ndarray, chance: np.ndarray):
+        self.rows, self.values, self.chance = rows, values, chance
+
+
+class Script:
+    """Stands for ``RowKeys``: gives scripted outcomes, or splits the rows at the first request beyond them."""
+
+    def __init__(self, outcomes: list[np.ndarray], batch: int):
+        self.outcomes, self.batch, self.asked, self.ledger = outcomes, batch, 0, set()
+
+    def coins(self, count: int, dtype=jnp.float32) -> _Coins:
+        self._enter(("coins",))
+        return _Coins(self, count)
+
+    def draw(self, purpose: int, weights: jax.Array, index=None) -> jax.Array:
+        if purpose == rng.ACCEPT:
+            raise NoiseReused("a token was drawn with the purpose of the coins")
+        weights = np.asarray(weights, np.float64)
+        if weights.ndim == 2:
+            self._enter((purpose, None if index is None else int(index)))
+            return self._one(weights)
+        numbers = np.asarray(index).tolist()
+        columns = []
+        for place, number in enumerate(numbers):
+            self._enter((purpose, number))
+            columns.append(self._one(weights[:, place]))
+        return jnp.stack(columns, 1)
+
+    def draw_at(self, depth, weights: jax.Array, active: jax.Array | None = None) -> jax.Array:
+        self._enter(("position", int(depth)))
+        weights = np.asarray(weights, np.float64)
+        if active is not None:
+            idle = np.eye(1, weights.shape[1])
+            weights = np.where(np.asarray(active)[:, None], weights, idle)
+        return self._one(weights)
+
+    def draw_distinct(self, purpose: int, weights: jax.Array, count: int, index=None) -> tuple[jax.Array, jax.Array]:
+        weights = np.asarray(weights, np.float64)
+        flat = weights[:, None] if weights.ndim == 2 else weights
+        numbers = [None] if index is None else np.atleast_1d(np.asarray(index)).tolist()
+        tokens = np.zeros((*flat.shape[:2], count), np.int32)
+        exist = np.zeros(tokens.shape, bool)
+        for place, number in enumerate(numbers):
+            self._enter((purpose, number))
+            left = flat[:, place].copy()
+            for rank in range(count):
+                some = left.sum(-1) > 0
+                token = np.asarray(self._one(np.where(some[:, None], left, np.eye(1, left.shape[1]))))
+                tokens[:, place, rank], exist[:, place, rank] = token, some
+                left[np.arange(len(left)), token] = 0
+        if weights.ndim == 2:
+            return jnp.asarray(tokens[:, 0]), jnp.asarray(exist[:, 0])
+        return jnp.asarray(tokens), jnp.asarray(exist)
+
+    def inner(self, index: int) -> _Inner:
+        return _Inner(self, index)
+
+    def __getattr__(self, name: str):
+        raise NotEnumerable(f"RowKeys.{name} is raw noise; only coins and draws can be enumerated")
+
+    def _enter(self, place: tuple) -> None:
+        if place in self.ledger:
+            raise NoiseReused(f"the noise {place} was asked for twice in one round")
+        self.ledger.add(place)
+
+    def _one(self, weights: np.ndarray) -> jax.Array:
+        """One outcome of each row from unnormalised float64 weights [R,K]."""
+        if self.asked < len(self.outcomes):
+            self.asked += 1
+            return jnp.asarray(self.outcomes[self.asked - 1])
+        total = weights.sum(-1, keepdims=True)
+        if not np.isfinite(total).all() or (total <= 0).any() or (weights < 0).any():
+            raise AssertionError("a law with NaN, negative or no mass was drawn from")
+        rows, values = np.nonzero(weights)
+        raise _Split(rows, values.astype(np.int32), (weights / total)[rows, values])
+
+
+class _Inner(Script):
+    """A part of another's script, with noise of its own."""
+
+    def __init__(self, outer: Script, index: int):
+        self.outer, self.index = outer, index
+
+    def _enter(self, place: tuple) -> None:
+        self.outer._enter((self.index, *place))
+
+    def _one(self, weights: np.ndarray) -> jax.Array:
+        return self.outer._one(weights)
+
+
+class _Coins:
+    def __init__(self, script: Script, count: int):
+        self.script, self.tossed = script, np.zeros((script.batch, count), bool)
+
+    def flip(self, kept: jax.Array, total: jax.Array, node: jax.Array | None = None) -> jax.Array:
+        kept, total = np.broadcast_arrays(np.asarray(kept, np.float64), np.asarray(total, np.float64))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            chance = np.where(kept >= total, (kept > 0) * 1.0, kept / total)
+        if np.isnan(chance).any() or (kept < 0).any():
+            raise AssertionError("a coin with NaN or negative masses was tossed")
+        if node is not None:
+            return self._toss(chance, np.asarray(node))
+        columns = [self._toss(chance[:, i], np.full(len(chance), i)) for i in range(chance.shape[1])]
+        return jnp.stack(columns, 1) if columns else jnp.zeros(kept.shape, bool)
+
+    def _toss(self, chance: np.ndarray, node: np.ndarray) -> jax.Array:
+        rows = np.nonzero((chance > 0) & (chance < 1))[0]  # the others come out one way whatever the noise is
+        if self.tossed[rows, node[rows]].any():
+            raise NoiseReused("the coin of a node was tossed twice")
+        self.tossed[rows, node[rows]] = True
+        return self.script._one(np.stack([1 - chance, chance], -1)).astype(bool)
+
+
+class Expanded(NamedTuple):
+    """Every history of a function."""
+
+    value: Any  # what the function returned, a row per history
+    source: np.ndarray  # i64[R] the row each history began from
+    chance: np.ndarray  # f64[R] its probability, given that beginning
+
+
+def expand(function: Callable, rows: Any, batch: int) -> Expanded:
+    """All outcomes of ``function(script, rows)``, where ``rows`` is a pytree of arrays [batch, ...]."""
+    source, chance, outcomes = np.arange(batch), np.ones(batch), []
+    current = rows
+    while True:
+        script = Script(outcomes, len(source))
+        try:
+            with jax.disable_jit():
+                return Expanded(function(script, current), source, chance)
+        except _Split as split:
+            rows = split.rows
+            source, chance = source[rows], chance[rows] * split.chance
+            outcomes = [each[rows] for each in outcomes] + [split.values]
+            current = jax.tree.map(lambda x: x[rows], current)  # noqa: B023
+
+
+def exact_law(
+    target: LM,
+    drafter: Drafter,
+    rule: Accept,
+    params: ModelParams,
+    prompt: list[int],
+    steps: int,
+    *,
+    rounds: int | None = None,
+    **settings,
+) -> np.ndarray:
+    """The exact law of the next ``steps`` tokens after ``prompt``, as this drafter and this rule emit them.
+
+    Args:
+        target, drafter, rule, params: as for ``generate``; a tiny vocabulary, or there is no end to it. Run it under
+            ``jax.enable_x64`` with float64 params, and the result is exact to about 1e-15.
+        prompt: token ids.
+        steps: how many tokens; the table has V**steps entries.
+        rounds: real rounds to walk through, commits included; after them the target goes on by itself. None: all.
+        settings: of ``sampling.make_sampling``.
+
+    Returns:
+        float64[V,...,V], ``steps`` axes.
+
+    Raises:
+        NotEnumerable: raw noise was asked for. NoiseReused: the same noise twice in a round.
+    """
+    vocab = target.vocab_size
+    truth = laws.sequence_law(target, params.target, prompt, steps, **settings)
+    out = np.zeros((vocab,) * steps)
+    packed, lengths = decode.pack_prompts([prompt])
+    state = decode.prefill(
+        target, drafter, params, packed, lengths, rng.row_keys(0, 1), max_len=len(prompt) + steps + 1,
+        limit=lengths + steps, sampling=sampling.make_sampling(1, **settings),
+    )  # fmt: skip
+    state, shared = _rows(state)
+    weight = np.ones(1)
+    for _ in itertools.count() if rounds is None else range(rounds):
+        if not len(weight):
+            break
+        states, weights = [], []
+        for one, each in _round(target, drafter, rule, params, state, shared, weight):
+            done = np.asarray(one["done"])
+            _collect(out, truth, one, each, done, len(prompt))
+            states.append(jax.tree.map(lambda x: x[~done], one))  # noqa: B023
+            weights.append(each[~done])
+        state = jax.tree.map(lambda *x: jnp.concatenate(x), *states)
+        weight = np.concatenate(weights)
+    _collect(out, truth, state, weight, np.ones(len(weight), bool), len(prompt))
+    return out
+
+
+ROWLESS = ("round",)  # of a DecodeState: not one per row
+
+
+def _rows(state: DecodeState) -> tuple[dict, dict]:
+    parts = {name: getattr(state, name) for name in state.__dataclass_fields__}
+    return {k: v for k, v in parts.items() if k not in ROWLESS}, {k: v for k, v in parts.items() if k in ROWLESS}
+
+
+def _round(target, drafter, rule, params, state: dict, shared: dict, weight: np.ndarray):
+    """Yields (rows of states after the round, their weights), a chunk at a time."""
+
+    def whole(rows: dict) -> DecodeState:
+        return DecodeState(**rows, **shared)
+
+    def drafted(script, rows):
+        context = step.Context(rows["tokens"], rows["length"], rows["sampling"])
+        return drafter.propose(params, script, context, rows["draft"])
+
+    opened = expand(drafted, state, len(weight))
+    weight = weight[opened.source] * opened.chance
+    state = jax.tree.map(lambda x: x[opened.source], state)
+    for start in range(0, len(weight), CHUNK):
+        part = slice(start, start + CHUNK)
+        rows, (draft, draft_state) = jax.tree.map(lambda x: x[part], (state, opened.value))  # noqa: B023
+        fixed = drafter._replace(propose=lambda *_: (draft, draft_state))  # noqa: B023
+        scored = step.propose(target, fixed, params, whole(rows), Script([], 0))  # type: ignore
+
+        def judged(script, given):
+            rows, scored = given
+            after, _ = step.decide(target, drafter, rule, params, whole(rows), script, scored, None)
+            return _rows(after)[0]
+
+        closed = expand(judged, (rows, scored), len(weight[part]))
+        yield closed.value, weight[part][closed.source] * closed.chance
+    shared["round"] = shared["round"] + 1
+
+
+def _collect(out, truth, rows: dict, weight, chosen, begin: int) -> None:
+    """Adds what the chosen rows emitted, continued by the target's own law."""
+    tokens, length = np.asarray(rows["tokens"])[chosen], np.asarray(rows["length"])[chosen]
+    weight, steps = weight[chosen], out.ndim
+    for count in np.unique(length - begin):
+        here = length - begin == count
+        heads, each = tokens[here, begin : begin + count], weight[here]
+        masses: dict[tuple[int, ...], float] = {}
+        unique, inverse = np.unique(heads, axis=0, return_inverse=True)
+        for head, mass in zip(unique, np.bincount(inverse.ravel(), each, len(unique)), strict=True):
+            masses[tuple(head.tolist())] = mass
+        for head, mass in masses.items():
+            rest = truth[head]
+            if count == steps:
+                out[head] += mass
+            elif (total := rest.sum()) > 0:
+                out[head] += mass * rest / total
+            else:  # the target never says this: the mass goes anywhere below, the truth has none there
+                out[head].flat[0] += mass

@@ -1,0 +1,86 @@
+"""Small models for tests: tiny decoders, and tables whose law can be read off."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from specjax.models import lm
+from specjax.models.transformer import TransformerConfig
+from specjax.types import LM, Output
+
+
+def tiny_config(family: str = "llama", vocab_size: int = 32, layers: int = 2, width: int = 32) -> TransformerConfig:
+    """A decoder small enough to compile in a second: grouped-query attention for "llama", biases for "gpt2"."""
+    return TransformerConfig(
+        family=family,
+        vocab_size=vocab_size,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_layers=layers,
+        num_heads=4,
+        num_kv_heads=2 if family == "llama" else 4,
+        head_dim=width // 4,
+        max_positions=128,
+        attention_bias=family == "gpt2",
+        mlp_bias=family == "gpt2",
+    )
+
+
+def tiny(family: str = "llama", seed: int = 0, scale: float = 8.0, **shape) -> tuple[LM, dict]:
+    """A random tiny decoder. ``scale`` multiplies its weights, so that its laws are far from uniform."""
+    config = tiny_config(family, **shape)
+    params = lm.init_params(config, jax.random.key(seed))
+    return lm.from_config(config), jax.tree.map(lambda x: x * scale if x.ndim > 1 else x, params)
+
+
+class TabularCache(struct.PyTreeNode):
+    """The text itself, and what is written beyond it."""
+
+    length: jax.Array  # i32[B]
+    tokens: jax.Array  # i32[B,S]
+
+
+def tabular(vocab_size: int, name: str = "tabular") -> LM:
+    """A model that is a table: its params are logits f32[V+1,V,V], indexed by the last two tokens (V = there is none).
+
+    It has a cache, takes chains and trees, and its law can be read off: what a decode loop makes of it can be checked
+    against the truth. What it says depends on the cache alone, so a wrong commit shows.
+    """
+
+    def init_cache(batch: int, slots: int) -> TabularCache:
+        return TabularCache(jnp.zeros((batch,), jnp.int32), jnp.full((batch, slots), -1, jnp.int32))
+
+    def apply(params, tokens, cache, parents=None):
+        batch, size = tokens.shape
+        if parents is None:
+            parents = jnp.broadcast_to(jnp.arange(size) - 1, (batch, size))
+        written = parents.shape[1] - size  # earlier calls wrote the first tokens of the block
+        here = cache.length[:, None] + written + jnp.arange(size)
+        stored = cache.tokens.at[jnp.arange(batch)[:, None], here].set(tokens, mode="drop")
+        parents = parents[:, written:]
+        before = cache.length[:, None] + jnp.where(parents < 0, -1, parents)
+        before = jnp.where(
+            before < 0, vocab_size, jnp.take_along_axis(stored, jnp.maximum(before, 0), axis=1, mode="clip")
+        )
+        logits = params[jnp.clip(before, 0, vocab_size), jnp.clip(tokens, 0, vocab_size - 1)]
+        return Output(logits, jnp.zeros((batch, size, 1), logits.dtype)), cache.replace(tokens=stored)
+
+    def commit(cache, count, path=None):
+        tokens = cache.tokens
+        if path is not None:
+            start = cache.length[:, None] + 1
+            kept = jnp.take_along_axis(tokens, start + jnp.maximum(path, 0), axis=1, mode="clip")
+            rows = jnp.arange(tokens.shape[0])[:, None]
+            tokens = tokens.at[rows, start + jnp.arange(path.shape[1])].set(kept, mode="drop")
+        return cache.replace(tokens=tokens, length=cache.length + count)
+
+    return LM(init_cache, apply, commit, vocab_size, name=name)
+
+
+def random_table(seed: int, vocab_size: int, sharpness: float = 1.5, dtype=np.float32) -> jax.Array:
+    """Params for ``tabular``: logits f32[V+1,V,V]."""
+    table = np.random.default_rng(seed).normal(size=(vocab_size + 1, vocab_size, vocab_size))
+    return jnp.asarray((sharpness * table).astype(dtype))
