@@ -5,7 +5,7 @@ a decision is keyed by the *round* (a discarded slot's noise must not come back)
 by the absolute *position*: sample-then-match and plain decoding then draw the same token at the same place.
 
 Rounds are counted from prefill: who prefills the same rows again, say with a longer conversation, gives them another seed.
-A system that runs inside another's round takes ``keys.at_round(DRAFT)`` as its own base keys, never ``keys.base``.
+A system that runs inside another's round takes ``keys.inner(i)`` as its own keys, never ``keys`` themselves.
 
 Rules and drafters ask for *coins* and *draws*, not for raw noise: ``specjax.testing`` then puts a script in the place of
 ``RowKeys`` and walks through every outcome of the very same code, with its exact probability.
@@ -88,6 +88,11 @@ class RowKeys(struct.PyTreeNode):
             noise = jax.vmap(noise)
         scores, tokens = jax.lax.top_k(jnp.where(weights > 0, jnp.log(weights) + noise(keys), -jnp.inf), count)
         return tokens.astype(jnp.int32), scores > -jnp.inf
+
+    def inner(self, index: int) -> RowKeys:
+        """Keys for the ``index``-th part of a drafter that is made of several, or for a system that runs inside this round."""
+        fold = jax.vmap(lambda k: jax.random.fold_in(k, index))
+        return self.replace(base=fold(self.at_round(DRAFT)))
 
     def _keys(self, purpose: int, weights: jax.Array, index) -> jax.Array:
         """key[B], or key[B,n] for weights f[B,n,V]."""

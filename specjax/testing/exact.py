@@ -24,7 +24,7 @@ from specjax import decode, rng, sampling, step
 from specjax.testing import laws
 from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams
 
-CHUNK = 60_000  # rows scored and judged at once
+BUCKETS = (16, 256, 4096, 32_768)  # row counts: without jit every new shape compiles every operation again
 
 
 class NotEnumerable(TypeError):
@@ -160,17 +160,21 @@ class Expanded(NamedTuple):
 def expand(function: Callable, rows: Any, batch: int) -> Expanded:
     """All outcomes of ``function(script, rows)``, where ``rows`` is a pytree of arrays [batch, ...]."""
     source, chance, outcomes = np.arange(batch), np.ones(batch), []
-    current = rows
     while True:
-        script = Script(outcomes, len(source))
+        count = len(source)
+        size = next((b for b in BUCKETS if b >= count), -(-count // BUCKETS[-1]) * BUCKETS[-1])
+        padded = np.resize(np.arange(count), size)  # rows again, thrown away below
+        script = Script([each[padded] for each in outcomes], size)
+        given = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[source[padded]]), rows)  # noqa: B023
         try:
             with jax.disable_jit():
-                return Expanded(function(script, current), source, chance)
+                value = function(script, given)
+            return Expanded(jax.tree.map(lambda x: np.asarray(x)[:count], value), source, chance)  # noqa: B023
         except _Split as split:
-            rows = split.rows
-            source, chance = source[rows], chance[rows] * split.chance
-            outcomes = [each[rows] for each in outcomes] + [split.values]
-            current = jax.tree.map(lambda x: x[rows], current)  # noqa: B023
+            real = split.rows < count
+            kept = split.rows[real]
+            source, chance = source[kept], chance[kept] * split.chance[real]
+            outcomes = [each[kept] for each in outcomes] + [split.values[real]]
 
 
 def exact_law(
@@ -219,13 +223,13 @@ def exact_law(
             _collect(out, truth, one, each, done, len(prompt))
             states.append(jax.tree.map(lambda x: x[~done], one))  # noqa: B023
             weights.append(each[~done])
-        state = jax.tree.map(lambda *x: jnp.concatenate(x), *states)
+        state = jax.tree.map(lambda *x: np.concatenate(x), *states)
         weight = np.concatenate(weights)
     _collect(out, truth, state, weight, np.ones(len(weight), bool), len(prompt))
     return out
 
 
-ROWLESS = ("round",)  # of a DecodeState: not one per row
+ROWLESS = ("round", "keys")  # of a DecodeState: not split with the rows
 
 
 def _rows(state: DecodeState) -> tuple[dict, dict]:
@@ -246,18 +250,19 @@ def _round(target, drafter, rule, params, state: dict, shared: dict, weight: np.
     opened = expand(drafted, state, len(weight))
     weight = weight[opened.source] * opened.chance
     state = jax.tree.map(lambda x: x[opened.source], state)
-    for start in range(0, len(weight), CHUNK):
-        part = slice(start, start + CHUNK)
-        rows, (draft, draft_state) = jax.tree.map(lambda x: x[part], (state, opened.value))  # noqa: B023
-        fixed = drafter._replace(propose=lambda *_: (draft, draft_state))  # noqa: B023
-        scored = step.propose(target, fixed, params, whole(rows), Script([], 0))  # type: ignore
+    chunk = BUCKETS[-2]
+    for start in range(0, len(weight), chunk):
+        part = slice(start, start + chunk)
+        some = jax.tree.map(lambda x: x[part], (state, *opened.value))  # noqa: B023
 
         def judged(script, given):
-            rows, scored = given
+            rows, draft, draft_state = given
+            fixed = drafter._replace(propose=lambda *_: (draft, draft_state))
+            scored = step.propose(target, fixed, params, whole(rows), script)
             after, _ = step.decide(target, drafter, rule, params, whole(rows), script, scored, None)
             return _rows(after)[0]
 
-        closed = expand(judged, (rows, scored), len(weight[part]))
+        closed = expand(judged, some, len(weight[part]))
         yield closed.value, weight[part][closed.source] * closed.chance
     shared["round"] = shared["round"] + 1
 
