@@ -19,7 +19,8 @@ def get_config() -> ConfigDict:
     config.ignore_eos = False
     config.show_trace = False  # print one continuation, coloured by who wrote each token
     config.grid = ConfigDict()  # what is set here replaces the single value
-    config.grid.methods = ConfigDict()  # label -> drafter keys, instead of config.drafter
+    # Label -> drafter keys, instead of config.drafter. A method may bring its own rule: accept, and accept_keys for it.
+    config.grid.methods = ConfigDict()
     config.grid.temperatures = ()  # instead of config.sampling.temperature
     config.grid.batch_sizes = ()  # instead of config.batch_size
     return config

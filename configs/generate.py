@@ -16,7 +16,10 @@ def get_config() -> ConfigDict:
     config.mode = "generate"
     config.target = ""  # a Hugging Face style directory, or a trained run's workdir
     config.drafter = drafter("prompt_lookup")
-    config.accept = "chain"
+    config.accept = (
+        "chain"  # a rule that fits the drafter; for trees "recursive", "traversal", "deterministic", "match"
+    )
+    config.accept_keys = accept_keys()
     config.sampling = sampling(0.0)
     config.prompt = ""  # one text
     config.prompts = ""  # or a .txt file (a prompt per line), a .jsonl file with a "prompt" key, or "stdlib"
@@ -34,10 +37,32 @@ def drafter(name: str) -> ConfigDict:
     """The keys that drafters share; None leaves a drafter's own default."""
     keys = ConfigDict({"name": name})
     keys.gamma = config_dict.placeholder(int)  # draft tokens per round
-    keys.model = config_dict.placeholder(str)  # draft_model: directory of the draft model
+    keys.model = config_dict.placeholder(str)  # directory of the draft model
+    keys.models = config_dict.placeholder(str)  # specinfer: directories of the draft models, separated by commas
+    keys.tree = config_dict.placeholder(
+        str
+    )  # draft_tree, specinfer: "4x2x1" (children per level), "chains:4x5", a .json file
+    keys.siblings = config_dict.placeholder(str)  # draft_tree: "without_replacement", "iid" or "top_k"
+    keys.depth = config_dict.placeholder(int)  # dynamic_tree: levels
+    keys.top_k = config_dict.placeholder(int)  # dynamic_tree: nodes of a level that get children, and how many each
+    keys.nodes = config_dict.placeholder(int)  # dynamic_tree: nodes drafted, the best of all
     keys.max_ngram = config_dict.placeholder(int)  # prompt_lookup: longest n-gram looked for
     keys.match = config_dict.placeholder(str)  # prompt_lookup: "earliest" or "latest" occurrence
     keys.partial = config_dict.placeholder(bool)  # prompt_lookup: whether less than gamma tokens may be proposed
+    return keys
+
+
+def accept_keys() -> ConfigDict:
+    """The keys of ``config.accept``; None leaves the rule's own default. Only the lossy rules have any."""
+    keys = ConfigDict()
+    keys.lenience = config_dict.placeholder(float)  # lenient: factor on the draft's law, in (0, 1]
+    keys.upper = config_dict.placeholder(float)  # lenient: the same as a bound on the uniform number, in (0, 1]
+    keys.epsilon = config_dict.placeholder(float)  # typical: a probability above it always stands
+    keys.delta = config_dict.placeholder(float)  # typical: factor on exp(-entropy)
+    keys.top = config_dict.placeholder(int)  # tolerance: a token of the best so many stands
+    keys.gap = config_dict.placeholder(float)  # tolerance: and at most so many nats below the best one
+    keys.distance = config_dict.placeholder(int)  # tolerance: or an id at most so far from the best one's
+    keys.least = config_dict.placeholder(int)  # tolerance: so many tokens stand in any case
     return keys
 
 

@@ -107,7 +107,7 @@ def run_pass(job: Job, method: Method | None, *, finished: bool = False) -> Pass
         if records is None:
             loops += max(map(len, decode.outputs(state, [len(p) for p in prompts])))
         else:
-            now = metrics.count(records, real, drafter.nodes)
+            now = metrics.count(records, real, drafter.longest)
             counts = now if counts is None else counts.plus(now)
             loops += int(np.asarray(records.emitted).any(1).sum())
         if finished:
@@ -238,7 +238,7 @@ def _verify_loop(target: LM, size: int, params, tokens: jax.Array, cache):
     def turn(_, carry):
         tokens, cache = carry
         out, cache = target.apply(params, tokens, cache)
-        return jnp.argmax(out.logits, -1).astype(jnp.int32), cache
+        return sampling.argmax(out.logits), cache
 
     return jax.lax.fori_loop(0, _TURNS, turn, (tokens, cache))[0]
 

@@ -3,9 +3,10 @@
 block_efficiency (tau)  tokens emitted per round of a row, the target's own token included, after cutting at
                         end-of-sequence and limits: between 1 and gamma + 1
 accepted_per_round      draft tokens accepted per round, before cutting (tau - 1 but for the cut)
-acceptance_rate (alpha) accepted / tested draft tokens, where a token is tested if all before it were accepted: the
-                        probability that a draft token is accepted, given that its prefix was
-acceptance_by_depth     the same by place in the chain; entry i is conditional on i accepted tokens before it
+acceptance_rate (alpha) accepted / tested depths, where a depth is tested if all above it were accepted and it has a node
+                        there: the probability that a draft token (on a tree: one of the siblings) is accepted, given
+                        that its prefix was
+acceptance_by_depth     the same by depth; entry i is conditional on i accepted tokens before it
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class Counts(NamedTuple):
     tokens: int
     rounds: int
     accepted: int
-    tested: np.ndarray  # i64[gamma] draft tokens tested at each place
-    passed: np.ndarray  # i64[gamma] of them accepted
+    tested: np.ndarray  # i64[depth] how often a draft token was tested at each depth
+    passed: np.ndarray  # i64[depth] of them accepted
 
     def plus(self, other: Counts) -> Counts:
         """Both together."""
@@ -44,16 +45,16 @@ class Counts(NamedTuple):
         )
 
 
-def count(records: Records, rows: Sequence[bool], gamma: int) -> Counts:
-    """Counts of the rows marked True (the others fill up a batch)."""
+def count(records: Records, rows: Sequence[bool], depth: int) -> Counts:
+    """Counts of the rows marked True (the others fill up a batch); ``depth`` is the drafter's longest path."""
     chosen = np.asarray(rows, bool)
-    emitted, accepted, drafted = (np.asarray(x)[:, chosen] for x in records)
+    emitted, accepted, drafted, tested = (np.asarray(x)[:, chosen] for x in records)
     # A finished row proposes nothing; a round that proposed or emitted something was run.
     ran = (emitted > 0) | (drafted > 0)
-    place = np.arange(gamma)
-    passed = (accepted[..., None] > place) & ran[..., None]
-    tested = (np.minimum(accepted + 1, drafted)[..., None] > place) & ran[..., None]
-    return Counts(int(emitted.sum()), int(ran.sum()), int(accepted.sum()), tested.sum((0, 1)), passed.sum((0, 1)))
+    place = np.arange(depth)
+    passed = ((accepted[..., None] > place) & ran[..., None]).sum((0, 1))
+    reached = ((tested[..., None] > place) & ran[..., None]).sum((0, 1))
+    return Counts(int(emitted.sum()), int(ran.sum()), int(accepted.sum()), reached, passed)
 
 
 def summary(counts: Counts) -> dict:

@@ -46,8 +46,8 @@ def generate(config: Config, workdir: Path) -> None:
     target = session.load_target(config)
     tokenizer = target.tokenizer
     assert tokenizer is not None  # load_target has seen to it
-    [(label, keys)] = session.methods(config).items()
-    method = session.method(target, keys, config.accept, config.seed, label)
+    [(label, choice)] = session.methods(config).items()
+    method = session.method(target, choice, config.seed, label)
     prompts = session.read_prompts(config, target)
     job = session.job(config, target, prompts, config.sampling.temperature, config.batch_size)
     if len(prompts) == 1 and console.is_terminal:
@@ -70,7 +70,7 @@ def _stream(job: bench.Job, method: bench.Method, prompt: session.Prompt, spell:
     console.print(Text(prompt.text, "dim"), end="")
     shown, output, seen = len(spell(prompt.ids)), [], []
     for _, info in decode.stream(job.target, method.drafter, method.accept, method.params, state, eos_id=job.eos_id):
-        seen.append([np.asarray(x) for x in (info.emitted, info.accepted, info.drafted)])
+        seen.append([np.asarray(x) for x in (info.emitted, info.accepted, info.drafted, info.tested)])
         output += [int(t) for t in info.tokens[0][: int(info.emitted[0])]]
         text = spell(prompt.ids + output)
         if not text.endswith("\ufffd"):  # half a character: wait for the rest
@@ -78,7 +78,7 @@ def _stream(job: bench.Job, method: bench.Method, prompt: session.Prompt, spell:
             shown = len(text)
     console.print(Text(spell(prompt.ids + output)[shown:]))
     counts = metrics.count(
-        decode.Records(*(jnp.stack(x) for x in zip(*seen, strict=True))), [True], method.drafter.nodes
+        decode.Records(*(jnp.stack(x) for x in zip(*seen, strict=True))), [True], method.drafter.longest
     )
     return _plain_row(job, method, counts, None), [output]
 
@@ -104,7 +104,7 @@ def measure(config: Config, workdir: Path) -> None:
     """Measures the methods of ``config.grid`` (or ``config.drafter``) against plain decoding, and prints a table."""
     target = session.load_target(config)
     assert target.tokenizer is not None  # load_target has seen to it
-    methods = [session.method(target, k, config.accept, config.seed, n) for n, k in session.methods(config).items()]
+    methods = [session.method(target, choice, config.seed, n) for n, choice in session.methods(config).items()]
     prompts = session.read_prompts(config, target)
     jobs = [
         session.job(config, target, prompts, float(temperature), batch)

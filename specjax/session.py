@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,14 @@ from specjax.models import hf
 from specjax.types import ModelParams
 
 STDLIB = "stdlib"  # the named prompt set: held-out lines of the embedded corpus
+
+
+class Choice(NamedTuple):
+    """One method of a configuration."""
+
+    drafter: dict  # its keys, "name" among them
+    rule: str
+    rule_keys: dict
 
 
 class Prompt(NamedTuple):
@@ -103,7 +111,7 @@ def check(config: Config) -> None:
     """Checks what can be checked before any model is there. Raises UserError."""
     if not 0 <= config.seed < 2**32:
         raise UserError(f"config.seed is {config.seed}; it must be in 0..{2**32 - 1}")
-    accept.load(config.accept)
+    accept.load(config.accept, **_given(config.get("accept_keys")))
     grid = config.get("grid") or {}
     for temperature in [config.sampling.temperature, *grid.get("temperatures", ())]:
         if isinstance(temperature, bool) or not isinstance(temperature, int | float):
@@ -112,26 +120,49 @@ def check(config: Config) -> None:
     for batch_size in [config.batch_size, *grid.get("batch_sizes", ())]:
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise UserError(f"batch size is {batch_size!r}; it must be a whole number >= 1")
-    for keys in methods(config).values():
-        drafters.check(**keys)
+    chosen = methods(config).values()
+    for choice in chosen:
+        accept.load(choice.rule, **choice.rule_keys)
+        drafters.check(**choice.drafter)
+    shared = _given(config.get("accept_keys"))
+    if shared and all((choice.rule, choice.rule_keys) != (config.accept, shared) for choice in chosen):
+        raise UserError(
+            "config.accept_keys are keys of config.accept, and every method of config.grid.methods has a rule of its own; "
+            "give them there"
+        )
 
 
-def methods(config: Config) -> dict[str, dict]:
-    """Label -> keys of each drafter: of ``config.grid.methods`` if there are any, else of ``config.drafter``."""
+def methods(config: Config) -> dict[str, Choice]:
+    """Label -> method: of ``config.grid.methods`` if there are any, else ``config.drafter``.
+
+    The rule is ``config.accept`` with ``config.accept_keys``, unless a method of the grid brings its own ``accept``, and
+    ``accept_keys`` for it. Raises UserError for such keys without a rule.
+    """
     grid = config.get("grid")
-    named = grid.methods.to_dict() if grid and grid.methods else {config.drafter.name: config.drafter.to_dict()}
+    several = grid.methods.to_dict() if grid and grid.methods else {}
     chosen = {}
-    for label, keys in named.items():
-        chosen[label] = {"name": label} | {k: v for k, v in keys.items() if v is not None}
+    for label, keys in (several or {config.drafter.name: config.drafter.to_dict()}).items():
+        keys, rule, rule_keys = {"name": label} | _given(keys), config.accept, _given(config.get("accept_keys"))
+        if several and "accept" in keys:
+            rule, rule_keys = keys.pop("accept"), _given(keys.pop("accept_keys", None))
+        elif several and _given(keys.pop("accept_keys", None)):
+            raise UserError(f"method {label} has accept_keys and no rule of its own; give it accept as well")
+        chosen[label] = Choice(keys, rule, rule_keys)
     return chosen
 
 
-def method(target: hf.Loaded, keys: dict, rule: str, seed: int, label: str = "") -> Method:
-    """A drafter with its rule and parameters; ``keys`` are one entry of ``methods``."""
-    name = keys["name"]
-    drafter = drafters.make(target=target.lm, **keys)
+def _given(keys: Mapping | None) -> dict:
+    """The keys that have a value."""
+    return {k: v for k, v in (keys or {}).items() if v is not None}
+
+
+def method(target: hf.Loaded, choice: Choice, seed: int, label: str = "") -> Method:
+    """A drafter with its rule and parameters. Raises UserError, also for a rule that does not fit the drafter."""
+    drafter = drafters.make(target=target.lm, **choice.drafter)
+    rule = accept.load(choice.rule, **choice.rule_keys)
+    accept.check_pair(drafter, rule)
     params = ModelParams(target.params, drafter.init_params(jax.random.key(seed)))
-    return Method(label or name, drafter, accept.load(rule), params)
+    return Method(label or drafter.name, drafter, rule, params)
 
 
 def job(config: Config, target: hf.Loaded, prompts: Sequence[Prompt], temperature: float, batch_size: int) -> Job:

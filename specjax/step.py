@@ -136,9 +136,10 @@ def _check_draft(drafter: Drafter, draft: Draft, vocab: int) -> None:
             raise UserError(
                 f"drafter {drafter.name} gave {name} of shape {array.shape}; with {drafter.nodes} nodes: {shape}"
             )
-    longest = drafter.nodes if drafter.depth is None else drafter.depth
-    if (drafter.nodes if draft.depth is None else draft.depth) != longest:
-        raise UserError(f"drafter {drafter.name} gave a draft of depth {draft.depth} and says its depth is {longest}")
+    if draft.longest != drafter.longest:
+        raise UserError(
+            f"drafter {drafter.name} gave a draft of depth {draft.longest} and says it is {drafter.longest}"
+        )
     if (draft.parents is None) != (drafter.siblings == CHAIN):
         raise UserError(
             f"drafter {drafter.name} says its siblings are {drafter.siblings!r} and gave "

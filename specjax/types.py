@@ -82,6 +82,11 @@ class Draft(struct.PyTreeNode):
     finite: Array | None = None  # bool[B] whether the drafter's own logits were finite; None = it has none
     depth: int | None = struct.field(pytree_node=False, default=None)  # M, the longest path there can be; None = N
 
+    @property
+    def longest(self) -> int:
+        """M, static: how many draft tokens can be accepted at the most."""
+        return self.tokens.shape[1] if self.depth is None else self.depth
+
 
 class Verdict(struct.PyTreeNode):
     """What a rule decided: the accepted path, then one token of the target."""
@@ -141,6 +146,11 @@ class Drafter(NamedTuple):
     loss: Callable[..., Any] | None = None
     siblings: str = CHAIN  # one of SIBLINGS
     depth: int | None = None  # longest path of a draft, static; None = nodes
+
+    @property
+    def longest(self) -> int:
+        """M: how many of its tokens can be accepted in a round at the most."""
+        return self.nodes if self.depth is None else self.depth
 
 
 AcceptFn = Callable[[RowKeys, Draft, Array], Verdict]

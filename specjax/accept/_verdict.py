@@ -10,11 +10,6 @@ from specjax.errors import UserError
 from specjax.types import Draft, Verdict
 
 
-def longest(draft: Draft) -> int:
-    """M, static: how many draft tokens can be accepted at the most."""
-    return draft.tokens.shape[1] if draft.depth is None else draft.depth
-
-
 def chain_nodes(draft: Draft) -> jax.Array:
     """bool[B,N]: which nodes of a chain exist. Raises UserError for a tree."""
     if draft.parents is not None:
@@ -73,7 +68,7 @@ def deepest(draft: Draft, passed: jax.Array, score: jax.Array | None = None) -> 
         total = jnp.where(best, total, -jnp.inf)
         best &= total == total.max(-1, keepdims=True)
     end = jnp.where(alive.any(-1), jnp.argmax(best, -1), -1)
-    return tree.path_to(end, draft.parents, longest(draft)), end + 1
+    return tree.path_to(end, draft.parents, draft.longest), end + 1
 
 
 def greedy(draft: Draft, logits: jax.Array) -> Verdict:

@@ -40,7 +40,7 @@ def begin(draft: Draft, target_probs: jax.Array) -> Walk:
     """At the pending token."""
     first = draft.valid & (parents(draft) < 0)
     batch = draft.tokens.shape[0]
-    path = jnp.full((batch, _verdict.longest(draft)), -1, jnp.int32)
+    path = jnp.full((batch, draft.longest), -1, jnp.int32)
     return Walk(first, first, target_probs[:, 0], path)
 
 

@@ -9,6 +9,8 @@ On a tree, k counts the candidates that continue the accepted prefix: of every n
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -49,8 +51,12 @@ def accepted(beta: jax.Array, count: jax.Array) -> jax.Array:
     return -jnp.expm1(count * jnp.log1p(-jnp.minimum(beta, 1)))
 
 
-def k_seq(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
-    """The rule. ``draft`` N nodes whose siblings are independent draws from one law, ``target_probs`` f32[B,N+1,V]. L1."""
+def k_seq(keys: RowKeys, draft: Draft, target_probs: jax.Array, find: Callable | None = None) -> Verdict:
+    """The rule. ``draft`` N nodes whose siblings are independent draws from one law, ``target_probs`` f32[B,N+1,V]. L1.
+
+    ``find`` gives rho (``solve``); tests put a mistake there.
+    """
+    find = find or solve
     size, vocab, dtype = draft.tokens.shape[1], target_probs.shape[-1], target_probs.dtype
     if size == 0:
         return _verdict.along(draft, jnp.zeros_like(draft.tokens), keys.draw(RESIDUAL, target_probs[:, 0]))
@@ -60,7 +66,7 @@ def k_seq(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
         count, trying = walk.open.sum(-1), walk.open.any(-1)
         law = _verdict.law_of(draft, jnp.argmax(walk.open, -1), vocab, dtype)
         law = jnp.where(trying[:, None], law, 0)
-        rho = solve(count, walk.law, law)
+        rho = find(count, walk.law, law)
         tokens = jnp.clip(draft.tokens, 0, vocab - 1)
         kept = jnp.where(walk.open, jnp.take_along_axis(walk.law, tokens, 1), 0)
         total = jnp.where(walk.open, rho[:, None] * jnp.take_along_axis(law, tokens, 1), 0)

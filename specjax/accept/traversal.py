@@ -10,6 +10,9 @@ target still owes there, Z = sum max(weight * target - draft, 0), and the weight
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -26,47 +29,63 @@ class Visit(struct.PyTreeNode):
     at: jax.Array  # i32[B]
     open: jax.Array  # bool[B,N] nodes not entered yet
     weight: jax.Array  # f[B,N+1]
-    laws: jax.Array  # f[B,N+1,V] what the target still owes after each node, normalised
+    laws: Any  # f[B,N+1,V] what the target still owes after each node, normalised
     done: jax.Array  # bool[B]
 
 
-def traversal(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
-    """The rule. ``draft`` N nodes in any topology, ``target_probs`` f32[B,N+1,V]. L1. At most 2N + 1 turns of the loop."""
-    size, vocab, dtype = draft.tokens.shape[1], target_probs.shape[-1], target_probs.dtype
+def traversal(keys: RowKeys, draft: Draft, target_probs: jax.Array, fail: Callable | None = None) -> Verdict:
+    """The rule. ``draft`` N nodes in any topology, ``target_probs`` f32[B,N+1,V]. L1. At most N + 1 turns of the loop.
+
+    ``fail`` is what happens to a node whose child fell (``failed``); tests put a mistake there.
+    """
+    fail = fail or failed
+    (batch, size), vocab, dtype = draft.tokens.shape, target_probs.shape[-1], target_probs.dtype
     if size == 0:
         return _verdict.along(draft, jnp.zeros_like(draft.tokens), keys.draw(RESIDUAL, target_probs[:, 0]))
     coins, parents = keys.coins(size, dtype), _walk.parents(draft)
     put = jax.vmap(lambda row, i, value: row.at[i].set(value))
 
-    def turn(visit: Visit) -> Visit:
-        weight, law = _verdict.at(visit.weight, visit.at), _verdict.at(visit.laws, visit.at)
-        children = visit.open & (parents == visit.at[:, None] - 1)
-        down = children.any(-1) & ~visit.done
-        # Down: enter the next child, with the weight of its path.
-        child = jnp.argmax(children, -1)
+    mass = jax.vmap(lambda row, i, token: row[i, token])
+
+    def ahead(visit: Visit) -> jax.Array:
+        return visit.open & (parents == visit.at[:, None] - 1) & ~visit.done[:, None]
+
+    def enter(visit: Visit, laws: jax.Array) -> Visit:
+        """Down: each row that can enters its next child, with the weight of its path."""
+        children = ahead(visit)
+        down, child, weight = children.any(-1), jnp.argmax(children, -1), _verdict.at(visit.weight, visit.at)
         token = jnp.clip(_verdict.at(draft.tokens, child), 0, vocab - 1)
-        owed, drawn = weight * _verdict.at(law, token), _verdict.at(_verdict.law_of(draft, child, vocab, dtype), token)
+        drawn = jnp.ones((batch,), dtype) if draft.probs is None else mass(draft.probs, child, token)
+        owed = weight * mass(laws, visit.at, token)
         entered = jnp.where(owed >= drawn, owed > 0, owed / jnp.where(drawn > 0, drawn, 1)).astype(dtype)
+        where = jnp.where(down, child + 1, visit.at).astype(jnp.int32)
+        return visit.replace(
+            at=where,
+            open=visit.open & ~(down[:, None] & (jnp.arange(size) == child[:, None])),
+            weight=put(visit.weight, where, jnp.where(down, entered, weight)),
+        )
+
+    def turn(visit: Visit) -> Visit:
+        # Going down looks at single numbers; only a node that falls needs whole laws, one turn of this loop for each.
+        laws = visit.laws
+        visit = jax.lax.while_loop(lambda v: ahead(v).any(), lambda v: enter(v, laws), visit.replace(laws=()))
         # Up: all children fell. The node stands with the chance that its weight is, or its parent is left with the rest.
-        node, leaving = jnp.maximum(visit.at - 1, 0), ~down & ~visit.done
+        node, leaving = jnp.maximum(visit.at - 1, 0), ~visit.done
         inner = leaving & (visit.at > 0)
-        stands = coins.flip(jnp.where(inner, weight, 0), jnp.where(inner, 1, 0).astype(dtype), node) | (visit.at == 0)
+        weight = jnp.where(inner, _verdict.at(visit.weight, visit.at), 0)
+        stands = coins.flip(weight, inner.astype(dtype), node) | (visit.at == 0)
         fell = leaving & ~stands
         parent = jnp.where(visit.at > 0, _verdict.at(parents, node) + 1, 0)
-        above, above_law = _verdict.at(visit.weight, parent), _verdict.at(visit.laws, parent)
-        left, left_law = failed(above, above_law, _verdict.law_of(draft, node, vocab, dtype))
-
-        where = jnp.where(down, child + 1, jnp.where(fell, parent, visit.at))
-        value = jnp.where(down, entered, jnp.where(fell, left, weight))
+        above, above_law = _verdict.at(visit.weight, parent), _verdict.at(laws, parent)
+        left, left_law = fail(above, above_law, _verdict.law_of(draft, node, vocab, dtype))
         return Visit(
-            at=where.astype(jnp.int32),
-            open=visit.open & ~(down[:, None] & (jnp.arange(size) == child[:, None])),
-            weight=put(visit.weight, where, value),
-            laws=put(visit.laws, where, jnp.where(fell[:, None], left_law, _verdict.at(visit.laws, where))),
+            at=jnp.where(fell, parent, visit.at).astype(jnp.int32),
+            open=visit.open,
+            weight=put(visit.weight, parent, jnp.where(fell, left, above)),
+            laws=put(laws, parent, jnp.where(fell[:, None], left_law, above_law)),
             done=visit.done | (leaving & stands),
         )
 
-    batch = draft.tokens.shape[0]
     start = Visit(
         jnp.zeros((batch,), jnp.int32),
         draft.valid,
@@ -75,7 +94,7 @@ def traversal(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
         jnp.zeros((batch,), bool),
     )
     end = jax.lax.while_loop(lambda v: ~v.done.all(), turn, start)
-    path = tree.path_to(end.at - 1, parents, _verdict.longest(draft))
+    path = tree.path_to(end.at - 1, parents, draft.longest)
     return _verdict.along(draft, path, keys.draw(RESIDUAL, _verdict.at(end.laws, end.at)))
 
 

@@ -50,6 +50,22 @@ def make(
     Raises:
         UserError: a shape that is none, more siblings than the vocabulary has tokens, another vocabulary than the target's.
     """
+    return build("draft_tree", target, model, tree, siblings, params, BEHIND)
+
+
+def build(
+    name: str,
+    target: LM,
+    model: LM | str | os.PathLike,
+    tree: Topology | str | Sequence[int],
+    siblings: str,
+    params: Params,
+    behind: int,
+) -> Drafter:
+    """``make`` for drafters that are made of it: ``behind`` is how many committed tokens the draft cache may lack.
+
+    Its ``update`` reads of a verdict whether ``count`` is positive, and the last node of ``path``.
+    """
     one_of("siblings", siblings, tuple(KINDS))
     shape = topology.check(topology.parse(tree).parents, target.vocab_size)
     model, params = _small_model.load(target, model, params)
@@ -59,15 +75,17 @@ def make(
     block = np.array(
         [-1, *(fed[shape.parents[node]] + 1 if shape.parents[node] >= 0 else 0 for node in inner)], np.int32
     )
+    paths = nodes_above(shape)
+    places = np.where(paths >= 0, fed[np.maximum(paths, 0)], -1)
     kind = CHAIN if shape.branching == 1 and siblings != "top_k" else KINDS[siblings]
 
     def init(params, context, target_out, slots):
         positions(model, slots, shape.nodes)
-        return _small_model.begin(model, params.draft, context, slots + BEHIND + len(inner))
+        return _small_model.begin(model, params.draft, context, slots + behind + len(inner))
 
     def propose(params, keys, context, cache):
         batch = context.length.shape[0]
-        logits, cache = _small_model.catch_up(model, params.draft, context, cache, BEHIND)
+        logits, cache = _small_model.catch_up(model, params.draft, context, cache, behind)
         logits, expanding, done = logits[:, None], [-1], 1
         levels, order, finite = [], [], jnp.ones((batch,), bool)
         for level in shape.levels:
@@ -88,21 +106,33 @@ def make(
         return draft.replace(parents=None if kind == CHAIN else parents, finite=finite, depth=shape.depth), cache
 
     def update(params, cache, draft, verdict, target_out):
-        path = jnp.where(verdict.path >= 0, jnp.asarray(fed)[jnp.maximum(verdict.path, 0)], -1)
+        # What is kept is the path to the last node. The verdict's own may lead over a copy of a sibling that was never fed.
+        steps = (verdict.path >= 0).sum(-1, keepdims=True)
+        last = jnp.take_along_axis(jnp.pad(verdict.path, ((0, 0), (1, 0)), constant_values=-1), steps, 1)[:, 0]
+        path = jnp.asarray(places)[last + 1]
         kept = jnp.where(verdict.count > 0, 1 + (path >= 0).sum(-1), 0)
         return model.commit(cache, kept, path)
 
     return Drafter(
-        init_params=lambda key: _small_model.given("draft_tree", params),
+        init_params=lambda key: _small_model.given(name, params),
         init=init,
         propose=propose,
         update=update,
         nodes=shape.nodes,
-        name="draft_tree",
+        name=name,
         law=lambda params, context: _small_model.law(model, params.draft, context),
         siblings=kind,
         depth=shape.depth,
     )
+
+
+def nodes_above(shape: Topology) -> np.ndarray:
+    """i32[N+1,depth]: the nodes on the way to the pending token (entry 0: none) and to node i (entry i + 1), -1 padded."""
+    paths = np.full((shape.nodes + 1, shape.depth), -1, np.int32)
+    for node, (parent, depth) in enumerate(zip(shape.parents, shape.depths, strict=True)):
+        paths[node + 1] = paths[parent + 1]
+        paths[node + 1, depth - 1] = node
+    return paths
 
 
 def _children(keys, context: Context, logits, expanding: list[int], shape: Topology, siblings: str) -> Draft:

@@ -1,0 +1,34 @@
+"""The best that any rule can do with k draws, for tiny vocabularies: a yardstick for multi-candidate rules."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import scipy.optimize
+import scipy.sparse
+
+
+def best_acceptance(target: np.ndarray, draft: np.ndarray, count: int) -> float:
+    """The largest chance that the emitted token is one of ``count`` independent draws, over all rules that emit ``target``.
+
+    Optimal transport with membership cost (SpecTr, 2310.15141, section 3), as a linear program over couplings of the draws
+    with the emitted token: V**count * V variables. ``target`` and ``draft`` are float[V].
+    """
+    target, draft = np.asarray(target, np.float64), np.asarray(draft, np.float64)
+    vocab = len(target)
+    draws = list(itertools.product(range(vocab), repeat=count))
+    mass = np.array([np.prod(draft[list(each)]) for each in draws])
+    gain = np.array([[token in each for token in range(vocab)] for each in draws], float)
+    size = len(draws)
+    of_draws = scipy.sparse.kron(scipy.sparse.eye(size), np.ones((1, vocab)))
+    of_tokens = scipy.sparse.kron(np.ones((1, size)), scipy.sparse.eye(vocab))
+    solved = scipy.optimize.linprog(
+        -gain.ravel(),
+        A_eq=scipy.sparse.vstack([of_draws, of_tokens]).tocsr(),
+        b_eq=np.concatenate([mass, target]),
+        method="highs",
+    )
+    if not solved.success:
+        raise ArithmeticError(f"the linear program was not solved: {solved.message}")
+    return float(-solved.fun)
