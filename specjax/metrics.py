@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import sampling, testing
+from specjax import sampling
 from specjax.models import lm
 from specjax.types import LM, Context, Drafter, ModelParams, Records
 
@@ -113,6 +113,8 @@ def law_check(
     What it cannot see: noise reused between rounds, and biases below about 3 / sqrt(tokens). The tests of the rules are the
     proof; this is the smoke alarm on the real model.
     """
+    from specjax.testing import laws  # only here: the kit brings scipy along
+
     width = max(len(p) + len(o) for p, o in zip(prompts, outputs, strict=True))
     rng, seen = np.random.default_rng(seed), []
     for start in range(0, len(prompts), batch):
@@ -132,7 +134,7 @@ def law_check(
         return Lossless("law", None, f"{total} tokens are too few to tell, p = -")
     values = better + rng.random(total) * own
     counts = np.bincount(np.clip((values * 20).astype(int), 0, 19), minlength=20)
-    p_value = testing.chi_square(counts, np.full(20, 0.05))[2]
+    p_value = laws.chi_square(counts, np.full(20, 0.05))[2]
     if (spread := (chance * (1 - chance)).sum()) > 5:  # else there is no set that the drafter likes better
         z = (liked - chance).sum() / math.sqrt(spread)
         p_value = min(1.0, 2 * min(p_value, math.erfc(abs(z) / math.sqrt(2))))  # two tests

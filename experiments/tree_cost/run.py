@@ -1,17 +1,19 @@
 """What a round costs beyond the target's own forward: the mask of a tree, acceptance, bookkeeping, commit.
 
-    PYTHONPATH=. python experiments/tree_cost/run.py            (about 3 minutes on 2 CPU cores)
+    PYTHONPATH=. python experiments/tree_cost/run.py            (about 2 minutes on 2 CPU cores)
 
 The target has GPT-2's shape with 32768 tokens (12 layers, 768 wide, 12 heads, float32, random weights); the draft is a tree
-of 64 nodes and costs nothing, for it is the same in every round. Measured:
+of 64 nodes that costs nothing, for it is the same in every round. Measured:
 
-- ``forward``: passes over 1 token, chains, and the tree with its pending token (65 tokens). Tree less chain is the mask.
-- ``greedy``: the whole ``speculative_step`` less the bare forward of the same block; and its parts by themselves.
-- ``sampled``: softmax, and each rule on laws that overlap partly (what a node costs depends on how far the walk goes).
+- ``forward_*``: passes over 1 token, over chains, and over the tree with its pending token. Tree less chain is the mask.
+- ``greedy_*``: a whole ``speculative_step`` at temperature 0, and what it does beside the forward, part by part. They
+  should not take more than 5 % of the forward.
+- ``sampled_*``: from logits to verdict at temperature 1, softmax included, rule by rule, on laws that overlap by about a
+  half: the draft's tokens are drawn from the laws that it shows. ``softmax`` is what they have in common.
 
-Every number is the median of several loops, all of them in turns, whose iterations depend on each other. Everything is also
-given as a share of the forward of the whole block and of one token. Writes ``results.json`` beside this file. Run it on an
-idle machine: ``others_cpu`` is the share of it that other processes took meanwhile.
+Every number is the median over loops that take turns, whose iterations depend on each other. Shares are of the forward of
+the whole tree and of one token. Writes ``results.json`` beside this file. Run it on an idle machine: ``others_cpu`` is the
+share of it that other processes took meanwhile.
 """
 
 from __future__ import annotations
@@ -35,25 +37,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.vs_transformers.run import GPT2, busy, machine
 from specjax import accept, decode, rng, sampling, step, topology
+from specjax.accept import _verdict
 from specjax.drafters import draft_tree
 from specjax.models import lm
 from specjax.models.transformer import TransformerConfig
-from specjax.types import DETERMINISTIC, IID, LM, WITHOUT_REPLACEMENT, Context, DecodeState, Draft, Drafter, ModelParams
-
-TARGET = TransformerConfig(
-    family="gpt2",
-    vocab_size=32768,
-    hidden_size=768,
-    intermediate_size=3072,
-    num_layers=12,
-    num_heads=12,
-    num_kv_heads=12,
-    head_dim=64,
-    max_positions=1024,
-    attention_bias=True,
-    mlp_bias=True,
+from specjax.types import (
+    DETERMINISTIC,
+    IID,
+    LM,
+    WITHOUT_REPLACEMENT,
+    Accept,
+    Context,
+    DecodeState,
+    Draft,
+    Drafter,
+    ModelParams,
 )
+
+TARGET = dataclasses.replace(GPT2, vocab_size=32768)
 # The rules, and how the siblings of their drafts came to be.
 RULES = {
     "recursive": WITHOUT_REPLACEMENT,
@@ -68,6 +71,73 @@ Loop = Callable[[], Any]
 def tie(turn: Any, *values: Any) -> tuple:
     """``values``, of which the compiler must believe that they changed since the last turn."""
     return jax.lax.optimization_barrier((turn, values))[1]
+
+
+def repeat(body: Callable[..., Any], turns: int, carry: Any, *given: Any) -> Loop:
+    """A compiled loop of ``carry = body(turn, carry, *given)``, which goes on where it ended the last time."""
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def loop(carry, given):
+        return jax.lax.fori_loop(0, turns, lambda turn, carry: body(turn, carry, *given), carry)
+
+    box = [jax.tree.map(jnp.copy, carry)]
+
+    def run():
+        box[0] = loop(box[0], given)
+        return box[0]
+
+    return run
+
+
+def forward(target: LM, params: Any, state: DecodeState, size: int, parents: jax.Array | None, turns: int) -> Loop:
+    """Passes over ``size`` tokens. Of the logits one number is read: to read them is acceptance."""
+
+    def body(_, carry, params, parents):
+        tokens, cache = carry
+        out, cache = target.apply(params, tokens, cache, parents)
+        (logits,) = tie(tokens, out.logits)
+        return tokens + (logits[..., 0] > 9).astype(jnp.int32), cache
+
+    return repeat(body, turns, (state.tokens[:, :size], state.cache), params, parents)
+
+
+def rounds(target: LM, drafter: Drafter, rule: Accept, params: ModelParams, state: DecodeState, turns: int) -> Loop:
+    """Whole rounds; each loop begins with a text of the same length."""
+
+    def body(turn, state, params, length):
+        length = jnp.where(turn == 0, length, state.length)
+        state = state.replace(length=length, cache=state.cache.replace(length=length - 1))
+        return step.speculative_step(target, drafter, rule, params, state)[0]
+
+    return repeat(body, turns, state, params, state.length)
+
+
+def commits(target: LM, state: DecodeState, path: jax.Array, turns: int) -> Loop:
+    """Keeps a path of the tree, again and again at the same place."""
+
+    def body(_, cache, path):
+        (path,) = tie(cache.length, path)
+        return target.commit(cache, (path >= 0).sum(-1), path).replace(length=cache.length)
+
+    return repeat(body, turns, state.cache, path)
+
+
+def sums(part: Callable[..., jax.Array], cases: Sequence[tuple[Draft, jax.Array]], turns: int) -> Loop:
+    """Sums of ``part(turn, draft, logits)`` over the turns, one for each case.
+
+    What a turn found writes one number into the logits of the next, so that nothing can be done before the loop.
+    """
+
+    def body(turn, carry, draft):
+        logits, total = carry
+        logits = logits.at[0, 0, 0].add(jnp.where(total.sum() == -7, 1, 0))
+        return logits, total + part(turn, draft, logits)
+
+    loops = []
+    for draft, logits in cases:
+        out = jax.eval_shape(part, jnp.zeros((), jnp.int32), draft, logits)
+        loops.append(repeat(body, turns, (logits, jnp.zeros(out.shape, out.dtype)), draft))
+    return lambda: [loop()[1] for loop in loops]
 
 
 def constant(draft: Draft, siblings: str) -> Drafter:
@@ -90,97 +160,6 @@ def shaped(tree: topology.Topology, tokens: jax.Array) -> Draft:
     return Draft(tokens, jnp.ones_like(tokens, bool), parents, depth=tree.depth)
 
 
-def forward(target: LM, params: Any, state: DecodeState, size: int, parents: jax.Array | None, turns: int) -> Loop:
-    """Passes over ``size`` tokens, each fed what the last one found best."""
-
-    @functools.partial(jax.jit, donate_argnums=1)
-    def loop(params, cache, tokens):
-        def turn(_, carry):
-            tokens, cache = carry
-            out, cache = target.apply(params, tokens, cache, parents)
-            # One number a token: reading the logits further would be acceptance, which is measured elsewhere.
-            (logits,) = tie(tokens, out.logits)
-            return tokens + (logits[..., 0] > 9).astype(jnp.int32), cache
-
-        return jax.lax.fori_loop(0, turns, turn, (tokens, cache))
-
-    tokens = jnp.ones((state.length.shape[0], size), jnp.int32)
-    box = [jax.tree.map(jnp.copy, state.cache)]
-
-    def run():
-        out, box[0] = loop(params, box[0], tokens)
-        return out
-
-    return run
-
-
-def rounds(target: LM, drafter: Drafter, rule, params: ModelParams, state: DecodeState, turns: int) -> Loop:
-    """Whole rounds; the text is as long again at the start of each loop."""
-
-    @functools.partial(jax.jit, donate_argnums=1)
-    def loop(params, state, length):
-        body = lambda _, state: step.speculative_step(target, drafter, rule, params, state)[0]  # noqa: E731
-        state = state.replace(length=length, cache=state.cache.replace(length=length - 1), done=length < 0)
-        return jax.lax.fori_loop(0, turns, body, state)
-
-    length = jnp.copy(state.length)
-    box = [jax.tree.map(jnp.copy, state)]
-
-    def run():
-        box[0] = loop(params, box[0], length)
-        return box[0].tokens
-
-    return run
-
-
-def commits(target: LM, state: DecodeState, path: jax.Array, turns: int) -> Loop:
-    """Keeps a path of the tree, again and again at the same place."""
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def loop(cache, path):
-        def turn(_, cache):
-            (now,) = tie(cache.length, path)
-            return target.commit(cache, (now >= 0).sum(-1), now).replace(length=cache.length)
-
-        return jax.lax.fori_loop(0, turns, turn, cache)
-
-    box = [jax.tree.map(jnp.copy, state.cache)]
-
-    def run():
-        box[0] = loop(box[0], path)
-        return box[0].length
-
-    return run
-
-
-def repeated(part: Callable[..., Any], values: Sequence[tuple], turns: int) -> Loop:
-    """``part(turn, draft, logits) -> array`` for each of the values, each turn after the last.
-
-    The last result writes one number into the logits, so that no turn's work can be done before the loop.
-    """
-
-    @functools.partial(jax.jit, donate_argnums=1)
-    def loop(draft, logits):
-        def turn(index, carry):
-            logits, last = carry
-            logits = logits.at[0, 0, 0].add(jnp.where(last.sum() == -7, 1, 0))
-            return logits, part(index, draft, logits)
-
-        shape = jax.eval_shape(part, jnp.zeros((), jnp.int32), draft, logits)
-        return jax.lax.fori_loop(0, turns, turn, (logits, jnp.zeros(shape.shape, shape.dtype)))
-
-    boxes = [(draft, [jnp.copy(logits)]) for draft, logits in values]
-
-    def run():
-        last = []
-        for draft, box in boxes:
-            box[0], result = loop(draft, box[0])
-            last.append(result)
-        return last
-
-    return run
-
-
 def laws(tree: topology.Topology, batch: int, siblings: str, seed: int, vocab: int) -> tuple[Draft, jax.Array]:
     """A draft drawn from its own laws, and target logits f32[B,N+1,V]; the laws of both overlap by about a half."""
     noise = np.random.default_rng(seed)
@@ -195,8 +174,8 @@ def laws(tree: topology.Topology, batch: int, siblings: str, seed: int, vocab: i
     return shaped(tree, draft.tokens).replace(probs=draft.probs), logits
 
 
-def clock(loops: dict[str, tuple[Loop, int]], repeats: int) -> dict[str, dict]:
-    """Seconds of a turn of each loop (given with its turns): median, and all of them; taken in turns."""
+def clock(loops: dict[str, tuple[Loop, int]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of a turn of each loop (given with its number of turns), one sample a repeat, all loops in turns."""
     seconds: dict[str, list[float]] = {name: [] for name in loops}
     for loop, _ in loops.values():
         jax.block_until_ready(loop())
@@ -205,94 +184,119 @@ def clock(loops: dict[str, tuple[Loop, int]], repeats: int) -> dict[str, dict]:
             began = time.perf_counter()
             jax.block_until_ready(loop())
             seconds[name].append((time.perf_counter() - began) / turns)
-    return {name: {"seconds": statistics.median(all_), "all": all_} for name, all_ in seconds.items()}
+    return seconds
 
 
-def machine() -> dict:
-    """What it ran on."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {"cpu": names[0] if names else "unknown", "cores": os.cpu_count(), "device": str(jax.devices()[0])}
-
-
-def busy() -> float:
-    """CPU seconds that other processes have used since the machine started (0 where /proc does not tell)."""
-    if not Path("/proc/stat").exists():
-        return 0.0
-    user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK") - time.process_time()
-
-
-def study(config: TransformerConfig, tree: topology.Topology, batch: int, context: int, turns: int, repeats: int) -> dict:
-    """All measurements: {"forward": ..., "greedy": ..., "sampled": ...}, times in seconds."""
+def study(config: TransformerConfig, tree: topology.Topology, batch: int, context: int, turns: int, repeats: int):
+    """All measurements, as they go into results.json."""
     target, params = lm.from_config(config), lm.init_params(config, jax.random.key(0))
-    vocab, size = config.vocab_size, tree.nodes + 1
-    tokens = np.random.default_rng(0).integers(0, vocab, (batch, context + tree.nodes)).astype(np.int32)
-    draft = shaped(tree, jnp.asarray(tokens[:, context:]))
-    drafter, greedy = constant(draft, DETERMINISTIC), accept.load("recursive")
+    size, small = tree.nodes + 1, 10 * turns
+    noise = np.random.default_rng(0).integers(0, config.vocab_size, (batch, context + tree.nodes))
+    tokens = jnp.asarray(noise, jnp.int32)
+    draft = shaped(tree, tokens[:, context:])
+    drafter, rule = constant(draft, DETERMINISTIC), accept.load("recursive")
     state = decode.prefill(
-        target,
-        drafter,
-        ModelParams(params),
-        jnp.asarray(tokens[:, :context]),
-        jnp.full((batch,), context, jnp.int32),
-        rng.row_keys(0, batch),
-        max_len=config.max_positions - tree.nodes,
+        target, drafter, ModelParams(params), tokens[:, :context], jnp.full((batch,), context, jnp.int32),
+        rng.row_keys(0, batch), max_len=config.max_positions - tree.nodes,
         sampling=sampling.make_sampling(batch, temperature=0.0),
-    )
-    keys = rng.RowKeys(state.keys, state.round, state.length)
-    parents = step._block_parents(draft)
-    path = jnp.full((batch, tree.depth), -1, jnp.int32)
-    for depth, level in enumerate(tree.levels):  # as far from where they belong as there are
-        path = path.at[:, depth].set(level[-1])
-    done = jax.jit(target.apply)(params, draft.tokens, state.cache, None)[0].logits.block_until_ready()
-    logits = jnp.concatenate([done[:, :1], done], 1)
+    )  # fmt: skip
+    # The path that commit keeps: as far from where it belongs as there is one.
+    path = jnp.broadcast_to(jnp.asarray([level[-1] for level in tree.levels], jnp.int32), (batch, tree.depth))
+    hot, light = sampling.make_sampling(batch), state.replace(cache=(), draft=())
+    cases = {kind: [laws(tree, batch, kind, i, config.vocab_size) for i in range(3)] for kind in set(RULES.values())}
 
-    def accepting(_, draft, logits):
-        return greedy.greedy(draft, logits).tokens
+    def greedy_accept(_, draft, logits):
+        return rule.greedy(draft, logits).tokens
 
-    def bookkeeping(_, draft, logits):
-        verdict = accept._verdict.along(draft, path, path[:, 0])
+    def greedy_bookkeeping(_, draft, logits):
+        verdict = _verdict.along(draft, path, path[:, 0])
         drafted, tested = step._reach(draft, verdict)
         verdict, ended = step.cut(verdict, light, ~step._finite(draft, verdict, logits), None)
         after = step.advance(light, verdict, ended, ended)
         return after.tokens.sum(-1) + after.length + drafted + tested + after.done
 
-    light = state.replace(cache=(), draft=())
-    small = 10 * turns
-    loops: dict[str, tuple[Loop, int]] = {}
-    for name, count, above in (("1", 1, None), ("8", 8, None), (f"{size}", size, None), ("tree", size, parents)):
-        loops[f"forward {name}"] = forward(target, params, state, count, above, turns), turns
-    loops["greedy step"] = rounds(target, drafter, greedy, ModelParams(params), state, turns), turns
-    loops["greedy accept"] = repeated(accepting, [(draft, logits)], small), small
-    loops["greedy bookkeeping"] = repeated(bookkeeping, [(draft, logits)], small), small
-    loops["greedy commit"] = commits(target, state, path, small), small
-    del keys
-    settings = sampling.make_sampling(batch)
-
     def softmax(_, draft, logits):
-        (probs,) = tie(draft.tokens, sampling.to_probs(logits, settings))  # made whole, though little of it is read
+        (probs,) = tie(draft.tokens, sampling.to_probs(logits, hot))  # made whole, though little of it is read
         return probs[..., 0]
 
-    accepted = {}
-    for name, siblings in RULES.items():
-        rule = accept.load(name)
-        cases = [laws(tree, batch, siblings, seed, vocab) for seed in range(3)]
+    def sampled(name):
+        def part(turn, draft, logits):
+            keys = rng.RowKeys(state.keys, turn, state.length + turn)
+            verdict = accept.load(name).sampled(keys, draft, sampling.to_probs(logits, hot))
+            return jnp.stack([verdict.count - 1, verdict.tokens.max(-1)])  # the second, or nothing need be drawn
 
-        def both(turn, draft, logits, rule=rule):
-            now = rng.RowKeys(state.keys, turn, state.length + turn)
-            return rule.sampled(now, draft, sampling.to_probs(logits, settings)).tokens
+        return part
 
-        loops[f"sampled {name}"] = repeated(both, cases, turns), 3 * turns
-    loops["softmax"] = repeated(softmax, [(draft, logits)], turns), turns
-    return clock(loops, repeats)
+    loops: dict[str, tuple[Loop, int]] = {}
+    for count in (1, 8, 64, size):
+        loops[f"forward_chain_{count}"] = forward(target, params, state, count, None, turns), turns
+    loops["forward_tree"] = forward(target, params, state, size, step._block_parents(draft), turns), turns
+    loops["greedy_step"] = rounds(target, drafter, rule, ModelParams(params), state, turns), turns
+    for part in (greedy_accept, greedy_bookkeeping):
+        loops[part.__name__] = sums(part, cases[DETERMINISTIC][:1], small), small
+    loops["greedy_commit"] = commits(target, state, path, small), small
+    loops["softmax"] = sums(softmax, cases[DETERMINISTIC][:1], small), small
+    for name, kind in RULES.items():
+        loops[f"sampled_{name}"] = sums(sampled(name), cases[kind], turns), turns * len(cases[kind])
+    accepted = {n: float(np.mean([t[0] for t in loops[f"sampled_{n}"][0]()])) / turns for n in RULES}
+    seconds = clock(loops, repeats)
+
+    median = {name: statistics.median(all_) for name, all_ in seconds.items()}
+    whole, one = median["forward_tree"], median["forward_chain_1"]
+    beyond = [a - b for a, b in zip(seconds["greedy_step"], seconds["forward_tree"], strict=True)]
+    mask = [a - b for a, b in zip(seconds["forward_tree"], seconds[f"forward_chain_{size}"], strict=True)]
+    median["greedy_step less forward_tree"] = statistics.median(beyond)
+    median["greedy parts together"] = sum(median[f"greedy_{part}"] for part in ("accept", "bookkeeping", "commit"))
+    median["tree less chain (the mask)"] = statistics.median(mask)
+    for name in RULES:
+        median[f"{name} less softmax"] = median[f"sampled_{name}"] - median["softmax"]
+    rows = [
+        {"name": n, "ms": 1e3 * s, "of_tree_forward": s / whole, "of_one_token_forward": s / one}
+        | ({"all_ms": [1e3 * x for x in seconds[n]]} if n in seconds else {})
+        for n, s in median.items()
+    ]
+    return {"rows": rows, "accepted_per_round": accepted}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--tree", default="4x3x2x1", help="as topology.parse reads it; the default has 64 nodes")
+    parser.add_argument("--context", type=int, default=256, help="tokens of the text before the first round")
+    parser.add_argument(
+        "--turns", type=int, default=4, help="passes in one loop of forwards; short parts take ten times"
+    )
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--layers", type=int, default=TARGET.num_layers)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results.json"))
+    args = parser.parse_args()
+
+    config, tree = dataclasses.replace(TARGET, num_layers=args.layers), topology.parse(args.tree)
+    since, others = time.perf_counter(), busy()
+    measured = study(config, tree, args.batch, args.context, args.turns, args.repeats)
+    others = (busy() - others) / (time.perf_counter() - since) / (os.cpu_count() or 1)
+    result = {
+        "command": shlex.join(["python", *sys.argv]),
+        "machine": machine(),
+        "others_cpu": round(others, 3),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "seconds": round(time.perf_counter() - since),
+        "versions": {name: version(name) for name in ("jax", "flax")},
+        "model": f"random GPT-2 ({args.layers} layers, 768 wide, 12 heads, vocabulary 32768), float32",
+        "batch": args.batch,
+        "context": args.context,
+        "tree": {"spec": args.tree, "nodes": tree.nodes, "depth": tree.depth},
+        **measured,
+    }
+    args.out.write_text(json.dumps(result, indent=2) + "\n")
+    print(f"{'':32}{'ms':>9}  of the tree's forward  of one token's")
+    for row in measured["rows"]:
+        print(f"{row['name']:32}{row['ms']:9.2f}{row['of_tree_forward']:14.1%}{row['of_one_token_forward']:16.1%}")
+    print(
+        "accepted a round:", ", ".join(f"{name} {count:.2f}" for name, count in measured["accepted_per_round"].items())
+    )
+    print(f"other processes took {others:.0%} of the machine")
 
 
 if __name__ == "__main__":
-    import pprint
-    t=time.time()
-    r = study(TARGET, topology.parse("4x3x2x1"), 1, 256, 4, 5)
-    b, o = r["forward tree"]["seconds"], r["forward 1"]["seconds"]
-    for k, v in r.items():
-        print(f"{k:24}{v['seconds']*1e3:9.2f} ms {v['seconds']/b:8.3f} {v['seconds']/o:8.3f}   min {min(v['all'])*1e3:9.2f}")
-    print(time.time()-t)
+    main()

@@ -44,7 +44,6 @@ def traversal(keys: RowKeys, draft: Draft, target_probs: jax.Array, fail: Callab
         return _verdict.along(draft, jnp.zeros_like(draft.tokens), keys.draw(RESIDUAL, target_probs[:, 0]))
     coins, parents = keys.coins(size, dtype), _walk.parents(draft)
     put = jax.vmap(lambda row, i, value: row.at[i].set(value))
-
     mass = jax.vmap(lambda row, i, token: row[i, token])
 
     def ahead(visit: Visit) -> jax.Array:

@@ -51,10 +51,12 @@ def make(target: LM, *, model: LM | str | os.PathLike, gamma: int = 5, params: P
             token, probs, finite = _next(keys, index, out.logits[:, 0], context)
             return (cache, token), (token, probs, finite)
 
-        (cache, _), rest = jax.lax.scan(step, (cache, first[0]), jnp.arange(1, gamma))
-        tokens, laws, finites = jax.tree.map(
-            lambda first, more: jnp.moveaxis(jnp.concatenate([first[None], more]), 0, 1), first, rest
-        )
+        tokens, laws, finites = jax.tree.map(lambda x: x[:, None], first)
+        if gamma > 1:
+            (cache, _), rest = jax.lax.scan(step, (cache, first[0]), jnp.arange(1, gamma))
+            tokens, laws, finites = jax.tree.map(
+                lambda first, more: jnp.concatenate([first[:, None], jnp.moveaxis(more, 0, 1)], 1), first, rest
+            )
         cache = cache.replace(length=context.length)  # committed text only: a rejected tail is simply forgotten
         draft = Draft(tokens=tokens, valid=jnp.ones_like(tokens, bool), probs=laws, finite=finites.all(-1))
         return draft, cache

@@ -1,15 +1,38 @@
-"""What a test of a method needs. Shipped with the library, because whoever writes a drafter or a rule has to prove it too."""
+"""What a test of a method needs. Shipped with the library, because whoever writes a drafter or a rule has to prove it too.
 
-from specjax.testing.exact import NoiseReused, NotEnumerable, exact_law
+- ``check_drafter``, ``check_accept``: does my method keep its promises? A readable report.
+- ``exact_law``, ``histories``: the exact law of what a drafter and a rule emit, through the real code.
+- ``loop_fit``: chi-square through the compiled loop, with its power.
+- ``tabular``, ``tiny``: small models; ``cases``: one drafter of every kind on them.
+- ``mutants``: mistakes that a test must be able to find.
+"""
+
+from specjax.testing.conformance import Finding, Report, check_accept, check_drafter
+from specjax.testing.drafts import check_draft
+from specjax.testing.exact import Histories, NoiseReused, NotEnumerable, TooLarge, exact_law, histories
 from specjax.testing.laws import chi_square, chi_square_tail, sequence_law, total_variation
+from specjax.testing.loop import Fit, detectable, loop_fit
 from specjax.testing.models import random_table, tabular, tiny, tiny_config
+from specjax.testing.transport import best_acceptance
 
 __all__ = [
+    "Finding",
+    "Fit",
+    "Histories",
     "NoiseReused",
     "NotEnumerable",
+    "Report",
+    "TooLarge",
+    "best_acceptance",
+    "check_accept",
+    "check_draft",
+    "check_drafter",
     "chi_square",
     "chi_square_tail",
+    "detectable",
     "exact_law",
+    "histories",
+    "loop_fit",
     "random_table",
     "sequence_law",
     "tabular",

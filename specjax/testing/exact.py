@@ -13,7 +13,7 @@ the outcomes would not be independent.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,13 +22,19 @@ import numpy as np
 
 from specjax import decode, rng, sampling, step
 from specjax.testing import laws
-from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams
+from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams, StepInfo
 
-BUCKETS = (16, 256, 4096, 32_768)  # row counts: without jit every new shape compiles every operation again
+BUCKETS = (512, 16_384, 131_072)  # row counts: without jit every new shape compiles every operation again
+CHUNK = 4096  # drafts judged at once
+LARGEST = 4_000_000  # histories at once
 
 
 class NotEnumerable(TypeError):
     """The code asked for raw noise (``at_round``, ``base``): its outcomes cannot be listed. Test it statistically."""
+
+
+class TooLarge(ValueError):
+    """There are too many histories to walk through."""
 
 
 class NoiseReused(AssertionError):
@@ -162,6 +168,8 @@ def expand(function: Callable, rows: Any, batch: int) -> Expanded:
     source, chance, outcomes = np.arange(batch), np.ones(batch), []
     while True:
         count = len(source)
+        if count > LARGEST:
+            raise TooLarge(f"more than {LARGEST} histories; take a smaller vocabulary or a smaller draft")
         size = next((b for b in BUCKETS if b >= count), -(-count // BUCKETS[-1]) * BUCKETS[-1])
         padded = np.resize(np.arange(count), size)  # rows again, thrown away below
         script = Script([each[padded] for each in outcomes], size)
@@ -182,7 +190,7 @@ def exact_law(
     drafter: Drafter,
     rule: Accept,
     params: ModelParams,
-    prompt: list[int],
+    prompt: Sequence[int],
     steps: int,
     *,
     rounds: int | None = None,
@@ -207,18 +215,13 @@ def exact_law(
     vocab = target.vocab_size
     truth = laws.sequence_law(target, params.target, prompt, steps, **settings)
     out = np.zeros((vocab,) * steps)
-    packed, lengths = decode.pack_prompts([prompt])
-    state = decode.prefill(
-        target, drafter, params, packed, lengths, rng.row_keys(0, 1), max_len=len(prompt) + steps + 1,
-        limit=lengths + steps, sampling=sampling.make_sampling(1, **settings),
-    )  # fmt: skip
-    state, shared = _rows(state)
+    state, shared = _begin(target, drafter, params, prompt, steps, settings)
     weight = np.ones(1)
     for _ in itertools.count() if rounds is None else range(rounds):
         if not len(weight):
             break
         states, weights = [], []
-        for one, each in _round(target, drafter, rule, params, state, shared, weight):
+        for one, _, each in _round(target, drafter, rule, params, state, shared, weight):
             done = np.asarray(one["done"])
             _collect(out, truth, one, each, done, len(prompt))
             states.append(jax.tree.map(lambda x: x[~done], one))  # noqa: B023
@@ -227,6 +230,44 @@ def exact_law(
         weight = np.concatenate(weights)
     _collect(out, truth, state, weight, np.ones(len(weight), bool), len(prompt))
     return out
+
+
+class Histories(NamedTuple):
+    """All that can happen in one round."""
+
+    info: StepInfo  # a row per history
+    chance: np.ndarray  # f64[R]
+
+    @property
+    def accepted(self) -> float:
+        """The expected number of accepted draft tokens."""
+        return float((self.info.accepted * self.chance).sum())
+
+    def first_token(self, vocab: int) -> np.ndarray:
+        """f64[V]: the law of the first token that is emitted."""
+        return np.bincount(np.asarray(self.info.tokens)[:, 0], self.chance, vocab)
+
+
+def histories(
+    target: LM, drafter: Drafter, rule: Accept, params: ModelParams, prompt: Sequence[int], **settings
+) -> Histories:
+    """Everything that can happen in the first round after ``prompt``, with its probability."""
+    state, shared = _begin(target, drafter, params, prompt, drafter.longest + 1, settings)
+    seen = [(info, each) for _, info, each in _round(target, drafter, rule, params, state, shared, np.ones(1))]
+    infos, chances = zip(*seen, strict=True)
+    return Histories(jax.tree.map(lambda *x: np.concatenate(x), *infos), np.concatenate(chances))
+
+
+def _begin(target, drafter, params, prompt, steps: int, settings: dict) -> tuple[dict, dict]:
+    packed, lengths = decode.pack_prompts([list(prompt)])
+    knobs = sampling.make_sampling(1, **settings)
+    limit = lengths + steps
+    with jax.disable_jit():  # one row: compiling would take longer
+        state = decode.prefill(
+            target, drafter, params, packed, lengths, rng.row_keys(0, 1), max_len=len(prompt) + steps + 1, limit=limit,
+            sampling=knobs,
+        )  # fmt: skip
+    return _rows(state)
 
 
 ROWLESS = ("round", "keys")  # of a DecodeState: not split with the rows
@@ -238,7 +279,7 @@ def _rows(state: DecodeState) -> tuple[dict, dict]:
 
 
 def _round(target, drafter, rule, params, state: dict, shared: dict, weight: np.ndarray):
-    """Yields (rows of states after the round, their weights), a chunk at a time."""
+    """Yields (rows of states after the round, what the round did, their weights), a chunk at a time."""
 
     def whole(rows: dict) -> DecodeState:
         return DecodeState(**rows, **shared)
@@ -250,20 +291,19 @@ def _round(target, drafter, rule, params, state: dict, shared: dict, weight: np.
     opened = expand(drafted, state, len(weight))
     weight = weight[opened.source] * opened.chance
     state = jax.tree.map(lambda x: x[opened.source], state)
-    chunk = BUCKETS[-2]
-    for start in range(0, len(weight), chunk):
-        part = slice(start, start + chunk)
+    for start in range(0, len(weight), CHUNK):
+        part = slice(start, start + CHUNK)
         some = jax.tree.map(lambda x: x[part], (state, *opened.value))  # noqa: B023
 
         def judged(script, given):
             rows, draft, draft_state = given
             fixed = drafter._replace(propose=lambda *_: (draft, draft_state))
             scored = step.propose(target, fixed, params, whole(rows), script)
-            after, _ = step.decide(target, drafter, rule, params, whole(rows), script, scored, None)
-            return _rows(after)[0]
+            after, info = step.decide(target, drafter, rule, params, whole(rows), script, scored, None)
+            return _rows(after)[0], info
 
         closed = expand(judged, some, len(weight[part]))
-        yield closed.value, weight[part][closed.source] * closed.chance
+        yield *closed.value, weight[part][closed.source] * closed.chance
     shared["round"] = shared["round"] + 1
 
 
