@@ -3,7 +3,15 @@
     python -m specjax.run --config=configs/trees.py
     python -m specjax.run --config=configs/trees.py:runs/quickstart   # with the models of an earlier quickstart
 
-TIME
+Three minutes on two CPU cores, after the two and a half of training. Tokens per round (tau) of 8 prompts, 24 tokens each:
+
+    temperature   chain of 4   tree of 21   tree of 21, iid   dynamic tree of 21
+    0             3.31         3.84         3.84              3.69
+    1             3.56         3.49         3.59              1.48
+
+The target is unsure of itself (4.5 nats a token), so at temperature 1 the best few tokens seldom hold its draw, and drafts
+that are sampled win. The chain is the quickest: two CPU cores verify 5 tokens in far less time than 22. (AMD EPYC,
+other work beside it, 21 November 2026; 192 tokens a cell, so +-0.2.)
 """
 
 from ml_collections import ConfigDict

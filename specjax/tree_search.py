@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from specjax.errors import UserError
 from specjax.topology import Topology, whole
+from specjax.types import StepInfo
 
 
 def _table(acceptance: npt.ArrayLike) -> np.ndarray:
@@ -211,6 +212,19 @@ def acceptance_vector(ranks: npt.ArrayLike, width: int) -> np.ndarray:
     if not np.issubdtype(seen.dtype, np.integer) or seen.min() < -1 or seen.max() >= width:
         raise UserError(f"accepted ranks must be whole numbers from -1 (none) to {width - 1}, the last of {width}")
     return np.bincount(seen.ravel() + 1, minlength=width + 1)[1:] / seen.size
+
+
+def accepted_ranks(info: StepInfo) -> np.ndarray:
+    """i64[R]: which child of the pending token a round accepted, -1 for none, in the rows that were not finished.
+
+    For ``acceptance_vector``. ``info`` is what ``decode.stream`` gives, of a draft of one level. Of equal siblings the first
+    counts: ``recursive`` never accepts another, for a rejected token has no mass left. UserError for more levels.
+    """
+    if info.draft.longest != 1:
+        raise UserError(f"the draft has {info.draft.longest} levels; count ranks on trees of one level")
+    stood = (np.asarray(info.draft.tokens) == np.asarray(info.tokens)[:, :1]) & np.asarray(info.draft.valid)
+    ranks = np.where(np.asarray(info.accepted) > 0, stood.argmax(1), -1)
+    return ranks[np.asarray(info.emitted) > 0]
 
 
 def expand(scores: jax.Array, log_probs: jax.Array, top_k: int) -> tuple[jax.Array, jax.Array, jax.Array]:

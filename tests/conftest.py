@@ -28,3 +28,11 @@ def stories(data_dir):
     from specjax.models import hf
 
     return hf.load(data_dir / "models" / "stories260K")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """A file stays on one worker, because its tests share compiled programs, unless it says how it may be divided."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.name))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from specjax import accept, decode, drafters, rng, sampling, testing
-from specjax.errors import UserError
+from specjax.errors import NonFiniteLogits, UserError
 from specjax.models import lm
 from specjax.topology import Topology
 from specjax.types import ModelParams
@@ -21,7 +21,6 @@ NEW = [20, 3, 20, 11]  # rows end at different times, also inside an accepted pa
 SCALE, NOISE = 20.0, 0.05  # neither flat laws nor sure ones, and a draft model that is often right
 TREES = {
     "without_replacement": ("draft_tree", {"tree": "3x2x1x1", "siblings": "without_replacement"}),
-    "iid": ("draft_tree", {"tree": "3x2x1x1", "siblings": "iid"}),
     # Node 0 is a leaf, and often a copy of node 1, which is none.
     "iid, irregular": ("draft_tree", {"tree": Topology((-1, -1, 1, 2, 3, 1)), "siblings": "iid"}),
     "top_k": ("draft_tree", {"tree": "3x2x1x1", "siblings": "top_k"}),
@@ -163,6 +162,14 @@ def test_the_tree_is_eagle2s():
             shapes.add(tuple(parents))
             checked += 1
     assert len(shapes) > 3 and checked > 10
+
+
+def test_a_broken_draft_model_is_reported():
+    target, _, params = models()
+    params = params._replace(draft=jax.tree.map(lambda x: x * jnp.nan, params.draft))
+    state = begin(made("dynamic"), target, params, [0.0, 0.7, 1.0, 2.0])
+    with pytest.raises(NonFiniteLogits, match="row 0, round 0"):
+        list(decode.stream(target, made("dynamic"), accept.load("deterministic"), params, state))
 
 
 V = 3

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_exactness import argmax_draft, match_then_resample, mutant_drafter, resample_from_target
 
 from specjax import accept, decode, drafters, metrics, rng, sampling, testing, theory
-from specjax.accept import _chain
 from specjax.drafters import draft_model
-from specjax.types import Accept, ModelParams, Records
+from specjax.testing import mutants
+from specjax.types import ModelParams, Records
 
 V, ROWS, NEW = 4, 48, 120
 
 
 def test_counts_of_scripted_rounds():
-    """Two rows, gamma 3; row 1 stops after two rounds, and its last round was cut from 3 tokens to 1."""
+    """Two rows, gamma 3; row 1 stops after two rounds, and its last round was cut from 3 tokens to 1. Where fewer were
+    drafted, the path ended before it could fail."""
     records = Records(
         emitted=np.array([[3, 4], [1, 1], [2, 0], [0, 0]]),
         accepted=np.array([[2, 3], [0, 2], [1, 0], [0, 0]]),
         drafted=np.array([[3, 3], [1, 3], [1, 0], [0, 0]]),
+        tested=np.array([[3, 3], [1, 3], [1, 0], [0, 0]]),
     )
     counts = metrics.count(records, [True, True], 3)
     assert (counts.tokens, counts.rounds, counts.accepted) == (11, 5, 8)
@@ -88,21 +89,45 @@ def test_law_check_lets_the_right_ones_through():
         drafters.make("prompt_lookup", MODEL, gamma=3),
         drafters.make("none", MODEL),
     ):
-        for name in accept.names():
+        for name in ("chain", "match", "block"):
             outcome = verdict(drafter, accept.load(name))
             assert outcome.passed, (drafter.name, outcome)
 
 
-@pytest.mark.parametrize("mutant", [resample_from_target, match_then_resample])
-def test_law_check_sees_wrong_rules(mutant):
+SICK = {m.name: m for m in mutants.MUTANTS}
+
+
+@pytest.mark.parametrize("name", ["resample_from_target", "match_then_resample"])
+def test_law_check_sees_wrong_rules(name):
     drafter = draft_model.make(MODEL, model=testing.tabular(V, "draft"), gamma=2)
-    assert verdict(drafter, Accept(mutant, _chain.match, mutant.__name__, "L3")).passed is False
+    assert verdict(drafter, SICK[name].rule()).passed is False
 
 
 def test_law_check_sees_wrong_drafts():
-    assert verdict(mutant_drafter(argmax_draft), accept.load("chain")).passed is False
+    drafter = draft_model.make(MODEL, model=testing.tabular(V, "draft"), gamma=2)
+    assert verdict(SICK["argmax_claims_softmax"].change(drafter), accept.load("chain")).passed is False
 
 
 def test_law_check_says_when_it_cannot_tell():
     outcome = metrics.law_check(MODEL, PAIR, [[1, 2]], [[1, 2, 3]], {"temperature": 1.0})
     assert outcome.passed is None and "3 tokens are too few" in outcome.detail
+
+
+def test_depths_of_a_tree():
+    """On a tree a depth is tested once, however many siblings stand there; a path that ends at a leaf tests no further."""
+    from specjax.testing import cases, loop
+
+    for name in ("deterministic", "without_replacement", "chain", "ragged"):
+        case = cases.case(name)
+        state = loop.begin(case.target, case.drafter, case.params, [[2, 1], [0], [1, 1, 2]] * 20, 12, 0)
+        _, records = decode.generate(
+            case.target, case.drafter, accept.load("recursive"), case.params, state, max_steps=12
+        )
+        accepted, tested, drafted = (np.asarray(x) for x in (records.accepted, records.tested, records.drafted))
+        ran = drafted > 0
+        deep = case.drafter.longest
+        assert (tested[ran] >= accepted[ran]).all() and (tested <= deep).all()
+        if name != "ragged":  # there the path may end early
+            np.testing.assert_array_equal(tested[ran], np.minimum(accepted[ran] + 1, deep))
+        summary = metrics.summary(metrics.count(records, [True] * 60, deep))
+        assert len(summary["acceptance_by_depth"]) == deep and 0 < summary["acceptance_rate"] < 1

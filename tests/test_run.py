@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import tokenizers
 
-from specjax import run, testing
+from specjax import run, session, testing
+from specjax.errors import UserError
 from specjax.models import hf, lm
 
 ROOT = Path(__file__).parent.parent
@@ -155,6 +156,14 @@ MISTAKES = {
         ["--config.drafter.name=draft_model", "--config.drafter.max_ngram=2"],
         "draft_model does not take the key 'max_ngram'",
     ),
+    "key of another rule": (
+        ["--config.accept_keys.lenience=0.5"],
+        "chain does not take the key 'lenience'; it takes none",
+    ),
+    "key out of range": (
+        ["--config.accept=lenient", "--config.accept_keys.lenience=2.0"],
+        "lenience is 2.0; it must be in (0, 1]",
+    ),
     "no draft model": (["--config.drafter.name=draft_model"], "draft_model needs the key 'model'"),
 }
 
@@ -254,3 +263,99 @@ def test_sampled_generation_repeats_with_its_seed(cli, target):
         ids.append(json.loads((workdir / "results.json").read_text())["token_ids"][0])
     assert ids[0] == ids[1] != ids[2]
     assert np.isfinite(ids).all()
+
+
+def test_a_rule_for_each_method(cli, target, draft, tmp_path):
+    """Methods of a grid bring their own rules and the keys of these; drafters of trees are configured by flags."""
+    prompts = tmp_path / "p.txt"
+    prompts.write_text("def add\nreturn a\n")
+    (tmp_path / "own.py").write_text(
+        "from configs import bench, generate\n"
+        "def get_config():\n"
+        "    config = bench.get_config()\n"
+        "    config.max_new_tokens, config.repeats = 6, 1\n"
+        "    methods = config.grid.methods\n"
+        "    methods.dynamic_tree = generate.drafter('dynamic_tree')\n"
+        "    methods.dynamic_tree.accept = 'deterministic'\n"
+        "    methods.lookup = generate.drafter('prompt_lookup')\n"
+        "    methods.lookup.accept = 'lenient'\n"
+        "    methods.lookup.accept_keys = generate.accept_keys()\n"
+        "    return config\n"
+    )
+    own = [f"--config={tmp_path / 'own.py'}", f"--config.target={target}", f"--config.prompts={prompts}"]
+    own += [f"--config.grid.methods.dynamic_tree.{key}" for key in (f"model={draft}", "nodes=4", "depth=2", "top_k=2")]
+    status, _, err, workdir = cli(*own, "--config.grid.methods.lookup.accept_keys.lenience=0.5")
+    assert (status, err) == (0, "")
+    rows = {row["method"]: row for row in json.loads((workdir / "results.json").read_text())["rows"]}
+    rules = {name: (row["accept"], row["class"]) for name, row in rows.items()}
+    assert rules == {"dynamic_tree": ("deterministic", "L1"), "lookup": ("lenient", "L3")}
+    assert rows["dynamic_tree"]["lossless"]["passed"]
+    for args, says in (
+        (["--config.grid.methods.lookup.accept=maybe"], "unknown acceptance rule 'maybe'"),
+        (["--config.grid.methods.lookup.accept_keys.top=3"], "lenient does not take the key 'top'"),
+        (
+            ["--config.grid.methods.dynamic_tree.accept=chain"],
+            "and dynamic_tree drafts deterministic; rules for it are",
+        ),
+        (["--config.grid.methods.dynamic_tree.nodes=7"], "ask for at most 6 nodes"),
+        (["--config.accept_keys.top=3"], "chain does not take the key 'top'"),
+    ):
+        status, out, err, workdir = cli(*own, *args, workdir=tmp_path / "not")
+        assert (status, out) == (2, "") and says in err and err.count("\n") == 1, err
+        assert not workdir.exists()
+
+
+def test_trees_by_flags(cli, target, draft):
+    """Tree, siblings and draft models come from the command line; a rule that does not fit is one line."""
+    common = [GENERATE, f"--config.target={target}", "--config.prompt=def add", "--config.max_new_tokens=6"]
+    tree = ["--config.drafter.name=draft_tree", f"--config.drafter.model={draft}", "--config.drafter.tree=2x1"]
+    several = ["--config.drafter.name=specinfer", f"--config.drafter.models={draft},{target}"]
+    texts = []
+    for keys in (
+        [*tree, "--config.drafter.siblings=iid", "--config.accept=k_seq"],
+        [*several, "--config.drafter.tree=chain:2", "--config.accept=recursive"],
+    ):
+        status, _, err, workdir = cli(*common, *keys)
+        assert (status, err) == (0, "")
+        texts.append(json.loads((workdir / "results.json").read_text())["token_ids"])
+    assert texts[0] == texts[1]  # both say what the target says
+    for keys, kind in ((tree, "without_replacement"), (several, "independent")):
+        status, out, err, _ = cli(*common, *keys)
+        assert (status, out) == (2, "") and err.count("\n") == 1
+        assert (
+            "the rule chain takes drafts whose siblings are chain" in err and f"drafts {kind}; rules for it are" in err
+        )
+
+
+def test_the_configuration_of_trees():
+    from configs import trees
+
+    for config in (trees.get_config(), trees.get_config("runs/quickstart")):
+        session.check(config)
+        chosen = session.methods(config)
+        assert {label: choice.rule for label, choice in chosen.items()} == {
+            "chain": "chain", "tree": "recursive", "iid_tree": "recursive", "dynamic_tree": "deterministic"
+        }  # fmt: skip
+    assert config.target == "runs/quickstart/target" and not config.prepare
+
+
+def test_old_configurations_need_no_accept_keys(target):
+    """And keys that no method would read are a mistake."""
+    from configs import bench, generate
+
+    config = bench.get_config()
+    del config["accept_keys"]
+    session.check(config)
+    assert session.methods(config)["prompt_lookup"] == ({"name": "prompt_lookup"}, "chain", {})
+    config = bench.get_config()
+    config.accept, config.accept_keys.top = "tolerance", 3
+    config.grid.methods.mine = generate.drafter("prompt_lookup")
+    session.check(config)
+    assert session.methods(config)["mine"].rule_keys == {"top": 3}
+    config.grid.methods.mine.accept = "chain"
+    with pytest.raises(UserError, match="every method of config.grid.methods has a rule of its own"):
+        session.check(config)
+    del config.grid.methods.mine["accept"]
+    config.grid.methods.mine.accept_keys = {"top": 2}
+    with pytest.raises(UserError, match="method mine has accept_keys and no rule of its own"):
+        session.check(config)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,7 +12,6 @@ import pytest
 from specjax import testing, tree
 from specjax.models import lm
 
-PROMPTS = [[1, 2, 3, 4], [5, 6]]  # ragged; the last token of each is pending
 PARENTS = [[-1, 0, 0, 1, 1, 2, 5], [-1, 0, 1, 2, 2, 0, 0]]  # of the block: the pending token, then six nodes
 
 
@@ -32,27 +34,111 @@ def test_ancestors_and_depths():
             assert int(tree.depths(parents, 2, 7)[row, node]) == len(path) - 1
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_paths_and_commit(family):
-    model, params = testing.tiny(family, 0)
-    cache = model.init_cache(2, 16)
-    fed = jnp.asarray([[1, 2, 3], [5, 0, 0]])
-    _, cache = model.apply(params, fed, cache)
-    cache = model.commit(cache, jnp.asarray([3, 1]))
+def test_existing_nodes_and_paths():
+    """A node exists if nothing above it was withdrawn; the path to a node is found from the root down."""
     rng = np.random.default_rng(0)
-    block = np.concatenate([[[4], [6]], rng.integers(0, 32, (2, 6))], 1)
-    out, cache = model.apply(params, jnp.asarray(block), cache, jnp.asarray(PARENTS))
-    for row, prompt in enumerate(PROMPTS):
-        for node, path in enumerate(paths(PARENTS[row])):
-            text = [*prompt[:-1], *block[row, path].tolist()]
-            plain = lm.forward(model, params, jnp.asarray([text])).logits[0, -1]
-            np.testing.assert_allclose(out.logits[row, node], plain, atol=1e-5)
-    # Keep node 5 then 6 of row 0 (a path that is not contiguous), and nothing but the pending token of row 1.
-    kept = jnp.asarray([[1, 4, 5], [-1, -1, -1]])  # ids after the root
-    cache = model.commit(cache, jnp.asarray([4, 1]), kept)
-    texts = [[1, 2, 3, *block[0, [0, 2, 5, 6]].tolist()], [5, 6]]
-    for row, text in enumerate(texts):
-        assert int(cache.length[row]) == len(text)
-        _, fresh = model.apply(params, jnp.asarray([text]), model.init_cache(1, 16))
-        for have, want in zip(cache.k + cache.v, fresh.k + fresh.v, strict=True):
-            np.testing.assert_allclose(have[row, :, : len(text)], want[0, :, : len(text)], atol=1e-5)
+    parents = np.array([[rng.integers(-1, i) for i in range(9)] for _ in range(50)])
+    valid = rng.random((50, 9)) < 0.8
+    exists = np.asarray(tree.exists(jnp.asarray(valid), jnp.asarray(parents)))
+    ends = rng.integers(-1, 9, 50)
+    found = np.asarray(tree.path_to(jnp.asarray(ends), jnp.asarray(parents), 9))
+    for row in range(50):
+        up = [[] for _ in range(10)]
+        for node in range(9):
+            up[node] = [*(up[parents[row, node]] if parents[row, node] >= 0 else []), node]
+            assert exists[row, node] == valid[row, up[node]].all()
+        assert found[row].tolist() == up[ends[row]] + [-1] * (9 - len(up[ends[row]]))
+    chain = np.asarray(tree.exists(jnp.asarray(valid), None))
+    np.testing.assert_array_equal(chain, np.cumprod(valid, 1) > 0)
+
+
+SIZE, ROWS = 10, 8
+
+
+@functools.cache
+def model(family):
+    """A model, ragged prompts of it in a cache (all but their last token), and the jitted pass over a block."""
+    made, params = testing.tiny(family, 0)
+    rng = np.random.default_rng(3)
+    lengths = rng.integers(1, 7, ROWS)
+    texts = rng.integers(0, 32, (ROWS, 6))
+    cache = made.init_cache(ROWS, 24)
+    _, cache = made.apply(params, jnp.asarray(texts), cache)
+    cache = made.commit(cache, jnp.asarray(lengths - 1, jnp.int32))
+    prompts = [texts[row, :n].tolist() for row, n in enumerate(lengths)]
+    return made, params, prompts, cache, jax.jit(made.apply)
+
+
+def random_block(prompts, seed):
+    rng = np.random.default_rng(seed)
+    parents = np.array([[-1, *(rng.integers(0, i) for i in range(1, SIZE))] for _ in prompts])
+    tokens = rng.integers(0, 32, parents.shape)
+    tokens[:, 0] = [p[-1] for p in prompts]
+    return jnp.asarray(tokens, jnp.int32), jnp.asarray(parents, jnp.int32)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_random_trees(family, seed):
+    """Per-row random trees: every root-to-node path is scored like the plain text; growing the tree part by part changes
+    nothing; after the commit of a random path the cache is that of a fresh prefill, and goes on like one."""
+    made, params, prompts, cache, apply = model(family)
+    tokens, parents = random_block(prompts, seed)
+    out, written = apply(params, tokens, cache, parents)
+    grown, parts = cache, []
+    for start, end in ((0, 1), (1, 4), (4, SIZE)):
+        part, grown = apply(params, tokens[:, start:end], grown, parents[:, :end])
+        parts.append(part.logits)
+    np.testing.assert_allclose(jnp.concatenate(parts, 1), out.logits, atol=1e-5)
+
+    rows, wanted, where = [], [], []
+    for row, prompt in enumerate(prompts):
+        for node, path in enumerate(paths(np.asarray(parents[row]).tolist())):
+            rows.append(prompt[:-1] + np.asarray(tokens)[row, path].tolist())
+            where.append((row, node))
+    width = 6 + SIZE
+    packed = jnp.asarray([r + [0] * (width - len(r)) for r in rows])
+    plain = jax.jit(lambda t: lm.forward(made, params, t).logits)(packed)
+    for i, (row, node) in enumerate(where):
+        wanted.append(plain[i, len(rows[i]) - 1])
+        np.testing.assert_allclose(out.logits[row, node], wanted[-1], atol=1e-5)
+
+    rng = np.random.default_rng(seed)
+    kept = [paths(np.asarray(parents[row]).tolist())[rng.integers(SIZE)] for row in range(ROWS)]
+    path = np.full((ROWS, SIZE - 1), -1)
+    for row, nodes in enumerate(kept):
+        path[row, : len(nodes) - 1] = np.array(nodes[1:], int) - 1  # ids after the root
+    count = jnp.asarray([len(nodes) for nodes in kept], jnp.int32)
+    after = made.commit(written, count, jnp.asarray(path, jnp.int32))
+    texts = [prompt[:-1] + np.asarray(tokens)[row, kept[row]].tolist() for row, prompt in enumerate(prompts)]
+    assert after.length.tolist() == [len(t) for t in texts]
+    fresh = made.init_cache(ROWS, 24)
+    _, fresh = apply(params, jnp.asarray([t + [0] * (width - len(t)) for t in texts]), fresh, None)
+    for have, want in zip(after.k + after.v, fresh.k + fresh.v, strict=True):
+        for row, text in enumerate(texts):
+            np.testing.assert_allclose(have[row, :, : len(text)], want[row, :, : len(text)], atol=1e-5)
+
+
+def test_the_order_of_siblings_does_not_matter():
+    _, params, prompts, cache, apply = model("llama")
+    tokens, parents = random_block(prompts, 9)
+    order = np.stack([_shuffled(np.asarray(p), np.random.default_rng(row)) for row, p in enumerate(parents)])
+    back = np.argsort(order, 1)
+    moved = np.where(
+        np.take_along_axis(np.asarray(parents), order, 1) < 0,
+        -1,
+        np.take_along_axis(back, np.maximum(np.take_along_axis(np.asarray(parents), order, 1), 0), 1),
+    )
+    one = apply(params, tokens, cache, parents)[0].logits
+    other = apply(params, jnp.take_along_axis(tokens, jnp.asarray(order), 1), cache, jnp.asarray(moved))[0].logits
+    np.testing.assert_allclose(jnp.take_along_axis(one, jnp.asarray(order)[..., None], 1), other, atol=1e-5)
+    assert (order != np.arange(SIZE)).any()
+
+
+def _shuffled(parents, rng):
+    """Another topological order of the same tree."""
+    order, ready = [], [0]
+    while ready:
+        order.append(ready.pop(rng.integers(len(ready))))
+        ready += np.flatnonzero(parents == order[-1]).tolist()
+    return np.array(order)

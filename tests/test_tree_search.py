@@ -11,8 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import topology, tree_search
+from specjax import accept, decode, rng, topology, tree_search
+from specjax.drafters import draft_tree
 from specjax.errors import UserError
+from specjax.testing.models import tabular
+from specjax.types import Draft, ModelParams, StepInfo
 
 pytestmark = pytest.mark.fast
 P = (0.6, 0.2, 0.1)
@@ -286,3 +289,60 @@ def test_expand_and_rerank_make_a_tree():
     chosen, remapped = tree_search.rerank(jnp.concatenate([total, more], 1), parents, 4)
     assert chosen.tolist() == [[0, 1, 2, 3]] and remapped.tolist() == [[-1, -1, -1, 0]]
     assert jnp.concatenate([tokens, below], 1)[0, chosen[0]].tolist() == [0, 1, 2, 0]
+
+
+def level_info(tokens, accepted, emitted, drafted, valid=None, depth=1):
+    drafted = jnp.asarray(drafted, jnp.int32)
+    valid = jnp.ones_like(drafted, bool) if valid is None else jnp.asarray(valid)
+    draft = Draft(drafted, valid, jnp.full_like(drafted, -1), depth=depth)
+    accepted, zeros = jnp.asarray(accepted), jnp.zeros((len(accepted),), jnp.int32)
+    return StepInfo(draft, jnp.asarray(tokens), jnp.asarray(emitted), accepted, zeros, zeros)
+
+
+def test_accepted_ranks():
+    drafted = [[5, 3, 5], [5, 3, 4], [5, 3, 4], [5, 3, 4], [7, 7, 2]]
+    info = level_info(
+        # The second; none, though the target itself drew a sibling; a finished row; the third, cut to one token; equal ones.
+        tokens=[[3, 9], [3, -1], [-1, -1], [4, -1], [7, 1]],
+        accepted=[1, 0, 0, 1, 1],
+        emitted=[2, 1, 0, 1, 2],
+        drafted=drafted,
+    )
+    assert tree_search.accepted_ranks(info).tolist() == [1, -1, 2, 0]
+    hidden = level_info([[7, 1]], [1], [2], [[7, 3, 7]], valid=[[False, True, True]])
+    assert tree_search.accepted_ranks(hidden).tolist() == [2]  # what is invalid has no token
+    with pytest.raises(UserError, match="the draft has 2 levels; count ranks on trees of one level"):
+        tree_search.accepted_ranks(level_info([[7, 1]], [1], [2], [[7, 3, 7]], depth=2))
+
+
+def test_accepted_ranks_of_a_run_are_those_of_the_closed_form():
+    """One level, laws that depend on nothing: P[0] is sum(min), and the others follow from the residuals."""
+    target_law, draft_law = np.array([0.5, 0.2, 0.2, 0.1]), np.array([0.1, 0.2, 0.3, 0.4])
+    model = tabular(4)
+    table = lambda law: jnp.broadcast_to(jnp.log(jnp.asarray(law, jnp.float32)), (5, 4, 4))  # noqa: E731
+    drafter = draft_tree.make(model, model=model, params=table(draft_law), tree="3", siblings="without_replacement")
+    params, rule = ModelParams(table(target_law), table(draft_law)), accept.load("recursive")
+    rows = 2000
+    state = decode.prefill(
+        model, drafter, params, jnp.zeros((rows, 1), jnp.int32), jnp.ones((rows,), jnp.int32), rng.row_keys(0, rows), max_len=2
+    )  # fmt: skip
+    (_, info), *more = decode.stream(model, drafter, rule, params, state)
+    assert not more
+    seen = tree_search.acceptance_vector(tree_search.accepted_ranks(info), 3)
+
+    want = np.zeros(3)  # over every order in which three tokens can be drawn
+    for order in itertools.permutations(range(4), 3):
+        chance, left, owed, tried = 1.0, draft_law.copy(), target_law.copy(), 1.0
+        branches = []
+        for token in order:
+            law = left / left.sum()
+            chance *= law[token]
+            stands = min(1.0, owed[token] / law[token])
+            branches.append(tried * stands)
+            tried *= 1 - stands
+            rest = np.maximum(owed - law, 0)
+            owed = rest / rest.sum() if rest.sum() > 0 else owed
+            left[token] = 0
+        want += chance * np.array(branches)
+    assert want[0] == pytest.approx(np.minimum(target_law, draft_law).sum())
+    assert np.abs(seen - want).max() < 4 * np.sqrt(0.25 / rows)

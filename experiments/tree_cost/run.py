@@ -243,11 +243,10 @@ def study(config: TransformerConfig, tree: topology.Topology, batch: int, contex
 
     median = {name: statistics.median(all_) for name, all_ in seconds.items()}
     whole, one = median["forward_tree"], median["forward_chain_1"]
-    beyond = [a - b for a, b in zip(seconds["greedy_step"], seconds["forward_tree"], strict=True)]
-    mask = [a - b for a, b in zip(seconds["forward_tree"], seconds[f"forward_chain_{size}"], strict=True)]
-    median["greedy_step less forward_tree"] = statistics.median(beyond)
+    for more, less in (("greedy_step", "forward_tree"), ("forward_tree", f"forward_chain_{size}")):
+        pairs = zip(seconds[more], seconds[less], strict=True)  # neighbours in time
+        median[f"{more} less {less}"] = statistics.median(a - b for a, b in pairs)
     median["greedy parts together"] = sum(median[f"greedy_{part}"] for part in ("accept", "bookkeeping", "commit"))
-    median["tree less chain (the mask)"] = statistics.median(mask)
     for name in RULES:
         median[f"{name} less softmax"] = median[f"sampled_{name}"] - median["softmax"]
     rows = [

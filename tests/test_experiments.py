@@ -1,0 +1,71 @@
+"""The studies run from end to end on tiny models; their numbers are nobody's business here."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tokenizers
+
+from experiments.tree_search import run as tree_search_study
+from specjax import topology
+from specjax.errors import UserError
+from specjax.models import hf
+from specjax.testing.models import tiny, tiny_config
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    """A directory of a random model, and a file of prompts in its words."""
+    folder = tmp_path_factory.mktemp("models")
+    words = {f"w{i}": i for i in range(16)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    _, params = tiny(vocab_size=16)
+    hf.save(folder / "target", tiny_config(vocab_size=16), params, tokenizer)
+    (folder / "prompts.txt").write_text("w1 w2 w3\nw4 w5 w6\n")
+    return folder
+
+
+def test_tree_search(target, tmp_path):
+    out = tmp_path / "results.json"
+    asked = [
+        f"--target={target}/target",
+        "--draft-layers=1",
+        f"--prompts={target}/prompts.txt",
+        f"--out={out}",
+        "--new=6",
+    ]
+    small = [
+        "--batch=2",
+        "--width=2",
+        "--depth=1",
+        "--sizes",
+        "1",
+        "2",
+        "--k-ary",
+        "2",
+        "--repeats=1",
+        "--temperature=1",
+    ]
+    tree_search_study.main(asked + small)
+    result = json.loads(out.read_text())
+    assert [row["name"] for row in result["rows"]] == ["chain:1", "2", "optimal:2", "chosen"]
+    assert result["tree"] == [-1] and result["rows"][0]["speedup"] == result["rows"][3]["speedup"]  # there is no other
+    for vector in result["acceptance"].values():
+        assert len(vector["acceptance"]) == 2 and sum(vector["acceptance"]) + vector["none"] == pytest.approx(1)
+        assert 6 <= vector["rounds"] <= 12
+    assert set(result["verify_ms"]) == {"1", "2"} and all(ms > 0 for ms in result["verify_ms"].values())
+    assert topology.parse(tmp_path / "tree.json").parents == tuple(result["tree"])
+    for row in result["rows"]:
+        assert 1 <= row["measured_tokens"] <= 1 + row["depth"] and row["speedup"] > 0
+
+
+def test_tree_search_says_what_is_missing(target, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="run python -m specjax.run --config=configs/quickstart.py first"):
+        tree_search_study.main([])
+    with pytest.raises(UserError, match="give either --draft"):
+        tree_search_study.main([f"--target={target}/target"])
+    with pytest.raises(UserError, match="draft-layers is 2; the target has 2, so give fewer"):
+        tree_search_study.main([f"--target={target}/target", "--draft-layers=2"])
