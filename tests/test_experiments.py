@@ -29,29 +29,14 @@ def target(tmp_path_factory):
 
 def test_tree_search(target, tmp_path):
     out = tmp_path / "results.json"
-    asked = [
-        f"--target={target}/target",
-        "--draft-layers=1",
-        f"--prompts={target}/prompts.txt",
-        f"--out={out}",
-        "--new=6",
-    ]
-    small = [
-        "--batch=2",
-        "--width=2",
-        "--depth=1",
-        "--sizes",
-        "1",
-        "2",
-        "--k-ary",
-        "2",
-        "--repeats=1",
-        "--temperature=1",
-    ]
-    tree_search_study.main(asked + small)
+    files = f"--target={target}/target --prompts={target}/prompts.txt --out={out}"
+    small = "--draft-layers=1 --new=6 --batch=2 --width=2 --depth=1 --sizes 1 2 --k-ary 1 --repeats=1 --temperature=1"
+    tree_search_study.main([*files.split(), *small.split()])
     result = json.loads(out.read_text())
-    assert [row["name"] for row in result["rows"]] == ["chain:1", "2", "optimal:2", "chosen"]
-    assert result["tree"] == [-1] and result["rows"][0]["speedup"] == result["rows"][3]["speedup"]  # there is no other
+    assert [row["name"] for row in result["rows"]] == ["chain:1", "1", "optimal:1", "chosen"]
+    assert (
+        result["tree"] == [-1] and result["rows"][0]["speedup"] == result["rows"][3]["speedup"]
+    )  # one tree, measured once
     for vector in result["acceptance"].values():
         assert len(vector["acceptance"]) == 2 and sum(vector["acceptance"]) + vector["none"] == pytest.approx(1)
         assert 6 <= vector["rounds"] <= 12

@@ -154,18 +154,22 @@ def test_exact_law():
     """Two models that disagree, drawn and judged in float64; equal siblings happen often with three tokens."""
     target = testing.tabular(V)
     models = [testing.tabular(V, "first"), testing.tabular(V, "second")]
-    drafter = drafters.make("specinfer", target, models=models, tree="chain:2")
+    one, two = (drafters.make("specinfer", target, models=models, tree=f"chain:{size}") for size in (1, 2))
     with jax.enable_x64(True):
         tables = [testing.random_table(i, V, dtype=np.float64) for i in range(3)]
         params = ModelParams(tables[0], tuple(tables[1:]))
 
-        truth = testing.sequence_law(target, tables[0], [1, 2], 3, temperature=1.0)
-        for rule, rounds in (("match", None), ("deterministic", 1), ("recursive", 1), ("traversal", 1)):
+        def error(drafter, rule, steps, rounds):
             law = testing.exact_law(
-                target, drafter, accept.load(rule), params, [1, 2], 3, rounds=rounds, temperature=1.0
+                target, drafter, accept.load(rule), params, [1, 2], steps, rounds=rounds, temperature=1.0
             )
             assert abs(law.sum() - 1) < 1e-12
-            assert testing.total_variation(law, truth) < 1e-12, rule
+            truth = testing.sequence_law(target, tables[0], [1, 2], steps, temperature=1.0)
+            return testing.total_variation(law, truth)
+
+        for rule in ("recursive", "traversal", "match", "deterministic"):
+            assert error(one, rule, 2, None) < 1e-12, rule
+        assert error(two, "recursive", 3, 1) < 1e-12
 
 
 @pytest.mark.fast

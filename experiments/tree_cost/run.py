@@ -227,9 +227,8 @@ def study(config: TransformerConfig, tree: topology.Topology, batch: int, contex
 
         return part
 
-    loops: dict[str, tuple[Loop, int]] = {}
-    for count in (1, 8, 64, size):
-        loops[f"forward_chain_{count}"] = forward(target, params, state, count, None, turns), turns
+    loops: dict[str, tuple[Loop, int]]
+    loops = {f"forward_chain_{n}": (forward(target, params, state, n, None, turns), turns) for n in (1, 8, 64, size)}
     loops["forward_tree"] = forward(target, params, state, size, step._block_parents(draft), turns), turns
     loops["greedy_step"] = rounds(target, drafter, rule, ModelParams(params), state, turns), turns
     for part in (greedy_accept, greedy_bookkeeping):

@@ -24,7 +24,7 @@ from specjax import decode, rng, sampling, step
 from specjax.testing import laws
 from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams, StepInfo
 
-BUCKETS = (512, 16_384, 131_072)  # row counts: without jit every new shape compiles every operation again
+BUCKETS = (512, 4096, 32_768)  # row counts: without jit every new shape compiles every operation again
 CHUNK = 4096  # drafts judged at once
 LARGEST = 4_000_000  # histories at once
 
