@@ -81,10 +81,11 @@ def decide(
 ) -> tuple[DecodeState, StepInfo]:
     """The second half of a round: the verdict, cut at end-of-sequence and limits, and the commit of both caches."""
     draft, draft_state, out, cache = scored
+    # A finished row has no draft: its verdict is thrown away, and no loop of a rule should wait for it.
+    draft = draft.replace(valid=draft.valid & ~state.done[:, None])
     verdict = _verdict(accept, keys, draft, out.logits, state)
     accepted = jnp.where(state.done, 0, (verdict.path >= 0).sum(-1))
     drafted, tested = _reach(draft, verdict)
-    drafted, tested = (jnp.where(state.done, 0, x) for x in (drafted, tested))
     failed = ~_finite(draft, verdict, out.logits) & ~state.done
     verdict, ended = cut(verdict, state, failed, eos_id)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax import accept, drafters, testing
-from specjax.accept import block, chain, k_seq
+from specjax.accept import block, chain, k_seq, traversal
 from specjax.drafters import draft_tree
 from specjax.errors import UserError
 from specjax.rng import RowKeys, row_keys
@@ -124,6 +124,10 @@ def test_wrong_variants_have_the_laws_of_the_card():
     claiming = mutants._changed(claim)(one())
     law = emitted(accept.load("chain"), claiming, (0.6, 0.4, 0.0), (0.625, 0.375, 0.0))
     np.testing.assert_allclose(law, (0.625, 0.375, 0.0), atol=1e-14)
+    # TriForce's middle model says (.5, .3, .2) and replaces what it rejects by a draw of its own, not by its residual.
+    middle = np.minimum(P, Q) + (1 - np.minimum(P, Q).sum()) * np.array(P)
+    law = emitted(accept.load("chain"), claiming, (0.4, 0.4, 0.2), middle)
+    np.testing.assert_allclose(law, (0.32, 0.50, 0.18), atol=1e-14)
 
 
 # Card F3: acceptance of k candidates for one place.
@@ -344,6 +348,18 @@ def test_vanishing_residual_falls_back_to_the_target():
     p = jnp.asarray([[[0.5, 0.3, 0.2]] * 2], jnp.float32)
     draft = Draft(jnp.asarray([[0]]), jnp.asarray([[True]]), probs=p[:, :1])
     np.testing.assert_array_equal(chain.leftover(jnp.asarray([0]), draft, p), p[:, 0])
+
+
+def test_small_residuals_do_not_drown_in_float32():
+    """Draft and target that differ by a millionth: what is owed is small, and 1 - weight may be exactly 0."""
+    law = jnp.asarray([[0.3, 0.3, 0.4]], jnp.float32)
+    near = law + jnp.asarray([[1e-6, -1e-6, 0]], jnp.float32)
+    weight, left = traversal.failed(jnp.ones((1,), jnp.float32), law, near)
+    assert float(weight[0]) == 1.0  # the root always stands
+    np.testing.assert_allclose(left, [[0, 1, 0]], atol=1e-6)
+    draft = Draft(jnp.asarray([[0, 0]]), jnp.ones((1, 2), bool), probs=jnp.stack([law, near], 1))
+    kept, total = block.chances(draft, jnp.stack([law] * 3, 1), jnp.ones((1, 3), jnp.float32))
+    assert float(kept[0, 0]) == float(total[0, 0]) > 0  # the first token was accepted for sure: so it stands
 
 
 # Pairs.

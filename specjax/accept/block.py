@@ -45,7 +45,9 @@ def chances(draft: Draft, target_probs: jax.Array, weight: jax.Array) -> tuple[j
     place = jnp.arange(1, size + 1)
     here = weight[:, 1:]
     kept = jnp.where(place == count, here, jnp.where(place < count, owed, 0))
-    total = jnp.where(place == count, 1, jnp.where(place < count, owed + 1 - here, 0))
+    total = jnp.where(
+        place == count, 1, jnp.where(place < count, owed + (1 - here), 0)
+    )  # 1 - here first: it may be 0, owed small
     return kept, total
 
 

@@ -102,8 +102,9 @@ def failed(weight: jax.Array, law: jax.Array, draft: jax.Array) -> tuple[jax.Arr
     rest = jnp.maximum(weight[:, None] * law - draft, 0)
     total = rest.sum(-1)
     safe = jnp.where(total > 0, total, 1)
-    # Nothing is owed: in exact arithmetic this cannot happen at the root, and elsewhere the node cannot stand.
-    weight = jnp.where(total > 0, total / (safe + 1 - weight), 0)
+    # Nothing is owed: in exact arithmetic this cannot happen at the root, and elsewhere the node cannot stand. (1 - weight
+    # first: it is exactly 0 at the root, where a small total would drown in the 1.)
+    weight = jnp.where(total > 0, total / (safe + (1 - weight)), 0)
     return weight, jnp.where(total[:, None] > 0, rest / safe[:, None], law)
 
 

@@ -10,6 +10,7 @@ and walk through every outcome in float64 where all randomness is coins and draw
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -77,26 +78,40 @@ def masked(drafter: Drafter) -> Drafter:
 def check_pair(drafter: Drafter, rule: Accept, target: LM, params: ModelParams, *, seed: int = 0) -> list[Finding]:
     """What the compiled loop shows about one drafter with one rule. ``target`` has a small vocabulary (3 to 6 tokens)."""
     accept.check_pair(drafter, rule)
-    run = _Runner(masked(drafter), rule, target, params, seed)
+    run = _Runner(_prepare(drafter, target), rule, params, seed)
     findings = [run.greedy(), run.mixed(), run.ends(), run.company()]
     if rule.law == "L1":
         findings += run.law()
     return [*findings, run.frozen(), run.compiled(), run.donated()]
 
 
+class _Prepared(NamedTuple):
+    """A pair of models that counts how often it is traced."""
+
+    plain: LM
+    target: LM
+    drafter: Drafter
+    traces: list[int]
+
+
+@functools.lru_cache(maxsize=4)  # the rules of one drafter share what is compiled for it
+def _prepare(drafter: Drafter, target: LM) -> _Prepared:
+    traces: list[int] = []
+
+    def counted(*args):
+        traces.append(1)
+        return target.apply(*args)
+
+    return _Prepared(target, target._replace(apply=counted), masked(drafter), traces)
+
+
 class _Runner:
     """Runs one program on many inputs: always ROWS rows, prompts of at most WIDTH tokens, at most NEW new ones."""
 
-    def __init__(self, drafter: Drafter, rule: Accept, target: LM, params: ModelParams, seed: int):
-        self.drafter, self.rule, self.params, self.vocab = drafter, rule, params, target.vocab_size
-        self.traces, self.first, self.known = 0, 0, {}
-        self.plain = target
-
-        def counted(*args):
-            self.traces += 1
-            return target.apply(*args)
-
-        self.target = target._replace(apply=counted)
+    def __init__(self, prepared: _Prepared, rule: Accept, params: ModelParams, seed: int):
+        self.plain, self.target, self.drafter, self.traces = prepared
+        self.rule, self.params, self.vocab = rule, params, prepared.plain.vocab_size
+        self.first, self.known = 0, {}
         random = np.random.default_rng(seed)
         lengths = random.integers(1, WIDTH + 1, ROWS)
         tokens = random.integers(0, self.vocab, (ROWS, WIDTH))
@@ -154,7 +169,7 @@ class _Runner:
         if (what, eos) not in self.known:
             settings = {"temperature": 0.0} if what == "greedy" else self.mixture
             self.known[what, eos] = self.run(settings, eos=eos)
-            self.first = self.first or self.traces
+            self.first = self.first or len(self.traces)
         return self.known[what, eos]
 
     def plainly(self, eos: int) -> tuple[np.ndarray, np.ndarray]:
@@ -249,7 +264,7 @@ class _Runner:
         )
 
     def compiled(self) -> Finding:
-        new = self.traces - self.first
+        new = len(self.traces) - self.first
         return Finding("nothing is compiled again", new == 0, f"{new} traces for other texts, settings, seeds and EOS")
 
 

@@ -24,7 +24,7 @@ from specjax import decode, rng, sampling, step
 from specjax.testing import laws
 from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams, StepInfo
 
-BUCKETS = (512, 4096, 32_768)  # row counts: without jit every new shape compiles every operation again
+BUCKETS = (4096, 32_768)  # row counts: without jit every new shape compiles every operation again
 CHUNK = 4096  # drafts judged at once
 LARGEST = 4_000_000  # histories at once
 
@@ -261,10 +261,10 @@ def histories(
 def _begin(target, drafter, params, prompt, steps: int, settings: dict) -> tuple[dict, dict]:
     packed, lengths = decode.pack_prompts([list(prompt)])
     knobs = sampling.make_sampling(1, **settings)
-    limit = lengths + steps
+    limit, room = lengths + steps, -(-(len(prompt) + steps + 1) // 8) * 8  # rounded up: the same shapes again and again
     with jax.disable_jit():  # one row: compiling would take longer
         state = decode.prefill(
-            target, drafter, params, packed, lengths, rng.row_keys(0, 1), max_len=len(prompt) + steps + 1, limit=limit,
+            target, drafter, params, packed, lengths, rng.row_keys(0, 1), max_len=room, limit=limit,
             sampling=knobs,
         )  # fmt: skip
     return _rows(state)
