@@ -163,7 +163,16 @@ def _prefill(target, drafter, params, prompt, lengths, limit, keys, sampling, *,
         keys=keys,
         round=jnp.zeros((), jnp.int32),
         sampling=sampling,
+        made_for=drafter.tag,
     )
+
+
+def _check_state(drafter: Drafter, accept: Accept, state: DecodeState) -> None:
+    check_pair(drafter, accept)
+    if state.made_for != drafter.tag:
+        raise UserError(
+            f"the state was prefilled for {state.made_for}, and the drafter is {drafter.tag}; prefill for it"
+        )
 
 
 def generate(
@@ -181,7 +190,7 @@ def generate(
     ``state`` is donated: its buffers are reused and it must not be read again. ``eos_id`` is an id or several.
     Call ``check(state)`` on the result: it raises if a model gave logits that are not finite.
     """
-    check_pair(drafter, accept)
+    _check_state(drafter, accept, state)
     return _generate(target, drafter, accept, params, state, step_lib.stop_ids(eos_id), max_steps=max_steps)
 
 
@@ -226,7 +235,7 @@ def stream(
     Raises:
         NonFiniteLogits: naming row and round, as soon as it happens.
     """
-    check_pair(drafter, accept)
+    _check_state(drafter, accept, state)
     stop = step_lib.stop_ids(eos_id)
     while not bool(state.done.all()):
         state, info = _step(target, drafter, accept, params, state, eos_id=stop)
@@ -264,7 +273,8 @@ def _autoregressive(target, params, state, max_steps, eos_id):
         failed = ~jnp.isfinite(out.logits.max(-1))[:, 0] & ~state.done
         batch = token.shape[0]
         verdict = Verdict(token, jnp.ones((batch,), jnp.int32), jnp.zeros((batch, 0), jnp.int32))
-        verdict, ended = step_lib.cut(verdict, state, failed, eos_id)
+        verdict, ended = step_lib.cut(verdict, state, eos_id)
+        verdict = step_lib.nothing(verdict, failed)
         cache = target.commit(cache, verdict.count)
         return step_lib.advance(state, verdict, ended, failed).replace(cache=cache), step + 1
 

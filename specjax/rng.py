@@ -21,8 +21,8 @@ from flax import struct
 
 from specjax import sampling
 
-DRAFT, ACCEPT, RESIDUAL, TARGET = range(4)
-PURPOSES = 4
+DRAFT, ACCEPT, RESIDUAL, TARGET, INNER = range(5)
+PURPOSES = 5
 
 
 class Coins(struct.PyTreeNode):
@@ -81,8 +81,11 @@ class RowKeys(struct.PyTreeNode):
         Gumbel top-k (Kool et al. 2019, 1903.06059): in this order, each has the law of the weights less the tokens before
         it. Returns tokens i32[...,count] and which of them exist (bool; there are no more than positive weights).
         """
-        gumbel = jax.random.gumbel
-        noise = lambda k: gumbel(k, weights.shape[-1:], weights.dtype)  # noqa: E731
+
+        # The quick mode stops at 15.9 and draws tokens rarer than about 1e-6 too seldom.
+        def noise(key):
+            return jax.random.gumbel(key, weights.shape[-1:], weights.dtype, mode="high")
+
         keys = self._keys(purpose, weights, index)
         for _ in range(keys.ndim):
             noise = jax.vmap(noise)
@@ -92,7 +95,7 @@ class RowKeys(struct.PyTreeNode):
     def inner(self, index: int) -> RowKeys:
         """Keys for the ``index``-th part of a drafter that is made of several, or for a system that runs inside this round."""
         fold = jax.vmap(lambda k: jax.random.fold_in(k, index))
-        return self.replace(base=fold(self.at_round(DRAFT)))
+        return self.replace(base=fold(self.at_round(INNER)))
 
     def _keys(self, purpose: int, weights: jax.Array, index) -> jax.Array:
         """key[B], or key[B,n] for weights f[B,n,V]."""

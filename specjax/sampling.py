@@ -49,7 +49,9 @@ def make_sampling(
             raise UserError(f"{name} has shape {array.shape}; give one number, or one for each of the {batch} rows")
         rows[name] = np.broadcast_to(array, (batch,))
     _check(rows["temperature"], "temperature", "in [0, 1e6] (0 = greedy)", lambda x: (x >= 0) & (x <= 1e6))
-    _check(rows["top_k"], "top_k", "a whole number >= 0 (0 = off)", lambda x: (x >= 0) & (x == np.floor(x)))
+    _check(
+        rows["top_k"], "top_k", "a whole number >= 0 (0 = off)", lambda x: (x >= 0) & (x == np.floor(x)) & (x < 2**31)
+    )
     _check(rows["top_p"], "top_p", "in (0, 1] (1 = off)", lambda x: (x > 0) & (x <= 1))
     _check(rows["min_p"], "min_p", "in [0, 1] (0 = off)", lambda x: (x >= 0) & (x <= 1))
     return Sampling(

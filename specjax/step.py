@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from specjax import sampling as sampling_lib
 from specjax import tree
+from specjax.accept import check_pair
 from specjax.errors import UserError
 from specjax.rng import RowKeys
 from specjax.sampling import Sampling
@@ -44,8 +45,10 @@ def speculative_step(
     (L1: exactly the target's), given that ``Draft.probs`` is the law the drafter drew from.
 
     Raises:
-        UserError: a draft of another size than ``drafter.nodes``, by which every buffer was made.
+        UserError: a rule that does not take such drafts, or a draft of another size than ``drafter.nodes``, by which every
+            buffer was made.
     """
+    check_pair(drafter, accept)
     keys = RowKeys(state.keys, state.round, state.length)
     return decide(target, drafter, accept, params, state, keys, propose(target, drafter, params, state, keys), eos_id)
 
@@ -86,8 +89,9 @@ def decide(
     verdict = _verdict(accept, keys, draft, out.logits, state)
     accepted = jnp.where(state.done, 0, (verdict.path >= 0).sum(-1))
     drafted, tested = _reach(draft, verdict)
-    failed = ~_finite(draft, verdict, out.logits) & ~state.done
-    verdict, ended = cut(verdict, state, failed, eos_id)
+    verdict, ended = cut(verdict, state, eos_id)
+    failed = ~_finite(draft, verdict, out.logits, accept.whole) & ~state.done
+    verdict = nothing(verdict, failed)
 
     cache = target.commit(cache, verdict.count, None if draft.parents is None else verdict.path)
     draft_state = drafter.update(params, draft_state, draft, verdict, out)
@@ -152,15 +156,29 @@ def _check_draft(drafter: Drafter, draft: Draft, vocab: int) -> None:
         )
 
 
-def _finite(draft: Draft, verdict: Verdict, logits: jax.Array) -> jax.Array:
-    """bool[B]: whether every law that a decision rested on was finite: of the pending token and the accepted nodes.
+def _finite(draft: Draft, verdict: Verdict, logits: jax.Array, whole: bool) -> jax.Array:
+    """bool[B]: whether every law that an emitted token rests on was finite: after the pending token, and after each accepted
+    node that another emitted token follows; for rules that judge the tree as a whole, after every node.
 
-    A node that fell costs nothing, whatever the model said after it: plain decoding would never have gone there.
+    Otherwise a node that fell costs nothing, whatever the model said after it: plain decoding would never have gone there.
     """
     node = jnp.arange(logits.shape[1])
-    used = (node == 0) | (verdict.path[..., None] + 1 == node).any(1)
+    if whole:
+        used = jnp.pad(tree.exists(draft.valid, draft.parents), ((0, 0), (1, 0)), constant_values=True)
+    else:
+        followed = jnp.arange(verdict.path.shape[1]) < verdict.count[:, None] - 1
+        path = jnp.where(followed, verdict.path, -1)
+        used = (node == 0) | (path[..., None] + 1 == node).any(1) & (node > 0)
     good = jnp.all(jnp.isfinite(logits.max(-1)) | ~used, axis=-1)
     return good if draft.finite is None else good & draft.finite
+
+
+def nothing(verdict: Verdict, failed: jax.Array) -> Verdict:
+    """Takes everything back in the rows that failed."""
+    keep = ~failed[:, None]
+    return Verdict(
+        jnp.where(keep, verdict.tokens, -1), jnp.where(failed, 0, verdict.count), jnp.where(keep, verdict.path, -1)
+    )
 
 
 def law(logits: jax.Array, sampling: Sampling) -> jax.Array:
@@ -168,7 +186,7 @@ def law(logits: jax.Array, sampling: Sampling) -> jax.Array:
     return sampling_lib.to_probs(logits, sampling)
 
 
-def cut(verdict: Verdict, state: DecodeState, failed: jax.Array, eos_id: EosId) -> tuple[Verdict, jax.Array]:
+def cut(verdict: Verdict, state: DecodeState, eos_id: EosId) -> tuple[Verdict, jax.Array]:
     """Cuts a verdict at the first end-of-sequence token and at the row's limit; says which rows ended there."""
     index = jnp.arange(verdict.tokens.shape[1])
     count, ends = verdict.count, jnp.zeros_like(verdict.tokens, bool)
@@ -177,7 +195,7 @@ def cut(verdict: Verdict, state: DecodeState, failed: jax.Array, eos_id: EosId) 
         ends = jnp.isin(verdict.tokens, stop) & (index < count[:, None])
         count = jnp.where(ends.any(-1), jnp.argmax(ends, -1) + 1, count)
     count = jnp.minimum(count, state.limit - state.length)
-    count = jnp.where(state.done | failed, 0, count).astype(jnp.int32)
+    count = jnp.where(state.done, 0, count).astype(jnp.int32)
     kept = index < count[:, None]
     tokens = jnp.where(kept, verdict.tokens, -1)
     path = jnp.where(kept[:, :-1], verdict.path, -1)
@@ -190,7 +208,7 @@ def advance(state: DecodeState, verdict: Verdict, ended: jax.Array, failed: jax.
     return state.replace(
         tokens=put(state.tokens, verdict.tokens, state.length),
         length=length,
-        done=state.done | ended | failed | (length >= state.limit),
+        done=state.done | (ended & ~failed) | failed | (length >= state.limit),
         failed=jnp.where(failed, state.round, state.failed),
         round=state.round + 1,
     )

@@ -96,8 +96,7 @@ def check(parents: Iterable[int], vocab_size: int | None = None) -> Topology:
             raise UserError(f"parents[{node}] is {parent}; a parent comes before its child, so it must be below {node}")
     if vocab_size is not None and tree.branching > vocab_size:
         raise UserError(
-            f"the tree has {tree.branching} siblings and the vocabulary {vocab_size} tokens; "
-            "siblings are different tokens, so take a narrower tree"
+            f"the tree has {tree.branching} siblings and the vocabulary {vocab_size} tokens; take a narrower tree"
         )
     return tree
 

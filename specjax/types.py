@@ -148,6 +148,11 @@ class Drafter(NamedTuple):
     depth: int | None = None  # longest path of a draft, static; None = nodes
 
     @property
+    def tag(self) -> str:
+        """What a state that was prefilled for it remembers."""
+        return f"{self.name} with {self.nodes} nodes"
+
+    @property
     def longest(self) -> int:
         """M: how many of its tokens can be accepted in a round at the most."""
         return self.nodes if self.depth is None else self.depth
@@ -170,6 +175,7 @@ class Accept(NamedTuple):
     name: str
     law: str
     siblings: tuple[str, ...] = (CHAIN,)
+    whole: bool = False  # whether a decision rests on the laws at all nodes, not only on those along the accepted path
 
 
 class DecodeState(struct.PyTreeNode):
@@ -185,6 +191,7 @@ class DecodeState(struct.PyTreeNode):
     keys: Array  # key[B]
     round: Array  # i32[]
     sampling: Sampling
+    made_for: str = struct.field(pytree_node=False, default="")  # which drafter sized its buffers
 
 
 class StepInfo(NamedTuple):

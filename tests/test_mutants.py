@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from specjax import testing
-from specjax.testing import cases, loop, mutants
+from specjax.testing import cases, conformance, loop, mutants
 
 NAMES = [m.name for m in mutants.MUTANTS]
 CASES = {m.name: m for m in mutants.MUTANTS}
@@ -52,3 +52,10 @@ def test_counting_kills(mutant):
     drafter = mutant.change(case.drafter)
     fit = loop.loop_fit(case.target, drafter, mutant.rule(), case.params, cases.PROMPT, drafter.longest + 2, 60_000)
     assert fit.p_value < 1e-6
+
+
+@pytest.mark.parametrize("mutant", of(mutants.CONFORMANCE), ids=lambda m: m.name)
+def test_conformance_kills(mutant):
+    case = cases.case(mutant.case)
+    found = conformance.check_pair(mutant.change(case.drafter), mutant.rule(), case.target, case.params)
+    assert not conformance.Report(mutant.name, tuple(found)).passed

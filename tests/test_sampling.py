@@ -134,3 +134,36 @@ def test_draw_has_the_law_and_never_takes_a_zero(vocab):
 def test_bad_settings_say_what_is_right(bad, says):
     with pytest.raises(UserError, match="(?s)" + says.replace("(", r"\(").replace("]", r"\]")):
         sampling.make_sampling(2, **bad)
+
+
+def test_draws_without_replacement_at_a_large_vocabulary():
+    """Rare tokens are drawn as often as they should be, and each draw is from what the elder ones left."""
+    from specjax.rng import DRAFT, RowKeys, row_keys
+
+    vocab, rows = 40_000, 6000
+    weights = jnp.full((vocab,), 0.02 / (vocab - 1)).at[7].set(0.98)
+
+    def some(keys):
+        given = RowKeys(keys, jnp.asarray(0), jnp.zeros(keys.shape, jnp.int32))
+        return given.draw_distinct(DRAFT, jnp.broadcast_to(weights, (keys.shape[0], vocab)), 2)
+
+    tokens, exist = jax.lax.map(some, row_keys(0, rows).reshape(-1, 100))
+    tokens = np.asarray(tokens).reshape(-1, 2)
+    assert np.asarray(exist).all() and (tokens[:, 0] != tokens[:, 1]).all()
+    rare = (tokens[:, 0] != 7).sum()
+    assert abs(rare - 0.02 * rows) < 4 * np.sqrt(0.02 * rows)  # with 23-bit noise it is less than half
+    assert (tokens[tokens[:, 0] != 7, 1] == 7).mean() > 0.9
+
+
+def test_draws_without_replacement_have_their_law():
+    from specjax.rng import DRAFT, RowKeys, row_keys
+
+    weights, rows = jnp.asarray([0.5, 0.0, 0.3, 0.2]), 50_000
+    keys = RowKeys(row_keys(1, rows), jnp.asarray(0), jnp.zeros((rows,), jnp.int32))
+    tokens, exist = keys.draw_distinct(DRAFT, jnp.broadcast_to(weights, (rows, 4)), 4)
+    assert np.asarray(exist).tolist() == [[True, True, True, False]] * rows
+    p, law = np.asarray(weights), np.zeros((4, 4))
+    for i, j in [(i, j) for i in (0, 2, 3) for j in (0, 2, 3) if i != j]:
+        law[i, j] = p[i] * p[j] / (1 - p[i])
+    seen = np.bincount(np.asarray(tokens)[:, 0] * 4 + np.asarray(tokens)[:, 1], minlength=16)
+    assert testing.chi_square(seen, law)[2] > 1e-3

@@ -6,7 +6,7 @@ from typing import Any
 
 from specjax import registry
 from specjax.errors import UserError
-from specjax.types import Accept, Drafter
+from specjax.types import SIBLINGS, Accept, Drafter
 
 
 def names() -> list[str]:
@@ -21,6 +21,8 @@ def load(name: str, **keys: Any) -> Accept:
 
 def check_pair(drafter: Drafter, rule: Accept) -> None:
     """Raises UserError if the class of ``rule`` does not hold for what ``drafter`` drafts; says what would be right."""
+    if drafter.siblings not in SIBLINGS:
+        raise UserError(f"{drafter.name} says siblings={drafter.siblings!r}; it must be one of {', '.join(SIBLINGS)}")
     if drafter.siblings in rule.siblings:
         return
     others = [n for n in names() if drafter.siblings in load(n).siblings]

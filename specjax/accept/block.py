@@ -71,4 +71,4 @@ def after(accepted: jax.Array, draft: Draft, target_probs: jax.Array, weight: ja
 
 def make() -> Accept:
     """Block verification on chains."""
-    return Accept(block, _verdict.greedy, "block", "L1")
+    return Accept(block, _verdict.greedy, "block", "L1", whole=True)

@@ -32,9 +32,11 @@ def make(*, top: int = 1, gap: float = math.inf, distance: int = 0, least: int =
     Raises:
         UserError: a value out of range.
     """
-    for name, value, low in (("top", top, 1), ("gap", gap, 0), ("distance", distance, 0), ("least", least, 0)):
-        if value < low:
-            raise UserError(f"{name} is {value}; it must be at least {low}")
+    for name, value, low in (("top", top, 1), ("distance", distance, 0), ("least", least, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            raise UserError(f"{name} is {value}; it must be at least {low}, and whole")
+    if not gap >= 0:
+        raise UserError(f"gap is {gap}; it must be at least 0")
 
     def keep(draft: Draft, scores: jax.Array) -> tuple[jax.Array, jax.Array]:
         """scores f[B,N+1,V], log-probabilities or logits -> the path that is kept and the target's row after it."""

@@ -110,4 +110,4 @@ def failed(weight: jax.Array, law: jax.Array, draft: jax.Array) -> tuple[jax.Arr
 
 def make() -> Accept:
     """Traversal verification, in any topology."""
-    return Accept(traversal, _verdict.greedy, "traversal", "L1", SIBLINGS)
+    return Accept(traversal, _verdict.greedy, "traversal", "L1", SIBLINGS, whole=True)

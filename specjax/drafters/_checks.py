@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from specjax.errors import UserError
 from specjax.types import LM
 
 
 def at_least(name: str, value: int, least: int) -> None:
     """Raises UserError unless ``value`` is a whole number >= ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise UserError(f"{name} is {value}; it must be a whole number >= {least}")
 
 

@@ -98,7 +98,11 @@ def _several(models: Sequence[LM | str | os.PathLike] | str) -> Sequence[LM | st
     """The draft models one by one. Raises UserError if there is none."""
     if isinstance(models, LM | os.PathLike):
         raise UserError("models is one draft model; give a list of them, or directories separated by commas")
+    if not isinstance(models, str | Sequence):
+        raise UserError(f"models is {models!r}; give a list of draft models, or directories separated by commas")
     found = [part.strip() for part in models.split(",")] if isinstance(models, str) else list(models)
+    if any(not isinstance(each, LM | str | os.PathLike) for each in found):
+        raise UserError("models has something that is neither an LM nor a directory; give draft models")
     if not found or "" in found:
         raise UserError("models has an empty place; give at least one draft model, directories separated by commas")
     return found

@@ -47,14 +47,12 @@ def table(seed: int, vocab: int = VOCAB, sparse: bool = False) -> jax.Array:
     return jnp.asarray(logits, jnp.result_type(float))
 
 
-def only_the_first_node(drafter: Drafter) -> Drafter:
-    """The same drafter with every node but the first and its descendants withdrawn, whatever was drawn."""
+def without_the_eldest(drafter: Drafter) -> Drafter:
+    """The same drafter with its first node withdrawn, and what hangs below it, whatever was drawn."""
 
     def propose(params, keys, context, state):
         draft, state = drafter.propose(params, keys, context, state)
-        parents = jnp.arange(drafter.nodes) - 1 if draft.parents is None else draft.parents
-        first = (jnp.arange(drafter.nodes) == 0) | (parents == 0)
-        return draft.replace(valid=draft.valid & jnp.where(parents < 0, first, True)), state
+        return draft.replace(valid=draft.valid & (jnp.arange(drafter.nodes) > 0)), state
 
     return drafter._replace(propose=propose, name=f"{drafter.name}, ragged")
 
@@ -73,7 +71,7 @@ def _drafter(name: str, vocab: int) -> Drafter:
     if name == "irregular":
         return draft_tree.make(target, model=draft, tree=IRREGULAR, siblings="iid")
     if name == "ragged":
-        return only_the_first_node(draft_tree.make(target, model=draft, tree="2x1", siblings="without_replacement"))
+        return without_the_eldest(draft_tree.make(target, model=draft, tree="2x1", siblings="without_replacement"))
     kind = "top_k" if name == "deterministic" else name
     return draft_tree.make(target, model=draft, tree="2x1", siblings=kind)
 

@@ -19,7 +19,7 @@ def check_draft(draft: Draft, vocab_size: int, siblings: str, greedy: np.ndarray
         siblings: the drafter's kind, one of ``types.SIBLINGS``.
         greedy: bool[B] rows of temperature 0: their laws are not looked at.
     """
-    tokens, valid = np.asarray(draft.tokens), np.asarray(draft.valid)
+    tokens, valid = np.asarray(draft.tokens), np.array(draft.valid)
     batch, size = tokens.shape
     parents = (
         np.broadcast_to(np.arange(size) - 1, (batch, size)) if draft.parents is None else np.asarray(draft.parents)
@@ -27,6 +27,9 @@ def check_draft(draft: Draft, vocab_size: int, siblings: str, greedy: np.ndarray
     if (draft.parents is None) != (siblings == CHAIN):
         raise UserError(f"siblings are said to be {siblings!r}; parents must be None for a chain, and only for one")
     _topology(parents, valid, vocab_size)
+    for node in range(size):  # what hangs below a withdrawn node does not exist either
+        above = parents[:, node]
+        valid[:, node] &= (above < 0) | valid[np.arange(batch), np.maximum(above, 0)]
     _no(valid & ((tokens < 0) | (tokens >= vocab_size)), f"a token outside 0..{vocab_size - 1}")
     if draft.probs is None:
         return
@@ -54,8 +57,6 @@ def _topology(parents: np.ndarray, valid: np.ndarray, vocab_size: int) -> None:
     size = parents.shape[1]
     _no(valid & (parents >= np.arange(size)), "a parent that does not come before it; order the nodes topologically")
     _no(valid & (parents < -1), "a parent below -1")
-    above = np.take_along_axis(valid, np.clip(parents, 0, max(size - 1, 0)), 1) | (parents < 0) if size else valid
-    _no(valid & ~above, "a parent that is not valid: withdraw what hangs below a withdrawn node as well")
     for node in range(size):
         count = ((parents == parents[:, [node]]) & valid).sum(1)
         if valid[:, node].any() and (count[valid[:, node]] > vocab_size).any():

@@ -13,7 +13,7 @@ the outcomes would not be independent.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -41,6 +41,10 @@ class NoiseReused(AssertionError):
     """The same noise was asked for twice in one round."""
 
 
+class ImpossibleLaw(AssertionError):
+    """The code drew from, or tossed a coin with, masses that are negative, not finite, or nothing at all."""
+
+
 class _Split(Exception):
     def __init__(self, rows: np.ndarray, values: np.ndarray, chance: np.ndarray):
         self.rows, self.values, self.chance = rows, values, chance
@@ -49,8 +53,8 @@ class _Split(Exception):
 class Script:
     """Stands for ``RowKeys``: gives scripted outcomes, or splits the rows at the first request beyond them."""
 
-    def __init__(self, outcomes: list[np.ndarray], batch: int):
-        self.outcomes, self.batch, self.asked, self.ledger = outcomes, batch, 0, set()
+    def __init__(self, outcomes: list[np.ndarray], batch: int, ledger: Iterable[tuple] = ()):
+        self.outcomes, self.batch, self.asked, self.ledger = outcomes, batch, 0, set(ledger)
 
     def coins(self, count: int, dtype=jnp.float32) -> _Coins:
         self._enter(("coins",))
@@ -59,28 +63,26 @@ class Script:
     def draw(self, purpose: int, weights: jax.Array, index=None) -> jax.Array:
         if purpose == rng.ACCEPT:
             raise NoiseReused("a token was drawn with the purpose of the coins")
-        weights = np.asarray(weights, np.float64)
-        if weights.ndim == 2:
+        masses = np.asarray(weights, np.float64)
+        if masses.ndim == 2:
             self._enter((purpose, None if index is None else int(index)))
-            return self._one(weights)
-        numbers = np.asarray(index).tolist()
+            return self._one(masses)
         columns = []
-        for place, number in enumerate(numbers):
+        for place, number in enumerate(np.asarray(index).tolist()):
             self._enter((purpose, number))
-            columns.append(self._one(weights[:, place]))
+            columns.append(self._one(masses[:, place]))
         return jnp.stack(columns, 1)
 
     def draw_at(self, depth, weights: jax.Array, active: jax.Array | None = None) -> jax.Array:
         self._enter(("position", int(depth)))
-        weights = np.asarray(weights, np.float64)
+        masses = np.asarray(weights, np.float64)
         if active is not None:
-            idle = np.eye(1, weights.shape[1])
-            weights = np.where(np.asarray(active)[:, None], weights, idle)
-        return self._one(weights)
+            masses = np.where(np.asarray(active)[:, None], masses, np.eye(1, masses.shape[1]))
+        return self._one(masses)
 
     def draw_distinct(self, purpose: int, weights: jax.Array, count: int, index=None) -> tuple[jax.Array, jax.Array]:
-        weights = np.asarray(weights, np.float64)
-        flat = weights[:, None] if weights.ndim == 2 else weights
+        masses = np.asarray(weights, np.float64)
+        flat = masses[:, None] if masses.ndim == 2 else masses
         numbers = [None] if index is None else np.atleast_1d(np.asarray(index)).tolist()
         tokens = np.zeros((*flat.shape[:2], count), np.int32)
         exist = np.zeros(tokens.shape, bool)
@@ -92,7 +94,7 @@ class Script:
                 token = np.asarray(self._one(np.where(some[:, None], left, np.eye(1, left.shape[1]))))
                 tokens[:, place, rank], exist[:, place, rank] = token, some
                 left[np.arange(len(left)), token] = 0
-        if weights.ndim == 2:
+        if masses.ndim == 2:
             return jnp.asarray(tokens[:, 0]), jnp.asarray(exist[:, 0])
         return jnp.asarray(tokens), jnp.asarray(exist)
 
@@ -114,7 +116,7 @@ class Script:
             return jnp.asarray(self.outcomes[self.asked - 1])
         total = weights.sum(-1, keepdims=True)
         if not np.isfinite(total).all() or (total <= 0).any() or (weights < 0).any():
-            raise AssertionError("a law with NaN, negative or no mass was drawn from")
+            raise ImpossibleLaw("a law with NaN, negative or no mass was drawn from")
         rows, values = np.nonzero(weights)
         raise _Split(rows, values.astype(np.int32), (weights / total)[rows, values])
 
@@ -123,7 +125,7 @@ class _Inner(Script):
     """A part of another's script, with noise of its own."""
 
     def __init__(self, outer: Script, index: int):
-        self.outer, self.index = outer, index
+        self.outer, self.index, self.batch = outer, index, outer.batch
 
     def _enter(self, place: tuple) -> None:
         self.outer._enter((self.index, *place))
@@ -137,15 +139,15 @@ class _Coins:
         self.script, self.tossed = script, np.zeros((script.batch, count), bool)
 
     def flip(self, kept: jax.Array, total: jax.Array, node: jax.Array | None = None) -> jax.Array:
-        kept, total = np.broadcast_arrays(np.asarray(kept, np.float64), np.asarray(total, np.float64))
+        above, below = np.broadcast_arrays(np.asarray(kept, np.float64), np.asarray(total, np.float64))
         with np.errstate(divide="ignore", invalid="ignore"):
-            chance = np.where(kept >= total, (kept > 0) * 1.0, kept / total)
-        if np.isnan(chance).any() or (kept < 0).any():
-            raise AssertionError("a coin with NaN or negative masses was tossed")
+            chance = np.where(above >= below, (above > 0) * 1.0, above / below)
+        if np.isnan(chance).any() or (above < 0).any():
+            raise ImpossibleLaw("a coin with NaN or negative masses was tossed")
         if node is not None:
             return self._toss(chance, np.asarray(node))
         columns = [self._toss(chance[:, i], np.full(len(chance), i)) for i in range(chance.shape[1])]
-        return jnp.stack(columns, 1) if columns else jnp.zeros(kept.shape, bool)
+        return jnp.stack(columns, 1) if columns else jnp.zeros(chance.shape, bool)
 
     def _toss(self, chance: np.ndarray, node: np.ndarray) -> jax.Array:
         rows = np.nonzero((chance > 0) & (chance < 1))[0]  # the others come out one way whatever the noise is
@@ -161,10 +163,14 @@ class Expanded(NamedTuple):
     value: Any  # what the function returned, a row per history
     source: np.ndarray  # i64[R] the row each history began from
     chance: np.ndarray  # f64[R] its probability, given that beginning
+    ledger: frozenset[tuple] = frozenset()  # the noise that it asked for
 
 
-def expand(function: Callable, rows: Any, batch: int) -> Expanded:
-    """All outcomes of ``function(script, rows)``, where ``rows`` is a pytree of arrays [batch, ...]."""
+def expand(function: Callable, rows: Any, batch: int, ledger: Iterable[tuple] = ()) -> Expanded:
+    """All outcomes of ``function(script, rows)``, where ``rows`` is a pytree of arrays [batch, ...].
+
+    ``ledger`` is noise that was asked for before, in the same round.
+    """
     source, chance, outcomes = np.arange(batch), np.ones(batch), []
     while True:
         count = len(source)
@@ -172,12 +178,13 @@ def expand(function: Callable, rows: Any, batch: int) -> Expanded:
             raise TooLarge(f"more than {LARGEST} histories; take a smaller vocabulary or a smaller draft")
         size = next((b for b in BUCKETS if b >= count), -(-count // BUCKETS[-1]) * BUCKETS[-1])
         padded = np.resize(np.arange(count), size)  # rows again, thrown away below
-        script = Script([each[padded] for each in outcomes], size)
+        script = Script([each[padded] for each in outcomes], size, ledger)
         given = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[source[padded]]), rows)  # noqa: B023
         try:
             with jax.disable_jit():
                 value = function(script, given)
-            return Expanded(jax.tree.map(lambda x: np.asarray(x)[:count], value), source, chance)  # noqa: B023
+            real = jax.tree.map(lambda x: np.asarray(x)[:count], value)  # noqa: B023
+            return Expanded(real, source, chance, frozenset(script.ledger))
         except _Split as split:
             real = split.rows < count
             kept = split.rows[real]
@@ -270,7 +277,7 @@ def _begin(target, drafter, params, prompt, steps: int, settings: dict) -> tuple
     return _rows(state)
 
 
-ROWLESS = ("round", "keys")  # of a DecodeState: not split with the rows
+ROWLESS = ("round", "keys", "made_for")  # of a DecodeState: not split with the rows
 
 
 def _rows(state: DecodeState) -> tuple[dict, dict]:
@@ -302,7 +309,7 @@ def _round(target, drafter, rule, params, state: dict, shared: dict, weight: np.
             after, info = step.decide(target, drafter, rule, params, whole(rows), script, scored, None)
             return _rows(after)[0], info
 
-        closed = expand(judged, some, len(weight[part]))
+        closed = expand(judged, some, len(weight[part]), opened.ledger)
         yield *closed.value, weight[part][closed.source] * closed.chance
     shared["round"] = shared["round"] + 1
 

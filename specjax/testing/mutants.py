@@ -16,7 +16,7 @@ from specjax import rng
 from specjax.accept import _verdict, _walk, block, chain, k_seq, recursive, traversal
 from specjax.types import SIBLINGS, Accept, Draft, Drafter, Verdict
 
-ENUMERATION, LEDGER, COUNTING = "enumeration", "ledger", "counting"
+ENUMERATION, LEDGER, COUNTING, CONFORMANCE = "enumeration", "ledger", "counting", "conformance"
 
 
 class Mutant(NamedTuple):
@@ -166,6 +166,21 @@ def padding_is_a_token(keys, draft, target_probs):
     return recursive.recursive(keys, draft.replace(tokens=tokens, valid=jnp.ones_like(draft.valid)), target_probs)
 
 
+def withdrawn_elders_are_subtracted(keys, draft, target_probs):
+    """Takes the law of a sibling that does not exist off the target's, as if it had been tried and had failed."""
+    exists = draft.valid
+    ghost = recursive.residual(target_probs[:, 0], draft.probs[:, 0])
+    first = jnp.where((exists[:, 0] | ~exists[:, 1])[:, None], target_probs[:, 0], ghost)
+    return recursive.recursive(keys, draft, target_probs.at[:, 0].set(first))
+
+
+def residual_with_the_drafters_noise(keys, draft, target_probs):
+    """Draws what replaces a rejected token with the key that drew the first draft token."""
+    kept = keys.coins(draft.tokens.shape[1], target_probs.dtype).flip(*chain.masses(draft, target_probs))
+    accepted = _verdict.first_failure(kept & draft.valid)
+    return _verdict.prefix(draft, accepted, keys.draw(rng.DRAFT, chain.leftover(accepted, draft, target_probs), 0))
+
+
 def one_number_for_coin_and_residual(keys, draft, target_probs):
     """Uses one uniform number twice: to reject, and to choose what replaces the rejected token."""
     u = jax.vmap(lambda k: jax.random.uniform(k, draft.tokens.shape[1:]))(keys.at_round(rng.ACCEPT))
@@ -248,6 +263,14 @@ def forgets_the_elder_siblings(draft, keys, context):
     return draft.replace(probs=jnp.take_along_axis(draft.probs, first[..., None], 1))
 
 
+def argmax_beside_greedy_rows(draft, keys, context):
+    """Drafts the argmax for sampled rows too, when greedy rows are in the batch."""
+    greedy = context.sampling.greedy
+    mixed = greedy.any() & ~greedy.all()
+    best = jnp.argmax(draft.probs, -1).astype(jnp.int32)
+    return draft.replace(tokens=jnp.where(mixed & ~greedy[:, None], best, draft.tokens))
+
+
 def draws_with_the_coin(draft, keys, context):
     """Draws the first token with the very number that the rule will accept it with."""
     u = jax.vmap(lambda k: jax.random.uniform(k, draft.tokens.shape[1:]))(keys.at_round(rng.ACCEPT))
@@ -306,4 +329,11 @@ MUTANTS = (
            "card B3", "without_replacement", recursive.make, _changed(forgets_the_elder_siblings)),
     Mutant("draws_with_the_coin", "draft and acceptance share one number", "noise reused between draft and verify",
            "chain", chain.make, _changed(draws_with_the_coin), killed_by=COUNTING),
+    Mutant("withdrawn_elders_are_subtracted", "a sibling that does not exist is taken off the target's law",
+           "padding treated as a failed trial", "ragged", _rule(withdrawn_elders_are_subtracted)),
+    Mutant("residual_with_the_drafters_noise", "the residual token is drawn with the key of a draft token",
+           "noise reused between draft and verify", "chain", _rule(residual_with_the_drafters_noise), killed_by=LEDGER),
+    Mutant("argmax_beside_greedy_rows", "sampled rows are drafted greedily when the batch has greedy rows",
+           "one temperature for a whole batch", "chain", chain.make, _changed(argmax_beside_greedy_rows),
+           killed_by=CONFORMANCE),
 )  # fmt: skip
