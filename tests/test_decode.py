@@ -397,3 +397,35 @@ def test_what_follows_a_rejected_draft_does_not_matter():
     expected = oracle(model, both, prompts)
     assert len(expected[0]) == NEW
     assert speculate(model, drafters.make("prompt_lookup", model, gamma=3), "chain", both, prompts)[0] == expected
+
+
+def test_a_state_is_for_its_drafter():
+    """Buffers are sized for the drafter's nodes: another one would write beyond them."""
+    model, params = testing.tiny("llama", 0)
+    both = ModelParams(params)
+    state = begin(model, drafters.make("none", model), both)
+    with pytest.raises(UserError) as error:
+        decode.generate(
+            model, drafters.make("prompt_lookup", model, gamma=3), accept.load("chain"), both, state, max_steps=3
+        )
+    assert "the state was prefilled for none with 0 nodes, and the drafter is prompt_lookup with 3 nodes" in str(
+        error.value
+    )
+
+
+@pytest.mark.parametrize("rule", ["chain", "block", "traversal"])
+def test_nan_matters_where_the_rule_looked(rule):
+    """After token 1 the target is broken, and one token is asked for. A rule that judges token by token never looks there;
+    one that judges the tree as a whole does, and must not decide on what it saw."""
+    model, draft, rows = testing.tabular(3), testing.tabular(3, "draft"), 600
+    both = ModelParams(jnp.zeros((4, 3, 3)).at[:, 1].set(jnp.nan), jnp.zeros((4, 3, 3)))
+    drafter = draft_model.make(model, model=draft, gamma=2)
+    state = begin(model, drafter, both, [[0, 2]] * rows, new=1, temperature=1.0)
+    state, _ = decode.generate(model, drafter, accept.load(rule), both, state, max_steps=2)
+    failed = np.asarray(state.failed) >= 0
+    if rule == "chain":
+        assert not failed.any()
+        seen = np.bincount(np.asarray(state.tokens)[:, 2], minlength=3)
+        assert testing.chi_square(seen, np.ones(3) / 3)[2] > 1e-3
+    else:
+        assert abs(failed.mean() - 5 / 9) < 0.1  # a drafted 1 in either place
