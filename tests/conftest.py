@@ -40,3 +40,13 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs():
+    """Drops what a module compiled: thousands of programs in one process use up the memory maps that Linux grants it, and
+    then XLA crashes."""
+    yield
+    import jax
+
+    jax.clear_caches()
