@@ -360,7 +360,9 @@ def test_bad_input_is_one_clear_line():
         draft_model.make(model, model=testing.tiny("llama", vocab_size=40)[0])
     with pytest.raises(UserError, match="not the same ones"):
         draft_model.make(model._replace(vocabulary="a"), model=model._replace(vocabulary="b"))
-    with pytest.raises(UserError, match="unknown drafter 'ngrams'; there is draft_model, draft_tree, dynamic_tree, none, prompt_lookup"):
+    with pytest.raises(
+        UserError, match="unknown drafter 'ngrams'; there is draft_model, draft_tree, dynamic_tree, none"
+    ):
         drafters.make("ngrams", model)
     with pytest.raises(UserError, match="does not take the key 'gama'; it takes gamma, max_ngram"):
         drafters.make("prompt_lookup", model, gama=3)
