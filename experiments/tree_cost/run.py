@@ -211,7 +211,8 @@ def study(config: TransformerConfig, tree: topology.Topology, batch: int, contex
     def greedy_bookkeeping(_, draft, logits):
         verdict = _verdict.along(draft, path, path[:, 0])
         drafted, tested = step._reach(draft, verdict)
-        verdict, ended = step.cut(verdict, light, ~step._finite(draft, verdict, logits), None)
+        verdict, ended = step.cut(verdict, light, None)
+        verdict = step.nothing(verdict, ~step._finite(draft, verdict, logits, rule.whole))
         after = step.advance(light, verdict, ended, ended)
         return after.tokens.sum(-1) + after.length + drafted + tested + after.done
 
