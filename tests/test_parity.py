@@ -29,8 +29,14 @@ def test_greedy_text_of_a_real_model(stories, data_dir, name):
     for prompt in ids:
         out = model.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False, pad_token_id=0)
         theirs.append(out[0, len(prompt) :].tolist())
-    keys = {"model": stories.lm, "gamma": 3, "params": stories.params} if name == "draft_model" else {}
-    drafter = drafters.make(name, stories.lm, **keys)
+    itself = {"model": stories.lm, "params": stories.params}
+    keys = {
+        "draft_model": {**itself, "gamma": 3},
+        "draft_tree": {**itself, "tree": "2x1"},
+        "dynamic_tree": {**itself, "nodes": 4, "depth": 2, "top_k": 2},
+        "specinfer": {"models": [stories.lm], "params": [stories.params], "tree": "2x1"},
+    }
+    drafter = drafters.make(name, stories.lm, **keys.get(name, {}))
     params = ModelParams(stories.params, drafter.init_params(None))
     packed, lengths = decode.pack_prompts(ids)
     state = decode.prefill(
@@ -45,7 +51,7 @@ def test_greedy_text_of_a_real_model(stories, data_dir, name):
         sampling=sampling.make_sampling(len(ids), 0.0),
     )
     eos = stories.config.eos_token_id
-    state, _ = decode.generate(stories.lm, drafter, accept.load("chain"), params, state, max_steps=NEW, eos_id=eos)
+    state, _ = decode.generate(stories.lm, drafter, accept.load("recursive"), params, state, max_steps=NEW, eos_id=eos)
     decode.check(state)
     assert decode.outputs(state, lengths) == theirs
 
