@@ -19,7 +19,7 @@ RULES = {name: accept.load(name) for name in accept.names()}
 KINDS = {name: cases.case(name).drafter for name in cases.NAMES}
 PAIRS = [(c, r) for c, drafter in KINDS.items() for r, rule in RULES.items() if drafter.siblings in rule.siblings]
 # These drafters differ from another case in topology alone: one rule for each is enough.
-ONLY = {"irregular": ("recursive",), "dynamic": ("deterministic",), "ragged": ("traversal",)}
+ONLY = {"irregular": ("recursive",), "ragged": ("traversal",)}
 PAIRS = [(c, r) for c, r in PAIRS if r in ONLY.get(c, (r,))]
 
 
