@@ -21,7 +21,7 @@ Invariants (every file may rely on them; tests/test_decode.py proves them)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -131,7 +131,8 @@ class Drafter(NamedTuple):
     ``init_params(key) -> params`` ({} if there are none); ``init(params, context, target_out, slots) -> state`` after the
     prompt went through the target (``target_out`` covers every prompt token but the pending one, its ``logits`` are
     empty); ``propose(params, keys, context, state) -> (Draft, state)``;
-    ``update(params, state, draft, verdict, target_out) -> state`` after the verdict. ``params`` is always the pair.
+    ``update(params, state, draft, verdict, target_out) -> state`` after the verdict; a row whose verdict counts 0 keeps its
+    state. ``params`` is always the pair.
     """
 
     init_params: Callable[..., Any]
@@ -146,6 +147,13 @@ class Drafter(NamedTuple):
     loss: Callable[..., Any] | None = None
     siblings: str = CHAIN  # one of SIBLINGS
     depth: int | None = None  # longest path of a draft, static; None = nodes
+    features: bool = False  # whether it reads what the target computed (``target_out``): a recorded target has none
+    gaps: bool = (
+        True  # whether its state stands rounds in which another drafter proposed (its own verdicts then count 0)
+    )
+    # (params, state at the end, prompt lengths) -> its parameters, richer by what these rows taught it. Runs on the host,
+    # between batches, and only when asked to (``warm``): it carries one row's text over to others.
+    learn: Callable[[ModelParams, DecodeState, Sequence[int]], Params] | None = None
 
     @property
     def tag(self) -> str:

@@ -44,18 +44,38 @@ def begin(model: LM, params: Params, context: Context, slots: int) -> Any:
     return decode.feed(model, params, context.tokens[:, :-1], context.length - 1, cache)[1]
 
 
-def catch_up(model: LM, params: Params, context: Context, cache: Any, width: int) -> tuple[jax.Array, Any]:
+def catch_up(
+    model: LM, params: Params, context: Context, cache: Any, width: int, gaps: bool = False
+) -> tuple[jax.Array, Any]:
     """Feeds the committed tokens that the cache lacks, 1 to ``width`` of them, and commits all but the pending one.
+
+    With ``gaps`` it may lack any number, and is fed ``width`` at a time.
 
     Returns the logits f32[B,V] after the pending token, and the cache: the pending token is written at ``cache.length``, as
     the root of the block that follows.
     """
+    if gaps:
+
+        def feed(carry):
+            cache = carry[2]
+            left = context.length - cache.length > width
+            more, cache = _feed(model, params, context, cache, width, left)
+            return left.any(), more, cache
+
+        logits = jax.eval_shape(lambda c: _feed(model, params, context, c, width)[0], cache)
+        start = (jnp.asarray(True), jnp.zeros(logits.shape, logits.dtype), cache)
+        return jax.lax.while_loop(lambda carry: carry[0], feed, start)[1:]
+    return _feed(model, params, context, cache, width)
+
+
+def _feed(model: LM, params: Params, context: Context, cache: Any, width: int, left: jax.Array | None = None):
+    """One block of ``catch_up``; rows ``left`` bool[B] have more to come after it."""
     slots = cache.length[:, None] + jnp.arange(width)
     block = jnp.take_along_axis(context.tokens, slots, axis=1, mode="clip")
     missing = context.length - cache.length  # a finished row may miss none; its draft nobody looks at
     out, cache = model.apply(params, block, cache)
     last = jnp.clip(missing - 1, 0, width - 1)
-    cache = model.commit(cache, last)
+    cache = model.commit(cache, last if left is None else jnp.where(left, width, last))
     return jnp.take_along_axis(out.logits, last[:, None, None], axis=1)[:, 0], cache
 
 

@@ -20,13 +20,16 @@ from specjax.types import LM, Draft, Drafter, Params
 BEHIND = 2  # tokens that the draft cache may lack: the pending one, and after a full acceptance the last draft token
 
 
-def make(target: LM, *, model: LM | str | os.PathLike, gamma: int = 5, params: Params = None) -> Drafter:
+def make(
+    target: LM, *, model: LM | str | os.PathLike, gamma: int = 5, gaps: bool = False, params: Params = None
+) -> Drafter:
     """Drafts with a small language model.
 
     Args:
         target: the model to be accelerated.
         model: the draft model: an ``LM``, or a directory in Hugging Face layout.
         gamma: draft tokens per round.
+        gaps: whether rounds may pass in which another drafter proposed; ``escalate`` asks for it.
         params: the draft model's parameters when ``model`` is an ``LM``; ``init_params`` returns them.
 
     Raises:
@@ -40,7 +43,7 @@ def make(target: LM, *, model: LM | str | os.PathLike, gamma: int = 5, params: P
         return _small_model.begin(model, params.draft, context, slots + BEHIND)
 
     def propose(params, keys, context, cache):
-        logits, cache = _small_model.catch_up(model, params.draft, context, cache, BEHIND)
+        logits, cache = _small_model.catch_up(model, params.draft, context, cache, BEHIND, gaps)
         cache = model.commit(cache, jnp.ones_like(cache.length))
         first = _next(keys, 0, logits, context)
 
@@ -74,6 +77,7 @@ def make(target: LM, *, model: LM | str | os.PathLike, gamma: int = 5, params: P
         nodes=gamma,
         name="draft_model",
         law=lambda params, context: _small_model.law(model, params.draft, context),
+        gaps=gaps,
     )
 
 

@@ -123,6 +123,7 @@ def build(
         law=lambda params, context: _small_model.law(model, params.draft, context),
         siblings=kind,
         depth=shape.depth,
+        gaps=False,
     )
 
 

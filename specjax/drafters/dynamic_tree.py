@@ -125,6 +125,7 @@ def make(
         law=lambda params, context: _small_model.law(model, params.draft, context),
         siblings=DETERMINISTIC,
         depth=longest,
+        gaps=False,
     )
 
 

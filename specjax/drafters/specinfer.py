@@ -91,6 +91,7 @@ def make(
         law=None if len(parts) > 1 or alone is None else lambda params, context: alone(of(params, 0), context),
         siblings=INDEPENDENT if len(parts) > 1 else parts[0].siblings,
         depth=shape.depth,
+        gaps=False,
     )
 
 
