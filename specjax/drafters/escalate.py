@@ -1,0 +1,208 @@
+"""Escalation: ask drafters in turn, the cheapest first; in each row the first that proposes wins. L1.
+
+The general form of "n-gram, else draft model" (Spector and Ré 2023, 2308.04623; SAM-Decoding, 2411.10666; SuffixDecoding's
+hybrid, 2411.04975), card D2. Who proposes depends on the committed text and on past rounds only, so the law of what is
+emitted does not change. A drafter that no row needs does not run in that round; what it missed it reads when its turn comes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from specjax import drafters as registry
+from specjax import rng, tree
+from specjax.errors import UserError
+from specjax.types import CHAIN, DETERMINISTIC, LM, Draft, Drafter, ModelParams, Output, Verdict
+
+Stages = Mapping[str, Mapping[str, Any] | Drafter] | Sequence[Drafter]
+
+
+class State(struct.PyTreeNode):
+    """What is carried: the drafters' states, who proposed last, and how each has done."""
+
+    states: tuple[Any, ...]
+    winner: jax.Array  # i32[B] the stage whose draft it was; their number if nobody proposed
+    rate: jax.Array  # f32[B,n] moving average of the share of its drafts that was accepted, 1 at first
+
+
+def check(drafters: Stages, **_: Any) -> None:
+    """Raises UserError unless ``make`` would know these drafters and take their keys."""
+    if not isinstance(drafters, Mapping | Sequence) or isinstance(drafters, str) or not drafters:
+        raise UserError("escalate needs drafters to ask in turn, label -> keys; give at least one")
+    named = drafters.items() if isinstance(drafters, Mapping) else enumerate(drafters)
+    for label, keys in named:
+        if not isinstance(keys, Drafter):
+            if not isinstance(keys, Mapping):
+                raise UserError(f"escalate: drafter {label} is {keys!r}; give its keys, name among them, or a Drafter")
+            registry.check(**_keys(label, keys))
+
+
+def make(target: LM, *, drafters: Stages, least: float = 0.0, memory: float = 0.8) -> Drafter:
+    """Asks drafters in turn.
+
+    Args:
+        target: the model to be accelerated.
+        drafters: label -> keys of a drafter ("name" among them, by default the label), in the order in which they are asked; or
+            ready-made drafters. All chains, or deterministic drafts (chains and trees) only.
+        least: a drafter whose rolling acceptance in a row has fallen below this share is not asked in that row any more.
+        memory: weight of the past in that average, in [0, 1).
+
+    Raises:
+        UserError: no drafters, unknown ones, drafts that do not go together, a drafter that must take part in every round.
+    """
+    check(drafters)
+    for name, value in (("least", least), ("memory", memory)):
+        if not 0 <= value < 1:
+            raise UserError(f"{name} is {value}; it must be in [0, 1)")
+    stages = _build(target, drafters)
+    nodes, longest = max(s.nodes for s in stages), max(s.longest for s in stages)
+    if not nodes:
+        raise UserError("escalate: none of the drafters drafts anything")
+    kinds = {stage.siblings for stage in stages}
+    if not kinds <= {CHAIN, DETERMINISTIC}:
+        raise UserError(
+            f"escalate takes chains and deterministic trees, and one of its drafters drafts {sorted(kinds)[-1]} siblings"
+        )
+    kind = CHAIN if kinds == {CHAIN} else DETERMINISTIC
+    for stage in stages:
+        if not stage.gaps:
+            raise UserError(f"escalate: {stage.name} must take part in every round; it cannot wait for its turn")
+
+    def own(params: ModelParams, index: int) -> ModelParams:
+        return params._replace(draft=params.draft[index])
+
+    def init(params, context, target_out, slots):
+        states = tuple(s.init(own(params, i), context, target_out, slots) for i, s in enumerate(stages))
+        batch = context.length.shape[0]
+        return State(states, jnp.full((batch,), len(stages), jnp.int32), jnp.ones((batch, len(stages)), jnp.float32))
+
+    def propose(params, keys, context, state):
+        batch = context.length.shape[0]
+        winner = jnp.full((batch,), len(stages), jnp.int32)
+        states, drafts = [], []
+        for index, stage in enumerate(stages):
+            mine, inner = own(params, index), keys.inner(index)
+            asked = (winner == len(stages)) & (state.rate[:, index] >= least)
+
+            def run(old, stage=stage, mine=mine, inner=inner):
+                return stage.propose(mine, inner, context, old)
+
+            def rest(old, stage=stage, mine=mine):
+                fake = rng.RowKeys(rng.row_keys(0, batch), jnp.zeros((), jnp.int32), context.length)
+                with jax.disable_jit(False):  # only the shapes are wanted
+                    shape = jax.eval_shape(lambda s: stage.propose(mine, fake, context, s)[0], old)
+                return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape), old
+
+            draft, after = (
+                run(state.states[index]) if index == 0 else jax.lax.cond(asked.any(), run, rest, state.states[index])
+            )
+            proposed = tree.exists(draft.valid, draft.parents).any(-1) if stage.nodes else jnp.zeros((batch,), bool)
+            winner = jnp.where(asked & proposed, index, winner)
+            states.append(after)
+            drafts.append(draft)
+        return _merge(drafts, winner), State(tuple(states), winner, state.rate)
+
+    def _merge(drafts: Sequence[Draft], winner: jax.Array) -> Draft:
+        batch, vocab = winner.shape[0], target.vocab_size
+        drawn = any(draft.probs is not None for draft in drafts)
+        if drawn and kind == DETERMINISTIC:
+            raise UserError("escalate: beside a deterministic tree every drafter must be deterministic; one samples")
+        tokens, valid = jnp.zeros((batch, nodes), jnp.int32), jnp.zeros((batch, nodes), bool)
+        parents, finite = jnp.full((batch, nodes), -1, jnp.int32), jnp.ones((batch,), bool)
+        probs = None
+        for index, draft in enumerate(drafts):
+            mine = (winner == index)[:, None]
+            size = draft.tokens.shape[1]
+            above = jnp.arange(size, dtype=jnp.int32) - 1 if draft.parents is None else draft.parents
+            tokens = tokens.at[:, :size].set(jnp.where(mine, draft.tokens, tokens[:, :size]))
+            valid = valid.at[:, :size].set(jnp.where(mine, draft.valid, valid[:, :size]))
+            parents = parents.at[:, :size].set(jnp.where(mine, above, parents[:, :size]))
+            if draft.finite is not None:
+                finite &= draft.finite | ~mine[:, 0]
+            if drawn:
+                # A token that was not drawn has the law that is certain of it.
+                laws = jax.nn.one_hot(draft.tokens, vocab) if draft.probs is None else draft.probs
+                if probs is None:
+                    probs = jnp.zeros((batch, nodes, vocab), laws.dtype)
+                probs = probs.astype(jnp.promote_types(probs.dtype, laws.dtype))
+                probs = probs.at[:, :size].set(jnp.where(mine[..., None], laws, probs[:, :size]))
+        if kind == CHAIN:
+            return Draft(tokens, valid, probs=probs, finite=finite)
+        return Draft(tokens, valid, parents, finite=finite, depth=longest)
+
+    def update(params, state, draft, verdict, target_out):
+        accepted = (verdict.path >= 0).sum(-1)
+        reach = tree.depths(draft.parents, *draft.tokens.shape) + 1
+        tried = jnp.where(tree.exists(draft.valid, draft.parents), reach, 0).max(-1)
+        share = (accepted / jnp.maximum(tried, 1)).astype(jnp.float32)
+        states, rate = [], state.rate
+        for index, stage in enumerate(stages):
+            won = (state.winner == index) & (verdict.count > 0)
+            n, m = stage.nodes, stage.longest
+            part = Draft(
+                draft.tokens[:, :n],
+                draft.valid[:, :n],
+                None if stage.siblings == CHAIN else draft.parents[:, :n],
+                None if draft.probs is None else draft.probs[:, :n],
+                draft.finite,
+                stage.depth,
+            )
+            keep = won[:, None]
+            said = Verdict(
+                jnp.where(keep, verdict.tokens[:, : m + 1], -1),
+                jnp.where(won, verdict.count, 0),
+                jnp.where(keep, verdict.path[:, :m], -1),
+            )
+            seen = Output(*jax.tree.map(lambda x, n=n: x[:, : n + 1], tuple(target_out)))
+            states.append(stage.update(own(params, index), state.states[index], part, said, seen))
+            new = memory * rate[:, index] + (1 - memory) * share
+            rate = rate.at[:, index].set(jnp.where(won, new, rate[:, index]))
+        return State(tuple(states), state.winner, rate)
+
+    def learn(params, state, lengths):
+        taught = []
+        for index, stage in enumerate(stages):
+            mine = own(params, index)
+            alone = state.replace(draft=state.draft.states[index])
+            taught.append(mine.draft if stage.learn is None else stage.learn(mine, alone, lengths))
+        return tuple(taught)
+
+    return Drafter(
+        init_params=lambda key: tuple(
+            s.init_params(None if key is None else jax.random.fold_in(key, i)) for i, s in enumerate(stages)
+        ),
+        init=init,
+        propose=propose,
+        update=update,
+        nodes=nodes,
+        name="escalate",
+        siblings=kind,
+        depth=None if kind == CHAIN else longest,
+        features=any(stage.features for stage in stages),
+        learn=learn if any(stage.learn for stage in stages) else None,
+    )
+
+
+def _keys(label: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that have a value, the name among them."""
+    return {"name": str(label)} | {key: value for key, value in keys.items() if value is not None}
+
+
+def _build(target: LM, given: Stages) -> list[Drafter]:
+    named = given.items() if isinstance(given, Mapping) else enumerate(given)
+    stages = []
+    for label, keys in named:
+        if isinstance(keys, Drafter):
+            stages.append(keys)
+            continue
+        chosen = _keys(label, keys)
+        if "gaps" in inspect.signature(registry.load(chosen["name"]).make).parameters:
+            chosen["gaps"] = True
+        stages.append(registry.make(chosen.pop("name"), target, **chosen))
+    return stages
