@@ -9,6 +9,8 @@ A single prompt on a terminal is streamed. Seconds on a CPU for a small model, m
 
 from ml_collections import ConfigDict, config_dict
 
+from specjax import drafters
+
 
 def get_config() -> ConfigDict:
     """The configuration."""
@@ -27,6 +29,7 @@ def get_config() -> ConfigDict:
     config.prompt_tokens = 64  # "stdlib": the length of each
     config.data_dir = ""  # "stdlib": where the corpus was built; empty: the data folder of the target's run
     config.max_new_tokens = 128
+    config.record = ""  # a .jsonl file to keep the outputs in, for configs/replay.py
     config.ignore_eos = False
     config.batch_size = 1
     config.seed = 0
@@ -34,21 +37,15 @@ def get_config() -> ConfigDict:
 
 
 def drafter(name: str) -> ConfigDict:
-    """The keys that drafters share; None leaves a drafter's own default."""
+    """The keys of all drafters; None leaves a drafter's own default. What they mean stands where a drafter is made:
+    specjax/drafters/<name>.py."""
     keys = ConfigDict({"name": name})
-    keys.gamma = config_dict.placeholder(int)  # draft tokens per round
-    keys.model = config_dict.placeholder(str)  # directory of the draft model
-    keys.models = config_dict.placeholder(str)  # specinfer: directories of the draft models, separated by commas
-    keys.tree = config_dict.placeholder(
-        str
-    )  # draft_tree, specinfer: "4x2x1" (children per level), "chains:4x5", a .json file
-    keys.siblings = config_dict.placeholder(str)  # draft_tree: "without_replacement", "iid" or "top_k"
-    keys.depth = config_dict.placeholder(int)  # dynamic_tree: levels
-    keys.top_k = config_dict.placeholder(int)  # dynamic_tree: nodes of a level that get children, and how many each
-    keys.nodes = config_dict.placeholder(int)  # dynamic_tree: nodes drafted, the best of all
-    keys.max_ngram = config_dict.placeholder(int)  # prompt_lookup: longest n-gram looked for
-    keys.match = config_dict.placeholder(str)  # prompt_lookup: "earliest" or "latest" occurrence
-    keys.partial = config_dict.placeholder(bool)  # prompt_lookup: whether less than gamma tokens may be proposed
+    for key, kind in drafters.keys().items():
+        keys[key] = config_dict.placeholder(kind)
+    keys.drafters = ConfigDict()  # escalate: label -> keys of a drafter, asked in this order
+    keys.warm = config_dict.placeholder(
+        bool
+    )  # bench: learn from config.warm_prompts first; True lets text pass between rows
     return keys
 
 

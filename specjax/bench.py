@@ -32,6 +32,7 @@ class Method(NamedTuple):
     drafter: Drafter
     accept: Accept
     params: ModelParams
+    warm: bool = False  # whether it learns from other prompts before it is measured
 
 
 class Job(NamedTuple):
@@ -113,6 +114,32 @@ def run_pass(job: Job, method: Method | None, *, finished: bool = False) -> Pass
         if finished:
             break  # one batch compiles everything
     return Pass(seconds, outputs, counts, loops)
+
+
+def teach(job: Job, method: Method, prompts: Sequence[Sequence[int]]) -> Method:
+    """The method after decoding other prompts and learning from them, if it is one that does: untimed, and then it stays as
+    it is, so that no measured prompt profits from another and their order does not matter."""
+    learn = method.drafter.learn
+    if not method.warm or learn is None:
+        return method
+    # Noise that no measured pass uses.
+    lesson = job._replace(prompts=prompts, seed=job.seed + job.repeats)
+    for rows, ids in batches(lesson):
+        state = begin(lesson, method.drafter, method.params, rows, ids)
+        state, _ = decode.generate(
+            job.target,
+            method.drafter,
+            method.accept,
+            method.params,
+            state,
+            max_steps=job.max_new_tokens,
+            eos_id=job.eos_id,
+        )
+        decode.check(state)
+        method = method._replace(
+            params=method.params._replace(draft=learn(method.params, state, [len(i) for i in ids]))
+        )
+    return method
 
 
 def warm(jobs: Sequence[Job], methods: Sequence[Method], also: Sequence[Callable[[], object]] = ()) -> None:
@@ -199,6 +226,7 @@ def _row(job: Job, method: Method, runs: list[Pass], plain: list[Pass], step: fl
         "time_split": split,
         "lossless": lossless._asdict(),
         "category": None,
+        "warm": method.warm,
     }
 
 

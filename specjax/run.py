@@ -1,19 +1,16 @@
 """The command line: python -m specjax.run --config=configs/<name>.py [--workdir=DIR] [--config.key=value ...]
 
-``config.mode`` is train, generate or bench. ``config.prepare`` may name configurations of ``config.stages`` that are run
-first, in that order, each into ``<workdir>/<its name>``, and left alone when they are finished; "{workdir}" in a text stands
-for the workdir. A mistake of the user ends in one line on stderr and exit status 2, with nothing written.
+``config.mode`` is train, generate, bench or replay. ``config.prepare`` may name configurations of ``config.stages`` that are
+run first, in that order, each into ``<workdir>/<its name>``, and left alone when they are finished; "{workdir}" in a text
+stands for the workdir. A mistake of the user ends in one line on stderr and exit status 2, with nothing written.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import json
-import os
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +23,7 @@ from ml_collections import ConfigDict, config_flags
 from rich.console import Console
 from rich.text import Text
 
-from specjax import __version__, bench, decode, metrics, session
+from specjax import bench, decode, metrics, replay, results, session, traces
 from specjax.config import Config
 from specjax.errors import UserError
 from specjax.report import terminal
@@ -42,10 +39,12 @@ if not console.is_terminal:
 
 
 def generate(config: Config, workdir: Path) -> None:
-    """Decodes the prompts and prints the text; a single prompt on a terminal is streamed as it comes."""
+    """Decodes the prompts, prints the text and keeps it in ``config.record``; a single prompt on a terminal is streamed."""
     target = session.load_target(config)
     tokenizer = target.tokenizer
     assert tokenizer is not None  # load_target has seen to it
+    if config.get("record"):
+        traces.check_record(config.record)
     [(label, choice)] = session.methods(config).items()
     method = session.method(target, choice, config.seed, label)
     prompts = session.read_prompts(config, target)
@@ -56,12 +55,16 @@ def generate(config: Config, workdir: Path) -> None:
     else:
         bench.run_pass(job, method, finished=True)
         run = bench.run_pass(job, method)
+        assert run.counts is not None  # only plain decoding has none
         outputs = run.outputs
-        row = _plain_row(job, method, run.counts, sum(map(len, outputs)) / run.seconds)
+        row = _row(job, method, run.counts, sum(map(len, outputs)) / run.seconds)
         texts = [_continue(tokenizer, p.ids, ids) for p, ids in zip(prompts, outputs, strict=True)]
         for prompt, text in zip(prompts, texts, strict=True):
             console.print(Text.assemble((prompt.text, "dim"), text, "\n"))
     _write(config, workdir, [row], texts=texts, token_ids=outputs)
+    if config.get("record"):  # for mode replay
+        traces.record(config.record, job.prompts, outputs, categories=[p.category for p in prompts])
+        console.print(Text(f"wrote {config.record}", "dim"))
 
 
 def _stream(job: bench.Job, method: bench.Method, prompt: session.Prompt, spell: Callable[[list[int]], str]):
@@ -80,24 +83,20 @@ def _stream(job: bench.Job, method: bench.Method, prompt: session.Prompt, spell:
     counts = metrics.count(
         decode.Records(*(jnp.stack(x) for x in zip(*seen, strict=True))), [True], method.drafter.longest
     )
-    return _plain_row(job, method, counts, None), [output]
+    return _row(job, method, counts, None), [output]
 
 
-def _plain_row(job: bench.Job, method: bench.Method, counts, rate: float | None) -> dict:
-    """A results row without a baseline: what was not measured is null."""
-    return {
-        "method": method.name,
-        "accept": method.accept.name,
-        "class": method.accept.law,
-        "temperature": float(job.settings["temperature"]),
-        "batch_size": job.batch_size,
-        "prompts": len(job.prompts),
-        **metrics.summary(counts),
-        "tokens_per_second": rate,
-        **dict.fromkeys(
-            ("autoregressive_tokens_per_second", "speedup", "predicted_speedup", "time_split", "lossless", "category")
-        ),
-    }
+def _row(job: bench.Job, method: bench.Method, counts: metrics.Counts, rate: float | None) -> dict:
+    temperature = float(job.settings["temperature"])
+    return results.row(
+        method.name,
+        method.accept,
+        counts,
+        temperature=temperature,
+        batch_size=job.batch_size,
+        prompts=len(job.prompts),
+        rate=rate,
+    )
 
 
 def measure(config: Config, workdir: Path) -> None:
@@ -106,6 +105,7 @@ def measure(config: Config, workdir: Path) -> None:
     assert target.tokenizer is not None  # load_target has seen to it
     methods = [session.method(target, choice, config.seed, n) for n, choice in session.methods(config).items()]
     prompts = session.read_prompts(config, target)
+    prompts, others = prompts[: len(prompts) - config.warm_prompts], prompts[len(prompts) - config.warm_prompts :]
     jobs = [
         session.job(config, target, prompts, float(temperature), batch)
         for temperature in config.grid.temperatures or (config.sampling.temperature,)
@@ -113,18 +113,19 @@ def measure(config: Config, workdir: Path) -> None:
     ]
     rows = []
     with console.status("compiling") as status:
-        trace = functools.partial(_trace, jobs[0], methods, prompts[0], finished=True)
-        bench.warm(jobs, methods, [trace] if config.show_trace else [])
-        for job in jobs:
+        taught = [[bench.teach(job, method, [p.ids for p in others]) for method in methods] for job in jobs]
+        trace = functools.partial(_trace, jobs[0], taught[0], prompts[0], finished=True)
+        bench.warm(jobs, taught[0], [trace] if config.show_trace else [])
+        for job, ready in zip(jobs, taught, strict=True):
             where = f"temperature {job.settings['temperature']:g}, batch {job.batch_size}"
-            rows += bench.measure(job, methods, lambda what, where=where: status.update(f"{where}: {what}"))
+            rows += bench.measure(job, ready, lambda what, where=where: status.update(f"{where}: {what}"))
     console.print(terminal.table(rows))
     console.print(
         "[dim]tau: tokens per round; alpha: acceptance rate; plain: our autoregressive tokens/s, same batch; "
         f"speed-up: tokens/s over plain, median of {config.repeats} interleaved passes[/dim]"
     )
     if config.show_trace:
-        _show_trace(jobs[0], methods, prompts[0], target.tokenizer.decode)
+        _show_trace(jobs[0], taught[0], prompts[0], target.tokenizer.decode)
     _write(config, workdir, rows)
     for row in rows:
         if row["class"] == "L1" and row["lossless"]["passed"] is False:
@@ -156,36 +157,36 @@ def _continue(tokenizer, prompt: list[int], new: list[int]) -> str:
     return tokenizer.decode(prompt + new)[len(tokenizer.decode(prompt)) :]
 
 
+def replays(config: Config, workdir: Path) -> None:
+    """Replays the recording ``config.traces`` with each method, and prints what it would have gained, by category."""
+    began = time.perf_counter()
+    target, recording = replay.load(config)
+    guessed = not (config.vocab_size or config.target)
+    methods = [replay.method(target, choice, config.seed, n, guessed) for n, choice in session.methods(config).items()]
+    batch_size = min(config.batch_size, len(recording.traces))
+    keys = {"batch_size": batch_size, "max_new_tokens": config.max_new_tokens, "seed": config.seed}
+    rows = []
+    with console.status("compiling") as status:
+        for method in methods:
+            say = lambda what, name=method.name: status.update(Text(f"{name}: {what}"))  # noqa: E731
+            for category, tally in replay.measure(method, recording.traces, **keys, say=say).items():
+                row = functools.partial(results.row, method.name, method.accept, tally.counts, prompts=tally.prompts)
+                rows.append(row(temperature=0.0, batch_size=batch_size, category=category))
+    console.print(replay.table(rows))
+    console.print(
+        f"[dim]tau: tokens per round; alpha: acceptance rate; vocabulary {recording.vocab_size}; "
+        f"{time.perf_counter() - began:.1f} seconds, compilation included[/dim]"
+    )
+    if recording.skipped:
+        some = "; ".join(f"line {bad['line']}: {bad['why']}" for bad in recording.skipped[:3])
+        more = f"; and {len(recording.skipped) - 3} more" if len(recording.skipped) > 3 else ""
+        console.print(Text(f"left out {len(recording.skipped)} bad lines: {some}{more}"))
+    _write(config, workdir, rows, skipped=recording.skipped)
+
+
 def _write(config: Config, workdir: Path, rows: list[dict], **more) -> None:
-    """config.json, metrics.jsonl and results.json, at the end: a failed run leaves none of them half-written."""
-    device = jax.devices()[0]
-    versions = {"specjax": __version__, "jax": jax.__version__}
-    versions |= {"backend": jax.default_backend(), "device": device.device_kind}
-    results = {"schema": 1, "date": time.strftime("%Y-%m-%d"), "versions": versions, "rows": rows, **more}
-    files = {
-        "config.json": config.to_json_best_effort(indent=2) + "\n",
-        "metrics.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
-        "results.json": json.dumps(results, indent=2) + "\n",
-    }
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".new.", dir=workdir) as fresh:
-            for name, text in files.items():
-                (Path(fresh) / name).write_text(text, encoding="utf-8")
-            for name in files:
-                (Path(fresh) / name).replace(workdir / name)
-    except OSError as error:
-        raise UserError(f"cannot write into {workdir}: {error.strerror}; choose another --workdir") from None
-    console.print(Text(f"wrote {workdir / 'results.json'}", "dim"))
-
-
-def _check_workdir(workdir: Path) -> None:
-    """Finds out before any work is done, and without writing, whether results can be written."""
-    there = workdir.absolute()
-    while not there.exists():
-        there = there.parent
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise UserError(f"cannot write into {workdir}: {there} is not a writable directory; choose another --workdir")
+    path = results.write(config, workdir, rows, **more)
+    console.print(Text(f"wrote {path}", "dim"))
 
 
 def train(config: Config, workdir: Path) -> None:
@@ -197,11 +198,14 @@ def train(config: Config, workdir: Path) -> None:
     console.print(Text(f"{workdir}: {numbers}", "dim"))
 
 
-MODES = {"train": train, "generate": generate, "bench": measure}
+MODES = {"train": train, "generate": generate, "bench": measure, "replay": replays}
 NEEDS = {  # keys that tell a mode's configurations apart
     "train": ("objective", "model", "train", "optimiser", "data", "seed"),
+    "datastore": ("target", "data", "reach"),  # objectives of mode train
+    "ngram": ("target", "data", "from_target", "generation", "seed"),
     "generate": ("target", "drafter", "accept", "sampling", "prompt", "prompts", "seed"),
     "bench": ("target", "drafter", "accept", "sampling", "prompt", "prompts", "seed", "grid", "repeats"),
+    "replay": ("traces", "skip_bad", "drafter", "accept", "sampling", "vocab_size", "num_traces", "seed", "grid"),
 }
 
 
@@ -210,11 +214,12 @@ def run(config: Config, workdir: Path) -> None:
     mode = config.get("mode")
     if mode not in MODES:
         raise UserError(f"config.mode is {mode!r}; it must be one of {', '.join(MODES)}")
-    if missing := [key for key in NEEDS[mode] if key not in config]:
+    needs = NEEDS.get(str(config.get("objective")) if mode == "train" else mode, NEEDS[mode])
+    if missing := [key for key in needs if key not in config]:
         raise UserError(
             f"mode {mode} needs the key {missing[0]!r}; start from a configuration made for it, see configs/"
         )
-    _check_workdir(workdir)
+    results.check_workdir(workdir)
     _fill(config, str(workdir))
     stages = [(name, config.get("stages", {}).get(name)) for name in config.get("prepare") or ()]
     for name, stage in stages:

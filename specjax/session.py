@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 
-from specjax import accept, drafters, sampling
+from specjax import accept, drafters, jsonl, sampling
 from specjax.bench import Job, Method
 from specjax.config import Config
 from specjax.errors import UserError
@@ -25,6 +24,7 @@ class Choice(NamedTuple):
     drafter: dict  # its keys, "name" among them
     rule: str
     rule_keys: dict
+    warm: bool = False  # whether it learns from other prompts before it is measured
 
 
 class Prompt(NamedTuple):
@@ -32,6 +32,7 @@ class Prompt(NamedTuple):
 
     text: str
     ids: list[int]
+    category: str | None = None  # of the line in a .jsonl file that has one: kept for recordings
 
 
 def load_target(config: Config) -> hf.Loaded:
@@ -47,7 +48,7 @@ def load_target(config: Config) -> hf.Loaded:
 def read_prompts(config: Config, target: hf.Loaded) -> list[Prompt]:
     """``config.prompt`` (one text), or ``config.prompts``: a .txt file (a prompt per line), a .jsonl file with a "prompt"
     key, or the set "stdlib" (held-out Python code, ``config.prompt_tokens`` tokens each). At most
-    ``config.num_prompts`` of them; 0 = all, of "stdlib" 32.
+    ``config.num_prompts`` of them; 0 = all, of "stdlib" 32. ``config.warm_prompts`` further ones come at the end.
 
     Raises UserError for neither or both, a missing file, a line without the key, an empty prompt.
     """
@@ -58,21 +59,25 @@ def read_prompts(config: Config, target: hf.Loaded) -> list[Prompt]:
         raise UserError("give either config.prompt (one text) or config.prompts (a .txt or .jsonl file, or stdlib)")
     tokenizer = target.tokenizer
     assert tokenizer is not None
+    extra = config.get("warm_prompts", 0)
     if config.prompts == STDLIB:
-        return _held_out(config, target)
-    texts = [config.prompt] if config.prompt else _read(Path(config.prompts).expanduser())
+        return _held_out(config, target, (config.num_prompts or 32) + extra)
+    count = config.num_prompts + extra if config.num_prompts else None
+    texts = [(config.prompt, None)] if config.prompt else _read(Path(config.prompts).expanduser())
     prompts = []
-    for number, text in enumerate(texts[: config.num_prompts or None], 1):
+    for number, (text, category) in enumerate(texts[:count], 1):
         ids = tokenizer.encode(text).ids
         if not text.strip() or not ids:
             raise UserError(f"prompt {number} is empty; a prompt needs at least one token")
-        prompts.append(Prompt(text, ids))
+        prompts.append(Prompt(text, ids, category))
     if not prompts:
         raise UserError(f"{config.prompts} has no prompts; give at least one")
+    if len(prompts) <= extra:
+        raise UserError(f"there are {len(prompts)} prompts, and config.warm_prompts takes {extra} of them; give more")
     return prompts
 
 
-def _held_out(config: Config, target: hf.Loaded) -> list[Prompt]:
+def _held_out(config: Config, target: hf.Loaded, count: int) -> list[Prompt]:
     from specjax.train import data  # only here: TFDS takes a second to import
 
     assert target.tokenizer is not None
@@ -81,30 +86,18 @@ def _held_out(config: Config, target: hf.Loaded) -> list[Prompt]:
         raise UserError("config.prompts=stdlib: no corpus lies beside the target; give config.data_dir to build it in")
     folder = config.data_dir or str(beside)
     texts = [text for _, text in data.load_texts(folder, "test")]
-    ids = data.held_out_prompts(texts, target.tokenizer, config.num_prompts or 32, config.prompt_tokens, config.seed)
+    ids = data.held_out_prompts(texts, target.tokenizer, count, config.prompt_tokens, config.seed)
     return [Prompt(target.tokenizer.decode(i), i) for i in ids]
 
 
-def _read(path: Path) -> list[str]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise UserError(f"config.prompts: {path} cannot be read ({error.strerror}); give a file, or stdlib") from None
-    except UnicodeDecodeError:
-        raise UserError(f"config.prompts: {path} is not UTF-8 text") from None
-    lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+def _read(path: Path) -> list[tuple[str, str | None]]:
+    """(text, category) of every prompt of a file."""
+    where = f"config.prompts: {path}"
+    text = jsonl.read(path, where)
     if path.suffix != ".jsonl":
-        return [line for _, line in lines]
-    prompts = []
-    for number, line in lines:
-        try:
-            prompt = json.loads(line)["prompt"]
-        except (ValueError, KeyError, TypeError):
-            prompt = None
-        if not isinstance(prompt, str):
-            raise UserError(f'config.prompts: {path} line {number} is no JSON object with a "prompt" text')
-        prompts.append(prompt)
-    return prompts
+        return [(line, None) for _, line in jsonl.lines(text)]
+    found = [(each["prompt"], each.get("category")) for each in jsonl.objects(text, "prompt", where)]
+    return [(prompt, category if isinstance(category, str) else None) for prompt, category in found]
 
 
 def check(config: Config) -> None:
@@ -124,6 +117,12 @@ def check(config: Config) -> None:
     for choice in chosen:
         accept.load(choice.rule, **choice.rule_keys)
         drafters.check(**choice.drafter)
+    extra = config.get("warm_prompts", 0)
+    if any(choice.warm for choice in chosen) != (extra > 0) or extra < 0:
+        raise UserError(
+            f"config.warm_prompts is {extra}, and {sum(c.warm for c in chosen)} methods have warm=True; "
+            "a bench needs both or none"
+        )
     shared = _given(config.get("accept_keys"))
     if shared and all((choice.rule, choice.rule_keys) != (config.accept, shared) for choice in chosen):
         raise UserError(
@@ -147,13 +146,13 @@ def methods(config: Config) -> dict[str, Choice]:
             rule, rule_keys = keys.pop("accept"), _given(keys.pop("accept_keys", None))
         elif several and _given(keys.pop("accept_keys", None)):
             raise UserError(f"method {label} has accept_keys and no rule of its own; give it accept as well")
-        chosen[label] = Choice(keys, rule, rule_keys)
+        chosen[label] = Choice(keys, rule, rule_keys, bool(keys.pop("warm", False)))
     return chosen
 
 
 def _given(keys: Mapping | None) -> dict:
     """The keys that have a value."""
-    return {k: v for k, v in (keys or {}).items() if v is not None}
+    return {k: v for k, v in (keys or {}).items() if v is not None and v != {}}
 
 
 def method(target: hf.Loaded, choice: Choice, seed: int, label: str = "") -> Method:
@@ -162,7 +161,9 @@ def method(target: hf.Loaded, choice: Choice, seed: int, label: str = "") -> Met
     rule = accept.load(choice.rule, **choice.rule_keys)
     accept.check_pair(drafter, rule)
     params = ModelParams(target.params, drafter.init_params(jax.random.key(seed)))
-    return Method(label or drafter.name, drafter, rule, params)
+    if choice.warm and drafter.learn is None:
+        raise UserError(f"drafter {drafter.name} keeps nothing from one text to the next; leave warm out")
+    return Method(label or drafter.name, drafter, rule, params, choice.warm)
 
 
 def job(config: Config, target: hf.Loaded, prompts: Sequence[Prompt], temperature: float, batch_size: int) -> Job:

@@ -97,7 +97,7 @@ def test_the_draft_model_waits_and_still_knows_the_text():
     state = decode.prefill(target, both, params, packed, lengths, row_keys(3, 4), max_len=40)
     propose, waited, asked = jax.jit(both.propose), 0, 0
     rounds = decode.stream(target, both, accept.load("chain"), params, state)
-    for state, _ in itertools.islice(rounds, 12):  # noqa: B020
+    for state, _ in itertools.islice(rounds, 12):
         keys = rng.RowKeys(state.keys, state.round, state.length)
         given, after = propose(params, keys, Context(state.tokens, state.length, state.sampling), state.draft)
         law = model.law(
@@ -129,7 +129,7 @@ def test_the_exact_law():
 def test_a_drafter_that_fails_is_not_asked_any_more():
     wrong = scripted(2, [0, 0], lambda n: n > 0)
     table = jnp.zeros((VOCAB + 1, VOCAB, VOCAB)).at[..., 1].set(9.0)  # always says 1
-    both = escalate.make(target, drafters=[wrong, scripted(1, [1], lambda n: n > 0)], least=0.4, memory=0.5)
+    both = escalate.make(target, drafters=[wrong, scripted(1, [1], lambda n: n > 0)], least=0.4, decay=0.5)
     params = ModelParams(table, both.init_params(None))
     taken = []
     run(both, params, [[1], [2, 1]], step=lambda state, info: taken.append(np.asarray(state.draft.winner)))

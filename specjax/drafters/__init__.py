@@ -24,6 +24,11 @@ def check(name: str, **keys: Any) -> None:
     registry.check(__name__, name, "drafter", **keys)
 
 
+def keys() -> dict[str, type]:
+    """Every key that some drafter takes from a configuration, with its type: int, float, bool or str."""
+    return registry.keys(__name__, frozenset({"params", "gaps", "drafters"}))
+
+
 def make(name: str, target: LM, **keys: Any) -> Drafter:
     """``load(name).make(target, **keys)`` with the keys checked. Raises UserError for an unknown name or key."""
     return registry.call(__name__, name, "drafter", target, **keys)

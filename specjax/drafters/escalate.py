@@ -43,7 +43,7 @@ def check(drafters: Stages, **_: Any) -> None:
             registry.check(**_keys(label, keys))
 
 
-def make(target: LM, *, drafters: Stages, least: float = 0.0, memory: float = 0.8) -> Drafter:
+def make(target: LM, *, drafters: Stages, least: float = 0.0, decay: float = 0.8) -> Drafter:
     """Asks drafters in turn.
 
     Args:
@@ -51,13 +51,13 @@ def make(target: LM, *, drafters: Stages, least: float = 0.0, memory: float = 0.
         drafters: label -> keys of a drafter ("name" among them, by default the label), in the order in which they are asked; or
             ready-made drafters. All chains, or deterministic drafts (chains and trees) only.
         least: a drafter whose rolling acceptance in a row has fallen below this share is not asked in that row any more.
-        memory: weight of the past in that average, in [0, 1).
+        decay: weight of the past in that average, in [0, 1).
 
     Raises:
         UserError: no drafters, unknown ones, drafts that do not go together, a drafter that must take part in every round.
     """
     check(drafters)
-    for name, value in (("least", least), ("memory", memory)):
+    for name, value in (("least", least), ("decay", decay)):
         if not 0 <= value < 1:
             raise UserError(f"{name} is {value}; it must be in [0, 1)")
     stages = _build(target, drafters)
@@ -161,7 +161,7 @@ def make(target: LM, *, drafters: Stages, least: float = 0.0, memory: float = 0.
             )
             seen = Output(*jax.tree.map(lambda x, n=n: x[:, : n + 1], tuple(target_out)))
             states.append(stage.update(own(params, index), state.states[index], part, said, seen))
-            new = memory * rate[:, index] + (1 - memory) * share
+            new = decay * rate[:, index] + (1 - decay) * share
             rate = rate.at[:, index].set(jnp.where(won, new, rate[:, index]))
         return State(tuple(states), state.winner, rate)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import drafters
+from specjax import datastore, drafters, ngram_tables
 from specjax.drafters import draft_tree
 from specjax.testing.models import tabular
 from specjax.topology import Topology
@@ -57,37 +58,63 @@ def without_the_eldest(drafter: Drafter) -> Drafter:
     return drafter._replace(propose=propose, name=f"{drafter.name}, ragged")
 
 
+def _text(vocab: int) -> list[list[int]]:
+    """Two documents, for drafters that know other texts."""
+    rng = np.random.default_rng(7)
+    return [rng.integers(0, vocab, size).tolist() for size in (40, 24)]
+
+
+def _escalate(target: LM, draft: LM) -> Drafter:
+    lookup = drafters.make("prompt_lookup", target, gamma=3, max_ngram=2, min_ngram=2)
+    model = drafters.make("draft_model", target, model=draft, gamma=2, params=table(1, target.vocab_size), gaps=True)
+    return drafters.make("escalate", target, drafters=[lookup, model])
+
+
+# Case -> how it is made of target, draft model and another. Their parameters: see ``case``.
+_MODELS: dict[str, Callable[[LM, LM, LM], Drafter]] = {
+    "chain": lambda target, draft, other: drafters.make("draft_model", target, model=draft, gamma=2),
+    "iid": lambda target, draft, other: draft_tree.make(target, model=draft, tree="2x1", siblings="iid"),
+    "independent": lambda target, *models: drafters.make("specinfer", target, models=models, tree="chain:2"),
+    "without_replacement": lambda target, draft, other: draft_tree.make(
+        target, model=draft, tree="2x1", siblings="without_replacement"
+    ),
+    "deterministic": lambda target, draft, other: draft_tree.make(target, model=draft, tree="2x1", siblings="top_k"),
+    "dynamic": lambda target, draft, other: drafters.make(
+        "dynamic_tree", target, model=draft, nodes=5, depth=2, top_k=2
+    ),
+    "irregular": lambda target, draft, other: draft_tree.make(target, model=draft, tree=IRREGULAR, siblings="iid"),
+    "ragged": lambda target, draft, other: without_the_eldest(
+        draft_tree.make(target, model=draft, tree="2x1", siblings="without_replacement")
+    ),
+}
+_NO_MODEL: dict[str, Callable[[LM], Drafter]] = {
+    "none": lambda target: drafters.make("none", target),
+    "prompt_lookup": lambda target: drafters.make("prompt_lookup", target, gamma=2, max_ngram=2),
+    "llma": lambda target: drafters.make("llma", target, gamma=2, max_ngram=2, datastore=_text(target.vocab_size)),
+    "ngram_lm": lambda target: drafters.make(
+        "ngram_lm",
+        target,
+        gamma=2,
+        mode="sample",
+        tables=ngram_tables.count(_text(target.vocab_size), target.vocab_size, successors=2),
+    ),
+    "jacobi": lambda target: drafters.make("jacobi", target, gamma=2),
+    "lookahead": lambda target: drafters.make("lookahead", target, window=2, ngram=3, candidates=2),
+    "token_recycling": lambda target: drafters.make("token_recycling", target, tree="2x1", top_k=2),
+    "trie": lambda target: drafters.make("trie", target, nodes=4, depth=2, max_ngram=2, samples=8),
+    "suffix": lambda target: drafters.make("suffix", target, nodes=4, depth=2, max_ngram=4, samples=8),
+    "rest": lambda target: drafters.make(
+        "rest", target, nodes=4, depth=2, max_ngram=3, samples=8, datastore=datastore.build(_text(target.vocab_size))
+    ),
+    "escalate": lambda target: _escalate(target, models(target.vocab_size)[1]),
+}
+NAMES = (*_NO_MODEL, *_MODELS)
+
+
 @functools.cache
 def _drafter(name: str, vocab: int) -> Drafter:
-    target, draft, other = models(vocab)
-    if name in ("none", "prompt_lookup"):
-        return drafters.make(name, target, **({"gamma": 2, "max_ngram": 2} if name == "prompt_lookup" else {}))
-    if name == "chain":
-        return drafters.make("draft_model", target, model=draft, gamma=2)
-    if name == "dynamic":
-        return drafters.make("dynamic_tree", target, model=draft, nodes=5, depth=2, top_k=2)
-    if name == "independent":
-        return drafters.make("specinfer", target, models=(draft, other), tree="chain:2")
-    if name == "irregular":
-        return draft_tree.make(target, model=draft, tree=IRREGULAR, siblings="iid")
-    if name == "ragged":
-        return without_the_eldest(draft_tree.make(target, model=draft, tree="2x1", siblings="without_replacement"))
-    kind = "top_k" if name == "deterministic" else name
-    return draft_tree.make(target, model=draft, tree="2x1", siblings=kind)
-
-
-NAMES = (
-    "none",
-    "prompt_lookup",
-    "chain",
-    "iid",
-    "independent",
-    "without_replacement",
-    "deterministic",
-    "dynamic",
-    "irregular",
-    "ragged",
-)
+    target = models(vocab)[0]
+    return _NO_MODEL[name](target) if name in _NO_MODEL else _MODELS[name](*models(vocab))
 
 
 def case(name: str, vocab: int = VOCAB, sparse: bool = False, seed: int = 0) -> Case:
@@ -95,8 +122,8 @@ def case(name: str, vocab: int = VOCAB, sparse: bool = False, seed: int = 0) -> 
     target = models(vocab)[0]
     made = _drafter(name, vocab)
     draft = table(seed + 1, vocab, sparse)
-    if name in ("none", "prompt_lookup"):
-        draft = {}
+    if name in _NO_MODEL:
+        draft = made.init_params(jax.random.key(seed))
     elif name == "independent":
         draft = (draft, table(seed + 2, vocab, sparse))
     return Case(name, target, made, ModelParams(table(seed, vocab), draft))

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import hashlib
 import io
-import json
 import os
 import re
 import sys
@@ -24,6 +23,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from specjax import jsonl
 from specjax.errors import UserError
 
 SPLITS = ("train", "valid", "test")
@@ -135,28 +135,13 @@ def load_files(files: str | Sequence[str], split: str) -> list[Text]:
 
 def _pieces(path: Path) -> list[str]:
     """What may not be cut in two: the lines of a .txt file, the texts of a .jsonl file."""
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise UserError(f"data file {path}: {error.strerror or error}; give a .txt or .jsonl file") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"data file {path}: byte {error.start} is not UTF-8; convert the file to UTF-8") from None
+    where = f"data file {path}"
+    text = jsonl.read(path, where)
     if not text.strip():
-        raise UserError(f"data file {path}: empty; give a file with text")
+        raise UserError(f"{where} is empty; give a file with text")
     if path.suffix != ".jsonl":
         return text.splitlines(keepends=True)
-    pieces = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            piece = json.loads(line)["text"]
-        except (ValueError, KeyError, TypeError):
-            piece = None
-        if not isinstance(piece, str):
-            raise UserError(f'data file {path}, line {number}: expected a JSON object with a "text" string')
-        pieces.append(piece)
-    return pieces
+    return [each["text"] for each in jsonl.objects(text, "text", where)]
 
 
 # --- tokens ----------------------------------------------------------------------------------------------------------

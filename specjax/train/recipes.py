@@ -1,4 +1,4 @@
-"""What ``config.mode = "train"`` does: from a configuration to a model directory.
+"""What ``config.mode = "train"`` does: from a configuration to a model directory (or to tables, see ``build``).
 
 A run is resumed by the command that started it, and a finished one is left alone: ``<workdir>/model`` appears last, all
 at once, and with it nothing more is to do.
@@ -22,7 +22,7 @@ from specjax.config import Config
 from specjax.errors import UserError
 from specjax.models import hf, lm
 from specjax.models.transformer import TransformerConfig
-from specjax.train import data, loop, objectives
+from specjax.train import build, data, loop, objectives
 from specjax.train.checkpoint import check_same
 
 _CADENCE = ("log_every", "eval_every", "checkpoint_every")  # may differ between a run and its resumption
@@ -51,11 +51,13 @@ def run(config: Config, workdir: str | Path) -> dict:
 
     Writes config.json first, then checkpoints and metrics.jsonl, at last summary.json and the model directory.
     """
+    if config.objective in build.OBJECTIVES:
+        return build.run(config, workdir)
     began = time.monotonic()
     workdir, resolved = Path(workdir).expanduser(), json.loads(config.to_json())
     prepare = {"pretrain": _pretrain, "distill": _distill}.get(config.objective)
     if prepare is None:
-        raise UserError(f"config.objective is {config.objective!r}; it must be 'pretrain' or 'distill'")
+        raise UserError(f"config.objective is {config.objective!r}; it must be pretrain, distill, datastore or ngram")
     _check(config)
     optimiser = loop.optimiser(**config.optimiser, steps=config.train.steps)
     if (workdir / "config.json").exists() and any((workdir / name).exists() for name in ("checkpoints", "model")):
