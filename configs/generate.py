@@ -42,7 +42,7 @@ def drafter(name: str) -> ConfigDict:
     keys = ConfigDict({"name": name})
     for key, kind in drafters.keys().items():
         keys[key] = config_dict.placeholder(kind)
-    keys.drafters = ConfigDict()  # escalate: label -> keys of a drafter, asked in this order
+    keys.drafters = ConfigDict()  # escalate: label -> keys of a drafter, asked in alphabetical order of the labels
     keys.warm = config_dict.placeholder(
         bool
     )  # bench: learn from config.warm_prompts first; True lets text pass between rows

@@ -66,7 +66,9 @@ def read(
         raise UserError(f"{path} is of format version {version} and this is {schema}; build it again with {build}")
     # Equal fingerprints are equal ids; where one is unknown, the number of tokens is all there is to compare.
     if (vocabulary and target.vocabulary and vocabulary != target.vocabulary) or size > target.vocab_size:
-        raise UserError(f"{folder}: the {what} was built with another tokenizer than the target's; build it with {build}")
+        raise UserError(
+            f"{folder}: the {what} was built with another tokenizer than the target's; build it with {build}"
+        )
     file = folder / f"{name}.safetensors"
     try:
         arrays = load_file(file)

@@ -129,9 +129,7 @@ def slot(first: Array, second: Array, slots: int) -> Array:
     return ((mixed ^ (mixed >> np.uint32(15))) & np.uint32(slots - 1)).astype(np.int32)
 
 
-def save(
-    directory: str | os.PathLike, tables: Tables, *, vocabulary: str | None, sources: Sequence[str] = ()
-) -> None:
+def save(directory: str | os.PathLike, tables: Tables, *, vocabulary: str | None, sources: Sequence[str] = ()) -> None:
     """Writes ngram_tables.safetensors and ngram_tables.json. ``vocabulary`` is ``LM.vocabulary``."""
     facts = {
         "vocabulary": vocabulary,

@@ -6,7 +6,6 @@ decoding would have had, with any lossless rule: they are all the same there.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -160,15 +159,16 @@ def _vocabulary(directory: str) -> tuple[int, str | None]:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing narrower
         raise UserError(f"{file} is damaged ({error}); copy it again") from None
-    words = json.dumps(sorted(tokenizer.get_vocab().items()))
-    return size, hashlib.sha256(words.encode()).hexdigest()  # as hf.load makes it: drafters compare the two
+    return size, hf.fingerprint(tokenizer)
 
 
 def method(target: LM, choice: Choice, seed: int, label: str, guessed: bool = False) -> Method:
     """A drafter made for a recorded target, with its rule. ``guessed``: the largest id has told the vocabulary's size.
 
-    Raises UserError, also for what ``recorded.fold`` refuses.
+    Raises UserError, also for what ``recorded.fold`` refuses, and for a warm run.
     """
+    if choice.warm:
+        raise UserError(f"method {label} has warm=True, and replay measures every conversation by itself; leave it out")
     try:
         drafter = drafters.make(target=target, **choice.drafter)
     except UserError as error:

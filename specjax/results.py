@@ -41,6 +41,7 @@ def row(
         "tokens_per_second": rate,
         **dict.fromkeys(UNMEASURED),
         "category": category,
+        "warm": False,
     }
 
 

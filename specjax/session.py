@@ -151,8 +151,9 @@ def methods(config: Config) -> dict[str, Choice]:
 
 
 def _given(keys: Mapping | None) -> dict:
-    """The keys that have a value."""
-    return {k: v for k, v in (keys or {}).items() if v is not None and v != {}}
+    """The keys that have a value, in keys of keys as well."""
+    inner = {k: _given(v) if isinstance(v, Mapping) else v for k, v in (keys or {}).items()}
+    return {k: v for k, v in inner.items() if v is not None and v != {}}
 
 
 def method(target: hf.Loaded, choice: Choice, seed: int, label: str = "") -> Method:

@@ -65,10 +65,9 @@ def test_find_equals_a_scan_for_every_length():
         assert patterns[row] == [*[-1] * max(0, longest - len(text)), *text[-longest:]]
         for n in range(1, longest + 1):
             phrase = tuple(text[-n:])
-            if n > min(len(text), reach):
-                want = []
-            else:
-                want = known.setdefault(phrase, occurrences(store, list(phrase)))
+            if phrase not in known:
+                known[phrase] = occurrences(store, list(phrase))
+            want = known[phrase] if n <= min(len(text), reach) else []
             assert store.order[low[row][n - 1] : high[row][n - 1]].tolist() == want, (phrase, want)
             hits[n - 1] += bool(want)
     assert hits[reach - 1] > 100 and hits[reach] == 0 and (rows - hits[:reach] > 50).all()
@@ -93,7 +92,15 @@ def test_sample_is_spread_evenly():
 def test_follow_stops_at_the_end_of_the_document():
     tokens = jnp.asarray([5, 6, 7, -1, 8, -1])
     text = follow(tokens, jnp.asarray([0, 1, 2, 3, 4, 6, -1]), 4)
-    assert text.tolist() == [[5, 6, 7, -1], [6, 7, -1, -1], [7, *[-1] * 3], [-1] * 4, [8, *[-1] * 3], [-1] * 4, [-1] * 4]
+    assert text.tolist() == [
+        [5, 6, 7, -1],
+        [6, 7, -1, -1],
+        [7, *[-1] * 3],
+        [-1] * 4,
+        [8, *[-1] * 3],
+        [-1] * 4,
+        [-1] * 4,
+    ]
 
 
 def test_append_evicts_whole_documents_oldest_first():
@@ -255,7 +262,11 @@ def test_what_cannot_be_built_is_one_line(target, tmp_path, capsys):
         ("ngram_tables", {"from_target": -1}, "config.from_target is -1; it must be at least 0"),
         ("ngram_tables", {"generation.batch_size": 0}, "config.generation.batch_size is 0"),
         ("ngram_tables", {"from_target": 9, "generation.new_tokens": 400}, "32 + 400 tokens and the model has 128"),
-        ("ngram_tables", {"from_target": 9, "generation.new_tokens": 5}, "no text has the 32 tokens of config.generation.prompt_tokens"),
+        (
+            "ngram_tables",
+            {"from_target": 9, "generation.new_tokens": 5},
+            "no text has the 32 tokens of config.generation.prompt_tokens",
+        ),
     ]
     for name, keys, says in cases:
         settings = [f"--config.{key}={value}" for key, value in (given | keys).items()]

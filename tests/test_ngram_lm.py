@@ -167,24 +167,18 @@ def test_acceptance_has_its_closed_form():
 
 @pytest.mark.fast
 def test_exact_law():
-    """Every draw and every coin of a round, in float64, with the settings that reshape the law."""
-    settings = {"temperature": 0.7, "top_p": 0.85}
+    """Every draw and every coin of a round of sampled drafts, in float64, with settings that reshape the law."""
+    target, settings = testing.tabular(3), {"temperature": 0.7, "top_p": 0.85}
+    tables = ngram_tables.count(documents(5, vocab=3), 3, successors=2, contexts=6)
+    drafter = drafters.make("ngram_lm", target, tables=tables, gamma=2, mode="sample")
     with jax.enable_x64(True):
         table = testing.random_table(1, 3, dtype=np.float64)
-        for mode in ("sample", "argmax"):
-            target, drafter = _pair(mode)
-            wide = jax.tree.map(lambda x: x.astype(np.float64) if x.dtype == np.float32 else x, drafter.init_params(None))
-            params = ModelParams(table, wide)
-            truth = testing.sequence_law(target, table, [2, 1], 3, **settings)
-            rule = accept.load("block" if mode == "sample" else "chain")
-            found = testing.exact_law(target, drafter, rule, params, [2, 1], 3, rounds=1, **settings)
-            assert testing.total_variation(found, truth) < 1e-12, mode
-
-
-def _pair(mode):
-    target = testing.tabular(3)
-    tables = ngram_tables.count(documents(5, vocab=3), 3, successors=2, contexts=6)
-    return target, drafters.make("ngram_lm", target, tables=tables, gamma=2, mode=mode)
+        wide = jax.tree.map(lambda x: x.astype(np.float64) if x.dtype == np.float32 else x, drafter.init_params(None))
+        found = testing.exact_law(
+            target, drafter, accept.load("block"), ModelParams(table, wide), [2, 1], 3, rounds=1, **settings
+        )
+        truth = testing.sequence_law(target, table, [2, 1], 3, **settings)
+    assert testing.total_variation(found, truth) < 1e-12
 
 
 @pytest.mark.fast

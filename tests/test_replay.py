@@ -81,13 +81,14 @@ def test_prompt_lookup_against_plain_python_in_every_batch():
 
 
 @pytest.mark.parametrize(
-    "name, rule", [("chain", "chain"), ("without_replacement", "recursive"), ("independent", "match")]
+    "name, rule", [("escalate", "chain"), ("suffix", "deterministic"), ("independent", "recursive")]
 )
 def test_replay_of_a_run_has_its_counts(name, rule):
     """A table is decoded greedily and recorded. The replay, the real loop with the table, and the real loop with the
-    recording as an ``LM`` agree in every count of every row; drafters with caches, on a chain and on trees."""
-    case, rule, new = cases.case(name), accept.load(rule), 9
-    draft = jax.tree.map(lambda table: case.params.target + 0.7 * table, case.params.draft)  # so that some is accepted
+    recording as an ``LM`` agree in every count of every row; drafters with states and caches, on chains and trees."""
+    case, rule, new, draft = cases.case(name), accept.load(rule), 9, cases.case(name).params.draft
+    if name == "independent":  # closer to the target, so that some is accepted
+        draft = jax.tree.map(lambda table: case.params.target + 0.7 * table, draft)
     prompts = [[0, 1, 2], [1], [2, 2, 0, 1, 2], [0, 0]]
     packed, lengths = decode.pack_prompts(prompts)
 
@@ -98,11 +99,11 @@ def test_replay_of_a_run_has_its_counts(name, rule):
     params = ModelParams(case.params.target, draft)
     state = decode.autoregressive(case.target, params, begin(case.target, params, max_len=20), max_steps=20)
     record = np.asarray(state.tokens)[:, :20]  # longer than what is replayed: no draft ends beyond it
-    counts = []
+    counts, quick = [], rule._replace(sampled=lambda keys, draft, laws: rule.greedy(draft, laws))  # quicker to compile
     for target, first in ((case.target, params.target), (recorded.recorded(cases.VOCAB), jnp.asarray(record))):
         pair = ModelParams(first, draft)
         state = begin(target, pair, max_len=14, limit=lengths + new)
-        state, records = decode.generate(target, case.drafter, rule, pair, state, max_steps=new)
+        state, records = decode.generate(target, case.drafter, quick, pair, state, max_steps=new)
         for row, prompt in enumerate(prompts):
             assert (np.asarray(state.tokens)[row, : len(prompt) + new] == record[row, : len(prompt) + new]).all()
         counts.append([metrics.count(records, np.arange(4) == row, case.drafter.longest) for row in range(4)])
@@ -251,15 +252,15 @@ def test_generate_records_and_replay_gives_its_counts_back(cli, tmp_path):
     prompts = write(
         tmp_path / "p.jsonl", {"prompt": "w1 w2 w3 w1", "category": "b"}, {"prompt": "w4"}, {"prompt": "w5 w5"}
     )
-    config = tmp_path / "recording.py"
-    config.write_text(
-        "from configs import generate\ndef get_config():\n    config = generate.get_config()\n"
-        "    config.record = '{workdir}.jsonl'\n    return config\n"
-    )
     drafter = ["--config.drafter.name=draft_model", f"--config.drafter.model={draft}", "--config.drafter.gamma=2"]
     common = ["--config.batch_size=2", *drafter]
-    options = [f"--config={config}", f"--config.target={target}", f"--config.prompts={prompts}", *common]
-    status, _, err, workdir = cli(*options, "--config.max_new_tokens=12")
+    options = [
+        f"--config={ROOT}/configs/generate.py",
+        f"--config.target={target}",
+        f"--config.prompts={prompts}",
+        *common,
+    ]
+    status, _, err, workdir = cli(*options, "--config.record={workdir}.jsonl", "--config.max_new_tokens=12")
     assert (status, err) == (0, "")
     made = json.loads((workdir / "results.json").read_text())
     found = traces.read(tmp_path / "out.jsonl")
@@ -290,7 +291,9 @@ MISTAKES = {
     "no model": ([f"--config.target={ROOT}"], "no config.json that can be read"),
     "batch 0": (["--config.batch_size=0"], "batch size is 0"),
     "lossy": (["--config.accept=typical"], "the rule typical is lossy"),
-    "a rule for trees": (["--config.accept=chain", "--config.drafter.gamma=0"], "gamma is 0"),
+    "no drafts": (["--config.drafter.gamma=0"], "gamma is 0"),
+    "reads the target": (["--config.drafter.name=jacobi"], "jacobi reads what the target computes"),
+    "warm": (["--config.drafter.warm=True"], "warm=True"),
     "another mode": (["--config.mode=generate"], "mode generate needs the key 'prompt'"),
     "unknown drafter": (["--config.drafter.name=medusa9"], "unknown drafter 'medusa9'"),
 }

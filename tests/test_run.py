@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from specjax import run, session, testing
+from specjax import drafters, run, session, testing
 from specjax.errors import UserError
 from specjax.models import hf, lm
 
@@ -87,6 +87,66 @@ def test_generate_writes_text_and_results(cli, target, draft, tmp_path):
         assert (workdir / "metrics.jsonl").read_text()
         texts[name] = results["token_ids"]
     assert texts["none"] == texts["prompt_lookup"] == texts["draft_model"]
+
+
+GRID = """
+from configs import bench, generate
+
+
+def get_config():
+    config = bench.get_config()
+    methods = config.grid.methods
+    methods.warm = generate.drafter("trie")
+    methods.warm.update({"nodes": 4, "depth": 2, "samples": 4, "warm": True, "memory": 64, "accept": "deterministic"})
+    methods.both = generate.drafter("escalate")
+    methods.both.drafters.lookup = generate.drafter("prompt_lookup")
+    methods.both.drafters.lookup.update({"gamma": 2, "min_ngram": 2})
+    methods.both.drafters.model = generate.drafter("draft_model")
+    methods.both.drafters.model.gamma = 1
+    config.repeats = 1
+    config.max_new_tokens = 8
+    config.batch_size = 2
+    return config
+"""
+
+
+def test_warm_methods_and_methods_made_of_methods(cli, target, draft, tmp_path):
+    file, prompts = tmp_path / "grid.py", tmp_path / "p.txt"
+    file.write_text(GRID)
+    prompts.write_text("def add\nreturn a\ndef sub(a, b)\na + b\n")
+    common = [f"--config={file}", f"--config.target={target}", f"--config.prompts={prompts}"]
+    model = f"--config.grid.methods.both.drafters.model.model={draft}"
+    status, _, err, workdir = cli(*common, model, "--config.warm_prompts=2")
+    assert (status, err) == (0, "")
+    rows = json.loads((workdir / "results.json").read_text())["rows"]
+    assert [(row["method"], row["warm"], row["prompts"], row["tokens"]) for row in rows] == [
+        ("both", False, 2, 16),
+        ("warm", True, 2, 16),
+    ]
+    assert all(row["lossless"]["passed"] for row in rows)
+    for flags, message in [
+        ([model], "config.warm_prompts is 0, and 1 methods have warm=True; a bench needs both or none"),
+        ([model, "--config.warm_prompts=4"], "there are 4 prompts, and config.warm_prompts takes 4 of them"),
+        (["--config.warm_prompts=1"], "drafter draft_model needs the key 'model'"),
+        (
+            [model, "--config.warm_prompts=1", "--config.grid.methods.warm.name=prompt_lookup"],
+            "drafter prompt_lookup does not take the key 'nodes'",
+        ),
+    ]:
+        status, _, err, _ = cli(*common, *flags, workdir=tmp_path / "no")
+        assert status == 2 and message in err and len(err.splitlines()) == 1
+    assert not (tmp_path / "no").exists()
+
+
+def test_every_key_of_a_drafter_is_in_the_configuration():
+    from configs import generate
+
+    keys, config = drafters.keys(), generate.drafter("none")
+    assert {"gamma", "max_ngram", "tree", "datastore", "tables", "output_weight"} <= set(keys) <= set(config)
+    assert (keys["gamma"], keys["model"], keys["partial"], keys["least"]) == (int, str, bool, float)
+    config.gamma, config.output_weight = 3, 0.5
+    with pytest.raises(TypeError):
+        config.gamma = "many"
 
 
 def test_bench_measures_and_checks(cli, target, draft, tmp_path):
@@ -346,7 +406,7 @@ def test_old_configurations_need_no_accept_keys(target):
     config = bench.get_config()
     del config["accept_keys"]
     session.check(config)
-    assert session.methods(config)["prompt_lookup"] == ({"name": "prompt_lookup"}, "chain", {})
+    assert session.methods(config)["prompt_lookup"] == ({"name": "prompt_lookup"}, "chain", {}, False)
     config = bench.get_config()
     config.accept, config.accept_keys.top = "tolerance", 3
     config.grid.methods.mine = generate.drafter("prompt_lookup")

@@ -509,7 +509,7 @@ def test_a_given_tokenizer_is_used(target_run, text_file, tmp_path):
 @pytest.mark.parametrize(
     ("name", "changes", "told"),
     [
-        ("pretrain", {"objective": "pray"}, "'pretrain' or 'distill'"),
+        ("pretrain", {"objective": "pray"}, "pretrain, distill, datastore or ngram"),
         ("pretrain", {"model__family": "t5"}, "'llama' or 'gpt2'"),
         ("pretrain", {"model__num_heads": 3}, "hidden_size 32 is no even multiple of num_heads 3"),
         ("pretrain", {"train__steps": 0}, "train.steps is 0"),

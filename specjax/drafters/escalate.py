@@ -35,8 +35,7 @@ def check(drafters: Stages, **_: Any) -> None:
     """Raises UserError unless ``make`` would know these drafters and take their keys."""
     if not isinstance(drafters, Mapping | Sequence) or isinstance(drafters, str) or not drafters:
         raise UserError("escalate needs drafters to ask in turn, label -> keys; give at least one")
-    named = drafters.items() if isinstance(drafters, Mapping) else enumerate(drafters)
-    for label, keys in named:
+    for label, keys in _in_order(drafters):
         if not isinstance(keys, Drafter):
             if not isinstance(keys, Mapping):
                 raise UserError(f"escalate: drafter {label} is {keys!r}; give its keys, name among them, or a Drafter")
@@ -48,8 +47,9 @@ def make(target: LM, *, drafters: Stages, least: float = 0.0, decay: float = 0.8
 
     Args:
         target: the model to be accelerated.
-        drafters: label -> keys of a drafter ("name" among them, by default the label), in the order in which they are asked; or
-            ready-made drafters. All chains, or deterministic drafts (chains and trees) only.
+        drafters: label -> keys of a drafter ("name" among them, by default the label), asked in the alphabetical order of the
+            labels, for a configuration keeps no other; or ready-made drafters in the order given. All chains, or
+            deterministic drafts (chains and trees) only.
         least: a drafter whose rolling acceptance in a row has fallen below this share is not asked in that row any more.
         decay: weight of the past in that average, in [0, 1).
 
@@ -189,15 +189,18 @@ def make(target: LM, *, drafters: Stages, least: float = 0.0, decay: float = 0.8
     )
 
 
+def _in_order(given: Stages) -> list[tuple[Any, Any]]:
+    return sorted(given.items()) if isinstance(given, Mapping) else list(enumerate(given))
+
+
 def _keys(label: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that have a value, the name among them."""
     return {"name": str(label)} | {key: value for key, value in keys.items() if value is not None}
 
 
 def _build(target: LM, given: Stages) -> list[Drafter]:
-    named = given.items() if isinstance(given, Mapping) else enumerate(given)
     stages = []
-    for label, keys in named:
+    for label, keys in _in_order(given):
         if isinstance(keys, Drafter):
             stages.append(keys)
             continue

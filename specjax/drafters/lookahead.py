@@ -10,9 +10,10 @@ A round takes the argmax after the last row. Each column with it is an n-gram, w
 token; then every row moves up, and the argmax becomes the last one. The N - 1 tokens that followed the pending token in each of
 its G newest n-grams are merged into a trie: the candidates, which come first among the nodes.
 
-Where this differs from the original code: columns that enter on the right begin as pieces of the row's own text; an accepted
-n-gram of N - 1 tokens gives its free token (there it is lost); end-of-sequence is a token like others in the window, for a
-drafter is not told which it is.
+Where this differs from the original code: a round that emits several tokens moves the window as far as the text went (there
+by one position); columns that enter on the right begin as pieces of the row's own text; an accepted n-gram of N - 1 tokens
+gives its free token (there it is lost); end-of-sequence is a token like others in the window, for a drafter is not told which
+it is.
 
 Memory: B * V * G * (N - 1) * 4 bytes (3.6 MB a row at V = 32 000 and the defaults).
 """
@@ -27,7 +28,7 @@ import numpy as np
 from flax import struct
 
 from specjax import sampling, topology
-from specjax.drafters._checks import at_least, one_of
+from specjax.drafters._checks import at_least
 from specjax.drafters._pieces import pieces
 from specjax.errors import UserError
 from specjax.types import DETERMINISTIC, LM, Draft, Drafter
@@ -62,7 +63,6 @@ def make(
     window: int = 7,
     ngram: int = 5,
     candidates: int = 7,
-    forward: str = "one",
     pool_from_prompt: bool = False,
 ) -> Drafter:
     """Drafts n-grams that the target itself wrote down in earlier rounds. ``(ngram - 1) * (window + candidates) - 1`` nodes.
@@ -72,17 +72,14 @@ def make(
         window: W, columns of the window: n-grams harvested per round.
         ngram: N, tokens of an n-gram, the first of which is its key; at most N - 1 draft tokens are accepted.
         candidates: G, n-grams kept of each token, and tested per round.
-        forward: how far the window moves in a round that emits several tokens: "one" position, as in the original, so that its
-            guesses are refined for longer than their place in the text is ahead; or as far as the "text" went.
         pool_from_prompt: whether the prompt's own n-grams go into the pool first.
 
     Raises:
-        UserError: window or candidates below 1, ngram below 2, unknown ``forward``, ``pool_from_prompt`` neither true nor false.
+        UserError: window or candidates below 1, ngram below 2, ``pool_from_prompt`` neither true nor false.
     """
     at_least("window", window, 1)
     at_least("ngram", ngram, 2)
     at_least("candidates", candidates, 1)
-    one_of("forward", forward, ("one", "text"))
     if not isinstance(pool_from_prompt, bool):
         raise UserError(f"pool_from_prompt is {pool_from_prompt!r}; it must be True or False")
     vocab, rows, tested = target.vocab_size, ngram - 1, candidates * (ngram - 1)
@@ -137,12 +134,10 @@ def make(
         # In the first N - 2 rounds the argmax fills the next row, and nothing moves up.
         grown = jnp.where(jnp.arange(rows)[:, None] == state.filled[:, None, None], new[:, None], state.window)
         after = jnp.where(full[:, None, None], rolled, grown)
-        # A full window has moved by one, with its rows; one that is being filled is yet to move.
-        step = verdict.count - 1 + full if forward == "one" else full
         return State(
             window=jnp.where(moved[:, None, None], after, state.window),
             filled=jnp.minimum(state.filled + moved, rows),
-            length=state.length + jnp.where(moved, step, 0),
+            length=state.length + (moved & full),  # to move up is to move by one; the rest is for columns
             pool=jax.lax.fori_loop(0, window, harvest, state.pool),
         )
 

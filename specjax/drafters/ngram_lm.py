@@ -108,7 +108,7 @@ def make(
         return sampling.to_probs(jnp.log(each), context.sampling)
 
     return Drafter(
-        init_params=lambda key: Tables(*map(jnp.asarray, counts)),
+        init_params=lambda key: jax.tree.map(jnp.asarray, counts),
         init=lambda params, context, target_out, slots: (),
         propose=propose,
         update=lambda params, state, draft, verdict, target_out: state,
@@ -161,7 +161,7 @@ def most_probable(tables: Tables, weights: Weights, before: jax.Array, newest: j
     It is in one of the sparse rows, or else the unigram law's own best.
     """
     row = _row(tables, weights, before, newest)
-    ids = jnp.append(row.ids.reshape(-1), sampling.argmax(tables.unigram))
+    ids = jnp.append(row.ids.reshape(-1), sampling.argmax(jnp.asarray(tables.unigram)))
     rows = ((ids[:, None, None] == row.ids) * row.mass).sum((1, 2))
     score = row.share * tables.unigram[jnp.maximum(ids, 0)] + rows
     score = jnp.where(ids >= 0, score, -1)

@@ -106,9 +106,14 @@ def load(directory: str | os.PathLike, *, dtype: Any = None, taps: tuple[int, ..
             )
     model = lm.from_config(config, dtype, tuple(taps))
     if tokenizer is not None:
-        words = json.dumps(sorted(tokenizer.get_vocab().items()))
-        model = model._replace(vocabulary=hashlib.sha256(words.encode()).hexdigest())
+        model = model._replace(vocabulary=fingerprint(tokenizer))
     return Loaded(model, _read_params(path, config, dtype), config, tokenizer, str(path))
+
+
+def fingerprint(tokenizer: Tokenizer) -> str:
+    """What two tokenizers with the same map from words to ids have in common."""
+    words = json.dumps(sorted(tokenizer.get_vocab().items()))
+    return hashlib.sha256(words.encode()).hexdigest()
 
 
 def save(

@@ -23,7 +23,7 @@ def table(rows: Sequence[dict]) -> Table:
     out.add_column("lossless")
     for row in rows:
         out.add_row(
-            row["method"],
+            Text(row["method"]),  # the user's label: no markup is looked for in it
             row["accept"],
             row["class"],
             f"{row['temperature']:g}",

@@ -49,7 +49,6 @@ def run(config: Config, workdir: str | Path) -> dict:
     """
     began = time.monotonic()
     workdir, resolved = Path(workdir).expanduser(), json.loads(config.to_json())
-    name = OBJECTIVES[config.objective]
     if any((workdir / other).exists() for other in ("model", "checkpoints")):
         raise UserError(f"{workdir} holds a training run, which this would overwrite; choose another --workdir")
     for other in OBJECTIVES.values():
@@ -126,7 +125,9 @@ def read_words(directory: str | Path) -> Words:
         raise UserError(f"{file} is damaged ({error}); copy it again") from None
     vocabulary = tokenizer.get_vocab()
     if max(vocabulary.values(), default=-1) >= size:
-        raise UserError(f"{file} has ids up to {max(vocabulary.values())} and the model {size} tokens; they do not match")
+        raise UserError(
+            f"{file} has ids up to {max(vocabulary.values())} and the model {size} tokens; they do not match"
+        )
     # What a document may be cut to or filled up to for a network is nothing to a count.
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -179,7 +180,9 @@ def from_target(config: Config, words: Words, documents: Sequence[Sequence[int]]
         )
     long = [ids for ids in documents if len(ids) >= length]
     if not long:
-        raise UserError(f"no text has the {length} tokens of config.generation.prompt_tokens; lower it, or give more text")
+        raise UserError(
+            f"no text has the {length} tokens of config.generation.prompt_tokens; lower it, or give more text"
+        )
     weights = np.array([len(ids) for ids in long]) / sum(map(len, long))
     drafter, params = none.make(target.lm), ModelParams(target.params)
     eos, wanted, written, number = target.config.eos_token_id, config.from_target, [], 0

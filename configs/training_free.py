@@ -1,0 +1,60 @@
+"""Every drafter that needs no training, on the quickstart's target: held-out Python code, greedy and at temperature 1.
+
+    python -m specjax.run --config=configs/training_free.py
+    python -m specjax.run --config=configs/training_free.py:runs/quickstart   # with the target of an earlier quickstart
+
+Builds a datastore and n-gram tables from the corpus's training split first (rest, ngram_lm). Cold drafters know only the text
+they are in; those with "warm" in their name have also learnt from ``config.warm_prompts`` other prompts, and then stay as they
+are. Trees are kept small, for two CPU cores pay for every node. experiments/training_free has the numbers; MINUTES
+"""
+
+from ml_collections import ConfigDict
+
+from configs import datastore, generate, ngram_tables, quickstart
+
+TREE = {"nodes": 16, "accept": "deterministic"}
+METHODS = {
+    "prompt_lookup": {"gamma": 5},
+    "llma": {"gamma": 5},
+    "ngram_lm": {"gamma": 4, "tables": "{workdir}/tables"},
+    "ngram_lm sampled": {"gamma": 4, "tables": "{workdir}/tables", "mode": "sample"},
+    "jacobi": {"gamma": 4, "accept": "match"},  # seeded: the rule that draws with the same noise
+    "lookahead": {"window": 5, "ngram": 3, "candidates": 4, "accept": "deterministic"},
+    "token_recycling": {"tree": "4x2x1", "accept": "deterministic"},
+    "trie": TREE | {"depth": 6},
+    "suffix": TREE | {"depth": 8},
+    "rest": TREE | {"depth": 6, "datastore": "{workdir}/store"},
+    "escalate": {"least": 0.2},
+}
+WARM = ("token_recycling", "trie", "suffix")
+
+
+def get_config(models: str = "") -> ConfigDict:
+    """The configuration; ``models`` is a folder with a trained target, empty: train one."""
+    config = quickstart.get_config()
+    target = f"{models}/target" if models else "{workdir}/target"
+    config.target = target
+    config.prepare = ("store", "tables") if models else ("target", "store", "tables")
+    del config.stages.draft
+    for name, stage in (("store", datastore.get_config()), ("tables", ngram_tables.get_config())):
+        stage.target = target
+        stage.data.dir = f"{target}/data"
+        config.stages[name] = stage
+    methods = config.grid.methods = ConfigDict()
+    for name, keys in METHODS.items():
+        for warm in (False, True) if name in WARM else (False,):
+            label = f"{name} warm" if warm else name
+            methods[label] = generate.drafter(name.split()[0])
+            methods[label].accept = "chain"
+            methods[label].update(keys)
+            if warm:
+                methods[label].warm = True
+    asked = methods.escalate.drafters
+    for label, name in (("first", "prompt_lookup"), ("second", "ngram_lm")):
+        asked[label] = generate.drafter(name)
+        asked[label].update(METHODS[name])
+    asked.first.min_ngram = 2
+    config.warm_prompts = 16
+    config.max_new_tokens = 64
+    config.show_trace = False
+    return config

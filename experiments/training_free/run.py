@@ -1,0 +1,107 @@
+"""Every training-free drafter on two targets: tau, tokens/s and speed-up, greedy and sampled, batch 1 and 8, cold and warm.
+
+    PYTHONPATH=. python experiments/training_free/run.py --stories=DIR --text=FILE --corpus=FILE
+
+Targets: the quickstart's (runs/quickstart, trained if need be; prompts are held-out Python code), and stories260K (--stories, its
+directory) with the beginnings of TinyStories as prompts: of --text, a story a line, the last eight; the first
+eight are for the warm drafters to learn from. Datastore and tables are made of --corpus, other stories. Without --stories only
+the first target is measured. Each is one run of configs/training_free.py, whose measurements are interleaved; the rows of
+both go to ``results.json`` beside this file, and a table to the terminal. MINUTES on two CPU cores; run it on an idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import shlex
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from experiments.vs_transformers.run import busy, machine
+from specjax import run
+
+PROMPTS, WARM, WORDS = 8, 8, 24
+
+
+def openings(text: str) -> list[str]:
+    """The beginnings of stories, no two alike: first those that are measured, then those to learn from."""
+    stories = {
+        line.lower(): " ".join(line.split()[:WORDS]) for line in text.split("\n") if len(line.split()) > 2 * WORDS
+    }
+    begin = list(stories.values())
+    if len(begin) < PROMPTS + WARM:
+        raise SystemExit(f"the text has {len(begin)} different stories; {PROMPTS + WARM} are needed")
+    return [*begin[-PROMPTS:], *begin[:WARM]]
+
+
+def measure(name: str, workdir: Path, flags: list[str]) -> list[dict[str, Any]]:
+    """The rows of one run of the configuration."""
+    config = (
+        f"--config=configs/training_free.py:{workdir}"
+        if (workdir / "target").exists()
+        else "--config=configs/training_free.py"
+    )
+    status = run.main(["run", config, f"--workdir={workdir}", *flags])
+    if status:
+        raise SystemExit(status)
+    rows = json.loads((workdir / "results.json").read_text())["rows"]
+    return [{"target": name, **row} for row in rows]
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown: a line per method, tau and speed-up for every temperature and batch size."""
+    cells = sorted({(row["temperature"], row["batch_size"]) for row in rows})
+    head = "| target | method | " + " | ".join(f"T={t:g}, batch {b}: tau, tokens/s, speed-up" for t, b in cells) + " |"
+    lines = [head, "|" + "---|" * (len(cells) + 2)]
+    found = {(row["target"], row["method"], row["temperature"], row["batch_size"]): row for row in rows}
+    for target, method in dict.fromkeys((row["target"], row["method"]) for row in rows):
+        here = [found[target, method, *cell] for cell in cells]
+        texts = [f"{r['block_efficiency']:.2f}, {r['tokens_per_second']:.0f}, {r['speedup']:.2f}x" for r in here]
+        lines.append(f"| {target} | {method} | " + " | ".join(texts) + " |")
+    return "\n".join(lines)
+
+
+def main(argv: list[str]) -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quickstart", default="runs/quickstart", help="workdir of the quickstart")
+    parser.add_argument("--stories", default="", help="directory of stories260K")
+    parser.add_argument("--text", default="", help="file of stories to begin, one a line")
+    parser.add_argument("--corpus", default="", help=".txt or .jsonl file of other stories, for datastore and tables")
+    parser.add_argument("--out", default=str(Path(__file__).with_name("results.json")))
+    args, more = parser.parse_known_args(argv)
+    since, others = time.perf_counter(), busy()
+    rows = measure("quickstart", Path(args.quickstart), more)
+    if args.stories:
+        with tempfile.TemporaryDirectory() as folder:
+            prompts, asked = openings(Path(args.text).read_text(encoding="utf-8")), Path(folder, "prompts.jsonl")
+            asked.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts), encoding="utf-8")
+            flags = [f"--config.target={args.stories}", f"--config.prompts={asked}", f"--config.warm_prompts={WARM}"]
+            flags += ["--config.prepare=('store','tables')"]
+            for stage in ("store", "tables"):
+                flags += [
+                    f"--config.stages.{stage}.target={args.stories}",
+                    f"--config.stages.{stage}.data.files={args.corpus}",
+                ]
+            rows += measure("stories260K", Path(folder, "run"), [*flags, *more])
+    result = {
+        "command": shlex.join(["python", "experiments/training_free/run.py", *argv]),
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(),
+        "others_cpu": (busy() - others) / (time.perf_counter() - since) / (os.cpu_count() or 1),
+        "seconds": time.perf_counter() - since,
+        "versions": {name: version(name) for name in ("specjax", "jax")},
+        "rows": rows,
+    }
+    Path(args.out).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
