@@ -58,3 +58,16 @@ def get_config(models: str = "") -> ConfigDict:
     config.max_new_tokens = 64
     config.show_trace = False
     return config
+
+
+def only(name: str, models: str = "") -> ConfigDict:
+    """The configuration of one method, cold and warm: what configs/<method>.py are made of."""
+    config = get_config(models)
+    for label in list(config.grid.methods):
+        if label.split()[0] != name:
+            del config.grid.methods[label]
+    if name not in WARM:
+        config.warm_prompts = 0
+    needed = {"rest": ("store",), "ngram_lm": ("tables",), "escalate": ("tables",)}.get(name, ())
+    config.prepare = tuple(stage for stage in config.prepare if stage == "target" or stage in needed)
+    return config

@@ -109,8 +109,9 @@ def test_window_and_pool_follow_a_plain_model():
     """Round by round, ragged rows, greedy and sampled: the candidates, the window, the pool, and what finished rows keep."""
     params, texts = ModelParams(jnp.asarray(TABLE)), [list(p) for p in PROMPTS]
     plain, accepted = [Plain(p) for p in PROMPTS], 0
-    state = begin(made(), TABLE, TEMPERATURES)
-    for state, info in decode.stream(TARGET, made(), accept.load("recursive"), params, state):
+    start = begin(made(), TABLE, TEMPERATURES)
+    state = start
+    for state, info in decode.stream(TARGET, made(), accept.load("recursive"), params, start):
         tokens, valid = np.asarray(info.draft.tokens), np.asarray(info.draft.valid)
         assert not valid[:, G * ROWS :].any()
         for row, text in enumerate(texts):
@@ -126,9 +127,8 @@ def test_window_and_pool_follow_a_plain_model():
             plain[row].update((text[-2:-1] or [V])[0])
             text += emitted
             accepted += len(emitted) - 1
-            if not state.done[row]:
-                np.testing.assert_array_equal(state.draft.window[row].T, plain[row].columns)
-                assert int(state.draft.filled[row]) == plain[row].filled
+            np.testing.assert_array_equal(state.draft.window[row].T, plain[row].columns)
+            assert int(state.draft.filled[row]) == plain[row].filled
             np.testing.assert_array_equal(state.draft.pool[row], as_array(plain[row].pool))
     lengths = [len(p) for p in PROMPTS]
     assert [len(t) - n for t, n in zip(texts, lengths, strict=True)] == NEW
@@ -178,7 +178,7 @@ def test_the_tree_is_the_papers_mask():
     plain = lm.forward(target, params, jnp.asarray([r + [0] * (16 - len(r)) for r in rows]))
     for index, (row, node) in enumerate(where):
         np.testing.assert_allclose(got[row, node], plain.logits[index, len(rows[index]) - 1], atol=1e-4)
-    assert len(where) == 2 * (drafter.nodes + 1 - 1)
+    assert len(where) == 2 * drafter.nodes  # the pending token, and the nodes less the one that was merged
 
 
 def test_periodic_text_is_emitted_by_whole_ngrams():
@@ -192,7 +192,7 @@ def test_periodic_text_is_emitted_by_whole_ngrams():
         assert text == [(prompt[-1] + 1 + i) % V for i in range(new)]
     emitted = np.asarray(records.emitted)
     assert (emitted.max(0)[[0, 2, 3]] == N).all()
-    assert 24 / (emitted[:, 0] > 0).sum() > 2
+    assert emitted[5:, 0][emitted[5:, 0] > 0].mean() > 2  # once there is a pool
 
 
 def test_the_prompts_own_ngrams():

@@ -130,7 +130,7 @@ def test_warm_methods_and_methods_made_of_methods(cli, target, draft, tmp_path):
         (["--config.warm_prompts=1"], "drafter draft_model needs the key 'model'"),
         (
             [model, "--config.warm_prompts=1", "--config.grid.methods.warm.name=prompt_lookup"],
-            "drafter prompt_lookup does not take the key 'nodes'",
+            "drafter prompt_lookup does not take the key 'depth'",
         ),
     ]:
         status, _, err, _ = cli(*common, *flags, workdir=tmp_path / "no")

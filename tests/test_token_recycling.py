@@ -39,8 +39,8 @@ def begin(params, temperature=TEMPERATURES, drafter=None):
 
 def rounds(params, temperature=TEMPERATURES):
     """The state and the round's info after each round, as NumPy arrays."""
-    state = begin(params, temperature)
-    for state, info in decode.stream(TARGET, made(), accept.load("recursive"), params, state):
+    begun = begin(params, temperature)
+    for state, info in decode.stream(TARGET, made(), accept.load("recursive"), params, begun):
         yield jax.tree.map(np.asarray, (state.draft.matrix, state.tokens, state.length, info))
 
 

@@ -2,11 +2,11 @@
 
     PYTHONPATH=. python experiments/training_free/run.py --stories=DIR --text=FILE --corpus=FILE
 
-Targets: the quickstart's (runs/quickstart, trained if need be; prompts are held-out Python code), and stories260K (--stories, its
-directory) with the beginnings of TinyStories as prompts: of --text, a story a line, the last eight; the first
-eight are for the warm drafters to learn from. Datastore and tables are made of --corpus, other stories. Without --stories only
-the first target is measured. Each is one run of configs/training_free.py, whose measurements are interleaved; the rows of
-both go to ``results.json`` beside this file, and a table to the terminal. MINUTES on two CPU cores; run it on an idle machine.
+Targets: the quickstart's (runs/quickstart, trained if need be; prompts are held-out Python code), stories260K (--stories, its
+directory) with the beginnings of TinyStories as prompts: of --text, a story a line, the last eight; the first eight are for the
+warm drafters to learn from. Datastore and tables are made of --corpus, other stories. Without --stories only the first
+target is measured. Each is one run of configs/training_free.py, whose measurements are interleaved; the rows of both go to
+``results.json`` beside this file, and a table to the terminal. MINUTES on two CPU cores; run it on an idle machine.
 """
 
 from __future__ import annotations
