@@ -3,7 +3,7 @@
     python -m specjax.run --config=configs/ngram_tables.py --workdir=runs/ngrams --config.target=runs/target \\
         --config.data.dir=runs/target/data
 
-SECONDS
+Six seconds on two CPU cores: 8.5 MB of text are 2.7 million tokens and 16 MB of tables.
 Better than any corpus is what the target itself writes: --config.from_target=200000 (tokens). Other text:
 --config.data.files=book.txt,more.jsonl. Then --config.drafter.name=ngram_lm --config.drafter.tables=runs/ngrams.
 """

@@ -36,7 +36,7 @@ class Store(NamedTuple):
 
 
 def build(documents: Sequence[Sequence[int]], reach: int = REACH) -> Store:
-    """The store of token lists; empty ones are left out. O(n log n log reach) time, 40 bytes a token.
+    """The store of token lists; empty ones are left out. O(n log n log reach) time, about 50 bytes a token while it sorts.
 
     Args:
         documents: token ids >= 0.

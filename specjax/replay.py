@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from rich.table import Table
 from rich.text import Text
-from tokenizers import Tokenizer
 
 from specjax import accept, decode, drafters, metrics, rng, sampling, traces
 from specjax.bench import Method
@@ -152,14 +151,8 @@ def _vocabulary(directory: str) -> tuple[int, str | None]:
     size = raw.get("vocab_size") if isinstance(raw, dict) else None
     if type(size) is not int or not 0 < size <= traces.LARGEST:
         raise UserError(f"{path / 'config.json'} has no vocab_size; give config.vocab_size instead of config.target")
-    file = path / "tokenizer.json"
-    if not file.is_file():
-        return size, None
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing narrower
-        raise UserError(f"{file} is damaged ({error}); copy it again") from None
-    return size, hf.fingerprint(tokenizer)
+    tokenizer = hf.load_tokenizer(path, size)
+    return size, None if tokenizer is None else hf.fingerprint(tokenizer)
 
 
 def method(target: LM, choice: Choice, seed: int, label: str, guessed: bool = False) -> Method:

@@ -153,10 +153,11 @@ def test_the_tree_is_the_papers_mask():
         pool=jnp.asarray(pool, jnp.int32), window=jnp.asarray(random.integers(0, 32, state.window.shape), jnp.int32)
     )
     draft, state = drafter.propose(pair, None, context, state)
-    cache = target.commit(target.apply(params, packed, target.init_cache(2, 32))[1], lengths - 1)
+    apply = jax.jit(target.apply)
+    cache = target.commit(apply(params, packed, target.init_cache(2, 32))[1], lengths - 1)
     block = jnp.concatenate([context.pending[:, None], draft.tokens], 1)
     parents = jnp.pad(draft.parents + 1, ((0, 0), (1, 0)), constant_values=-1)
-    got = np.asarray(target.apply(params, block, cache, parents)[0].logits)
+    got = np.asarray(apply(params, block, cache, parents)[0].logits)
 
     rows, where = [], []
     for row, text in enumerate(texts):
@@ -175,7 +176,7 @@ def test_the_tree_is_the_papers_mask():
                     continue
                 rows.append([*text, *pool[row, text[-1], g, : depth + 1]])
                 where.append((row, node))
-    plain = lm.forward(target, params, jnp.asarray([r + [0] * (16 - len(r)) for r in rows]))
+    plain = jax.jit(functools.partial(lm.forward, target))(params, jnp.asarray([r + [0] * (16 - len(r)) for r in rows]))
     for index, (row, node) in enumerate(where):
         np.testing.assert_allclose(got[row, node], plain.logits[index, len(rows[index]) - 1], atol=1e-4)
     assert len(where) == 2 * drafter.nodes  # the pending token, and the nodes less the one that was merged

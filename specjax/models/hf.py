@@ -94,20 +94,25 @@ def load(directory: str | os.PathLike, *, dtype: Any = None, taps: tuple[int, ..
         config = dataclasses.replace(config, eos_token_id=tuple(dict.fromkeys((*config.eos_token_id, *more))))
     if dtype is None:
         dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
-    dtype, tokenizer, file = jnp.dtype(dtype), None, path / "tokenizer.json"
-    if file.is_file():
-        try:
-            tokenizer = Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises nothing narrower
-            raise UserError(f"{file} is damaged ({error}); copy it again") from None
-        if (size := max(tokenizer.get_vocab().values(), default=-1) + 1) > config.vocab_size:
-            raise UserError(
-                f"{file} has ids up to {size - 1} and the model {config.vocab_size} tokens; they do not match"
-            )
+    dtype, tokenizer = jnp.dtype(dtype), load_tokenizer(path, config.vocab_size)
     model = lm.from_config(config, dtype, tuple(taps))
     if tokenizer is not None:
         model = model._replace(vocabulary=fingerprint(tokenizer))
     return Loaded(model, _read_params(path, config, dtype), config, tokenizer, str(path))
+
+
+def load_tokenizer(path: Path, vocab_size: int) -> Tokenizer | None:
+    """The tokenizer.json of a model directory, or None. Raises UserError if it is damaged or has more ids than the model."""
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        return None
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise UserError(f"{file} is damaged ({error}); copy it again") from None
+    if (size := max(tokenizer.get_vocab().values(), default=-1) + 1) > vocab_size:
+        raise UserError(f"{file} has ids up to {size - 1} and the model {vocab_size} tokens; they do not match")
+    return tokenizer
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:

@@ -6,7 +6,6 @@ A finished build is left alone by the command that made it, as a training run is
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import sys
 import time
@@ -116,23 +115,13 @@ def read_words(directory: str | Path) -> Words:
     """The tokenizer of a model directory; its weights are not read. Raises UserError."""
     path = hf.resolve(directory)
     size = config_from_hf(hf._read_json(path / "config.json")).vocab_size
-    file = path / "tokenizer.json"
-    if not file.is_file():
+    tokenizer = hf.load_tokenizer(path, size)
+    if tokenizer is None:
         raise UserError(f"{path} has no tokenizer.json; the text cannot be tokenised without")
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing narrower
-        raise UserError(f"{file} is damaged ({error}); copy it again") from None
-    vocabulary = tokenizer.get_vocab()
-    if max(vocabulary.values(), default=-1) >= size:
-        raise UserError(
-            f"{file} has ids up to {max(vocabulary.values())} and the model {size} tokens; they do not match"
-        )
     # What a document may be cut to or filled up to for a network is nothing to a count.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    fingerprint = hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode()).hexdigest()
-    return Words(tokenizer, size, fingerprint, data.separator_id(tokenizer))
+    return Words(tokenizer, size, hf.fingerprint(tokenizer), data.separator_id(tokenizer))
 
 
 def tokenise(words: Words, texts: Sequence[str]) -> list[list[int]]:
