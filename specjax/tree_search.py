@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from specjax import sampling
 from specjax.errors import UserError
 from specjax.topology import Topology, whole
 from specjax.types import StepInfo
@@ -237,7 +238,7 @@ def expand(scores: jax.Array, log_probs: jax.Array, top_k: int) -> tuple[jax.Arr
     batch, frontier_size, vocab_size = log_probs.shape
     if whole("top_k", top_k, 1) > vocab_size:
         raise UserError(f"top_k is {top_k} and the vocabulary has {vocab_size} tokens; at most as many")
-    values, tokens = jax.lax.top_k(log_probs, top_k)
+    values, tokens = sampling.top(log_probs, top_k)
     total = scores[..., None] + values
     parent = jnp.broadcast_to(jnp.arange(frontier_size, dtype=jnp.int32)[:, None], total.shape)
     flat = (batch, frontier_size * top_k)

@@ -167,3 +167,15 @@ def test_draws_without_replacement_have_their_law():
         law[i, j] = p[i] * p[j] / (1 - p[i])
     seen = np.bincount(np.asarray(tokens)[:, 0] * 4 + np.asarray(tokens)[:, 1], minlength=16)
     assert testing.chi_square(seen, law)[2] > 1e-3
+
+
+def test_top_is_top_k():
+    """In blocks or whole, with ties, with impossible tokens, with a last block that is not full."""
+    rng = np.random.default_rng(0)
+    for vocab, count in [(7, 3), (600, 2), (5000, 8), (4096, 1), (1031, 4)]:
+        scores = rng.normal(size=(3, 5, vocab)).round(1).astype(np.float32)
+        scores = np.where(rng.random(scores.shape) < 0.3, -np.inf, scores)
+        scores[0, 0] = -np.inf
+        got, want = sampling.top(jnp.asarray(scores), count), jax.lax.top_k(jnp.asarray(scores), count)
+        np.testing.assert_array_equal(got[0], want[0])
+        np.testing.assert_array_equal(got[1], want[1])

@@ -143,6 +143,10 @@ def test_learn_carries_the_rows_over():
     # What a later batch does not know, it does not forget.
     unknown = state.replace(draft=state.draft.replace(matrix=jnp.full_like(state.draft.matrix, -1)))
     np.testing.assert_array_equal(made().learn(warm, unknown, lengths)["matrix"], want)
+    # And what one row learnt is not undone by another that still has what it began with.
+    rows = jnp.broadcast_to(warm.draft["matrix"], state.draft.matrix.shape).at[0, 1].set(0)
+    one = state.replace(draft=state.draft.replace(matrix=rows))
+    np.testing.assert_array_equal(made().learn(warm, one, lengths)["matrix"], rows[0])
 
 
 def test_the_default_tree():

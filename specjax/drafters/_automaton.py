@@ -14,6 +14,8 @@ copy every table in every step, to hold back the rows that are through.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -33,6 +35,14 @@ class Automaton(struct.PyTreeNode):
     count: jax.Array  # i32[B] states that exist
     last: jax.Array  # i32[B] the state of the whole text
     read: jax.Array  # i32[B] tokens of the text
+
+
+class Occurrence(NamedTuple):
+    """Where the ends of the texts occurred first, i32[B] each."""
+
+    end: jax.Array  # where the continuation begins
+    size: jax.Array  # tokens of the phrase that was found there; 0: nothing was
+    longest: jax.Array  # tokens of the longest phrase that occurred before; 0: none
 
 
 class _Job(struct.PyTreeNode):
@@ -69,12 +79,35 @@ def extend(automaton: Automaton, tokens: jax.Array, length: jax.Array) -> Automa
     return jax.lax.while_loop(unread, body, (automaton, job))[0]
 
 
+def occurrence(automaton: Automaton, ahead: int, least: int = 1) -> Occurrence:
+    """Where the longest phrase that ends the text occurred first, of those that have ``ahead`` tokens after their first
+    occurrence; if there is none, the longest of all. Phrases shorter than ``least`` do not count.
+
+    O(ahead) links: if the nearest occurrences of a long phrase overlap, the text repeats itself, and a phrase shorter by
+    one repetition occurred one repetition earlier.
+    """
+
+    def row(states, last, read):
+        longest = jnp.maximum(states[last, LINK], ROOT)
+
+        def late(state):
+            return (states[state, LENGTH] >= least) & (read - states[state, FIRST_END] < ahead)
+
+        state = jax.lax.while_loop(late, lambda state: states[state, LINK], longest)
+        state = jnp.where(states[state, LENGTH] >= least, state, longest)
+        size = states[:, LENGTH][jnp.stack([state, longest])]
+        size = jnp.where(size >= least, size, 0)
+        return Occurrence(states[state, FIRST_END], *size)
+
+    return jax.vmap(row)(automaton.states, automaton.last, automaton.read)
+
+
 def _step(automaton: Automaton, job: _Job, tokens: jax.Array, length: jax.Array) -> tuple[Automaton, _Job]:
     """One row, one step: looks one key up and makes the writes that follow, at most an edge, a new state and one entry."""
     states, edges, count = automaton.states, automaton.edges, automaton.count
     first = job.phase == REST
     at, new = jnp.where(first, automaton.last, job.at), jnp.where(first, count, job.new)
-    copied, copying = edges[job.edge], job.phase == COPY
+    copied, copying = _get(edges, job.edge, job.edge)[0], job.phase == COPY
     source = jnp.where(copying, job.clone, at)
     token = jnp.where(copying, copied[TOKEN], tokens[automaton.read])
 
@@ -86,7 +119,7 @@ def _step(automaton: Automaton, job: _Job, tokens: jax.Array, length: jax.Array)
     known = exists | (edge[STATE] == NONE)
     busy = (automaton.read < length) & known
 
-    mine, target = states[source], states[edge[TARGET]]
+    mine, target, newest = _get(states, source, edge[TARGET], new)
     walking = busy & (job.phase <= WALK)
     adds = walking & ~exists  # the phrases of ``at`` were never followed by this token
     solid = mine[LENGTH] + 1 == target[LENGTH]  # the link may lead there as it is; otherwise it is split first
@@ -111,7 +144,7 @@ def _step(automaton: Automaton, job: _Job, tokens: jax.Array, length: jax.Array)
     value = jnp.where(adds | copies, slot, jnp.where(splits, count, jnp.where(joins, edge[TARGET], job.clone)))
     column = jnp.where(adds | copies, HEAD, LINK)
     writes = adds | copies | joins | splits | (ends & (job.phase == REDIRECT))
-    old = jnp.where(whose == source, mine, jnp.where(whose == edge[TARGET], target, states[whose]))
+    old = jnp.where(whose == source, mine, jnp.where(whose == edge[TARGET], target, newest))
     changed = jnp.where(jnp.arange(4) == column, value, old)
     states = _put(
         states, jnp.stack([begins | splits, writes]), jnp.stack([count, whose]), jnp.stack([born, changed])
@@ -137,11 +170,19 @@ def _step(automaton: Automaton, job: _Job, tokens: jax.Array, length: jax.Array)
     )
 
 
+def _get(table: jax.Array, *index: jax.Array) -> jax.Array:
+    """The records at several places. Of a single one XLA makes a slice, which on the CPU it reads again wherever it is used,
+    also after the table has changed: it would copy the table in every step."""
+    return table[jnp.stack(index)]
+
+
 def _put(table: jax.Array, when: jax.Array, index: jax.Array, record: jax.Array) -> jax.Array:
+    """The table with other records at some places; where ``when`` is False nothing is written."""
     return table.at[jnp.where(when, index, table.shape[0])].set(record, mode="drop")
 
 
 def _hash(state: jax.Array, token: jax.Array) -> jax.Array:
+    """Bits from which the place in the table is taken: uint32, mixed by multiplying and shifting."""
     mixed = state.astype(jnp.uint32) * jnp.uint32(0x9E3779B1) ^ token.astype(jnp.uint32) * jnp.uint32(0x85EBCA77)
     mixed = (mixed ^ mixed >> 15) * jnp.uint32(0x2C1B3C6D)
     mixed = (mixed ^ mixed >> 12) * jnp.uint32(0x297A2D39)

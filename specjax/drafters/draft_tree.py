@@ -144,7 +144,7 @@ def _children(keys, context: Context, logits, expanding: list[int], shape: Topol
     parent = np.array([of[shape.parents[node]] for node in level])
     rank = np.array([shape.ranks[node] for node in level])
     most = int(rank.max()) + 1
-    best = jax.lax.top_k(logits, most)[1].astype(jnp.int32)[:, parent, rank]
+    best = sampling.top(logits, most)[1][:, parent, rank]
     always = jnp.ones_like(best, bool)
     if siblings == "top_k":
         return Draft(best, always)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from specjax import topology, tree
+from specjax import sampling, topology, tree
 from specjax.drafters._checks import at_least
 from specjax.errors import UserError
 from specjax.topology import Topology
@@ -114,13 +114,14 @@ def _build(target: LM, shape: Topology, top_k: int) -> Drafter:
         return draft, state.replace(pending=pending)
 
     def update(params, state, draft, verdict, target_out):
-        best = jax.lax.top_k(target_out.logits, top_k)[1].astype(jnp.int32)
+        best = sampling.top(target_out.logits, top_k)[1]
         return state.replace(matrix=refresh(state.matrix, state.pending, draft, verdict.path, verdict.count, best))
 
     def learn(params, state, prompt_lengths):
-        matrix = np.array(params.draft["matrix"])
+        old = matrix = np.asarray(params.draft["matrix"])
         for row in np.asarray(state.draft.matrix):
-            matrix = np.where(row >= 0, row, matrix)
+            new = (row != old).any(-1, keepdims=True)  # what a row only began with must not undo what another learnt
+            matrix = np.where(new & (row >= 0), row, matrix)
         return {"matrix": jnp.asarray(matrix)}
 
     return Drafter(
