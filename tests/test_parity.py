@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import accept, decode, drafters, rng, sampling
+from specjax import accept, datastore, decode, drafters, ngram_tables, rng, sampling
 from specjax.types import ModelParams
 
 torch = pytest.importorskip("torch")
@@ -21,20 +21,39 @@ TEXTS = [
 NEW = 100
 
 
-@pytest.mark.parametrize("name", drafters.names())
-def test_greedy_text_of_a_real_model(stories, data_dir, name):
+# The others share their rounds with one of these, and conformance proves them all: they run when asked (slow).
+USUAL = ("none", "prompt_lookup", "draft_model", "draft_tree", "token_recycling", "lookahead", "suffix", "escalate")
+
+
+@pytest.fixture(scope="module")
+def theirs(stories, data_dir):
+    """Prompts, and what transformers makes of them."""
     ids = [stories.tokenizer.encode(text).ids for text in TEXTS]
     model = transformers.AutoModelForCausalLM.from_pretrained(data_dir / "models" / "stories260K", dtype=torch.float32)
-    theirs = []
+    texts = []
     for prompt in ids:
         out = model.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False, pad_token_id=0)
-        theirs.append(out[0, len(prompt) :].tolist())
+        texts.append(out[0, len(prompt) :].tolist())
+    return ids, texts
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in USUAL else pytest.param(n, marks=pytest.mark.slow) for n in drafters.names()]
+)
+def test_greedy_text_of_a_real_model(stories, theirs, name):
+    ids, texts = theirs
+    known = [prompt + text[:50] for prompt, text in zip(ids, texts, strict=True)]
     itself = {"model": stories.lm, "params": stories.params}
     keys = {
         "draft_model": {**itself, "gamma": 3},
         "draft_tree": {**itself, "tree": "2x1"},
         "dynamic_tree": {**itself, "nodes": 4, "depth": 2, "top_k": 2},
         "specinfer": {"models": [stories.lm], "params": [stories.params], "tree": "2x1"},
+        "rest": {"datastore": datastore.build(known), "nodes": 8},
+        "ngram_lm": {"tables": ngram_tables.count(known, stories.lm.vocab_size)},
+        "token_recycling": {"tree": "4x2"},
+        "lookahead": {"window": 3, "ngram": 3, "candidates": 3},
+        "escalate": {"drafters": {"first": {"name": "suffix", "mode": "path"}, "second": {"name": "jacobi"}}},
     }
     drafter = drafters.make(name, stories.lm, **keys.get(name, {}))
     params = ModelParams(stories.params, drafter.init_params(None))
@@ -53,7 +72,7 @@ def test_greedy_text_of_a_real_model(stories, data_dir, name):
     eos = stories.config.eos_token_id
     state, _ = decode.generate(stories.lm, drafter, accept.load("recursive"), params, state, max_steps=NEW, eos_id=eos)
     decode.check(state)
-    assert decode.outputs(state, lengths) == theirs
+    assert decode.outputs(state, lengths) == texts
 
 
 def test_sampling_maps_are_those_of_transformers():

@@ -62,13 +62,13 @@ def empty(batch: int, slots: int) -> Automaton:
     states = jnp.full((batch, max(2 * slots, 2), 4), NONE, jnp.int32).at[:, ROOT, LENGTH].set(0)
     edges = jnp.full((batch, max(4 * slots, BUCKET), 4), NONE, jnp.int32)
     zero = jnp.zeros((batch,), jnp.int32)
-    return Automaton(states, edges, zero + 1, zero + ROOT, zero)
+    return Automaton(states=states, edges=edges, count=zero + 1, last=zero + ROOT, read=zero)
 
 
 def extend(automaton: Automaton, tokens: jax.Array, length: jax.Array) -> Automaton:
     """Reads on in texts i32[B,S] until ``length`` i32[B]; a row that has read as much stays as it is."""
-    zero = jnp.zeros_like(length)
-    job = _Job(*[zero] * 7)
+    zero = jnp.zeros_like(automaton.read)
+    job = _Job(phase=zero + REST, at=zero, new=zero, split=zero, clone=zero, edge=zero, passed=zero)
 
     def unread(carry):
         return (carry[0].read < length).any()
@@ -83,8 +83,8 @@ def occurrence(automaton: Automaton, ahead: int, least: int = 1) -> Occurrence:
     """Where the longest phrase that ends the text occurred first, of those that have ``ahead`` tokens after their first
     occurrence; if there is none, the longest of all. Phrases shorter than ``least`` do not count.
 
-    O(ahead) links: if the nearest occurrences of a long phrase overlap, the text repeats itself, and a phrase shorter by
-    one repetition occurred one repetition earlier.
+    At most ``ahead`` links are followed: a phrase that first occurred too late has all its ends among the last ``ahead``
+    places, and every link adds an end.
     """
 
     def row(states, last, read):
@@ -129,7 +129,9 @@ def _step(automaton: Automaton, job: _Job, tokens: jax.Array, length: jax.Array)
     top = at == ROOT
     ends = joins | (adds & top) | (busy & (job.phase == REDIRECT) & (~redirects | top))
 
-    made = jnp.where(adds | copies, jnp.stack([source, token, jnp.where(copies, copied[TARGET], new), mine[HEAD]]), edge)
+    made = jnp.where(
+        adds | copies, jnp.stack([source, token, jnp.where(copies, copied[TARGET], new), mine[HEAD]]), edge
+    )
     made = made.at[TARGET].set(jnp.where(redirects, job.clone, made[TARGET]))
     edges = _put(edges, adds | copies | redirects, slot, made)
 
@@ -146,9 +148,7 @@ def _step(automaton: Automaton, job: _Job, tokens: jax.Array, length: jax.Array)
     writes = adds | copies | joins | splits | (ends & (job.phase == REDIRECT))
     old = jnp.where(whose == source, mine, jnp.where(whose == edge[TARGET], target, newest))
     changed = jnp.where(jnp.arange(4) == column, value, old)
-    states = _put(
-        states, jnp.stack([begins | splits, writes]), jnp.stack([count, whose]), jnp.stack([born, changed])
-    )
+    states = _put(states, jnp.stack([begins | splits, writes]), jnp.stack([count, whose]), jnp.stack([born, changed]))
 
     after = jnp.where(splits, COPY, jnp.where(copies & (copied[NEXT] == NONE), REDIRECT, job.phase))
     after = jnp.where(ends, REST, jnp.where(adds, WALK, after))
@@ -178,7 +178,7 @@ def _get(table: jax.Array, *index: jax.Array) -> jax.Array:
 
 def _put(table: jax.Array, when: jax.Array, index: jax.Array, record: jax.Array) -> jax.Array:
     """The table with other records at some places; where ``when`` is False nothing is written."""
-    return table.at[jnp.where(when, index, table.shape[0])].set(record, mode="drop")
+    return table.at[jnp.where(when, index, table.shape[0])].set(record.astype(table.dtype), mode="drop")
 
 
 def _hash(state: jax.Array, token: jax.Array) -> jax.Array:
