@@ -18,7 +18,7 @@ def get_config() -> ConfigDict:
         methods[name] = generate.drafter(name)
         methods[name].gamma = 15
     methods.prompt_lookup.max_ngram = 16
-    both = methods["sam, token_recycling"] = generate.drafter("escalate")
+    both = methods.sam_then_recycling = generate.drafter("escalate")
     both.accept = "deterministic"
     for name in ("sam", "token_recycling"):
         both.drafters[name] = generate.drafter(name)

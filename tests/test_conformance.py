@@ -29,6 +29,7 @@ SAMPLE = {
     "token_recycling": ("recursive", "match"),
     "trie": ("deterministic",),
     "suffix": ("recursive",),
+    "sam": ("chain",),
     "rest": ("traversal",),
     "escalate": ("chain", "match"),
 }

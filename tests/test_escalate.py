@@ -82,7 +82,7 @@ def test_the_first_that_proposes_wins_row_by_row():
             if emitted[row]:
                 assert valid[row].tolist() == want
                 assert who is None or tokens[row][valid[row]].tolist() == [[0, 1], [2, 2, 2]][who]
-                won[row, who] += 1 if who is not None else 0
+                won[row, 1 if who is None else who] += 1  # where nobody proposes, the last one asked has the round
     assert won.min() >= 0 and won.sum(0).min() > 0
     np.testing.assert_array_equal(np.stack([np.asarray(s) for s in state.draft.states], 1), won)  # whose round it was
 
@@ -184,3 +184,19 @@ def test_a_target_without_the_model_is_cheap():
     params = ModelParams(cases.table(0), both.init_params(None))
     state, _ = run(both, params, [[0, 1], [2]])
     assert np.asarray(state.draft.states[1].length).tolist() == [1, 0]  # as after prefill
+
+
+@pytest.mark.fast
+def test_who_proposes_nothing_still_learns():
+    """A cold matrix behind a lookup that finds nothing: the round is its own, so that it has something to propose later."""
+    never = scripted(1, [0], lambda n: n < 0)
+    recycling = drafters.make("token_recycling", target, tree="2", top_k=2)
+    both = escalate.make(target, drafters=[never, recycling])
+    params = ModelParams(cases.table(0), both.init_params(None))
+    alone = ModelParams(cases.table(0), recycling.init_params(None))
+    state, lengths = run(both, params, [[0, 1], [2]], rule="recursive")
+    same, _ = run(recycling, alone, [[0, 1], [2]], rule="recursive")
+    np.testing.assert_array_equal(state.draft.states[1].matrix, same.draft.matrix)
+    assert (np.asarray(same.draft.matrix) >= 0).any() and decode.outputs(state, lengths) == decode.outputs(
+        same, lengths
+    )

@@ -73,6 +73,7 @@ def contenders(target: LM, text: np.ndarray) -> dict[str, Drafter]:
         "trie, datastore": make("trie", datastore=store),
         "suffix": make("suffix"),
         "suffix, datastore": make("suffix", datastore=store),
+        "sam": make("sam"),
         "rest": make("rest", datastore=store),
     }
 

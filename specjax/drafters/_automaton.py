@@ -74,7 +74,8 @@ def extend(automaton: Automaton, tokens: jax.Array, length: jax.Array) -> Automa
         return (carry[0].read < length).any()
 
     def body(carry):
-        return jax.vmap(_step)(*carry, tokens, length)
+        automaton, job = carry
+        return jax.vmap(_step)(automaton, job, tokens, length)
 
     return jax.lax.while_loop(unread, body, (automaton, job))[0]
 
@@ -95,9 +96,10 @@ def occurrence(automaton: Automaton, ahead: int, least: int = 1) -> Occurrence:
 
         state = jax.lax.while_loop(late, lambda state: states[state, LINK], longest)
         state = jnp.where(states[state, LENGTH] >= least, state, longest)
-        size = states[:, LENGTH][jnp.stack([state, longest])]
-        size = jnp.where(size >= least, size, 0)
-        return Occurrence(states[state, FIRST_END], *size)
+        size, most = states[state, LENGTH], states[longest, LENGTH]
+        return Occurrence(
+            states[state, FIRST_END], jnp.where(size >= least, size, 0), jnp.where(most >= least, most, 0)
+        )
 
     return jax.vmap(row)(automaton.states, automaton.last, automaton.read)
 

@@ -27,7 +27,7 @@ class State(struct.PyTreeNode):
     """What is carried: the drafters' states, who proposed last, and how each has done."""
 
     states: tuple[Any, ...]
-    winner: jax.Array  # i32[B] the stage whose draft it was; their number if nobody proposed
+    winner: jax.Array  # i32[B] the stage whose draft it was, of proposals or, if there were none, the last one asked
     rate: jax.Array  # f32[B,n] moving average of the share of its drafts that was accepted, 1 at first
 
 
@@ -84,7 +84,7 @@ def make(target: LM, *, drafters: Stages, least: float = 0.0, decay: float = 0.8
 
     def propose(params, keys, context, state):
         batch = context.length.shape[0]
-        winner = jnp.full((batch,), len(stages), jnp.int32)
+        winner = last = jnp.full((batch,), len(stages), jnp.int32)
         states, drafts = [], []
         for index, stage in enumerate(stages):
             mine, inner = own(params, index), keys.inner(index)
@@ -103,9 +103,12 @@ def make(target: LM, *, drafters: Stages, least: float = 0.0, decay: float = 0.8
                 run(state.states[index]) if index == 0 else jax.lax.cond(asked.any(), run, rest, state.states[index])
             )
             proposed = tree.exists(draft.valid, draft.parents).any(-1) if stage.nodes else jnp.zeros((batch,), bool)
-            winner = jnp.where(asked & proposed, index, winner)
+            winner, last = jnp.where(asked & proposed, index, winner), jnp.where(asked, index, last)
             states.append(after)
             drafts.append(draft)
+        # Where nobody proposes the round still belongs to somebody: some nodes only look (those of lookahead's window),
+        # and there is something to learn from the target's one token.
+        winner = jnp.where(winner == len(stages), last, winner)
         return _merge(drafts, winner), State(tuple(states), winner, state.rate)
 
     def _merge(drafts: Sequence[Draft], winner: jax.Array) -> Draft:
@@ -162,7 +165,7 @@ def make(target: LM, *, drafters: Stages, least: float = 0.0, decay: float = 0.8
             seen = Output(*jax.tree.map(lambda x, n=n: x[:, : n + 1], tuple(target_out)))
             states.append(stage.update(own(params, index), state.states[index], part, said, seen))
             new = decay * rate[:, index] + (1 - decay) * share
-            rate = rate.at[:, index].set(jnp.where(won, new, rate[:, index]))
+            rate = rate.at[:, index].set(jnp.where(won & (tried > 0), new, rate[:, index]))
         return State(tuple(states), state.winner, rate)
 
     def learn(params, state, lengths):

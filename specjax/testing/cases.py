@@ -102,6 +102,9 @@ _NO_MODEL: dict[str, Callable[[LM], Drafter]] = {
     "lookahead": lambda target: drafters.make("lookahead", target, window=2, ngram=3, candidates=2),
     "token_recycling": lambda target: drafters.make("token_recycling", target, tree="2x1", top_k=2),
     "trie": lambda target: drafters.make("trie", target, nodes=4, depth=2, max_ngram=2, samples=8),
+    "sam": lambda target: drafters.make(
+        "sam", target, gamma=2, max_ngram=3, bias=1, datastore=datastore.build(_text(target.vocab_size))
+    ),
     "suffix": lambda target: drafters.make("suffix", target, nodes=4, depth=2, max_ngram=4, samples=8),
     "rest": lambda target: drafters.make(
         "rest", target, nodes=4, depth=2, max_ngram=3, samples=8, datastore=datastore.build(_text(target.vocab_size))
