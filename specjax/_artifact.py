@@ -58,12 +58,12 @@ def read(
         vocabulary, size = manifest["vocabulary"], int(manifest["vocab_size"])
     except OSError:
         raise UserError(f"{folder} has no {path.name}; build the {what} with {build}") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise UserError(f"{path} is damaged, or no {what} of specjax; build it with {build}") from None
     if not named:
         raise UserError(f"{path} is no {what} of specjax; build one with {build}")
     if version != schema:
-        raise UserError(f"{path} is of format version {version} and this is {schema}; build it again with {build}")
+        raise UserError(f"{path} is of format version {version!r} and this is {schema}; build it again with {build}")
     # Equal fingerprints are equal ids; where one is unknown, the number of tokens is all there is to compare.
     if (vocabulary and target.vocabulary and vocabulary != target.vocabulary) or size > target.vocab_size:
         raise UserError(
@@ -72,7 +72,7 @@ def read(
     file = folder / f"{name}.safetensors"
     try:
         arrays = load_file(file)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, AttributeError) as error:  # the last: a dtype that numpy has not
         raise UserError(f"{file} is missing or damaged ({error}); build it again with {build}") from None
     if {key: _checksum(value) for key, value in arrays.items()} != sums:
         raise UserError(f"{file} does not fit {path.name}: it was damaged or replaced; build both again with {build}")

@@ -23,7 +23,7 @@ from specjax.types import LM
 
 NAME, SCHEMA = "datastore", 1
 BUILD = "--config=configs/datastore.py and this target"
-REACH = 32
+REACH, LONGEST = 32, 4096
 SEPARATOR = -1
 
 
@@ -45,8 +45,8 @@ def build(documents: Sequence[Sequence[int]], reach: int = REACH) -> Store:
     Raises:
         UserError: no tokens at all, negative ids, a reach below 1.
     """
-    if reach < 1:
-        raise UserError(f"reach is {reach}; it must be at least 1")
+    if not 0 < reach <= LONGEST:
+        raise UserError(f"reach is {reach}; it must be in 1..{LONGEST}")
     tokens = flatten(documents)
     if not len(tokens):
         raise UserError("the documents hold no token; a datastore needs text")
@@ -67,8 +67,14 @@ def append(store: Store, documents: Sequence[Sequence[int]], capacity: int) -> S
     again.
     """
     empty(capacity, store.reach)  # checks
+    tokens = recent([*split(store.tokens), *documents], capacity)
+    return Store(tokens, suffix_array(tokens, store.reach), store.reach)
+
+
+def recent(documents: Sequence[Sequence[int] | np.ndarray], capacity: int) -> np.ndarray:
+    """i32[capacity]: the last documents that fit, whole, each followed by -1, which also fills up. See ``append``."""
     kept, room = [], capacity
-    for document in reversed([*split(store.tokens), *(_ids(d) for d in documents)]):
+    for document in reversed([_ids(d) for d in documents]):
         if not len(document):
             continue
         if not kept:
@@ -80,7 +86,7 @@ def append(store: Store, documents: Sequence[Sequence[int]], capacity: int) -> S
     tokens = np.full(capacity, SEPARATOR, np.int32)
     text = flatten(kept[::-1])
     tokens[: len(text)] = text
-    return Store(tokens, suffix_array(tokens, store.reach), store.reach)
+    return tokens
 
 
 def save(
@@ -101,7 +107,9 @@ def save(
 def load(directory: str | os.PathLike, target: LM) -> Store:
     """Reads the store in ``directory``. Raises UserError: none there, damaged, or made with another tokenizer."""
     arrays, manifest = _artifact.read(directory, NAME, SCHEMA, target, BUILD)
-    if set(arrays) != {"tokens", "order"} or not isinstance(manifest.get("reach"), int):
+    reach = manifest.get("reach")
+    whole = isinstance(reach, int) and not isinstance(reach, bool) and 0 < reach <= LONGEST
+    if set(arrays) != {"tokens", "order"} or not whole:
         raise UserError(f"{directory} holds no datastore of specjax; build one with {BUILD}")
     store = Store(arrays["tokens"], arrays["order"], manifest["reach"])
     check(store, target)
@@ -130,7 +138,7 @@ def flatten(documents: Sequence[Sequence[int]]) -> np.ndarray:
     return np.concatenate([np.append(ids, np.int32(SEPARATOR)) for ids in parts]) if parts else np.zeros(0, np.int32)
 
 
-def _ids(document: Sequence[int]) -> np.ndarray:
+def _ids(document: Sequence[int] | np.ndarray) -> np.ndarray:
     ids = np.asarray(document)
     if ids.size and (ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0):
         raise UserError("a document has something else than token ids >= 0; give lists of ids")

@@ -32,6 +32,9 @@ def parse(line: str) -> dict[str, Any] | None:
     """The JSON object on a line, or None if there is none."""
     try:
         value = json.loads(line)
+        json.dumps(
+            value, ensure_ascii=False
+        ).encode()  # half a surrogate pair is no character, and nobody could write it
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

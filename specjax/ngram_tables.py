@@ -58,7 +58,7 @@ def count(
     Raises:
         UserError: no tokens, ids outside the vocabulary, numbers out of range.
     """
-    if min(successors, contexts) < 1 or not smoothing > 0:
+    if min(successors, contexts) < 1 or not 0 < smoothing < np.inf:
         given = f"successors is {successors}, contexts {contexts} and smoothing {smoothing:g}"
         raise UserError(f"{given}; they must be at least 1, 1 and more than 0")
     tokens = flatten(documents).astype(np.int64)
@@ -158,3 +158,9 @@ def check(tables: Tables, target: LM) -> None:
             f"the n-gram tables count {len(tables.unigram)} tokens and the target has {target.vocab_size}; they were built "
             f"with another tokenizer than the target's, build them again with {BUILD}"
         )
+    for name, array in zip(tables._fields, tables, strict=True):
+        array = np.asarray(array)
+        if array.dtype.kind == "f" and not (np.isfinite(array).all() and (array >= 0).all()):
+            raise UserError(
+                f"the n-gram tables have a probability in {name} that is none; build them again with {BUILD}"
+            )

@@ -1,7 +1,8 @@
 """Replay: recorded conversations in, block efficiency of any drafter out, overall and by category; no model is run.
 
-The recorded outputs are taken for what a target says at temperature 0. The counts are those that this target's own greedy
-decoding would have had, with any lossless rule: they are all the same there.
+The recorded outputs are taken for what a target says at temperature 0, however they came about. Tokens, rounds and block
+efficiency are those that this target's own greedy decoding would have had, with any lossless rule: they are all the same
+there. In the last round nobody knows what would have come after the recording, so no draft token is judged beyond it.
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ class RowKeys(struct.PyTreeNode):
     base: jax.Array  # key[B]
     round: jax.Array  # i32[]
     position: jax.Array  # i32[B] where the first token of this round will stand
+    target: jax.Array | None = None  # key[B] of the target's sampler; None = base
 
     def at_round(self, purpose: int) -> jax.Array:
         """key[B] for this round and purpose."""
@@ -53,7 +54,7 @@ class RowKeys(struct.PyTreeNode):
     def at_position(self, depth: jax.Array) -> jax.Array:
         """key[B,T] of the target's sampler at ``position + depth``; ``depth`` is i32[B,T] or i32[T]."""
         where = self.position[:, None] + jnp.broadcast_to(depth, (self.base.shape[0], depth.shape[-1]))
-        return jax.vmap(_fold, (None, 1, None), 1)(self.base, where, TARGET)
+        return jax.vmap(_fold, (None, 1, None), 1)(self.base if self.target is None else self.target, where, TARGET)
 
     def coins(self, count: int, dtype=jnp.float32) -> Coins:
         """``count`` coins per row, to accept or reject with. Once a round."""
@@ -92,10 +93,15 @@ class RowKeys(struct.PyTreeNode):
         scores, tokens = jax.lax.top_k(jnp.where(weights > 0, jnp.log(weights) + noise(keys), -jnp.inf), count)
         return tokens.astype(jnp.int32), scores > -jnp.inf
 
-    def inner(self, index: int) -> RowKeys:
-        """Keys for the ``index``-th part of a drafter that is made of several, or for a system that runs inside this round."""
+    def inner(self, index: int, same_target: bool = False) -> RowKeys:
+        """Keys for the ``index``-th part of a drafter that is made of several, or for a system that runs inside this round.
+
+        Such a system has a target of its own, whose sampler must not have the outer one's noise. ``same_target``: it has not,
+        and a part that guesses with the target's noise finds it.
+        """
         fold = jax.vmap(lambda k: jax.random.fold_in(k, index))
-        return self.replace(base=fold(self.at_round(INNER)))
+        outer = self.base if self.target is None else self.target
+        return self.replace(base=fold(self.at_round(INNER)), target=outer if same_target else None)
 
     def _keys(self, purpose: int, weights: jax.Array, index) -> jax.Array:
         """key[B], or key[B,n] for weights f[B,n,V]."""

@@ -44,7 +44,7 @@ def generate(config: Config, workdir: Path) -> None:
     tokenizer = target.tokenizer
     assert tokenizer is not None  # load_target has seen to it
     if config.get("record"):
-        traces.check_record(config.record)
+        traces.check_record(config.record, workdir, config.prompts)
     [(label, choice)] = session.methods(config).items()
     method = session.method(target, choice, config.seed, label)
     prompts = session.read_prompts(config, target)
@@ -118,7 +118,7 @@ def measure(config: Config, workdir: Path) -> None:
         bench.warm(jobs, taught[0], [trace] if config.show_trace else [])
         for job, ready in zip(jobs, taught, strict=True):
             where = f"temperature {job.settings['temperature']:g}, batch {job.batch_size}"
-            rows += bench.measure(job, ready, lambda what, where=where: status.update(f"{where}: {what}"))
+            rows += bench.measure(job, ready, lambda what, where=where: status.update(Text(f"{where}: {what}")))
     console.print(terminal.table(rows))
     console.print(
         "[dim]tau: tokens per round; alpha: acceptance rate; plain: our autoregressive tokens/s, same batch; "
@@ -199,13 +199,14 @@ def train(config: Config, workdir: Path) -> None:
 
 
 MODES = {"train": train, "generate": generate, "bench": measure, "replay": replays}
+DECODES = ("target", "drafter", "accept", "sampling", "batch_size", "max_new_tokens", "seed")
 NEEDS = {  # keys that tell a mode's configurations apart
     "train": ("objective", "model", "train", "optimiser", "data", "seed"),
     "datastore": ("target", "data", "reach"),  # objectives of mode train
-    "ngram": ("target", "data", "from_target", "generation", "seed"),
-    "generate": ("target", "drafter", "accept", "sampling", "prompt", "prompts", "seed"),
-    "bench": ("target", "drafter", "accept", "sampling", "prompt", "prompts", "seed", "grid", "repeats"),
-    "replay": ("traces", "skip_bad", "drafter", "accept", "sampling", "vocab_size", "num_traces", "seed", "grid"),
+    "ngram": ("target", "data", "from_target", "generation", "seed", "successors", "contexts", "smoothing"),
+    "generate": (*DECODES, "prompt", "prompts"),
+    "bench": (*DECODES, "prompt", "prompts", "grid", "repeats"),
+    "replay": (*DECODES, "traces", "skip_bad", "vocab_size", "num_traces", "grid"),
 }
 
 

@@ -66,6 +66,10 @@ def read_prompts(config: Config, target: hf.Loaded) -> list[Prompt]:
     texts = [(config.prompt, None)] if config.prompt else _read(Path(config.prompts).expanduser())
     prompts = []
     for number, (text, category) in enumerate(texts[:count], 1):
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # a command line in another encoding
+            raise UserError(f"prompt {number} is not UTF-8 text") from None
         ids = tokenizer.encode(text).ids
         if not text.strip() or not ids:
             raise UserError(f"prompt {number} is empty; a prompt needs at least one token")
@@ -141,6 +145,8 @@ def methods(config: Config) -> dict[str, Choice]:
     several = grid.methods.to_dict() if grid and grid.methods else {}
     chosen = {}
     for label, keys in (several or {config.drafter.name: config.drafter.to_dict()}).items():
+        if not isinstance(keys, Mapping):
+            raise UserError(f"config.grid.methods.{label} is {keys!r}; give it the keys of a drafter")
         keys, rule, rule_keys = {"name": label} | _given(keys), config.accept, _given(config.get("accept_keys"))
         if several and "accept" in keys:
             rule, rule_keys = keys.pop("accept"), _given(keys.pop("accept_keys", None))

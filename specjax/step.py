@@ -84,8 +84,10 @@ def decide(
 ) -> tuple[DecodeState, StepInfo]:
     """The second half of a round: the verdict, cut at end-of-sequence and limits, and the commit of both caches."""
     draft, draft_state, out, cache = scored
-    # A finished row has no draft: its verdict is thrown away, and no loop of a rule should wait for it.
-    draft = draft.replace(valid=draft.valid & ~state.done[:, None])
+    # A finished row has no draft: its verdict is thrown away, and no loop of a rule should wait for it. An id outside the
+    # vocabulary (a foreign table or text) is no token: it could never be said.
+    real = (draft.tokens >= 0) & (draft.tokens < target.vocab_size)
+    draft = draft.replace(valid=draft.valid & real & ~state.done[:, None])
     verdict = _verdict(accept, keys, draft, out.logits, state)
     accepted = jnp.where(state.done, 0, (verdict.path >= 0).sum(-1))
     drafted, tested = _reach(draft, verdict)

@@ -106,6 +106,8 @@ def record(
     path, count = Path(path).expanduser(), len(prompts)
     names = range(count) if ids is None else ids
     kinds = [None] * count if categories is None else categories
+    if not all(map(len, (*prompts, *outputs))):
+        raise UserError("a prompt or an output is empty; a conversation has at least one token of each")
     for what, given in (("outputs", outputs), ("ids", names), ("categories", kinds)):
         if len(given) != count:
             raise UserError(f"there are {count} prompts and {len(given)} {what}; give one for each prompt")
@@ -118,9 +120,14 @@ def record(
         fresh.replace(path)
 
 
-def check_record(path: str | os.PathLike) -> None:
-    """Raises UserError if no recording can be written there."""
+def check_record(path: str | os.PathLike, workdir: Path | None = None, prompts: str = "") -> None:
+    """Raises UserError if no recording can be written there. ``workdir`` will be there when it is; ``prompts`` is the file that
+    must not be lost."""
     path = Path(path).expanduser()
+    if prompts and path.resolve() == Path(prompts).expanduser().resolve():
+        raise UserError(f"config.record: {path} is the file of prompts, which this would overwrite; name another")
+    if workdir is not None and path.parent.resolve() == workdir.resolve() and not path.is_dir():
+        return
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
         what = "is a directory" if path.is_dir() else f"cannot be written: {path.parent} is not a writable directory"
         raise UserError(f"config.record: {path} {what}; name a file in a directory that is there")

@@ -258,7 +258,7 @@ def test_what_cannot_be_built_is_one_line(target, tmp_path, capsys):
         ("datastore", {"data.files": f"{tmp_path}/none.txt"}, "No such file"),
         ("datastore", {"reach": 0}, "config.reach is 0; it must be at least 1"),
         ("ngram_tables", {"successors": 0}, "config.successors is 0; it must be at least 1"),
-        ("ngram_tables", {"smoothing": 0.0}, "config.smoothing is 0; it must be more than 0"),
+        ("ngram_tables", {"smoothing": 0.0}, "config.smoothing is 0; it must be a number above 0"),
         ("ngram_tables", {"from_target": -1}, "config.from_target is -1; it must be at least 0"),
         ("ngram_tables", {"generation.batch_size": 0}, "config.generation.batch_size is 0"),
         ("ngram_tables", {"from_target": 9, "generation.new_tokens": 400}, "32 + 400 tokens and the model has 128"),

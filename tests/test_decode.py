@@ -12,7 +12,7 @@ import pytest
 from specjax import accept, decode, drafters, rng, sampling, testing
 from specjax.drafters import draft_model
 from specjax.errors import NonFiniteLogits, UserError
-from specjax.types import ModelParams
+from specjax.types import Draft, ModelParams
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11], [3, 3, 3, 3], [1, 2, 1, 2, 1]]
 NEW = 40
@@ -431,3 +431,20 @@ def test_nan_matters_where_the_rule_looked(rule):
         assert testing.chi_square(seen, np.ones(3) / 3)[2] > 1e-3
     else:
         assert abs(failed.mean() - 5 / 9) < 0.1  # a drafted 1 in either place
+
+
+def test_an_id_that_is_no_token_is_no_draft():
+    """A table or a text of another vocabulary: such a draft is not there, whatever the rule, and is never said."""
+    target = testing.tabular(3)
+
+    def propose(params, keys, context, state):
+        tokens = jnp.broadcast_to(jnp.asarray([3, -2, 1], jnp.int32), (context.length.shape[0], 3))
+        return Draft(tokens, jnp.ones_like(tokens, bool)), state
+
+    foreign = drafters.make("prompt_lookup", target, gamma=3)._replace(propose=propose)
+    params = ModelParams(testing.random_table(0, 3), {})
+    packed, lengths = decode.pack_prompts([[0, 1]] * 64)
+    for rule in ("chain", "deterministic", "match"):
+        state = decode.prefill(target, foreign, params, packed, lengths, rng.row_keys(0, 64), max_len=10)
+        state, records = decode.generate(target, foreign, accept.load(rule), params, state, max_steps=9)
+        assert (records.accepted == 0).all() and ((state.tokens[:, :10] >= 0) & (state.tokens[:, :10] < 3)).all()

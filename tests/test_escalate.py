@@ -167,7 +167,7 @@ def test_mistakes_are_named():
     ]:
         with pytest.raises(UserError, match=message):
             escalate.make(target, drafters=given)
-    with pytest.raises(UserError, match=r"least is 1; it must be in \[0, 1\)"):
+    with pytest.raises(UserError, match=r"least is 1; it must be a number in \[0, 1\)"):
         escalate.make(target, drafters={"prompt_lookup": {}}, least=1)
     mixed = [drafters.make("trie", target, nodes=2), drafters.make("draft_model", target, gaps=True, **model)]
     both = escalate.make(target, drafters=mixed)
@@ -200,3 +200,34 @@ def test_who_proposes_nothing_still_learns():
     assert (np.asarray(same.draft.matrix) >= 0).any() and decode.outputs(state, lengths) == decode.outputs(
         same, lengths
     )
+
+
+@pytest.mark.fast
+def test_nobody_runs_for_a_finished_row_and_texts_that_fit_fit():
+    """A row that ended does not keep a costly drafter awake; and the slots of a wide neighbour are nobody's positions."""
+    even = scripted(2, [0, 1], lambda n: n > 3)  # serves row 1, never the short text of row 0
+    model = draft._replace(max_positions=16)
+    costly = drafters.make("draft_model", target, model=model, gamma=1, params=cases.table(1), gaps=True)
+    both = escalate.make(target, drafters=[scripted(6, [0] * 6, lambda n: n < 0), even, costly])
+    params = ModelParams(cases.table(0), both.init_params(None))
+    packed, lengths = decode.pack_prompts([[0], [1, 1, 0, 2]])
+    state = decode.prefill(
+        target, both, params, packed, lengths, row_keys(0, 2), max_len=16, limit=jnp.asarray([1, 16])
+    )
+    before = np.asarray(state.draft.states[2].length)
+    for state, _ in decode.stream(target, both, accept.load("chain"), params, state):  # noqa: B020
+        pass
+    assert np.asarray(state.length).tolist() == [1, 16]
+    # It ran in the first round, when nobody had yet been seen to stand still, and never again.
+    assert (np.asarray(state.draft.states[2].length) - before).max() <= 1
+
+
+def test_a_part_guesses_with_the_targets_own_noise():
+    """Seeded Jacobi inside of it guesses what it guesses alone."""
+    alone = drafters.make("jacobi", target, gamma=2)
+    both = escalate.make(target, drafters=[drafters.make("jacobi", target, gamma=2)])
+    table = cases.table(0)
+    prompts = [[0, 1], [2], [1, 1, 0]]
+    want, _ = run(alone, ModelParams(table, {}), prompts, temperature=1.0, rule="match")
+    got, _ = run(both, ModelParams(table, ({},)), prompts, temperature=1.0, rule="match")
+    assert got.round == want.round and (got.tokens[:, :14] == want.tokens[:, :14]).all()

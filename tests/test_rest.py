@@ -30,7 +30,7 @@ def weights(text, *, max_ngram, min_ngram, samples, depth):
     tokens, order = STORE.tokens.tolist(), STORE.order.tolist()
     for n in range(min(max_ngram, len(text)), min_ngram - 1, -1):
         found = [i for i in order if tokens[i : i + n] == text[-n:]]
-        if found:
+        if any(tokens[i + n] >= 0 for i in found):
             break
     else:
         return Counter()

@@ -213,7 +213,7 @@ def test_mistakes_are_named():
         ({"min_match": 0}, "min_match is 0"),
         ({"bias": -1}, "bias is -1; it must be a whole number >= 0"),
         ({"min_match": 17}, "min_match is 17 and max_ngram 16: a datastore could never match"),
-        ({"max_ngram": 40}, "max_ngram is 40 and a datastore's reach 32"),
+        ({"max_ngram": 40, "datastore": datastore.build([[1]])}, "max_ngram is 40 and the datastore's reach 32"),
         ({"datastore": datastore.build([[7, 7]])}, "the datastore has the token id 7 and the target 4 tokens"),
     ]:
         with pytest.raises(UserError, match=message):

@@ -126,9 +126,12 @@ def test_mistakes_are_named():
     for keys, message in [
         ({"mode": "list"}, "mode is 'list'; it must be one of tree, path"),
         ({"min_ngram": 9, "max_ngram": 3}, "min_ngram is 9 and max_ngram 3"),
-        ({"min_prob": 2.0}, "min_prob is 2.0"),
+        ({"min_prob": 2.0}, "min_prob is 2.0; it must be a number in"),
         ({"factor": 0.0}, "even a match of 16 tokens may propose nothing"),
-        ({"max_ngram": 40}, "max_ngram is 40 and a datastore's reach 32"),
+        ({"max_ngram": 40, "datastore": datastore.build([[1]])}, "max_ngram is 40 and the datastore's reach 32"),
+        ({"min_score": float("nan")}, "min_score is nan; it must be a number >= 0"),
+        ({"factor": "a"}, "factor is 'a'; it must be a number >= 0"),
+        ({"datastore": 3}, "datastore is '3'; give a directory"),
         ({"nodes": 0}, "nodes is 0"),
         ({"datastore": datastore.build([[7, 7]])}, "the datastore has the token id 7 and the target 3 tokens"),
     ]:

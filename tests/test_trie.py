@@ -46,7 +46,7 @@ def model(text, prompt, documents):
             break
     conts = [(c, 1 - WEIGHT if e < prompt else WEIGHT) for c, e in zip(seen, ends, strict=False)]
     for size in range(min(LONGEST, len(text)), 0, -1):
-        found = [(d, e) for d in documents for e in range(size, len(d) + 1) if d[e - size : e] == text[-size:]]
+        found = [(d, e) for d in documents for e in range(size, len(d)) if d[e - size : e] == text[-size:]]
         if found:
             conts += [(tuple(d[e : e + DEPTH]), WEIGHT) for d, e in found]
             break
@@ -118,7 +118,7 @@ def test_mistakes_are_named():
     for keys, message in [
         ({"nodes": 0}, "nodes is 0; it must be a whole number >= 1"),
         ({"min_ngram": 9}, "min_ngram is 9 and max_ngram 8"),
-        ({"output_weight": 1.0}, r"output_weight is 1.0; it must be in \(0, 1\)"),
+        ({"output_weight": 1.0}, r"output_weight is 1.0; it must be a number in \(0, 1\)"),
         ({"memory": 0}, "memory is 0"),
     ]:
         with pytest.raises(UserError, match=message):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -16,9 +17,22 @@ def at_least(name: str, value: int, least: int) -> None:
         raise UserError(f"{name} is {value}; it must be a whole number >= {least}")
 
 
+def number(name: str, value: float, right: str, ok: Callable[[float], bool]) -> None:
+    """Raises UserError unless ``value`` is a number for which ``ok`` holds; ``right`` says what that is."""
+    real = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not real or not math.isfinite(value) or not ok(value):
+        raise UserError(f"{name} is {value!r}; it must be a number {right}")
+
+
+def yes_or_no(name: str, value: bool) -> None:
+    """Raises UserError unless ``value`` is True or False."""
+    if not isinstance(value, bool):
+        raise UserError(f"{name} is {value!r}; it must be True or False")
+
+
 def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
     """Raises UserError unless ``value`` is one of ``allowed``."""
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise UserError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
 
 

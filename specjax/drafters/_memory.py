@@ -20,17 +20,26 @@ from specjax.types import LM, DecodeState, ModelParams, Params
 Given = Store | str | os.PathLike | None
 
 
-def load(target: LM, datastore: Given, max_ngram: int, memory: int) -> Store | None:
-    """The datastore to begin with, or None. Raises UserError: one that does not fit, or too small a memory."""
-    at_least("memory", memory, 2)
-    store = datastore if datastore is None or isinstance(datastore, Store) else stores.load(datastore, target)
-    if max_ngram > (REACH if store is None else store.reach):
+def load(target: LM, datastore: Given, max_ngram: int) -> Store | None:
+    """The datastore to begin with, or None. Raises UserError: none there, or one that does not fit."""
+    if datastore is None:
+        return None
+    if not isinstance(datastore, Store | str | os.PathLike):
         raise UserError(
-            f"max_ngram is {max_ngram} and a datastore's reach {REACH if store is None else store.reach}; lower it"
+            f"datastore is {str(datastore)[:40]!r}; give a directory that configs/datastore.py wrote, or a Store"
         )
-    if store is not None:
-        stores.check(store, target)
+    store = datastore if isinstance(datastore, Store) else stores.load(datastore, target)
+    if max_ngram > store.reach:
+        raise UserError(
+            f"max_ngram is {max_ngram} and the datastore's reach {store.reach}; lower it, or build with more"
+        )
+    stores.check(store, target)
     return store
+
+
+def reach(store: Store | None, max_ngram: int) -> int:
+    """How many tokens the order of what is looked up goes by."""
+    return max(REACH, max_ngram) if store is None else store.reach
 
 
 def params(store: Store | None) -> Params:
@@ -38,17 +47,21 @@ def params(store: Store | None) -> Params:
     return {} if store is None else {"tokens": jnp.asarray(store.tokens), "order": jnp.asarray(store.order)}
 
 
-def learner(reach: int, memory: int) -> Callable[[ModelParams, DecodeState, Sequence[int]], Params]:
-    """A ``Drafter.learn`` that appends the rows' outputs; the oldest texts go when more than ``memory`` tokens are kept."""
+def learner(
+    store: Store | None, max_ngram: int, memory: int
+) -> Callable[[ModelParams, DecodeState, Sequence[int]], Params]:
+    """A ``Drafter.learn`` that remembers the rows' outputs beside the datastore, which stays: the last ``memory`` tokens of
+    them, in whole texts; the oldest go."""
+    at_least("memory", memory, 2)
+    base = np.zeros(0, np.int32) if store is None else store.tokens
+    by = reach(store, max_ngram)
 
     def learn(given: ModelParams, state: DecodeState, lengths: Sequence[int]) -> Params:
-        old = given.draft
-        capacity = max(memory, old["tokens"].shape[0]) if old else memory
-        store = (
-            Store(np.asarray(old["tokens"]), np.asarray(old["order"]), reach) if old else stores.empty(memory, reach)
-        )
+        known = np.asarray(given.draft["tokens"])[len(base) :] if given.draft else base[:0]
         tokens, ends = np.asarray(state.tokens), np.asarray(state.length)
         outputs = [tokens[row, begin:end] for row, (begin, end) in enumerate(zip(lengths, ends, strict=True))]
-        return params(stores.append(store, outputs, capacity))
+        texts = stores.recent([*stores.split(known), *outputs], memory)
+        whole = np.concatenate([base, texts])
+        return params(Store(whole, stores.suffix_array(whole, by), by))
 
     return learn

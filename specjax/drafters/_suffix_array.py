@@ -57,6 +57,14 @@ def find(tokens: jax.Array, order: jax.Array, pattern: jax.Array, reach: int) ->
     return jnp.where(real, bounds[0], 0), jnp.where(real, bounds[1], 0)
 
 
+def continuing(tokens: jax.Array, order: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+    """bool[M]: whether any of the occurrences that ``find`` found goes on, instead of standing at the end of a document."""
+    # The end of a document sorts before every token: if anything follows any of them, then the last one.
+    last = jnp.take(order, jnp.maximum(high - 1, 0), mode="clip")
+    after = jnp.take(tokens, last + jnp.arange(1, high.shape[0] + 1), mode="fill", fill_value=-1)
+    return (high > low) & (after >= 0)
+
+
 def sample(order: jax.Array, low: jax.Array, high: jax.Array, count: int) -> jax.Array:
     """i32[count]: places of the range ``order[low:high]``, spread evenly over it; each once and then -1 if there are fewer.
 

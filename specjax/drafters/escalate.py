@@ -2,7 +2,9 @@
 
 The general form of "n-gram, else draft model" (Spector and Ré 2023, 2308.04623; SAM-Decoding, 2411.10666; SuffixDecoding's
 hybrid, 2411.04975), card D2. Who proposes depends on the committed text and on past rounds only, so the law of what is
-emitted does not change. A drafter that no row needs does not run in that round; what it missed it reads when its turn comes.
+emitted does not change. A drafter that no row needs does not run in that round. A draft model reads what it missed when its
+turn comes; drafters that learn from the target's outputs (``token_recycling``, ``lookahead``, ``jacobi``) learn in their own
+rounds only.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from flax import struct
 
 from specjax import drafters as registry
 from specjax import rng, tree
+from specjax.drafters._checks import number
 from specjax.errors import UserError
 from specjax.types import CHAIN, DETERMINISTIC, LM, Draft, Drafter, ModelParams, Output, Verdict
 
@@ -29,6 +32,8 @@ class State(struct.PyTreeNode):
     states: tuple[Any, ...]
     winner: jax.Array  # i32[B] the stage whose draft it was, of proposals or, if there were none, the last one asked
     rate: jax.Array  # f32[B,n] moving average of the share of its drafts that was accepted, 1 at first
+    idle: jax.Array  # bool[B] whether the last verdict counted nothing
+    seen: jax.Array  # i32[B] length of the text at the last proposal
 
 
 def check(drafters: Stages, **_: Any) -> None:
@@ -58,8 +63,7 @@ def make(target: LM, *, drafters: Stages, least: float = 0.0, decay: float = 0.8
     """
     check(drafters)
     for name, value in (("least", least), ("decay", decay)):
-        if not 0 <= value < 1:
-            raise UserError(f"{name} is {value}; it must be in [0, 1)")
+        number(name, value, "in [0, 1)", lambda x: 0 <= x < 1)
     stages = _build(target, drafters)
     nodes, longest = max(s.nodes for s in stages), max(s.longest for s in stages)
     if not nodes:
@@ -78,17 +82,27 @@ def make(target: LM, *, drafters: Stages, least: float = 0.0, decay: float = 0.8
         return params._replace(draft=params.draft[index])
 
     def init(params, context, target_out, slots):
-        states = tuple(s.init(own(params, i), context, target_out, slots) for i, s in enumerate(stages))
+        # Each is told of as many slots as it would have alone.
+        states = tuple(
+            s.init(own(params, i), context, target_out, slots - nodes + s.nodes) for i, s in enumerate(stages)
+        )
         batch = context.length.shape[0]
-        return State(states, jnp.full((batch,), len(stages), jnp.int32), jnp.ones((batch, len(stages)), jnp.float32))
+        return State(
+            states,
+            jnp.full((batch,), len(stages), jnp.int32),
+            jnp.ones((batch, len(stages)), jnp.float32),
+            jnp.zeros((batch,), bool),
+            jnp.zeros_like(context.length),
+        )
 
     def propose(params, keys, context, state):
         batch = context.length.shape[0]
         winner = last = jnp.full((batch,), len(stages), jnp.int32)
+        finished = state.idle & (context.length == state.seen)  # it stands still, so that nobody need run for it
         states, drafts = [], []
         for index, stage in enumerate(stages):
-            mine, inner = own(params, index), keys.inner(index)
-            asked = (winner == len(stages)) & (state.rate[:, index] >= least)
+            mine, inner = own(params, index), keys.inner(index, same_target=True)
+            asked = (winner == len(stages)) & (state.rate[:, index] >= least) & ~finished
 
             def run(old, stage=stage, mine=mine, inner=inner):
                 return stage.propose(mine, inner, context, old)
@@ -99,9 +113,7 @@ def make(target: LM, *, drafters: Stages, least: float = 0.0, decay: float = 0.8
                     shape = jax.eval_shape(lambda s: stage.propose(mine, fake, context, s)[0], old)
                 return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape), old
 
-            draft, after = (
-                run(state.states[index]) if index == 0 else jax.lax.cond(asked.any(), run, rest, state.states[index])
-            )
+            draft, after = jax.lax.cond(asked.any(), run, rest, state.states[index])
             proposed = tree.exists(draft.valid, draft.parents).any(-1) if stage.nodes else jnp.zeros((batch,), bool)
             winner, last = jnp.where(asked & proposed, index, winner), jnp.where(asked, index, last)
             states.append(after)
@@ -109,7 +121,7 @@ def make(target: LM, *, drafters: Stages, least: float = 0.0, decay: float = 0.8
         # Where nobody proposes the round still belongs to somebody: some nodes only look (those of lookahead's window),
         # and there is something to learn from the target's one token.
         winner = jnp.where(winner == len(stages), last, winner)
-        return _merge(drafts, winner), State(tuple(states), winner, state.rate)
+        return _merge(drafts, winner), State(tuple(states), winner, state.rate, state.idle, context.length)
 
     def _merge(drafts: Sequence[Draft], winner: jax.Array) -> Draft:
         batch, vocab = winner.shape[0], target.vocab_size
@@ -166,7 +178,7 @@ def make(target: LM, *, drafters: Stages, least: float = 0.0, decay: float = 0.8
             states.append(stage.update(own(params, index), state.states[index], part, said, seen))
             new = decay * rate[:, index] + (1 - decay) * share
             rate = rate.at[:, index].set(jnp.where(won & (tried > 0), new, rate[:, index]))
-        return State(tuple(states), state.winner, rate)
+        return State(tuple(states), state.winner, rate, verdict.count == 0, state.seen)
 
     def learn(params, state, lengths):
         taught = []

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.drafters import _match
-from specjax.drafters._checks import at_least, one_of
+from specjax.drafters._checks import at_least, one_of, yes_or_no
 from specjax.errors import UserError
 from specjax.types import LM, Draft, Drafter
 
@@ -82,7 +82,6 @@ def lookup(
     return jnp.take(tokens, place, mode="clip"), (place < length) & (best > 0)
 
 
-@functools.cache  # equal arguments, the same drafter: nothing is compiled twice
 def make(
     target: LM,
     *,
@@ -122,8 +121,14 @@ def make(
         raise UserError(
             f"max_ngram is {keys['max_ngram']} and min_ngram {keys['min_ngram']}; the longest n-gram must be at least as long"
         )
-    gamma = keys["gamma"]
-    find = functools.partial(lookup, skip=skip, periodic=periodic, **keys)
+    for name, value in (("partial", keys["partial"]), ("skip", skip), ("periodic", periodic)):
+        yes_or_no(name, value)
+    return _make(target, skip=skip, periodic=periodic, **keys)
+
+
+@functools.cache  # equal arguments, the same drafter: nothing is compiled twice
+def _make(target: LM, *, gamma: int, **keys: Any) -> Drafter:
+    find = functools.partial(lookup, gamma=gamma, **keys)
 
     def propose(params, keys, context, state):
         tokens, valid = jax.vmap(find)(context.tokens, context.length)

@@ -1,4 +1,4 @@
-"""REST: the longest end of the text that occurs in a datastore; what followed it there, as a tree. Deterministic, L1.
+"""REST: the longest end of the text that something follows in a datastore; what did, as a tree. Deterministic, L1.
 
 He et al. 2024 (2311.08252), card C4. The tree holds the most frequent beginnings of the continuations found. Where a phrase
 occurs more often than is looked at, occurrences spread evenly over all of them are taken (the original takes those with the
@@ -12,11 +12,10 @@ import os
 import jax
 import jax.numpy as jnp
 
-from specjax import datastore as stores
 from specjax.datastore import Store
-from specjax.drafters import _frequency
+from specjax.drafters import _frequency, _memory
 from specjax.drafters._checks import at_least
-from specjax.drafters._suffix_array import find, follow, last_tokens, sample
+from specjax.drafters._suffix_array import continuing, find, follow, last_tokens, sample
 from specjax.errors import UserError
 from specjax.types import DETERMINISTIC, LM, Draft, Drafter
 
@@ -57,18 +56,15 @@ def make(
         at_least(name, value, 1)
     if min_ngram > max_ngram:
         raise UserError(f"min_ngram is {min_ngram} and max_ngram {max_ngram}; it must not be larger")
-    store = datastore if isinstance(datastore, Store) else stores.load(datastore, target)
-    stores.check(store, target)
-    if max_ngram > store.reach:
-        raise UserError(
-            f"max_ngram is {max_ngram} and the datastore's reach {store.reach}; lower it, or build with more"
-        )
+    store = _memory.load(target, datastore, max_ngram)
+    if store is None:
+        raise UserError("rest needs a datastore; build one with configs/datastore.py")
     reach = store.reach
 
     def row(tokens, order, text, length):
         low, high = find(tokens, order, last_tokens(text, length, max_ngram), reach)
         count = jnp.arange(1, max_ngram + 1)
-        size = jnp.max(jnp.where((high > low) & (count >= min_ngram), count, 0))
+        size = jnp.max(jnp.where(continuing(tokens, order, low, high) & (count >= min_ngram), count, 0))
         at = jnp.maximum(size - 1, 0)
         places = sample(order, low[at], high[at], samples)
         places = jnp.where((places >= 0) & (size > 0), places + size, -1)

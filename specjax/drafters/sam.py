@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from specjax.drafters import _automaton, _memory
 from specjax.drafters._checks import at_least
-from specjax.drafters._suffix_array import find, follow, last_tokens, sample
+from specjax.drafters._suffix_array import continuing, find, follow, last_tokens, sample
 from specjax.errors import UserError
 from specjax.types import LM, Draft, Drafter
 
@@ -49,7 +49,7 @@ def make(
         max_ngram: longest match looked for in the datastore; in the row's own text there is no limit.
         bias: by how many tokens a match in the datastore must be longer to go before one in the row's own text.
         datastore: texts to begin with: a ``Store`` or the directory of one.
-        memory: tokens of earlier outputs kept when it learns.
+        memory: tokens of earlier outputs kept, beside the datastore, when it learns.
 
     Raises:
         UserError: numbers out of range, min_match > max_ngram, a datastore of another tokenizer.
@@ -59,8 +59,8 @@ def make(
     at_least("bias", bias, 0)
     if min_match > max_ngram:
         raise UserError(f"min_match is {min_match} and max_ngram {max_ngram}: a datastore could never match; raise it")
-    store = _memory.load(target, datastore, max_ngram, memory)
-    reach = _memory.REACH if store is None else store.reach
+    store = _memory.load(target, datastore, max_ngram)
+    reach = _memory.reach(store, max_ngram)
 
     def own(text, length, end, size):
         place = end + jnp.arange(gamma)
@@ -70,10 +70,8 @@ def make(
         """i32[gamma] the datastore's continuation, -1 where it has none, and i32[] how long its match is."""
         low, high = find(tokens, order, last_tokens(text, length, max_ngram), reach)
         sizes = jnp.arange(1, max_ngram + 1)
-        # The end of a document sorts before every token: if anything follows any occurrence, then the last one.
-        last = jnp.take(order, jnp.maximum(high - 1, 0))
-        going = jnp.take(tokens, last + sizes, mode="fill", fill_value=-1) >= 0
-        size = jnp.max(jnp.where((high > low) & going & (sizes >= min_match), sizes, 0))
+        last = jnp.take(order, jnp.maximum(high - 1, 0))  # it goes on if any of them does
+        size = jnp.max(jnp.where(continuing(tokens, order, low, high) & (sizes >= min_match), sizes, 0))
         at = jnp.maximum(size - 1, 0)
         middle = sample(order, low[at], high[at], 1)[0] + size
         start = jnp.where(jnp.take(tokens, middle, mode="fill", fill_value=-1) >= 0, middle, last[at] + size)
@@ -99,5 +97,5 @@ def make(
         update=lambda params, state, draft, verdict, target_out: state,
         nodes=gamma,
         name="sam",
-        learn=_memory.learner(reach, memory),
+        learn=_memory.learner(store, max_ngram, memory),
     )

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.drafters import _frequency, _match, _memory
-from specjax.drafters._checks import at_least, one_of
+from specjax.drafters._checks import at_least, number, one_of
 from specjax.drafters._suffix_array import find, follow, last_tokens, sample
 from specjax.errors import UserError
 from specjax.types import CHAIN, DETERMINISTIC, LM, Draft, Drafter
@@ -64,7 +64,7 @@ def make(
         min_score: nothing is proposed below this score (``escalate`` then asks its next drafter).
         samples: occurrences looked at for each match; in the own text the latest of those with the longest match.
         datastore: earlier outputs to begin with: a ``Store`` or the directory of one.
-        memory: tokens of earlier outputs kept when it learns.
+        memory: tokens of earlier outputs kept, beside the datastore, when it learns.
 
     Raises:
         UserError: numbers out of range, unknown ``mode``, a datastore of another tokenizer.
@@ -81,14 +81,16 @@ def make(
     one_of("mode", mode, ("tree", "path"))
     if min_ngram > max_ngram:
         raise UserError(f"min_ngram is {min_ngram} and max_ngram {max_ngram}; it must not be larger")
-    if not 0 <= min_prob <= 1:
-        raise UserError(f"min_prob is {min_prob}; it must be in [0, 1]")
-    if factor < 0 or factor * max_ngram + offset < 1:
+    number("min_prob", min_prob, "in [0, 1]", lambda x: 0 <= x <= 1)
+    number("min_score", min_score, ">= 0", lambda x: x >= 0)
+    number("factor", factor, ">= 0", lambda x: x >= 0)
+    number("offset", offset, "that is finite", lambda x: True)
+    if factor * max_ngram + offset < 1:
         raise UserError(
             f"factor is {factor} and offset {offset}: even a match of {max_ngram} tokens may propose nothing; raise one"
         )
-    store = _memory.load(target, datastore, max_ngram, memory)
-    reach = _memory.REACH if store is None else store.reach
+    store = _memory.load(target, datastore, max_ngram)
+    reach = _memory.reach(store, max_ngram)
     sizes = jnp.arange(1, max_ngram + 1)
     allowed = jnp.where(sizes >= min_ngram, jnp.clip(jnp.floor(factor * sizes + offset + 1e-6), 0, nodes), 0)
     depth = min(depth, nodes)
@@ -176,5 +178,5 @@ def make(
         name="suffix",
         siblings=CHAIN if mode == "path" else DETERMINISTIC,
         depth=None if mode == "path" else depth,
-        learn=_memory.learner(reach, memory),
+        learn=_memory.learner(store, max_ngram, memory),
     )

@@ -5,8 +5,8 @@ Zhao et al. 2023 (2312.12728), card C3. The original keeps a trie of windows per
 counts of occurrences, so here they are counted where they stand: in the row's own buffer, by comparing, and in the outputs
 of earlier rows, if there are any, through a suffix array. Nothing grows on the device and nothing is evicted by halving.
 
-The end of the text is matched with the longest n-gram whose continuations fill a branch (``depth`` nodes); the heaviest
-prefixes of those continuations are the tree.
+In the row's own text the end is matched with the longest n-gram whose continuations fill a branch (``depth`` nodes), in
+earlier outputs with the longest that anything follows; the heaviest prefixes of all these continuations are the tree.
 
 Cold, a row knows itself only. Published numbers of this method are of a warm trie: give a ``datastore``, or let it learn
 (``warm``), and say so with the result.
@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from specjax.drafters import _frequency, _match, _memory
-from specjax.drafters._checks import at_least
-from specjax.drafters._suffix_array import find, follow, last_tokens, sample
+from specjax.drafters._checks import at_least, number
+from specjax.drafters._suffix_array import continuing, find, follow, last_tokens, sample
 from specjax.errors import UserError
 from specjax.types import DETERMINISTIC, LM, Draft, Drafter
 
@@ -47,7 +47,7 @@ def make(
         samples: occurrences looked at in each of the two places; in the own text the latest of those with the longest match.
         output_weight: weight of an output's occurrence, in (0, 1); a prompt's has 1 - output_weight.
         datastore: outputs of earlier requests to begin with: a ``Store`` or the directory of one.
-        memory: tokens of earlier outputs kept when it learns.
+        memory: tokens of earlier outputs kept, beside the datastore, when it learns.
 
     Raises:
         UserError: numbers below 1, min_ngram > max_ngram, output_weight outside (0, 1), a datastore of another tokenizer.
@@ -63,10 +63,9 @@ def make(
         at_least(name, value, 1)
     if min_ngram > max_ngram:
         raise UserError(f"min_ngram is {min_ngram} and max_ngram {max_ngram}; it must not be larger")
-    if not 0 < output_weight < 1:
-        raise UserError(f"output_weight is {output_weight}; it must be in (0, 1)")
-    store = _memory.load(target, datastore, max_ngram, memory)
-    reach = _memory.REACH if store is None else store.reach
+    number("output_weight", output_weight, "in (0, 1)", lambda x: 0 < x < 1)
+    store = _memory.load(target, datastore, max_ngram)
+    reach = _memory.reach(store, max_ngram)
 
     def own(text, length, prompt_length):
         """Continuations in the row's own text, i32[K,D], and their weights f32[K]."""
@@ -82,10 +81,10 @@ def make(
         return windows, jnp.where((got > 0) & (got >= size), weight, 0)
 
     def others(tokens, order, text, length):
-        """The same in earlier outputs: the longest n-gram that occurs."""
+        """The same in earlier outputs: after the longest n-gram that anything follows."""
         low, high = find(tokens, order, last_tokens(text, length, max_ngram), reach)
         sizes = jnp.arange(1, max_ngram + 1)
-        size = jnp.max(jnp.where((high > low) & (sizes >= min_ngram), sizes, 0))
+        size = jnp.max(jnp.where(continuing(tokens, order, low, high) & (sizes >= min_ngram), sizes, 0))
         at = jnp.maximum(size - 1, 0)
         places = sample(order, low[at], high[at], samples)
         found = (places >= 0) & (size > 0)
@@ -115,5 +114,5 @@ def make(
         name="trie",
         siblings=DETERMINISTIC,
         depth=min(depth, nodes),
-        learn=_memory.learner(reach, memory),
+        learn=_memory.learner(store, max_ngram, memory),
     )

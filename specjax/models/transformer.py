@@ -125,20 +125,44 @@ class Attention(nnx.Module):
         v = self.v(x).reshape(batch, size, self.kv_heads, self.width)
         if angle is not None:
             q, k = rotate(q, angle), rotate(k, angle)
-        k_cache = kv.write(k_cache, k.swapaxes(1, 2), start)
-        v_cache = kv.write(v_cache, v.swapaxes(1, 2), start)
+        keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
         group = self.heads // self.kv_heads
         # [B,T,K*G,D] -> [B,K,G*T,D]: the queries of a group share one matrix product with their key head.
         q = q.reshape(batch, size, self.kv_heads, group, self.width).transpose(0, 2, 3, 1, 4)
         q = q.reshape(batch, self.kv_heads, group * size, self.width)
-        scores = jnp.einsum("bkqd,bksd->bkqs", q, k_cache.astype(q.dtype), preferred_element_type=jnp.float32)
-        scores = scores.reshape(batch, self.kv_heads, group, size, -1) / math.sqrt(self.width)
-        scores = jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
-        weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
-        weights = weights.reshape(batch, self.kv_heads, group * size, -1)
-        out = jnp.einsum("bkqs,bksd->bkqd", weights, v_cache.astype(x.dtype))
+        if size == 1:
+            # One token looks at the cache as it was, and at itself, and is written afterwards. Where the write comes first,
+            # XLA:CPU copies the whole buffer for each reader: three times the time after 2048 tokens.
+            before = jnp.arange(k_cache.shape[2]) < start[:, None, None]
+            out = _attend(q, mask & before, k_cache, v_cache, keys, values)
+            start = start + jnp.isnan(
+                out[:, 0, 0, 0]
+            )  # so that it does come afterwards (a row with NaN has failed anyway)
+            k_cache, v_cache = kv.write(k_cache, keys, start), kv.write(v_cache, values, start)
+        else:
+            k_cache, v_cache = kv.write(k_cache, keys, start), kv.write(v_cache, values, start)
+            out = _attend(q, mask, k_cache, v_cache)
         out = out.reshape(batch, self.kv_heads, group, size, self.width).transpose(0, 3, 1, 2, 4)
         return self.o(out.reshape(batch, size, -1)), k_cache, v_cache
+
+
+def _attend(q, mask, k_cache, v_cache, own_key=None, own_value=None):
+    """Queries [B,K,G*T,D] over the slots that mask bool[B,T,S] lets through, and over their own token where it is given."""
+    batch, heads, rows, width = q.shape
+    size = mask.shape[1]
+
+    def score(keys):
+        product = jnp.einsum("bkqd,bksd->bkqs", q, keys.astype(q.dtype), preferred_element_type=jnp.float32)
+        return product.reshape(batch, heads, rows // size, size, -1) / math.sqrt(width)
+
+    scores = score(k_cache)
+    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
+    slots = scores.shape[-1]
+    if own_key is not None:
+        scores = jnp.concatenate([scores, score(own_key)], -1)
+    weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype).reshape(batch, heads, rows, -1)
+    out = jnp.einsum("bkqs,bksd->bkqd", weights[..., :slots], v_cache.astype(q.dtype))
+    return out if own_value is None else out + weights[..., slots:] * own_value.astype(q.dtype)
 
 
 class Mlp(nnx.Module):

@@ -98,8 +98,8 @@ class Script:
             return jnp.asarray(tokens[:, 0]), jnp.asarray(exist[:, 0])
         return jnp.asarray(tokens), jnp.asarray(exist)
 
-    def inner(self, index: int) -> _Inner:
-        return _Inner(self, index)
+    def inner(self, index: int, same_target: bool = False) -> _Inner:
+        return _Inner(self, index, same_target)
 
     def __getattr__(self, name: str):
         raise NotEnumerable(f"RowKeys.{name} is raw noise; only coins and draws can be enumerated")
@@ -124,11 +124,12 @@ class Script:
 class _Inner(Script):
     """A part of another's script, with noise of its own."""
 
-    def __init__(self, outer: Script, index: int):
-        self.outer, self.index, self.batch = outer, index, outer.batch
+    def __init__(self, outer: Script, index: int, same_target: bool):
+        self.outer, self.index, self.batch, self.same_target = outer, index, outer.batch, same_target
 
     def _enter(self, place: tuple) -> None:
-        self.outer._enter((self.index, *place))
+        shared = self.same_target and place[0] == "position"
+        self.outer._enter(place if shared else (self.index, *place))
 
     def _one(self, weights: np.ndarray) -> jax.Array:
         return self.outer._one(weights)

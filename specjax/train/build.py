@@ -102,8 +102,8 @@ def _check(config: Config) -> None:
         if config[name] < smallest:
             raise UserError(f"config.{name} is {config[name]}; it must be at least {smallest}")
     if config.objective == "ngram":
-        if not config.smoothing > 0:
-            raise UserError(f"config.smoothing is {config.smoothing:g}; it must be more than 0")
+        if not 0 < config.smoothing < float("inf"):
+            raise UserError(f"config.smoothing is {config.smoothing:g}; it must be a number above 0")
         for name, value in config.generation.items():
             if value < 1:
                 raise UserError(f"config.generation.{name} is {value}; it must be at least 1")
@@ -136,7 +136,7 @@ def _sources(config: Config) -> list[str]:
 
 
 def _files(config: Config) -> list[str]:
-    return [name for name in config.data.files.split(",") if name]
+    return [name.strip() for name in config.data.files.split(",") if name.strip()]
 
 
 def _texts(config: Config, workdir: Path) -> list[str]:

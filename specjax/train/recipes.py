@@ -161,7 +161,7 @@ def _folder(config: Config, workdir: Path) -> Path:
 
 def _texts(config: Config, workdir: Path) -> dict[str, list[str]]:
     """The texts of the train and valid splits, of local files or of the embedded corpus."""
-    files = [name for name in config.data.files.split(",") if name]
+    files = [name.strip() for name in config.data.files.split(",") if name.strip()]
     texts = {}
     for split in ("train", "valid"):
         pairs = data.load_files(files, split) if files else data.load_texts(_folder(config, workdir), split)
