@@ -23,10 +23,11 @@ METHODS = {
     "token_recycling": {"tree": "4x2x1", "accept": "deterministic"},
     "trie": TREE | {"depth": 6},
     "suffix": TREE | {"depth": 8},
+    "sam": {"gamma": 5},
     "rest": TREE | {"depth": 6, "datastore": "{workdir}/store"},
     "escalate": {"least": 0.2},
 }
-WARM = ("token_recycling", "trie", "suffix")
+WARM = ("token_recycling", "trie", "suffix", "sam")
 
 
 def get_config(models: str = "") -> ConfigDict:
