@@ -5,7 +5,8 @@
 
 Builds a datastore and n-gram tables from the corpus's training split first (rest, ngram_lm). Cold drafters know only the text
 they are in; those with "warm" in their name have also learnt from ``config.warm_prompts`` other prompts, and then stay as they
-are. Trees are kept small, for two CPU cores pay for every node. experiments/training_free has the numbers; MINUTES
+are. Trees are kept small, for two CPU cores pay for every node. Ten minutes there, with the target of an earlier quickstart;
+experiments/training_free has the numbers.
 """
 
 from ml_collections import ConfigDict

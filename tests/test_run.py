@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -136,6 +137,16 @@ def test_warm_methods_and_methods_made_of_methods(cli, target, draft, tmp_path):
         status, _, err, _ = cli(*common, *flags, workdir=tmp_path / "no")
         assert status == 2 and message in err and len(err.splitlines()) == 1
     assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "configs").glob("*.py")))
+def test_every_configuration_is_one(name):
+    """It loads, names a drafter and a rule that are there with keys that they take, and has every key of its mode."""
+    config = importlib.import_module(f"configs.{name}").get_config()
+    needs = run.NEEDS[config.objective if config.get("objective") in run.NEEDS else config.mode]
+    assert set(needs) <= set(config)
+    if config.mode != "train":
+        session.check(config)
 
 
 def test_every_key_of_a_drafter_is_in_the_configuration():

@@ -99,10 +99,11 @@ def make(
         ends, got = _match.best(_match.own_runs(text, length, max_ngram), samples, max_ngram)
         windows = jnp.where((got > 0)[:, None], _match.windows(text, ends, depth, length), -1)
         given = _frequency.prefixes(windows)
-        # The longest matches come first: the occurrences of each length are the first few, its counts partial sums.
-        upto = jnp.cumsum(given.same.astype(jnp.float32), axis=1)
-        count = (got >= sizes[:, None]).sum(-1)  # [M] occurrences of the last m tokens
-        weight = jnp.take(upto, jnp.maximum(count - 1, 0), axis=1).swapaxes(0, 1)  # [M,K,D]
+        # The longest matches come first, so the occurrences of each length are the first few: a new prefix stays new.
+        among = got >= sizes[:, None]  # [M,K] the occurrences of the last m tokens
+        count = among.sum(-1)
+        same = given.common[..., None] > jnp.arange(depth)
+        weight = jnp.einsum("mj,ijd->mid", among.astype(jnp.float32), same.astype(jnp.float32))
         mine = given.kept & (jnp.arange(samples) < count[:, None])[..., None]
         prob = jnp.where(mine, weight / jnp.maximum(count, 1)[:, None, None], 0)
         spread = lambda x: jnp.broadcast_to(x, prob.shape)  # noqa: E731
@@ -115,7 +116,7 @@ def make(
             places = sample(order, low, high, samples)
             given = _frequency.prefixes(follow(tokens, jnp.where(places >= 0, places + size, -1), depth))
             # A document may end here: only occurrences that something follows count, as in the row's own text.
-            going = (given.same.any((1, 2))).astype(jnp.float32)
+            going = (jnp.diagonal(given.common) > 0).astype(jnp.float32)
             weight = _frequency.weigh(given, going) / jnp.maximum(going.sum(), 1)
             return _Found(given.tokens, given.first, jnp.where(given.kept, weight, 0))
 
@@ -123,8 +124,7 @@ def make(
 
     def as_tree(found: _Found, count):
         """One candidate, count f32[]: (tokens i32[N], parents, valid, score)."""
-        given = _frequency.Prefixes(found.tokens, jnp.zeros(()), found.first, found.prob > 0)
-        tokens, parents, valid, prob = _frequency.heaviest(given, found.prob, nodes)
+        tokens, parents, valid, prob = _frequency.heaviest(found.tokens, found.first, found.prob, nodes)
         return tokens, parents, valid & (jnp.arange(nodes) < count) & (prob >= min_prob)
 
     def tree_score(found: _Found, count):
