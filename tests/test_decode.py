@@ -361,7 +361,8 @@ def test_bad_input_is_one_clear_line():
     with pytest.raises(UserError, match="not the same ones"):
         draft_model.make(model._replace(vocabulary="a"), model=model._replace(vocabulary="b"))
     with pytest.raises(
-        UserError, match="unknown drafter 'ngrams'; there is draft_model, draft_tree, dynamic_tree, escalate, jacobi, llma"
+        UserError,
+        match="unknown drafter 'ngrams'; there is draft_model, draft_tree, dynamic_tree, escalate, jacobi, llma",
     ):
         drafters.make("ngrams", model)
     with pytest.raises(UserError, match="does not take the key 'gama'; it takes gamma, max_ngram"):

@@ -215,8 +215,7 @@ def test_nobody_runs_for_a_finished_row_and_texts_that_fit_fit():
         target, both, params, packed, lengths, row_keys(0, 2), max_len=16, limit=jnp.asarray([1, 16])
     )
     before = np.asarray(state.draft.states[2].length)
-    for state, _ in decode.stream(target, both, accept.load("chain"), params, state):  # noqa: B020
-        pass
+    *_, (state, _) = decode.stream(target, both, accept.load("chain"), params, state)
     assert np.asarray(state.length).tolist() == [1, 16]
     # It ran in the first round, when nobody had yet been seen to stand still, and never again.
     assert (np.asarray(state.draft.states[2].length) - before).max() <= 1

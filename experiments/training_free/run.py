@@ -33,7 +33,9 @@ CONFIG = Path(__file__).parents[2] / "configs" / "training_free.py"
 
 def openings(text: str) -> list[str]:
     """The beginnings of stories, no two alike: first those that are measured, then those to learn from."""
-    stories = {line.lower(): " ".join(line.split()[:WORDS]) for line in text.split("\n") if len(line.split()) > 2 * WORDS}
+    stories = {
+        line.lower(): " ".join(line.split()[:WORDS]) for line in text.split("\n") if len(line.split()) > 2 * WORDS
+    }
     begin = list(stories.values())
     if len(begin) < PROMPTS + WARM:
         raise SystemExit(f"the text has {len(begin)} different stories; {PROMPTS + WARM} are needed")
@@ -93,7 +95,10 @@ def main(argv: list[str]) -> None:
             flags = [f"--config.target={args.stories}", f"--config.prompts={asked}", f"--config.warm_prompts={WARM}"]
             flags += ["--config.prepare=('store','tables')"]
             for stage in ("store", "tables"):
-                flags += [f"--config.stages.{stage}.target={args.stories}", f"--config.stages.{stage}.data.files={args.corpus}"]
+                flags += [
+                    f"--config.stages.{stage}.target={args.stories}",
+                    f"--config.stages.{stage}.data.files={args.corpus}",
+                ]
             result["targets"]["stories260K"] = measure(Path(folder, "run"), [*flags, *more])
     out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     for name, target in result["targets"].items():

@@ -134,7 +134,7 @@ def make(
 
     def as_path(found: _Found, count):
         """The most frequent child, again and again: tokens i32[N], valid bool[N] and its score."""
-        tokens, valid, score, on, above = [], [], 0.0, jnp.asarray(True), None
+        tokens, valid, score, on, above = [], [], jnp.zeros(()), jnp.asarray(True), None
         for level in range(depth):
             prob = found.prob[:, level]
             if above is not None:
@@ -153,7 +153,7 @@ def make(
             more = others(store["tokens"], store["order"], text, length)
             found = jax.tree.map(lambda *x: jnp.concatenate(x), found, more)
             count = jnp.concatenate([allowed, allowed])
-        score = jax.vmap(tree_score if mode == "tree" else lambda *x: as_path(*x)[2])(found, count)
+        score: jax.Array = jax.vmap(tree_score if mode == "tree" else lambda *x: as_path(*x)[2])(found, count)
         # The longest match among equals, and the row's own text before others': the last one of this order.
         order = jnp.argsort(jnp.tile(sizes, len(count) // max_ngram) * 2 + (jnp.arange(len(count)) < max_ngram))
         best = order[len(count) - 1 - jnp.argmax(score[order][::-1])]
