@@ -135,7 +135,7 @@ def test_check_draft_names_row_and_node(change, message):
 @pytest.mark.fast
 def test_check_accept_knows_its_cases():
     for given in ({"names": ["chian"]}, {"loop_case": "chian"}):
-        with pytest.raises(UserError, match="there is no case 'chian'; there is none, prompt_lookup, chain"):
+        with pytest.raises(UserError, match="there is no case 'chian'; there is none, prompt_lookup, llma"):
             testing.check_accept(RULES["chain"], **given)
     with pytest.raises(UserError, match="does not take the case iid"):
         testing.check_accept(RULES["chain"], ["chain"], loop_case="iid")
