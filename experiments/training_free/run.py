@@ -85,7 +85,9 @@ def main(argv: list[str]) -> None:
     args, more = parser.parse_known_args(argv)
     out = Path(args.out)
     result: dict[str, Any] = json.loads(out.read_text()) if args.only and out.exists() else {"targets": {}}
-    result["command"] = shlex.join(["python", "experiments/training_free/run.py", *argv])
+    # Names of files, not where they lie on this machine.
+    told = [f"{key}={Path(value).name}" if value else key for key, _, value in (arg.partition("=") for arg in argv)]
+    result["command"] = shlex.join(["python", "experiments/training_free/run.py", *told])
     if args.only != "stories260K":
         result["targets"]["quickstart"] = measure(Path(args.quickstart), more)
     if args.stories and args.only != "quickstart":
