@@ -6,8 +6,8 @@
 
 A line of the file is one conversation as token ids, as its target answered it at temperature 0:
 {"id": ..., "category": ..., "prompt_ids": [...], "output_ids": [...]}; id and category may be left out.
-``specjax.traces.record`` writes such files, and so does mode generate with ``config.record``. Half a minute on a CPU for 480
-conversations of 200 tokens and prompt lookup.
+``specjax.traces.record`` writes such files, and so does mode generate with ``config.record``. Nine seconds on two CPU
+cores for 480 conversations of 196 tokens and prompt lookup (README).
 """
 
 from ml_collections import ConfigDict

@@ -118,7 +118,7 @@ def test_bad_keys_are_one_line(tmp_path):
     target = testing.tabular(V)
     for keys, says in (
         ({"max_ngram": 0}, "max_ngram is 0; it must be a whole number >= 1"),
-        ({"min_ngram": 9, "max_ngram": 8}, "min_ngram is 9 and max_ngram 8"),
+        ({"min_ngram": 9, "max_ngram": 8}, "max_ngram is 8 and min_ngram 9"),
         ({"max_ngram": 9}, "max_ngram is 9 and the datastore's reach 8; lower it, or build with more"),
         ({"samples": 0, "max_ngram": 8}, "samples is 0"),
         ({"depth": 1.5, "max_ngram": 8}, "depth is 1.5"),

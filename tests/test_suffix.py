@@ -125,7 +125,7 @@ def test_learning_is_asked_for_and_forgets_the_oldest():
 def test_mistakes_are_named():
     for keys, message in [
         ({"mode": "list"}, "mode is 'list'; it must be one of tree, path"),
-        ({"min_ngram": 9, "max_ngram": 3}, "min_ngram is 9 and max_ngram 3"),
+        ({"min_ngram": 9, "max_ngram": 3}, "max_ngram is 3 and min_ngram 9"),
         ({"min_prob": 2.0}, "min_prob is 2.0; it must be a number in"),
         ({"factor": 0.0}, "even a match of 16 tokens may propose nothing"),
         ({"max_ngram": 40, "datastore": datastore.build([[1]])}, "max_ngram is 40 and the datastore's reach 32"),

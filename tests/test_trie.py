@@ -117,7 +117,7 @@ def test_prefixes_are_counted_and_the_tree_is_closed():
 def test_mistakes_are_named():
     for keys, message in [
         ({"nodes": 0}, "nodes is 0; it must be a whole number >= 1"),
-        ({"min_ngram": 9}, "min_ngram is 9 and max_ngram 8"),
+        ({"min_ngram": 9}, "max_ngram is 8 and min_ngram 9"),
         ({"output_weight": 1.0}, r"output_weight is 1.0; it must be a number in \(0, 1\)"),
         ({"memory": 0}, "memory is 0"),
     ]:

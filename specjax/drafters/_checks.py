@@ -17,6 +17,19 @@ def at_least(name: str, value: int, least: int) -> None:
         raise UserError(f"{name} is {value}; it must be a whole number >= {least}")
 
 
+def counts(**values: int) -> None:
+    """Raises UserError unless every value is a whole number >= 1."""
+    for name, value in values.items():
+        at_least(name, value, 1)
+
+
+def ngrams(longest: int, shortest: int) -> None:
+    """Raises UserError unless both lengths are whole numbers >= 1, the longest not below the shortest."""
+    counts(max_ngram=longest, min_ngram=shortest)
+    if longest < shortest:
+        raise UserError(f"max_ngram is {longest} and min_ngram {shortest}; the longest n-gram must be at least as long")
+
+
 def number(name: str, value: float, right: str, ok: Callable[[float], bool]) -> None:
     """Raises UserError unless ``value`` is a number for which ``ok`` holds; ``right`` says what that is."""
     real = isinstance(value, int | float | np.number) and not isinstance(value, bool)

@@ -19,7 +19,7 @@ import numpy as np
 from specjax import datastore as stores
 from specjax.datastore import Store
 from specjax.drafters import _match
-from specjax.drafters._checks import at_least, one_of
+from specjax.drafters._checks import at_least, ngrams, one_of
 from specjax.errors import UserError
 from specjax.types import LM, Draft, Drafter
 
@@ -49,13 +49,9 @@ def make(
         UserError: gamma or an n-gram length below 1, max_ngram below min_ngram, unknown ``match``, a datastore that is none or
             has another vocabulary.
     """
-    for name, value in (("gamma", gamma), ("max_ngram", max_ngram), ("min_ngram", min_ngram)):
-        at_least(name, value, 1)
+    at_least("gamma", gamma, 1)
+    ngrams(max_ngram, min_ngram)
     one_of("match", match, ("earliest", "latest"))
-    if max_ngram < min_ngram:
-        raise UserError(
-            f"max_ngram is {max_ngram} and min_ngram {min_ngram}; the longest n-gram must be at least as long"
-        )
     documents = _documents(target, datastore)
 
     def copy(reference, extent, tokens, length):

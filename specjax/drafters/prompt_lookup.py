@@ -25,8 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.drafters import _match
-from specjax.drafters._checks import at_least, one_of, yes_or_no
-from specjax.errors import UserError
+from specjax.drafters._checks import at_least, ngrams, one_of, yes_or_no
 from specjax.types import LM, Draft, Drafter
 
 _OURS: dict[str, Any] = {
@@ -114,13 +113,9 @@ def make(
     one_of("rule", rule, tuple(RULES))
     given = {"gamma": gamma, "max_ngram": max_ngram, "min_ngram": min_ngram, "match": match, "partial": partial}
     keys = RULES[rule] | {name: value for name, value in given.items() if value is not None}
-    for name in ("gamma", "max_ngram", "min_ngram"):
-        at_least(name, keys[name], 1)
+    at_least("gamma", keys["gamma"], 1)
+    ngrams(keys["max_ngram"], keys["min_ngram"])
     one_of("match", keys["match"], ("earliest", "latest"))
-    if keys["max_ngram"] < keys["min_ngram"]:
-        raise UserError(
-            f"max_ngram is {keys['max_ngram']} and min_ngram {keys['min_ngram']}; the longest n-gram must be at least as long"
-        )
     for name, value in (("partial", keys["partial"]), ("skip", skip), ("periodic", periodic)):
         yes_or_no(name, value)
     return _make(target, skip=skip, periodic=periodic, **keys)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from specjax.datastore import Store
 from specjax.drafters import _frequency, _memory
-from specjax.drafters._checks import at_least
+from specjax.drafters._checks import counts, ngrams
 from specjax.drafters._suffix_array import continuing, find, follow, last_tokens, sample
 from specjax.errors import UserError
 from specjax.types import DETERMINISTIC, LM, Draft, Drafter
@@ -45,17 +45,8 @@ def make(
     Raises:
         UserError: numbers below 1, min_ngram > max_ngram > reach, a directory without a datastore for this target.
     """
-    keys = (
-        ("max_ngram", max_ngram),
-        ("min_ngram", min_ngram),
-        ("samples", samples),
-        ("depth", depth),
-        ("nodes", nodes),
-    )
-    for name, value in keys:
-        at_least(name, value, 1)
-    if min_ngram > max_ngram:
-        raise UserError(f"min_ngram is {min_ngram} and max_ngram {max_ngram}; it must not be larger")
+    counts(nodes=nodes, depth=depth, samples=samples)
+    ngrams(max_ngram, min_ngram)
     store = _memory.load(target, datastore, max_ngram)
     if store is None:
         raise UserError("rest needs a datastore; build one with configs/datastore.py")

@@ -10,12 +10,10 @@ suffix array has in the order of their continuations, which is the usual continu
 The automaton reads on when the row proposes, so rounds of another drafter are caught up with; a row reads its own text only.
 96 bytes a token of the buffer.
 
-``prompt_lookup`` with a large ``max_ngram`` compares instead, which proposes nearly the same. Per round, 8 rows, with a context
-of 2048 and of 16384 tokens: here 0.25 and 0.25 ms; there 0.66 and 22 ms with n-grams up to 64, 0.27 and 1.2 ms up to 16
-(single rows: 0.08 and 0.16; 0.14 and 0.6 ms). But a prompt has to be read first, a token at a time: 12 to 70 us a token for the
-whole batch. (Two cores of an AMD EPYC, other work beside it, 21 November 2026; ``propose`` alone, three new tokens a round.) So
-this is for long outputs over long contexts on a CPU, and comparing for short outputs; an accelerator, which pays for every
-small step and reads memory fast, should favour comparing too, but that is not measured.
+``prompt_lookup`` with a large ``max_ngram`` compares instead, which proposes nearly the same at a cost that grows with the
+text, where this one's does not (experiments/draft_cost has both at 2048 tokens). But a prompt has to be read first, a token
+at a time, which that study leaves out. So this is for long outputs over long contexts; an accelerator, which pays for every
+small step and reads memory fast, may favour comparing: that is not measured.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.drafters import _automaton, _memory
-from specjax.drafters._checks import at_least
+from specjax.drafters._checks import at_least, counts
 from specjax.drafters._suffix_array import continuing, find, follow, last_tokens, sample
 from specjax.errors import UserError
 from specjax.types import LM, Draft, Drafter
@@ -54,8 +52,7 @@ def make(
     Raises:
         UserError: numbers out of range, min_match > max_ngram, a datastore of another tokenizer.
     """
-    for name, value in (("gamma", gamma), ("min_match", min_match), ("max_ngram", max_ngram)):
-        at_least(name, value, 1)
+    counts(gamma=gamma, min_match=min_match, max_ngram=max_ngram)
     at_least("bias", bias, 0)
     if min_match > max_ngram:
         raise UserError(f"min_match is {min_match} and max_ngram {max_ngram}: a datastore could never match; raise it")

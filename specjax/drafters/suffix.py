@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.drafters import _frequency, _match, _memory
-from specjax.drafters._checks import at_least, number, one_of
+from specjax.drafters._checks import counts, ngrams, number, one_of
 from specjax.drafters._suffix_array import find, follow, last_tokens, sample
 from specjax.errors import UserError
 from specjax.types import CHAIN, DETERMINISTIC, LM, Draft, Drafter
@@ -69,18 +69,9 @@ def make(
     Raises:
         UserError: numbers out of range, unknown ``mode``, a datastore of another tokenizer.
     """
-    keys = (
-        ("nodes", nodes),
-        ("depth", depth),
-        ("max_ngram", max_ngram),
-        ("min_ngram", min_ngram),
-        ("samples", samples),
-    )
-    for name, value in keys:
-        at_least(name, value, 1)
+    counts(nodes=nodes, depth=depth, samples=samples)
+    ngrams(max_ngram, min_ngram)
     one_of("mode", mode, ("tree", "path"))
-    if min_ngram > max_ngram:
-        raise UserError(f"min_ngram is {min_ngram} and max_ngram {max_ngram}; it must not be larger")
     number("min_prob", min_prob, "in [0, 1]", lambda x: 0 <= x <= 1)
     number("min_score", min_score, ">= 0", lambda x: x >= 0)
     number("factor", factor, ">= 0", lambda x: x >= 0)

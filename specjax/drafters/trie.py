@@ -18,9 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from specjax.drafters import _frequency, _match, _memory
-from specjax.drafters._checks import at_least, number
+from specjax.drafters._checks import counts, ngrams, number
 from specjax.drafters._suffix_array import continuing, find, follow, last_tokens, sample
-from specjax.errors import UserError
 from specjax.types import DETERMINISTIC, LM, Draft, Drafter
 
 
@@ -52,17 +51,8 @@ def make(
     Raises:
         UserError: numbers below 1, min_ngram > max_ngram, output_weight outside (0, 1), a datastore of another tokenizer.
     """
-    keys = (
-        ("nodes", nodes),
-        ("depth", depth),
-        ("max_ngram", max_ngram),
-        ("min_ngram", min_ngram),
-        ("samples", samples),
-    )
-    for name, value in keys:
-        at_least(name, value, 1)
-    if min_ngram > max_ngram:
-        raise UserError(f"min_ngram is {min_ngram} and max_ngram {max_ngram}; it must not be larger")
+    counts(nodes=nodes, depth=depth, samples=samples)
+    ngrams(max_ngram, min_ngram)
     number("output_weight", output_weight, "in (0, 1)", lambda x: 0 < x < 1)
     store = _memory.load(target, datastore, max_ngram)
     reach = _memory.reach(store, max_ngram)
