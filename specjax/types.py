@@ -59,6 +59,9 @@ class LM(NamedTuple):
     earlier calls have written the others, which lets a drafter grow a tree level by level. ``commit(cache, count[B],
     path[B,M] | None)`` keeps the first ``count`` tokens of the block (``None``), or its root and then the nodes ``path``
     (ids counted after the root).
+
+    ``embed(params, tokens[...]) -> [...,E]`` and ``unembed(params, hidden[...,E]) -> f32[...,V]`` are its first and its last
+    map: heads that share them, or begin as copies of them, need both.
     """
 
     init_cache: Callable[[int, int], Any]
@@ -68,6 +71,9 @@ class LM(NamedTuple):
     max_positions: int | None = None  # None: unbounded
     vocabulary: str | None = None  # fingerprint of the tokenizer's map, where one is known
     name: str = "lm"
+    width: int | None = None  # E
+    embed: Callable[[Params, Array], Array] | None = None
+    unembed: Callable[[Params, Array], Array] | None = None
 
 
 class Draft(struct.PyTreeNode):
@@ -109,6 +115,14 @@ class Context(struct.PyTreeNode):
         return jax.vmap(lambda row, n: row[n - 1])(self.tokens, self.length)
 
 
+class Batch(struct.PyTreeNode):
+    """Text to train on. Position t of the T that a model is fed has the label ``tokens[:, t + 1]``."""
+
+    tokens: Array  # i32[B,T+1]
+    labelled: Array | None = None  # bool[B,T+1] tokens that may be a label (padding and prompts may not); None = all
+    segments: Array | None = None  # i32[B,T+1] number of the document; attention stays inside it; None = one a row
+
+
 class ModelParams(NamedTuple):
     """Parameters of the pair. A drafter is handed both: heads and early exits read the target's."""
 
@@ -144,7 +158,18 @@ class Drafter(NamedTuple):
     # (params, context) -> f32[B,S,V]: the law of a draft token after each prefix tokens[:, :i+1], whatever round it would
     # fall in. For measurements: the true overlap with the target, and where a biased rule would show.
     law: Callable[..., Array] | None = None
+    # (params, target_params, Batch, key) -> (f32[], metrics), for drafters that are trained beside a target. ``params`` are the
+    # drafter's own; gradients pass into ``target_params`` as well, where somebody asks for them (Medusa-2).
     loss: Callable[..., Any] | None = None
+    # (target_params, key) -> fresh parameters to begin training with.
+    start: Callable[[Params, Array], Params] | None = None
+    # (params, Batch, Sampling) -> f32[B,T,M]: given that the target wrote the text, the probability that a draft made with
+    # tokens[:, t] pending has its token at depth d accepted, if those before it were: by the chain rule, or of a
+    # deterministic tree by any lossless one. Its mean path length is the block efficiency, with nothing decoded.
+    foresee: Callable[..., Array] | None = None
+    # (params, Batch) -> i32[B,T,K]: at depth d of K, how many tokens it prefers to the one that the text has (-1: it could not
+    # draft there). For measuring the accuracies that a tree is chosen by.
+    ranks: Callable[..., Array] | None = None
     siblings: str = CHAIN  # one of SIBLINGS
     depth: int | None = None  # longest path of a draft, static; None = nodes
     features: bool = False  # whether it reads what the target computed (``target_out``): a recorded target has none

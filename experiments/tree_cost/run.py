@@ -40,7 +40,7 @@ import numpy as np
 from experiments.vs_transformers.run import GPT2, busy, machine
 from specjax import accept, decode, rng, sampling, step, topology
 from specjax.accept import _verdict
-from specjax.drafters import draft_tree
+from specjax.drafters import _grow
 from specjax.models import lm
 from specjax.models.transformer import TransformerConfig
 from specjax.types import (
@@ -169,8 +169,10 @@ def laws(tree: topology.Topology, batch: int, siblings: str, seed: int, vocab: i
     inner = [node for node in range(-1, tree.nodes) if tree.children[node + 1]]
     keys = rng.RowKeys(rng.row_keys(seed, batch), jnp.zeros((), jnp.int32), jnp.ones((batch,), jnp.int32))
     context = Context(jnp.ones((batch, 1), jnp.int32), jnp.ones((batch,), jnp.int32), sampling.make_sampling(batch))
-    kind = next(name for name, kind in draft_tree.KINDS.items() if kind == siblings)
-    draft = draft_tree._children(keys, context, drafted[:, np.array(inner) + 1], inner, tree, kind)
+    kind = next(name for name, kind in _grow.KINDS.items() if kind == siblings)
+    draft = _grow.children(
+        keys, context, drafted[:, np.array(inner) + 1], np.arange(len(inner)), inner, tree, kind
+    )
     return shaped(tree, draft.tokens).replace(probs=draft.probs), logits
 
 

@@ -14,10 +14,12 @@ import jax
 import jax.numpy as jnp
 
 from specjax import decode, sampling
+from specjax.drafters import _foresee
 from specjax.drafters._checks import same_vocabulary
 from specjax.errors import UserError
 from specjax.models.lm import forward
-from specjax.types import LM, Context, Params
+from specjax.sampling import Sampling
+from specjax.types import LM, Batch, Context, ModelParams, Params
 
 
 def load(target: LM, model: LM | str | os.PathLike, params: Params) -> tuple[LM, Params]:
@@ -77,6 +79,26 @@ def _feed(model: LM, params: Params, context: Context, cache: Any, width: int, l
     last = jnp.clip(missing - 1, 0, width - 1)
     cache = model.commit(cache, last if left is None else jnp.where(left, width, last))
     return jnp.take_along_axis(out.logits, last[:, None, None], axis=1)[:, 0], cache
+
+
+def foresee(
+    target: LM, model: LM, params: ModelParams, batch: Batch, sampling_: Sampling, depth: int
+) -> jax.Array:
+    """f32[B,T,depth]: ``Drafter.foresee`` of a chain drawn from the model's laws."""
+    tokens = batch.tokens
+    logits, theirs = (forward(m, p, tokens[:, :-1]).logits for m, p in ((model, params.draft), (target, params.target)))
+    return ahead(_foresee.kept(logits, theirs, tokens[:, 1:], sampling_), depth, 0)
+
+
+def ranks(model: LM, params: ModelParams, batch: Batch, depth: int) -> jax.Array:
+    """i32[B,T,depth]: ``Drafter.ranks``; the model reads the text itself, so all depths are alike."""
+    return ahead(_foresee.rank(forward(model, params.draft, batch.tokens[:, :-1]).logits, batch.tokens[:, 1:]), depth, -1)
+
+
+def ahead(values: jax.Array, depth: int, beyond: float) -> jax.Array:
+    """values [B,T] of the token after each place -> [B,T,depth] of the one after it, of the next, ...; ``beyond`` the end."""
+    padded = jnp.pad(values, ((0, 0), (0, depth)), constant_values=beyond)
+    return jnp.stack([padded[:, d : d + values.shape[1]] for d in range(depth)], -1)
 
 
 def law(model: LM, params: Params, context: Context) -> jax.Array:

@@ -78,6 +78,8 @@ def make(
         name="draft_model",
         law=lambda params, context: _small_model.law(model, params.draft, context),
         gaps=gaps,
+        foresee=lambda params, batch, how: _small_model.foresee(target, model, params, batch, how, gamma),
+        ranks=lambda params, batch: _small_model.ranks(model, params, batch, gamma),
     )
 
 

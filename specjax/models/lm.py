@@ -49,10 +49,13 @@ def merge(config: TransformerConfig, params: dict, dtype=jnp.float32) -> Transfo
 
 
 @functools.cache
-def from_config(config: TransformerConfig, dtype=jnp.float32, taps: tuple[int, ...] = (), name: str = "lm") -> LM:
+def from_config(
+    config: TransformerConfig, dtype=jnp.float32, taps: tuple[int, ...] = (), name: str = "lm", remat: bool = False
+) -> LM:
     """The decoder of ``config`` as an ``LM``; equal arguments give the same object, so nothing is compiled twice.
 
-    ``taps`` are layer numbers whose output hidden states a drafter wants in ``Output.taps``.
+    ``taps`` are layer numbers whose output hidden states a drafter wants in ``Output.taps``. ``remat`` recomputes each layer
+    in the backward pass of training instead of keeping what is inside it.
     """
     dtype = jnp.dtype(dtype)
     if any(not 0 <= tap < config.num_layers for tap in taps):
@@ -63,12 +66,38 @@ def from_config(config: TransformerConfig, dtype=jnp.float32, taps: tuple[int, .
 
     def apply(params, tokens, cache, parents=None):
         module = merge(config, params, dtype)
-        hidden, tapped, cache = module(tokens, cache, parents, taps)
+        hidden, tapped, cache = module(tokens, cache, parents, taps, remat)
         return Output(module.logits(hidden), hidden, tapped), cache
 
-    return LM(init_cache, apply, kv.commit, config.vocab_size, config.max_positions, name=name)
+    def embed(params, tokens):
+        return merge(config, params, dtype).embed(jnp.clip(tokens, 0, config.vocab_size - 1))
+
+    def unembed(params, hidden):
+        return merge(config, params, dtype).logits(hidden)
+
+    return LM(
+        init_cache,
+        apply,
+        kv.commit,
+        config.vocab_size,
+        config.max_positions,
+        name=name,
+        width=config.hidden_size,
+        embed=embed,
+        unembed=unembed,
+    )
 
 
-def forward(model: LM, params: Any, tokens: jax.Array) -> Output:
-    """Scores whole sequences at once: tokens i32[B,T] -> ``Output`` over all T (training, scoring, tests)."""
-    return model.apply(params, tokens, model.init_cache(*tokens.shape))[0]
+def forward(model: LM, params: Any, tokens: jax.Array, segments: jax.Array | None = None) -> Output:
+    """Scores whole sequences at once: tokens i32[B,T] -> ``Output`` over all T (training, scoring, tests).
+
+    With ``segments`` i32[B,T] a row holds several documents one after the other: attention and positions stay inside each.
+    """
+    parents = None if segments is None else documents(segments)
+    return model.apply(params, tokens, model.init_cache(*tokens.shape), parents)[0]
+
+
+def documents(segments: jax.Array) -> jax.Array:
+    """i32[B,T]: each token's predecessor, -1 where a document begins; to attention, documents are chains in one tree."""
+    begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+    return jnp.where(begins, -1, jnp.arange(segments.shape[1]) - 1)

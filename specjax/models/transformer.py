@@ -212,7 +212,7 @@ class Transformer(nnx.Module):
             kw = {"use_bias": False, "dtype": dtype, "param_dtype": dtype, "rngs": rngs, "kernel_init": _init()}
             self.head = Linear(config.hidden_size, config.vocab_size, **kw)
 
-    def __call__(self, tokens, cache: KVCache, parents=None, taps: tuple[int, ...] = ()):
+    def __call__(self, tokens, cache: KVCache, parents=None, taps: tuple[int, ...] = (), remat: bool = False):
         """tokens i32[B,T] -> (hidden [B,T,E], taps, cache with the block written and not committed).
 
         ``parents`` i32[B,P] may describe a longer block, of which ``tokens`` are the last T (see ``types.LM``).
@@ -231,7 +231,8 @@ class Transformer(nnx.Module):
         mask = tree.visible(cache.length, block, cache.k[0].shape[2], parents)[:, written:]
         keys, values, tapped = [], [], {}
         for index, layer in enumerate(self.layers):
-            x, k, v = layer(x, angle, mask, cache.k[index], cache.v[index], cache.length + written)
+            call = jax.checkpoint(layer.__call__) if remat else layer
+            x, k, v = call(x, angle, mask, cache.k[index], cache.v[index], cache.length + written)
             keys.append(k)
             values.append(v)
             tapped[index] = x

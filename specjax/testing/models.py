@@ -66,7 +66,7 @@ def tabular(vocab_size: int, name: str = "tabular") -> LM:
             before < 0, vocab_size, jnp.take_along_axis(stored, jnp.maximum(before, 0), axis=1, mode="clip")
         )
         logits = params[jnp.clip(before, 0, vocab_size), jnp.clip(tokens, 0, vocab_size - 1)]
-        return Output(logits, jnp.zeros((batch, size, 1), logits.dtype)), cache.replace(tokens=stored)
+        return Output(logits, logits), cache.replace(tokens=stored)
 
     def commit(cache, count, path=None):
         tokens = cache.tokens
@@ -77,7 +77,20 @@ def tabular(vocab_size: int, name: str = "tabular") -> LM:
             tokens = tokens.at[rows, start + jnp.arange(path.shape[1])].set(kept, mode="drop")
         return cache.replace(tokens=tokens, length=cache.length + count)
 
-    return LM(init_cache, apply, commit, vocab_size, name=name)
+    def embed(params, tokens):
+        return jax.nn.one_hot(tokens, vocab_size, dtype=params.dtype)
+
+    # What the head multiplies are the logits themselves, and the head is the identity: heads can be proven on tables.
+    return LM(
+        init_cache,
+        apply,
+        commit,
+        vocab_size,
+        name=name,
+        width=vocab_size,
+        embed=embed,
+        unembed=lambda params, hidden: hidden,
+    )
 
 
 def random_table(seed: int, vocab_size: int, sharpness: float = 1.5, dtype=np.float32) -> jax.Array:
