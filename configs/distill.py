@@ -1,10 +1,14 @@
-"""One layer, a sixteenth of the target, that imitates it (forward KL): the draft model of the quickstart.
+"""One layer, a sixteenth of the target, that imitates it: the draft model of the quickstart (DistillSpec).
 
     python -m specjax.run --config=configs/distill.py --workdir=runs/draft --config.target=runs/target \\
         --config.data.dir=runs/target/data
 
-Half a minute on two CPU cores. Held-out divergence 0.094 nats a token, acceptance rate (alpha) 0.85 at temperature 1, the
-same best token in 77 of 100 places. ``config.data.dir`` only saves building the corpus a second time.
+Divergences: --config.loss.divergence=forward_kl, reverse_kl, jensen_shannon (with --config.loss.beta), total_variation. Text:
+the corpus; what the target wrote (--config.data.generated=DIR of configs/self_generate.py); what the draft itself writes
+(--config.data.on_policy=1); or a mixture (both, on_policy between 0 and 1). --config.pruned=0,3 begins with those layers of
+the target instead of a model of its own. ``config.data.dir`` only saves building the corpus a second time.
+
+TIMES
 """
 
 from ml_collections import ConfigDict
@@ -18,11 +22,16 @@ def get_config() -> ConfigDict:
     del config.tokenizer  # the target's
     config.objective = "distill"
     config.target = ""  # a model directory, or a trained run's workdir
+    config.pruned = ""  # layers of the target to begin with, instead of config.model
     config.model.vocab_size = 0  # the target's
     config.model.hidden_size = 128
     config.model.intermediate_size = 384
     config.model.num_layers = 1
     config.model.num_heads = 2
+    config.loss.divergence = "forward_kl"
+    config.loss.beta = 0.5  # jensen_shannon
+    config.loss.temperature = 1.0  # at which both laws are compared, and the draft writes
     config.train.steps = 220
     config.train.batch_size = 4
+    config.examine.prompts = 16
     return config

@@ -7,7 +7,7 @@ nats a token, 2.06 bits a byte (Python 3.11.7; another interpreter has another l
 Other text: --config.data.files=book.txt,more.jsonl.
 """
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_dict
 
 
 def get_config() -> ConfigDict:
@@ -16,10 +16,10 @@ def get_config() -> ConfigDict:
     config.mode = "train"
     config.objective = "pretrain"
     config.seed = 0
+    config.target = ""  # a draft for this target: it gets the target's vocabulary
     config.tokenizer = ""  # a tokenizer.json, or a directory with one; empty: train one
-    config.data = ConfigDict()
-    config.data.dir = ""  # where the embedded corpus is built; empty: <workdir>/data
-    config.data.files = ""  # .txt and .jsonl files to use instead of it, separated by commas
+    config.init = ""  # a model directory to begin with; empty: random parameters
+    config.data = data()
     config.model = ConfigDict()
     config.model.family = "llama"
     config.model.vocab_size = 2048
@@ -30,18 +30,77 @@ def get_config() -> ConfigDict:
     config.model.num_kv_heads = 2
     config.model.max_positions = 512
     config.model.tie_embeddings = True
-    config.train = ConfigDict()
+    config.loss = ConfigDict()
+    config.train = train()
     config.train.steps = 150
     config.train.batch_size = 8
     config.train.length = 128
-    config.train.log_every = 10
-    config.train.eval_every = 100
-    config.train.eval_batches = 12
-    config.train.checkpoint_every = 100
-    config.optimiser = ConfigDict()
-    config.optimiser.name = "muon"
-    config.optimiser.learning_rate = 0.02
+    config.optimiser = optimiser("muon", 0.02)
     config.optimiser.adam_learning_rate = 0.03  # embeddings, head, norms
-    config.optimiser.warmup = 0.05  # of the steps
-    config.optimiser.weight_decay = 0.01
+    config.examine = examine()
+    config.examine.prompts = 0  # there is nothing to draft for, unless config.target is given
     return config
+
+
+def data() -> ConfigDict:
+    """Where text comes from: at most one of files, tfds, dialogues and generated; none of them: the embedded corpus."""
+    data = ConfigDict()
+    data.dir = ""  # where datasets are built or lie; empty: <workdir>/data for the embedded corpus
+    data.files = ""  # .txt and .jsonl files, separated by commas
+    data.tfds = ""  # name or directory of a TFDS dataset
+    data.text_key = "text"  # its feature that holds the text
+    data.dialogues = ""  # .jsonl files of conversations, separated by commas; the assistant's turns are learnt
+    data.template = ""  # chat template: chatml, vicuna, llama2, plain, a .jinja file; empty: the target's own
+    data.generated = ""  # workdir of configs/self_generate.py: text that the target wrote
+    data.temperature = config_dict.placeholder(float)  # of generated text; None: all that there is
+    data.labels = "output"  # what is learnt of dialogues and generated text: "output", or "all" of it
+    data.packing = "crops"  # other text: "crops" of one stream, or whole "documents", packed and kept apart
+    data.on_policy = 0.0  # distill: share of the rows that the draft writes on by itself
+    data.on_policy_prompt = 32  # tokens of the text before it does
+    return data
+
+
+def train() -> ConfigDict:
+    """What the loop does, and how often."""
+    train = ConfigDict()
+    train.log_every = 10
+    train.eval_every = 100
+    train.eval_batches = 12
+    train.checkpoint_every = 100
+    train.accumulate = 1  # parts of a batch that go through one after the other
+    train.ema = 0.0  # decay of averaged parameters; 0: none
+    train.precision = "float32"  # or "bfloat16": of the losses; parameters stay float32
+    train.remat = False  # recompute layers in the backward pass: less memory, more time
+    train.keep = "last"  # or "best": which parameters are the result
+    train.best = "heldout_loss"  # the logged value that says which are the best
+    train.resume_changed = False  # go on with a run although its configuration was another
+    return train
+
+
+def optimiser(name: str, learning_rate: float) -> ConfigDict:
+    """The keys of specjax/train/optimise.py; None leaves its own default."""
+    optimiser = ConfigDict()
+    optimiser.name = name  # adamw, muon, sgd, lion
+    optimiser.learning_rate = learning_rate
+    optimiser.adam_learning_rate = config_dict.placeholder(float)  # muon: of what is no matrix
+    optimiser.schedule = "cosine"  # linear, constant, rsqrt
+    optimiser.warmup = 0.05  # of the steps
+    optimiser.final = 0.1  # of the learning rate
+    optimiser.weight_decay = 0.01
+    optimiser.clip = 1.0  # global norm of the gradient; 0: off
+    optimiser.clip_value = 0.0  # each entry of it; 0: off
+    optimiser.b1 = config_dict.placeholder(float)
+    optimiser.b2 = config_dict.placeholder(float)
+    optimiser.eps = config_dict.placeholder(float)
+    return optimiser
+
+
+def examine() -> ConfigDict:
+    """Block efficiency at every evaluation: foreseen from the target's text, and decoded."""
+    examine = ConfigDict()
+    examine.prompts = 16  # held-out prompts; 0: do not
+    examine.prompt_tokens = 32
+    examine.new_tokens = 64
+    examine.temperatures = (0.0, 1.0)
+    examine.gamma = 4  # draft models: tokens a round; heads draft as many as there are
+    return examine

@@ -200,10 +200,15 @@ def train(config: Config, workdir: Path) -> None:
 
 MODES = {"train": train, "generate": generate, "bench": measure, "replay": replays}
 DECODES = ("target", "drafter", "accept", "sampling", "batch_size", "max_new_tokens", "seed")
-NEEDS = {  # keys that tell a mode's configurations apart
-    "train": ("objective", "model", "train", "optimiser", "data", "seed"),
-    "datastore": ("target", "data", "reach"),  # objectives of mode train
-    "ngram": ("target", "data", "from_target", "generation", "seed", "successors", "contexts", "smoothing"),
+TRAINS = ("objective", "target", "init", "data", "loss", "train", "optimiser", "examine", "seed")
+NEEDS = {  # keys that tell a mode's configurations apart, in mode train those of its objectives
+    "train": ("objective",),
+    "train pretrain": (*TRAINS, "model", "tokenizer"),
+    "train distill": (*TRAINS, "model", "pruned"),
+    "train heads": (*TRAINS, "drafter", "joint"),
+    "train generate": ("target", "data", "generation", "drafter", "seed"),
+    "train datastore": ("target", "data", "reach"),
+    "train ngram": ("target", "data", "from_target", "generation", "seed", "successors", "contexts", "smoothing"),
     "generate": (*DECODES, "prompt", "prompts"),
     "bench": (*DECODES, "prompt", "prompts", "grid", "repeats"),
     "replay": (*DECODES, "traces", "skip_bad", "vocab_size", "num_traces", "grid"),
@@ -215,7 +220,7 @@ def run(config: Config, workdir: Path) -> None:
     mode = config.get("mode")
     if mode not in MODES:
         raise UserError(f"config.mode is {mode!r}; it must be one of {', '.join(MODES)}")
-    needs = NEEDS.get(str(config.get("objective")) if mode == "train" else mode, NEEDS[mode])
+    needs = NEEDS.get(f"{mode} {config.get('objective')}", NEEDS[mode])
     if missing := [key for key in needs if key not in config]:
         raise UserError(
             f"mode {mode} needs the key {missing[0]!r}; start from a configuration made for it, see configs/"

@@ -170,6 +170,7 @@ class Drafter(NamedTuple):
     # (params, Batch) -> i32[B,T,K]: at depth d of K, how many tokens it prefers to the one that the text has (-1: it could not
     # draft there). For measuring the accuracies that a tree is chosen by.
     ranks: Callable[..., Array] | None = None
+    facts: tuple[tuple[str, Any], ...] = ()  # what a file of its parameters must say besides them, as (key, value)
     siblings: str = CHAIN  # one of SIBLINGS
     depth: int | None = None  # longest path of a draft, static; None = nodes
     features: bool = False  # whether it reads what the target computed (``target_out``): a recorded target has none

@@ -38,9 +38,10 @@ def loss(
     """Sum over depths d of decay^d (ce * cross-entropy with the text + teacher * KL(target || head)), per labelled position.
 
     Every depth is divided by the number of labels of the first, so that micro-batches add up. ``slots`` "one" draws a single
-    depth a batch, uniformly: the memory of one head (Stern et al. 2018, 1811.03115, section 6). The metrics
-    ``agreement_<d>``, d from 1, say how often a head prefers the token that the target does. The target's own logits are
-    constants; its features are not, if somebody differentiates ``target_params``. Raises UserError for weights out of range.
+    depth a batch, uniformly: the mean over depths in expectation, in the memory of one head (Stern et al. 2018, 1811.03115,
+    section 6). The metrics ``agreement_<d>``, d from 1, say how often a head prefers the token that the target does. The
+    target's own logits are constants; its features are not, if somebody differentiates ``target_params``. Raises UserError for
+    weights out of range.
     """
     for name, value in (("ce", ce), ("teacher", teacher), ("decay", decay)):
         number(f"loss.{name}", value, ">= 0", lambda x: x >= 0)
@@ -55,12 +56,12 @@ def loss(
     out, state = begin(heads, target, pair, batch)
     teachers = jax.lax.stop_gradient(out.logits)
     first = jnp.maximum(_label(batch, 2)[1].sum(), 1)
+    size = out.hidden.shape[1]
 
-    @jax.checkpoint  # the logits of one depth at a time
     def term(pair, state, depth):
-        logits, state = heads.step(pair, state, depth, _ahead(batch.tokens, depth + 1, state_size))
+        logits, state = heads.step(pair, state, depth, _ahead(batch.tokens, depth + 1, size))
         labels, counted = _label(batch, depth + 2)
-        theirs = _ahead(teachers, depth + 1, state_size)
+        theirs = _ahead(teachers, depth + 1, size)
         log_probs = jax.nn.log_softmax(logits)
         value = jnp.zeros(labels.shape, logits.dtype)
         if ce:
@@ -72,13 +73,13 @@ def loss(
         agreement = same.sum() / jnp.maximum(counted.sum(), 1)
         return jnp.where(counted, value, 0).sum() / first, agreement, state
 
-    state_size = out.hidden.shape[1]
     if slots == "one":
         depth = jax.random.randint(key, (), 0, heads.depth)
-        value, _, _ = term(pair, state, depth)
-        return value, {"weight": first.astype(jnp.float32)}
+        value, _, _ = jax.checkpoint(term)(pair, state, depth)
+        return decay**depth * value, {"weight": first.astype(jnp.float32)}
     total, metrics = jnp.zeros(()), {}
     for depth in range(heads.depth):
+        # The logits of one depth at a time.
         value, agreement, state = jax.checkpoint(term, static_argnums=2)(pair, state, depth)
         total += decay**depth * value
         metrics[f"agreement_{depth + 1}"] = agreement

@@ -7,6 +7,7 @@ training call the very same ``step``, so what is trained is what is run.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -53,6 +54,7 @@ class Heads(NamedTuple):
     start: Callable[..., Params]  # (target_params, key) -> parameters to begin training with
     independent: bool = False  # whether ``step`` ignores tokens, takes a traced depth and returns the state as it was
     prefix: Prefix | None = None
+    facts: dict[str, Any] = {}  # noqa: RUF012  (what config.json must say of the parameters, beyond their shapes)
 
 
 class State(struct.PyTreeNode):
@@ -169,10 +171,11 @@ def build(
         depth=shape.depth,
         features=True,
         gaps=False,
-        loss=lambda *args, **weights: _head_loss.loss(heads, target, *args, **weights),
+        loss=functools.partial(_head_loss.loss, heads, target),
         start=heads.start,
         foresee=foresee if kind == CHAIN or siblings == "top_k" else None,
         ranks=ranks,
+        facts=tuple(sorted(heads.facts.items())),  # hashable: a drafter is a static argument
     )
 
 
@@ -195,12 +198,10 @@ def _shape(heads: Heads, tree: Topology | str, nodes: int, search: str, accuracy
     return shape
 
 
-def load(
-    kind: str, target: LM, model: str | os.PathLike | None, params: Params
-) -> tuple[Params, Any]:
-    """The heads in the directory ``model`` and their measured accuracies, or ``params``. Raises UserError."""
+def load(kind: str, target: LM, model: str | os.PathLike | None, params: Params) -> tuple[Params, dict[str, Any]]:
+    """The heads in the directory ``model`` and what its config.json says, or ``params`` and nothing. Raises UserError."""
     if not model:
-        return params, None
+        return params, {}
     if params is not None:
         raise UserError(f"{kind} was given params and a directory {model}; give one of them")
     from specjax.models import head_files  # only here: the core needs no file formats
@@ -214,7 +215,7 @@ def load(
     known = head.config.get("vocabulary")
     if known and target.vocabulary and known != target.vocabulary:
         raise UserError(f"{head.directory} was trained beside a target with other tokens; take the target's own heads")
-    return head.params, head.config.get("accuracy")
+    return head.params, head.config
 
 
 def as_stored(**asked_and_stored: tuple[int, int]) -> tuple[int, ...]:

@@ -49,7 +49,7 @@ def make(
     """
     at_least("heads", heads, 0)
     at_least("layers", layers, 0)
-    params, accuracy = _heads.load("medusa", target, model, params)
+    params, config = _heads.load("medusa", target, model, params)
     if params is not None:
         stored = params["block"]["bias"].shape
         heads, layers = _heads.as_stored(heads=(heads, stored[0]), layers=(layers, stored[1]))
@@ -76,6 +76,7 @@ def make(
         return {"block": block, "head": {"kernel": jnp.tile(kernel[None], (heads, 1, 1))}}
 
     family = _heads.Heads("medusa", heads, begin, step, start, independent=True)
+    accuracy = config.get("accuracy")
     return _heads.build(
         target, family, tree=tree, nodes=nodes, search=search, siblings=siblings, params=params, accuracy=accuracy
     )

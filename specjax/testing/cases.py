@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from specjax import datastore, drafters, ngram_tables
 from specjax.drafters import draft_tree
 from specjax.testing.models import tabular
 from specjax.topology import Topology
-from specjax.types import LM, Drafter, ModelParams
+from specjax.types import LM, Drafter, ModelParams, Params
 
 VOCAB = 3
 PROMPT = [2, 1]
@@ -64,6 +64,20 @@ def _text(vocab: int) -> list[list[int]]:
     return [rng.integers(0, vocab, size).tolist() for size in (40, 24)]
 
 
+def random_heads(
+    name: str, target: LM, target_params: Params, seed: int = 0, scale: float = 1.0, **keys: Any
+) -> Drafter:
+    """Heads on the target's features with normal parameters of this scale, norms and biases too, far from where they start."""
+    like = jax.eval_shape(drafters.make(name, target, **keys).start, target_params, jax.random.key(0))
+    draw = np.random.default_rng(seed)
+    params = jax.tree.map(lambda x: jnp.asarray(scale * draw.normal(size=x.shape), x.dtype), like)
+    return drafters.make(name, target, params=params, **keys)
+
+
+def _heads(name: str, **keys: Any) -> Callable[[LM], Drafter]:
+    return lambda target: random_heads(name, target, jnp.zeros((target.vocab_size + 1,) + (target.vocab_size,) * 2), **keys)
+
+
 def _escalate(target: LM, draft: LM) -> Drafter:
     lookup = drafters.make("prompt_lookup", target, gamma=3, max_ngram=2, min_ngram=2)
     model = drafters.make("draft_model", target, model=draft, gamma=2, params=table(1, target.vocab_size), gaps=True)
@@ -110,6 +124,10 @@ _NO_MODEL: dict[str, Callable[[LM], Drafter]] = {
         "rest", target, nodes=4, depth=2, max_ngram=3, samples=8, datastore=datastore.build(_text(target.vocab_size))
     ),
     "escalate": lambda target: _escalate(target, models(target.vocab_size)[1]),
+    "medusa": _heads("medusa", heads=2, tree="2x1"),
+    "hydra": _heads("hydra", heads=2, layers=2, tree="2x1", siblings="without_replacement"),
+    "mlp_speculator": _heads("mlp_speculator", heads=2, inner=4, siblings="iid"),
+    "bpd": _heads("bpd", heads=2),
 }
 NAMES = (*_NO_MODEL, *_MODELS)
 

@@ -13,21 +13,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Tokenizer
 
-from specjax import datastore, decode, ngram_tables, rng
+from specjax import datastore, ngram_tables
 from specjax.config import Config
-from specjax.drafters import none
 from specjax.errors import UserError
 from specjax.models import hf
 from specjax.models.hf_config import config_from_hf
 from specjax.train import data
 from specjax.train.checkpoint import check_same
-from specjax.types import ModelParams
+from specjax.train.writer import Meter, make_writer, row_keys, write
 
 OBJECTIVES = {"datastore": datastore.NAME, "ngram": ngram_tables.NAME}  # the name of the files that it writes
 
@@ -173,29 +170,20 @@ def from_target(config: Config, words: Words, documents: Sequence[Sequence[int]]
             f"no text has the {length} tokens of config.generation.prompt_tokens; lower it, or give more text"
         )
     weights = np.array([len(ids) for ids in long]) / sum(map(len, long))
-    drafter, params = none.make(target.lm), ModelParams(target.params)
-    eos, wanted, written, number = target.config.eos_token_id, config.from_target, [], 0
-    console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("the target writes", total=wanted)
-        count = 0
+    author, wanted, written, count, number = make_writer(target), config.from_target, [], 0, 0
+    with Meter("the target writes", wanted) as meter:
         while count < wanted:
             random = np.random.default_rng([config.seed, number])
             prompts = []
             for which in random.choice(len(long), batch, p=weights):
                 start = random.integers(0, len(long[which]) - length + 1)
                 prompts.append(head + long[which][start : start + length])
-            packed, lengths = decode.pack_prompts(prompts)
-            keys = rng.row_keys(config.seed, range(number * batch, (number + 1) * batch))
-            state = decode.prefill(target.lm, drafter, params, packed, lengths, keys, max_len=packed.shape[1] + new)
-            state = decode.autoregressive(target.lm, params, state, max_steps=new, eos_id=eos)
-            decode.check(state)
-            rows = decode.outputs(state, jnp.asarray(lengths).tolist())
+            keys = row_keys(config.seed, range(number * batch, (number + 1) * batch))
+            rows, rounds = write(author, prompts, keys, {"temperature": 1.0}, new, batch)
             written += [prompt[-2:] + row for prompt, row in zip(prompts, rows, strict=True)]
             done = sum(map(len, rows))
             count, number = count + done, number + 1
-            progress.update(task, advance=done)
+            meter.add(done, done, sum(rounds))
             if not done:
                 raise UserError("the target ends every text at once; give it other text to begin with")
     return written

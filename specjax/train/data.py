@@ -1,117 +1,60 @@
-"""From text to batches: the embedded corpus, local files, the tokenizer, token streams, crops and prompts.
+"""From text to batches: what a config's ``data`` group names, the tokenizer, token streams, crops and prompts.
 
-The embedded corpus is the Python source of the interpreter's own standard library: it is on every machine, so nothing
-is ever downloaded. It is an ordinary TFDS dataset; point ``tfds.builder_from_directory`` at it and look.
+Datasets are in ``corpora``; documents that keep their borders and masks are packed in ``packing``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
-import io
 import os
 import re
-import sys
-import sysconfig
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow_datasets as tfds
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from specjax import jsonl
+from specjax.config import Config
 from specjax.errors import UserError
+from specjax.train.corpora import Text, load_texts, load_tfds
+from specjax.types import Batch
 
-SPLITS = ("train", "valid", "test")
 SEPARATOR = "<|endoftext|>"  # id 0 of our tokenizers: starts every document, ends it, and pads
 _TOKENIZER_BYTES = 4_000_000  # merges hardly change beyond this, and training them is linear in it
 _WORTH_A_FILE = 100_000  # fewer tokens are made again in no time
 
-Text = tuple[str, str]  # (where it comes from, what it says)
+
+# --- where text comes from -------------------------------------------------------------------------------------------
 
 
-# --- the embedded corpus ---------------------------------------------------------------------------------------------
+def load(source: Config, workdir: str | Path, split: str) -> list[Text]:
+    """(where, text) of ``split`` ("train", "valid", "test") of what a config's ``data`` group names.
+
+    ``source.files`` (.txt and .jsonl, separated by commas), or ``source.tfds`` (see ``load_tfds``, with ``source.text_key``),
+    or else the embedded corpus. ``source.dir`` is where datasets are kept; empty: ``<workdir>/data`` for the embedded
+    corpus, TFDS's own folder for others. Raises UserError.
+    """
+    files, tfds_name = file_names(source), source.get("tfds", "")
+    if files and tfds_name:
+        raise UserError("config.data.files and config.data.tfds are both given; leave one of them empty")
+    if files:
+        return load_files(files, split)
+    if tfds_name:
+        return load_tfds(tfds_name, source.dir, split, source.get("text_key", "text"))
+    return load_texts(Path(source.dir).expanduser() if source.dir else Path(workdir) / "data", split)
 
 
-# Not the library itself, or not programs: "encodings" is character tables (a sixth of all files, and most prompts would
-# be rows of them), "pydoc_data" is one 750 KB string.
-_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data"}
+def sources(source: Config) -> list[str]:
+    """The names of what ``load`` reads, for manifests."""
+    return file_names(source) or [f"tfds:{source.tfds}" if source.get("tfds") else "embedded corpus"]
 
 
-def stdlib_sources(root: str | Path | None = None) -> Iterator[Text]:
-    """Yields (relative posix path, text) of the standard library's modules, in path order, without its tests."""
-    root = Path(root or sysconfig.get_path("stdlib"))
-    found = []
-    for folder, names, files in os.walk(root):
-        names[:] = [name for name in names if name not in _SKIPPED]
-        # _sysconfigdata_*: the settings this interpreter was compiled with, a dictionary of paths.
-        found += [Path(folder, name) for name in files if name.endswith(".py") and "_sysconfigdata" not in name]
-    for path in sorted(found, key=lambda path: path.relative_to(root).as_posix()):
-        try:
-            yield path.relative_to(root).as_posix(), path.read_bytes().decode("utf-8")
-        except UnicodeDecodeError:
-            continue
-
-
-def split_of(path: str) -> str:
-    """The split of a file, through a hash of its path: about 90 % train, 5 % valid, 5 % test, the same everywhere."""
-    bucket = int.from_bytes(hashlib.sha256(path.encode()).digest()[:8], "big") % 100
-    return "train" if bucket < 90 else "valid" if bucket < 95 else "test"
-
-
-class PythonStdlib(tfds.core.GeneratorBasedBuilder):
-    """The standard library of this interpreter as a TFDS dataset (array_record, so that no TensorFlow is needed)."""
-
-    # The version is the interpreter's: two interpreters never read each other's library.
-    VERSION = tfds.core.Version(".".join(str(part) for part in sys.version_info[:3]))
-
-    def _info(self) -> tfds.core.DatasetInfo:
-        return tfds.core.DatasetInfo(
-            builder=self,
-            description="Python source files of the interpreter's standard library, without its tests.",
-            features=tfds.features.FeaturesDict({"path": tfds.features.Text(), "text": tfds.features.Text()}),
-            disable_shuffling=True,  # path order
-        )
-
-    def _split_generators(self, dl_manager):
-        return {split: self._generate_examples(split) for split in SPLITS}
-
-    def _generate_examples(self, split):
-        chosen = (source for source in stdlib_sources() if split_of(source[0]) == split)
-        for index, (path, text) in enumerate(chosen):
-            yield index, {"path": path, "text": text}
-
-
-def build(data_dir: str | Path) -> tfds.core.DatasetBuilder:
-    """Builds the embedded corpus in ``data_dir`` unless it is there; a killed build leaves nothing that looks complete."""
-    builder = PythonStdlib(data_dir=os.fspath(data_dir), file_format="array_record")
-    if builder.data_path.exists():
-        return builder
-    tfds.disable_progress_bar()
-    config = tfds.download.DownloadConfig(try_download_gcs=False, num_shards=1)
-    # TFDS announces a download on stdout and makes a folder for it; there is none.
-    with contextlib.redirect_stdout(io.StringIO()), tempfile.TemporaryDirectory() as downloads:
-        try:
-            builder.download_and_prepare(download_dir=downloads, download_config=config)
-        except OSError:
-            # The dataset is renamed into place, which fails when another process has finished the same build first.
-            if not builder.data_path.exists():
-                raise
-    return PythonStdlib(data_dir=os.fspath(data_dir), file_format="array_record")
-
-
-def load_texts(data_dir: str | Path, split: str) -> list[Text]:
-    """(path, text) of every file of ``split`` ("train", "valid", "test") of the embedded corpus, built if need be."""
-    builder: Any = build(data_dir)  # TFDS's decorators hide the signatures from type checkers
-    source = builder.as_data_source(split)
-    return [(example["path"].decode(), example["text"].decode()) for example in source]
-
-
-# --- local files -----------------------------------------------------------------------------------------------------
+def file_names(source: Config) -> list[str]:
+    """``source.files``, which are separated by commas."""
+    return [name.strip() for name in source.files.split(",") if name.strip()]
 
 
 def load_files(files: str | Sequence[str], split: str) -> list[Text]:
@@ -123,14 +66,18 @@ def load_files(files: str | Sequence[str], split: str) -> list[Text]:
     texts: list[Text] = []
     for path in map(Path, [files] if isinstance(files, str) else files):
         pieces = _pieces(path)
-        starts = np.cumsum([0, *map(len, pieces)])
-        test, valid = np.searchsorted(starts, [starts[-1] * 0.90, starts[-1] * 0.95])
-        first, last = {"train": (0, test), "test": (test, valid), "valid": (valid, len(pieces))}[split]
-        chosen = pieces[first:last]
+        chosen = pieces[share([len(piece) for piece in pieces], split)]
         if path.suffix != ".jsonl":
             chosen = ["".join(chosen)]
         texts += [(str(path), text) for text in chosen if text]
     return texts
+
+
+def share(sizes: Sequence[int], split: str) -> slice:
+    """Which of the pieces of these sizes are in ``split``: 90 % "train", then 5 % "test", the last 5 % "valid"."""
+    starts = np.cumsum([0, *sizes])
+    test, valid = (int(n) for n in np.searchsorted(starts, [starts[-1] * 0.90, starts[-1] * 0.95]))
+    return {"train": slice(0, test), "test": slice(test, valid), "valid": slice(valid, len(sizes))}[split]
 
 
 def _pieces(path: Path) -> list[str]:
@@ -215,14 +162,15 @@ class Batches:
     def __post_init__(self):
         _check_size(self.tokens, self.length)
 
-    def batch(self, step: int) -> np.ndarray:
-        """i32[B,T+1]"""
+    def batch(self, step: int) -> Batch:
+        """The batch of a step: tokens i32[B,T+1] (NumPy), every one of them a label, a row one document."""
         random = np.random.default_rng([self.seed, step])
         return _crops(self.tokens, random.integers(0, len(self.tokens) - self.length, self.batch_size), self.length)
 
 
-def held_out_batches(tokens: np.ndarray, batch_size: int, length: int, count: int) -> list[np.ndarray]:
-    """``count`` batches i32[B,T+1] of evenly spaced crops, always the same; fewer where that would read anything twice."""
+def held_out_batches(tokens: np.ndarray, batch_size: int, length: int, count: int) -> list[Batch]:
+    """``count`` batches of tokens i32[B,T+1] of evenly spaced crops, always the same; fewer where that would read
+    anything twice."""
     _check_size(tokens, length)
     count = max(1, min(count, len(tokens) // (batch_size * (length + 1))))
     starts = np.linspace(0, len(tokens) - length - 1, count * batch_size).astype(np.int64)
@@ -250,12 +198,15 @@ def held_out_prompts(
         if len(prompts) == count:
             return prompts
     raise UserError(
-        f"only {len(prompts)} held-out prompts of {length} tokens, {count} wanted; give more or longer text"
+        f"only {len(prompts)} lines begin prompts of {length} tokens, {count} wanted; give more or longer text"
     )
 
 
-def _crops(tokens: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
-    return np.ascontiguousarray(tokens[starts[:, None] + np.arange(length + 1)])
+def _crops(tokens: np.ndarray, starts: np.ndarray, length: int) -> Batch:
+    crops: Any = np.ascontiguousarray(
+        tokens[starts[:, None] + np.arange(length + 1)]
+    )  # the loop places them on devices
+    return Batch(crops)
 
 
 def _check_size(tokens: np.ndarray, length: int) -> None:

@@ -54,6 +54,45 @@ def forecast(kept: np.ndarray, prompts: Sequence[int], lengths: Sequence[int]) -
     return Forecast(float(tokens / rounds) if rounds else float("nan"), (passed[seen] / tested[seen]).tolist())
 
 
+class Written(NamedTuple):
+    """Prompts with what the target wrote after them."""
+
+    batch: Batch  # i32[B,T+1], right-padded with 0
+    lengths: list[int]  # of prompt and continuation
+
+
+def write(
+    target: LM,
+    params: ModelParams,
+    prompts: Sequence[Sequence[int]],
+    new_tokens: int,
+    temperature: float,
+    eos_id: Sequence[int] = (),
+    seed: int = 0,
+) -> Written:
+    """Plain decoding of the prompts, all in one batch. Raises NonFiniteLogits."""
+    state = _begin(target, none.make(target), ModelParams(params.target), prompts, new_tokens, temperature, seed)
+    state = decode.autoregressive(target, params, state, max_steps=new_tokens, eos_id=tuple(eos_id))
+    decode.check(state)
+    tokens = np.maximum(np.asarray(state.tokens), 0)[:, : max(map(len, prompts)) + new_tokens]
+    return Written(Batch(jnp.asarray(tokens)), np.asarray(state.length).tolist())
+
+
+def _begin(target: LM, drafter: Drafter, params: ModelParams, prompts, new_tokens: int, temperature: float, seed: int):
+    packed, lengths = decode.pack_prompts(prompts)
+    return decode.prefill(
+        target,
+        drafter,
+        params,
+        packed,
+        lengths,
+        rng.row_keys(seed, len(prompts)),
+        max_len=packed.shape[1] + new_tokens,
+        limit=lengths + new_tokens,
+        sampling=sampling.make_sampling(len(prompts), temperature),
+    )
+
+
 def examiner(
     target: LM,
     drafter: Drafter,
@@ -66,31 +105,15 @@ def examiner(
     seed: int = 0,
     moving: bool = False,
 ) -> Callable[[Any], dict[str, float]]:
-    """A function of the drafter's parameters: {"tau_t0": foreseen, "alpha_t0": ..., "decoded_tau_t0": ...} per temperature.
+    """A function of the drafter's parameters: {"tau_t0": foreseen, "alpha_t0_depth1": ..., "decoded_tau_t0": ...}.
 
     The target's text is written on the first call. ``moving``: the target is trained too; parameters are {"target", "draft"},
     and the text is written anew every time. Drafters without ``foresee`` are only decoded.
     """
-    packed, lengths = decode.pack_prompts(prompts)
-    starts = np.asarray(lengths).tolist()
-    width, keys = packed.shape[1] + new_tokens, rng.row_keys(seed, len(prompts))
+    starts, eos = [len(p) for p in prompts], tuple(eos_id)
     rule = accept.load(RULES.get(drafter.siblings, "recursive"))
-    written: dict[float, tuple[Batch, list[int]]] = {}
-    look = jax.jit(lambda params, batch, how: drafter.foresee(params, batch, how)) if drafter.foresee else None
-
-    def begin(who: Drafter, params: ModelParams, temperature: float):
-        how = sampling.make_sampling(len(prompts), temperature)
-        limit = lengths + new_tokens
-        return decode.prefill(
-            target, who, params, packed, lengths, keys, max_len=width, limit=limit, sampling=how
-        )  # fmt: skip
-
-    def write(params: ModelParams, temperature: float) -> tuple[Batch, list[int]]:
-        state = begin(none.make(target), ModelParams(params.target), temperature)
-        state = decode.autoregressive(target, params, state, max_steps=new_tokens, eos_id=tuple(eos_id))
-        decode.check(state)
-        tokens = np.maximum(np.asarray(state.tokens), 0)[:, : width + 1]
-        return Batch(jnp.asarray(tokens)), np.asarray(state.length).tolist()
+    texts: dict[float, Written] = {}
+    look = jax.jit(drafter.foresee) if drafter.foresee else None
 
     def examine(params: Any) -> dict[str, float]:
         pair = ModelParams(params["target"], params["draft"]) if moving else ModelParams(target_params, params)
@@ -98,20 +121,43 @@ def examiner(
         for temperature in temperatures:
             name = f"t{temperature:g}"
             if look is not None:
-                if moving or temperature not in written:
-                    written[temperature] = write(pair, temperature)
-                batch, ends = written[temperature]
-                kept = look(pair, batch, sampling.make_sampling(len(prompts), temperature))
-                seen = forecast(np.asarray(kept, np.float64), starts, ends)
+                if moving or temperature not in texts:
+                    texts[temperature] = write(target, pair, prompts, new_tokens, temperature, eos, seed)
+                text = texts[temperature]
+                kept = look(pair, text.batch, sampling.make_sampling(len(prompts), temperature))
+                seen = forecast(np.asarray(kept, np.float64), starts, text.lengths)
                 found[f"tau_{name}"] = seen.tau
                 found |= {f"alpha_{name}_depth{d}": value for d, value in enumerate(seen.alpha, 1)}
-            state = begin(drafter, pair, temperature)
-            state, records = decode.generate(
-                target, drafter, rule, pair, state, max_steps=new_tokens, eos_id=tuple(eos_id)
-            )
+            state = _begin(target, drafter, pair, prompts, new_tokens, temperature, seed)
+            state, records = decode.generate(target, drafter, rule, pair, state, max_steps=new_tokens, eos_id=eos)
             decode.check(state)
             counts = metrics.count(records, [True] * len(prompts), drafter.longest)
             found[f"decoded_tau_{name}"] = counts.tokens / counts.rounds
         return found
 
     return examine
+
+
+def accuracy(
+    drafter: Drafter, params: ModelParams, texts: Sequence[Written], starts: Sequence[int], width: int
+) -> list[list[float]]:
+    """[K][width]: how often, at depth d, the text says what the drafter ranks r-th; for ``tree_search``.
+
+    ``starts`` are the lengths of the prompts; every place of a continuation counts once. Cai et al. 2024 (2401.10774),
+    section 2.3.3, measure their heads so.
+    """
+    assert drafter.ranks is not None
+    look, counts, places = jax.jit(drafter.ranks), None, None
+    for text in texts:
+        ranks = np.asarray(look(params, text.batch))
+        depth = ranks.shape[-1]
+        counts = np.zeros((depth, width)) if counts is None else counts
+        places = np.zeros(depth) if places is None else places
+        for row, (start, length) in enumerate(zip(starts, text.lengths, strict=True)):
+            for d in range(depth):
+                seen = ranks[row, start - 1 : max(length - 1 - d, start - 1), d]
+                seen = seen[seen >= 0]
+                counts[d] += np.bincount(np.minimum(seen, width), minlength=width + 1)[:width]
+                places[d] += len(seen)
+    assert counts is not None and places is not None
+    return (counts / np.maximum(places, 1)[:, None]).tolist()

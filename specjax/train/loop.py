@@ -8,92 +8,34 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
-import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-import optax.contrib
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from specjax.errors import UserError
+from specjax.train import update
 from specjax.train.checkpoint import Checkpoints
+from specjax.train.display import Clock, Display, Log, say
 from specjax.train.objectives import Loss
+from specjax.train.optimise import Optimiser
+from specjax.types import Batch
+
+_HIGHER_IS_BETTER = ("tau", "alpha", "agreement", "accuracy")
+
+
+Rewrite = Callable[[Any, Any, Batch, jax.Array], Batch]
 
 
 class Source(Protocol):
     """Where batches come from: a pure function of the step (counted from 0)."""
 
-    def batch(self, step: int) -> np.ndarray: ...  # i32[B,T+1]
-
-
-class Optimiser(NamedTuple):
-    """A gradient transformation, and the learning rate it uses (for the log)."""
-
-    transform: optax.GradientTransformation
-    schedule: Callable[[Any], Any]  # step -> learning rate
-
-
-def optimiser(
-    name: str,
-    *,
-    steps: int,
-    learning_rate: float,
-    adam_learning_rate: float | None = None,
-    warmup: float = 0.05,
-    final: float = 0.1,
-    weight_decay: float = 0.01,
-    clip: float = 1.0,
-) -> Optimiser:
-    """The optimiser called "adamw" or "muon", with warm-up, cosine decay, and the gradient clipped by its global norm.
-
-    ``warmup`` is a fraction of the steps, ``final`` one of the learning rate. Norm scales and biases are not decayed.
-    Muon (Jordan 2024, kellerjordan.github.io/posts/muon) takes the matrices inside the layers, AdamW at
-    ``adam_learning_rate`` the embeddings, the head and the vectors. Raises ``UserError`` for another name.
-    """
-
-    def cosine(peak: float) -> optax.Schedule:
-        return optax.warmup_cosine_decay_schedule(0.0, peak, int(warmup * steps), steps, final * peak)
-
-    schedule = cosine(learning_rate)
-    if name == "adamw":
-        transform = optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=weight_decay, mask=_decayed)
-    elif name == "muon":
-        transform = optax.contrib.muon(
-            schedule,
-            # Three steps after AOL scaling come close to the usual five, and the steps are a third of the cost here.
-            ns_steps=3,
-            preconditioning="aol",
-            beta=0.9,  # 0.95 is for longer runs
-            weight_decay=weight_decay,
-            adam_b2=0.95,
-            adam_learning_rate=cosine(adam_learning_rate or learning_rate),
-            muon_weight_dimension_numbers=_hidden_matrices,
-        )
-    else:
-        raise UserError(f"config.optimiser.name is {name!r}; it must be 'adamw' or 'muon'")
-    return Optimiser(optax.chain(optax.clip_by_global_norm(clip), transform), schedule)
-
-
-def _decayed(params: Any) -> Any:
-    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
-
-
-def _hidden_matrices(params: Any) -> Any:
-    def spec(path, leaf):
-        names = [str(entry.key) for entry in path]
-        hidden = leaf.ndim == 2 and names[-1] == "kernel" and names[0] != "head"
-        return optax.contrib.MuonDimensionNumbers() if hidden else None
-
-    return jax.tree_util.tree_map_with_path(spec, params)
+    def batch(self, step: int) -> Batch: ...  # of NumPy arrays
 
 
 def train(
@@ -105,82 +47,145 @@ def train(
     optimiser: Optimiser,
     steps: int,
     workdir: str | Path,
-    eval_batches: Sequence[np.ndarray] = (),
+    eval_batches: Sequence[Batch] = (),
+    examine: Callable[[Any], dict[str, float]] | None = None,
+    rewrite: Rewrite | None = None,
     eval_every: int = 100,
     checkpoint_every: int = 100,
     log_every: int = 10,
     config: dict | None = None,
     seed: int = 0,
+    accumulate: int = 1,
+    ema: float = 0.0,
+    precision: str = "float32",
+    devices: Sequence[Any] | None = None,  # of jax.Device
+    best: str = "heldout_loss",
+    keep: str = "last",
+    resume_changed: bool = False,
 ) -> Any:
     """Minimises ``loss`` over ``steps`` batches and gives the parameters; resumes from ``workdir/checkpoints``.
 
-    ``metrics.jsonl`` gets one line a logged step: means since the last one, held-out values as ``heldout_*``. ``config``
-    (plain JSON) is what a resumed run must share with the run before. Raises ``UserError`` when it does not, and when
-    the loss or the gradient is no longer finite.
+    ``metrics.jsonl`` and ``tensorboard/`` get one record a logged step: means since the last one (a metric "weight", the
+    number of labels, weighs them), held-out values as ``heldout_*``, what ``examine(params)`` measures on the host among
+    them, and where the time went. ``rewrite(params, target_params, batch, key) -> Batch`` is compiled and changes each
+    batch before the update (text of the model's own). The gradient is that of ``accumulate`` parts of the batch, one after
+    the other, each divided among ``devices`` (None = all local ones). With ``precision`` "bfloat16" loss and ``rewrite``
+    see parameters cast to it; parameters, gradients and the optimiser's state are float32. ``ema`` averages the parameters
+    with this decay, corrected for its start; evaluated, examined and returned is then the average.
+
+    Kept are the last two checkpoints and the one with the best ``best`` (a logged name: the lowest, or the highest of tau,
+    alpha, agreement, accuracy); ``keep`` "best" returns its parameters instead of the last ones. ``config`` (plain JSON)
+    is what a resumed run must share with the run before, unless ``resume_changed``. Raises ``UserError`` when it does
+    not, for options that cannot be, when the loss or the gradient is no longer finite, and when the disk is full.
     """
+    _check(
+        accumulate, ema, precision, keep, steps=steps, log=log_every, evaluate=eval_every, checkpoint=checkpoint_every
+    )
+    if keep == "best" and not eval_batches and examine is None:
+        raise UserError(
+            "config.train.keep is 'best', but nothing is evaluated; keep 'last', or give text to evaluate on"
+        )
     workdir = Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
-    key, evaluate = jax.random.key(seed), evaluator(loss)
+    mesh = Mesh(np.asarray(devices or jax.local_devices()), ("data",), axis_types=(AxisType.Auto,))
+    everywhere, rows = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+    key, rewrite_key = jax.random.split(jax.random.key(seed))
+    loss = update.in_precision(loss, precision)
+    evaluate = evaluator(loss, lambda batch: jax.device_put(batch, everywhere if _rows(batch) % mesh.size else rows))
+    advance = jax.jit(update.step(loss, optimiser, accumulate, ema), donate_argnums=0, out_shardings=everywhere)
+    trained = jax.jit(functools.partial(update.averaged, ema=ema)) if ema else update.averaged
+    if rewrite is not None:
+        rewrite = jax.jit(update.in_precision(rewrite, precision), out_shardings=rows)
 
-    @functools.partial(jax.jit, donate_argnums=0)
-    def update(state, target_params, batch, key):
-        objective = jax.value_and_grad(loss, has_aux=True)
-        key = jax.random.fold_in(key, state["step"])
-        (value, metrics), grads = objective(state["params"], target_params, batch, key)
-        updates, opt_state = optimiser.transform.update(grads, state["opt_state"], state["params"])
-        params = optax.apply_updates(state["params"], updates)
-        state = {"params": params, "opt_state": opt_state, "step": state["step"] + 1}
-        return state, {"loss": value, "grad_norm": optax.tree.norm(grads), **metrics}
+    def fetch(step):
+        batch = batches.batch(step)
+        _check_rows(_rows(batch), accumulate, mesh.size)
+        return jax.device_put(batch, rows)
 
-    # A copy: the step donates its state, and the caller keeps what it passed in.
-    params = jax.tree.map(jnp.copy, params)
-    state = {"params": params, "opt_state": optimiser.transform.init(params), "step": jnp.int32(0)}
+    def held_out(params):
+        values = evaluate(params, target_params, eval_batches) if eval_batches else {}
+        values |= examine(jax.device_put(params, mesh.devices.flat[0])) if examine else {}
+        return {f"heldout_{name}": float(value) for name, value in values.items()}
+
     with contextlib.ExitStack() as stack:
-        checkpoints = stack.enter_context(Checkpoints(workdir / "checkpoints", config or {}, _say))
-        found = checkpoints.restore(state)
-        if found is not None:
-            state = found[1]
-            _say(f"resuming from step {found[0]} of {steps} in {workdir}")
-        start = int(state["step"])
-        log = stack.enter_context(_open_log(workdir / "metrics.jsonl", start))
-        display = stack.enter_context(_Display(start, steps))
-        recent: list[dict] = []  # stays on the device until somebody looks: no synchronisation in between
-        tokens, since = 0, time.perf_counter()
+        higher = any(word in best for word in _HIGHER_IS_BETTER)
+        checkpoints = stack.enter_context(Checkpoints(workdir / "checkpoints", config or {}, say, higher))
+        state = jax.device_put(update.fresh(params, optimiser, ema), everywhere)
+        target_params = jax.device_put(update.cast(target_params, precision), everywhere)
+        start, state = checkpoints.restore(state, resume_changed) or (0, state)
+        if start > steps:
+            raise UserError(f"{workdir} holds a run of {start} steps, more than the {steps} asked for; ask for as many")
+        if start:
+            say(f"resuming from step {start} of {steps} in {workdir}")
+        log, display = stack.enter_context(Log(workdir, start)), stack.enter_context(Display(start, steps))
+        clock, recent = Clock(), []  # the values stay on the device until somebody looks: no synchronisation in between
+        batch: Any = fetch(start) if start < steps else None
         for step in range(start + 1, steps + 1):
-            batch = jnp.asarray(batches.batch(step - 1))
-            state, measured = update(state, target_params, batch, key)
+            if rewrite is not None:
+                jax.block_until_ready(state)  # so that what follows is timed alone
+                with clock("data"):
+                    batch = rewrite(state["params"], target_params, batch, jax.random.fold_in(rewrite_key, step))
+                    jax.block_until_ready(batch)
+            clock.count(batch.tokens[:, 1:].size)
+            state, measured = advance(state, target_params, batch, key)
             recent.append(measured)
-            tokens += batch[:, 1:].size
             if step == start + 1:  # this one was compilation: not counted
                 jax.block_until_ready(measured)
-                tokens, since = 0, time.perf_counter()
-            due = [step == steps or step % every == 0 for every in (log_every, eval_every, checkpoint_every)]
-            if any(due):
+                clock.restart()
+            if step < steps:  # the next batch is made while the device works; only what that waits for is lost
+                began = time.perf_counter()
+                batch = fetch(step)
+                if measured["loss"].is_ready():
+                    clock.add("data", time.perf_counter() - began)
+            logged, evaluated, saved = (
+                step == steps or step % n == 0 for n in (log_every, eval_every, checkpoint_every)
+            )
+            if logged or evaluated or saved:
                 recent = jax.device_get(recent)
                 for at, values in enumerate(recent, step - len(recent) + 1):
                     _check_finite(values, at, checkpoints)
-            paused = time.perf_counter()
-            if due[0] or due[1]:
-                record = {"step": step, **_mean(recent), "lr": float(optimiser.schedule(step - 1))}
-                record["tokens_per_second"] = tokens / (paused - since) if tokens else None
-                if due[1] and eval_batches:
-                    held_out = evaluate(state["params"], target_params, eval_batches)
-                    held_out = {f"heldout_{name}": value for name, value in held_out.items()}
-                    _check_finite(held_out, step, checkpoints)
-                    record |= held_out
-                log.write(json.dumps(record) + "\n")
-                log.flush()
+            value = None
+            if logged or evaluated:
+                record: dict[str, Any] = {"step": step, **_mean(recent), "lr": float(optimiser.schedule(step - 1))}
+                if evaluated and (eval_batches or examine):
+                    with clock("evaluate"):
+                        record |= held_out(trained(state))
+                    _check_finite(record, step, checkpoints)
+                    value = record.get(best)
+                    if value is not None:
+                        record["best_step"], record["best_value"] = checkpoints.best_with(step, value)
+                        saved = saved or record["best_step"] == step
+                    elif keep == "best":
+                        names = ", ".join(name for name in record if name.startswith("heldout_"))
+                        raise UserError(f"config.train.best is {best!r}; it must be one of {names}")
+                record["tokens_per_second"], record["time_share"] = clock.lap()
+                log.write(record)
                 display.show(record)
-                recent, tokens, since = [], 0, paused
-            if due[2]:
-                checkpoints.save(step, state)
-            since += time.perf_counter() - paused  # evaluating and saving are not training
+                recent = []
+            if saved:
+                with clock("checkpoint"):
+                    checkpoints.save(step, state, value)
             display.advance(step)
-    return state["params"]
+        with clock("checkpoint"):
+            checkpoints.wait()
+        told = clock.summary()
+        if told is not None:
+            say(told)
+        if keep == "best":
+            found = checkpoints.best()
+            if found is None:
+                raise UserError(f"no checkpoint in {checkpoints.directory} was measured by {best}; keep 'last'")
+            state = checkpoints.restore_step(found[0], state)
+        return jax.device_put(trained(state), mesh.devices.flat[0])
 
 
-def evaluator(loss: Loss) -> Callable[[Any, Any, Sequence[np.ndarray]], dict[str, float]]:
-    """A function (params, target_params, batches) -> the means of loss and metrics over the batches."""
+def evaluator(
+    loss: Loss, place: Callable[[Batch], Batch] = lambda batch: jax.tree.map(jnp.asarray, batch)
+) -> Callable[[Any, Any, Sequence[Batch]], dict[str, float]]:
+    """A function (params, target_params, batches) -> the means of loss and metrics over the batches, by their weights.
+
+    ``place`` moves a batch to its devices.
+    """
 
     @jax.jit
     def measure(params, target_params, batch, key):
@@ -190,77 +195,45 @@ def evaluator(loss: Loss) -> Callable[[Any, Any, Sequence[np.ndarray]], dict[str
     def evaluate(params, target_params, batches):
         keys = jax.random.split(jax.random.key(0), len(batches))  # the same for every evaluation
         pairs = zip(batches, keys, strict=True)
-        return _mean(jax.device_get([measure(params, target_params, jnp.asarray(b), key) for b, key in pairs]))
+        return _mean(jax.device_get([measure(params, target_params, place(batch), key) for batch, key in pairs]))
 
     return evaluate
 
 
 def _mean(records: Sequence[dict]) -> dict[str, float]:
-    return {name: float(np.mean([record[name] for record in records])) for name in records[0]}
+    """Means over the records, by their weights where they have some."""
+    weights = [float(record.get("weight", 1.0)) for record in records]
+    weights = weights if sum(weights) else None
+    names = [name for name in records[0] if name != "weight"]
+    return {name: float(np.average([record[name] for record in records], weights=weights)) for name in names}
 
 
-def _check_finite(values: dict, step: int, checkpoints: Checkpoints) -> None:
+def _rows(batch: Batch) -> int:
+    return len(batch.tokens)
+
+
+def _check_rows(rows: int, accumulate: int, devices: int) -> None:
+    if rows % (accumulate * devices):
+        parts = [f"{n} {what}" for n, what in ((accumulate, "parts (accumulate)"), (devices, "devices")) if n > 1]
+        told = f"a batch of {rows} rows cannot be divided among {' on '.join(parts)}"
+        raise UserError(f"{told}; take a multiple of {accumulate * devices}")
+
+
+def _check(accumulate: int, ema: float, precision: str, keep: str, **counts: int) -> None:
+    for name, value in {**counts, "accumulate": accumulate}.items():
+        if value < 1:
+            name = name if name in ("steps", "accumulate") else f"{name.replace('evaluate', 'eval')}_every"
+            raise UserError(f"config.train.{name} is {value}; it must be at least 1")
+    if not 0 <= ema < 1:
+        raise UserError(f"config.train.ema is {ema}; it must be at least 0 (off) and below 1")
+    for name, value, choices in (("precision", precision, update.PRECISIONS), ("keep", keep, ("last", "best"))):
+        if value not in choices:
+            raise UserError(f"config.train.{name} is {value!r}; it must be {choices[0]!r} or {choices[1]!r}")
+
+
+def _check_finite(values: dict[str, Any], step: int, checkpoints: Checkpoints) -> None:
     for name, value in sorted(values.items(), key=lambda item: "loss" not in item[0]):  # name the cause first
         if not np.isfinite(value):
             good = checkpoints.latest()
             kept = "there is no checkpoint yet" if good is None else f"the last good checkpoint is step {good}"
             raise UserError(f"{name} is {value} at step {step}; {kept}; lower the learning rate")
-
-
-def _open_log(path: Path, start: int):
-    """The log, opened for appending, without what a killed run wrote after its last checkpoint (step ``start``)."""
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            if json.loads(line)["step"] <= start:
-                kept.append(line + "\n")
-        except ValueError:
-            continue  # half a line: the run was killed while writing it
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(kept), encoding="utf-8")
-    os.replace(partial, path)
-    return open(path, "a", encoding="utf-8")
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-class _Display:
-    """A progress bar with loss and remaining time on a terminal; elsewhere a plain line every ten seconds."""
-
-    def __init__(self, start: int, steps: int):
-        console = Console(stderr=True)
-        self._steps, self._first, self._began, self._said = steps, start, time.monotonic(), -10.0
-        self._bar = None
-        if console.is_terminal:
-            columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self._bar = Progress(*columns, TextColumn("{task.fields[told]}"), console=console)
-            self._task = self._bar.add_task("", total=steps, completed=start, told="")
-
-    def __enter__(self) -> _Display:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def advance(self, step: int) -> None:
-        """``step`` is done."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=step)
-
-    def show(self, record: dict) -> None:
-        """Tells what was logged."""
-        parts = [f"{name} {record[name]:.3f}" for name in ("loss", "heldout_loss", "heldout_alpha") if name in record]
-        if record["tokens_per_second"]:
-            parts.append(f"{record['tokens_per_second']:,.0f} tokens/s")
-        now, step = time.monotonic(), record["step"]
-        if self._bar is not None:
-            self._bar.update(self._task, told="  ".join(parts))
-        elif now - self._said >= 10 or step == self._steps:
-            left = (now - self._began) / (step - self._first) * (self._steps - step)
-            _say("  ".join([f"step {step}/{self._steps}", *parts, f"{left:.0f} s left"]))
-            self._said = now

@@ -1,7 +1,7 @@
-"""What training minimises, and what it measures, as pure functions of logits; then the two losses of the training loop.
+"""What training minimises, and what it measures, as pure functions of logits; then the losses of the training loop.
 
-A loss is ``loss(params, target_params, batch i32[B,T+1], key) -> (scalar, metrics)``; ``target_params`` is never
-differentiated. A new objective is a new function of that shape.
+A loss is ``loss(params, target_params, Batch, key) -> (scalar, metrics)``; the metric "weight" is the number of labels that its
+mean was taken over. A new objective is a new function of that shape; heads bring their own (``Drafter.loss``).
 """
 
 from __future__ import annotations
@@ -12,10 +12,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.drafters._checks import number, one_of
+from specjax.errors import UserError
 from specjax.models import lm
-from specjax.types import LM
+from specjax.types import LM, Batch, Drafter
 
-Loss = Callable[[Any, Any, jax.Array, jax.Array], tuple[jax.Array, dict[str, jax.Array]]]
+Loss = Callable[[Any, Any, Batch, jax.Array], tuple[jax.Array, dict[str, jax.Array]]]
+
+
+# --- of two laws, target first -----------------------------------------------------------------------------------------
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array | None = None) -> jax.Array:
@@ -29,10 +34,45 @@ def forward_kl(target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Arra
 
     The supervised objective of DistillSpec (Zhou et al. 2023, arXiv:2310.08461, section 3.1).
     """
+    return _mean(_kl(jax.nn.log_softmax(target_logits), jax.nn.log_softmax(draft_logits)), mask)
+
+
+def reverse_kl(target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+    """Mean KL(draft || target), nats a token: two f32[B,T,V], mask bool[B,T] -> f32[]; DistillSpec, section 3.1.
+
+    Infinite where the draft says what the target rules out: targets without such tokens only.
+    """
+    return _mean(_kl(jax.nn.log_softmax(draft_logits), jax.nn.log_softmax(target_logits)), mask)
+
+
+def jensen_shannon(
+    target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array | None = None, *, beta: float = 0.5
+) -> jax.Array:
+    """Mean generalised Jensen-Shannon divergence JSD_beta, nats a token: two f32[B,T,V], mask bool[B,T] -> f32[].
+
+    beta KL(target || m) + (1 - beta) KL(draft || m), m = beta target + (1 - beta) draft, 0 < beta < 1 (Agarwal et al. 2023,
+    arXiv:2306.13649, section 2; DistillSpec, section 3.1).
+    """
     target, draft = jax.nn.log_softmax(target_logits), jax.nn.log_softmax(draft_logits)
-    # exp(-inf) * (-inf - x) is nan where it should be 0: the target may rule tokens out.
-    terms = jnp.where(jnp.isneginf(target), 0.0, jnp.exp(target) * (target - draft))
-    return _mean(terms.sum(-1), mask)
+    mixed = jnp.logaddexp(target + jnp.log(beta), draft + jnp.log1p(-beta))
+    return _mean(beta * _kl(target, mixed) + (1 - beta) * _kl(draft, mixed), mask)
+
+
+def total_variation(target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+    """Mean of half the L1 distance, which is 1 - alpha at temperature 1: two f32[B,T,V], mask bool[B,T] -> f32[].
+
+    DistillSpec, section 3.1. Its gradient vanishes where the laws hardly overlap: begin with another divergence.
+    """
+    difference = jnp.abs(jax.nn.softmax(target_logits) - jax.nn.softmax(draft_logits)).sum(-1)
+    return _mean(difference / 2, mask)
+
+
+DIVERGENCES: dict[str, Callable[..., jax.Array]] = {
+    "forward_kl": forward_kl,
+    "reverse_kl": reverse_kl,
+    "jensen_shannon": jensen_shannon,
+    "total_variation": total_variation,
+}
 
 
 def overlap(target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array | None = None) -> jax.Array:
@@ -50,31 +90,96 @@ def agreement(target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array
     return _mean(same.astype(jnp.float32), mask)
 
 
+# --- of a batch --------------------------------------------------------------------------------------------------------
+
+
 def pretrain_loss(model: LM) -> Loss:
     """Next-token cross-entropy of ``model``; ``target_params`` are ignored."""
 
     def loss(params, target_params, batch, key):
         del target_params, key
-        return cross_entropy(lm.forward(model, params, batch[:, :-1]).logits, batch[:, 1:]), {}
+        labels, mask = _labels(batch)
+        value = cross_entropy(_logits(model, params, batch), labels, mask)
+        return value, {"weight": _weight(mask, labels)}
 
     return loss
 
 
-def distill_loss(target: LM, draft: LM) -> Loss:
-    """Forward KL from ``target`` to ``draft`` along the batch's text; metrics: alpha and agreement.
+def distill_loss(
+    target: LM, draft: LM, *, divergence: str = "forward_kl", beta: float = 0.5, temperature: float = 1.0
+) -> Loss:
+    """A divergence from ``target`` to ``draft`` along the batch's text, whoever wrote it; metrics: alpha and agreement.
 
-    The text is the corpus, not the target's own: sampling it is a later objective, with this loss on top.
+    ``temperature`` divides the logits of both first (the one that will be decoded with). The text is a constant: no gradient
+    passes through its sampling. DistillSpec, Zhou et al. 2023 (2310.08461), algorithm 1. Raises UserError.
     """
+    one_of("loss.divergence", divergence, tuple(DIVERGENCES))
+    number("loss.beta", beta, "in (0, 1)", lambda x: 0 < x < 1)
+    number("loss.temperature", temperature, "> 0", lambda x: x > 0)
+    if divergence != "jensen_shannon" and beta != 0.5:
+        raise UserError(f"loss.beta is {beta} and belongs to jensen_shannon; leave it out with {divergence}")
+    measure = DIVERGENCES[divergence]
+    keys = {"beta": beta} if divergence == "jensen_shannon" else {}
 
     def loss(params, target_params, batch, key):
         del key
-        tokens = batch[:, :-1]
-        target_logits = jax.lax.stop_gradient(lm.forward(target, target_params, tokens).logits)
-        draft_logits = lm.forward(draft, params, tokens).logits
-        metrics = {"alpha": overlap(target_logits, draft_logits), "agreement": agreement(target_logits, draft_logits)}
-        return forward_kl(target_logits, draft_logits), metrics
+        labels, mask = _labels(batch)
+        theirs = jax.lax.stop_gradient(_logits(target, target_params, batch)) / temperature
+        ours = _logits(draft, params, batch) / temperature
+        metrics = {"alpha": overlap(theirs, ours, mask), "agreement": agreement(theirs, ours, mask)}
+        return measure(theirs, ours, mask, **keys), {**metrics, "weight": _weight(mask, labels)}
 
     return loss
+
+
+def joint_loss(target: LM, drafter: Drafter, *, heads: float = 0.2, language: str = "ce", **weights: Any) -> Loss:
+    """The target learns beside its heads (Medusa-2; fine-tuned blockwise decoding): language loss + ``heads`` * theirs.
+
+    ``params`` is {"target", "draft"}; gradients of the heads reach the target. ``language`` "ce" is next-token cross-entropy,
+    "kl" the divergence from the target as it was (``target_params``), for text that it wrote itself. Cai et al. 2024
+    (2401.10774), sections 2.2.2 and 2.3.2. Raises UserError.
+    """
+    one_of("loss.language", language, ("ce", "kl"))
+    number("loss.heads", heads, "> 0", lambda x: x > 0)
+    assert drafter.loss is not None
+    of_heads = drafter.loss
+
+    def loss(params, target_params, batch, key):
+        labels, mask = _labels(batch)
+        ours = _logits(target, params["target"], batch)
+        if language == "ce":
+            own = cross_entropy(ours, labels, mask)
+        else:
+            own = forward_kl(jax.lax.stop_gradient(_logits(target, target_params, batch)), ours, mask)
+        value, metrics = of_heads(params["draft"], params["target"], batch, key, **weights)
+        return own + heads * value, {**metrics, "language": own, "heads": value}
+
+    return loss
+
+
+def _logits(model: LM, params: Any, batch: Batch) -> jax.Array:
+    segments = None if batch.segments is None else batch.segments[:, :-1]
+    return lm.forward(model, params, batch.tokens[:, :-1], segments).logits
+
+
+def _labels(batch: Batch) -> tuple[jax.Array, jax.Array | None]:
+    """i32[B,T] and which of them count: those that may be labels, and follow a token of their own document."""
+    mask = None if batch.labelled is None else batch.labelled[:, 1:]
+    if batch.segments is not None:
+        same = batch.segments[:, 1:] == batch.segments[:, :-1]
+        mask = same if mask is None else mask & same
+    return batch.tokens[:, 1:], mask
+
+
+def _weight(mask: jax.Array | None, labels: jax.Array) -> jax.Array:
+    return jnp.float32(labels.size) if mask is None else mask.sum().astype(jnp.float32)
+
+
+def _kl(first: jax.Array, second: jax.Array) -> jax.Array:
+    """KL(first || second) f[...] of log-probabilities f[...,V]."""
+    # exp(-inf) * (-inf - x) is nan where it should be 0: a model may rule tokens out.
+    nothing = jnp.isneginf(first)
+    return jnp.where(nothing, 0.0, jnp.exp(first) * (jnp.where(nothing, 0.0, first) - second)).sum(-1)
 
 
 def _mean(values: jax.Array, mask: jax.Array | None) -> jax.Array:

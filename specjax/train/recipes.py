@@ -1,4 +1,4 @@
-"""What ``config.mode = "train"`` does: from a configuration to a model directory (or to tables, see ``build``).
+"""What ``config.mode = "train"`` does: from a configuration to a model or head directory (or to text and tables).
 
 A run is resumed by the command that started it, and a finished one is left alone: ``<workdir>/model`` appears last, all
 at once, and with it nothing more is to do.
@@ -6,44 +6,46 @@ at once, and with it nothing more is to do.
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
+import functools
+import inspect
 import json
 import math
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from tokenizers import Tokenizer
 
+from specjax import drafters
 from specjax.config import Config
 from specjax.errors import UserError
-from specjax.models import hf, lm
+from specjax.models import head_files, hf, lm
 from specjax.models.transformer import TransformerConfig
-from specjax.train import build, data, loop, objectives
+from specjax.train import begin, build, data, examine, generated, loop, objectives, optimise, sources
 from specjax.train.checkpoint import check_same
+from specjax.train.sources import Material
+from specjax.types import LM, Batch, Drafter, ModelParams
 
-_CADENCE = ("log_every", "eval_every", "checkpoint_every")  # may differ between a run and its resumption
-
-
-class Corpus(NamedTuple):
-    """Token streams of the text that a run trains on and is judged by."""
-
-    train: np.ndarray  # i32[n]
-    valid: np.ndarray  # i32[m]
-    valid_bytes: int
+_FREE = ("log_every", "eval_every", "checkpoint_every", "resume_changed")  # may differ between a run and its resumption
+RANKS = 10  # choices of a head whose accuracy is measured
 
 
 class _Run(NamedTuple):
     """What differs between the objectives."""
 
     loss: objectives.Loss
-    config: TransformerConfig
+    params: Any  # to begin with
     target_params: Any
-    tokenizer: Tokenizer
-    corpus: Corpus
+    material: Material
+    save: Callable[[Any, dict], None]  # writes <workdir>/model, and adds to the summary
+    examine: Callable[[Any], dict[str, float]] | None = None
+    rewrite: loop.Rewrite | None = None
 
 
 def run(config: Config, workdir: str | Path) -> dict:
@@ -53,123 +55,285 @@ def run(config: Config, workdir: str | Path) -> dict:
     """
     if config.objective in build.OBJECTIVES:
         return build.run(config, workdir)
+    if config.objective == "generate":
+        return generated.generate(config, workdir)
     began = time.monotonic()
     workdir, resolved = Path(workdir).expanduser(), json.loads(config.to_json())
-    prepare = {"pretrain": _pretrain, "distill": _distill}.get(config.objective)
+    prepare = {"pretrain": _pretrain, "distill": _distill, "heads": _heads}.get(config.objective)
     if prepare is None:
-        raise UserError(f"config.objective is {config.objective!r}; it must be pretrain, distill, datastore or ngram")
+        known = ", ".join(("pretrain", "distill", "heads", "generate", *build.OBJECTIVES))
+        raise UserError(f"config.objective is {config.objective!r}; it must be one of {known}")
     _check(config)
-    optimiser = loop.optimiser(**config.optimiser, steps=config.train.steps)
+    optimiser = optimise.optimiser(**config.optimiser, steps=config.train.steps)
     if (workdir / "config.json").exists() and any((workdir / name).exists() for name in ("checkpoints", "model")):
         stored = json.loads((workdir / "config.json").read_text())
-        check_same(_lasting(stored), _lasting(resolved), workdir)
+        if not config.train.resume_changed:
+            check_same(_lasting(stored), _lasting(resolved), workdir)
         if (workdir / "model").exists():
             return json.loads((workdir / "summary.json").read_text())
     what = prepare(config, workdir)
-    train, corpus = config.train, what.corpus
-    batches = data.Batches(corpus.train, train.batch_size, train.length, config.seed)
-    held_out = data.held_out_batches(corpus.valid, train.batch_size, train.length, train.eval_batches)
+    train = config.train
     # Only now, when nothing is wrong with what the user asked for.
     workdir.mkdir(parents=True, exist_ok=True)
     _write_json(workdir / "config.json", resolved)
+    passed_on = ("steps", "log_every", "eval_every", "checkpoint_every", "accumulate", "ema", "precision", "keep")
     params = loop.train(
         what.loss,
-        lm.init_params(what.config, jax.random.key(config.seed)),
+        what.params,
         what.target_params,
-        batches,
+        what.material.batches,
         optimiser=optimiser,
-        steps=train.steps,
         workdir=workdir,
-        eval_batches=held_out,
-        **{name: train[name] for name in _CADENCE},
+        eval_batches=what.material.held_out,
+        examine=what.examine,
+        rewrite=what.rewrite,
+        **{name: train[name] for name in passed_on},
+        best=train.best,
+        resume_changed=train.resume_changed,
         # The corpus is part of what a resumed run must share.
-        config=_lasting(resolved) | {"corpus": hashlib.sha256(corpus.train.tobytes()).hexdigest()[:16]},
+        config=_lasting(resolved) | {"corpus": what.material.digest},
         seed=config.seed,
     )
     last = json.loads((workdir / "metrics.jsonl").read_text().splitlines()[-1])
-    summary = {name: value for name, value in last.items() if name.startswith("heldout_")}
-    if config.objective == "pretrain":
-        tokens_per_byte = len(corpus.valid) / corpus.valid_bytes
-        summary["heldout_bits_per_byte"] = last["heldout_loss"] / math.log(2) * tokens_per_byte
+    summary = {name: value for name, value in last.items() if name.startswith("heldout_") or name == "best_step"}
     summary |= {"steps": train.steps, "parameters": sum(leaf.size for leaf in jax.tree.leaves(params))}
+    if config.objective == "pretrain" and what.material.tokens_per_byte:
+        summary["heldout_bits_per_byte"] = last["heldout_loss"] / math.log(2) * what.material.tokens_per_byte
     summary["seconds"] = time.monotonic() - began
-    _write_json(workdir / "summary.json", summary)
-    hf.save(workdir / "model", what.config, params, what.tokenizer)
+    what.save(params, summary)
     return summary
 
 
 def _pretrain(config: Config, workdir: Path) -> _Run:
-    texts = _texts(config, workdir)
-    tokenizer = _tokenizer(config, texts["train"])
-    separator = data.separator_id(tokenizer)
-    ends = () if separator is None else (separator,)
-    shape = _shape(config.model, tokenizer.get_vocab_size(), separator, ends)
-    loss = objectives.pretrain_loss(lm.from_config(shape))
-    return _Run(loss, shape, {}, tokenizer, _corpus(config, workdir, texts, tokenizer))
+    """A decoder of its own: a target, or a draft for ``config.target``, whose tokenizer it then has."""
+    begin.check_shape(config.model)
+    target = _target(config) if config.target else None
+    tokenizer = _tokenizer(config, workdir) if target is None else target.tokenizer
+    assert tokenizer is not None
+    if target is None:
+        separator = data.separator_id(tokenizer)
+        words = (tokenizer.get_vocab_size(), separator, () if separator is None else (separator,))
+    else:
+        words = (_vocabulary(config, target), target.config.bos_token_id, target.config.eos_token_id)
+    shape = begin.shape(config.model, *words)
+    material = sources.gather(config, workdir, tokenizer, None if target is None else target.directory)
+    model = _lm(config, shape)
+    look = None if target is None else _examined_draft(config, target, model, material)
+    _no_keys(config.loss, "pretrain")
+    return _Run(
+        objectives.pretrain_loss(model),
+        _first(config, shape),
+        {} if target is None else target.params,
+        material,
+        _saver(workdir, shape, tokenizer),
+        look,
+    )
 
 
 def _distill(config: Config, workdir: Path) -> _Run:
+    """A draft model that imitates the target."""
+    target = _target(config)
+    assert target.tokenizer is not None
+    if config.pruned:
+        shape, params = begin.pruned(target, config.pruned)
+        params = begin.cast(params, "float32")
+        if config.init:
+            raise UserError("config.init and config.pruned are both given; a draft begins with one of them")
+    else:
+        begin.check_shape(config.model)
+        _positions(config)
+        size = _vocabulary(config, target)
+        shape = begin.shape(config.model, size, target.config.bos_token_id, target.config.eos_token_id)
+        params = _first(config, shape)
+    if shape.max_positions < config.train.length:
+        raise UserError(f"config.train.length {config.train.length} is beyond the draft's {shape.max_positions} positions")
+    model = _lm(config, shape)
+    loss = _with(objectives.distill_loss, config.loss, target.lm, model)
+    material = sources.gather(config, workdir, target.tokenizer, target.directory)
+    rewrite = None
+    if config.data.on_policy:
+        temperature = config.loss.get("temperature", 1.0)
+        rewrite = sources.on_policy(model, config.data.on_policy, config.data.on_policy_prompt, temperature)
+    look = _examined_draft(config, target, model, material)
+    return _Run(loss, params, target.params, material, _saver(workdir, shape, target.tokenizer), look, rewrite)
+
+
+def _heads(config: Config, workdir: Path) -> _Run:
+    """Heads on the target's features, the target frozen or (``config.joint``) trained beside them."""
+    target = _target(config)
+    assert target.tokenizer is not None
+    keys = {key: value for key, value in config.drafter.to_dict().items() if value is not None}
+    drafter = drafters.make(target=target.lm, **keys)
+    if drafter.start is None or drafter.loss is None:
+        raise UserError(f"drafter {drafter.name} has nothing to train; there is {', '.join(head_files.KINDS)}")
+    if keys.get("model"):
+        raise UserError("config.drafter.model is where finished heads are; to begin with them give config.init")
+    key = jax.random.key(config.seed)
+    if config.init:
+        draft = begin.cast(drafters.make(target=target.lm, **keys, model=config.init).init_params(key), "float32")
+    else:
+        draft = drafter.start(begin.cast(target.params, "float32"), key)
+    if config.joint:
+        loss = _with(objectives.joint_loss, config.loss, target.lm, drafter)
+        params: Any = {"target": begin.cast(target.params, "float32"), "draft": draft}
+    else:
+        known = inspect.signature(drafter.loss).parameters
+        _no_keys({k: v for k, v in config.loss.items() if k not in known}, drafter.name)
+        loss, params = functools.partial(drafter.loss, **config.loss.to_dict()), draft
+    jax.eval_shape(loss, params, target.params, *_probe(config))  # finds what is wrong with the weights of the loss
+    material = sources.gather(config, workdir, target.tokenizer, target.directory)
+    look = _examined(config, target.lm, drafter, target, material, moving=config.joint)
+
+    def save(params, summary):
+        pair = ModelParams(params["target"], params["draft"]) if config.joint else ModelParams(target.params, params)
+        extra = {}
+        if material.prompts and drafter.ranks is not None:
+            extra["accuracy"] = _accuracy(config, target, drafter, pair, material)
+        if config.joint:
+            hf.save(workdir / "target", target.config, pair.target, target.tokenizer)
+        _write_json(workdir / "summary.json", summary)
+        base = workdir / "target" if config.joint else Path(config.target)
+        facts = {"base_model_name_or_path": base.name, **dict(drafter.facts)}
+        words = hf.fingerprint(target.tokenizer)
+        head_files.write(workdir / "model", drafter.name, jax.device_get(pair.draft), facts, words, extra)
+
+    return _Run(loss, params, target.params, material, save, look)
+
+
+# --- what the objectives share -----------------------------------------------------------------------------------------
+
+
+def _target(config: Config) -> hf.Loaded:
     if not config.target:
-        raise UserError("config.target is empty; give a model directory or a trained run's workdir to distill from")
-    target = hf.load(config.target)
+        raise UserError("config.target is empty; give a model directory or a trained run's workdir")
+    target = hf.load(config.target, dtype=begin.PRECISIONS[config.train.precision])
     if target.tokenizer is None:
-        raise UserError(f"{target.directory} has no tokenizer.json; the text to distill on cannot be tokenised without")
+        raise UserError(f"{target.directory} has no tokenizer.json; the text to train on cannot be tokenised without")
+    if config.train.length > target.config.max_positions:
+        raise UserError(
+            f"config.train.length {config.train.length} is beyond the target's {target.config.max_positions} positions"
+        )
+    if config.train.remat:
+        dtype = begin.PRECISIONS[config.train.precision]
+        model = lm.from_config(target.config, jnp.dtype(dtype), remat=True)
+        target = target._replace(lm=model._replace(vocabulary=target.lm.vocabulary))
+    return target
+
+
+def _lm(config: Config, shape: TransformerConfig) -> LM:
+    return lm.from_config(shape, jnp.dtype(begin.PRECISIONS[config.train.precision]), remat=config.train.remat)
+
+
+def _first(config: Config, shape: TransformerConfig) -> dict:
+    if config.init:
+        return begin.given(config.init, shape, "config.model")
+    return lm.init_params(shape, jax.random.key(config.seed))
+
+
+def _vocabulary(config: Config, target: hf.Loaded) -> int:
     size = target.config.vocab_size
     if config.model.vocab_size not in (0, size):
         told = f"config.model.vocab_size is {config.model.vocab_size}, but the target has {size} tokens"
         raise UserError(f"{told}; leave it 0, a draft model shares its target's vocabulary")
-    shape = _shape(config.model, size, target.config.bos_token_id, target.config.eos_token_id)
-    loss = objectives.distill_loss(target.lm, lm.from_config(shape))
-    corpus = _corpus(config, workdir, _texts(config, workdir), target.tokenizer)
-    return _Run(loss, shape, target.params, target.tokenizer, corpus)
+    return size
+
+
+def _examined_draft(config: Config, target: hf.Loaded, model: LM, material: Material):
+    model = model._replace(vocabulary=target.lm.vocabulary)
+    drafter = drafters.make("draft_model", target.lm, model=model, gamma=config.examine.gamma, params={})
+    return _examined(config, target.lm, drafter, target, material)
+
+
+def _examined(config: Config, model: LM, drafter: Drafter, target: hf.Loaded, material: Material, moving: bool = False):
+    """``loop.train``'s ``examine``: block efficiency on the held-out prompts."""
+    if not material.prompts:
+        return None
+    how = config.examine
+    look = examine.examiner(
+        model,
+        drafter,
+        target.params,
+        material.prompts,
+        new_tokens=how.new_tokens,
+        temperatures=tuple(how.temperatures),
+        eos_id=target.config.eos_token_id,
+        seed=config.seed,
+        moving=moving,
+    )
+    return lambda params: look(begin.cast(params, config.train.precision))
+
+
+def _accuracy(config: Config, target: hf.Loaded, drafter: Drafter, pair: ModelParams, material: Material) -> list:
+    """How often each head's choice of each rank is what the target says, on its own continuations of the held-out prompts."""
+    how = config.examine
+    pair = begin.cast(pair, config.train.precision)
+    text = functools.partial(examine.write, target.lm, pair, material.prompts, how.new_tokens)
+    written = [text(float(t), target.config.eos_token_id, config.seed) for t in how.temperatures]
+    return examine.accuracy(drafter, pair, written, [len(p) for p in material.prompts], RANKS)
+
+
+def _saver(workdir: Path, shape: TransformerConfig, tokenizer: Tokenizer):
+    def save(params, summary):
+        _write_json(workdir / "summary.json", summary)
+        hf.save(workdir / "model", shape, params, tokenizer)
+
+    return save
+
+
+def _probe(config: Config) -> tuple[Batch, jax.Array]:
+    return Batch(jnp.zeros((1, config.train.length + 1), jnp.int32)), jax.random.key(0)
+
+
+def _with(make: Callable[..., objectives.Loss], keys: Config, *args: Any) -> objectives.Loss:
+    """``make(*args, **keys)``. Raises UserError for a key that it does not take."""
+    parameters = inspect.signature(make).parameters.values()
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        known = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+        _no_keys({k: v for k, v in keys.items() if k not in known}, make.__name__.removesuffix("_loss"))
+    return make(*args, **keys.to_dict())
+
+
+def _no_keys(keys: Any, what: str) -> None:
+    if keys:
+        raise UserError(f"config.loss.{next(iter(keys))} means nothing to {what}; leave it out")
+
+
+def _positions(config: Config) -> None:
+    if config.train.length > config.model.max_positions:
+        raise UserError(
+            f"config.train.length {config.train.length} is beyond config.model.max_positions {config.model.max_positions}"
+        )
 
 
 def _check(config: Config) -> None:
     """Finds what is wrong with the numbers before anything is built or written."""
-    model, train = config.model, config.train
-    if model.family not in ("llama", "gpt2"):
-        raise UserError(f"config.model.family is {model.family!r}; it must be 'llama' or 'gpt2'")
-    for group, values in (("model", model), ("train", train)):
+    train, look = config.train, config.examine
+    for group, values, zero in (
+        ("train", train, ("ema",)),
+        ("examine", look, ("prompts",)),
+    ):
         for name, value in values.items():
-            if isinstance(value, int) and value < 1 and name not in ("vocab_size", "tie_embeddings"):
-                raise UserError(f"config.{group}.{name} is {value}; it must be at least 1")
-    for whole, part, unit in (("hidden_size", "num_heads", 2), ("num_heads", "num_kv_heads", 1)):
-        if model[whole] % (model[part] * unit):  # rotary positions turn pairs
-            told = f"config.model.{whole} {model[whole]} is no {'even ' * (unit - 1)}multiple of {part} {model[part]}"
-            raise UserError(f"{told}; change one of them")
-    if train.length > model.max_positions:
-        raise UserError(
-            f"config.train.length {train.length} is beyond config.model.max_positions {model.max_positions}"
-        )
+            least = 0 if name in zero else 1
+            if isinstance(value, int) and not isinstance(value, bool) and value < least:
+                raise UserError(f"config.{group}.{name} is {value}; it must be at least {least}")
+    if train.precision not in begin.PRECISIONS:
+        raise UserError(f"config.train.precision is {train.precision!r}; it must be {' or '.join(begin.PRECISIONS)}")
+    if not 0 <= config.data.on_policy <= 1:
+        raise UserError(f"config.data.on_policy is {config.data.on_policy}; it must be a share of the rows, in [0, 1]")
+    if config.data.on_policy and config.objective != "distill":
+        raise UserError("config.data.on_policy belongs to objective distill; leave it 0")
+    if config.data.on_policy and not 0 < config.data.on_policy_prompt < train.length:
+        told = f"config.data.on_policy_prompt is {config.data.on_policy_prompt}"
+        raise UserError(f"{told}; it must be at least 1 and below config.train.length {train.length}")
+    for name in ("pruned", "joint"):
+        if config.get(name) and config.objective != {"pruned": "distill", "joint": "heads"}[name]:
+            raise UserError(f"config.{name} does not belong to objective {config.objective}; leave it out")
+    if config.objective == "pretrain":
+        begin.check_shape(config.model)
+        _positions(config)
 
 
-def _shape(model: Config, vocab_size: int, bos: int | None, eos: tuple[int, ...]) -> TransformerConfig:
-    gpt2 = model.family == "gpt2"
-    return TransformerConfig(
-        **{**model.to_dict(), "vocab_size": vocab_size},
-        head_dim=model.hidden_size // model.num_heads,
-        attention_bias=gpt2,
-        mlp_bias=gpt2,
-        bos_token_id=bos,
-        eos_token_id=eos,
-    )
-
-
-def _folder(config: Config, workdir: Path) -> Path:
-    return Path(config.data.dir).expanduser() if config.data.dir else workdir / "data"
-
-
-def _texts(config: Config, workdir: Path) -> dict[str, list[str]]:
-    """The texts of the train and valid splits, of local files or of the embedded corpus."""
-    files = [name.strip() for name in config.data.files.split(",") if name.strip()]
-    texts = {}
-    for split in ("train", "valid"):
-        pairs = data.load_files(files, split) if files else data.load_texts(_folder(config, workdir), split)
-        texts[split] = [text for _, text in pairs]
-    return texts
-
-
-def _tokenizer(config: Config, texts: list[str]) -> Tokenizer:
+def _tokenizer(config: Config, workdir: Path) -> Tokenizer:
     """The one given, or a new one."""
     size = config.model.vocab_size
     if config.tokenizer:
@@ -185,18 +349,14 @@ def _tokenizer(config: Config, texts: list[str]) -> Tokenizer:
             told = f"config.model.vocab_size is {size}, but {path} has {tokenizer.get_vocab_size()} tokens"
             raise UserError(f"{told}; leave it 0")
         return tokenizer
-    return data.train_tokenizer(texts, size)
-
-
-def _corpus(config: Config, workdir: Path, texts: dict[str, list[str]], tokenizer: Tokenizer) -> Corpus:
-    folder = _folder(config, workdir) / "tokens"
-    train, valid = (data.cached_tokens(tokenizer, texts[split], folder) for split in ("train", "valid"))
-    return Corpus(train, valid, sum(len(text.encode()) for text in texts["valid"]))
+    if config.data.get("dialogues") or config.data.get("generated"):
+        raise UserError("a new tokenizer is made from plain text; give config.tokenizer for dialogues and generated text")
+    return data.train_tokenizer(sources.texts(config, workdir, "train"), size)
 
 
 def _lasting(config: dict) -> dict:
     """The configuration without what may differ between a run and its resumption."""
-    train = {name: value for name, value in config["train"].items() if name not in _CADENCE}
+    train = {name: value for name, value in config["train"].items() if name not in _FREE}
     return config | {"train": train}
 
 

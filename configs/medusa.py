@@ -1,0 +1,19 @@
+"""Medusa heads (Cai et al. 2024): one residual block and an LM head each, all on the same feature.
+
+    python -m specjax.run --config=configs/medusa.py --workdir=runs/medusa --config.target=runs/target --config.data.dir=runs/target/data
+    python -m specjax.run --config=configs/medusa.py:joint ...   # Medusa-2: the target learns beside them
+
+TIMES
+"""
+
+from ml_collections import ConfigDict, config_dict
+
+from configs import heads
+
+
+def get_config(joint: str = "") -> ConfigDict:
+    """The configuration; "joint" trains the target too."""
+    config = heads.get_config("medusa", joint == "joint")
+    config.drafter.layers = config_dict.placeholder(int)  # residual blocks a head; None: 1
+    config.loss.decay = 0.8
+    return config

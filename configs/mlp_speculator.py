@@ -1,0 +1,24 @@
+"""MLP speculator (Wertheimer et al. 2024): a small recurrent state, fed with each token as it is drafted.
+
+    python -m specjax.run --config=configs/mlp_speculator.py --workdir=runs/speculator1 --config.target=runs/target --config.data.dir=runs/target/data
+    python -m specjax.run --config=configs/mlp_speculator.py --workdir=runs/speculator2 --config.target=runs/target \\
+        --config.init=runs/speculator1 --config.data.generated=runs/generated --config.optimiser.learning_rate=1e-4
+
+The second command is the second phase of its training: on text that the target wrote, at a tenth of the rate.
+
+TIMES
+"""
+
+from ml_collections import ConfigDict, config_dict
+
+from configs import heads
+
+
+def get_config() -> ConfigDict:
+    """The configuration."""
+    config = heads.get_config("mlp_speculator")
+    config.drafter.inner = config_dict.placeholder(int)  # width of the state; None: the target's
+    config.drafter.tie = config_dict.placeholder(bool)  # one set of weights for all stages
+    config.drafter.scale_input = config_dict.placeholder(bool)  # normalise the feature first
+    config.optimiser.weight_decay = 0.1
+    return config

@@ -1,0 +1,36 @@
+"""Text that the target writes itself, for distillation and for heads (self-distillation).
+
+    python -m specjax.run --config=configs/self_generate.py --workdir=runs/generated --config.target=runs/target \\
+        --config.data.dir=runs/target/data
+    ... --config=configs/medusa.py --config.data.generated=runs/generated
+
+Continues beginnings of lines of the corpus at each temperature, with our own (lossless) fast decoding, and stores prompts and
+outputs as array_record with a manifest. A killed run goes on where it was.
+
+TIMES
+"""
+
+from ml_collections import ConfigDict
+
+from configs import generate, pretrain
+
+
+def get_config() -> ConfigDict:
+    """The configuration."""
+    config = ConfigDict()
+    config.mode = "train"
+    config.objective = "generate"
+    config.target = ""  # a model directory, or a trained run's workdir
+    config.seed = 0
+    config.data = pretrain.data()
+    config.generation = ConfigDict()
+    config.generation.num_prompts = 1024
+    config.generation.prompt_tokens = 32
+    config.generation.new_tokens = 96
+    config.generation.temperatures = (0.0, 1.0)
+    config.generation.top_k = 0
+    config.generation.top_p = 1.0
+    config.generation.batch_size = 16
+    config.generation.shard_prompts = 256
+    config.drafter = generate.drafter("prompt_lookup")
+    return config

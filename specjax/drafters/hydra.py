@@ -1,0 +1,116 @@
+"""Hydra: heads in a row, each of which also reads the tokens drafted before it. L1 with the rules below.
+
+Ankner et al. 2024 (2402.05109), card 4. The head of depth d (from 0) reads [s, e(pending), e(x_1), ..., e(x_d)], e being the target's
+own embedding, as R x + SiLU(W x + b), then residual blocks, then a vocabulary map with a bias. s is the target's last feature;
+with ``prefix`` (Hydra++) it is what one more decoder layer makes of all features so far.
+
+Rules and laws are those of ``medusa``. Sampled drafts have a law that depends on the path, so siblings of "iid" and
+"without_replacement" are worth more here than there. The dropout of the authors' training (0.2, Hydra++) is left out.
+"""
+
+from __future__ import annotations
+
+import os
+
+import jax
+import jax.numpy as jnp
+
+from specjax.drafters import _heads, _prefix
+from specjax.drafters._checks import at_least, yes_or_no
+from specjax.errors import UserError
+from specjax.topology import Topology
+from specjax.types import LM, Drafter, Params
+
+HEADS, LAYERS = 4, 1
+
+
+def make(
+    target: LM,
+    *,
+    model: str | os.PathLike | None = None,
+    tree: Topology | str = "",
+    nodes: int = 0,
+    search: str = "optimal",
+    siblings: str = "top_k",
+    heads: int = 0,
+    layers: int = 0,
+    prefix: bool = False,
+    head_dim: int = 0,
+    params: Params = None,
+) -> Drafter:
+    """Drafts with Hydra heads.
+
+    Args:
+        target: the model that the heads read.
+        model: a directory of heads, trained here or released (hydra_lm_head.pt or .safetensors).
+        tree, nodes, search, siblings: the shape of a draft, see ``_heads.build``; default: the chain of all heads.
+        heads, layers: how many heads, of how many blocks each; 0: as in the files, for new ones 4 and 1 (Hydra++: 4 and 4).
+        prefix: Hydra++, one decoder layer before the heads; in files there is one or there is none.
+        head_dim: width of that layer's attention heads; 0: as in the files, for a new one the largest that fits.
+        params: the heads' parameters, instead of ``model``.
+
+    Raises:
+        UserError: files that are none or of another target, other numbers than in the files, a tree that does not fit.
+    """
+    at_least("heads", heads, 0)
+    at_least("layers", layers, 0)
+    at_least("head_dim", head_dim, 0)
+    yes_or_no("prefix", prefix)
+    params, config = _heads.load("hydra", target, model, params)
+    if params is not None:
+        blocks = params["mlp"]["0"].get("blocks")
+        depth = 1 if blocks is None else 1 + blocks["bias"].shape[0]
+        heads, layers = _heads.as_stored(heads=(heads, len(params["mlp"])), layers=(layers, depth))
+        if prefix and "prefix" not in params:
+            raise UserError("prefix is asked for, and the heads in the files have no prefix layer; leave it out")
+        prefix = "prefix" in params
+    if head_dim and not prefix:
+        raise UserError(f"head_dim is {head_dim} and belongs to a prefix layer; leave it out, or ask for prefix")
+    heads, layers, facts, before = heads or HEADS, layers or (4 if prefix else LAYERS), {}, None
+    embed, width = target.embed, target.width
+    if prefix and width:
+        old = None if params is None else params["prefix"]
+        shape = _prefix.new(width, head_dim) if old is None else _prefix.stored(old, config, head_dim)
+        facts = _prefix.facts(shape)
+        before = _prefix.build(shape, jnp.float32 if old is None else old["norm"]["scale"].dtype)
+
+    def begin(params, feature):
+        return (feature,)
+
+    def step(params, path, depth, tokens):
+        path = (*path, embed(params.target, tokens))
+        head, read = params.draft["mlp"][str(depth)], jnp.concatenate(path, -1)
+        hidden = _linear(head["skip"], read) + jax.nn.silu(_linear(head["in"], read))
+        for layer in range(layers - 1):
+            hidden = hidden + jax.nn.silu(_linear(jax.tree.map(lambda x, i=layer: x[i], head["blocks"]), hidden))
+        last = jax.tree.map(lambda x: x[depth], params.draft["head"])
+        return _heads.logits(_linear(last, hidden)), path
+
+    def start(target_params, key):
+        kernel = _heads.output_kernel(target, target_params)
+        size, vocab = kernel.shape
+        mlp = {}
+        for head in range(heads):
+            read = (head + 2) * size
+            # W is zero, as the authors have it. R copies s and takes no notice of the embeddings, so that a head begins as the
+            # target's own map of the feature and not as noise.
+            skip = jnp.eye(read, size)
+            mlp[str(head)] = {"in": _zeros(read, size), "skip": {"kernel": skip, "bias": jnp.zeros(size)}}
+            if layers > 1:
+                mlp[str(head)]["blocks"] = _zeros(layers - 1, size, size)
+        params = {"mlp": mlp, "head": {"kernel": jnp.tile(kernel[None], (heads, 1, 1)), "bias": jnp.zeros((heads, vocab))}}
+        return params | ({"prefix": _prefix.start(shape, key)} if prefix else {})
+
+    family = _heads.Heads("hydra", heads, begin, step, start, prefix=before, facts=facts)
+    accuracy = config.get("accuracy")
+    return _heads.build(
+        target, family, tree=tree, nodes=nodes, search=search, siblings=siblings, params=params, accuracy=accuracy
+    )
+
+
+def _linear(params: Params, x: jax.Array) -> jax.Array:
+    return x @ params["kernel"] + params["bias"]
+
+
+def _zeros(*shape: int) -> Params:
+    return {"kernel": jnp.zeros(shape), "bias": jnp.zeros((*shape[:-2], shape[-1]))}

@@ -1,0 +1,204 @@
+"""Tensors out of the files of ``torch.save``, without PyTorch, and without running anything that such a file may ask for.
+
+A checkpoint is an uncompressed zip: ``data.pkl`` is a pickle that names storages, each of which is an entry of raw bytes.
+A pickle is a program. Here it may build dicts and tensors; every other name and every other instruction is refused.
+
+Source: torch/serialization.py and torch/_utils.py, PyTorch 1.6 to 2.13.
+"""
+
+from __future__ import annotations
+
+import collections
+import io
+import mmap
+import os
+import pickle
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from specjax.errors import UserError
+
+_STORAGES = {
+    "FloatStorage": np.float32,
+    "HalfStorage": np.float16,
+    "BFloat16Storage": ml_dtypes.bfloat16,
+    "DoubleStorage": np.float64,
+    "LongStorage": np.int64,
+    "IntStorage": np.int32,
+    "ShortStorage": np.int16,
+    "CharStorage": np.int8,
+    "ByteStorage": np.uint8,
+    "BoolStorage": np.bool_,
+}
+_LATER = ("uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2")  # these have no storage class of their own
+_BYTES = np.dtype(np.uint8)
+# What dicts of tensors are written with, whatever the protocol. Nothing else is needed, and others are dangerous:
+# BYTEARRAY8 and LONG4 reserve memory unseen, the EXT family and INST run code, NEWOBJ and OBJ make objects.
+_INSTRUCTIONS = (
+    "PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE "
+    "SHORT_BINUNICODE EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST APPEND APPENDS EMPTY_DICT SETITEM SETITEMS "
+    "BINPUT LONG_BINPUT BINGET LONG_BINGET MEMOIZE GLOBAL STACK_GLOBAL REDUCE BUILD BINPERSID"
+)
+
+
+class _Storage(NamedTuple):
+    values: np.ndarray  # [n] of the storage's dtype; bytes, where it has none
+
+
+def load(path: str | os.PathLike) -> dict[str, np.ndarray]:
+    """The tensors of a (nested) state dict in a file of ``torch.save``, by their keys joined with dots.
+
+    The arrays are read-only views of the file, which is mapped and never copied; tensors that share a storage share memory.
+    Shapes and dtypes are the tensors', bfloat16 and float8 those of ``ml_dtypes``. Raises UserError for the format before
+    PyTorch 1.6, for files that are damaged or cut short, and for pickles that hold anything but dicts of tensors.
+    """
+    path = Path(path)
+    try:
+        with open(path, "rb") as file:
+            start = file.read(4)
+            if not start.startswith(b"PK"):
+                old = "is in the format before PyTorch 1.6" if start.startswith(b"\x80") else "is no PyTorch checkpoint"
+                raise UserError(f"{path} {old}; convert it to safetensors")
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        with zipfile.ZipFile(path) as archive:
+            return _flatten(path, _Reader(_Archive(path, mapped, archive)).load())
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror or error})") from None
+    except zipfile.BadZipFile:
+        raise UserError(f"{path} is damaged or cut short; copy it again") from None
+    except UserError:
+        raise
+    except Exception as error:  # what a broken pickle ends in is anybody's guess
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"{path} is damaged ({told}); copy it again") from None
+
+
+class _Archive:
+    """The entries of a zip as views of the file, and as long as they say. Compressed ones are none of PyTorch's."""
+
+    def __init__(self, path: Path, mapped: mmap.mmap, archive: zipfile.ZipFile):
+        names = [name for name in archive.namelist() if name == "data.pkl" or name.endswith("/data.pkl")]
+        if len(names) != 1:
+            raise UserError(
+                f"{path} is a zip, and no PyTorch checkpoint (it has {len(names)} data.pkl); it must have one"
+            )
+        self.path, self._mapped, self._archive = path, mapped, archive
+        self._root = names[0].removesuffix("data.pkl")
+        self.program = bytes(self.read("data.pkl"))
+        if self._root + "byteorder" in archive.namelist() and bytes(self.read("byteorder")) != b"little":
+            raise UserError(f"{path} was written on a big-endian machine; convert it to safetensors there")
+
+    def read(self, name: str) -> memoryview:
+        """The bytes of an entry."""
+        info = self._archive.getinfo(self._root + name)
+        header = self._mapped[info.header_offset : info.header_offset + 30]
+        if len(header) < 30 or header[:4] != b"PK\3\4":
+            raise zipfile.BadZipFile
+        start = info.header_offset + 30 + sum(struct.unpack("<HH", header[26:30]))
+        stop = start + info.file_size
+        if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size or info.flag_bits & 1:
+            raise UserError(f"{self.path}: {info.filename} is compressed or encrypted, as PyTorch never writes it")
+        view = memoryview(self._mapped)[start:stop]
+        if len(view) != info.file_size or zlib.crc32(view) != info.CRC:
+            raise UserError(f"{self.path} is damaged ({info.filename} does not match its checksum); copy it again")
+        return view
+
+
+def _refuse(reader: _Reader) -> None:
+    raise UserError(f"{reader.archive.path} is not a plain dict of tensors; convert it to safetensors")
+
+
+class _Reader(pickle._Unpickler):
+    """The unpickler of the standard library, written in Python (the one in C lets a file reserve memory at will)."""
+
+    def __init__(self, archive: _Archive):
+        super().__init__(io.BytesIO(archive.program))
+        self.archive, self._storages = archive, {}
+        self._globals = {
+            ("collections", "OrderedDict"): collections.OrderedDict,
+            ("torch._utils", "_rebuild_tensor_v2"): _tensor,
+            ("torch._utils", "_rebuild_tensor_v3"): _tensor_of_bytes,
+            ("torch._utils", "_rebuild_parameter"): _parameter,
+            ("torch.storage", "UntypedStorage"): _BYTES,
+        }
+        self._globals |= {("torch", name): np.dtype(kind) for name, kind in _STORAGES.items()}
+        self._globals |= {("torch", name): np.dtype(getattr(ml_dtypes, name, name)) for name in _LATER}
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self._globals:
+            what = " ".join(f"{module}.{name}".split())  # a name of several lines is a name as well
+            told = "only tensors are; convert it to safetensors"
+            raise UserError(f"{self.archive.path} wants to run {what} when it is read; {told}")
+        return self._globals[module, name]
+
+    def persistent_load(self, pid: Any) -> _Storage:
+        kind, dtype, key, _, count = pid  # the fourth is the device it was on
+        if kind != "storage" or not isinstance(dtype, np.dtype):
+            raise ValueError("no storage")
+        if key not in self._storages:
+            self._storages[key] = self.archive.read(f"data/{key}")
+        if len(self._storages[key]) != count * dtype.itemsize:
+            raise ValueError(f"storage {key} has another size than it should")
+        return _Storage(np.frombuffer(self._storages[key], dtype))
+
+    def _build(self) -> None:
+        """Sets the state of an object: a state dict has one, the versions of its modules, which nobody needs."""
+        self.stack.pop()  # type: ignore[attr-defined]
+        if not isinstance(self.stack[-1], collections.OrderedDict):  # type: ignore[attr-defined]
+            _refuse(self)
+
+    dispatch: ClassVar[dict[int, Any]] = dict.fromkeys(pickle._Unpickler.dispatch, _refuse)
+    dispatch |= {
+        code: pickle._Unpickler.dispatch[code] for code in (getattr(pickle, x)[0] for x in _INSTRUCTIONS.split())
+    }
+    dispatch |= {pickle.BUILD[0]: _build}
+
+
+def _tensor(storage, offset, size, stride, requires_grad=False, hooks=None, metadata=None) -> np.ndarray:
+    del requires_grad, hooks, metadata
+    values, numbers = storage.values, (offset, *size, *stride)
+    if len(size) != len(stride) or any(type(x) is not int or x < 0 for x in numbers):
+        raise ValueError("a tensor has no proper size")
+    if 0 in size:
+        return np.empty(size, values.dtype)
+    count, last = 1, offset
+    for length, step in zip(size, stride, strict=True):
+        count, last = count * length, last + (length - 1) * step
+    # The first check keeps it within the storage; the second keeps a few bytes, repeated, from filling the memory.
+    if last >= len(values) or count > len(values):
+        raise ValueError("a tensor reaches beyond its storage")
+    steps = [step * values.itemsize for step in stride]
+    return np.lib.stride_tricks.as_strided(values[offset:], size, steps, writeable=False)
+
+
+def _tensor_of_bytes(storage, offset, size, stride, requires_grad, hooks, dtype, metadata=None) -> np.ndarray:
+    return _tensor(_Storage(storage.values.view(dtype)), offset, size, stride)
+
+
+def _parameter(tensor, requires_grad, hooks) -> np.ndarray:
+    return tensor
+
+
+def _flatten(path: Path, value: Any) -> dict[str, np.ndarray]:
+    """A nested dict as a flat one."""
+    tensors: dict[str, np.ndarray] = {}
+    queue, seen = collections.deque([("", value)]), set()
+    while queue:
+        name, value = queue.popleft()
+        if isinstance(value, np.ndarray) and name and name not in tensors:
+            tensors[name] = value
+        elif isinstance(value, dict) and id(value) not in seen and all(isinstance(key, str) for key in value):
+            seen.add(id(value))  # a dict within itself has no end
+            queue += [(f"{name}.{key}" if name else key, inner) for key, inner in value.items()]
+        else:
+            what = f"the value of {name!r}" if name else "it"
+            raise UserError(
+                f"{path} is no state dict ({what} is not a tensor, nor a dict of some); save only its tensors"
+            )
+    return tensors

@@ -1,0 +1,112 @@
+"""What the tests of heads share: their description without the drafter around it, periodic text to learn, both kinds of files."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from specjax import drafters, testing
+from specjax.drafters import _head_loss, _heads
+from specjax.models import head_files
+from specjax.testing import cases
+from specjax.train import examine
+from specjax.types import Batch, ModelParams
+
+PROMPTS = [[0], [1, 2, 3], [4, 4], [2, 1, 0, 3, 3], [3]]  # two of them have one token, and thus no feature yet
+VOCAB = 5
+
+
+def described(name, target, **keys) -> _heads.Heads:
+    """The heads as functions, which a drafter keeps to itself."""
+    with mock.patch.object(_heads, "build", lambda target, family, **_: family):
+        return drafters.make(name, target, **keys)
+
+
+def logits_along(name, target, target_params, params, tokens, **keys) -> np.ndarray:
+    """f[B,T,K,V] of every head at every feature of a text i32[B,T+1]."""
+    heads = described(name, target, params=params, **keys)
+    found = _head_loss.along(heads, target, ModelParams(target_params, params), Batch(jnp.asarray(tokens)), heads.depth)
+    return np.stack([np.asarray(logits) for _, logits, _ in found], 2)
+
+
+def retold(read, features, tokens, depth) -> np.ndarray:
+    """f[B,T,K,V]: ``read(feature [E], tokens known since) -> logits [V]`` at every feature, where the text is long enough."""
+    rows, size = features.shape[:2]
+    tokens = np.pad(tokens, ((0, 0), (0, depth)), mode="edge")  # beyond the end nothing is counted; ``along`` says the same
+    return np.array(
+        [
+            [[read(features[b, s], tokens[b, s + 1 : s + 2 + d].tolist()) for d in range(depth)] for s in range(size)]
+            for b in range(rows)
+        ]
+    )
+
+
+def features_of(target, params, tokens) -> np.ndarray:
+    """[B,T,E] of the T tokens but the last."""
+    return np.asarray(_head_loss.lm.forward(target, params, jnp.asarray(tokens)[:, :-1]).hidden, np.float64)
+
+
+def text(rows=2, size=7, vocab=VOCAB, seed=0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, vocab, (rows, size))
+
+
+def assert_foreseen_is_decoded(drafter, target, params, prompts, new_tokens, temperatures=(0.0, 1.0), close=0.03):
+    """Training's view of a text and the decoding of it are the same computation: exactly in greedy text, on average else."""
+    look = examine.examiner(
+        target, drafter, params, prompts, new_tokens=new_tokens, temperatures=temperatures, eos_id=(0,)
+    )
+    found = look(drafter.init_params(None))
+    assert 1.1 < found["tau_t0"] < drafter.longest + 1 and found["tau_t0"] == found["decoded_tau_t0"], found
+    if 1.0 in temperatures:
+        assert abs(found["tau_t1"] / found["decoded_tau_t1"] - 1) < close, found
+    return found
+
+
+def counting(vocab: int = 6) -> jax.Array:
+    """A table that counts upwards, as good as surely."""
+    return jnp.broadcast_to(8 * jax.nn.one_hot((jnp.arange(vocab) + 1) % vocab, vocab), (vocab + 1, vocab, vocab))
+
+
+def accepted_after_training(name, shift=0, steps=80, **keys) -> float:
+    """How often every head's first choice is right, after training on text that counts; ``shift``: with labels that far off."""
+    vocab, size = 6, 12
+    target, table = testing.tabular(vocab), counting(vocab)
+    drafter = drafters.make(name, target, **keys)
+    batch = Batch((jnp.arange(vocab)[:, None] + jnp.arange(size + 1)) % vocab)
+    rule, label = optax.adam(0.05), _head_loss._label
+    with mock.patch.object(_head_loss, "_label", lambda batch, by: label(batch, by + shift)):
+
+        @jax.jit
+        def train(params):
+            def step(carry, key):
+                params, state = carry
+                gradient = jax.grad(lambda p: drafter.loss(p, table, batch, key)[0])(params)
+                updates, state = rule.update(gradient, state)
+                return (optax.apply_updates(params, updates), state), None
+
+            keys = jax.random.split(jax.random.key(1), steps)
+            return jax.lax.scan(step, (params, rule.init(params)), keys)[0][0]
+
+        params = train(drafter.start(table, jax.random.key(0)))
+    ranks = np.asarray(drafter.ranks(ModelParams(table, params), batch))
+    depth = ranks.shape[-1]
+    assert (ranks[:, 0] == -1).all()
+    return float((ranks[:, 1 : size - depth] == 0).mean())
+
+
+def assert_files_round_trip(name, directory, **keys):
+    """What was written beside a drafter's parameters makes the same drafter again."""
+    target = testing.tabular(VOCAB)._replace(vocabulary="words")
+    mine = cases.random_heads(name, target, cases.table(0, VOCAB), **keys)
+    params = mine.init_params(None)
+    accuracy = np.full((mine.longest, 2), 0.3).tolist()
+    head_files.write(directory, name, params, dict(mine.facts), "words", {"accuracy": accuracy})
+    again = drafters.make(name, target, model=directory)
+    assert again.facts == mine.facts and again.longest == mine.longest
+    jax.tree.map(np.testing.assert_array_equal, again.init_params(None), params)
+    assert drafters.make(name, target, model=directory, nodes=3).nodes == 3  # a tree from the measured accuracies
+    return target
