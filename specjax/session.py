@@ -158,7 +158,7 @@ def methods(config: Config) -> dict[str, Choice]:
 
 def _given(keys: Mapping | None) -> dict:
     """The keys that have a value, in keys of keys as well."""
-    inner = {k: _given(v) if isinstance(v, Mapping) else v for k, v in (keys or {}).items()}
+    inner = {k: _given(v) if hasattr(v, "items") else v for k, v in (keys or {}).items()}
     return {k: v for k, v in inner.items() if v is not None and v != {}}
 
 

@@ -11,7 +11,7 @@ import optax
 
 from specjax import drafters, testing
 from specjax.drafters import _head_loss, _heads
-from specjax.models import head_files
+from specjax.models import head_files, lm
 from specjax.testing import cases
 from specjax.train import examine
 from specjax.types import Batch, ModelParams
@@ -29,14 +29,23 @@ def described(name, target, **keys) -> _heads.Heads:
 def logits_along(name, target, target_params, params, tokens, **keys) -> np.ndarray:
     """f[B,T,K,V] of every head at every feature of a text i32[B,T+1]."""
     heads = described(name, target, params=params, **keys)
-    found = _head_loss.along(heads, target, ModelParams(target_params, params), Batch(jnp.asarray(tokens)), heads.depth)
-    return np.stack([np.asarray(logits) for _, logits, _ in found], 2)
+
+    @jax.jit
+    def read(*pair):
+        return [
+            x
+            for _, x, _ in _head_loss.along(heads, target, ModelParams(*pair), Batch(jnp.asarray(tokens)), heads.depth)
+        ]
+
+    return np.stack(jax.device_get(read(target_params, params)), 2)
 
 
 def retold(read, features, tokens, depth) -> np.ndarray:
     """f[B,T,K,V]: ``read(feature [E], tokens known since) -> logits [V]`` at every feature, where the text is long enough."""
     rows, size = features.shape[:2]
-    tokens = np.pad(tokens, ((0, 0), (0, depth)), mode="edge")  # beyond the end nothing is counted; ``along`` says the same
+    tokens = np.pad(
+        tokens, ((0, 0), (0, depth)), mode="edge"
+    )  # beyond the end nothing is counted; ``along`` says the same
     return np.array(
         [
             [[read(features[b, s], tokens[b, s + 1 : s + 2 + d].tolist()) for d in range(depth)] for s in range(size)]
@@ -47,22 +56,24 @@ def retold(read, features, tokens, depth) -> np.ndarray:
 
 def features_of(target, params, tokens) -> np.ndarray:
     """[B,T,E] of the T tokens but the last."""
-    return np.asarray(_head_loss.lm.forward(target, params, jnp.asarray(tokens)[:, :-1]).hidden, np.float64)
+    read = jax.jit(lambda params: lm.forward(target, params, jnp.asarray(tokens)[:, :-1]).hidden)
+    return np.asarray(read(params), np.float64)
 
 
 def text(rows=2, size=7, vocab=VOCAB, seed=0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, vocab, (rows, size))
 
 
-def assert_foreseen_is_decoded(drafter, target, params, prompts, new_tokens, temperatures=(0.0, 1.0), close=0.03):
-    """Training's view of a text and the decoding of it are the same computation: exactly in greedy text, on average else."""
+def assert_foreseen_is_decoded(drafter, target, params, prompts, new_tokens, temperatures=(0.0, 1.0), eos=0):
+    """Training's view of a text and the decoding of it are the same computation: exactly in greedy text, else on average (of
+    1500 rows that end early, 0.8% either side)."""
     look = examine.examiner(
-        target, drafter, params, prompts, new_tokens=new_tokens, temperatures=temperatures, eos_id=(0,)
+        target, drafter, params, prompts, new_tokens=new_tokens, temperatures=temperatures, eos_id=(eos,)
     )
     found = look(drafter.init_params(None))
     assert 1.1 < found["tau_t0"] < drafter.longest + 1 and found["tau_t0"] == found["decoded_tau_t0"], found
     if 1.0 in temperatures:
-        assert abs(found["tau_t1"] / found["decoded_tau_t1"] - 1) < close, found
+        assert abs(found["tau_t1"] / found["decoded_tau_t1"] - 1) < 0.05, found
     return found
 
 
@@ -71,31 +82,33 @@ def counting(vocab: int = 6) -> jax.Array:
     return jnp.broadcast_to(8 * jax.nn.one_hot((jnp.arange(vocab) + 1) % vocab, vocab), (vocab + 1, vocab, vocab))
 
 
-def accepted_after_training(name, shift=0, steps=80, **keys) -> float:
-    """How often every head's first choice is right, after training on text that counts; ``shift``: with labels that far off."""
+def assert_learns(name, steps=80, **keys) -> None:
+    """Trained on text that counts, every head is right about what it can see; with labels that are one too far, it is not."""
     vocab, size = 6, 12
     target, table = testing.tabular(vocab), counting(vocab)
     drafter = drafters.make(name, target, **keys)
     batch = Batch((jnp.arange(vocab)[:, None] + jnp.arange(size + 1)) % vocab)
     rule, label = optax.adam(0.05), _head_loss._label
-    with mock.patch.object(_head_loss, "_label", lambda batch, by: label(batch, by + shift)):
 
-        @jax.jit
-        def train(params):
-            def step(carry, key):
-                params, state = carry
-                gradient = jax.grad(lambda p: drafter.loss(p, table, batch, key)[0])(params)
-                updates, state = rule.update(gradient, state)
-                return (optax.apply_updates(params, updates), state), None
+    @jax.jit
+    def ranks_after_training(shift):
+        def step(carry, key):
+            params, state = carry
+            gradient = jax.grad(lambda p: drafter.loss(p, table, batch, key)[0])(params)
+            updates, state = rule.update(gradient, state)
+            return (optax.apply_updates(params, updates), state), None
 
-            keys = jax.random.split(jax.random.key(1), steps)
-            return jax.lax.scan(step, (params, rule.init(params)), keys)[0][0]
+        params = drafter.start(table, jax.random.key(0))
+        keys = jax.random.split(jax.random.key(1), steps)
+        with mock.patch.object(_head_loss, "_label", lambda batch, by: label(batch, by + shift)):
+            (params, _), _ = jax.lax.scan(step, (params, rule.init(params)), keys)
+        return drafter.ranks(ModelParams(table, params), batch)
 
-        params = train(drafter.start(table, jax.random.key(0)))
-    ranks = np.asarray(drafter.ranks(ModelParams(table, params), batch))
-    depth = ranks.shape[-1]
-    assert (ranks[:, 0] == -1).all()
-    return float((ranks[:, 1 : size - depth] == 0).mean())
+    for shift, right in ((0, True), (1, False)):
+        ranks = np.asarray(ranks_after_training(shift))
+        assert (ranks[:, 0] == -1).all()
+        accepted = (ranks[:, 1 : size - ranks.shape[-1]] == 0).mean()
+        assert accepted > 0.99 if right else accepted < 0.5, accepted
 
 
 def assert_files_round_trip(name, directory, **keys):

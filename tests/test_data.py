@@ -235,7 +235,7 @@ def test_splits_that_a_dataset_has_not(own, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "key", "told"),
     [
-        ("HERE", "txt", "config.data.text_key is 'txt'; the text features of .* are text, path"),
+        ("HERE", "txt", "config.data.text_key is 'txt'; the text features of .* are path, text"),
         ("no_such_dataset", "text", "'no_such_dataset' is no dataset of TFDS: Dataset no_such_dataset not found"),
         ("/nowhere", "text", "there is no directory /nowhere"),
         ("EMPTY", "text", "is no directory of a TFDS dataset"),

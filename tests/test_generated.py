@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
 
 def config(folder, **changes) -> ConfigDict:
     made = ConfigDict({"target": str(folder / "target"), "seed": 3})
-    made.data = ConfigDict({"dir": "", "files": str(folder / "text.txt")})
+    made.data = ConfigDict({"dir": "", "files": str(folder / "text.txt"), "dialogues": ""})
     made.generation = ConfigDict({"num_prompts": 10, "prompt_tokens": 8, "new_tokens": NEW, "temperatures": (0.0, 1.0)})
     made.generation.update({"top_k": 0, "top_p": 1.0, "batch_size": 3, "shard_prompts": 4})
     made.drafter = ConfigDict({"name": "prompt_lookup", "gamma": 3, "max_ngram": None})
@@ -195,6 +195,7 @@ def test_what_cannot_be_loaded_is_one_line(folder, run, tmp_path):
         ({"accept": "typical"}, "accept=typical is L3"),
         ({"drafter__name": "token_recycling"}, "rules for it are"),
         ({"data__files": "/nowhere.txt"}, "No such file"),
+        ({"data__dialogues": "a.jsonl"}, "config.data.dialogues does not belong to objective generate"),
     ],
 )
 def test_mistakes_end_in_one_line_and_nothing_written(folder, tmp_path, changes, told):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from specjax import accept, drafters, testing
-from specjax.drafters import _head_loss
 from specjax.errors import UserError
 from specjax.models import head_files
 from specjax.testing import cases, conformance
@@ -58,21 +57,21 @@ def test_new_heads_repeat_the_target():
     fresh = drafters.make("medusa", model).start(params, jax.random.key(0))
     tokens = shared.text(vocab=32)
     got = shared.logits_along("medusa", model, params, fresh, tokens)
-    want = np.asarray(_head_loss.lm.forward(model, params, jnp.asarray(tokens)[:, :-1]).logits)
+    want = np.asarray(model.unembed(params, jnp.asarray(shared.features_of(model, params, tokens), jnp.float32)))
     np.testing.assert_allclose(got, np.repeat(want[:, :, None], 4, 2), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("shape", [{}, {"siblings": "iid"}, {"tree": "3x2x1"}])
+@pytest.mark.parametrize("shape", [pytest.param({}, marks=pytest.mark.slow), {"siblings": "iid"}, {"tree": "3x2x1"}])
 def test_training_sees_what_decoding_does(shape):
     drafter = cases.random_heads("medusa", TARGET, TABLE, heads=3, **shape)
-    shared.assert_foreseen_is_decoded(drafter, TARGET, TABLE, shared.PROMPTS * 40, 24)
+    shared.assert_foreseen_is_decoded(drafter, TARGET, TABLE, shared.PROMPTS * 300, 24)
 
 
 def test_it_learns_and_a_wrong_label_is_noticed():
-    assert shared.accepted_after_training("medusa", heads=3) > 0.99
-    assert shared.accepted_after_training("medusa", heads=3, shift=1) < 0.5
+    shared.assert_learns("medusa", heads=3)
 
 
+@pytest.mark.slow  # the same code as in the sampled cases of conformance
 @pytest.mark.parametrize("tree", ["", "2x1"])
 def test_exact_law_of_sampled_drafts(tree):
     """Drawn from the heads' laws: a chain, and siblings without replacement; the deterministic tree is a case of its own."""
@@ -86,7 +85,7 @@ def test_exact_law_of_sampled_drafts(tree):
 
 # --- the loss, for all heads -------------------------------------------------------------------------------------------
 
-TOKENS = np.array([[0, 1, 2, 3, 4], [4, 3, 1, 1, 0]])
+TOKENS = np.array([[0, 1, 2, 3, 4], [4, 3, 1, 1, 0]], np.int32)
 LABELLED = np.array([[1, 1, 1, 1, 0], [1, 1, 1, 0, 1]], bool)
 SEGMENTS = np.array([[0, 0, 0, 0, 0], [0, 0, 1, 1, 1]])
 
@@ -146,7 +145,7 @@ def test_gradients_are_finite_differences(weights):
             moved = [jax.tree.map(lambda x, w, e=e: x + e * w, at[part], way) for e in (step, -step)]
             ends = [call(*(each if i == part else at[i] for i in (0, 1))) for each in moved]
             slope = sum(jax.tree.leaves(jax.tree.map(lambda g, w: (g * w).sum(), slopes[part], way)))
-            assert slope == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-6)
+            assert float(slope) == pytest.approx(float(ends[0] - ends[1]) / (2 * step), rel=1e-6)
         assert float(jnp.abs(slopes[1]).max()) > 0
 
 

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import json
-import os
-import signal
-import subprocess
-import sys
-import textwrap
-import time
 from pathlib import Path
 
 import jax
@@ -21,7 +14,7 @@ import pytest
 from specjax.errors import UserError
 from specjax.models import hf, lm
 from specjax.models.transformer import TransformerConfig
-from specjax.train import checkpoint, data, loop, objectives, recipes
+from specjax.train import data, loop, objectives, recipes
 
 ROOT = Path(__file__).parent.parent
 fast = pytest.mark.fast
@@ -29,12 +22,6 @@ fast = pytest.mark.fast
 
 def tiny(layers: int = 1, vocab_size: int = 300) -> TransformerConfig:
     return TransformerConfig("llama", vocab_size, 16, 32, layers, 2, 1, 8, 64)
-
-
-def equal(a, b) -> bool:
-    return jax.tree.structure(a) == jax.tree.structure(b) and all(
-        np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    )
 
 
 # --- objectives ------------------------------------------------------------------------------------------------------
@@ -86,189 +73,11 @@ def test_pretrain_loss_looks_only_back():
 TEXT = "".join(f"def f{i}(x):\n    return x + {i % 7}  # caf\u00e9\n\n" for i in range(400))
 
 
-# --- checkpoints -----------------------------------------------------------------------------------------------------
-
-
-def test_twelve_layers_keep_their_order(tmp_path):
-    random, abstract = np.random.default_rng(0), lm.abstract_params(tiny(12))
-    params = jax.tree.map(lambda leaf: jnp.asarray(random.normal(size=leaf.shape), leaf.dtype), abstract)
-    with checkpoint.Checkpoints(tmp_path, {}) as first:
-        first.save(1, params)
-    with checkpoint.Checkpoints(tmp_path, {}) as second:
-        step, restored = second.restore(abstract)
-    assert step == 1 and equal(restored, params)
-    module = lm.merge(tiny(12), restored)
-    for number, layer in enumerate(module.layers):
-        assert np.array_equal(layer.mlp.up.kernel[...], params["layers"][number]["mlp"]["up"]["kernel"])
-
-
-def _damage(step: Path, how: str) -> None:
-    if how == "no checksums":  # killed between Orbax's rename and ours
-        (step / "checksums.json").unlink()
-        return
-    biggest = max((path for path in step.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
-    raw = bytearray(biggest.read_bytes())
-    raw[len(raw) // 2] ^= 1  # Orbax itself restores this without a word
-    biggest.write_bytes(raw[: len(raw) // 2] if how == "half" else raw)
-
-
-@pytest.mark.parametrize("how", ["half", "bit", "no checksums"])
-def test_a_damaged_checkpoint_falls_back(tmp_path, how):
-    told: list[str] = []
-    state = {"w": jax.random.normal(jax.random.key(0), (64, 64)), "step": jnp.int32(0)}
-    with checkpoint.Checkpoints(tmp_path, {}, told.append) as first:
-        for step in (4, 8, 12):
-            first.save(step, {**state, "step": jnp.int32(step)})
-    assert sorted(int(path.name) for path in tmp_path.iterdir()) == [8, 12]
-    _damage(tmp_path / "12", how)
-    second = checkpoint.Checkpoints(tmp_path, {}, told.append)
-    step, restored = second.restore(state)
-    assert step == 8 and equal(restored, {**state, "step": jnp.int32(8)})
-    assert len(told) == 1 and "12" in told[0] and "from 8" in told[0] and "\n" not in told[0]
-    second.save(10, state)  # below the damaged one
-    assert second.latest() == 10
-    _damage(tmp_path / "8", "bit")
-    _damage(tmp_path / "10", how)
-    with pytest.raises(UserError, match="undamaged"):
-        second.restore(state)
-    assert sorted(int(path.name) for path in tmp_path.iterdir()) == [8, 10]  # nothing is removed without a good one
-
-
-def test_a_changed_config_is_named(tmp_path):
-    state = {"w": jnp.zeros(3)}
-    first = checkpoint.Checkpoints(tmp_path / "checkpoints", {"lr": 0.1, "model": {"width": 4, "depth": 2}})
-    assert first.restore(state) is None
-    first.save(1, state)
-    second = checkpoint.Checkpoints(tmp_path / "checkpoints", {"lr": 0.1, "model": {"width": 8, "depth": 2}, "new": 1})
-    with pytest.raises(UserError, match=r"model\.width was 4, is 8, new was None, is 1") as error:
-        second.restore(state)
-    assert "depth" not in str(error.value)
-
-
-# --- the loop --------------------------------------------------------------------------------------------------------
-
-
-class Steps:
-    """Batches of a fixed stream, counting what was asked for."""
-
-    def __init__(self):
-        self.asked: list[int] = []
-        self._batches = data.Batches(np.arange(5000, dtype=np.int32) % 300, 2, 16)
-
-    def batch(self, step):
-        self.asked.append(step)
-        return self._batches.batch(step)
-
-
-@functools.cache
-def _initial():
-    return lm.init_params(tiny(), jax.random.key(0))
-
-
-def _train(workdir, steps, optimiser="adamw", **changes):
-    batches = changes.pop("batches", None) or Steps()
-    options = {"log_every": 4, "eval_every": 10, "checkpoint_every": 6, "config": {"a": 1}} | changes
-    return loop.train(
-        objectives.pretrain_loss(lm.from_config(tiny())),
-        _initial(),
-        {},
-        batches,
-        optimiser=loop.optimiser(optimiser, steps=20, learning_rate=1e-2),
-        steps=steps,
-        workdir=workdir,
-        eval_batches=[Steps().batch(77)],
-        **options,
-    )
+# --- recipes ---------------------------------------------------------------------------------------------------------
 
 
 def _metrics(workdir: Path) -> list[dict]:
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-
-
-@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
-def test_a_resumed_run_is_bit_identical(tmp_path, capfd, optimiser):
-    straight = _train(tmp_path / "a", 20, optimiser)
-    _train(tmp_path / "b", 12, optimiser)
-    with open(tmp_path / "b" / "metrics.jsonl", "a") as file:
-        file.write('{"step": 13, "loss": 0.0}\n{"step": 14, "lo')  # logged after the checkpoint, then killed
-    batches = Steps()
-    resumed = _train(tmp_path / "b", 20, optimiser, batches=batches)
-    assert batches.asked == list(range(12, 20))
-    assert equal(straight, resumed)
-    steps = [record["step"] for record in _metrics(tmp_path / "b")]
-    assert steps == [4, 8, 10, 12, 16, 20] == [record["step"] for record in _metrics(tmp_path / "a")]
-    for one, other in zip(_metrics(tmp_path / "a"), _metrics(tmp_path / "b"), strict=True):
-        assert one["loss"] == other["loss"] and one["lr"] == other["lr"]
-        assert ("heldout_loss" in one) == (one["step"] in (10, 20))
-        assert one.get("heldout_loss") == other.get("heldout_loss") or one["step"] == 12
-    assert _metrics(tmp_path / "a")[-1]["loss"] < _metrics(tmp_path / "a")[0]["loss"]
-    assert _metrics(tmp_path / "a")[-1]["tokens_per_second"] > 0
-    assert "resuming from step 12 of 20" in capfd.readouterr().err
-    assert (
-        equal(_train(tmp_path / "b", 20, optimiser, batches=batches), resumed) and len(batches.asked) == 8
-    )  # nothing left to do
-    with pytest.raises(UserError, match="a was 1, is 2"):
-        _train(tmp_path / "b", 20, optimiser, config={"a": 2})
-
-
-def test_the_callers_parameters_survive(tmp_path):
-    params = {"w": jnp.ones(3)}
-
-    def loss(params, target_params, batch, key):
-        return (params["w"] ** 2).sum() + 0 * jax.random.uniform(key), {}
-
-    options = {"optimiser": loop.optimiser("adamw", steps=3, learning_rate=0.1), "steps": 3, "workdir": tmp_path}
-    trained = loop.train(loss, params, {}, Steps(), **options)
-    assert (params["w"] == 1).all() and (trained["w"] < 1).all()
-    assert not any(name.startswith("heldout") for name in _metrics(tmp_path)[-1])
-
-
-def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
-    def loss(params, target_params, batch, key):
-        tokens = batch[0, 0]  # a step number in disguise, see below
-        return (params["w"] ** 2).sum() * jnp.where(tokens == 14, jnp.nan, 1.0), {}
-
-    class Numbered:
-        def batch(self, step):
-            return np.full((2, 5), step, np.int32)
-
-    options = {"optimiser": loop.optimiser("adamw", steps=20, learning_rate=0.1), "steps": 20, "workdir": tmp_path}
-    with pytest.raises(UserError, match="loss is nan at step 15; the last good checkpoint is step 12") as error:
-        loop.train(loss, {"w": jnp.ones(3)}, {}, Numbered(), **options, log_every=4, checkpoint_every=6)
-    assert "\n" not in str(error.value)
-    assert [record["step"] for record in _metrics(tmp_path)] == [4, 8, 12]
-    assert all(np.isfinite(record["loss"]) for record in _metrics(tmp_path))
-
-
-def _python(script: str) -> subprocess.Popen:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], env=environment)
-
-
-@pytest.mark.slow
-def test_a_killed_process_resumes_bit_identical(tmp_path):
-    script = f"""
-        import sys; sys.path.insert(0, {str(ROOT / "tests")!r})
-        import test_train
-        test_train._train({str(tmp_path / "b")!r} and test_train.Path({str(tmp_path / "b")!r}), 2000, checkpoint_every=5)
-    """
-    straight = _train(tmp_path / "a", 2000, checkpoint_every=1000)
-    for kill in range(4):
-        process = _python(script)
-        for _ in range(600):
-            if (tmp_path / "b" / "metrics.jsonl").exists():
-                break
-            time.sleep(0.05)
-        time.sleep(0.5 + 0.37 * kill)  # somewhere in a step, a save or a log line
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert len(_metrics(tmp_path / "b")) < 500, "the run was over before it was killed"
-    assert equal(_train(tmp_path / "b", 2000, checkpoint_every=5), straight)
-    steps = [record["step"] for record in _metrics(tmp_path / "b")]
-    assert steps == [record["step"] for record in _metrics(tmp_path / "a")]
-
-
-# --- recipes ---------------------------------------------------------------------------------------------------------
 
 
 def _config(name: str, **changes):

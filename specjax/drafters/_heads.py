@@ -194,7 +194,9 @@ def _shape(heads: Heads, tree: Topology | str, nodes: int, search: str, accuracy
         shape = topology.parse(tree) if tree else topology.chain(heads.depth)
     shape = topology.check(shape.parents, vocab_size)
     if shape.depth > heads.depth:
-        raise UserError(f"the tree is {shape.depth} levels deep and {heads.name} has {heads.depth} heads; take a flatter one")
+        raise UserError(
+            f"the tree is {shape.depth} levels deep and {heads.name} has {heads.depth} heads; take a flatter one"
+        )
     return shape
 
 
@@ -211,7 +213,9 @@ def load(kind: str, target: LM, model: str | os.PathLike | None, params: Params)
         theirs = head.config.get(name)
         if theirs is not None and mine is not None and theirs != mine:
             what = "features of width" if name == "hidden_size" else "tokens:"
-            raise UserError(f"{head.directory} is made for {what} {theirs}, and the target has {mine}; take its own heads")
+            raise UserError(
+                f"{head.directory} is made for {what} {theirs}, and the target has {mine}; take its own heads"
+            )
     known = head.config.get("vocabulary")
     if known and target.vocabulary and known != target.vocabulary:
         raise UserError(f"{head.directory} was trained beside a target with other tokens; take the target's own heads")

@@ -53,7 +53,9 @@ def stored(params: Params, config: dict[str, Any], head_dim: int = 0) -> Transfo
         raise UserError("the files do not say how wide an attention head of their prefix layer is; give head_dim")
     told = told or new(width).head_dim
     if queries % told or keys % told or queries % keys:
-        raise UserError(f"head_dim is {told}, and the prefix layer has queries of {queries} and keys of {keys} altogether")
+        raise UserError(
+            f"head_dim is {told}, and the prefix layer has queries of {queries} and keys of {keys} altogether"
+        )
     found = dataclasses.replace(
         _config(width, told, queries // told, keys // told, params["mlp"]["up"]["kernel"].shape[1]),
         rope_theta=float(config.get("rope_theta", THETA)),

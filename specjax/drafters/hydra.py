@@ -98,7 +98,10 @@ def make(
             mlp[str(head)] = {"in": _zeros(read, size), "skip": {"kernel": skip, "bias": jnp.zeros(size)}}
             if layers > 1:
                 mlp[str(head)]["blocks"] = _zeros(layers - 1, size, size)
-        params = {"mlp": mlp, "head": {"kernel": jnp.tile(kernel[None], (heads, 1, 1)), "bias": jnp.zeros((heads, vocab))}}
+        params = {
+            "mlp": mlp,
+            "head": {"kernel": jnp.tile(kernel[None], (heads, 1, 1)), "bias": jnp.zeros((heads, vocab))},
+        }
         return params | ({"prefix": _prefix.start(shape, key)} if prefix else {})
 
     family = _heads.Heads("hydra", heads, begin, step, start, prefix=before, facts=facts)

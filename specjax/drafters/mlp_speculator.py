@@ -96,7 +96,8 @@ def make(
         shapes |= {"head": (stages, inner, target.vocab_size)} | ({"proj": (after, inner, inner)} if after else {})
         keys = jax.random.split(key, len(shapes))
         params = {
-            name: jax.random.normal(k, shape) / math.sqrt(inner) for k, (name, shape) in zip(keys, shapes.items(), strict=True)
+            name: jax.random.normal(k, shape) / math.sqrt(inner)
+            for k, (name, shape) in zip(keys, shapes.items(), strict=True)
         }
         return params | {"ln": {"scale": jnp.ones((stages, inner)), "bias": jnp.zeros((stages, inner))}}
 

@@ -75,7 +75,9 @@ def random_heads(
 
 
 def _heads(name: str, **keys: Any) -> Callable[[LM], Drafter]:
-    return lambda target: random_heads(name, target, jnp.zeros((target.vocab_size + 1,) + (target.vocab_size,) * 2), **keys)
+    return lambda target: random_heads(
+        name, target, jnp.zeros((target.vocab_size + 1,) + (target.vocab_size,) * 2), **keys
+    )
 
 
 def _escalate(target: LM, draft: LM) -> Drafter:

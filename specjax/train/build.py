@@ -170,7 +170,8 @@ def from_target(config: Config, words: Words, documents: Sequence[Sequence[int]]
             f"no text has the {length} tokens of config.generation.prompt_tokens; lower it, or give more text"
         )
     weights = np.array([len(ids) for ids in long]) / sum(map(len, long))
-    author, wanted, written, count, number = make_writer(target), config.from_target, [], 0, 0
+    # At temperature 1 and in large batches, drafts cost more than they bring.
+    author, wanted, written, count, number = make_writer(target, {"name": "none"}), config.from_target, [], 0, 0
     with Meter("the target writes", wanted) as meter:
         while count < wanted:
             random = np.random.default_rng([config.seed, number])

@@ -114,7 +114,7 @@ def load_tfds(name: str, data_dir: str | Path, split: str, text_key: str) -> lis
     """
     builder: Any = _tfds_builder(name, data_dir)
     features = builder.info.features
-    texts = [key for key, value in dict(features or {}).items() if isinstance(value, tfds.features.Text)]
+    texts = sorted(key for key, value in dict(features or {}).items() if isinstance(value, tfds.features.Text))
     if text_key not in texts:
         told = ", ".join(texts) or "none"
         raise UserError(f"config.data.text_key is {text_key!r}; the text features of {name} are {told}")

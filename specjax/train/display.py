@@ -101,9 +101,10 @@ class Log:
         return self
 
     def __exit__(self, *_) -> None:
-        self._lines.close()
-        if self._events is not None:
-            self._events.close()
+        for file in (self._lines, self._events):
+            with contextlib.suppress(OSError):  # what a full disk did not take has been told
+                if file is not None:
+                    file.close()
 
     def write(self, record: dict[str, Any]) -> None:
         """Appends a record: {"step": ..., name: number, or None, or a dict of numbers}. Raises ``UserError`` (full disk)."""
@@ -170,7 +171,8 @@ class Display:
 
     def show(self, record: dict[str, Any]) -> None:
         """Tells what was logged."""
-        parts = [f"{name} {record[name]:.3f}" for name in ("loss", "heldout_loss", "heldout_alpha") if name in record]
+        names = ("loss", "heldout_loss", "heldout_alpha", "heldout_tau")
+        parts = [f"{name} {record[name]:.3f}" for name in names if name in record]
         if record["tokens_per_second"]:
             parts.append(f"{record['tokens_per_second']:,.0f} tokens/s")
         now, step = time.monotonic(), record["step"]

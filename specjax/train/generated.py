@@ -31,6 +31,7 @@ from specjax.train.writer import Meter, Writer, make_writer, row_keys, write
 SCHEMA = 1
 SPLITS = ("train", "valid")
 _VALID = 20  # one prompt in so many is of the valid split
+_NOT_OURS = {"dialogues": "", "generated": "", "template": "", "temperature": None, "on_policy": 0.0}  # of config.data
 _AT_LEAST = {"num_prompts": 2, "prompt_tokens": 1, "new_tokens": 1, "batch_size": 1, "shard_prompts": 1}
 
 
@@ -137,6 +138,10 @@ def _check(config: Config) -> list[float]:
         raise UserError("config.target is empty; give the model directory of the target that is to write")
     if not 0 <= config.seed < 2**32:
         raise UserError(f"config.seed is {config.seed}; it must be in 0..{2**32 - 1}")
+    for name, unset in _NOT_OURS.items():
+        if config.data.get(name, unset) != unset:
+            told = "prompts are taken from files, tfds or the embedded corpus"
+            raise UserError(f"config.data.{name} does not belong to objective generate ({told}); leave it out")
     sizes = config.generation
     for name, least in _AT_LEAST.items():
         if sizes[name] < least:

@@ -85,8 +85,6 @@ def train(
         raise UserError(
             "config.train.keep is 'best', but nothing is evaluated; keep 'last', or give text to evaluate on"
         )
-    workdir = Path(workdir)
-    workdir.mkdir(parents=True, exist_ok=True)
     mesh = Mesh(np.asarray(devices or jax.local_devices()), ("data",), axis_types=(AxisType.Auto,))
     everywhere, rows = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
     key, rewrite_key = jax.random.split(jax.random.key(seed))
@@ -98,20 +96,22 @@ def train(
         rewrite = jax.jit(update.in_precision(rewrite, precision), out_shardings=rows)
 
     def fetch(step):
-        batch = batches.batch(step)
-        _check_rows(_rows(batch), accumulate, mesh.size)
-        return jax.device_put(batch, rows)
+        return jax.device_put(batches.batch(step), rows)
 
     def held_out(params):
         values = evaluate(params, target_params, eval_batches) if eval_batches else {}
         values |= examine(jax.device_put(params, mesh.devices.flat[0])) if examine else {}
         return {f"heldout_{name}": float(value) for name, value in values.items()}
 
+    state = jax.device_put(update.fresh(params, optimiser, ema), everywhere)
+    if accumulate * mesh.size > 1:
+        _check_rows(_rows(batches.batch(0)), accumulate, mesh.size)
+    target_params = jax.device_put(update.cast(target_params, precision), everywhere)
+    workdir = Path(workdir)
+    workdir.mkdir(parents=True, exist_ok=True)  # only now, when nothing is wrong with what was asked for
     with contextlib.ExitStack() as stack:
         higher = any(word in best for word in _HIGHER_IS_BETTER)
         checkpoints = stack.enter_context(Checkpoints(workdir / "checkpoints", config or {}, say, higher))
-        state = jax.device_put(update.fresh(params, optimiser, ema), everywhere)
-        target_params = jax.device_put(update.cast(target_params, precision), everywhere)
         start, state = checkpoints.restore(state, resume_changed) or (0, state)
         if start > steps:
             raise UserError(f"{workdir} holds a run of {start} steps, more than the {steps} asked for; ask for as many")

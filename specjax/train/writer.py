@@ -20,8 +20,6 @@ from specjax import accept, decode, drafters, metrics, rng, sampling
 from specjax.models import hf
 from specjax.types import LM, Accept, Drafter, ModelParams
 
-PROMPT_LOOKUP = {"name": "prompt_lookup"}  # drafts without weights: whatever the target, there is no reason not to
-
 
 class Writer(NamedTuple):
     """What decodes."""
@@ -33,7 +31,7 @@ class Writer(NamedTuple):
     eos_id: tuple[int, ...]
 
 
-def make_writer(target: hf.Loaded, keys: Mapping = PROMPT_LOOKUP, rule: str = "chain", seed: int = 0) -> Writer:
+def make_writer(target: hf.Loaded, keys: Mapping, rule: str = "chain", seed: int = 0) -> Writer:
     """The target with the drafter of these keys and a rule. Raises UserError: no such drafter or rule, or no such pair."""
     drafter, accepts = drafters.make(target=target.lm, **keys), accept.load(rule)
     accept.check_pair(drafter, accepts)
