@@ -1,6 +1,7 @@
 """Blockwise parallel decoding (Stern et al. 2018): further slots on the shared LM head, one drawn for each batch.
 
-    python -m specjax.run --config=configs/bpd.py --workdir=runs/bpd --config.target=runs/target --config.data.dir=runs/target/data
+    python -m specjax.run --config=configs/bpd.py --workdir=runs/bpd --config.target=runs/target \\
+        --config.data.dir=runs/target/data
     python -m specjax.run --config=configs/bpd.py:joint ...   # fine-tuned: the target learns beside them
     ... --config.data.generated=DIR                           # distilled: on text that the target wrote
 

@@ -1,6 +1,7 @@
 """Hydra heads (Ankner et al. 2024): each sees the tokens drafted before it; with a prefix layer, Hydra++.
 
-    python -m specjax.run --config=configs/hydra.py --workdir=runs/hydra --config.target=runs/target --config.data.dir=runs/target/data
+    python -m specjax.run --config=configs/hydra.py --workdir=runs/hydra --config.target=runs/target \\
+        --config.data.dir=runs/target/data
     ... --config.drafter.prefix=True --config.drafter.layers=4 --config.loss.ce=0 --config.loss.teacher=1   # Hydra++
 
 TIMES

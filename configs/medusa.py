@@ -1,6 +1,7 @@
 """Medusa heads (Cai et al. 2024): one residual block and an LM head each, all on the same feature.
 
-    python -m specjax.run --config=configs/medusa.py --workdir=runs/medusa --config.target=runs/target --config.data.dir=runs/target/data
+    python -m specjax.run --config=configs/medusa.py --workdir=runs/medusa --config.target=runs/target \\
+        --config.data.dir=runs/target/data
     python -m specjax.run --config=configs/medusa.py:joint ...   # Medusa-2: the target learns beside them
 
 TIMES

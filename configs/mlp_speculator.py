@@ -1,6 +1,7 @@
 """MLP speculator (Wertheimer et al. 2024): a small recurrent state, fed with each token as it is drafted.
 
-    python -m specjax.run --config=configs/mlp_speculator.py --workdir=runs/speculator1 --config.target=runs/target --config.data.dir=runs/target/data
+    python -m specjax.run --config=configs/mlp_speculator.py --workdir=runs/speculator1 --config.target=runs/target \\
+        --config.data.dir=runs/target/data
     python -m specjax.run --config=configs/mlp_speculator.py --workdir=runs/speculator2 --config.target=runs/target \\
         --config.init=runs/speculator1 --config.data.generated=runs/generated --config.optimiser.learning_rate=1e-4
 

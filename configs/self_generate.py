@@ -33,6 +33,8 @@ def get_config() -> ConfigDict:
     config.generation.top_p = 1.0
     config.generation.batch_size = 16
     config.generation.shard_prompts = 256
-    config.drafter = generate.drafter("none")  # any lossless pair; on a CPU and in batches, plain decoding is the quickest
+    config.drafter = generate.drafter(
+        "none"
+    )  # any lossless pair; on a CPU and in batches, plain decoding is the quickest
     config.accept = "chain"
     return config

@@ -1,4 +1,4 @@
-"""What the tests of heads share: their description without the drafter around it, periodic text to learn, both kinds of files."""
+"""What the tests of heads share: their description without the drafter around it, a text to learn, files."""
 
 from __future__ import annotations
 

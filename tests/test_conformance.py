@@ -20,7 +20,7 @@ KINDS = {name: cases.case(name).drafter for name in cases.NAMES}
 PAIRS = [(c, r) for c, drafter in KINDS.items() for r, rule in RULES.items() if drafter.siblings in rule.siblings]
 # These drafters differ from another case in topology alone: one rule for each is enough.
 ONLY = {"irregular": ("recursive",), "ragged": ("traversal",)}
-# To a rule one draft is like another of its kind: one or two rules for each of these in every run, all of them when asked (slow).
+# To a rule one draft is like another of its kind: one or two rules for each of these in every run, all when asked (slow).
 SAMPLE = {
     "llma": ("chain",),
     "ngram_lm": ("chain", "block"),

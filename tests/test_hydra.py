@@ -1,4 +1,4 @@
-"""Hydra and Hydra++: the card's formulas, the prefix layer against a plain recomputation, training as decoding, the mistakes."""
+"""Hydra and Hydra++: the card's formulas, the prefix layer recomputed plainly, training as decoding, the mistakes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specjax import accept, decode, drafters, rng, sampling, testing
-from specjax.drafters import _head_loss
+from specjax.drafters import _head_loss, _prefix
 from specjax.errors import UserError
 from specjax.models import head_files, lm
 from specjax.testing import cases, conformance
@@ -130,9 +130,10 @@ def test_training_sees_what_decoding_does(shape):
     shared.assert_foreseen_is_decoded(drafter, TARGET, TABLE, shared.PROMPTS * 300, 24)
 
 
-def test_prefix_cache_across_rounds():
+def test_prefix_cache_across_rounds(monkeypatch):
     """A decoder that says periodic things, a tree of drafts some of which are accepted: after some rounds the prefix layer
-    has seen what it would have seen in one pass over the committed text, and so on to the end."""
+    has seen what it would have seen in one pass over the committed text. (The prompts pass through it in two chunks.)"""
+    monkeypatch.setattr(_prefix, "CHUNK", 3)
     model, target_params = testing.tiny(scale=20.0, layers=1, width=16, vocab_size=8)
     keys = {"heads": 2, "layers": 1, "prefix": True, "tree": "3x1"}
     drafter = cases.random_heads("hydra", model, target_params, scale=0.5, **keys)
@@ -205,6 +206,12 @@ def test_files_say_what_shapes_do_not(tmp_path):
     refused("do not say how wide an attention head of their prefix layer is; give head_dim", model=tmp_path / "theirs")
     theirs = drafters.make("hydra", target, model=tmp_path / "theirs", head_dim=4)
     assert dict(theirs.facts) == facts | {"head_dim": 4, "rope_theta": 500.0, "rms_norm_eps": 1e-5}
+    head_files.write(tmp_path / "spelt", "hydra", params, {"num_attention_heads": 1})
+    assert dict(drafters.make("hydra", target, model=tmp_path / "spelt").facts)["head_dim"] == 4
+    head_files.write(tmp_path / "deeper", "hydra", params, facts | {"hidden_state_offset": 1})
+    refused("hidden_state_offset is 1; only heads on the last feature are read", model=tmp_path / "deeper")
+    head_files.write(tmp_path / "odd", "hydra", params, {"head_dim": "wide"})
+    refused("head_dim is 'wide'; it must be a positive integer", model=tmp_path / "odd")
     refused("head_dim is 4, and the heads in the files have 2; leave it out", model=tmp_path / "plus", head_dim=4)
     refused("head_dim is 8, and the prefix layer has queries of 4", model=tmp_path / "theirs", head_dim=8)
     refused("prefix is asked for, and the heads in the files have no prefix", model=tmp_path / "plain", prefix=True)

@@ -49,7 +49,9 @@ def test_closed_forms(shift):
         assert measure(target, target) == pytest.approx(0, abs=1e-5), name
     assert objectives.jensen_shannon(target, draft, beta=0.9) == pytest.approx(jsd(TARGET, DRAFT, 0.9).mean(), abs=1e-5)
     assert objectives.overlap(target, draft) == pytest.approx((0.75 + 0.5) / 2, abs=1e-5)
-    assert objectives.overlap(target, draft) == pytest.approx(1 - float(objectives.total_variation(target, draft)), abs=1e-5)
+    assert objectives.overlap(target, draft) == pytest.approx(
+        1 - float(objectives.total_variation(target, draft)), abs=1e-5
+    )
     assert objectives.overlap(target, draft, mask) == pytest.approx(0.5, abs=1e-5)
     assert objectives.agreement(target, draft) == 0
     labels = jnp.array([[0, 2]])
@@ -78,7 +80,9 @@ def test_the_minimum_is_the_target(name):
     target = jnp.asarray(np.random.default_rng(0).normal(size=(1, 1, 4)))
     measure = objectives.DIVERGENCES[name]
     value, slope = jax.value_and_grad(measure, argnums=1)(target, target)
-    assert abs(value) < 1e-6 and np.abs(slope).max() < (0.3 if name == "total_variation" else 1e-6)  # it has a kink there
+    assert abs(value) < 1e-6 and np.abs(slope).max() < (
+        0.3 if name == "total_variation" else 1e-6
+    )  # it has a kink there
 
     @jax.jit
     def descend(draft):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -44,6 +45,11 @@ def test_greedy_text_of_a_real_model(stories, theirs, name):
     ids, texts = theirs
     known = [prompt + text[:50] for prompt, text in zip(ids, texts, strict=True)]
     itself = {"model": stories.lm, "params": stories.params}
+
+    def heads(name, **keys):
+        fresh = drafters.make(name, stories.lm, **keys).start(stories.params, jax.random.key(0))
+        return {"params": fresh, **keys}
+
     keys = {
         "draft_model": {**itself, "gamma": 3},
         "draft_tree": {**itself, "tree": "2x1"},
@@ -53,6 +59,10 @@ def test_greedy_text_of_a_real_model(stories, theirs, name):
         "ngram_lm": {"tables": ngram_tables.count(known, stories.lm.vocab_size)},
         "token_recycling": {"tree": "4x2"},
         "lookahead": {"window": 3, "ngram": 3, "candidates": 3},
+        "medusa": heads("medusa", tree="4x2x1x1"),
+        "hydra": heads("hydra", prefix=True, tree="4x2x1x1"),
+        "mlp_speculator": heads("mlp_speculator", tie=True, scale_input=True),
+        "bpd": heads("bpd", tree="4x2x1"),
         "escalate": {"drafters": {"first": {"name": "suffix", "mode": "path"}, "second": {"name": "jacobi"}}},
     }
     drafter = drafters.make(name, stories.lm, **keys.get(name, {}))

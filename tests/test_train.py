@@ -1,74 +1,22 @@
-"""Training: closed forms, the same data and the same parameters after a resume, damaged checkpoints, and the mistakes."""
+"""Recipes: from a configuration to a model or a directory of heads that decodes, and the mistakes."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax import drafters
 from specjax.errors import UserError
-from specjax.models import hf, lm
-from specjax.models.transformer import TransformerConfig
-from specjax.train import data, loop, objectives, recipes
+from specjax.models import head_files, hf
+from specjax.train import data, examine, loop, objectives, recipes, sources
 
 ROOT = Path(__file__).parent.parent
-fast = pytest.mark.fast
-
-
-def tiny(layers: int = 1, vocab_size: int = 300) -> TransformerConfig:
-    return TransformerConfig("llama", vocab_size, 16, 32, layers, 2, 1, 8, 64)
-
-
-# --- objectives ------------------------------------------------------------------------------------------------------
-
-TARGET = np.array([[[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]]])
-DRAFT = np.array([[[0.25, 0.25, 0.5], [0.1, 0.7, 0.2]]])
-
-
-@fast
-@pytest.mark.parametrize("shift", [0.0, 80.0])
-def test_objectives_closed_forms(shift):
-    target, draft = jnp.log(TARGET) + shift, jnp.log(DRAFT) - shift
-    kl = (TARGET * np.log(TARGET / DRAFT)).sum(-1)[0]
-    assert objectives.forward_kl(target, draft) == pytest.approx(kl.mean(), abs=1e-5)
-    assert objectives.forward_kl(target, target) == pytest.approx(0, abs=1e-5)
-    assert objectives.overlap(target, draft) == pytest.approx((0.75 + 0.5) / 2, abs=1e-5)
-    assert objectives.overlap(target, target) == pytest.approx(1, abs=1e-5)
-    assert objectives.agreement(target, draft) == 0
-    labels = jnp.array([[0, 2]])
-    assert objectives.cross_entropy(target, labels) == pytest.approx(-np.log([0.5, 0.7]).mean(), abs=1e-5)
-    mask = jnp.array([[False, True]])
-    assert objectives.cross_entropy(target, labels, mask) == pytest.approx(-np.log(0.7), abs=1e-5)
-    assert objectives.forward_kl(target, draft, mask) == pytest.approx(kl[1], abs=1e-5)
-    assert objectives.overlap(target, draft, mask) == pytest.approx(0.5, abs=1e-5)
-
-
-@fast
-def test_forward_kl_where_the_target_rules_tokens_out():
-    target = jnp.array([[[0.0, -jnp.inf, 0.0]]])
-    draft = jnp.zeros((1, 1, 3))
-    value, gradient = jax.value_and_grad(objectives.forward_kl, argnums=1)(target, draft)
-    assert value == pytest.approx(np.log(1.5), abs=1e-6)
-    assert gradient[0, 0] == pytest.approx([1 / 3 - 1 / 2, 1 / 3, 1 / 3 - 1 / 2], abs=1e-6)  # draft - target
-
-
-def test_pretrain_loss_looks_only_back():
-    model = lm.from_config(tiny())
-    params = lm.init_params(tiny(), jax.random.key(0))
-    batch = jax.random.randint(jax.random.key(1), (2, 9), 0, 300)
-    logits = jax.jit(lambda tokens: lm.forward(model, params, tokens).logits)
-    whole = logits(batch[:, :-1])
-    changed = logits(batch[:, :-1].at[:, 5].set(7))
-    assert np.array_equal(whole[:, :5], changed[:, :5]) and not np.array_equal(whole[:, 5], changed[:, 5])
-    value, _ = jax.jit(objectives.pretrain_loss(model))(params, {}, batch, jax.random.key(0))
-    chosen = np.take_along_axis(np.asarray(jax.nn.log_softmax(whole)), np.asarray(batch)[:, 1:, None], -1)
-    assert float(value) == pytest.approx(-chosen.mean(), abs=1e-4)
-
 
 TEXT = "".join(f"def f{i}(x):\n    return x + {i % 7}  # caf\u00e9\n\n" for i in range(400))
 
@@ -80,16 +28,18 @@ def _metrics(workdir: Path) -> list[dict]:
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
-def _config(name: str, **changes):
+def _config(name: str, *args: str, **changes):
     """A config of the project, made small; keys of ``changes`` are dotted with two underscores."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "configs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    config = module.get_config()
+    config = module.get_config(*args)
     small = {"hidden_size": 32, "intermediate_size": 64, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1}
-    config.model.update(small | {"max_positions": 64})
+    if "model" in config:
+        config.model.update(small | {"max_positions": 64})
     config.train.update({"steps": 30, "batch_size": 4, "length": 32, "eval_every": 10, "eval_batches": 2})
     config.optimiser.update({"name": "adamw", "learning_rate": 1e-2})
+    config.examine.update({"prompts": min(config.examine.prompts, 4), "prompt_tokens": 6, "new_tokens": 12})
     config.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()})
     return config
 
@@ -147,8 +97,111 @@ def test_distilling_lowers_the_divergence(target_run, text_file, tmp_path):
     records = [record for record in _metrics(tmp_path) if "heldout_loss" in record]
     assert records[-1]["heldout_loss"] < 0.7 * records[0]["heldout_loss"]
     assert records[-1]["heldout_alpha"] > records[0]["heldout_alpha"]
-    assert {"heldout_loss", "heldout_alpha", "heldout_agreement", "steps", "parameters", "seconds"} == set(summary)
+    assert summary["heldout_tau_t0"] == summary["heldout_decoded_tau_t0"] >= 1  # foreseen exactly, when greedy
+    assert {"heldout_alpha_t1_depth1", "heldout_decoded_tau_t1", "steps", "parameters", "seconds"} < set(summary)
     assert hf.same_vocabulary(hf.load(target), hf.load(tmp_path)) is None
+
+
+def test_every_option_of_the_loop_at_once(target_run, text_file, tmp_path):
+    """Half precision, averaged parameters, parts of a batch, recomputed layers, the best step, text of the draft's own."""
+    target = target_run[0]
+    train = {
+        "precision": "bfloat16",
+        "accumulate": 2,
+        "ema": 0.9,
+        "remat": True,
+        "keep": "best",
+        "best": "heldout_tau_t0",
+    }
+    changes = {f"train__{key}": value for key, value in train.items()} | {
+        "data__on_policy": 0.5,
+        "data__on_policy_prompt": 8,
+    }
+    config = _config("distill", target=str(target), data__files=text_file, pruned="0", train__steps=12, **changes)
+    summary = recipes.run(config, tmp_path)
+    draft, whole = hf.load(tmp_path), hf.load(target)
+    assert draft.config == whole.config  # of one layer, of which it keeps one
+    assert draft.params["embed"]["embedding"].dtype == np.float32
+    assert summary["heldout_tau_t0"] > 2 and summary["best_step"] in (10, 12)  # it began as the target itself
+
+
+def test_heads_from_text_to_a_tree(target_run, text_file, tmp_path):
+    target = hf.load(target_run[0])
+    changes = {
+        "target": str(target_run[0]),
+        "data__files": text_file,
+        "drafter__heads": 3,
+        "data__packing": "documents",
+    }
+    summary = recipes.run(_config("medusa", **changes), tmp_path / "medusa")
+    assert summary["heldout_tau_t0"] == summary["heldout_decoded_tau_t0"] > 1
+    records = [record for record in _metrics(tmp_path / "medusa") if "heldout_loss" in record]
+    assert records[-1]["heldout_loss"] < 0.8 * records[0]["heldout_loss"]
+    head = head_files.read(tmp_path / "medusa", "medusa")
+    table = np.array(head.config["accuracy"])
+    assert table.shape == (3, 10) and (table.sum(1) <= 1 + 1e-6).all() and table[0, 0] > 0.1
+    assert head.config["medusa_num_heads"] == 3 and head.config["vocabulary"] == target.lm.vocabulary
+    drafter = drafters.make("medusa", target.lm, model=tmp_path / "medusa", nodes=5)
+    assert drafter.nodes == 5 and drafter.depth <= 3
+    # The files give what the run saw at its end.
+    chain = drafters.make("medusa", target.lm, model=tmp_path / "medusa")
+    prompts = [
+        target.tokenizer.encode(text, add_special_tokens=False).ids[:6] for text in ("def f3(x):\n    return", TEXT)
+    ]
+    settings = {"new_tokens": 12, "temperatures": (0.0,), "eos_id": target.config.eos_token_id}
+    seen = examine.examiner(target.lm, chain, target.params, prompts, **settings)(chain.init_params(jax.random.key(0)))
+    assert seen["tau_t0"] == seen["decoded_tau_t0"] > 1
+    # And another run may begin with them.
+    again = _config("medusa", **changes, init=str(tmp_path / "medusa"), train__steps=1, optimiser__learning_rate=1e-9)
+    assert recipes.run(again, tmp_path / "more")["heldout_loss"] == pytest.approx(summary["heldout_loss"], abs=1e-3)
+
+
+def test_the_target_learns_beside_its_heads(target_run, text_file, tmp_path):
+    changes = {"target": str(target_run[0]), "data__files": text_file, "train__steps": 6, "train__eval_every": 6}
+    config = _config("bpd", "joint", **changes, drafter__heads=2, optimiser__target_from=3, loss__language="kl")
+    summary = recipes.run(config, tmp_path)
+    before, after = hf.load(target_run[0]), hf.load(tmp_path / "target")
+    assert not np.array_equal(before.params["embed"]["embedding"], after.params["embed"]["embedding"])
+    drafter = drafters.make("bpd", after.lm, model=tmp_path)
+    assert drafter.nodes == 2 and summary["heldout_tau_t0"] == summary["heldout_decoded_tau_t0"]
+
+
+def test_dialogues_and_generated_text_feed_training(target_run, text_file, tmp_path):
+    target = hf.load(target_run[0])
+
+    def turns(i):
+        return [
+            {"from": "human", "value": f"what is f{i}?"},
+            {"from": "gpt", "value": f"def f{i}(x): return x + {i % 7}"},
+        ]
+
+    lines = [json.dumps({"conversations": turns(i)}) for i in range(200)]
+    (tmp_path / "talk.jsonl").write_text("\n".join(lines) + "\n")
+    changes = {"target": str(target_run[0]), "data__dialogues": str(tmp_path / "talk.jsonl"), "data__template": "plain"}
+    config = _config("medusa", **changes)
+    material = sources.gather(config, tmp_path, target.tokenizer, target.directory)
+    batch = material.batches.batch(0)
+    said = target.tokenizer.decode([int(t) for t in batch.tokens[batch.labelled]])
+    assert "def f" in said and "what is" not in said
+    assert len(material.prompts) == 4 and all(0 < len(prompt) <= 6 for prompt in material.prompts)
+
+    text = _config_of_text(target_run[0], text_file)
+    recipes.run(text, tmp_path / "own")
+    changes = {"target": str(target_run[0]), "data__generated": str(tmp_path / "own")}
+    for labels, share in (("output", 8 / 14), ("all", 13 / 14)):
+        config = _config("medusa", **changes, data__labels=labels, train__length=13, examine__prompts=2)
+        material = sources.gather(config, tmp_path, target.tokenizer, target.directory)
+        assert material.batches.batch(0).labelled.mean() == pytest.approx(share, abs=0.05)
+    with pytest.raises(UserError, match="temperature"):
+        sources.gather(_config("medusa", **changes, data__temperature=0.3), tmp_path, target.tokenizer, None)
+
+
+def _config_of_text(target: Path, text_file: str):
+    config = importlib.import_module("configs.self_generate").get_config()
+    config.target, config.data.files = str(target), text_file
+    sizes = {"num_prompts": 40, "prompt_tokens": 6, "new_tokens": 8, "batch_size": 8, "shard_prompts": 20}
+    config.generation.update(sizes | {"temperatures": (0.5,)})
+    return config
 
 
 def test_a_given_tokenizer_is_used(target_run, text_file, tmp_path):
@@ -163,7 +216,7 @@ def test_a_given_tokenizer_is_used(target_run, text_file, tmp_path):
 @pytest.mark.parametrize(
     ("name", "changes", "told"),
     [
-        ("pretrain", {"objective": "pray"}, "pretrain, distill, datastore or ngram"),
+        ("pretrain", {"objective": "pray"}, "must be one of pretrain, distill, heads, generate, datastore, ngram"),
         ("pretrain", {"model__family": "t5"}, "'llama' or 'gpt2'"),
         ("pretrain", {"model__num_heads": 3}, "hidden_size 32 is no even multiple of num_heads 3"),
         ("pretrain", {"train__steps": 0}, "train.steps is 0"),
@@ -171,11 +224,51 @@ def test_a_given_tokenizer_is_used(target_run, text_file, tmp_path):
         ("pretrain", {"model__vocab_size": 100}, "at least 257"),
         ("pretrain", {"tokenizer": "nowhere"}, "nowhere is no file"),
         ("pretrain", {"tokenizer": "TARGET", "model__vocab_size": 999}, "999.*has 320 tokens"),
-        ("pretrain", {"optimiser__name": "sgd"}, "'adamw' or 'muon'"),
+        ("pretrain", {"optimiser__name": "sg"}, "'sgd' or 'lion'"),
         ("pretrain", {"data__files": "SHORT"}, "fewer than one crop"),
         ("distill", {}, "config.target is empty"),
         ("distill", {"target": "nowhere"}, "nowhere is no directory"),
         ("distill", {"target": "TARGET", "model__vocab_size": 999}, "the target has 320 tokens"),
+        (
+            "distill",
+            {"target": "TARGET", "pruned": "0,7"},
+            "config.pruned is '0,7'; give ascending layer numbers in 0..0",
+        ),
+        (
+            "distill",
+            {"target": "TARGET", "init": "TARGET", "model__hidden_size": 16},
+            "is a model of another shape than config.model",
+        ),
+        ("distill", {"target": "TARGET", "data__on_policy": 1.5}, "must be a share of the rows"),
+        (
+            "distill",
+            {"target": "TARGET", "data__on_policy": 1.0},
+            "on_policy_prompt is 32; it must be at least 1 and below",
+        ),
+        ("distill", {"target": "TARGET", "loss__divergence": "kl"}, "must be one of forward_kl"),
+        ("distill", {"target": "TARGET", "data__template": "chatml"}, "template belongs to config.data.dialogues"),
+        (
+            "distill",
+            {"target": "TARGET", "data__tfds": "lm1b", "data__dialogues": "x"},
+            "names files and tfds and dialogues",
+        ),
+        ("distill", {"target": "TARGET", "data__packing": "tight"}, "'crops' or 'documents'"),
+        ("distill", {"target": "TARGET", "train__precision": "int8"}, "it must be float32 or bfloat16"),
+        (
+            "distill",
+            {"target": "TARGET", "train__length": 33, "model__max_positions": 32},
+            "beyond config.model.max_pos",
+        ),
+        (
+            "distill",
+            {"target": "TARGET", "train__accumulate": 3},
+            "train.batch_size is 4; it must be a multiple of .* 3",
+        ),
+        ("medusa", {"target": "TARGET", "drafter__name": "prompt_lookup", "drafter__layers": None}, "nothing to train"),
+        ("medusa", {"target": "TARGET", "loss__slots": "some"}, "loss.slots is 'some'; it must be one of all, one"),
+        ("medusa", {"target": "TARGET", "loss__ce": 0.0}, "loss.ce and loss.teacher are both 0"),
+        ("hydra", {"target": "TARGET", "init": "TARGET"}, "has no hydra heads"),
+        ("mlp_speculator", {"target": "TARGET", "data__generated": "nowhere", "data__files": ""}, "nowhere"),
     ],
 )
 def test_mistakes_end_in_one_line_and_nothing_written(name, changes, told, target_run, text_file, tmp_path):

@@ -29,12 +29,12 @@ from specjax.models import hf
 from specjax.train import data
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-FIXED, OWN = {}, {"data.generated": "{generated}", "data.packing": "crops"}
-DRAFT = {"train.batch_size": 8}
+OWN = {"data.generated": "{generated}"}
+DRAFT: dict[str, Any] = {}
 HEADS = {"drafter.heads": 4}
-# Name -> configuration, and the keys that differ. "{generated}" and "{name}" stand for workdirs of other runs.
+# Name -> configuration, and the keys that differ; names in braces stand for workdirs of other runs.
 TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
-    "pretrained": ("pretrain", {**DRAFT, "target": "{target}"}),
+    "pretrained": ("pretrain", DRAFT),
     "forward_kl, fixed": ("distill", DRAFT),
     "forward_kl, target": ("distill", DRAFT | OWN),
     "forward_kl, draft": ("distill", DRAFT | {"data.on_policy": 1.0}),
@@ -58,7 +58,7 @@ TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
     "mlp_speculator, phase 1": ("mlp_speculator", HEADS),
     "mlp_speculator": (
         "mlp_speculator",
-        HEADS | OWN | {"init": "{mlp_speculator, phase 1}", "optimiser.learning_rate": 3e-4},
+        HEADS | OWN | {"init": "{mlp_speculator, phase 1}", "optimiser.learning_rate": "{rate / 10}"},
     ),
 }
 KEPT = ("heldout_loss", "heldout_tau_t0", "heldout_decoded_tau_t0", "heldout_tau_t1", "heldout_decoded_tau_t1")
@@ -76,16 +76,20 @@ def specjax(config: str, workdir: Path, keys: dict[str, Any]) -> None:
 def shared(args: argparse.Namespace) -> dict[str, Any]:
     """What all runs are given."""
     beside = Path(args.target).parent / "data"
-    source = {"data.files": args.text} if args.text else {"data.dir": beside if beside.is_dir() else args.workdir / "data"}
+    source = (
+        {"data.files": args.text} if args.text else {"data.dir": beside if beside.is_dir() else args.workdir / "data"}
+    )
     return {"target": args.target, **source}
 
 
 def train(name: str, args: argparse.Namespace) -> Path:
     """Trains one drafter, and what it begins with; gives its workdir."""
     config, keys = TRAINED[name]
-    keys = {key: value for key, value in keys.items()}
+    keys = dict(keys)
     if str(keys.get("init", "")).startswith("{"):
         keys["init"] = train(keys["init"][1:-1], args)
+    if config not in ("pretrain", "distill"):
+        keys["optimiser.learning_rate"] = args.rate / 10 if "optimiser.learning_rate" in keys else args.rate
     common = shared(args)
     if keys.get("data.generated"):
         keys["data.generated"] = args.workdir / "generated"
@@ -94,7 +98,7 @@ def train(name: str, args: argparse.Namespace) -> Path:
         width = args.width
         common |= {"model.hidden_size": width, "model.intermediate_size": 3 * width, "model.num_layers": 1}
         common |= {"model.num_heads": max(width // 64, 2), "model.num_kv_heads": 2, "model.vocab_size": 0}
-    keys = common | keys | {"target": args.target, "train.steps": args.steps, "train.batch_size": 8}
+    keys = common | keys | {"target": args.target, "train.steps": args.steps, "train.batch_size": args.batch}
     keys |= {"train.eval_every": max(args.steps // 10, 1), "examine.prompts": args.examined}
     keys |= {"train.checkpoint_every": max(args.steps // 4, 1), "train.length": args.length}
     workdir = args.workdir / name.replace(", ", "-").replace(" ", "_")
@@ -106,10 +110,7 @@ def prompts(args: argparse.Namespace, path: Path) -> None:
     """Held-out beginnings, of text that no run has seen."""
     tokenizer = hf.load(args.target).tokenizer
     assert tokenizer is not None
-    if args.text:
-        texts = data.load_files(args.text, "test")
-    else:
-        texts = data.load_texts(shared(args)["data.dir"], "test")
+    texts = data.load_files(args.text, "test") if args.text else data.load_texts(shared(args)["data.dir"], "test")
     ids = data.held_out_prompts([text for _, text in texts], tokenizer, args.prompts, 32, seed=1)
     path.write_text("".join(json.dumps({"prompt": tokenizer.decode(i)}) + "\n" for i in ids), encoding="utf-8")
 
@@ -191,6 +192,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--text", default="", help=".txt or .jsonl file; empty: the embedded corpus")
     parser.add_argument("--workdir", required=True, type=Path)
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate of heads (AdamW)")
     parser.add_argument("--width", type=int, default=128, help="of the draft models, which have one layer")
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--generated", type=int, default=4096, help="prompts that the target continues, twice each")

@@ -170,9 +170,7 @@ def laws(tree: topology.Topology, batch: int, siblings: str, seed: int, vocab: i
     keys = rng.RowKeys(rng.row_keys(seed, batch), jnp.zeros((), jnp.int32), jnp.ones((batch,), jnp.int32))
     context = Context(jnp.ones((batch, 1), jnp.int32), jnp.ones((batch,), jnp.int32), sampling.make_sampling(batch))
     kind = next(name for name, kind in _grow.KINDS.items() if kind == siblings)
-    draft = _grow.children(
-        keys, context, drafted[:, np.array(inner) + 1], np.arange(len(inner)), inner, tree, kind
-    )
+    draft = _grow.children(keys, context, drafted[:, np.array(inner) + 1], np.arange(len(inner)), inner, tree, kind)
     return shaped(tree, draft.tokens).replace(probs=draft.probs), logits
 
 

@@ -36,7 +36,9 @@ def rank(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 def walk(ranks: Iterable[jax.Array], shape: Topology) -> list[jax.Array]:
     """bool[B,T] for each level of the tree: whether the text, the tokens of which have these ranks, goes on inside it."""
-    table = np.full((shape.nodes + 1, shape.branching + 1), -1, np.int32)  # [node + 1, rank] -> child; the last: too far
+    table = np.full(
+        (shape.nodes + 1, shape.branching + 1), -1, np.int32
+    )  # [node + 1, rank] -> child; the last: too far
     for node, parent in enumerate(shape.parents):
         table[parent + 1, shape.ranks[node]] = node
     child, found, node = jnp.asarray(table), [], None

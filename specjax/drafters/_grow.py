@@ -1,4 +1,4 @@
-"""Growing a draft along a tree of a fixed shape, level by level: how the children of a node are chosen, whoever gives the logits.
+"""Growing a draft along a tree of a fixed shape, level by level: how children are chosen, whoever gives the logits.
 
 Drafters that run a small model (``draft_tree``) and heads on the target's features (``_heads``) differ only in where the
 logits after a node come from.

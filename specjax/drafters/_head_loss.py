@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from specjax import sampling
 from specjax.drafters._checks import number, one_of
 from specjax.errors import UserError
 from specjax.models import lm
@@ -69,7 +70,7 @@ def loss(
         if teacher:
             law = jax.nn.log_softmax(theirs)
             value += teacher * jnp.where(jnp.isneginf(law), 0, jnp.exp(law) * (law - log_probs)).sum(-1)
-        same = counted & (jnp.argmax(logits, -1) == jnp.argmax(theirs, -1))
+        same = counted & (sampling.argmax(logits) == sampling.argmax(theirs))
         agreement = same.sum() / jnp.maximum(counted.sum(), 1)
         return jnp.where(counted, value, 0).sum() / first, agreement, state
 
@@ -80,6 +81,7 @@ def loss(
     total, metrics = jnp.zeros(()), {}
     for depth in range(heads.depth):
         # The logits of one depth at a time.
+        # The logits of one depth at a time are kept, and computed again when their turn comes in the backward pass.
         value, agreement, state = jax.checkpoint(term, static_argnums=2)(pair, state, depth)
         total += decay**depth * value
         metrics[f"agreement_{depth + 1}"] = agreement

@@ -18,26 +18,13 @@ import numpy as np
 from flax import struct
 
 from specjax import topology, tree_search
-from specjax.drafters import _foresee, _grow, _head_loss
+from specjax.drafters import _foresee, _grow, _head_loss, _prefix
 from specjax.drafters._checks import one_of
 from specjax.errors import UserError
 from specjax.topology import Topology
-from specjax.types import CHAIN, LM, Batch, Drafter, ModelParams, Params
-
+from specjax.types import CHAIN, LM, Batch, Drafter, Params
 
 SEARCHES = {"optimal": tree_search.optimal, "greedy": tree_search.greedy}
-
-
-class Prefix(NamedTuple):
-    """A causal map of all features so far, with a cache of its own (Hydra++); without one, heads read one feature.
-
-    ``init_cache(batch, slots)``; ``apply(params, features [B,T,E], cache, parents) -> ([B,T,E], cache)`` writes and does not
-    advance; ``commit(cache, count[B])`` does.
-    """
-
-    init_cache: Callable[[int, int], Any]
-    apply: Callable[..., tuple[jax.Array, Any]]
-    commit: Callable[..., Any]
 
 
 class Heads(NamedTuple):
@@ -53,7 +40,7 @@ class Heads(NamedTuple):
     step: Callable[..., tuple[jax.Array, Any]]
     start: Callable[..., Params]  # (target_params, key) -> parameters to begin training with
     independent: bool = False  # whether ``step`` ignores tokens, takes a traced depth and returns the state as it was
-    prefix: Prefix | None = None
+    prefix: _prefix.Prefix | None = None  # without one, heads read one feature
     facts: dict[str, Any] = {}  # noqa: RUF012  (what config.json must say of the parameters, beyond their shapes)
 
 
@@ -79,7 +66,7 @@ def build(
     """The drafter of these heads. Deterministic ("top_k") or sampled drafts, as chains or trees; L1 with a rule that fits.
 
     Args:
-        target: the model that the heads read; it needs ``width``, ``embed`` and ``unembed``.
+        target: the model that the heads read.
         tree: shape of a draft, as ``topology.parse`` reads it; "" is the chain of all heads, or with ``nodes`` a search.
         nodes: size of the tree to search for, from the accuracies measured at the end of training.
         search: "optimal" (Sequoia's dynamic program) or "greedy" (Medusa's: the likeliest next node).
@@ -88,10 +75,8 @@ def build(
         accuracy: f64[K,W]: how often the token at depth d was head d's choice of rank r.
 
     Raises:
-        UserError: a tree deeper than there are heads, a search without accuracies, a target without features.
+        UserError: a tree deeper than there are heads, a search without accuracies.
     """
-    if target.embed is None or target.unembed is None or target.width is None:
-        raise UserError(f"{heads.name} reads the features of its target, and {target.name} gives none")
     one_of("siblings", siblings, tuple(_grow.KINDS))
     shape = _shape(heads, tree, nodes, search, accuracy, target.vocab_size)
     kind = CHAIN if shape.branching == 1 else _grow.KINDS[siblings]
@@ -103,8 +88,7 @@ def build(
         if heads.prefix is not None:
             cache = heads.prefix.init_cache(batch, slots)
             if size:
-                features, cache = heads.prefix.apply(params, features, cache, None)
-                cache = heads.prefix.commit(cache, count)
+                features, cache = _prefix.feed(heads.prefix, params, features, count, cache)
         if not size:
             return State(jnp.zeros((batch, features.shape[-1]), features.dtype), count > 0, cache)
         return State(_at(features, jnp.maximum(count - 1, 0)), count > 0, cache)
@@ -200,6 +184,13 @@ def _shape(heads: Heads, tree: Topology | str, nodes: int, search: str, accuracy
     return shape
 
 
+def ends(name: str, target: LM) -> tuple[int, Callable[..., jax.Array], Callable[..., jax.Array]]:
+    """What heads need of their target: ``width``, ``embed``, ``unembed``. Raises UserError."""
+    if target.embed is None or target.unembed is None or target.width is None:
+        raise UserError(f"{name} reads the features of its target, and {target.name} gives none")
+    return target.width, target.embed, target.unembed
+
+
 def load(kind: str, target: LM, model: str | os.PathLike | None, params: Params) -> tuple[Params, dict[str, Any]]:
     """The heads in the directory ``model`` and what its config.json says, or ``params`` and nothing. Raises UserError."""
     if not model:
@@ -232,8 +223,8 @@ def as_stored(**asked_and_stored: tuple[int, int]) -> tuple[int, ...]:
 
 def output_kernel(target: LM, target_params: Params) -> jax.Array:
     """The target's LM head as a matrix f32[E,V]."""
-    assert target.unembed is not None and target.width is not None
-    return target.unembed(target_params, jnp.eye(target.width))
+    width, _, unembed = ends("a head", target)
+    return unembed(target_params, jnp.eye(width))
 
 
 def logits(values: jax.Array) -> jax.Array:

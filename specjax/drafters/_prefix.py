@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +17,26 @@ from flax import nnx
 
 from specjax import cache as kv
 from specjax import tree
-from specjax.drafters._heads import Prefix
 from specjax.errors import UserError
+from specjax.models.hf_config import _value
 from specjax.models.transformer import Block, Norm, TransformerConfig, rope_frequencies
 from specjax.types import Params
 
 THETA, EPS = 10000.0, 1e-6  # of transformers' Llama, where a config.json is silent
 WIDEST = 64  # of the attention heads of a new layer
+CHUNK = 256  # features of a prompt that attend at once, as the target's own prefill has it
+
+
+class Prefix(NamedTuple):
+    """A causal map of all features so far, with a cache of its own (Hydra++).
+
+    ``init_cache(batch, slots)``; ``apply(params, features [B,T,E], cache, parents) -> ([B,T,E], cache)`` writes and does not
+    advance; ``commit(cache, count[B])`` does.
+    """
+
+    init_cache: Callable[[int, int], Any]
+    apply: Callable[..., tuple[jax.Array, Any]]
+    commit: Callable[..., Any]
 
 
 class Layer(Block):
@@ -41,12 +55,17 @@ def new(width: int, head_dim: int = 0) -> TransformerConfig:
 
 
 def stored(params: Params, config: dict[str, Any], head_dim: int = 0) -> TransformerConfig:
-    """The shape of a layer that there is: sizes from its tensors, the rest from config.json or ``head_dim``. Raises UserError."""
+    """The shape of a layer that there is: sizes from its tensors, the rest from config.json or ``head_dim``.
+
+    Raises UserError for tensors of another kind of layer, and where nothing says how wide its attention heads are.
+    """
     if not {"norm", "attention", "mlp"} <= params.keys() or "gate" not in params["mlp"]:
         raise UserError("the prefix layer of these heads is not a Llama layer and its norm; no other can be read")
     width = params["norm"]["scale"].shape[0]
     queries, keys = (params["attention"][name]["kernel"].shape[1] for name in ("q", "k"))
-    told = config.get("head_dim") or head_dim
+    told = head_dim
+    if config.get("head_dim") or config.get("num_attention_heads"):
+        told = _value(config, "head_dim", int, queries // _value(config, "num_attention_heads", int, 1))
     if head_dim not in (0, told):
         raise UserError(f"head_dim is {head_dim}, and the heads in the files have {told}; leave it out")
     if not told and config:
@@ -58,8 +77,8 @@ def stored(params: Params, config: dict[str, Any], head_dim: int = 0) -> Transfo
         )
     found = dataclasses.replace(
         _config(width, told, queries // told, keys // told, params["mlp"]["up"]["kernel"].shape[1]),
-        rope_theta=float(config.get("rope_theta", THETA)),
-        norm_eps=float(config.get("rms_norm_eps", EPS)),
+        rope_theta=_value(config, "rope_theta", float, THETA),
+        norm_eps=_value(config, "rms_norm_eps", float, EPS),
         attention_bias="bias" in params["attention"]["q"],
         mlp_bias="bias" in params["mlp"]["up"],
     )
@@ -98,10 +117,31 @@ def build(config: TransformerConfig, dtype=jnp.float32) -> Prefix:
         position = cache.length[:, None] + tree.depths(parents, batch, size)
         angle = position[..., None].astype(jnp.float32) * rope_frequencies(config)
         mask = tree.visible(cache.length, size, cache.k[0].shape[2], parents)
-        x, k, v = layer(features.astype(layer.norm.scale.dtype), angle, mask, cache.k[0], cache.v[0], cache.length)
+        x = features.astype(layer.norm.scale.dtype)
+        start = cache.length.astype(jnp.result_type(int))  # where laws are enumerated, in 64 bits, indices must agree
+        x, k, v = layer(x, angle, mask, cache.k[0], cache.v[0], start)
         return layer.norm(x).astype(features.dtype), cache.replace(k=(k,), v=(v,))
 
     return Prefix(init_cache, apply, kv.commit)
+
+
+def feed(prefix: Prefix, params: Any, features: jax.Array, count: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
+    """The first count[b] features of [B,T,E] through an empty cache, some at a time: what it makes of all T, and the cache."""
+    batch, size, width = features.shape
+
+    def block(cache, piece, start):
+        out, cache = prefix.apply(params, piece, cache, None)
+        return prefix.commit(cache, jnp.clip(count - start, 0, piece.shape[1])), out
+
+    whole, pieces = size // CHUNK * CHUNK, []
+    if whole:
+        stacked = features[:, :whole].reshape(batch, -1, CHUNK, width).swapaxes(0, 1)
+        cache, out = jax.lax.scan(lambda cache, xs: block(cache, *xs), cache, (stacked, jnp.arange(0, whole, CHUNK)))
+        pieces.append(out.swapaxes(0, 1).reshape(batch, whole, width))
+    if size > whole:
+        cache, out = block(cache, features[:, whole:], whole)
+        pieces.append(out)
+    return jnp.concatenate(pieces, 1), cache
 
 
 def _config(width: int, head_dim: int, heads: int, kv_heads: int, inner: int) -> TransformerConfig:

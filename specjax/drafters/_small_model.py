@@ -81,9 +81,7 @@ def _feed(model: LM, params: Params, context: Context, cache: Any, width: int, l
     return jnp.take_along_axis(out.logits, last[:, None, None], axis=1)[:, 0], cache
 
 
-def foresee(
-    target: LM, model: LM, params: ModelParams, batch: Batch, sampling_: Sampling, depth: int
-) -> jax.Array:
+def foresee(target: LM, model: LM, params: ModelParams, batch: Batch, sampling_: Sampling, depth: int) -> jax.Array:
     """f32[B,T,depth]: ``Drafter.foresee`` of a chain drawn from the model's laws."""
     tokens = batch.tokens
     logits, theirs = (forward(m, p, tokens[:, :-1]).logits for m, p in ((model, params.draft), (target, params.target)))
@@ -92,7 +90,9 @@ def foresee(
 
 def ranks(model: LM, params: ModelParams, batch: Batch, depth: int) -> jax.Array:
     """i32[B,T,depth]: ``Drafter.ranks``; the model reads the text itself, so all depths are alike."""
-    return ahead(_foresee.rank(forward(model, params.draft, batch.tokens[:, :-1]).logits, batch.tokens[:, 1:]), depth, -1)
+    return ahead(
+        _foresee.rank(forward(model, params.draft, batch.tokens[:, :-1]).logits, batch.tokens[:, 1:]), depth, -1
+    )
 
 
 def ahead(values: jax.Array, depth: int, beyond: float) -> jax.Array:

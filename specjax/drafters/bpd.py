@@ -1,7 +1,7 @@
 """Blockwise parallel decoding: p_2, p_3, ... share the target's LM head, each behind a feed-forward layer of its own.
 
-Stern et al. 2018 (1811.03115), card 1. Slot k >= 2 gives unembed(h + W2 relu(W1 h + b1) + b2), W2 zero when training begins. Slot 1 is
-the target itself: it bypasses the layer (the authors' does not), so that p_1, which verifies, is the pretrained model.
+Stern et al. 2018 (1811.03115), card 1. Slot k >= 2 gives unembed(h + W2 relu(W1 h + b1) + b2), W2 zero when training begins.
+Slot 1 is the target itself: it bypasses the layer (the authors' does not), so that p_1, which verifies, is as pretrained.
 
 Rules and laws are those of ``medusa``. Train with ``config.loss.slots = "one"`` for the paper's own recipe, one random slot a
 batch; with ``config.joint`` for its fine-tuned models. The paper's lossy rules are ``tolerance`` and its relatives.
@@ -51,13 +51,12 @@ def make(
     """
     at_least("heads", heads, 0)
     at_least("inner", inner, 0)
+    width, _, unembed = _heads.ends("bpd", target)
     params, config = _heads.load("bpd", target, model, params)
     if params is not None:
         stored = params["up"]["bias"].shape
         heads, inner = _heads.as_stored(heads=(heads, stored[0]), inner=(inner, stored[1]))
-    heads, inner = heads or HEADS, inner or WIDER * (target.width or 0)
-
-    unembed = target.unembed
+    heads, inner = heads or HEADS, inner or WIDER * width
 
     def begin(params, feature):
         return feature
@@ -69,7 +68,6 @@ def make(
 
     def start(target_params, key):
         del target_params
-        width = target.width
         up = jax.random.normal(key, (heads, width, inner)) / math.sqrt(width)
         return {
             "up": {"kernel": up, "bias": jnp.zeros((heads, inner))},

@@ -121,4 +121,3 @@ def nodes_above(shape: Topology) -> np.ndarray:
         paths[node + 1] = paths[parent + 1]
         paths[node + 1, depth - 1] = node
     return paths
-

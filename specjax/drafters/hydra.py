@@ -1,8 +1,8 @@
 """Hydra: heads in a row, each of which also reads the tokens drafted before it. L1 with the rules below.
 
-Ankner et al. 2024 (2402.05109), card 4. The head of depth d (from 0) reads [s, e(pending), e(x_1), ..., e(x_d)], e being the target's
-own embedding, as R x + SiLU(W x + b), then residual blocks, then a vocabulary map with a bias. s is the target's last feature;
-with ``prefix`` (Hydra++) it is what one more decoder layer makes of all features so far.
+Ankner et al. 2024 (2402.05109), card 4. The head of depth d, from 0, makes of x = [s, e(pending), e(x_1), ..., e(x_d)], e being
+the target's own embedding, R x + SiLU(W x + b); residual blocks and a vocabulary map with a bias follow. s is the target's last
+feature; with ``prefix`` (Hydra++) it is what one more decoder layer makes of all features so far.
 
 Rules and laws are those of ``medusa``. Sampled drafts have a law that depends on the path, so siblings of "iid" and
 "without_replacement" are worth more here than there. The dropout of the authors' training (0.2, Hydra++) is left out.
@@ -21,7 +21,7 @@ from specjax.errors import UserError
 from specjax.topology import Topology
 from specjax.types import LM, Drafter, Params
 
-HEADS, LAYERS = 4, 1
+HEADS, LAYERS, LAYERS_AFTER_PREFIX = 4, 1, 4  # as the authors have them
 
 
 def make(
@@ -56,7 +56,12 @@ def make(
     at_least("layers", layers, 0)
     at_least("head_dim", head_dim, 0)
     yes_or_no("prefix", prefix)
+    width, embed, _ = _heads.ends("hydra", target)
     params, config = _heads.load("hydra", target, model, params)
+    if config.get("hidden_state_offset"):
+        raise UserError(
+            f"hidden_state_offset is {config['hidden_state_offset']!r}; only heads on the last feature are read"
+        )
     if params is not None:
         blocks = params["mlp"]["0"].get("blocks")
         depth = 1 if blocks is None else 1 + blocks["bias"].shape[0]
@@ -66,13 +71,12 @@ def make(
         prefix = "prefix" in params
     if head_dim and not prefix:
         raise UserError(f"head_dim is {head_dim} and belongs to a prefix layer; leave it out, or ask for prefix")
-    heads, layers, facts, before = heads or HEADS, layers or (4 if prefix else LAYERS), {}, None
-    embed, width = target.embed, target.width
-    if prefix and width:
+    heads, layers = heads or HEADS, layers or (LAYERS_AFTER_PREFIX if prefix else LAYERS)
+    shape = layer = None
+    if prefix:
         old = None if params is None else params["prefix"]
         shape = _prefix.new(width, head_dim) if old is None else _prefix.stored(old, config, head_dim)
-        facts = _prefix.facts(shape)
-        before = _prefix.build(shape, jnp.float32 if old is None else old["norm"]["scale"].dtype)
+        layer = _prefix.build(shape, jnp.float32 if old is None else old["norm"]["scale"].dtype)
 
     def begin(params, feature):
         return (feature,)
@@ -102,9 +106,10 @@ def make(
             "mlp": mlp,
             "head": {"kernel": jnp.tile(kernel[None], (heads, 1, 1)), "bias": jnp.zeros((heads, vocab))},
         }
-        return params | ({"prefix": _prefix.start(shape, key)} if prefix else {})
+        return params | ({"prefix": _prefix.start(shape, key)} if shape else {})
 
-    family = _heads.Heads("hydra", heads, begin, step, start, prefix=before, facts=facts)
+    facts = _prefix.facts(shape) if shape else {}
+    family = _heads.Heads("hydra", heads, begin, step, start, prefix=layer, facts=facts)
     accuracy = config.get("accuracy")
     return _heads.build(
         target, family, tree=tree, nodes=nodes, search=search, siblings=siblings, params=params, accuracy=accuracy

@@ -49,13 +49,12 @@ def make(
     """
     at_least("heads", heads, 0)
     at_least("layers", layers, 0)
+    _, _, unembed = _heads.ends("medusa", target)
     params, config = _heads.load("medusa", target, model, params)
     if params is not None:
         stored = params["block"]["bias"].shape
         heads, layers = _heads.as_stored(heads=(heads, stored[0]), layers=(layers, stored[1]))
     heads, layers = heads or HEADS, layers or LAYERS
-
-    unembed = target.unembed
 
     def begin(params, feature):
         return feature

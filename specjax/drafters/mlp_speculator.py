@@ -1,7 +1,7 @@
-"""MLP speculator: a small recurrent network of n stages takes up the newest token and guesses the next. L1 with the rules below.
+"""MLP speculator: a small recurrent network takes up the newest token and guesses the next, stage by stage. L1 as said below.
 
-Wertheimer et al. 2024 (2404.19124) and its code (fms-extras), card 5. Stage i makes of the state s before it and the token x that
-came last
+Wertheimer et al. 2024 (2404.19124) and its code (fms-extras), card 5. Stage i of n makes of the state s before it, and of the
+token x that came last,
 
     s_i = GELU(LN_i(W_i s_(i-1) + (w_e / w_s) E_i[x])),  logits_i = H_i s_i,  w_s = 0.5^(0.5/n),  w_e = sqrt((1 - w_s^2) I / 2)
 
@@ -62,6 +62,7 @@ def make(
     at_least("inner", inner, 0)
     yes_or_no("tie", tie)
     yes_or_no("scale_input", scale_input)
+    width, *_ = _heads.ends("mlp_speculator", target)
     params, config = _heads.load("mlp_speculator", target, model, params)
     if params is not None:
         stages, _, stored = params["emb"].shape
@@ -72,7 +73,7 @@ def make(
             if asked and not have:
                 raise UserError(f"{name} is asked for, and the heads in the files are without it; leave it out")
         tie, scale_input = tied, config.get("scale_input", scale_input)
-    heads, inner = heads or HEADS, inner or target.width or 0
+    heads, inner = heads or HEADS, inner or width
     if tie and heads < 2:
         raise UserError("tie is asked for, and there is one stage, which shares with none; raise heads or leave it out")
     keep = 0.5 ** (0.5 / heads)
@@ -92,7 +93,7 @@ def make(
     def start(target_params, key):
         del target_params
         stages, after = (1, 1) if tie else (heads, heads - 1)
-        shapes = {"emb": (stages, target.vocab_size, inner), "proj_in": (target.width, inner)}
+        shapes = {"emb": (stages, target.vocab_size, inner), "proj_in": (width, inner)}
         shapes |= {"head": (stages, inner, target.vocab_size)} | ({"proj": (after, inner, inner)} if after else {})
         keys = jax.random.split(key, len(shapes))
         params = {

@@ -68,7 +68,9 @@ def random_heads(
     name: str, target: LM, target_params: Params, seed: int = 0, scale: float = 1.0, **keys: Any
 ) -> Drafter:
     """Heads on the target's features with normal parameters of this scale, norms and biases too, far from where they start."""
-    like = jax.eval_shape(drafters.make(name, target, **keys).start, target_params, jax.random.key(0))
+    start = drafters.make(name, target, **keys).start
+    assert start is not None
+    like = jax.eval_shape(start, target_params, jax.random.key(0))
     draw = np.random.default_rng(seed)
     params = jax.tree.map(lambda x: jnp.asarray(scale * draw.normal(size=x.shape), x.dtype), like)
     return drafters.make(name, target, params=params, **keys)

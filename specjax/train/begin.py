@@ -1,4 +1,4 @@
-"""What training begins with: the shape of a decoder, and parameters that are random, pruned from the target, or given."""
+"""What training begins with: numbers that can be, a shape, and parameters: random, pruned from the target, or given."""
 
 from __future__ import annotations
 
@@ -13,6 +13,47 @@ from specjax.models import hf, lm
 from specjax.models.transformer import TransformerConfig
 
 PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+
+def check_positions(config: Config) -> None:
+    """Raises UserError if what is trained on is longer than the decoder of ``config.model`` can read."""
+    if config.train.length > config.model.max_positions:
+        raise UserError(
+            f"config.train.length {config.train.length} is beyond config.model.max_positions {config.model.max_positions}"
+        )
+
+
+def check(config: Config) -> None:
+    """Finds what is wrong with the numbers before anything is built or written."""
+    train, look = config.train, config.examine
+    for group, values, zero in (
+        ("train", train, ("ema",)),
+        ("examine", look, ("prompts",)),
+    ):
+        for name, value in values.items():
+            least = 0 if name in zero else 1
+            if isinstance(value, int) and not isinstance(value, bool) and value < least:
+                raise UserError(f"config.{group}.{name} is {value}; it must be at least {least}")
+    parts = train.accumulate * jax.local_device_count()
+    if train.batch_size % parts:
+        raise UserError(
+            f"config.train.batch_size is {train.batch_size}; it must be a multiple of accumulate * local devices = {parts}"
+        )
+    if train.precision not in PRECISIONS:
+        raise UserError(f"config.train.precision is {train.precision!r}; it must be {' or '.join(PRECISIONS)}")
+    if not 0 <= config.data.on_policy <= 1:
+        raise UserError(f"config.data.on_policy is {config.data.on_policy}; it must be a share of the rows, in [0, 1]")
+    if config.data.on_policy and config.objective != "distill":
+        raise UserError("config.data.on_policy belongs to objective distill; leave it 0")
+    if config.data.on_policy and not 0 < config.data.on_policy_prompt < train.length:
+        told = f"config.data.on_policy_prompt is {config.data.on_policy_prompt}"
+        raise UserError(f"{told}; it must be at least 1 and below config.train.length {train.length}")
+    for name in ("pruned", "joint"):
+        if config.get(name) and config.objective != {"pruned": "distill", "joint": "heads"}[name]:
+            raise UserError(f"config.{name} does not belong to objective {config.objective}; leave it out")
+    if config.objective == "pretrain":
+        check_shape(config.model)
+        check_positions(config)
 
 
 def shape(model: Config, vocab_size: int, bos: int | None, eos: tuple[int, ...]) -> TransformerConfig:
@@ -52,7 +93,9 @@ def pruned(target: hf.Loaded, layers: str) -> tuple[TransformerConfig, dict]:
     except ValueError:
         kept = []
     if not kept or any(not 0 <= layer < total for layer in kept) or sorted(set(kept)) != kept:
-        raise UserError(f"config.pruned is {layers!r}; give ascending layer numbers in 0..{total - 1}, such as 0,{total - 1}")
+        raise UserError(
+            f"config.pruned is {layers!r}; give ascending layer numbers in 0..{total - 1}, such as 0,{total - 1}"
+        )
     names = list(target.params["layers"])
     by_number = {int(name): target.params["layers"][name] for name in names}
     key = type(names[0])
@@ -66,7 +109,9 @@ def given(directory: str, config: TransformerConfig, what: str) -> dict:
     loaded = hf.load(directory, dtype=jnp.float32)
     ours, theirs = (jax.tree.map(jnp.shape, p) for p in (lm.abstract_params(config), loaded.params))
     if ours != theirs:
-        raise UserError(f"config.init {loaded.directory} is a model of another shape than {what}; give config.model its shape")
+        raise UserError(
+            f"config.init {loaded.directory} is a model of another shape than {what}; give config.model its shape"
+        )
     return loaded.params
 
 

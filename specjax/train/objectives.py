@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax import sampling
 from specjax.drafters._checks import number, one_of
 from specjax.errors import UserError
 from specjax.models import lm
@@ -86,7 +87,7 @@ def overlap(target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array |
 
 def agreement(target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array | None = None) -> jax.Array:
     """How often both prefer the same token, the acceptance rate at temperature 0: two f32[B,T,V] -> f32[]."""
-    same = jnp.argmax(target_logits, axis=-1) == jnp.argmax(draft_logits, axis=-1)
+    same = sampling.argmax(target_logits) == sampling.argmax(draft_logits)
     return _mean(same.astype(jnp.float32), mask)
 
 

@@ -6,7 +6,6 @@ at once, and with it nothing more is to do.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import json
@@ -19,7 +18,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from tokenizers import Tokenizer
 
 from specjax import drafters
@@ -29,6 +27,7 @@ from specjax.models import head_files, hf, lm
 from specjax.models.transformer import TransformerConfig
 from specjax.train import begin, build, data, examine, generated, loop, objectives, optimise, sources
 from specjax.train.checkpoint import check_same
+from specjax.train.display import say
 from specjax.train.sources import Material
 from specjax.types import LM, Batch, Drafter, ModelParams
 
@@ -63,12 +62,11 @@ def run(config: Config, workdir: str | Path) -> dict:
     if prepare is None:
         known = ", ".join(("pretrain", "distill", "heads", "generate", *build.OBJECTIVES))
         raise UserError(f"config.objective is {config.objective!r}; it must be one of {known}")
-    _check(config)
+    begin.check(config)
     optimiser = optimise.optimiser(**config.optimiser, steps=config.train.steps)
     if (workdir / "config.json").exists() and any((workdir / name).exists() for name in ("checkpoints", "model")):
         stored = json.loads((workdir / "config.json").read_text())
-        if not config.train.resume_changed:
-            check_same(_lasting(stored), _lasting(resolved), workdir)
+        check_same(_lasting(stored), _lasting(resolved), workdir, say if config.train.resume_changed else None)
         if (workdir / "model").exists():
             return json.loads((workdir / "summary.json").read_text())
     what = prepare(config, workdir)
@@ -108,7 +106,7 @@ def _pretrain(config: Config, workdir: Path) -> _Run:
     """A decoder of its own: a target, or a draft for ``config.target``, whose tokenizer it then has."""
     begin.check_shape(config.model)
     target = _target(config) if config.target else None
-    tokenizer = _tokenizer(config, workdir) if target is None else target.tokenizer
+    tokenizer = sources.tokenizer(config, workdir) if target is None else target.tokenizer
     assert tokenizer is not None
     if target is None:
         separator = data.separator_id(tokenizer)
@@ -141,12 +139,14 @@ def _distill(config: Config, workdir: Path) -> _Run:
             raise UserError("config.init and config.pruned are both given; a draft begins with one of them")
     else:
         begin.check_shape(config.model)
-        _positions(config)
+        begin.check_positions(config)
         size = _vocabulary(config, target)
         shape = begin.shape(config.model, size, target.config.bos_token_id, target.config.eos_token_id)
         params = _first(config, shape)
     if shape.max_positions < config.train.length:
-        raise UserError(f"config.train.length {config.train.length} is beyond the draft's {shape.max_positions} positions")
+        raise UserError(
+            f"config.train.length {config.train.length} is beyond the draft's {shape.max_positions} positions"
+        )
     model = _lm(config, shape)
     loss = _with(objectives.distill_loss, config.loss, target.lm, model)
     material = sources.gather(config, workdir, target.tokenizer, target.directory)
@@ -161,6 +161,7 @@ def _distill(config: Config, workdir: Path) -> _Run:
 def _heads(config: Config, workdir: Path) -> _Run:
     """Heads on the target's features, the target frozen or (``config.joint``) trained beside them."""
     target = _target(config)
+    words = hf.fingerprint(target.tokenizer) if target.tokenizer is not None else ""
     assert target.tokenizer is not None
     keys = {key: value for key, value in config.drafter.to_dict().items() if value is not None}
     drafter = drafters.make(target=target.lm, **keys)
@@ -194,7 +195,6 @@ def _heads(config: Config, workdir: Path) -> _Run:
         _write_json(workdir / "summary.json", summary)
         base = workdir / "target" if config.joint else Path(config.target)
         facts = {"base_model_name_or_path": base.name, **dict(drafter.facts)}
-        words = hf.fingerprint(target.tokenizer)
         head_files.write(workdir / "model", drafter.name, jax.device_get(pair.draft), facts, words, extra)
 
     return _Run(loss, params, target.params, material, save, look)
@@ -296,62 +296,6 @@ def _with(make: Callable[..., objectives.Loss], keys: Config, *args: Any) -> obj
 def _no_keys(keys: Any, what: str) -> None:
     if keys:
         raise UserError(f"config.loss.{next(iter(keys))} means nothing to {what}; leave it out")
-
-
-def _positions(config: Config) -> None:
-    if config.train.length > config.model.max_positions:
-        raise UserError(
-            f"config.train.length {config.train.length} is beyond config.model.max_positions {config.model.max_positions}"
-        )
-
-
-def _check(config: Config) -> None:
-    """Finds what is wrong with the numbers before anything is built or written."""
-    train, look = config.train, config.examine
-    for group, values, zero in (
-        ("train", train, ("ema",)),
-        ("examine", look, ("prompts",)),
-    ):
-        for name, value in values.items():
-            least = 0 if name in zero else 1
-            if isinstance(value, int) and not isinstance(value, bool) and value < least:
-                raise UserError(f"config.{group}.{name} is {value}; it must be at least {least}")
-    if train.precision not in begin.PRECISIONS:
-        raise UserError(f"config.train.precision is {train.precision!r}; it must be {' or '.join(begin.PRECISIONS)}")
-    if not 0 <= config.data.on_policy <= 1:
-        raise UserError(f"config.data.on_policy is {config.data.on_policy}; it must be a share of the rows, in [0, 1]")
-    if config.data.on_policy and config.objective != "distill":
-        raise UserError("config.data.on_policy belongs to objective distill; leave it 0")
-    if config.data.on_policy and not 0 < config.data.on_policy_prompt < train.length:
-        told = f"config.data.on_policy_prompt is {config.data.on_policy_prompt}"
-        raise UserError(f"{told}; it must be at least 1 and below config.train.length {train.length}")
-    for name in ("pruned", "joint"):
-        if config.get(name) and config.objective != {"pruned": "distill", "joint": "heads"}[name]:
-            raise UserError(f"config.{name} does not belong to objective {config.objective}; leave it out")
-    if config.objective == "pretrain":
-        begin.check_shape(config.model)
-        _positions(config)
-
-
-def _tokenizer(config: Config, workdir: Path) -> Tokenizer:
-    """The one given, or a new one."""
-    size = config.model.vocab_size
-    if config.tokenizer:
-        path = Path(config.tokenizer).expanduser()
-        path = hf.resolve(path) / "tokenizer.json" if path.is_dir() else path
-        if not path.is_file():
-            raise UserError(f"config.tokenizer: {path} is no file; give a tokenizer.json or a directory with one")
-        try:
-            tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing narrower
-            raise UserError(f"config.tokenizer: {path} is no tokenizer ({error})") from None
-        if size not in (0, tokenizer.get_vocab_size()):
-            told = f"config.model.vocab_size is {size}, but {path} has {tokenizer.get_vocab_size()} tokens"
-            raise UserError(f"{told}; leave it 0")
-        return tokenizer
-    if config.data.get("dialogues") or config.data.get("generated"):
-        raise UserError("a new tokenizer is made from plain text; give config.tokenizer for dialogues and generated text")
-    return data.train_tokenizer(sources.texts(config, workdir, "train"), size)
 
 
 def _lasting(config: dict) -> dict:

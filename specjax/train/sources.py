@@ -44,6 +44,29 @@ def texts(config: Config, workdir: Path, split: str) -> list[str]:
     return [text for _, text in data.load(config.data, workdir, split)]
 
 
+def tokenizer(config: Config, workdir: Path) -> Tokenizer:
+    """``config.tokenizer``, or a new one made of the text. Raises UserError."""
+    size = config.model.vocab_size
+    if config.tokenizer:
+        path = Path(config.tokenizer).expanduser()
+        path = hf.resolve(path) / "tokenizer.json" if path.is_dir() else path
+        if not path.is_file():
+            raise UserError(f"config.tokenizer: {path} is no file; give a tokenizer.json or a directory with one")
+        try:
+            found = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise UserError(f"config.tokenizer: {path} is no tokenizer ({error})") from None
+        if size not in (0, found.get_vocab_size()):
+            told = f"config.model.vocab_size is {size}, but {path} has {found.get_vocab_size()} tokens"
+            raise UserError(f"{told}; leave it 0")
+        return found
+    if config.data.get("dialogues") or config.data.get("generated"):
+        raise UserError(
+            "a new tokenizer is made from plain text; give config.tokenizer for dialogues and generated text"
+        )
+    return data.train_tokenizer(texts(config, workdir, "train"), size)
+
+
 def gather(config: Config, workdir: Path, tokenizer: Tokenizer, directory: str | None) -> Material:
     """The material of ``config.data``, tokenised; ``directory`` is the model whose chat template dialogues may use.
 
@@ -143,7 +166,7 @@ def _digest(arrays: Sequence[np.ndarray]) -> str:
 
 
 def on_policy(model: LM, share: float, prompt: int, temperature: float):
-    """A function (params, target_params, Batch, key) -> Batch in which ``model`` itself writes on, in about ``share`` of the rows.
+    """A function (params, target_params, Batch, key) -> Batch: in about ``share`` of the rows ``model`` writes on by itself.
 
     Of such a row the first ``prompt`` tokens stay, and only what follows is labelled. The model writes at ``temperature``
     with the parameters it has just then: on-policy distillation, DistillSpec (2310.08461), algorithm 1, and GKD (2306.13649).
