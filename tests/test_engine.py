@@ -113,6 +113,20 @@ def _metrics(workdir: Path) -> list[dict]:
 
 
 @fast
+def test_heads_are_stacked():
+    """Muon takes each matrix of a stack as it would take it alone, and no bias is decayed for having two dimensions."""
+    draw = jax.random.normal(jax.random.key(0), (2, 3, 1, E, E))  # weights and gradients of three heads of one block
+    stack, single = ({"block": {"kernel": x, "bias": jnp.ones(x.shape[:-1])}} for x in (draw[0], draw[0, 1, 0]))
+    slopes = ({"block": {"kernel": x, "bias": jnp.zeros(x.shape[:-1])}} for x in (draw[1], draw[1, 1, 0]))
+    changes = []
+    for params, slope in zip((stack, single), slopes, strict=True):
+        muon = optimise.optimiser("muon", steps=10, learning_rate=0.1, warmup=0.0, clip=0.0, weight_decay=0.5)
+        changes.append(muon.transform.update(slope, muon.transform.init(params), params)[0]["block"])
+    assert np.allclose(changes[0]["kernel"][1, 0], changes[1]["kernel"], atol=1e-6) and changes[1]["kernel"].any()
+    assert not changes[0]["bias"].any() and not changes[1]["bias"].any()
+
+
+@fast
 def test_schedules():
     def rates(name, **changes):
         options = {"steps": 100, "learning_rate": 2.0, "warmup": 0.1, "final": 0.25} | changes

@@ -143,7 +143,7 @@ def test_warm_methods_and_methods_made_of_methods(cli, target, draft, tmp_path):
 def test_every_configuration_is_one(name):
     """It loads, names a drafter and a rule that are there with keys that they take, and has every key of its mode."""
     config = importlib.import_module(f"configs.{name}").get_config()
-    needs = run.NEEDS[config.objective if config.get("objective") in run.NEEDS else config.mode]
+    needs = run.NEEDS.get(f"{config.mode} {config.get('objective')}") or run.NEEDS[config.mode]
     assert set(needs) <= set(config)
     if config.mode != "train":
         session.check(config)
@@ -215,7 +215,7 @@ MISTAKES = {
     "cold": (["--config.sampling.temperature=-0.5"], "temperature is -0.5; it must be in [0, 1e6]"),
     "top_p 0": (["--config.sampling.top_p=0.0"], "top_p is 0; it must be in (0, 1]"),
     "top_p 2": (["--config.sampling.top_p=2.0"], "top_p is 2; it must be in (0, 1]"),
-    "unknown drafter": (["--config.drafter.name=medusa9"], "unknown drafter 'medusa9'; there is draft_model"),
+    "unknown drafter": (["--config.drafter.name=medusa9"], "unknown drafter 'medusa9'; there is bpd, draft_model"),
     "another mode's configuration": (["--config.mode=bench"], "mode bench needs the key 'grid'"),
     "seed": (["--config.seed=-1"], "config.seed is -1; it must be in 0..4294967295"),
     "minus one prompt": (["--config.num_prompts=-1"], "config.num_prompts is -1"),

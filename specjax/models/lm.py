@@ -1,4 +1,5 @@
-"""From a Flax module to the pure functions of ``types.LM``: the one place that splits and merges modules.
+"""From a Flax module to the pure functions of ``types.LM``: the one place that splits and merges modules
+(``drafters/_prefix.py`` does the same for a single layer).
 
 Parameters travel as a plain nested dict: dispatching 288 leaves takes a fraction of a millisecond that way.
 """

@@ -161,14 +161,19 @@ def _parts(params: Any) -> Any:
 
 
 def _decayed(params: Any) -> Any:
-    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+    """All but norm scales and biases, which have a second dimension where heads are stacked."""
+
+    def decayed(path, leaf):
+        return leaf.ndim > 1 and jax.tree_util.keystr(path[-1:], simple=True) not in ("bias", "scale")
+
+    return jax.tree_util.tree_map_with_path(decayed, params)
 
 
 def _hidden_matrices(params: Any) -> Any:
     def spec(path, leaf):
         names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
         names = names[1:] if names[0] in ("target", "draft") else names
-        hidden = leaf.ndim == 2 and names[-1] == "kernel" and names[0] != "head"
-        return optax.contrib.MuonDimensionNumbers() if hidden else None
+        hidden = leaf.ndim >= 2 and names[-1] == "kernel" and names[0] != "head"
+        return optax.contrib.MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1) if hidden else None  # heads are stacked
 
     return jax.tree_util.tree_map_with_path(spec, params)

@@ -161,8 +161,8 @@ def _distill(config: Config, workdir: Path) -> _Run:
 def _heads(config: Config, workdir: Path) -> _Run:
     """Heads on the target's features, the target frozen or (``config.joint``) trained beside them."""
     target = _target(config)
-    words = hf.fingerprint(target.tokenizer) if target.tokenizer is not None else ""
-    assert target.tokenizer is not None
+    tokenizer = target.tokenizer
+    assert tokenizer is not None
     keys = {key: value for key, value in config.drafter.to_dict().items() if value is not None}
     drafter = drafters.make(target=target.lm, **keys)
     if drafter.start is None or drafter.loss is None:
@@ -182,7 +182,7 @@ def _heads(config: Config, workdir: Path) -> _Run:
         _no_keys({k: v for k, v in config.loss.items() if k not in known}, drafter.name)
         loss, params = functools.partial(drafter.loss, **config.loss.to_dict()), draft
     jax.eval_shape(loss, params, target.params, *_probe(config))  # finds what is wrong with the weights of the loss
-    material = sources.gather(config, workdir, target.tokenizer, target.directory)
+    material = sources.gather(config, workdir, tokenizer, target.directory)
     look = _examined(config, target.lm, drafter, target, material, moving=config.joint)
 
     def save(params, summary):
@@ -191,11 +191,13 @@ def _heads(config: Config, workdir: Path) -> _Run:
         if material.prompts and drafter.ranks is not None:
             extra["accuracy"] = _accuracy(config, target, drafter, pair, material)
         if config.joint:
-            hf.save(workdir / "target", target.config, pair.target, target.tokenizer)
+            hf.save(workdir / "target", target.config, pair.target, tokenizer)
         _write_json(workdir / "summary.json", summary)
         base = workdir / "target" if config.joint else Path(config.target)
         facts = {"base_model_name_or_path": base.name, **dict(drafter.facts)}
-        head_files.write(workdir / "model", drafter.name, jax.device_get(pair.draft), facts, words, extra)
+        head_files.write(
+            workdir / "model", drafter.name, jax.device_get(pair.draft), facts, hf.fingerprint(tokenizer), extra
+        )
 
     return _Run(loss, params, target.params, material, save, look)
 
