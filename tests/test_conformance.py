@@ -85,10 +85,9 @@ def test_check_drafter_reports():
     assert conformance._memory(forgetful, case.target, case.params).passed is False
     by_name = {m.name: m for m in mutants.MUTANTS}
     sick = by_name["claims_another_law"].change(case.drafter)
-    report = testing.check_drafter(sick, case.target, case.params, [RULES["chain"]])
-    failed = [f.check for f in report.findings if f.passed is False]
-    assert not report.passed and "FAIL" in str(report)
-    assert "chain: exact law of a round" in failed and "chain: law, temperature 1.0" in failed
+    found = conformance.check_law(case.target, sick, RULES["chain"], case.params, [cases.PROMPT])
+    report = conformance.Report("sick", (found,))  # counting finds it too: tests/test_mutants.py
+    assert not report.passed and "FAIL" in str(report) and found.check == "exact law of a round"
 
 
 @pytest.mark.xdist_group("reports")

@@ -140,7 +140,7 @@ def test_draws_without_replacement_at_a_large_vocabulary():
     """Rare tokens are drawn as often as they should be, and each draw is from what the elder ones left."""
     from specjax.rng import DRAFT, RowKeys, row_keys
 
-    vocab, rows = 40_000, 6000
+    vocab, rows = 40_000, 3000
     weights = jnp.full((vocab,), 0.02 / (vocab - 1)).at[7].set(0.98)
 
     def some(keys):
@@ -151,7 +151,7 @@ def test_draws_without_replacement_at_a_large_vocabulary():
     tokens = np.asarray(tokens).reshape(-1, 2)
     assert np.asarray(exist).all() and (tokens[:, 0] != tokens[:, 1]).all()
     rare = (tokens[:, 0] != 7).sum()
-    assert abs(rare - 0.02 * rows) < 4 * np.sqrt(0.02 * rows)  # with 23-bit noise it is less than half
+    assert -3.5 < (rare - 0.02 * rows) / np.sqrt(0.02 * rows) < 4  # with 23-bit noise it is less than half
     assert (tokens[tokens[:, 0] != 7, 1] == 7).mean() > 0.9
 
 

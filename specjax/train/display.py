@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from specjax.errors import UserError
 
-PARTS: tuple[str, ...] = ("data", "step", "evaluate", "checkpoint")
+PARTS: tuple[str, ...] = ("data", "rewrite", "step", "evaluate", "checkpoint")
 
 
 def say(line: str) -> None:
@@ -25,7 +25,7 @@ def say(line: str) -> None:
 
 
 class Clock:
-    """Wall time, divided: data, evaluation and checkpoints are measured, the step is what remains."""
+    """Wall time, divided: all is measured but the step, which is what remains; "rewrite" is text of the model's own."""
 
     def __init__(self) -> None:
         self.restart()

@@ -123,7 +123,7 @@ def train(
         for step in range(start + 1, steps + 1):
             if rewrite is not None:
                 jax.block_until_ready(state)  # so that what follows is timed alone
-                with clock("data"):
+                with clock("rewrite"):
                     batch = rewrite(state["params"], target_params, batch, jax.random.fold_in(rewrite_key, step))
                     jax.block_until_ready(batch)
             clock.count(batch.tokens[:, 1:].size)
