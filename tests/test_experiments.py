@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import tokenizers
 
+from experiments.trained_drafters import run as trained_study
 from experiments.tree_search import run as tree_search_study
 from specjax import topology
 from specjax.errors import UserError
@@ -54,3 +56,23 @@ def test_tree_search_says_what_is_missing(target, tmp_path, monkeypatch):
         tree_search_study.main([f"--target={target}/target"])
     with pytest.raises(UserError, match="draft-layers is 2; the target has 2, so give fewer"):
         tree_search_study.main([f"--target={target}/target", "--draft-layers=2"])
+
+
+@pytest.mark.slow
+def test_trained_drafters(target, tmp_path, capsys):
+    random = np.random.default_rng(0)
+    lines = [" ".join(f"w{i}" for i in random.integers(0, 16, 50)) for _ in range(400)]
+    (tmp_path / "text.txt").write_text("\n".join(lines) + "\n")
+    files = (
+        f"--target={target}/target --text={tmp_path}/text.txt --workdir={tmp_path}/runs --out={tmp_path}/results.json"
+    )
+    small = "--name=tiny --steps=4 --generated=64 --examined=4 --prompts=2 --new=8 --width=16 --length=32 --batch=2"
+    trained_study.main([*files.split(), *small.split(), "--only=pretrained;medusa"])
+    found = json.loads((tmp_path / "results.json").read_text())["targets"]["tiny"]
+    assert str(tmp_path) not in found["command"]  # names of files, not where they lie
+    for training in found["training"].values():
+        assert training["heldout_tau_t0"] == training["heldout_decoded_tau_t0"] and len(training["curve"]) == 4
+    labels = {row["method"] for row in found["rows"]}
+    assert labels == {"prompt_lookup", "pretrained", "medusa", "medusa, sampled", "medusa, tree"}
+    assert all(row["lossless"]["passed"] is not False for row in found["rows"])
+    assert "| medusa, tree |" in capsys.readouterr().out
