@@ -450,3 +450,16 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path):
 def test_taps_out_of_range_are_refused():
     with pytest.raises(UserError, match=r"layers are numbered 0\.\.1"):
         lm.from_config(testing.tiny_config(), taps=(2,))
+
+
+@pytest.mark.fast
+def test_nothing_is_cut_off_or_filled_up(tmp_path):
+    """What a tokenizer.json says of the length of its network's inputs is not done to texts."""
+    config, tokenizer = CONFIGS["llama"], words(61)
+    text = " ".join([tokenizer.id_to_token(5)] * 20)
+    length = len(tokenizer.encode(text).ids)
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=12)
+    hf.save(tmp_path / "m", config, random_params(config), tokenizer)
+    loaded = hf.load(tmp_path / "m").tokenizer
+    assert len(loaded.encode(text).ids) == length > 4 and len(loaded.encode(tokenizer.id_to_token(5)).ids) < 12

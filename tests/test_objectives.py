@@ -153,6 +153,19 @@ def test_the_target_learns_beside_its_heads():
     assert np.asarray(slope["target"]).any()
 
 
+def test_parts_of_a_batch_add_up_even_where_one_has_no_label():
+    heads, table = drafters.make("medusa", TABLE, heads=2), cases.table(0, V)
+    draft = heads.start(table, KEY)
+    labelled = jnp.zeros((2, 8), bool).at[1, 3:7].set(True)
+    whole, metrics = heads.loss(draft, table, Batch(TOKENS, labelled), KEY)
+    parts = [heads.loss(draft, table, Batch(TOKENS[i : i + 1], labelled[i : i + 1]), KEY) for i in (0, 1)]
+    weights = [float(m["weight"]) for _, m in parts]
+    assert weights == [0, float(metrics["weight"])]
+    assert sum(w * float(v) for w, (v, _) in zip(weights, parts, strict=True)) / sum(weights) == pytest.approx(
+        float(whole)
+    )
+
+
 @fast
 @pytest.mark.parametrize(
     ("keys", "told"),

@@ -123,6 +123,8 @@ def test_every_option_of_the_loop_at_once(target_run, text_file, tmp_path):
     assert draft.config == whole.config  # of one layer, of which it keeps one
     assert draft.params["embed"]["embedding"].dtype == np.float32
     assert summary["heldout_tau_t0"] > 2 and summary["best_step"] in (10, 12)  # it began as the target itself
+    best = next(record for record in _metrics(tmp_path) if record["step"] == summary["best_step"])
+    assert summary["heldout_loss"] == best["heldout_loss"]  # of the parameters that were saved
 
 
 def test_heads_from_text_to_a_tree(target_run, text_file, tmp_path):
@@ -156,6 +158,48 @@ def test_heads_from_text_to_a_tree(target_run, text_file, tmp_path):
     assert recipes.run(again, tmp_path / "more")["heldout_loss"] == pytest.approx(summary["heldout_loss"], abs=1e-3)
 
 
+def test_a_second_phase_begins_with_all_that_the_files_say(target_run, text_file, tmp_path):
+    """A tied, scaled speculator of two stages: what comes after it is asked for none of that again."""
+    changes = {"target": str(target_run[0]), "data__files": text_file, "train__eval_every": 1, "examine__prompts": 0}
+    shape = {"drafter__heads": 2, "drafter__inner": 8, "drafter__tie": True, "drafter__scale_input": True}
+    first = recipes.run(_config("mlp_speculator", **changes, **shape, train__steps=2), tmp_path / "one")
+    still = {"init": str(tmp_path / "one"), "train__steps": 1, "optimiser__learning_rate": 1e-9}
+    second = recipes.run(_config("mlp_speculator", **changes, **still), tmp_path / "two")
+    assert second["heldout_loss"] == pytest.approx(first["heldout_loss"], abs=1e-4)
+    heads = head_files.read(tmp_path / "two", "mlp_speculator")
+    facts = {key: heads.config[key] for key in ("n_predict", "inner_dim", "tie_weights", "scale_input")}
+    assert facts == {"n_predict": 2, "inner_dim": 8, "tie_weights": True, "scale_input": True}
+    with pytest.raises(UserError, match="heads is 3, and the heads in the files have 2"):
+        recipes.run(_config("mlp_speculator", **changes, **still, drafter__heads=3), tmp_path / "three")
+
+
+def test_what_is_there_is_not_overwritten(target_run, text_file, tmp_path):
+    config = _config("pretrain", data__files=text_file, model__vocab_size=320)
+    with pytest.raises(UserError, match=r"model holds model\.safetensors, which is none of this run's"):
+        recipes.run(config, target_run[0] / "model")
+    (tmp_path / "generated").mkdir()
+    with pytest.raises(UserError, match="holds generated"):
+        recipes.run(config, tmp_path)
+    heads = _config("medusa", target=str(target_run[0]), data__files=text_file)
+    with pytest.raises(UserError, match=r"a config\.json of another kind"):
+        recipes.run(heads, target_run[0])
+    config.train.steps, config.train.resume_changed = 40, True
+    with pytest.raises(UserError, match="train.steps was 30, is 40"):  # it is finished: nothing would go on
+        recipes.run(config, target_run[0])
+
+
+def test_another_target_is_no_resumption(target_run, text_file, tmp_path):
+    target = hf.load(target_run[0])
+    hf.save(tmp_path / "target", target.config, target.params, target.tokenizer)
+    small = {"data__files": text_file, "train__steps": 1, "examine__prompts": 0, "model__hidden_size": 16}
+    config = _config("distill", target=str(tmp_path / "target"), **small)
+    recipes.run(config, tmp_path / "work")
+    (tmp_path / "work" / "model").rename(tmp_path / "elsewhere")  # as if killed just before the end
+    hf.save(tmp_path / "target", target.config, jax.tree.map(lambda x: 2 * x, target.params), target.tokenizer)
+    with pytest.raises(UserError, match="target_sha256 was"):
+        recipes.run(config, tmp_path / "work")
+
+
 def test_the_target_learns_beside_its_heads(target_run, text_file, tmp_path):
     changes = {"target": str(target_run[0]), "data__files": text_file, "train__steps": 6, "train__eval_every": 6}
     config = _config("bpd", "joint", **changes, drafter__heads=2, optimiser__target_from=3, loss__language="kl")
@@ -178,12 +222,12 @@ def test_dialogues_and_generated_text_feed_training(target_run, text_file, tmp_p
     lines = [json.dumps({"conversations": turns(i)}) for i in range(200)]
     (tmp_path / "talk.jsonl").write_text("\n".join(lines) + "\n")
     changes = {"target": str(target_run[0]), "data__dialogues": str(tmp_path / "talk.jsonl"), "data__template": "plain"}
-    config = _config("medusa", **changes)
+    config = _config("medusa", **changes, examine__prompt_tokens=16)
     material = sources.gather(config, tmp_path, target.tokenizer, target.directory)
     batch = material.batches.batch(0)
     said = target.tokenizer.decode([int(t) for t in batch.tokens[batch.labelled]])
     assert "def f" in said and "what is" not in said
-    assert len(material.prompts) == 4 and all(0 < len(prompt) <= 6 for prompt in material.prompts)
+    assert len(material.prompts) == 4 and all(0 < len(prompt) <= 16 for prompt in material.prompts)
 
     text = _config_of_text(target_run[0], text_file)
     recipes.run(text, tmp_path / "own")
@@ -253,6 +297,17 @@ def test_a_given_tokenizer_is_used(target_run, text_file, tmp_path):
             "names files and tfds and dialogues",
         ),
         ("distill", {"target": "TARGET", "data__packing": "tight"}, "'crops' or 'documents'"),
+        ("distill", {"target": "TARGET", "data__labels": "all"}, "labels belongs to dialogues and generated text"),
+        ("distill", {"target": "TARGET", "seed": -1}, "config.seed is -1"),
+        ("distill", {"target": "TARGET", "examine__temperatures": ()}, "temperatures is empty"),
+        ("distill", {"target": "TARGET", "examine__temperatures": (-1.0,)}, "temperature is -1; it must be in"),
+        ("distill", {"target": "TARGET", "examine__new_tokens": 60}, "config.examine needs 66 positions"),
+        ("distill", {"target": "TARGET", "train__ema": 1.0}, "config.train.ema is 1.0"),
+        ("distill", {"target": "TARGET", "train__keep": "all"}, "config.train.keep is 'all'"),
+        ("pretrain", {"examine__prompts": 2}, "needs a target to draft for"),
+        ("pretrain", {"target": "TARGET", "tokenizer": "TARGET"}, "are both given"),
+        ("medusa", {"target": "TARGET", "drafter__heads": 40}, "40 heads look beyond config.train.length 32"),
+        ("medusa", {"target": "TARGET", "drafter__model": "TARGET"}, "to begin with them give config.init"),
         ("distill", {"target": "TARGET", "train__precision": "int8"}, "it must be float32 or bfloat16"),
         (
             "distill",

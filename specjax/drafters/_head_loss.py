@@ -56,7 +56,8 @@ def loss(
     pair = ModelParams(target_params, params)
     out, state = begin(heads, target, pair, batch)
     teachers = jax.lax.stop_gradient(out.logits)
-    first = jnp.maximum(_label(batch, 2)[1].sum(), 1)
+    labels = _label(batch, 2)[1].sum()
+    first, weight = jnp.maximum(labels, 1), labels.astype(jnp.float32)  # of a part without labels: 0
     size = out.hidden.shape[1]
 
     def term(pair, state, depth):
@@ -77,7 +78,7 @@ def loss(
     if slots == "one":
         depth = jax.random.randint(key, (), 0, heads.depth)
         value, _, _ = jax.checkpoint(term)(pair, state, depth)
-        return decay**depth * value, {"weight": first.astype(jnp.float32)}
+        return decay**depth * value, {"weight": weight}
     total, metrics = jnp.zeros(()), {}
     for depth in range(heads.depth):
         # The logits of one depth at a time.
@@ -85,7 +86,7 @@ def loss(
         value, agreement, state = jax.checkpoint(term, static_argnums=2)(pair, state, depth)
         total += decay**depth * value
         metrics[f"agreement_{depth + 1}"] = agreement
-    return total, {**metrics, "weight": first.astype(jnp.float32)}
+    return total, {**metrics, "weight": weight}
 
 
 def begin(heads: Heads, target: LM, params: ModelParams, batch: Batch) -> tuple[Output, Any]:

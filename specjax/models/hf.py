@@ -112,6 +112,9 @@ def load_tokenizer(path: Path, vocab_size: int) -> Tokenizer | None:
         raise UserError(f"{file} is damaged ({error}); copy it again") from None
     if (size := max(tokenizer.get_vocab().values(), default=-1) + 1) > vocab_size:
         raise UserError(f"{file} has ids up to {size - 1} and the model {vocab_size} tokens; they do not match")
+    # What a text may be cut to or filled up to for one network is nothing to us: nothing is lost, nothing is added.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     return tokenizer
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from specjax import sampling
 from specjax.config import Config
 from specjax.errors import UserError
 from specjax.models import hf, lm
@@ -34,6 +35,19 @@ def check(config: Config) -> None:
             least = 0 if name in zero else 1
             if isinstance(value, int) and not isinstance(value, bool) and value < least:
                 raise UserError(f"config.{group}.{name} is {value}; it must be at least {least}")
+    if not 0 <= config.seed < 2**32:
+        raise UserError(f"config.seed is {config.seed}; it must be in 0..{2**32 - 1}")
+    if not 0 <= train.ema < 1:
+        raise UserError(f"config.train.ema is {train.ema}; it must be at least 0 (off) and below 1")
+    if train.keep not in ("last", "best"):
+        raise UserError(f"config.train.keep is {train.keep!r}; it must be 'last' or 'best'")
+    if look.prompts:
+        if not look.temperatures:
+            raise UserError("config.examine.temperatures is empty; give one or more, or config.examine.prompts=0")
+        for temperature in look.temperatures:
+            if isinstance(temperature, bool) or not isinstance(temperature, int | float):
+                raise UserError(f"config.examine.temperatures has {temperature!r}; give numbers")
+            sampling.make_sampling(1, temperature)
     parts = train.accumulate * jax.local_device_count()
     if train.batch_size % parts:
         raise UserError(
@@ -52,6 +66,10 @@ def check(config: Config) -> None:
         if config.get(name) and config.objective != {"pruned": "distill", "joint": "heads"}[name]:
             raise UserError(f"config.{name} does not belong to objective {config.objective}; leave it out")
     if config.objective == "pretrain":
+        if config.target and config.tokenizer:
+            raise UserError("config.tokenizer and config.target are both given; a draft has its target's tokenizer")
+        if look.prompts and not config.target:
+            raise UserError("config.examine.prompts needs a target to draft for; give config.target, or leave it 0")
         check_shape(config.model)
         check_positions(config)
 
@@ -88,14 +106,13 @@ def pruned(target: hf.Loaded, layers: str) -> tuple[TransformerConfig, dict]:
     Everything else is copied: embeddings, norm, head. DistillSpec's alternative to a smaller model of one's own. UserError.
     """
     total = target.config.num_layers
+    usual = f"0,{total - 1}" if total > 1 else "0"
     try:
         kept = [int(part) for part in str(layers).split(",")]
     except ValueError:
         kept = []
     if not kept or any(not 0 <= layer < total for layer in kept) or sorted(set(kept)) != kept:
-        raise UserError(
-            f"config.pruned is {layers!r}; give ascending layer numbers in 0..{total - 1}, such as 0,{total - 1}"
-        )
+        raise UserError(f"config.pruned is {layers!r}; give ascending layer numbers in 0..{total - 1}, such as {usual}")
     names = list(target.params["layers"])
     by_number = {int(name): target.params["layers"][name] for name in names}
     key = type(names[0])
@@ -104,13 +121,15 @@ def pruned(target: hf.Loaded, layers: str) -> tuple[TransformerConfig, dict]:
     return dataclasses.replace(target.config, num_layers=len(kept)), jax.tree.map(jnp.asarray, params)
 
 
-def given(directory: str, config: TransformerConfig, what: str) -> dict:
-    """The float32 parameters of the model ``config.init``, which must have this shape. Raises UserError."""
+def given(directory: str, config: TransformerConfig, vocabulary: str) -> dict:
+    """The float32 parameters of the model ``config.init``, which must have this shape and these words. Raises UserError."""
     loaded = hf.load(directory, dtype=jnp.float32)
+    if loaded.lm.vocabulary not in (None, vocabulary):
+        raise UserError(f"config.init {loaded.directory} has another tokenizer; begin with a model of the same words")
     ours, theirs = (jax.tree.map(jnp.shape, p) for p in (lm.abstract_params(config), loaded.params))
     if ours != theirs:
         raise UserError(
-            f"config.init {loaded.directory} is a model of another shape than {what}; give config.model its shape"
+            f"config.init {loaded.directory} is a model of another shape than config.model; give it its shape"
         )
     return loaded.params
 

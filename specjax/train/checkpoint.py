@@ -28,13 +28,26 @@ _CHECKSUMS = "checksums.json"
 _METRIC = "value"
 
 
+class _Manager(ocp.CheckpointManager):
+    """Orbax's, which reads the metrics of all steps at once, and none of them if one is damaged."""
+
+    def metrics(self, step: int) -> dict[str, float] | None:
+        try:
+            return {_METRIC: float(super().metrics(step)[_METRIC])}  # pyright: ignore[reportOptionalSubscript]
+        except (ValueError, TypeError, LookupError):  # none, or garbage: then the checksums tell
+            return None
+
+
 class Checkpoints:
     """The last two states of a run and the best one, ``<directory>/<step>``, each with the configuration that made it."""
 
     def __init__(
         self, directory: str | Path, config: dict, say: Callable[[str], Any] = print, higher_is_better: bool = False
     ):
-        """``config`` is plain JSON; ``say`` is told, in one line, when a damaged checkpoint is passed over."""
+        """``config`` is plain JSON; ``say`` is told, in one line, when a damaged checkpoint is passed over.
+
+        Raises ``UserError`` for a directory that cannot be made or read.
+        """
         self.directory = Path(directory).expanduser().resolve()
         self._config, self._say, self._sign = config, say, 1 if higher_is_better else -1
         best = BestN(
@@ -48,10 +61,11 @@ class Checkpoints:
         _silence(True)
         try:
             handlers = {"state": ocp.StandardCheckpointHandler(), "config": ocp.JsonCheckpointHandler()}
-            self._manager = ocp.CheckpointManager(self.directory, options=options, item_handlers=handlers)
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._manager = _Manager(self.directory, options=options, item_handlers=handlers)
         except OSError as error:
             _silence(False)
-            raise UserError(f"{self.directory} cannot hold checkpoints ({error.strerror})") from None
+            raise UserError(f"{self.directory} cannot hold checkpoints ({_reason(error)})") from None
         self._background = ThreadPoolExecutor(1, "checkpoint")
         self._pending: tuple[int, Future] | None = None
         metrics = {step: self._manager.metrics(step) for step in self._manager.all_steps()}
@@ -98,17 +112,20 @@ class Checkpoints:
                 raise self._failed(pending[0], error) from error
 
     def restore(self, like: Any, resume_changed: bool = False) -> tuple[int, Any] | None:
-        """(step, state) of the newest undamaged checkpoint, or None where there is none at all.
+        """(step, state) of the newest undamaged checkpoint, or None where none was ever finished.
 
         ``like`` holds arrays or ``jax.ShapeDtypeStruct``; without it Orbax would sort the layers as text, and put "10"
         before "2". Raises ``UserError`` when the configuration differs (``resume_changed`` only says so), when the state
-        has other arrays, or when every checkpoint is damaged.
+        has other arrays, or when every checkpoint is damaged. What a run killed during its first save has left is removed.
         """
         steps = sorted(self._manager.all_steps(), reverse=True)
         good = next((step for step in steps if self._whole(step)), None)
         if good is None:
-            if steps:
+            if any((self.directory / str(step) / _CHECKSUMS).exists() for step in steps):
                 raise UserError(f"no checkpoint in {self.directory} is undamaged; remove it to start anew")
+            for step in steps:
+                self._say(f"checkpoint {step} in {self.directory} was never finished: it is removed, the run begins anew")
+                self._remove(step)
             return None
         stored = self._manager.restore(good, args=ocp.args.Composite(config=ocp.args.JsonRestore()))["config"]
         check_same(stored, self._config, self.directory.parent, self._say if resume_changed else None)
@@ -116,11 +133,11 @@ class Checkpoints:
         # Only now, with a good one in hand: Orbax refuses to save steps below its newest.
         for step in steps[: steps.index(good)]:
             self._say(f"checkpoint {step} in {self.directory} is damaged or incomplete: resuming from {good}")
-            self._manager.delete(step)
+            self._remove(step)
         best = self.best()
         if best is not None and best[0] != good and not self._whole(best[0]):
             self._say(f"checkpoint {best[0]} in {self.directory}, the best so far, is damaged: it is removed")
-            self._manager.delete(best[0])
+            self._remove(best[0])
         return good, state
 
     def restore_step(self, step: int, like: Any) -> Any:
@@ -159,6 +176,13 @@ class Checkpoints:
         sums = json.dumps(_checksums(folder))
         partial.write_text(sums)
         os.replace(partial, folder / _CHECKSUMS)
+
+    def _remove(self, step: int) -> None:
+        try:
+            self._manager.delete(step)
+        except OSError as error:
+            raise UserError(f"checkpoint {step} in {self.directory} cannot be removed ({_reason(error)})") from None
+        self._values.pop(step, None)
 
     def _failed(self, step: int, error: Exception) -> UserError:
         self._manager.reload()

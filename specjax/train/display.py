@@ -83,19 +83,22 @@ class Log:
     """``metrics.jsonl`` and, beside it, ``tensorboard/``: one record a logged step, none of them twice."""
 
     def __init__(self, workdir: Path, start: int):
-        """Opens both for appending, without what a killed run wrote after its last checkpoint (step ``start``)."""
+        """Opens both for appending, without what a killed run wrote after its last checkpoint (step ``start``).
+
+        Raises ``UserError`` when they cannot be written.
+        """
         self._start, self._events, self._folder = start, None, workdir / "tensorboard"
-        kept, path = [], workdir / "metrics.jsonl"
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-            try:
-                if json.loads(line)["step"] <= start:
-                    kept.append(line + "\n")
-            except ValueError:
-                continue  # half a line: the run was killed while writing it
+        path = workdir / "metrics.jsonl"
         partial = path.with_suffix(".partial")
-        partial.write_text("".join(kept), encoding="utf-8")
-        os.replace(partial, path)
-        self._lines = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed in __exit__)
+        try:
+            lines = path.read_bytes().splitlines() if path.exists() else ()
+            partial.write_bytes(b"".join(line + b"\n" for line in lines if _up_to(line, start)))
+            os.replace(partial, path)
+            self._lines = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed in __exit__)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise UserError(f"{path} cannot be written ({error.strerror or error})") from None
 
     def __enter__(self) -> Log:
         return self
@@ -141,6 +144,14 @@ class Log:
         for name, value in values.items():
             self._events.write_event(Event(step=step, wall_time=time.time(), summary=scalar(name, value)))
         self._events.flush()
+
+
+def _up_to(line: bytes, step: int) -> bool:
+    """Whether a line is a record of this step or of one before."""
+    try:
+        return json.loads(line)["step"] <= step
+    except (ValueError, TypeError, LookupError):  # half a line: the run was killed while writing it
+        return False
 
 
 class Display:

@@ -199,7 +199,7 @@ def _plan(config: Config, target: hf.Loaded, prompts: list[Prompt], temperatures
     return {
         "format": "specjax generated text",
         "schema": SCHEMA,
-        "target": {"name": config.target, "sha256": _fingerprint(target)},
+        "target": {"name": config.target, "sha256": fingerprint(target)},
         "tokenizer": hf.fingerprint(target.tokenizer),
         "sampling": {"temperatures": temperatures, "top_k": sizes.top_k, "top_p": sizes.top_p},
         "new_tokens": sizes.new_tokens,
@@ -267,7 +267,15 @@ def _summary(made: dict[str, dict]) -> dict:
     return total | {"tokens_per_round": rate, "shards": len(made)}
 
 
-def _fingerprint(target: hf.Loaded) -> str:
+def writer_of(directory: str | Path) -> str | None:
+    """The fingerprint of the model that wrote the text in ``directory``, or None if nothing is there (yet)."""
+    folder = Path(directory).expanduser()
+    folder = folder / "generated" if (folder / "generated").is_dir() else folder
+    manifest = folder / "manifest.json"
+    return shards.read_json(manifest)["target"]["sha256"] if manifest.is_file() else None
+
+
+def fingerprint(target: hf.Loaded) -> str:
     """SHA-256 over the weight files and config.json of a model directory."""
     folder = Path(target.directory)
     sums = [shards.sha256(path) for path in (folder / "config.json", *sorted(folder.glob("*.safetensors")))]

@@ -155,7 +155,7 @@ def train(
                     if value is not None:
                         record["best_step"], record["best_value"] = checkpoints.best_with(step, value)
                         saved = saved or record["best_step"] == step
-                    elif keep == "best":
+                    elif keep == "best" or best != "heldout_loss":
                         names = ", ".join(name for name in record if name.startswith("heldout_"))
                         raise UserError(f"config.train.best is {best!r}; it must be one of {names}")
                 record["tokens_per_second"], record["time_share"] = clock.lap()

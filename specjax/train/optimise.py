@@ -173,7 +173,7 @@ def _hidden_matrices(params: Any) -> Any:
     def spec(path, leaf):
         names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
         names = names[1:] if names[0] in ("target", "draft") else names
-        hidden = leaf.ndim >= 2 and names[-1] == "kernel" and names[0] != "head"
+        hidden = leaf.ndim >= 2 and names[-1] in ("kernel", "proj", "proj_in") and names[0] != "head"
         return optax.contrib.MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1) if hidden else None  # heads are stacked
 
     return jax.tree_util.tree_map_with_path(spec, params)

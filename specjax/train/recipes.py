@@ -6,13 +6,13 @@ at once, and with it nothing more is to do.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import json
 import math
-import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from specjax.config import Config
 from specjax.errors import UserError
 from specjax.models import head_files, hf, lm
 from specjax.models.transformer import TransformerConfig
-from specjax.train import begin, build, data, examine, generated, loop, objectives, optimise, sources
+from specjax.train import begin, build, data, examine, generated, loop, objectives, optimise, shards, sources
 from specjax.train.checkpoint import check_same
 from specjax.train.display import say
 from specjax.train.sources import Material
@@ -43,6 +43,7 @@ class _Run(NamedTuple):
     target_params: Any
     material: Material
     save: Callable[[Any, dict], None]  # writes <workdir>/model, and adds to the summary
+    target: str | None = None  # fingerprint of its files
     examine: Callable[[Any], dict[str, float]] | None = None
     rewrite: loop.Rewrite | None = None
 
@@ -64,16 +65,19 @@ def run(config: Config, workdir: str | Path) -> dict:
         raise UserError(f"config.objective is {config.objective!r}; it must be one of {known}")
     begin.check(config)
     optimiser = optimise.optimiser(**config.optimiser, steps=config.train.steps)
-    if (workdir / "config.json").exists() and any((workdir / name).exists() for name in ("checkpoints", "model")):
-        stored = json.loads((workdir / "config.json").read_text())
-        check_same(_lasting(stored), _lasting(resolved), workdir, say if config.train.resume_changed else None)
-        if (workdir / "model").exists():
-            return json.loads((workdir / "summary.json").read_text())
+    before = _before(workdir, config.objective)
+    if before is not None:
+        finished = (workdir / "model").exists()
+        change = config.train.resume_changed and not finished
+        check_same(_lasting(before), _lasting(resolved), workdir, say if change else None)
+        if finished:
+            return shards.read_json(workdir / "summary.json")
     what = prepare(config, workdir)
     train = config.train
     # Only now, when nothing is wrong with what the user asked for.
-    workdir.mkdir(parents=True, exist_ok=True)
-    _write_json(workdir / "config.json", resolved)
+    with _writing(workdir):
+        workdir.mkdir(parents=True, exist_ok=True)
+        shards.write_json(workdir / "config.json", resolved)
     passed_on = ("steps", "log_every", "eval_every", "checkpoint_every", "accumulate", "ema", "precision", "keep")
     params = loop.train(
         what.loss,
@@ -88,17 +92,20 @@ def run(config: Config, workdir: str | Path) -> dict:
         **{name: train[name] for name in passed_on},
         best=train.best,
         resume_changed=train.resume_changed,
-        # The corpus is part of what a resumed run must share.
-        config=_lasting(resolved) | {"corpus": what.material.digest},
+        # The corpus is part of what a resumed run must share, and the target's weights.
+        config=_lasting(resolved) | {"corpus": what.material.digest, "target_sha256": what.target},
         seed=config.seed,
     )
-    last = json.loads((workdir / "metrics.jsonl").read_text().splitlines()[-1])
+    records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    best = records[-1].get("best_step") if train.keep == "best" else None
+    last = next((record for record in records if record["step"] == best), records[-1])
     summary = {name: value for name, value in last.items() if name.startswith("heldout_") or name == "best_step"}
     summary |= {"steps": train.steps, "parameters": sum(leaf.size for leaf in jax.tree.leaves(params))}
     if config.objective == "pretrain" and what.material.tokens_per_byte:
         summary["heldout_bits_per_byte"] = last["heldout_loss"] / math.log(2) * what.material.tokens_per_byte
     summary["seconds"] = time.monotonic() - began
-    what.save(params, summary)
+    with _writing(workdir):
+        what.save(params, summary)
     return summary
 
 
@@ -120,10 +127,11 @@ def _pretrain(config: Config, workdir: Path) -> _Run:
     _no_keys(config.loss, "pretrain")
     return _Run(
         objectives.pretrain_loss(model),
-        _first(config, shape),
+        _first(config, shape, hf.fingerprint(tokenizer)),
         {} if target is None else target.params,
         material,
         _saver(workdir, shape, tokenizer),
+        None if target is None else generated.fingerprint(target),
         look,
     )
 
@@ -134,7 +142,6 @@ def _distill(config: Config, workdir: Path) -> _Run:
     assert target.tokenizer is not None
     if config.pruned:
         shape, params = begin.pruned(target, config.pruned)
-        params = begin.cast(params, "float32")
         if config.init:
             raise UserError("config.init and config.pruned are both given; a draft begins with one of them")
     else:
@@ -142,7 +149,7 @@ def _distill(config: Config, workdir: Path) -> _Run:
         begin.check_positions(config)
         size = _vocabulary(config, target)
         shape = begin.shape(config.model, size, target.config.bos_token_id, target.config.eos_token_id)
-        params = _first(config, shape)
+        params = _first(config, shape, hf.fingerprint(target.tokenizer))
     if shape.max_positions < config.train.length:
         raise UserError(
             f"config.train.length {config.train.length} is beyond the draft's {shape.max_positions} positions"
@@ -155,7 +162,8 @@ def _distill(config: Config, workdir: Path) -> _Run:
         temperature = config.loss.get("temperature", 1.0)
         rewrite = sources.on_policy(model, config.data.on_policy, config.data.on_policy_prompt, temperature)
     look = _examined_draft(config, target, model, material)
-    return _Run(loss, params, target.params, material, _saver(workdir, shape, target.tokenizer), look, rewrite)
+    save, words = _saver(workdir, shape, target.tokenizer), generated.fingerprint(target)
+    return _Run(loss, params, target.params, material, save, words, look, rewrite)
 
 
 def _heads(config: Config, workdir: Path) -> _Run:
@@ -164,19 +172,20 @@ def _heads(config: Config, workdir: Path) -> _Run:
     tokenizer = target.tokenizer
     assert tokenizer is not None
     keys = {key: value for key, value in config.drafter.to_dict().items() if value is not None}
+    if keys.get("model"):
+        raise UserError("config.drafter.model is where finished heads are; to begin with them give config.init")
+    if config.init and keys["name"] in head_files.KINDS:  # what the files say of the heads is said of these, too
+        keys |= {"model": config.init, "dtype": jnp.float32}
     drafter = drafters.make(target=target.lm, **keys)
     if drafter.start is None or drafter.loss is None:
         raise UserError(f"drafter {drafter.name} has nothing to train; there is {', '.join(head_files.KINDS)}")
-    if keys.get("model"):
-        raise UserError("config.drafter.model is where finished heads are; to begin with them give config.init")
+    if drafter.longest >= config.train.length:
+        raise UserError(f"{drafter.longest} heads look beyond config.train.length {config.train.length}; raise it")
     key = jax.random.key(config.seed)
-    if config.init:
-        draft = begin.cast(drafters.make(target=target.lm, **keys, model=config.init).init_params(key), "float32")
-    else:
-        draft = drafter.start(begin.cast(target.params, "float32"), key)
+    draft = drafter.init_params(key) if config.init else drafter.start(target.params, key)
     if config.joint:
         loss = _with(objectives.joint_loss, config.loss, target.lm, drafter)
-        params: Any = {"target": begin.cast(target.params, "float32"), "draft": draft}
+        params: Any = {"target": target.params, "draft": draft}
     else:
         known = inspect.signature(drafter.loss).parameters
         _no_keys({k: v for k, v in config.loss.items() if k not in known}, drafter.name)
@@ -192,14 +201,14 @@ def _heads(config: Config, workdir: Path) -> _Run:
             extra["accuracy"] = _accuracy(config, target, drafter, pair, material)
         if config.joint:
             hf.save(workdir / "target", target.config, pair.target, tokenizer)
-        _write_json(workdir / "summary.json", summary)
+        shards.write_json(workdir / "summary.json", summary)
         base = workdir / "target" if config.joint else Path(config.target)
         facts = {"base_model_name_or_path": base.name, **dict(drafter.facts)}
         head_files.write(
             workdir / "model", drafter.name, jax.device_get(pair.draft), facts, hf.fingerprint(tokenizer), extra
         )
 
-    return _Run(loss, params, target.params, material, save, look)
+    return _Run(loss, params, target.params, material, save, generated.fingerprint(target), look)
 
 
 # --- what the objectives share -----------------------------------------------------------------------------------------
@@ -208,27 +217,29 @@ def _heads(config: Config, workdir: Path) -> _Run:
 def _target(config: Config) -> hf.Loaded:
     if not config.target:
         raise UserError("config.target is empty; give a model directory or a trained run's workdir")
-    target = hf.load(config.target, dtype=begin.PRECISIONS[config.train.precision])
+    target = hf.load(
+        config.target, dtype=jnp.float32
+    )  # what is trained from it is float32; the loop casts what it reads
     if target.tokenizer is None:
         raise UserError(f"{target.directory} has no tokenizer.json; the text to train on cannot be tokenised without")
     if config.train.length > target.config.max_positions:
         raise UserError(
             f"config.train.length {config.train.length} is beyond the target's {target.config.max_positions} positions"
         )
-    if config.train.remat:
-        dtype = begin.PRECISIONS[config.train.precision]
-        model = lm.from_config(target.config, jnp.dtype(dtype), remat=True)
-        target = target._replace(lm=model._replace(vocabulary=target.lm.vocabulary))
-    return target
+    if config.data.generated:
+        other = generated.writer_of(config.data.generated)
+        if other not in (None, generated.fingerprint(target)):
+            say(f"note: {config.data.generated} was written by another model than {target.directory}")
+    return target._replace(lm=_lm(config, target.config)._replace(vocabulary=target.lm.vocabulary))
 
 
 def _lm(config: Config, shape: TransformerConfig) -> LM:
     return lm.from_config(shape, jnp.dtype(begin.PRECISIONS[config.train.precision]), remat=config.train.remat)
 
 
-def _first(config: Config, shape: TransformerConfig) -> dict:
+def _first(config: Config, shape: TransformerConfig, vocabulary: str) -> dict:
     if config.init:
-        return begin.given(config.init, shape, "config.model")
+        return begin.given(config.init, shape, vocabulary)
     return lm.init_params(shape, jax.random.key(config.seed))
 
 
@@ -242,6 +253,11 @@ def _vocabulary(config: Config, target: hf.Loaded) -> int:
 
 def _examined_draft(config: Config, target: hf.Loaded, model: LM, material: Material):
     model = model._replace(vocabulary=target.lm.vocabulary)
+    longest = max(map(len, material.prompts), default=0) + config.examine.new_tokens
+    if material.prompts and model.max_positions is not None and longest > model.max_positions:
+        raise UserError(
+            f"config.examine needs {longest} positions and the draft has {model.max_positions}; lower new_tokens"
+        )
     drafter = drafters.make("draft_model", target.lm, model=model, gamma=config.examine.gamma, params={})
     return _examined(config, target.lm, drafter, target, material)
 
@@ -251,10 +267,15 @@ def _examined(config: Config, model: LM, drafter: Drafter, target: hf.Loaded, ma
     if not material.prompts:
         return None
     how = config.examine
+    longest = max(map(len, material.prompts)) + how.new_tokens
+    if longest > target.config.max_positions:
+        raise UserError(
+            f"config.examine needs {longest} positions and the target has {target.config.max_positions}; lower new_tokens"
+        )
     look = examine.examiner(
         model,
         drafter,
-        target.params,
+        begin.cast(target.params, config.train.precision),
         material.prompts,
         new_tokens=how.new_tokens,
         temperatures=tuple(how.temperatures),
@@ -276,7 +297,7 @@ def _accuracy(config: Config, target: hf.Loaded, drafter: Drafter, pair: ModelPa
 
 def _saver(workdir: Path, shape: TransformerConfig, tokenizer: Tokenizer):
     def save(params, summary):
-        _write_json(workdir / "summary.json", summary)
+        shards.write_json(workdir / "summary.json", summary)
         hf.save(workdir / "model", shape, params, tokenizer)
 
     return save
@@ -306,7 +327,28 @@ def _lasting(config: dict) -> dict:
     return config | {"train": train}
 
 
-def _write_json(path: Path, value: Any) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+def _before(workdir: Path, objective: str) -> dict | None:
+    """The configuration of the run in ``workdir``, or None if there is none. Raises UserError if something else is there."""
+    others = [path.name for path in workdir.glob("*.safetensors")]
+    others += [
+        name
+        for name in ("generated", *(f"{name}.json" for name in build.OBJECTIVES.values()))
+        if (workdir / name).exists()
+    ]
+    stored = shards.read_json(workdir / "config.json") if (workdir / "config.json").exists() else None
+    if stored is not None and (stored.get("mode"), stored.get("objective")) != ("train", objective):
+        others.append("a config.json of another kind")
+    if others:
+        raise UserError(f"{workdir} holds {others[0]}, which is none of this run's; choose another --workdir")
+    return stored if any((workdir / name).exists() for name in ("checkpoints", "model")) else None
+
+
+@contextlib.contextmanager
+def _writing(workdir: Path) -> Iterator[None]:
+    """Turns what the operating system has against writing into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write into {workdir}: {error.strerror or error}; make room, or choose another --workdir"
+        ) from None

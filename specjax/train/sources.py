@@ -35,7 +35,7 @@ class Material(NamedTuple):
     batches: Source
     held_out: list[Batch]
     prompts: list[list[int]]  # for ``examine``: from the valid split, or [] if none are wanted
-    digest: str  # of all tokens and labels: what a resumed run must share
+    digest: str  # of all tokens and labels, held-out ones too: what a resumed run must share
     tokens_per_byte: float | None  # of the valid split; None where only some tokens are labels
 
 
@@ -59,6 +59,8 @@ def tokenizer(config: Config, workdir: Path) -> Tokenizer:
         if size not in (0, found.get_vocab_size()):
             told = f"config.model.vocab_size is {size}, but {path} has {found.get_vocab_size()} tokens"
             raise UserError(f"{told}; leave it 0")
+        found.no_truncation()
+        found.no_padding()
         return found
     if config.data.get("dialogues") or config.data.get("generated"):
         raise UserError(
@@ -80,7 +82,7 @@ def gather(config: Config, workdir: Path, tokenizer: Tokenizer, directory: str |
     _only(source, kind)
     if kind in ("dialogues", "generated"):
         splits = {split: _documents(config, kind, tokenizer, directory, split) for split in ("train", "valid")}
-        prompts = _begun(splits["valid"], config) if config.examine.prompts else []
+        prompts = _begun(splits["valid"], config, tokenizer) if config.examine.prompts else []
     else:
         found = {split: texts(config, workdir, split) for split in ("train", "valid")}
         folder = _folder(config, workdir) / "tokens"
@@ -90,11 +92,11 @@ def gather(config: Config, workdir: Path, tokenizer: Tokenizer, directory: str |
             batches = data.Batches(streams["train"], size, length, config.seed)
             held_out = data.held_out_batches(streams["valid"], size, length, config.train.eval_batches)
             per_byte = len(streams["valid"]) / sum(len(text.encode()) for text in found["valid"])
-            return Material(batches, held_out, prompts, _digest([streams["train"]]), per_byte)
+            return Material(batches, held_out, prompts, _digest(list(streams.values())), per_byte)
         splits = {split: _whole(data.tokenise(tokenizer, [text]) for text in found[split]) for split in found}
     batches = packing.Packed(splits["train"], size, length, config.seed)
     held_out = packing.held_out(splits["valid"], size, length, config.train.eval_batches)
-    parts = [array for document in splits["train"] for array in (document.ids, document.labelled)]
+    parts = [array for split in splits.values() for each in split for array in (each.ids, each.labelled)]
     return Material(batches, held_out, prompts, _digest(parts), None)
 
 
@@ -109,6 +111,11 @@ def _only(source: Config, kind: str) -> None:
             raise UserError(f"config.data.{key} belongs to config.data.{owner}, which is not given; leave it out")
     if source.labels not in ("output", "all"):
         raise UserError(f"config.data.labels is {source.labels!r}; it must be 'output' or 'all'")
+    if kind in ("dialogues", "generated") and (source.packing != "crops" or source.dir):
+        name = "dir" if source.dir else "packing"
+        raise UserError(f"config.data.{name} belongs to plain text, and {kind} are packed documents; leave it out")
+    if kind in ("files", "tfds") and source.labels != "output":
+        raise UserError("config.data.labels belongs to dialogues and generated text; leave it out")
 
 
 def _folder(config: Config, workdir: Path) -> Path:
@@ -142,18 +149,25 @@ def _prompts(config: Config, valid: Sequence[str], tokenizer: Tokenizer) -> list
     return [head + ids for ids in found]
 
 
-def _begun(documents: Sequence[Document], config: Config) -> list[list[int]]:
-    """The beginnings of documents, up to their first labelled token, at most ``prompt_tokens`` of it; spread evenly."""
-    wanted, found = config.examine, []
+def _begun(documents: Sequence[Document], config: Config, tokenizer: Tokenizer) -> list[list[int]]:
+    """The beginnings of documents, up to their first labelled token, all different and spread evenly.
+
+    Of each at most the last ``prompt_tokens``, after whatever the tokenizer puts before a text.
+    """
+    wanted, head, unique = config.examine, tokenizer.encode("").ids, {}
     for document in documents:
         first = int(np.argmax(document.labelled)) if document.labelled.any() else 0
         first = first or min(wanted.prompt_tokens, len(document.ids) - 1)
-        if first > 0:
-            found.append(document.ids[max(first - wanted.prompt_tokens, 0) : first].tolist())
+        ids = document.ids[:first].tolist()
+        begins = head if head and ids[: len(head)] == head else []
+        ids = begins + ids[len(begins) :][-wanted.prompt_tokens :]
+        if len(ids) > len(begins):
+            unique[tuple(ids)] = ids
+    found = list(unique.values())
     if len(found) < wanted.prompts:
         raise UserError(
-            f"the valid split has {len(found)} prompts, and config.examine.prompts is {wanted.prompts}; lower it, or give "
-            "more text"
+            f"the valid split has {len(found)} different prompts, and config.examine.prompts is {wanted.prompts}; lower it, "
+            "or give more text"
         )
     return [found[i] for i in np.linspace(0, len(found) - 1, wanted.prompts).astype(int)]
 
@@ -168,8 +182,10 @@ def _digest(arrays: Sequence[np.ndarray]) -> str:
 def on_policy(model: LM, share: float, prompt: int, temperature: float):
     """A function (params, target_params, Batch, key) -> Batch: in about ``share`` of the rows ``model`` writes on by itself.
 
-    Of such a row the first ``prompt`` tokens stay, and only what follows is labelled. The model writes at ``temperature``
-    with the parameters it has just then: on-policy distillation, DistillSpec (2310.08461), algorithm 1, and GKD (2306.13649).
+    Of such a row the first ``prompt`` tokens stay, and only what follows is labelled, up to the end of the row: an end of
+    sequence is a token like any other, as it is in crops. A packed row becomes one document. The model writes at
+    ``temperature``, with the parameters it has just then: on-policy distillation, DistillSpec (2310.08461), algorithm 1, and
+    GKD (2306.13649).
     """
     drafter = none.make(model)
 
@@ -180,6 +196,8 @@ def on_policy(model: LM, share: float, prompt: int, temperature: float):
             raise UserError(f"config.data.on_policy_prompt is {prompt}; it must be in 1..config.train.length")
         pick, noise = jax.random.split(key)
         chosen = jax.random.bernoulli(pick, share, (rows,))
+        if batch.segments is not None:
+            chosen &= (batch.segments[:, :prompt] > 0).all(-1)  # nobody writes on from padding
         state = decode.prefill(
             model,
             drafter,
