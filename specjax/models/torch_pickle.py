@@ -16,6 +16,7 @@ import pickle
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -38,6 +39,7 @@ _STORAGES = {
 }
 _LATER = ("uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2")  # these have no storage class of their own
 _BYTES = np.dtype(np.uint8)
+_LONGEST = 1000  # characters of a name: nested dicts make one of all their keys, of which a small file can have many
 # What dicts of tensors are written with, whatever the protocol. Nothing else is needed, and others are dangerous:
 # BYTEARRAY8 and LONG4 reserve memory unseen, the EXT family and INST run code, NEWOBJ and OBJ make objects.
 _INSTRUCTIONS = (
@@ -121,7 +123,7 @@ class _Reader(pickle._Unpickler):
         super().__init__(io.BytesIO(archive.program))
         self.archive, self._storages = archive, {}
         self._globals = {
-            ("collections", "OrderedDict"): collections.OrderedDict,
+            ("collections", "OrderedDict"): _ordered,
             ("torch._utils", "_rebuild_tensor_v2"): _tensor,
             ("torch._utils", "_rebuild_tensor_v3"): _tensor_of_bytes,
             ("torch._utils", "_rebuild_parameter"): _parameter,
@@ -139,7 +141,7 @@ class _Reader(pickle._Unpickler):
 
     def persistent_load(self, pid: Any) -> _Storage:
         kind, dtype, key, _, count = pid  # the fourth is the device it was on
-        if kind != "storage" or not isinstance(dtype, np.dtype):
+        if kind != "storage" or not isinstance(dtype, np.dtype) or type(key) is not str or type(count) is not int:
             raise ValueError("no storage")
         if key not in self._storages:
             self._storages[key] = self.archive.read(f"data/{key}")
@@ -153,15 +155,49 @@ class _Reader(pickle._Unpickler):
         if not isinstance(self.stack[-1], collections.OrderedDict):  # type: ignore[attr-defined]
             _refuse(self)
 
+    def _setitem(self) -> None:
+        self._set(2)
+
+    def _setitems(self) -> None:
+        # Since the last mark, as pickle has it: keys and values by turns, upon what was there before.
+        items, self.stack = self.stack, self.metastack.pop()  # type: ignore[attr-defined]
+        self.stack += items
+        self._set(len(items))
+
+    def _set(self, count: int) -> None:
+        """Puts the last ``count`` things on the stack, keys and values by turns, into the dict below them."""
+        stack: list = self.stack  # type: ignore[attr-defined]
+        items = stack[len(stack) - count :]
+        del stack[len(stack) - count :]
+        if not isinstance(stack[-1], dict):
+            _refuse(self)
+        stack[-1].update(_named(zip(items[::2], items[1::2], strict=True)))
+
     dispatch: ClassVar[dict[int, Any]] = dict.fromkeys(pickle._Unpickler.dispatch, _refuse)
     dispatch |= {
         code: pickle._Unpickler.dispatch[code] for code in (getattr(pickle, x)[0] for x in _INSTRUCTIONS.split())
     }
-    dispatch |= {pickle.BUILD[0]: _build}
+    dispatch |= {pickle.BUILD[0]: _build, pickle.SETITEM[0]: _setitem, pickle.SETITEMS[0]: _setitems}
+
+
+def _named(pairs: Iterable[Any]) -> list[tuple[str, Any]]:
+    """Pairs whose keys are names. Of others a hash may take for ever: a tuple of itself twice, of itself twice, ..."""
+    found = [(key, value) for key, value in pairs]
+    if any(type(key) is not str for key, _ in found):
+        raise ValueError("a dict has keys that are no names")
+    return found
+
+
+def _ordered(pairs: Any = ()) -> collections.OrderedDict:
+    if type(pairs) not in (list, tuple) or any(type(pair) not in (list, tuple) for pair in pairs):
+        raise ValueError("an OrderedDict is made of something else than pairs")
+    return collections.OrderedDict(_named(pairs))
 
 
 def _tensor(storage, offset, size, stride, requires_grad=False, hooks=None, metadata=None) -> np.ndarray:
     del requires_grad, hooks, metadata
+    if not isinstance(storage, _Storage) or type(size) is not tuple or type(stride) is not tuple:
+        raise ValueError("a tensor is made of something else than a storage and its sizes")
     values, numbers = storage.values, (offset, *size, *stride)
     if len(size) != len(stride) or any(type(x) is not int or x < 0 for x in numbers):
         raise ValueError("a tensor has no proper size")
@@ -178,6 +214,8 @@ def _tensor(storage, offset, size, stride, requires_grad=False, hooks=None, meta
 
 
 def _tensor_of_bytes(storage, offset, size, stride, requires_grad, hooks, dtype, metadata=None) -> np.ndarray:
+    if not isinstance(storage, _Storage) or not isinstance(dtype, np.dtype):
+        raise ValueError("a tensor has no proper type")
     return _tensor(_Storage(storage.values.view(dtype)), offset, size, stride)
 
 
@@ -191,6 +229,8 @@ def _flatten(path: Path, value: Any) -> dict[str, np.ndarray]:
     queue, seen = collections.deque([("", value)]), set()
     while queue:
         name, value = queue.popleft()
+        if len(name) > _LONGEST:
+            raise UserError(f"{path} has a name of {len(name)} characters; at most {_LONGEST} are read")
         if isinstance(value, np.ndarray) and name and name not in tensors:
             tensors[name] = value
         elif isinstance(value, dict) and id(value) not in seen and all(isinstance(key, str) for key in value):

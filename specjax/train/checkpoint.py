@@ -63,7 +63,7 @@ class Checkpoints:
             handlers = {"state": ocp.StandardCheckpointHandler(), "config": ocp.JsonCheckpointHandler()}
             self.directory.mkdir(parents=True, exist_ok=True)
             self._manager = _Manager(self.directory, options=options, item_handlers=handlers)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: what Orbax says of itself beside a step is garbage
             _silence(False)
             raise UserError(f"{self.directory} cannot hold checkpoints ({_reason(error)})") from None
         self._background = ThreadPoolExecutor(1, "checkpoint")
@@ -124,7 +124,7 @@ class Checkpoints:
             if any((self.directory / str(step) / _CHECKSUMS).exists() for step in steps):
                 raise UserError(f"no checkpoint in {self.directory} is undamaged; remove it to start anew")
             for step in steps:
-                self._say(f"checkpoint {step} in {self.directory} was never finished: it is removed, the run begins anew")
+                self._say(f"checkpoint {step} in {self.directory} was never finished: removed, the run begins anew")
                 self._remove(step)
             return None
         stored = self._manager.restore(good, args=ocp.args.Composite(config=ocp.args.JsonRestore()))["config"]
