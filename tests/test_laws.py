@@ -74,7 +74,7 @@ def test_irregular_tree_without_replacement(rule):
     assert error(made("irregular", "without_replacement", 3), rule) < 1e-12
 
 
-@pytest.mark.parametrize("rule", ["recursive", "traversal", "k_seq"])
+@pytest.mark.parametrize("rule", ["recursive", "traversal", pytest.param("k_seq", marks=pytest.mark.slow)])
 def test_irregular_tree_iid(rule):
     assert error(made("irregular", "iid", 3), rule, sparse=True) < 1e-12
 

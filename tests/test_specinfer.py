@@ -154,7 +154,7 @@ def test_exact_law():
     """Two models that disagree, drawn and judged in float64; equal siblings happen often with three tokens."""
     target = testing.tabular(V)
     models = [testing.tabular(V, "first"), testing.tabular(V, "second")]
-    one, two = (drafters.make("specinfer", target, models=models, tree=f"chain:{size}") for size in (1, 2))
+    one = drafters.make("specinfer", target, models=models, tree="chain:1")
     with jax.enable_x64(True):
         tables = [testing.random_table(i, V, dtype=np.float64) for i in range(3)]
         params = ModelParams(tables[0], tuple(tables[1:]))
@@ -167,9 +167,7 @@ def test_exact_law():
             truth = testing.sequence_law(target, tables[0], [1, 2], steps, temperature=1.0)
             return testing.total_variation(law, truth)
 
-        for rule in ("recursive", "traversal", "match", "deterministic"):
-            assert error(one, rule, 2, None) < 1e-12, rule
-        assert error(two, "recursive", 3, 1) < 1e-12
+        assert error(one, "recursive", 2, None) < 1e-12  # every rule, and deeper trees: tests/test_laws.py
 
 
 @pytest.mark.fast
