@@ -84,20 +84,26 @@ _BLOCK = 64
 def top(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """``jax.lax.top_k`` of f[...,V], the lower id first among equals: (scores, ids i32) [...,count], several times quicker.
 
-    The best tokens lie in those blocks of tokens whose own best are the best, so only these are looked at.
+    Zeros are equal whatever their sign, as in ``argmax`` (``jax.lax.top_k`` has -0 below 0). The best tokens lie in those
+    blocks of tokens whose own best are the best, so only these are looked at.
     """
     vocab = scores.shape[-1]
     if vocab < 4 * _BLOCK * count:
-        values, ids = jax.lax.top_k(scores, count)
+        values, ids = _top_k(scores, count)
         return values, ids.astype(jnp.int32)
     lead = scores.shape[:-1]
     padded = jnp.pad(scores, [(0, 0)] * len(lead) + [(0, -vocab % _BLOCK)], constant_values=-jnp.inf)
     blocks = padded.reshape(*lead, -1, _BLOCK)
-    chosen = jnp.sort(jax.lax.top_k(blocks.max(-1), count)[1], axis=-1)  # in the order of ids, for ties
+    chosen = jnp.sort(_top_k(blocks.max(-1), count)[1], axis=-1)  # in the order of ids, for ties
     few = jnp.take_along_axis(blocks, chosen[..., None], -2).reshape(*lead, -1)
     ids = (chosen[..., None] * _BLOCK + jnp.arange(_BLOCK)).reshape(*lead, -1)
-    values, place = jax.lax.top_k(few, count)
+    values, place = _top_k(few, count)
     return values, jnp.take_along_axis(ids, place, -1).astype(jnp.int32)
+
+
+def _top_k(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    values, ids = jax.lax.top_k(jnp.where(scores == 0, 0, scores), count)
+    return values, ids
 
 
 def dtype_of(logits: jax.Array):

@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from specjax import drafters, testing
 from specjax.drafters import _head_loss, _heads
+from specjax.errors import UserError
 from specjax.models import head_files, lm
 from specjax.testing import cases
 from specjax.train import examine
@@ -109,6 +111,31 @@ def assert_learns(name, steps=80, **keys) -> None:
         assert (ranks[:, 0] == -1).all()
         accepted = (ranks[:, 1 : size - ranks.shape[-1]] == 0).mean()
         assert accepted > 0.99 if right else accepted < 0.5, accepted
+
+
+def assert_foreign_is_refused(name, target, params) -> None:
+    """Parameters of other heads, of another target's, with a leaf too few, too many or too short: one line."""
+
+    def refused(params, match):
+        with pytest.raises(UserError, match=match) as caught:
+            drafters.make(name, target, params=params)
+        assert "\n" not in str(caught.value), caught.value
+
+    none_of_these = f"the parameters are not those of {name} heads .*give what such heads train"
+    other = "bpd" if name == "medusa" else "medusa"
+    start = drafters.make(other, target).start
+    for foreign in ({}, [], {0: np.zeros(3)}, 3.0, jax.eval_shape(start, cases.table(0, VOCAB), jax.random.key(0))):
+        refused(foreign, none_of_these)
+    leaves, tree = jax.tree.flatten(params)
+    for at in range(len(leaves)):
+        shapes = [(*leaves[at].shape[:-1], leaves[at].shape[-1] + 2), leaves[at].shape[:-1], ()]
+        for shape in shapes:
+            changed = [np.zeros(shape, np.float32) if i == at else leaf for i, leaf in enumerate(leaves)]
+            refused(jax.tree.unflatten(tree, changed), f"on this target it must be|{none_of_these}")
+    refused(params | {"more": np.zeros(3)}, none_of_these)
+    wider = testing.tabular(VOCAB + 2)
+    start = drafters.make(name, wider).start
+    refused(jax.eval_shape(start, cases.table(0, VOCAB + 2), jax.random.key(0)), "on this target it must be")
 
 
 def assert_files_round_trip(name, directory, **keys):

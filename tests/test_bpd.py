@@ -86,4 +86,5 @@ def test_mistakes(tmp_path):
     refused("heads is 2, and the heads in the files have 3; leave it out", params=mine, heads=2)
     refused("inner is 5, and the heads in the files have 4; leave it out", params=mine, inner=5)
     refused("inner is -2; it must be a whole number >= 0", inner=-2)
+    shared.assert_foreign_is_refused("bpd", TARGET, mine)
     shared.assert_files_round_trip("bpd", tmp_path / "heads", heads=2)

@@ -18,7 +18,7 @@ import pytest
 from specjax.errors import UserError
 from specjax.models import lm
 from specjax.models.transformer import TransformerConfig
-from specjax.train import checkpoint
+from specjax.train import checkpoint, display
 
 ROOT = Path(__file__).parent.parent
 fast = pytest.mark.fast
@@ -83,6 +83,65 @@ def test_a_damaged_checkpoint_falls_back(tmp_path, how):
     with pytest.raises(UserError, match="undamaged"):
         second.restore(_at(0))
     assert _steps(tmp_path) == [8, 10]  # nothing is removed without a good one
+
+
+@fast
+def test_a_first_save_that_was_killed_leaves_nothing(tmp_path):
+    """Between Orbax's rename and the checksums: there is no other checkpoint, and the run begins anew."""
+    with checkpoint.Checkpoints(tmp_path, {}) as first:
+        first.save(4, _at(4), 1.0)
+    _damage(tmp_path / "4", "no checksums")
+    told: list[str] = []
+    with checkpoint.Checkpoints(tmp_path, {}, told.append) as second:
+        assert second.restore(_at(0)) is None and second.best() is None
+        assert len(told) == 1 and "checkpoint 4 " in told[0] and "begins anew" in told[0] and "\n" not in told[0]
+        second.save(4, _at(5))
+        assert second.best() is None
+        assert equal(second.restore(_at(0))[1], _at(5))
+
+
+@fast
+@pytest.mark.parametrize("text", [b"", b'{"value": ', b"\xff\xfe", b"[]", b'{"value": "much"}'])
+def test_damaged_metrics_fall_back(tmp_path, text):
+    told: list[str] = []
+    with checkpoint.Checkpoints(tmp_path, {}, told.append, higher_is_better=True) as first:
+        for step in (4, 8):
+            first.save(step, _at(step), float(step))
+    (tmp_path / "8" / "metrics" / "metrics").write_bytes(text)
+    with checkpoint.Checkpoints(tmp_path, {}, told.append, higher_is_better=True) as second:
+        assert second.restore(_at(0))[0] == 4 and second.best() == (4, 4.0)
+    assert len(told) == 1 and "from 4" in told[0] and _steps(tmp_path) == [4]
+
+
+@fast
+def test_what_the_system_refuses_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    refused = [
+        (lambda: checkpoint.Checkpoints(tmp_path / "file" / "checkpoints", {}), "cannot hold checkpoints .Not a dir"),
+        (lambda: display.Log(tmp_path / "file", 0), r"metrics\.jsonl cannot be written .Not a directory"),
+    ]
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for call, told in refused:
+        with pytest.raises(UserError, match=told) as error:
+            call()
+        assert "\n" not in str(error.value)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    monkeypatch.setattr(display.os, "replace", full)
+    with pytest.raises(UserError, match=r"metrics\.jsonl cannot be written .No space left"):
+        display.Log(tmp_path, 0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "metrics.jsonl"]
+
+
+@fast
+def test_a_log_without_what_came_after_the_checkpoint(tmp_path):
+    lines = [b'{"step": 2, "loss": 1.0}', b"\xff\xff", b"3", b'{"loss": 1}', b'{"step": 6}', b'{"step": 4}', b'{"st']
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines))
+    with display.Log(tmp_path, 4) as log:
+        log.write({"step": 5})
+    assert (tmp_path / "metrics.jsonl").read_bytes().splitlines() == [lines[0], lines[5], b'{"step": 5}']
 
 
 @fast

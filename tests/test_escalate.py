@@ -164,6 +164,9 @@ def test_mistakes_are_named():
         ({"none": {}}, "none of the drafters drafts anything"),
         ([drafters.make("draft_tree", target, tree="2x1", siblings="iid", **model)], "drafts iid siblings"),
         ([drafters.make("draft_model", target, **model)], "draft_model must take part in every round"),
+        ({"prompt_lookup": {}, "medusa": {}}, "medusa must take part in every round; it cannot wait for its turn"),
+        ([cases.case("bpd").drafter], "bpd must take part in every round"),
+        ([cases.case("hydra").drafter], "drafts without_replacement siblings"),
     ]:
         with pytest.raises(UserError, match=message):
             escalate.make(target, drafters=given)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
+import subprocess
+import sys
+import textwrap
 import zipfile
 from collections import OrderedDict
+from pathlib import Path
 
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from specjax.errors import UserError
@@ -214,6 +220,46 @@ def test_tensors_stay_within_their_storage(tmp_path):
         with pytest.raises(UserError) as caught:
             torch_pickle.load(path)
         assert str(path) in str(caught.value) and "\n" not in str(caught.value), name
+
+
+def test_small_files_take_no_time(tmp_path):
+    """A pair of twice the same pair of twice the same pair ...: its hash and its text take 2^60 steps, and no signal ends them.
+    Nor does a long key in many nested dicts become as many long names."""
+    bomb = b"N" + b"q\x00h\x00\x86" * 60
+    numbers = b"K\x00(K\x04t(K\x01t\x89N"
+    untyped = b"(X\x07\x00\x00\x00storagectorch.storage\nUntypedStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x10tQ"
+    long = b"X" + (1 << 16).to_bytes(4, "little") + b"k" * (1 << 16)
+    programs = {
+        "a key": b"}" + bomb + b"Ns.",
+        "keys": b"}(X\x01\x00\x00\x00xN" + bomb + b"Nu.",
+        "a storage": untyped.replace(b"X\x01\x00\x00\x000", bomb) + b".",
+        "a size of a storage": untyped.replace(b"K\x10", bomb) + b".",
+        "a type": b"ctorch._utils\n_rebuild_tensor_v3\n(" + untyped + numbers + bomb + b"tR.",
+        "pairs": b"ccollections\nOrderedDict\n]" + bomb + b"N\x86a\x85R.",
+        "names": b"}" + long + b"q\x01" + b"}h\x01" * 20000 + b"N" + b"s" * 20001 + b".",
+    }
+    paths = [
+        str(archive(tmp_path / f"{name}.pt", b"\x80\x02" + program, {"data/0": bytes(16)}))
+        for name, program in programs.items()
+    ]
+    script = """
+        import sys
+        from specjax.errors import UserError
+        from specjax.models import torch_pickle
+        for path in sys.argv[1:]:
+            try:
+                torch_pickle.load(path)
+            except UserError as error:
+                print("refused", error)
+        """
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", textwrap.dedent(script), *paths]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(programs), lines
+    for line, path in zip(lines, paths, strict=True):
+        assert line.startswith("refused") and path in line and len(line) < 1000
 
 
 def test_files_that_are_no_checkpoints(tmp_path):
@@ -513,6 +559,9 @@ def test_bad_directories(tmp_path):
     stored("1 tensors that are not of medusa heads, first 0.linear", **{"0.linear": np.zeros(3, np.float32)})
     stored(r"1.0.linear.weight is \[5, 5\], expected \[4, 4\]; heads of one file", **{"1.0.linear.weight": np.eye(5)})
     stored(r"2.2.weight is \[8, 4\], expected \[7, 4\]", **{"2.2.weight": np.zeros((8, D))})
+    stored(r"0.0.linear.weight is empty \(\[4, 0\]\)", **{"0.0.linear.weight": np.zeros((D, 0), np.float32)})
+    empty = {name: np.zeros((0, 0), np.float32) for name in good}
+    stored(r"0.0.linear.weight is empty \(\[0, 0\]\)", **empty)
     stored("0.2.weight is stored as int32", **{"0.2.weight": np.zeros((V, D), np.int32)})
     written(tmp_path / "h", "hydra")
     rewrite(tmp_path / "h", lambda tensors: {name: x for name, x in tensors.items() if "res_connection" not in name})
@@ -524,6 +573,56 @@ def test_bad_directories(tmp_path):
     refused("damaged or incomplete")
     (tmp_path / "m" / "config.json").write_text("{")
     refused("not valid JSON")
+
+
+@pytest.mark.parametrize("value", ["false", "true", 1, 0, None, [True]])
+def test_switches_are_true_or_false(tmp_path, value):
+    def refused(name, kind):
+        raw = json.loads((tmp_path / kind / "config.json").read_text())
+        (tmp_path / kind / "config.json").write_text(json.dumps(raw | {name: value}))
+        with pytest.raises(UserError, match=f"{kind}: {name} is .*; it must be true or false"):
+            head_files.read(tmp_path / kind, kind)
+
+    params = written(tmp_path / "mlp_speculator", "speculator")
+    refused("scale_input", "mlp_speculator")
+    head_files.write(tmp_path / "mlp_speculator", "mlp_speculator", params, {})
+    refused("tie_weights", "mlp_speculator")
+    written(tmp_path / "medusa", "medusa")
+    refused("original_lm_head", "medusa")
+    with pytest.raises(UserError, match="the parameters: scale_input is .*; it must be true or false"):
+        head_files.write(tmp_path / "new", "mlp_speculator", params, {"scale_input": value})
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_the_system_refuses(tmp_path, monkeypatch):
+    params = written(tmp_path / "heads", "bpd")
+    new = {key: {k: x + 1 for k, x in part.items()} for key, part in params.items()}
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match="file/heads cannot be written .(File exists|Not a directory)"):
+        head_files.write(tmp_path / "file" / "heads", "bpd", new, {})
+    rename = Path.rename
+
+    def fail(path, target):
+        if path.name == "new":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(UserError, match="heads cannot be written .Permission denied"):
+        head_files.write(tmp_path / "heads", "bpd", new, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "heads"]
+    assert_same(head_files.read(tmp_path / "heads", "bpd").params, params)  # the old ones are where they were
+    monkeypatch.undo()
+
+    def full(*args, **kwargs):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(head_files, "save_file", full)
+    with pytest.raises(UserError, match="heads cannot be written .*No space left on device"):
+        head_files.write(tmp_path / "heads", "bpd", new, {})
+    monkeypatch.setattr(head_files.hf, "_read_json", lambda path: fail(Path("new"), path))
+    with pytest.raises(UserError, match="heads cannot be read .Permission denied"):
+        head_files.read(tmp_path / "heads", "bpd")
 
 
 def test_bad_writes_leave_nothing(tmp_path):

@@ -113,15 +113,16 @@ def test_prefix_is_a_causal_layer(segmented):
 def test_new_heads_repeat_the_target(prefix):
     """Hydra++ as well, but for the length of the feature, which its norm takes away."""
     model, params = testing.tiny(layers=1, width=16)
-    fresh = drafters.make("hydra", model, heads=2, layers=3, prefix=prefix).start(params, jax.random.key(0))
+    drafter = drafters.make("hydra", model, heads=2, layers=3, prefix=prefix)
+    fresh, facts = drafter.start(params, jax.random.key(0)), dict(drafter.facts)
     tokens = shared.text(vocab=32)
-    got = shared.logits_along("hydra", model, params, fresh, tokens)
+    got = shared.logits_along("hydra", model, params, fresh, tokens, head_dim=facts.get("head_dim", 0))
     features = shared.features_of(model, params, tokens)
     want = np.asarray(model.unembed(params, jnp.asarray(normal(features) if prefix else features, jnp.float32)))
     np.testing.assert_allclose(got, np.repeat(want[:, :, None], 2, 2), rtol=1e-3, atol=1e-3)
 
 
-CHAIN, TREE, PREFIX = {}, {"tree": "3x2x1"}, {"siblings": "iid", "prefix": True}
+CHAIN, TREE, PREFIX = {}, {"tree": "3x2x1"}, {"siblings": "iid", "prefix": True, "head_dim": 2}
 
 
 @pytest.mark.parametrize("shape", [pytest.param(CHAIN, marks=pytest.mark.slow), TREE, PREFIX])
@@ -135,7 +136,7 @@ def test_prefix_cache_across_rounds(monkeypatch):
     has seen what it would have seen in one pass over the committed text. (The prompts pass through it in two chunks.)"""
     monkeypatch.setattr(_prefix, "CHUNK", 3)
     model, target_params = testing.tiny(scale=20.0, layers=1, width=16, vocab_size=8)
-    keys = {"heads": 2, "layers": 1, "prefix": True, "tree": "3x1"}
+    keys = {"heads": 2, "layers": 1, "prefix": True, "head_dim": 16, "tree": "3x1"}
     drafter = cases.random_heads("hydra", model, target_params, scale=0.5, **keys)
     params, prompts = ModelParams(target_params, drafter.init_params(None)), shared.PROMPTS
     packed, lengths = decode.pack_prompts(prompts)
@@ -145,7 +146,7 @@ def test_prefix_cache_across_rounds(monkeypatch):
         limit=lengths + new, sampling=sampling.make_sampling(len(prompts), 1.0),
     )  # fmt: skip
     assert state.draft.known.tolist() == [False, True, True, True, False]
-    heads, accepted = shared.described("hydra", model, params=params.draft), 0
+    heads, accepted = shared.described("hydra", model, params=params.draft, head_dim=16), 0
     state, records = decode.generate(model, drafter, accept.load("deterministic"), params, state, max_steps=4)
     decode.check(state)
     accepted = int(records.accepted.sum())
@@ -168,7 +169,8 @@ def test_prefix_cache_across_rounds(monkeypatch):
 
 def test_training_sees_what_decoding_does_beside_a_decoder():
     model, target_params = testing.tiny(scale=20.0, layers=1, width=16, vocab_size=8)
-    drafter = cases.random_heads("hydra", model, target_params, scale=0.5, heads=2, prefix=True, tree="4x3")
+    keys = {"heads": 2, "prefix": True, "head_dim": 16, "tree": "4x3"}
+    drafter = cases.random_heads("hydra", model, target_params, scale=0.5, **keys)
     shared.assert_foreseen_is_decoded(drafter, model, target_params, shared.PROMPTS * 8, 24, (0.0,), eos=7)
 
 
@@ -182,7 +184,7 @@ def test_it_learns_and_a_wrong_label_is_noticed(prefix):
 def test_prefix_keeps_its_promises(tree, rule):
     """Hydra++ through everything that conformance asks, sampled."""
     target, table = testing.tabular(3), cases.table(0)
-    keys = {"heads": 2, "layers": 1, "prefix": True, "tree": tree, "siblings": "without_replacement"}
+    keys = {"heads": 2, "layers": 1, "prefix": True, "head_dim": 2, "tree": tree, "siblings": "without_replacement"}
     drafter = cases.random_heads("hydra", target, table, **keys)
     params = ModelParams(table, drafter.init_params(None))
     report = conformance.check_drafter(drafter, target, params, [accept.load(rule)])
@@ -220,7 +222,7 @@ def test_files_say_what_shapes_do_not(tmp_path):
 @pytest.mark.fast
 def test_mistakes():
     mine = cases.random_heads("hydra", TARGET, TABLE, heads=3).init_params(None)
-    plus = cases.random_heads("hydra", TARGET, TABLE, heads=2, prefix=True).init_params(None)
+    plus = cases.random_heads("hydra", TARGET, TABLE, heads=2, prefix=True, head_dim=2).init_params(None)
 
     def refused(match, **keys):
         with pytest.raises(UserError, match=match):
@@ -234,9 +236,16 @@ def test_mistakes():
     refused("head_dim is 2 and belongs to a prefix layer; leave it out, or ask for prefix", head_dim=2)
     refused("head_dim is 3; rotary positions need an even number", prefix=True, head_dim=3)
     bare = plus | {"prefix": {k: v for k, v in plus["prefix"].items() if k != "norm"}}
-    refused("not a Llama layer and its norm; no other can be read", params=bare)
+    refused("prefix.norm.scale is missing", params=bare, head_dim=2)
     odd = plus | {"prefix": plus["prefix"] | {"mlp_norm": {"scale": jnp.ones(3)}}}
-    refused("not a Llama layer and its norm; no other can be read", params=odd)
+    refused(r"prefix.mlp_norm.scale of the hydra heads is \[3\], and on this target it must be \[5\]", params=odd)
+    gpt2 = plus | {"prefix": plus["prefix"] | {"mlp": {k: plus["prefix"]["mlp"][k] for k in ("up", "down")}}}
+    for norm in ("norm", "attention_norm", "mlp_norm"):
+        gpt2["prefix"][norm] = {"scale": jnp.ones(5), "bias": jnp.zeros(5)}
+    refused("not a Llama layer and its norm; no other can be read", params=gpt2, head_dim=2)
+    refused("do not say how wide an attention head of their prefix layer is; give head_dim", params=plus)
+    for params in (mine, plus):
+        shared.assert_foreign_is_refused("hydra", TARGET, params)
     drafter = drafters.make("hydra", TARGET, params=mine)
     with pytest.raises(UserError, match="each head of hydra goes on from the one before; loss.slots must be 'all'"):
         drafter.loss(mine, TABLE, Batch(jnp.asarray(shared.text())), jax.random.key(0), slots="one")

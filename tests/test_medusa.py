@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import heads as shared
 import jax
 import jax.numpy as jnp
@@ -9,9 +11,11 @@ import numpy as np
 import pytest
 
 from specjax import accept, drafters, testing
+from specjax.drafters import _heads
 from specjax.errors import UserError
-from specjax.models import head_files
+from specjax.models import head_files, lm
 from specjax.testing import cases, conformance
+from specjax.testing.models import tiny_config
 from specjax.types import Batch, ModelParams
 
 TARGET, TABLE = testing.tabular(shared.VOCAB), cases.table(0, shared.VOCAB)
@@ -165,6 +169,10 @@ def test_mistakes(tmp_path):
     refused("search is 'best'; it must be one of optimal, greedy", params=mine, search="best")
     refused("has no measured accuracies to search a tree of 9 nodes with", params=mine, nodes=9)
     refused("a tree and nodes=9; give one of them", params=mine, tree="2x1", nodes=9)
+    refused("search is 'greedy', and nothing is searched for; give nodes", params=mine, search="greedy")
+    refused("search is 'greedy', and nothing is searched for; give nodes", params=mine, search="greedy", tree="2x1")
+    refused("was given a dtype, in which files are read, and no files", params=mine, dtype=jnp.float32)
+    shared.assert_foreign_is_refused("medusa", TARGET, mine)
     refused("7 siblings and the vocabulary 5 tokens", params=mine, tree="7x1")
     refused("reads the features of its target, and tabular gives none", TARGET._replace(embed=None), params=mine)
     head_files.write(tmp_path / "heads", "medusa", mine, {})
@@ -175,6 +183,49 @@ def test_mistakes(tmp_path):
     other = target._replace(vocabulary="other words")
     refused("was trained beside a target with other tokens", other, model=tmp_path / "more")
     refused("no medusa heads", model=tmp_path)
+
+
+@pytest.mark.fast
+def test_dtype_is_that_of_the_parameters(tmp_path):
+    params = cases.random_heads("medusa", TARGET, TABLE, heads=2).init_params(None)
+    head_files.write(tmp_path, "medusa", params, {})
+    for dtype, want in ((None, "float32"), ("bfloat16", "bfloat16"), (jnp.float32, "float32")):
+        found = drafters.make("medusa", TARGET, model=tmp_path, dtype=dtype).init_params(None)
+        assert {str(leaf.dtype) for leaf in jax.tree.leaves(found)} == {want}
+    assert not {"dtype", "params"} & set(drafters.keys())  # they are none of a configuration's
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("search", ["optimal", "greedy"])
+def test_no_more_siblings_than_tokens(tmp_path, search):
+    """Accuracies of more ranks than the vocabulary has tokens: measured in one width, whatever the target."""
+    params = cases.random_heads("medusa", TARGET, TABLE, heads=2).init_params(None)
+    table = [[0.1] * 8] * 2  # a flat tree of eight siblings would be the best
+    head_files.write(tmp_path, "medusa", params, {}, None, {"accuracy": table})
+    drafter = drafters.make("medusa", TARGET, model=tmp_path, nodes=8, search=search)
+    assert drafter.nodes == 8 and drafter.longest == 2
+    head_files.write(tmp_path, "medusa", params, {}, None, {"accuracy": [["much"]]})
+    with pytest.raises(UserError, match="acceptance is no table of numbers"):
+        drafters.make("medusa", TARGET, model=tmp_path, nodes=8, search=search)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_copied_head_is_exact(tied):
+    """Accelerators multiply float32 in fewer bits, unless they are told not to."""
+    config = dataclasses.replace(tiny_config(layers=1, width=16), tie_embeddings=tied)
+    model, params = lm.from_config(config), lm.init_params(config, jax.random.key(0))
+    program = jax.make_jaxpr(lambda params: _heads.output_kernel(model, params))(params)
+    products = [each for each in _equations(program.jaxpr) if each.primitive.name == "dot_general"]
+    assert products and all(jax.lax.Precision.HIGHEST in each.params["precision"] for each in products)
+    kernel = params["embed"]["embedding"].T if tied else params["head"]["kernel"]
+    np.testing.assert_array_equal(_heads.output_kernel(model, params), kernel)
+
+
+def _equations(jaxpr):
+    """Those of the programs inside as well."""
+    inner = [value for each in jaxpr.eqns for value in each.params.values() if hasattr(value, "jaxpr")]
+    return [*jaxpr.eqns, *(each for program in inner for each in _equations(program.jaxpr))]
 
 
 @pytest.mark.fast

@@ -14,6 +14,7 @@ from specjax import drafters, testing
 from specjax.errors import UserError
 from specjax.models import head_files
 from specjax.testing import cases
+from specjax.types import ModelParams
 
 TARGET, TABLE = testing.tabular(shared.VOCAB), cases.table(0, shared.VOCAB)
 ERF = np.vectorize(math.erf)
@@ -60,11 +61,31 @@ def test_forward_is_the_card(tie, scale_input):
 
 
 @pytest.mark.fast
-def test_half_of_the_state_is_left_after_all_stages():
-    """What the weights are for: without nonlinearity, s_0 keeps half its power through n stages, and all stages weigh alike."""
-    for n in (1, 3, 5):
-        w_s = 0.5 ** (0.5 / n)
-        assert w_s ** (2 * n) == pytest.approx(0.5)
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_half_of_the_state_is_left_after_all_stages(n, monkeypatch):
+    """What the weights are for: s_0 keeps half its power through n stages, however few are run, and the tokens share the rest.
+
+    Seen where every W is the identity, s_0 and the embeddings are orthogonal, and GELU only halves the power. Each stage keeps
+    w_s^2 of the state and makes 1 - w_s^2 of its token.
+    """
+    monkeypatch.setattr(jax.nn, "gelu", lambda x, approximate: x / math.sqrt(2))
+    width = shared.VOCAB
+    axes, eye = jnp.eye(width), jnp.tile(jnp.eye(width), (n, 1, 1))
+    ln = {"scale": jnp.ones((n, width)), "bias": jnp.zeros((n, width))}
+    params = {"emb": eye, "proj_in": axes, "head": eye, "ln": ln} | ({"proj": eye[1:]} if n > 1 else {})
+    heads = shared.described("mlp_speculator", TARGET, params=params, scale_input=True)
+    pair = ModelParams(TABLE, params)
+    state, kept = heads.begin(pair, 3 * axes[0]), 0.5 ** (1 / n)
+    for stage in range(n):
+        state = heads.step(pair, state, stage, jnp.asarray(stage + 1))[1]
+        power = np.asarray(state**2 / (state**2).sum())
+        want = [kept ** (stage + 1)] + [(1 - kept) * kept ** (stage - i) for i in range(stage + 1)]
+        np.testing.assert_allclose(power[: stage + 2], want, rtol=1e-5)
+    assert power[0] == pytest.approx(0.5)
+
+
+@pytest.mark.fast
+def test_new_embeddings_are_as_long_as_the_weights_suppose():
     fresh = drafters.make("mlp_speculator", TARGET, heads=1, inner=256).start(TABLE, jax.random.key(0))
     assert "proj" not in fresh and float(fresh["emb"].std()) == pytest.approx(1 / 16, rel=0.1)
 
@@ -112,4 +133,8 @@ def test_mistakes():
     refused("tie is asked for, and there is one stage", tie=True, heads=1)
     refused("tie is 'yes'; it must be True or False", tie="yes")
     refused("inner is -2; it must be a whole number >= 0", inner=-2)
+    tied = cases.random_heads("mlp_speculator", TARGET, TABLE, heads=3, inner=4, tie=True).init_params(None)
+    refused("tied, and their shapes do not say how many there are; give heads", params=tied)
+    assert drafters.make("mlp_speculator", TARGET, params=tied, heads=5).longest == 5
+    shared.assert_foreign_is_refused("mlp_speculator", TARGET, mine)
     assert jnp.isfinite(mine["emb"]).all()

@@ -60,8 +60,8 @@ def test_greedy_text_of_a_real_model(stories, theirs, name):
         "token_recycling": {"tree": "4x2"},
         "lookahead": {"window": 3, "ngram": 3, "candidates": 3},
         "medusa": heads("medusa", tree="4x2x1x1"),
-        "hydra": heads("hydra", prefix=True, tree="4x2x1x1"),
-        "mlp_speculator": heads("mlp_speculator", tie=True, scale_input=True),
+        "hydra": heads("hydra", prefix=True, head_dim=64, tree="4x2x1x1"),
+        "mlp_speculator": heads("mlp_speculator", heads=3, tie=True, scale_input=True),
         "bpd": heads("bpd", tree="4x2x1"),
         "escalate": {"drafters": {"first": {"name": "suffix", "mode": "path"}, "second": {"name": "jacobi"}}},
     }

@@ -176,6 +176,20 @@ def test_top_is_top_k():
         scores = rng.normal(size=(3, 5, vocab)).round(1).astype(np.float32)
         scores = np.where(rng.random(scores.shape) < 0.3, -np.inf, scores)
         scores[0, 0] = -np.inf
-        got, want = sampling.top(jnp.asarray(scores), count), jax.lax.top_k(jnp.asarray(scores), count)
-        np.testing.assert_array_equal(got[0], want[0])
-        np.testing.assert_array_equal(got[1], want[1])
+        got = sampling.top(jnp.asarray(scores), count)
+        want = np.argsort(-scores, axis=-1, kind="stable")[..., :count]
+        np.testing.assert_array_equal(got[1], want)
+        np.testing.assert_array_equal(got[0], np.take_along_axis(scores, want, -1))
+
+
+@pytest.mark.parametrize("vocab", [40, 2000])
+def test_top_has_one_zero(vocab):
+    """The lower id comes first among zeros of both signs, within a block and between blocks, as ``argmax`` has it."""
+    rng = np.random.default_rng(0)
+    scores = -np.abs(rng.normal(size=(20, vocab))).astype(np.float32)
+    places = np.sort(rng.permuted(np.tile(np.arange(vocab), (20, 1)), axis=1)[:, :6])
+    np.put_along_axis(scores, places, np.where(rng.random(places.shape) < 0.5, np.float32(-0.0), np.float32(0.0)), 1)
+    scores[0, places[0]] = [-0.0, -0.0, -0.0, 0.0, 0.0, 0.0]
+    ids = np.asarray(jax.jit(sampling.top, static_argnums=1)(jnp.asarray(scores), 4)[1])
+    np.testing.assert_array_equal(ids, places[:, :4])
+    np.testing.assert_array_equal(sampling.argmax(jnp.asarray(scores)), ids[:, 0])

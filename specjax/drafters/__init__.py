@@ -26,7 +26,7 @@ def check(name: str, **keys: Any) -> None:
 
 def keys() -> dict[str, type]:
     """Every key that some drafter takes from a configuration, with its type: int, float, bool or str."""
-    return registry.keys(__name__, frozenset({"params", "gaps", "drafters"}))
+    return registry.keys(__name__, frozenset({"params", "dtype", "gaps", "drafters"}))
 
 
 def make(name: str, target: LM, **keys: Any) -> Drafter:

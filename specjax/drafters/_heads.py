@@ -21,6 +21,7 @@ from specjax import topology, tree_search
 from specjax.drafters import _foresee, _grow, _head_loss, _prefix
 from specjax.drafters._checks import one_of
 from specjax.errors import UserError
+from specjax.models import head_layouts as layouts
 from specjax.topology import Topology
 from specjax.types import CHAIN, LM, Batch, Drafter, Params
 
@@ -168,12 +169,17 @@ def _shape(heads: Heads, tree: Topology | str, nodes: int, search: str, accuracy
     one_of("search", search, tuple(SEARCHES))
     if tree and nodes:
         raise UserError(f"{heads.name} was given a tree and nodes={nodes}; give one of them")
+    if search != "optimal" and not nodes:
+        raise UserError(
+            f"search is {search!r}, and nothing is searched for; give nodes, the size of a tree, or leave it out"
+        )
     if nodes:
         if accuracy is None:
             raise UserError(
                 f"{heads.name} has no measured accuracies to search a tree of {nodes} nodes with; give tree, or train it here"
             )
-        shape, _ = SEARCHES[search](accuracy, nodes, heads.depth)
+        branching = min(tree_search._table(accuracy).shape[1], vocab_size)
+        shape, _ = SEARCHES[search](accuracy, nodes, heads.depth, branching)
     else:
         shape = topology.parse(tree) if tree else topology.chain(heads.depth)
     shape = topology.check(shape.parents, vocab_size)
@@ -191,15 +197,23 @@ def ends(name: str, target: LM) -> tuple[int, Callable[..., jax.Array], Callable
     return target.width, target.embed, target.unembed
 
 
-def load(kind: str, target: LM, model: str | os.PathLike | None, params: Params) -> tuple[Params, dict[str, Any]]:
+def load(
+    kind: str, target: LM, model: str | os.PathLike | None, params: Params, dtype: Any = None
+) -> tuple[Params, dict[str, Any]]:
     """The heads in the directory ``model`` and what its config.json says, or ``params`` and nothing. Raises UserError."""
     if not model:
+        if dtype is not None:
+            raise UserError(
+                f"{kind} was given a dtype, in which files are read, and no files; give model, or leave it out"
+            )
+        if params is not None:
+            layouts.check(kind, params, {"D": target.width or 0, "V": target.vocab_size})
         return params, {}
     if params is not None:
         raise UserError(f"{kind} was given params and a directory {model}; give one of them")
     from specjax.models import head_files  # only here: the core needs no file formats
 
-    head = head_files.read(model, kind)
+    head = head_files.read(model, kind, dtype=dtype)
     for name, mine in (("hidden_size", target.width), ("vocab_size", target.vocab_size)):
         theirs = head.config.get(name)
         if theirs is not None and mine is not None and theirs != mine:
@@ -222,9 +236,10 @@ def as_stored(**asked_and_stored: tuple[int, int]) -> tuple[int, ...]:
 
 
 def output_kernel(target: LM, target_params: Params) -> jax.Array:
-    """The target's LM head as a matrix f32[E,V]."""
+    """The target's LM head as a matrix f32[E,V], to the last bit if its parameters are float32."""
     width, _, unembed = ends("a head", target)
-    return unembed(target_params, jnp.eye(width))
+    with jax.default_matmul_precision("highest"):  # accelerators multiply in fewer bits unless told otherwise
+        return unembed(target_params, jnp.eye(width))
 
 
 def logits(values: jax.Array) -> jax.Array:

@@ -68,9 +68,8 @@ def stored(params: Params, config: dict[str, Any], head_dim: int = 0) -> Transfo
         told = _value(config, "head_dim", int, queries // _value(config, "num_attention_heads", int, 1))
     if head_dim not in (0, told):
         raise UserError(f"head_dim is {head_dim}, and the heads in the files have {told}; leave it out")
-    if not told and config:
-        raise UserError("the files do not say how wide an attention head of their prefix layer is; give head_dim")
-    told = told or new(width).head_dim
+    if not told:
+        raise UserError("these heads do not say how wide an attention head of their prefix layer is; give head_dim")
     if queries % told or keys % told or queries % keys:
         raise UserError(
             f"head_dim is {told}, and the prefix layer has queries of {queries} and keys of {keys} altogether"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,7 @@ def make(
     heads: int = 0,
     inner: int = 0,
     params: Params = None,
+    dtype: Any = None,
 ) -> Drafter:
     """Drafts with the extra slots of blockwise parallel decoding.
 
@@ -45,6 +47,7 @@ def make(
         heads: how many slots beyond the target's own (the paper's k - 1); 0: as in the files, for new ones 3.
         inner: width inside their layers; 0: as in the files, for new ones four times the target's.
         params: the slots' parameters, instead of ``model``.
+        dtype: in which ``model`` is read; None: float32 on CPUs, bfloat16 elsewhere (to train on, read float32).
 
     Raises:
         UserError: files that are none or of another target, other numbers than in the files, a tree that does not fit.
@@ -52,7 +55,7 @@ def make(
     at_least("heads", heads, 0)
     at_least("inner", inner, 0)
     width, _, unembed = _heads.ends("bpd", target)
-    params, config = _heads.load("bpd", target, model, params)
+    params, config = _heads.load("bpd", target, model, params, dtype)
     if params is not None:
         stored = params["up"]["bias"].shape
         heads, inner = _heads.as_stored(heads=(heads, stored[0]), inner=(inner, stored[1]))

@@ -11,6 +11,7 @@ Rules and laws are those of ``medusa``. Sampled drafts have a law that depends o
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,7 @@ def make(
     prefix: bool = False,
     head_dim: int = 0,
     params: Params = None,
+    dtype: Any = None,
 ) -> Drafter:
     """Drafts with Hydra heads.
 
@@ -48,6 +50,7 @@ def make(
         prefix: Hydra++, one decoder layer before the heads; in files there is one or there is none.
         head_dim: width of that layer's attention heads; 0: as in the files, for a new one the largest that fits.
         params: the heads' parameters, instead of ``model``.
+        dtype: in which ``model`` is read; None: float32 on CPUs, bfloat16 elsewhere (to train on, read float32).
 
     Raises:
         UserError: files that are none or of another target, other numbers than in the files, a tree that does not fit.
@@ -57,7 +60,7 @@ def make(
     at_least("head_dim", head_dim, 0)
     yes_or_no("prefix", prefix)
     width, embed, _ = _heads.ends("hydra", target)
-    params, config = _heads.load("hydra", target, model, params)
+    params, config = _heads.load("hydra", target, model, params, dtype)
     if config.get("hidden_state_offset"):
         raise UserError(
             f"hidden_state_offset is {config['hidden_state_offset']!r}; only heads on the last feature are read"

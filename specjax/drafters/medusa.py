@@ -11,6 +11,7 @@ A target trained beside its heads (Medusa-2, ``config.joint``) is another target
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,7 @@ def make(
     heads: int = 0,
     layers: int = 0,
     params: Params = None,
+    dtype: Any = None,
 ) -> Drafter:
     """Drafts with Medusa heads.
 
@@ -43,6 +45,7 @@ def make(
         tree, nodes, search, siblings: the shape of a draft, see ``_heads.build``; default: the chain of all heads.
         heads, layers: how many heads, of how many residual blocks each; 0: as in the files, for new ones 4 and 1.
         params: the heads' parameters, instead of ``model``.
+        dtype: in which ``model`` is read; None: float32 on CPUs, bfloat16 elsewhere (to train on, read float32).
 
     Raises:
         UserError: files that are none or of another target, other numbers than in the files, a tree that does not fit.
@@ -50,7 +53,7 @@ def make(
     at_least("heads", heads, 0)
     at_least("layers", layers, 0)
     _, _, unembed = _heads.ends("medusa", target)
-    params, config = _heads.load("medusa", target, model, params)
+    params, config = _heads.load("medusa", target, model, params, dtype)
     if params is not None:
         stored = params["block"]["bias"].shape
         heads, layers = _heads.as_stored(heads=(heads, stored[0]), layers=(layers, stored[1]))

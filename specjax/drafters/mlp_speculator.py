@@ -6,7 +6,7 @@ token x that came last,
     s_i = GELU(LN_i(W_i s_(i-1) + (w_e / w_s) E_i[x])),  logits_i = H_i s_i,  w_s = 0.5^(0.5/n),  w_e = sqrt((1 - w_s^2) I / 2)
 
 where s_0 is the target's last feature, I the inner width, GELU the exact one and LN divides by the root mean square, then
-scales and shifts. The weights keep half of s_0's magnitude through n stages, however few of them are run.
+scales and shifts. The weights keep half of s_0's power through n stages, however few of them are run.
 
 Rules and laws are those of ``hydra``.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import os
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +43,7 @@ def make(
     tie: bool = False,
     scale_input: bool = False,
     params: Params = None,
+    dtype: Any = None,
 ) -> Drafter:
     """Drafts with an MLP speculator.
 
@@ -54,6 +56,7 @@ def make(
         tie: all stages share E, H and LN, and all but the first W; in files they do or they do not.
         scale_input: s_0 is divided by sqrt(2) times its root mean square; files say it themselves.
         params: its parameters, instead of ``model``.
+        dtype: in which ``model`` is read; None: float32 on CPUs, bfloat16 elsewhere (to train on, read float32).
 
     Raises:
         UserError: files that are none or of another target, other numbers than in the files, a tree that does not fit.
@@ -63,11 +66,13 @@ def make(
     yes_or_no("tie", tie)
     yes_or_no("scale_input", scale_input)
     width, *_ = _heads.ends("mlp_speculator", target)
-    params, config = _heads.load("mlp_speculator", target, model, params)
+    params, config = _heads.load("mlp_speculator", target, model, params, dtype)
     if params is not None:
         stages, _, stored = params["emb"].shape
         tied = stages == 1 and "proj" in params
-        stages = config.get("n_predict", heads or HEADS) if tied else stages
+        if tied and not (heads or config):
+            raise UserError("these stages are tied, and their shapes do not say how many there are; give heads")
+        stages = config.get("n_predict", heads) if tied else stages
         heads, inner = _heads.as_stored(heads=(heads, stages), inner=(inner, stored))
         for name, asked, have in (("tie", tie, tied), ("scale_input", scale_input, config.get("scale_input", True))):
             if asked and not have:

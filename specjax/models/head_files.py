@@ -11,7 +11,7 @@ import functools
 import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,11 +66,15 @@ def read(directory: str | os.PathLike, kind: str, *, dtype: Any = None) -> Head:
     Leaves that would be empty are left out, and so is ``head`` where Medusa's old files ("version 2") have none, or vLLM's say
     ``original_lm_head``: it is then the target's. Blocks that are copies of one module stay separate; ``config["tied"]`` says
     that they were. ``config`` always has ``hidden_size`` and ``vocab_size`` (None where nothing depends on it). Raises
-    UserError for a directory without such heads, for tensors too many or too few, by name, and for sizes that do not agree.
+    UserError for a directory without such heads, for tensors too many, too few or empty, by name, and for sizes that differ.
     """
     if kind not in KINDS:
         raise UserError(f"there are no heads of kind {kind!r}; there are {', '.join(KINDS)}")
-    path = hf.resolve(directory)
+    with _system(Path(directory), "read"):
+        return _read(hf.resolve(directory), kind, dtype)
+
+
+def _read(path: Path, kind: str, dtype: Any) -> Head:
     config = hf._read_json(path / "config.json") if (path / "config.json").is_file() else {}
     if config.get("model_type") in KINDS and config["model_type"] != kind:
         raise UserError(f"{path} has {config['model_type']} heads; give a directory of {kind} heads")
@@ -81,14 +85,11 @@ def read(directory: str | os.PathLike, kind: str, *, dtype: Any = None) -> Head:
         layout = layouts.of_names(kind, list(fetch))
         _check_names(path, kind, list(fetch), layout)
         tied = _identical(kind, layout, fetch)
-        if kind == "mlp_speculator" and tied and config.get("tie_weights"):
+        if kind == "mlp_speculator" and _flag(path, config, "tie_weights") and tied:
             stages = sum(place.path == ("emb",) for place in layout.values())
             config, layout = config | {"n_predict": stages}, layouts.mlp_speculator(1, 1)
         leaves, sizes = _gather(path, layout, fetch, jnp.dtype(dtype))
-    try:
-        config = config | _facts(kind, leaves, sizes, tied, config)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+    config = config | _facts(path, kind, leaves, sizes, tied, config)
     params = unflatten_dict({leaf: jnp.asarray(value) for leaf, value in leaves.items()})
     return Head(params, config, str(path))
 
@@ -105,7 +106,8 @@ def write(
 
     ``config`` are keys of config.json (``base_model_name_or_path``; for mlp_speculator ``scale_input``, ``n_candidates``,
     ``top_k_tokens_per_head``, and ``n_predict`` if tied); numbers that the parameters tell are taken from them. ``extra`` goes
-    beside them. Raises UserError if the parameters are none of this kind, or the directory holds anything but heads.
+    beside them. Raises UserError if the parameters are none of this kind, the directory holds anything but heads, or the system
+    refuses; then what was there is there.
     """
     if kind not in KINDS:
         raise UserError(f"there are no heads of kind {kind!r}; there are {', '.join(KINDS)}")
@@ -120,23 +122,38 @@ def write(
     for name, place in layout.items():
         _bind("the parameters", sizes, name, place, tensors[name])
     raw = config | (extra or {}) | ({"vocabulary": tokenizer_fingerprint} if tokenizer_fingerprint else {})
-    raw |= _facts(kind, leaves, sizes, _identical(kind, layout, fetch), config)
+    raw |= _facts("the parameters", kind, leaves, sizes, _identical(kind, layout, fetch), config)
     raw |= {"torch_dtype": str(next(iter(tensors.values())).dtype)}
     raw |= {"architectures": _ARCHITECTURE[kind]} if kind in _ARCHITECTURE else {}
     path = Path(directory).expanduser().resolve()
-    # A slip of the pen must not replace somebody's model.
-    ours = (path / "config.json").is_file() and hf._read_json(path / "config.json").get("model_type") in KINDS
-    if path.is_file() or (any(path.glob("*")) and not ours):
-        raise UserError(f"{path} exists and is no directory of heads; name a new one to save heads")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as beside:
-        fresh = Path(beside) / "new"
-        fresh.mkdir()
-        hf._write_json(fresh / "config.json", raw)
-        save_file(tensors, fresh / _FILES[kind][0], metadata={"format": "pt"})
-        if path.exists():
-            path.rename(Path(beside) / "old")
-        fresh.rename(path)
+    with _system(path, "written"):
+        # A slip of the pen must not replace somebody's model.
+        ours = (path / "config.json").is_file() and hf._read_json(path / "config.json").get("model_type") in KINDS
+        if path.is_file() or (any(path.glob("*")) and not ours):
+            raise UserError(f"{path} exists and is no directory of heads; name a new one to save heads")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as beside:
+            fresh, old = Path(beside) / "new", Path(beside) / "old"
+            fresh.mkdir()
+            hf._write_json(fresh / "config.json", raw)
+            save_file(tensors, fresh / _FILES[kind][0], metadata={"format": "pt"})
+            if path.exists():
+                path.rename(old)
+            try:
+                fresh.rename(path)
+            except BaseException:
+                if old.exists():
+                    old.rename(path)
+                raise
+
+
+@contextlib.contextmanager
+def _system(path: Path, what: str) -> Iterator[None]:
+    """A refusal of the system, in one line; safetensors has an error of its own for a full disk."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be {what} ({getattr(error, 'strerror', None) or error})") from None
 
 
 def _open(path: Path, kind: str, stack: contextlib.ExitStack) -> _Fetch:
@@ -167,7 +184,7 @@ def _trim(path: Path, kind: str, fetch: _Fetch, config: dict) -> _Fetch:
         merged = any(name.startswith("medusa_head.") for name in fetch)
         backbone = ("model.", "lm_head.") if merged else ()
         fetch = {re.sub(r"^medusa_heads?\.", "", name): x for name, x in fetch.items() if not name.startswith(backbone)}
-        if config.get("original_lm_head"):
+        if _flag(path, config, "original_lm_head"):
             fetch = {name: x for name, x in fetch.items() if not re.match(r"lm_heads?\.", name)}
         if "token_map" in fetch and "lm_heads.0.weight" in fetch:
             known = fetch.pop("token_map")().shape[0]
@@ -213,12 +230,14 @@ def _identical(kind: str, layout: Layout, fetch: _Fetch) -> bool:
 
 def _bind(where: object, sizes: dict[str, int], name: str, place: Place, tensor: np.ndarray) -> None:
     """Learns from a tensor, as files have it, what its letters stand for. Raises UserError if others told otherwise."""
+    if not tensor.size:
+        raise UserError(f"{where}: {name} is empty ({list(tensor.shape)}); leave it out, or copy it again")
     if tensor.dtype not in _FLOATS:
         raise UserError(f"{where}: {name} is stored as {tensor.dtype}; supported: 16, 32 and 64 bit floats")
     order = -1 if place.transposed else 1
     dims = [(int(dim[:-1] or 1), dim[-1]) for dim in place.dims.split()]
     for (factor, letter), size in zip(dims, tensor.shape[::order], strict=False):
-        if factor == 1 and size:
+        if factor == 1:
             sizes.setdefault(letter, size)
     expected = tuple(factor * sizes.get(letter, 0) for factor, letter in dims)[::order]
     if tensor.shape != expected:
@@ -246,7 +265,17 @@ def _gather(
     return leaves, sizes
 
 
-def _facts(kind: str, leaves: dict[tuple, np.ndarray], sizes: dict[str, int], tied: bool, config: dict) -> dict:
+def _flag(where: object, config: dict, name: str) -> bool:
+    """A switch of config.json, off if it is not there. Raises UserError unless it is true or false ("false" is neither)."""
+    value = config.get(name, False)
+    if not isinstance(value, bool):
+        raise UserError(f"{where}: {name} is {value!r}; it must be true or false")
+    return value
+
+
+def _facts(
+    where: object, kind: str, leaves: dict[tuple, np.ndarray], sizes: dict[str, int], tied: bool, config: dict
+) -> dict:
     """What the tensors say about themselves, in the keys of released configs."""
     facts: dict[str, Any] = {"model_type": kind, "hidden_size": sizes["D"], "vocab_size": sizes.get("V")}
     if kind == "medusa":
@@ -262,6 +291,6 @@ def _facts(kind: str, leaves: dict[tuple, np.ndarray], sizes: dict[str, int], ti
     if shared:
         stages = config.get("n_predict")
         if type(stages) is not int or stages < 2:
-            raise UserError(f"n_predict is {stages!r}; of tied stages config.json must say how many there are")
+            raise UserError(f"{where}: n_predict is {stages!r}; of tied stages config.json must say how many there are")
     facts |= {"emb_dim": sizes["D"], "inner_dim": sizes["I"], "n_predict": stages, "tie_weights": shared}
-    return facts | {"scale_input": bool(config.get("scale_input", False))}
+    return facts | {"scale_input": _flag(where, config, "scale_input")}

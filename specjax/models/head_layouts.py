@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from specjax.errors import UserError
 
@@ -158,6 +159,26 @@ def of_leaves(kind: str, leaves: Mapping[tuple, np.ndarray]) -> Layout:
                 f"{told} ({'.'.join(leaf)} is missing, too much or of another length); give what such heads train"
             )
     return layout
+
+
+def check(kind: str, params: Any, sizes: Mapping[str, int]) -> None:
+    """Raises UserError unless these are the parameters of such heads, of these ``sizes`` (by letter; others may be any)."""
+    found = flatten_dict(params) if isinstance(params, dict) else {}
+    # Only names and shapes matter; whatever has none is a number.
+    leaves = {path: np.broadcast_to(np.int8(0), getattr(leaf, "shape", ())) for path, leaf in found.items()}
+    leaves = leaves if all(isinstance(key, str) for path in leaves for key in path) else {}
+    known = dict(sizes)
+    for place in of_leaves(kind, leaves).values():
+        stacked, own = np.split(leaves[place.path].shape, [len(place.at)])
+        dims = [(int(dim[:-1] or 1), dim[-1]) for dim in place.dims.split()]
+        for (factor, letter), size in zip(dims, own, strict=False):
+            if factor == 1:
+                known.setdefault(letter, int(size))
+        right = [factor * known.get(letter, 0) for factor, letter in dims]
+        if own.tolist() != right:
+            name, shape = ".".join(place.path), [*stacked.tolist(), *own.tolist()]
+            told = f"{name} of the {kind} heads is {shape}, and on this target it must be {[*stacked.tolist(), *right]}"
+            raise UserError(f"{told}; take heads made for it")
 
 
 def _prefix_of_names(names: Iterable[str]) -> set[str]:

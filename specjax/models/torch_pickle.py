@@ -155,23 +155,15 @@ class _Reader(pickle._Unpickler):
         if not isinstance(self.stack[-1], collections.OrderedDict):  # type: ignore[attr-defined]
             _refuse(self)
 
+    # Of other keys than names a hash may take for ever: of a pair of twice the same pair of twice the same pair ...
+
     def _setitem(self) -> None:
-        self._set(2)
+        _names(self.stack[-2:-1])  # type: ignore[attr-defined]
+        self.load_setitem()  # type: ignore[attr-defined]
 
     def _setitems(self) -> None:
-        # Since the last mark, as pickle has it: keys and values by turns, upon what was there before.
-        items, self.stack = self.stack, self.metastack.pop()  # type: ignore[attr-defined]
-        self.stack += items
-        self._set(len(items))
-
-    def _set(self, count: int) -> None:
-        """Puts the last ``count`` things on the stack, keys and values by turns, into the dict below them."""
-        stack: list = self.stack  # type: ignore[attr-defined]
-        items = stack[len(stack) - count :]
-        del stack[len(stack) - count :]
-        if not isinstance(stack[-1], dict):
-            _refuse(self)
-        stack[-1].update(_named(zip(items[::2], items[1::2], strict=True)))
+        _names(self.stack[::2])  # type: ignore[attr-defined]  # since the mark: keys and values by turns
+        self.load_setitems()  # type: ignore[attr-defined]
 
     dispatch: ClassVar[dict[int, Any]] = dict.fromkeys(pickle._Unpickler.dispatch, _refuse)
     dispatch |= {
@@ -180,18 +172,13 @@ class _Reader(pickle._Unpickler):
     dispatch |= {pickle.BUILD[0]: _build, pickle.SETITEM[0]: _setitem, pickle.SETITEMS[0]: _setitems}
 
 
-def _named(pairs: Iterable[Any]) -> list[tuple[str, Any]]:
-    """Pairs whose keys are names. Of others a hash may take for ever: a tuple of itself twice, of itself twice, ..."""
-    found = [(key, value) for key, value in pairs]
-    if any(type(key) is not str for key, _ in found):
+def _names(keys: Iterable[Any]) -> None:
+    if any(type(key) is not str for key in keys):
         raise ValueError("a dict has keys that are no names")
-    return found
 
 
-def _ordered(pairs: Any = ()) -> collections.OrderedDict:
-    if type(pairs) not in (list, tuple) or any(type(pair) not in (list, tuple) for pair in pairs):
-        raise ValueError("an OrderedDict is made of something else than pairs")
-    return collections.OrderedDict(_named(pairs))
+def _ordered() -> collections.OrderedDict:
+    return collections.OrderedDict()  # filled afterwards, key by key, as Python 3 writes it
 
 
 def _tensor(storage, offset, size, stride, requires_grad=False, hooks=None, metadata=None) -> np.ndarray:

@@ -118,6 +118,7 @@ class Checkpoints:
         before "2". Raises ``UserError`` when the configuration differs (``resume_changed`` only says so), when the state
         has other arrays, or when every checkpoint is damaged. What a run killed during its first save has left is removed.
         """
+        self.wait()  # a save that is under way has no checksums either
         steps = sorted(self._manager.all_steps(), reverse=True)
         good = next((step for step in steps if self._whole(step)), None)
         if good is None:
