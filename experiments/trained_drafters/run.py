@@ -5,9 +5,9 @@
 
 Trains each drafter of ``TRAINED`` (configs/<its config>.py with other keys), then decodes held-out prompts (the test split of
 the text) plainly and with each of them, greedy and at temperature 1, interleaved in one process (configs/bench.py). A run that
-was killed goes on where it was. ``results.json`` beside this file gets tau, alpha by depth and speed-up, what was foreseen
-during training, and the held-out curve. Without --text the corpus is the embedded one, Python code. --steps and --prompts make
-it shorter; --only=A,B trains and measures some.
+was killed goes on where it was. ``results.json`` beside this file gets tau, alpha by depth and speed-up, the held-out curves, and
+what was foreseen: in training, and afterwards on --verified prompts, beside what decoding them took. Without --text the corpus
+is the embedded one, Python code. --steps and --prompts make it shorter; --only="A;B" trains and measures some.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from experiments.vs_transformers.run import busy, machine
+from specjax import drafters
 from specjax.models import hf
-from specjax.train import data
+from specjax.train import data, examine
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 OWN = {"data.generated": "{generated}"}
@@ -168,6 +171,32 @@ def training(workdir: Path) -> dict[str, Any]:
     return {name: looked[-1].get(name) for name in KEPT} | {"curve": curve, "seconds": seconds}
 
 
+def verify(args: argparse.Namespace, trained: dict[str, Path], prompts: int) -> dict[str, dict[str, float]]:
+    """For each drafter tau at temperature 1 on many held-out prompts, foreseen from the target's text and decoded."""
+    target, found = hf.load(args.target), {}
+    assert target.tokenizer is not None
+    texts = data.load_files(args.text, "test") if args.text else data.load_texts(shared(args)["data.dir"], "test")
+    ids = data.held_out_prompts([text for _, text in texts], target.tokenizer, prompts, 32, seed=2)
+    ids = [target.tokenizer.encode("").ids + each for each in ids]
+    for name, workdir in trained.items():
+        keys = {"gamma": 4} if TRAINED[name][0] in ("pretrain", "distill") else {"siblings": "without_replacement"}
+        kind = "draft_model" if "gamma" in keys else TRAINED[name][0]
+        drafter = drafters.make(kind, target.lm, model=workdir, **keys)
+        look = examine.examiner(
+            target.lm,
+            drafter,
+            target.params,
+            ids,
+            new_tokens=args.new,
+            temperatures=(1.0,),
+            eos_id=target.config.eos_token_id,
+        )
+        seen = look(drafter.init_params(jax.random.key(0)))
+        found[name] = {"foreseen": seen["tau_t1"], "decoded": seen["decoded_tau_t1"]}
+        jax.clear_caches()
+    return found
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """Markdown: a line per method, for each temperature tau, alpha by depth and speed-up."""
     found = {(row["method"], row["temperature"]): row for row in rows}
@@ -200,6 +229,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--examined", type=int, default=64, help="held-out prompts of the forecasts")
     parser.add_argument("--prompts", type=int, default=32, help="of the bench")
     parser.add_argument("--new", type=int, default=64)
+    parser.add_argument(
+        "--verified", type=int, default=512, help="prompts on which forecasts are compared with decoding"
+    )
     parser.add_argument("--only", default="", help="names, separated by semicolons")
     parser.add_argument("--out", default=str(Path(__file__).with_name("results.json")))
     args = parser.parse_args(argv)
@@ -214,6 +246,7 @@ def main(argv: list[str]) -> None:
     trained = {name: train(name, args) for name in names}
     since, others = time.perf_counter(), busy()
     rows = bench(args, trained)
+    verified = verify(args, trained, args.verified) if args.verified else {}
     out = Path(args.out)
     result = json.loads(out.read_text()) if out.exists() else {"targets": {}}
     told = [f"{key}={Path(value).name}" if value else key for key, _, value in (arg.partition("=") for arg in argv)]
@@ -224,10 +257,13 @@ def main(argv: list[str]) -> None:
         "others_cpu": (busy() - others) / (time.perf_counter() - since) / (os.cpu_count() or 1),
         "versions": {name: version(name) for name in ("specjax", "jax")},
         "training": {name: training(workdir) for name, workdir in trained.items()},
+        "forecasts": verified,
         "rows": rows,
     }
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(table(rows))
+    for name, tau in verified.items():
+        print(f"{name}: tau at temperature 1 foreseen {tau['foreseen']:.3f}, decoded {tau['decoded']:.3f}")
 
 
 if __name__ == "__main__":
