@@ -8,7 +8,15 @@ the corpus; what the target wrote (--config.data.generated=DIR of configs/self_g
 (--config.data.on_policy=1); or a mixture (both, on_policy between 0 and 1). --config.pruned=0,3 begins with those layers of
 the target instead of a model of its own. ``config.data.dir`` only saves building the corpus a second time.
 
-TIMES
+The quickstart's draft, with these defaults: half a minute on two CPU cores, held-out divergence 0.094 nats a token, acceptance
+rate (alpha) 0.85 at temperature 1. On stories260K (experiments/trained_drafters: 1200 steps of 8 x 128 tokens, one layer of the
+target's width; AMD EPYC, other work beside it, 2026-11-21) one and a half to three minutes; tau greedy and at temperature 1:
+
+    text              forward_kl   reverse_kl   jensen_shannon   total_variation
+    fixed             1.38 1.63    1.70 1.95    1.43 1.72        1.64 1.87
+    target's          2.71 2.29    1.97 1.95    2.32 2.18        1.97 1.85
+    draft's           2.13 2.30    1.75 1.98    2.15 2.36        1.77 2.07
+    half and half     2.47 2.25    1.92 1.97    2.24 2.19        2.53 2.06
 """
 
 from ml_collections import ConfigDict

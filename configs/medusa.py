@@ -4,7 +4,9 @@
         --config.data.dir=runs/target/data
     python -m specjax.run --config=configs/medusa.py:joint ...   # Medusa-2: the target learns beside them
 
-TIMES
+Measured on stories260K (experiments/trained_drafters: 1200 steps of 8 x 128 tokens, rate 3e-3, text that the target wrote; two
+CPU cores of an AMD EPYC, other work beside it, 2026-11-21): three minutes, tau 1.96 greedy, 1.21 at temperature 1;
+on fixed text instead, 1.31 and 1.21.
 """
 
 from ml_collections import ConfigDict, config_dict

@@ -66,8 +66,9 @@ def test_trained_drafters(target, tmp_path, capsys):
     files = (
         f"--target={target}/target --text={tmp_path}/text.txt --workdir={tmp_path}/runs --out={tmp_path}/results.json"
     )
-    small = "--name=tiny --steps=4 --generated=64 --examined=4 --prompts=2 --new=8 --width=16 --length=32 --batch=2 --verified=4"
-    trained_study.main([*files.split(), *small.split(), "--only=pretrained;medusa"])
+    small = "--name=tiny --steps=4 --generated=64 --examined=4 --verified=4 --prompts=2 --new=8"
+    shape = "--width=16 --length=32 --batch=2"
+    trained_study.main([*files.split(), *small.split(), *shape.split(), "--only=pretrained;medusa"])
     found = json.loads((tmp_path / "results.json").read_text())["targets"]["tiny"]
     assert str(tmp_path) not in found["command"]  # names of files, not where they lie
     for training in found["training"].values():

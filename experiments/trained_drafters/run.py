@@ -5,9 +5,9 @@
 
 Trains each drafter of ``TRAINED`` (configs/<its config>.py with other keys), then decodes held-out prompts (the test split of
 the text) plainly and with each of them, greedy and at temperature 1, interleaved in one process (configs/bench.py). A run that
-was killed goes on where it was. ``results.json`` beside this file gets tau, alpha by depth and speed-up, the held-out curves, and
-what was foreseen: in training, and afterwards on --verified prompts, beside what decoding them took. Without --text the corpus
-is the embedded one, Python code. --steps and --prompts make it shorter; --only="A;B" trains and measures some.
+was killed goes on where it was. ``results.json`` beside this file gets tau, alpha by depth and speed-up, the held-out curves,
+and what was foreseen: in training, and afterwards on --verified prompts, beside what decoding them took. Without --text the
+corpus is the embedded one, Python code. --steps and --prompts make it shorter; --only="A;B" trains and measures some.
 """
 
 from __future__ import annotations
