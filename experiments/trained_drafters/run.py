@@ -19,14 +19,13 @@ import os
 import shlex
 import subprocess
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from experiments.vs_transformers.run import busy, machine
+from experiments.vs_transformers.run import machine
 from specjax import drafters
 from specjax.models import hf
 from specjax.train import data, examine
@@ -244,7 +243,6 @@ def main(argv: list[str]) -> None:
         keys = {"generation.num_prompts": args.generated, "generation.batch_size": 64}
         specjax("self_generate", args.workdir / "generated", shared(args) | keys)
     trained = {name: train(name, args) for name in names}
-    since, others = time.perf_counter(), busy()
     rows = bench(args, trained)
     verified = verify(args, trained, args.verified) if args.verified else {}
     out = Path(args.out)
@@ -254,7 +252,6 @@ def main(argv: list[str]) -> None:
         "command": shlex.join(["python", "experiments/trained_drafters/run.py", *told]),
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
-        "others_cpu": (busy() - others) / (time.perf_counter() - since) / (os.cpu_count() or 1),
         "versions": {name: version(name) for name in ("specjax", "jax")},
         "training": {name: training(workdir) for name, workdir in trained.items()},
         "forecasts": verified,
