@@ -8,7 +8,7 @@ the corpus; what the target wrote (--config.data.generated=DIR of configs/self_g
 (--config.data.on_policy=1); or a mixture (both, on_policy between 0 and 1). --config.pruned=0,3 begins with those layers of
 the target instead of a model of its own. ``config.data.dir`` only saves building the corpus a second time.
 
-The quickstart's draft, with these defaults: half a minute on two CPU cores, held-out divergence 0.094 nats a token, acceptance
+The quickstart's draft, with these defaults: under a minute on two CPU cores, held-out divergence 0.094 nats a token, acceptance
 rate (alpha) 0.85 at temperature 1. On stories260K (experiments/trained_drafters: 1200 steps of 8 x 128 tokens, one layer of the
 target's width; AMD EPYC, other work beside it, 2026-11-21) one and a half to three minutes; tau greedy and at temperature 1:
 
