@@ -77,11 +77,10 @@ def specjax(config: str, workdir: Path, keys: dict[str, Any]) -> None:
 
 def shared(args: argparse.Namespace) -> dict[str, Any]:
     """What all runs are given."""
-    beside = Path(args.target).parent / "data"
-    source = (
-        {"data.files": args.text} if args.text else {"data.dir": beside if beside.is_dir() else args.workdir / "data"}
-    )
-    return {"target": args.target, **source}
+    if args.text:
+        return {"target": args.target, "data.files": args.text}
+    built = (Path(args.target) / "data", Path(args.target).parent / "data")  # by the target's own run
+    return {"target": args.target, "data.dir": next((each for each in built if each.is_dir()), args.workdir / "data")}
 
 
 def train(name: str, args: argparse.Namespace) -> Path:

@@ -115,9 +115,6 @@ def read_words(directory: str | Path) -> Words:
     tokenizer = hf.load_tokenizer(path, size)
     if tokenizer is None:
         raise UserError(f"{path} has no tokenizer.json; the text cannot be tokenised without")
-    # What a document may be cut to or filled up to for a network is nothing to a count.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
     return Words(tokenizer, size, hf.fingerprint(tokenizer), data.separator_id(tokenizer))
 
 

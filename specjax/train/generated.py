@@ -170,8 +170,6 @@ def _prompts(config: Config, workdir: Path, target: hf.Loaded) -> list[Prompt]:
     sizes, tokenizer = config.generation, target.tokenizer
     if tokenizer is None:
         raise UserError(f"{target.directory} has no tokenizer.json; the prompts cannot be tokenised without")
-    tokenizer.no_truncation()  # what a text is cut to or filled up to for a network is nothing to us
-    tokenizer.no_padding()
     # Where the tokenizer puts a token before every text, the model knows no text without it.
     start = data.separator_id(tokenizer)
     head = [start] if start is not None and start in tokenizer.encode("").ids else []
