@@ -32,6 +32,7 @@ SAMPLE = {
     "sam": ("chain",),
     "rest": ("traversal",),
     "escalate": ("match",),
+    "controlled": ("recursive",),
     "medusa": ("deterministic",),
     "hydra": (),  # tests/test_hydra.py has the exact law
     "mlp_speculator": ("chain",),

@@ -157,7 +157,7 @@ def test_mistakes_are_named():
     model = {"model": draft, "params": cases.table(1)}
     for given, message in [
         ({}, "give at least one"),
-        ("prompt_lookup", "escalate needs drafters to ask in turn"),
+        ("prompt_lookup", "escalate needs drafters to ask"),
         ({"lookup": {"name": "prompt_lokup"}}, "unknown drafter 'prompt_lokup'"),
         ({"prompt_lookup": {"gama": 3}}, "does not take the key 'gama'"),
         ({"lookup": 3}, "drafter lookup is 3; give its keys"),

@@ -9,21 +9,19 @@ rounds only.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from specjax import drafters as registry
 from specjax import rng, tree
+from specjax.drafters import _stages
 from specjax.drafters._checks import number
+from specjax.drafters._stages import Stages
 from specjax.errors import UserError
 from specjax.types import CHAIN, DETERMINISTIC, LM, Draft, Drafter, ModelParams, Output, Verdict
-
-Stages = Mapping[str, Mapping[str, Any] | Drafter] | Sequence[Drafter]
 
 
 class State(struct.PyTreeNode):
@@ -38,13 +36,7 @@ class State(struct.PyTreeNode):
 
 def check(drafters: Stages, **_: Any) -> None:
     """Raises UserError unless ``make`` would know these drafters and take their keys."""
-    if not isinstance(drafters, Mapping | Sequence) or isinstance(drafters, str) or not drafters:
-        raise UserError("escalate needs drafters to ask in turn, label -> keys; give at least one")
-    for label, keys in _in_order(drafters):
-        if not isinstance(keys, Drafter):
-            if not isinstance(keys, Mapping):
-                raise UserError(f"escalate: drafter {label} is {keys!r}; give its keys, name among them, or a Drafter")
-            registry.check(**_keys(label, keys))
+    _stages.check("escalate", drafters)
 
 
 def make(target: LM, *, drafters: Stages, least: float = 0.0, decay: float = 0.8) -> Drafter:
@@ -64,7 +56,7 @@ def make(target: LM, *, drafters: Stages, least: float = 0.0, decay: float = 0.8
     check(drafters)
     for name, value in (("least", least), ("decay", decay)):
         number(name, value, "in [0, 1)", lambda x: 0 <= x < 1)
-    stages = _build(target, drafters)
+    stages = _stages.build(target, drafters, gaps=True)
     nodes, longest = max(s.nodes for s in stages), max(s.longest for s in stages)
     if not nodes:
         raise UserError("escalate: none of the drafters drafts anything")
@@ -202,25 +194,3 @@ def make(target: LM, *, drafters: Stages, least: float = 0.0, decay: float = 0.8
         features=any(stage.features for stage in stages),
         learn=learn if any(stage.learn for stage in stages) else None,
     )
-
-
-def _in_order(given: Stages) -> list[tuple[Any, Any]]:
-    return sorted(given.items()) if isinstance(given, Mapping) else list(enumerate(given))
-
-
-def _keys(label: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that have a value, the name among them."""
-    return {"name": str(label)} | {key: value for key, value in keys.items() if value is not None}
-
-
-def _build(target: LM, given: Stages) -> list[Drafter]:
-    stages = []
-    for label, keys in _in_order(given):
-        if isinstance(keys, Drafter):
-            stages.append(keys)
-            continue
-        chosen = _keys(label, keys)
-        if "gaps" in inspect.signature(registry.load(chosen["name"]).make).parameters:
-            chosen["gaps"] = True
-        stages.append(registry.make(chosen.pop("name"), target, **chosen))
-    return stages

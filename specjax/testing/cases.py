@@ -88,6 +88,11 @@ def _escalate(target: LM, draft: LM) -> Drafter:
     return drafters.make("escalate", target, drafters=[lookup, model])
 
 
+def _controlled(target: LM, draft: LM) -> Drafter:
+    keys = {"model": draft, "tree": "2x1", "siblings": "top_k", "params": table(1, target.vocab_size)}
+    return drafters.make("controlled", target, drafters=[drafters.make("draft_tree", target, **keys)], rate=0.6)
+
+
 # Case -> how it is made of target, draft model and another. Their parameters: see ``case``.
 _MODELS: dict[str, Callable[[LM, LM, LM], Drafter]] = {
     "chain": lambda target, draft, other: drafters.make("draft_model", target, model=draft, gamma=2),
@@ -128,6 +133,7 @@ _NO_MODEL: dict[str, Callable[[LM], Drafter]] = {
         "rest", target, nodes=4, depth=2, max_ngram=3, samples=8, datastore=datastore.build(_text(target.vocab_size))
     ),
     "escalate": lambda target: _escalate(target, models(target.vocab_size)[1]),
+    "controlled": lambda target: _controlled(target, models(target.vocab_size)[1]),
     "medusa": _heads("medusa", heads=2, tree="2x1"),
     "hydra": _heads("hydra", heads=2, layers=2, tree="2x1", siblings="without_replacement"),
     "mlp_speculator": _heads("mlp_speculator", heads=2, inner=4, siblings="iid"),
