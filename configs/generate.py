@@ -24,7 +24,14 @@ def get_config() -> ConfigDict:
     config.accept_keys = accept_keys()
     config.sampling = sampling(0.0)
     config.prompt = ""  # one text
-    config.prompts = ""  # or a .txt file (a prompt per line), a .jsonl file with a "prompt" key, or "stdlib"
+    # Or a file: .txt (a prompt per line), .jsonl with a "prompt" key, Spec-Bench, MT-bench, HumanEval, GSM8K or MBPP as
+    # published (.gz too); or "stdlib".
+    config.prompts = ""
+    config.prompt_kind = "auto"  # of the file, where its first line does not tell: see specjax/prompt_sets.py
+    config.chat = (
+        ""  # the chat template for conversations: "own" is the model's, or a name that specjax/train/chat.py knows
+    )
+    config.max_prompt_tokens = 0  # longer prompts keep their last so many tokens; 0 = no limit
     config.num_prompts = 0  # at most so many of them; 0 = all, of "stdlib" 32
     config.prompt_tokens = 64  # "stdlib": the length of each
     config.data_dir = ""  # "stdlib": where the corpus was built; empty: the data folder of the target's run

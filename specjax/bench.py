@@ -1,8 +1,9 @@
-"""Measures methods against plain decoding: the same model, precision, prompts and batch, in turns, in one process.
+"""Measures methods against plain decoding of the same model, at the same precision and batch, interleaved in one process.
 
-A round of measurement runs plain decoding and then every method over all prompts; there are several rounds and the median
-counts. Only the decode loop is timed: prefill, compilation and transfers are outside, for both sides. Time splits come from
-loops that only draft or only verify.
+A measurement is a turn-taking: plain decoding and then every method over all prompts; there are several turns and the median
+counts. Only the decode loop is timed: prefill, compilation and transfers are outside, for both sides, and reported by
+themselves. What the parts of a round cost is sampled after every pass (``specjax.timing``), so that the predicted speed-up
+and the measured one saw the same machine. Rows are made in ``specjax.rows``.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import decode, metrics, rng, sampling, theory
+from specjax import decode, metrics, rng, sampling, timing
 from specjax.drafters import none
-from specjax.rng import RowKeys
-from specjax.types import LM, Accept, Context, DecodeState, Drafter, ModelParams
+from specjax.progress import Progress
+from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams
+from specjax.views import views
 
 
 class Method(NamedTuple):
@@ -47,15 +49,34 @@ class Job(NamedTuple):
     eos_id: tuple[int, ...]
     seed: int
     repeats: int
+    name: str | None = None  # of the prompt set
+    categories: Sequence[str | None] = ()  # of the prompts
+    spell: Callable[[list[int]], str] | None = None  # token ids to text
+
+    @property
+    def width(self) -> int:
+        """The longest prompt."""
+        return max(map(len, self.prompts))
 
 
 class Pass(NamedTuple):
-    """One run over all prompts."""
+    """One run over all prompts. Lists have an entry for each prompt."""
 
-    seconds: float
     outputs: list[list[int]]
-    counts: metrics.Counts | None
+    counts: list[metrics.Counts]  # empty for plain decoding
+    emitted: list[list[int]]  # tokens of every round
+    seconds: list[float]  # in the compiled loop, of the prompt's batch
+    walls: list[float]  # from the prompt's batch to its tokens on the host: prefill, loop, transfers
+    prefill: float  # seconds, all batches together, as the next two
+    loop: float
+    host: float  # around the compiled programs: packing, dispatch, fetching tokens and records
     loops: int  # times the compiled loop went round
+    costs: dict[str, float] = {}  # noqa: RUF012  (never mutated) seconds of "step", or of "draft" and "verify"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens emitted."""
+        return sum(map(len, self.outputs))
 
 
 def batches(job: Job) -> Iterator[tuple[list[int], list[list[int]]]]:
@@ -68,8 +89,7 @@ def batches(job: Job) -> Iterator[tuple[list[int], list[list[int]]]]:
 
 def begin(job: Job, drafter: Drafter, params: ModelParams, rows, prompts, *, finished: bool = False) -> DecodeState:
     """The state before the first round. ``finished`` stops every row at once: such a state only compiles a loop."""
-    width = max(map(len, job.prompts))
-    packed, lengths = decode.pack_prompts(prompts, width)
+    packed, lengths = decode.pack_prompts(prompts, job.width)
     new = np.where(np.asarray(rows) < 0, 0, 0 if finished else job.max_new_tokens)
     keys = rng.row_keys(job.seed, [r if r >= 0 else len(job.prompts) for r in rows])
     return decode.prefill(
@@ -79,7 +99,7 @@ def begin(job: Job, drafter: Drafter, params: ModelParams, rows, prompts, *, fin
         packed,
         lengths,
         keys,
-        max_len=width + job.max_new_tokens,
+        max_len=job.width + job.max_new_tokens,
         limit=lengths + jnp.asarray(new, jnp.int32),
         sampling=sampling.make_sampling(len(rows), **job.settings),
     )
@@ -87,33 +107,54 @@ def begin(job: Job, drafter: Drafter, params: ModelParams, rows, prompts, *, fin
 
 def run_pass(job: Job, method: Method | None, *, finished: bool = False) -> Pass:
     """Decodes all prompts with ``method``, or plainly if it is None. Raises NonFiniteLogits."""
-    drafter = none.make(job.target) if method is None else method.drafter
-    params = ModelParams(job.params) if method is None else method.params
-    seconds, outputs, counts, loops = 0.0, [], None, 0
+    drafter, params = _pair(job, method)
+    found = Pass([], [], [], [], [], 0.0, 0.0, 0.0, 0)
     for rows, prompts in batches(job):
+        clock = [time.perf_counter()]
         state = jax.block_until_ready(begin(job, drafter, params, rows, prompts, finished=finished))
-        began = time.perf_counter()
+        clock.append(time.perf_counter())
+        records = None
         if method is None:
-            records = None
             state = decode.autoregressive(job.target, params, state, max_steps=job.max_new_tokens, eos_id=job.eos_id)
         else:
             state, records = decode.generate(
                 job.target, drafter, method.accept, params, state, max_steps=job.max_new_tokens, eos_id=job.eos_id
             )
         jax.block_until_ready(state.tokens)
-        seconds += time.perf_counter() - began
+        clock.append(time.perf_counter())
         decode.check(state)
-        real = [r >= 0 for r in rows]
-        outputs += [o for o, r in zip(decode.outputs(state, [len(p) for p in prompts]), real, strict=True) if r]
+        outputs = decode.outputs(state, [len(p) for p in prompts])
+        records = None if records is None else jax.device_get(records)
+        clock.append(time.perf_counter())
+        real = [i for i, r in enumerate(rows) if r >= 0]
         if records is None:
-            loops += max(map(len, decode.outputs(state, [len(p) for p in prompts])))
+            emitted, counts = [[1] * len(outputs[i]) for i in real], []
+            loops = max(map(len, outputs))
         else:
-            now = metrics.count(records, real, drafter.longest)
-            counts = now if counts is None else counts.plus(now)
-            loops += int(np.asarray(records.emitted).any(1).sum())
+            alone = [[i == j for j in range(len(rows))] for i in real]
+            counts = [metrics.count(records, only, drafter.longest) for only in alone]
+            emitted = [[int(n) for n in records.emitted[:, i] if n] for i in real]
+            loops = int(records.emitted.any(1).sum())
+        prefill, loop, host = np.diff(clock).tolist()
+        found = found._replace(
+            outputs=found.outputs + [outputs[i] for i in real],
+            counts=found.counts + counts,
+            emitted=found.emitted + emitted,
+            seconds=found.seconds + [loop] * len(real),
+            walls=found.walls + [prefill + loop + host] * len(real),
+            prefill=found.prefill + prefill,
+            loop=found.loop + loop,
+            host=found.host + host,
+            loops=found.loops + loops,
+        )
         if finished:
             break  # one batch compiles everything
-    return Pass(seconds, outputs, counts, loops)
+    return found
+
+
+def _pair(job: Job, method: Method | None) -> tuple[Drafter, ModelParams]:
+    """Drafter and parameters; those of plain decoding for None."""
+    return (none.make(job.target), ModelParams(job.params)) if method is None else (method.drafter, method.params)
 
 
 def teach(job: Job, method: Method, prompts: Sequence[Sequence[int]]) -> Method:
@@ -142,142 +183,133 @@ def teach(job: Job, method: Method, prompts: Sequence[Sequence[int]]) -> Method:
     return method
 
 
-def warm(jobs: Sequence[Job], methods: Sequence[Method], also: Sequence[Callable[[], object]] = ()) -> None:
-    """Compiles every program that ``measure`` runs for these batch sizes, several at once: most of a short bench."""
-    work: list[Callable[[], object]] = list(also)
-    for job in {job.batch_size: job for job in jobs}.values():
-        work.append(functools.partial(time_of_verify, job, None, 1, samples=1))
-        for method in (None, *methods):
-            work.append(functools.partial(run_pass, job, method, finished=True))
-            if method is not None and method.drafter.nodes:
-                work.append(functools.partial(time_of_draft, job, method, samples=1))
-                work.append(functools.partial(time_of_verify, job, method, method.drafter.nodes + 1, samples=1))
-    if job := next((job for job in jobs if job.settings["temperature"] > 0), None):
-        full = [[0] * job.max_new_tokens] * len(job.prompts)
-        for m in methods:
-            work.append(
-                functools.partial(metrics.law_check, job.target, m.params, job.prompts, full, job.settings, m.drafter)
-            )
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for done in [pool.submit(task) for task in work]:
-            done.result()
+# What the parts of a round cost. ------------------------------------------------------------------------------------
 
 
-def measure(job: Job, methods: Sequence[Method], say: Callable[[str], None] = lambda _: None) -> list[dict]:
-    """Rows of results.json for the methods under the job's settings, ``job.repeats`` passes each, interleaved.
-
-    Call ``warm`` first, or the first pass compiles.
-    """
-    passes: dict[str | None, list[Pass]] = {m: [] for m in (None, *(m.name for m in methods))}
-    for turn in range(job.repeats):
-        for method in (None, *methods):
-            name = None if method is None else method.name
-            say(f"{name or 'autoregressive'}, pass {turn + 1} of {job.repeats}")
-            # Another seed each time: more text to judge sampled output by.
-            passes[name].append(run_pass(job._replace(seed=job.seed + turn), method))
-    step = time_of_verify(job, None, 1)
-    rows = []
-    for method in methods:
-        say(f"{method.name}: time split and losslessness")
-        runs = passes[method.name]
-        rows.append(_row(job, method, runs, passes[None], step))
-    return rows
+def clocks(job: Job, method: Method | None) -> dict[str, timing.Clock]:
+    """The clocks of a method: "draft" and "verify"; of plain decoding "step"; none if nothing is drafted."""
+    if method is None:
+        return {"step": timing.of_pass(job.target, 1)}
+    if not method.drafter.nodes:
+        return {}
+    return {"draft": timing.of_draft(method.drafter), "verify": timing.of_verify(job.target, method.drafter)}
 
 
-def _rate(passes: Sequence[Pass]) -> float:
-    return statistics.median(sum(map(len, p.outputs)) / p.seconds for p in passes)
-
-
-def _row(job: Job, method: Method, runs: list[Pass], plain: list[Pass], step: float) -> dict:
-    counts = runs[0].counts
-    assert counts is not None
-    rate, plain_rate = _rate(runs), _rate(plain)
-    temperature = float(job.settings["temperature"])
-    if temperature == 0:
-        lossless = metrics.greedy_identity(plain[0].outputs, runs[0].outputs)
-    else:
-        outputs = [o for run in runs for o in run.outputs]
-        prompts = list(job.prompts) * len(runs)
-        lossless = metrics.law_check(job.target, method.params, prompts, outputs, job.settings, method.drafter)
-    summary = metrics.summary(counts)
-    predicted, split = None, None
-    if method.drafter.nodes:
-        draft, verify = time_of_draft(job, method), time_of_verify(job, method, method.drafter.nodes + 1)
-        # Tokens per turn of the loop, not per round of a row: a batch goes on until its slowest row is done, in both loops.
-        gain = (counts.tokens / runs[0].loops) / (sum(map(len, plain[0].outputs)) / plain[0].loops)
-        predicted = theory.speedup(gain, draft, verify, step)
-        # A turn's whole time, from the loop itself; what drafting and verifying leave is acceptance and bookkeeping.
-        whole = statistics.median(p.seconds / p.loops for p in runs)
-        accept = max(whole - draft - verify, 0.0)
-        total = draft + verify + accept
-        split = {"draft": draft / total, "verify": verify / total, "accept": accept / total}
-    return {
-        "method": method.name,
-        "accept": method.accept.name,
-        "class": method.accept.law,
-        "temperature": temperature,
-        "batch_size": job.batch_size,
-        "prompts": len(job.prompts),
-        **summary,
-        "tokens_per_second": rate,
-        "autoregressive_tokens_per_second": plain_rate,
-        "speedup": rate / plain_rate,
-        "predicted_speedup": predicted,
-        "time_split": split,
-        "lossless": lossless._asdict(),
-        "category": None,
-        "warm": method.warm,
-    }
-
-
-# Time splits. Each loop depends on its own results, so that the compiler can neither hoist nor drop the work.
-
-_TURNS = 10
+def sample(job: Job, method: Method | None, parts: dict[str, timing.Clock]) -> dict[str, float]:
+    """Seconds of each part, sampled once behind the first batch of prompts."""
+    if not parts:
+        return {}
+    drafter, params = _pair(job, method)
+    state = begin(job, drafter, params, *next(batches(job)))
+    return {name: clock.sample(params, state) for name, clock in parts.items()}
 
 
 def time_of_verify(job: Job, method: Method | None, size: int, samples: int = 5) -> float:
-    """Seconds of one target pass over ``size`` tokens per row, in the buffers of that method (None: of plain decoding)."""
-    return _clock(job, method, lambda p, s: _verify_loop(job.target, size, p.target, s.tokens, s.cache), samples)
+    """Seconds of one target pass over a chain of ``size`` tokens per row, in the buffers of that method (None: of plain
+    decoding); median."""
+    parts = {"pass": timing.of_pass(job.target, size)}
+    return statistics.median(sample(job, method, parts)["pass"] for _ in range(samples))
 
 
 def time_of_draft(job: Job, method: Method, samples: int = 5) -> float:
-    """Seconds of one call of the drafter's ``propose``."""
-    return _clock(job, method, functools.partial(_draft_loop, method.drafter), samples)
+    """Seconds of one call of the drafter's ``propose``; median."""
+    parts = {"draft": timing.of_draft(method.drafter)}
+    return statistics.median(sample(job, method, parts)["draft"] for _ in range(samples))
 
 
-def _clock(job: Job, method: Method | None, loop: Callable, count: int) -> float:
-    drafter = none.make(job.target) if method is None else method.drafter
-    params = ModelParams(job.params) if method is None else method.params
-    rows, prompts = next(batches(job))
-    state = begin(job, drafter, params, rows, prompts)
-    jax.block_until_ready(loop(params, state))
-    samples = []
-    for _ in range(count):
+# Measuring ----------------------------------------------------------------------------------------------------------
+
+
+def warm(
+    jobs: Sequence[Job], methods: Sequence[Method], also: Sequence[Callable[[], object]] = ()
+) -> dict[str | None, float]:
+    """Compiles every program that ``measure`` runs for these jobs, several at once: most of a short bench.
+
+    Returns how many seconds each method's loop and prefill took to trace and compile (None: plain decoding's), with others
+    beside it on the same cores.
+    """
+    seconds: dict[str | None, float] = {}
+
+    def compiled(job: Job, method: Method | None) -> None:
         began = time.perf_counter()
-        jax.block_until_ready(loop(params, state))
-        samples.append(time.perf_counter() - began)
-    return statistics.median(samples) / _TURNS
+        run_pass(job, method, finished=True)
+        name = None if method is None else method.name
+        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - began
+
+    def timed(job: Job, method: Method | None) -> None:
+        drafter, params = _pair(job, method)
+        state = begin(job, drafter, params, *next(batches(job)), finished=True)
+        for clock in clocks(job, method).values():
+            clock.compile(params, state)
+
+    work: list[Callable[[], object]] = list(also)
+    shapes = {(job.batch_size, job.width): job for job in jobs}
+    for job in shapes.values():
+        for method in (None, *methods):
+            work += [functools.partial(compiled, job, method), functools.partial(timed, job, method)]
+    for job in {job.width: job for job in shapes.values()}.values():
+        text = [[0]] * min(8, len(job.prompts))
+        for m in methods:
+            look = functools.partial(views, job.target, m.params, text, text, job.settings, m.drafter)
+            work.append(functools.partial(look, width=job.width + job.max_new_tokens))
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done in [pool.submit(task) for task in work]:
+            done.result()
+    return seconds
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _verify_loop(target: LM, size: int, params, tokens: jax.Array, cache):
-    tokens = jnp.broadcast_to(tokens[:, :1], (tokens.shape[0], size))
+class Measured(NamedTuple):
+    """All passes of a job: those of plain decoding, and of each method in order."""
 
-    def turn(_, carry):
-        tokens, cache = carry
-        out, cache = target.apply(params, tokens, cache)
-        return sampling.argmax(out.logits), cache
-
-    return jax.lax.fori_loop(0, _TURNS, turn, (tokens, cache))[0]
+    plain: list[Pass]
+    methods: list[list[Pass]]
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _draft_loop(drafter: Drafter, params: ModelParams, state: DecodeState):
-    def turn(index, carry):
-        tokens, inner = carry
-        keys = RowKeys(state.keys, state.round + index, state.length)
-        draft, inner = drafter.propose(params, keys, Context(tokens, state.length, state.sampling), inner)
-        never = jnp.where(draft.tokens.sum() == -7, 1, 0)  # ties each turn to the last one
-        return tokens + never, inner
+def measure(
+    job: Job,
+    methods: Sequence[Method],
+    say: Callable[[str], None] = lambda _: None,
+    progress: Progress | None = None,
+    name: str = "",
+) -> Measured:
+    """``job.repeats`` passes of plain decoding and of every method, interleaved. Raises NonFiniteLogits.
 
-    return jax.lax.fori_loop(0, _TURNS, turn, (state.tokens, state.draft))[0]
+    Call ``warm`` first, or the first pass compiles.
+
+    Args:
+        job: the prompts and settings.
+        methods: what is measured; their names differ.
+        say: is told how far it is.
+        progress: passes measured before a kill are taken from there, and new ones put there.
+        name: tells this job from others in ``progress``.
+    """
+    progress = Progress() if progress is None else progress
+    parts = [clocks(job, method) for method in (None, *methods)]
+    found: list[list[Pass]] = [[] for _ in parts]
+    for turn in range(job.repeats):
+        for index, method in enumerate((None, *methods)):
+            key = f"{name}, pass {turn + 1}, method {index}"
+            if (known := progress.get(key)) is None:
+                say(f"{method.name if method else 'autoregressive'}, pass {turn + 1} of {job.repeats}")
+                # Another seed each time: more text to judge sampled output by.
+                now = job._replace(seed=job.seed + turn)
+                known = to_json(run_pass(now, method)._replace(costs=sample(now, method, parts[index])))
+                progress.put(key, known)
+            found[index].append(from_json(known))
+    return Measured(found[0], found[1:])
+
+
+def to_json(one: Pass) -> dict:
+    """A pass as JSON knows it."""
+    plain = [{key: np.asarray(value).tolist() for key, value in c._asdict().items()} for c in one.counts]
+    return one._asdict() | {"counts": plain}
+
+
+def from_json(value: dict) -> Pass:
+    """The pass that ``to_json`` was given."""
+    counts = [
+        metrics.Counts(c["tokens"], c["rounds"], c["accepted"], np.array(c["tested"], int), np.array(c["passed"], int))
+        for c in value["counts"]
+    ]
+    kept: dict[str, Any] = value | {"counts": counts}
+    return Pass(**kept)

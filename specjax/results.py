@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import tempfile
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from specjax.config import Config
 from specjax.errors import UserError
 from specjax.types import Accept
 
+SCHEMA = 1
 UNMEASURED = ("autoregressive_tokens_per_second", "speedup", "predicted_speedup", "time_split", "lossless")
 
 
@@ -45,26 +47,46 @@ def row(
     }
 
 
-def write(config: Config, workdir: Path, rows: list[dict], **more) -> Path:
-    """config.json, metrics.jsonl and results.json (whose path is returned): a failed run leaves none of them half-written.
-
-    Raises UserError for a directory that cannot be written.
-    """
+def head() -> dict:
+    """What every results.json begins with: schema, date, machine and versions."""
     device = jax.devices()[0]
     versions = {"specjax": __version__, "jax": jax.__version__}
     versions |= {"backend": jax.default_backend(), "device": device.device_kind}
-    results = {"schema": 1, "date": time.strftime("%Y-%m-%d"), "versions": versions, "rows": rows, **more}
+    return {"schema": SCHEMA, "date": time.strftime("%Y-%m-%d"), "machine": machine(), "versions": versions}
+
+
+def machine() -> dict:
+    """The host: its processor, as /proc/cpuinfo calls it, and the cores that this process may use."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"cpu": names[0] if names else platform.processor() or "unknown", "cores": cores}
+
+
+def write(config: Config, workdir: Path, rows: list[dict], files: dict[str, str] | None = None, **more) -> Path:
+    """config.json, metrics.jsonl and results.json (whose path is returned): a failed run leaves none of them half-written.
+
+    ``files`` are further texts by name, ``more`` further keys of results.json.
+
+    Raises UserError for a directory that cannot be written.
+    """
+    results = head() | {"rows": rows, **more}
     files = {
         "config.json": config.to_json_best_effort(indent=2) + "\n",
         "metrics.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
         "results.json": json.dumps(results, indent=2) + "\n",
-    }
+    } | (files or {})
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".new.", dir=workdir) as fresh:
             for name, text in files.items():
+                (Path(fresh) / name).parent.mkdir(exist_ok=True)
                 (Path(fresh) / name).write_text(text, encoding="utf-8")
             for name in files:
+                (workdir / name).parent.mkdir(exist_ok=True)
                 (Path(fresh) / name).replace(workdir / name)
     except OSError as error:
         raise UserError(f"cannot write into {workdir}: {error.strerror}; choose another --workdir") from None

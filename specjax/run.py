@@ -8,37 +8,29 @@ stands for the workdir. A mistake of the user ends in one line on stderr and exi
 from __future__ import annotations
 
 import functools
-import itertools
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
-from rich.console import Console
 from rich.text import Text
 
-from specjax import bench, decode, metrics, replay, results, session, traces
+from specjax import bench, decode, grid, metrics, prompts, replay, results, session, traces
 from specjax.config import Config
 from specjax.errors import UserError
+from specjax.prompts import PromptSet
 from specjax.report import terminal
 
-
-class NotLossless(Exception):
-    """A method that claims to be lossless failed its check."""
+console = terminal.console()
 
 
-console = Console(highlight=False, soft_wrap=True, emoji=False)
-if not console.is_terminal:
-    console.width = 120  # a file or a pipe has no width: enough for the table
-
-
-def generate(config: Config, workdir: Path) -> None:
+def generate(config: Config, workdir: Path, command: str | None) -> None:
     """Decodes the prompts, prints the text and keeps it in ``config.record``; a single prompt on a terminal is streamed."""
     target = session.load_target(config)
     tokenizer = target.tokenizer
@@ -46,28 +38,52 @@ def generate(config: Config, workdir: Path) -> None:
     if config.get("record"):
         traces.check_record(config.record, workdir, config.prompts)
     [(label, choice)] = session.methods(config).items()
-    method = session.method(target, choice, config.seed, label)
-    prompts = session.read_prompts(config, target)
-    job = session.job(config, target, prompts, config.sampling.temperature, config.batch_size)
-    if len(prompts) == 1 and console.is_terminal:
-        row, outputs = _stream(job, method, prompts[0], tokenizer.decode)
-        texts = [_continue(tokenizer, prompts[0].ids, outputs[0])]
-    else:
+    method = session.method(target, choice, config, label)
+    passes: dict[tuple, tuple[bench.Pass, int]] = {}  # of every prompt that was decoded: its pass, and its row there
+
+    def decode_turn(asked: list[prompts.Prompt]) -> list[list[int]]:
+        chosen = PromptSet(None, asked, [])
+        job = session.job(config, target, chosen, temperature, min(config.batch_size, len(asked)))
+        job = job._replace(seed=job.seed + max(p.turn for p in asked))  # a later turn has noise of its own
         bench.run_pass(job, method, finished=True)
         run = bench.run_pass(job, method)
-        assert run.counts is not None  # only plain decoding has none
-        outputs = run.outputs
-        row = _row(job, method, run.counts, sum(map(len, outputs)) / run.seconds)
-        texts = [_continue(tokenizer, p.ids, ids) for p, ids in zip(prompts, outputs, strict=True)]
-        for prompt, text in zip(prompts, texts, strict=True):
+        passes.update({(p.question, p.turn): (run, row) for row, p in enumerate(asked)})
+        return run.outputs
+
+    temperature = config.sampling.temperature
+    chosen = prompts.read(config, target, decode_turn)
+    job = session.job(config, target, chosen, temperature, config.batch_size)
+    if len(chosen.prompts) == 1 and console.is_terminal:
+        counts, outputs = _stream(job, method, chosen.prompts[0], tokenizer.decode)
+        rate = None
+        texts = [_continue(tokenizer, chosen.prompts[0].ids, outputs[0])]
+    else:
+        if rest := [p for p in chosen.prompts if (p.question, p.turn) not in passes]:
+            decode_turn(rest)
+        told = [passes[p.question, p.turn] for p in chosen.prompts]
+        runs = list({id(run): run for run, _ in told}.values())
+        outputs = [run.outputs[row] for run, row in told]
+        counts, rate = metrics.total([run.counts[row] for run, row in told]), sum(map(len, outputs))
+        rate /= sum(run.loop for run in runs)
+        texts = [_continue(tokenizer, p.ids, ids) for p, ids in zip(chosen.prompts, outputs, strict=True)]
+        for prompt, text in zip(chosen.prompts, texts, strict=True):
             console.print(Text.assemble((prompt.text, "dim"), text, "\n"))
-    _write(config, workdir, [row], texts=texts, token_ids=outputs)
+    row = results.row(
+        method.name,
+        method.accept,
+        counts,
+        temperature=float(temperature),
+        batch_size=config.batch_size,
+        prompts=len(chosen.prompts),
+        rate=rate,
+    )
+    _write(config, workdir, [row], command, texts=texts, token_ids=outputs)
     if config.get("record"):  # for mode replay
-        traces.record(config.record, job.prompts, outputs, categories=[p.category for p in prompts])
+        traces.record(config.record, job.prompts, outputs, categories=[p.category for p in chosen.prompts])
         console.print(Text(f"wrote {config.record}", "dim"))
 
 
-def _stream(job: bench.Job, method: bench.Method, prompt: session.Prompt, spell: Callable[[list[int]], str]):
+def _stream(job: bench.Job, method: bench.Method, prompt: prompts.Prompt, spell: Callable[[list[int]], str]):
     rows, ids = next(bench.batches(job))
     state = bench.begin(job, method.drafter, method.params, rows, ids)
     console.print(Text(prompt.text, "dim"), end="")
@@ -83,73 +99,7 @@ def _stream(job: bench.Job, method: bench.Method, prompt: session.Prompt, spell:
     counts = metrics.count(
         decode.Records(*(jnp.stack(x) for x in zip(*seen, strict=True))), [True], method.drafter.longest
     )
-    return _row(job, method, counts, None), [output]
-
-
-def _row(job: bench.Job, method: bench.Method, counts: metrics.Counts, rate: float | None) -> dict:
-    temperature = float(job.settings["temperature"])
-    return results.row(
-        method.name,
-        method.accept,
-        counts,
-        temperature=temperature,
-        batch_size=job.batch_size,
-        prompts=len(job.prompts),
-        rate=rate,
-    )
-
-
-def measure(config: Config, workdir: Path) -> None:
-    """Measures the methods of ``config.grid`` (or ``config.drafter``) against plain decoding, and prints a table."""
-    target = session.load_target(config)
-    assert target.tokenizer is not None  # load_target has seen to it
-    methods = [session.method(target, choice, config.seed, n) for n, choice in session.methods(config).items()]
-    prompts = session.read_prompts(config, target)
-    prompts, others = prompts[: len(prompts) - config.warm_prompts], prompts[len(prompts) - config.warm_prompts :]
-    jobs = [
-        session.job(config, target, prompts, float(temperature), batch)
-        for temperature in config.grid.temperatures or (config.sampling.temperature,)
-        for batch in config.grid.batch_sizes or (config.batch_size,)
-    ]
-    rows = []
-    with console.status("compiling") as status:
-        taught = [[bench.teach(job, method, [p.ids for p in others]) for method in methods] for job in jobs]
-        trace = functools.partial(_trace, jobs[0], taught[0], prompts[0], finished=True)
-        bench.warm(jobs, taught[0], [trace] if config.show_trace else [])
-        for job, ready in zip(jobs, taught, strict=True):
-            where = f"temperature {job.settings['temperature']:g}, batch {job.batch_size}"
-            rows += bench.measure(job, ready, lambda what, where=where: status.update(Text(f"{where}: {what}")))
-    console.print(terminal.table(rows))
-    console.print(
-        "[dim]tau: tokens per round; alpha: acceptance rate; plain: our autoregressive tokens/s, same batch; "
-        f"speed-up: tokens/s over plain, median of {config.repeats} interleaved passes[/dim]"
-    )
-    if config.show_trace:
-        _show_trace(jobs[0], taught[0], prompts[0], target.tokenizer.decode)
-    _write(config, workdir, rows)
-    for row in rows:
-        if row["class"] == "L1" and row["lossless"]["passed"] is False:
-            raise NotLossless(f"{row['method']} lost something: {row['lossless']['detail']}; see results.json")
-
-
-def _trace(job: bench.Job, methods, prompt: session.Prompt, finished: bool = False):
-    """(method, what each round did) of one continuation by the first method that drafts; ``finished`` only compiles it."""
-    method = next((m for m in methods if m.drafter.nodes), methods[0])
-    job = job._replace(batch_size=1, prompts=[prompt.ids])
-    rows, ids = next(bench.batches(job))
-    state = bench.begin(job, method.drafter, method.params, rows, ids)
-    steps = decode.stream(job.target, method.drafter, method.accept, method.params, state, eos_id=job.eos_id)
-    return method, [jax.device_get(info) for _, info in itertools.islice(steps, 1 if finished else None)]
-
-
-def _show_trace(job: bench.Job, methods, prompt: session.Prompt, spell: Callable[[list[int]], str]) -> None:
-    """One continuation, coloured by who wrote each token."""
-    method, infos = _trace(job, methods, prompt)
-    console.print(
-        Text.assemble("\n", (method.name, "bold"), f", temperature {job.settings['temperature']:g}: "), end=""
-    )
-    console.print(terminal.legend())
-    console.print(terminal.trace(prompt.ids, infos, spell))
+    return counts, [output]
 
 
 def _continue(tokenizer, prompt: list[int], new: list[int]) -> str:
@@ -157,7 +107,7 @@ def _continue(tokenizer, prompt: list[int], new: list[int]) -> str:
     return tokenizer.decode(prompt + new)[len(tokenizer.decode(prompt)) :]
 
 
-def replays(config: Config, workdir: Path) -> None:
+def replays(config: Config, workdir: Path, command: str | None) -> None:
     """Replays the recording ``config.traces`` with each method, and prints what it would have gained, by category."""
     began = time.perf_counter()
     target, recording = replay.load(config)
@@ -181,16 +131,17 @@ def replays(config: Config, workdir: Path) -> None:
         some = "; ".join(f"line {bad['line']}: {bad['why']}" for bad in recording.skipped[:3])
         more = f"; and {len(recording.skipped) - 3} more" if len(recording.skipped) > 3 else ""
         console.print(Text(f"left out {len(recording.skipped)} bad lines: {some}{more}"))
-    _write(config, workdir, rows, skipped=recording.skipped)
+    _write(config, workdir, rows, command, skipped=recording.skipped)
 
 
-def _write(config: Config, workdir: Path, rows: list[dict], **more) -> None:
-    path = results.write(config, workdir, rows, **more)
+def _write(config: Config, workdir: Path, rows: list[dict], command: str | None, **more) -> None:
+    path = results.write(config, workdir, rows, command=command, **more)
     console.print(Text(f"wrote {path}", "dim"))
 
 
-def train(config: Config, workdir: Path) -> None:
+def train(config: Config, workdir: Path, command: str | None) -> None:
     """Trains a model into ``workdir``; resumes where it stopped, and returns at once when it is finished."""
+    del command
     from specjax.train import recipes  # only here: TFDS and Orbax take seconds to import
 
     summary = recipes.run(config, workdir)
@@ -198,7 +149,7 @@ def train(config: Config, workdir: Path) -> None:
     console.print(Text(f"{workdir}: {numbers}", "dim"))
 
 
-MODES = {"train": train, "generate": generate, "bench": measure, "replay": replays}
+MODES = {"train": train, "generate": generate, "bench": grid.measure, "replay": replays}
 DECODES = ("target", "drafter", "accept", "sampling", "batch_size", "max_new_tokens", "seed")
 TRAINS = ("objective", "target", "init", "data", "loss", "train", "optimiser", "examine", "seed")
 NEEDS = {  # keys that tell a mode's configurations apart, in mode train those of its objectives
@@ -215,8 +166,8 @@ NEEDS = {  # keys that tell a mode's configurations apart, in mode train those o
 }
 
 
-def run(config: Config, workdir: Path) -> None:
-    """Runs one configuration. Raises UserError."""
+def run(config: Config, workdir: Path, command: str | None = None) -> None:
+    """Runs one configuration; ``command`` goes into results.json. Raises UserError."""
     mode = config.get("mode")
     if mode not in MODES:
         raise UserError(f"config.mode is {mode!r}; it must be one of {', '.join(MODES)}")
@@ -238,7 +189,7 @@ def run(config: Config, workdir: Path) -> None:
     for name, stage in stages:
         console.print(Text.assemble((name, "bold"), f": {stage.mode}, {workdir / name}"))
         run(stage, workdir / name)
-    MODES[mode](config, workdir)
+    MODES[mode](config, workdir, command)
 
 
 def _fill(config: Config, workdir: str) -> None:
@@ -297,19 +248,14 @@ def main(argv: list[str]) -> int:
     """Entry point: the exit status."""
     logging.set_verbosity(logging.WARNING)  # JAX reports each accelerator that is not there
     try:
-        run(*parse(argv))
+        run(*parse(argv), shlex.join(["python", "-m", "specjax.run", *argv[1:]]))
     except UserError as error:
-        return _fail(str(error))
-    except NotLossless as error:
-        return _fail(str(error), 1)
+        return terminal.fail(str(error))
+    except grid.NotLossless as error:
+        return terminal.fail(str(error), 1)
     except KeyboardInterrupt:
-        return _fail("interrupted; training goes on from its last checkpoint with the same command", 130)
+        return terminal.fail("interrupted; training and benches go on where they were, with the same command", 130)
     return 0
-
-
-def _fail(message: str, status: int = 2) -> int:
-    print(f"specjax: {' '.join(message.split())}", file=sys.stderr)
-    return status
 
 
 if __name__ == "__main__":

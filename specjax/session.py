@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 
-from specjax import accept, drafters, jsonl, sampling
+from specjax import accept, drafters, sampling
 from specjax.bench import Job, Method
 from specjax.config import Config
 from specjax.errors import UserError
 from specjax.models import hf
+from specjax.prompts import PromptSet
 from specjax.types import ModelParams
-
-STDLIB = "stdlib"  # the named prompt set: held-out lines of the embedded corpus
 
 
 class Choice(NamedTuple):
@@ -27,14 +27,6 @@ class Choice(NamedTuple):
     warm: bool = False  # whether it learns from other prompts before it is measured
 
 
-class Prompt(NamedTuple):
-    """One prompt, as text and as token ids."""
-
-    text: str
-    ids: list[int]
-    category: str | None = None  # of the line in a .jsonl file that has one: kept for recordings
-
-
 def load_target(config: Config) -> hf.Loaded:
     """The target model of ``config.target``. Raises UserError if there is none, or it has no tokenizer."""
     if not config.target:
@@ -43,65 +35,6 @@ def load_target(config: Config) -> hf.Loaded:
     if loaded.tokenizer is None:
         raise UserError(f"{loaded.directory} has no tokenizer.json; text needs one")
     return loaded
-
-
-def read_prompts(config: Config, target: hf.Loaded) -> list[Prompt]:
-    """``config.prompt`` (one text), or ``config.prompts``: a .txt file (a prompt per line), a .jsonl file with a "prompt"
-    key, or the set "stdlib" (held-out Python code, ``config.prompt_tokens`` tokens each). At most
-    ``config.num_prompts`` of them; 0 = all, of "stdlib" 32. ``config.warm_prompts`` further ones come at the end.
-
-    Raises UserError for neither or both, a missing file, a line without the key, an empty prompt.
-    """
-    for name, least in (("num_prompts", 0), ("prompt_tokens", 1)):
-        if config[name] < least:
-            raise UserError(f"config.{name} is {config[name]}; it must be at least {least}")
-    if bool(config.prompt) == bool(config.prompts):
-        raise UserError("give either config.prompt (one text) or config.prompts (a .txt or .jsonl file, or stdlib)")
-    tokenizer = target.tokenizer
-    assert tokenizer is not None
-    extra = config.get("warm_prompts", 0)
-    if config.prompts == STDLIB:
-        return _held_out(config, target, (config.num_prompts or 32) + extra)
-    count = config.num_prompts + extra if config.num_prompts else None
-    texts = [(config.prompt, None)] if config.prompt else _read(Path(config.prompts).expanduser())
-    prompts = []
-    for number, (text, category) in enumerate(texts[:count], 1):
-        try:
-            text.encode()
-        except UnicodeEncodeError:  # a command line in another encoding
-            raise UserError(f"prompt {number} is not UTF-8 text") from None
-        ids = tokenizer.encode(text).ids
-        if not text.strip() or not ids:
-            raise UserError(f"prompt {number} is empty; a prompt needs at least one token")
-        prompts.append(Prompt(text, ids, category))
-    if not prompts:
-        raise UserError(f"{config.prompts} has no prompts; give at least one")
-    if len(prompts) <= extra:
-        raise UserError(f"there are {len(prompts)} prompts, and config.warm_prompts takes {extra} of them; give more")
-    return prompts
-
-
-def _held_out(config: Config, target: hf.Loaded, count: int) -> list[Prompt]:
-    from specjax.train import data  # only here: TFDS takes a second to import
-
-    assert target.tokenizer is not None
-    beside = Path(target.directory).parent / "data"
-    if not config.data_dir and not beside.is_dir():
-        raise UserError("config.prompts=stdlib: no corpus lies beside the target; give config.data_dir to build it in")
-    folder = config.data_dir or str(beside)
-    texts = [text for _, text in data.load_texts(folder, "test")]
-    ids = data.held_out_prompts(texts, target.tokenizer, count, config.prompt_tokens, config.seed)
-    return [Prompt(target.tokenizer.decode(i), i) for i in ids]
-
-
-def _read(path: Path) -> list[tuple[str, str | None]]:
-    """(text, category) of every prompt of a file."""
-    where = f"config.prompts: {path}"
-    text = jsonl.read(path, where)
-    if path.suffix != ".jsonl":
-        return [(line, None) for _, line in jsonl.lines(text)]
-    found = [(each["prompt"], each.get("category")) for each in jsonl.objects(text, "prompt", where)]
-    return [(prompt, category if isinstance(category, str) else None) for prompt, category in found]
 
 
 def check(config: Config) -> None:
@@ -117,6 +50,9 @@ def check(config: Config) -> None:
     for batch_size in [config.batch_size, *grid.get("batch_sizes", ())]:
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise UserError(f"batch size is {batch_size!r}; it must be a whole number >= 1")
+    for context in grid.get("contexts", ()):
+        if isinstance(context, bool) or not isinstance(context, int) or context < 1:
+            raise UserError(f"config.grid.contexts has {context!r}; it must be a whole number >= 1")
     chosen = methods(config).values()
     for choice in chosen:
         accept.load(choice.rule, **choice.rule_keys)
@@ -139,7 +75,8 @@ def methods(config: Config) -> dict[str, Choice]:
     """Label -> method: of ``config.grid.methods`` if there are any, else ``config.drafter``.
 
     The rule is ``config.accept`` with ``config.accept_keys``, unless a method of the grid brings its own ``accept``, and
-    ``accept_keys`` for it. Raises UserError for such keys without a rule.
+    ``accept_keys`` for it. ``config.grid.gammas`` and ``config.grid.models`` make several of every method that takes such a
+    key, one for each value. Raises UserError for keys without a rule, and for such values that no method takes.
     """
     grid = config.get("grid")
     several = grid.methods.to_dict() if grid and grid.methods else {}
@@ -153,7 +90,29 @@ def methods(config: Config) -> dict[str, Choice]:
         elif several and _given(keys.pop("accept_keys", None)):
             raise UserError(f"method {label} has accept_keys and no rule of its own; give it accept as well")
         chosen[label] = Choice(keys, rule, rule_keys, bool(keys.pop("warm", False)))
+    for values, key, name in (("gammas", "gamma", "gamma {}"), ("models", "model", "{}")):
+        if wanted := (grid or {}).get(values):
+            chosen = _each(chosen, values, key, name, tuple(wanted))
     return chosen
+
+
+def _each(chosen: dict[str, Choice], values: str, key: str, name: str, wanted: tuple) -> dict[str, Choice]:
+    """Every method once for each value of the key, if it takes the key. Raises UserError."""
+    if len({str(value) for value in wanted}) != len(wanted):
+        raise UserError(f"config.grid.{values} holds a value twice; give each once")
+    tails = [Path(value).name if key == "model" else value for value in wanted]
+    tails = list(wanted) if len(set(tails)) != len(tails) else tails
+    found = {}
+    for label, choice in chosen.items():
+        # A method that is made of others has their keys inside.
+        if key not in inspect.signature(drafters.load(choice.drafter["name"]).make).parameters:
+            found[label] = choice
+            continue
+        for value, tail in zip(wanted, tails, strict=True):
+            found[f"{label}, {name.format(tail)}"] = choice._replace(drafter=choice.drafter | {key: value})
+    if found.keys() == chosen.keys():
+        raise UserError(f"config.grid.{values} is given, and no method takes the key {key!r}; leave it out")
+    return found
 
 
 def _given(keys: Mapping | None) -> dict:
@@ -162,20 +121,29 @@ def _given(keys: Mapping | None) -> dict:
     return {k: v for k, v in inner.items() if v is not None and v != {}}
 
 
-def method(target: hf.Loaded, choice: Choice, seed: int, label: str = "") -> Method:
-    """A drafter with its rule and parameters. Raises UserError, also for a rule that does not fit the drafter."""
+def temperatures(config: Config) -> list[float]:
+    """``config.grid.temperatures``, or the one of ``config.sampling``."""
+    return [float(t) for t in (config.get("grid") or {}).get("temperatures") or (config.sampling.temperature,)]
+
+
+def method(target: hf.Loaded, choice: Choice, config: Config, label: str = "") -> Method:
+    """A drafter with its rule and parameters. Raises UserError, also for a rule or a temperature that does not fit it."""
     drafter = drafters.make(target=target.lm, **choice.drafter)
     rule = accept.load(choice.rule, **choice.rule_keys)
     accept.check_pair(drafter, rule)
-    params = ModelParams(target.params, drafter.init_params(jax.random.key(seed)))
+    if drafter.greedy_only and any(temperatures(config)):
+        raise UserError(
+            f"drafter {drafter.name} means something at temperature 0 only; set config.sampling.temperature=0"
+        )
+    params = ModelParams(target.params, drafter.init_params(jax.random.key(config.seed)))
     if choice.warm and drafter.learn is None:
         raise UserError(f"drafter {drafter.name} keeps nothing from one text to the next; leave warm out")
     return Method(label or drafter.name, drafter, rule, params, choice.warm)
 
 
-def job(config: Config, target: hf.Loaded, prompts: Sequence[Prompt], temperature: float, batch_size: int) -> Job:
+def job(config: Config, target: hf.Loaded, chosen: PromptSet, temperature: float, batch_size: int) -> Job:
     """What is decoded, under which settings. Raises UserError for settings out of range and texts that do not fit."""
-    repeats = config.get("repeats", 1)
+    repeats, prompts = config.get("repeats", 1), chosen.prompts
     for name, value in (("max_new_tokens", config.max_new_tokens), ("repeats", repeats)):
         if value < 1:
             raise UserError(f"config.{name} is {value}; it must be at least 1")
@@ -186,7 +154,8 @@ def job(config: Config, target: hf.Loaded, prompts: Sequence[Prompt], temperatur
     if longest + config.max_new_tokens > room:
         raise UserError(
             f"the longest prompt has {longest} tokens, with config.max_new_tokens = {config.max_new_tokens} that is "
-            f"{longest + config.max_new_tokens}, and the model has {room} positions; shorten one of them"
+            f"{longest + config.max_new_tokens}, and the model has {room} positions; shorten one of them, or let "
+            "config.max_prompt_tokens cut prompts"
         )
     return Job(
         target=target.lm,
@@ -198,4 +167,7 @@ def job(config: Config, target: hf.Loaded, prompts: Sequence[Prompt], temperatur
         eos_id=() if config.ignore_eos else target.config.eos_token_id,
         seed=config.seed,
         repeats=repeats,
+        name=chosen.name,
+        categories=[p.category for p in prompts],
+        spell=None if target.tokenizer is None else target.tokenizer.decode,
     )

@@ -68,7 +68,7 @@ def propose(target: LM, drafter: Drafter, params: ModelParams, state: DecodeStat
     draft, draft_state = drafter.propose(params, keys, context, state.draft)
     _check_draft(drafter, draft, target.vocab_size)
     block = jnp.concatenate([context.pending[:, None], draft.tokens], axis=1)
-    out, cache = target.apply(params.target, block, state.cache, _block_parents(draft))
+    out, cache = target.apply(params.target, block, state.cache, block_parents(draft))
     return Scored(draft, draft_state, out, cache)
 
 
@@ -101,7 +101,7 @@ def decide(
     return advance(state, verdict, ended, failed).replace(cache=cache, draft=draft_state), info
 
 
-def _block_parents(draft: Draft) -> jax.Array | None:
+def block_parents(draft: Draft) -> jax.Array | None:
     """Parents in the block that the target sees: the pending token is its node 0."""
     if draft.parents is None:
         return None

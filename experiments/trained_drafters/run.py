@@ -151,6 +151,7 @@ def bench(args: argparse.Namespace, trained: dict[str, Path]) -> list[dict[str, 
         )
         workdir = args.workdir / f"bench{start // 6}"
         keys = {"target": args.target, "prompts": file, "grid.temperatures": "(0.0,1.0)", "max_new_tokens": args.new}
+        keys |= {"trace_prompts": 0, "report": False}
         flags = [f"--config.{key}={value}" for key, value in keys.items()]
         command = [sys.executable, "-m", "specjax.run", f"--config={config}", f"--workdir={workdir}", *flags]
         environment = os.environ | {"PYTHONPATH": str(CONFIGS.parent)}

@@ -230,7 +230,7 @@ def study(config: TransformerConfig, tree: topology.Topology, batch: int, contex
 
     loops: dict[str, tuple[Loop, int]]
     loops = {f"forward_chain_{n}": (forward(target, params, state, n, None, turns), turns) for n in (1, 8, 64, size)}
-    loops["forward_tree"] = forward(target, params, state, size, step._block_parents(draft), turns), turns
+    loops["forward_tree"] = forward(target, params, state, size, step.block_parents(draft), turns), turns
     loops["greedy_step"] = rounds(target, drafter, rule, ModelParams(params), state, turns), turns
     for part in (greedy_accept, greedy_bookkeeping):
         loops[part.__name__] = sums(part, cases[DETERMINISTIC][:1], small), small

@@ -38,6 +38,8 @@ from ml_collections import ConfigDict
 
 from experiments.vs_transformers.run import busy, machine
 from specjax import accept, bench, decode, session, topology, tree_search
+from specjax import prompts as prompts_lib
+from specjax import rows as rows_lib
 from specjax.bench import Job, Method
 from specjax.drafters import draft_tree
 from specjax.errors import UserError
@@ -122,7 +124,7 @@ def study(job: Job, draft: hf.Loaded, width: int, depth: int, sizes: Sequence[in
     first = {tree: name for name, tree in reversed(trees.items())}  # a tree is measured once, under its first name
     methods = [method(job, draft, tree, name) for tree, name in first.items()]
     bench.warm([job], methods)
-    measured = {row["method"]: row for row in bench.measure(job, methods)}
+    measured = {row["method"]: row for row in rows_lib.rows(job, methods, bench.measure(job, methods))}
     rows = []
     for name, tree in trees.items():
         row = measured[first[tree]]
@@ -160,12 +162,17 @@ def pair(args: argparse.Namespace, folder: Path) -> tuple[hf.Loaded, hf.Loaded]:
     return target, cut(target, args.draft_layers, folder / "draft") if args.draft_layers else hf.load(args.draft)
 
 
+def one_turn(asked: Sequence) -> list[list[int]]:
+    """No conversations here."""
+    raise UserError("these prompts have several turns; give some of one turn")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", help="directory of the target; default: the quickstart's pair")
     parser.add_argument("--draft", help="directory of the draft model")
     parser.add_argument("--draft-layers", type=int, default=0, help="take so many of the target's first layers instead")
-    parser.add_argument("--prompts", default=session.STDLIB, help='.txt, .jsonl with a "prompt" key, or stdlib')
+    parser.add_argument("--prompts", default=prompts_lib.STDLIB, help='.txt, .jsonl with a "prompt" key, or stdlib')
     parser.add_argument("--num-prompts", type=int, default=32)
     parser.add_argument("--temperature", type=float, default=0.6)
     parser.add_argument("--new", type=int, default=96, help="new tokens of each prompt")
@@ -185,7 +192,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         target, draft = pair(args, Path(folder))
     asked = {"prompt": "", "prompts": args.prompts, "num_prompts": args.num_prompts, "prompt_tokens": 64}
-    prompts = session.read_prompts(ConfigDict(asked | {"data_dir": "", "seed": args.seed}), target)
+    config = ConfigDict(asked | {"data_dir": "", "seed": args.seed, "max_new_tokens": args.new})
+    prompts = prompts_lib.read(config, target, one_turn).prompts
     settings = {"temperature": args.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     job = Job(
         target.lm, target.params, [p.ids for p in prompts], settings, args.batch, args.new,

@@ -64,7 +64,7 @@ def make(target: LM, *, drafters: Stages, rate: float = 0.8) -> Drafter:
     longest = stage.longest
 
     def own(params: ModelParams) -> ModelParams:
-        return params._replace(draft=params.draft[0])
+        return params._replace(draft=params.draft["drafter"])
 
     def init(params, context, target_out, slots):
         inner = stage.init(own(params), context, target_out, slots)
@@ -74,7 +74,8 @@ def make(target: LM, *, drafters: Stages, rate: float = 0.8) -> Drafter:
         draft, inner = stage.propose(own(params), keys.inner(0, same_target=True), context, state.inner)
         batch, depth = context.length.shape[0], jnp.arange(longest)
         coins = keys.inner(1).coins(longest)
-        right = coins.flip(jnp.full((batch, longest), rate), jnp.ones((batch, longest)))
+        chance = jnp.broadcast_to(params.draft["rate"], (batch, longest))
+        right = coins.flip(chance, jnp.ones_like(chance))
         true = jnp.take_along_axis(state.record, context.length[:, None] + depth, axis=1, mode="clip")
         said = jnp.where(right, true, (true + 1) % target.vocab_size)
         # Never so, but the compiler cannot know: whatever made the inner tokens has to be computed.
@@ -95,7 +96,8 @@ def make(target: LM, *, drafters: Stages, rate: float = 0.8) -> Drafter:
         return state.replace(inner=stage.update(own(params), state.inner, draft, verdict, target_out))
 
     return Drafter(
-        init_params=lambda key: (stage.init_params(key),),
+        # A parameter, so that another rate compiles nothing.
+        init_params=lambda key: {"drafter": stage.init_params(key), "rate": jnp.asarray(rate, jnp.float32)},
         init=init,
         propose=propose,
         update=update,

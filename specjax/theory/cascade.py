@@ -1,0 +1,57 @@
+"""Cascades of drafters: the expected walltime improvement factors of CS Drafting, Chen et al. 2023 (2312.11462).
+
+Costs are multiples of a target step, and a pass of any model over several tokens costs as much as over one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specjax.errors import UserError
+from specjax.theory import _checks, chain
+from specjax.topology import whole
+
+
+def generating_function(x: float, alpha: float, gamma: int) -> float:
+    """phi(x) = E[x^T], T the tokens of one round with acceptance ``alpha`` and ``gamma`` draft tokens.
+
+    1 + (x - 1) (1 - (alpha x)^(gamma+1)) / (1 - alpha x), 0 <= x <= 1: from P(T > t) = alpha^t for t <= gamma. Its slope
+    at 1 is equation 1 of Leviathan et al. (2211.17192).
+    """
+    x, alpha = float(_checks.rate("x", x)), float(_checks.rate("alpha", alpha))
+    return 1 + (x - 1) * chain.expected_tokens(alpha * x, gamma)
+
+
+def vertical_improvement(
+    alpha: float, inner_alpha: float, inner_rounds: int, inner_gamma: int, middle: float, smallest: float
+) -> float:
+    """Speed-up of a vertical cascade: the middle model drafts for the target, and the smallest drafts for the middle one.
+
+    The middle model runs ``inner_rounds`` rounds of speculative decoding, n, with ``inner_gamma`` tokens, k, of the
+    smallest, accepted at ``inner_alpha``; all that they emit is drafted, and the target accepts each at ``alpha``. With the
+    costs c1 of ``middle`` and c2 of ``smallest``: (1 - alpha phi(alpha)^n) / ((1 - alpha) (1 + n c1 + n k c2)), phi of
+    ``generating_function``. 2312.11462, analysis of the vertical cascade.
+    """
+    alpha = float(_checks.rate("alpha", alpha))
+    n, k = whole("inner_rounds", inner_rounds, 0), whole("inner_gamma", inner_gamma, 0)
+    if alpha == 1:  # the limit: every drafted token, and the target's own
+        tokens = 1 + n * chain.expected_tokens(float(_checks.rate("inner_alpha", inner_alpha)), k)
+    else:
+        tokens = (1 - alpha * generating_function(alpha, inner_alpha, k) ** n) / (1 - alpha)
+    return tokens / (1 + n * _checks.cost("middle", middle) + n * k * _checks.cost("smallest", smallest))
+
+
+def horizontal_improvement(alphas: Sequence[float], lengths: Sequence[int], costs: Sequence[float]) -> float:
+    """Speed-up of a horizontal cascade: the best drafter writes the first tokens of a draft, lesser ones what follows.
+
+    Drafter j writes ``lengths[j]`` tokens, accepted at ``alphas[j]``, for ``costs[j]`` each. With two of them: (sum_{i=0..n1}
+    alpha1^i + alpha1^n1 sum_{i=1..n2} alpha2^i) / (1 + n1 c1 + n2 c2). 2312.11462, analysis of the horizontal cascade.
+    """
+    if not len(alphas) == len(lengths) == len(costs):
+        told = f"alphas, lengths and costs have {len(alphas)}, {len(lengths)} and {len(costs)} entries"
+        raise UserError(f"{told}; give one of each for every drafter")
+    acceptance, time = [], 1.0
+    for alpha, length, cost in zip(alphas, lengths, costs, strict=True):
+        acceptance += [alpha] * whole("a length", length, 0)
+        time += length * _checks.cost("a cost", cost)
+    return chain.expected_tokens_by_depth(acceptance) / time

@@ -1,0 +1,177 @@
+"""A machine as two numbers and a model as four: what speculation gives on hardware that is not at hand.
+
+    t(B, S, n) = max((W + B S kappa) / bandwidth, B n (F + S G) / flops) + overhead
+
+is the time of a pass over n new tokens in each of B rows whose caches hold S tokens. W are the bytes of weights, kappa those
+of keys and values per cached token, F the operations per token, and G those of attention per token and cached token. A pass
+is bound by memory or by arithmetic, whichever takes longer. It is a model: launches, communication, sampling and cache misses
+are in ``overhead`` or nowhere.
+
+Sources: Williams et al. 2009 (the roofline); MagicDec, Chen et al. 2024 (2408.11049), which drafts with the target's weights
+and a constant part of its cache; SPIRe (2504.06419), whose throughput is modelled in this way.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from specjax.theory import _checks, chain
+from specjax.topology import whole
+
+if TYPE_CHECKING:
+    from specjax.models.transformer import TransformerConfig
+
+
+class Machine(NamedTuple):
+    """What runs the models."""
+
+    bandwidth: float  # bytes per second between memory and arithmetic
+    flops: float  # operations per second
+    overhead: float = 0.0  # seconds of every pass
+
+
+class Model(NamedTuple):
+    """What a pass of a model reads and computes."""
+
+    parameters: int
+    weight_bytes: float  # W, read in every pass
+    kv_bytes: float  # kappa, per cached token
+    flops: float  # F, per token
+    attention_flops: float = 0.0  # G, per token and cached token
+
+
+def model_of(config: TransformerConfig, itemsize: int = 2, kv_itemsize: int | None = None) -> Model:
+    """The ``Model`` of a decoder whose parameters take ``itemsize`` bytes each, and keys and values ``kv_itemsize`` (as many).
+
+    Tables of which a token reads one row (positions, and input embeddings that are not the head as well) are parameters,
+    and neither read in full nor multiplied.
+    """
+    size = whole("itemsize", itemsize, 1)
+    kv_size = size if kv_itemsize is None else whole("kv_itemsize", kv_itemsize, 1)
+    total = parameters(config)
+    looked_up = config.max_positions * config.hidden_size if config.family == "gpt2" else 0
+    if not config.tie_embeddings:
+        looked_up += config.vocab_size * config.hidden_size
+    width = config.num_layers * config.head_dim
+    used = total - looked_up
+    # A multiplication and an addition for each weight; for each cached token and head, one product for the score and one
+    # for the mixture.
+    return Model(total, used * size, 2 * width * config.num_kv_heads * kv_size, 2 * used, 4 * width * config.num_heads)
+
+
+def parameters(config: TransformerConfig) -> int:
+    """The number of parameters of a decoder."""
+    embed, hidden, gpt2 = config.hidden_size, config.intermediate_size, config.family == "gpt2"
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    attention = 2 * embed * queries + 2 * embed * keys
+    attention += (queries + 2 * keys + embed) * config.attention_bias
+    mlp = (2 if gpt2 else 3) * embed * hidden
+    mlp += ((1 if gpt2 else 2) * hidden + embed) * config.mlp_bias
+    norm = (2 if gpt2 else 1) * embed
+    tables = config.vocab_size * embed * (1 if config.tie_embeddings else 2)
+    if gpt2:
+        tables += config.max_positions * embed
+    return tables + config.num_layers * (attention + mlp + 2 * norm) + norm
+
+
+class Reads(NamedTuple):
+    """Bytes that the target reads for every token that a batch emits."""
+
+    weights: float
+    kv: float
+
+
+def reads_per_token(model: Model, batch: int, context: float, tokens_per_round: float = 1.0) -> Reads:
+    """What the target reads per emitted token: a pass reads its weights once and each row's cache once, however many tokens
+    it verifies, so both fall by the tokens per round (1: plain decoding). Leviathan et al. 2023 (2211.17192), section 3.4.
+    """
+    tokens = _checks.cost("tokens_per_round", tokens_per_round, positive=True)
+    weights = _checks.cost("weight_bytes", model.weight_bytes) / (whole("batch", batch, 1) * tokens)
+    return Reads(weights, _checks.cost("kv_bytes", model.kv_bytes) * _checks.cost("context", context) / tokens)
+
+
+def pass_time(machine: Machine, model: Model, batch: float, context: float, tokens: int = 1) -> float:
+    """Seconds of a pass over ``tokens`` new tokens in each of ``batch`` rows with ``context`` cached tokens: t(B, S, n)."""
+    memory, arithmetic, fixed = _parts(machine, model, context, tokens)
+    batch = _checks.cost("batch", batch, positive=True)
+    return max(fixed + batch * memory, batch * arithmetic) + _checks.cost("overhead", machine.overhead)
+
+
+def _parts(machine: Machine, model: Model, context: float, tokens: int) -> tuple[float, float, float]:
+    """Seconds per row of reading its cache and of its arithmetic, and seconds of reading the weights."""
+    bandwidth = _checks.cost("bandwidth", machine.bandwidth, positive=True)
+    flops = _checks.cost("flops of the machine", machine.flops, positive=True)
+    context, tokens = _checks.cost("context", context), whole("tokens", tokens, 1)
+    work = _checks.cost("flops", model.flops) + context * _checks.cost("attention_flops", model.attention_flops)
+    memory = context * _checks.cost("kv_bytes", model.kv_bytes) / bandwidth
+    return memory, tokens * work / flops, _checks.cost("weight_bytes", model.weight_bytes) / bandwidth
+
+
+def saturating_batch(machine: Machine, model: Model, context: float, tokens: int = 1) -> float:
+    """The batch above which a pass is bound by arithmetic, and so pays for each of its tokens; inf if there is none.
+
+    Memory takes W/bandwidth + B S kappa/bandwidth and arithmetic B n (F + S G)/flops: the lines cross where the slopes
+    allow it.
+    """
+    memory, arithmetic, fixed = _parts(machine, model, context, tokens)
+    return fixed / (arithmetic - memory) if arithmetic > memory else math.inf
+
+
+def critical_context(machine: Machine, model: Model, tokens: int) -> float:
+    """The context above which a pass over ``tokens`` tokens a row is bound by memory at every batch size; inf if none.
+
+    Derivation. Weights aside, both times grow in proportion to the batch, so the larger slope wins in the end: memory, if S
+    kappa/bandwidth >= n (F + S G)/flops, that is
+
+        S >= S*(n) = n F / (kappa flops/bandwidth - n G),
+
+    if the bracket is positive, and never if it is not (then attention itself is bound by arithmetic). Reading the weights
+    only helps memory, so S*(n) is enough at every B; below it, ``saturating_batch`` is finite.
+
+    Above S*(gamma + 1) verification costs one plain step at every B. Self-speculation with b < S cached tokens then drafts
+    for (w + B b kappa') / (w + B S kappa') of a step, w being what does not depend on B: a fraction that falls with B
+    towards b/S, so its **speed-up grows with the batch**, where on short contexts it shrinks. It does so as long as drafting
+    is bound by memory too: at every B if b >= S*(1), else up to the ``saturating_batch`` of the draft's own pass.
+    MagicDec (2408.11049), analysis of the speed-up.
+    """
+    tokens = whole("tokens", tokens, 1)
+    bandwidth = _checks.cost("bandwidth", machine.bandwidth, positive=True)
+    balance = _checks.cost("flops of the machine", machine.flops, positive=True) / bandwidth  # operations per byte
+    spare = _checks.cost("kv_bytes", model.kv_bytes) * balance
+    spare -= tokens * _checks.cost("attention_flops", model.attention_flops)
+    return tokens * _checks.cost("flops", model.flops) / spare if spare > 0 else math.inf
+
+
+def multiplier(
+    machine: Machine,
+    target: Model,
+    draft: Model,
+    *,
+    batch: int,
+    context: float,
+    gamma: int,
+    alpha: float,
+    budget: float | None = None,
+) -> float:
+    """The modelled speed-up M(B, S) = Omega(gamma, alpha) t_target(1) / (gamma t_draft(1) + t_target(gamma + 1)).
+
+    Omega are the expected tokens of a round. ``budget`` bounds the tokens that the draft's cache holds (None: the whole
+    context); ``batch`` and ``context`` as in ``pass_time``. With ``draft=target`` it is self-speculation. SPIRe
+    (2504.06419); MagicDec (2408.11049).
+    """
+    gamma = whole("gamma", gamma, 0)
+    held = context if budget is None else min(context, _checks.cost("budget", budget))
+    return chain.speedup(
+        chain.expected_tokens(float(_checks.rate("alpha", alpha)), gamma),
+        gamma * pass_time(machine, draft, batch, held),
+        pass_time(machine, target, batch, context, gamma + 1),
+        pass_time(machine, target, batch, context),
+    )
+
+
+def self_speculation(
+    machine: Machine, model: Model, *, batch: int, context: float, gamma: int, alpha: float, budget: float
+) -> float:
+    """The modelled speed-up when a model drafts for itself with at most ``budget`` cached tokens. MagicDec (2408.11049)."""
+    return multiplier(machine, model, model, batch=batch, context=context, gamma=gamma, alpha=alpha, budget=budget)
