@@ -200,7 +200,7 @@ def sample(job: Job, method: Method | None, parts: dict[str, timing.Clock]) -> d
     if not parts:
         return {}
     drafter, params = _pair(job, method)
-    state = begin(job, drafter, params, *next(batches(job)))
+    state = jax.block_until_ready(begin(job, drafter, params, *next(batches(job))))
     return {name: clock.sample(params, state) for name, clock in parts.items()}
 
 

@@ -17,7 +17,7 @@ from specjax import sampling, step
 from specjax.rng import RowKeys
 from specjax.types import CHAIN, LM, Context, DecodeState, Drafter, ModelParams
 
-LEAST = 0.05  # seconds of a sample
+LEAST = 0.1  # seconds of a sample
 MOST = 1000  # turns of a sample
 
 

@@ -34,6 +34,37 @@ def stories(data_dir):
     return hf.load(data_dir / "models" / "stories260K")
 
 
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    """The directory of a random tiny model with a tokenizer."""
+    import commandline  # only here: the environment above must be set before jax is imported
+
+    return commandline.save(tmp_path_factory.mktemp("models") / "target")
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory):
+    """Another one with the same tokenizer."""
+    import commandline
+
+    return commandline.save(tmp_path_factory.mktemp("models") / "draft", seed=1)
+
+
+@pytest.fixture
+def cli(tmp_path, capsys):
+    """Runs the command line in this process: (exit status, stdout, stderr, workdir)."""
+
+    from specjax import run
+
+    def call(*args, workdir=None):
+        workdir = workdir or tmp_path / "out"
+        status = run.main(["specjax", *args, f"--workdir={workdir}"])
+        out, err = capsys.readouterr()
+        return status, out, err, Path(workdir)
+
+    return call
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """A file stays on one worker, because its tests share compiled programs, unless it says how it may be divided."""

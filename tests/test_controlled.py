@@ -61,8 +61,9 @@ def test_acceptance_is_what_was_asked_for(name, rate):
 @pytest.mark.parametrize(("rate", "tau"), [(0.0, 1.0), (1.0, 4.0)])
 def test_always_and_never(rate, tau):
     records = decoded(drafters.make("controlled", TARGET, drafters=[inner("chain")], rate=rate), "chain", 24)
-    emitted = np.asarray(records.emitted)[:5]
-    assert (emitted == tau).all()
+    emitted, accepted, tested = (np.asarray(x) for x in (records.emitted, records.accepted, records.tested))
+    assert (emitted[:5] == tau).all()
+    assert accepted.sum() == rate * tested.sum()  # in the last rounds too, where drafts lead beyond the limit
 
 
 def test_the_inner_drafter_is_paid_for():

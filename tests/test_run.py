@@ -6,61 +6,14 @@ import importlib
 import json
 import subprocess
 import sys
-from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tokenizers
+from commandline import BENCH, GENERATE, ROOT, save
 
-from specjax import drafters, run, session, testing
+from specjax import drafters, run, session
 from specjax.errors import UserError
-from specjax.models import hf, lm
-
-ROOT = Path(__file__).parent.parent
-GENERATE, BENCH = (f"--config={ROOT}/configs/{name}.py" for name in ("generate", "bench"))
-TEXT = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n"
-
-
-def save(path, seed=0, text=TEXT, **changes):
-    """A random tiny model with a tokenizer of its own."""
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    tokenizer.train_from_iterator([text], trainer)
-    config = testing.tiny_config("llama", vocab_size=tokenizer.get_vocab_size())
-    params = lm.init_params(config, jax.random.key(seed))
-    params = jax.tree.map(lambda x: x * 8 if x.ndim > 1 else x, params)
-    params |= changes
-    hf.save(path, config, params, tokenizer)
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    return save(tmp_path_factory.mktemp("models") / "target")
-
-
-@pytest.fixture(scope="module")
-def draft(tmp_path_factory):
-    return save(tmp_path_factory.mktemp("models") / "draft", seed=1)
-
-
-@pytest.fixture
-def cli(tmp_path, capsys):
-    """Runs the command line in this process: (exit status, stdout, stderr, workdir)."""
-
-    def call(*args, workdir=None):
-        workdir = workdir or tmp_path / "out"
-        status = run.main(["specjax", *args, f"--workdir={workdir}"])
-        out, err = capsys.readouterr()
-        return status, out, err, Path(workdir)
-
-    return call
 
 
 def test_generate_writes_text_and_results(cli, target, draft, tmp_path):

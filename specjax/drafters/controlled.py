@@ -68,7 +68,7 @@ def make(target: LM, *, drafters: Stages, rate: float = 0.8) -> Drafter:
 
     def init(params, context, target_out, slots):
         inner = stage.init(own(params), context, target_out, slots)
-        return State(inner, _continue(target, params, context, slots, slots - stage.nodes))
+        return State(inner, _continue(target, params, context, slots))
 
     def propose(params, keys, context, state):
         draft, inner = stage.propose(own(params), keys.inner(0, same_target=True), context, state.inner)
@@ -111,8 +111,8 @@ def make(target: LM, *, drafters: Stages, rate: float = 0.8) -> Drafter:
     )
 
 
-def _continue(target: LM, params: ModelParams, context, slots: int, limit: int) -> jax.Array:
-    """i32[B,slots]: the text and the target's greedy continuation of it, up to ``limit`` tokens in all."""
+def _continue(target: LM, params: ModelParams, context, slots: int) -> jax.Array:
+    """i32[B,slots]: the text and the target's greedy continuation of it."""
     batch, width = context.tokens.shape
     tokens = jnp.pad(context.tokens, ((0, 0), (0, slots + 1 - width)), constant_values=-1)
     cache = decode.feed(
@@ -121,8 +121,8 @@ def _continue(target: LM, params: ModelParams, context, slots: int, limit: int) 
     state = DecodeState(
         tokens=tokens,
         length=context.length,
-        limit=jnp.full((batch,), limit, jnp.int32),
-        done=context.length >= limit,
+        limit=jnp.full((batch,), slots, jnp.int32),
+        done=context.length >= slots,
         failed=jnp.full((batch,), -1, jnp.int32),
         cache=cache,
         draft=(),
