@@ -180,28 +180,12 @@ def test_methods_of_a_grid():
     assert "a, gamma 1, other" in session.methods(config)
 
 
-CONTROLLED = """
-from configs import bench, generate
-
-
-def get_config():
-    config = bench.get_config()
-    config.drafter.name = "controlled"
-    config.drafter.rate = 1.0
-    config.drafter.drafters.inner = generate.drafter("draft_model")
-    config.drafter.drafters.inner.gamma = 2
-    config.report = False
-    config.trace_prompts = 0
-    config.repeats = 1
-    config.max_new_tokens = 10
-    return config
-"""
-
-
 def test_controlled_acceptance_from_the_command_line(cli, target, draft, questions, tmp_path):
-    (tmp_path / "controlled.py").write_text(CONTROLLED)
-    keys = [f"--config={tmp_path}/controlled.py", f"--config.target={target}", f"--config.prompts={questions}"]
-    keys += [f"--config.drafter.drafters.inner.model={draft}"]
+    keys = [BENCH.replace("bench.py", "controlled.py"), f"--config.target={target}", f"--config.prompts={questions}"]
+    keys += ["--config.drafter.drafters.inner.name=draft_model", f"--config.drafter.drafters.inner.model={draft}"]
+    keys += ["--config.drafter.rate=1.0", "--config.report=False"]
+    keys += ["--config.drafter.drafters.inner.gamma=2", "--config.max_new_tokens=10", "--config.repeats=1"]
+    keys += ["--config.trace_prompts=0"]
     status, _, err, _ = cli(*keys, "--config.grid.temperatures=(0.0,1.0)", workdir=tmp_path / "no")
     assert status == 2 and "controlled means something at temperature 0 only" in err
     assert not (tmp_path / "no").exists()

@@ -1,0 +1,33 @@
+"""Speed-up against everything: draft length, temperature, batch size and context length, with theory's curve beside it.
+
+    python -m specjax.run --config=configs/sweep.py
+    python -m specjax.run --config=configs/sweep.py:runs/quickstart   # with the models of an earlier quickstart
+    python -m specjax.run --config=configs/sweep.py:runs/quickstart "--config.grid.models=('draft1', 'draft2')"   # draft sizes
+
+Held-out Python code. Every point of the grid is measured beside plain decoding, with what the parts of a round cost, so that
+runs/sweep/report.html shows measured points on the curve that these costs promise. About eleven minutes on two CPU cores, with
+the models of a quickstart; killed, it goes on with the same command.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import generate, quickstart
+
+
+def get_config(models: str = "") -> ConfigDict:
+    """The configuration; ``models`` is a folder with a trained target and draft, empty: train them."""
+    config = quickstart.get_config()
+    if models:
+        config.prepare = ()
+        config.target = f"{models}/target"
+        config.grid.methods.draft_model.model = f"{models}/draft"
+    config.grid.methods = ConfigDict({"draft_model": config.grid.methods.draft_model})
+    config.grid.methods.prompt_lookup = generate.drafter("prompt_lookup")
+    config.grid.gammas = (1, 2, 4, 8)
+    config.grid.temperatures = (0.0, 1.0)
+    config.grid.batch_sizes = (1, 4)
+    config.grid.contexts = (32, 128)
+    config.num_prompts = 4
+    config.max_new_tokens = 48
+    config.show_trace = False
+    return config
