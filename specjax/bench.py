@@ -27,6 +27,9 @@ from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams
 from specjax.views import views
 
 
+BRIEF = 4  # tokens: memory that was never touched makes the first rounds of a program several times slower
+
+
 class Method(NamedTuple):
     """One thing to measure."""
 
@@ -87,10 +90,10 @@ def batches(job: Job) -> Iterator[tuple[list[int], list[list[int]]]]:
         yield rows, [list(job.prompts[max(r, 0)]) for r in rows]
 
 
-def begin(job: Job, drafter: Drafter, params: ModelParams, rows, prompts, *, finished: bool = False) -> DecodeState:
-    """The state before the first round. ``finished`` stops every row at once: such a state only compiles a loop."""
+def begin(job: Job, drafter: Drafter, params: ModelParams, rows, prompts, *, brief: bool = False) -> DecodeState:
+    """The state before the first round. ``brief`` stops every row after a few tokens: enough to compile and to warm up."""
     packed, lengths = decode.pack_prompts(prompts, job.width)
-    new = np.where(np.asarray(rows) < 0, 0, 0 if finished else job.max_new_tokens)
+    new = np.where(np.asarray(rows) < 0, 0, min(BRIEF, job.max_new_tokens) if brief else job.max_new_tokens)
     keys = rng.row_keys(job.seed, [r if r >= 0 else len(job.prompts) for r in rows])
     return decode.prefill(
         job.target,
@@ -105,13 +108,13 @@ def begin(job: Job, drafter: Drafter, params: ModelParams, rows, prompts, *, fin
     )
 
 
-def run_pass(job: Job, method: Method | None, *, finished: bool = False) -> Pass:
+def run_pass(job: Job, method: Method | None, *, brief: bool = False) -> Pass:
     """Decodes all prompts with ``method``, or plainly if it is None. Raises NonFiniteLogits."""
     drafter, params = _pair(job, method)
     found = Pass([], [], [], [], [], 0.0, 0.0, 0.0, 0)
     for rows, prompts in batches(job):
         clock = [time.perf_counter()]
-        state = jax.block_until_ready(begin(job, drafter, params, rows, prompts, finished=finished))
+        state = jax.block_until_ready(begin(job, drafter, params, rows, prompts, brief=brief))
         clock.append(time.perf_counter())
         records = None
         if method is None:
@@ -147,7 +150,7 @@ def run_pass(job: Job, method: Method | None, *, finished: bool = False) -> Pass
             host=found.host + host,
             loops=found.loops + loops,
         )
-        if finished:
+        if brief:
             break  # one batch compiles everything
     return found
 
@@ -232,13 +235,13 @@ def warm(
 
     def compiled(job: Job, method: Method | None) -> None:
         began = time.perf_counter()
-        run_pass(job, method, finished=True)
+        run_pass(job, method, brief=True)
         name = None if method is None else method.name
         seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - began
 
     def timed(job: Job, method: Method | None) -> None:
         drafter, params = _pair(job, method)
-        state = begin(job, drafter, params, *next(batches(job)), finished=True)
+        state = begin(job, drafter, params, *next(batches(job)), brief=True)
         for clock in clocks(job, method).values():
             clock.compile(params, state)
 

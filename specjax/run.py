@@ -45,7 +45,7 @@ def generate(config: Config, workdir: Path, command: str | None) -> None:
         chosen = PromptSet(None, asked, [])
         job = session.job(config, target, chosen, temperature, min(config.batch_size, len(asked)))
         job = job._replace(seed=job.seed + max(p.turn for p in asked))  # a later turn has noise of its own
-        bench.run_pass(job, method, finished=True)
+        bench.run_pass(job, method, brief=True)
         run = bench.run_pass(job, method)
         passes.update({(p.question, p.turn): (run, row) for row, p in enumerate(asked)})
         return run.outputs

@@ -94,12 +94,12 @@ def test_a_killed_bench_goes_on(cli, common, monkeypatch):
     plain = [*common, "--config.report=False", "--config.trace_prompts=0", "--config.batch_size=4"]
     ran, real = [], bench.run_pass
 
-    def dying(job, method, *, finished=False):
-        if not finished:
+    def dying(job, method, *, brief=False):
+        if not brief:
             if len(ran) == 4:
                 raise KeyboardInterrupt
             ran.append(method and method.name)
-        return real(job, method, finished=finished)
+        return real(job, method, brief=brief)
 
     monkeypatch.setattr(bench, "run_pass", dying)
     status, _, err, workdir = cli(*plain)

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import tokenizers
 
+from experiments.accelerator import run as accelerator_study
 from experiments.trained_drafters import run as trained_study
 from experiments.tree_search import run as tree_search_study
+from experiments.vs_transformers import run as vs_transformers_study
 from specjax import topology
 from specjax.errors import UserError
 from specjax.models import hf
@@ -78,3 +80,53 @@ def test_trained_drafters(target, tmp_path, capsys):
     assert labels == {"prompt_lookup", "pretrained", "medusa", "medusa, sampled", "medusa, tree"}
     assert all(row["lossless"]["passed"] is not False for row in found["rows"])
     assert "| medusa, tree |" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_vs_transformers(target, tmp_path):
+    pytest.importorskip("transformers")
+    out = tmp_path / "results.json"
+    vs_transformers_study.main(["--small", "--passes=1", "--new=12", "--device=cpu", f"--out={out}"])
+    result = json.loads(out.read_text())
+    rows = {(row["method"], row["temperature"]): row for row in result["rows"]}
+    assert len(rows) == 6 and len(set(result["prompts"]["gpt2"])) == 4  # ragged
+    for (method, heat), row in rows.items():
+        assert row["ratio"] > 0 and row["transformers"]["threads"] >= 1
+        if heat == 0:  # the same texts in the same number of rounds
+            assert row["identical"] == "4/4" and row["specjax"]["rounds"] == row["transformers"]["rounds"]
+        assert (row["specjax"]["block_efficiency"] == 1) == (method == "autoregressive")
+    assert vs_transformers_study.table(result).count("\n") == 7
+
+
+@pytest.mark.slow
+def test_vs_transformers_needs_words(target, tmp_path):
+    with pytest.raises(UserError, match="has no tokenizer"):
+        hf.save(tmp_path / "mute", tiny_config(vocab_size=16), tiny(vocab_size=16)[1])
+        vs_transformers_study.stories(str(tmp_path / "mute"), "", tmp_path, 4)
+
+
+@pytest.mark.slow
+def test_accelerator(tmp_path, capfd):
+    out = tmp_path / "results.json"
+    accelerator_study.main(["--tiny", "--models", "1b", f"--out={out}"])
+    result = json.loads(out.read_text())
+    assert result["skipped"] == [] and result["bandwidth"][0]["bytes_per_second"] > 0
+    assert (
+        [row["batch_size"] for row in result["autoregressive"]]
+        == [1, 2]
+        == [row["batch_size"] for row in result["peer"]]
+    )
+    assert {(row["shape"], row["tokens"]) for row in result["verify"]} == {("chain", 1), ("chain", 4), ("tree", 4)}
+    for row in result["controlled"] + result["buffers"]:
+        assert row["identical"] == row["batch_size"] and 1 <= row["block_efficiency"] <= row["gamma"] + 1
+    low, high = (row["block_efficiency"] for row in result["controlled"][:2])
+    assert low < high  # rates .3 and .95
+    assert "Controlled acceptance" in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_accelerator_keeps_what_was_measured(tmp_path):
+    out = tmp_path / "results.json"
+    accelerator_study.main(["--tiny", "--sections", "bandwidth", "peer", "--minutes=0.34", f"--out={out}"])
+    result = json.loads(out.read_text())
+    assert "bandwidth" in result and [row["task"] for row in result["skipped"]] == ["peer"]

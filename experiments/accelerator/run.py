@@ -1,27 +1,27 @@
 """What an accelerator makes of the decode loop, at the shapes of Llama 3.2 1B and Llama 3.1 8B: bfloat16, random weights.
 
-    PYTHONPATH=. python experiments/accelerator/run.py              (one GPU, under 10 minutes)
-    (needs jax, flax, numpy, torch and transformers, and no more)
-    PYTHONPATH=. python experiments/accelerator/run.py --tiny --out=FILE         (the same script on a CPU, in about a minute)
+    PYTHONPATH=. python experiments/accelerator/run.py                        (one GPU, under 10 minutes)
+    PYTHONPATH=. python experiments/accelerator/run.py --tiny --out=FILE      (a rehearsal on a CPU, about a minute)
 
-Sections, of which ``--sections`` chooses:
+It needs jax, flax, numpy, torch and transformers. Sections, of which ``--sections`` chooses:
 
 - ``bandwidth``: bytes read and written a second by a copy of a large array.
-- ``autoregressive``: plain decoding at batch 1 and 8, and its share of what that bandwidth allows: one step cannot be quicker than
+- ``autoregressive``: plain decoding at batch 1 and 8, and its share of what that bandwidth allows: no step is quicker than
   reading the weights and the keys and values of the text so far.
 - ``verify``: target passes over 1 to 64 tokens, chains and binary trees, relative to a pass over one token.
-- ``controlled``: speculation with the drafter ``controlled`` (a real draft model is run and paid for, its tokens are right at a chosen
-  rate): measured speed-up, the speed-up predicted from the costs of the parts measured alone, and system efficiency, their ratio.
-  ``gap`` is what a round takes beyond drafting, verifying and accepting measured alone. The draft for 8B is the 1B shape, for
-  1B its first two layers' shape.
-- ``buffers``: the round and the plain step again with XLA's command buffers (CUDA graphs) as they are by default, off, and with
-  loops and conditionals inside them; a process for each, for it is a flag.
-- ``peer``: ``transformers.generate``, eager, dynamic cache, same shape, precision, prompts and batch, on the same device.
+- ``controlled``: speculation with the drafter ``controlled`` (a real draft model is run and paid for, its tokens are right at
+  a chosen rate): measured speed-up, the speed-up predicted from the costs of the parts measured alone, and their ratio,
+  system efficiency. ``gap`` is what a round takes beyond drafting, verifying and accepting measured alone. The draft for 8B
+  has the shape of 1B, that for 1B its first two layers'.
+- ``buffers``: the same at one rate with XLA's command buffers (CUDA graphs) as they are by default, off, and with loops and
+  conditionals inside them; a process for each, for it is a flag.
+- ``peer``: ``transformers.generate``, eager, dynamic cache, same shape, precision and batch, on the same device.
 
-Every size is a process of its own, which writes down a section as soon as it is measured whole: whoever kills this keeps what was
-done. A size that does not fit, and what the time limit cut off, is named under ``skipped``. The weights are made on the device; the
-embeddings are large beside them, so that the greedy token never hangs on bfloat16's rounding and a rate is what it says. The text
-is of no interest. ``results.json`` is written beside this file, unless it ran on a CPU: then only to ``--out``.
+Every size is a process of its own, which writes down a section as soon as it is measured whole: whoever kills this keeps
+what was done. A size that does not fit, and what the time limit cut off, is named under ``skipped``. The weights are made on
+the device; the embeddings are large beside the layers, so that the greedy token never hangs on bfloat16's rounding and a rate
+is what it says. The text is of no interest. ``results.json`` is written beside this file, unless it ran on a CPU: then
+only to ``--out``.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ from typing import Any
 import jax
 
 from experiments.accelerator import sections
-from experiments.accelerator.sections import BATCHES, Scale
+from experiments.accelerator.sections import Scale
 from experiments.vs_transformers.run import machine
 from specjax.errors import UserError
+from specjax.models.hf_config import config_to_hf
 
 # Which flag: https://openxla.org/xla/flags_guidance. Nothing after "=" turns them off; "+" adds to the default.
 FLAG = "--xla_gpu_enable_command_buffer="
@@ -99,25 +100,12 @@ def peer(size: Scale) -> list[dict]:
 
     transformers.logging.set_verbosity_error()
     config, device = size.models["1b"], "cuda" if torch.cuda.is_available() else "cpu"
-    shape = transformers.LlamaConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        num_key_value_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        max_position_embeddings=config.max_positions,
-        rope_theta=config.rope_theta,
-        tie_word_embeddings=config.tie_embeddings,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+    shape = transformers.LlamaConfig(**config_to_hf(config))
     torch.set_default_dtype(torch.bfloat16)
     with torch.device(device):
         model: Any = transformers.LlamaForCausalLM(shape).eval()
     rows = []
-    for batch in BATCHES:
+    for batch in size.batches:
         tokens = torch.randint(config.vocab_size, (batch, size.prompt), device=device)
         settings = {"max_new_tokens": size.new, "do_sample": False, "pad_token_id": 0}
         seconds = []
@@ -143,23 +131,25 @@ def peer(size: Scale) -> list[dict]:
 # The parent, which never touches the device -------------------------------------------------------------------------
 
 
-def tasks(chosen: Sequence[str], sizes: Sequence[str]) -> list[tuple[str, str]]:
+def tasks(chosen: Sequence[str], sizes: Sequence[str], tiny: bool) -> list[tuple[str, str]]:
     """What is run, in this order, each in a process of its own: (task, what it adds to XLA_FLAGS)."""
     found = [("bandwidth", "")] if "bandwidth" in chosen else []
     per_size = [(size, "") for size in sizes if set(PER_SIZE) & set(chosen)]
     found += per_size[:1]
     found += [("peer", "")] if "peer" in chosen else []
-    found += [(f"1b:{name}", flag) for name, flag in BUFFERS.items()] if "buffers" in chosen else []
+    variants = [name for name in BUFFERS if name == "with loops" or not tiny]  # without a GPU they are all the same
+    found += [(f"1b:{name}", BUFFERS[name]) for name in variants] if "buffers" in chosen else []
     return found + per_size[1:]
 
 
 def run(args: argparse.Namespace, result: dict, write: Any) -> None:
     """Runs all tasks within the time limit; what each has measured goes into ``result``, which is written every time."""
     ends = time.perf_counter() + 60 * args.minutes
-    for task, flag in tasks(args.sections, args.models):
+    for task, flag in tasks(args.sections, args.models, args.tiny):
         left = ends - time.perf_counter()
         if left < LEAST:
             result["skipped"].append({"task": task, "why": f"the {args.minutes:g} minutes were over"})
+            write()
             continue
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
@@ -168,6 +158,8 @@ def run(args: argparse.Namespace, result: dict, write: Any) -> None:
             command += ["--sections", *args.sections, *(["--tiny"] if args.tiny else [])]
             env = dict(os.environ) | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()}
             env.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
+            if args.tiny:  # most of a rehearsal is compiling
+                env["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
             env["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
             try:
                 code = subprocess.run(command, env=env, timeout=left).returncode

@@ -44,15 +44,15 @@ LARGE = dataclasses.replace(
     rope_scaling=RopeScaling(8.0, 1.0, 4.0, 8192),
 )  # fmt: skip
 TINY = dataclasses.replace(
-    SMALL, vocab_size=512, hidden_size=64, intermediate_size=128, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=16
+    SMALL, vocab_size=512, hidden_size=64, intermediate_size=128, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=16
 )
-BATCHES = (1, 8)
 
 
 class Scale(NamedTuple):
     """How much is measured."""
 
     models: dict[str, TransformerConfig]
+    batches: tuple[int, int] = (1, 8)
     prompt: int = 128
     new: int = 128
     sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
@@ -67,8 +67,8 @@ def scale(tiny: bool) -> Scale:
     """The study, or a rehearsal of it."""
     if not tiny:
         return Scale({"1b": SMALL, "8b": LARGE})
-    large = dataclasses.replace(TINY, num_layers=4, tie_embeddings=False)
-    return Scale({"1b": TINY, "8b": large}, 16, 16, (1, 4), (4,), (1, 2), (0.3, 0.95), 1, 1 << 20)
+    large = dataclasses.replace(TINY, num_layers=2, tie_embeddings=False)
+    return Scale({"1b": TINY, "8b": large}, (1, 2), 16, 16, (1, 4), (4,), (2,), (0.3, 0.95), 1, 1 << 20)
 
 
 def weights(config: TransformerConfig, seed: int) -> dict:
@@ -114,6 +114,13 @@ def at_once(work: Sequence[Callable[[], Any]]) -> None:
             done.result()
 
 
+def warm(work: Sequence[tuple[Job, Method | None]]) -> None:
+    """Compiles the loops of these methods (None: plain decoding), and runs each once: the first real pass is slower."""
+    at_once([functools.partial(bench.run_pass, job, method, brief=True) for job, method in work])
+    for job, method in work:
+        bench.run_pass(job, method)
+
+
 # Sections. Each gives its rows. --------------------------------------------------------------------------------------
 
 
@@ -128,8 +135,8 @@ def bandwidth(size: Scale) -> list[dict]:
 def autoregressive(name: str, size: Scale, params: dict) -> list[dict]:
     """Plain decoding: the compiled loop, and with prefill and the host."""
     config, rows = size.models[name], []
-    jobs = [make_job(config, params, batch, size) for batch in BATCHES]
-    at_once([functools.partial(bench.run_pass, job, None, finished=True) for job in jobs])
+    jobs = [make_job(config, params, batch, size) for batch in size.batches]
+    warm([(job, None) for job in jobs])
     for job in jobs:
         passes = [bench.run_pass(job, None) for _ in range(size.passes)]
         rates = [p.tokens / p.loop for p in passes]
@@ -151,17 +158,17 @@ def autoregressive(name: str, size: Scale, params: dict) -> list[dict]:
 def verify(name: str, size: Scale, params: dict) -> list[dict]:
     """Passes over blocks, in turns."""
     rows, turns = [], 10
-    for batch in BATCHES:
+    for batch in size.batches:
         job = make_job(size.models[name], params, batch, size)
         state = bench.begin(job, none.make(job.target), ModelParams(params), *next(bench.batches(job)))
-        loops = {}
+        loops: dict[Any, Any] = {}
         for n in size.sizes:
             loops["chain", n] = forward(job.target, params, state, n, None, turns), turns
             if n in size.trees:
                 parents = jnp.broadcast_to((jnp.arange(n, dtype=jnp.int32) - 1) // 2, (batch, n)).at[:, 0].set(-1)
                 loops["tree", n] = forward(job.target, params, state, n, parents, turns), turns
         at_once([loop for loop, _ in loops.values()])
-        median = {key: statistics.median(all_) for key, all_ in clock(loops, 5).items()}
+        median: dict[Any, float] = {key: statistics.median(all_) for key, all_ in clock(loops, 5).items()}
         for (shape, n), seconds in median.items():
             relative = seconds / median["chain", 1]
             rows.append({"batch_size": batch, "shape": shape, "tokens": n, "ms": 1e3 * seconds, "relative": relative})
@@ -189,14 +196,11 @@ def time_of_accept(job: Job, method: Method) -> float:
     return statistics.median(clock({"accept": (loop, turns)}, 5)["accept"])
 
 
-def speculation(name: str, size: Scale, params: dict, small: dict | None = None) -> Callable[[int, float], Method]:
+def speculation(name: str, size: Scale, params: dict) -> Callable[[int, float], Method]:
     """Methods by gamma and rate: a draft model is run, and ``controlled`` says whether it was right."""
     config = size.models[name]
-    if name == "8b":
-        shape = size.models["1b"]
-    else:
-        shape = dataclasses.replace(config, num_layers=2)
-    draft_params = weights(shape, 1) if small is None else small
+    shape = size.models["1b"] if name == "8b" else dataclasses.replace(config, num_layers=min(2, config.num_layers))
+    draft_params = weights(shape, 1)
     target, model = (lm.from_config(c, jnp.dtype(jnp.bfloat16)) for c in (config, shape))
 
     @functools.cache
@@ -260,13 +264,10 @@ def rounds(job: Job, methods: Sequence[Method], rates: Sequence[float]) -> list[
 def controlled(name: str, size: Scale, params: dict) -> list[dict]:
     """All rates and draft lengths at batch 1; at the larger batch one length."""
     method, rows = speculation(name, size, params), []
-    plan = [(BATCHES[0], gamma) for gamma in size.gammas] + [(BATCHES[1], size.gammas[len(size.gammas) // 2])]
-    work, jobs = [], {batch: make_job(size.models[name], params, batch, size) for batch in BATCHES}
-    for batch, gamma in plan:
-        job, one = jobs[batch], method(gamma, size.rates[0])
-        work.append(functools.partial(bench.run_pass, job, one, finished=True))
-    work += [functools.partial(bench.run_pass, job, None, finished=True) for job in jobs.values()]
-    at_once(work)
+    plan = [(size.batches[0], gamma) for gamma in size.gammas] + [(size.batches[1], size.gammas[len(size.gammas) // 2])]
+    jobs = {batch: make_job(size.models[name], params, batch, size) for batch in size.batches}
+    first = [(jobs[batch], method(gamma, size.rates[0])) for batch, gamma in plan]
+    warm([*((job, None) for job in jobs.values()), *first])
     for batch, gamma in plan:
         rows += rounds(jobs[batch], [method(gamma, rate) for rate in size.rates], size.rates)
     return rows
@@ -274,9 +275,9 @@ def controlled(name: str, size: Scale, params: dict) -> list[dict]:
 
 def buffers(name: str, size: Scale, params: dict) -> list[dict]:
     """One draft length and rate, under the flags of this process."""
-    job, gamma = make_job(size.models[name], params, BATCHES[0], size), size.gammas[len(size.gammas) // 2]
+    job, gamma = make_job(size.models[name], params, size.batches[0], size), size.gammas[len(size.gammas) // 2]
     one = speculation(name, size, params)(gamma, size.rates[-1])
-    at_once([functools.partial(bench.run_pass, job, which, finished=True) for which in (None, one)])
+    warm([(job, None), (job, one)])
     return rounds(job, [one], size.rates[-1:])
 
 
@@ -285,6 +286,6 @@ def needed(name: str, size: Scale) -> float:
     config, small = size.models[name], size.models["1b"]
     count = sum(math.prod(leaf.shape) for c in (config, small) for leaf in jax.tree.leaves(lm.abstract_params(c)))
     slots = size.prompt + size.new + max(size.sizes)
-    cache = BATCHES[-1] * slots * config.num_layers * 2 * config.num_kv_heads * config.head_dim * 2
-    logits = BATCHES[-1] * max(size.sizes) * config.vocab_size * 4
+    cache = size.batches[-1] * slots * config.num_layers * 2 * config.num_kv_heads * config.head_dim * 2
+    logits = size.batches[-1] * max(size.sizes) * config.vocab_size * 4
     return 2 * count + 2 * (len(size.sizes) + len(size.trees)) * cache + 4 * logits

@@ -1,28 +1,29 @@
-"""specjax against transformers: the same weights, prompts and machine, alone, with a draft model, and with prompt lookup.
+"""specjax against transformers: same weights, prompts and machine; alone, with a draft model, and with prompt lookup.
 
-    PYTHONPATH=. python experiments/vs_transformers/run.py --stories=DIR     (about 5 minutes on 2 CPU cores; torch, transformers)
+    PYTHONPATH=. python experiments/vs_transformers/run.py --stories=DIR        (about 5 minutes on 2 CPU cores)
 
-Every speed-up that specjax reports is measured against its own autoregressive loop, so that loop must not be slow; and a
-method is worth no more than its implementation. Both sides decode the same prompts of ragged lengths with
+It needs torch and transformers. Every speed-up that specjax reports is measured against its own autoregressive loop, so that
+loop must not be slow; and a method is worth no more than its implementation. Both sides decode the same prompts with
 
 - ``autoregressive``: one token a pass.
-- ``draft_model``: a draft model, 5 tokens a round (``assistant_model``; ``num_assistant_tokens=5``, its schedule "constant", its
-  confidence threshold 0, so that it drafts 5 as ours does).
-- ``prompt_lookup``: up to 10 tokens a round, n-grams up to 2 (``prompt_lookup_num_tokens=10``; ours with ``rule="transformers"``,
-  which takes the same n-gram, occurrence and length).
+- ``draft_model``: a draft model, 5 tokens a round (``assistant_model``; ``num_assistant_tokens=5``, its schedule "constant",
+  its confidence threshold 0, so that it drafts 5 as ours does).
+- ``prompt_lookup``: up to 10 tokens a round, n-grams up to 2 (``prompt_lookup_num_tokens=10``; ours with
+  ``rule="transformers"``, which takes the same n-gram, occurrence and length).
 
-one prompt at a time, for transformers' assisted generation knows no larger batch. Greedy texts must be the same, token for
-token, and take the same number of rounds. Sampled texts (temperature 1, no top-k, no top-p) cannot be compared: the two draw other
-noise. There it is tau, tokens a round, that must be about the same; both sides report it.
+The prompts have ragged lengths and come one at a time, for transformers' assisted generation knows no larger batch. Greedy
+texts must be the same, token for token, and take the same number of rounds. Sampled texts (temperature 1, no top-k, no
+top-p) cannot be compared, for the two draw other noise; there tau, tokens a round, must be about the same.
 
-Pairs of models, float32 on CPUs: ``gpt2`` (12 layers, 768 wide, vocabulary 50257, and a draft of 2 layers, 256 wide; constructed
-weights that agree at a known rate, see pair.py) and ``stories`` (--stories: stories260K or another small directory; its draft is
---stories-draft, or its own first two layers, untrained as such).
+Pairs of models, float32: ``gpt2`` (12 layers, 768 wide, vocabulary 50257, with a draft of 2 layers, 256 wide; constructed
+weights that agree often and not always, see pair.py), and with --stories ``stories`` (stories260K or another small
+directory; its draft is --stories-draft, or its own first two layers, which without training are hardly ever right).
 
-transformers is run as it comes: eager, dynamic cache; with as many torch threads as suit each method best (1 or all cores, tried
-first). The sides take turns in one process; prefill is part of the time, compilation and first calls are not; medians count.
-Writes ``results.json`` beside this file. Run it on an idle machine: where another process holds one of two cores, torch with two
-threads is ten times slower. ``others_cpu`` is the share of the machine that other processes took; it should be near 0.
+transformers runs as it comes, eager, with a dynamic cache, and with 1 torch thread or all, whichever suits each method best
+(tried first). The sides take turns in one process; prefill is part of the time, compilation and first calls are not; medians
+count. Writes ``results.json`` beside this file. Run it on an idle machine: where another process holds one of two cores, torch
+with two threads is ten times slower. ``others_cpu`` is the share of the machine that other processes took: near 0, or
+the ratios mean nothing.
 """
 
 from __future__ import annotations
@@ -86,13 +87,20 @@ class Pair(NamedTuple):
 
 def constructed(folder: Path, new: int, small: bool) -> Pair:
     """The GPT-2 shapes with the weights of pair.py."""
-    shapes = GPT2, DRAFT
     if small:
-        shrunk = {"vocab_size": 512, "num_layers": 2, "hidden_size": 64, "intermediate_size": 64}
-        shapes = tuple(
-            dataclasses.replace(shape, num_heads=2, num_kv_heads=2, head_dim=32, **shrunk) for shape in shapes
+        tiny = dataclasses.replace(
+            GPT2,
+            vocab_size=512,
+            hidden_size=64,
+            intermediate_size=64,
+            num_layers=2,
+            num_heads=2,
+            num_kv_heads=2,
+            head_dim=32,
         )
-    target, draft, prompts = pair.make(*shapes, 4)
+        target, draft, prompts = pair.make(tiny, tiny, 4, (0.15, 0.15))
+    else:
+        target, draft, prompts = pair.make(GPT2, DRAFT, 4)
     for name, made in (("target", target), ("draft", draft)):
         hf.save(folder / name, made.config, made.params)
     words = "12 layers, 768 wide, 12 heads, and a draft of 2 layers, 256 wide; vocabulary 50257, constructed weights"

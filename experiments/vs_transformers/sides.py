@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from specjax import accept, decode, drafters, rng, sampling
