@@ -26,7 +26,6 @@ from specjax.progress import Progress
 from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams
 from specjax.views import views
 
-
 BRIEF = 4  # tokens: memory that was never touched makes the first rounds of a program several times slower
 
 
