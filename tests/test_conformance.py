@@ -22,6 +22,9 @@ PAIRS = [(c, r) for c, drafter in KINDS.items() for r, rule in RULES.items() if 
 ONLY = {"irregular": ("recursive",), "ragged": ("traversal",)}
 # To a rule one draft is like another of its kind: one or two rules for each of these in every run, all when asked (slow).
 SAMPLE = {
+    "none": ("chain", "match"),
+    "prompt_lookup": ("chain", "block", "match"),
+    "dynamic": ("traversal", "deterministic"),
     "llma": ("chain",),
     "ngram_lm": ("block",),
     "jacobi": ("chain", "match"),
