@@ -21,6 +21,8 @@ from specjax.sampling import Sampling
 from specjax.types import (
     CHAIN,
     DETERMINISTIC,
+    IID,
+    INDEPENDENT,
     LM,
     Accept,
     Context,
@@ -90,7 +92,7 @@ def decide(
     draft = draft.replace(valid=draft.valid & real & ~state.done[:, None])
     verdict = _verdict(accept, keys, draft, out.logits, state)
     accepted = jnp.where(state.done, 0, (verdict.path >= 0).sum(-1))
-    drafted, tested = _reach(draft, verdict)
+    drafted, tested = _reach(draft, verdict, drafter.siblings in (IID, INDEPENDENT))
     verdict, ended = cut(verdict, state, eos_id)
     failed = ~_finite(draft, verdict, out.logits, accept.whole) & ~state.done
     verdict = nothing(verdict, failed)
@@ -121,13 +123,18 @@ def _verdict(accept: Accept, keys: RowKeys, draft: Draft, logits: jax.Array, sta
     return jax.lax.cond(all_greedy, lambda: accept.greedy(draft, logits), sampled)
 
 
-def _reach(draft: Draft, verdict: Verdict) -> tuple[jax.Array, jax.Array]:
-    """i32[B] each: nodes that could be tested, and depths at which one was."""
+def _reach(draft: Draft, verdict: Verdict, twins: bool) -> tuple[jax.Array, jax.Array]:
+    """i32[B] each: nodes that could be tested, and depths at which one was. ``twins``: siblings may have one token, and then
+    the children of each are tested."""
     exists = tree.exists(draft.valid, draft.parents)
     accepted = (verdict.path >= 0).sum(-1)
     if draft.parents is None:
         drafted = exists.sum(-1)
         return drafted, jnp.minimum(accepted + 1, drafted)
+    if twins:
+        here = tree.standing(draft.tokens, exists, draft.parents, verdict.tokens[:, :-1], accepted)
+        goes_on = (exists & jnp.take_along_axis(here, draft.parents + 1, 1)).any(-1)
+        return exists.sum(-1), accepted + goes_on
     last = jnp.take_along_axis(jnp.pad(verdict.path, ((0, 0), (1, 0)), constant_values=-1), accepted[:, None], 1)
     goes_on = (exists & (draft.parents == last)).any(-1)
     return exists.sum(-1), accepted + goes_on

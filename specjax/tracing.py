@@ -29,7 +29,7 @@ class Seen(NamedTuple):
 
     info: StepInfo
     there: jax.Array  # bool[B,N] nodes that could be tested
-    path: jax.Array  # i32[B,M] nodes whose tokens were emitted, -2 beyond
+    path: jax.Array  # i32[B,M] nodes whose tokens were emitted, -1 beyond
     target: tuple[jax.Array, jax.Array]  # of emitted tokens: the target's probability, and its rank (0 the best)
     nodes: tuple[jax.Array, jax.Array]  # the same of the nodes
     drafted: jax.Array  # the probability with which each node was drawn
@@ -92,7 +92,7 @@ def _step(target, drafter: Drafter, accept, params, state: DecodeState, eos_id):
     batch = state.length.shape[0]
     above = jnp.broadcast_to(jnp.arange(nodes) - 1, (batch, nodes)) if draft.parents is None else draft.parents
     there = tree.exists(draft.valid, draft.parents)
-    path = _path(draft.tokens, there, above, info, drafter.longest)
+    path = _path(draft, there, info)
     seen = Seen(
         info,
         there,
@@ -111,14 +111,14 @@ def _look(laws: jax.Array, rows: jax.Array, tokens: jax.Array) -> tuple[jax.Arra
     return own[..., 0], (law > own).sum(-1)
 
 
-def _path(tokens: jax.Array, there: jax.Array, above: jax.Array, info: StepInfo, longest: int) -> jax.Array:
-    """i32[B,M]: the nodes whose tokens were emitted, -2 beyond. Which they were is not told, but their tokens are."""
-    at, found = jnp.full(info.accepted.shape, -1), []
-    for depth in range(longest):
-        fits = there & (above == at[:, None]) & (tokens == info.tokens[:, depth, None])
-        at = jnp.where(fits.any(-1) & (depth < info.accepted), jnp.argmax(fits, -1), -2)
-        found.append(at)
-    return jnp.stack(found, -1) if found else jnp.zeros((*info.accepted.shape, 0), jnp.int32)
+def _path(draft: Draft, there: jax.Array, info: StepInfo) -> jax.Array:
+    """i32[B,M]: the nodes whose tokens were emitted, -1 beyond. Which they were is not told, but their tokens are."""
+    count = jnp.minimum(info.accepted, info.emitted)
+    if draft.parents is None:
+        node = jnp.broadcast_to(jnp.arange(there.shape[1]), there.shape)
+        return jnp.where(node < count[:, None], node, -1)
+    here = tree.standing(draft.tokens, there, draft.parents, info.tokens[:, :-1], count)
+    return tree.path_to(jnp.argmax(here, -1) - 1, draft.parents, draft.longest)
 
 
 def _drawn(draft: Draft, state: DecodeState) -> jax.Array:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import accept, decode, drafters, lossless, metrics, rng, sampling, testing, theory
+from specjax import accept, decode, drafters, lossless, metrics, rng, sampling, testing, theory, topology
 from specjax.drafters import draft_model
 from specjax.testing import mutants
 from specjax.types import ModelParams, Records
@@ -52,6 +53,19 @@ def test_acceptance_equals_the_overlap():
     assert summary["acceptance_rate"] == pytest.approx(alpha, abs=0.01)
     assert summary["acceptance_by_depth"] == pytest.approx([alpha] * gamma, abs=0.015)
     assert summary["block_efficiency"] == pytest.approx(theory.expected_tokens(alpha, gamma), abs=0.03)
+
+
+def test_twin_siblings_are_one_place():
+    """Of two i.i.d. siblings with one token only the younger has a child: it is tested, whichever of them the path names."""
+    target, draft = np.array([0.5, 0.3, 0.1, 0.1]), np.array([0.2, 0.6, 0.1, 0.1])
+    tables = [jnp.asarray(np.broadcast_to(np.log(p), (V + 1, V, V)), jnp.float32) for p in (target, draft)]
+    keys = {"model": testing.tabular(V, "draft"), "params": tables[1]}
+    made = drafters.make("draft_tree", MODEL, tree=topology.Topology((-1, -1, 1)), siblings="iid", **keys)
+    state = start(made, ModelParams(*tables), 4000, 40)
+    _, records = decode.generate(MODEL, made, accept.load("recursive"), ModelParams(*tables), state, max_steps=40)
+    early = Records(*(np.asarray(x)[:8] for x in records))
+    counts = metrics.count(early, [True] * 4000, 2)
+    assert counts.passed[1] / counts.tested[1] == pytest.approx(np.minimum(target, draft).sum(), abs=0.015)
 
 
 def start(drafter, params, rows, new, temperature=1.0):

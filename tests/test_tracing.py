@@ -15,6 +15,7 @@ from specjax.models import lm
 from specjax.overlap import overlap
 from specjax.report import files, terminal
 from specjax.testing import cases
+from specjax.topology import Topology
 from specjax.types import ModelParams
 
 V, NEW = 5, 12
@@ -32,6 +33,10 @@ def method(name):
     drafter, rule = {
         "chain": lambda: (drafters.make("draft_model", TARGET, gamma=3, **keys), "chain"),
         "tree": lambda: (drafters.make("draft_tree", TARGET, tree="2x2x1", **keys), "recursive"),
+        "twins": lambda: (
+            drafters.make("draft_tree", TARGET, tree=Topology((-1, -1, -1, 1, 2, 4)), siblings="iid", **keys),
+            "recursive",
+        ),
         "lookup": lambda: (drafters.make("prompt_lookup", TARGET, gamma=2, max_ngram=1), "chain"),
         "none": lambda: (drafters.make("none", TARGET), "chain"),
     }[name]()
@@ -58,7 +63,7 @@ def law(table, text, settings):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("name", ["chain", "tree", "lookup", "none"])
+@pytest.mark.parametrize("name", ["chain", "tree", "twins", "lookup", "none"])
 def test_a_trace_tells_what_happened(name, temperature):
     work, one = job(temperature), method(name)
     found = tracing.record(work, one, 1, category="q")
