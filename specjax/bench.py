@@ -22,6 +22,7 @@ import numpy as np
 
 from specjax import decode, metrics, rng, sampling, timing
 from specjax.drafters import none
+from specjax.errors import NonFiniteLogits
 from specjax.progress import Progress
 from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams
 from specjax.views import views
@@ -189,10 +190,11 @@ def teach(job: Job, method: Method, prompts: Sequence[Sequence[int]]) -> Method:
 
 
 def clocks(job: Job, method: Method | None) -> dict[str, timing.Clock]:
-    """The clocks of a method: "draft" and "verify"; of plain decoding "step"; none if nothing is drafted."""
+    """The clocks of a method: "draft" and "verify"; of plain decoding "step"; none if nothing is drafted, or if what a draft
+    costs depends on the text."""
     if method is None:
         return {"step": timing.of_pass(job.target, 1)}
-    if not method.drafter.nodes:
+    if not method.drafter.nodes or not method.drafter.even:
         return {}
     return {"draft": timing.of_draft(method.drafter), "verify": timing.of_verify(job.target, method.drafter)}
 
@@ -289,13 +291,19 @@ def measure(
     parts = [clocks(job, method) for method in (None, *methods)]
     found: list[list[Pass]] = [[] for _ in parts]
     for turn in range(job.repeats):
-        for index, method in enumerate((None, *methods)):
+        order = list(enumerate((None, *methods)))
+        order = order[turn % len(order) :] + order[: turn % len(order)]  # nobody is always first
+        for index, method in order:
             key = f"{name}, pass {turn + 1}, method {index}"
             if (known := progress.get(key)) is None:
                 say(f"{method.name if method else 'autoregressive'}, pass {turn + 1} of {job.repeats}")
                 # Another seed each time: more text to judge sampled output by.
                 now = job._replace(seed=job.seed + turn)
-                known = to_json(run_pass(now, method)._replace(costs=sample(now, method, parts[index])))
+                try:
+                    one = run_pass(now, method)
+                except NonFiniteLogits as error:
+                    raise NonFiniteLogits(f"{method.name if method else 'plain decoding'}: {error}") from None
+                known = to_json(one._replace(costs=sample(now, method, parts[index])))
                 progress.put(key, known)
             found[index].append(from_json(known))
     return Measured(found[0], found[1:])

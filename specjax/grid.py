@@ -18,7 +18,7 @@ from rich.text import Text
 
 from specjax import answers, bench, progress, prompts, results, rows, session, tracing
 from specjax.config import Config
-from specjax.errors import UserError
+from specjax.errors import NonFiniteLogits, UserError
 from specjax.models import hf
 from specjax.prompts import PromptSet
 from specjax.report import terminal
@@ -53,7 +53,7 @@ def measure(config: Config, workdir: Path, command: str | None) -> None:
     done = progress.Progress(workdir, progress.fingerprint(config, ids))
     if len(done):
         console.print(f"[dim]going on after {len(done)} passes that were measured before[/dim]")
-    found, told = [], {}
+    found, told = [], []
     try:
         with console.status("compiling") as status:
             settings = [_taught(s) for s in settings]
@@ -63,28 +63,33 @@ def measure(config: Config, workdir: Path, command: str | None) -> None:
                 settings[0].methods,
                 [functools.partial(tracing.compile, s.job, m) for s, m, _ in _once(traced)],
             )
-            for s in settings:
+            for number, s in enumerate(settings):
                 say = lambda what, s=s: status.update(Text(f"{s.name}: {what}"))  # noqa: E731
-                measured = bench.measure(s.job, s.methods, say, done, s.name)
+                measured = bench.measure(s.job, s.methods, say, done, f"setting {number}")
                 say("losslessness and overlap")
                 found += rows.rows(s.job, s.methods, measured, compiled)
-                told |= _answers(s, measured, target)
+                told += _answers(s, measured, target)
             status.update("tracing")
             traces = [tracing.record(s.job, m, n, category=s.chosen.prompts[n].category) for s, m, n in traced]
-    except UserError:
+    except NonFiniteLogits:  # they will be so again
         done.forget()
         raise
-    files = told | ({"trace.jsonl": "".join(json.dumps(t) + "\n" for t in traces)} if traces else {})
+    files = _files(told) | ({"trace.jsonl": "".join(json.dumps(t) + "\n" for t in traces)} if traces else {})
     path = results.write(config, workdir, found, files, command=command)
-    done.forget()
     _show(config, console, path, found, traces)
+    done.forget()
     for row in found:
-        if row["class"] == "L1" and (row["lossless"] or {}).get("passed") is False:
+        claims = row["class"] == "L1" or (row["class"] == "L2" and row["temperature"] == 0)
+        if claims and (row["lossless"] or {}).get("passed") is False:
             raise NotLossless(f"{row['method']} lost something: {row['lossless']['detail']}; see results.json")
 
 
 def _settings(config: Config, target: hf.Loaded, methods: list[bench.Method]) -> list[Setting]:
     """Every job of the grid. Raises UserError."""
+    if config.get("record"):
+        raise UserError("config.record is for mode generate; leave it out")
+    if config.get("trace_prompts", 1) < 0:
+        raise UserError(f"config.trace_prompts is {config.trace_prompts}; it must be at least 0")
     batch_sizes = config.grid.batch_sizes or (config.batch_size,)
     answer = functools.partial(plainly, config, target, max(batch_sizes))
     found = []
@@ -129,17 +134,23 @@ def _once(traced: Traced) -> Traced:
     return list({(id(m.drafter), s.job.width): (s, m, n) for s, m, n in reversed(traced)}.values())
 
 
-def _answers(s: Setting, measured: bench.Measured, target: hf.Loaded) -> dict[str, str]:
-    """File name -> answers in Spec-Bench's format, of the first pass of plain decoding and of every method."""
+def _answers(s: Setting, measured: bench.Measured, target: hf.Loaded) -> list[tuple[str, str]]:
+    """(label, answers in Spec-Bench's format) of the first pass of plain decoding and of every method."""
     if not s.whole or s.chosen.name in (None, prompts.STDLIB):
-        return {}
-    first = {"autoregressive": measured.plain[0]}
-    first |= {m.name: runs[0] for m, runs in zip(s.methods, measured.methods, strict=True)}
-    found = {}
-    for label, one in first.items():
-        model_id = f"{Path(target.directory).resolve().name}, {label}, {s.name}"
-        name = re.sub(r"[^\w.-]+", "_", f"{label}, {s.name}")
-        found[f"answers/{name}.jsonl"] = answers.text(_said(s, one), model_id)
+        return []
+    first = [("autoregressive", measured.plain[0])]
+    first += [(m.name, runs[0]) for m, runs in zip(s.methods, measured.methods, strict=True)]
+    model = Path(target.directory).resolve().name
+    return [(f"{label}, {s.name}", answers.text(_said(s, one), f"{model}, {label}, {s.name}")) for label, one in first]
+
+
+def _files(told: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """File name -> text; labels that spell one name are numbered."""
+    found: dict[str, str] = {}
+    for label, text in told:
+        name = re.sub(r"[^\w.-]+", "_", label)
+        tries = itertools.chain([name], (f"{name}-{n}" for n in itertools.count(2)))
+        found[next(f"answers/{t}.jsonl" for t in tries if f"answers/{t}.jsonl" not in found)] = text
     return found
 
 

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
 from specjax.errors import UserError
 
 
-def read(path: Path, where: str) -> str:
+def read(path: Path, where: str, *, gz: bool = False) -> str:
     """The text of a file, without a byte order mark. ``where`` (what the file is, and its path) begins every message.
 
+    With ``gz`` a file whose name ends in .gz is unpacked.
+
     Raises:
-        UserError: a file that cannot be read, or is not UTF-8.
+        UserError: a file that cannot be read, is no whole gzip file though it should be, or is not UTF-8.
     """
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        content = path.read_bytes()
+        if gz and path.suffix.lower() == ".gz":
+            content = gzip.decompress(content)
+        return content.decode("utf-8-sig")
+    except (gzip.BadGzipFile, EOFError, zlib.error):
+        raise UserError(f"{where} is no gzip file, or not a whole one; give one, or a name without .gz") from None
     except OSError as error:
         raise UserError(f"{where} cannot be read ({error.strerror or error}); give a file that can be") from None
     except UnicodeDecodeError as error:

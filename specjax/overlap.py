@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import sampling, token_classes
-from specjax.types import LM, Batch, Drafter, ModelParams
+from specjax.types import DETERMINISTIC, LM, Batch, Drafter, ModelParams
 from specjax.views import views
 
 
@@ -48,10 +48,12 @@ def overlap(
     Returns:
         {"alpha", "tokens", "by_depth", "by_class", "by_category"}; what was not asked for is None.
     """
-    if not sum(map(len, outputs)) or (drafter.law is None and drafter.foresee is None):
+    # Of a deterministic tree the law is what its tokens were chosen by, not what any was drawn from.
+    law = None if drafter.siblings == DETERMINISTIC else drafter.law
+    if not sum(map(len, outputs)) or (law is None and drafter.foresee is None):
         return None
     kept = None if drafter.foresee is None else _foreseen(drafter, params, prompts, outputs, settings, width)
-    if drafter.law is not None:
+    if law is not None:
         values = views(target, params, prompts, outputs, settings, drafter, width=width).overlap
     else:
         assert kept is not None

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specjax import __version__
+import jax
+
+from specjax import results
 from specjax.config import Config
 from specjax.errors import UserError
 
@@ -20,10 +23,16 @@ NAME = "unfinished.jsonl"
 
 
 def fingerprint(config: Config, prompts: Sequence[Sequence[int]]) -> str:
-    """Of everything that a measured pass depends on: settings, token ids, and the files that the settings name (by size
-    and time)."""
+    """Of everything that a measured pass depends on: settings, token ids, the machine, this program, and the files that the
+    settings name (the last two by size and time of their files)."""
     settings = json.loads(config.to_json_best_effort())
-    seen = [__version__, settings, _files(settings), [list(map(int, p)) for p in prompts]]
+    head = {key: value for key, value in results.head().items() if key != "date"}
+    ways = [
+        *(str(getattr(jax.config, name)) for name in ("jax_enable_x64", "jax_default_matmul_precision")),
+        os.environ.get("XLA_FLAGS", ""),
+    ]
+    own = sorted((str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in Path(__file__).parent.rglob("*.py"))
+    seen = [head, ways, own, settings, _files(settings), [list(map(int, p)) for p in prompts]]
     return hashlib.sha256(json.dumps(seen, sort_keys=True).encode()).hexdigest()
 
 
@@ -38,7 +47,7 @@ def _files(value: Any) -> list:
             return []
         files = [path] if path.is_file() else [*path.glob("*"), *path.glob("model/*")]
         return sorted((str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.is_file())
-    except OSError:  # a text that is no path
+    except (OSError, RuntimeError):  # a text that is no path
         return []
 
 

@@ -7,13 +7,13 @@ Kinds, found by the keys of the first line (any of them may be gzipped, ``.gz``)
 - ``gsm8k``: {"question", "answer"} (Cobbe et al. 2021, 2110.14168); the question alone.
 - ``mbpp``: {"task_id", "text", "test_list", ...} (Austin et al. 2021, 2108.07732), with "prompt" for "text" in its sanitised
   half; the paper's prompt without examples, as far as its "[BEGIN]": ``MBPP_PROMPT``.
-- ``prompts``: {"prompt": text} with a "category" or without; or, unless the file is .jsonl or .json, a prompt a line.
+- ``prompts``: {"prompt": text} with a "category" or without; or, unless the file is .jsonl or .json or its first line is an
+  object of one of these kinds, a prompt a line.
 """
 
 from __future__ import annotations
 
-import gzip
-import zlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,18 +71,25 @@ def read(path: Path, where: str, kind: str = "auto") -> list[Conversation]:
 
     Raises:
         UserError: an unknown kind; a file that cannot be read, is no gzip file though its name ends in .gz, is not UTF-8, or
-            has no prompt; and naming its number the first line that lacks a key, has a value of another type, an empty
-            text, or an id for the second time.
+            has no prompt; JSON that is not an object a line; and naming its number the first line that lacks a key, has a
+            value of another type, an empty text, or an id for the second time.
     """
     if kind not in KINDS:
         raise UserError(f"there is no kind of prompts {kind!r}; there is {', '.join(KINDS)}")
-    lines = jsonl.lines(_text(path, where))
+    text = jsonl.read(path, where, gz=True)
+    lines = jsonl.lines(text)
     if not lines:
         raise UserError(f"{where} has no prompts; give at least one")
-    name = path.with_suffix("") if path.suffix == ".gz" else path
-    if kind in ("auto", "prompts") and name.suffix not in (".jsonl", ".json"):
+    name = path.with_suffix("") if path.suffix.lower() == ".gz" else path
+    objects = kind not in ("auto", "prompts") or name.suffix.lower() in (".jsonl", ".json")
+    first = jsonl.parse(lines[0][1])
+    if first is None and _is_one_value(text, lines[0][1].strip(), objects):
+        raise UserError(
+            f"{where} is one JSON value as a whole; give JSON Lines: an object a line, and no list around them"
+        )
+    if not objects and not _is_known(first or {}, kind):
         return [Conversation(number, None, (line,)) for number, line in lines]
-    kind = _kind(jsonl.parse(lines[0][1]) or {}) if kind == "auto" else _SAME.get(kind, kind)
+    kind = _kind(first or {}) if kind == "auto" else _SAME.get(kind, kind)
     found, seen = [], {}
     for number, line in lines:
         told = f"{where} line {number}"
@@ -128,22 +135,31 @@ def spell(
     return Spelt(chat.render(template, messages, add_generation_prompt=True), False)
 
 
-def _text(path: Path, where: str) -> str:
-    if path.suffix != ".gz":
-        return jsonl.read(path, where)
+def _is_one_value(text: str, first: str, objects: bool) -> bool:
+    """Whether a file whose first line is no object is one list or one object, over however many lines.
+
+    Where the file need not hold ``objects`` it may be prompts that look like it, and only a list of objects, or an object,
+    is one.
+    """
+    if first[0] not in "[{":
+        return False
     try:
-        return gzip.decompress(path.read_bytes()).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{where}: byte {error.start} is not UTF-8; convert the file to UTF-8") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error):
-        raise UserError(f"{where} is no gzip file, or not a whole one; give one, or a name without .gz") from None
-    except OSError as error:
-        raise UserError(f"{where} cannot be read ({error.strerror or error}); give a file that can be") from None
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return objects and first in ("[", "{")
+    return objects or isinstance(value, dict) or (bool(value) and all(isinstance(each, dict) for each in value))
+
+
+def _is_known(line: Mapping[str, Any], kind: str) -> bool:
+    """Whether a line is an object of a kind, or of the one asked for: by the key that the kind is known by."""
+    found = _kind(line) if kind == "auto" else kind
+    key, wanted = next(iter(_KEYS[found].items()))
+    return _is(line.get(key), wanted) or (found == "humaneval" and bool(line))
 
 
 def _kind(line: Mapping[str, Any]) -> str:
     if "prompt" in line and not {"entry_point", "test_list"} & line.keys():  # it may have further keys, "answer" say
-        return "prompts"
+        return "humaneval" if "task_id" in line else "prompts"
     return next((kind for kind, keys in _KEYS.items() if next(iter(keys)) in line), "prompts")
 
 
@@ -169,6 +185,9 @@ def _conversation(kind: str, line: dict[str, Any] | None, number: int, told: str
         return Conversation(line["task_id"], kind, (line["prompt"],), completion=True)
     if kind == "gsm8k":
         return Conversation(number, kind, (line["question"],))
+    if not line[text].strip() or not any(test.strip() for test in line["test_list"]):
+        empty = "test_list" if line[text].strip() else text
+        raise UserError(f'{told} has an empty "{empty}"; a line of mbpp needs a task and at least one test')
     return Conversation(
         line["task_id"], kind, (MBPP_PROMPT.format(text=line[text], tests="\n".join(line["test_list"])),)
     )

@@ -70,12 +70,18 @@ def read(
     if bool(config.prompt) == bool(chosen):
         raise UserError("give either config.prompt (one text) or config.prompts (a .txt or .jsonl file, or stdlib)")
     extra = config.get("warm_prompts", 0)
+    kind = config.get("prompt_kind", "auto")
     if chosen == STDLIB:
+        for name, given in (("chat", config.get("chat")), ("prompt_kind", kind != "auto")):
+            if given:
+                raise UserError(f"config.{name} is for files of prompts, and these are held-out code; leave it out")
         every = _held_out(config, target, (config.num_prompts or 32) + extra, context or config.prompt_tokens)
         return PromptSet(STDLIB, every[: len(every) - extra], every[len(every) - extra :])
+    if config.prompt and kind != "auto":
+        raise UserError("config.prompt_kind is for files of prompts, and config.prompt is a text; leave it out")
     where = f"config.prompts: {Path(chosen).expanduser()}"
     talks = [Conversation(1, None, (config.prompt,))] if config.prompt else prompt_sets.read(
-        Path(chosen).expanduser(), where, config.get("prompt_kind", "auto")
+        Path(chosen).expanduser(), where, kind
     )  # fmt: skip
     if config.num_prompts:
         talks = talks[: config.num_prompts + extra]
@@ -84,20 +90,27 @@ def read(
     apart = len(talks) - extra
     known = {talk.id for talk in talks[:apart]}
     every = _converse(config, target, talks, answer)
-    if context:
-        every = [_shortened(p, target, p.ids[:context]) for p in every if len(p.ids) >= context]
     mine, others = ([p for p in every if (p.question in known) == own] for own in (True, False))
+    if context:  # what is learnt from may be shorter
+        mine, others = ([_shortened(p, target, p.ids[:context]) for p in some] for some in (mine, others))
+        mine = [p for p in mine if len(p.ids) == context]
     if not mine:
         raise UserError(f"{where}: no prompt has {context} tokens; ask for fewer in config.grid.contexts")
     return PromptSet(None if config.prompt else _name(chosen, names(config)), mine, others)
 
 
 def _name(source: str, every: Sequence[str]) -> str:
-    """What results call a file: its stem, with its folder where another has the same."""
-    path = Path(source)
-    stem = path.name.partition(".")[0]
-    alike = Counter(Path(each).name.partition(".")[0] for each in every)[stem] > 1
-    return f"{path.absolute().parent.name}/{stem}" if alike else stem
+    """What results call a file: the shortest of its stem, its name, and that with its folder, that no other has."""
+    spellings = (
+        lambda path: path.name.partition(".")[0],
+        lambda path: path.name,
+        lambda path: f"{path.absolute().parent.name}/{path.name}",
+        str,
+    )
+    return next(
+        name for spell in spellings
+        if Counter(map(spell, map(Path, every)))[name := spell(Path(source))] <= 1 or spell is str
+    )  # fmt: skip
 
 
 def _converse(config: Config, target: hf.Loaded, talks: Sequence[Conversation], answer: Answer) -> list[Prompt]:
@@ -163,4 +176,6 @@ def _held_out(config: Config, target: hf.Loaded, count: int, tokens: int) -> lis
     folder = config.data_dir or str(beside)
     texts = [text for _, text in data.load_texts(folder, "test")]
     ids = data.held_out_prompts(texts, target.tokenizer, count, tokens, config.seed)
+    most = config.get("max_prompt_tokens", 0)
+    ids = [each[-most:] for each in ids] if most else ids
     return [Prompt(target.tokenizer.decode(each), each, None, number) for number, each in enumerate(ids)]

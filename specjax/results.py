@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from specjax.errors import UserError
 from specjax.types import Accept
 
 SCHEMA = 1
+LEFT = ("trace.jsonl", "answers", "plots", "report.html")  # what a bench leaves beside, and belongs to its results only
 UNMEASURED = ("autoregressive_tokens_per_second", "speedup", "predicted_speedup", "time_split", "lossless")
 
 
@@ -85,6 +87,9 @@ def write(config: Config, workdir: Path, rows: list[dict], files: dict[str, str]
             for name, text in files.items():
                 (Path(fresh) / name).parent.mkdir(exist_ok=True)
                 (Path(fresh) / name).write_text(text, encoding="utf-8")
+            for name in LEFT:  # of earlier results
+                old = workdir / name
+                shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink(missing_ok=True)
             for name in files:
                 (workdir / name).parent.mkdir(exist_ok=True)
                 (Path(fresh) / name).replace(workdir / name)

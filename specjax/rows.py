@@ -80,6 +80,9 @@ def _row(job: Job, method: Method, runs: list[Pass], plain: list[Pass], compiled
             "tokens_per_second": _ends(fast),
             "autoregressive_tokens_per_second": _ends(slow),
             "speedup": _ends(pairs),
+            "costs_ms": {
+                part: _ends([1e3 * p.costs[part] for p in (*plain, *runs) if part in p.costs]) for part in costs or ()
+            },
         },
         "costs_ms": costs,
         "time_split": split,
@@ -91,7 +94,7 @@ def _row(job: Job, method: Method, runs: list[Pass], plain: list[Pass], compiled
 
 def _prediction(method: Method, runs: list[Pass], plain: list[Pass]) -> tuple[float | None, dict | None, dict | None]:
     """(predicted speed-up, what the parts cost in ms, shares of the time)."""
-    if not method.drafter.nodes:
+    if not all(p.costs for p in runs):
         return None, None, None
     cost = {part: statistics.median(p.costs[part] for p in runs) for part in ("draft", "verify")}
     step = statistics.median(p.costs["step"] for p in plain)
@@ -149,8 +152,8 @@ def _category(job: Job, method: Method, runs: list[Pass], plain: list[Pass], cat
 
 
 def size(params: object) -> int:
-    """Numbers in a pytree of parameters: arrays of floats."""
-    leaves = (x for x in jax.tree.leaves(params) if hasattr(x, "dtype"))
+    """Numbers in a pytree of parameters: those of its arrays of floats."""
+    leaves = (x for x in jax.tree.leaves(params) if getattr(x, "ndim", 0))  # a single number is a setting
     return sum(x.size for x in leaves if jax.numpy.issubdtype(x.dtype, jax.numpy.floating))
 
 

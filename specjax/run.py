@@ -37,7 +37,12 @@ def generate(config: Config, workdir: Path, command: str | None) -> None:
     assert tokenizer is not None  # load_target has seen to it
     if config.get("record"):
         traces.check_record(config.record, workdir, config.prompts)
-    [(label, choice)] = session.methods(config).items()
+    chosen_methods = session.methods(config)
+    if len(chosen_methods) != 1:
+        raise UserError(
+            f"mode generate decodes with one method, and config.grid makes {len(chosen_methods)}; leave it out"
+        )
+    [(label, choice)] = chosen_methods.items()
     method = session.method(target, choice, config, label)
     passes: dict[tuple, tuple[bench.Pass, int]] = {}  # of every prompt that was decoded: its pass, and its row there
 
@@ -253,6 +258,10 @@ def main(argv: list[str]) -> int:
         return terminal.fail(str(error))
     except grid.NotLossless as error:
         return terminal.fail(str(error), 1)
+    except RuntimeError as error:
+        if "home directory" not in str(error):
+            raise
+        return terminal.fail(f"{error}: a path begins with ~ and a name that nobody has")
     except KeyboardInterrupt:
         return terminal.fail("interrupted; training and benches go on where they were, with the same command", 130)
     return 0

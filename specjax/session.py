@@ -50,6 +50,10 @@ def check(config: Config) -> None:
     for batch_size in [config.batch_size, *grid.get("batch_sizes", ())]:
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise UserError(f"batch size is {batch_size!r}; it must be a whole number >= 1")
+    for name in ("temperatures", "batch_sizes", "contexts", "prompts"):
+        values = list(grid.get(name) or ())
+        if len({float(f"{v:g}") if isinstance(v, float) else v for v in values}) != len(values):
+            raise UserError(f"config.grid.{name} holds a value twice; give each once")
     for context in grid.get("contexts", ()):
         if isinstance(context, bool) or not isinstance(context, int) or context < 1:
             raise UserError(f"config.grid.contexts has {context!r}; it must be a whole number >= 1")

@@ -173,6 +173,7 @@ class Drafter(NamedTuple):
     facts: tuple[tuple[str, Any], ...] = ()  # what a file of its parameters must say besides them, as (key, value)
     siblings: str = CHAIN  # one of SIBLINGS
     depth: int | None = None  # longest path of a draft, static; None = nodes
+    even: bool = True  # whether a draft costs the same whatever the text; else nobody can say what one costs
     greedy_only: bool = False  # whether what it is for holds at temperature 0 only (its class holds at any)
     features: bool = False  # whether it reads what the target computed (``target_out``): a recorded target has none
     gaps: bool = (

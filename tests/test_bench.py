@@ -156,12 +156,28 @@ def test_contexts_and_prompt_sets(cli, target, tmp_path, questions):
     assert (status, err) == (0, "")
     found = [row for row in results(workdir)["rows"] if row["category"] is None]
     assert {(row["prompt_set"], row["context"], row["prompts"]) for row in found} == {
-        (f"{tmp_path.name}/question", 2, 4),
-        (f"{tmp_path.name}/question", 5, 3),
-        ("more/question", 2, 1),
-        ("more/question", 5, 1),
+        (f"{tmp_path.name}/question.jsonl", 2, 4),
+        (f"{tmp_path.name}/question.jsonl", 5, 3),
+        ("more/question.jsonl", 2, 1),
+        ("more/question.jsonl", 5, 1),
     }
     assert not (workdir / "answers").exists()  # cut prompts are not the questions
+
+
+def test_sets_of_like_names_are_measured_apart(cli, target, tmp_path):
+    """And what an earlier bench left in the workdir goes with its results."""
+    (tmp_path / "set.v1.txt").write_text("def add\nreturn a\n")
+    (tmp_path / "set.v2.txt").write_text("sub(a, b\n")
+    files_ = tuple(str(tmp_path / name) for name in ("set.v1.txt", "set.v2.txt"))
+    keys = [BENCH, f"--config.target={target}", "--config.max_new_tokens=4", "--config.repeats=1"]
+    keys += ["--config.report=False", "--config.drafter.gamma=1"]
+    status, _, err, workdir = cli(*keys, f"--config.grid.prompts={files_!r}")
+    assert (status, err) == (0, "")
+    found = [(row["prompt_set"], row["prompts"], row["tokens"]) for row in results(workdir)["rows"]]
+    assert found == [("set.v1.txt", 2, 8), ("set.v2.txt", 1, 4)]
+    assert len(list((workdir / "answers").iterdir())) == 4 and (workdir / "trace.jsonl").exists()
+    status, _, _, _ = cli(*keys, "--config.prompt=def add", "--config.trace_prompts=0")
+    assert status == 0 and not (workdir / "answers").exists() and not (workdir / "trace.jsonl").exists()
 
 
 def test_methods_of_a_grid():
@@ -204,6 +220,13 @@ def test_mistakes(cli, common, tmp_path, questions):
         (["--config.grid.contexts=(0,)"], "config.grid.contexts has 0; it must be a whole number >= 1"),
         (["--config.grid.contexts=(900,)"], "no prompt has 900 tokens; ask for fewer"),
         (["--config.chat=own"], "chat template"),
+        (["--config.grid.temperatures=(1.0,1.0000001)"], "config.grid.temperatures holds a value twice"),
+        (["--config.grid.batch_sizes=(1,1)"], "config.grid.batch_sizes holds a value twice"),
+        (["--config.record=x.jsonl"], "config.record is for mode generate"),
+        (["--config.trace_prompts=-1"], "config.trace_prompts is -1"),
+        (["--config.mode=generate", "--config.grid.gammas=(1,2)"], "mode generate decodes with one method"),
+        (["--config.prompts=~nobody_at_all/x.txt"], "nobody has"),
+        (["--config.prompts=stdlib", "--config.chat=own"], "config.chat is for files of prompts"),
         (["--config.max_prompt_tokens=-1"], "config.max_prompt_tokens is -1; it must be at least 0"),
         ([f"--config.prompts={bad}"], "line 2"),
         (["--config.prompt_kind=gsm8k"], "question"),

@@ -107,6 +107,7 @@ def make(target: LM, *, drafters: Stages, rate: float = 0.8) -> Drafter:
         depth=stage.depth,
         features=True,  # the continuation is the target's own
         gaps=stage.gaps,
+        even=stage.even,
         greedy_only=True,
     )
 

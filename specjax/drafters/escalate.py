@@ -192,5 +192,6 @@ def make(target: LM, *, drafters: Stages, least: float = 0.0, decay: float = 0.8
         siblings=kind,
         depth=None if kind == CHAIN else longest,
         features=any(stage.features for stage in stages),
+        even=False,  # who is asked depends on the text
         learn=learn if any(stage.learn for stage in stages) else None,
     )
