@@ -210,7 +210,7 @@ def study(config: TransformerConfig, tree: topology.Topology, batch: int, contex
 
     def greedy_bookkeeping(_, draft, logits):
         verdict = _verdict.along(draft, path, path[:, 0])
-        drafted, tested = step._reach(draft, verdict)
+        drafted, tested = step._reach(draft, verdict, False)
         verdict, ended = step.cut(verdict, light, None)
         verdict = step.nothing(verdict, ~step._finite(draft, verdict, logits, rule.whole))
         after = step.advance(light, verdict, ended, ended)

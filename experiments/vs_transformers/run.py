@@ -50,6 +50,7 @@ from experiments.vs_transformers import pair, sides
 from specjax.errors import UserError
 from specjax.models import hf
 from specjax.models.transformer import TransformerConfig
+from specjax.results import machine
 
 GPT2 = TransformerConfig(
     family="gpt2",
@@ -173,13 +174,6 @@ def summary(answers: Sequence[sides.Answer], seconds: Sequence[float]) -> dict:
         "block_efficiency": sum(tokens) / sum(answer.rounds for answer in answers),
         "rounds": [answer.rounds for answer in answers],
     }
-
-
-def machine() -> dict:
-    """What it ran on."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {"cpu": names[0] if names else "unknown", "cores": os.cpu_count()}
 
 
 def busy() -> float:
