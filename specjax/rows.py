@@ -141,7 +141,14 @@ def _category(job: Job, method: Method, runs: list[Pass], plain: list[Pass], cat
         prompts=len(own),
         category=category,
     )
-    found |= {"drafter": method.drafter.name, "prompt_set": job.name, "warm": method.warm}
+    found |= {
+        "drafter": method.drafter.name,
+        "gamma": method.drafter.longest,
+        "nodes": method.drafter.nodes,
+        "prompt_set": job.name,
+        "context": statistics.fmean(len(job.prompts[i]) for i in own),
+        "warm": method.warm,
+    }
     if job.batch_size == 1:
         fast, slow = (
             statistics.median(sum(len(p.outputs[i]) for i in own) / sum(p.seconds[i] for i in own) for p in each)

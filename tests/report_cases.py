@@ -51,7 +51,7 @@ def row(method: str = "draft_model", accept: str = "chain", law: str = "L1", **k
     return made | keys
 
 
-def results(rows: list[dict] | None = None) -> dict:
+def results(rows: list | None = None) -> dict:
     """The object of results.json: three methods, two temperatures, one lossy rule, one failed check, one category."""
     if rows is None:
         rows = [row(*method, temperature=t) for t in (0.0, 1.0) for method in METHODS]

@@ -99,7 +99,7 @@ def test_what_cannot_be_drawn_is_left_out():
         ("temperature", [{"temperature": 0.0}, {"temperature": 1.0}]),
         ("batch_size", [{"batch": 1}, {"batch": 8}]),
         ("draft_parameters", [{"method": str(n), "parameters": {"target": 7e7, "draft": n}} for n in (10**6, 10**7)]),
-        ("context", [{"context": float(n), "prompt_set": str(n)} for n in (100, 1000)]),
+        ("context", [{"context": float(n)} for n in (100, 1000)]),
     ],
 )
 def test_an_axis_is_drawn_where_rows_differ_in_it_alone(name, changes):
@@ -131,6 +131,18 @@ def test_theory_and_measurement_in_one_figure():
     assert any(list(line.get_ydata()) == [1, 1] for line in ax.lines)  # plain decoding
     text = " ".join(words(ax.figure))
     assert "Curves:" in text and "Assumed:" in text.replace("\n", " ")
+
+
+def test_the_curve_knows_of_rounds_without_a_draft():
+    """Half of the rounds draft nothing: half of the tokens that a full draft would bring."""
+    tokens = {gamma: 1 + 0.5 * (theory.expected_tokens(0.8, gamma) - 1) for gamma in (1, 3, 6)}
+    more = [{"acceptance_rate": 0.8, "acceptance_by_depth": [0.8] * g, "block_efficiency": tokens[g]} for g in tokens]
+    rows = [row(gamma=gamma, **one) for gamma, one in zip(tokens, more, strict=True)]
+    (ax,) = plots.speedup_against(rows, "gamma").axes
+    (curve,) = [dict(line.get_xydata().tolist()) for line in ax.lines if len(line.get_xdata()) == 7]
+    for gamma, expected in tokens.items():
+        assert curve[gamma] == pytest.approx(expected / (0.05 * gamma + 1 + 0.1 * gamma))
+    assert "s is the share of the draft" in " ".join(words(ax.figure)).replace("\n", " ")
 
 
 def test_no_curve_without_costs_or_for_trees():
@@ -168,6 +180,92 @@ def test_crowds_are_thinned_and_it_is_said():
     assert len(figures["time_split"].axes[0].get_yticks()) == 26
     looks = {(h.get_color(), h.get_marker()) for h in figures["predicted_and_measured"].legends[0].legend_handles}
     assert len(looks) == 26
+
+
+def test_thousands_of_rows_are_thinned_where_they_are_predicted():
+    rows = [row(f"method {m}", context=float(n)) for m in range(50) for n in range(1, 60)]
+    figure = plots.predicted(rows)
+    assert len(legend(figure)) == 30 and sum(map(len, points(figure.axes[0]))) == 30 * 40
+    text = " ".join(words(figure)).replace("\n", " ")
+    assert "The 30 fastest of 50 are shown. Of each method the 40 fastest rows are shown." in text
+
+
+def caption(figure):
+    return figure.texts[-1].get_text().replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"prompt_set": "poems"}, ["m, stories", "m, poems"]),
+        ({"context": 900.0}, ["m, 120 tokens of context", "m, 900 tokens of context"]),
+        ({"context": 900.0, "prompt_set": "poems"}, ["m, stories", "m, poems"]),
+        ({"accept": "block"}, ["m, chain", "m, block"]),
+        ({"warm": True}, ["m, cold", "m, warm"]),
+    ],
+)
+def test_rows_that_differ_are_shown_apart(changes, told):
+    more = {"overlap": CLASSES}
+    rows = [row("m", **more), row("m", **more | changes)]
+    rows += [one | {"category": c} for one in rows for c in ("code", "prose")]
+    figures = plots.draw(rows)
+    for name in ("acceptance_by_depth", "overlap_by_class", "efficiency_by_category"):
+        assert legend(figures[name]) == told and "is shown" not in caption(figures[name])
+    assert len(figures["efficiency_by_category"].axes[0].patches) == 4
+    assert [tick.get_text() for tick in figures["time_split"].axes[0].get_yticklabels()] == told
+
+
+def test_what_is_left_out_is_told():
+    rows = [row("m", 4, batch=b, overlap=CLASSES) for b in (1, 8)]
+    figures = plots.draw(rows + [one | {"category": "code"} for one in rows])
+    for name in ("acceptance_by_depth", "overlap_by_class", "efficiency_by_category"):
+        assert "of several batch sizes the smallest" in caption(figures[name]).lower()
+    again = plots.draw([row("m"), row("m", speedup=1.0)])["acceptance_by_depth"]
+    assert "alike in all but their measurements the first is shown" in caption(again)
+    crowd = plots.acceptance_by_depth([row(f"m{n}") for n in range(40)])
+    assert len(legend(crowd)) == 16 and "The first 16 of 40 are shown." in caption(crowd)
+    tree = plots.acceptance_by_depth([row("m", 4), row("m", 4, nodes=30), row("m", 2)])
+    assert legend(tree) == ["m", "m, gamma 4, 30 nodes"] and "the longest is shown" in caption(tree)
+
+
+def test_lines_of_contexts_join_one_set_of_prompts():
+    rows = [row(context=float(n), prompt_set=s) for s, n in (("a", 50), ("b", 100), ("b", 900), ("c", 1000))]
+    figure = plots.speedup_against(rows, "context")
+    assert [[x for x, _ in some] for some in points(figure.axes[0])] == [[100, 900]]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"speedup": 10**400},
+        {"speedup": 1e308},
+        {"batch_size": 10**400},
+        {"batch_size": 1e300},
+        {"context": 1e300},
+        {"context": "long"},
+        {"parameters": {"target": 1e300, "draft": 1e300}},
+        {"gamma": 3_000_000, "nodes": 3_000_000},
+        {"gamma": -3, "nodes": -3},
+        {"acceptance_by_depth": [2.0, 10**400]},
+        {"temperature": 10**400},
+        {"method": "\ud800"},
+        {"method": "\x00\x1b[31m\uffff"},
+        {"prompt_set": "\ud800"},
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_bad_row_costs_no_figure(bad):
+    rows = [row(gamma=gamma) for gamma in (2, 4)]
+    wanted = set(plots.draw(rows))
+    figures = plots.draw([*rows, *(one | bad for one in rows)])
+    assert wanted <= set(figures)
+    for figure in figures.values():
+        ElementTree.fromstring(plots.svg(figure))
+
+
+def test_a_long_curve_has_few_points():
+    figure = plots.speedup_against([row() | {"gamma": g, "nodes": g} for g in (4, 3_000_000)], "gamma")
+    assert max(len(line.get_xdata()) for line in figure.axes[0].lines) == 64
 
 
 def test_overlap_of_classes():

@@ -6,12 +6,13 @@ import json
 
 import pytest
 
-from specjax import prompt_sets
+from specjax import jsonl, prompt_sets
 from specjax.errors import UserError
 from specjax.prompt_sets import Conversation
 from specjax.train.chat import BUILT_IN, Template
 
 pytestmark = pytest.mark.fast
+BASIC = {"task_id": 1, "text": "Add.", "test_list": ["assert True"]}
 BENCH = {"question_id": 81, "category": "writing", "turns": ["Write.", "Again."]}
 
 
@@ -84,9 +85,32 @@ def test_prompts_of_ones_own(file):
     assert prompt_sets.read(file(edited | {"entry_point": "add"}), "q", "prompts")[0].turns == ("Add.",)
 
 
+def test_names_do_not_hide_what_lies_in_a_file(file):
+    for name in ("p.JSONL", "p.JSONL.GZ", "p.Json", "p.txt", "p", "p.txt.gz"):
+        path = file(BENCH, name=name.replace("GZ", "gz"))
+        assert prompt_sets.read(path.rename(path.with_name(name)), "p") == [
+            Conversation(81, "writing", ("Write.", "Again."))
+        ]
+    for line in ({"prompt": "a"}, {"question": "a", "answer": "b"}, BASIC):
+        assert prompt_sets.read(file(line, name="p.txt"), "p")[0].turns[0] != json.dumps(line)
+    for lines in (['{"a": 1}', "b"], ["[1, 2]"], ["{", "b"], ['{"prompt": 3}']):  # prompts that look like it
+        assert [each.turns[0] for each in prompt_sets.read(file(*lines, name="p.txt"), "p")] == lines
+    assert prompt_sets.read(file(BENCH, name="p.txt"), "p", "prompts")[0].turns == (json.dumps(BENCH),)
+    for lines in (['[{"prompt": "a"},', '{"prompt": "b"}]'], ["{", '"turns": ["a"]', "}"]):
+        with pytest.raises(UserError, match="p is one JSON value as a whole"):
+            prompt_sets.read(file(*lines, name="p.txt"), "p")
+
+
+def test_only_prompts_are_unpacked(file):
+    path = file({"prompt": "a"}, name="p.jsonl.gz")
+    assert jsonl.read(path, "p", gz=True) == '{"prompt": "a"}\n'
+    with pytest.raises(UserError, match="is not UTF-8"):
+        jsonl.read(path, "p")
+
+
 MISTAKES = {
     "text": ([{"prompt": "def"}, {"text": "x"}], "auto", 'p line 2 is no JSON object with a "prompt" text'),
-    "nothing known": (["[1]"], "auto", 'p line 1 is no JSON object with a "prompt" text'),
+    "nothing known": (["17"], "auto", 'p line 1 is no JSON object with a "prompt" text'),
     "no JSON": ([BENCH, "", "{"], "auto", 'p line 3 has no "turns"; in a line of spec_bench that is a list of texts'),
     "key": ([BENCH, {"turns": ["a"], "question_id": 1}], "auto", 'p line 2 has no "category"; in a line of spec_bench'),
     "type": ([BENCH | {"turns": ["a", 1]}], "auto", "p line 1 has ['a', 1] as its \"turns\"; in a line of spec_bench"),
@@ -98,6 +122,20 @@ MISTAKES = {
     "forced": ([{"prompt": "a", "task_id": 1}], "humaneval", 'p line 1 has no "entry_point"; in a line of humaneval'),
     "answer": ([{"question": "a"}], "gsm8k", 'p line 1 has no "answer"; in a line of gsm8k that is a text'),
     "mbpp": ([{"task_id": 1, "test_list": ["a"]}], "auto", 'p line 1 has no "text"; in a line of mbpp that is a text'),
+    "list": (['[{"prompt": "a"},', '{"prompt": "b"}]'], "auto", "p is one JSON value as a whole; give JSON Lines"),
+    "list in a line": (["[1]"], "gsm8k", "p is one JSON value as a whole; give JSON Lines"),
+    "spread out": (
+        ["{", '"prompt": "a"', "}"],
+        "auto",
+        "p is one JSON value as a whole; give JSON Lines: an object a line",
+    ),
+    "blank task": ([BASIC | {"text": " "}], "auto", 'p line 1 has an empty "text"; a line of mbpp needs a task'),
+    "no tests": ([BASIC, BASIC | {"task_id": 2, "test_list": []}], "auto", 'p line 2 has an empty "test_list"; a line'),
+    "no entry": (
+        [{"task_id": "HumanEval/0", "prompt": "def"}],
+        "auto",
+        'p line 1 has no "entry_point"; in a line of humaneval',
+    ),
     "no kind": (["a"], "alpaca", "there is no kind of prompts 'alpaca'; there is auto, spec_bench"),
     "void": (["", " "], "auto", "p has no prompts; give at least one"),
 }

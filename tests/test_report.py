@@ -14,7 +14,7 @@ from rich.console import Console
 
 from specjax.errors import UserError
 from specjax.report import __main__ as program
-from specjax.report import cells, files, html, terminal
+from specjax.report import _canvas, cells, files, html, plots, terminal
 
 pytestmark = pytest.mark.fast
 
@@ -95,6 +95,7 @@ def test_categories_unfold_inside_their_row_or_stand_alone():
 
 def test_rows_of_any_kind_do_not_break_the_page():
     odd = made.row(
+        tokens=10**400, acceptance_rate=10**400, predicted_speedup=1e300, context=-(10**400),
         block_efficiency="2", speedup=float("nan"), spread=[1], costs_ms=3, overlap="no", time_split={"draft": "x"},
         lossless="yes", temperature=None, acceptance_by_depth={"1": 2}, parameters=None, prompt_set=7,
     )  # fmt: skip
@@ -189,13 +190,16 @@ def test_every_bad_trace_line_is_named_and_the_rest_is_shown(bench, capsys):
     ]
     lines = [json.dumps(good), *(line for line, _ in bad), "", json.dumps(made.plain())]
     (bench / "trace.jsonl").write_text("\n".join(lines))
+    every = files.traces(bench / "trace.jsonl")[1]
+    for number, ((_, told), said) in enumerate(zip(bad, every, strict=True), 2):
+        assert said.startswith(f"trace.jsonl line {number} is left out: ") and told in said
     status, out, err = call(capsys, bench)
     assert (status, err) == (0, "")
-    for number, (_, told) in enumerate(bad, 2):
-        assert re.search(rf"notice: trace.jsonl line {number} is left out: .*{re.escape(told)}", out), (number, told)
+    assert all(f"notice: {said}" in out for said in every[: files.FEW]) and every[files.FEW] not in out
+    assert f"notice: {len(bad) - files.FEW} more lines of trace.jsonl are left out" in out
     assert "notice: trace 2 (none) has no probabilities" in out
     page = (bench / "report.html").read_text()
-    assert page.count('class="trace-data"') == 2 and len(notices_of(page)) == len(bad) + 1
+    assert page.count('class="trace-data"') == 2 and len(notices_of(page)) == files.FEW + 2
     for line, told in bad[2:]:  # the same where there is no file
         page = html.render(made.results(), [json.loads(line)], "t", plots={})
         assert any(text.startswith("trace 1 is left out") for text in notices_of(page)), told
@@ -211,6 +215,92 @@ def test_missing_parts_are_notices(bench, capsys, monkeypatch):
     assert status == 0 and "notice: there is no trace.jsonl" in out and "notice: no plots were drawn" in out
     page = (bench / "report.html").read_text()
     assert "There is no trace to show." in page and '<section id="plots"' not in page and 'id="viewer"' not in page
+
+
+def test_the_report_never_replaces_what_was_measured(bench, capsys):
+    before = {path.name: path.read_bytes() for path in bench.iterdir()}
+    (bench / "sub").mkdir()
+    other = bench / "sub" / "other.jsonl"
+    other.write_bytes(before["trace.jsonl"])
+    for out in (bench / "results.json", bench / "sub" / ".." / "trace.jsonl", other):
+        status, said, err = call(capsys, bench, "--trace", other, "--out", out)
+        assert status == 2 and said == "" and err.count("\n") == 1 and "would replace what was measured" in err
+    assert {path.name: path.read_bytes() for path in bench.iterdir() if path.is_file()} == before
+    assert other.read_bytes() == before["trace.jsonl"]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "directory", "dangling"])
+def test_traces_that_cannot_be_read_are_a_notice_unless_named(bench, capsys, kind):
+    path = bench / "trace.jsonl"
+    path.unlink()
+    if kind == "bytes":
+        path.write_bytes(b"\xff\xfe")
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path.symlink_to(bench / "gone")
+    status, out, err = call(capsys, bench)
+    assert (status, err) == (0, "") and "notice: no trace is shown: trace " in out
+    assert "<table" in (bench / "report.html").read_text()
+    status, out, err = call(capsys, bench, "--trace", path)
+    assert status == 2 and out == "" and err.count("\n") == 1
+
+
+def test_many_notices_of_a_kind_are_counted():
+    rows = [made.row(), *({"method": f"m{n}"} for n in range(2000))]
+    traces = [made.plain() for _ in range(9)] + [{}] * 1100
+    said = notices_of(html.render(made.results(rows), traces, "t", plots={"one": SVG}))
+    assert len(said) == 3 * (files.FEW + 1)
+    assert [text for text in said if "more" in text] == [
+        "1,995 more rows are left out", "1,095 more traces are left out", "4 more traces have no probabilities"
+    ]  # fmt: skip
+    assert files.few(["a"] * 6, "are out") == ["a"] * 6  # nothing is won by counting one
+
+
+def test_no_finding_but_true_and_false():
+    found = [
+        cells.lines([made.row(lossless={"check": "c", "passed": value, "detail": "d"})])[0].cells[-1].text
+        for value in (True, False, None, "no", 1)
+    ]
+    assert found == ["yes", "NO", "?", "?", "?"]
+    text = shown(terminal.table([made.row(lossless={"passed": "no"})]))
+    assert "?, -" in text and "yes" not in text
+
+
+def test_long_names_are_cut_and_whole_on_pointing():
+    long = "x" * 400
+    page = html.render(made.results([made.row(long, drafter="d"), made.row(long, category=long)]), [], "t", plots={})
+    assert f'title="{long}"' in page and f">{long}" not in page
+    assert f">{cells.short(long)}<" in page and len(cells.short(long)) == cells.MOST
+    [line] = cells.lines([made.row(prompt_set=long)])
+    assert len(line.cells[5].text) < 30 and line.cells[5].whole == long
+    assert len(html._label(1, made.trace(1, method=long))) < 200
+
+
+def test_costs_tell_their_spread_and_what_cannot_be_true():
+    def facts(**keys) -> dict:
+        return dict(cells.lines([made.row(**keys)])[0].facts)
+
+    told = facts(spread={"costs_ms": {"step": [2.1, 2.6], "draft": [1]}})
+    assert told["step"] == f"2.3 ms (2.1{cells.DASH}2.6)" and told["draft"] == "1.1 ms" and "hint" not in told
+    cheap = facts(costs_ms={"step": 2.3, "draft": 1, "verify": 2.2}, system_efficiency=1.2)
+    assert cheap["hint"].startswith("verification was measured cheaper than a one-token pass: the machine was busy")
+    assert "above what the costs of the parts allow" in facts(system_efficiency=1.06)["hint"]
+
+
+def test_the_time_split_has_the_order_and_the_colours_of_its_plot():
+    assert cells.PARTS == plots.PARTS
+    style = html._asset("style.css")
+    for part, colour in zip(cells.PARTS, _canvas.COLOURS, strict=False):
+        assert f".part-{part} {{ --part: {colour.lower()} }}" in style
+    [line] = cells.lines([made.row(time_split={"other": 0.1, "host": 0.2, "draft": 0.7})])
+    assert [bar.head for bar in line.split] == ["draft", "host", "other"]
+
+
+def test_greedy_traces_say_whose_probabilities_they_show():
+    packed = [json.loads(html.pack(made.trace(1, temperature=t)))["greedy"] for t in (0.0, 0, 0.7, None)]
+    assert packed == [True, True, False, False]
+    assert any("at temperature 0" in meaning for _, meaning in cells.DETAILS)
 
 
 def test_other_mistakes_of_the_command_line(bench, capsys):
@@ -247,6 +337,33 @@ def test_terminal_table_fits_and_tolerates():
     assert max(map(len, lines)) <= 120 and "eff" in lines[0] and "old [b]" in "".join(lines)
     assert any("NO, p = 2e-09" in line for line in lines) and not any("stories <b>" in line for line in lines)
     assert any("0.93" in line for line in lines) and "and more" in shown(terminal.table(rows))
+
+
+def test_terminal_table_tells_prompts_apart_where_they_differ():
+    one = [made.row(), made.row("other")]
+    assert "prompts" not in shown(terminal.table(one)).splitlines()[0]
+    sets = [*one, made.row(prompt_set="humaneval"), made.row(prompt_set="mt_bench, first turns only", context=900.0)]
+    lines = shown(terminal.table(sets)).splitlines()
+    assert "prompts" in lines[0] and max(map(len, lines)) <= 120
+    assert "humaneval" in lines[3] and "stories" in lines[1] and "tokens" not in lines[1].partition("chain")[0]
+    lines = shown(terminal.table([made.row(context=float(n)) for n in (128, 512)])).splitlines()
+    text = " ".join(lines)
+    assert "128" in text and "512" in text and max(map(len, lines)) <= 120
+    wide = made.row("m" * 400, "r" * 400, "L" * 90, prompt_set="p" * 400, tokens_per_second=1e300, temperature=10**400)
+    assert max(map(len, shown(terminal.table([*sets, wide])).splitlines())) <= 120
+
+
+def test_nothing_that_a_terminal_obeys_is_printed(bench, capsys):
+    evil = "a\x1b]0;x\x07\r\x9b\n\u202eb"
+    row = made.row(evil, evil, prompt_set=evil, lossless={"passed": True, "detail": evil})
+    (bench / "results.json").write_text(json.dumps(made.results([row, made.row(), {"method": evil}])))
+    (bench / "trace.jsonl").write_text(json.dumps(made.plain() | {"schema": evil}) + "\n")
+    status, out, err = call(capsys, bench)
+    assert (status, err) == (0, "") and "␛]0;x␇" in out and "notice: row 3 (a␛" in out
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800]", out)
+    assert notices_of((bench / "report.html").read_text())[1].startswith("row 3 (a␛]0;x␇")
+    terminal.fail(f"{evil}\ud800")
+    assert capsys.readouterr().err == "specjax: a␛]0;x␇␍\ufffd \ufffdb\ufffd\n"
 
 
 def test_terminal_trace_colours_every_origin():

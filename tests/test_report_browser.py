@@ -48,6 +48,12 @@ def browser():
         started.close()
 
 
+def deep(depth: int) -> list[list]:
+    """A draft of that depth, two siblings each, none of them kept."""
+    chain = [[f" token{n}", n, 2 * n - 2 if n else -1, 0.5, 0.5, 120, 0] for n in range(depth)]
+    return [node for one in chain for node in (one, list(one))]
+
+
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     """The file of a report with four traces: a chain, trees, plain decoding without probabilities, strange tokens."""
@@ -206,6 +212,36 @@ def test_a_tree_unfolds_and_folds(visit, report):
     assert page.locator("#draft").is_visible()
 
 
+@pytest.mark.parametrize("size", [LAPTOP, PHONE])
+def test_a_deep_tree_keeps_its_lines_and_its_ranks(visit, tmp_path, size):
+    record = made.trace(1)
+    record["rounds"][0]["draft"] = deep(16)
+    html.write(tmp_path / "deep.html", made.results(), [record], "deep", plots={})
+    page = visit(tmp_path / "deep.html", size)
+    heights = page.eval_on_selector_all("#draft tr[data-node]", "all => all.map(r => r.offsetHeight)")
+    assert len(heights) == 32 and max(heights) < 40  # one line each
+    ranks = page.locator("#draft tr[data-node] td:last-child")
+    edge = page.locator("#draft").evaluate("e => e.getBoundingClientRect().left + e.clientWidth")
+    for place in (0, 31):
+        box = ranks.nth(place).bounding_box()
+        assert box["x"] + box["width"] <= edge + 1 and ranks.nth(place).inner_text() == "121"
+    assert page.evaluate("document.documentElement.scrollWidth") == size["width"]
+
+
+def test_keys_step_from_the_checkbox_and_greedy_is_explained(visit, tmp_path):
+    html.write(tmp_path / "a.html", made.results(), [made.trace(9), made.trace(9, temperature=1.0)], "a", plots={})
+    page = visit(tmp_path / "a.html")
+    page.locator("#rejects").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert status(page).startswith("Round 3 of 9")
+    page.keyboard.press("Space")
+    assert not page.locator("#rejects").is_checked() and page.locator("[data-go=play]").inner_text() == "play"
+    assert "those of temperature 1" in page.locator("#greedy").inner_text()
+    page.locator("#choose").select_option("1")
+    assert page.locator("#greedy").is_hidden()
+
+
 def test_rejected_drafts_can_be_hidden(visit, report):
     page = visit(report)
     rejected = page.locator("#text .t.rejected").first
@@ -254,6 +290,13 @@ def test_the_table_sorts_and_unfolds(visit, report):
         word in more.inner_text() for word in ("Acceptance by depth", "verify 66%", "stories <b>")
     )
     assert body.locator(".unfold").get_attribute("aria-expanded") == "true"
+    colour = "e => getComputedStyle(e).backgroundColor"
+    assert more.locator(".split .part-draft").evaluate(colour) == "rgb(0, 114, 178)"
+
+
+def test_a_long_label_does_not_make_a_high_row(visit, tmp_path):
+    html.write(tmp_path / "a.html", made.results([made.row("x" * 400, prompt_set="y" * 400)]), [], "a", plots={})
+    assert visit(tmp_path / "a.html").locator("table.results > tbody > tr").first.bounding_box()["height"] < 200
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -263,6 +306,7 @@ def test_a_phone_shows_it_without_scrolling_sideways(visit, report, dark):
     page.locator(".words summary").tap()
     page.locator("#choose").select_option("1")
     assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert page.locator(".plots svg").first.bounding_box()["width"] >= 560  # its box scrolls
     for place in range(0, 24, 4):
         page.locator("#text .t.accepted").nth(place).tap()
         assert page.locator("#tip").is_visible() and inside(page, "#tip")

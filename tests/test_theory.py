@@ -247,6 +247,17 @@ def test_vertical_cascade(alpha, inner, n, k):
     )
 
 
+def test_vertical_cascade_near_the_limit():
+    limit = cascade.vertical_improvement(1, 0.7, 2, 3, 0.1, 0.01)
+    for near in (1 - 1e-15, 1 - 1e-12, 1 - 1e-9):
+        assert cascade.vertical_improvement(near, 0.7, 2, 3, 0.1, 0.01) == pytest.approx(limit, rel=1e-7)
+    for alpha in (0.0, 0.3, 0.9):  # as the paper has it
+        phi = cascade.generating_function(alpha, 0.7, 3)
+        printed = (1 - alpha * phi**2) / (1 - alpha) / (1 + 2 * 0.1 + 6 * 0.01)
+        assert cascade.vertical_improvement(alpha, 0.7, 2, 3, 0.1, 0.01) == pytest.approx(printed)
+    assert cascade.vertical_improvement(0.5, 0.7, 0, 3, 0.1, 0.01) == 1
+
+
 @pytest.mark.parametrize("x", [0, 0.3, 0.9, 1])
 def test_generating_function(x):
     tokens = run_lengths(np.random.default_rng(2), 0.7, 4, 40_000) + 1
@@ -399,6 +410,34 @@ def test_multiplier_is_its_formula():
         (lambda: cascade.horizontal_improvement([0.5], [2], [-1]), "a cost is -1"),
         (lambda: roofline.pass_time(roofline.Machine(0, 1), roofline.Model(1, 1, 1, 1), 1, 1), "bandwidth is 0"),
         (lambda: roofline.critical_context(A100, roofline.Model(1, 1, 1, 1), 0), "tokens is 0"),
+        (lambda: theory.walltime_improvement(0.5, "3", 0.1), "gamma is '3'; it must be a whole number"),
+        (lambda: theory.walltime_improvement(0.5, None, 0.1), "gamma is None; it must be a whole number"),
+        (lambda: theory.walltime_improvement(0.5, 3, "0.1"), "c is '0.1'; it must be a number"),
+        (lambda: theory.total_cost(10, 0.5, "3", 0.1), "gamma is '3'"),
+        (lambda: theory.optimal_gamma([0.5, 0.6], 0.1), "alpha has shape (2,); it must be one number"),
+        (lambda: theory.optimal_gamma(0.5, 0.1, verify=2.0), "verify is 2.0; it must be a function"),
+        (lambda: theory.verify_cost(5.0, 2), "verify is 5.0; it must be a function, a mapping or a list"),
+        (lambda: theory.verify_cost({3: "2"}, 2), "verify[3] is '2'; it must be a number"),
+        (lambda: theory.improvement_possible([0.5], 0.1), "alpha has shape (1,)"),
+        (lambda: theory.rounds(10, [0.5], 3), "share has shape (1,)"),
+        (lambda: theory.expected_tokens(10**400, 3), "alpha is larger than a float can be"),
+        (lambda: theory.expected_tokens(0.5, 10**400), "gamma is above 2^53"),
+        (lambda: theory.expected_tokens_by_depth([[0.5], [0.6]]), "acceptance has shape (2, 1)"),
+        (lambda: theory.acceptance_rate(np.ones((0, 1)), np.ones((0, 1))), "there is no position in the laws"),
+        (lambda: goodput.fit(5), "profiles is 5; give rows of"),
+        (lambda: goodput.tokens([], 2), "alphas is empty"),
+        (lambda: goodput.best_length([], lambda k: 1.0, 3), "alphas is empty"),
+        (lambda: goodput.best_length([[0.5], [0.5, 0.6]], lambda k: 1.0, 3), "alphas is [[0.5], [0.5, 0.6]]"),
+        (lambda: goodput.best_length([0.5], 1.0, 3), "time is 1.0; it must be a function"),
+        (lambda: cascade.horizontal_improvement(0.5, 2, 0.1), "alphas, lengths and costs must be lists"),
+        (lambda: cascade.generating_function([0.5], 0.5, 2), "x has shape (1,)"),
+        (lambda: cascade.vertical_improvement(0.5, [0.5], 1, 2, 0.1, 0.1), "inner_alpha has shape (1,)"),
+        (
+            lambda: roofline.self_speculation(
+                A100, roofline.Model(1, 1, 1, 1), batch=1, context="x", gamma=2, alpha=0.5, budget=1
+            ),
+            "context is 'x'",
+        ),
     ],
 )
 def test_mistakes_are_told(call, message):

@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         console.print(terminal.table(rows))
     for notice in notices:
         console.print(Text(f"notice: {notice}"))
-    console.print(Text(f"wrote {path}", "dim"))
+    console.print(Text(f"wrote {path}".translate(files.PICTURES), "dim"))
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +21,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")  # ten and seven: n
 LINES = ("solid", (0, (5, 1.5)), (0, (1.5, 1)))
 HATCHES = ("", "////", "----", "xxxx", "\\\\\\\\", "++++", "||||")  # no dots: they make an SVG ten times as large
 GREY = "#555555"
+# What is no character in XML: controls (white space aside), halves of surrogate pairs, the two that are none.
+UNFIT = re.compile(r"[\x00-\x08\x0e-\x1b\x7f\ud800-\udfff\ufffe\uffff]")
 
 
 class Look(NamedTuple):
@@ -44,7 +47,7 @@ def look(index: int) -> Look:
 
 def plain(text: str, width: int | None = None) -> str:
     """The text as matplotlib shows it unread: a dollar sign starts no formula. Over ``width`` characters it takes two lines."""
-    text = " ".join(str(text).split())
+    text = UNFIT.sub("\ufffd", " ".join(str(text).split()))
     if width is not None:
         text = "\n".join(textwrap.wrap(text, width, max_lines=2, placeholder=" ...")) or text
     return text.replace("$", r"\$")

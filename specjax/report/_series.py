@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from specjax.report import _canvas
 
+RANGE = 1e15  # no measurement is larger, and an axis over much more cannot be laid out
+
 
 def is_number(value: Any) -> bool:
-    """Whether it is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is a number that can be drawn: finite, and neither beyond ``RANGE`` nor, but for 0, below its inverse."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return value == 0 or 1 / RANGE <= abs(value) <= RANGE
 
 
 def number(row: dict, name: str) -> Any:
-    """The row's number of that name; None if it is missing, null or not finite."""
+    """The row's number of that name; None if it is missing, null or none that can be drawn."""
     value = row.get(name)
     return value if is_number(value) else None
 
@@ -83,9 +86,9 @@ AXES = {
         "Speed-up by the length of the context",
         "context (mean tokens of the prompts)",
         lambda row: number(row, "context"),
-        ("context", "prompt_set"),
+        ("context",),
         _canvas.number,
-        "The dashed line is plain decoding. The points are different prompts.",
+        "The dashed line is plain decoding. A line is one set of prompts, cut to each length.",
     ),
 }
 
@@ -106,8 +109,10 @@ SPELT: dict[str, Callable[[Any], str]] = {
     "prompt_set": lambda name: str(name or "unnamed prompts"),
     "warm": lambda warm: "warm" if warm else "cold",
 }
+FOLLOWS = {"context": "prompt_set", "class": "accept", "shape": "nodes"}  # need not be told beside that, if it does
 PANELS = ("temperature", "batch_size")
 MOST = 16  # lines in a panel
+MOST_PANELS = 24
 
 
 def _spelt(value: Any) -> str:
@@ -119,12 +124,14 @@ def name(row: dict) -> str:
     return str(row.get("method") or row.get("drafter") or "unnamed")
 
 
-def _facts(row: dict) -> dict[str, Any]:
+def facts_of(row: dict) -> dict[str, Any]:
+    """What a row is, beside its measurements."""
     facts = {key: row.get(key) for key in SPELT}
     facts |= {
         "method": name(row),
         "target": _size(row, "target"),
         "draft": _size(row, "draft"),
+        "context": number(row, "context"),
         "warm": bool(row.get("warm")),
     }
     facts["shape"] = "chain" if facts["nodes"] == facts["gamma"] else "tree"
@@ -149,7 +156,8 @@ def panels(rows: Sequence[dict], axis: str) -> tuple[dict[str, list[Series]], st
     rows = [row for row in rows if what.value(row) is not None]
     groups = _together(rows, axis)
     if axis == "gamma":  # a label often says it: "draft gamma 4" and "draft gamma 6" are one line
-        alone = [row for row in rows if not any(row is one for some in groups.values() for one in some)]
+        grouped = {id(row) for some in groups.values() for row in some}
+        alone = [row for row in rows if id(row) not in grouped]
         groups |= _together(alone, axis, number_in_label=True)
     found: dict[tuple, list[tuple[dict, list[dict]]]] = {}
     for key, some in groups.items():
@@ -161,7 +169,10 @@ def panels(rows: Sequence[dict], axis: str) -> tuple[dict[str, list[Series]], st
         found[heading] = [(facts, some) for facts, some in members if any(some is one for one in kept)]
         told = told or said
     ordered = sorted(found, key=lambda heading: [value if is_number(value) else -1 for _, value in heading])
-    labels = iter(_labels([facts for heading in ordered for facts, _ in found[heading]]))
+    if len(ordered) > MOST_PANELS:
+        told += f" The first {MOST_PANELS} of {len(ordered)} panels are shown."
+        ordered = ordered[:MOST_PANELS]
+    labels = iter(labels_of([facts for heading in ordered for facts, _ in found[heading]]))
     made = {}
     for heading in ordered:
         title = ", ".join(f"{key.replace('_size', '')} {_spelt(value)}" for key, value in heading)
@@ -173,7 +184,7 @@ def _together(rows: Sequence[dict], axis: str, number_in_label: bool = False) ->
     """The rows that differ along the axis alone, by what they have in common, where they do differ."""
     what, groups = AXES[axis], {}
     for row in rows:
-        facts = _facts(row)
+        facts = facts_of(row)
         if number_in_label:
             facts["method"] = re.sub(rf"(?<![\d.]){re.escape(str(facts['gamma']))}(?![\d.])", "…", facts["method"])
         elif "method" in what.ignored:
@@ -183,15 +194,31 @@ def _together(rows: Sequence[dict], axis: str, number_in_label: bool = False) ->
     return {key: some for key, some in groups.items() if len({what.value(row) for row in some}) > 1}
 
 
-def _labels(facts: Sequence[dict], always: Sequence[str] = ()) -> list[str]:
-    """The method, whatever else the entries of that method differ in, and what is ``always`` told."""
-    labels = []
+def labels_of(facts: Sequence[dict], always: Sequence[str] = ()) -> list[str]:
+    """The method, whatever else the entries of that method differ in, and what is ``always`` told; no two that differ in
+    anything have the same label."""
+    methods: dict[Any, list[dict]] = {}
     for one in facts:
-        alike = [other for other in facts if other["method"] == one["method"]]
-        differ = [key for key in one if key in always or (key != "method" and len({other[key] for other in alike}) > 1)]
-        if {"gamma", "nodes"} <= set(differ) and all(other["nodes"] == other["gamma"] for other in alike):
+        methods.setdefault(one["method"], []).append(one)
+    told = {}
+    for method, alike in methods.items():
+        values = {key: {other.get(key) for other in alike} for key in SPELT if any(key in other for other in alike)}
+        differ = [key for key in values if key in always or (key != "method" and len(values[key]) > 1)]
+        if {"gamma", "nodes"} <= set(differ) and all(other.get("nodes") == other.get("gamma") for other in alike):
             differ.remove("nodes")  # of a chain it is the same
-        labels.append(", ".join([one["method"], *(SPELT[key](one[key]) for key in differ)]))
+        for key, by in FOLLOWS.items():
+            pairs = {(other.get(by), other.get(key)) for other in alike}
+            if {key, by} <= set(differ) and key not in always and len(pairs) == len(values[by]):
+                differ.remove(key)
+        told[method] = differ
+    labels, seen = [], {}
+    for one in facts:
+        label = ", ".join([one["method"], *(SPELT[key](one[key]) for key in told[one["method"]] if key in one)])
+        others = seen.setdefault(label, [])
+        if one not in others:
+            others.append(one)
+        place = others.index(one) + 1
+        labels.append(label if place == 1 else f"{label} ({place})")
     return labels
 
 
@@ -228,10 +255,9 @@ def thin(groups: Sequence[list[dict]], most: int, batches: bool = False) -> tupl
 
 def distinct(rows: Sequence[dict]) -> list[str]:
     """A label for every row, of whatever tells it from the rows with the same method."""
-    facts = [_facts(row) for row in rows]
+    facts = [facts_of(row) for row in rows]
     several = [key for key in PANELS if len({one[key] for one in facts}) > 1]
-    kept = ("method", "accept", *several, "gamma", "prompt_set", "warm")
-    return _labels([{key: one[key] for key in kept} for one in facts], several)
+    return labels_of(facts, several)
 
 
 def by_label(rows: Sequence[dict]) -> dict[str, list[dict]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specjax import theory
 from specjax.report import _canvas, _series
@@ -56,10 +56,13 @@ def speedup_against(rows: Sequence[dict], axis: str) -> Figure | None:
 
 
 CURVE = (
-    "Curves: (1 - alpha^(gamma+1)) / (1 - alpha) tokens for gamma c + v(gamma+1) steps, with the means of alpha and c over the "
-    "points, and v interpolated between the measured sizes. Assumed: all depths are accepted alike, all rows at once, and "
-    "nothing but drafting and verifying takes time."
+    "Curves: 1 + s (E - 1) tokens for gamma c + v(gamma+1) steps, E = (1 - alpha^(gamma+1)) / (1 - alpha), with the means of "
+    "alpha, c and s over the points, and v interpolated between the measured sizes; s is the share of the draft that was "
+    "there to be accepted, (tau - 1) over what the acceptance by depth gives if every round drafts gamma tokens. Assumed: "
+    "all depths are accepted alike, s is the same for every gamma, and nothing but drafting and verifying takes time."
 )
+CURVE_POINTS = 64
+MOST_METHODS, MOST_POINTS = 30, 40
 
 
 def _points(ax: Axes, xs: Sequence[float], ys: Sequence[float], errors, style: _canvas.Look):
@@ -90,16 +93,39 @@ def _spread(rows: Sequence[dict]) -> list[list[float]]:
     return [below, above]
 
 
-def _cost(rows: Sequence[dict]) -> tuple[float, float, dict[int, float]] | None:
-    """(alpha, c, verify) of a series of chains, all measured; None if something is missing."""
-    alphas, drafts, verify = [], [], {}
+def _drafted(row: dict) -> float:
+    """Which share of the tokens that full drafts would bring the rounds did bring: 1 if each drafts gamma tokens.
+
+    A drafter that at times has nothing to propose, or less than gamma, brings less. 1 also where it is not known.
+    """
+    depths, tau = row.get("acceptance_by_depth"), number(row, "block_efficiency")
+    if tau is None or not isinstance(depths, list | tuple):
+        return 1.0
+    if not all(_series.is_number(chance) and 0 <= chance <= 1 for chance in depths):
+        return 1.0
+    full = theory.expected_tokens_by_depth(depths) - 1
+    return min(max((tau - 1) / full, 0.0), 1.0) if full > 0 else 1.0
+
+
+class _Costs(NamedTuple):
+    alpha: float
+    share: float  # of ``_drafted``
+    c: float
+    verify: dict[int, float]
+
+
+def _cost(rows: Sequence[dict]) -> _Costs | None:
+    """The means of a series of chains, all measured; None if something is missing."""
+    alphas, shares, drafts, verify = [], [], [], {}
     for row in rows:
         alpha, gamma, nodes = (number(row, name) for name in ("acceptance_rate", "gamma", "nodes"))
         step, draft, check = (number(_series.part(row, "costs_ms"), name) for name in ("step", "draft", "verify"))
         if (
             alpha is None
             or not 0 <= alpha <= 1
-            or not gamma
+            or gamma is None
+            or gamma < 1
+            or gamma != int(gamma)
             or nodes != gamma
             or draft is None
             or not step
@@ -108,20 +134,26 @@ def _cost(rows: Sequence[dict]) -> tuple[float, float, dict[int, float]] | None:
             continue
         if min(step, check) > 0 <= draft:
             alphas.append(alpha)
+            shares.append(_drafted(row))
             drafts.append(draft / gamma / step)
             verify.setdefault(int(gamma) + 1, []).append(check / step)
     if not alphas:
         return None
-    return statistics.fmean(alphas), statistics.fmean(drafts), {n: statistics.fmean(v) for n, v in verify.items()}
+    alpha, share, c = (statistics.fmean(values) for values in (alphas, shares, drafts))
+    return _Costs(alpha, share, c, {n: statistics.fmean(v) for n, v in verify.items()})
 
 
 def _curve(ax: Axes, rows: Sequence[dict], style: _canvas.Look) -> bool:
     """Draws what theory says of a series; False if its costs are not known."""
     if (found := _cost(rows)) is None:
         return False
-    alpha, c, verify = found
-    gammas = range(max(verify))
-    gains = [theory.walltime_improvement(alpha, gamma, c, verify) for gamma in gammas]
+    last = max(found.verify) - 1
+    points = min(last, CURVE_POINTS - 1)
+    gammas = [last * place // points for place in range(points + 1)]  # all of them, if they are few
+    gains = []
+    for gamma in gammas:
+        tokens = 1 + found.share * (theory.expected_tokens(found.alpha, gamma) - 1)
+        gains.append(theory.speedup(tokens, gamma * found.c, theory.verify_cost(found.verify, gamma + 1)))
     ax.plot(gammas, gains, color=style.colour, linestyle=style.line, linewidth=1.4, alpha=0.75)
     return True
 
@@ -131,11 +163,18 @@ def predicted(rows: Sequence[dict]) -> Figure | None:
     both = [row for row in _series.finished(rows) if (number(row, "predicted_speedup") or 0) > 0]
     if not both:
         return None
-    groups = _series.by_label(both)
+    every = _series.by_label(both)
+    kept, fewer = _series.thin(list(every.values()), MOST_METHODS)
+    groups = {_series.name(some[0]): some for some in kept}
+    if any(len(some) > MOST_POINTS for some in kept):
+        fewer += f" Of each method the {MOST_POINTS} fastest rows are shown."
+        fastest = {label: sorted(some, key=lambda row: -row["speedup"]) for label, some in groups.items()}
+        groups = {label: some[:MOST_POINTS] for label, some in fastest.items()}
+    both = [row for some in groups.values() for row in some]
     legend = _canvas.key(list(groups))
     told = (
         "On the line, the tokens accepted and the costs of drafting and verifying explain the speed-up (system efficiency 1); "
-        "below it, time is lost elsewhere. Bars: least and most of the interleaved passes."
+        "below it, time is lost elsewhere. Bars: least and most of the interleaved passes." + fewer
     )
     figure, (ax,) = _canvas.canvas("Measured speed-up beside the predicted one", [""], 3.4, told, legend.lines)
     most = max(max(row["speedup"], row["predicted_speedup"]) for row in both) * 1.08

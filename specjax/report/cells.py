@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from specjax.report.files import number_of
+from specjax.report.files import number_of, passed
 
 DASH = "\N{EN DASH}"  # what was not measured
+MOST, LESS = 60, 24  # characters that the table shows of the first column, and of the others
+PARTS = ("draft", "verify", "accept", "host")  # of the decoding time, in the order and the colours of its plot
 
 
 class Column(NamedTuple):
@@ -75,7 +77,15 @@ DETAILS = (
     ("nodes", "draft tokens per round; on a tree more than gamma"),
     ("acceptance by depth", "alpha of each depth, given that all before it were accepted"),
     ("overlap", "Σ min(target's law, draft's law) over the vocabulary, mean over every position of the target's text"),
-    ("step, draft, verify", "time of a one-token pass of the target, of one whole draft, of the pass that verifies it"),
+    (
+        "step, draft, verify",
+        "time of a one-token pass of the target, of one whole draft, of the pass that verifies it; median of the passes",
+    ),
+    (
+        "probabilities of a trace",
+        "of each token under the sampling settings, by the target and by the draft; at temperature 0, where all would be 0 "
+        "or 1, under temperature 1",
+    ),
 )
 FACTS = (  # key, head, spelling
     ("drafter", "drafter", ""),
@@ -91,12 +101,13 @@ FACTS = (  # key, head, spelling
 
 
 class Cell(NamedTuple):
-    """What the table shows, what it sorts by, a class for the style, and a small second line."""
+    """What the table shows, what it sorts by, a class for the style, a small second line, and the whole of what was cut."""
 
     text: str
     sort: float | str
     style: str = ""
     below: str = ""
+    whole: str = ""
 
 
 class Bar(NamedTuple):
@@ -137,11 +148,11 @@ def _same(row: dict) -> str:
 
 
 def _line(row: dict, parts: Sequence[dict]) -> Line:
-    overlap, costs = _object(row.get("overlap")), _object(row.get("costs_ms"))
+    overlap = _object(row.get("overlap"))
     facts = [(head, _spell(row.get(key), spell)) for key, head, spell in FACTS if row.get(key) is not None]
     sizes = _object(row.get("parameters"))
     facts += [(f"{key} parameters", _spell(value, "{:,.0f}")) for key, value in sizes.items()]
-    facts += [(key, _spell(value, "{:.3g} ms")) for key, value in costs.items()]
+    facts += _costs(row)
     if overlap:
         facts.append(
             ("overlap", f"{_spell(overlap.get('alpha'), '{:.3f}')}, {_spell(overlap.get('tokens'), '{:,.0f}')} tokens")
@@ -156,10 +167,10 @@ def _line(row: dict, parts: Sequence[dict]) -> Line:
     )
     found = _object(overlap.get("by_category"))
     return Line(
-        [_cell(row, column) for column in COLUMNS],
+        [_cut(_cell(row, column), LESS if place else MOST) for place, column in enumerate(COLUMNS)],
         facts,
         [(head, _bars(values)) for head, values in groups if values],
-        _bars(_object(row.get("time_split")), "{:.0%}"),
+        _split(_object(row.get("time_split"))),
         [_category(part, _object(found.get(str(part["category"])))) for part in parts],
     )
 
@@ -181,21 +192,62 @@ def _cell(row: dict, column: Column) -> Cell:
         return Cell(str(value or DASH), str(value or ""))
     number, below = number_of(value), ""
     if column.key == "speedup":
-        spread = _object(row.get("spread")).get("speedup")
-        ends = [number_of(end) for end in spread] if isinstance(spread, list) else []
-        if len(ends) == 2 and None not in ends:
-            below = f"{ends[0]:.2f}{DASH}{ends[1]:.2f}"
+        below = _ends(_object(row.get("spread")).get("speedup"), "{:.2f}")
     return Cell(_spell(value, column.spell), "" if number is None else number, "number", below)
+
+
+def _cut(cell: Cell, most: int) -> Cell:
+    """The cell with as much of its words as a table bears."""
+    text, below = short(cell.text, most), short(cell.below, most)
+    whole = "; ".join(said for said, cut in ((cell.text, text), (cell.below, below)) if said != cut)
+    return cell._replace(text=text, below=below, whole=whole)
+
+
+def short(text: str, most: int = MOST) -> str:
+    """The first characters of a name, and a mark if there are more."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _costs(row: dict) -> list[tuple[str, str]]:
+    """What the parts of a turn cost, with their spread if it is known; and a hint where that cannot be the whole truth."""
+    costs = _object(row.get("costs_ms"))
+    spread = _object(_object(row.get("spread")).get("costs_ms"))
+    facts = []
+    for key, value in costs.items():
+        ends = _ends(spread.get(key), "{:.3g}")
+        facts.append((key, _spell(value, "{:.3g} ms") + (f" ({ends})" if ends else "")))
+    step, verify = number_of(costs.get("step")), number_of(costs.get("verify"))
+    efficiency = number_of(row.get("system_efficiency"))
+    why = "the machine was busy, or too little was timed"
+    if step is not None and verify is not None and verify < step:
+        facts.append(("hint", f"verification was measured cheaper than a one-token pass: {why}"))
+    elif efficiency is not None and efficiency > 1.05:
+        facts.append(("hint", f"the speed-up is above what the costs of the parts allow: {why}"))
+    return facts
+
+
+def _ends(values: Any, spell: str) -> str:
+    """The least and the greatest of several passes; "" if they are not known."""
+    ends = [number_of(end) for end in values] if isinstance(values, list) else []
+    return DASH.join(spell.format(end) for end in ends) if len(ends) == 2 and None not in ends else ""
+
+
+def _split(shares: dict) -> list[Bar]:
+    known = [part for part in PARTS if part in shares]
+    return _bars(
+        {part: shares[part] for part in [*known, *(other for other in shares if other not in PARTS)]}, "{:.0%}"
+    )
 
 
 def _lossless(row: dict) -> Cell:
     outcome = _object(row.get("lossless"))
     if not outcome:
         return Cell(DASH, 0, "", "lossy by design" if row.get("class") == "L3" else "")
-    passed = outcome.get("passed")
-    if passed is None:
-        return Cell("?", 2, "unsure", "too few tokens")
-    word, style, rank = ("yes", "passed", 3) if passed else ("NO", "failed", 1)
+    found = passed(outcome)
+    if found is None:
+        readable = outcome.get("passed") is None
+        return Cell("?", 2, "unsure", "too few tokens" if readable else "neither true nor false")
+    word, style, rank = ("yes", "passed", 3) if found else ("NO", "failed", 1)
     return Cell(word, rank, style, str(outcome.get("detail") or "").rpartition(", ")[2])
 
 
@@ -216,7 +268,7 @@ def verdict(shown: Sequence[Line]) -> str:
 def _category(row: dict, overlap: dict) -> list[str]:
     own = _object(row.get("overlap")) or overlap
     return [
-        str(row["category"]),
+        short(str(row["category"])),
         _spell(row.get("prompts"), "{:g}"),
         _spell(row.get("block_efficiency"), "{:.2f}"),
         _spell(row.get("acceptance_rate"), "{:.2f}"),
@@ -228,7 +280,7 @@ def _category(row: dict, overlap: dict) -> list[str]:
 
 def _bars(values: Mapping[str, Any], spell: str = "{:.2f}") -> list[Bar]:
     numbers = {str(head): number_of(value) for head, value in values.items()}
-    return [Bar(head, _spell(n, spell), min(max(n, 0.0), 1.0)) for head, n in numbers.items() if n is not None]
+    return [Bar(short(head), _spell(n, spell), min(max(n, 0.0), 1.0)) for head, n in numbers.items() if n is not None]
 
 
 def _numbered(values: Any) -> dict[str, Any]:

@@ -17,6 +17,11 @@ from specjax.errors import UserError
 SCHEMA = 1  # of both files
 ORIGINS = ("accepted", "residual", "bonus", "plain")  # of an emitted token, by their numbers in a trace
 OUT, DRAFT = 6, 7  # how many values an emitted token and a drafted one have
+# A text may hold what a terminal obeys, or what no file can hold: show it instead. Tabs and line feeds are text.
+PICTURES = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | {127: 0x2421}
+PICTURES |= dict.fromkeys((*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")
+PICTURES |= dict.fromkeys(range(0xD800, 0xE000), "\ufffd")
+FEW = 5  # notices of one kind that are told word by word
 
 
 def results(path: Path) -> dict:
@@ -54,11 +59,32 @@ def finished(rows: Sequence[Any]) -> tuple[list[dict], list[str]]:
     return good, notices
 
 
+def few(notices: Sequence[str], what: str) -> list[str]:
+    """The first notices of one kind, and how many more there are; ``what`` says of them what happened."""
+    more = len(notices) - FEW
+    return [*notices[:FEW], f"{more:,} more {what}"] if more > 1 else list(notices)
+
+
+def one_line(text: str, most: int | None = None) -> str:
+    """The text on one line, cut after ``most`` characters, with everything in it that a terminal would obey made visible."""
+    text = " ".join(text.translate(PICTURES).split())
+    return text if most is None or len(text) <= most else f"{text[: most - 1]}…"
+
+
 def number_of(value: Any) -> float | None:
     """The value if it is a finite number, else None."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:  # an integer beyond every float
+        return None
+
+
+def passed(outcome: dict) -> bool | None:
+    """What a lossless check found: only true and false are findings."""
+    found = outcome.get("passed")
+    return found if isinstance(found, bool) else None
 
 
 def traces(path: Path) -> tuple[list[dict], list[str]]:

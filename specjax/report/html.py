@@ -39,18 +39,19 @@ def _compose(
     rows, unfinished = files.finished(results.get("rows") or [])
     problems = [files.problem(record) for record in traces]
     shown = [record for record, why in zip(traces, problems, strict=True) if why is None]
-    notices = [*notices, *unfinished]
+    notices = [*notices, *files.few(unfinished, "rows are left out")]
     if not rows:
         notices.append("there are no finished rows: nothing was measured, or the run ended before")
     elif not plots:
         notices.append("there are no plots")
-    notices += [f"trace {n} is left out: {why}" for n, why in enumerate(problems, 1) if why]
-    notices += [
+    refused = [f"trace {n} is left out: {why}" for n, why in enumerate(problems, 1) if why]
+    bare = [
         f"trace {n} ({record['method']}) has no probabilities: its tokens tell only where they came from"
         for n, record in enumerate(shown, 1)
         if not files.has_probabilities(record)
     ]
-    notices = [" ".join(text.split()) for text in notices]
+    notices += files.few(refused, "traces are left out") + files.few(bare, "traces have no probabilities")
+    notices = [files.one_line(text) for text in notices]
     lines = cells.lines(rows)
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -64,6 +65,7 @@ def _compose(
         details=cells.DETAILS,
         category_heads=cells.CATEGORY_HEADS,
         rows=lines,
+        parts=cells.PARTS,
         verdict=cells.verdict(lines),
         plots=[(name.replace("_", " "), Markup(text[text.find("<svg") :])) for name, text in plots.items()],
         traces=[(_label(n, record), Markup(pack(record))) for n, record in enumerate(shown, 1)],
@@ -92,7 +94,7 @@ def _facts(results: dict) -> list[tuple[str, str]]:
 def _label(number: int, record: dict) -> str:
     """What a trace is called among the others."""
     law = record.get("class")
-    words = [record["method"], record.get("accept"), "L3, lossy" if law == "L3" else law]
+    words = [cells.short(record["method"]), record.get("accept"), "L3, lossy" if law == "L3" else law]
     if (temperature := files.number_of(record.get("temperature"))) is not None:
         words.append(f"T {temperature:g}")
     words.append(record.get("category"))
@@ -102,7 +104,10 @@ def _label(number: int, record: dict) -> str:
 
 
 def pack(record: dict) -> str:
-    """A trace as JSON that is safe inside a script element: a table of strings, and flat lists of numbers a round."""
+    """A trace as JSON that is safe inside a script element: a table of strings, and flat lists of numbers a round.
+
+    ``greedy``: its probabilities are those of temperature 1, not of the temperature it was decoded at.
+    """
     strings: dict[str, int] = {}
 
     def flat(tokens: list[list]) -> list:
@@ -112,7 +117,8 @@ def pack(record: dict) -> str:
         return found
 
     rounds = [[flat(one["out"]), flat(one["draft"])] for one in record["rounds"]]
-    packed = {"prompt": record["prompt"], "strings": list(strings), "rounds": rounds}
+    greedy = files.number_of(record.get("temperature")) == 0
+    packed = {"prompt": record["prompt"], "greedy": greedy, "strings": list(strings), "rounds": rounds}
     return json.dumps(packed, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -161,13 +167,18 @@ def build(
         title: the heading; default the name of the directory.
 
     Raises:
-        UserError: what ``files.results`` and ``files.traces`` raise; nothing to show; a file that cannot be written.
+        UserError: what ``files.results`` raises, and ``files.traces`` of a file that was named; nothing to show; a file that
+            cannot be written, or that holds what was measured.
     """
     path = located(workdir)
     results = files.results(path)
     beside = path.with_name("trace.jsonl")
-    found = trace or (beside if beside.exists() else None)
-    traces, notices = files.traces(found) if found else ([], ["there is no trace.jsonl: no trace is shown"])
+    found = trace or (beside if os.path.lexists(beside) else None)
+    out = out or path.with_name("report.html")
+    for measured in (path, beside, *([trace] if trace else [])):
+        if _same_file(out, measured):
+            raise UserError(f"cannot write the report {out}: it would replace what was measured; name another file")
+    traces, notices = _traces(found, named=trace is not None)
     rows, _ = files.finished(results["rows"])
     if not rows and not traces:
         why = f", and {found.name} no trace that can be shown" if found else ", and there is no trace.jsonl"
@@ -178,8 +189,29 @@ def build(
         drawn = {name: plots.svg(figure) for name, figure in plots.draw(rows).items()}
     except ImportError as error:
         drawn, notices = {}, [*notices, f"no plots were drawn: {error}"]
-    out = out or path.with_name("report.html")
     return out, write(out, results, traces, title or path.resolve().parent.name, plots=drawn, notices=notices)
+
+
+def _traces(path: Path | None, named: bool) -> tuple[list[dict], list[str]]:
+    """The traces of a file, and notices; a file that only happens to lie there and cannot be read is a notice as well."""
+    if path is None:
+        return [], ["there is no trace.jsonl: no trace is shown"]
+    try:
+        found, notices = files.traces(path)
+    except UserError as error:
+        if named:
+            raise
+        return [], [f"no trace is shown: {error}"]
+    return found, files.few(notices, f"lines of {path.name} are left out")
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    if os.path.realpath(one) == os.path.realpath(other):
+        return True
+    try:
+        return one.samefile(other)  # a file system may not tell a from A
+    except OSError:  # one of them is not there
+        return False
 
 
 def located(workdir: Path) -> Path:

@@ -52,20 +52,18 @@ def acceptance_by_depth(rows: Sequence[dict]) -> Figure | None:
     known = [row for row in _series.finished(rows) if _depths(row)]
     if not known:
         return None
-    # What is accepted does not depend on the batch, and a longer draft shows the depths of a shorter one as well.
-    known.sort(key=lambda row: (-len(_depths(row)), number(row, "batch_size") or 0))
-    longest: dict[tuple, dict] = {}
-    for row in known:
-        longest.setdefault((number(row, "temperature") or 0, _series.name(row)), row)
-    temperatures = sorted({temperature for temperature, _ in longest})
-    groups, fewer = _series.thin([[row] for row in longest.values()], _series.MOST * len(temperatures))
-    panels: dict[str, dict[str, dict]] = {f"temperature {temperature:g}": {} for temperature in temperatures}
-    for (row,) in groups:
-        panels[f"temperature {number(row, 'temperature') or 0:g}"][_series.name(row)] = row
+    # What is accepted does not depend on the batch, and a longer chain shows the depths of a shorter one as well.
+    panels, left_out = _by_temperature(
+        _apart(known),
+        lambda row: (-len(_depths(row)), number(row, "batch_size") or 0),
+        lambda facts: ("batch_size", *(("gamma", "nodes") if facts["shape"] == "chain" else ())),
+        "Of several lengths of a chain the longest is shown, and of several batch sizes the smallest.",
+    )
+    left_out += _alike(known)
     labels = list(dict.fromkeys(label for panel in panels.values() for label in panel))
     legend = _canvas.key(labels)
     told = "The share of the tokens tested at a depth that was accepted there; a depth is tested if all above it were accepted."
-    told += fewer
+    told += left_out
     title = "Acceptance by depth" + ("" if len(panels) > 1 else f" at {next(iter(panels))}")
     figure, axes = _canvas.canvas(title, list(panels), 2.9 if len(panels) == 1 else 2.3, told, legend.lines)
     handles: dict[str, Any] = {}
@@ -92,9 +90,58 @@ def acceptance_by_depth(rows: Sequence[dict]) -> Figure | None:
     return figure
 
 
+def _apart(rows: Sequence[dict]) -> dict[tuple, dict]:
+    """The rows by what they are; of rows alike in all of it the first."""
+    groups: dict[tuple, dict] = {}
+    for row in rows:
+        groups.setdefault(tuple(_series.facts_of(row).items()), row)
+    return groups
+
+
+def _alike(rows: Sequence[dict]) -> str:
+    return "" if len(_apart(rows)) == len(rows) else " Of rows alike in all but their measurements the first is shown."
+
+
 def _depths(row: dict) -> list[float]:
     values = row.get("acceptance_by_depth")
     return [v if _series.is_number(v) else math.nan for v in values] if isinstance(values, list | tuple) else []
+
+
+def _by_temperature(
+    groups: dict[tuple, Any], least: Callable[[Any], Any], but: Callable[[dict], Sequence[str]], said: str
+) -> tuple[dict[str, dict[str, Any]], str]:
+    """Heading -> label -> what is shown there, a panel for every temperature, and what to say of what is left out.
+
+    Args:
+        groups: facts of a row, as the items of ``_series.facts_of`` -> what is to be shown.
+        least: of the entries that differ only in what ``but`` names for their facts the one with the least of it is shown.
+        said: the sentence that tells so.
+    """
+    chosen: dict[tuple, Any] = {}
+    series: dict[tuple, None] = {}  # in the order of their first appearance
+    for key, shown in groups.items():
+        facts = dict(key)
+        heading = facts.pop("temperature")
+        ignored = but(facts)
+        left = tuple((name, value) for name, value in facts.items() if name not in ignored)
+        series[left] = None
+        place = (heading if _series.is_number(heading) else 0), left
+        if place not in chosen or least(shown) < least(chosen[place]):
+            chosen[place] = shown
+    told = f" {said}" if len(chosen) < len(groups) else ""
+    if len(series) > _series.MOST:
+        told += f" The first {_series.MOST} of {len(series)} are shown."
+    kept = list(series)[: _series.MOST]
+    labels = dict(zip(kept, _series.labels_of([dict(left) for left in kept]), strict=True))
+    panels: dict[str, dict[str, Any]] = {}
+    headings = sorted({heading for heading, left in chosen if left in labels})
+    if len(headings) > _series.MOST_PANELS:
+        told += f" The lowest {_series.MOST_PANELS} of {len(headings)} temperatures are shown."
+    for heading in headings[: _series.MOST_PANELS]:
+        found = {label: chosen[heading, left] for left, label in labels.items() if (heading, left) in chosen}
+        title = f"temperature {heading:g}"
+        panels[f"temperature {heading}" if title in panels else title] = found
+    return panels, told
 
 
 def overlap_by_class(rows: Sequence[dict]) -> Figure | None:
@@ -105,47 +152,62 @@ def overlap_by_class(rows: Sequence[dict]) -> Figure | None:
         return {name: number(_series.part(classes, name), "alpha") for name in classes}
 
     told = "alpha of each class: the sum over x of min(target(x), draft(x)), on every position of text that the target wrote."
+    known = [row for row in _series.finished(rows) if any(value is not None for value in values(row).values())]
     return _grouped(
-        _series.finished(rows), values, "Overlap of draft and target by class of token", told, "mean overlap"
+        _apart(known), values, "Overlap of draft and target by class of token", told + _alike(known), "mean overlap"
     )
 
 
 def by_category(rows: Sequence[dict]) -> Figure | None:
     """Block efficiency in every category of prompts, from the rows of one category."""
     merged: dict[tuple, dict] = {}
+    told = "Tokens per round of the prompts of one category, the target's own token included."
+    twice = False
     for row in rows:
         tau = number(row, "block_efficiency")
         if row.get("category") is not None and tau is not None:
-            place = _series.name(row), number(row, "temperature"), number(row, "batch_size")
-            merged.setdefault(place, {**row, "tau": {}})["tau"].setdefault(str(row["category"]), tau)
-    told = "Tokens per round of the prompts of one category, the target's own token included."
+            place = tuple(_series.facts_of(row).items())
+            found = merged.setdefault(place, {**row, "tau": {}})["tau"]
+            twice = twice or str(row["category"]) in found
+            found.setdefault(str(row["category"]), tau)
+    told += " Of rows alike in all but their measurements the first is shown." if twice else ""
     return _grouped(
-        list(merged.values()),
-        lambda row: row["tau"],
-        "Block efficiency by category of prompt",
-        told,
-        "block efficiency (tokens)",
+        merged, lambda row: row["tau"], "Block efficiency by category of prompt", told, "block efficiency (tokens)"
     )
 
 
 def _grouped(
-    rows: Sequence[dict], values: Callable[[dict], dict[str, float | None]], title: str, told: str, axis: str
+    rows: dict[tuple, dict],
+    values: Callable[[dict], dict[str, float | None]],
+    title: str,
+    told: str,
+    axis: str,
 ) -> Figure | None:
     """Bars of ``values``, name -> number, in a panel for every temperature; of several batch sizes the smallest is shown."""
-    panels: dict[str, dict[str, dict[str, float | None]]] = {}
-    for row in sorted(rows, key=lambda row: (number(row, "temperature") or 0, number(row, "batch_size") or 0)):
-        found: dict[str, float | None] = {name: value for name, value in values(row).items() if value is not None}
-        if found:
-            panels.setdefault(f"temperature {number(row, 'temperature') or 0:g}", {}).setdefault(
-                _series.name(row), found
-            )
-    if not panels:
+    chosen, left_out = _by_temperature(
+        rows,
+        lambda row: number(row, "batch_size") or 0,
+        lambda _: ("batch_size",),
+        "Of several batch sizes the smallest is shown.",
+    )
+    told += left_out
+    if not chosen:
         return None
+    panels = {
+        heading: {
+            label: {name: value for name, value in values(row).items() if value is not None}
+            for label, row in panel.items()
+        }
+        for heading, panel in chosen.items()
+    }
     if len(panels) > 2:
         most = sorted(panels, key=lambda heading: -len(panels[heading]))[:2]
         panels = {heading: panel for heading, panel in panels.items() if heading in most}
         told += " Of several temperatures the two with most methods are shown."
     names = list(dict.fromkeys(name for panel in panels.values() for found in panel.values() for name in found))
+    if len(names) > 40:
+        told += f" The first 40 of {len(names)} groups of bars are shown."
+        names = names[:40]
     labels = list(dict.fromkeys(label for panel in panels.values() for label in panel))
     if len(panels) == 1:
         title += f", {next(iter(panels))}"

@@ -14,9 +14,6 @@ from specjax.report import files
 
 STYLES = ("green", "bold red", "bold blue", "bold")  # by origin: accepted, residual, bonus, plain
 REJECTED = "magenta strike dim"
-# A token may hold what a terminal obeys: show it instead. Tabs and line feeds are text.
-PICTURES = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | {127: 0x2421}
-PICTURES |= dict.fromkeys((*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")
 
 
 def console() -> Console:
@@ -29,49 +26,77 @@ def console() -> Console:
 
 def fail(message: str, status: int = 2) -> int:
     """Prints a user's mistake on one line of stderr; returns the exit status."""
-    print(f"specjax: {' '.join(message.split())}", file=sys.stderr)
+    print(f"specjax: {files.one_line(message)}", file=sys.stderr)
     return status
 
 
 def table(rows: Sequence[dict]) -> Table:
-    """The rows of results.json, within 120 characters; rows of single categories are left to the HTML report."""
+    """The rows of results.json, within 120 characters; rows of single categories are left to the HTML report.
+
+    Where rows have different prompts, a column says which: the set, and where one set has several, the mean prompt's length.
+    """
+    rows = [row for row in rows if row.get("category") is None]
+    prompts = _prompts(rows)
     out = Table(box=None, pad_edge=False, collapse_padding=True)
     out.add_column("method", overflow="fold", max_width=26)
+    if prompts:
+        out.add_column("prompts", overflow="fold", max_width=14)
     for head in ("rule", "class"):
         out.add_column(head, no_wrap=True)
     for head in ("T", "batch", "tau", "alpha", "tokens/s", "plain", "speed-up", "predicted", "eff"):
         out.add_column(head, justify="right", no_wrap=True)
     out.add_column("lossless", overflow="fold")
-    for row in rows:
-        if row.get("category") is None:
-            out.add_row(
-                Text(str(row.get("method", "-"))),  # the user's label: no markup is looked for in it
-                Text(str(row.get("accept") or "-")),
-                Text(str(row.get("class") or "-")),
-                _number(row, "temperature", "{:g}"),
-                _number(row, "batch_size", "{:g}"),
-                _number(row, "block_efficiency"),
-                _number(row, "acceptance_rate"),
-                _number(row, "tokens_per_second", "{:.0f}"),
-                _number(row, "autoregressive_tokens_per_second", "{:.0f}"),
-                _number(row, "speedup", "{:.2f}x"),
-                _number(row, "predicted_speedup", "{:.2f}x"),
-                _number(row, "system_efficiency"),
-                Text(_lossless(row.get("lossless"))),
-            )
+    for row, said in zip(rows, prompts or [""] * len(rows), strict=True):
+        out.add_row(
+            _text(row.get("method"), 100),
+            *([_text(said, 60)] if prompts else []),
+            _text(row.get("accept"), 18),
+            _text(row.get("class"), 5),
+            _number(row, "temperature", "{:g}"),
+            _number(row, "batch_size", "{:g}"),
+            _number(row, "block_efficiency"),
+            _number(row, "acceptance_rate"),
+            _number(row, "tokens_per_second", "{:.0f}"),
+            _number(row, "autoregressive_tokens_per_second", "{:.0f}"),
+            _number(row, "speedup", "{:.2f}x"),
+            _number(row, "predicted_speedup", "{:.2f}x"),
+            _number(row, "system_efficiency"),
+            Text(_lossless(row.get("lossless"))),
+        )
     return out
+
+
+def _prompts(rows: Sequence[dict]) -> list[str]:
+    """What tells the prompts of each row from those of the others; [] if nothing does."""
+    names = [str(row.get("prompt_set") or "-") for row in rows]
+    lengths = [_number(row, "context", "{:.0f}") for row in rows]
+    several: dict[str, set[str]] = {}
+    for name, length in zip(names, lengths, strict=True):
+        several.setdefault(name, set()).add(length)
+    if len(several) < 2 and all(len(each) < 2 for each in several.values()):
+        return []
+    return [
+        f"{name}, {length} tokens" if len(several[name]) > 1 and length != "-" else name
+        for name, length in zip(names, lengths, strict=True)
+    ]
+
+
+def _text(value: Any, most: int) -> Text:
+    """A user's words: no markup is looked for in them, and no terminal obeys them."""
+    return Text(files.one_line(str("-" if value is None else value), most) or "-")
 
 
 def _number(row: dict, key: str, spell: str = "{:.2f}") -> str:
     value = files.number_of(row.get(key))
-    return "-" if value is None else spell.format(value)
+    return "-" if value is None else files.one_line(spell.format(value), 12)
 
 
 def _lossless(outcome: Any) -> str:
     if not isinstance(outcome, dict):
         return "-"
-    word = "?" if outcome.get("passed") is None else "yes" if outcome["passed"] else "NO"
-    return f"{word}, {str(outcome.get('detail') or '-').rpartition(', ')[2]}"
+    passed = files.passed(outcome)
+    word = "?" if passed is None else "yes" if passed else "NO"
+    return files.one_line(f"{word}, {str(outcome.get('detail') or '-').rpartition(', ')[2]}", 60)
 
 
 def legend() -> Text:
@@ -89,11 +114,11 @@ def trace(record: dict) -> Text:
         record: a trace that ``files.problem`` finds nothing wrong with.
     """
     out = Text()
-    out.append(record["prompt"].translate(PICTURES), "dim")
+    out.append(record["prompt"].translate(files.PICTURES), "dim")
     for one in record["rounds"]:
         for place, token in enumerate(one["out"]):
             if place + 1 == len(one["out"]):
                 for node in files.rejected(one)[:1]:
-                    out.append(node[0].replace("\n", "↵").translate(PICTURES), REJECTED)
-            out.append(token[0].translate(PICTURES), STYLES[token[2]])
+                    out.append(node[0].replace("\n", "↵").translate(files.PICTURES), REJECTED)
+            out.append(token[0].translate(files.PICTURES), STYLES[token[2]])
     return out

@@ -159,7 +159,7 @@
       const [i, before, last] = stack.pop();
       const sign = { kept: "✓", refused: "✗", unreached: "" }[fate[i]];
       add(node(draft, i, DRAFT), fate[i], tree ? before + (last ? "└ " : "├ ") : "", sign).dataset.node = i;
-      (children.get(i) ?? []).forEach((child, k) => stack.push([child, before + (last ? "  " : "│ "), k === 0]));
+      (children.get(i) ?? []).forEach((child, k) => stack.push([child, before + (last ? " " : "│"), k === 0]));
     }
     if (out.length && out[out.length - OUT + 2] !== 0) add(node(out, out.length / OUT - 1, OUT), "own", "", "+");
     pane.append(table);
@@ -221,6 +221,7 @@
     current = 0;
     blocks = divide();
     slide.max = trace.rounds.length;
+    document.getElementById("greedy").hidden = !trace.greedy;
     const long = trace.prompt.length > 600, prompt = make(long ? "details" : "div", "prompt");
     prompt.append(make(long ? "summary" : "h3", "", long ? `prompt, ${trace.prompt.length.toLocaleString("en")} characters` : "prompt"), trace.prompt);
     box.replaceChildren(prompt, ...blocks.map((block) => block.element));
@@ -261,11 +262,11 @@
   const keys = { ArrowLeft: "previous", ArrowRight: "next", Home: "first", End: "last" };
   document.addEventListener("keydown", (event) => {
     const target = event.target, within = viewer.contains(target);
-    if (event.ctrlKey || event.metaKey || event.altKey || target.matches("select, input")) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || target.matches("select, input[type=range]")) return; // they have their own
     if (event.key === "Escape") return hide();
     const place = viewer.getBoundingClientRect(), visible = place.top < innerHeight && place.bottom > 0;
     if (!within && !(target === document.body && visible && event.key.startsWith("Arrow"))) return;
-    if (event.key === " " && !target.matches("button")) go.play.click();
+    if (event.key === " " && !target.matches("button, input")) go.play.click();
     else if (keys[event.key]) { play(false); moves[keys[event.key]](); }
     else return;
     event.preventDefault();

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from specjax.errors import UserError
 from specjax.theory import _checks, chain
-from specjax.topology import whole
 
 
 def generating_function(x: float, alpha: float, gamma: int) -> float:
@@ -18,7 +17,7 @@ def generating_function(x: float, alpha: float, gamma: int) -> float:
     1 + (x - 1) (1 - (alpha x)^(gamma+1)) / (1 - alpha x), 0 <= x <= 1: from P(T > t) = alpha^t for t <= gamma. Its slope
     at 1 is equation 1 of Leviathan et al. (2211.17192).
     """
-    x, alpha = float(_checks.rate("x", x)), float(_checks.rate("alpha", alpha))
+    x, alpha = _checks.one_rate("x", x), _checks.one_rate("alpha", alpha)
     return 1 + (x - 1) * chain.expected_tokens(alpha * x, gamma)
 
 
@@ -32,12 +31,12 @@ def vertical_improvement(
     costs c1 of ``middle`` and c2 of ``smallest``: (1 - alpha phi(alpha)^n) / ((1 - alpha) (1 + n c1 + n k c2)), phi of
     ``generating_function``. 2312.11462, analysis of the vertical cascade.
     """
-    alpha = float(_checks.rate("alpha", alpha))
-    n, k = whole("inner_rounds", inner_rounds, 0), whole("inner_gamma", inner_gamma, 0)
-    if alpha == 1:  # the limit: every drafted token, and the target's own
-        tokens = 1 + n * chain.expected_tokens(float(_checks.rate("inner_alpha", inner_alpha)), k)
-    else:
-        tokens = (1 - alpha * generating_function(alpha, inner_alpha, k) ** n) / (1 - alpha)
+    alpha, inner_alpha = _checks.one_rate("alpha", alpha), _checks.one_rate("inner_alpha", inner_alpha)
+    n, k = _checks.count("inner_rounds", inner_rounds), _checks.count("inner_gamma", inner_gamma)
+    # The numerator has the factor 1 - alpha, for 1 - phi(alpha) = (1 - alpha) E: what is left are sums, exact near alpha 1.
+    each = chain.expected_tokens(alpha * inner_alpha, k)
+    phi = max(1 - (1 - alpha) * each, 0.0)
+    tokens = 1 + alpha * each * chain.expected_tokens(phi, n - 1) if n else 1.0
     return tokens / (1 + n * _checks.cost("middle", middle) + n * k * _checks.cost("smallest", smallest))
 
 
@@ -47,11 +46,18 @@ def horizontal_improvement(alphas: Sequence[float], lengths: Sequence[int], cost
     Drafter j writes ``lengths[j]`` tokens, accepted at ``alphas[j]``, for ``costs[j]`` each. With two of them: (sum_{i=0..n1}
     alpha1^i + alpha1^n1 sum_{i=1..n2} alpha2^i) / (1 + n1 c1 + n2 c2). 2312.11462, analysis of the horizontal cascade.
     """
-    if not len(alphas) == len(lengths) == len(costs):
-        told = f"alphas, lengths and costs have {len(alphas)}, {len(lengths)} and {len(costs)} entries"
+    try:
+        sizes = [len(alphas), len(lengths), len(costs)]
+    except TypeError:
+        raise UserError("alphas, lengths and costs must be lists; give one of each for every drafter") from None
+    if len(set(sizes)) > 1:
+        told = "alphas, lengths and costs have {}, {} and {} entries".format(*sizes)
         raise UserError(f"{told}; give one of each for every drafter")
-    acceptance, time = [], 1.0
+    tokens, reached, time = 1.0, 1.0, 1.0
     for alpha, length, cost in zip(alphas, lengths, costs, strict=True):
-        acceptance += [alpha] * whole("a length", length, 0)
+        alpha, length = _checks.one_rate("alphas", alpha), _checks.count("a length", length)
         time += length * _checks.cost("a cost", cost)
-    return chain.expected_tokens_by_depth(acceptance) / time
+        if length:
+            tokens += reached * alpha * chain.expected_tokens(alpha, length - 1)
+            reached *= alpha**length
+    return tokens / time

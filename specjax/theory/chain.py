@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from specjax.errors import UserError
 from specjax.theory import _checks
-from specjax.topology import whole
 
 Number = TypeVar("Number", float, np.ndarray)
 
@@ -49,6 +48,8 @@ def acceptance_rate(
     biased choice. Corollary 3.6.
     """
     values = overlap(target_laws, draft_laws)
+    if not values.size:
+        raise UserError("there is no position in the laws; give at least one")
     if weights is None:
         return float(values.mean())
     shares = _checks.numbers("weights", weights)
@@ -74,7 +75,7 @@ def expected_tokens(alpha: Number, gamma: int) -> Number:
 
     (1 - alpha^(gamma+1)) / (1 - alpha), between 1 and gamma + 1; for each entry of an array.
     """
-    rate, gamma = _checks.rate("alpha", alpha), whole("gamma", gamma, 0)
+    rate, gamma = _checks.rate("alpha", alpha), _checks.count("gamma", gamma, 0)
     with np.errstate(divide="ignore", invalid="ignore"):  # alpha of 0 and of 1 have their own values
         tokens = -np.expm1((gamma + 1) * np.log(rate)) / (1 - rate)
     return _like(alpha, np.where(rate == 1, gamma + 1.0, tokens))
@@ -85,7 +86,10 @@ def expected_tokens_by_depth(acceptance: Sequence[float]) -> float:
 
     Equation 1 without its assumption that all depths are alike.
     """
-    return 1 + float(np.cumprod(_checks.rate("acceptance", acceptance)).sum())
+    rates = _checks.rate("acceptance", acceptance)
+    if rates.ndim != 1:
+        raise UserError(f"acceptance has shape {rates.shape}; give a list, one rate a depth")
+    return 1 + float(np.cumprod(rates).sum())
 
 
 def oracle_tokens(alpha: Number) -> Number:
@@ -104,7 +108,8 @@ def walltime_improvement(alpha: Number, gamma: int, c: float, verify: Verify | N
     Without ``verify`` a pass over gamma + 1 tokens is taken to cost one step: Theorem 3.8. With it, the time measured for
     that many tokens is paid.
     """
-    round_time = gamma * _checks.cost("c", c) + verify_cost(verify, whole("gamma", gamma, 0) + 1)
+    gamma = _checks.count("gamma", gamma)
+    round_time = gamma * _checks.cost("c", c) + verify_cost(verify, gamma + 1)
     return expected_tokens(alpha, gamma) / round_time
 
 
@@ -124,7 +129,7 @@ def verify_cost(verify: Verify | None, tokens: int) -> float:
     Between the sizes of a mapping it is interpolated linearly, and a pass over one token takes one step unless the mapping
     says otherwise. UserError beyond the largest size, and for a time that is not positive.
     """
-    tokens = whole("the number of verified tokens", tokens, 1)
+    tokens = _checks.count("the number of verified tokens", tokens, 1)
     if verify is None:
         return 1.0
     if callable(verify):
@@ -132,20 +137,25 @@ def verify_cost(verify: Verify | None, tokens: int) -> float:
     times = _measured(verify)
     if tokens > (largest := max(times)):
         raise UserError(f"verify is known for up to {largest} tokens and {tokens} are asked for; measure more")
-    for size, time in times.items():
-        _checks.cost(f"verify[{size}]", time, positive=True)
-    return float(np.interp(tokens, list(times), list(times.values())))
+    costs = [_checks.cost(f"verify[{size}]", time, positive=True) for size, time in times.items()]
+    return float(np.interp(tokens, list(times), costs))
 
 
 def _measured(verify: Mapping[int, float] | Sequence[float]) -> dict[int, float]:
     if not isinstance(verify, Mapping):
-        verify = {place + 1: time for place, time in enumerate(verify)}
-    return dict(sorted({1: 1.0, **{whole("a key of verify", n, 1): time for n, time in verify.items()}}.items()))
+        try:
+            verify = {place + 1: time for place, time in enumerate(verify)}
+        except TypeError:
+            told = f"verify is {verify!r:.60}; it must be a function, a mapping or a list of times"
+            raise UserError(told) from None
+    return dict(
+        sorted({1: 1.0, **{_checks.count("a key of verify", n, 1): time for n, time in verify.items()}}.items())
+    )
 
 
 def improvement_possible(alpha: float, c: float) -> bool:
     """Whether any gamma speeds decoding up if verification costs one step: exactly if alpha > c. Corollary 3.9."""
-    return float(_checks.rate("alpha", alpha)) > _checks.cost("c", c)
+    return _checks.one_rate("alpha", alpha) > _checks.cost("c", c)
 
 
 def guaranteed_improvement(alpha: Number, c: float) -> Number:
@@ -160,7 +170,7 @@ def optimal_gamma(alpha: float, c: float, limit: int = 256, verify: Verify | Non
     Looks at gamma up to ``limit``, and with measured times no further than they reach; among equals the smallest. Section
     3.5 (``verify`` as in ``walltime_improvement``).
     """
-    alpha, limit = float(_checks.rate("alpha", alpha)), whole("limit", limit, 0)
+    alpha, limit = _checks.one_rate("alpha", alpha), _checks.count("limit", limit, 0)
     if verify is not None and not callable(verify):
         limit = min(limit, max(_measured(verify)) - 1)
     best = 0, 1.0
@@ -180,23 +190,25 @@ def operations(alpha: Number, gamma: int, c_hat: float) -> Number:
     ``c_hat`` is the draft model's operations per token over the target's. Where arithmetic and not memory is the limit, it
     is a slow-down. Theorem 3.11.
     """
-    work = whole("gamma", gamma, 0) * _checks.cost("c_hat", c_hat) + gamma + 1
+    work = _checks.count("gamma", gamma, 0) * _checks.cost("c_hat", c_hat) + gamma + 1
     return work / expected_tokens(alpha, gamma)
 
 
 def used_share(tokens_per_round: float, gamma: int) -> float:
     """r' = tokens per round / (gamma + 1): the share of a round's verified positions that becomes text."""
-    share = _checks.cost("tokens_per_round", tokens_per_round) / (whole("gamma", gamma, 0) + 1)
+    share = _checks.cost("tokens_per_round", tokens_per_round) / (_checks.count("gamma", gamma, 0) + 1)
     if share > 1 + 1e-9:
-        raise UserError(f"tokens_per_round is {tokens_per_round:g}; a round of gamma {gamma} emits at most {gamma + 1}")
+        raise UserError(
+            f"tokens_per_round is {float(tokens_per_round):g}; a round of gamma {gamma} emits at most {gamma + 1}"
+        )
     return share
 
 
 def rounds(tokens: float, share: float, gamma: int) -> float:
     """Rounds that a text of ``tokens`` tokens takes: tokens / (r' (gamma + 1)), with r' of ``used_share``."""
-    used = float(_checks.rate("share", share))
+    used = _checks.one_rate("share", share)
     return _checks.cost("tokens", tokens) / (
-        _checks.cost("share", used, positive=True) * (whole("gamma", gamma, 0) + 1)
+        _checks.cost("share", used, positive=True) * (_checks.count("gamma", gamma, 0) + 1)
     )
 
 
@@ -207,7 +219,7 @@ def total_cost(tokens: float, share: float, gamma: int, c: float, verify: Verify
 
 def break_even_share(gamma: int, c: float, verify: Verify | None = None) -> float:
     """What r' must exceed for speculation to pay: (gamma c + v(gamma + 1)) / (gamma + 1). Above 1, no draft pays."""
-    gamma = whole("gamma", gamma, 0)
+    gamma = _checks.count("gamma", gamma, 0)
     return (gamma * _checks.cost("c", c) + verify_cost(verify, gamma + 1)) / (gamma + 1)
 
 

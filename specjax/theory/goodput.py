@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from specjax.errors import UserError
 from specjax.theory import _checks, chain
-from specjax.topology import whole
 
 
 def tokens(alphas: npt.ArrayLike, k: int) -> np.ndarray:
@@ -23,7 +22,9 @@ def tokens(alphas: npt.ArrayLike, k: int) -> np.ndarray:
     ``alphas`` [B] is one acceptance rate a row, or [B,D] conditional acceptance by depth (then k <= D). A single row may
     come without B as a number. UserError also for more draft tokens than depths.
     """
-    rates, k = _checks.rate("alphas", alphas), whole("k", k, 0)
+    rates, k = _checks.rate("alphas", alphas), _checks.count("k", k, 0)
+    if rates.ndim and not len(rates):
+        raise UserError("alphas is empty; give the rates of at least one row")
     if rates.ndim < 2:
         return np.atleast_1d(chain.expected_tokens(np.atleast_1d(rates), k))
     if rates.ndim > 2 or k > rates.shape[1]:
@@ -43,9 +44,12 @@ def best_length(alphas: npt.ArrayLike, time: Callable[[int], float], limit: int)
     ``time(k)`` is that of a whole round: drafting k tokens and verifying k + 1 in every row. A table of acceptance by depth
     bounds k too.
     """
-    limit = whole("limit", limit, 0)
-    if np.ndim(alphas) == 2:
-        limit = min(limit, np.shape(alphas)[1])
+    limit = _checks.count("limit", limit, 0)
+    if not callable(time):
+        raise UserError(f"time is {time!r:.60}; it must be a function of the draft length")
+    alphas = _checks.rate("alphas", alphas)
+    if alphas.ndim == 2:
+        limit = min(limit, alphas.shape[1])
     best = 0, goodput(alphas, 0, time(0))
     for k in range(1, limit + 1):
         value = goodput(alphas, k, time(k))
@@ -72,7 +76,10 @@ def fit(profiles: Iterable[tuple[float, float, float]]) -> Latency:
 
     UserError unless both sizes vary independently in them, for otherwise the coefficients are undetermined.
     """
-    table = _checks.numbers("profiles", list(profiles))
+    try:
+        table = _checks.numbers("profiles", list(profiles))
+    except TypeError:
+        raise UserError(f"profiles is {profiles!r:.60}; give rows of (context tokens, batched tokens, time)") from None
     if table.ndim != 2 or table.shape[1] != 3:
         raise UserError("profiles must be rows of (context tokens, batched tokens, time)")
     if (table < 0).any():

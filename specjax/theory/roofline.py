@@ -17,7 +17,6 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from specjax.theory import _checks, chain
-from specjax.topology import whole
 
 if TYPE_CHECKING:
     from specjax.models.transformer import TransformerConfig
@@ -47,8 +46,8 @@ def model_of(config: TransformerConfig, itemsize: int = 2, kv_itemsize: int | No
     Tables of which a token reads one row (positions, and input embeddings that are not the head as well) are parameters,
     and neither read in full nor multiplied.
     """
-    size = whole("itemsize", itemsize, 1)
-    kv_size = size if kv_itemsize is None else whole("kv_itemsize", kv_itemsize, 1)
+    size = _checks.count("itemsize", itemsize, 1)
+    kv_size = size if kv_itemsize is None else _checks.count("kv_itemsize", kv_itemsize, 1)
     total = parameters(config)
     looked_up = config.max_positions * config.hidden_size if config.family == "gpt2" else 0
     if not config.tie_embeddings:
@@ -87,7 +86,7 @@ def reads_per_token(model: Model, batch: int, context: float, tokens_per_round: 
     it verifies, so both fall by the tokens per round (1: plain decoding). Leviathan et al. 2023 (2211.17192), section 3.4.
     """
     tokens = _checks.cost("tokens_per_round", tokens_per_round, positive=True)
-    weights = _checks.cost("weight_bytes", model.weight_bytes) / (whole("batch", batch, 1) * tokens)
+    weights = _checks.cost("weight_bytes", model.weight_bytes) / (_checks.count("batch", batch, 1) * tokens)
     return Reads(weights, _checks.cost("kv_bytes", model.kv_bytes) * _checks.cost("context", context) / tokens)
 
 
@@ -102,7 +101,7 @@ def _parts(machine: Machine, model: Model, context: float, tokens: int) -> tuple
     """Seconds per row of reading its cache and of its arithmetic, and seconds of reading the weights."""
     bandwidth = _checks.cost("bandwidth", machine.bandwidth, positive=True)
     flops = _checks.cost("flops of the machine", machine.flops, positive=True)
-    context, tokens = _checks.cost("context", context), whole("tokens", tokens, 1)
+    context, tokens = _checks.cost("context", context), _checks.count("tokens", tokens, 1)
     work = _checks.cost("flops", model.flops) + context * _checks.cost("attention_flops", model.attention_flops)
     memory = context * _checks.cost("kv_bytes", model.kv_bytes) / bandwidth
     return memory, tokens * work / flops, _checks.cost("weight_bytes", model.weight_bytes) / bandwidth
@@ -135,7 +134,7 @@ def critical_context(machine: Machine, model: Model, tokens: int) -> float:
     is bound by memory too: at every B if b >= S*(1), else up to the ``saturating_batch`` of the draft's own pass.
     MagicDec (2408.11049), analysis of the speed-up.
     """
-    tokens = whole("tokens", tokens, 1)
+    tokens = _checks.count("tokens", tokens, 1)
     bandwidth = _checks.cost("bandwidth", machine.bandwidth, positive=True)
     balance = _checks.cost("flops of the machine", machine.flops, positive=True) / bandwidth  # operations per byte
     spare = _checks.cost("kv_bytes", model.kv_bytes) * balance
@@ -160,10 +159,11 @@ def multiplier(
     context); ``batch`` and ``context`` as in ``pass_time``. With ``draft=target`` it is self-speculation. SPIRe
     (2504.06419); MagicDec (2408.11049).
     """
-    gamma = whole("gamma", gamma, 0)
+    gamma = _checks.count("gamma", gamma, 0)
+    context = _checks.cost("context", context)
     held = context if budget is None else min(context, _checks.cost("budget", budget))
     return chain.speedup(
-        chain.expected_tokens(float(_checks.rate("alpha", alpha)), gamma),
+        chain.expected_tokens(_checks.one_rate("alpha", alpha), gamma),
         gamma * pass_time(machine, draft, batch, held),
         pass_time(machine, target, batch, context, gamma + 1),
         pass_time(machine, target, batch, context),
