@@ -99,8 +99,9 @@ def _prediction(method: Method, runs: list[Pass], plain: list[Pass]) -> tuple[fl
     cost = {part: statistics.median(p.costs[part] for p in runs) for part in ("draft", "verify")}
     step = statistics.median(p.costs["step"] for p in plain)
     # Tokens per turn of the loop, not per round of a row: a batch goes on until its slowest row is done, in both loops.
-    ours, theirs = (sum(p.tokens for p in each) / sum(p.loops for p in each) for each in (runs, plain))
-    predicted = theory.speedup(ours / theirs, cost["draft"], cost["verify"], step)
+    # Pass by pass, for sampled passes (and controlled ones) accept differently, and the median one is what is measured.
+    gains = [(a.tokens / a.loops) / (b.tokens / b.loops) for a, b in zip(runs, plain, strict=True)]
+    predicted = theory.speedup(statistics.median(gains), cost["draft"], cost["verify"], step)
     # A turn's whole time, from the loop itself; what drafting and verifying leave is acceptance and bookkeeping.
     whole = statistics.median(p.loop / p.loops for p in runs)
     parts = cost | {"accept": max(whole - cost["draft"] - cost["verify"], 0.0)}
