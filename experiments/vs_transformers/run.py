@@ -176,6 +176,12 @@ def summary(answers: Sequence[sides.Answer], seconds: Sequence[float]) -> dict:
     }
 
 
+def shown(argument: str) -> str:
+    """An argument for the record: of a directory its name, not where it lies."""
+    flag, equals, value = argument.rpartition("=")
+    return f"{flag}{equals}{Path(value).name}" if "/" in value else argument
+
+
 def busy() -> float:
     """CPU seconds that other processes have used since the machine started (0 where /proc does not tell)."""
     if not Path("/proc/stat").exists():
@@ -228,7 +234,7 @@ def main(argv: Sequence[str]) -> None:
     seconds = time.perf_counter() - since
     result = {
         "schema": 1,
-        "command": shlex.join(["python", "experiments/vs_transformers/run.py", *argv]),
+        "command": shlex.join(["python", "experiments/vs_transformers/run.py", *map(shown, argv)]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine() | {"torch_device": torch.cuda.get_device_name() if device == "cuda" else device},
         "others_cpu": round((busy() - others) / seconds / (os.cpu_count() or 1), 3),
