@@ -97,7 +97,9 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results.json"))
     args = parser.parse_args(argv)
 
-    timing.LEAST = 0.05 if args.small else 0.4  # seconds of each sample of a part: a pass takes twenty milliseconds here
+    timing.LEAST = (
+        0.05 if args.small else 0.4
+    )  # seconds of each sample of a part: a pass takes twenty milliseconds here
     shrunk = {"hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "num_heads": 2, "num_kv_heads": 2}
     shrunk |= {"head_dim": 16, "vocab_size": 64}
     target, draft = (dataclasses.replace(c, **shrunk) if args.small else c for c in (GPT2, DRAFT))
