@@ -362,7 +362,7 @@ def test_bad_input_is_one_clear_line():
         draft_model.make(model._replace(vocabulary="a"), model=model._replace(vocabulary="b"))
     with pytest.raises(
         UserError,
-        match="unknown drafter 'ngrams'; there is bpd, draft_model, draft_tree, dynamic_tree, escalate, hydra",
+        match="unknown drafter 'ngrams'; there is bpd, .*draft_model, .*escalate",
     ):
         drafters.make("ngrams", model)
     with pytest.raises(UserError, match="does not take the key 'gama'; it takes gamma, max_ngram"):
