@@ -25,6 +25,11 @@ SAMPLE = {
     "none": ("chain", "match"),
     "prompt_lookup": ("chain", "block", "match"),
     "dynamic": ("traversal", "deterministic"),
+    # What is lossy decides by the target's laws alone: the chain has them all.
+    "iid": ("deterministic", "k_seq", "match", "recursive", "traversal"),
+    "independent": ("deterministic", "recursive", "traversal"),
+    "without_replacement": ("deterministic", "recursive", "traversal"),
+    "deterministic": ("deterministic", "match", "recursive", "traversal"),
     "llma": ("chain",),
     "ngram_lm": ("block",),
     "jacobi": ("chain", "match"),

@@ -112,6 +112,7 @@ def test_the_draft_model_waits_and_still_knows_the_text():
     assert asked > 8 and waited > 3  # it was further behind than one block of its own
 
 
+@pytest.mark.slow
 def test_the_exact_law():
     """Every outcome of a round in which some texts are looked up and others drafted."""
     lookup = drafters.make("prompt_lookup", target, gamma=1, max_ngram=2, min_ngram=2)

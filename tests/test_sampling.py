@@ -136,6 +136,7 @@ def test_bad_settings_say_what_is_right(bad, says):
         sampling.make_sampling(2, **bad)
 
 
+@pytest.mark.slow
 def test_draws_without_replacement_at_a_large_vocabulary():
     """Rare tokens are drawn as often as they should be, and each draw is from what the elder ones left."""
     from specjax.rng import DRAFT, RowKeys, row_keys

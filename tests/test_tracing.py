@@ -62,8 +62,19 @@ def law(table, text, settings):
     return np.asarray(found)[len(text) - 1]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("name", ["chain", "tree", "twins", "lookup", "none"])
+@pytest.mark.parametrize(
+    ("name", "temperature"),
+    [
+        ("chain", 0.0),
+        ("chain", 0.7),
+        ("tree", 0.0),
+        ("twins", 0.7),
+        ("lookup", 0.7),
+        ("none", 0.0),
+        *(pytest.param(name, 0.7, marks=pytest.mark.slow) for name in ("tree", "none")),
+        *(pytest.param(name, 0.0, marks=pytest.mark.slow) for name in ("twins", "lookup")),
+    ],
+)
 def test_a_trace_tells_what_happened(name, temperature):
     work, one = job(temperature), method(name)
     found = tracing.record(work, one, 1, category="q")
