@@ -196,6 +196,7 @@ def test_methods_of_a_grid():
     assert "a, gamma 1, other" in session.methods(config)
 
 
+@pytest.mark.slow
 def test_controlled_acceptance_from_the_command_line(cli, target, draft, questions, tmp_path):
     keys = [BENCH.replace("bench.py", "controlled.py"), f"--config.target={target}", f"--config.prompts={questions}"]
     keys += ["--config.drafter.drafters.inner.name=draft_model", f"--config.drafter.drafters.inner.model={draft}"]

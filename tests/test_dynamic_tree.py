@@ -185,6 +185,7 @@ def exact_error(drafter, rule, draft_tables, steps, rounds, **settings):
     return testing.total_variation(law, testing.sequence_law(target, table, [1, 2], steps, **settings))
 
 
+@pytest.mark.slow
 @pytest.mark.fast
 def test_exact_law():
     with jax.enable_x64(True):

@@ -31,6 +31,7 @@ def target(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_tree_search(target, tmp_path):
     out = tmp_path / "results.json"
     files = f"--target={target}/target --prompts={target}/prompts.txt --out={out}"

@@ -165,6 +165,7 @@ def test_acceptance_has_its_closed_form():
     assert beta.max() - beta.min() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.fast
 def test_exact_law():
     """Every draw and every coin of a round of sampled drafts, in float64, with settings that reshape the law."""

@@ -23,7 +23,7 @@ NEW = 100
 
 
 # The others share their rounds with one of these, and conformance proves them all: they run when asked (slow).
-USUAL = ("none", "prompt_lookup", "draft_model", "draft_tree", "token_recycling", "lookahead", "suffix", "escalate")
+USUAL = ("none", "prompt_lookup", "draft_model", "draft_tree", "lookahead")
 
 
 @pytest.fixture(scope="module")

@@ -98,6 +98,7 @@ def test_text_of_the_store_is_accepted_whole():
     assert records.accepted[0].tolist() == [3, 0, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.fast
 def test_exact_law():
     """The reference draws the target's token for every path on its own and loses the law; here it is exact."""

@@ -113,6 +113,7 @@ def test_every_key_of_a_drafter_is_in_the_configuration():
         config.gamma = "many"
 
 
+@pytest.mark.slow
 def test_bench_measures_and_checks(cli, target, draft, tmp_path):
     prompts = tmp_path / "p.txt"
     prompts.write_text("def add\nreturn a\n\ndef sub(a, b)\n")

@@ -149,6 +149,7 @@ def test_one_model_is_its_own_tree():
 V = 3
 
 
+@pytest.mark.slow
 @pytest.mark.fast
 def test_exact_law():
     """Two models that disagree, drawn and judged in float64; equal siblings happen often with three tokens."""
