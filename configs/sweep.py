@@ -5,8 +5,8 @@
     python -m specjax.run --config=configs/sweep.py:runs/quickstart "--config.grid.models=('draft1', 'draft2')"   # draft sizes
 
 Held-out Python code. Every point of the grid is measured beside plain decoding, with what the parts of a round cost, so that
-runs/sweep/report.html shows measured points on the curve that these costs promise. Sixty-four points, each
-measured three times: some ten minutes on two CPU cores, with the models of a quickstart (not timed); killed, it goes on with the same command.
+runs/sweep/report.html shows measured points on the curve that these costs promise. Sixty-four points, each measured three
+times: some ten minutes on two CPU cores, with the models of a quickstart (an estimate); killed, it goes on with the same command.
 """
 
 from ml_collections import ConfigDict
