@@ -6,7 +6,7 @@
 
 Held-out Python code. Every point of the grid is measured beside plain decoding, with what the parts of a round cost, so that
 runs/sweep/report.html shows measured points on the curve that these costs promise. Sixty-four points, each measured three
-times: some ten minutes on two CPU cores, with the models of a quickstart (an estimate); killed, it goes on with the same command.
+times: some ten minutes on two CPU cores (an estimate), with the models of a quickstart. Killed, it goes on when called again.
 """
 
 from ml_collections import ConfigDict
