@@ -5,8 +5,8 @@
         --config.drafter.rate=0.8
 
 The inner drafter is run and paid for, and its tokens are replaced so that each is right with the chosen probability; the text
-is still plain greedy decoding's. Temperature 0 only. "eff" in the table is measured over predicted speed-up. A minute on a CPU
-for a small model; experiments/system_efficiency does it for twelve layers, many rates and lengths.
+is still plain greedy decoding's. Temperature 0 only. "eff" in the table is measured over predicted speed-up. Seconds for a
+small model, most of them compilation; experiments/system_efficiency does it for twelve layers, many rates and lengths.
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,6 @@
 """How much of the speed-up that theory promises does the compiled loop deliver, whatever the models are worth?
 
-    PYTHONPATH=. python experiments/system_efficiency/run.py            (about 12 minutes on 2 CPU cores)
+    PYTHONPATH=. python experiments/system_efficiency/run.py            (about 8 minutes on 2 CPU cores)
 
 The target has GPT-2's shape (12 layers, 768 wide, vocabulary 50257), the draft model 2 layers of width 256; float32, random
 weights, batch 1, greedy. The draft model is really run, and its tokens are then replaced so that each is accepted with a

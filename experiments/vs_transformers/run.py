@@ -1,6 +1,6 @@
 """specjax against transformers: same weights, prompts and machine; alone, with a draft model, and with prompt lookup.
 
-    PYTHONPATH=. python experiments/vs_transformers/run.py --stories=DIR        (about 5 minutes on 2 CPU cores)
+    PYTHONPATH=. python experiments/vs_transformers/run.py --stories=DIR        (about 6 minutes on 2 CPU cores)
 
 It needs torch and transformers. Every speed-up that specjax reports is measured against its own autoregressive loop, so that
 loop must not be slow; and a method is worth no more than its implementation. Both sides decode the same prompts with

@@ -23,39 +23,13 @@ from specjax.drafters import none
 from specjax.errors import UserError
 from specjax.testing import cases, exact, laws, loop
 from specjax.testing.drafts import check_draft
+from specjax.testing.findings import Finding, Report
 from specjax.types import LM, Accept, Context, DecodeState, Drafter, ModelParams
 
 ROWS, WIDTH, NEW, STEPS = 12_000, 6, 9, 3
 LEVEL = 1e-4
 SETTINGS = ({"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.85})
 EXACT = 1e-12
-
-
-class Finding(NamedTuple):
-    """One thing that was checked; ``passed`` None: it could not be, and ``detail`` says why."""
-
-    check: str
-    passed: bool | None
-    detail: str
-
-
-class Report(NamedTuple):
-    """All findings about one method."""
-
-    name: str
-    findings: tuple[Finding, ...]
-
-    @property
-    def passed(self) -> bool:
-        """Whether nothing failed."""
-        return all(f.passed is not False for f in self.findings)
-
-    def __str__(self) -> str:
-        mark = {True: "ok  ", False: "FAIL", None: "-   "}
-        width = max(len(f.check) for f in self.findings)
-        lines = [f"{mark[f.passed]} {f.check:{width}}  {f.detail}" for f in self.findings]
-        verdict = "keeps its promises" if self.passed else "BREAKS ITS PROMISES"
-        return "\n".join([f"{self.name} {verdict}", *lines])
 
 
 def masked(drafter: Drafter) -> Drafter:
