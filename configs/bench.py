@@ -18,9 +18,13 @@ def get_config() -> ConfigDict:
     config.mode = "bench"
     config.repeats = 3
     config.ignore_eos = False
-    config.warm_prompts = 0  # further prompts, decoded and learnt from before measuring by drafters with warm=True
+    config.warm_prompts = (
+        0  # further prompts, decoded and learnt from before measuring by drafters with warm=True
+    )
     config.show_trace = False  # print one continuation, coloured by who wrote each token
-    config.trace_prompts = 1  # the first so many prompts are traced for the report, with every method and temperature
+    config.trace_prompts = (
+        1  # the first so many prompts are traced for the report, with every method and temperature
+    )
     config.report = True  # report.html and plots/
     config.grid = ConfigDict()  # what is set here replaces the single value
     # Label -> drafter keys, instead of config.drafter. A method may bring its own rule: accept, and accept_keys for it.

@@ -18,6 +18,8 @@ from configs import heads
 def get_config(joint: str = "") -> ConfigDict:
     """The configuration; "joint" trains the target too."""
     config = heads.get_config("bpd", joint == "joint")
-    config.drafter.inner = config_dict.placeholder(int)  # width of a slot's hidden layer; None: four times the target's
+    config.drafter.inner = config_dict.placeholder(
+        int
+    )  # width of a slot's hidden layer; None: four times the target's
     config.loss.slots = "one"
     return config

@@ -23,7 +23,9 @@ def get_config(name: str = "medusa", joint: bool = False) -> ConfigDict:
     config.init = ""  # heads to begin with
     config.joint = joint  # writes <workdir>/target as well
     config.drafter = ConfigDict({"name": name})
-    config.drafter.heads = config_dict.placeholder(int)  # how many; None: as many as the method usually has
+    config.drafter.heads = config_dict.placeholder(
+        int
+    )  # how many; None: as many as the method usually has
     config.loss.ce = 1.0  # cross-entropy with the text
     config.loss.teacher = 0.0  # divergence from the target's own law
     config.loss.decay = 1.0  # factor on the loss from each head to the next

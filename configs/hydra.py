@@ -18,6 +18,10 @@ def get_config() -> ConfigDict:
     """The configuration."""
     config = heads.get_config("hydra")
     config.drafter.layers = config_dict.placeholder(int)  # blocks a head; None: 1
-    config.drafter.prefix = config_dict.placeholder(bool)  # one more decoder layer over all features (Hydra++)
-    config.drafter.head_dim = config_dict.placeholder(int)  # of that layer's attention heads; None: as fits the width
+    config.drafter.prefix = config_dict.placeholder(
+        bool
+    )  # one more decoder layer over all features (Hydra++)
+    config.drafter.head_dim = config_dict.placeholder(
+        int
+    )  # of that layer's attention heads; None: as fits the width
     return config

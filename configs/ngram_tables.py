@@ -24,7 +24,9 @@ def get_config() -> ConfigDict:
     config.successors = 16  # kept of each context
     config.contexts = 100_000  # of two tokens, the most frequent ones
     config.smoothing = 0.1  # added to each token's own count
-    config.from_target = 0  # tokens that the target writes at temperature 1, to be counted instead of the text
+    config.from_target = (
+        0  # tokens that the target writes at temperature 1, to be counted instead of the text
+    )
     config.generation = ConfigDict()  # read only with from_target
     config.generation.batch_size = 16
     config.generation.prompt_tokens = 32  # pieces of the text, for the target to continue

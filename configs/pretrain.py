@@ -49,12 +49,20 @@ def data() -> ConfigDict:
     data.files = ""  # .txt and .jsonl files, separated by commas
     data.tfds = ""  # name or directory of a TFDS dataset
     data.text_key = "text"  # its feature that holds the text
-    data.dialogues = ""  # .jsonl files of conversations, separated by commas; the assistant's turns are learnt
-    data.template = ""  # chat template: chatml, vicuna, llama2, plain, a .jinja file; empty: the target's own
+    data.dialogues = (
+        ""  # .jsonl files of conversations, separated by commas; the assistant's turns are learnt
+    )
+    data.template = (
+        ""  # chat template: chatml, vicuna, llama2, plain, a .jinja file; empty: the target's own
+    )
     data.generated = ""  # workdir of configs/self_generate.py: text that the target wrote
     data.temperature = config_dict.placeholder(float)  # of generated text; None: all that there is
-    data.labels = "output"  # what is learnt of dialogues and generated text: "output", or "all" of it
-    data.packing = "crops"  # other text: "crops" of one stream, or whole "documents", packed and kept apart
+    data.labels = (
+        "output"  # what is learnt of dialogues and generated text: "output", or "all" of it
+    )
+    data.packing = (
+        "crops"  # other text: "crops" of one stream, or whole "documents", packed and kept apart
+    )
     data.on_policy = 0.0  # distill: share of the rows that the draft writes on by itself
     data.on_policy_prompt = 32  # tokens of the text before it does
     return data

@@ -23,11 +23,15 @@ def get_config() -> ConfigDict:
     config.skip_bad = False  # leave bad lines out and list them, instead of stopping at the first
     config.num_traces = 0  # at most so many conversations, from the start; 0 = all
     config.vocab_size = 0  # of the recorded model; 0 = that of config.target, or else the largest recorded id says it
-    config.target = ""  # its directory, if there is one: config.json and the tokenizer are read, no weights
+    config.target = (
+        ""  # its directory, if there is one: config.json and the tokenizer are read, no weights
+    )
     config.drafter = generate.drafter("prompt_lookup")  # any that looks at tokens only
     config.accept = "chain"  # a lossless rule that fits the drafter; at temperature 0 they all accept the same tokens
     config.accept_keys = generate.accept_keys()
-    config.sampling = ConfigDict({"temperature": 0.0})  # a recording is one text: nothing else can be replayed
+    config.sampling = ConfigDict(
+        {"temperature": 0.0}
+    )  # a recording is one text: nothing else can be replayed
     config.max_new_tokens = 0  # cut every output there; 0 = all of it
     config.batch_size = 32  # conversations at once: how fast it is, never what it finds
     config.seed = 0

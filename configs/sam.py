@@ -23,6 +23,8 @@ def get_config() -> ConfigDict:
     for name in ("sam", "token_recycling"):
         both.drafters[name] = generate.drafter(name)
     both.drafters.sam.gamma = 15
-    both.drafters.sam.min_match = 5  # a shorter match proposes nothing, and the next drafter is asked
+    both.drafters.sam.min_match = (
+        5  # a shorter match proposes nothing, and the next drafter is asked
+    )
     both.drafters.token_recycling.tree = "4x2x1"
     return config

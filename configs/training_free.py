@@ -59,7 +59,9 @@ def get_config(models: str = "") -> ConfigDict:
     config.warm_prompts = 16
     config.max_new_tokens = 64
     config.show_trace = False
-    config.trace_prompts = 0  # seventeen methods: their traces take longer to compile than the bench to run
+    config.trace_prompts = (
+        0  # seventeen methods: their traces take longer to compile than the bench to run
+    )
     return config
 
 
@@ -72,5 +74,7 @@ def only(name: str, models: str = "") -> ConfigDict:
     if name not in WARM:
         config.warm_prompts = 0
     needed = {"rest": ("store",), "ngram_lm": ("tables",), "escalate": ("tables",)}.get(name, ())
-    config.prepare = tuple(stage for stage in config.prepare if stage == "target" or stage in needed)
+    config.prepare = tuple(
+        stage for stage in config.prepare if stage == "target" or stage in needed
+    )
     return config

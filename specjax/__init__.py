@@ -1,6 +1,15 @@
 """specjax: speculative decoding in JAX, every method behind one small interface, exact by test."""
 
-from specjax.decode import autoregressive, check, generate, outputs, pack_prompts, prefill, speculative_step, stream
+from specjax.decode import (
+    autoregressive,
+    check,
+    generate,
+    outputs,
+    pack_prompts,
+    prefill,
+    speculative_step,
+    stream,
+)
 from specjax.errors import NonFiniteLogits, UserError
 from specjax.rng import RowKeys, row_keys
 from specjax.sampling import Sampling, make_sampling, to_probs

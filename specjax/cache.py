@@ -10,7 +10,9 @@ from flax import struct
 class KVCache(struct.PyTreeNode):
     """Keys and values of every layer."""
 
-    k: tuple[jax.Array, ...]  # [B,H,S,D] each (H = key/value heads): heads first, so that attention needs no transpose
+    k: tuple[
+        jax.Array, ...
+    ]  # [B,H,S,D] each (H = key/value heads): heads first, so that attention needs no transpose
     v: tuple[jax.Array, ...]
     length: jax.Array  # i32[B]
 

@@ -2,4 +2,6 @@
 
 from typing import Any, TypeAlias
 
-Config: TypeAlias = Any  # an ml_collections.ConfigDict: what its attributes are is known only when it runs
+Config: TypeAlias = (
+    Any  # an ml_collections.ConfigDict: what its attributes are is known only when it runs
+)

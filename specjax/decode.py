@@ -34,7 +34,9 @@ from specjax.types import (
 )
 
 
-def pack_prompts(prompts: Sequence[Sequence[int]], width: int | None = None) -> tuple[jax.Array, jax.Array]:
+def pack_prompts(
+    prompts: Sequence[Sequence[int]], width: int | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Right-pads token lists: (i32[B,P], lengths i32[B]). Raises UserError for an empty batch or prompt."""
     if not prompts:
         raise UserError("there is no prompt; give at least one")
@@ -50,7 +52,9 @@ def pack_prompts(prompts: Sequence[Sequence[int]], width: int | None = None) -> 
     return jnp.asarray(packed), jnp.asarray([len(p) for p in prompts], jnp.int32)
 
 
-def feed(model: LM, params, tokens: jax.Array, count: jax.Array, cache, chunk: int = 256) -> tuple[Output, object]:
+def feed(
+    model: LM, params, tokens: jax.Array, count: jax.Array, cache, chunk: int = 256
+) -> tuple[Output, object]:
     """Feeds the first ``count[b]`` of tokens i32[B,L] to an empty cache, ``chunk`` at a time.
 
     Returns the ``Output`` of all L tokens, its logits empty ([B,0,V]): they are never computed, so a long prompt costs no
@@ -65,7 +69,9 @@ def feed(model: LM, params, tokens: jax.Array, count: jax.Array, cache, chunk: i
         return cache, (out.hidden, out.taps)
 
     if size == 0:  # a prompt of one token: it is pending, and there is nothing to feed
-        _, parts = jax.eval_shape(lambda cache: block(cache, jnp.zeros((batch, 1), jnp.int32), 0), cache)
+        _, parts = jax.eval_shape(
+            lambda cache: block(cache, jnp.zeros((batch, 1), jnp.int32), 0), cache
+        )
         hidden, taps = jax.tree.map(lambda x: jnp.zeros((batch, 0, *x.shape[2:]), x.dtype), parts)
         return Output(jnp.zeros((batch, 0, model.vocab_size)), hidden, taps), cache
     whole = size // chunk
@@ -74,7 +80,11 @@ def feed(model: LM, params, tokens: jax.Array, count: jax.Array, cache, chunk: i
         stacked = tokens[:, : whole * chunk].reshape(batch, whole, chunk).swapaxes(0, 1)
         step = lambda cache, xs: block(cache, *xs)  # noqa: E731
         cache, parts = jax.lax.scan(step, cache, (stacked, jnp.arange(whole) * chunk))
-        pieces.append(jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(batch, whole * chunk, *x.shape[3:]), parts))
+        pieces.append(
+            jax.tree.map(
+                lambda x: x.swapaxes(0, 1).reshape(batch, whole * chunk, *x.shape[3:]), parts
+            )
+        )
     if size % chunk:
         cache, part = block(cache, tokens[:, whole * chunk :], whole * chunk)
         pieces.append(part)
@@ -118,26 +128,51 @@ def prefill(
             f"prompt and new tokens need {max_len} positions, and the model has {target.max_positions}; shorten them"
         )
     if width > max_len:
-        raise UserError(f"the prompt has {width} tokens and max_len is {max_len}; it must be at least as long")
-    limit = jnp.full((batch,), max_len, jnp.int32) if limit is None else jnp.asarray(limit, jnp.int32)
+        raise UserError(
+            f"the prompt has {width} tokens and max_len is {max_len}; it must be at least as long"
+        )
+    limit = (
+        jnp.full((batch,), max_len, jnp.int32) if limit is None else jnp.asarray(limit, jnp.int32)
+    )
     if not isinstance(prompt, Tracer) and not isinstance(lengths, Tracer):
-        _check_prompt(np.asarray(prompt), np.asarray(lengths), np.asarray(limit), target.vocab_size, max_len)
+        _check_prompt(
+            np.asarray(prompt), np.asarray(lengths), np.asarray(limit), target.vocab_size, max_len
+        )
     if sampling is None:
         sampling = sampling_lib.make_sampling(batch)
-    return _prefill(target, drafter, params, prompt, lengths, limit, keys, sampling, max_len=max_len, chunk=chunk)
+    return _prefill(
+        target,
+        drafter,
+        params,
+        prompt,
+        lengths,
+        limit,
+        keys,
+        sampling,
+        max_len=max_len,
+        chunk=chunk,
+    )
 
 
-def _check_prompt(prompt: np.ndarray, lengths: np.ndarray, limit: np.ndarray, vocab: int, max_len: int) -> None:
+def _check_prompt(
+    prompt: np.ndarray, lengths: np.ndarray, limit: np.ndarray, vocab: int, max_len: int
+) -> None:
     if (lengths < 1).any() or (lengths > prompt.shape[1]).any():
         row = int(np.argmax((lengths < 1) | (lengths > prompt.shape[1])))
-        raise UserError(f"prompt {row} has length {lengths[row]}; it must be in 1..{prompt.shape[1]}")
+        raise UserError(
+            f"prompt {row} has length {lengths[row]}; it must be in 1..{prompt.shape[1]}"
+        )
     if (limit > max_len).any():
-        raise UserError(f"limit is {limit.max()} and max_len {max_len}; a row cannot outgrow its buffer")
+        raise UserError(
+            f"limit is {limit.max()} and max_len {max_len}; a row cannot outgrow its buffer"
+        )
     real = np.arange(prompt.shape[1]) < lengths[:, None]
     bad = real & ((prompt < 0) | (prompt >= vocab))
     if bad.any():
         row, at = np.argwhere(bad)[0]
-        raise UserError(f"prompt {row} has the token id {prompt[row, at]}; ids must be in 0..{vocab - 1}")
+        raise UserError(
+            f"prompt {row} has the token id {prompt[row, at]}; ids must be in 0..{vocab - 1}"
+        )
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), static_argnames=("max_len", "chunk"))
@@ -145,7 +180,9 @@ def _prefill(target, drafter, params, prompt, lengths, limit, keys, sampling, *,
     batch, width = prompt.shape
     # Copies: the state will be donated, and what the caller handed in must outlive it.
     lengths, limit, keys, sampling = jax.tree.map(jnp.copy, (lengths, limit, keys, sampling))
-    slots = max_len + drafter.nodes  # a block of nodes + 1 starts at the pending token, at most at max_len - 1
+    slots = (
+        max_len + drafter.nodes
+    )  # a block of nodes + 1 starts at the pending token, at most at max_len - 1
     tokens = jnp.full((batch, slots + 1), -1, jnp.int32)
     real = jnp.arange(width) < lengths[:, None]
     tokens = tokens.at[:, :width].set(jnp.where(real, prompt, -1))
@@ -191,10 +228,14 @@ def generate(
     Call ``check(state)`` on the result: it raises if a model gave logits that are not finite.
     """
     _check_state(drafter, accept, state)
-    return _generate(target, drafter, accept, params, state, step_lib.stop_ids(eos_id), max_steps=max_steps)
+    return _generate(
+        target, drafter, accept, params, state, step_lib.stop_ids(eos_id), max_steps=max_steps
+    )
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2), static_argnames=("max_steps",), donate_argnums=(4,))
+@functools.partial(
+    jax.jit, static_argnums=(0, 1, 2), static_argnames=("max_steps",), donate_argnums=(4,)
+)
 def _generate(target, drafter, accept, params, state, eos_id, *, max_steps):
     batch = state.length.shape[0]
     zeros = jnp.zeros((max_steps, batch), jnp.int32)
@@ -264,11 +305,13 @@ def _autoregressive(target, params, state, max_steps, eos_id):
         state, step = carry
         pending = Context(state.tokens, state.length, state.sampling).pending
         out, cache = target.apply(params.target, pending[:, None], state.cache)
-        keys = RowKeys(state.keys, state.round, state.length).at_position(jnp.zeros((1,), jnp.int32))
+        keys = RowKeys(state.keys, state.round, state.length).at_position(
+            jnp.zeros((1,), jnp.int32)
+        )
         token = jax.lax.cond(
             jnp.all(state.sampling.greedy | state.done),
             lambda: sampling_lib.argmax(out.logits),
-            lambda: sampling_lib.draw_rows(keys, step_lib.law(out.logits, state.sampling)),
+            lambda: sampling_lib.draw_rows(keys, step_lib.target_probs(out.logits, state.sampling)),
         )
         failed = ~jnp.isfinite(out.logits.max(-1))[:, 0] & ~state.done
         batch = token.shape[0]

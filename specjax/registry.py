@@ -1,61 +1,115 @@
-"""Loads a method by the name of its file, and checks the keys it is given."""
+"""Finds a method by the name of its file, and checks the keys that it is given.
+
+The methods of a package are its modules and those of its subfolders (families); names that begin with "_" are helpers. A name
+is unique across families. A module has a function ``make``: its keyword-only parameters are the keys of the method. Keys that
+several methods share are declared once, as a dataclass that a module names ``SHARED``; ``make`` then takes them as
+``**shared``.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import importlib
 import inspect
 import pkgutil
 import re
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 from specjax.errors import UserError
 
 
-def names(package: str) -> list[str]:
-    """The public modules of a package."""
+class Key(NamedTuple):
+    """A key of a method."""
+
+    annotation: str
+    required: bool
+
+
+@functools.cache
+def _places(package: str) -> dict[str, str]:
+    """Method name -> dotted name of its module. Raises TypeError for a name that occurs twice."""
+    found: dict[str, str] = {}
+    for folder in (package, *_families(package)):
+        for module in pkgutil.iter_modules(importlib.import_module(folder).__path__):
+            if module.ispkg or module.name.startswith("_"):
+                continue
+            if module.name in found:
+                raise TypeError(
+                    f"{found[module.name]} and {folder}.{module.name} have the same name"
+                )
+            found[module.name] = f"{folder}.{module.name}"
+    return dict(sorted(found.items()))
+
+
+def _families(package: str) -> list[str]:
     path = importlib.import_module(package).__path__
-    return sorted(m.name for m in pkgutil.iter_modules(path) if not m.name.startswith("_"))
+    return [
+        f"{package}.{module.name}"
+        for module in pkgutil.iter_modules(path)
+        if module.ispkg and not module.name.startswith("_")
+    ]
 
 
-def load(package: str, name: str, kind: str) -> Any:
-    """The module ``package.name``, or a UserError that lists what there is."""
-    if name not in names(package):
+def names(package: str) -> list[str]:
+    """The methods of a package, in alphabetical order."""
+    return list(_places(package))
+
+
+def load(package: str, name: str, kind: str) -> ModuleType:
+    """The module of the method ``name``. Raises UserError that lists the methods."""
+    if name not in _places(package):
         raise UserError(f"unknown {kind} {name!r}; there is {', '.join(names(package))}")
-    return importlib.import_module(f"{package}.{name}")
+    return importlib.import_module(_places(package)[name])
 
 
-def call(package: str, name: str, kind: str, *args: Any, **keys: Any) -> Any:
-    """``package.name.make(*args, **keys)`` after ``check``."""
-    return check(package, name, kind, **keys)(*args, **keys)
+def keys_of(module: ModuleType) -> dict[str, Key]:
+    """The keys of a method's ``make``: its own, then the shared ones."""
+    found = {
+        name: Key(str(parameter.annotation), parameter.default is parameter.empty)
+        for name, parameter in inspect.signature(module.make).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    if hasattr(module, "SHARED"):
+        for field in dataclasses.fields(module.SHARED):
+            found[field.name] = Key(str(field.type), False)
+    return found
 
 
 def keys(package: str, leave: frozenset[str] = frozenset()) -> dict[str, type]:
     """Every key that some method of the package takes, with the type in which a command line gives it."""
     found: dict[str, type] = {}
-    for name in names(package):
-        make = importlib.import_module(f"{package}.{name}").make
-        for key, parameter in inspect.signature(make).parameters.items():
-            if parameter.kind is parameter.KEYWORD_ONLY and key not in leave:
-                words = re.findall(r"[\w.]+", str(parameter.annotation).partition("[")[0])
-                kinds = {"int": int, "float": float, "bool": bool}
-                kind = str if "str" in words else next((kinds[word] for word in words if word in kinds), str)
-                if found.setdefault(key, kind) is not kind:
-                    raise TypeError(f"{name} means another kind of thing by {key!r} than an earlier method does")
+    for name, place in _places(package).items():
+        for key, (annotation, _) in keys_of(importlib.import_module(place)).items():
+            if key in leave:
+                continue
+            words = re.findall(r"[\w.]+", annotation.partition("[")[0])
+            kinds = {"int": int, "float": float, "bool": bool}
+            kind = str if "str" in words else next((kinds[w] for w in words if w in kinds), str)
+            if found.setdefault(key, kind) is not kind:
+                raise TypeError(
+                    f"{name}: the key {key!r} has another type than in an earlier method"
+                )
     return found
 
 
+def call(package: str, name: str, kind: str, *args: Any, **keys: Any) -> Any:
+    """The method's ``make(*args, **keys)`` after ``check``."""
+    return check(package, name, kind, **keys)(*args, **keys)
+
+
 def check(package: str, name: str, kind: str, **keys: Any) -> Any:
-    """``package.name.make``, if it takes those keys and misses none; otherwise a UserError."""
+    """The method's ``make``, if it takes these keys and none is missing. Raises UserError."""
     module = load(package, name, kind)
-    make = module.make
-    allowed = {k: p for k, p in inspect.signature(make).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    allowed = keys_of(module)
     for key in keys:
         if key not in allowed:
             takes = ", ".join(allowed) or "none"
             raise UserError(f"{kind} {name} does not take the key {key!r}; it takes {takes}")
-    for key, parameter in allowed.items():
-        if parameter.default is parameter.empty and key not in keys:
+    for key, (_, required) in allowed.items():
+        if required and key not in keys:
             raise UserError(f"{kind} {name} needs the key {key!r}")
     if hasattr(module, "check"):  # a method that is made of others
         module.check(**keys)
-    return make
+    return module.make

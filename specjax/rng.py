@@ -35,7 +35,11 @@ class Coins(struct.PyTreeNode):
 
         All coins at once (``node`` None; masses and result [B,N]), or one per row (``node`` i32[B]; masses [B]).
         """
-        u = self.uniform if node is None else jnp.take_along_axis(self.uniform, node[:, None], 1)[:, 0]
+        u = (
+            self.uniform
+            if node is None
+            else jnp.take_along_axis(self.uniform, node[:, None], 1)[:, 0]
+        )
         return u * total < kept
 
 
@@ -53,12 +57,18 @@ class RowKeys(struct.PyTreeNode):
 
     def at_position(self, depth: jax.Array) -> jax.Array:
         """key[B,T] of the target's sampler at ``position + depth``; ``depth`` is i32[B,T] or i32[T]."""
-        where = self.position[:, None] + jnp.broadcast_to(depth, (self.base.shape[0], depth.shape[-1]))
-        return jax.vmap(_fold, (None, 1, None), 1)(self.base if self.target is None else self.target, where, TARGET)
+        where = self.position[:, None] + jnp.broadcast_to(
+            depth, (self.base.shape[0], depth.shape[-1])
+        )
+        return jax.vmap(_fold, (None, 1, None), 1)(
+            self.base if self.target is None else self.target, where, TARGET
+        )
 
     def coins(self, count: int, dtype=jnp.float32) -> Coins:
         """``count`` coins per row, to accept or reject with. Once a round."""
-        return Coins(jax.vmap(lambda k: jax.random.uniform(k, (count,), dtype))(self.at_round(ACCEPT)))
+        return Coins(
+            jax.vmap(lambda k: jax.random.uniform(k, (count,), dtype))(self.at_round(ACCEPT))
+        )
 
     def draw(self, purpose: int, weights: jax.Array, index=None) -> jax.Array:
         """One token per row from unnormalised weights f[B,V] (or n of them from f[B,n,V]): i32[B] (i32[B,n]).
@@ -76,7 +86,9 @@ class RowKeys(struct.PyTreeNode):
         del active  # the script needs it
         return sampling.draw_rows(self.at_position(jnp.reshape(depth, (1,)))[:, 0], weights)
 
-    def draw_distinct(self, purpose: int, weights: jax.Array, count: int, index=None) -> tuple[jax.Array, jax.Array]:
+    def draw_distinct(
+        self, purpose: int, weights: jax.Array, count: int, index=None
+    ) -> tuple[jax.Array, jax.Array]:
         """``count`` distinct tokens per row, drawn one after the other without replacement from weights f[B,V] or f[B,n,V].
 
         Gumbel top-k (Kool et al. 2019, 1903.06059): in this order, each has the law of the weights less the tokens before
@@ -90,7 +102,9 @@ class RowKeys(struct.PyTreeNode):
         keys = self._keys(purpose, weights, index)
         for _ in range(keys.ndim):
             noise = jax.vmap(noise)
-        scores, tokens = jax.lax.top_k(jnp.where(weights > 0, jnp.log(weights) + noise(keys), -jnp.inf), count)
+        scores, tokens = jax.lax.top_k(
+            jnp.where(weights > 0, jnp.log(weights) + noise(keys), -jnp.inf), count
+        )
         return tokens.astype(jnp.int32), scores > -jnp.inf
 
     def inner(self, index: int, same_target: bool = False) -> RowKeys:

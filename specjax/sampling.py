@@ -34,7 +34,11 @@ class Sampling(struct.PyTreeNode):
 
 
 def make_sampling(
-    batch: int, temperature: Scalar = 1.0, top_k: Scalar = 0, top_p: Scalar = 1.0, min_p: Scalar = 0.0
+    batch: int,
+    temperature: Scalar = 1.0,
+    top_k: Scalar = 0,
+    top_p: Scalar = 1.0,
+    min_p: Scalar = 0.0,
 ) -> Sampling:
     """Settings for ``batch`` rows, from scalars or one value per row.
 
@@ -46,11 +50,21 @@ def make_sampling(
     for name, value in given.items():
         array = np.asarray(value, np.float64)
         if array.shape not in ((), (batch,)):
-            raise UserError(f"{name} has shape {array.shape}; give one number, or one for each of the {batch} rows")
+            raise UserError(
+                f"{name} has shape {array.shape}; give one number, or one for each of the {batch} rows"
+            )
         rows[name] = np.broadcast_to(array, (batch,))
-    _check(rows["temperature"], "temperature", "in [0, 1e6] (0 = greedy)", lambda x: (x >= 0) & (x <= 1e6))
     _check(
-        rows["top_k"], "top_k", "a whole number >= 0 (0 = off)", lambda x: (x >= 0) & (x == np.floor(x)) & (x < 2**31)
+        rows["temperature"],
+        "temperature",
+        "in [0, 1e6] (0 = greedy)",
+        lambda x: (x >= 0) & (x <= 1e6),
+    )
+    _check(
+        rows["top_k"],
+        "top_k",
+        "a whole number >= 0 (0 = off)",
+        lambda x: (x >= 0) & (x == np.floor(x)) & (x < 2**31),
     )
     _check(rows["top_p"], "top_p", "in (0, 1] (1 = off)", lambda x: (x > 0) & (x <= 1))
     _check(rows["min_p"], "min_p", "in [0, 1] (0 = off)", lambda x: (x >= 0) & (x <= 1))
@@ -74,7 +88,9 @@ def argmax(logits: jax.Array) -> jax.Array:
     Two plain reductions: on a CPU several times quicker than ``jnp.argmax``, which XLA does not vectorise there.
     """
     vocab = logits.shape[-1]
-    best = jnp.where(logits == logits.max(-1, keepdims=True), jnp.arange(vocab, dtype=jnp.int32), vocab - 1)
+    best = jnp.where(
+        logits == logits.max(-1, keepdims=True), jnp.arange(vocab, dtype=jnp.int32), vocab - 1
+    )
     return best.min(-1)
 
 
@@ -92,7 +108,9 @@ def top(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
         values, ids = _top_k(scores, count)
         return values, ids.astype(jnp.int32)
     lead = scores.shape[:-1]
-    padded = jnp.pad(scores, [(0, 0)] * len(lead) + [(0, -vocab % _BLOCK)], constant_values=-jnp.inf)
+    padded = jnp.pad(
+        scores, [(0, 0)] * len(lead) + [(0, -vocab % _BLOCK)], constant_values=-jnp.inf
+    )
     blocks = padded.reshape(*lead, -1, _BLOCK)
     chosen = jnp.sort(_top_k(blocks.max(-1), count)[1], axis=-1)  # in the order of ids, for ties
     few = jnp.take_along_axis(blocks, chosen[..., None], -2).reshape(*lead, -1)
@@ -130,11 +148,15 @@ def to_probs(logits: jax.Array, sampling: Sampling) -> jax.Array:
     logits = logits.astype(dtype)
     greedy = per_row(sampling.greedy)
     temperature = jnp.where(greedy, 1, per_row(sampling.temperature)).astype(dtype)
-    z = (logits - logits.max(-1, keepdims=True)) / temperature  # the maximum is now 0: no overflow at any temperature
+    z = (
+        logits - logits.max(-1, keepdims=True)
+    ) / temperature  # the maximum is now 0: no overflow at any temperature
     top_k, top_p = per_row(sampling.top_k), per_row(sampling.top_p).astype(dtype)
     wanted = ~sampling.greedy & ((sampling.top_k > 0) | (sampling.top_p < 1))
     z = jax.lax.cond(jnp.any(wanted), lambda x: _truncate(x, top_k, top_p), lambda x: x, z)
-    z = jnp.where(z < jnp.log(per_row(sampling.min_p).astype(dtype)), -jnp.inf, z)  # log 0 = -inf: off
+    z = jnp.where(
+        z < jnp.log(per_row(sampling.min_p).astype(dtype)), -jnp.inf, z
+    )  # log 0 = -inf: off
     one_hot = jax.nn.one_hot(argmax(logits), logits.shape[-1], dtype=dtype)
     return jnp.where(greedy, one_hot, jax.nn.softmax(z, -1))
 

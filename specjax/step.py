@@ -39,7 +39,13 @@ EosId = int | Sequence[int] | jax.Array | None
 
 
 def speculative_step(
-    target: LM, drafter: Drafter, accept: Accept, params: ModelParams, state: DecodeState, *, eos_id: EosId = None
+    target: LM,
+    drafter: Drafter,
+    accept: Accept,
+    params: ModelParams,
+    state: DecodeState,
+    *,
+    eos_id: EosId = None,
 ) -> tuple[DecodeState, StepInfo]:
     """One round: propose, verify in one target pass, accept, commit. Pure: a drafter may run it with a smaller target.
 
@@ -52,7 +58,16 @@ def speculative_step(
     """
     check_pair(drafter, accept)
     keys = RowKeys(state.keys, state.round, state.length)
-    return decide(target, drafter, accept, params, state, keys, propose(target, drafter, params, state, keys), eos_id)
+    return decide(
+        target,
+        drafter,
+        accept,
+        params,
+        state,
+        keys,
+        propose(target, drafter, params, state, keys),
+        eos_id,
+    )
 
 
 class Scored(NamedTuple):
@@ -64,7 +79,9 @@ class Scored(NamedTuple):
     cache: Any
 
 
-def propose(target: LM, drafter: Drafter, params: ModelParams, state: DecodeState, keys: RowKeys) -> Scored:
+def propose(
+    target: LM, drafter: Drafter, params: ModelParams, state: DecodeState, keys: RowKeys
+) -> Scored:
     """The first half of a round: the drafter's nodes, scored by the target in one pass."""
     context = Context(state.tokens, state.length, state.sampling)
     draft, draft_state = drafter.propose(params, keys, context, state.draft)
@@ -110,10 +127,12 @@ def block_parents(draft: Draft) -> jax.Array | None:
     return jnp.pad(draft.parents + 1, ((0, 0), (1, 0)), constant_values=-1)
 
 
-def _verdict(accept: Accept, keys: RowKeys, draft: Draft, logits: jax.Array, state: DecodeState) -> Verdict:
+def _verdict(
+    accept: Accept, keys: RowKeys, draft: Draft, logits: jax.Array, state: DecodeState
+) -> Verdict:
     def sampled() -> Verdict:
-        verdict = accept.sampled(keys, draft, law(logits, state.sampling))
-        if accept.law == "L1":  # then a one-hot law gives the greedy verdict by itself
+        verdict = accept.sampled(keys, draft, target_probs(logits, state.sampling))
+        if accept.lossless_class == "L1":  # then a one-hot law gives the greedy verdict by itself
             return verdict
         greedy = state.sampling.greedy
         pick = lambda g, s: jnp.where(greedy.reshape(-1, *[1] * (g.ndim - 1)), g, s)  # noqa: E731
@@ -135,14 +154,18 @@ def _reach(draft: Draft, verdict: Verdict, twins: bool) -> tuple[jax.Array, jax.
         here = tree.standing(draft.tokens, exists, draft.parents, verdict.tokens[:, :-1], accepted)
         goes_on = (exists & jnp.take_along_axis(here, draft.parents + 1, 1)).any(-1)
         return exists.sum(-1), accepted + goes_on
-    last = jnp.take_along_axis(jnp.pad(verdict.path, ((0, 0), (1, 0)), constant_values=-1), accepted[:, None], 1)
+    last = jnp.take_along_axis(
+        jnp.pad(verdict.path, ((0, 0), (1, 0)), constant_values=-1), accepted[:, None], 1
+    )
     goes_on = (exists & (draft.parents == last)).any(-1)
     return exists.sum(-1), accepted + goes_on
 
 
 def _check_draft(drafter: Drafter, draft: Draft, vocab: int) -> None:
     batch = draft.tokens.shape[0]
-    right: dict[str, tuple[int, ...]] = dict.fromkeys(("tokens", "valid", "parents"), (batch, drafter.nodes))
+    right: dict[str, tuple[int, ...]] = dict.fromkeys(
+        ("tokens", "valid", "parents"), (batch, drafter.nodes)
+    )
     right["probs"] = (batch, drafter.nodes, vocab)
     for name, shape in right.items():
         array = getattr(draft, name)
@@ -173,7 +196,9 @@ def _finite(draft: Draft, verdict: Verdict, logits: jax.Array, whole: bool) -> j
     """
     node = jnp.arange(logits.shape[1])
     if whole:
-        used = jnp.pad(tree.exists(draft.valid, draft.parents), ((0, 0), (1, 0)), constant_values=True)
+        used = jnp.pad(
+            tree.exists(draft.valid, draft.parents), ((0, 0), (1, 0)), constant_values=True
+        )
     else:
         followed = jnp.arange(verdict.path.shape[1]) < verdict.count[:, None] - 1
         path = jnp.where(followed, verdict.path, -1)
@@ -186,11 +211,13 @@ def nothing(verdict: Verdict, failed: jax.Array) -> Verdict:
     """Takes everything back in the rows that failed."""
     keep = ~failed[:, None]
     return Verdict(
-        jnp.where(keep, verdict.tokens, -1), jnp.where(failed, 0, verdict.count), jnp.where(keep, verdict.path, -1)
+        jnp.where(keep, verdict.tokens, -1),
+        jnp.where(failed, 0, verdict.count),
+        jnp.where(keep, verdict.path, -1),
     )
 
 
-def law(logits: jax.Array, sampling: Sampling) -> jax.Array:
+def target_probs(logits: jax.Array, sampling: Sampling) -> jax.Array:
     """f32[B,N+1,V]: the law that every emitted token must have."""
     return sampling_lib.to_probs(logits, sampling)
 
@@ -211,7 +238,9 @@ def cut(verdict: Verdict, state: DecodeState, eos_id: EosId) -> tuple[Verdict, j
     return Verdict(tokens, count, path), (ends & kept).any(-1)
 
 
-def advance(state: DecodeState, verdict: Verdict, ended: jax.Array, failed: jax.Array) -> DecodeState:
+def advance(
+    state: DecodeState, verdict: Verdict, ended: jax.Array, failed: jax.Array
+) -> DecodeState:
     put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
     length = state.length + verdict.count
     return state.replace(

@@ -50,12 +50,17 @@ def path_to(node: jax.Array, parents: jax.Array, depth: int) -> jax.Array:
     size = parents.shape[1]
     inside = ancestors(parents)
     level = inside.sum(-1) - 1  # 0 for a child of the root
-    on_path = jnp.take_along_axis(inside, jnp.maximum(node, 0)[:, None, None], 1)[:, 0] & (node >= 0)[:, None]
+    on_path = (
+        jnp.take_along_axis(inside, jnp.maximum(node, 0)[:, None, None], 1)[:, 0]
+        & (node >= 0)[:, None]
+    )
     here = on_path[:, None] & (level[:, None] == jnp.arange(depth)[:, None])  # bool[B,depth,N]
     return jnp.where(here, jnp.arange(size), -1).max(-1).astype(jnp.int32)
 
 
-def standing(tokens: jax.Array, there: jax.Array, parents: jax.Array, said: jax.Array, count: jax.Array) -> jax.Array:
+def standing(
+    tokens: jax.Array, there: jax.Array, parents: jax.Array, said: jax.Array, count: jax.Array
+) -> jax.Array:
     """bool[B,N+1]: where one stands after the first ``count`` i32[B] tokens of said i32[B,M]: the root (column 0), or every
     node whose path spells them. Independent siblings may be copies of one another; ``there`` bool[B,N] are the nodes."""
     here = jnp.broadcast_to(jnp.arange(there.shape[1] + 1) == 0, (len(there), there.shape[1] + 1))

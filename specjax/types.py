@@ -1,4 +1,4 @@
-"""The vocabulary of specjax: every array that crosses a boundary, with its shape.
+"""The types of specjax: every array that crosses a boundary, with its shape.
 
 Shape legend
     B  rows of the batch            T  tokens of one block fed to a model
@@ -6,14 +6,14 @@ Shape legend
     E  hidden width                 M  longest accepted path (a chain has M = N)
     S  slots of a buffer            R  rounds
 
-Invariants (every file may rely on them; tests/test_decode.py proves them)
+Invariants (every file may rely on them; tests/test_decode.py checks them)
     1. ``cache.length == length - 1``: the newest committed token is *pending*, not yet cached. Row 0 of the target's
-       law belongs to it.
-    2. ``LM.apply`` writes T tokens at slots ``length + i`` and does not advance. ``LM.commit`` advances. What lies
-       beyond ``length`` is hidden by the mask, so a rejection costs nothing.
+       probs belongs to it.
+    2. ``LM.apply`` writes T tokens at slots ``length + i`` and does not advance. ``LM.commit`` advances. The mask hides
+       everything beyond ``length``, so a rejection costs nothing.
     3. Every row advances by its own count.
-    4. A draft token is drawn from exactly the law stored in ``Draft.probs`` (which is left empty, zeros, when every row is
-       greedy: rules then compare ids only).
+    4. A draft token is drawn from exactly the distribution stored in ``Draft.probs`` (zeros when every row is greedy: rules
+       then compare ids only).
     5. Randomness comes from ``RowKeys``: one key a row, folded with the round (or position) and the purpose.
     6. Probabilities and acceptance are float32 (float64 when given float64), whatever the model's dtype.
     7. End-of-sequence and length limits cut after the verdict and never change it. A finished row is frozen.
@@ -81,12 +81,18 @@ class Draft(struct.PyTreeNode):
 
     tokens: Array  # i32[B,N]
     valid: Array  # bool[B,N] False: there is no such node, nor any below it (its token is never looked at)
-    parents: Array | None = None  # i32[B,N], -1 = child of the pending token; None = the chain 0-1-2-...
-    # f32[B,N,V] the law each node was REALLY drawn from, given its prefix and its elder siblings (drawn without
-    # replacement: their tokens have no mass in it); None = deterministic.
+    parents: Array | None = (
+        None  # i32[B,N], -1 = child of the pending token; None = the chain 0-1-2-...
+    )
+    # f32[B,N,V] the distribution that each node was actually drawn from, given its prefix and the siblings before it
+    # (drawn without replacement: their tokens have probability 0); None = deterministic.
     probs: Array | None = None
-    finite: Array | None = None  # bool[B] whether the drafter's own logits were finite; None = it has none
-    depth: int | None = struct.field(pytree_node=False, default=None)  # M, the longest path there can be; None = N
+    finite: Array | None = (
+        None  # bool[B] whether the drafter's own logits were finite; None = it has none
+    )
+    depth: int | None = struct.field(
+        pytree_node=False, default=None
+    )  # M, the longest path there can be; None = N
 
     @property
     def longest(self) -> int:
@@ -119,8 +125,12 @@ class Batch(struct.PyTreeNode):
     """Text to train on. Position t of the T that a model is fed has the label ``tokens[:, t + 1]``."""
 
     tokens: Array  # i32[B,T+1]
-    labelled: Array | None = None  # bool[B,T+1] tokens that may be a label (padding and prompts may not); None = all
-    segments: Array | None = None  # i32[B,T+1] number of the document; attention stays inside it; None = one a row
+    labelled: Array | None = (
+        None  # bool[B,T+1] tokens that may be a label (padding and prompts may not); None = all
+    )
+    segments: Array | None = (
+        None  # i32[B,T+1] number of the document; attention stays inside it; None = one a row
+    )
 
 
 class ModelParams(NamedTuple):
@@ -130,67 +140,83 @@ class ModelParams(NamedTuple):
     draft: Params = {}  # noqa: RUF012  (an empty pytree; never mutated)
 
 
-# How the siblings of a draft came to be. What a rule may assume, and what it must be told.
-CHAIN = "chain"  # there are none: every node has one child at the most, drawn from ``probs`` or deterministic
-IID = "iid"  # drawn independently from one law
-INDEPENDENT = "independent"  # drawn independently, each from a law of its own (several drafters)
-WITHOUT_REPLACEMENT = "without_replacement"  # each from the parent's law less its elder siblings
+# How the siblings of a draft were made. A rule relies on it.
+CHAIN = "chain"  # there are none: every node has at most one child, drawn from ``probs`` or deterministic
+IID = "iid"  # drawn independently from one distribution
+INDEPENDENT = (
+    "independent"  # drawn independently, each from its own distribution (several drafters)
+)
+WITHOUT_REPLACEMENT = (
+    "without_replacement"  # each from the parent's probs without the siblings before it
+)
 DETERMINISTIC = "deterministic"  # a function of the committed text; ``probs`` is None
 SIBLINGS = (CHAIN, IID, INDEPENDENT, WITHOUT_REPLACEMENT, DETERMINISTIC)
 
 
-class Drafter(NamedTuple):
-    """Whatever proposes tokens: the extension point. A method is a function ``make(target, **keys) -> Drafter``.
+class Training(NamedTuple):
+    """What a drafter with trained parameters adds: its loss, how its parameters start, and forecasts from text."""
 
-    ``init_params(key) -> params`` ({} if there are none); ``init(params, context, target_out, slots) -> state`` after the
-    prompt went through the target (``target_out`` covers every prompt token but the pending one, its ``logits`` are
-    empty); ``propose(params, keys, context, state) -> (Draft, state)``;
-    ``update(params, state, draft, verdict, target_out) -> state`` after the verdict; a row whose verdict counts 0 keeps its
-    state. ``params`` is always the pair.
+    # (params, target_params, Batch, key) -> (f32[], metrics). ``params`` are the drafter's own; gradients also reach
+    # ``target_params`` where the caller differentiates them (Medusa-2). None: trained by ``specjax.train.objectives``.
+    loss: Callable[..., Any] | None = None
+    # (target_params, key) -> new parameters to start training with.
+    start: Callable[[Params, Array], Params] | None = None
+    # (params, Batch, Sampling) -> f32[B,T,M]: for text that the target wrote, the probability that a draft made with
+    # tokens[:, t] pending has its token at depth d accepted, given that those before it were: by the chain rule, or of a
+    # deterministic tree by any lossless rule. The mean path length is the block efficiency, without decoding.
+    foresee: Callable[..., Array] | None = None
+    # (params, Batch) -> i32[B,T,K]: at depth d of K, how many tokens the drafter prefers to the text's token (-1: it could
+    # not draft there). Measures the accuracies that a tree is searched with.
+    ranks: Callable[..., Array] | None = None
+    # What config.json must say about the parameters besides their shapes, as (key, value).
+    facts: tuple[tuple[str, Any], ...] = ()
+
+
+class Drafter(NamedTuple):
+    """A method that proposes tokens: the functions of a round, static facts, and an optional training part.
+
+    A method is a function ``make(target, **keys) -> Drafter``. ``params`` is always the pair ``ModelParams``.
+
+    - ``init_params(key) -> params``: {} if there are none.
+    - ``init(params, context, target_out, slots) -> state``: after the target has read the prompt. ``target_out`` covers every
+      prompt token but the pending one; its ``logits`` are empty.
+    - ``propose(params, keys, context, state) -> (Draft, state)``.
+    - ``update(params, state, draft, verdict, target_out) -> state``: after the verdict. A row whose verdict counts 0 keeps its
+      state.
     """
 
     init_params: Callable[..., Any]
     init: Callable[..., Any]
     propose: Callable[..., tuple[Draft, Any]]
     update: Callable[..., Any]
-    nodes: int  # N, static: how many slots a draft needs
+    nodes: int  # N, static: the number of slots of a draft
     name: str = "drafter"
-    # (params, context) -> f32[B,S,V]: the law of a draft token after each prefix tokens[:, :i+1], whatever round it would
-    # fall in. For measurements: the true overlap with the target, and where a biased rule would show.
-    law: Callable[..., Array] | None = None
-    # (params, target_params, Batch, key) -> (f32[], metrics), for drafters that are trained beside a target. ``params`` are the
-    # drafter's own; gradients pass into ``target_params`` as well, where somebody asks for them (Medusa-2).
-    loss: Callable[..., Any] | None = None
-    # (target_params, key) -> fresh parameters to begin training with.
-    start: Callable[[Params, Array], Params] | None = None
-    # (params, Batch, Sampling) -> f32[B,T,M]: given that the target wrote the text, the probability that a draft made with
-    # tokens[:, t] pending has its token at depth d accepted, if those before it were: by the chain rule, or of a
-    # deterministic tree by any lossless one. Its mean path length is the block efficiency, with nothing decoded.
-    foresee: Callable[..., Array] | None = None
-    # (params, Batch) -> i32[B,T,K]: at depth d of K, how many tokens it prefers to the one that the text has (-1: it could not
-    # draft there). For measuring the accuracies that a tree is chosen by.
-    ranks: Callable[..., Array] | None = None
-    facts: tuple[tuple[str, Any], ...] = ()  # what a file of its parameters must say besides them, as (key, value)
     siblings: str = CHAIN  # one of SIBLINGS
     depth: int | None = None  # longest path of a draft, static; None = nodes
-    even: bool = True  # whether a draft costs the same whatever the text; else nobody can say what one costs
-    greedy_only: bool = False  # whether what it is for holds at temperature 0 only (its class holds at any)
-    features: bool = False  # whether it reads what the target computed (``target_out``): a recorded target has none
-    gaps: bool = (
-        True  # whether its state stands rounds in which another drafter proposed (its own verdicts then count 0)
-    )
-    # (params, state at the end, prompt lengths) -> its parameters, richer by what these rows taught it. Runs on the host,
-    # between batches, and only when asked to (``warm``): it carries one row's text over to others.
+    # Whether a draft costs the same for every text. If not, no speed-up is predicted.
+    constant_cost: bool = True
+    # Whether the method is meant for temperature 0 only (its lossless class holds at any temperature).
+    greedy_only: bool = False
+    # Whether it reads ``target_out``. A recorded target has none.
+    features: bool = False
+    # Whether its state stays valid across rounds in which another drafter proposed (its own verdicts then count 0).
+    gaps: bool = True
+    # (params, context) -> f32[B,S,V]: the probs of a draft token after each prefix tokens[:, :i+1], in whatever round it is
+    # drafted. For measurements: the overlap with the target, and the check of sampled outputs.
+    probs: Callable[..., Array] | None = None
+    # (params, final state, prompt lengths) -> its parameters with what these rows added. Runs on the host, between batches,
+    # and only on request (``warm``): it carries text from one row to others.
     learn: Callable[[ModelParams, DecodeState, Sequence[int]], Params] | None = None
+    training: Training | None = None
 
     @property
     def tag(self) -> str:
-        """What a state that was prefilled for it remembers."""
+        """Identifies the drafter that a state was prefilled for."""
         return f"{self.name} with {self.nodes} nodes"
 
     @property
     def longest(self) -> int:
-        """M: how many of its tokens can be accepted in a round at the most."""
+        """M: the largest number of draft tokens that can be accepted in a round."""
         return self.nodes if self.depth is None else self.depth
 
 
@@ -200,18 +226,19 @@ AcceptFn = Callable[[RowKeys, Draft, Array], Verdict]
 class Accept(NamedTuple):
     """An acceptance rule.
 
-    ``sampled(keys, draft, target_probs f32[B,N+1,V]) -> Verdict`` decides on laws; ``greedy(draft, logits f32[B,N+1,V]) ->
-    Verdict`` decides for rows of temperature 0, so that greedy decoding pays for no softmax (and a lossy rule can see
-    near-ties). ``law`` is the class: L1 (output law identical), L2 (identical when greedy), L3 (lossy). ``siblings`` are
-    the kinds of drafts that it takes: with any other its class would not hold.
+    ``sampled(keys, draft, target_probs f32[B,N+1,V]) -> Verdict`` decides from probabilities; ``greedy(draft, logits
+    f32[B,N+1,V]) -> Verdict`` decides for rows of temperature 0, so that greedy decoding computes no softmax (and a lossy rule
+    can see near-ties). ``siblings`` are the kinds of drafts that the rule takes: for any other its class would not hold.
     """
 
     sampled: AcceptFn
     greedy: Callable[[Draft, Array], Verdict]
     name: str
-    law: str
+    lossless_class: (
+        str  # L1: output law identical; L2: identical under greedy decoding only; L3: lossy
+    )
     siblings: tuple[str, ...] = (CHAIN,)
-    whole: bool = False  # whether a decision rests on the laws at all nodes, not only on those along the accepted path
+    whole: bool = False  # whether a decision depends on the probs at all nodes, not only along the accepted path
 
 
 class DecodeState(struct.PyTreeNode):

@@ -11,7 +11,9 @@ import pytest
 # Compiling is most of what the tests do, and none of them measures speed. (No persistent compilation cache: writing to it
 # has crashed jaxlib 0.10.2 on the CPU.)
 FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-if version("jaxlib").startswith("0.10."):  # a third of the compile time; later versions do not know the flag
+if version("jaxlib").startswith(
+    "0.10."
+):  # a third of the compile time; later versions do not know the flag
     FLAGS += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", FLAGS)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -54,11 +56,11 @@ def draft(tmp_path_factory):
 def cli(tmp_path, capsys):
     """Runs the command line in this process: (exit status, stdout, stderr, workdir)."""
 
-    from specjax import run
+    from specjax.run import command_line
 
     def call(*args, workdir=None):
         workdir = workdir or tmp_path / "out"
-        status = run.main(["specjax", *args, f"--workdir={workdir}"])
+        status = command_line.main(["specjax", *args, f"--workdir={workdir}"])
         out, err = capsys.readouterr()
         return status, out, err, Path(workdir)
 
@@ -70,7 +72,7 @@ def pytest_collection_modifyitems(items):
     """A file stays on one worker, because its tests share compiled programs, unless it says how it may be divided."""
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -10,7 +10,11 @@ STORY = (
     "def add(a, b):\n\treturn a + b  # <script>alert(1)</script>\n    \n"
     "The sun was warm, and the wind was soft; Max ran and ran until he was very tired. "
 )  # fmt: skip
-METHODS = (("draft_model", "chain", "L1"), ("prompt_lookup", "deterministic", "L1"), ("medusa tree", "recursive", "L1"))
+METHODS = (
+    ("draft_model", "chain", "L1"),
+    ("prompt_lookup", "deterministic", "L1"),
+    ("medusa tree", "recursive", "L1"),
+)
 
 
 def words(text: str) -> list[str]:
@@ -56,11 +60,21 @@ def results(rows: list | None = None) -> dict:
     if rows is None:
         rows = [row(*method, temperature=t) for t in (0.0, 1.0) for method in METHODS]
         rows[3] = row(
-            *METHODS[0], temperature=1.0, lossless={"check": "law", "passed": False, "detail": "5120 tokens, p = 2e-09"}
+            *METHODS[0],
+            temperature=1.0,
+            lossless={"check": "law", "passed": False, "detail": "5120 tokens, p = 2e-09"},
         )
-        rows[4]["lossless"] = {"check": "law", "passed": None, "detail": "120 tokens are too few to tell, p = -"}
-        rows.append(row("prompt_lookup", "typical", "L3", temperature=1.0, lossless=None, warm=True))
-        rows += [row(*METHODS[0], category=name, prompts=16) for name in ("code", "stories <b>", "chat")]
+        rows[4]["lossless"] = {
+            "check": "law",
+            "passed": None,
+            "detail": "120 tokens are too few to tell, p = -",
+        }
+        rows.append(
+            row("prompt_lookup", "typical", "L3", temperature=1.0, lossless=None, warm=True)
+        )
+        rows += [
+            row(*METHODS[0], category=name, prompts=16) for name in ("code", "stories <b>", "chat")
+        ]
     return {
         "schema": 1, "date": "2026-11-21", "command": "python -m specjax.run --config=configs/bench.py --config.target=DIR",
         "machine": {"cpu": "AMD EPYC (Zen 3)", "cores": 2},
@@ -68,7 +82,15 @@ def results(rows: list | None = None) -> dict:
     }  # fmt: skip
 
 
-def trace(rounds: int = 40, *, tree: bool = False, gamma: int = 5, text: str = STORY, seed: int = 0, **keys) -> dict:
+def trace(
+    rounds: int = 40,
+    *,
+    tree: bool = False,
+    gamma: int = 5,
+    text: str = STORY,
+    seed: int = 0,
+    **keys,
+) -> dict:
     """A continuation that repeats ``text``, of rounds with drafts that are right three times in four."""
     rng, pieces, at, made = random.Random(seed), words(text), 0, []
     ids = {piece: n for n, piece in enumerate(sorted({*pieces}))}
@@ -86,7 +108,15 @@ def trace(rounds: int = 40, *, tree: bool = False, gamma: int = 5, text: str = S
             right = right and len(out) == depth and rng.random() < 0.75
             guess = piece() if right else rng.choice(pieces)
             draft.append(
-                [guess, ids[guess], parent, chance(), chance(), 0 if right else rng.randrange(1, 40), int(right)]
+                [
+                    guess,
+                    ids[guess],
+                    parent,
+                    chance(),
+                    chance(),
+                    0 if right else rng.randrange(1, 40),
+                    int(right),
+                ]
             )
             if right:
                 out.append([guess, ids[guess], 0, *draft[-1][3:6]])
@@ -94,7 +124,9 @@ def trace(rounds: int = 40, *, tree: bool = False, gamma: int = 5, text: str = S
             if tree:
                 for _ in range(rng.randrange(3)):
                     other = rng.choice(pieces)
-                    draft.append([other, ids[other], parent, chance(), chance(), rng.randrange(1, 9), 0])
+                    draft.append(
+                        [other, ids[other], parent, chance(), chance(), rng.randrange(1, 9), 0]
+                    )
             parent = grown
         own = piece()
         out.append([own, ids[own], 2 if len(out) == gamma else 1, chance(), None, 0])
@@ -108,5 +140,7 @@ def trace(rounds: int = 40, *, tree: bool = False, gamma: int = 5, text: str = S
 
 def plain(tokens: int = 30) -> dict:
     """A continuation without drafts and without probabilities."""
-    rounds = [{"out": [[piece, 1, 3, None, None, None]], "draft": []} for piece in words(STORY)[:tokens]]
+    rounds = [
+        {"out": [[piece, 1, 3, None, None, None]], "draft": []} for piece in words(STORY)[:tokens]
+    ]
     return trace(1, method="none", drafter="none") | {"rounds": rounds}

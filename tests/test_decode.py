@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specjax import accept, decode, drafters, rng, sampling, testing
-from specjax.drafters import draft_model
+from specjax.drafters.draft_models import draft_model
 from specjax.errors import NonFiniteLogits, UserError
 from specjax.types import Draft, ModelParams
 
@@ -27,7 +27,18 @@ def target(request):
     return testing.tiny(request.param, 0)
 
 
-def begin(model, drafter, params, prompts=PROMPTS, new=NEW, seed=0, ids=None, max_len=None, chunk=256, **settings):
+def begin(
+    model,
+    drafter,
+    params,
+    prompts=PROMPTS,
+    new=NEW,
+    seed=0,
+    ids=None,
+    max_len=None,
+    chunk=256,
+    **settings,
+):
     packed, lengths = decode.pack_prompts(prompts)
     settings = settings or {"temperature": 0.0}
     return decode.prefill(
@@ -58,7 +69,9 @@ def oracle(model, params, prompts=PROMPTS, new=NEW, eos_id=None, **kw):
 def speculate(model, drafter, rule, params, prompts=PROMPTS, new=NEW, eos_id=None, **kw):
     state = begin(model, drafter, params, prompts, new, **kw)
     rule = accept.load(rule)
-    state, records = decode.generate(model, drafter, rule, params, state, max_steps=NEW, eos_id=stops(eos_id))
+    state, records = decode.generate(
+        model, drafter, rule, params, state, max_steps=NEW, eos_id=stops(eos_id)
+    )
     decode.check(state)
     assert bool(state.done.all())
     return decode.outputs(state, [len(p) for p in prompts]), state, records
@@ -114,7 +127,11 @@ def test_a_perfect_draft_is_always_accepted(target):
     """The draft cache is right in every round: a drafter with the target's weights is never rejected."""
     model, params = target
     drafter, both = pair(model, params, "itself")
-    for settings in ({"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.9}):
+    for settings in (
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 0.8, "top_p": 0.9},
+    ):
         _, _, records = speculate(model, drafter, "chain", both, **settings)
         np.testing.assert_array_equal(records.accepted, records.drafted)
         assert int(records.emitted.sum()) == NEW * len(PROMPTS)
@@ -166,7 +183,9 @@ def test_the_smallest_buffer_is_enough():
     drafter, both = draft_model.make(model, model=model, gamma=6), ModelParams(params, params)
     long = [i % 32 for i in range(127)]
     for prompts in ([long], [long, [5]]):
-        assert speculate(model, drafter, "chain", both, prompts, 1)[0] == oracle(model, both, prompts, 1)
+        assert speculate(model, drafter, "chain", both, prompts, 1)[0] == oracle(
+            model, both, prompts, 1
+        )
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 5, 256])
@@ -179,7 +198,9 @@ def test_chunked_prefill_fills_the_same_cache(family, chunk):
     np.testing.assert_array_equal(whole.cache.length, pieces.cache.length)
     for a, b in zip(whole.cache.k + whole.cache.v, pieces.cache.k + pieces.cache.v, strict=True):
         for row, prompt in enumerate(PROMPTS):
-            np.testing.assert_allclose(a[row, :, : len(prompt) - 1], b[row, :, : len(prompt) - 1], atol=2e-5)
+            np.testing.assert_allclose(
+                a[row, :, : len(prompt) - 1], b[row, :, : len(prompt) - 1], atol=2e-5
+            )
 
 
 @pytest.mark.parametrize("rule", ["chain", "match"])
@@ -187,8 +208,15 @@ def test_chunked_prefill_fills_the_same_cache(family, chunk):
 def test_a_row_alone_equals_that_row_in_a_batch(name, rule):
     """Sampled, ragged, with rows that end early: the company a row keeps changes nothing."""
     model, table = testing.tabular(7), testing.random_table(0, 7, 3.0)
-    keys = {"model": testing.tabular(7, "draft"), "gamma": 3} if name == "draft_model" else {"gamma": 3}
-    drafter, both = drafters.make(name, model, **keys), ModelParams(table, testing.random_table(1, 7, 3.0))
+    keys = (
+        {"model": testing.tabular(7, "draft"), "gamma": 3}
+        if name == "draft_model"
+        else {"gamma": 3}
+    )
+    drafter, both = (
+        drafters.make(name, model, **keys),
+        ModelParams(table, testing.random_table(1, 7, 3.0)),
+    )
     prompts = [[p % 7 for p in prompt] for prompt in PROMPTS]
     kw = {"temperature": 0.8, "top_p": 0.9, "max_len": 50, "eos_id": 6}
     together = speculate(model, drafter, rule, both, prompts, **kw)[0]
@@ -197,7 +225,9 @@ def test_a_row_alone_equals_that_row_in_a_batch(name, rule):
         alone = speculate(model, drafter, rule, both, [prompt], ids=[row], **kw)[0]
         assert alone == [together[row]]
     order = [3, 0, 4, 2, 1]
-    shuffled = speculate(model, drafter, rule, both, [prompts[i] for i in order], ids=order, **kw)[0]
+    shuffled = speculate(model, drafter, rule, both, [prompts[i] for i in order], ids=order, **kw)[
+        0
+    ]
     assert shuffled == [together[i] for i in order]
 
 
@@ -234,7 +264,9 @@ def test_finished_rows_are_frozen():
         for row in (0, 2):
             if row in seen:
                 jax.tree.map(np.testing.assert_array_equal, seen[row], [x[row] for x in now])
-                assert int(info.emitted[row]) == int(info.accepted[row]) == int(info.drafted[row]) == 0
+                assert (
+                    int(info.emitted[row]) == int(info.accepted[row]) == int(info.drafted[row]) == 0
+                )
             elif bool(state.done[row]):
                 seen[row] = [x[row] for x in now]
     assert rounds > 3 and set(seen) == {0, 2}
@@ -246,7 +278,9 @@ def test_stream_equals_generate():
     expected, _, records = speculate(model, drafter, "chain", both, temperature=1.0)
     pieces = [[] for _ in PROMPTS]
     streamed = begin(model, drafter, both, temperature=1.0)
-    for step, (_, info) in enumerate(decode.stream(model, drafter, accept.load("chain"), both, streamed)):
+    for step, (_, info) in enumerate(
+        decode.stream(model, drafter, accept.load("chain"), both, streamed)
+    ):
         for row, tokens in enumerate(np.asarray(info.tokens)):
             pieces[row] += tokens[: int(info.emitted[row])].tolist()
         np.testing.assert_array_equal(info.accepted, records.accepted[step])
@@ -282,7 +316,11 @@ def test_no_retrace(name):
     oracle(watched, both, temperature=1.0)
     first = len(traces)
     other = [[2, 2, 9], [1], [1, 1, 1, 1, 1, 1, 1], [4, 3, 3, 3], [9, 9, 9, 9, 9]]
-    for settings in ({"temperature": 0.0}, {"temperature": 0.5, "top_p": 0.7}, {"temperature": 2.0, "top_k": 3}):
+    for settings in (
+        {"temperature": 0.0},
+        {"temperature": 0.5, "top_p": 0.7},
+        {"temperature": 2.0, "top_k": 3},
+    ):
         speculate(watched, drafter, "chain", both, other, seed=9, **settings)
         oracle(watched, both, other, seed=9, **settings)
     assert len(traces) == first
@@ -294,10 +332,14 @@ def test_the_state_is_donated_and_inputs_survive():
     keys, settings = rng.row_keys(0, 5), sampling.make_sampling(5, 0.0)
     packed, lengths = decode.pack_prompts(PROMPTS)
     for _ in range(2):  # the second time everything handed in must still be alive
-        state = decode.prefill(model, drafter, both, packed, lengths, keys, max_len=20, sampling=settings)
+        state = decode.prefill(
+            model, drafter, both, packed, lengths, keys, max_len=20, sampling=settings
+        )
         decode.generate(model, drafter, accept.load("chain"), both, state, max_steps=3)
         assert state.cache.k[0].is_deleted()
-    assert not keys.is_deleted() and not packed.is_deleted() and not settings.temperature.is_deleted()
+    assert (
+        not keys.is_deleted() and not packed.is_deleted() and not settings.temperature.is_deleted()
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -305,7 +347,9 @@ def test_the_state_is_donated_and_inputs_survive():
 def test_non_finite_logits_name_row_and_round(temperature, poison):
     """Never turned into a token: the row stops where it was, the others go on."""
     model = testing.tabular(7)
-    table = testing.random_table(0, 7, 1.0).at[:, 6].set(poison)  # after token 6 the logits are broken
+    table = (
+        testing.random_table(0, 7, 1.0).at[:, 6].set(poison)
+    )  # after token 6 the logits are broken
     good = testing.random_table(0, 7, 1.0).at[:, :, 6].add(-1e4)
     table = jnp.where(jnp.isfinite(table), good, table)  # and the model never says 6 by itself
     both = ModelParams(table)
@@ -395,11 +439,17 @@ def test_a_draft_of_another_size_is_refused():
 
 def test_what_follows_a_rejected_draft_does_not_matter():
     """A law that is broken only after a token which plain decoding never says: speculation goes on as well."""
-    model, table = testing.tabular(7), testing.random_table(0, 7, 1.0).at[:, :, 6].add(-1e4).at[:, 6].set(jnp.nan)
+    model, table = (
+        testing.tabular(7),
+        testing.random_table(0, 7, 1.0).at[:, :, 6].add(-1e4).at[:, 6].set(jnp.nan),
+    )
     prompts, both = [[1, 2, 6, 3, 1, 2]], ModelParams(table)
     expected = oracle(model, both, prompts)
     assert len(expected[0]) == NEW
-    assert speculate(model, drafters.make("prompt_lookup", model, gamma=3), "chain", both, prompts)[0] == expected
+    assert (
+        speculate(model, drafters.make("prompt_lookup", model, gamma=3), "chain", both, prompts)[0]
+        == expected
+    )
 
 
 def test_a_state_is_for_its_drafter():
@@ -409,10 +459,16 @@ def test_a_state_is_for_its_drafter():
     state = begin(model, drafters.make("none", model), both)
     with pytest.raises(UserError) as error:
         decode.generate(
-            model, drafters.make("prompt_lookup", model, gamma=3), accept.load("chain"), both, state, max_steps=3
+            model,
+            drafters.make("prompt_lookup", model, gamma=3),
+            accept.load("chain"),
+            both,
+            state,
+            max_steps=3,
         )
-    assert "the state was prefilled for none with 0 nodes, and the drafter is prompt_lookup with 3 nodes" in str(
-        error.value
+    assert (
+        "the state was prefilled for none with 0 nodes, and the drafter is prompt_lookup with 3 nodes"
+        in str(error.value)
     )
 
 
@@ -446,6 +502,12 @@ def test_an_id_that_is_no_token_is_no_draft():
     params = ModelParams(testing.random_table(0, 3), {})
     packed, lengths = decode.pack_prompts([[0, 1]] * 64)
     for rule in ("chain", "deterministic", "match"):
-        state = decode.prefill(target, foreign, params, packed, lengths, rng.row_keys(0, 64), max_len=10)
-        state, records = decode.generate(target, foreign, accept.load(rule), params, state, max_steps=9)
-        assert (records.accepted == 0).all() and ((state.tokens[:, :10] >= 0) & (state.tokens[:, :10] < 3)).all()
+        state = decode.prefill(
+            target, foreign, params, packed, lengths, rng.row_keys(0, 64), max_len=10
+        )
+        state, records = decode.generate(
+            target, foreign, accept.load(rule), params, state, max_steps=9
+        )
+        assert (records.accepted == 0).all() and (
+            (state.tokens[:, :10] >= 0) & (state.tokens[:, :10] < 3)
+        ).all()

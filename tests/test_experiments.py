@@ -12,10 +12,10 @@ from experiments.accelerator import run as accelerator_study
 from experiments.trained_drafters import run as trained_study
 from experiments.tree_search import run as tree_search_study
 from experiments.vs_transformers import run as vs_transformers_study
-from specjax import topology
 from specjax.errors import UserError
 from specjax.models import hf
 from specjax.testing.models import tiny, tiny_config
+from specjax.topology import shapes
 
 
 @pytest.fixture(scope="module")
@@ -43,17 +43,23 @@ def test_tree_search(target, tmp_path):
         result["tree"] == [-1] and result["rows"][0]["speedup"] == result["rows"][3]["speedup"]
     )  # one tree, measured once
     for vector in result["acceptance"].values():
-        assert len(vector["acceptance"]) == 2 and sum(vector["acceptance"]) + vector["none"] == pytest.approx(1)
+        assert len(vector["acceptance"]) == 2 and sum(vector["acceptance"]) + vector[
+            "none"
+        ] == pytest.approx(1)
         assert 6 <= vector["rounds"] <= 12
-    assert set(result["verify_ms"]) == {"1", "2"} and all(ms > 0 for ms in result["verify_ms"].values())
-    assert topology.parse(tmp_path / "tree.json").parents == tuple(result["tree"])
+    assert set(result["verify_ms"]) == {"1", "2"} and all(
+        ms > 0 for ms in result["verify_ms"].values()
+    )
+    assert shapes.parse(tmp_path / "tree.json").parents == tuple(result["tree"])
     for row in result["rows"]:
         assert 1 <= row["measured_tokens"] <= 1 + row["depth"] and row["speedup"] > 0
 
 
 def test_tree_search_says_what_is_missing(target, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="run python -m specjax.run --config=configs/quickstart.py first"):
+    with pytest.raises(
+        UserError, match="run python -m specjax.run --config=configs/quickstart.py first"
+    ):
         tree_search_study.main([])
     with pytest.raises(UserError, match="give either --draft"):
         tree_search_study.main([f"--target={target}/target"])
@@ -66,16 +72,17 @@ def test_trained_drafters(target, tmp_path, capsys):
     random = np.random.default_rng(0)
     lines = [" ".join(f"w{i}" for i in random.integers(0, 16, 50)) for _ in range(400)]
     (tmp_path / "text.txt").write_text("\n".join(lines) + "\n")
-    files = (
-        f"--target={target}/target --text={tmp_path}/text.txt --workdir={tmp_path}/runs --out={tmp_path}/results.json"
-    )
+    files = f"--target={target}/target --text={tmp_path}/text.txt --workdir={tmp_path}/runs --out={tmp_path}/results.json"
     small = "--name=tiny --steps=4 --generated=64 --examined=4 --verified=4 --prompts=2 --new=8"
     shape = "--width=16 --length=32 --batch=2"
     trained_study.main([*files.split(), *small.split(), *shape.split(), "--only=pretrained;medusa"])
     found = json.loads((tmp_path / "results.json").read_text())["targets"]["tiny"]
     assert str(tmp_path) not in found["command"]  # names of files, not where they lie
     for training in found["training"].values():
-        assert training["heldout_tau_t0"] == training["heldout_decoded_tau_t0"] and len(training["curve"]) == 4
+        assert (
+            training["heldout_tau_t0"] == training["heldout_decoded_tau_t0"]
+            and len(training["curve"]) == 4
+        )
     assert set(found["forecasts"]) == {"pretrained", "medusa"}
     labels = {row["method"] for row in found["rows"]}
     assert labels == {"prompt_lookup", "pretrained", "medusa", "medusa, sampled", "medusa, tree"}
@@ -87,14 +94,19 @@ def test_trained_drafters(target, tmp_path, capsys):
 def test_vs_transformers(target, tmp_path):
     pytest.importorskip("transformers")
     out = tmp_path / "results.json"
-    vs_transformers_study.main(["--small", "--passes=1", "--new=12", "--device=cpu", f"--out={out}"])
+    vs_transformers_study.main(
+        ["--small", "--passes=1", "--new=12", "--device=cpu", f"--out={out}"]
+    )
     result = json.loads(out.read_text())
     rows = {(row["method"], row["temperature"]): row for row in result["rows"]}
     assert len(rows) == 6 and len(set(result["prompts"]["gpt2"])) == 4  # ragged
     for (method, heat), row in rows.items():
         assert row["ratio"] > 0 and row["transformers"]["threads"] >= 1
         if heat == 0:  # the same texts in the same number of rounds
-            assert row["identical"] == "4/4" and row["specjax"]["rounds"] == row["transformers"]["rounds"]
+            assert (
+                row["identical"] == "4/4"
+                and row["specjax"]["rounds"] == row["transformers"]["rounds"]
+            )
         assert (row["specjax"]["block_efficiency"] == 1) == (method == "autoregressive")
     assert vs_transformers_study.table(result).count("\n") == 7
 
@@ -117,9 +129,16 @@ def test_accelerator(tmp_path, capfd):
         == [1, 2]
         == [row["batch_size"] for row in result["peer"]]
     )
-    assert {(row["shape"], row["tokens"]) for row in result["verify"]} == {("chain", 1), ("chain", 4), ("tree", 4)}
+    assert {(row["shape"], row["tokens"]) for row in result["verify"]} == {
+        ("chain", 1),
+        ("chain", 4),
+        ("tree", 4),
+    }
     for row in result["controlled"] + result["buffers"]:
-        assert row["identical"] == row["batch_size"] and 1 <= row["block_efficiency"] <= row["gamma"] + 1
+        assert (
+            row["identical"] == row["batch_size"]
+            and 1 <= row["block_efficiency"] <= row["gamma"] + 1
+        )
     low, high = (row["block_efficiency"] for row in result["controlled"][:2])
     assert low < high  # rates .3 and .95
     assert "Controlled acceptance" in capfd.readouterr().out
@@ -128,6 +147,8 @@ def test_accelerator(tmp_path, capfd):
 @pytest.mark.slow
 def test_accelerator_keeps_what_was_measured(tmp_path):
     out = tmp_path / "results.json"
-    accelerator_study.main(["--tiny", "--sections", "bandwidth", "peer", "--minutes=0.34", f"--out={out}"])
+    accelerator_study.main(
+        ["--tiny", "--sections", "bandwidth", "peer", "--minutes=0.34", f"--out={out}"]
+    )
     result = json.loads(out.read_text())
     assert "bandwidth" in result and [row["task"] for row in result["skipped"]] == ["peer"]

@@ -32,7 +32,9 @@ def test_there_are_two():
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_committed_notebook_is_clean(name):
     """Valid, run by nobody, with one cell of parameters, and nothing of the machine it was written on."""
-    nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed; pip install -e '.[test]'")
+    nbformat = pytest.importorskip(
+        "nbformat", reason="nbformat is not installed; pip install -e '.[test]'"
+    )
     text = NOTEBOOKS[name].read_text(encoding="utf-8")
     book = nbformat.reads(text, as_version=nbformat.NO_CONVERT)
     nbformat.validate(book)
@@ -52,7 +54,9 @@ def test_a_committed_notebook_is_clean(name):
 def test_links_and_names_lead_somewhere(name):
     """Files of the repository that the text names are there, but for the ones that the reader is to write."""
     text = "\n".join(sources(name, "markdown"))
-    for path in re.findall(r"`((?:configs|tests|specjax|drafters|colab)/[\w./]+\.\w+|[A-Z]+\.md|\w+\.ipynb)`", text):
+    for path in re.findall(
+        r"`((?:configs|tests|specjax|drafters|colab)/[\w./]+\.\w+|[A-Z]+\.md|\w+\.ipynb)`", text
+    ):
         if "bigram_cache" not in path:
             assert any((ROOT / part / path).exists() for part in ("", "specjax", "colab")), path
 
@@ -69,7 +73,10 @@ def test_ruff_passes(name):
     pytest.importorskip("ruff", reason="ruff is not installed; pip install -e '.[dev]'")
     for command in (["check"], ["format", "--check"]):
         done = subprocess.run(
-            [sys.executable, "-m", "ruff", *command, str(NOTEBOOKS[name])], cwd=ROOT, capture_output=True, text=True
+            [sys.executable, "-m", "ruff", *command, str(NOTEBOOKS[name])],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -91,12 +98,16 @@ def test_every_drafter_of_the_quickstart_has_a_rule_that_takes_its_drafts():
 
 def execute(name: str, folder: Path, monkeypatch) -> tuple[dict[str, str], Path]:
     """First line of a cell -> all text that it printed or showed; and the folder it ran in. Fails if a cell does."""
-    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed; pip install -e '.[test]'")
+    nbclient = pytest.importorskip(
+        "nbclient", reason="nbclient is not installed; pip install -e '.[test]'"
+    )
     pytest.importorskip("ipykernel", reason="ipykernel is not installed; pip install -e '.[test]'")
     import nbformat
 
     monkeypatch.setenv("SPECJAX_NOTEBOOK_SMALL", "1")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    )
     monkeypatch.setenv("IPYTHONDIR", str(folder / ".ipython"))  # nobody's own settings
     book = nbformat.read(NOTEBOOKS[name], as_version=4)
     client = nbclient.NotebookClient(
@@ -107,7 +118,9 @@ def execute(name: str, folder: Path, monkeypatch) -> tuple[dict[str, str], Path]
     for cell in book.cells:
         if cell.cell_type == "code":
             data = [out.data if "data" in out else {"text/plain": out.text} for out in cell.outputs]
-            told[cell.source] = "\n".join(text for each in data for text in each.values() if isinstance(text, str))
+            told[cell.source] = "\n".join(
+                text for each in data for text in each.values() if isinstance(text, str)
+            )
     return told, folder
 
 
@@ -121,7 +134,12 @@ def said(told: dict[str, str], words: str) -> str:
 def test_quickstart(tmp_path, monkeypatch):
     told, folder = execute("quickstart", tmp_path, monkeypatch)
     table = said(told, "status = run.main")
-    assert "speed-up" in table and "draft_model" in table and "prompt_lookup" in table and "yes, 2/2 prompts" in table
+    assert (
+        "speed-up" in table
+        and "draft_model" in table
+        and "prompt_lookup" in table
+        and "yes, 2/2 prompts" in table
+    )
     report = folder / "runs/small/report.html"
     assert "&lt;!doctype html&gt;" in said(told, "show(report") and report.stat().st_size > 50_000
     rows = json.loads((folder / "runs/small/results.json").read_text())["rows"]
@@ -150,13 +168,17 @@ def test_new_drafter(tmp_path, monkeypatch):
         assert f"{name} keeps its promises" in said(told, words) and "FAIL" not in said(told, words)
     broken = said(told, "broken = check")
     assert "bigram_sampler BREAKS ITS PROMISES" in broken
-    assert re.search("FAIL chain: exact law of a round", broken) and re.search("FAIL chain: law, temp", broken)
+    assert re.search("FAIL chain: exact law of a round", broken) and re.search(
+        "FAIL chain: law, temp", broken
+    )
     assert "ok   chain: greedy is plain greedy decoding" in broken
     table = said(told, "terminal.table(found)")
     for method in ("bigram_cache, gamma 2", "bigram_cache, gamma 4", "prompt_lookup, gamma 4"):
         assert method in table
     assert "yes, 2/2 prompts" in table
     assert said(told, "plots.speedup_against").count("<svg") == 2
-    assert "accepted draft token" in said(told, "tracing.record") and "def dedent" in said(told, "tracing.record")
+    assert "accepted draft token" in said(told, "tracing.record") and "def dedent" in said(
+        told, "tracing.record"
+    )
     page = (folder / "runs/new_drafter.html").read_text(encoding="utf-8")
     assert "bigram_cache" in page and "&lt;!doctype html&gt;" in said(told, "html.render")

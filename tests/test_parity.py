@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import accept, datastore, decode, drafters, ngram_tables, rng, sampling
+from specjax import accept, decode, drafters, rng, sampling
+from specjax.data import datastore, ngram_tables
 from specjax.types import ModelParams
 
 torch = pytest.importorskip("torch")
@@ -30,10 +31,14 @@ USUAL = ("none", "prompt_lookup", "draft_model", "draft_tree", "lookahead")
 def theirs(stories, data_dir):
     """Prompts, and what transformers makes of them."""
     ids = [stories.tokenizer.encode(text).ids for text in TEXTS]
-    model = transformers.AutoModelForCausalLM.from_pretrained(data_dir / "models" / "stories260K", dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        data_dir / "models" / "stories260K", dtype=torch.float32
+    )
     texts = []
     for prompt in ids:
-        out = model.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False, pad_token_id=0)
+        out = model.generate(
+            torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False, pad_token_id=0
+        )
         texts.append(out[0, len(prompt) :].tolist())
     return ids, texts
 
@@ -47,7 +52,9 @@ def test_greedy_text_of_a_real_model(stories, theirs, name):
     itself = {"model": stories.lm, "params": stories.params}
 
     def heads(name, **keys):
-        fresh = drafters.make(name, stories.lm, **keys).start(stories.params, jax.random.key(0))
+        fresh = drafters.make(name, stories.lm, **keys).training.start(
+            stories.params, jax.random.key(0)
+        )
         return {"params": fresh, **keys}
 
     keys = {
@@ -63,7 +70,9 @@ def test_greedy_text_of_a_real_model(stories, theirs, name):
         "hydra": heads("hydra", prefix=True, head_dim=64, tree="4x2x1x1"),
         "mlp_speculator": heads("mlp_speculator", heads=3, tie=True, scale_input=True),
         "bpd": heads("bpd", tree="4x2x1"),
-        "escalate": {"drafters": {"first": {"name": "suffix", "mode": "path"}, "second": {"name": "jacobi"}}},
+        "escalate": {
+            "drafters": {"first": {"name": "suffix", "mode": "path"}, "second": {"name": "jacobi"}}
+        },
     }
     drafter = drafters.make(name, stories.lm, **keys.get(name, {}))
     params = ModelParams(stories.params, drafter.init_params(None))
@@ -80,7 +89,9 @@ def test_greedy_text_of_a_real_model(stories, theirs, name):
         sampling=sampling.make_sampling(len(ids), 0.0),
     )
     eos = stories.config.eos_token_id
-    state, _ = decode.generate(stories.lm, drafter, accept.load("recursive"), params, state, max_steps=NEW, eos_id=eos)
+    state, _ = decode.generate(
+        stories.lm, drafter, accept.load("recursive"), params, state, max_steps=NEW, eos_id=eos
+    )
     decode.check(state)
     assert decode.outputs(state, lengths) == texts
 
@@ -95,7 +106,9 @@ def test_sampling_maps_are_those_of_transformers():
         (1.0, 0, 1.0, 0.1),
         (0.8, 10, 0.9, 0.05),
     ]:
-        chain = transformers.LogitsProcessorList([transformers.TemperatureLogitsWarper(temperature)])
+        chain = transformers.LogitsProcessorList(
+            [transformers.TemperatureLogitsWarper(temperature)]
+        )
         if top_k:
             chain.append(transformers.TopKLogitsWarper(top_k))
         if top_p < 1:

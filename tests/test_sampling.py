@@ -57,7 +57,9 @@ def near_boundary(z, k):
 @settings(max_examples=300, deadline=None)
 @given(logits, knobs)
 def test_equals_the_reference(z, k):
-    probs = np.asarray(to_probs(jnp.asarray([[z]], jnp.float32), sampling.make_sampling(1, **k)))[0, 0]
+    probs = np.asarray(to_probs(jnp.asarray([[z]], jnp.float32), sampling.make_sampling(1, **k)))[
+        0, 0
+    ]
     assert probs.dtype == np.float32 and abs(probs.sum() - 1) < 1e-5
     if k["temperature"] == 0 or not near_boundary(z, k):
         np.testing.assert_allclose(probs, reference(z, **k), atol=2e-6)
@@ -84,7 +86,9 @@ def test_rows_do_not_see_each_other(rows):
     together = sampling.make_sampling(3, **{key: [r[1][key] for r in rows] for key in rows[0][1]})
     probs = np.asarray(to_probs(z, together))
     for i, (_, k) in enumerate(rows):
-        alone = np.asarray(to_probs(jnp.broadcast_to(z[i], z.shape), sampling.make_sampling(3, **k)))[0]
+        alone = np.asarray(
+            to_probs(jnp.broadcast_to(z[i], z.shape), sampling.make_sampling(3, **k))
+        )[0]
         np.testing.assert_allclose(probs[i], alone, atol=1e-6)
 
 
@@ -112,7 +116,9 @@ def test_draw_has_the_law_and_never_takes_a_zero(vocab):
     weights[-1] += 0.1
     rows = 400_000
     keys = jax.random.split(jax.random.key(1), rows)
-    drawn = np.asarray(jax.jit(jax.vmap(sampling.draw, (0, None)))(keys, jnp.asarray(weights, jnp.float32)))
+    drawn = np.asarray(
+        jax.jit(jax.vmap(sampling.draw, (0, None)))(keys, jnp.asarray(weights, jnp.float32))
+    )
     counts = np.bincount(drawn, minlength=vocab)
     assert len(counts) == vocab and counts[weights == 0].sum() == 0
     assert testing.chi_square(counts, weights)[2] > 1e-3
@@ -152,7 +158,9 @@ def test_draws_without_replacement_at_a_large_vocabulary():
     tokens = np.asarray(tokens).reshape(-1, 2)
     assert np.asarray(exist).all() and (tokens[:, 0] != tokens[:, 1]).all()
     rare = (tokens[:, 0] != 7).sum()
-    assert -3.5 < (rare - 0.02 * rows) / np.sqrt(0.02 * rows) < 4  # with 23-bit noise it is less than half
+    assert (
+        -3.5 < (rare - 0.02 * rows) / np.sqrt(0.02 * rows) < 4
+    )  # with 23-bit noise it is less than half
     assert (tokens[tokens[:, 0] != 7, 1] == 7).mean() > 0.9
 
 
@@ -189,7 +197,12 @@ def test_top_has_one_zero(vocab):
     rng = np.random.default_rng(0)
     scores = -np.abs(rng.normal(size=(20, vocab))).astype(np.float32)
     places = np.sort(rng.permuted(np.tile(np.arange(vocab), (20, 1)), axis=1)[:, :6])
-    np.put_along_axis(scores, places, np.where(rng.random(places.shape) < 0.5, np.float32(-0.0), np.float32(0.0)), 1)
+    np.put_along_axis(
+        scores,
+        places,
+        np.where(rng.random(places.shape) < 0.5, np.float32(-0.0), np.float32(0.0)),
+        1,
+    )
     scores[0, places[0]] = [-0.0, -0.0, -0.0, 0.0, 0.0, 0.0]
     ids = np.asarray(jax.jit(sampling.top, static_argnums=1)(jnp.asarray(scores), 4)[1])
     np.testing.assert_array_equal(ids, places[:, :4])

@@ -12,7 +12,10 @@ import pytest
 from specjax import testing, tree
 from specjax.models import lm
 
-PARENTS = [[-1, 0, 0, 1, 1, 2, 5], [-1, 0, 1, 2, 2, 0, 0]]  # of the block: the pending token, then six nodes
+PARENTS = [
+    [-1, 0, 0, 1, 1, 2, 5],
+    [-1, 0, 1, 2, 2, 0, 0],
+]  # of the block: the pending token, then six nodes
 
 
 def paths(parents):
@@ -118,28 +121,41 @@ def test_random_trees(family, seed):
         path[row, : len(nodes) - 1] = np.array(nodes[1:], int) - 1  # ids after the root
     count = jnp.asarray([len(nodes) for nodes in kept], jnp.int32)
     after = made.commit(written, count, jnp.asarray(path, jnp.int32))
-    texts = [prompt[:-1] + np.asarray(tokens)[row, kept[row]].tolist() for row, prompt in enumerate(prompts)]
+    texts = [
+        prompt[:-1] + np.asarray(tokens)[row, kept[row]].tolist()
+        for row, prompt in enumerate(prompts)
+    ]
     assert after.length.tolist() == [len(t) for t in texts]
     fresh = made.init_cache(ROWS, 24)
     _, fresh = apply(params, jnp.asarray([t + [0] * (width - len(t)) for t in texts]), fresh, None)
     for have, want in zip(after.k + after.v, fresh.k + fresh.v, strict=True):
         for row, text in enumerate(texts):
-            np.testing.assert_allclose(have[row, :, : len(text)], want[row, :, : len(text)], atol=1e-5)
+            np.testing.assert_allclose(
+                have[row, :, : len(text)], want[row, :, : len(text)], atol=1e-5
+            )
 
 
 def test_the_order_of_siblings_does_not_matter():
     _, params, prompts, cache, apply, _ = model("llama")
     tokens, parents = random_block(prompts, 9)
-    order = np.stack([_shuffled(np.asarray(p), np.random.default_rng(row)) for row, p in enumerate(parents)])
+    order = np.stack(
+        [_shuffled(np.asarray(p), np.random.default_rng(row)) for row, p in enumerate(parents)]
+    )
     back = np.argsort(order, 1)
     moved = np.where(
         np.take_along_axis(np.asarray(parents), order, 1) < 0,
         -1,
-        np.take_along_axis(back, np.maximum(np.take_along_axis(np.asarray(parents), order, 1), 0), 1),
+        np.take_along_axis(
+            back, np.maximum(np.take_along_axis(np.asarray(parents), order, 1), 0), 1
+        ),
     )
     one = apply(params, tokens, cache, parents)[0].logits
-    other = apply(params, jnp.take_along_axis(tokens, jnp.asarray(order), 1), cache, jnp.asarray(moved))[0].logits
-    np.testing.assert_allclose(jnp.take_along_axis(one, jnp.asarray(order)[..., None], 1), other, atol=1e-5)
+    other = apply(
+        params, jnp.take_along_axis(tokens, jnp.asarray(order), 1), cache, jnp.asarray(moved)
+    )[0].logits
+    np.testing.assert_allclose(
+        jnp.take_along_axis(one, jnp.asarray(order)[..., None], 1), other, atol=1e-5
+    )
     assert (order != np.arange(SIZE)).any()
 
 

@@ -68,7 +68,9 @@ def child(task: str, chosen: Sequence[str], size: Scale, file: Path) -> None:
     def put(section: str, rows: list[dict], **more: Any) -> None:
         device = {"backend": jax.default_backend(), "device": jax.devices()[0].device_kind}
         with file.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps({"section": section, "rows": rows, "device": device} | more) + "\n")
+            lines.write(
+                json.dumps({"section": section, "rows": rows, "device": device} | more) + "\n"
+            )
 
     if task == "bandwidth":
         return put("bandwidth", sections.bandwidth(size))
@@ -81,10 +83,15 @@ def child(task: str, chosen: Sequence[str], size: Scale, file: Path) -> None:
         return put("skipped", [{"task": task, "why": told}])
     params = sections.weights(size.models[name], 0)
     if variant:
-        return put("buffers", [{"buffers": variant} | row for row in sections.buffers(name, size, params)])
+        return put(
+            "buffers", [{"buffers": variant} | row for row in sections.buffers(name, size, params)]
+        )
     for section in PER_SIZE:
         if section in chosen:
-            put(section, [{"model": name} | row for row in getattr(sections, section)(name, size, params)])
+            put(
+                section,
+                [{"model": name} | row for row in getattr(sections, section)(name, size, params)],
+            )
 
 
 def limit() -> float:
@@ -137,7 +144,9 @@ def tasks(chosen: Sequence[str], sizes: Sequence[str], tiny: bool) -> list[tuple
     per_size = [(size, "") for size in sizes if set(PER_SIZE) & set(chosen)]
     found += per_size[:1]
     found += [("peer", "")] if "peer" in chosen else []
-    variants = [name for name in BUFFERS if name == "with loops" or not tiny]  # without a GPU they are all the same
+    variants = [
+        name for name in BUFFERS if name == "with loops" or not tiny
+    ]  # without a GPU they are all the same
     found += [(f"1b:{name}", BUFFERS[name]) for name in variants] if "buffers" in chosen else []
     return found + per_size[1:]
 
@@ -148,22 +157,36 @@ def run(args: argparse.Namespace, result: dict, write: Any) -> None:
     for task, flag in tasks(args.sections, args.models, args.tiny):
         left = ends - time.perf_counter()
         if left < LEAST:
-            result["skipped"].append({"task": task, "why": f"the {args.minutes:g} minutes were over"})
+            result["skipped"].append(
+                {"task": task, "why": f"the {args.minutes:g} minutes were over"}
+            )
             write()
             continue
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "lines.jsonl"
-            command = [sys.executable, "-m", "experiments.accelerator.run", f"--child={task}", f"--lines={file}"]
+            command = [
+                sys.executable,
+                "-m",
+                "experiments.accelerator.run",
+                f"--child={task}",
+                f"--lines={file}",
+            ]
             command += ["--sections", *args.sections, *(["--tiny"] if args.tiny else [])]
-            env = dict(os.environ) | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()}
+            env = dict(os.environ) | {
+                "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+            }
             env.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
             if args.tiny:  # most of a rehearsal is compiling
                 env["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-            env["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+            env["PYTHONPATH"] = os.pathsep.join(
+                [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+            )
             try:
                 code = subprocess.run(command, env=env, timeout=left).returncode
-                why = f"its process ended with status {code}; what it said is above" if code else None
+                why = (
+                    f"its process ended with status {code}; what it said is above" if code else None
+                )
             except subprocess.TimeoutExpired:
                 why = f"the {args.minutes:g} minutes were over while it ran"
             for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
@@ -172,7 +195,9 @@ def run(args: argparse.Namespace, result: dict, write: Any) -> None:
                 result["versions"] |= found["device"]
         if why:
             result["skipped"].append({"task": task, "why": why})
-        print(f"{task}: {time.perf_counter() - began:.0f} s" + (f"; {why}" if why else ""), flush=True)
+        print(
+            f"{task}: {time.perf_counter() - began:.0f} s" + (f"; {why}" if why else ""), flush=True
+        )
         shares(result)
         write()
 
@@ -181,21 +206,30 @@ def shares(result: dict) -> None:
     """What plain decoding reaches of what the copy's bandwidth allows."""
     for row in result.get("autoregressive", []) if result.get("bandwidth") else []:
         steps = row["tokens_per_second"] / row["batch_size"]
-        row["share_of_bandwidth"] = steps * row["bytes_per_step"] / result["bandwidth"][0]["bytes_per_second"]
+        row["share_of_bandwidth"] = (
+            steps * row["bytes_per_step"] / result["bandwidth"][0]["bytes_per_second"]
+        )
 
 
 def table(result: dict) -> str:
     """The results as Markdown, a table for each section that there is."""
     versions = result["versions"]
-    parts = [f"{versions.get('device')}, jax {versions['jax']}, {result['date']}: `{result['command']}`"]
+    parts = [
+        f"{versions.get('device')}, jax {versions['jax']}, {result['date']}: `{result['command']}`"
+    ]
 
     def add(title: str, head: str, rows: Sequence[str]) -> None:
         if rows:
-            parts.append("\n".join([f"{title}\n", head, "|" + "---|" * (head.count("|") - 1), *rows]))
+            parts.append(
+                "\n".join([f"{title}\n", head, "|" + "---|" * (head.count("|") - 1), *rows])
+            )
 
     for row in result.get("bandwidth", []):
         parts.append(f"Copy: {row['bytes_per_second'] / 1e9:.0f} GB/s.")
-    theirs = {(row["model"], row["batch_size"]): row["tokens_per_second"] for row in result.get("peer", [])}
+    theirs = {
+        (row["model"], row["batch_size"]): row["tokens_per_second"]
+        for row in result.get("peer", [])
+    }
     lines = []
     for row in result.get("autoregressive", []):
         peer_rate = theirs.get((row["model"], row["batch_size"]))
@@ -213,7 +247,10 @@ def table(result: dict) -> str:
         for row in result.get("verify", [])
     ]
     add("Verifying", "| model | batch | shape | tokens | ms | relative |", lines)
-    for title, section, key in (("Controlled acceptance", "controlled", "model"), ("Buffers", "buffers", "buffers")):
+    for title, section, key in (
+        ("Controlled acceptance", "controlled", "model"),
+        ("Buffers", "buffers", "buffers"),
+    ):
         lines = []
         for row in result.get(section, []):
             cost = row["costs_ms"]
@@ -231,12 +268,22 @@ def table(result: dict) -> str:
 
 def main(argv: Sequence[str]) -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sections", nargs="+", default=list(SECTIONS), choices=SECTIONS, metavar="SECTION")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--sections", nargs="+", default=list(SECTIONS), choices=SECTIONS, metavar="SECTION"
+    )
     parser.add_argument("--models", nargs="+", default=list(SIZES), choices=SIZES, metavar="MODEL")
-    parser.add_argument("--minutes", type=float, default=9.5, help="what is not done by then is left out")
-    parser.add_argument("--tiny", action="store_true", help="tiny shapes: a test that it runs, on any device")
-    parser.add_argument("--out", type=Path, default=None, help="where the results go; needed on a CPU")
+    parser.add_argument(
+        "--minutes", type=float, default=9.5, help="what is not done by then is left out"
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="tiny shapes: a test that it runs, on any device"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=None, help="where the results go; needed on a CPU"
+    )
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     parser.add_argument("--lines", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -247,7 +294,9 @@ def main(argv: Sequence[str]) -> None:
         "command": shlex.join(["python", "experiments/accelerator/run.py", *argv]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine(),
-        "versions": {name: version(name) for name in ("specjax", "jax", "flax", "torch", "transformers")},
+        "versions": {
+            name: version(name) for name in ("specjax", "jax", "flax", "torch", "transformers")
+        },
         "tiny": args.tiny,
         "skipped": [],
     }
@@ -260,7 +309,9 @@ def main(argv: Sequence[str]) -> None:
             out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
     if args.out is None and not args.tiny and not accelerated():
-        raise UserError("there is no accelerator here; give --tiny to rehearse, or --out=FILE to measure this machine")
+        raise UserError(
+            "there is no accelerator here; give --tiny to rehearse, or --out=FILE to measure this machine"
+        )
     run(args, result, write)
     print(table(result))
 
@@ -268,7 +319,9 @@ def main(argv: Sequence[str]) -> None:
 def accelerated() -> bool:
     """Whether a child would find an accelerator. Asked in a process of its own: to ask is to take its memory."""
     told = subprocess.run(
-        [sys.executable, "-c", "import jax; print(jax.default_backend())"], capture_output=True, text=True
+        [sys.executable, "-c", "import jax; print(jax.default_backend())"],
+        capture_output=True,
+        text=True,
     )
     return told.stdout.strip() not in ("", "cpu")
 

@@ -19,8 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.tree_cost.run import clock, forward, repeat, tie
-from specjax import accept, bench, drafters, rng, step, theory
-from specjax.bench import Job, Method
+from specjax import accept, drafters, rng, step, theory
+from specjax.bench import passes as bench
+from specjax.bench.passes import Job, Method
 from specjax.drafters import none
 from specjax.models import lm
 from specjax.models.transformer import RopeScaling, TransformerConfig
@@ -44,7 +45,14 @@ LARGE = dataclasses.replace(
     rope_scaling=RopeScaling(8.0, 1.0, 4.0, 8192),
 )  # fmt: skip
 TINY = dataclasses.replace(
-    SMALL, vocab_size=512, hidden_size=64, intermediate_size=128, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=16
+    SMALL,
+    vocab_size=512,
+    hidden_size=64,
+    intermediate_size=128,
+    num_layers=1,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
 )
 
 
@@ -68,7 +76,9 @@ def scale(tiny: bool) -> Scale:
     if not tiny:
         return Scale({"1b": SMALL, "8b": LARGE})
     large = dataclasses.replace(TINY, num_layers=2, tie_embeddings=False)
-    return Scale({"1b": TINY, "8b": large}, (1, 2), 16, 16, (1, 4), (4,), (2,), (0.3, 0.95), 1, 1 << 20)
+    return Scale(
+        {"1b": TINY, "8b": large}, (1, 2), 16, 16, (1, 4), (4,), (2,), (0.3, 0.95), 1, 1 << 20
+    )
 
 
 def weights(config: TransformerConfig, seed: int) -> dict:
@@ -87,7 +97,9 @@ def weights(config: TransformerConfig, seed: int) -> dict:
     params = jax.tree.unflatten(tree, made)
     loud = 8 * math.sqrt(config.num_layers)
     params["embed"]["embedding"] = normal(keys[0], params["embed"]["embedding"].shape, loud)
-    if not config.tie_embeddings:  # every token's successor is the next id; tied embeddings say the same token again
+    if (
+        not config.tie_embeddings
+    ):  # every token's successor is the next id; tied embeddings say the same token again
         params["head"]["kernel"] = jnp.roll(params["embed"]["embedding"].T, 1, axis=1) / loud
     return params
 
@@ -149,7 +161,9 @@ def autoregressive(name: str, size: Scale, params: dict) -> list[dict]:
                 "with_prefill": statistics.median(p.tokens / max(p.walls) for p in passes),
                 "step_ms": 1e3 * statistics.median(p.loop / p.loops for p in passes),
                 "pass_alone_ms": 1e3 * alone,
-                "bytes_per_step": bytes_per_step(config, params, job.batch_size, size.prompt + size.new / 2),
+                "bytes_per_step": bytes_per_step(
+                    config, params, job.batch_size, size.prompt + size.new / 2
+                ),
             }
         )
     return rows
@@ -160,18 +174,34 @@ def verify(name: str, size: Scale, params: dict) -> list[dict]:
     rows, turns = [], 10
     for batch in size.batches:
         job = make_job(size.models[name], params, batch, size)
-        state = bench.begin(job, none.make(job.target), ModelParams(params), *next(bench.batches(job)))
+        state = bench.begin(
+            job, none.make(job.target), ModelParams(params), *next(bench.batches(job))
+        )
         loops: dict[Any, Any] = {}
         for n in size.sizes:
             loops["chain", n] = forward(job.target, params, state, n, None, turns), turns
             if n in size.trees:
-                parents = jnp.broadcast_to((jnp.arange(n, dtype=jnp.int32) - 1) // 2, (batch, n)).at[:, 0].set(-1)
+                parents = (
+                    jnp.broadcast_to((jnp.arange(n, dtype=jnp.int32) - 1) // 2, (batch, n))
+                    .at[:, 0]
+                    .set(-1)
+                )
                 loops["tree", n] = forward(job.target, params, state, n, parents, turns), turns
         at_once([loop for loop, _ in loops.values()])
-        median: dict[Any, float] = {key: statistics.median(all_) for key, all_ in clock(loops, 5).items()}
+        median: dict[Any, float] = {
+            key: statistics.median(all_) for key, all_ in clock(loops, 5).items()
+        }
         for (shape, n), seconds in median.items():
             relative = seconds / median["chain", 1]
-            rows.append({"batch_size": batch, "shape": shape, "tokens": n, "ms": 1e3 * seconds, "relative": relative})
+            rows.append(
+                {
+                    "batch_size": batch,
+                    "shape": shape,
+                    "tokens": n,
+                    "ms": 1e3 * seconds,
+                    "relative": relative,
+                }
+            )
     return rows
 
 
@@ -180,17 +210,23 @@ def time_of_accept(job: Job, method: Method) -> float:
     state = bench.begin(job, method.drafter, method.params, *next(bench.batches(job)))
     batch, nodes, turns = job.batch_size, method.drafter.nodes, 20
     draft = Draft(jnp.ones((batch, nodes), jnp.int32), jnp.ones((batch, nodes), bool))
-    block = jax.eval_shape(job.target.apply, job.params, jnp.zeros((batch, nodes + 1), jnp.int32), state.cache)[0]
+    block = jax.eval_shape(
+        job.target.apply, job.params, jnp.zeros((batch, nodes + 1), jnp.int32), state.cache
+    )[0]
     out = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), block)
 
     def body(_, state, params, length, draft, out: Output):
         now = state.replace(
-            length=length, done=jnp.zeros_like(state.done), cache=state.cache.replace(length=length - 1)
+            length=length,
+            done=jnp.zeros_like(state.done),
+            cache=state.cache.replace(length=length - 1),
         )
         draft, out = tie(state.tokens, draft, out)
         keys = rng.RowKeys(now.keys, now.round, now.length)
         scored = step.Scored(draft, now.draft, out, now.cache)
-        return step.decide(job.target, method.drafter, method.accept, params, now, keys, scored, None)[0]
+        return step.decide(
+            job.target, method.drafter, method.accept, params, now, keys, scored, None
+        )[0]
 
     loop = repeat(body, turns, state, method.params, state.length, draft, out)
     return statistics.median(clock({"accept": (loop, turns)}, 5)["accept"])
@@ -199,7 +235,11 @@ def time_of_accept(job: Job, method: Method) -> float:
 def speculation(name: str, size: Scale, params: dict) -> Callable[[int, float], Method]:
     """Methods by gamma and rate: a draft model is run, and ``controlled`` says whether it was right."""
     config = size.models[name]
-    shape = size.models["1b"] if name == "8b" else dataclasses.replace(config, num_layers=min(2, config.num_layers))
+    shape = (
+        size.models["1b"]
+        if name == "8b"
+        else dataclasses.replace(config, num_layers=min(2, config.num_layers))
+    )
     draft_params = weights(shape, 1)
     target, model = (lm.from_config(c, jnp.dtype(jnp.bfloat16)) for c in (config, shape))
 
@@ -213,7 +253,9 @@ def speculation(name: str, size: Scale, params: dict) -> Callable[[int, float], 
         return drafter(gamma).init_params(jax.random.key(0))
 
     def method(gamma: int, rate: float) -> Method:
-        chosen = given(gamma) | {"rate": jnp.asarray(rate, jnp.float32)}  # the rate is a parameter: one program for all
+        chosen = given(gamma) | {
+            "rate": jnp.asarray(rate, jnp.float32)
+        }  # the rate is a parameter: one program for all
         label = f"gamma {gamma}, rate {rate}"
         return Method(label, drafter(gamma), accept.load("chain"), ModelParams(params, chosen))
 
@@ -247,8 +289,11 @@ def rounds(job: Job, methods: Sequence[Method], rates: Sequence[float]) -> list[
                 "batch_size": job.batch_size,
                 "gamma": gamma,
                 "rate": rate,
-                "block_efficiency": sum(c.tokens for c in found[0].counts) / sum(c.rounds for c in found[0].counts),
-                "identical": sum(a == b for a, b in zip(found[0].outputs, plain[0].outputs, strict=True)),
+                "block_efficiency": sum(c.tokens for c in found[0].counts)
+                / sum(c.rounds for c in found[0].counts),
+                "identical": sum(
+                    a == b for a, b in zip(found[0].outputs, plain[0].outputs, strict=True)
+                ),
                 "tokens_per_second": rate_of(found),
                 "speedup": speedup,
                 "predicted_speedup": predicted,
@@ -264,7 +309,9 @@ def rounds(job: Job, methods: Sequence[Method], rates: Sequence[float]) -> list[
 def controlled(name: str, size: Scale, params: dict) -> list[dict]:
     """All rates and draft lengths at batch 1; at the larger batch one length."""
     method, rows = speculation(name, size, params), []
-    plan = [(size.batches[0], gamma) for gamma in size.gammas] + [(size.batches[1], size.gammas[len(size.gammas) // 2])]
+    plan = [(size.batches[0], gamma) for gamma in size.gammas] + [
+        (size.batches[1], size.gammas[len(size.gammas) // 2])
+    ]
     jobs = {batch: make_job(size.models[name], params, batch, size) for batch in size.batches}
     first = [(jobs[batch], method(gamma, size.rates[0])) for batch, gamma in plan]
     warm([*((job, None) for job in jobs.values()), *first])
@@ -275,7 +322,10 @@ def controlled(name: str, size: Scale, params: dict) -> list[dict]:
 
 def buffers(name: str, size: Scale, params: dict) -> list[dict]:
     """One draft length and rate, under the flags of this process."""
-    job, gamma = make_job(size.models[name], params, size.batches[0], size), size.gammas[len(size.gammas) // 2]
+    job, gamma = (
+        make_job(size.models[name], params, size.batches[0], size),
+        size.gammas[len(size.gammas) // 2],
+    )
     one = speculation(name, size, params)(gamma, size.rates[-1])
     warm([(job, None), (job, one)])
     return rounds(job, [one], size.rates[-1:])
@@ -284,8 +334,14 @@ def buffers(name: str, size: Scale, params: dict) -> list[dict]:
 def needed(name: str, size: Scale) -> float:
     """Bytes of the device that a size takes at the most: both models, the caches of all loops, and what passes need."""
     config, small = size.models[name], size.models["1b"]
-    count = sum(math.prod(leaf.shape) for c in (config, small) for leaf in jax.tree.leaves(lm.abstract_params(c)))
+    count = sum(
+        math.prod(leaf.shape)
+        for c in (config, small)
+        for leaf in jax.tree.leaves(lm.abstract_params(c))
+    )
     slots = size.prompt + size.new + max(size.sizes)
-    cache = size.batches[-1] * slots * config.num_layers * 2 * config.num_kv_heads * config.head_dim * 2
+    cache = (
+        size.batches[-1] * slots * config.num_layers * 2 * config.num_kv_heads * config.head_dim * 2
+    )
     logits = size.batches[-1] * max(size.sizes) * config.vocab_size * 4
     return 2 * count + 2 * (len(size.sizes) + len(size.trees)) * cache + 4 * logits

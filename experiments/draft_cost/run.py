@@ -34,7 +34,8 @@ import numpy as np
 
 from experiments.tree_cost.run import repeat
 from experiments.vs_transformers.run import GPT2, busy, machine
-from specjax import datastore, drafters, ngram_tables, rng, sampling
+from specjax import drafters, rng, sampling
+from specjax.data import datastore, ngram_tables
 from specjax.models import lm
 from specjax.types import LM, Context, Drafter, ModelParams, Output, Verdict
 
@@ -47,8 +48,12 @@ def markov(vocab: int, size: int, seed: int, successors: int = 4) -> np.ndarray:
     random = np.random.default_rng(0)
     table = random.integers(0, vocab, (vocab, successors), dtype=np.int32)
     random = np.random.default_rng(seed)
-    ranks = random.choice(successors, size, p=np.array([8, 4, 2, 1])[:successors] / sum((8, 4, 2, 1)[:successors]))
-    fresh = random.integers(0, vocab // 64, size)  # now and then a new topic, from a small part of the vocabulary
+    ranks = random.choice(
+        successors, size, p=np.array([8, 4, 2, 1])[:successors] / sum((8, 4, 2, 1)[:successors])
+    )
+    fresh = random.integers(
+        0, vocab // 64, size
+    )  # now and then a new topic, from a small part of the vocabulary
     jump = random.random(size) < 0.05
     text, now = np.zeros(size, np.int32), 0
     for place in range(size):
@@ -89,17 +94,25 @@ def drafting(drafter: Drafter, context: Context, turns: int) -> Callable[[], Any
     state = jax.jit(lambda p, c: drafter.init(p, c, empty, size + n))(params, context)
     logits = jax.random.normal(jax.random.key(1), (1, n + 1, vocab))
     verdict = Verdict(
-        jnp.where(jnp.arange(m + 1) == 0, 7, -1)[None], jnp.ones((1,), jnp.int32), jnp.full((1, m), -1, jnp.int32)
+        jnp.where(jnp.arange(m + 1) == 0, 7, -1)[None],
+        jnp.ones((1,), jnp.int32),
+        jnp.full((1, m), -1, jnp.int32),
     )
     keys = rng.row_keys(0, 1)
 
     def turn(index, carry, params, context, logits):
         tokens, state = carry
         here = context.replace(tokens=tokens)
-        draft, state = drafter.propose(params, rng.RowKeys(keys, index, context.length), here, state)
+        draft, state = drafter.propose(
+            params, rng.RowKeys(keys, index, context.length), here, state
+        )
         out = Output(logits + draft.tokens[0, 0] * 1e-9, jnp.zeros((1, n + 1, 1)))
         state = drafter.update(params, state, draft, verdict, out)
-        probe = draft.tokens.sum() if draft.probs is None else draft.tokens.sum() + (draft.probs[0, -1, -1] > 2)
+        probe = (
+            draft.tokens.sum()
+            if draft.probs is None
+            else draft.tokens.sum() + (draft.probs[0, -1, -1] > 2)
+        )
         return tokens + jnp.where(probe == -7, 1, 0), state  # never, but who knows
 
     @jax.jit
@@ -144,7 +157,9 @@ def measure(length: int, turns: int, samples: int, small: bool = False) -> dict[
         for name, loop in loops.items():
             began = time.perf_counter()
             loop()
-            seconds[name].append((time.perf_counter() - began) / (turns if name in chosen else PASSES))
+            seconds[name].append(
+                (time.perf_counter() - began) / (turns if name in chosen else PASSES)
+            )
     ms = {name: 1e3 * statistics.median(each) for name, each in seconds.items()}
     rows = [
         {
@@ -162,11 +177,15 @@ def measure(length: int, turns: int, samples: int, small: bool = False) -> dict[
 
 def main(argv: list[str]) -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--length", type=int, default=2048, help="tokens of the text")
     parser.add_argument("--turns", type=int, default=20, help="rounds in a loop")
     parser.add_argument("--samples", type=int, default=7, help="loops of each kind")
-    parser.add_argument("--small", action="store_true", help="a tiny model and datastore: a test that it runs")
+    parser.add_argument(
+        "--small", action="store_true", help="a tiny model and datastore: a test that it runs"
+    )
     parser.add_argument("--out", default=str(Path(__file__).with_name("results.json")))
     args = parser.parse_args(argv)
     since, others = time.perf_counter(), busy()
@@ -180,7 +199,9 @@ def main(argv: list[str]) -> None:
     }
     Path(args.out).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     for row in result["rows"]:
-        print(f"{row['drafter']:18} {row['ms']:8.3f} ms {row['share']:7.1%} {row['share_of_verify']:7.1%}")
+        print(
+            f"{row['drafter']:18} {row['ms']:8.3f} ms {row['share']:7.1%} {row['share_of_verify']:7.1%}"
+        )
     print({name: round(ms, 1) for name, ms in result["forward_ms"].items()})
 
 

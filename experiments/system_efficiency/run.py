@@ -33,18 +33,27 @@ import numpy as np
 from rich.console import Console
 
 from experiments.vs_transformers.run import GPT2, busy
-from specjax import accept, bench, drafters, results, rows, timing
-from specjax.bench import Job, Method
+from specjax import accept, drafters
+from specjax.bench import passes, results, summaries, timing
+from specjax.bench.passes import Job, Method
 from specjax.models import lm
 from specjax.models.transformer import TransformerConfig
 from specjax.types import ModelParams
 
 DRAFT = dataclasses.replace(
-    GPT2, hidden_size=256, intermediate_size=1024, num_layers=2, num_heads=4, num_kv_heads=4, head_dim=64
+    GPT2,
+    hidden_size=256,
+    intermediate_size=1024,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=4,
+    head_dim=64,
 )
 
 
-def methods(job: Job, draft: TransformerConfig, gammas: Sequence[int], rates: Sequence[float]) -> list[list[Method]]:
+def methods(
+    job: Job, draft: TransformerConfig, gammas: Sequence[int], rates: Sequence[float]
+) -> list[list[Method]]:
     """For each gamma a method for each rate; they share one drafter, and so what is compiled."""
     model, params = lm.from_config(draft), lm.init_params(draft, jax.random.key(1))
     found = []
@@ -68,10 +77,10 @@ def methods(job: Job, draft: TransformerConfig, gammas: Sequence[int], rates: Se
 
 def measured(job: Job, some: Sequence[Method], rates: Sequence[float]) -> list[dict]:
     """Rows of one gamma, with what a round and a plain token take beyond what was timed by itself."""
-    bench.warm([job], some[:1])  # the others run the same programs
-    found = bench.measure(job, some)
+    passes.warm([job], some[:1])  # the others run the same programs
+    found = passes.measure(job, some)
     plain = statistics.median(p.loop / p.loops for p in found.plain)
-    made = rows.rows(job, some, found)
+    made = summaries.rows(job, some, found)
     for row, rate, runs in zip(made, rates, found.methods, strict=True):
         cost = row["costs_ms"]
         whole = 1e3 * statistics.median(p.loop / p.loops for p in runs)
@@ -87,7 +96,9 @@ def measured(job: Job, some: Sequence[Method], rates: Sequence[float]) -> list[d
 
 def main(argv: Sequence[str]) -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gammas", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--rates", type=float, nargs="+", default=[0.3, 0.6, 0.8, 0.95])
     parser.add_argument("--new", type=int, default=64, help="new tokens of a prompt")
@@ -100,14 +111,22 @@ def main(argv: Sequence[str]) -> None:
     timing.LEAST = (
         0.05 if args.small else 0.4
     )  # seconds of each sample of a part: a pass takes twenty milliseconds here
-    shrunk = {"hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "num_heads": 2, "num_kv_heads": 2}
+    shrunk = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_layers": 2,
+        "num_heads": 2,
+        "num_kv_heads": 2,
+    }
     shrunk |= {"head_dim": 16, "vocab_size": 64}
     target, draft = (dataclasses.replace(c, **shrunk) if args.small else c for c in (GPT2, DRAFT))
     random = np.random.default_rng(0)
     job = Job(
         target=lm.from_config(target),
         params=lm.init_params(target, jax.random.key(0)),
-        prompts=[random.integers(0, target.vocab_size, 24 + 8 * i).tolist() for i in range(args.prompts)],
+        prompts=[
+            random.integers(0, target.vocab_size, 24 + 8 * i).tolist() for i in range(args.prompts)
+        ],
         settings={"temperature": 0.0},
         batch_size=1,
         max_new_tokens=args.new,
@@ -118,13 +137,17 @@ def main(argv: Sequence[str]) -> None:
     since, others, found = time.perf_counter(), busy(), []
     console = Console(stderr=True)
     with console.status("") as status:
-        for gamma, some in zip(args.gammas, methods(job, draft, args.gammas, args.rates), strict=True):
+        for gamma, some in zip(
+            args.gammas, methods(job, draft, args.gammas, args.rates), strict=True
+        ):
             status.update(f"gamma {gamma}")
             found += measured(job, some, args.rates)
             jax.clear_caches()
     result = results.head() | {
         "command": shlex.join(["python", "experiments/system_efficiency/run.py", *argv]),
-        "others_cpu": round((busy() - others) / (time.perf_counter() - since) / (os.cpu_count() or 1), 3),
+        "others_cpu": round(
+            (busy() - others) / (time.perf_counter() - since) / (os.cpu_count() or 1), 3
+        ),
         "rows": found,
     }
     args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
@@ -134,7 +157,9 @@ def main(argv: Sequence[str]) -> None:
             f"{row['system_efficiency']:.3f}  rest {row['rest_ms']:.2f} of {row['round_ms']:.1f} ms"
         )
     worst = min(found, key=lambda row: row["system_efficiency"])
-    print(f"least: {worst['system_efficiency']:.3f} ({worst['method']}); other processes {result['others_cpu']:.0%}")
+    print(
+        f"least: {worst['system_efficiency']:.3f} ({worst['method']}); other processes {result['others_cpu']:.0%}"
+    )
 
 
 if __name__ == "__main__":

@@ -27,8 +27,9 @@ import jax
 
 from experiments.vs_transformers.run import machine
 from specjax import drafters
+from specjax.data import token_streams
 from specjax.models import hf
-from specjax.train import data, examine
+from specjax.train import examine
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 OWN = {"data.generated": "{generated}"}
@@ -43,16 +44,34 @@ TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
     "forward_kl, mixed": ("distill", DRAFT | OWN | {"data.on_policy": 0.5}),
     "reverse_kl, fixed": ("distill", DRAFT | {"loss.divergence": "reverse_kl"}),
     "reverse_kl, target": ("distill", DRAFT | OWN | {"loss.divergence": "reverse_kl"}),
-    "reverse_kl, draft": ("distill", DRAFT | {"loss.divergence": "reverse_kl", "data.on_policy": 1.0}),
-    "reverse_kl, mixed": ("distill", DRAFT | OWN | {"loss.divergence": "reverse_kl", "data.on_policy": 0.5}),
+    "reverse_kl, draft": (
+        "distill",
+        DRAFT | {"loss.divergence": "reverse_kl", "data.on_policy": 1.0},
+    ),
+    "reverse_kl, mixed": (
+        "distill",
+        DRAFT | OWN | {"loss.divergence": "reverse_kl", "data.on_policy": 0.5},
+    ),
     "jensen_shannon, fixed": ("distill", DRAFT | {"loss.divergence": "jensen_shannon"}),
     "jensen_shannon, target": ("distill", DRAFT | OWN | {"loss.divergence": "jensen_shannon"}),
-    "jensen_shannon, draft": ("distill", DRAFT | {"loss.divergence": "jensen_shannon", "data.on_policy": 1.0}),
-    "jensen_shannon, mixed": ("distill", DRAFT | OWN | {"loss.divergence": "jensen_shannon", "data.on_policy": 0.5}),
+    "jensen_shannon, draft": (
+        "distill",
+        DRAFT | {"loss.divergence": "jensen_shannon", "data.on_policy": 1.0},
+    ),
+    "jensen_shannon, mixed": (
+        "distill",
+        DRAFT | OWN | {"loss.divergence": "jensen_shannon", "data.on_policy": 0.5},
+    ),
     "total_variation, fixed": ("distill", DRAFT | {"loss.divergence": "total_variation"}),
     "total_variation, target": ("distill", DRAFT | OWN | {"loss.divergence": "total_variation"}),
-    "total_variation, draft": ("distill", DRAFT | {"loss.divergence": "total_variation", "data.on_policy": 1.0}),
-    "total_variation, mixed": ("distill", DRAFT | OWN | {"loss.divergence": "total_variation", "data.on_policy": 0.5}),
+    "total_variation, draft": (
+        "distill",
+        DRAFT | {"loss.divergence": "total_variation", "data.on_policy": 1.0},
+    ),
+    "total_variation, mixed": (
+        "distill",
+        DRAFT | OWN | {"loss.divergence": "total_variation", "data.on_policy": 0.5},
+    ),
     "bpd": ("bpd", HEADS | OWN),
     "medusa": ("medusa", HEADS | OWN),
     "medusa, fixed": ("medusa", HEADS),
@@ -60,16 +79,31 @@ TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
     "mlp_speculator, phase 1": ("mlp_speculator", HEADS),
     "mlp_speculator": (
         "mlp_speculator",
-        HEADS | OWN | {"init": "{mlp_speculator, phase 1}", "optimiser.learning_rate": "{rate / 10}"},
+        HEADS
+        | OWN
+        | {"init": "{mlp_speculator, phase 1}", "optimiser.learning_rate": "{rate / 10}"},
     ),
 }
-KEPT = ("heldout_loss", "heldout_tau_t0", "heldout_decoded_tau_t0", "heldout_tau_t1", "heldout_decoded_tau_t1")
+KEPT = (
+    "heldout_loss",
+    "heldout_tau_t0",
+    "heldout_decoded_tau_t0",
+    "heldout_tau_t1",
+    "heldout_decoded_tau_t1",
+)
 
 
 def specjax(config: str, workdir: Path, keys: dict[str, Any]) -> None:
     """One command, as anybody would give it."""
     flags = [f"--config.{key}={value}" for key, value in keys.items()]
-    command = [sys.executable, "-m", "specjax.run", f"--config={CONFIGS / config}.py", f"--workdir={workdir}", *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "specjax.run",
+        f"--config={CONFIGS / config}.py",
+        f"--workdir={workdir}",
+        *flags,
+    ]
     print(f"\n{workdir.name}", file=sys.stderr, flush=True)
     if status := subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
         raise SystemExit(status)
@@ -79,8 +113,14 @@ def shared(args: argparse.Namespace) -> dict[str, Any]:
     """What all runs are given."""
     if args.text:
         return {"target": args.target, "data.files": args.text}
-    built = (Path(args.target) / "data", Path(args.target).parent / "data")  # by the target's own run
-    return {"target": args.target, "data.dir": next((each for each in built if each.is_dir()), args.workdir / "data")}
+    built = (
+        Path(args.target) / "data",
+        Path(args.target).parent / "data",
+    )  # by the target's own run
+    return {
+        "target": args.target,
+        "data.dir": next((each for each in built if each.is_dir()), args.workdir / "data"),
+    }
 
 
 def train(name: str, args: argparse.Namespace) -> Path:
@@ -90,16 +130,30 @@ def train(name: str, args: argparse.Namespace) -> Path:
     if str(keys.get("init", "")).startswith("{"):
         keys["init"] = train(keys["init"][1:-1], args)
     if config not in ("pretrain", "distill"):
-        keys["optimiser.learning_rate"] = args.rate / 10 if "optimiser.learning_rate" in keys else args.rate
+        keys["optimiser.learning_rate"] = (
+            args.rate / 10 if "optimiser.learning_rate" in keys else args.rate
+        )
     common = shared(args)
     if keys.get("data.generated"):
         keys["data.generated"] = args.workdir / "generated"
         common = {"target": args.target}
     if config in ("pretrain", "distill"):
         width = args.width
-        common |= {"model.hidden_size": width, "model.intermediate_size": 3 * width, "model.num_layers": 1}
-        common |= {"model.num_heads": max(width // 64, 2), "model.num_kv_heads": 2, "model.vocab_size": 0}
-    keys = common | keys | {"target": args.target, "train.steps": args.steps, "train.batch_size": args.batch}
+        common |= {
+            "model.hidden_size": width,
+            "model.intermediate_size": 3 * width,
+            "model.num_layers": 1,
+        }
+        common |= {
+            "model.num_heads": max(width // 64, 2),
+            "model.num_kv_heads": 2,
+            "model.vocab_size": 0,
+        }
+    keys = (
+        common
+        | keys
+        | {"target": args.target, "train.steps": args.steps, "train.batch_size": args.batch}
+    )
     keys |= {"train.eval_every": max(args.steps // 10, 1), "examine.prompts": args.examined}
     keys |= {"train.checkpoint_every": max(args.steps // 4, 1), "train.length": args.length}
     workdir = args.workdir / name.replace(", ", "-").replace(" ", "_")
@@ -111,9 +165,17 @@ def prompts(args: argparse.Namespace, path: Path) -> None:
     """Held-out beginnings, of text that no run has seen."""
     tokenizer = hf.load(args.target).tokenizer
     assert tokenizer is not None
-    texts = data.load_files(args.text, "test") if args.text else data.load_texts(shared(args)["data.dir"], "test")
-    ids = data.held_out_prompts([text for _, text in texts], tokenizer, args.prompts, 32, seed=1)
-    path.write_text("".join(json.dumps({"prompt": tokenizer.decode(i)}) + "\n" for i in ids), encoding="utf-8")
+    texts = (
+        token_streams.load_files(args.text, "test")
+        if args.text
+        else token_streams.load_texts(shared(args)["data.dir"], "test")
+    )
+    ids = token_streams.held_out_prompts(
+        [text for _, text in texts], tokenizer, args.prompts, 32, seed=1
+    )
+    path.write_text(
+        "".join(json.dumps({"prompt": tokenizer.decode(i)}) + "\n" for i in ids), encoding="utf-8"
+    )
 
 
 def methods(trained: dict[str, Path]) -> dict[str, dict[str, Any]]:
@@ -128,7 +190,12 @@ def methods(trained: dict[str, Path]) -> dict[str, dict[str, Any]]:
             found[name] = {"name": config, **keys}
             found[f"{name}, sampled"] = {"name": config, "siblings": "without_replacement", **keys}
             if config in ("medusa", "hydra"):
-                found[f"{name}, tree"] = {"name": config, "nodes": 12, **keys, "accept": "deterministic"}
+                found[f"{name}, tree"] = {
+                    "name": config,
+                    "nodes": 12,
+                    **keys,
+                    "accept": "deterministic",
+                }
     return {"prompt_lookup": {"name": "prompt_lookup", "gamma": 4, "accept": "chain"}, **found}
 
 
@@ -150,10 +217,22 @@ def bench(args: argparse.Namespace, trained: dict[str, Path]) -> list[dict[str, 
             encoding="utf-8",
         )
         workdir = args.workdir / f"bench{start // 6}"
-        keys = {"target": args.target, "prompts": file, "grid.temperatures": "(0.0,1.0)", "max_new_tokens": args.new}
+        keys = {
+            "target": args.target,
+            "prompts": file,
+            "grid.temperatures": "(0.0,1.0)",
+            "max_new_tokens": args.new,
+        }
         keys |= {"trace_prompts": 0, "report": False}
         flags = [f"--config.{key}={value}" for key, value in keys.items()]
-        command = [sys.executable, "-m", "specjax.run", f"--config={config}", f"--workdir={workdir}", *flags]
+        command = [
+            sys.executable,
+            "-m",
+            "specjax.run",
+            f"--config={config}",
+            f"--workdir={workdir}",
+            *flags,
+        ]
         environment = os.environ | {"PYTHONPATH": str(CONFIGS.parent)}
         if status := subprocess.run(command, stdout=subprocess.DEVNULL, env=environment).returncode:
             raise SystemExit(status)
@@ -166,19 +245,33 @@ def training(workdir: Path) -> dict[str, Any]:
     records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     looked = [record for record in records if "heldout_loss" in record]
     seconds = json.loads((workdir / "summary.json").read_text())["seconds"]
-    curve = [[record["step"], record["heldout_loss"], record.get("heldout_tau_t0")] for record in looked]
+    curve = [
+        [record["step"], record["heldout_loss"], record.get("heldout_tau_t0")] for record in looked
+    ]
     return {name: looked[-1].get(name) for name in KEPT} | {"curve": curve, "seconds": seconds}
 
 
-def verify(args: argparse.Namespace, trained: dict[str, Path], prompts: int) -> dict[str, dict[str, float]]:
+def verify(
+    args: argparse.Namespace, trained: dict[str, Path], prompts: int
+) -> dict[str, dict[str, float]]:
     """For each drafter tau at temperature 1 on many held-out prompts, foreseen from the target's text and decoded."""
     target, found = hf.load(args.target), {}
     assert target.tokenizer is not None
-    texts = data.load_files(args.text, "test") if args.text else data.load_texts(shared(args)["data.dir"], "test")
-    ids = data.held_out_prompts([text for _, text in texts], target.tokenizer, prompts, 32, seed=2)
+    texts = (
+        token_streams.load_files(args.text, "test")
+        if args.text
+        else token_streams.load_texts(shared(args)["data.dir"], "test")
+    )
+    ids = token_streams.held_out_prompts(
+        [text for _, text in texts], target.tokenizer, prompts, 32, seed=2
+    )
     ids = [target.tokenizer.encode("").ids + each for each in ids]
     for name, workdir in trained.items():
-        keys = {"gamma": 4} if TRAINED[name][0] in ("pretrain", "distill") else {"siblings": "without_replacement"}
+        keys = (
+            {"gamma": 4}
+            if TRAINED[name][0] in ("pretrain", "distill")
+            else {"siblings": "without_replacement"}
+        )
         kind = "draft_model" if "gamma" in keys else TRAINED[name][0]
         drafter = drafters.make(kind, target.lm, model=workdir, **keys)
         look = examine.examiner(
@@ -200,7 +293,9 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Markdown: a line per method, for each temperature tau, alpha by depth and speed-up."""
     found = {(row["method"], row["temperature"]): row for row in rows}
     heat = sorted({row["temperature"] for row in rows})
-    lines = ["| method | " + " | ".join(f"T={t:g}: tau, alpha by depth, speed-up" for t in heat) + " |"]
+    lines = [
+        "| method | " + " | ".join(f"T={t:g}: tau, alpha by depth, speed-up" for t in heat) + " |"
+    ]
     lines.append("|---|" + "---|" * len(heat))
     for method in dict.fromkeys(row["method"] for row in rows):
         cells = []
@@ -214,22 +309,35 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main(argv: list[str]) -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--name", required=True, help="under which the results are kept")
     parser.add_argument("--target", required=True, help="model directory or trained run")
-    parser.add_argument("--text", default="", help=".txt or .jsonl file; empty: the embedded corpus")
+    parser.add_argument(
+        "--text", default="", help=".txt or .jsonl file; empty: the embedded corpus"
+    )
     parser.add_argument("--workdir", required=True, type=Path)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rate", type=float, default=1e-3, help="learning rate of heads (AdamW)")
-    parser.add_argument("--width", type=int, default=128, help="of the draft models, which have one layer")
+    parser.add_argument(
+        "--width", type=int, default=128, help="of the draft models, which have one layer"
+    )
     parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--generated", type=int, default=4096, help="prompts that the target continues, twice each")
-    parser.add_argument("--examined", type=int, default=64, help="held-out prompts of the forecasts")
+    parser.add_argument(
+        "--generated", type=int, default=4096, help="prompts that the target continues, twice each"
+    )
+    parser.add_argument(
+        "--examined", type=int, default=64, help="held-out prompts of the forecasts"
+    )
     parser.add_argument("--prompts", type=int, default=32, help="of the bench")
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument(
-        "--verified", type=int, default=512, help="prompts on which forecasts are compared with decoding"
+        "--verified",
+        type=int,
+        default=512,
+        help="prompts on which forecasts are compared with decoding",
     )
     parser.add_argument("--only", default="", help="names, separated by semicolons")
     parser.add_argument("--out", default=str(Path(__file__).with_name("results.json")))
@@ -247,7 +355,10 @@ def main(argv: list[str]) -> None:
     verified = verify(args, trained, args.verified) if args.verified else {}
     out = Path(args.out)
     result = json.loads(out.read_text()) if out.exists() else {"targets": {}}
-    told = [f"{key}={Path(value).name}" if value else key for key, _, value in (arg.partition("=") for arg in argv)]
+    told = [
+        f"{key}={Path(value).name}" if value else key
+        for key, _, value in (arg.partition("=") for arg in argv)
+    ]
     result["targets"][args.name] = {
         "command": shlex.join(["python", "experiments/trained_drafters/run.py", *told]),
         "date": datetime.date.today().isoformat(),
@@ -260,7 +371,9 @@ def main(argv: list[str]) -> None:
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(table(rows))
     for name, tau in verified.items():
-        print(f"{name}: tau at temperature 1 foreseen {tau['foreseen']:.3f}, decoded {tau['decoded']:.3f}")
+        print(
+            f"{name}: tau at temperature 1 foreseen {tau['foreseen']:.3f}, decoded {tau['decoded']:.3f}"
+        )
 
 
 if __name__ == "__main__":

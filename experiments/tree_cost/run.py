@@ -38,11 +38,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.vs_transformers.run import GPT2, busy, machine
-from specjax import accept, decode, rng, sampling, step, topology
+from specjax import accept, decode, rng, sampling, step
 from specjax.accept import _verdict
-from specjax.drafters import _grow
+from specjax.drafters import _growth
 from specjax.models import lm
 from specjax.models.transformer import TransformerConfig
+from specjax.topology import shapes
 from specjax.types import (
     DETERMINISTIC,
     IID,
@@ -89,7 +90,9 @@ def repeat(body: Callable[..., Any], turns: int, carry: Any, *given: Any) -> Loo
     return run
 
 
-def forward(target: LM, params: Any, state: DecodeState, size: int, parents: jax.Array | None, turns: int) -> Loop:
+def forward(
+    target: LM, params: Any, state: DecodeState, size: int, parents: jax.Array | None, turns: int
+) -> Loop:
     """Passes over ``size`` tokens. Of the logits one number is read: to read them is acceptance."""
 
     def body(_, carry, params, parents):
@@ -101,7 +104,9 @@ def forward(target: LM, params: Any, state: DecodeState, size: int, parents: jax
     return repeat(body, turns, (state.tokens[:, :size], state.cache), params, parents)
 
 
-def rounds(target: LM, drafter: Drafter, rule: Accept, params: ModelParams, state: DecodeState, turns: int) -> Loop:
+def rounds(
+    target: LM, drafter: Drafter, rule: Accept, params: ModelParams, state: DecodeState, turns: int
+) -> Loop:
     """Whole rounds; each loop begins with a text of the same length."""
 
     def body(turn, state, params, length):
@@ -122,7 +127,9 @@ def commits(target: LM, state: DecodeState, path: jax.Array, turns: int) -> Loop
     return repeat(body, turns, state.cache, path)
 
 
-def sums(part: Callable[..., jax.Array], cases: Sequence[tuple[Draft, jax.Array]], turns: int) -> Loop:
+def sums(
+    part: Callable[..., jax.Array], cases: Sequence[tuple[Draft, jax.Array]], turns: int
+) -> Loop:
     """Sums of ``part(turn, draft, logits)`` over the turns, one for each case.
 
     What a turn found writes one number into the logits of the next, so that nothing can be done before the loop.
@@ -154,23 +161,33 @@ def constant(draft: Draft, siblings: str) -> Drafter:
     )
 
 
-def shaped(tree: topology.Topology, tokens: jax.Array) -> Draft:
+def shaped(tree: shapes.Topology, tokens: jax.Array) -> Draft:
     """A draft of that shape, without laws."""
     parents = jnp.broadcast_to(jnp.asarray(tree.parents, jnp.int32), tokens.shape)
     return Draft(tokens, jnp.ones_like(tokens, bool), parents, depth=tree.depth)
 
 
-def laws(tree: topology.Topology, batch: int, siblings: str, seed: int, vocab: int) -> tuple[Draft, jax.Array]:
+def laws(
+    tree: shapes.Topology, batch: int, siblings: str, seed: int, vocab: int
+) -> tuple[Draft, jax.Array]:
     """A draft drawn from its own laws, and target logits f32[B,N+1,V]; the laws of both overlap by about a half."""
     noise = np.random.default_rng(seed)
     shape = (batch, tree.nodes + 1, vocab)
     logits = jnp.asarray(5 * noise.standard_normal(shape, np.float32))
     drafted = logits + jnp.asarray(noise.standard_normal(shape, np.float32))
     inner = [node for node in range(-1, tree.nodes) if tree.children[node + 1]]
-    keys = rng.RowKeys(rng.row_keys(seed, batch), jnp.zeros((), jnp.int32), jnp.ones((batch,), jnp.int32))
-    context = Context(jnp.ones((batch, 1), jnp.int32), jnp.ones((batch,), jnp.int32), sampling.make_sampling(batch))
-    kind = next(name for name, kind in _grow.KINDS.items() if kind == siblings)
-    draft = _grow.children(keys, context, drafted[:, np.array(inner) + 1], np.arange(len(inner)), inner, tree, kind)
+    keys = rng.RowKeys(
+        rng.row_keys(seed, batch), jnp.zeros((), jnp.int32), jnp.ones((batch,), jnp.int32)
+    )
+    context = Context(
+        jnp.ones((batch, 1), jnp.int32),
+        jnp.ones((batch,), jnp.int32),
+        sampling.make_sampling(batch),
+    )
+    kind = next(name for name, kind in _growth.KINDS.items() if kind == siblings)
+    draft = _growth.children(
+        keys, context, drafted[:, np.array(inner) + 1], np.arange(len(inner)), inner, tree, kind
+    )
     return shaped(tree, draft.tokens).replace(probs=draft.probs), logits
 
 
@@ -187,7 +204,14 @@ def clock(loops: dict[str, tuple[Loop, int]], repeats: int) -> dict[str, list[fl
     return seconds
 
 
-def study(config: TransformerConfig, tree: topology.Topology, batch: int, context: int, turns: int, repeats: int):
+def study(
+    config: TransformerConfig,
+    tree: shapes.Topology,
+    batch: int,
+    context: int,
+    turns: int,
+    repeats: int,
+):
     """All measurements, as they go into results.json."""
     target, params = lm.from_config(config), lm.init_params(config, jax.random.key(0))
     size, small = tree.nodes + 1, 10 * turns
@@ -201,9 +225,14 @@ def study(config: TransformerConfig, tree: topology.Topology, batch: int, contex
         sampling=sampling.make_sampling(batch, temperature=0.0),
     )  # fmt: skip
     # The path that commit keeps: as far from where it belongs as there is one.
-    path = jnp.broadcast_to(jnp.asarray([level[-1] for level in tree.levels], jnp.int32), (batch, tree.depth))
+    path = jnp.broadcast_to(
+        jnp.asarray([level[-1] for level in tree.levels], jnp.int32), (batch, tree.depth)
+    )
     hot, light = sampling.make_sampling(batch), state.replace(cache=(), draft=())
-    cases = {kind: [laws(tree, batch, kind, i, config.vocab_size) for i in range(3)] for kind in set(RULES.values())}
+    cases = {
+        kind: [laws(tree, batch, kind, i, config.vocab_size) for i in range(3)]
+        for kind in set(RULES.values())
+    }
 
     def greedy_accept(_, draft, logits):
         return rule.greedy(draft, logits).tokens
@@ -217,20 +246,30 @@ def study(config: TransformerConfig, tree: topology.Topology, batch: int, contex
         return after.tokens.sum(-1) + after.length + drafted + tested + after.done
 
     def softmax(_, draft, logits):
-        (probs,) = tie(draft.tokens, sampling.to_probs(logits, hot))  # made whole, though little of it is read
+        (probs,) = tie(
+            draft.tokens, sampling.to_probs(logits, hot)
+        )  # made whole, though little of it is read
         return probs[..., 0]
 
     def sampled(name):
         def part(turn, draft, logits):
             keys = rng.RowKeys(state.keys, turn, state.length + turn)
             verdict = accept.load(name).sampled(keys, draft, sampling.to_probs(logits, hot))
-            return jnp.stack([verdict.count - 1, verdict.tokens.max(-1)])  # the second, or nothing need be drawn
+            return jnp.stack(
+                [verdict.count - 1, verdict.tokens.max(-1)]
+            )  # the second, or nothing need be drawn
 
         return part
 
     loops: dict[str, tuple[Loop, int]]
-    loops = {f"forward_chain_{n}": (forward(target, params, state, n, None, turns), turns) for n in (1, 8, 64, size)}
-    loops["forward_tree"] = forward(target, params, state, size, step.block_parents(draft), turns), turns
+    loops = {
+        f"forward_chain_{n}": (forward(target, params, state, n, None, turns), turns)
+        for n in (1, 8, 64, size)
+    }
+    loops["forward_tree"] = (
+        forward(target, params, state, size, step.block_parents(draft), turns),
+        turns,
+    )
     loops["greedy_step"] = rounds(target, drafter, rule, ModelParams(params), state, turns), turns
     for part in (greedy_accept, greedy_bookkeeping):
         loops[part.__name__] = sums(part, cases[DETERMINISTIC][:1], small), small
@@ -238,7 +277,9 @@ def study(config: TransformerConfig, tree: topology.Topology, batch: int, contex
     loops["softmax"] = sums(softmax, cases[DETERMINISTIC][:1], small), small
     for name, kind in RULES.items():
         loops[f"sampled_{name}"] = sums(sampled(name), cases[kind], turns), turns * len(cases[kind])
-    accepted = {n: float(np.mean([t[0] for t in loops[f"sampled_{n}"][0]()])) / turns for n in RULES}
+    accepted = {
+        n: float(np.mean([t[0] for t in loops[f"sampled_{n}"][0]()])) / turns for n in RULES
+    }
     seconds = clock(loops, repeats)
 
     median = {name: statistics.median(all_) for name, all_ in seconds.items()}
@@ -246,7 +287,9 @@ def study(config: TransformerConfig, tree: topology.Topology, batch: int, contex
     for more, less in (("greedy_step", "forward_tree"), ("forward_tree", f"forward_chain_{size}")):
         pairs = zip(seconds[more], seconds[less], strict=True)  # neighbours in time
         median[f"{more} less {less}"] = statistics.median(a - b for a, b in pairs)
-    median["greedy parts together"] = sum(median[f"greedy_{part}"] for part in ("accept", "bookkeeping", "commit"))
+    median["greedy parts together"] = sum(
+        median[f"greedy_{part}"] for part in ("accept", "bookkeeping", "commit")
+    )
     for name in RULES:
         median[f"{name} less softmax"] = median[f"sampled_{name}"] - median["softmax"]
     rows = [
@@ -258,19 +301,28 @@ def study(config: TransformerConfig, tree: topology.Topology, batch: int, contex
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--tree", default="4x3x2x1", help="as topology.parse reads it; the default has 64 nodes")
-    parser.add_argument("--context", type=int, default=256, help="tokens of the text before the first round")
     parser.add_argument(
-        "--turns", type=int, default=4, help="passes in one loop of forwards; short parts take ten times"
+        "--tree", default="4x3x2x1", help="as topology.parse reads it; the default has 64 nodes"
+    )
+    parser.add_argument(
+        "--context", type=int, default=256, help="tokens of the text before the first round"
+    )
+    parser.add_argument(
+        "--turns",
+        type=int,
+        default=4,
+        help="passes in one loop of forwards; short parts take ten times",
     )
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--layers", type=int, default=TARGET.num_layers)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results.json"))
     args = parser.parse_args()
 
-    config, tree = dataclasses.replace(TARGET, num_layers=args.layers), topology.parse(args.tree)
+    config, tree = dataclasses.replace(TARGET, num_layers=args.layers), shapes.parse(args.tree)
     since, others = time.perf_counter(), busy()
     measured = study(config, tree, args.batch, args.context, args.turns, args.repeats)
     others = (busy() - others) / (time.perf_counter() - since) / (os.cpu_count() or 1)
@@ -290,9 +342,12 @@ def main() -> None:
     args.out.write_text(json.dumps(result, indent=2) + "\n")
     print(f"{'':32}{'ms':>9}  of the tree's forward  of one token's")
     for row in measured["rows"]:
-        print(f"{row['name']:32}{row['ms']:9.2f}{row['of_tree_forward']:14.1%}{row['of_one_token_forward']:16.1%}")
+        print(
+            f"{row['name']:32}{row['ms']:9.2f}{row['of_tree_forward']:14.1%}{row['of_one_token_forward']:16.1%}"
+        )
     print(
-        "accepted a round:", ", ".join(f"{name} {count:.2f}" for name, count in measured["accepted_per_round"].items())
+        "accepted a round:",
+        ", ".join(f"{name} {count:.2f}" for name, count in measured["accepted_per_round"].items()),
     )
     print(f"other processes took {others:.0%} of the machine")
 

@@ -25,8 +25,13 @@ from specjax.models.transformer import TransformerConfig
 
 SPOKEN = 80
 DISTURBED = 3.0  # random layers at their usual scale change little; the weights of both models are three times as large
-SIGNALS = 2.15, 0.4  # found by trying: at the shapes of run.py about three greedy tokens in four follow the draft
-GAIN = 2.5  # so that the target gives the successor about three quarters of its mass at temperature 1
+SIGNALS = (
+    2.15,
+    0.4,
+)  # found by trying: at the shapes of run.py about three greedy tokens in four follow the draft
+GAIN = (
+    2.5  # so that the target gives the successor about three quarters of its mass at temperature 1
+)
 SILENT = -24.0  # the logit of a token that is not spoken
 
 
@@ -49,7 +54,9 @@ def walker(config: TransformerConfig, walk: np.ndarray, signal: float, seed: int
     noise = np.random.default_rng(seed)
     width = config.hidden_size
     embedding = noise.standard_normal((config.vocab_size, width), np.float32)
-    up = np.ones(width, np.float32)  # what the last norm adds to every feature; it has removed their mean before
+    up = np.ones(
+        width, np.float32
+    )  # what the last norm adds to every feature; it has removed their mean before
     head = np.broadcast_to(SILENT / width * up, embedding.shape).copy()
     before = embedding[walk] - embedding[walk].mean(-1, keepdims=True)
     head[np.roll(walk, -1)] = GAIN / np.sqrt(width) * before
@@ -60,7 +67,12 @@ def walker(config: TransformerConfig, walk: np.ndarray, signal: float, seed: int
     return Model(config, params)
 
 
-def make(target: TransformerConfig, draft: TransformerConfig, prompts: int, signals: tuple[float, float] = SIGNALS):
+def make(
+    target: TransformerConfig,
+    draft: TransformerConfig,
+    prompts: int,
+    signals: tuple[float, float] = SIGNALS,
+):
     """(target, draft, prompts): the pair, and token lists of ragged lengths."""
     noise = np.random.default_rng(7)
     walk = noise.choice(target.vocab_size, SPOKEN, replace=False)
@@ -70,6 +82,7 @@ def make(target: TransformerConfig, draft: TransformerConfig, prompts: int, sign
         texts.append(np.resize(np.roll(walk, -int(noise.integers(SPOKEN))), length).tolist())
     shapes = [dataclasses.replace(config, tie_embeddings=False) for config in (target, draft)]
     pair = [
-        walker(shape, walk, signal, seed) for seed, (shape, signal) in enumerate(zip(shapes, signals, strict=True), 1)
+        walker(shape, walk, signal, seed)
+        for seed, (shape, signal) in enumerate(zip(shapes, signals, strict=True), 1)
     ]
     return pair[0], pair[1], texts

@@ -47,10 +47,10 @@ import jax
 import numpy as np
 
 from experiments.vs_transformers import pair, sides
+from specjax.bench.results import machine
 from specjax.errors import UserError
 from specjax.models import hf
 from specjax.models.transformer import TransformerConfig
-from specjax.results import machine
 
 GPT2 = TransformerConfig(
     family="gpt2",
@@ -66,7 +66,9 @@ GPT2 = TransformerConfig(
     mlp_bias=True,
     # No end-of-sequence token: then neither side has to be kept from stopping early.
 )
-DRAFT = dataclasses.replace(GPT2, num_layers=2, hidden_size=256, intermediate_size=1024, num_heads=4, num_kv_heads=4)
+DRAFT = dataclasses.replace(
+    GPT2, num_layers=2, hidden_size=256, intermediate_size=1024, num_heads=4, num_kv_heads=4
+)
 OPENINGS = (
     "Once upon a time, there was a little girl named Lily. She liked to play with her red ball in the park.",
     "Tom had a dog. The dog was big and brown. One day,",
@@ -105,18 +107,22 @@ def constructed(folder: Path, new: int, small: bool) -> Pair:
     for name, made in (("target", target), ("draft", draft)):
         hf.save(folder / name, made.config, made.params)
     words = "12 layers, 768 wide, 12 heads, and a draft of 2 layers, 256 wide; vocabulary 50257, constructed weights"
-    return Pair("gpt2", folder / "target", folder / "draft", prompts, new, "tiny shapes" if small else words)
+    return Pair(
+        "gpt2", folder / "target", folder / "draft", prompts, new, "tiny shapes" if small else words
+    )
 
 
 def stories(directory: str, draft: str, folder: Path, new: int) -> Pair:
     """A small trained model, and a draft model given or made of its first two layers. Raises UserError."""
     target, words = hf.load(directory), "a draft model that was given"
     if target.tokenizer is None:
-        raise UserError(f"{directory} has no tokenizer.json, and the prompts of this study are texts")
+        raise UserError(
+            f"{directory} has no tokenizer.json, and the prompts of this study are texts"
+        )
     if not draft:
-        from specjax.train import begin  # only here: it brings the training stack along
+        from specjax.train import initial  # only here: it brings the training stack along
 
-        hf.save(folder / "pruned", *begin.pruned(target, "0,1"), target.tokenizer)
+        hf.save(folder / "pruned", *initial.pruned(target, "0,1"), target.tokenizer)
         draft, words = str(folder / "pruned"), "its own first 2 layers as draft"
     prompts = [target.tokenizer.encode(text).ids for text in OPENINGS]
     shape = f"{target.config.num_layers} layers, {target.config.hidden_size} wide"
@@ -133,8 +139,12 @@ def compare(chosen: Pair, heat: float, passes: int, device: str, dtype: str) -> 
     import torch
 
     for method in sides.GAMMA:
-        runs["specjax", method] = sides.ours(mine[0], mine[1], method, chosen.prompts, chosen.new, heat)
-        runs["transformers", method] = sides.theirs(peer[0], peer[1], method, chosen.prompts, chosen.new, heat)
+        runs["specjax", method] = sides.ours(
+            mine[0], mine[1], method, chosen.prompts, chosen.new, heat
+        )
+        runs["transformers", method] = sides.theirs(
+            peer[0], peer[1], method, chosen.prompts, chosen.new, heat
+        )
         one = sides.theirs(peer[0], peer[1], method, chosen.prompts[:1], chosen.new, heat)
         choices = sorted({1, os.cpu_count() or 1}) if device == "cpu" else [torch.get_num_threads()]
         threads[method] = sides.best_threads([one], choices)
@@ -149,17 +159,34 @@ def compare(chosen: Pair, heat: float, passes: int, device: str, dtype: str) -> 
             answers[key].append(run(seed))
             seconds[key].append(time.perf_counter() - began)
     for method in sides.GAMMA:
-        row: dict[str, Any] = {"pair": chosen.name, "method": method, "temperature": heat, "gamma": sides.GAMMA[method]}
+        row: dict[str, Any] = {
+            "pair": chosen.name,
+            "method": method,
+            "temperature": heat,
+            "gamma": sides.GAMMA[method],
+        }
         for side in ("specjax", "transformers"):
             row[side] = summary(answers[side, method], seconds[side, method])
         row["transformers"]["threads"] = threads[method]
-        texts = zip(*(a.texts for side in ("specjax", "transformers") for a in answers[side, method]), strict=True)
+        texts = zip(
+            *(a.texts for side in ("specjax", "transformers") for a in answers[side, method]),
+            strict=True,
+        )
         same = [all(text == each[0] for text in each) for each in texts]
-        ratios = [b / a for a, b in zip(seconds["specjax", method], seconds["transformers", method], strict=True)]
-        row["ratio"] = row["specjax"]["tokens_per_second"] / row["transformers"]["tokens_per_second"]
+        ratios = [
+            b / a
+            for a, b in zip(
+                seconds["specjax", method], seconds["transformers", method], strict=True
+            )
+        ]
+        row["ratio"] = (
+            row["specjax"]["tokens_per_second"] / row["transformers"]["tokens_per_second"]
+        )
         row["ratio_spread"] = [min(ratios), max(ratios)]
         row["identical"] = f"{sum(same)}/{len(same)}" if heat == 0 else None
-        row["distinct_tokens"] = statistics.mean(len(set(text)) for text in answers["specjax", method][0].texts)
+        row["distinct_tokens"] = statistics.mean(
+            len(set(text)) for text in answers["specjax", method][0].texts
+        )
         rows.append(row)
     return rows
 
@@ -186,19 +213,34 @@ def busy() -> float:
     """CPU seconds that other processes have used since the machine started (0 where /proc does not tell)."""
     if not Path("/proc/stat").exists():
         return 0.0
-    user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
+    user, nice, system, _, _, irq, softirq, *_ = map(
+        int, Path("/proc/stat").read_text().split("\n")[0].split()[1:]
+    )
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
 def table(result: dict) -> str:
     """The rows as Markdown."""
-    head = ("pair", "method", "T", "specjax tokens/s", "tau", "transformers tokens/s", "tau", "ratio", "greedy texts")
+    head = (
+        "pair",
+        "method",
+        "T",
+        "specjax tokens/s",
+        "tau",
+        "transformers tokens/s",
+        "tau",
+        "ratio",
+        "greedy texts",
+    )
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in result["rows"]:
         cells = [row["pair"], row["method"], f"{row['temperature']:g}"]
         for side in (row["specjax"], row["transformers"]):
             low, high = side["spread"]
-            cells += [f"{side['tokens_per_second']:.1f} ({low:.1f}-{high:.1f})", f"{side['block_efficiency']:.2f}"]
+            cells += [
+                f"{side['tokens_per_second']:.1f} ({low:.1f}-{high:.1f})",
+                f"{side['block_efficiency']:.2f}",
+            ]
         same = "not comparable" if row["identical"] is None else f"{row['identical']} identical"
         lines.append("| " + " | ".join([*cells, f"**{row['ratio']:.2f}x**", same]) + " |")
     return "\n".join(lines)
@@ -206,12 +248,24 @@ def table(result: dict) -> str:
 
 def main(argv: Sequence[str]) -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--passes", type=int, default=3, help="times that every method decodes all prompts")
-    parser.add_argument("--new", type=int, default=48, help="new tokens a prompt (stories: twice as many)")
-    parser.add_argument("--stories", default="", help="directory of a small trained model; without it: gpt2 only")
-    parser.add_argument("--stories-draft", default="", help="its draft model; without it: its own first two layers")
-    parser.add_argument("--device", default="", help="of torch; without it: cuda if there is one. jax picks its own")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--passes", type=int, default=3, help="times that every method decodes all prompts"
+    )
+    parser.add_argument(
+        "--new", type=int, default=48, help="new tokens a prompt (stories: twice as many)"
+    )
+    parser.add_argument(
+        "--stories", default="", help="directory of a small trained model; without it: gpt2 only"
+    )
+    parser.add_argument(
+        "--stories-draft", default="", help="its draft model; without it: its own first two layers"
+    )
+    parser.add_argument(
+        "--device", default="", help="of torch; without it: cuda if there is one. jax picks its own"
+    )
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--small", action="store_true", help="tiny shapes: a test that it runs")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results.json"))
@@ -219,7 +273,9 @@ def main(argv: Sequence[str]) -> None:
     import torch
 
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if args.dtype == "float32":  # on GPUs jax would take a shorter mantissa for products, and torch does not
+    if (
+        args.dtype == "float32"
+    ):  # on GPUs jax would take a shorter mantissa for products, and torch does not
         jax.config.update("jax_default_matmul_precision", "float32")
     since, others = time.perf_counter(), busy()
     rows, models = [], {}
@@ -236,10 +292,13 @@ def main(argv: Sequence[str]) -> None:
         "schema": 1,
         "command": shlex.join(["python", "experiments/vs_transformers/run.py", *map(shown, argv)]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine() | {"torch_device": torch.cuda.get_device_name() if device == "cuda" else device},
+        "machine": machine()
+        | {"torch_device": torch.cuda.get_device_name() if device == "cuda" else device},
         "others_cpu": round((busy() - others) / seconds / (os.cpu_count() or 1), 3),
         "seconds": round(seconds),
-        "versions": {name: version(name) for name in ("specjax", "jax", "flax", "torch", "transformers")}
+        "versions": {
+            name: version(name) for name in ("specjax", "jax", "flax", "torch", "transformers")
+        }
         | {"backend": jax.default_backend(), "device": jax.devices()[0].device_kind},
         "dtype": args.dtype,
         "models": models,

@@ -16,7 +16,11 @@ from specjax.models import hf
 from specjax.types import ModelParams
 
 AUTOREGRESSIVE, DRAFT_MODEL, PROMPT_LOOKUP = "autoregressive", "draft_model", "prompt_lookup"
-GAMMA = {AUTOREGRESSIVE: 0, DRAFT_MODEL: 5, PROMPT_LOOKUP: 10}  # draft tokens a round, constant on both sides
+GAMMA = {
+    AUTOREGRESSIVE: 0,
+    DRAFT_MODEL: 5,
+    PROMPT_LOOKUP: 10,
+}  # draft tokens a round, constant on both sides
 MAX_NGRAM = 2  # what transformers looks up if nobody says otherwise
 
 
@@ -30,12 +34,23 @@ class Answer(NamedTuple):
 Run = Callable[[int], Answer]  # of a seed
 
 
-def ours(target: hf.Loaded, draft: hf.Loaded, method: str, prompts: Sequence[list[int]], new: int, heat: float) -> Run:
+def ours(
+    target: hf.Loaded,
+    draft: hf.Loaded,
+    method: str,
+    prompts: Sequence[list[int]],
+    new: int,
+    heat: float,
+) -> Run:
     """specjax. The prompts have one width, so that their lengths do not compile anew."""
     if method == DRAFT_MODEL:
-        drafter = drafters.make(method, target.lm, model=draft.lm, params=draft.params, gamma=GAMMA[method])
+        drafter = drafters.make(
+            method, target.lm, model=draft.lm, params=draft.params, gamma=GAMMA[method]
+        )
     elif method == PROMPT_LOOKUP:
-        drafter = drafters.make(method, target.lm, rule="transformers", gamma=GAMMA[method], max_ngram=MAX_NGRAM)
+        drafter = drafters.make(
+            method, target.lm, rule="transformers", gamma=GAMMA[method], max_ngram=MAX_NGRAM
+        )
     else:
         drafter = drafters.make("none", target.lm)
     params = ModelParams(target.params, draft.params if method == DRAFT_MODEL else {})
@@ -47,12 +62,16 @@ def ours(target: hf.Loaded, draft: hf.Loaded, method: str, prompts: Sequence[lis
         for row, prompt in enumerate(prompts):
             tokens, lengths = decode.pack_prompts([prompt], width)
             keys, end = rng.row_keys(seed, [row]), {"max_len": width + new, "limit": lengths + new}
-            state = decode.prefill(target.lm, drafter, params, tokens, lengths, keys, sampling=settings, **end)
+            state = decode.prefill(
+                target.lm, drafter, params, tokens, lengths, keys, sampling=settings, **end
+            )
             if method == AUTOREGRESSIVE:
                 state = decode.autoregressive(target.lm, params, state, max_steps=new)
                 rounds += new
             else:
-                state, records = decode.generate(target.lm, drafter, rule, params, state, max_steps=new)
+                state, records = decode.generate(
+                    target.lm, drafter, rule, params, state, max_steps=new
+                )
                 rounds += int((np.asarray(records.emitted) > 0).sum())
             texts += decode.outputs(state, [len(prompt)])
         return Answer(texts, rounds)
@@ -67,7 +86,9 @@ def load_theirs(directory: str, device: str, dtype: str) -> Any:
 
     transformers.logging.set_verbosity_error()  # it would say in every call that nothing stops the text
     transformers.logging.disable_progress_bar()
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype))
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        directory, dtype=getattr(torch, dtype)
+    )
     model = model.to(device).eval()
     model.generation_config.eos_token_id = None
     model.generation_config.num_assistant_tokens = GAMMA[DRAFT_MODEL]  # read from the assistant
@@ -76,17 +97,27 @@ def load_theirs(directory: str, device: str, dtype: str) -> Any:
     return model
 
 
-def theirs(target: Any, draft: Any, method: str, prompts: Sequence[list[int]], new: int, heat: float) -> Run:
+def theirs(
+    target: Any, draft: Any, method: str, prompts: Sequence[list[int]], new: int, heat: float
+) -> Run:
     """transformers: ``generate``, alone, with ``assistant_model`` or with ``prompt_lookup_num_tokens``."""
     import torch
 
-    settings: dict[str, Any] = {"max_new_tokens": new, "use_cache": True, "pad_token_id": 0, "do_sample": heat > 0}
+    settings: dict[str, Any] = {
+        "max_new_tokens": new,
+        "use_cache": True,
+        "pad_token_id": 0,
+        "do_sample": heat > 0,
+    }
     if heat > 0:
         settings |= {"temperature": heat, "top_k": 0, "top_p": 1.0}
     if method == DRAFT_MODEL:
         settings |= {"assistant_model": draft}
     elif method == PROMPT_LOOKUP:
-        settings |= {"prompt_lookup_num_tokens": GAMMA[method], "max_matching_ngram_size": MAX_NGRAM}
+        settings |= {
+            "prompt_lookup_num_tokens": GAMMA[method],
+            "max_matching_ngram_size": MAX_NGRAM,
+        }
     calls = [0]
 
     def count(*_: Any) -> None:

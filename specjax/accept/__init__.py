@@ -22,7 +22,9 @@ def load(name: str, **keys: Any) -> Accept:
 def check_pair(drafter: Drafter, rule: Accept) -> None:
     """Raises UserError if the class of ``rule`` does not hold for what ``drafter`` drafts; says what would be right."""
     if drafter.siblings not in SIBLINGS:
-        raise UserError(f"{drafter.name} says siblings={drafter.siblings!r}; it must be one of {', '.join(SIBLINGS)}")
+        raise UserError(
+            f"{drafter.name} says siblings={drafter.siblings!r}; it must be one of {', '.join(SIBLINGS)}"
+        )
     if drafter.siblings in rule.siblings:
         return
     others = [n for n in names() if drafter.siblings in load(n).siblings]

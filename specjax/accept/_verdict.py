@@ -13,7 +13,9 @@ from specjax.types import Draft, Verdict
 def chain_nodes(draft: Draft) -> jax.Array:
     """bool[B,N]: which nodes of a chain exist. Raises UserError for a tree."""
     if draft.parents is not None:
-        raise UserError("this acceptance rule takes chains, and the drafter drafts trees; choose a tree rule")
+        raise UserError(
+            "this acceptance rule takes chains, and the drafter drafts trees; choose a tree rule"
+        )
     return draft.valid
 
 
@@ -38,10 +40,16 @@ def along(draft: Draft, path: jax.Array, token: jax.Array) -> Verdict:
     """The draft tokens on ``path`` i32[B,M] (-1 padded), then ``token`` i32[B]."""
     index = jnp.arange(path.shape[1] + 1)
     accepted = (path >= 0).sum(-1)[:, None]
-    drafted = jnp.take_along_axis(draft.tokens, jnp.maximum(path, 0), axis=1) if draft.tokens.shape[1] else path
+    drafted = (
+        jnp.take_along_axis(draft.tokens, jnp.maximum(path, 0), axis=1)
+        if draft.tokens.shape[1]
+        else path
+    )
     drafted = jnp.pad(drafted, ((0, 0), (0, 1)))
     tokens = jnp.where(index < accepted, drafted, jnp.where(index == accepted, token[:, None], -1))
-    return Verdict(tokens.astype(jnp.int32), (accepted[:, 0] + 1).astype(jnp.int32), path.astype(jnp.int32))
+    return Verdict(
+        tokens.astype(jnp.int32), (accepted[:, 0] + 1).astype(jnp.int32), path.astype(jnp.int32)
+    )
 
 
 def prefix(draft: Draft, accepted: jax.Array, token: jax.Array) -> Verdict:
@@ -50,7 +58,9 @@ def prefix(draft: Draft, accepted: jax.Array, token: jax.Array) -> Verdict:
     return along(draft, jnp.where(index < accepted[:, None], index, -1), token)
 
 
-def deepest(draft: Draft, passed: jax.Array, score: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+def deepest(
+    draft: Draft, passed: jax.Array, score: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
     """The longest path whose nodes all passed (bool[B,N]): its nodes i32[B,M], and the row of the target's laws at its end.
 
     Between equally long ones the higher sum of ``score`` f[B,N] along the path wins, then the lower node.

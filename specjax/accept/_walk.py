@@ -20,7 +20,9 @@ class Walk(struct.PyTreeNode):
 
     open: jax.Array  # bool[B,N] children of the accepted prefix that have not been tested
     seen: jax.Array  # bool[B,N] all children of the accepted prefix
-    law: jax.Array  # f[B,V] what the next token must be drawn from if none of the open ones is accepted
+    probs: (
+        jax.Array
+    )  # f[B,V] what the next token must be drawn from if none of the open ones is accepted
     path: jax.Array  # i32[B,M] accepted nodes, -1 padded
 
     @property
@@ -44,18 +46,22 @@ def begin(draft: Draft, target_probs: jax.Array) -> Walk:
     return Walk(first, first, target_probs[:, 0], path)
 
 
-def descend(walk: Walk, draft: Draft, target_probs: jax.Array, node: jax.Array, accepted: jax.Array) -> Walk:
+def descend(
+    walk: Walk, draft: Draft, target_probs: jax.Array, node: jax.Array, accepted: jax.Array
+) -> Walk:
     """Rows ``accepted`` bool[B] go down to ``node`` i32[B], a child of where they stand, and to all its copies."""
     size = draft.tokens.shape[1]
     token = _verdict.at(draft.tokens, node)
-    copies = jnp.pad(walk.seen & (draft.tokens == token[:, None]), ((0, 0), (1, 0)))  # [B,N+1], the root is none
+    copies = jnp.pad(
+        walk.seen & (draft.tokens == token[:, None]), ((0, 0), (1, 0))
+    )  # [B,N+1], the root is none
     children = draft.valid & jnp.take_along_axis(copies, parents(draft) + 1, 1)
     place = jnp.arange(walk.path.shape[1]) == walk.level[:, None]
     go = accepted[:, None]
     return Walk(
         open=jnp.where(go, children, walk.open),
         seen=jnp.where(go, children, walk.seen),
-        law=jnp.where(go, _verdict.at(target_probs, jnp.minimum(node + 1, size)), walk.law),
+        probs=jnp.where(go, _verdict.at(target_probs, jnp.minimum(node + 1, size)), walk.probs),
         path=jnp.where(go & place, node[:, None], walk.path).astype(jnp.int32),
     )
 

@@ -19,7 +19,9 @@ from specjax.types import Accept, Draft, Verdict
 def weights(draft: Draft, target_probs: jax.Array) -> jax.Array:
     """f32[B,N+1]: entry i is min(1, entry i-1 * target(x_i) / draft(x_i)), how much of the prefix's draft mass can stand."""
     target_mass, draft_mass = masses(draft, target_probs)
-    ratio = jnp.where(draft_mass > 0, target_mass / jnp.where(draft_mass > 0, draft_mass, 1), target_mass > 0)
+    ratio = jnp.where(
+        draft_mass > 0, target_mass / jnp.where(draft_mass > 0, draft_mass, 1), target_mass > 0
+    )
 
     def step(weight, ratio):
         weight = jnp.minimum(1, weight * ratio)
@@ -29,7 +31,9 @@ def weights(draft: Draft, target_probs: jax.Array) -> jax.Array:
     return jnp.concatenate([one[:, None], jax.lax.scan(step, one, ratio.T)[1].T], 1)
 
 
-def chances(draft: Draft, target_probs: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+def chances(
+    draft: Draft, target_probs: jax.Array, weight: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """f32[B,N] each, numerator and denominator: the chance that the first i+1 tokens stand, if no more do.
 
     The last token's is its weight; before it, mass that the next position still owes, over itself plus what was lost.
@@ -60,10 +64,14 @@ def block(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
     weight = weights(draft, target_probs)
     stands = keys.coins(size, target_probs.dtype).flip(*chances(draft, target_probs, weight))
     accepted = jnp.max(jnp.where(stands, jnp.arange(1, size + 1), 0), -1)
-    return _verdict.prefix(draft, accepted, keys.draw(RESIDUAL, after(accepted, draft, target_probs, weight)))
+    return _verdict.prefix(
+        draft, accepted, keys.draw(RESIDUAL, after(accepted, draft, target_probs, weight))
+    )
 
 
-def after(accepted: jax.Array, draft: Draft, target_probs: jax.Array, weight: jax.Array) -> jax.Array:
+def after(
+    accepted: jax.Array, draft: Draft, target_probs: jax.Array, weight: jax.Array
+) -> jax.Array:
     """The law f32[B,V] (not normalised) of the token after the accepted ones: max(weight * target - draft, 0)."""
     scale = _verdict.at(weight, accepted)
     return leftover(accepted, draft, target_probs, (1 / jnp.where(scale > 0, scale, 1))[:, None])

@@ -21,13 +21,17 @@ def masses(draft: Draft, target_probs: jax.Array) -> tuple[jax.Array, jax.Array]
 
     def gather(probs: jax.Array) -> jax.Array:
         inside = jnp.clip(draft.tokens, 0, probs.shape[-1] - 1)
-        return jnp.where(draft.valid, jnp.take_along_axis(probs, inside[..., None], axis=-1)[..., 0], 1)
+        return jnp.where(
+            draft.valid, jnp.take_along_axis(probs, inside[..., None], axis=-1)[..., 0], 1
+        )
 
     target_mass = gather(target_probs[:, :-1])
     return target_mass, jnp.ones_like(target_mass) if draft.probs is None else gather(draft.probs)
 
 
-def leftover(accepted: jax.Array, draft: Draft, target_probs: jax.Array, scale: jax.Array | float = 1.0) -> jax.Array:
+def leftover(
+    accepted: jax.Array, draft: Draft, target_probs: jax.Array, scale: jax.Array | float = 1.0
+) -> jax.Array:
     """The law f32[B,V] (not normalised) of the token after ``accepted`` i32[B] draft tokens.
 
     The target's after a full chain, otherwise the residual max(target - scale * draft, 0) (``scale`` a number or
@@ -50,7 +54,9 @@ def chain(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
     exists = _verdict.chain_nodes(draft)
     kept = keys.coins(draft.tokens.shape[1], target_probs.dtype).flip(*masses(draft, target_probs))
     accepted = _verdict.first_failure(kept & exists)
-    return _verdict.prefix(draft, accepted, keys.draw(RESIDUAL, leftover(accepted, draft, target_probs)))
+    return _verdict.prefix(
+        draft, accepted, keys.draw(RESIDUAL, leftover(accepted, draft, target_probs))
+    )
 
 
 def make() -> Accept:

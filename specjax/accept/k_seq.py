@@ -50,7 +50,9 @@ def accepted(beta: jax.Array, count: jax.Array) -> jax.Array:
     return -jnp.expm1(count * jnp.log1p(-jnp.minimum(beta, 1)))
 
 
-def k_seq(keys: RowKeys, draft: Draft, target_probs: jax.Array, find: Callable | None = None) -> Verdict:
+def k_seq(
+    keys: RowKeys, draft: Draft, target_probs: jax.Array, find: Callable | None = None
+) -> Verdict:
     """The rule. ``draft`` N nodes whose siblings are independent draws from one law, ``target_probs`` f32[B,N+1,V]. L1.
 
     ``find`` gives rho (``solve``); tests put a mistake there.
@@ -58,32 +60,38 @@ def k_seq(keys: RowKeys, draft: Draft, target_probs: jax.Array, find: Callable |
     find = find or solve
     size, vocab, dtype = draft.tokens.shape[1], target_probs.shape[-1], target_probs.dtype
     if size == 0:
-        return _verdict.along(draft, jnp.zeros_like(draft.tokens), keys.draw(RESIDUAL, target_probs[:, 0]))
+        return _verdict.along(
+            draft, jnp.zeros_like(draft.tokens), keys.draw(RESIDUAL, target_probs[:, 0])
+        )
     coins = keys.coins(size, dtype)
 
     def level(walk: _walk.Walk) -> _walk.Walk:
         count, trying = walk.open.sum(-1), walk.open.any(-1)
         law = _verdict.law_of(draft, jnp.argmax(walk.open, -1), vocab, dtype)
         law = jnp.where(trying[:, None], law, 0)
-        rho = find(count, walk.law, law)
+        rho = find(count, walk.probs, law)
         tokens = jnp.clip(draft.tokens, 0, vocab - 1)
-        kept = jnp.where(walk.open, jnp.take_along_axis(walk.law, tokens, 1), 0)
+        kept = jnp.where(walk.open, jnp.take_along_axis(walk.probs, tokens, 1), 0)
         total = jnp.where(walk.open, rho[:, None] * jnp.take_along_axis(law, tokens, 1), 0)
         # A coin belongs to a node and a node is open at one level only: each is asked once.
         passed = coins.flip(kept, total)
-        rest = residual(count, rho, walk.law, law)
+        rest = residual(count, rho, walk.probs, law)
         stays = trying & ~passed.any(-1)
-        walk = walk.replace(open=walk.open & ~stays[:, None], law=jnp.where(stays[:, None], rest, walk.law))
+        walk = walk.replace(
+            open=walk.open & ~stays[:, None], probs=jnp.where(stays[:, None], rest, walk.probs)
+        )
         return _walk.descend(walk, draft, target_probs, jnp.argmax(passed, -1), passed.any(-1))
 
     walk = jax.lax.while_loop(lambda w: w.open.any(), level, _walk.begin(draft, target_probs))
-    return _verdict.along(draft, walk.path, keys.draw(RESIDUAL, walk.law))
+    return _verdict.along(draft, walk.path, keys.draw(RESIDUAL, walk.probs))
 
 
 def residual(count: jax.Array, rho: jax.Array, target: jax.Array, draft: jax.Array) -> jax.Array:
     """f[B,V]: target - (acceptance / overlap) * min(draft, target / rho), not normalised; the target's if nothing is left."""
     beta = overlap(rho, target, draft)
-    times = jnp.where(beta > 0, accepted(beta, count.astype(beta.dtype)) / jnp.where(beta > 0, beta, 1), 0)
+    times = jnp.where(
+        beta > 0, accepted(beta, count.astype(beta.dtype)) / jnp.where(beta > 0, beta, 1), 0
+    )
     rest = jnp.maximum(target - times[:, None] * jnp.minimum(draft, target / rho[:, None]), 0)
     return jnp.where(rest.sum(-1, keepdims=True) > 0, rest, target)
 

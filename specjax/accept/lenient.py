@@ -37,7 +37,9 @@ def make(*, lenience: float = 1.0, upper: float = 1.0) -> Accept:
     def sampled(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
         exists = _verdict.chain_nodes(draft)
         target_mass, draft_mass = masses(draft, target_probs)
-        kept = keys.coins(draft.tokens.shape[1], target_probs.dtype).flip(target_mass, lenience * upper * draft_mass)
+        kept = keys.coins(draft.tokens.shape[1], target_probs.dtype).flip(
+            target_mass, lenience * upper * draft_mass
+        )
         accepted = _verdict.first_failure(kept & exists)
         law = leftover(accepted, draft, target_probs, lenience)
         return _verdict.prefix(draft, accepted, keys.draw(RESIDUAL, law))

@@ -32,7 +32,7 @@ def match(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
         going = hit.any(-1)
         walk = _walk.descend(walk, draft, target_probs, jnp.argmax(hit, -1), going)
         depth = depth + 1
-        return walk, jnp.where(going, keys.draw_at(depth, walk.law, going), token), depth
+        return walk, jnp.where(going, keys.draw_at(depth, walk.probs, going), token), depth
 
     start = (_walk.begin(draft, target_probs), first, jnp.zeros((), jnp.int32))
     walk, token, _ = jax.lax.while_loop(lambda carry: hits(*carry[:2]).any(), level, start)

@@ -33,18 +33,20 @@ def recursive(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
         law = _verdict.law_of(draft, node, vocab, target_probs.dtype)
         token = _verdict.at(draft.tokens, node)
         clipped = jnp.clip(token, 0, vocab - 1)
-        kept, total = _verdict.at(walk.law, clipped), _verdict.at(law, clipped)
+        kept, total = _verdict.at(walk.probs, clipped), _verdict.at(law, clipped)
         accepted = coins.flip(jnp.where(trying, kept, 0), jnp.where(trying, total, 0), node)
         here = jnp.arange(walk.open.shape[1]) == node[:, None]
-        rest = residual(walk.law, law)
-        walk = walk.replace(open=walk.open & ~here, law=jnp.where((trying & ~accepted)[:, None], rest, walk.law))
+        rest = residual(walk.probs, law)
+        walk = walk.replace(
+            open=walk.open & ~here, probs=jnp.where((trying & ~accepted)[:, None], rest, walk.probs)
+        )
         return _walk.descend(walk, draft, target_probs, node, accepted)
 
     if draft.tokens.shape[1] == 0:
         walk = _walk.begin(draft, target_probs)
     else:
         walk = jax.lax.while_loop(lambda w: w.open.any(), trial, _walk.begin(draft, target_probs))
-    return _verdict.along(draft, walk.path, keys.draw(RESIDUAL, walk.law))
+    return _verdict.along(draft, walk.path, keys.draw(RESIDUAL, walk.probs))
 
 
 def residual(law: jax.Array, draft: jax.Array) -> jax.Array:

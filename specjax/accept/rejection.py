@@ -26,9 +26,13 @@ def rejection(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
     # 1/M = min draft/target over what the target can say: no division by zero.
     share = jnp.where(here > 0, laws / jnp.where(here > 0, here, 1), jnp.inf).min(-1)
     share = jnp.where(exists, share, 0)
-    kept = keys.coins(draft.tokens.shape[1], target_probs.dtype).flip(target_mass * share, draft_mass)
+    kept = keys.coins(draft.tokens.shape[1], target_probs.dtype).flip(
+        target_mass * share, draft_mass
+    )
     accepted = _verdict.first_failure(kept & exists)
-    return _verdict.prefix(draft, accepted, keys.draw(RESIDUAL, _verdict.at(target_probs, accepted)))
+    return _verdict.prefix(
+        draft, accepted, keys.draw(RESIDUAL, _verdict.at(target_probs, accepted))
+    )
 
 
 def make() -> Accept:

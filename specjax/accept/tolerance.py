@@ -54,7 +54,9 @@ def make(*, top: int = 1, gap: float = math.inf, distance: int = 0, least: int =
             passed |= _walk.depths(draft) <= least
         score = jax.nn.log_softmax(before, -1)
         score = jnp.take_along_axis(score, tokens[..., None], -1)[..., 0]
-        return _verdict.deepest(draft, passed, jnp.maximum(score, jnp.finfo(score.dtype).min / 1024))
+        return _verdict.deepest(
+            draft, passed, jnp.maximum(score, jnp.finfo(score.dtype).min / 1024)
+        )
 
     def sampled(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
         path, end = keep(draft, jnp.log(target_probs))

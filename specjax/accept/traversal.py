@@ -33,7 +33,9 @@ class Visit(struct.PyTreeNode):
     done: jax.Array  # bool[B]
 
 
-def traversal(keys: RowKeys, draft: Draft, target_probs: jax.Array, fail: Callable | None = None) -> Verdict:
+def traversal(
+    keys: RowKeys, draft: Draft, target_probs: jax.Array, fail: Callable | None = None
+) -> Verdict:
     """The rule. ``draft`` N nodes in any topology, ``target_probs`` f32[B,N+1,V]. L1. At most N + 1 turns of the loop.
 
     ``fail`` is what happens to a node whose child fell (``failed``); tests put a mistake there.
@@ -41,7 +43,9 @@ def traversal(keys: RowKeys, draft: Draft, target_probs: jax.Array, fail: Callab
     fail = fail or failed
     (batch, size), vocab, dtype = draft.tokens.shape, target_probs.shape[-1], target_probs.dtype
     if size == 0:
-        return _verdict.along(draft, jnp.zeros_like(draft.tokens), keys.draw(RESIDUAL, target_probs[:, 0]))
+        return _verdict.along(
+            draft, jnp.zeros_like(draft.tokens), keys.draw(RESIDUAL, target_probs[:, 0])
+        )
     coins, parents = keys.coins(size, dtype), _walk.parents(draft)
     put = jax.vmap(lambda row, i, value: row.at[i].set(value))
     mass = jax.vmap(lambda row, i, token: row[i, token])
@@ -52,11 +56,19 @@ def traversal(keys: RowKeys, draft: Draft, target_probs: jax.Array, fail: Callab
     def enter(visit: Visit, laws: jax.Array) -> Visit:
         """Down: each row that can enters its next child, with the weight of its path."""
         children = ahead(visit)
-        down, child, weight = children.any(-1), jnp.argmax(children, -1), _verdict.at(visit.weight, visit.at)
+        down, child, weight = (
+            children.any(-1),
+            jnp.argmax(children, -1),
+            _verdict.at(visit.weight, visit.at),
+        )
         token = jnp.clip(_verdict.at(draft.tokens, child), 0, vocab - 1)
-        drawn = jnp.ones((batch,), dtype) if draft.probs is None else mass(draft.probs, child, token)
+        drawn = (
+            jnp.ones((batch,), dtype) if draft.probs is None else mass(draft.probs, child, token)
+        )
         owed = weight * mass(laws, visit.at, token)
-        entered = jnp.where(owed >= drawn, owed > 0, owed / jnp.where(drawn > 0, drawn, 1)).astype(dtype)
+        entered = jnp.where(owed >= drawn, owed > 0, owed / jnp.where(drawn > 0, drawn, 1)).astype(
+            dtype
+        )
         where = jnp.where(down, child + 1, visit.at).astype(jnp.int32)
         return visit.replace(
             at=where,
@@ -67,7 +79,9 @@ def traversal(keys: RowKeys, draft: Draft, target_probs: jax.Array, fail: Callab
     def turn(visit: Visit) -> Visit:
         # Going down looks at single numbers; only a node that falls needs whole laws, one turn of this loop for each.
         laws = visit.laws
-        visit = jax.lax.while_loop(lambda v: ahead(v).any(), lambda v: enter(v, laws), visit.replace(laws=()))
+        visit = jax.lax.while_loop(
+            lambda v: ahead(v).any(), lambda v: enter(v, laws), visit.replace(laws=())
+        )
         # Up: all children fell. The node stands with the chance that its weight is, or its parent is left with the rest.
         node, leaving = jnp.maximum(visit.at - 1, 0), ~visit.done
         inner = leaving & (visit.at > 0)

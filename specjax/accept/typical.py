@@ -42,7 +42,9 @@ def make(*, epsilon: float = 0.09, delta: float = 0.3) -> Accept:
         tokens = jnp.clip(draft.tokens, 0, target_probs.shape[-1] - 1)
         mass = jnp.take_along_axis(before, tokens[..., None], -1)[..., 0]
         passed = mass > threshold(before, epsilon, delta)
-        path, end = _verdict.deepest(draft, passed, jnp.log(jnp.maximum(mass, jnp.finfo(mass.dtype).tiny)))
+        path, end = _verdict.deepest(
+            draft, passed, jnp.log(jnp.maximum(mass, jnp.finfo(mass.dtype).tiny))
+        )
         return _verdict.along(draft, path, keys.draw(RESIDUAL, _verdict.at(target_probs, end)))
 
     return Accept(sampled, _verdict.greedy, "typical", "L3", SIBLINGS)

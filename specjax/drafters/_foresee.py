@@ -1,4 +1,4 @@
-"""How far a draft would have come, given what the target wrote: block efficiency without decoding (``Drafter.foresee``).
+"""How far a draft would have come, given what the target wrote: block efficiency without decoding (``Training.foresee``).
 
 A token that the chain rule emits was the draft's with probability min(1, draft / target), given its value: the joint
 probability of saying x and accepting it is min(target(x), draft(x)). A deterministic draft is accepted as far as the text
@@ -15,16 +15,20 @@ import numpy as np
 
 from specjax import sampling as sampling_lib
 from specjax.sampling import Sampling
-from specjax.topology import Topology
+from specjax.topology.shapes import Topology
 
 
-def kept(logits: jax.Array, target_logits: jax.Array, labels: jax.Array, sampling: Sampling) -> jax.Array:
+def kept(
+    logits: jax.Array, target_logits: jax.Array, labels: jax.Array, sampling: Sampling
+) -> jax.Array:
     """f32[B,T]: probability that the chain rule accepted the label i32[B,T], given that it was said; two f[B,T,V]."""
     draft, target = (
         jnp.take_along_axis(sampling_lib.to_probs(x, sampling), labels[..., None], -1)[..., 0]
         for x in (logits, target_logits)
     )
-    return jnp.where(draft < target, draft / jnp.where(target > 0, target, 1), (draft > 0).astype(draft.dtype))
+    return jnp.where(
+        draft < target, draft / jnp.where(target > 0, target, 1), (draft > 0).astype(draft.dtype)
+    )
 
 
 def rank(logits: jax.Array, labels: jax.Array) -> jax.Array:

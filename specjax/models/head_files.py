@@ -36,9 +36,16 @@ _FILES = {  # in the order of preference; the first is the one that is written. 
 }
 KINDS = tuple(_FILES)
 # Leaves of which a file may hold copies of one module: blocks of a head, or the stages of a tied speculator.
-_REPEATED = {"medusa": ("block",), "hydra": ("blocks",), "mlp_speculator": ("emb", "head", "ln", "proj"), "bpd": ()}
+_REPEATED = {
+    "medusa": ("block",),
+    "hydra": ("blocks",),
+    "mlp_speculator": ("emb", "head", "ln", "proj"),
+    "bpd": (),
+}
 _FLOATS = (np.float32, np.float16, ml_dtypes.bfloat16, np.float64)
-_ARCHITECTURE = {"mlp_speculator": ["MLPSpeculatorPreTrainedModel"]}  # by which others choose the class to load
+_ARCHITECTURE = {
+    "mlp_speculator": ["MLPSpeculatorPreTrainedModel"]
+}  # by which others choose the class to load
 
 _Fetch = dict[str, Callable[[], np.ndarray]]  # name in the file -> its tensor, read when asked for
 
@@ -77,7 +84,9 @@ def read(directory: str | os.PathLike, kind: str, *, dtype: Any = None) -> Head:
 def _read(path: Path, kind: str, dtype: Any) -> Head:
     config = hf._read_json(path / "config.json") if (path / "config.json").is_file() else {}
     if config.get("model_type") in KINDS and config["model_type"] != kind:
-        raise UserError(f"{path} has {config['model_type']} heads; give a directory of {kind} heads")
+        raise UserError(
+            f"{path} has {config['model_type']} heads; give a directory of {kind} heads"
+        )
     if dtype is None:
         dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
     with contextlib.ExitStack() as stack:
@@ -116,21 +125,34 @@ def write(
     layout = layouts.of_leaves(kind, leaves)
     tensors = {name: leaves[place.path][place.at] for name, place in layout.items()}
     # safetensors writes the bytes as they lie: it would store a transposed view untransposed.
-    tensors = {name: np.ascontiguousarray(x.T if layout[name].transposed else x) for name, x in tensors.items()}
-    fetch: _Fetch = {name: functools.partial(np.asarray, tensor) for name, tensor in tensors.items()}
+    tensors = {
+        name: np.ascontiguousarray(x.T if layout[name].transposed else x)
+        for name, x in tensors.items()
+    }
+    fetch: _Fetch = {
+        name: functools.partial(np.asarray, tensor) for name, tensor in tensors.items()
+    }
     sizes = {}
     for name, place in layout.items():
         _bind("the parameters", sizes, name, place, tensors[name])
-    raw = config | (extra or {}) | ({"vocabulary": tokenizer_fingerprint} if tokenizer_fingerprint else {})
+    raw = (
+        config
+        | (extra or {})
+        | ({"vocabulary": tokenizer_fingerprint} if tokenizer_fingerprint else {})
+    )
     raw |= _facts("the parameters", kind, leaves, sizes, _identical(kind, layout, fetch), config)
     raw |= {"torch_dtype": str(next(iter(tensors.values())).dtype)}
     raw |= {"architectures": _ARCHITECTURE[kind]} if kind in _ARCHITECTURE else {}
     path = Path(directory).expanduser().resolve()
     with _system(path, "written"):
         # A slip of the pen must not replace somebody's model.
-        ours = (path / "config.json").is_file() and hf._read_json(path / "config.json").get("model_type") in KINDS
+        ours = (path / "config.json").is_file() and hf._read_json(path / "config.json").get(
+            "model_type"
+        ) in KINDS
         if path.is_file() or (any(path.glob("*")) and not ours):
-            raise UserError(f"{path} exists and is no directory of heads; name a new one to save heads")
+            raise UserError(
+                f"{path} exists and is no directory of heads; name a new one to save heads"
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as beside:
             fresh, old = Path(beside) / "new", Path(beside) / "old"
@@ -153,26 +175,35 @@ def _system(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be {what} ({getattr(error, 'strerror', None) or error})") from None
+        raise UserError(
+            f"{path} cannot be {what} ({getattr(error, 'strerror', None) or error})"
+        ) from None
 
 
 def _open(path: Path, kind: str, stack: contextlib.ExitStack) -> _Fetch:
     """The tensors of the first file there is."""
     for name in _FILES[kind]:
-        if name == "model.safetensors" and any((path / f"{name}{end}").is_file() for end in ("", ".index.json")):
+        if name == "model.safetensors" and any(
+            (path / f"{name}{end}").is_file() for end in ("", ".index.json")
+        ):
             files = list(hf._weight_files(path))
         elif (path / name).is_file():
             files = [path / name]
         else:
             continue
         if name.endswith(".pt"):
-            return {key: functools.partial(np.asarray, x) for key, x in torch_pickle.load(files[0]).items()}
+            return {
+                key: functools.partial(np.asarray, x)
+                for key, x in torch_pickle.load(files[0]).items()
+            }
         found: _Fetch = {}
         for file in files:
             try:
                 opened = stack.enter_context(safe_open(str(file), framework="np"))
             except (SafetensorError, OSError) as error:
-                raise UserError(f"{file} is damaged or incomplete ({error}); copy it again") from None
+                raise UserError(
+                    f"{file} is damaged or incomplete ({error}); copy it again"
+                ) from None
             found |= {key: functools.partial(opened.get_tensor, key) for key in opened.keys()}  # noqa: SIM118
         return found
     raise UserError(f"{path} has no {kind} heads; such a directory has {' or '.join(_FILES[kind])}")
@@ -183,16 +214,26 @@ def _trim(path: Path, kind: str, fetch: _Fetch, config: dict) -> _Fetch:
     if kind == "medusa":
         merged = any(name.startswith("medusa_head.") for name in fetch)
         backbone = ("model.", "lm_head.") if merged else ()
-        fetch = {re.sub(r"^medusa_heads?\.", "", name): x for name, x in fetch.items() if not name.startswith(backbone)}
+        fetch = {
+            re.sub(r"^medusa_heads?\.", "", name): x
+            for name, x in fetch.items()
+            if not name.startswith(backbone)
+        }
         if _flag(path, config, "original_lm_head"):
             fetch = {name: x for name, x in fetch.items() if not re.match(r"lm_heads?\.", name)}
         if "token_map" in fetch and "lm_heads.0.weight" in fetch:
             known = fetch.pop("token_map")().shape[0]
             # Whole heads beside a map are whole heads: the map only says which rows others keep in memory.
             if fetch["lm_heads.0.weight"]().shape[0] <= known:
-                raise UserError(f"{path} has heads for the {known} tokens of its token_map; give heads for all tokens")
-    elif kind == "hydra":  # the prefix is a whole Llama model of one layer there, whose embedding nobody uses
-        unused = re.compile(re.escape(layouts.PREFIX) + r"(embed_tokens\.weight|.*rotary_emb\.inv_freq)$")
+                raise UserError(
+                    f"{path} has heads for the {known} tokens of its token_map; give heads for all tokens"
+                )
+    elif (
+        kind == "hydra"
+    ):  # the prefix is a whole Llama model of one layer there, whose embedding nobody uses
+        unused = re.compile(
+            re.escape(layouts.PREFIX) + r"(embed_tokens\.weight|.*rotary_emb\.inv_freq)$"
+        )
         fetch = {name: x for name, x in fetch.items() if not unused.match(name)}
     elif kind == "mlp_speculator" and not any(name.startswith("speculator.") for name in fetch):
         fetch = {f"speculator.{name}": x for name, x in fetch.items()}
@@ -201,16 +242,25 @@ def _trim(path: Path, kind: str, fetch: _Fetch, config: dict) -> _Fetch:
 
 def _check_names(path: Path, kind: str, names: list[str], layout: Layout) -> None:
     found = set(names)
-    missing, extra = [name for name in layout if name not in found], [name for name in names if name not in layout]
+    missing, extra = (
+        [name for name in layout if name not in found],
+        [name for name in names if name not in layout],
+    )
     if len(missing) == len(layout):
         first = f"; its first tensor is {names[0]}" if names else ""
         raise UserError(f"{path} has no {kind} heads{first}; give a directory of {kind} heads")
     if kind == "hydra" and not any(".res_connection." in name for name in names):
-        raise UserError(f"{path} has Hydra heads that read no tokens (not grounded); give grounded ones")
+        raise UserError(
+            f"{path} has Hydra heads that read no tokens (not grounded); give grounded ones"
+        )
     if missing:
-        raise UserError(f"{path} lacks {len(missing)} of {len(layout)} tensors, first {missing[0]}; copy it again")
+        raise UserError(
+            f"{path} lacks {len(missing)} of {len(layout)} tensors, first {missing[0]}; copy it again"
+        )
     if extra:
-        raise UserError(f"{path} has {len(extra)} tensors that are not of {kind} heads, first {extra[0]}; remove them")
+        raise UserError(
+            f"{path} has {len(extra)} tensors that are not of {kind} heads, first {extra[0]}; remove them"
+        )
 
 
 def _identical(kind: str, layout: Layout, fetch: _Fetch) -> bool:
@@ -225,15 +275,23 @@ def _identical(kind: str, layout: Layout, fetch: _Fetch) -> bool:
         first, second = (np.ascontiguousarray(x).view(np.uint8) for x in (a, b))
         return a.dtype == b.dtype and np.array_equal(first, second)
 
-    return bool(repeated) and all(alike(fetch[first](), fetch[x]()) for first, *rest in repeated for x in rest)
+    return bool(repeated) and all(
+        alike(fetch[first](), fetch[x]()) for first, *rest in repeated for x in rest
+    )
 
 
-def _bind(where: object, sizes: dict[str, int], name: str, place: Place, tensor: np.ndarray) -> None:
+def _bind(
+    where: object, sizes: dict[str, int], name: str, place: Place, tensor: np.ndarray
+) -> None:
     """Learns from a tensor, as files have it, what its letters stand for. Raises UserError if others told otherwise."""
     if not tensor.size:
-        raise UserError(f"{where}: {name} is empty ({list(tensor.shape)}); leave it out, or copy it again")
+        raise UserError(
+            f"{where}: {name} is empty ({list(tensor.shape)}); leave it out, or copy it again"
+        )
     if tensor.dtype not in _FLOATS:
-        raise UserError(f"{where}: {name} is stored as {tensor.dtype}; supported: 16, 32 and 64 bit floats")
+        raise UserError(
+            f"{where}: {name} is stored as {tensor.dtype}; supported: 16, 32 and 64 bit floats"
+        )
     order = -1 if place.transposed else 1
     dims = [(int(dim[:-1] or 1), dim[-1]) for dim in place.dims.split()]
     for (factor, letter), size in zip(dims, tensor.shape[::order], strict=False):
@@ -242,7 +300,9 @@ def _bind(where: object, sizes: dict[str, int], name: str, place: Place, tensor:
     expected = tuple(factor * sizes.get(letter, 0) for factor, letter in dims)[::order]
     if tensor.shape != expected:
         told = "heads of one file must agree in their sizes"
-        raise UserError(f"{where}: {name} is {list(tensor.shape)}, expected {list(expected)}; {told}")
+        raise UserError(
+            f"{where}: {name} is {list(tensor.shape)}, expected {list(expected)}; {told}"
+        )
 
 
 def _gather(
@@ -254,7 +314,9 @@ def _gather(
         try:
             tensor = fetch[name]()
         except (SafetensorError, TypeError, KeyError) as error:
-            raise UserError(f"{path}: {name} cannot be read ({error}); convert it to float32") from None
+            raise UserError(
+                f"{path}: {name} cannot be read ({error}); convert it to float32"
+            ) from None
         _bind(path, sizes, name, place, tensor)
         tensor = tensor.T if place.transposed else tensor
         leaf = leaves.setdefault(place.path, np.empty(leading[place.path] + tensor.shape, dtype))
@@ -274,16 +336,30 @@ def _flag(where: object, config: dict, name: str) -> bool:
 
 
 def _facts(
-    where: object, kind: str, leaves: dict[tuple, np.ndarray], sizes: dict[str, int], tied: bool, config: dict
+    where: object,
+    kind: str,
+    leaves: dict[tuple, np.ndarray],
+    sizes: dict[str, int],
+    tied: bool,
+    config: dict,
 ) -> dict:
     """What the tensors say about themselves, in the keys of released configs."""
-    facts: dict[str, Any] = {"model_type": kind, "hidden_size": sizes["D"], "vocab_size": sizes.get("V")}
+    facts: dict[str, Any] = {
+        "model_type": kind,
+        "hidden_size": sizes["D"],
+        "vocab_size": sizes.get("V"),
+    }
     if kind == "medusa":
         heads, layers = leaves["block", "kernel"].shape[:2]
         return facts | {"medusa_num_heads": heads, "medusa_num_layers": layers, "tied": tied}
     if kind == "hydra":
         heads, layers, prefix = layouts.hydra_sizes(leaves)
-        facts |= {"hydra_num_heads": heads, "hydra_num_layers": layers, "grounded_heads": True, "tied": tied}
+        facts |= {
+            "hydra_num_heads": heads,
+            "hydra_num_layers": layers,
+            "grounded_heads": True,
+            "tied": tied,
+        }
         return facts | {"hydra_head_arch": "prefix-mlp" if prefix else "mlp"}
     if kind == "bpd":
         return facts | {"bpd_num_heads": len(leaves["up", "kernel"]), "inner_dim": sizes["I"]}
@@ -291,6 +367,13 @@ def _facts(
     if shared:
         stages = config.get("n_predict")
         if type(stages) is not int or stages < 2:
-            raise UserError(f"{where}: n_predict is {stages!r}; of tied stages config.json must say how many there are")
-    facts |= {"emb_dim": sizes["D"], "inner_dim": sizes["I"], "n_predict": stages, "tie_weights": shared}
+            raise UserError(
+                f"{where}: n_predict is {stages!r}; of tied stages config.json must say how many there are"
+            )
+    facts |= {
+        "emb_dim": sizes["D"],
+        "inner_dim": sizes["I"],
+        "n_predict": stages,
+        "tie_weights": shared,
+    }
     return facts | {"scale_input": _flag(where, config, "scale_input")}

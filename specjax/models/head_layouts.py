@@ -50,7 +50,9 @@ class Place(NamedTuple):
 Layout = dict[str, Place]
 
 
-def medusa(heads: int, layers: int, own_head: bool, biases: bool = True, vllm: bool = False) -> Layout:
+def medusa(
+    heads: int, layers: int, own_head: bool, biases: bool = True, vllm: bool = False
+) -> Layout:
     """K heads of L residual blocks each; without ``own_head`` they end in the target's LM head."""
     layout: Layout = {}
     for i in range(heads):
@@ -58,7 +60,9 @@ def medusa(heads: int, layers: int, own_head: bool, biases: bool = True, vllm: b
             name = f"blocks.{i}.layers.{j}" if vllm else f"{i}.{j}.linear"
             layout |= _linear(name, ("block",), (i, j), "D D", biases)
         if own_head:
-            layout |= _linear(f"lm_heads.{i}" if vllm else f"{i}.{layers}", ("head",), (i,), "D V", False)
+            layout |= _linear(
+                f"lm_heads.{i}" if vllm else f"{i}.{layers}", ("head",), (i,), "D V", False
+            )
     return layout
 
 
@@ -73,15 +77,25 @@ def hydra(heads: int, layers: int, dropout: bool, prefix: Collection[str] = ()) 
     for i in range(heads):
         name, path = f"hydra_mlp.{i}", ("mlp", str(i))
         layout |= _linear(f"{name}.{first}.linear", (*path, "in"), (), f"{i + 2}D D", True)
-        layout |= _linear(f"{name}.{first}.res_connection", (*path, "skip"), (), f"{i + 2}D D", True)
+        layout |= _linear(
+            f"{name}.{first}.res_connection", (*path, "skip"), (), f"{i + 2}D D", True
+        )
         for j in range(1, layers):
-            layout |= _linear(f"{name}.{first + j * step}.linear", (*path, "blocks"), (j - 1,), "D D", True)
+            layout |= _linear(
+                f"{name}.{first + j * step}.linear", (*path, "blocks"), (j - 1,), "D D", True
+            )
     for i in range(heads):
         layout |= _linear(f"hydra_lm_head.{i}{last}", ("head",), (i,), "D V", True)
     if "layer" in prefix:
         for module, (name, dims, part) in _PREFIX_LINEAR.items():
             if module != "mlp.gate" or "gate" in prefix:
-                layout |= _linear(PREFIX + name, ("prefix", *module.split(".")), (), dims, f"{part} bias" in prefix)
+                layout |= _linear(
+                    PREFIX + name,
+                    ("prefix", *module.split(".")),
+                    (),
+                    dims,
+                    f"{part} bias" in prefix,
+                )
         for module, name in _PREFIX_NORMS.items():
             layout[f"{PREFIX}{name}.weight"] = Place(("prefix", module, "scale"), (), "D")
             if "norm bias" in prefix:
@@ -98,7 +112,9 @@ def mlp_speculator(stages: int, projections: int) -> Layout:
         layout[f"ln.{i}.weight"] = Place(("ln", "scale"), (i,), "I")
         layout[f"ln.{i}.bias"] = Place(("ln", "bias"), (i,), "I")
     layout["proj.0.weight"] = Place(("proj_in",), (), "D I", True)
-    layout |= {f"proj.{i + 1}.weight": Place(("proj",), (i,), "I I", True) for i in range(projections)}
+    layout |= {
+        f"proj.{i + 1}.weight": Place(("proj",), (i,), "I I", True) for i in range(projections)
+    }
     return {f"speculator.{name}": place for name, place in layout.items()}
 
 
@@ -119,11 +135,20 @@ def of_names(kind: str, names: Collection[str]) -> Layout:
 
     if kind == "medusa":
         if any(name.startswith("blocks.") for name in names):
-            sizes = count(r"blocks\.(\d+)\."), count(r"blocks\.\d+\.layers\.(\d+)\."), count(r"(lm_heads)\.") > 0
+            sizes = (
+                count(r"blocks\.(\d+)\."),
+                count(r"blocks\.\d+\.layers\.(\d+)\."),
+                count(r"(lm_heads)\.") > 0,
+            )
             return medusa(*sizes, any(name.endswith(".bias") for name in names), vllm=True)
-        return medusa(count(r"(\d+)\."), count(r"\d+\.(\d+)\.linear\."), count(r"\d+\.\d+\.(weight)$") > 0)
+        return medusa(
+            count(r"(\d+)\."), count(r"\d+\.(\d+)\.linear\."), count(r"\d+\.\d+\.(weight)$") > 0
+        )
     if kind == "hydra":
-        layers, dropout = count(r"hydra_mlp\.\d+\.(\d+)\.linear\."), count(r"hydra_lm_head\.\d+\.(1)\.") > 0
+        layers, dropout = (
+            count(r"hydra_mlp\.\d+\.(\d+)\.linear\."),
+            count(r"hydra_lm_head\.\d+\.(1)\.") > 0,
+        )
         return hydra(count(r"hydra_mlp\.(\d+)\."), layers, dropout, _prefix_of_names(names))
     if kind == "mlp_speculator":
         stages = max(count(rf"speculator\.{part}\.(\d+)\.") for part in ("emb", "head", "ln"))
@@ -147,14 +172,22 @@ def of_leaves(kind: str, leaves: Mapping[tuple, np.ndarray]) -> Layout:
             layout = hydra(heads, layers, bool(prefix), prefix)
         elif kind == "mlp_speculator":
             stages = len(leaves["emb",])
-            layout = mlp_speculator(stages, 1 if stages == 1 and ("proj",) in leaves else stages - 1)
+            layout = mlp_speculator(
+                stages, 1 if stages == 1 and ("proj",) in leaves else stages - 1
+            )
         else:
             layout = bpd(len(leaves["up", "kernel"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{told} ({type(error).__name__}: {error}); give what such heads train") from None
+        raise UserError(
+            f"{told} ({type(error).__name__}: {error}); give what such heads train"
+        ) from None
     wanted = leading(layout)
     for leaf in sorted(leaves.keys() | wanted.keys()):
-        if leaf not in leaves or leaf not in wanted or leaves[leaf].shape[: len(wanted[leaf])] != wanted[leaf]:
+        if (
+            leaf not in leaves
+            or leaf not in wanted
+            or leaves[leaf].shape[: len(wanted[leaf])] != wanted[leaf]
+        ):
             raise UserError(
                 f"{told} ({'.'.join(leaf)} is missing, too much or of another length); give what such heads train"
             )
@@ -165,7 +198,10 @@ def check(kind: str, params: Any, sizes: Mapping[str, int]) -> None:
     """Raises UserError unless these are the parameters of such heads, of these ``sizes`` (by letter; others may be any)."""
     found = flatten_dict(params) if isinstance(params, dict) else {}
     # Only names and shapes matter; whatever has none is a number.
-    leaves = {path: np.broadcast_to(np.int8(0), getattr(leaf, "shape", ())) for path, leaf in found.items()}
+    leaves = {
+        path: np.broadcast_to(np.int8(0), getattr(leaf, "shape", ()))
+        for path, leaf in found.items()
+    }
     leaves = leaves if all(isinstance(key, str) for path in leaves for key in path) else {}
     known = dict(sizes)
     for place in of_leaves(kind, leaves).values():
@@ -185,7 +221,11 @@ def _prefix_of_names(names: Iterable[str]) -> set[str]:
     """What of a prefix layer is in a file, for ``hydra``. Layers without a gate are those of GPT-2, whose norms have biases."""
     names = [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)]
     biased = {"attention": "self_attn", "mlp": ".mlp.", "norm": "norm."}
-    parts = {f"{part} bias" for part, mark in biased.items() if any(mark in n and n.endswith(".bias") for n in names)}
+    parts = {
+        f"{part} bias"
+        for part, mark in biased.items()
+        if any(mark in n and n.endswith(".bias") for n in names)
+    }
     if names:
         parts.add("layer")
         if "norm bias" not in parts or any(".gate_proj." in name for name in names):
@@ -198,8 +238,14 @@ def hydra_sizes(leaves: Mapping[tuple, np.ndarray]) -> tuple[int, int, set[str]]
     prefix = {"layer"} if any(leaf[0] == "prefix" for leaf in leaves) else set()
     prefix |= {"gate"} if ("prefix", "mlp", "gate", "kernel") in leaves else set()
     biases = {"attention": ("attention", "q"), "mlp": ("mlp", "up"), "norm": ("norm",)}
-    prefix |= {f"{part} bias" for part, module in biases.items() if ("prefix", *module, "bias") in leaves}
-    return len(leaves["head", "kernel"]), 1 + len(leaves.get(("mlp", "0", "blocks", "kernel"), ())), prefix
+    prefix |= {
+        f"{part} bias" for part, module in biases.items() if ("prefix", *module, "bias") in leaves
+    }
+    return (
+        len(leaves["head", "kernel"]),
+        1 + len(leaves.get(("mlp", "0", "blocks", "kernel"), ())),
+        prefix,
+    )
 
 
 def leading(layout: Layout) -> dict[tuple, tuple[int, ...]]:
@@ -207,11 +253,15 @@ def leading(layout: Layout) -> dict[tuple, tuple[int, ...]]:
     shapes: dict[tuple, tuple[int, ...]] = {}
     for place in layout.values():
         before = shapes.get(place.path, (0,) * len(place.at))
-        shapes[place.path] = tuple(max(size, at + 1) for size, at in zip(before, place.at, strict=True))
+        shapes[place.path] = tuple(
+            max(size, at + 1) for size, at in zip(before, place.at, strict=True)
+        )
     return shapes
 
 
-def _linear(name: str, path: tuple[str, ...], index: tuple[int, ...], dims: str, bias: bool) -> Layout:
+def _linear(
+    name: str, path: tuple[str, ...], index: tuple[int, ...], dims: str, bias: bool
+) -> Layout:
     layout = {f"{name}.weight": Place((*path, "kernel"), index, dims, True)}
     if bias:
         layout[f"{name}.bias"] = Place((*path, "bias"), index, dims.split()[-1])

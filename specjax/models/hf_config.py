@@ -17,7 +17,10 @@ FAMILIES = {"llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel"}
 def table(text: str) -> dict[str, dict[str, str]]:
     """Family -> name here -> name in the checkpoint."""
     rows = [line.split() for line in text.strip().splitlines()]
-    return {family: {row[0]: row[i] for row in rows if row[i] != "-"} for i, family in enumerate(FAMILIES, 1)}
+    return {
+        family: {row[0]: row[i] for row in rows if row[i] != "-"}
+        for i, family in enumerate(FAMILIES, 1)
+    }
 
 
 _FIELDS = table("""
@@ -56,31 +59,47 @@ def config_from_hf(raw: dict) -> TransformerConfig:
     kind = raw.get("model_type")
     names = raw.get("architectures") or ([FAMILIES.get(kind, kind)] if kind else [])
     if not names:
-        raise UserError("not a model's (no architectures, no model_type); give a model directory or a trained workdir")
+        raise UserError(
+            "not a model's (no architectures, no model_type); give a model directory or a trained workdir"
+        )
     family = next((family for family, name in FAMILIES.items() if name in names), None)
     if family is None:
-        raise UserError(f"architecture {names[0]} is not supported; supported: {', '.join(FAMILIES.values())}")
+        raise UserError(
+            f"architecture {names[0]} is not supported; supported: {', '.join(FAMILIES.values())}"
+        )
     for key, allowed in _ONLY[family].items():
         if raw.get(key) is not None and raw[key] not in allowed:
-            raise UserError(f"{key} {raw[key]!r} is not supported; supported: {', '.join(map(str, allowed))}")
+            raise UserError(
+                f"{key} {raw[key]!r} is not supported; supported: {', '.join(map(str, allowed))}"
+            )
     keys, gpt2 = _FIELDS[family], family == "gpt2"
     hidden, heads = _value(raw, keys["hidden_size"]), _value(raw, keys["num_heads"])
     if hidden % heads and (gpt2 or raw.get("head_dim") is None):
-        raise UserError(f"the hidden size {hidden} is not a multiple of the {heads} attention heads")
-    values: dict[str, Any] = {"num_kv_heads": heads, "head_dim": hidden // heads} | _DEFAULTS[family]
+        raise UserError(
+            f"the hidden size {hidden} is not a multiple of the {heads} attention heads"
+        )
+    values: dict[str, Any] = {"num_kv_heads": heads, "head_dim": hidden // heads} | _DEFAULTS[
+        family
+    ]
     values |= {"intermediate_size": 4 * hidden} if gpt2 else {}
     for field, key in keys.items():
         kind = type(values[field]) if field in _DEFAULTS[family] else int
         values[field] = _value(raw, key, kind, values.get(field))
     if heads % values["num_kv_heads"]:
-        raise UserError(f"{heads} attention heads are not a multiple of {values['num_kv_heads']} key/value heads")
+        raise UserError(
+            f"{heads} attention heads are not a multiple of {values['num_kv_heads']} key/value heads"
+        )
     if not gpt2:
         if values["head_dim"] % 2:
-            raise UserError(f"head_dim {values['head_dim']} is odd; rotary positions need an even one")
+            raise UserError(
+                f"head_dim {values['head_dim']} is odd; rotary positions need an even one"
+            )
         values["rope_theta"], values["rope_scaling"] = _rope(raw, values["max_positions"])
     eos = raw.get("eos_token_id")
     eos = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
-    return TransformerConfig(family=family, bos_token_id=raw.get("bos_token_id"), eos_token_id=eos, **values)
+    return TransformerConfig(
+        family=family, bos_token_id=raw.get("bos_token_id"), eos_token_id=eos, **values
+    )
 
 
 def config_to_hf(config: TransformerConfig) -> dict:
@@ -89,7 +108,10 @@ def config_to_hf(config: TransformerConfig) -> dict:
     raw |= {key: allowed[0] for key, allowed in _ONLY[config.family].items()}
     raw |= {key: getattr(config, field) for field, key in _FIELDS[config.family].items()}
     eos = config.eos_token_id
-    raw |= {"bos_token_id": config.bos_token_id, "eos_token_id": list(eos) if len(eos) > 1 else next(iter(eos), None)}
+    raw |= {
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": list(eos) if len(eos) > 1 else next(iter(eos), None),
+    }
     if config.family == "llama":
         # The old spelling: transformers 4 knows no other, and 5 still reads it.
         raw |= {"rope_theta": config.rope_theta, "rope_scaling": None}
@@ -100,7 +122,9 @@ def config_to_hf(config: TransformerConfig) -> dict:
     back = config_from_hf(raw)
     for field in dataclasses.fields(config):
         if getattr(config, field.name) != getattr(back, field.name):
-            raise UserError(f"a {FAMILIES[config.family]} cannot have {field.name} {getattr(config, field.name)!r}")
+            raise UserError(
+                f"a {FAMILIES[config.family]} cannot have {field.name} {getattr(config, field.name)!r}"
+            )
     return raw
 
 
@@ -109,8 +133,14 @@ def _value(raw: dict, key: str, kind: type = int, default: Any = None) -> Any:
     value = default if raw.get(key) is None else raw[key]
     right = isinstance(value, (int, kind)) and isinstance(value, bool) == (kind is bool)
     if not right or (kind is not bool and value <= 0):
-        told = "true or false" if kind is bool else f"a positive {'integer' if kind is int else 'number'}"
-        raise UserError(f"{key} is {'missing' if value is None else repr(value)}; it must be {told}")
+        told = (
+            "true or false"
+            if kind is bool
+            else f"a positive {'integer' if kind is int else 'number'}"
+        )
+        raise UserError(
+            f"{key} is {'missing' if value is None else repr(value)}; it must be {told}"
+        )
     return value
 
 
@@ -119,13 +149,19 @@ def _rope(raw: dict, positions: int) -> tuple[float, RopeScaling | None]:
     given = loose | (raw.get("rope_parameters") or raw.get("rope_scaling") or {})
     theta = _value(given, "rope_theta", float, 10000.0)
     if _value(given, "partial_rotary_factor", float, 1) != 1:
-        raise UserError(f"partial_rotary_factor {given['partial_rotary_factor']} is not supported; supported: 1")
+        raise UserError(
+            f"partial_rotary_factor {given['partial_rotary_factor']} is not supported; supported: 1"
+        )
     kind = given.get("rope_type", given.get("type", "default"))
     if kind == "default":
         return theta, None
     if kind != "llama3":
         raise UserError(f"rope type {kind!r} is not supported; supported: default, llama3")
-    factor, low, high = (_value(given, key, float) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    factor, low, high = (
+        _value(given, key, float) for key in ("factor", "low_freq_factor", "high_freq_factor")
+    )
     if low >= high:
         raise UserError(f"low_freq_factor {low} must be below high_freq_factor {high}")
-    return theta, RopeScaling(factor, low, high, _value(given, "original_max_position_embeddings", int, positions))
+    return theta, RopeScaling(
+        factor, low, high, _value(given, "original_max_position_embeddings", int, positions)
+    )

@@ -35,7 +35,9 @@ def init_params(config: TransformerConfig, key: jax.Array, dtype=jnp.float32) ->
 
     @jax.jit
     def build(key):
-        return nnx.to_pure_dict(nnx.state(Transformer(config, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(key))))
+        return nnx.to_pure_dict(
+            nnx.state(Transformer(config, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(key)))
+        )
 
     return build(key)
 
@@ -51,7 +53,11 @@ def merge(config: TransformerConfig, params: dict, dtype=jnp.float32) -> Transfo
 
 @functools.cache
 def from_config(
-    config: TransformerConfig, dtype=jnp.float32, taps: tuple[int, ...] = (), name: str = "lm", remat: bool = False
+    config: TransformerConfig,
+    dtype=jnp.float32,
+    taps: tuple[int, ...] = (),
+    name: str = "lm",
+    remat: bool = False,
 ) -> LM:
     """The decoder of ``config`` as an ``LM``; equal arguments give the same object, so nothing is compiled twice.
 
@@ -63,7 +69,9 @@ def from_config(
         raise UserError(f"taps are {taps}; layers are numbered 0..{config.num_layers - 1}")
 
     def init_cache(batch: int, slots: int) -> kv.KVCache:
-        return kv.zeros(config.num_layers, batch, config.num_kv_heads, slots, config.head_dim, dtype)
+        return kv.zeros(
+            config.num_layers, batch, config.num_kv_heads, slots, config.head_dim, dtype
+        )
 
     def apply(params, tokens, cache, parents=None):
         module = merge(config, params, dtype)

@@ -37,7 +37,13 @@ _STORAGES = {
     "ByteStorage": np.uint8,
     "BoolStorage": np.bool_,
 }
-_LATER = ("uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2")  # these have no storage class of their own
+_LATER = (
+    "uint16",
+    "uint32",
+    "uint64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+)  # these have no storage class of their own
 _BYTES = np.dtype(np.uint8)
 _LONGEST = 1000  # characters of a name: nested dicts make one of all their keys, of which a small file can have many
 # What dicts of tensors are written with, whatever the protocol. Nothing else is needed, and others are dangerous:
@@ -65,7 +71,11 @@ def load(path: str | os.PathLike) -> dict[str, np.ndarray]:
         with open(path, "rb") as file:
             start = file.read(4)
             if not start.startswith(b"PK"):
-                old = "is in the format before PyTorch 1.6" if start.startswith(b"\x80") else "is no PyTorch checkpoint"
+                old = (
+                    "is in the format before PyTorch 1.6"
+                    if start.startswith(b"\x80")
+                    else "is no PyTorch checkpoint"
+                )
                 raise UserError(f"{path} {old}; convert it to safetensors")
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         with zipfile.ZipFile(path) as archive:
@@ -85,7 +95,9 @@ class _Archive:
     """The entries of a zip as views of the file, and as long as they say. Compressed ones are none of PyTorch's."""
 
     def __init__(self, path: Path, mapped: mmap.mmap, archive: zipfile.ZipFile):
-        names = [name for name in archive.namelist() if name == "data.pkl" or name.endswith("/data.pkl")]
+        names = [
+            name for name in archive.namelist() if name == "data.pkl" or name.endswith("/data.pkl")
+        ]
         if len(names) != 1:
             raise UserError(
                 f"{path} is a zip, and no PyTorch checkpoint (it has {len(names)} data.pkl); it must have one"
@@ -93,8 +105,13 @@ class _Archive:
         self.path, self._mapped, self._archive = path, mapped, archive
         self._root = names[0].removesuffix("data.pkl")
         self.program = bytes(self.read("data.pkl"))
-        if self._root + "byteorder" in archive.namelist() and bytes(self.read("byteorder")) != b"little":
-            raise UserError(f"{path} was written on a big-endian machine; convert it to safetensors there")
+        if (
+            self._root + "byteorder" in archive.namelist()
+            and bytes(self.read("byteorder")) != b"little"
+        ):
+            raise UserError(
+                f"{path} was written on a big-endian machine; convert it to safetensors there"
+            )
 
     def read(self, name: str) -> memoryview:
         """The bytes of an entry."""
@@ -104,16 +121,26 @@ class _Archive:
             raise zipfile.BadZipFile
         start = info.header_offset + 30 + sum(struct.unpack("<HH", header[26:30]))
         stop = start + info.file_size
-        if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size or info.flag_bits & 1:
-            raise UserError(f"{self.path}: {info.filename} is compressed or encrypted, as PyTorch never writes it")
+        if (
+            info.compress_type != zipfile.ZIP_STORED
+            or info.file_size != info.compress_size
+            or info.flag_bits & 1
+        ):
+            raise UserError(
+                f"{self.path}: {info.filename} is compressed or encrypted, as PyTorch never writes it"
+            )
         view = memoryview(self._mapped)[start:stop]
         if len(view) != info.file_size or zlib.crc32(view) != info.CRC:
-            raise UserError(f"{self.path} is damaged ({info.filename} does not match its checksum); copy it again")
+            raise UserError(
+                f"{self.path} is damaged ({info.filename} does not match its checksum); copy it again"
+            )
         return view
 
 
 def _refuse(reader: _Reader) -> None:
-    raise UserError(f"{reader.archive.path} is not a plain dict of tensors; convert it to safetensors")
+    raise UserError(
+        f"{reader.archive.path} is not a plain dict of tensors; convert it to safetensors"
+    )
 
 
 class _Reader(pickle._Unpickler):
@@ -130,7 +157,9 @@ class _Reader(pickle._Unpickler):
             ("torch.storage", "UntypedStorage"): _BYTES,
         }
         self._globals |= {("torch", name): np.dtype(kind) for name, kind in _STORAGES.items()}
-        self._globals |= {("torch", name): np.dtype(getattr(ml_dtypes, name, name)) for name in _LATER}
+        self._globals |= {
+            ("torch", name): np.dtype(getattr(ml_dtypes, name, name)) for name in _LATER
+        }
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self._globals:
@@ -141,7 +170,12 @@ class _Reader(pickle._Unpickler):
 
     def persistent_load(self, pid: Any) -> _Storage:
         kind, dtype, key, _, count = pid  # the fourth is the device it was on
-        if kind != "storage" or not isinstance(dtype, np.dtype) or type(key) is not str or type(count) is not int:
+        if (
+            kind != "storage"
+            or not isinstance(dtype, np.dtype)
+            or type(key) is not str
+            or type(count) is not int
+        ):
             raise ValueError("no storage")
         if key not in self._storages:
             self._storages[key] = self.archive.read(f"data/{key}")
@@ -167,9 +201,14 @@ class _Reader(pickle._Unpickler):
 
     dispatch: ClassVar[dict[int, Any]] = dict.fromkeys(pickle._Unpickler.dispatch, _refuse)
     dispatch |= {
-        code: pickle._Unpickler.dispatch[code] for code in (getattr(pickle, x)[0] for x in _INSTRUCTIONS.split())
+        code: pickle._Unpickler.dispatch[code]
+        for code in (getattr(pickle, x)[0] for x in _INSTRUCTIONS.split())
     }
-    dispatch |= {pickle.BUILD[0]: _build, pickle.SETITEM[0]: _setitem, pickle.SETITEMS[0]: _setitems}
+    dispatch |= {
+        pickle.BUILD[0]: _build,
+        pickle.SETITEM[0]: _setitem,
+        pickle.SETITEMS[0]: _setitems,
+    }
 
 
 def _names(keys: Iterable[Any]) -> None:
@@ -181,7 +220,9 @@ def _ordered() -> collections.OrderedDict:
     return collections.OrderedDict()  # filled afterwards, key by key, as Python 3 writes it
 
 
-def _tensor(storage, offset, size, stride, requires_grad=False, hooks=None, metadata=None) -> np.ndarray:
+def _tensor(
+    storage, offset, size, stride, requires_grad=False, hooks=None, metadata=None
+) -> np.ndarray:
     del requires_grad, hooks, metadata
     if not isinstance(storage, _Storage) or type(size) is not tuple or type(stride) is not tuple:
         raise ValueError("a tensor is made of something else than a storage and its sizes")
@@ -200,7 +241,9 @@ def _tensor(storage, offset, size, stride, requires_grad=False, hooks=None, meta
     return np.lib.stride_tricks.as_strided(values[offset:], size, steps, writeable=False)
 
 
-def _tensor_of_bytes(storage, offset, size, stride, requires_grad, hooks, dtype, metadata=None) -> np.ndarray:
+def _tensor_of_bytes(
+    storage, offset, size, stride, requires_grad, hooks, dtype, metadata=None
+) -> np.ndarray:
     if not isinstance(storage, _Storage) or not isinstance(dtype, np.dtype):
         raise ValueError("a tensor has no proper type")
     return _tensor(_Storage(storage.values.view(dtype)), offset, size, stride)
@@ -217,10 +260,16 @@ def _flatten(path: Path, value: Any) -> dict[str, np.ndarray]:
     while queue:
         name, value = queue.popleft()
         if len(name) > _LONGEST:
-            raise UserError(f"{path} has a name of {len(name)} characters; at most {_LONGEST} are read")
+            raise UserError(
+                f"{path} has a name of {len(name)} characters; at most {_LONGEST} are read"
+            )
         if isinstance(value, np.ndarray) and name and name not in tensors:
             tensors[name] = value
-        elif isinstance(value, dict) and id(value) not in seen and all(isinstance(key, str) for key in value):
+        elif (
+            isinstance(value, dict)
+            and id(value) not in seen
+            and all(isinstance(key, str) for key in value)
+        ):
             seen.add(id(value))  # a dict within itself has no end
             queue += [(f"{name}.{key}" if name else key, inner) for key, inner in value.items()]
         else:

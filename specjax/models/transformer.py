@@ -56,7 +56,9 @@ class TransformerConfig:
 
 def rope_frequencies(config: TransformerConfig) -> jax.Array:
     """f32[D/2] angle per position of each pair of dimensions."""
-    inverse = config.rope_theta ** (-jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim)
+    inverse = config.rope_theta ** (
+        -jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
+    )
     scaling = config.rope_scaling
     if scaling is None:
         return inverse
@@ -67,14 +69,18 @@ def rope_frequencies(config: TransformerConfig) -> jax.Array:
         scaling.high_freq_factor - scaling.low_freq_factor
     )
     between = (1 - smooth) * inverse / scaling.factor + smooth * inverse
-    return jnp.where(wavelength > low, inverse / scaling.factor, jnp.where(wavelength < high, inverse, between))
+    return jnp.where(
+        wavelength > low, inverse / scaling.factor, jnp.where(wavelength < high, inverse, between)
+    )
 
 
 def rotate(x: jax.Array, angle: jax.Array) -> jax.Array:
     """Rotary positions for x [B,T,H,D] at angle f32[B,T,D/2]; pairs are (i, i + D/2), as in Hugging Face checkpoints."""
     cos, sin = jnp.cos(angle)[:, :, None], jnp.sin(angle)[:, :, None]
     first, second = jnp.split(x.astype(cos.dtype), 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+    return jnp.concatenate(
+        [first * cos - second * sin, second * cos + first * sin], axis=-1
+    ).astype(x.dtype)
 
 
 class Linear(nnx.Linear):
@@ -84,7 +90,11 @@ class Linear(nnx.Linear):
     def __call__(self, inputs: jax.Array, out_sharding=None) -> jax.Array:
         if inputs.shape[-2] <= 16:
             return super().__call__(inputs, out_sharding)
-        return super().__call__(inputs.reshape(-1, inputs.shape[-1]), out_sharding).reshape(*inputs.shape[:-1], -1)
+        return (
+            super()
+            .__call__(inputs.reshape(-1, inputs.shape[-1]), out_sharding)
+            .reshape(*inputs.shape[:-1], -1)
+        )
 
 
 class Norm(nnx.Module):
@@ -110,9 +120,19 @@ class Attention(nnx.Module):
     """Grouped-query attention over a cache."""
 
     def __init__(self, config: TransformerConfig, dtype, rngs: nnx.Rngs):
-        self.heads, self.kv_heads, self.width = config.num_heads, config.num_kv_heads, config.head_dim
+        self.heads, self.kv_heads, self.width = (
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+        )
         bias = config.attention_bias
-        kw = {"use_bias": bias, "dtype": dtype, "param_dtype": dtype, "rngs": rngs, "kernel_init": _init()}
+        kw = {
+            "use_bias": bias,
+            "dtype": dtype,
+            "param_dtype": dtype,
+            "rngs": rngs,
+            "kernel_init": _init(),
+        }
         self.q = Linear(config.hidden_size, self.heads * self.width, **kw)
         self.k = Linear(config.hidden_size, self.kv_heads * self.width, **kw)
         self.v = Linear(config.hidden_size, self.kv_heads * self.width, **kw)
@@ -152,7 +172,9 @@ def _attend(q, mask, k_cache, v_cache, own_key=None, own_value=None):
     size = mask.shape[1]
 
     def score(keys):
-        product = jnp.einsum("bkqd,bksd->bkqs", q, keys.astype(q.dtype), preferred_element_type=jnp.float32)
+        product = jnp.einsum(
+            "bkqd,bksd->bkqs", q, keys.astype(q.dtype), preferred_element_type=jnp.float32
+        )
         return product.reshape(batch, heads, rows // size, size, -1) / math.sqrt(width)
 
     scores = score(k_cache)
@@ -170,7 +192,13 @@ class Mlp(nnx.Module):
 
     def __init__(self, config: TransformerConfig, dtype, rngs: nnx.Rngs):
         self.gated = config.family == "llama"
-        kw = {"use_bias": config.mlp_bias, "dtype": dtype, "param_dtype": dtype, "rngs": rngs, "kernel_init": _init()}
+        kw = {
+            "use_bias": config.mlp_bias,
+            "dtype": dtype,
+            "param_dtype": dtype,
+            "rngs": rngs,
+            "kernel_init": _init(),
+        }
         if self.gated:
             self.gate = Linear(config.hidden_size, config.intermediate_size, **kw)
         self.up = Linear(config.hidden_size, config.intermediate_size, **kw)
@@ -192,7 +220,9 @@ class Block(nnx.Module):
         self.mlp = Mlp(config, dtype, rngs)
 
     def __call__(self, x, angle, mask, k_cache, v_cache, start):
-        attended, k_cache, v_cache = self.attention(self.attention_norm(x), angle, mask, k_cache, v_cache, start)
+        attended, k_cache, v_cache = self.attention(
+            self.attention_norm(x), angle, mask, k_cache, v_cache, start
+        )
         x = x + attended
         return x + self.mlp(self.mlp_norm(x)), k_cache, v_cache
 
@@ -209,10 +239,18 @@ class Transformer(nnx.Module):
         self.layers = nnx.List([Block(config, dtype, rngs) for _ in range(config.num_layers)])
         self.norm = Norm(config, dtype)
         if not config.tie_embeddings:
-            kw = {"use_bias": False, "dtype": dtype, "param_dtype": dtype, "rngs": rngs, "kernel_init": _init()}
+            kw = {
+                "use_bias": False,
+                "dtype": dtype,
+                "param_dtype": dtype,
+                "rngs": rngs,
+                "kernel_init": _init(),
+            }
             self.head = Linear(config.hidden_size, config.vocab_size, **kw)
 
-    def __call__(self, tokens, cache: KVCache, parents=None, taps: tuple[int, ...] = (), remat: bool = False):
+    def __call__(
+        self, tokens, cache: KVCache, parents=None, taps: tuple[int, ...] = (), remat: bool = False
+    ):
         """tokens i32[B,T] -> (hidden [B,T,E], taps, cache with the block written and not committed).
 
         ``parents`` i32[B,P] may describe a longer block, of which ``tokens`` are the last T (see ``types.LM``).

@@ -16,15 +16,21 @@ from specjax.report import files, html, terminal
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; usage: python -m specjax.report DIR [--trace FILE] [--out FILE]")
+        raise UserError(
+            f"{message}; usage: python -m specjax.report DIR [--trace FILE] [--out FILE]"
+        )
 
 
 def main(argv: Sequence[str]) -> int:
     """Entry point, without the name of the program: the exit status."""
     parser = _Parser("python -m specjax.report", description=__doc__, add_help=True)
     parser.add_argument("results", type=Path, help="the workdir of a bench, or its results.json")
-    parser.add_argument("--trace", type=Path, help="the traces; default trace.jsonl beside results.json")
-    parser.add_argument("--out", type=Path, help="the report; default report.html beside results.json")
+    parser.add_argument(
+        "--trace", type=Path, help="the traces; default trace.jsonl beside results.json"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="the report; default report.html beside results.json"
+    )
     try:
         given = parser.parse_args(argv)
         path, notices = html.build(given.results, given.out, trace=given.trace)

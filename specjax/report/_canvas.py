@@ -19,7 +19,15 @@ WIDTH = 6.4  # inches: 640 pixels at 100 dpi
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")  # ten and seven: no factor in common
 LINES = ("solid", (0, (5, 1.5)), (0, (1.5, 1)))
-HATCHES = ("", "////", "----", "xxxx", "\\\\\\\\", "++++", "||||")  # no dots: they make an SVG ten times as large
+HATCHES = (
+    "",
+    "////",
+    "----",
+    "xxxx",
+    "\\\\\\\\",
+    "++++",
+    "||||",
+)  # no dots: they make an SVG ten times as large
 GREY = "#555555"
 # What is no character in XML: controls (white space aside), halves of surrogate pairs, the two that are none.
 UNFIT = re.compile(r"[\x00-\x08\x0e-\x1b\x7f\ud800-\udfff\ufffe\uffff]")
@@ -71,7 +79,9 @@ def canvas(
     head = 0.1 if columns == 1 else 0.25
     whole = top + head + lines * height + (lines - 1) * gap + bottom
     figure = Figure(figsize=(WIDTH, whole), facecolor="white")
-    figure.suptitle(plain(title), x=0.02, y=1 - 0.1 / whole, ha="left", va="top", fontsize=11, fontweight="bold")
+    figure.suptitle(
+        plain(title), x=0.02, y=1 - 0.1 / whole, ha="left", va="top", fontsize=11, fontweight="bold"
+    )
     grid = figure.add_gridspec(
         lines,
         columns,
@@ -82,7 +92,9 @@ def canvas(
         hspace=gap / height,
         wspace=0.17,
     )
-    axes = [figure.add_subplot(grid[place // columns, place % columns]) for place in range(len(panels))]
+    axes = [
+        figure.add_subplot(grid[place // columns, place % columns]) for place in range(len(panels))
+    ]
     for ax, heading in zip(axes, panels, strict=True):
         if columns > 1:
             ax.set_title(plain(heading), fontsize=9, loc="left", color=GREY)
@@ -90,7 +102,9 @@ def canvas(
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(axis="both", color="#e6e6e6", linewidth=0.6)
         ax.set_axisbelow(True)
-    figure.text(0.02, foot / whole, told.replace("$", r"\$"), fontsize=7.5, color=GREY, ha="left", va="top")
+    figure.text(
+        0.02, foot / whole, told.replace("$", r"\$"), fontsize=7.5, color=GREY, ha="left", va="top"
+    )
     return figure, axes
 
 
@@ -105,9 +119,13 @@ class Key(NamedTuple):
 def key(labels: Sequence[str]) -> Key:
     """The labels of a legend in as many columns as their length allows; of a long one the middle is left out."""
     flat = [" ".join(label.split()) for label in labels]
-    shown = [plain(label if len(label) <= 60 else f"{label[:36]} ... {label[-19:]}") for label in flat]
+    shown = [
+        plain(label if len(label) <= 60 else f"{label[:36]} ... {label[-19:]}") for label in flat
+    ]
 
-    def width(columns: int) -> int:  # in characters; the entries run down the columns, and the first columns are longer
+    def width(
+        columns: int,
+    ) -> int:  # in characters; the entries run down the columns, and the first columns are longer
         lengths = [len(label) for label in shown]
         return sum(int(max(part)) + 8 for part in np.array_split(lengths, columns))
 
@@ -136,7 +154,9 @@ def add_legend(figure: Figure, labels: Key, handles: Sequence[Any]) -> None:
     whole = figure.get_figheight()
     caption = figure.texts[-1]
     base = caption.get_position()[1] + 0.06 / whole
-    names = [f"series {place}" for place in range(len(handles))]  # a label that begins with "_" would be left out
+    names = [
+        f"series {place}" for place in range(len(handles))
+    ]  # a label that begins with "_" would be left out
     legend: Legend = figure.legend(
         handles,
         names,
@@ -155,7 +175,9 @@ def add_legend(figure: Figure, labels: Key, handles: Sequence[Any]) -> None:
         text.set_text(label)
 
 
-def ticks(ax: Axes, values: Iterable[float], spell: Callable[[float], str], steps: bool = False) -> None:
+def ticks(
+    ax: Axes, values: Iterable[float], spell: Callable[[float], str], steps: bool = False
+) -> None:
     """Marks the x axis at the values measured; on a logarithmic scale if they span much, unless they are ``steps``."""
     values = sorted(set(values))
     wide = not steps and values[0] > 0 and values[-1] / values[0] >= 8
@@ -165,7 +187,9 @@ def ticks(ax: Axes, values: Iterable[float], spell: Callable[[float], str], step
     least = 0.09 if ax.get_position().width > 0.5 else 0.16
     place = (lambda x: math.log(x)) if wide else (lambda x: x)
     for value in values:  # those that there is room for
-        if not shown or place(value) - place(shown[-1]) >= least * (place(values[-1]) - place(values[0])):
+        if not shown or place(value) - place(shown[-1]) >= least * (
+            place(values[-1]) - place(values[0])
+        ):
             shown.append(value)
     ax.set_xticks(shown, labels=[spell(value) for value in shown])
     ax.minorticks_off()
@@ -191,9 +215,16 @@ def bars(
     legend = key(labels)
     most = max(len(names) for names, _ in panels.values())
     thick = max(0.085, min(0.2, 0.62 / len(labels)))  # inches of one bar
-    longest = max(len(part) for names, _ in panels.values() for n in names for part in plain(n, 22).split("\n"))
+    longest = max(
+        len(part)
+        for names, _ in panels.values()
+        for n in names
+        for part in plain(n, 22).split("\n")
+    )
     height = most * (thick * len(labels) + 0.12) + 0.1
-    figure, axes = canvas(title, list(panels), height, caption, legend.lines, min(0.36, 0.04 + 0.0105 * longest))
+    figure, axes = canvas(
+        title, list(panels), height, caption, legend.lines, min(0.36, 0.04 + 0.0105 * longest)
+    )
     handles: list[Any] = []
     for ax, (names, values) in zip(axes, panels.values(), strict=True):
         share = thick / (thick * len(labels) + 0.12)
@@ -211,7 +242,9 @@ def bars(
             )
             handles = handles if len(handles) > place else [*handles, drawn]
         right = len(axes) > 1 and axes.index(ax) % 2
-        ax.set_yticks(range(len(names)), labels=["" if right else plain(name, 22) for name in names])
+        ax.set_yticks(
+            range(len(names)), labels=["" if right else plain(name, 22) for name in names]
+        )
         ax.set_ylim(len(names) - 0.5, -0.5)
         ax.grid(axis="y", visible=False)
         ax.set_xlabel(axis, fontsize=9)

@@ -37,7 +37,9 @@ def svg(figure: Figure) -> str:
     prefix = "f" + hashlib.sha256(text.encode()).hexdigest()[:10] + "-"
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", text)
     # A style element would hold for the whole page.
-    text = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.DOTALL)
+    text = re.sub(
+        r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.DOTALL
+    )
     _, _, width, height = map(float, re.search(r'viewBox="([^"]*)"', text).group(1).split())  # pyright: ignore
     title = figure.get_suptitle().replace(r"\$", "$")
     head = f'<svg role="img" aria-label={quoteattr(title)} width="640" height="{640 * height / width:.0f}"'
@@ -48,12 +50,16 @@ def svg(figure: Figure) -> str:
 
 
 def _draw(figure: Figure, where: io.StringIO | Path, **how: Any) -> None:
-    with warnings.catch_warnings():  # labels may hold characters that the font lacks; a browser has another
+    with (
+        warnings.catch_warnings()
+    ):  # labels may hold characters that the font lacks; a browser has another
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(where, **how)
 
 
-def save(figures: Mapping[str, Figure], folder: str | os.PathLike, formats: Sequence[str] = FORMATS) -> list[Path]:
+def save(
+    figures: Mapping[str, Figure], folder: str | os.PathLike, formats: Sequence[str] = FORMATS
+) -> list[Path]:
     """Writes <name>.<format> for every figure into ``folder``, all or nothing, and returns the paths.
 
     PNG is 1280 pixels wide. UserError for another format than png and svg, and for a folder that cannot be written.
@@ -73,4 +79,6 @@ def save(figures: Mapping[str, Figure], folder: str | os.PathLike, formats: Sequ
                     _draw(figures[path.stem], path, dpi=200, metadata={"Software": None})
             return [path.replace(folder / path.name) for path in written]
     except OSError as error:
-        raise UserError(f"cannot write plots into {folder}: {error.strerror}; choose another folder") from None
+        raise UserError(
+            f"cannot write plots into {folder}: {error.strerror}; choose another folder"
+        ) from None

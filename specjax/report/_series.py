@@ -32,7 +32,9 @@ def part(row: dict, name: str) -> dict:
 
 def finished(rows: Sequence[dict]) -> list[dict]:
     """The rows over all prompts that have a speed-up."""
-    return [row for row in rows if (number(row, "speedup") or 0) > 0 and row.get("category") is None]
+    return [
+        row for row in rows if (number(row, "speedup") or 0) > 0 and row.get("category") is None
+    ]
 
 
 def _size(row: dict, name: str) -> Any:
@@ -45,7 +47,9 @@ class Axis(NamedTuple):
     title: str
     label: str
     value: Callable[[dict], Any]
-    ignored: tuple[str, ...]  # what may differ between the points of a line, for it follows from the axis
+    ignored: tuple[
+        str, ...
+    ]  # what may differ between the points of a line, for it follows from the axis
     spell: Callable[[float], str] = "{:g}".format
     caption: str = ""
     steps: bool = False  # whether the values are few whole numbers in a row
@@ -105,11 +109,17 @@ SPELT: dict[str, Callable[[Any], str]] = {
     "shape": str,
     "target": lambda size: "target of " + (_canvas.number(size) if size else "unknown size"),
     "draft": lambda size: "drafter of " + (_canvas.number(size) if size else "unknown size"),
-    "context": lambda tokens: f"{_canvas.number(tokens) if tokens else 'unknown'} tokens of context",
+    "context": lambda tokens: (
+        f"{_canvas.number(tokens) if tokens else 'unknown'} tokens of context"
+    ),
     "prompt_set": lambda name: str(name or "unnamed prompts"),
     "warm": lambda warm: "warm" if warm else "cold",
 }
-FOLLOWS = {"context": "prompt_set", "class": "accept", "shape": "nodes"}  # need not be told beside that, if it does
+FOLLOWS = {
+    "context": "prompt_set",
+    "class": "accept",
+    "shape": "nodes",
+}  # need not be told beside that, if it does
 PANELS = ("temperature", "batch_size")
 MOST = 16  # lines in a panel
 MOST_PANELS = 24
@@ -162,13 +172,19 @@ def panels(rows: Sequence[dict], axis: str) -> tuple[dict[str, list[Series]], st
     found: dict[tuple, list[tuple[dict, list[dict]]]] = {}
     for key, some in groups.items():
         facts = dict(key)
-        found.setdefault(tuple((h, facts.pop(h)) for h in headings), []).append((facts, sorted(some, key=what.value)))
+        found.setdefault(tuple((h, facts.pop(h)) for h in headings), []).append(
+            (facts, sorted(some, key=what.value))
+        )
     told = ""
     for heading, members in found.items():
         kept, said = thin([some for _, some in members], MOST)
-        found[heading] = [(facts, some) for facts, some in members if any(some is one for one in kept)]
+        found[heading] = [
+            (facts, some) for facts, some in members if any(some is one for one in kept)
+        ]
         told = told or said
-    ordered = sorted(found, key=lambda heading: [value if is_number(value) else -1 for _, value in heading])
+    ordered = sorted(
+        found, key=lambda heading: [value if is_number(value) else -1 for _, value in heading]
+    )
     if len(ordered) > MOST_PANELS:
         told += f" The first {MOST_PANELS} of {len(ordered)} panels are shown."
         ordered = ordered[:MOST_PANELS]
@@ -180,16 +196,22 @@ def panels(rows: Sequence[dict], axis: str) -> tuple[dict[str, list[Series]], st
     return made, told
 
 
-def _together(rows: Sequence[dict], axis: str, number_in_label: bool = False) -> dict[tuple, list[dict]]:
+def _together(
+    rows: Sequence[dict], axis: str, number_in_label: bool = False
+) -> dict[tuple, list[dict]]:
     """The rows that differ along the axis alone, by what they have in common, where they do differ."""
     what, groups = AXES[axis], {}
     for row in rows:
         facts = facts_of(row)
         if number_in_label:
-            facts["method"] = re.sub(rf"(?<![\d.]){re.escape(str(facts['gamma']))}(?![\d.])", "…", facts["method"])
+            facts["method"] = re.sub(
+                rf"(?<![\d.]){re.escape(str(facts['gamma']))}(?![\d.])", "…", facts["method"]
+            )
         elif "method" in what.ignored:
             facts["method"] = facts["drafter"] or facts["method"]
-        kept = {key: value for key, value in facts.items() if key not in what.ignored or key == "method"}
+        kept = {
+            key: value for key, value in facts.items() if key not in what.ignored or key == "method"
+        }
         groups.setdefault(tuple(kept.items()), []).append(row)
     return {key: some for key, some in groups.items() if len({what.value(row) for row in some}) > 1}
 
@@ -202,9 +224,17 @@ def labels_of(facts: Sequence[dict], always: Sequence[str] = ()) -> list[str]:
         methods.setdefault(one["method"], []).append(one)
     told = {}
     for method, alike in methods.items():
-        values = {key: {other.get(key) for other in alike} for key in SPELT if any(key in other for other in alike)}
-        differ = [key for key in values if key in always or (key != "method" and len(values[key]) > 1)]
-        if {"gamma", "nodes"} <= set(differ) and all(other.get("nodes") == other.get("gamma") for other in alike):
+        values = {
+            key: {other.get(key) for other in alike}
+            for key in SPELT
+            if any(key in other for other in alike)
+        }
+        differ = [
+            key for key in values if key in always or (key != "method" and len(values[key]) > 1)
+        ]
+        if {"gamma", "nodes"} <= set(differ) and all(
+            other.get("nodes") == other.get("gamma") for other in alike
+        ):
             differ.remove("nodes")  # of a chain it is the same
         for key, by in FOLLOWS.items():
             pairs = {(other.get(by), other.get(key)) for other in alike}
@@ -213,7 +243,9 @@ def labels_of(facts: Sequence[dict], always: Sequence[str] = ()) -> list[str]:
         told[method] = differ
     labels, seen = [], {}
     for one in facts:
-        label = ", ".join([one["method"], *(SPELT[key](one[key]) for key in told[one["method"]] if key in one)])
+        label = ", ".join(
+            [one["method"], *(SPELT[key](one[key]) for key in told[one["method"]] if key in one)]
+        )
         others = seen.setdefault(label, [])
         if one not in others:
             others.append(one)
@@ -222,7 +254,9 @@ def labels_of(facts: Sequence[dict], always: Sequence[str] = ()) -> list[str]:
     return labels
 
 
-def thin(groups: Sequence[list[dict]], most: int, batches: bool = False) -> tuple[list[list[dict]], str]:
+def thin(
+    groups: Sequence[list[dict]], most: int, batches: bool = False
+) -> tuple[list[list[dict]], str]:
     """At most ``most`` of the groups of rows, in the order that they came in, and what to say of it.
 
     First goes what a method has beside its smallest batch (with ``batches``), then what it has beside its fastest setting at
@@ -239,12 +273,20 @@ def thin(groups: Sequence[list[dict]], most: int, batches: bool = False) -> tupl
     if len(kept) > most and batches:
         ordered = sorted(kept, key=lambda group: number(group[0], "batch_size") or 0, reverse=True)
         smallest = {setting(group, "temperature"): group[0].get("batch_size") for group in ordered}
-        kept = [group for group in kept if group[0].get("batch_size") == smallest[setting(group, "temperature")]]
+        kept = [
+            group
+            for group in kept
+            if group[0].get("batch_size") == smallest[setting(group, "temperature")]
+        ]
         told += " Smallest batches only." if len(kept) < len(groups) else ""
     if len(kept) > most:
         best = {setting(group, *PANELS): group for group in sorted(kept, key=fastest)}
         fewer = [group for group in kept if best[setting(group, *PANELS)] is group]
-        told += " Of several settings of one method the fastest is shown." if len(fewer) < len(kept) else ""
+        told += (
+            " Of several settings of one method the fastest is shown."
+            if len(fewer) < len(kept)
+            else ""
+        )
         kept = fewer
     if len(kept) > most:
         told += f" The {most} fastest of {len(kept)} are shown."

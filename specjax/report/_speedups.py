@@ -28,25 +28,47 @@ def speedup_against(rows: Sequence[dict], axis: str) -> Figure | None:
     if not panels:
         return None
     curves = axis == "gamma" and any(_cost(s.rows) for panel in panels.values() for s in panel)
-    told = ["Bars: least and most of the interleaved passes.", what.caption, fewer.strip(), CURVE if curves else ""]
+    told = [
+        "Bars: least and most of the interleaved passes.",
+        what.caption,
+        fewer.strip(),
+        CURVE if curves else "",
+    ]
     labels = sorted({s.label for panel in panels.values() for s in panel})
     legend = _canvas.key(labels)
     height = 2.9 if len(panels) == 1 else 1.75
-    figure, axes = _canvas.canvas(what.title, list(panels), height, " ".join(filter(None, told)), legend.lines)
+    figure, axes = _canvas.canvas(
+        what.title, list(panels), height, " ".join(filter(None, told)), legend.lines
+    )
     handles: dict[str, Any] = {}
     for ax, panel in zip(axes, panels.values(), strict=True):
         ax.axhline(1, color=_canvas.GREY, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
         for series in panel:
             style = _canvas.look(labels.index(series.label))
             curve = _curve(ax, series.rows, style) if axis == "gamma" else False
-            best = {what.value(row): row for row in sorted(series.rows, key=lambda row: number(row, "speedup"))}
+            best = {
+                what.value(row): row
+                for row in sorted(series.rows, key=lambda row: number(row, "speedup"))
+            }
             if not curve:
                 joined = [best[x]["speedup"] for x in sorted(best)]
-                ax.plot(sorted(best), joined, color=style.colour, linestyle=style.line, linewidth=1.2, alpha=0.8)
-            xs, ys = [what.value(row) for row in series.rows], [row["speedup"] for row in series.rows]
+                ax.plot(
+                    sorted(best),
+                    joined,
+                    color=style.colour,
+                    linestyle=style.line,
+                    linewidth=1.2,
+                    alpha=0.8,
+                )
+            xs, ys = (
+                [what.value(row) for row in series.rows],
+                [row["speedup"] for row in series.rows],
+            )
             _points(ax, xs, ys, _spread(series.rows), style)
             handles.setdefault(series.label, _canvas.sample(style))
-        _canvas.ticks(ax, [what.value(row) for s in panel for row in s.rows], what.spell, what.steps)
+        _canvas.ticks(
+            ax, [what.value(row) for s in panel for row in s.rows], what.spell, what.steps
+        )
         ax.set_ylim(bottom=0)
         ax.set_xlabel(what.label, fontsize=9)
     for ax in axes[:: 1 if len(axes) == 1 else 2]:
@@ -119,7 +141,9 @@ def _cost(rows: Sequence[dict]) -> _Costs | None:
     alphas, shares, drafts, verify = [], [], [], {}
     for row in rows:
         alpha, gamma, nodes = (number(row, name) for name in ("acceptance_rate", "gamma", "nodes"))
-        step, draft, check = (number(_series.part(row, "costs_ms"), name) for name in ("step", "draft", "verify"))
+        step, draft, check = (
+            number(_series.part(row, "costs_ms"), name) for name in ("step", "draft", "verify")
+        )
         if (
             alpha is None
             or not 0 <= alpha <= 1
@@ -153,7 +177,9 @@ def _curve(ax: Axes, rows: Sequence[dict], style: _canvas.Look) -> bool:
     gains = []
     for gamma in gammas:
         tokens = 1 + found.share * (theory.expected_tokens(found.alpha, gamma) - 1)
-        gains.append(theory.speedup(tokens, gamma * found.c, theory.verify_cost(found.verify, gamma + 1)))
+        gains.append(
+            theory.speedup(tokens, gamma * found.c, theory.verify_cost(found.verify, gamma + 1))
+        )
     ax.plot(gammas, gains, color=style.colour, linestyle=style.line, linewidth=1.4, alpha=0.75)
     return True
 
@@ -168,7 +194,9 @@ def predicted(rows: Sequence[dict]) -> Figure | None:
     groups = {_series.name(some[0]): some for some in kept}
     if any(len(some) > MOST_POINTS for some in kept):
         fewer += f" Of each method the {MOST_POINTS} fastest rows are shown."
-        fastest = {label: sorted(some, key=lambda row: -row["speedup"]) for label, some in groups.items()}
+        fastest = {
+            label: sorted(some, key=lambda row: -row["speedup"]) for label, some in groups.items()
+        }
         groups = {label: some[:MOST_POINTS] for label, some in fastest.items()}
     both = [row for some in groups.values() for row in some]
     legend = _canvas.key(list(groups))
@@ -176,7 +204,9 @@ def predicted(rows: Sequence[dict]) -> Figure | None:
         "On the line, the tokens accepted and the costs of drafting and verifying explain the speed-up (system efficiency 1); "
         "below it, time is lost elsewhere. Bars: least and most of the interleaved passes." + fewer
     )
-    figure, (ax,) = _canvas.canvas("Measured speed-up beside the predicted one", [""], 3.4, told, legend.lines)
+    figure, (ax,) = _canvas.canvas(
+        "Measured speed-up beside the predicted one", [""], 3.4, told, legend.lines
+    )
     most = max(max(row["speedup"], row["predicted_speedup"]) for row in both) * 1.08
     ax.plot([0, most], [0, most], color=_canvas.GREY, linewidth=1, linestyle=(0, (4, 3)))
     handles = [
@@ -191,7 +221,9 @@ def predicted(rows: Sequence[dict]) -> Figure | None:
     ]
     ax.set_xlim(0, most)
     ax.set_ylim(0, most)
-    ax.set_xlabel("predicted speed-up (tokens per round over the measured cost of a round)", fontsize=9)
+    ax.set_xlabel(
+        "predicted speed-up (tokens per round over the measured cost of a round)", fontsize=9
+    )
     ax.set_ylabel("measured speed-up", fontsize=9)
     _canvas.add_legend(figure, legend, handles)
     return figure

@@ -9,7 +9,12 @@ from specjax.report.files import number_of, passed
 
 DASH = "\N{EN DASH}"  # what was not measured
 MOST, LESS = 60, 24  # characters that the table shows of the first column, and of the others
-PARTS = ("draft", "verify", "accept", "host")  # of the decoding time, in the order and the colours of its plot
+PARTS = (
+    "draft",
+    "verify",
+    "accept",
+    "host",
+)  # of the decoding time, in the order and the colours of its plot
 
 
 class Column(NamedTuple):
@@ -22,10 +27,16 @@ class Column(NamedTuple):
 
 
 COLUMNS = (
-    Column("method", "method", "the label of the drafter and its settings; warm: it learnt from other prompts before"),
+    Column(
+        "method",
+        "method",
+        "the label of the drafter and its settings; warm: it learnt from other prompts before",
+    ),
     Column("accept", "rule", "the acceptance rule, which decides what is kept of a draft"),
     Column(
-        "class", "class", "L1: the output law is the target's; L2: identical under greedy decoding; L3: lossy by design"
+        "class",
+        "class",
+        "L1: the output law is the target's; L2: identical under greedy decoding; L3: lossy by design",
     ),
     Column("temperature", "T", "the sampling temperature; 0 is greedy decoding", "{:g}"),
     Column("batch_size", "batch", "rows decoded together", "{:g}"),
@@ -44,7 +55,12 @@ COLUMNS = (
         "sibling at a tested depth)",
         "{:.2f}",
     ),
-    Column("tokens_per_second", "tokens/s", "tokens of all rows per second of decoding, without prefill", "{:,.0f}"),
+    Column(
+        "tokens_per_second",
+        "tokens/s",
+        "tokens of all rows per second of decoding, without prefill",
+        "{:,.0f}",
+    ),
     Column(
         "autoregressive_tokens_per_second",
         "plain",
@@ -64,7 +80,9 @@ COLUMNS = (
         "verify), each measured by itself",
         "{:.2f}x",
     ),
-    Column("system_efficiency", "eff", "system efficiency: speed-up / predicted speed-up", "{:.2f}"),
+    Column(
+        "system_efficiency", "eff", "system efficiency: speed-up / predicted speed-up", "{:.2f}"
+    ),
     Column(
         "lossless",
         "lossless",
@@ -73,10 +91,16 @@ COLUMNS = (
     ),
 )
 DETAILS = (
-    ("gamma", "the longest path of draft tokens that a round can accept; on a chain, draft tokens per round"),
+    (
+        "gamma",
+        "the longest path of draft tokens that a round can accept; on a chain, draft tokens per round",
+    ),
     ("nodes", "draft tokens per round; on a tree more than gamma"),
     ("acceptance by depth", "alpha of each depth, given that all before it were accepted"),
-    ("overlap", "Σ min(target's law, draft's law) over the vocabulary, mean over every position of the target's text"),
+    (
+        "overlap",
+        "Σ min(target's law, draft's law) over the vocabulary, mean over every position of the target's text",
+    ),
     (
         "step, draft, verify",
         "time of a one-token pass of the target, of one whole draft, of the pass that verifies it; median of the passes",
@@ -129,7 +153,14 @@ class Line(NamedTuple):
 
 
 CATEGORY_HEADS = ("category", "prompts", "tau", "alpha", "overlap", "tokens/s", "speed-up")
-SAME = ("method", "accept", "temperature", "batch_size", "prompt_set", "warm")  # rows of one measurement, by category
+SAME = (
+    "method",
+    "accept",
+    "temperature",
+    "batch_size",
+    "prompt_set",
+    "warm",
+)  # rows of one measurement, by category
 
 
 def lines(rows: Sequence[dict]) -> list[Line]:
@@ -140,7 +171,10 @@ def lines(rows: Sequence[dict]) -> list[Line]:
         if row.get("category") is not None:
             parts.setdefault(_same(row), []).append(row)
     shown = [row for row in rows if row.get("category") is None or _same(row) not in whole]
-    return [_line(row, parts.get(_same(row), []) if row.get("category") is None else []) for row in shown]
+    return [
+        _line(row, parts.get(_same(row), []) if row.get("category") is None else [])
+        for row in shown
+    ]
 
 
 def _same(row: dict) -> str:
@@ -149,17 +183,26 @@ def _same(row: dict) -> str:
 
 def _line(row: dict, parts: Sequence[dict]) -> Line:
     overlap = _object(row.get("overlap"))
-    facts = [(head, _spell(row.get(key), spell)) for key, head, spell in FACTS if row.get(key) is not None]
+    facts = [
+        (head, _spell(row.get(key), spell))
+        for key, head, spell in FACTS
+        if row.get(key) is not None
+    ]
     sizes = _object(row.get("parameters"))
     facts += [(f"{key} parameters", _spell(value, "{:,.0f}")) for key, value in sizes.items()]
     facts += _costs(row)
     if overlap:
         facts.append(
-            ("overlap", f"{_spell(overlap.get('alpha'), '{:.3f}')}, {_spell(overlap.get('tokens'), '{:,.0f}')} tokens")
+            (
+                "overlap",
+                f"{_spell(overlap.get('alpha'), '{:.3f}')}, {_spell(overlap.get('tokens'), '{:,.0f}')} tokens",
+            )
         )
     if outcome := _object(row.get("lossless")):
         facts.append(("check", f"{outcome.get('check') or DASH}: {outcome.get('detail') or DASH}"))
-    classes = {key: _object(value).get("alpha") for key, value in _object(overlap.get("by_class")).items()}
+    classes = {
+        key: _object(value).get("alpha") for key, value in _object(overlap.get("by_class")).items()
+    }
     groups = (
         ("acceptance by depth", _numbered(row.get("acceptance_by_depth"))),
         ("overlap by depth", _numbered(overlap.get("by_depth"))),
@@ -181,13 +224,22 @@ def _cell(row: dict, column: Column) -> Cell:
         return _lossless(row)
     if column.key == "method":
         marks = [f"category {row['category']}"] if row.get("category") is not None else []
-        return Cell(str(value), str(value), "", ", ".join(marks + ["warm"] * (row.get("warm") is True)))
+        return Cell(
+            str(value), str(value), "", ", ".join(marks + ["warm"] * (row.get("warm") is True))
+        )
     if column.key == "prompt_set":
         count = _spell(row.get("prompts"), "{:g}")
-        return Cell(count if value is None else f"{value}", str(value or ""), "", "" if value is None else count)
+        return Cell(
+            count if value is None else f"{value}",
+            str(value or ""),
+            "",
+            "" if value is None else count,
+        )
     if column.key == "class":
         lossy = value == "L3"
-        return Cell(str(value or DASH), str(value or ""), "lossy" if lossy else "", "lossy" if lossy else "")
+        return Cell(
+            str(value or DASH), str(value or ""), "lossy" if lossy else "", "lossy" if lossy else ""
+        )
     if not column.spell:
         return Cell(str(value or DASH), str(value or ""))
     number, below = number_of(value), ""
@@ -229,13 +281,19 @@ def _costs(row: dict) -> list[tuple[str, str]]:
 def _ends(values: Any, spell: str) -> str:
     """The least and the greatest of several passes; "" if they are not known."""
     ends = [number_of(end) for end in values] if isinstance(values, list) else []
-    return DASH.join(spell.format(end) for end in ends) if len(ends) == 2 and None not in ends else ""
+    return (
+        DASH.join(spell.format(end) for end in ends) if len(ends) == 2 and None not in ends else ""
+    )
 
 
 def _split(shares: dict) -> list[Bar]:
     known = [part for part in PARTS if part in shares]
     return _bars(
-        {part: shares[part] for part in [*known, *(other for other in shares if other not in PARTS)]}, "{:.0%}"
+        {
+            part: shares[part]
+            for part in [*known, *(other for other in shares if other not in PARTS)]
+        },
+        "{:.0%}",
     )
 
 
@@ -255,7 +313,10 @@ def verdict(shown: Sequence[Line]) -> str:
     """One sentence on what the lossless checks found."""
     styles = [line.cells[-1].style for line in shown]
     lossy = [any(cell.style == "lossy" for cell in line.cells) for line in shown]
-    others = sum(style not in ("passed", "failed") and not law for style, law in zip(styles, lossy, strict=True))
+    others = sum(
+        style not in ("passed", "failed") and not law
+        for style, law in zip(styles, lossy, strict=True)
+    )
     parts = [
         f"{styles.count('passed')} of {len(shown)} rows passed their lossless check",
         f"{styles.count('failed')} failed",
@@ -280,7 +341,11 @@ def _category(row: dict, overlap: dict) -> list[str]:
 
 def _bars(values: Mapping[str, Any], spell: str = "{:.2f}") -> list[Bar]:
     numbers = {str(head): number_of(value) for head, value in values.items()}
-    return [Bar(short(head), _spell(n, spell), min(max(n, 0.0), 1.0)) for head, n in numbers.items() if n is not None]
+    return [
+        Bar(short(head), _spell(n, spell), min(max(n, 0.0), 1.0))
+        for head, n in numbers.items()
+        if n is not None
+    ]
 
 
 def _numbered(values: Any) -> dict[str, Any]:
@@ -293,4 +358,10 @@ def _object(value: Any) -> dict:
 
 def _spell(value: Any, spell: str) -> str:
     number = number_of(value)
-    return DASH if value is None or (spell and number is None) else spell.format(number) if spell else str(value)
+    return (
+        DASH
+        if value is None or (spell and number is None)
+        else spell.format(number)
+        if spell
+        else str(value)
+    )

@@ -11,15 +11,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specjax import jsonl
+from specjax.data import jsonl
 from specjax.errors import UserError
 
 SCHEMA = 1  # of both files
-ORIGINS = ("accepted", "residual", "bonus", "plain")  # of an emitted token, by their numbers in a trace
+ORIGINS = (
+    "accepted",
+    "residual",
+    "bonus",
+    "plain",
+)  # of an emitted token, by their numbers in a trace
 OUT, DRAFT = 6, 7  # how many values an emitted token and a drafted one have
 # A text may hold what a terminal obeys, or what no file can hold: show it instead. Tabs and line feeds are text.
 PICTURES = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | {127: 0x2421}
-PICTURES |= dict.fromkeys((*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")
+PICTURES |= dict.fromkeys(
+    (*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd"
+)
 PICTURES |= dict.fromkeys(range(0xD800, 0xE000), "\ufffd")
 FEW = 5  # notices of one kind that are told word by word
 
@@ -35,12 +42,20 @@ def results(path: Path) -> dict:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        why = f" (line {error.lineno}: {error.msg})" if isinstance(error, json.JSONDecodeError) else ""
-        raise UserError(f"{where} is not JSON{why}; give the results.json that a bench wrote") from None
+        why = (
+            f" (line {error.lineno}: {error.msg})"
+            if isinstance(error, json.JSONDecodeError)
+            else ""
+        )
+        raise UserError(
+            f"{where} is not JSON{why}; give the results.json that a bench wrote"
+        ) from None
     if not isinstance(found, dict):
         raise UserError(f"{where} is no JSON object; give the results.json that a bench wrote")
     if not _is_schema(found.get("schema")):
-        raise UserError(f"{where} has schema {_shown(found, 'schema')}; this version reads schema {SCHEMA}")
+        raise UserError(
+            f"{where} has schema {_shown(found, 'schema')}; this version reads schema {SCHEMA}"
+        )
     if not isinstance(found.get("rows"), list):
         raise UserError(f'{where} has no list "rows"; give the results.json that a bench wrote')
     return found
@@ -52,8 +67,12 @@ def finished(rows: Sequence[Any]) -> tuple[list[dict], list[str]]:
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict) or not isinstance(row.get("method"), str):
             notices.append(f"row {number} is left out: it is no object with a method")
-        elif not any(number_of(row.get(key)) is not None for key in ("tokens_per_second", "block_efficiency")):
-            notices.append(f"row {number} ({row['method']}) is left out: it is not finished, nothing was measured")
+        elif not any(
+            number_of(row.get(key)) is not None for key in ("tokens_per_second", "block_efficiency")
+        ):
+            notices.append(
+                f"row {number} ({row['method']}) is left out: it is not finished, nothing was measured"
+            )
         else:
             good.append(row)
     return good, notices
@@ -117,7 +136,9 @@ def problem(record: dict) -> str | None:
     if not isinstance(record.get("rounds"), list) or not record["rounds"]:
         return 'it has no list "rounds" with at least one round'
     for number, one in enumerate(record["rounds"], 1):
-        if not isinstance(one, dict) or not all(isinstance(one.get(key), list) for key in ("out", "draft")):
+        if not isinstance(one, dict) or not all(
+            isinstance(one.get(key), list) for key in ("out", "draft")
+        ):
             return f'round {number} has no lists "out" and "draft"'
         for place, token in enumerate(one["out"]):
             if not _is_token(token, OUT) or token[2] not in (0, 1, 2, 3):
@@ -145,12 +166,16 @@ def _is_token(token: Any, length: int) -> bool:
 def has_probabilities(record: dict) -> bool:
     """Whether any token of a trace has a probability of the target."""
     rounds = record["rounds"]
-    return any(token[3] is not None for one in rounds for key in ("out", "draft") for token in one[key])
+    return any(
+        token[3] is not None for one in rounds for key in ("out", "draft") for token in one[key]
+    )
 
 
 def rejected(one: dict) -> list[list]:
     """The draft tokens of a round that were refused where the target's own token came in: children of the last node kept."""
-    if not one["out"] or one["out"][-1][2] != 1:  # no residual: nothing was refused, or the text ended before
+    if (
+        not one["out"] or one["out"][-1][2] != 1
+    ):  # no residual: nothing was refused, or the text ended before
         return []
     last = max((place for place, node in enumerate(one["draft"]) if node[6]), default=-1)
     return [node for node in one["draft"] if node[2] == last and not node[6]]

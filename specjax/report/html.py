@@ -18,7 +18,12 @@ HERE = Path(__file__).parent
 
 
 def render(
-    results: dict, traces: Sequence[dict], title: str, *, plots: Mapping[str, str], notices: Sequence[str] = ()
+    results: dict,
+    traces: Sequence[dict],
+    title: str,
+    *,
+    plots: Mapping[str, str],
+    notices: Sequence[str] = (),
 ) -> str:
     """The report as one self-contained page; what cannot be shown is left out, and told in a notice.
 
@@ -33,7 +38,11 @@ def render(
 
 
 def _compose(
-    results: dict, traces: Sequence[dict], title: str, plots: Mapping[str, str], notices: Sequence[str]
+    results: dict,
+    traces: Sequence[dict],
+    title: str,
+    plots: Mapping[str, str],
+    notices: Sequence[str],
 ) -> tuple[str, list[str]]:
     """(page, every notice on it)."""
     rows, unfinished = files.finished(results.get("rows") or [])
@@ -50,11 +59,17 @@ def _compose(
         for n, record in enumerate(shown, 1)
         if not files.has_probabilities(record)
     ]
-    notices += files.few(refused, "traces are left out") + files.few(bare, "traces have no probabilities")
+    notices += files.few(refused, "traces are left out") + files.few(
+        bare, "traces have no probabilities"
+    )
     notices = [files.one_line(text) for text in notices]
     lines = cells.lines(rows)
     environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     page = environment.get_template("template.html").render(
         title=title,
@@ -67,7 +82,10 @@ def _compose(
         rows=lines,
         parts=cells.PARTS,
         verdict=cells.verdict(lines),
-        plots=[(name.replace("_", " "), Markup(text[text.find("<svg") :])) for name, text in plots.items()],
+        plots=[
+            (name.replace("_", " "), Markup(text[text.find("<svg") :]))
+            for name, text in plots.items()
+        ],
         traces=[(_label(n, record), Markup(pack(record))) for n, record in enumerate(shown, 1)],
         style=Markup(_asset("style.css")),
         scripts=[Markup(_asset(name)) for name in ("table.js", "tokens.js", "viewer.js")],
@@ -94,7 +112,11 @@ def _facts(results: dict) -> list[tuple[str, str]]:
 def _label(number: int, record: dict) -> str:
     """What a trace is called among the others."""
     law = record.get("class")
-    words = [cells.short(record["method"]), record.get("accept"), "L3, lossy" if law == "L3" else law]
+    words = [
+        cells.short(record["method"]),
+        record.get("accept"),
+        "L3, lossy" if law == "L3" else law,
+    ]
     if (temperature := files.number_of(record.get("temperature"))) is not None:
         words.append(f"T {temperature:g}")
     words.append(record.get("category"))
@@ -113,12 +135,25 @@ def pack(record: dict) -> str:
     def flat(tokens: list[list]) -> list:
         found = []
         for text, number, link, target, draft, rank, *kept in tokens:
-            found += [strings.setdefault(text, len(strings)), number, link, _short(target), _short(draft), rank, *kept]
+            found += [
+                strings.setdefault(text, len(strings)),
+                number,
+                link,
+                _short(target),
+                _short(draft),
+                rank,
+                *kept,
+            ]
         return found
 
     rounds = [[flat(one["out"]), flat(one["draft"])] for one in record["rounds"]]
     greedy = files.number_of(record.get("temperature")) == 0
-    packed = {"prompt": record["prompt"], "greedy": greedy, "strings": list(strings), "rounds": rounds}
+    packed = {
+        "prompt": record["prompt"],
+        "greedy": greedy,
+        "strings": list(strings),
+        "rounds": rounds,
+    }
     return json.dumps(packed, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -151,7 +186,9 @@ def write(
             (Path(beside) / "new").write_bytes(page.encode(errors="replace"))
             os.replace(Path(beside) / "new", path)
     except OSError as error:
-        raise UserError(f"cannot write the report {path}: {error.strerror}; name another file") from None
+        raise UserError(
+            f"cannot write the report {path}: {error.strerror}; name another file"
+        ) from None
     return notices
 
 
@@ -177,11 +214,17 @@ def build(
     out = out or path.with_name("report.html")
     for measured in (path, beside, *([trace] if trace else [])):
         if _same_file(out, measured):
-            raise UserError(f"cannot write the report {out}: it would replace what was measured; name another file")
+            raise UserError(
+                f"cannot write the report {out}: it would replace what was measured; name another file"
+            )
     traces, notices = _traces(found, named=trace is not None)
     rows, _ = files.finished(results["rows"])
     if not rows and not traces:
-        why = f", and {found.name} no trace that can be shown" if found else ", and there is no trace.jsonl"
+        why = (
+            f", and {found.name} no trace that can be shown"
+            if found
+            else ", and there is no trace.jsonl"
+        )
         raise UserError(f"{path} has no finished rows{why}; there is nothing to report")
     try:
         from specjax.report import plots  # only here: matplotlib takes a second to import
@@ -189,7 +232,9 @@ def build(
         drawn = {name: plots.svg(figure) for name, figure in plots.draw(rows).items()}
     except ImportError as error:
         drawn, notices = {}, [*notices, f"no plots were drawn: {error}"]
-    return out, write(out, results, traces, title or path.resolve().parent.name, plots=drawn, notices=notices)
+    return out, write(
+        out, results, traces, title or path.resolve().parent.name, plots=drawn, notices=notices
+    )
 
 
 def _traces(path: Path | None, named: bool) -> tuple[list[dict], list[str]]:

@@ -34,7 +34,8 @@ __all__ = [
 def draw(rows: Sequence[dict]) -> dict[str, Figure]:
     """Every plot that the rows have data for, by a name fit for a file; {} if there is none."""
     makers: dict[str, Callable[[Sequence[dict]], Figure | None]] = {
-        f"speedup_by_{axis}": lambda rows, axis=axis: speedup_against(rows, axis) for axis in _series.AXES
+        f"speedup_by_{axis}": lambda rows, axis=axis: speedup_against(rows, axis)
+        for axis in _series.AXES
     }
     makers |= {
         "predicted_and_measured": predicted,
@@ -65,7 +66,9 @@ def acceptance_by_depth(rows: Sequence[dict]) -> Figure | None:
     told = "The share of the tokens tested at a depth that was accepted there; a depth is tested if all above it were accepted."
     told += left_out
     title = "Acceptance by depth" + ("" if len(panels) > 1 else f" at {next(iter(panels))}")
-    figure, axes = _canvas.canvas(title, list(panels), 2.9 if len(panels) == 1 else 2.3, told, legend.lines)
+    figure, axes = _canvas.canvas(
+        title, list(panels), 2.9 if len(panels) == 1 else 2.3, told, legend.lines
+    )
     handles: dict[str, Any] = {}
     for ax, panel in zip(axes, panels.values(), strict=True):
         for label, row in panel.items():
@@ -82,7 +85,9 @@ def acceptance_by_depth(rows: Sequence[dict]) -> Figure | None:
                 markeredgewidth=0.5,
             )
             handles.setdefault(label, line)
-        _canvas.ticks(ax, range(1, max(map(len, map(_depths, panel.values())), default=1) + 1), str, True)
+        _canvas.ticks(
+            ax, range(1, max(map(len, map(_depths, panel.values())), default=1) + 1), str, True
+        )
         ax.set_ylim(0, 1.03)
         ax.set_xlabel("depth (tokens after the pending one)", fontsize=9)
     axes[0].set_ylabel("accepted share", fontsize=9)
@@ -99,16 +104,27 @@ def _apart(rows: Sequence[dict]) -> dict[tuple, dict]:
 
 
 def _alike(rows: Sequence[dict]) -> str:
-    return "" if len(_apart(rows)) == len(rows) else " Of rows alike in all but their measurements the first is shown."
+    return (
+        ""
+        if len(_apart(rows)) == len(rows)
+        else " Of rows alike in all but their measurements the first is shown."
+    )
 
 
 def _depths(row: dict) -> list[float]:
     values = row.get("acceptance_by_depth")
-    return [v if _series.is_number(v) else math.nan for v in values] if isinstance(values, list | tuple) else []
+    return (
+        [v if _series.is_number(v) else math.nan for v in values]
+        if isinstance(values, list | tuple)
+        else []
+    )
 
 
 def _by_temperature(
-    groups: dict[tuple, Any], least: Callable[[Any], Any], but: Callable[[dict], Sequence[str]], said: str
+    groups: dict[tuple, Any],
+    least: Callable[[Any], Any],
+    but: Callable[[dict], Sequence[str]],
+    said: str,
 ) -> tuple[dict[str, dict[str, Any]], str]:
     """Heading -> label -> what is shown there, a panel for every temperature, and what to say of what is left out.
 
@@ -138,7 +154,11 @@ def _by_temperature(
     if len(headings) > _series.MOST_PANELS:
         told += f" The lowest {_series.MOST_PANELS} of {len(headings)} temperatures are shown."
     for heading in headings[: _series.MOST_PANELS]:
-        found = {label: chosen[heading, left] for left, label in labels.items() if (heading, left) in chosen}
+        found = {
+            label: chosen[heading, left]
+            for left, label in labels.items()
+            if (heading, left) in chosen
+        }
         title = f"temperature {heading:g}"
         panels[f"temperature {heading}" if title in panels else title] = found
     return panels, told
@@ -152,9 +172,17 @@ def overlap_by_class(rows: Sequence[dict]) -> Figure | None:
         return {name: number(_series.part(classes, name), "alpha") for name in classes}
 
     told = "alpha of each class: the sum over x of min(target(x), draft(x)), on every position of text that the target wrote."
-    known = [row for row in _series.finished(rows) if any(value is not None for value in values(row).values())]
+    known = [
+        row
+        for row in _series.finished(rows)
+        if any(value is not None for value in values(row).values())
+    ]
     return _grouped(
-        _apart(known), values, "Overlap of draft and target by class of token", told + _alike(known), "mean overlap"
+        _apart(known),
+        values,
+        "Overlap of draft and target by class of token",
+        told + _alike(known),
+        "mean overlap",
     )
 
 
@@ -172,7 +200,11 @@ def by_category(rows: Sequence[dict]) -> Figure | None:
             found.setdefault(str(row["category"]), tau)
     told += " Of rows alike in all but their measurements the first is shown." if twice else ""
     return _grouped(
-        merged, lambda row: row["tau"], "Block efficiency by category of prompt", told, "block efficiency (tokens)"
+        merged,
+        lambda row: row["tau"],
+        "Block efficiency by category of prompt",
+        told,
+        "block efficiency (tokens)",
     )
 
 
@@ -204,7 +236,11 @@ def _grouped(
         most = sorted(panels, key=lambda heading: -len(panels[heading]))[:2]
         panels = {heading: panel for heading, panel in panels.items() if heading in most}
         told += " Of several temperatures the two with most methods are shown."
-    names = list(dict.fromkeys(name for panel in panels.values() for found in panel.values() for name in found))
+    names = list(
+        dict.fromkeys(
+            name for panel in panels.values() for found in panel.values() for name in found
+        )
+    )
     if len(names) > 40:
         told += f" The first 40 of {len(names)} groups of bars are shown."
         names = names[:40]
@@ -224,7 +260,9 @@ PARTS = ("draft", "verify", "accept", "host")
 def time_split(rows: Sequence[dict]) -> Figure | None:
     """Where the time of decoding goes: stacked shares, a bar for every row."""
     known = [
-        row for row in _series.finished(rows) if any(number(_series.part(row, "time_split"), part) for part in PARTS)
+        row
+        for row in _series.finished(rows)
+        if any(number(_series.part(row, "time_split"), part) for part in PARTS)
     ]
     if not known:
         return None

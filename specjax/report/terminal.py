@@ -101,7 +101,12 @@ def _lossless(outcome: Any) -> str:
 
 def legend() -> Text:
     """What the colours of ``trace`` mean."""
-    words = ("accepted draft token", "target's token after a rejection", "after a full draft", "nothing drafted")
+    words = (
+        "accepted draft token",
+        "target's token after a rejection",
+        "after a full draft",
+        "nothing drafted",
+    )
     parts = [(word, style) for word, style in zip(words, STYLES, strict=True)]
     parts.insert(1, ("rejected draft token", REJECTED))
     return Text("  ").join(Text(word, style) for word, style in parts)

@@ -9,7 +9,14 @@
 
 from specjax.testing.conformance import Finding, Report, check_accept, check_drafter
 from specjax.testing.drafts import check_draft
-from specjax.testing.exact import Histories, NoiseReused, NotEnumerable, TooLarge, exact_law, histories
+from specjax.testing.exact import (
+    Histories,
+    NoiseReused,
+    NotEnumerable,
+    TooLarge,
+    exact_law,
+    histories,
+)
 from specjax.testing.laws import chi_square, chi_square_tail, sequence_law, total_variation
 from specjax.testing.loop import Fit, detectable, loop_fit
 from specjax.testing.models import random_table, tabular, tiny, tiny_config

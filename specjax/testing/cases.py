@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import datastore, drafters, ngram_tables
-from specjax.drafters import draft_tree
+from specjax import drafters
+from specjax.data import datastore, ngram_tables
+from specjax.drafters.draft_models import draft_tree
 from specjax.testing.models import tabular
-from specjax.topology import Topology
+from specjax.topology.shapes import Topology
 from specjax.types import LM, Drafter, ModelParams, Params
 
 VOCAB = 3
@@ -68,8 +69,9 @@ def random_heads(
     name: str, target: LM, target_params: Params, seed: int = 0, scale: float = 1.0, **keys: Any
 ) -> Drafter:
     """Heads on the target's features with normal parameters of this scale, norms and biases too, far from where they start."""
-    start = drafters.make(name, target, **keys).start
-    assert start is not None
+    training = drafters.make(name, target, **keys).training
+    assert training is not None and training.start is not None
+    start = training.start
     like = jax.eval_shape(start, target_params, jax.random.key(0))
     draw = np.random.default_rng(seed)
     params = jax.tree.map(lambda x: jnp.asarray(scale * draw.normal(size=x.shape), x.dtype), like)
@@ -84,28 +86,47 @@ def _heads(name: str, **keys: Any) -> Callable[[LM], Drafter]:
 
 def _escalate(target: LM, draft: LM) -> Drafter:
     lookup = drafters.make("prompt_lookup", target, gamma=3, max_ngram=2, min_ngram=2)
-    model = drafters.make("draft_model", target, model=draft, gamma=2, params=table(1, target.vocab_size), gaps=True)
+    model = drafters.make(
+        "draft_model", target, model=draft, gamma=2, params=table(1, target.vocab_size), gaps=True
+    )
     return drafters.make("escalate", target, drafters=[lookup, model])
 
 
 def _controlled(target: LM, draft: LM) -> Drafter:
-    keys = {"model": draft, "tree": "2x1", "siblings": "top_k", "params": table(1, target.vocab_size)}
-    return drafters.make("controlled", target, drafters=[drafters.make("draft_tree", target, **keys)], rate=0.6)
+    keys = {
+        "model": draft,
+        "tree": "2x1",
+        "siblings": "top_k",
+        "params": table(1, target.vocab_size),
+    }
+    return drafters.make(
+        "controlled", target, drafters=[drafters.make("draft_tree", target, **keys)], rate=0.6
+    )
 
 
 # Case -> how it is made of target, draft model and another. Their parameters: see ``case``.
 _MODELS: dict[str, Callable[[LM, LM, LM], Drafter]] = {
-    "chain": lambda target, draft, other: drafters.make("draft_model", target, model=draft, gamma=2),
-    "iid": lambda target, draft, other: draft_tree.make(target, model=draft, tree="2x1", siblings="iid"),
-    "independent": lambda target, *models: drafters.make("specinfer", target, models=models, tree="chain:2"),
+    "chain": lambda target, draft, other: drafters.make(
+        "draft_model", target, model=draft, gamma=2
+    ),
+    "iid": lambda target, draft, other: draft_tree.make(
+        target, model=draft, tree="2x1", siblings="iid"
+    ),
+    "independent": lambda target, *models: drafters.make(
+        "specinfer", target, models=models, tree="chain:2"
+    ),
     "without_replacement": lambda target, draft, other: draft_tree.make(
         target, model=draft, tree="2x1", siblings="without_replacement"
     ),
-    "deterministic": lambda target, draft, other: draft_tree.make(target, model=draft, tree="2x1", siblings="top_k"),
+    "deterministic": lambda target, draft, other: draft_tree.make(
+        target, model=draft, tree="2x1", siblings="top_k"
+    ),
     "dynamic": lambda target, draft, other: drafters.make(
         "dynamic_tree", target, model=draft, nodes=5, depth=2, top_k=2
     ),
-    "irregular": lambda target, draft, other: draft_tree.make(target, model=draft, tree=IRREGULAR, siblings="iid"),
+    "irregular": lambda target, draft, other: draft_tree.make(
+        target, model=draft, tree=IRREGULAR, siblings="iid"
+    ),
     "ragged": lambda target, draft, other: without_the_eldest(
         draft_tree.make(target, model=draft, tree="2x1", siblings="without_replacement")
     ),
@@ -113,7 +134,9 @@ _MODELS: dict[str, Callable[[LM, LM, LM], Drafter]] = {
 _NO_MODEL: dict[str, Callable[[LM], Drafter]] = {
     "none": lambda target: drafters.make("none", target),
     "prompt_lookup": lambda target: drafters.make("prompt_lookup", target, gamma=2, max_ngram=2),
-    "llma": lambda target: drafters.make("llma", target, gamma=2, max_ngram=2, datastore=_text(target.vocab_size)),
+    "llma": lambda target: drafters.make(
+        "llma", target, gamma=2, max_ngram=2, datastore=_text(target.vocab_size)
+    ),
     "ngram_lm": lambda target: drafters.make(
         "ngram_lm",
         target,
@@ -126,11 +149,24 @@ _NO_MODEL: dict[str, Callable[[LM], Drafter]] = {
     "token_recycling": lambda target: drafters.make("token_recycling", target, tree="2x1", top_k=2),
     "trie": lambda target: drafters.make("trie", target, nodes=4, depth=2, max_ngram=2, samples=8),
     "sam": lambda target: drafters.make(
-        "sam", target, gamma=2, max_ngram=3, bias=1, datastore=datastore.build(_text(target.vocab_size))
+        "sam",
+        target,
+        gamma=2,
+        max_ngram=3,
+        bias=1,
+        datastore=datastore.build(_text(target.vocab_size)),
     ),
-    "suffix": lambda target: drafters.make("suffix", target, nodes=4, depth=2, max_ngram=4, samples=8),
+    "suffix": lambda target: drafters.make(
+        "suffix", target, nodes=4, depth=2, max_ngram=4, samples=8
+    ),
     "rest": lambda target: drafters.make(
-        "rest", target, nodes=4, depth=2, max_ngram=3, samples=8, datastore=datastore.build(_text(target.vocab_size))
+        "rest",
+        target,
+        nodes=4,
+        depth=2,
+        max_ngram=3,
+        samples=8,
+        datastore=datastore.build(_text(target.vocab_size)),
     ),
     "escalate": lambda target: _escalate(target, models(target.vocab_size)[1]),
     "controlled": lambda target: _controlled(target, models(target.vocab_size)[1]),

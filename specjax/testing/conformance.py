@@ -43,18 +43,22 @@ def masked(drafter: Drafter) -> Drafter:
         draft, state = drafter.propose(params, keys, context, state)
         first = context.tokens[:, :1]
         node = jnp.arange(drafter.nodes)
-        keep = jnp.where(first == 0, False, (first == 1) | (node == 0 if draft.parents is None else node > 0))
+        keep = jnp.where(
+            first == 0, False, (first == 1) | (node == 0 if draft.parents is None else node > 0)
+        )
         return draft.replace(valid=draft.valid & keep), state
 
     return drafter._replace(propose=propose)
 
 
-def check_pair(drafter: Drafter, rule: Accept, target: LM, params: ModelParams, *, seed: int = 0) -> list[Finding]:
+def check_pair(
+    drafter: Drafter, rule: Accept, target: LM, params: ModelParams, *, seed: int = 0
+) -> list[Finding]:
     """What the compiled loop shows about one drafter with one rule. ``target`` has a small vocabulary (3 to 6 tokens)."""
     accept.check_pair(drafter, rule)
     run = _Runner(_prepare(drafter, target), rule, params, seed)
     findings = [run.greedy(), run.mixed(), run.ends(), run.company()]
-    if rule.law == "L1":
+    if rule.lossless_class == "L1":
         findings += run.law()
     return [*findings, run.frozen(), run.compiled(), run.donated()]
 
@@ -89,11 +93,15 @@ class _Runner:
         random = np.random.default_rng(seed)
         lengths = random.integers(1, WIDTH + 1, ROWS)
         tokens = random.integers(0, self.vocab, (ROWS, WIDTH))
-        self.tokens = jnp.asarray(np.where(np.arange(WIDTH) < lengths[:, None], tokens, -1), jnp.int32)
+        self.tokens = jnp.asarray(
+            np.where(np.arange(WIDTH) < lengths[:, None], tokens, -1), jnp.int32
+        )
         self.lengths = jnp.asarray(lengths, jnp.int32)
         self.new = jnp.asarray(random.integers(0, NEW + 1, ROWS), jnp.int32)
         self.mixture = {
-            "temperature": np.where(np.arange(ROWS) % 3 == 0, 0.0, np.where(np.arange(ROWS) % 3 == 1, 1.0, 0.6)),
+            "temperature": np.where(
+                np.arange(ROWS) % 3 == 0, 0.0, np.where(np.arange(ROWS) % 3 == 1, 1.0, 0.6)
+            ),
             "top_p": np.where(np.arange(ROWS) % 2 == 0, 1.0, 0.8),
         }
         self.everything: list[tuple[str, bool]] = []
@@ -111,11 +119,25 @@ class _Runner:
             sampling=sampling.make_sampling(ROWS, **settings),
         )
 
-    def run(self, settings: dict, tokens=None, lengths=None, new=None, ids=None, eos: int = -5, seed: int = 0):
+    def run(
+        self,
+        settings: dict,
+        tokens=None,
+        lengths=None,
+        new=None,
+        ids=None,
+        eos: int = -5,
+        seed: int = 0,
+    ):
         """(tokens, lengths) of every row at the end; watches what finished rows do on the way."""
         lengths = self.lengths if lengths is None else lengths
         state = self.begin(
-            self.tokens if tokens is None else tokens, lengths, self.new if new is None else new, settings, ids, seed
+            self.tokens if tokens is None else tokens,
+            lengths,
+            self.new if new is None else new,
+            settings,
+            ids,
+            seed,
         )
         still, gone = True, True
         done, before = np.asarray(state.done), self._frozen(state)
@@ -124,7 +146,13 @@ class _Runner:
                 break
             previous = state
             state, _ = decode.generate(
-                self.target, self.drafter, self.rule, self.params, state, max_steps=STEPS, eos_id=(eos,)
+                self.target,
+                self.drafter,
+                self.rule,
+                self.params,
+                state,
+                max_steps=STEPS,
+                eos_id=(eos,),
             )
             gone &= all(x.is_deleted() for x in jax.tree.leaves(previous.cache) if x.ndim > 1)
             now = self._frozen(state)
@@ -148,10 +176,20 @@ class _Runner:
 
     def plainly(self, eos: int) -> tuple[np.ndarray, np.ndarray]:
         """The same rows by plain greedy decoding."""
-        packed = (self.plain, none.make(self.plain), ModelParams(self.params.target), self.tokens, self.lengths)
+        packed = (
+            self.plain,
+            none.make(self.plain),
+            ModelParams(self.params.target),
+            self.tokens,
+            self.lengths,
+        )
         settings = sampling.make_sampling(ROWS, 0.0)
         state = decode.prefill(
-            *packed, rng.row_keys(0, ROWS), max_len=WIDTH + NEW, limit=self.lengths + self.new, sampling=settings
+            *packed,
+            rng.row_keys(0, ROWS),
+            max_len=WIDTH + NEW,
+            limit=self.lengths + self.new,
+            sampling=settings,
         )
         state = decode.autoregressive(self.plain, self.params, state, max_steps=NEW, eos_id=(eos,))
         return np.asarray(state.tokens), np.asarray(state.length)
@@ -172,7 +210,9 @@ class _Runner:
         alone, together = self.again("greedy"), self.again("mixture")
         good = _rows_equal(alone, together)[self.mixture["temperature"] == 0]
         return Finding(
-            "greedy rows among sampled ones", bool(good.all()), f"{good.sum()}/{len(good)} rows as in a greedy batch"
+            "greedy rows among sampled ones",
+            bool(good.all()),
+            f"{good.sum()}/{len(good)} rows as in a greedy batch",
         )
 
     def ends(self) -> Finding:
@@ -194,14 +234,18 @@ class _Runner:
     def company(self) -> Finding:
         tokens, lengths = self.again("mixture")
         order = np.random.default_rng(1).permutation(ROWS)
-        strangers = np.arange(ROWS) % 2 == 1  # every second row is given another text, and moves as well
+        strangers = (
+            np.arange(ROWS) % 2 == 1
+        )  # every second row is given another text, and moves as well
         other = jnp.where(strangers[order][:, None], self.tokens[order][::-1], self.tokens[order])
         size = jnp.where(strangers[order], self.lengths[order][::-1], self.lengths[order])
         settings = {k: v[order] for k, v in self.mixture.items()}
         moved = self.run(settings, other, size, self.new[order], ids=order.tolist())
         good = _rows_equal((tokens[order], lengths[order]), moved)[~strangers[order]]
         return Finding(
-            "a row does not see its batch", bool(good.all()), f"{good.sum()}/{len(good)} rows moved among strangers"
+            "a row does not see its batch",
+            bool(good.all()),
+            f"{good.sum()}/{len(good)} rows moved among strangers",
         )
 
     def law(self) -> list[Finding]:
@@ -209,18 +253,26 @@ class _Runner:
         among which every fourth is greedy and not counted."""
         steps = min(self.drafter.longest + 2, NEW, int(np.log(ROWS) / np.log(self.vocab)))
         firsts, greedy = np.arange(ROWS) % 3, np.arange(ROWS) // 3 % 4 == 0
-        prompts = np.concatenate([firsts[:, None] % self.vocab, np.tile(cases.PROMPT, (ROWS, 1))], 1)
-        prompts = jnp.asarray(np.pad(prompts, ((0, 0), (0, WIDTH - 3)), constant_values=-1), jnp.int32)
+        prompts = np.concatenate(
+            [firsts[:, None] % self.vocab, np.tile(cases.PROMPT, (ROWS, 1))], 1
+        )
+        prompts = jnp.asarray(
+            np.pad(prompts, ((0, 0), (0, WIDTH - 3)), constant_values=-1), jnp.int32
+        )
         findings = []
         for settings in SETTINGS:
             full = jnp.full((ROWS,), 3, jnp.int32)
             mixed = settings | {"temperature": np.where(greedy, 0.0, settings["temperature"])}
             tokens, _ = self.run(mixed, prompts, full, jnp.full((ROWS,), steps, jnp.int32), seed=1)
             new = tokens[:, 3 : 3 + steps]
-            law = laws.sequence_law(self.plain, self.params.target, [0, *cases.PROMPT], steps, **settings)
+            law = laws.sequence_law(
+                self.plain, self.params.target, [0, *cases.PROMPT], steps, **settings
+            )
             cells = np.asarray(np.ravel_multi_index(tuple(new.T), law.shape))
             groups = [~greedy, *(~greedy & (firsts == f) for f in range(3))]
-            values = [laws.chi_square(np.bincount(cells[g], minlength=law.size), law)[2] for g in groups]
+            values = [
+                laws.chi_square(np.bincount(cells[g], minlength=law.size), law)[2] for g in groups
+            ]
             detail = (
                 f"{steps} tokens, {(~greedy).sum()} rows, p = {values[0]:.2g} (a total variation of "
                 f"{loop.detectable(law, int((~greedy).sum())):.3f} would show); none valid, all, some: "
@@ -232,43 +284,71 @@ class _Runner:
 
     def frozen(self) -> Finding:
         good = all(ok for name, ok in self.everything if name in ("frozen", "finished"))
-        return Finding("finished rows are frozen", good, "tokens and lengths, in every run; every row came to its end")
+        return Finding(
+            "finished rows are frozen",
+            good,
+            "tokens and lengths, in every run; every row came to its end",
+        )
 
     def donated(self) -> Finding:
         return Finding(
-            "the state is donated", all(ok for name, ok in self.everything if name == "donated"), "its cache was freed"
+            "the state is donated",
+            all(ok for name, ok in self.everything if name == "donated"),
+            "its cache was freed",
         )
 
     def compiled(self) -> Finding:
         new = len(self.traces) - self.first
-        return Finding("nothing is compiled again", new == 0, f"{new} traces for other texts, settings, seeds and EOS")
+        return Finding(
+            "nothing is compiled again",
+            new == 0,
+            f"{new} traces for other texts, settings, seeds and EOS",
+        )
 
 
 def _rows_equal(a, b) -> np.ndarray:
-    size = min(a[0].shape[1], b[0].shape[1])  # buffers differ by the drafter's nodes, in which nothing is ever left
+    size = min(
+        a[0].shape[1], b[0].shape[1]
+    )  # buffers differ by the drafter's nodes, in which nothing is ever left
     return (a[1] == b[1]) & (a[0][:, :size] == b[0][:, :size]).all(1)
 
 
 def check_law(
-    target: LM, drafter: Drafter, rule: Accept, params: ModelParams, prompts: Sequence[Sequence[int]], **settings
+    target: LM,
+    drafter: Drafter,
+    rule: Accept,
+    params: ModelParams,
+    prompts: Sequence[Sequence[int]],
+    **settings,
 ) -> Finding:
     """The exact law of one round, where it can be enumerated: total variation from the target's below 1e-12."""
     name = "exact law of a round"
     with jax.enable_x64(True):
         wide = jax.tree.map(  # ids and counts stay what they are
-            lambda x: jnp.asarray(x, jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.asarray(x), params
+            lambda x: (
+                jnp.asarray(x, jnp.float64)
+                if jnp.issubdtype(x.dtype, jnp.floating)
+                else jnp.asarray(x)
+            ),
+            params,
         )
         steps, worst = drafter.longest + 1, 0.0
         try:
             for prompt in prompts:
-                found = exact.exact_law(target, drafter, rule, wide, list(prompt), steps, rounds=1, **settings)
+                found = exact.exact_law(
+                    target, drafter, rule, wide, list(prompt), steps, rounds=1, **settings
+                )
                 truth = laws.sequence_law(target, wide.target, list(prompt), steps, **settings)
                 worst = max(worst, laws.total_variation(found, truth))
         except (exact.NoiseReused, exact.ImpossibleLaw) as error:
             return Finding(name, False, str(error))
         except (exact.NotEnumerable, exact.TooLarge) as error:
             return Finding(name, None, str(error))
-    return Finding(name, worst < EXACT if rule.law == "L1" else None, f"total variation {worst:.1e}, {rule.name}")
+    return Finding(
+        name,
+        worst < EXACT if rule.lossless_class == "L1" else None,
+        f"total variation {worst:.1e}, {rule.name}",
+    )
 
 
 def check_drafter(
@@ -299,7 +379,10 @@ def check_drafter(
         every = [accept.load(n) for n in accept.names()]
         rules = [r for r in every if r.law == "L1" and drafter.siblings in r.siblings]
     for rule in rules:
-        found = [check_law(target, drafter, rule, params, prompts), *check_pair(drafter, rule, target, params)]
+        found = [
+            check_law(target, drafter, rule, params, prompts),
+            *check_pair(drafter, rule, target, params),
+        ]
         findings += [f._replace(check=f"{rule.name}: {f.check}") for f in found]
     return Report(drafter.name, tuple(findings))
 
@@ -314,15 +397,23 @@ def _drafts(drafter: Drafter, target: LM, params: ModelParams) -> Finding:
     try:
         for turn in range(3):
             keys = rng.RowKeys(state.keys, jnp.asarray(turn), state.length)
-            draft, _ = drafter.propose(params, keys, Context(state.tokens, state.length, settings), state.draft)
-            check_draft(draft, target.vocab_size, drafter.siblings, greedy=np.asarray(settings.greedy))
+            draft, _ = drafter.propose(
+                params, keys, Context(state.tokens, state.length, settings), state.draft
+            )
+            check_draft(
+                draft, target.vocab_size, drafter.siblings, greedy=np.asarray(settings.greedy)
+            )
     except UserError as error:
         return Finding("drafts are well formed", False, str(error))
-    return Finding("drafts are well formed", True, f"{drafter.siblings}, {drafter.nodes} nodes, {drafter.longest} deep")
+    return Finding(
+        "drafts are well formed",
+        True,
+        f"{drafter.siblings}, {drafter.nodes} nodes, {drafter.longest} deep",
+    )
 
 
 def _memory(drafter: Drafter, target: LM, params: ModelParams) -> Finding:
-    """Whether the drafter still knows the text after some rounds: its first draft token's law must be ``Drafter.law``'s.
+    """Whether the drafter still knows the text after some rounds: its first draft token's law must be ``Drafter.probs``'s.
 
     A wrong cache costs no exactness, so no other check sees it: only acceptance.
     """
@@ -333,17 +424,25 @@ def _memory(drafter: Drafter, target: LM, params: ModelParams) -> Finding:
     for _ in range(5):
         keys = rng.RowKeys(state.keys, state.round, state.length)
         scored = step.propose(target, drafter, params, state, keys)
-        if drafter.law is None or scored.draft.probs is None:
+        if drafter.probs is None or scored.draft.probs is None:
             return Finding(name, None, "it states no law to compare with")
-        law = drafter.law(params, Context(jnp.maximum(state.tokens, 0), state.length, state.sampling))
+        law = drafter.probs(
+            params, Context(jnp.maximum(state.tokens, 0), state.length, state.sampling)
+        )
         want = jax.vmap(lambda row, n: row[n - 1])(law, state.length)
         off = np.abs(np.asarray(scored.draft.probs[:, 0] - want)).max(-1)
         worst = max(worst, float(off[~np.asarray(state.done)].max(initial=0)))
         state, _ = step.decide(target, drafter, rule, params, state, keys, scored, None)
-    return Finding(name, worst < 1e-4, f"the law of its first token is off by at most {worst:.1e} in five rounds")
+    return Finding(
+        name,
+        worst < 1e-4,
+        f"the law of its first token is off by at most {worst:.1e} in five rounds",
+    )
 
 
-def check_accept(rule: Accept, names: Sequence[str] | None = None, *, loop_case: str | None = None) -> Report:
+def check_accept(
+    rule: Accept, names: Sequence[str] | None = None, *, loop_case: str | None = None
+) -> Report:
     """Checks a rule on one drafter of every kind that it takes (``cases.NAMES``).
 
     Args:
@@ -361,11 +460,15 @@ def check_accept(rule: Accept, names: Sequence[str] | None = None, *, loop_case:
     every = [cases.case(name) for name in names or cases.NAMES]
     fit = [case for case in every if case.drafter.siblings in rule.siblings]
     if not fit:
-        raise UserError(f"rule {rule.name} takes none of the cases {', '.join(names or cases.NAMES)}")
+        raise UserError(
+            f"rule {rule.name} takes none of the cases {', '.join(names or cases.NAMES)}"
+        )
     findings = []
     for case in fit:
-        for settings in SETTINGS if rule.law == "L1" else ():
-            found = check_law(case.target, case.drafter, rule, case.params, [cases.PROMPT], **settings)
+        for settings in SETTINGS if rule.lossless_class == "L1" else ():
+            found = check_law(
+                case.target, case.drafter, rule, case.params, [cases.PROMPT], **settings
+            )
             name = ", ".join(f"{k} {v}" for k, v in settings.items())
             findings.append(found._replace(check=f"{case.name}, {name}: {found.check}"))
     if loop_case and loop_case not in [case.name for case in fit]:

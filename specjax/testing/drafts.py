@@ -10,7 +10,9 @@ from specjax.types import CHAIN, DETERMINISTIC, IID, WITHOUT_REPLACEMENT, Draft
 SUM = 1e-4  # how far from 1 a float32 law may sum
 
 
-def check_draft(draft: Draft, vocab_size: int, siblings: str, greedy: np.ndarray | None = None) -> None:
+def check_draft(
+    draft: Draft, vocab_size: int, siblings: str, greedy: np.ndarray | None = None
+) -> None:
     """Raises UserError, naming row and node, unless ``draft`` (concrete arrays) is what ``siblings`` promises.
 
     Args:
@@ -22,10 +24,14 @@ def check_draft(draft: Draft, vocab_size: int, siblings: str, greedy: np.ndarray
     tokens, valid = np.asarray(draft.tokens), np.array(draft.valid)
     batch, size = tokens.shape
     parents = (
-        np.broadcast_to(np.arange(size) - 1, (batch, size)) if draft.parents is None else np.asarray(draft.parents)
+        np.broadcast_to(np.arange(size) - 1, (batch, size))
+        if draft.parents is None
+        else np.asarray(draft.parents)
     )
     if (draft.parents is None) != (siblings == CHAIN):
-        raise UserError(f"siblings are said to be {siblings!r}; parents must be None for a chain, and only for one")
+        raise UserError(
+            f"siblings are said to be {siblings!r}; parents must be None for a chain, and only for one"
+        )
     _topology(parents, valid, vocab_size)
     for node in range(size):  # what hangs below a withdrawn node does not exist either
         above = parents[:, node]
@@ -34,8 +40,12 @@ def check_draft(draft: Draft, vocab_size: int, siblings: str, greedy: np.ndarray
     if draft.probs is None:
         return
     if siblings == DETERMINISTIC:
-        raise UserError("a deterministic draft has no laws; leave probs out, or say how the siblings were drawn")
-    sampled = valid & ~(np.zeros((batch, 1), bool) if greedy is None else np.asarray(greedy)[:, None])
+        raise UserError(
+            "a deterministic draft has no laws; leave probs out, or say how the siblings were drawn"
+        )
+    sampled = valid & ~(
+        np.zeros((batch, 1), bool) if greedy is None else np.asarray(greedy)[:, None]
+    )
     probs = np.asarray(draft.probs, np.float64)
     _no(sampled & ~np.isfinite(probs).all(-1), "a law that is not finite")
     _no(sampled & (probs.min(-1) < 0), "a law with negative mass")
@@ -49,18 +59,29 @@ def check_draft(draft: Draft, vocab_size: int, siblings: str, greedy: np.ndarray
                 off = np.abs(probs[:, node] - probs[:, elder]).max(-1) > SUM
                 _no((pair & off)[:, None], "siblings of different laws, said to be i.i.d.", node)
             if siblings == WITHOUT_REPLACEMENT:
-                seen = probs[np.arange(batch), node, np.clip(tokens[:, elder], 0, vocab_size - 1)] > 0
-                _no((pair & seen)[:, None], "a law that could draw its elder sibling's token again", node)
+                seen = (
+                    probs[np.arange(batch), node, np.clip(tokens[:, elder], 0, vocab_size - 1)] > 0
+                )
+                _no(
+                    (pair & seen)[:, None],
+                    "a law that could draw its elder sibling's token again",
+                    node,
+                )
 
 
 def _topology(parents: np.ndarray, valid: np.ndarray, vocab_size: int) -> None:
     size = parents.shape[1]
-    _no(valid & (parents >= np.arange(size)), "a parent that does not come before it; order the nodes topologically")
+    _no(
+        valid & (parents >= np.arange(size)),
+        "a parent that does not come before it; order the nodes topologically",
+    )
     _no(valid & (parents < -1), "a parent below -1")
     for node in range(size):
         count = ((parents == parents[:, [node]]) & valid).sum(1)
         if valid[:, node].any() and (count[valid[:, node]] > vocab_size).any():
-            raise UserError(f"node {node} is one of {count.max()} siblings; the vocabulary has {vocab_size} tokens")
+            raise UserError(
+                f"node {node} is one of {count.max()} siblings; the vocabulary has {vocab_size} tokens"
+            )
 
 
 def _no(bad: np.ndarray, what: str, node: int | None = None) -> None:

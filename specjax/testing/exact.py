@@ -80,7 +80,9 @@ class Script:
             masses = np.where(np.asarray(active)[:, None], masses, np.eye(1, masses.shape[1]))
         return self._one(masses)
 
-    def draw_distinct(self, purpose: int, weights: jax.Array, count: int, index=None) -> tuple[jax.Array, jax.Array]:
+    def draw_distinct(
+        self, purpose: int, weights: jax.Array, count: int, index=None
+    ) -> tuple[jax.Array, jax.Array]:
         masses = np.asarray(weights, np.float64)
         flat = masses[:, None] if masses.ndim == 2 else masses
         numbers = [None] if index is None else np.atleast_1d(np.asarray(index)).tolist()
@@ -91,7 +93,9 @@ class Script:
             left = flat[:, place].copy()
             for rank in range(count):
                 some = left.sum(-1) > 0
-                token = np.asarray(self._one(np.where(some[:, None], left, np.eye(1, left.shape[1]))))
+                token = np.asarray(
+                    self._one(np.where(some[:, None], left, np.eye(1, left.shape[1])))
+                )
                 tokens[:, place, rank], exist[:, place, rank] = token, some
                 left[np.arange(len(left)), token] = 0
         if masses.ndim == 2:
@@ -125,7 +129,12 @@ class _Inner(Script):
     """A part of another's script, with noise of its own."""
 
     def __init__(self, outer: Script, index: int, same_target: bool):
-        self.outer, self.index, self.batch, self.same_target = outer, index, outer.batch, same_target
+        self.outer, self.index, self.batch, self.same_target = (
+            outer,
+            index,
+            outer.batch,
+            same_target,
+        )
 
     def _enter(self, place: tuple) -> None:
         shared = self.same_target and place[0] == "position"
@@ -140,18 +149,24 @@ class _Coins:
         self.script, self.tossed = script, np.zeros((script.batch, count), bool)
 
     def flip(self, kept: jax.Array, total: jax.Array, node: jax.Array | None = None) -> jax.Array:
-        above, below = np.broadcast_arrays(np.asarray(kept, np.float64), np.asarray(total, np.float64))
+        above, below = np.broadcast_arrays(
+            np.asarray(kept, np.float64), np.asarray(total, np.float64)
+        )
         with np.errstate(divide="ignore", invalid="ignore"):
             chance = np.where(above >= below, (above > 0) * 1.0, above / below)
         if np.isnan(chance).any() or (above < 0).any():
             raise ImpossibleLaw("a coin with NaN or negative masses was tossed")
         if node is not None:
             return self._toss(chance, np.asarray(node))
-        columns = [self._toss(chance[:, i], np.full(len(chance), i)) for i in range(chance.shape[1])]
+        columns = [
+            self._toss(chance[:, i], np.full(len(chance), i)) for i in range(chance.shape[1])
+        ]
         return jnp.stack(columns, 1) if columns else jnp.zeros(chance.shape, bool)
 
     def _toss(self, chance: np.ndarray, node: np.ndarray) -> jax.Array:
-        rows = np.nonzero((chance > 0) & (chance < 1))[0]  # the others come out one way whatever the noise is
+        rows = np.nonzero((chance > 0) & (chance < 1))[
+            0
+        ]  # the others come out one way whatever the noise is
         if self.tossed[rows, node[rows]].any():
             raise NoiseReused("the coin of a node was tossed twice")
         self.tossed[rows, node[rows]] = True
@@ -176,7 +191,9 @@ def expand(function: Callable, rows: Any, batch: int, ledger: Iterable[tuple] = 
     while True:
         count = len(source)
         if count > LARGEST:
-            raise TooLarge(f"more than {LARGEST} histories; take a smaller vocabulary or a smaller draft")
+            raise TooLarge(
+                f"more than {LARGEST} histories; take a smaller vocabulary or a smaller draft"
+            )
         size = next((b for b in BUCKETS if b >= count), -(-count // BUCKETS[-1]) * BUCKETS[-1])
         padded = np.resize(np.arange(count), size)  # rows again, thrown away below
         script = Script([each[padded] for each in outcomes], size, ledger)
@@ -257,11 +274,19 @@ class Histories(NamedTuple):
 
 
 def histories(
-    target: LM, drafter: Drafter, rule: Accept, params: ModelParams, prompt: Sequence[int], **settings
+    target: LM,
+    drafter: Drafter,
+    rule: Accept,
+    params: ModelParams,
+    prompt: Sequence[int],
+    **settings,
 ) -> Histories:
     """Everything that can happen in the first round after ``prompt``, with its probability."""
     state, shared = _begin(target, drafter, params, prompt, drafter.longest + 1, settings)
-    seen = [(info, each) for _, info, each in _round(target, drafter, rule, params, state, shared, np.ones(1))]
+    seen = [
+        (info, each)
+        for _, info, each in _round(target, drafter, rule, params, state, shared, np.ones(1))
+    ]
     infos, chances = zip(*seen, strict=True)
     return Histories(jax.tree.map(lambda *x: np.concatenate(x), *infos), np.concatenate(chances))
 
@@ -269,7 +294,10 @@ def histories(
 def _begin(target, drafter, params, prompt, steps: int, settings: dict) -> tuple[dict, dict]:
     packed, lengths = decode.pack_prompts([list(prompt)])
     knobs = sampling.make_sampling(1, **settings)
-    limit, room = lengths + steps, -(-(len(prompt) + steps + 1) // 8) * 8  # rounded up: the same shapes again and again
+    limit, room = (
+        lengths + steps,
+        -(-(len(prompt) + steps + 1) // 8) * 8,
+    )  # rounded up: the same shapes again and again
     with jax.disable_jit():  # one row: compiling would take longer
         state = decode.prefill(
             target, drafter, params, packed, lengths, rng.row_keys(0, 1), max_len=room, limit=limit,
@@ -283,7 +311,9 @@ ROWLESS = ("round", "keys", "made_for")  # of a DecodeState: not split with the 
 
 def _rows(state: DecodeState) -> tuple[dict, dict]:
     parts = {name: getattr(state, name) for name in state.__dataclass_fields__}
-    return {k: v for k, v in parts.items() if k not in ROWLESS}, {k: v for k, v in parts.items() if k in ROWLESS}
+    return {k: v for k, v in parts.items() if k not in ROWLESS}, {
+        k: v for k, v in parts.items() if k in ROWLESS
+    }
 
 
 def _round(target, drafter, rule, params, state: dict, shared: dict, weight: np.ndarray):
@@ -307,7 +337,9 @@ def _round(target, drafter, rule, params, state: dict, shared: dict, weight: np.
             rows, draft, draft_state = given
             fixed = drafter._replace(propose=lambda *_: (draft, draft_state))
             scored = step.propose(target, fixed, params, whole(rows), script)
-            after, info = step.decide(target, drafter, rule, params, whole(rows), script, scored, None)
+            after, info = step.decide(
+                target, drafter, rule, params, whole(rows), script, scored, None
+            )
             return _rows(after)[0], info
 
         closed = expand(judged, some, len(weight[part]), opened.ledger)

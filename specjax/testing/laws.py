@@ -23,7 +23,10 @@ def sequence_law(model: LM, params, prompt: Sequence[int], steps: int, **setting
     continuations = list(itertools.product(range(vocab), repeat=steps - 1)) or [()]
     tokens = jnp.asarray([list(prompt) + list(c) for c in continuations], jnp.int32)
     logits = lm.forward(model, params, tokens).logits[:, len(prompt) - 1 :]
-    laws = np.asarray(sampling.to_probs(logits, sampling.make_sampling(len(continuations), **settings)), np.float64)
+    laws = np.asarray(
+        sampling.to_probs(logits, sampling.make_sampling(len(continuations), **settings)),
+        np.float64,
+    )
     joint = np.ones((len(continuations), 1))
     for row, continuation in enumerate(continuations):
         for place, token in enumerate(continuation):
@@ -31,7 +34,9 @@ def sequence_law(model: LM, params, prompt: Sequence[int], steps: int, **setting
     return (joint * laws[:, -1]).reshape((vocab,) * steps)
 
 
-def chi_square(counts: np.ndarray, law: np.ndarray, *, least: float = 5.0) -> tuple[float, int, float]:
+def chi_square(
+    counts: np.ndarray, law: np.ndarray, *, least: float = 5.0
+) -> tuple[float, int, float]:
     """Pearson's test of observed counts against a law: (statistic, degrees of freedom, p-value).
 
     Cells that expect fewer than ``least`` are pooled; an observation where the law is 0 gives p = 0.

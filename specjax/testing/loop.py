@@ -54,7 +54,9 @@ def finish(
 ) -> DecodeState:
     """Runs the compiled loop to the end, a few rounds at a time: one program, whatever the length."""
     while not bool(state.done.all()):
-        state, _ = decode.generate(target, drafter, rule, params, state, max_steps=STEPS, eos_id=eos_id)
+        state, _ = decode.generate(
+            target, drafter, rule, params, state, max_steps=STEPS, eos_id=eos_id
+        )
     decode.check(state)
     return state
 
@@ -78,7 +80,9 @@ def counts(
     state = finish(target, drafter, rule, params, state)
     tokens = np.asarray(state.tokens[:, len(prompt) : len(prompt) + steps])
     shape = (target.vocab_size,) * steps
-    return np.bincount(np.ravel_multi_index(tuple(tokens.T), shape), minlength=int(np.prod(shape))).reshape(shape)
+    return np.bincount(
+        np.ravel_multi_index(tuple(tokens.T), shape), minlength=int(np.prod(shape))
+    ).reshape(shape)
 
 
 def loop_fit(
@@ -109,5 +113,9 @@ def detectable(law: np.ndarray, rows: int, level: float = 1e-3, missed: float = 
     low, high = 0.0, float(critical + 100 * np.sqrt(freedom) + 1000)
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (low, middle) if scipy.stats.ncx2.sf(critical, freedom, middle) > 1 - missed else (middle, high)
+        low, high = (
+            (low, middle)
+            if scipy.stats.ncx2.sf(critical, freedom, middle) > 1 - missed
+            else (middle, high)
+        )
     return float(np.sqrt(high / (4 * rows)))

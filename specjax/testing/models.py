@@ -12,7 +12,9 @@ from specjax.models.transformer import TransformerConfig
 from specjax.types import LM, Output
 
 
-def tiny_config(family: str = "llama", vocab_size: int = 32, layers: int = 2, width: int = 32) -> TransformerConfig:
+def tiny_config(
+    family: str = "llama", vocab_size: int = 32, layers: int = 2, width: int = 32
+) -> TransformerConfig:
     """A decoder small enough to compile in a second: grouped-query attention for "llama", biases for "gpt2"."""
     return TransformerConfig(
         family=family,
@@ -63,7 +65,9 @@ def tabular(vocab_size: int, name: str = "tabular") -> LM:
         parents = parents[:, written:]
         before = cache.length[:, None] + jnp.where(parents < 0, -1, parents)
         before = jnp.where(
-            before < 0, vocab_size, jnp.take_along_axis(stored, jnp.maximum(before, 0), axis=1, mode="clip")
+            before < 0,
+            vocab_size,
+            jnp.take_along_axis(stored, jnp.maximum(before, 0), axis=1, mode="clip"),
         )
         logits = params[jnp.clip(before, 0, vocab_size), jnp.clip(tokens, 0, vocab_size - 1)]
         return Output(logits, logits), cache.replace(tokens=stored)

@@ -40,9 +40,13 @@ def _rule(sampled: Callable) -> Callable[[], Accept]:
 
 
 def resample_from_target(keys, draft, target_probs):
-    kept = keys.coins(draft.tokens.shape[1], target_probs.dtype).flip(*chain.masses(draft, target_probs))
+    kept = keys.coins(draft.tokens.shape[1], target_probs.dtype).flip(
+        *chain.masses(draft, target_probs)
+    )
     accepted = _verdict.first_failure(kept & draft.valid)
-    return _verdict.prefix(draft, accepted, keys.draw(rng.RESIDUAL, _verdict.at(target_probs, accepted)))
+    return _verdict.prefix(
+        draft, accepted, keys.draw(rng.RESIDUAL, _verdict.at(target_probs, accepted))
+    )
 
 
 def match_then_resample(keys, draft, target_probs):
@@ -55,16 +59,18 @@ def _match_path(keys, draft, target_probs):
     walk = _walk.begin(draft, target_probs)
     for depth in range(draft.longest):
         active = walk.open.any(-1)
-        token = keys.draw_at(depth, walk.law, active)
+        token = keys.draw_at(depth, walk.probs, active)
         hit = walk.open & (draft.tokens == token[:, None]) & active[:, None]
         stays = ~hit.any(-1)[:, None]
         walk = walk.replace(open=walk.open & ~stays)
         walk = _walk.descend(walk, draft, target_probs, jnp.argmax(hit, -1), hit.any(-1))
-    return walk.path, walk.law
+    return walk.path, walk.probs
 
 
 def residual_after_everything(keys, draft, target_probs):
-    kept = keys.coins(draft.tokens.shape[1], target_probs.dtype).flip(*chain.masses(draft, target_probs))
+    kept = keys.coins(draft.tokens.shape[1], target_probs.dtype).flip(
+        *chain.masses(draft, target_probs)
+    )
     accepted = _verdict.first_failure(kept & draft.valid)
     full = (accepted == draft.tokens.shape[1])[:, None]
     wrong = recursive.residual(target_probs[:, -1], draft.probs[:, -1])
@@ -73,17 +79,25 @@ def residual_after_everything(keys, draft, target_probs):
 
 
 def go_on_after_a_rejection(keys, draft, target_probs):
-    kept = keys.coins(draft.tokens.shape[1], target_probs.dtype).flip(*chain.masses(draft, target_probs))
+    kept = keys.coins(draft.tokens.shape[1], target_probs.dtype).flip(
+        *chain.masses(draft, target_probs)
+    )
     accepted = jnp.max(jnp.where(kept, jnp.arange(1, kept.shape[1] + 1), 0), -1)
-    return _verdict.prefix(draft, accepted, keys.draw(rng.RESIDUAL, chain.leftover(accepted, draft, target_probs)))
+    return _verdict.prefix(
+        draft, accepted, keys.draw(rng.RESIDUAL, chain.leftover(accepted, draft, target_probs))
+    )
 
 
 def unadjusted_last_token(keys, draft, target_probs):
     """At temperature 1/2 the law without the temperature is the square root of the law with it."""
-    kept = keys.coins(draft.tokens.shape[1], target_probs.dtype).flip(*chain.masses(draft, target_probs))
+    kept = keys.coins(draft.tokens.shape[1], target_probs.dtype).flip(
+        *chain.masses(draft, target_probs)
+    )
     accepted = _verdict.first_failure(kept & draft.valid)
     full = (accepted == draft.tokens.shape[1])[:, None]
-    law = jnp.where(full, jnp.sqrt(target_probs[:, -1]), chain.leftover(accepted, draft, target_probs))
+    law = jnp.where(
+        full, jnp.sqrt(target_probs[:, -1]), chain.leftover(accepted, draft, target_probs)
+    )
     return _verdict.prefix(draft, accepted, keys.draw(rng.RESIDUAL, law))
 
 
@@ -92,7 +106,9 @@ def block_stops_at_the_first_failure(keys, draft, target_probs):
     kept, total = block.chances(draft, target_probs, weight)
     stands = keys.coins(draft.tokens.shape[1], target_probs.dtype).flip(kept, total)
     accepted = _verdict.first_failure(stands)
-    return _verdict.prefix(draft, accepted, keys.draw(rng.RESIDUAL, block.after(accepted, draft, target_probs, weight)))
+    return _verdict.prefix(
+        draft, accepted, keys.draw(rng.RESIDUAL, block.after(accepted, draft, target_probs, weight))
+    )
 
 
 def block_with_the_plain_residual(keys, draft, target_probs):
@@ -100,22 +116,32 @@ def block_with_the_plain_residual(keys, draft, target_probs):
     kept, total = block.chances(draft, target_probs, weight)
     stands = keys.coins(draft.tokens.shape[1], target_probs.dtype).flip(kept, total)
     accepted = jnp.max(jnp.where(stands, jnp.arange(1, stands.shape[1] + 1), 0), -1)
-    return _verdict.prefix(draft, accepted, keys.draw(rng.RESIDUAL, chain.leftover(accepted, draft, target_probs)))
+    return _verdict.prefix(
+        draft, accepted, keys.draw(rng.RESIDUAL, chain.leftover(accepted, draft, target_probs))
+    )
 
 
 def twins_are_merged(keys, draft, target_probs):
     """Strikes out every sibling that repeats an elder one."""
     parents = _walk.parents(draft)
-    same = (draft.tokens[:, :, None] == draft.tokens[:, None]) & (parents[:, :, None] == parents[:, None])
+    same = (draft.tokens[:, :, None] == draft.tokens[:, None]) & (
+        parents[:, :, None] == parents[:, None]
+    )
     elder = jnp.tril(jnp.ones(same.shape[1:], bool), -1) & draft.valid[:, None]
-    return recursive.recursive(keys, draft.replace(valid=draft.valid & ~(same & elder).any(-1)), target_probs)
+    return recursive.recursive(
+        keys, draft.replace(valid=draft.valid & ~(same & elder).any(-1)), target_probs
+    )
 
 
 def best_child_first(keys, draft, target_probs):
     """Tries the siblings in the order of the target's favour: the order looks at the values drawn."""
-    own = jnp.take_along_axis(_walk.before(draft, target_probs), draft.tokens[..., None], -1)[..., 0]
+    own = jnp.take_along_axis(_walk.before(draft, target_probs), draft.tokens[..., None], -1)[
+        ..., 0
+    ]
     root = _walk.parents(draft) < 0
-    order = jnp.argsort(jnp.where(root, -own, jnp.inf), axis=-1)  # only the first level changes places
+    order = jnp.argsort(
+        jnp.where(root, -own, jnp.inf), axis=-1
+    )  # only the first level changes places
 
     def take(x):
         return jnp.take_along_axis(x, order.reshape(*order.shape, *[1] * (x.ndim - 2)), 1)
@@ -123,11 +149,15 @@ def best_child_first(keys, draft, target_probs):
     where = jnp.argsort(order, -1)
     parents = _walk.parents(draft)
     moved = jnp.where(parents < 0, -1, jnp.take_along_axis(where, jnp.maximum(parents, 0), 1))
-    changed = Draft(take(draft.tokens), take(draft.valid), take(moved), take(draft.probs), depth=draft.depth)
+    changed = Draft(
+        take(draft.tokens), take(draft.valid), take(moved), take(draft.probs), depth=draft.depth
+    )
     rows = jnp.concatenate([jnp.zeros_like(order[:, :1]), order + 1], 1)
     laws = jnp.take_along_axis(target_probs, rows[..., None], 1)
     verdict = recursive.recursive(keys, changed, laws)
-    path = jnp.where(verdict.path >= 0, jnp.take_along_axis(order, jnp.maximum(verdict.path, 0), 1), -1)
+    path = jnp.where(
+        verdict.path >= 0, jnp.take_along_axis(order, jnp.maximum(verdict.path, 0), 1), -1
+    )
     return Verdict(verdict.tokens, verdict.count, path.astype(jnp.int32))
 
 
@@ -139,7 +169,9 @@ def longest_of_separate_chains(keys, draft, target_probs):
     drawn = jnp.take_along_axis(draft.probs, draft.tokens[..., None], -1)[..., 0]
     path, end = _verdict.deepest(draft, coins.flip(own, drawn))
     children = draft.valid & (_walk.parents(draft) == end[:, None] - 1)
-    rejected = recursive.residual(_verdict.at(target_probs, end), _verdict.at(draft.probs, jnp.argmax(children, -1)))
+    rejected = recursive.residual(
+        _verdict.at(target_probs, end), _verdict.at(draft.probs, jnp.argmax(children, -1))
+    )
     law = jnp.where(children.any(-1)[:, None], rejected, _verdict.at(target_probs, end))
     return _verdict.along(draft, path, keys.draw(rng.RESIDUAL, law))
 
@@ -157,13 +189,17 @@ def traversal_forgets_what_was_lost(keys, draft, target_probs):
 
 def k_seq_with_a_small_rho(keys, draft, target_probs):
     """Divides by a rho below the smallest for which the residual is nowhere negative."""
-    return k_seq.k_seq(keys, draft, target_probs, lambda *given: 1 + 0.5 * (k_seq.solve(*given) - 1))
+    return k_seq.k_seq(
+        keys, draft, target_probs, lambda *given: 1 + 0.5 * (k_seq.solve(*given) - 1)
+    )
 
 
 def padding_is_a_token(keys, draft, target_probs):
     """Tests nodes that do not exist."""
     tokens = jnp.where(draft.valid, draft.tokens, 0)
-    return recursive.recursive(keys, draft.replace(tokens=tokens, valid=jnp.ones_like(draft.valid)), target_probs)
+    return recursive.recursive(
+        keys, draft.replace(tokens=tokens, valid=jnp.ones_like(draft.valid)), target_probs
+    )
 
 
 def withdrawn_elders_are_subtracted(keys, draft, target_probs):
@@ -176,9 +212,13 @@ def withdrawn_elders_are_subtracted(keys, draft, target_probs):
 
 def residual_with_the_drafters_noise(keys, draft, target_probs):
     """Draws what replaces a rejected token with the key that drew the first draft token."""
-    kept = keys.coins(draft.tokens.shape[1], target_probs.dtype).flip(*chain.masses(draft, target_probs))
+    kept = keys.coins(draft.tokens.shape[1], target_probs.dtype).flip(
+        *chain.masses(draft, target_probs)
+    )
     accepted = _verdict.first_failure(kept & draft.valid)
-    return _verdict.prefix(draft, accepted, keys.draw(rng.DRAFT, chain.leftover(accepted, draft, target_probs), 0))
+    return _verdict.prefix(
+        draft, accepted, keys.draw(rng.DRAFT, chain.leftover(accepted, draft, target_probs), 0)
+    )
 
 
 def one_number_for_coin_and_residual(keys, draft, target_probs):
@@ -198,10 +238,18 @@ def noise_of_the_first_round(keys, draft, target_probs):
 
 def coins_twice(keys, draft, target_probs):
     """Asks for its coins again at the second token."""
-    first = keys.coins(draft.tokens.shape[1], target_probs.dtype).flip(*chain.masses(draft, target_probs))
-    again = keys.coins(draft.tokens.shape[1], target_probs.dtype).flip(*chain.masses(draft, target_probs))
-    accepted = _verdict.first_failure(jnp.concatenate([first[:, :1], again[:, :-1]], 1) & draft.valid)
-    return _verdict.prefix(draft, accepted, keys.draw(rng.RESIDUAL, chain.leftover(accepted, draft, target_probs)))
+    first = keys.coins(draft.tokens.shape[1], target_probs.dtype).flip(
+        *chain.masses(draft, target_probs)
+    )
+    again = keys.coins(draft.tokens.shape[1], target_probs.dtype).flip(
+        *chain.masses(draft, target_probs)
+    )
+    accepted = _verdict.first_failure(
+        jnp.concatenate([first[:, :1], again[:, :-1]], 1) & draft.valid
+    )
+    return _verdict.prefix(
+        draft, accepted, keys.draw(rng.RESIDUAL, chain.leftover(accepted, draft, target_probs))
+    )
 
 
 # Drafters.
@@ -239,12 +287,16 @@ def top_k_claims_draws(draft, keys, context):
     """The most probable tokens as siblings, with the law that i.i.d. draws would have."""
     ranks = _sibling_ranks(draft)
     best = jnp.argsort(-draft.probs, axis=-1)
-    return draft.replace(tokens=jnp.take_along_axis(best, ranks[..., None], -1)[..., 0].astype(jnp.int32))
+    return draft.replace(
+        tokens=jnp.take_along_axis(best, ranks[..., None], -1)[..., 0].astype(jnp.int32)
+    )
 
 
 def _sibling_ranks(draft):
     parents = _walk.parents(draft)
-    elder = (parents[:, :, None] == parents[:, None]) & jnp.tril(jnp.ones((parents.shape[1],) * 2, bool), -1)
+    elder = (parents[:, :, None] == parents[:, None]) & jnp.tril(
+        jnp.ones((parents.shape[1],) * 2, bool), -1
+    )
     return elder.sum(-1)
 
 
@@ -253,13 +305,17 @@ def keeps_the_best_draws(draft, keys, context):
     mass = jnp.take_along_axis(draft.probs, draft.tokens[..., None], -1)[..., 0]
     parents = _walk.parents(draft)
     sibling = (parents[:, :, None] == parents[:, None]) & ~jnp.eye(parents.shape[1], dtype=bool)
-    return draft.replace(valid=draft.valid & ~(sibling & (mass[:, None] > mass[:, :, None])).any(-1))
+    return draft.replace(
+        valid=draft.valid & ~(sibling & (mass[:, None] > mass[:, :, None])).any(-1)
+    )
 
 
 def forgets_the_elder_siblings(draft, keys, context):
     """Draws without replacement and claims the law with replacement."""
     parents = _walk.parents(draft)
-    first = jnp.argmax(parents[:, :, None] == parents[:, None], -1)  # the eldest sibling: its law is the whole law
+    first = jnp.argmax(
+        parents[:, :, None] == parents[:, None], -1
+    )  # the eldest sibling: its law is the whole law
     return draft.replace(probs=jnp.take_along_axis(draft.probs, first[..., None], 1))
 
 

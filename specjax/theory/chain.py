@@ -8,8 +8,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from specjax import checks
 from specjax.errors import UserError
-from specjax.theory import _checks
 
 Number = TypeVar("Number", float, np.ndarray)
 
@@ -52,7 +52,7 @@ def acceptance_rate(
         raise UserError("there is no position in the laws; give at least one")
     if weights is None:
         return float(values.mean())
-    shares = _checks.numbers("weights", weights)
+    shares = checks.numbers("weights", weights)
     if shares.shape != values.shape:
         raise UserError(f"weights has shape {shares.shape}; the laws need {values.shape}")
     if (shares < 0).any() or not shares.sum() > 0:
@@ -61,9 +61,14 @@ def acceptance_rate(
 
 
 def _pair(target: npt.ArrayLike, draft: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    first, second = _checks.laws("the target's law", target), _checks.laws("the draft's law", draft)
+    first, second = (
+        checks.probabilities("the target's law", target),
+        checks.probabilities("the draft's law", draft),
+    )
     if first.shape != second.shape:
-        raise UserError(f"the target's laws have shape {first.shape} and the draft's {second.shape}; give equal ones")
+        raise UserError(
+            f"the target's laws have shape {first.shape} and the draft's {second.shape}; give equal ones"
+        )
     return first, second
 
 
@@ -75,8 +80,10 @@ def expected_tokens(alpha: Number, gamma: int) -> Number:
 
     (1 - alpha^(gamma+1)) / (1 - alpha), between 1 and gamma + 1; for each entry of an array.
     """
-    rate, gamma = _checks.rate("alpha", alpha), _checks.count("gamma", gamma, 0)
-    with np.errstate(divide="ignore", invalid="ignore"):  # alpha of 0 and of 1 have their own values
+    rate, gamma = checks.rate("alpha", alpha), checks.count("gamma", gamma, 0)
+    with np.errstate(
+        divide="ignore", invalid="ignore"
+    ):  # alpha of 0 and of 1 have their own values
         tokens = -np.expm1((gamma + 1) * np.log(rate)) / (1 - rate)
     return _like(alpha, np.where(rate == 1, gamma + 1.0, tokens))
 
@@ -86,7 +93,7 @@ def expected_tokens_by_depth(acceptance: Sequence[float]) -> float:
 
     Equation 1 without its assumption that all depths are alike.
     """
-    rates = _checks.rate("acceptance", acceptance)
+    rates = checks.rate("acceptance", acceptance)
     if rates.ndim != 1:
         raise UserError(f"acceptance has shape {rates.shape}; give a list, one rate a depth")
     return 1 + float(np.cumprod(rates).sum())
@@ -94,7 +101,7 @@ def expected_tokens_by_depth(acceptance: Sequence[float]) -> float:
 
 def oracle_tokens(alpha: Number) -> Number:
     """Tokens per round if gamma always ended just where the first rejection comes: 1 / (1 - alpha), inf for 1. Section 3.5."""
-    rate = _checks.rate("alpha", alpha)
+    rate = checks.rate("alpha", alpha)
     with np.errstate(divide="ignore"):
         return _like(alpha, 1 / (1 - rate))
 
@@ -102,14 +109,16 @@ def oracle_tokens(alpha: Number) -> Number:
 # Time.
 
 
-def walltime_improvement(alpha: Number, gamma: int, c: float, verify: Verify | None = None) -> Number:
+def walltime_improvement(
+    alpha: Number, gamma: int, c: float, verify: Verify | None = None
+) -> Number:
     """Speed-up over plain decoding: expected tokens / (gamma c + v(gamma + 1)).
 
     Without ``verify`` a pass over gamma + 1 tokens is taken to cost one step: Theorem 3.8. With it, the time measured for
     that many tokens is paid.
     """
-    gamma = _checks.count("gamma", gamma)
-    round_time = gamma * _checks.cost("c", c) + verify_cost(verify, gamma + 1)
+    gamma = checks.count("gamma", gamma)
+    round_time = gamma * checks.cost("c", c) + verify_cost(verify, gamma + 1)
     return expected_tokens(alpha, gamma) / round_time
 
 
@@ -118,9 +127,9 @@ def speedup(tokens_per_round: float, draft: float, verify: float, step: float = 
 
     Theorem 3.8 with measured times, in any one unit, instead of the assumption that verification costs one step.
     """
-    tokens = _checks.cost("tokens_per_round", tokens_per_round)
-    round_time = _checks.cost("draft", draft) + _checks.cost("verify", verify, positive=True)
-    return tokens * _checks.cost("step", step, positive=True) / round_time
+    tokens = checks.cost("tokens_per_round", tokens_per_round)
+    round_time = checks.cost("draft", draft) + checks.cost("verify", verify, positive=True)
+    return tokens * checks.cost("step", step, positive=True) / round_time
 
 
 def verify_cost(verify: Verify | None, tokens: int) -> float:
@@ -129,15 +138,17 @@ def verify_cost(verify: Verify | None, tokens: int) -> float:
     Between the sizes of a mapping it is interpolated linearly, and a pass over one token takes one step unless the mapping
     says otherwise. UserError beyond the largest size, and for a time that is not positive.
     """
-    tokens = _checks.count("the number of verified tokens", tokens, 1)
+    tokens = checks.count("the number of verified tokens", tokens, 1)
     if verify is None:
         return 1.0
     if callable(verify):
-        return _checks.cost(f"verify({tokens})", verify(tokens), positive=True)
+        return checks.cost(f"verify({tokens})", verify(tokens), positive=True)
     times = _measured(verify)
     if tokens > (largest := max(times)):
-        raise UserError(f"verify is known for up to {largest} tokens and {tokens} are asked for; measure more")
-    costs = [_checks.cost(f"verify[{size}]", time, positive=True) for size, time in times.items()]
+        raise UserError(
+            f"verify is known for up to {largest} tokens and {tokens} are asked for; measure more"
+        )
+    costs = [checks.cost(f"verify[{size}]", time, positive=True) for size, time in times.items()]
     return float(np.interp(tokens, list(times), costs))
 
 
@@ -149,28 +160,35 @@ def _measured(verify: Mapping[int, float] | Sequence[float]) -> dict[int, float]
             told = f"verify is {verify!r:.60}; it must be a function, a mapping or a list of times"
             raise UserError(told) from None
     return dict(
-        sorted({1: 1.0, **{_checks.count("a key of verify", n, 1): time for n, time in verify.items()}}.items())
+        sorted(
+            {
+                1: 1.0,
+                **{checks.count("a key of verify", n, 1): time for n, time in verify.items()},
+            }.items()
+        )
     )
 
 
 def improvement_possible(alpha: float, c: float) -> bool:
     """Whether any gamma speeds decoding up if verification costs one step: exactly if alpha > c. Corollary 3.9."""
-    return _checks.one_rate("alpha", alpha) > _checks.cost("c", c)
+    return checks.one_rate("alpha", alpha) > checks.cost("c", c)
 
 
 def guaranteed_improvement(alpha: Number, c: float) -> Number:
     """The speed-up that the best gamma reaches at least: (1 + alpha) / (1 + c), that of gamma 1, or 1. Corollary 3.9."""
-    rate, c = _checks.rate("alpha", alpha), _checks.cost("c", c)
+    rate, c = checks.rate("alpha", alpha), checks.cost("c", c)
     return _like(alpha, np.maximum((1 + rate) / (1 + c), 1.0))
 
 
-def optimal_gamma(alpha: float, c: float, limit: int = 256, verify: Verify | None = None) -> tuple[int, float]:
+def optimal_gamma(
+    alpha: float, c: float, limit: int = 256, verify: Verify | None = None
+) -> tuple[int, float]:
     """(gamma, speed-up): the number of draft tokens that is fastest, and what it gives; (0, 1.0) if drafting never pays.
 
     Looks at gamma up to ``limit``, and with measured times no further than they reach; among equals the smallest. Section
     3.5 (``verify`` as in ``walltime_improvement``).
     """
-    alpha, limit = _checks.one_rate("alpha", alpha), _checks.count("limit", limit, 0)
+    alpha, limit = checks.one_rate("alpha", alpha), checks.count("limit", limit, 0)
     if verify is not None and not callable(verify):
         limit = min(limit, max(_measured(verify)) - 1)
     best = 0, 1.0
@@ -190,13 +208,15 @@ def operations(alpha: Number, gamma: int, c_hat: float) -> Number:
     ``c_hat`` is the draft model's operations per token over the target's. Where arithmetic and not memory is the limit, it
     is a slow-down. Theorem 3.11.
     """
-    work = _checks.count("gamma", gamma, 0) * _checks.cost("c_hat", c_hat) + gamma + 1
+    work = checks.count("gamma", gamma, 0) * checks.cost("c_hat", c_hat) + gamma + 1
     return work / expected_tokens(alpha, gamma)
 
 
 def used_share(tokens_per_round: float, gamma: int) -> float:
     """r' = tokens per round / (gamma + 1): the share of a round's verified positions that becomes text."""
-    share = _checks.cost("tokens_per_round", tokens_per_round) / (_checks.count("gamma", gamma, 0) + 1)
+    share = checks.cost("tokens_per_round", tokens_per_round) / (
+        checks.count("gamma", gamma, 0) + 1
+    )
     if share > 1 + 1e-9:
         raise UserError(
             f"tokens_per_round is {float(tokens_per_round):g}; a round of gamma {gamma} emits at most {gamma + 1}"
@@ -206,21 +226,25 @@ def used_share(tokens_per_round: float, gamma: int) -> float:
 
 def rounds(tokens: float, share: float, gamma: int) -> float:
     """Rounds that a text of ``tokens`` tokens takes: tokens / (r' (gamma + 1)), with r' of ``used_share``."""
-    used = _checks.one_rate("share", share)
-    return _checks.cost("tokens", tokens) / (
-        _checks.cost("share", used, positive=True) * (_checks.count("gamma", gamma, 0) + 1)
+    used = checks.one_rate("share", share)
+    return checks.cost("tokens", tokens) / (
+        checks.cost("share", used, positive=True) * (checks.count("gamma", gamma, 0) + 1)
     )
 
 
-def total_cost(tokens: float, share: float, gamma: int, c: float, verify: Verify | None = None) -> float:
+def total_cost(
+    tokens: float, share: float, gamma: int, c: float, verify: Verify | None = None
+) -> float:
     """Target steps that a text of ``tokens`` tokens costs: rounds * (gamma c + v(gamma + 1)); plain decoding costs tokens."""
-    return rounds(tokens, share, gamma) * (gamma * _checks.cost("c", c) + verify_cost(verify, gamma + 1))
+    return rounds(tokens, share, gamma) * (
+        gamma * checks.cost("c", c) + verify_cost(verify, gamma + 1)
+    )
 
 
 def break_even_share(gamma: int, c: float, verify: Verify | None = None) -> float:
     """What r' must exceed for speculation to pay: (gamma c + v(gamma + 1)) / (gamma + 1). Above 1, no draft pays."""
-    gamma = _checks.count("gamma", gamma, 0)
-    return (gamma * _checks.cost("c", c) + verify_cost(verify, gamma + 1)) / (gamma + 1)
+    gamma = checks.count("gamma", gamma, 0)
+    return (gamma * checks.cost("c", c) + verify_cost(verify, gamma + 1)) / (gamma + 1)
 
 
 def _like(given: Number, values: np.ndarray) -> Number:

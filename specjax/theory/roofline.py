@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from specjax.theory import _checks, chain
+from specjax import checks
+from specjax.theory import chain
 
 if TYPE_CHECKING:
     from specjax.models.transformer import TransformerConfig
@@ -46,8 +47,8 @@ def model_of(config: TransformerConfig, itemsize: int = 2, kv_itemsize: int | No
     Tables of which a token reads one row (positions, and input embeddings that are not the head as well) are parameters,
     and neither read in full nor multiplied.
     """
-    size = _checks.count("itemsize", itemsize, 1)
-    kv_size = size if kv_itemsize is None else _checks.count("kv_itemsize", kv_itemsize, 1)
+    size = checks.count("itemsize", itemsize, 1)
+    kv_size = size if kv_itemsize is None else checks.count("kv_itemsize", kv_itemsize, 1)
     total = parameters(config)
     looked_up = config.max_positions * config.hidden_size if config.family == "gpt2" else 0
     if not config.tie_embeddings:
@@ -56,7 +57,13 @@ def model_of(config: TransformerConfig, itemsize: int = 2, kv_itemsize: int | No
     used = total - looked_up
     # A multiplication and an addition for each weight; for each cached token and head, one product for the score and one
     # for the mixture.
-    return Model(total, used * size, 2 * width * config.num_kv_heads * kv_size, 2 * used, 4 * width * config.num_heads)
+    return Model(
+        total,
+        used * size,
+        2 * width * config.num_kv_heads * kv_size,
+        2 * used,
+        4 * width * config.num_heads,
+    )
 
 
 def parameters(config: TransformerConfig) -> int:
@@ -81,30 +88,48 @@ class Reads(NamedTuple):
     kv: float
 
 
-def reads_per_token(model: Model, batch: int, context: float, tokens_per_round: float = 1.0) -> Reads:
+def reads_per_token(
+    model: Model, batch: int, context: float, tokens_per_round: float = 1.0
+) -> Reads:
     """What the target reads per emitted token: a pass reads its weights once and each row's cache once, however many tokens
     it verifies, so both fall by the tokens per round (1: plain decoding). Leviathan et al. 2023 (2211.17192), section 3.4.
     """
-    tokens = _checks.cost("tokens_per_round", tokens_per_round, positive=True)
-    weights = _checks.cost("weight_bytes", model.weight_bytes) / (_checks.count("batch", batch, 1) * tokens)
-    return Reads(weights, _checks.cost("kv_bytes", model.kv_bytes) * _checks.cost("context", context) / tokens)
+    tokens = checks.cost("tokens_per_round", tokens_per_round, positive=True)
+    weights = checks.cost("weight_bytes", model.weight_bytes) / (
+        checks.count("batch", batch, 1) * tokens
+    )
+    return Reads(
+        weights, checks.cost("kv_bytes", model.kv_bytes) * checks.cost("context", context) / tokens
+    )
 
 
-def pass_time(machine: Machine, model: Model, batch: float, context: float, tokens: int = 1) -> float:
+def pass_time(
+    machine: Machine, model: Model, batch: float, context: float, tokens: int = 1
+) -> float:
     """Seconds of a pass over ``tokens`` new tokens in each of ``batch`` rows with ``context`` cached tokens: t(B, S, n)."""
     memory, arithmetic, fixed = _parts(machine, model, context, tokens)
-    batch = _checks.cost("batch", batch, positive=True)
-    return max(fixed + batch * memory, batch * arithmetic) + _checks.cost("overhead", machine.overhead)
+    batch = checks.cost("batch", batch, positive=True)
+    return max(fixed + batch * memory, batch * arithmetic) + checks.cost(
+        "overhead", machine.overhead
+    )
 
 
-def _parts(machine: Machine, model: Model, context: float, tokens: int) -> tuple[float, float, float]:
+def _parts(
+    machine: Machine, model: Model, context: float, tokens: int
+) -> tuple[float, float, float]:
     """Seconds per row of reading its cache and of its arithmetic, and seconds of reading the weights."""
-    bandwidth = _checks.cost("bandwidth", machine.bandwidth, positive=True)
-    flops = _checks.cost("flops of the machine", machine.flops, positive=True)
-    context, tokens = _checks.cost("context", context), _checks.count("tokens", tokens, 1)
-    work = _checks.cost("flops", model.flops) + context * _checks.cost("attention_flops", model.attention_flops)
-    memory = context * _checks.cost("kv_bytes", model.kv_bytes) / bandwidth
-    return memory, tokens * work / flops, _checks.cost("weight_bytes", model.weight_bytes) / bandwidth
+    bandwidth = checks.cost("bandwidth", machine.bandwidth, positive=True)
+    flops = checks.cost("flops of the machine", machine.flops, positive=True)
+    context, tokens = checks.cost("context", context), checks.count("tokens", tokens, 1)
+    work = checks.cost("flops", model.flops) + context * checks.cost(
+        "attention_flops", model.attention_flops
+    )
+    memory = context * checks.cost("kv_bytes", model.kv_bytes) / bandwidth
+    return (
+        memory,
+        tokens * work / flops,
+        checks.cost("weight_bytes", model.weight_bytes) / bandwidth,
+    )
 
 
 def saturating_batch(machine: Machine, model: Model, context: float, tokens: int = 1) -> float:
@@ -134,12 +159,14 @@ def critical_context(machine: Machine, model: Model, tokens: int) -> float:
     is bound by memory too: at every B if b >= S*(1), else up to the ``saturating_batch`` of the draft's own pass.
     MagicDec (2408.11049), analysis of the speed-up.
     """
-    tokens = _checks.count("tokens", tokens, 1)
-    bandwidth = _checks.cost("bandwidth", machine.bandwidth, positive=True)
-    balance = _checks.cost("flops of the machine", machine.flops, positive=True) / bandwidth  # operations per byte
-    spare = _checks.cost("kv_bytes", model.kv_bytes) * balance
-    spare -= tokens * _checks.cost("attention_flops", model.attention_flops)
-    return tokens * _checks.cost("flops", model.flops) / spare if spare > 0 else math.inf
+    tokens = checks.count("tokens", tokens, 1)
+    bandwidth = checks.cost("bandwidth", machine.bandwidth, positive=True)
+    balance = (
+        checks.cost("flops of the machine", machine.flops, positive=True) / bandwidth
+    )  # operations per byte
+    spare = checks.cost("kv_bytes", model.kv_bytes) * balance
+    spare -= tokens * checks.cost("attention_flops", model.attention_flops)
+    return tokens * checks.cost("flops", model.flops) / spare if spare > 0 else math.inf
 
 
 def multiplier(
@@ -159,11 +186,11 @@ def multiplier(
     context); ``batch`` and ``context`` as in ``pass_time``. With ``draft=target`` it is self-speculation. SPIRe
     (2504.06419); MagicDec (2408.11049).
     """
-    gamma = _checks.count("gamma", gamma, 0)
-    context = _checks.cost("context", context)
-    held = context if budget is None else min(context, _checks.cost("budget", budget))
+    gamma = checks.count("gamma", gamma, 0)
+    context = checks.cost("context", context)
+    held = context if budget is None else min(context, checks.cost("budget", budget))
     return chain.speedup(
-        chain.expected_tokens(_checks.one_rate("alpha", alpha), gamma),
+        chain.expected_tokens(checks.one_rate("alpha", alpha), gamma),
         gamma * pass_time(machine, draft, batch, held),
         pass_time(machine, target, batch, context, gamma + 1),
         pass_time(machine, target, batch, context),
@@ -171,7 +198,16 @@ def multiplier(
 
 
 def self_speculation(
-    machine: Machine, model: Model, *, batch: int, context: float, gamma: int, alpha: float, budget: float
+    machine: Machine,
+    model: Model,
+    *,
+    batch: int,
+    context: float,
+    gamma: int,
+    alpha: float,
+    budget: float,
 ) -> float:
     """The modelled speed-up when a model drafts for itself with at most ``budget`` cached tokens. MagicDec (2408.11049)."""
-    return multiplier(machine, model, model, batch=batch, context=context, gamma=gamma, alpha=alpha, budget=budget)
+    return multiplier(
+        machine, model, model, batch=batch, context=context, gamma=gamma, alpha=alpha, budget=budget
+    )

@@ -42,7 +42,11 @@ class Checkpoints:
     """The last two states of a run and the best one, ``<directory>/<step>``, each with the configuration that made it."""
 
     def __init__(
-        self, directory: str | Path, config: dict, say: Callable[[str], Any] = print, higher_is_better: bool = False
+        self,
+        directory: str | Path,
+        config: dict,
+        say: Callable[[str], Any] = print,
+        higher_is_better: bool = False,
     ):
         """``config`` is plain JSON; ``say`` is told, in one line, when a damaged checkpoint is passed over.
 
@@ -51,7 +55,9 @@ class Checkpoints:
         self.directory = Path(directory).expanduser().resolve()
         self._config, self._say, self._sign = config, say, 1 if higher_is_better else -1
         best = BestN(
-            get_metric_fn=lambda metrics: self._sign * metrics[_METRIC], n=1, keep_checkpoints_without_metrics=False
+            get_metric_fn=lambda metrics: self._sign * metrics[_METRIC],
+            n=1,
+            keep_checkpoints_without_metrics=False,
         )
         options = ocp.CheckpointManagerOptions(
             preservation_policy=AnyPreservationPolicy([LatestN(2), best]),
@@ -60,16 +66,26 @@ class Checkpoints:
         )
         _silence(True)
         try:
-            handlers = {"state": ocp.StandardCheckpointHandler(), "config": ocp.JsonCheckpointHandler()}
+            handlers = {
+                "state": ocp.StandardCheckpointHandler(),
+                "config": ocp.JsonCheckpointHandler(),
+            }
             self.directory.mkdir(parents=True, exist_ok=True)
             self._manager = _Manager(self.directory, options=options, item_handlers=handlers)
-        except (OSError, ValueError) as error:  # ValueError: what Orbax says of itself beside a step is garbage
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # ValueError: what Orbax says of itself beside a step is garbage
             _silence(False)
-            raise UserError(f"{self.directory} cannot hold checkpoints ({_reason(error)})") from None
+            raise UserError(
+                f"{self.directory} cannot hold checkpoints ({_reason(error)})"
+            ) from None
         self._background = ThreadPoolExecutor(1, "checkpoint")
         self._pending: tuple[int, Future] | None = None
         metrics = {step: self._manager.metrics(step) for step in self._manager.all_steps()}
-        self._values = {step: stored[_METRIC] for step, stored in metrics.items() if stored is not None}
+        self._values = {
+            step: stored[_METRIC] for step, stored in metrics.items() if stored is not None
+        }
 
     def latest(self) -> int | None:
         """The newest step that is safe on disk, or None; waits for a save that is under way."""
@@ -79,7 +95,9 @@ class Checkpoints:
     def best(self) -> tuple[int, float] | None:
         """(step, value) of the best state saved, among those that have a value; or None."""
         kept = set(self._manager.all_steps())
-        ranked = [(self._sign * value, step) for step, value in self._values.items() if step in kept]
+        ranked = [
+            (self._sign * value, step) for step, value in self._values.items() if step in kept
+        ]
         return (max(ranked)[1], self._values[max(ranked)[1]]) if ranked else None
 
     def best_with(self, step: int, value: float) -> tuple[int, float]:
@@ -93,9 +111,13 @@ class Checkpoints:
         Raises ``UserError`` when this save could not be begun or the one before did not succeed (a full disk).
         """
         self.wait()
-        parts = ocp.args.Composite(state=ocp.args.StandardSave(state), config=ocp.args.JsonSave(self._config))
+        parts = ocp.args.Composite(
+            state=ocp.args.StandardSave(state), config=ocp.args.JsonSave(self._config)
+        )
         try:
-            self._manager.save(step, args=parts, metrics=None if value is None else {_METRIC: value}, force=True)
+            self._manager.save(
+                step, args=parts, metrics=None if value is None else {_METRIC: value}, force=True
+            )
         except Exception as error:
             raise self._failed(step, error) from error
         self._pending = step, self._background.submit(self._seal, step)
@@ -123,21 +145,33 @@ class Checkpoints:
         good = next((step for step in steps if self._whole(step)), None)
         if good is None:
             if any((self.directory / str(step) / _CHECKSUMS).exists() for step in steps):
-                raise UserError(f"no checkpoint in {self.directory} is undamaged; remove it to start anew")
+                raise UserError(
+                    f"no checkpoint in {self.directory} is undamaged; remove it to start anew"
+                )
             for step in steps:
-                self._say(f"checkpoint {step} in {self.directory} was never finished: removed, the run begins anew")
+                self._say(
+                    f"checkpoint {step} in {self.directory} was never finished: removed, the run begins anew"
+                )
                 self._remove(step)
             return None
-        stored = self._manager.restore(good, args=ocp.args.Composite(config=ocp.args.JsonRestore()))["config"]
-        check_same(stored, self._config, self.directory.parent, self._say if resume_changed else None)
+        stored = self._manager.restore(
+            good, args=ocp.args.Composite(config=ocp.args.JsonRestore())
+        )["config"]
+        check_same(
+            stored, self._config, self.directory.parent, self._say if resume_changed else None
+        )
         state = self.restore_step(good, like)
         # Only now, with a good one in hand: Orbax refuses to save steps below its newest.
         for step in steps[: steps.index(good)]:
-            self._say(f"checkpoint {step} in {self.directory} is damaged or incomplete: resuming from {good}")
+            self._say(
+                f"checkpoint {step} in {self.directory} is damaged or incomplete: resuming from {good}"
+            )
             self._remove(step)
         best = self.best()
         if best is not None and best[0] != good and not self._whole(best[0]):
-            self._say(f"checkpoint {best[0]} in {self.directory}, the best so far, is damaged: it is removed")
+            self._say(
+                f"checkpoint {best[0]} in {self.directory}, the best so far, is damaged: it is removed"
+            )
             self._remove(best[0])
         return good, state
 
@@ -151,7 +185,9 @@ class Checkpoints:
         if difference:
             told = f"checkpoint {step} in {self.directory} holds another state than this run has ({difference})"
             raise UserError(f"{told}; use another workdir, or the old configuration")
-        return self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))["state"]
+        return self._manager.restore(
+            step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
+        )["state"]
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -182,15 +218,24 @@ class Checkpoints:
         try:
             self._manager.delete(step)
         except OSError as error:
-            raise UserError(f"checkpoint {step} in {self.directory} cannot be removed ({_reason(error)})") from None
+            raise UserError(
+                f"checkpoint {step} in {self.directory} cannot be removed ({_reason(error)})"
+            ) from None
         self._values.pop(step, None)
 
     def _failed(self, step: int, error: Exception) -> UserError:
         self._manager.reload()
-        good = next((kept for kept in sorted(self._manager.all_steps(), reverse=True) if self._whole(kept)), None)
-        kept = "there is no checkpoint before it" if good is None else f"checkpoint {good} is intact"
+        good = next(
+            (kept for kept in sorted(self._manager.all_steps(), reverse=True) if self._whole(kept)),
+            None,
+        )
+        kept = (
+            "there is no checkpoint before it" if good is None else f"checkpoint {good} is intact"
+        )
         told = f"checkpoint {step} could not be written to {self.directory} ({_reason(error)})"
-        return UserError(f"{told}; {kept}, and the same command goes on from there when there is space")
+        return UserError(
+            f"{told}; {kept}, and the same command goes on from there when there is space"
+        )
 
     def _whole(self, step: int) -> bool:
         folder = self.directory / str(step)
@@ -200,7 +245,9 @@ class Checkpoints:
             return False
 
 
-def check_same(stored: dict, config: dict, workdir: str | Path, say: Callable[[str], Any] | None = None) -> None:
+def check_same(
+    stored: dict, config: dict, workdir: str | Path, say: Callable[[str], Any] | None = None
+) -> None:
     """Raises ``UserError`` naming the keys in which two configurations differ, or only tells ``say``, where it is given."""
     before, now = dict(_flat(stored)), dict(_flat(json.loads(json.dumps(config))))
     keys = [key for key in sorted(before | now) if before.get(key) != now.get(key)]
@@ -208,7 +255,9 @@ def check_same(stored: dict, config: dict, workdir: str | Path, say: Callable[[s
         return
     told = ", ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in keys)
     if say is None:
-        raise UserError(f"{workdir} holds a run with another config ({told}); use another workdir, or the old values")
+        raise UserError(
+            f"{workdir} holds a run with another config ({told}); use another workdir, or the old values"
+        )
     say(f"the run in {workdir} goes on with a changed config: {told}")
 
 
@@ -226,7 +275,10 @@ def _difference(stored: Any, like: Any) -> str:
     def leaves(tree):
         found = jax.tree_util.tree_flatten_with_path(tree)[0]
         return {
-            ".".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path): leaf
+            ".".join(
+                str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))
+                for key in path
+            ): leaf
             for path, leaf in found
         }
 
@@ -243,9 +295,15 @@ def _difference(stored: Any, like: Any) -> str:
 def _checksums(folder: Path) -> dict[str, str]:
     """SHA-256 of every file of a step but the list itself."""
     sums = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(_CHECKSUMS)):
+    for path in sorted(
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.startswith(_CHECKSUMS)
+    ):
         with open(path, "rb") as file:
-            sums[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+            sums[path.relative_to(folder).as_posix()] = hashlib.file_digest(
+                file, "sha256"
+            ).hexdigest()
     return sums
 
 

@@ -71,12 +71,16 @@ class Clock:
         return f"trained on {rate:,.0f} tokens/s; wall time: {parts}"
 
 
-def _shares(tokens: int, parts: dict[str, float], seconds: float) -> tuple[float | None, dict[str, float] | None]:
+def _shares(
+    tokens: int, parts: dict[str, float], seconds: float
+) -> tuple[float | None, dict[str, float] | None]:
     if not tokens or seconds <= 0:
         return None, None
     step = max(seconds - sum(parts.values()), 0.0)
     training = seconds - parts["evaluate"] - parts["checkpoint"]
-    return tokens / max(training, 1e-9), {name: (step if name == "step" else parts[name]) / seconds for name in PARTS}
+    return tokens / max(training, 1e-9), {
+        name: (step if name == "step" else parts[name]) / seconds for name in PARTS
+    }
 
 
 class Log:
@@ -116,9 +120,7 @@ class Log:
             self._lines.flush()
             self._show(record)
         except OSError as error:
-            told = (
-                f"the metrics of step {record['step']} could not be written to {self._folder.parent} ({error.strerror})"
-            )
+            told = f"the metrics of step {record['step']} could not be written to {self._folder.parent} ({error.strerror})"
             raise UserError(f"{told}; the same command goes on from the last checkpoint") from error
 
     def _show(self, record: dict[str, Any]) -> None:
@@ -134,15 +136,21 @@ class Log:
             self._folder.mkdir(exist_ok=True)
             self._events = EventsWriter(str(self._folder / "events"), f".{self._start}")
             # TensorBoard drops what earlier files say about this step and later ones.
-            self._events.write_event(Event(step=self._start + 1, session_log=SessionLog(status=SessionLog.START)))
+            self._events.write_event(
+                Event(step=self._start + 1, session_log=SessionLog(status=SessionLog.START))
+            )
         values = {}
         for name, value in record.items():
             if isinstance(value, dict):
-                values |= {f"{name.removesuffix('_share')}_{key}": number for key, number in value.items()}
+                values |= {
+                    f"{name.removesuffix('_share')}_{key}": number for key, number in value.items()
+                }
             elif name != "step" and value is not None:
                 values[name] = value
         for name, value in values.items():
-            self._events.write_event(Event(step=step, wall_time=time.time(), summary=scalar(name, value)))
+            self._events.write_event(
+                Event(step=step, wall_time=time.time(), summary=scalar(name, value))
+            )
         self._events.flush()
 
 
@@ -162,7 +170,12 @@ class Display:
         self._steps, self._first, self._began, self._said = steps, start, time.monotonic(), -10.0
         self._bar = None
         if console.is_terminal:
-            columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            columns = (
+                TextColumn("training"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+            )
             self._bar = Progress(*columns, TextColumn("{task.fields[told]}"), console=console)
             self._task = self._bar.add_task("", total=steps, completed=start, told="")
 

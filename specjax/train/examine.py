@@ -1,6 +1,6 @@
 """The number that matters, during training: tokens per round on held-out prompts, foreseen from text and really decoded.
 
-Foreseen: the target has written a text once; given it, every round's outcome has a known probability (``Drafter.foresee``), so
+Foreseen: the target has written a text once; given it, every round's outcome has a known probability (``Training.foresee``), so
 the expected number of rounds is a sum, with no noise of its own. Decoded: the same prompts through the compiled loop.
 """
 
@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import accept, decode, metrics, rng, sampling
+from specjax import accept, decode, rng, sampling
+from specjax.bench import metrics
 from specjax.drafters import none
 from specjax.types import CHAIN, DETERMINISTIC, LM, Batch, Drafter, ModelParams
 
@@ -24,11 +25,13 @@ class Forecast(NamedTuple):
     """What decoding these texts takes."""
 
     tau: float  # tokens per round
-    alpha: list[float]  # probability that the token at depth d was accepted, if those before it were
+    alpha: list[
+        float
+    ]  # probability that the token at depth d was accepted, if those before it were
 
 
 def forecast(kept: np.ndarray, prompts: Sequence[int], lengths: Sequence[int]) -> Forecast:
-    """The expected rounds behind texts: kept f[B,T,M] as ``Drafter.foresee`` gives it, lengths of prompts and whole texts.
+    """The expected rounds behind texts: kept f[B,T,M] as ``Training.foresee`` gives it, lengths of prompts and whole texts.
 
     A round that begins with token t pending ends d tokens further on with probability kept[t,0]..kept[t,d-2] (1 -
     kept[t,d-1]), or as far as its draft reaches; the chance that some round begins at a place is therefore a recursion.
@@ -36,7 +39,9 @@ def forecast(kept: np.ndarray, prompts: Sequence[int], lengths: Sequence[int]) -
     rows, _, depth = kept.shape
     passed, tested, rounds = np.zeros(depth), np.zeros(depth), 0.0
     for row in range(rows):
-        last = lengths[row] - 2  # the newest place that can be pending while there is something left to say
+        last = (
+            lengths[row] - 2
+        )  # the newest place that can be pending while there is something left to say
         begins = np.zeros(lengths[row] + depth + 1)
         begins[prompts[row] - 1] = 1
         for t in range(prompts[row] - 1, last + 1):
@@ -51,7 +56,9 @@ def forecast(kept: np.ndarray, prompts: Sequence[int], lengths: Sequence[int]) -
             begins[min(t + depth, last + 1) + 1] += alive
     tokens = sum(lengths) - sum(prompts)
     seen = tested > 0
-    return Forecast(float(tokens / rounds) if rounds else float("nan"), (passed[seen] / tested[seen]).tolist())
+    return Forecast(
+        float(tokens / rounds) if rounds else float("nan"), (passed[seen] / tested[seen]).tolist()
+    )
 
 
 class Written(NamedTuple):
@@ -71,14 +78,30 @@ def write(
     seed: int = 0,
 ) -> Written:
     """Plain decoding of the prompts, all in one batch. Raises NonFiniteLogits."""
-    state = _begin(target, none.make(target), ModelParams(params.target), prompts, new_tokens, temperature, seed)
+    state = _begin(
+        target,
+        none.make(target),
+        ModelParams(params.target),
+        prompts,
+        new_tokens,
+        temperature,
+        seed,
+    )
     state = decode.autoregressive(target, params, state, max_steps=new_tokens, eos_id=tuple(eos_id))
     decode.check(state)
     tokens = np.maximum(np.asarray(state.tokens), 0)[:, : max(map(len, prompts)) + new_tokens]
     return Written(Batch(jnp.asarray(tokens)), np.asarray(state.length).tolist())
 
 
-def _begin(target: LM, drafter: Drafter, params: ModelParams, prompts, new_tokens: int, temperature: float, seed: int):
+def _begin(
+    target: LM,
+    drafter: Drafter,
+    params: ModelParams,
+    prompts,
+    new_tokens: int,
+    temperature: float,
+    seed: int,
+):
     packed, lengths = decode.pack_prompts(prompts)
     return decode.prefill(
         target,
@@ -113,23 +136,32 @@ def examiner(
     starts, eos = [len(p) for p in prompts], tuple(eos_id)
     rule = accept.load(RULES.get(drafter.siblings, "recursive"))
     texts: dict[float, Written] = {}
-    look = jax.jit(drafter.foresee) if drafter.foresee else None
+    foresee = None if drafter.training is None else drafter.training.foresee
+    look = None if foresee is None else jax.jit(foresee)
 
     def examine(params: Any) -> dict[str, float]:
-        pair = ModelParams(params["target"], params["draft"]) if moving else ModelParams(target_params, params)
+        pair = (
+            ModelParams(params["target"], params["draft"])
+            if moving
+            else ModelParams(target_params, params)
+        )
         found = {}
         for temperature in temperatures:
             name = f"t{temperature:g}"
             if look is not None:
                 if moving or temperature not in texts:
-                    texts[temperature] = write(target, pair, prompts, new_tokens, temperature, eos, seed)
+                    texts[temperature] = write(
+                        target, pair, prompts, new_tokens, temperature, eos, seed
+                    )
                 text = texts[temperature]
                 kept = look(pair, text.batch, sampling.make_sampling(len(prompts), temperature))
                 seen = forecast(np.asarray(kept, np.float64), starts, text.lengths)
                 found[f"tau_{name}"] = seen.tau
                 found |= {f"alpha_{name}_depth{d}": value for d, value in enumerate(seen.alpha, 1)}
             state = _begin(target, drafter, pair, prompts, new_tokens, temperature, seed)
-            state, records = decode.generate(target, drafter, rule, pair, state, max_steps=new_tokens, eos_id=eos)
+            state, records = decode.generate(
+                target, drafter, rule, pair, state, max_steps=new_tokens, eos_id=eos
+            )
             decode.check(state)
             counts = metrics.count(records, [True] * len(prompts), drafter.longest)
             found[f"decoded_tau_{name}"] = counts.tokens / counts.rounds
@@ -139,15 +171,19 @@ def examiner(
 
 
 def accuracy(
-    drafter: Drafter, params: ModelParams, texts: Sequence[Written], starts: Sequence[int], width: int
+    drafter: Drafter,
+    params: ModelParams,
+    texts: Sequence[Written],
+    starts: Sequence[int],
+    width: int,
 ) -> list[list[float]]:
     """[K][width]: how often, at depth d, the text says what the drafter ranks r-th; for ``tree_search``.
 
     ``starts`` are the lengths of the prompts; every place of a continuation counts once. Cai et al. 2024 (2401.10774),
     section 2.3.3, measure their heads so.
     """
-    assert drafter.ranks is not None
-    look, counts, places = jax.jit(drafter.ranks), None, None
+    assert drafter.training is not None and drafter.training.ranks is not None
+    look, counts, places = jax.jit(drafter.training.ranks), None, None
     for text in texts:
         ranks = np.asarray(look(params, text.batch))
         depth = ranks.shape[-1]

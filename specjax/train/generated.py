@@ -20,19 +20,31 @@ import numpy as np
 
 from specjax import accept, drafters, sampling
 from specjax.config import Config
+from specjax.data import shards, token_streams
+from specjax.data.packing import Document
 from specjax.errors import UserError
 from specjax.models import hf
-from specjax.session import _given
-from specjax.train import data, shards
+from specjax.run.resolve import _given
 from specjax.train.checkpoint import check_same
-from specjax.train.packing import Document
 from specjax.train.writer import Meter, Writer, make_writer, row_keys, write
 
 SCHEMA = 1
 SPLITS = ("train", "valid")
 _VALID = 20  # one prompt in so many is of the valid split
-_NOT_OURS = {"dialogues": "", "generated": "", "template": "", "temperature": None, "on_policy": 0.0}  # of config.data
-_AT_LEAST = {"num_prompts": 2, "prompt_tokens": 1, "new_tokens": 1, "batch_size": 1, "shard_prompts": 1}
+_NOT_OURS = {
+    "dialogues": "",
+    "generated": "",
+    "template": "",
+    "temperature": None,
+    "on_policy": 0.0,
+}  # of config.data
+_AT_LEAST = {
+    "num_prompts": 2,
+    "prompt_tokens": 1,
+    "new_tokens": 1,
+    "batch_size": 1,
+    "shard_prompts": 1,
+}
 
 
 class Prompt(NamedTuple):
@@ -85,7 +97,9 @@ def generate(config: Config, workdir: str | Path) -> dict:
         shards.write_json(workdir / "summary.json", summary)
         shards.write_json(folder / "manifest.json", plan | {"counts": summary, "shards": totals})
     except OSError as error:
-        raise UserError(f"cannot write into {workdir}: {error.strerror or error}; choose another --workdir") from None
+        raise UserError(
+            f"cannot write into {workdir}: {error.strerror or error}; choose another --workdir"
+        ) from None
     return summary
 
 
@@ -107,14 +121,22 @@ def load(
     if labels not in ("all", "output"):
         raise UserError(f"labels is {labels!r}; it must be 'all' or 'output'")
     if split not in SPLITS:
-        raise UserError(f"there is no split {split!r} of generated text; there is {' and '.join(SPLITS)}")
+        raise UserError(
+            f"there is no split {split!r} of generated text; there is {' and '.join(SPLITS)}"
+        )
     if not (folder / "manifest.json").is_file():
-        raise UserError(f"{folder} has no manifest.json: no generated text, or unfinished; run its command (again)")
+        raise UserError(
+            f"{folder} has no manifest.json: no generated text, or unfinished; run its command (again)"
+        )
     manifest = shards.read_json(folder / "manifest.json")
     if manifest.get("schema") != SCHEMA:
-        raise UserError(f"{folder} is of format version {manifest.get('schema')!r} and this is {SCHEMA}; make it again")
+        raise UserError(
+            f"{folder} is of format version {manifest.get('schema')!r} and this is {SCHEMA}; make it again"
+        )
     if manifest["tokenizer"] != tokenizer_fingerprint:
-        raise UserError(f"{folder} was made with another tokenizer; generate text with the target of this run")
+        raise UserError(
+            f"{folder} was made with another tokenizer; generate text with the target of this run"
+        )
     there = manifest["sampling"]["temperatures"]
     if temperature is not None and temperature not in there:
         told = ", ".join(f"{each:g}" for each in there)
@@ -123,11 +145,15 @@ def load(
     for name, facts in manifest["shards"].items():
         path = folder / name
         if not path.is_file() or shards.sha256(path) != facts["sha256"]:
-            raise UserError(f"{path} is missing or damaged; remove {folder / 'manifest.json'} and it, and run again")
+            raise UserError(
+                f"{path} is missing or damaged; remove {folder / 'manifest.json'} and it, and run again"
+            )
         for record in shards.read(path):
             if record["split"] == split and temperature in (None, record["temperature"]):
                 ids = np.array(record["prompt_ids"] + record["output_ids"], np.int32)
-                learnt = np.arange(len(ids)) >= (len(record["prompt_ids"]) if labels == "output" else 0)
+                learnt = np.arange(len(ids)) >= (
+                    len(record["prompt_ids"]) if labels == "output" else 0
+                )
                 found.append(Document(ids, learnt))
     return found
 
@@ -135,17 +161,23 @@ def load(
 def _check(config: Config) -> list[float]:
     """The temperatures, after everything that can be checked before a model is there."""
     if not config.target:
-        raise UserError("config.target is empty; give the model directory of the target that is to write")
+        raise UserError(
+            "config.target is empty; give the model directory of the target that is to write"
+        )
     if not 0 <= config.seed < 2**32:
         raise UserError(f"config.seed is {config.seed}; it must be in 0..{2**32 - 1}")
     for name, unset in _NOT_OURS.items():
         if config.data.get(name, unset) != unset:
             told = "prompts are taken from files, tfds or the embedded corpus"
-            raise UserError(f"config.data.{name} does not belong to objective generate ({told}); leave it out")
+            raise UserError(
+                f"config.data.{name} does not belong to objective generate ({told}); leave it out"
+            )
     sizes = config.generation
     for name, least in _AT_LEAST.items():
         if sizes[name] < least:
-            raise UserError(f"config.generation.{name} is {sizes[name]}; it must be at least {least}")
+            raise UserError(
+                f"config.generation.{name} is {sizes[name]}; it must be at least {least}"
+            )
     given = list(sizes.temperatures)
     if not given or any(isinstance(t, bool) or not isinstance(t, int | float) for t in given):
         raise UserError(
@@ -160,8 +192,10 @@ def _check(config: Config) -> list[float]:
         raise UserError("config.drafter.name is empty; name a drafter, such as prompt_lookup")
     drafters.check(**keys)
     rule = accept.load(config.get("accept", "chain"))
-    if rule.law != "L1":
-        raise UserError(f"config.accept={rule.name} is {rule.law}: the text would not be the target's; take an L1 rule")
+    if rule.lossless_class != "L1":
+        raise UserError(
+            f"config.accept={rule.name} is {rule.lossless_class}: the text would not be the target's; take an L1 rule"
+        )
     return [float(t) for t in given]
 
 
@@ -169,9 +203,11 @@ def _prompts(config: Config, workdir: Path, target: hf.Loaded) -> list[Prompt]:
     """The beginnings, at line starts of the corpus: numbered, those of the train split first."""
     sizes, tokenizer = config.generation, target.tokenizer
     if tokenizer is None:
-        raise UserError(f"{target.directory} has no tokenizer.json; the prompts cannot be tokenised without")
+        raise UserError(
+            f"{target.directory} has no tokenizer.json; the prompts cannot be tokenised without"
+        )
     # Where the tokenizer puts a token before every text, the model knows no text without it.
-    start = data.separator_id(tokenizer)
+    start = token_streams.separator_id(tokenizer)
     head = [start] if start is not None and start in tokenizer.encode("").ids else []
     if len(head) + sizes.prompt_tokens + sizes.new_tokens > target.config.max_positions:
         raise UserError(
@@ -181,16 +217,22 @@ def _prompts(config: Config, workdir: Path, target: hf.Loaded) -> list[Prompt]:
     valid = max(1, sizes.num_prompts // _VALID)
     prompts = []
     for split, count in (("train", sizes.num_prompts - valid), ("valid", valid)):
-        texts = [text for _, text in data.load(config.data, workdir, split)]
+        texts = [text for _, text in token_streams.load(config.data, workdir, split)]
         try:
-            chosen = data.held_out_prompts(texts, tokenizer, count, sizes.prompt_tokens, config.seed)
+            chosen = token_streams.held_out_prompts(
+                texts, tokenizer, count, sizes.prompt_tokens, config.seed
+            )
         except UserError as error:
-            raise UserError(f"config.generation.num_prompts is {sizes.num_prompts}, {split} split: {error}") from None
+            raise UserError(
+                f"config.generation.num_prompts is {sizes.num_prompts}, {split} split: {error}"
+            ) from None
         prompts += [Prompt(len(prompts) + n, split, head + ids) for n, ids in enumerate(chosen)]
     return prompts
 
 
-def _plan(config: Config, target: hf.Loaded, prompts: list[Prompt], temperatures: list[float]) -> dict:
+def _plan(
+    config: Config, target: hf.Loaded, prompts: list[Prompt], temperatures: list[float]
+) -> dict:
     """All that the shards are a function of: what a resumed command must share."""
     sizes = config.generation
     assert target.tokenizer is not None
@@ -207,17 +249,23 @@ def _plan(config: Config, target: hf.Loaded, prompts: list[Prompt], temperatures
         "accept": config.get("accept", "chain"),
         "seed": config.seed,
         "prompts": {
-            "sources": data.sources(config.data),
+            "sources": token_streams.sources(config.data),
             "tokens": sizes.prompt_tokens,
             "train": sum(prompt.split == "train" for prompt in prompts),
             "valid": sum(prompt.split == "valid" for prompt in prompts),
-            "sha256": hashlib.sha256(json.dumps([prompt.ids for prompt in prompts]).encode()).hexdigest(),
+            "sha256": hashlib.sha256(
+                json.dumps([prompt.ids for prompt in prompts]).encode()
+            ).hexdigest(),
         },
     }
 
 
 def _shard(
-    config: Config, writer: Writer, prompts: Sequence[Prompt], temperatures: Sequence[float], meter: Meter
+    config: Config,
+    writer: Writer,
+    prompts: Sequence[Prompt],
+    temperatures: Sequence[float],
+    meter: Meter,
 ) -> list[dict]:
     """The records of a shard: prompt by prompt, and of each the temperatures in their order."""
     sizes, rows = config.generation, {}
@@ -241,14 +289,20 @@ def _shard(
     return [rows[key] for key in sorted(rows)]
 
 
-def _kept(path: Path, prompts: Sequence[Prompt], temperatures: Sequence[float]) -> list[dict] | None:
+def _kept(
+    path: Path, prompts: Sequence[Prompt], temperatures: Sequence[float]
+) -> list[dict] | None:
     """The records of a shard that is finished, or None."""
     try:
         records = shards.read(path) if path.is_file() else []
-        made = [(record["prompt"], record["temperature"], record["prompt_ids"]) for record in records]
+        made = [
+            (record["prompt"], record["temperature"], record["prompt_ids"]) for record in records
+        ]
     except (ValueError, KeyError, TypeError):
         return None
-    return records if made == [(p.number, t, p.ids) for p in prompts for t in temperatures] else None
+    return (
+        records if made == [(p.number, t, p.ids) for p in prompts for t in temperatures] else None
+    )
 
 
 def _count(records: Sequence[dict]) -> dict:
@@ -260,7 +314,9 @@ def _count(records: Sequence[dict]) -> dict:
 
 
 def _summary(made: dict[str, dict]) -> dict:
-    total = {key: sum(facts[key] for facts in made.values()) for key in ("records", "tokens", "rounds")}
+    total = {
+        key: sum(facts[key] for facts in made.values()) for key in ("records", "tokens", "rounds")
+    }
     rate = total["tokens"] / total["rounds"] if total["rounds"] else None
     return total | {"tokens_per_round": rate, "shards": len(made)}
 
@@ -276,5 +332,8 @@ def writer_of(directory: str | Path) -> str | None:
 def fingerprint(target: hf.Loaded) -> str:
     """SHA-256 over the weight files and config.json of a model directory."""
     folder = Path(target.directory)
-    sums = [shards.sha256(path) for path in (folder / "config.json", *sorted(folder.glob("*.safetensors")))]
+    sums = [
+        shards.sha256(path)
+        for path in (folder / "config.json", *sorted(folder.glob("*.safetensors")))
+    ]
     return hashlib.sha256("".join(sums).encode()).hexdigest()

@@ -79,18 +79,32 @@ def train(
     not, for options that cannot be, when the loss or the gradient is no longer finite, and when the disk is full.
     """
     _check(
-        accumulate, ema, precision, keep, steps=steps, log=log_every, evaluate=eval_every, checkpoint=checkpoint_every
+        accumulate,
+        ema,
+        precision,
+        keep,
+        steps=steps,
+        log=log_every,
+        evaluate=eval_every,
+        checkpoint=checkpoint_every,
     )
     if keep == "best" and not eval_batches and examine is None:
         raise UserError(
             "config.train.keep is 'best', but nothing is evaluated; keep 'last', or give text to evaluate on"
         )
     mesh = Mesh(np.asarray(devices or jax.local_devices()), ("data",), axis_types=(AxisType.Auto,))
-    everywhere, rows = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+    everywhere, rows = (
+        NamedSharding(mesh, PartitionSpec()),
+        NamedSharding(mesh, PartitionSpec("data")),
+    )
     key, rewrite_key = jax.random.split(jax.random.key(seed))
     loss = update.in_precision(loss, precision)
-    evaluate = evaluator(loss, lambda batch: jax.device_put(batch, everywhere if _rows(batch) % mesh.size else rows))
-    advance = jax.jit(update.step(loss, optimiser, accumulate, ema), donate_argnums=0, out_shardings=everywhere)
+    evaluate = evaluator(
+        loss, lambda batch: jax.device_put(batch, everywhere if _rows(batch) % mesh.size else rows)
+    )
+    advance = jax.jit(
+        update.step(loss, optimiser, accumulate, ema), donate_argnums=0, out_shardings=everywhere
+    )
     trained = jax.jit(functools.partial(update.averaged, ema=ema)) if ema else update.averaged
     if rewrite is not None:
         rewrite = jax.jit(update.in_precision(rewrite, precision), out_shardings=rows)
@@ -108,23 +122,37 @@ def train(
         _check_rows(_rows(batches.batch(0)), accumulate, mesh.size)
     target_params = jax.device_put(update.cast(target_params, precision), everywhere)
     workdir = Path(workdir)
-    workdir.mkdir(parents=True, exist_ok=True)  # only now, when nothing is wrong with what was asked for
+    workdir.mkdir(
+        parents=True, exist_ok=True
+    )  # only now, when nothing is wrong with what was asked for
     with contextlib.ExitStack() as stack:
         higher = any(word in best for word in _HIGHER_IS_BETTER)
-        checkpoints = stack.enter_context(Checkpoints(workdir / "checkpoints", config or {}, say, higher))
+        checkpoints = stack.enter_context(
+            Checkpoints(workdir / "checkpoints", config or {}, say, higher)
+        )
         start, state = checkpoints.restore(state, resume_changed) or (0, state)
         if start > steps:
-            raise UserError(f"{workdir} holds a run of {start} steps, more than the {steps} asked for; ask for as many")
+            raise UserError(
+                f"{workdir} holds a run of {start} steps, more than the {steps} asked for; ask for as many"
+            )
         if start:
             say(f"resuming from step {start} of {steps} in {workdir}")
-        log, display = stack.enter_context(Log(workdir, start)), stack.enter_context(Display(start, steps))
-        clock, recent = Clock(), []  # the values stay on the device until somebody looks: no synchronisation in between
+        log, display = (
+            stack.enter_context(Log(workdir, start)),
+            stack.enter_context(Display(start, steps)),
+        )
+        clock, recent = (
+            Clock(),
+            [],
+        )  # the values stay on the device until somebody looks: no synchronisation in between
         batch: Any = fetch(start) if start < steps else None
         for step in range(start + 1, steps + 1):
             if rewrite is not None:
                 jax.block_until_ready(state)  # so that what follows is timed alone
                 with clock("rewrite"):
-                    batch = rewrite(state["params"], target_params, batch, jax.random.fold_in(rewrite_key, step))
+                    batch = rewrite(
+                        state["params"], target_params, batch, jax.random.fold_in(rewrite_key, step)
+                    )
                     jax.block_until_ready(batch)
             clock.count(batch.tokens[:, 1:].size)
             state, measured = advance(state, target_params, batch, key)
@@ -132,7 +160,9 @@ def train(
             if step == start + 1:  # this one was compilation: not counted
                 jax.block_until_ready(measured)
                 clock.restart()
-            if step < steps:  # the next batch is made while the device works; only what that waits for is lost
+            if (
+                step < steps
+            ):  # the next batch is made while the device works; only what that waits for is lost
                 began = time.perf_counter()
                 batch = fetch(step)
                 if measured["loss"].is_ready():
@@ -146,14 +176,20 @@ def train(
                     _check_finite(values, at, checkpoints)
             value = None
             if logged or evaluated:
-                record: dict[str, Any] = {"step": step, **_mean(recent), "lr": float(optimiser.schedule(step - 1))}
+                record: dict[str, Any] = {
+                    "step": step,
+                    **_mean(recent),
+                    "lr": float(optimiser.schedule(step - 1)),
+                }
                 if evaluated and (eval_batches or examine):
                     with clock("evaluate"):
                         record |= held_out(trained(state))
                     _check_finite(record, step, checkpoints)
                     value = record.get(best)
                     if value is not None:
-                        record["best_step"], record["best_value"] = checkpoints.best_with(step, value)
+                        record["best_step"], record["best_value"] = checkpoints.best_with(
+                            step, value
+                        )
                         saved = saved or record["best_step"] == step
                     elif keep == "best" or best != "heldout_loss":
                         names = ", ".join(name for name in record if name.startswith("heldout_"))
@@ -174,7 +210,9 @@ def train(
         if keep == "best":
             found = checkpoints.best()
             if found is None:
-                raise UserError(f"no checkpoint in {checkpoints.directory} was measured by {best}; keep 'last'")
+                raise UserError(
+                    f"no checkpoint in {checkpoints.directory} was measured by {best}; keep 'last'"
+                )
             state = checkpoints.restore_step(found[0], state)
         return jax.device_put(trained(state), mesh.devices.flat[0])
 
@@ -195,7 +233,11 @@ def evaluator(
     def evaluate(params, target_params, batches):
         keys = jax.random.split(jax.random.key(0), len(batches))  # the same for every evaluation
         pairs = zip(batches, keys, strict=True)
-        return _mean(jax.device_get([measure(params, target_params, place(batch), key) for batch, key in pairs]))
+        return _mean(
+            jax.device_get(
+                [measure(params, target_params, place(batch), key) for batch, key in pairs]
+            )
+        )
 
     return evaluate
 
@@ -205,7 +247,10 @@ def _mean(records: Sequence[dict]) -> dict[str, float]:
     weights = [float(record.get("weight", 1.0)) for record in records]
     weights = weights if sum(weights) else None
     names = [name for name in records[0] if name != "weight"]
-    return {name: float(np.average([record[name] for record in records], weights=weights)) for name in names}
+    return {
+        name: float(np.average([record[name] for record in records], weights=weights))
+        for name in names
+    }
 
 
 def _rows(batch: Batch) -> int:
@@ -214,7 +259,11 @@ def _rows(batch: Batch) -> int:
 
 def _check_rows(rows: int, accumulate: int, devices: int) -> None:
     if rows % (accumulate * devices):
-        parts = [f"{n} {what}" for n, what in ((accumulate, "parts (accumulate)"), (devices, "devices")) if n > 1]
+        parts = [
+            f"{n} {what}"
+            for n, what in ((accumulate, "parts (accumulate)"), (devices, "devices"))
+            if n > 1
+        ]
         told = f"a batch of {rows} rows cannot be divided among {' on '.join(parts)}"
         raise UserError(f"{told}; take a multiple of {accumulate * devices}")
 
@@ -222,18 +271,33 @@ def _check_rows(rows: int, accumulate: int, devices: int) -> None:
 def _check(accumulate: int, ema: float, precision: str, keep: str, **counts: int) -> None:
     for name, value in {**counts, "accumulate": accumulate}.items():
         if value < 1:
-            name = name if name in ("steps", "accumulate") else f"{name.replace('evaluate', 'eval')}_every"
+            name = (
+                name
+                if name in ("steps", "accumulate")
+                else f"{name.replace('evaluate', 'eval')}_every"
+            )
             raise UserError(f"config.train.{name} is {value}; it must be at least 1")
     if not 0 <= ema < 1:
         raise UserError(f"config.train.ema is {ema}; it must be at least 0 (off) and below 1")
-    for name, value, choices in (("precision", precision, update.PRECISIONS), ("keep", keep, ("last", "best"))):
+    for name, value, choices in (
+        ("precision", precision, update.PRECISIONS),
+        ("keep", keep, ("last", "best")),
+    ):
         if value not in choices:
-            raise UserError(f"config.train.{name} is {value!r}; it must be {choices[0]!r} or {choices[1]!r}")
+            raise UserError(
+                f"config.train.{name} is {value!r}; it must be {choices[0]!r} or {choices[1]!r}"
+            )
 
 
 def _check_finite(values: dict[str, Any], step: int, checkpoints: Checkpoints) -> None:
-    for name, value in sorted(values.items(), key=lambda item: "loss" not in item[0]):  # name the cause first
+    for name, value in sorted(
+        values.items(), key=lambda item: "loss" not in item[0]
+    ):  # name the cause first
         if not np.isfinite(value):
             good = checkpoints.latest()
-            kept = "there is no checkpoint yet" if good is None else f"the last good checkpoint is step {good}"
+            kept = (
+                "there is no checkpoint yet"
+                if good is None
+                else f"the last good checkpoint is step {good}"
+            )
             raise UserError(f"{name} is {value} at step {step}; {kept}; lower the learning rate")

@@ -1,7 +1,7 @@
 """What training minimises, and what it measures, as pure functions of logits; then the losses of the training loop.
 
 A loss is ``loss(params, target_params, Batch, key) -> (scalar, metrics)``; the metric "weight" is the number of labels that its
-mean was taken over. A new objective is a new function of that shape; heads bring their own (``Drafter.loss``).
+mean was taken over. A new objective is a new function of that shape; heads bring their own (``Training.loss``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import sampling
-from specjax.drafters._checks import number, one_of
+from specjax.checks import number, one_of
 from specjax.errors import UserError
 from specjax.models import lm
 from specjax.types import LM, Batch, Drafter
@@ -30,7 +30,9 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array | None =
     return _mean(jax.nn.logsumexp(logits, axis=-1) - picked, mask)
 
 
-def forward_kl(target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+def forward_kl(
+    target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array | None = None
+) -> jax.Array:
     """Mean KL(target || draft), nats a token: two f32[B,T,V], mask bool[B,T] -> f32[].
 
     The supervised objective of DistillSpec (Zhou et al. 2023, arXiv:2310.08461, section 3.1).
@@ -38,7 +40,9 @@ def forward_kl(target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Arra
     return _mean(_kl(jax.nn.log_softmax(target_logits), jax.nn.log_softmax(draft_logits)), mask)
 
 
-def reverse_kl(target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+def reverse_kl(
+    target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array | None = None
+) -> jax.Array:
     """Mean KL(draft || target), nats a token: two f32[B,T,V], mask bool[B,T] -> f32[]; DistillSpec, section 3.1.
 
     Infinite where the draft says what the target rules out: targets without such tokens only.
@@ -47,7 +51,11 @@ def reverse_kl(target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Arra
 
 
 def jensen_shannon(
-    target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array | None = None, *, beta: float = 0.5
+    target_logits: jax.Array,
+    draft_logits: jax.Array,
+    mask: jax.Array | None = None,
+    *,
+    beta: float = 0.5,
 ) -> jax.Array:
     """Mean generalised Jensen-Shannon divergence JSD_beta, nats a token: two f32[B,T,V], mask bool[B,T] -> f32[].
 
@@ -59,7 +67,9 @@ def jensen_shannon(
     return _mean(beta * _kl(target, mixed) + (1 - beta) * _kl(draft, mixed), mask)
 
 
-def total_variation(target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+def total_variation(
+    target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array | None = None
+) -> jax.Array:
     """Mean of half the L1 distance, which is 1 - alpha at temperature 1: two f32[B,T,V], mask bool[B,T] -> f32[].
 
     DistillSpec, section 3.1. Its gradient vanishes where the laws hardly overlap: begin with another divergence.
@@ -76,7 +86,9 @@ DIVERGENCES: dict[str, Callable[..., jax.Array]] = {
 }
 
 
-def overlap(target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+def overlap(
+    target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array | None = None
+) -> jax.Array:
     """Mean of sum_x min(target(x), draft(x)), the acceptance rate (alpha) at temperature 1: two f32[B,T,V] -> f32[].
 
     Leviathan et al. 2022, arXiv:2211.17192, section 3.2 (corollary 3.6).
@@ -85,7 +97,9 @@ def overlap(target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array |
     return _mean(jnp.minimum(target, draft).sum(-1), mask)
 
 
-def agreement(target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+def agreement(
+    target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array | None = None
+) -> jax.Array:
     """How often both prefer the same token, the acceptance rate at temperature 0: two f32[B,T,V] -> f32[]."""
     same = sampling.argmax(target_logits) == sampling.argmax(draft_logits)
     return _mean(same.astype(jnp.float32), mask)
@@ -107,7 +121,12 @@ def pretrain_loss(model: LM) -> Loss:
 
 
 def distill_loss(
-    target: LM, draft: LM, *, divergence: str = "forward_kl", beta: float = 0.5, temperature: float = 1.0
+    target: LM,
+    draft: LM,
+    *,
+    divergence: str = "forward_kl",
+    beta: float = 0.5,
+    temperature: float = 1.0,
 ) -> Loss:
     """A divergence from ``target`` to ``draft`` along the batch's text, whoever wrote it; metrics: alpha and agreement.
 
@@ -118,7 +137,9 @@ def distill_loss(
     number("loss.beta", beta, "in (0, 1)", lambda x: 0 < x < 1)
     number("loss.temperature", temperature, "> 0", lambda x: x > 0)
     if divergence != "jensen_shannon" and beta != 0.5:
-        raise UserError(f"loss.beta is {beta} and belongs to jensen_shannon; leave it out with {divergence}")
+        raise UserError(
+            f"loss.beta is {beta} and belongs to jensen_shannon; leave it out with {divergence}"
+        )
     measure = DIVERGENCES[divergence]
     keys = {"beta": beta} if divergence == "jensen_shannon" else {}
 
@@ -133,7 +154,9 @@ def distill_loss(
     return loss
 
 
-def joint_loss(target: LM, drafter: Drafter, *, heads: float = 0.2, language: str = "ce", **weights: Any) -> Loss:
+def joint_loss(
+    target: LM, drafter: Drafter, *, heads: float = 0.2, language: str = "ce", **weights: Any
+) -> Loss:
     """The target learns beside its heads (Medusa-2; fine-tuned blockwise decoding): language loss + ``heads`` * theirs.
 
     ``params`` is {"target", "draft"}; gradients of the heads reach the target. ``language`` "ce" is next-token cross-entropy,
@@ -142,8 +165,8 @@ def joint_loss(target: LM, drafter: Drafter, *, heads: float = 0.2, language: st
     """
     one_of("loss.language", language, ("ce", "kl"))
     number("loss.heads", heads, "> 0", lambda x: x > 0)
-    assert drafter.loss is not None
-    of_heads = drafter.loss
+    assert drafter.training is not None and drafter.training.loss is not None
+    of_heads = drafter.training.loss
 
     def loss(params, target_params, batch, key):
         labels, mask = _labels(batch)
@@ -151,7 +174,9 @@ def joint_loss(target: LM, drafter: Drafter, *, heads: float = 0.2, language: st
         if language == "ce":
             own = cross_entropy(ours, labels, mask)
         else:
-            own = forward_kl(jax.lax.stop_gradient(_logits(target, target_params, batch)), ours, mask)
+            own = forward_kl(
+                jax.lax.stop_gradient(_logits(target, target_params, batch)), ours, mask
+            )
         value, metrics = of_heads(params["draft"], params["target"], batch, key, **weights)
         return own + heads * value, {**metrics, "language": own, "heads": value}
 
@@ -180,7 +205,9 @@ def _kl(first: jax.Array, second: jax.Array) -> jax.Array:
     """KL(first || second) f[...] of log-probabilities f[...,V]."""
     # exp(-inf) * (-inf - x) is nan where it should be 0: a model may rule tokens out.
     nothing = jnp.isneginf(first)
-    return jnp.where(nothing, 0.0, jnp.exp(first) * (jnp.where(nothing, 0.0, first) - second)).sum(-1)
+    return jnp.where(nothing, 0.0, jnp.exp(first) * (jnp.where(nothing, 0.0, first) - second)).sum(
+        -1
+    )
 
 
 def _mean(values: jax.Array, mask: jax.Array | None) -> jax.Array:

@@ -58,13 +58,21 @@ def optimiser(
     ``params["draft"]`` (Cai et al. 2024, arXiv:2401.10774, section 2.2.2); until step ``target_from`` the target stays as
     it is, then its part of the optimiser begins. Raises ``UserError`` for what cannot be.
     """
-    given = {key: value for key, value in locals().items() if isinstance(value, int | float) and key != "steps"}
+    given = {
+        key: value
+        for key, value in locals().items()
+        if isinstance(value, int | float) and key != "steps"
+    }
     _check(name, schedule, b2, eps, given)
-    rate = functools.partial(_schedule, schedule, steps=steps, warmup=int(warmup * steps), final=final)
+    rate = functools.partial(
+        _schedule, schedule, steps=steps, warmup=int(warmup * steps), final=final
+    )
     main, adam = rate(learning_rate), rate(adam_learning_rate or learning_rate)
 
     def make(change: Callable[[optax.Schedule], optax.Schedule]) -> optax.GradientTransformation:
-        return _transform(name, change(main), change(adam), weight_decay, b1, b2, 1e-8 if eps is None else eps)
+        return _transform(
+            name, change(main), change(adam), weight_decay, b1, b2, 1e-8 if eps is None else eps
+        )
 
     def begun(step: Any, **_: Any) -> jax.Array:
         return jnp.asarray(step) >= target_from
@@ -82,15 +90,24 @@ def optimiser(
         chain.insert(0, optax.clip(clip_value))
     if target_from:  # what is not trained yet has no part in the norm either
         gate = optax.scale_by_schedule(lambda step: jnp.where(begun(step), 1.0, 0.0))
-        chain.insert(0, optax.masked(gate, lambda params: jax.tree.map(lambda part: part == "target", _parts(params))))
+        chain.insert(
+            0,
+            optax.masked(
+                gate, lambda params: jax.tree.map(lambda part: part == "target", _parts(params))
+            ),
+        )
     return Optimiser(optax.chain(*chain), main)
 
 
-def _check(name: str, schedule: str, b2: float | None, eps: float | None, given: Mapping[str, float]) -> None:
+def _check(
+    name: str, schedule: str, b2: float | None, eps: float | None, given: Mapping[str, float]
+) -> None:
     for key, value, choices in (("name", name, NAMES), ("schedule", schedule, SCHEDULES)):
         if value not in choices:
             listed = ", ".join(map(repr, choices[:-1]))
-            raise UserError(f"config.optimiser.{key} is {value!r}; it must be {listed} or {choices[-1]!r}")
+            raise UserError(
+                f"config.optimiser.{key} is {value!r}; it must be {listed} or {choices[-1]!r}"
+            )
     if name == "sgd" and b2 is not None:
         raise UserError("config.optimiser.b2 is given, but sgd averages no squares; leave it out")
     if name in ("sgd", "lion") and eps is not None:
@@ -115,7 +132,11 @@ def _schedule(name: str, peak: float, *, steps: int, warmup: int, final: float) 
         then = optax.constant_schedule(peak)
     else:  # continues the warm-up's own scale: at twice its length the rate is 1 / sqrt(2)
         then = lambda step: peak * (1 + jnp.maximum(step, 0) / max(warmup, 1)) ** -0.5  # noqa: E731
-    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), then], [warmup]) if warmup else then
+    return (
+        optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), then], [warmup])
+        if warmup
+        else then
+    )
 
 
 def _transform(
@@ -134,7 +155,9 @@ def _transform(
     if name == "lion":
         return optax.lion(rate, b1=b1, b2=b2, weight_decay=weight_decay, mask=_decayed)
     if name == "sgd":
-        return optax.chain(optax.add_decayed_weights(weight_decay, _decayed), optax.sgd(rate, momentum=b1))
+        return optax.chain(
+            optax.add_decayed_weights(weight_decay, _decayed), optax.sgd(rate, momentum=b1)
+        )
     return optax.contrib.muon(
         rate,
         # Three steps after AOL scaling come close to the usual five, and the steps are a third of the cost here.
@@ -157,14 +180,19 @@ def _parts(params: Any) -> Any:
             "config.optimiser.target_rate and target_from are for training the target along, which this objective does "
             "not; leave them 1.0 and 0"
         )
-    return jax.tree_util.tree_map_with_path(lambda path, _: "target" if path[0].key == "target" else "draft", params)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: "target" if path[0].key == "target" else "draft", params
+    )
 
 
 def _decayed(params: Any) -> Any:
     """All but norm scales and biases, which have a second dimension where heads are stacked."""
 
     def decayed(path, leaf):
-        return leaf.ndim > 1 and jax.tree_util.keystr(path[-1:], simple=True) not in ("bias", "scale")
+        return leaf.ndim > 1 and jax.tree_util.keystr(path[-1:], simple=True) not in (
+            "bias",
+            "scale",
+        )
 
     return jax.tree_util.tree_map_with_path(decayed, params)
 
@@ -173,7 +201,11 @@ def _hidden_matrices(params: Any) -> Any:
     def spec(path, leaf):
         names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
         names = names[1:] if names[0] in ("target", "draft") else names
-        hidden = leaf.ndim >= 2 and names[-1] in ("kernel", "proj", "proj_in") and names[0] != "head"
-        return optax.contrib.MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1) if hidden else None  # heads are stacked
+        hidden = (
+            leaf.ndim >= 2 and names[-1] in ("kernel", "proj", "proj_in") and names[0] != "head"
+        )
+        return (
+            optax.contrib.MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1) if hidden else None
+        )  # heads are stacked
 
     return jax.tree_util.tree_map_with_path(spec, params)

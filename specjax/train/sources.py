@@ -18,12 +18,13 @@ from tokenizers import Tokenizer
 
 from specjax import decode, sampling
 from specjax.config import Config
+from specjax.data import chat, dialogues, packing, token_streams
+from specjax.data.packing import Document
 from specjax.drafters import none
 from specjax.errors import UserError
 from specjax.models import hf
-from specjax.train import chat, data, dialogues, generated, packing
+from specjax.train import generated
 from specjax.train.loop import Source
-from specjax.train.packing import Document
 from specjax.types import LM, Batch, ModelParams
 
 KINDS = ("files", "tfds", "dialogues", "generated")
@@ -41,7 +42,7 @@ class Material(NamedTuple):
 
 def texts(config: Config, workdir: Path, split: str) -> list[str]:
     """The texts of a split, of plain sources. Raises UserError."""
-    return [text for _, text in data.load(config.data, workdir, split)]
+    return [text for _, text in token_streams.load(config.data, workdir, split)]
 
 
 def tokenizer(config: Config, workdir: Path) -> Tokenizer:
@@ -51,13 +52,17 @@ def tokenizer(config: Config, workdir: Path) -> Tokenizer:
         path = Path(config.tokenizer).expanduser()
         path = hf.resolve(path) / "tokenizer.json" if path.is_dir() else path
         if not path.is_file():
-            raise UserError(f"config.tokenizer: {path} is no file; give a tokenizer.json or a directory with one")
+            raise UserError(
+                f"config.tokenizer: {path} is no file; give a tokenizer.json or a directory with one"
+            )
         try:
             found = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower
             raise UserError(f"config.tokenizer: {path} is no tokenizer ({error})") from None
         if size not in (0, found.get_vocab_size()):
-            told = f"config.model.vocab_size is {size}, but {path} has {found.get_vocab_size()} tokens"
+            told = (
+                f"config.model.vocab_size is {size}, but {path} has {found.get_vocab_size()} tokens"
+            )
             raise UserError(f"{told}; leave it 0")
         found.no_truncation()
         found.no_padding()
@@ -66,7 +71,7 @@ def tokenizer(config: Config, workdir: Path) -> Tokenizer:
         raise UserError(
             "a new tokenizer is made from plain text; give config.tokenizer for dialogues and generated text"
         )
-    return data.train_tokenizer(texts(config, workdir, "train"), size)
+    return token_streams.train_tokenizer(texts(config, workdir, "train"), size)
 
 
 def gather(config: Config, workdir: Path, tokenizer: Tokenizer, directory: str | None) -> Material:
@@ -81,39 +86,57 @@ def gather(config: Config, workdir: Path, tokenizer: Tokenizer, directory: str |
     kind = given[0] if given else "files"
     _only(source, kind)
     if kind in ("dialogues", "generated"):
-        splits = {split: _documents(config, kind, tokenizer, directory, split) for split in ("train", "valid")}
+        splits = {
+            split: _documents(config, kind, tokenizer, directory, split)
+            for split in ("train", "valid")
+        }
         prompts = _begun(splits["valid"], config, tokenizer) if config.examine.prompts else []
     else:
         found = {split: texts(config, workdir, split) for split in ("train", "valid")}
         folder = _folder(config, workdir) / "tokens"
-        streams = {split: data.cached_tokens(tokenizer, found[split], folder) for split in found}
+        streams = {
+            split: token_streams.cached_tokens(tokenizer, found[split], folder) for split in found
+        }
         prompts = _prompts(config, found["valid"], tokenizer) if config.examine.prompts else []
         if source.packing == "crops":
-            batches = data.Batches(streams["train"], size, length, config.seed)
-            held_out = data.held_out_batches(streams["valid"], size, length, config.train.eval_batches)
+            batches = token_streams.Batches(streams["train"], size, length, config.seed)
+            held_out = token_streams.held_out_batches(
+                streams["valid"], size, length, config.train.eval_batches
+            )
             per_byte = len(streams["valid"]) / sum(len(text.encode()) for text in found["valid"])
             return Material(batches, held_out, prompts, _digest(list(streams.values())), per_byte)
-        splits = {split: _whole(data.tokenise(tokenizer, [text]) for text in found[split]) for split in found}
+        splits = {
+            split: _whole(token_streams.tokenise(tokenizer, [text]) for text in found[split])
+            for split in found
+        }
     batches = packing.Packed(splits["train"], size, length, config.seed)
     held_out = packing.held_out(splits["valid"], size, length, config.train.eval_batches)
-    parts = [array for split in splits.values() for each in split for array in (each.ids, each.labelled)]
+    parts = [
+        array for split in splits.values() for each in split for array in (each.ids, each.labelled)
+    ]
     return Material(batches, held_out, prompts, _digest(parts), None)
 
 
 def _only(source: Config, kind: str) -> None:
     """Raises UserError for a key of ``config.data`` that would be ignored."""
     if source.packing not in ("crops", "documents"):
-        raise UserError(f"config.data.packing is {source.packing!r}; it must be 'crops' or 'documents'")
+        raise UserError(
+            f"config.data.packing is {source.packing!r}; it must be 'crops' or 'documents'"
+        )
     owners = {"template": "dialogues", "temperature": "generated", "text_key": "tfds"}
     unset = {"template": "", "temperature": None, "text_key": "text"}
     for key, owner in owners.items():
         if source.get(key, unset[key]) != unset[key] and kind != owner:
-            raise UserError(f"config.data.{key} belongs to config.data.{owner}, which is not given; leave it out")
+            raise UserError(
+                f"config.data.{key} belongs to config.data.{owner}, which is not given; leave it out"
+            )
     if source.labels not in ("output", "all"):
         raise UserError(f"config.data.labels is {source.labels!r}; it must be 'output' or 'all'")
     if kind in ("dialogues", "generated") and (source.packing != "crops" or source.dir):
         name = "dir" if source.dir else "packing"
-        raise UserError(f"config.data.{name} belongs to plain text, and {kind} are packed documents; leave it out")
+        raise UserError(
+            f"config.data.{name} belongs to plain text, and {kind} are packed documents; leave it out"
+        )
     if kind in ("files", "tfds") and source.labels != "output":
         raise UserError("config.data.labels belongs to dialogues and generated text; leave it out")
 
@@ -122,13 +145,19 @@ def _folder(config: Config, workdir: Path) -> Path:
     return Path(config.data.dir).expanduser() if config.data.dir else workdir / "data"
 
 
-def _documents(config: Config, kind: str, tokenizer: Tokenizer, directory: str | None, split: str) -> list[Document]:
+def _documents(
+    config: Config, kind: str, tokenizer: Tokenizer, directory: str | None, split: str
+) -> list[Document]:
     source = config.data
     if kind == "generated":
         words = hf.fingerprint(tokenizer)
-        return generated.load(source.generated, words, split, source.temperature, labels=source.labels)
+        return generated.load(
+            source.generated, words, split, source.temperature, labels=source.labels
+        )
     if directory is None:
-        raise UserError("config.data.dialogues needs the chat template of a model; give config.target")
+        raise UserError(
+            "config.data.dialogues needs the chat template of a model; give config.target"
+        )
     template = chat.load(source.template, directory, tokenizer)
     files = [name.strip() for name in source.dialogues.split(",") if name.strip()]
     found = dialogues.load(files, split, tokenizer, template).documents
@@ -145,7 +174,9 @@ def _prompts(config: Config, valid: Sequence[str], tokenizer: Tokenizer) -> list
     """Held-out beginnings, with whatever the tokenizer puts before a text."""
     wanted = config.examine
     head = tokenizer.encode("").ids
-    found = data.held_out_prompts(valid, tokenizer, wanted.prompts, wanted.prompt_tokens, config.seed)
+    found = token_streams.held_out_prompts(
+        valid, tokenizer, wanted.prompts, wanted.prompt_tokens, config.seed
+    )
     return [head + ids for ids in found]
 
 
@@ -193,7 +224,9 @@ def on_policy(model: LM, share: float, prompt: int, temperature: float):
         del target_params
         rows, width = batch.tokens.shape
         if not 0 < prompt < width:
-            raise UserError(f"config.data.on_policy_prompt is {prompt}; it must be in 1..config.train.length")
+            raise UserError(
+                f"config.data.on_policy_prompt is {prompt}; it must be in 1..config.train.length"
+            )
         pick, noise = jax.random.split(key)
         chosen = jax.random.bernoulli(pick, share, (rows,))
         if batch.segments is not None:

@@ -16,7 +16,8 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from specjax import accept, decode, drafters, metrics, rng, sampling
+from specjax import accept, decode, drafters, rng, sampling
+from specjax.bench import metrics
 from specjax.models import hf
 from specjax.types import LM, Accept, Drafter, ModelParams
 
@@ -57,7 +58,9 @@ def write(
     ``keys`` are key[n], one a prompt; ``settings`` those of ``sampling.make_sampling``. Prompts of one length and one
     ``batch_size`` compile once. Raises UserError: prompts that do not fit the model, NonFiniteLogits.
     """
-    rows = np.minimum(np.arange(batch_size), len(prompts) - 1)  # fills the batch up with rows that are finished at once
+    rows = np.minimum(
+        np.arange(batch_size), len(prompts) - 1
+    )  # fills the batch up with rows that are finished at once
     real = np.arange(batch_size) < len(prompts)
     packed, lengths = decode.pack_prompts([prompts[row] for row in rows])
     state = decode.prefill(
@@ -72,12 +75,21 @@ def write(
         sampling=sampling.make_sampling(batch_size, **settings),
     )
     state, records = decode.generate(
-        writer.target, writer.drafter, writer.rule, writer.params, state, max_steps=new_tokens, eos_id=writer.eos_id
+        writer.target,
+        writer.drafter,
+        writer.rule,
+        writer.params,
+        state,
+        max_steps=new_tokens,
+        eos_id=writer.eos_id,
     )
     decode.check(state)
     outputs = decode.outputs(state, np.asarray(lengths).tolist())[: len(prompts)]
     # As in ``metrics``: a round that emitted or proposed something was run.
-    rounds = [metrics.count(records, np.arange(batch_size) == row, 1).rounds for row in range(len(prompts))]
+    rounds = [
+        metrics.count(records, np.arange(batch_size) == row, 1).rounds
+        for row in range(len(prompts))
+    ]
     return outputs, rounds
 
 
@@ -87,11 +99,18 @@ class Meter:
     def __init__(self, what: str, total: int):
         self._what, self._total = what, total
         self._done = self._skipped = self._tokens = self._rounds = 0
-        self._first: tuple[float, int] | None = None  # when the first batch was through, and the tokens by then
+        self._first: tuple[float, int] | None = (
+            None  # when the first batch was through, and the tokens by then
+        )
         self._began = self._said = time.monotonic()
         console, self._bar = Console(stderr=True), None
         if console.is_terminal:
-            columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+            )
             self._bar = Progress(*columns, TextColumn("{task.fields[told]}"), console=console)
             self._task = self._bar.add_task(what, total=total, told="")
 
@@ -113,7 +132,11 @@ class Meter:
 
     def add(self, count: int, tokens: int, rounds: int) -> None:
         """``count`` units are done: so many tokens, in so many rounds of a row."""
-        self._done, self._tokens, self._rounds = self._done + count, self._tokens + tokens, self._rounds + rounds
+        self._done, self._tokens, self._rounds = (
+            self._done + count,
+            self._tokens + tokens,
+            self._rounds + rounds,
+        )
         self._show()
         # The first batch is compilation for the most part: it says nothing about those to come.
         self._first = self._first or (time.monotonic(), self._tokens)
@@ -132,7 +155,11 @@ class Meter:
     def _show(self) -> None:
         done, now = self._done + self._skipped, time.monotonic()
         if self._bar:
-            self._bar.update(self._task, completed=min(done, self._total), told=self._told() if self._tokens else "")
+            self._bar.update(
+                self._task,
+                completed=min(done, self._total),
+                told=self._told() if self._tokens else "",
+            )
         elif now - self._said >= 10 and self._done:
             left = (now - self._began) / self._done * max(self._total - done, 0)
             told = f"{self._what}: {done:,} of {self._total:,}, {self._told()}, {left:.0f} s left"

@@ -1,0 +1,136 @@
+"""Argument checks: each one names the argument, its value and what would be right, in one line."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specjax.errors import UserError
+
+LARGEST_COUNT = 2**53  # beyond it float64 does not represent every whole number
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    """``value`` as an int (NumPy integers too); UserError unless it is a whole number >= ``least``."""
+    try:
+        number = least - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise UserError(f"{name} is {value!r}; it must be a whole number >= {least}")
+    return number
+
+
+def counts(**values: int) -> None:
+    """Raises UserError unless every value is a whole number >= 1."""
+    for name, value in values.items():
+        whole(name, value, 1)
+
+
+def ngrams(longest: int, shortest: int) -> None:
+    """Raises UserError unless both lengths are whole numbers >= 1 and longest >= shortest."""
+    counts(max_ngram=longest, min_ngram=shortest)
+    if longest < shortest:
+        raise UserError(
+            f"max_ngram is {longest} and min_ngram {shortest}; max_ngram must be at least min_ngram"
+        )
+
+
+def number(name: str, value: Any, right: str, ok: Callable[[float], bool]) -> None:
+    """Raises UserError unless ``value`` is a number for which ``ok`` holds; ``right`` says what that is."""
+    real = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not real or not math.isfinite(value) or not ok(value):
+        raise UserError(f"{name} is {value!r}; it must be a number {right}")
+
+
+def yes_or_no(name: str, value: Any) -> None:
+    """Raises UserError unless ``value`` is True or False."""
+    if not isinstance(value, bool):
+        raise UserError(f"{name} is {value!r}; it must be True or False")
+
+
+def one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
+    """Raises UserError unless ``value`` is one of ``allowed``."""
+    if not isinstance(value, str) or value not in allowed:
+        raise UserError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
+
+
+# Arrays and real numbers, for closed forms -----------------------------------------------------
+
+
+def numbers(name: str, value: npt.ArrayLike) -> np.ndarray:
+    """``value`` as float64, any shape; UserError unless every entry is a finite number."""
+    try:
+        if np.asarray(value).dtype.kind in "USmMc":  # NumPy would read the text "3" as 3
+            raise TypeError
+        array = np.asarray(value, np.float64)
+    except OverflowError:
+        raise UserError(
+            f"{name} is larger than a float can be; it must be a finite number"
+        ) from None
+    except (TypeError, ValueError):
+        raise UserError(f"{name} is {value!r:.60}; it must be a number") from None
+    if not np.isfinite(array).all():
+        raise UserError(
+            f"{name} is {_first(array, ~np.isfinite(array))}; it must be a finite number"
+        )
+    return array
+
+
+def rate(name: str, value: npt.ArrayLike) -> np.ndarray:
+    """A probability or an array of them, as float64."""
+    array = numbers(name, value)
+    if (wrong := (array < 0) | (array > 1)).any():
+        raise UserError(f"{name} is {_first(array, wrong)}; it must lie between 0 and 1")
+    return array
+
+
+def one_rate(name: str, value: npt.ArrayLike) -> float:
+    """One probability, as a float."""
+    return _scalar(name, rate(name, value))
+
+
+def count(name: str, value: Any, least: int = 0) -> int:
+    """A whole number >= ``least`` that a float can hold."""
+    result = whole(name, value, least)
+    if result > LARGEST_COUNT:
+        raise UserError(f"{name} is above 2^53; it must be a whole number between {least} and 2^53")
+    return result
+
+
+def cost(name: str, value: npt.ArrayLike, *, positive: bool = False) -> float:
+    """One time, size or count, as a float; 0 is allowed unless ``positive``."""
+    result = _scalar(name, numbers(name, value))
+    if result < 0 or (positive and result == 0):
+        raise UserError(
+            f"{name} is {result:g}; it must be {'positive' if positive else 'at least 0'}"
+        )
+    return result
+
+
+def probabilities(name: str, value: npt.ArrayLike) -> np.ndarray:
+    """Distributions f64[...,V]; UserError unless they are >= 0 and sum to 1 (within 1e-2, for float16)."""
+    array = rate(name, value)
+    if not array.ndim or not array.shape[-1]:
+        raise UserError(f"{name} has shape {array.shape}; its last axis must be the vocabulary")
+    sums = array.sum(-1)
+    if (wrong := np.abs(sums - 1) > 1e-2).any():
+        raise UserError(
+            f"{name} sums to {_first(sums, wrong)} over the vocabulary; give probabilities, not logits"
+        )
+    return array
+
+
+def _scalar(name: str, array: np.ndarray) -> float:
+    if array.ndim:
+        raise UserError(f"{name} has shape {array.shape}; it must be one number")
+    return float(array)
+
+
+def _first(array: np.ndarray, wrong: np.ndarray) -> str:
+    return f"{array[wrong][0]:g}"

@@ -1,0 +1,1 @@
+"""Data: prompts, recordings, conversations, corpora, packing, datastores and n-gram tables."""

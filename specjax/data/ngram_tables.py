@@ -1,0 +1,186 @@
+"""Tables of n-gram counts: what ``drafters/ngram_lm.py`` drafts from. Host side: count, save, load.
+
+Every row keeps the most frequent successors of a context and is a law of its own (they sum to 1). Contexts of two tokens are
+found through a hash table with the contexts written in it, so that two of them are never taken for one another; those that
+find no place, the rarest, are left out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from specjax.data import array_files
+from specjax.data.datastore import flatten
+from specjax.errors import UserError
+from specjax.types import LM
+
+NAME, SCHEMA = "ngram_tables", 1
+BUILD = "--config=configs/ngram_tables.py and this target"
+PROBES = 8  # places in a row where a context may stand
+
+Array = np.ndarray | jax.Array
+
+
+class Tables(NamedTuple):
+    """Counts as laws. V tokens, K successors a row, C contexts of two tokens, H >= 2C places of the hash table."""
+
+    unigram: np.ndarray  # f32[V], all positive
+    bigram_ids: np.ndarray  # i32[V,K] successors, the most frequent first; -1 = no more
+    bigram_probs: np.ndarray  # f32[V,K]
+    trigram_keys: np.ndarray  # i32[H,2] the context in each place, -1 = none
+    trigram_rows: np.ndarray  # i32[H] its row
+    trigram_ids: np.ndarray  # i32[C,K]
+    trigram_probs: np.ndarray  # f32[C,K]
+
+
+def count(
+    documents: Sequence[Sequence[int]],
+    vocab_size: int,
+    *,
+    successors: int = 16,
+    contexts: int = 100_000,
+    smoothing: float = 0.1,
+) -> Tables:
+    """Counts token lists; no n-gram reaches from one into the next.
+
+    Args:
+        documents: token ids in 0..vocab_size-1.
+        vocab_size: V.
+        successors: K, how many are kept of each context, with 8 bytes each. Equally frequent ones: the lower id.
+        contexts: how many contexts of two tokens are kept, the most frequent ones.
+        smoothing: added to each token's count in the unigram law (add-k).
+
+    Raises:
+        UserError: no tokens, ids outside the vocabulary, numbers out of range.
+    """
+    if min(successors, contexts) < 1 or not 0 < smoothing < np.inf:
+        given = f"successors is {successors}, contexts {contexts} and smoothing {smoothing:g}"
+        raise UserError(f"{given}; they must be at least 1, 1 and more than 0")
+    tokens = flatten(documents).astype(np.int64)
+    if not len(tokens):
+        raise UserError("the documents hold no token; tables need text")
+    if tokens.max() >= vocab_size:
+        raise UserError(
+            f"a document has the token id {tokens.max()}; ids must be in 0..{vocab_size - 1}"
+        )
+    if vocab_size >= 1 << 21:  # three ids no longer fit into 63 bits
+        raise UserError(
+            f"the vocabulary has {vocab_size} tokens; tables hold at most {(1 << 21) - 1}"
+        )
+    successors = min(successors, vocab_size)
+    single = np.bincount(tokens[tokens >= 0], minlength=vocab_size) + smoothing
+    pairs = tokens[:-1] * vocab_size + tokens[1:]
+    real = (tokens[:-1] >= 0) & (tokens[1:] >= 0)
+    ids, probs = _rows(pairs[real], np.arange(vocab_size), vocab_size, successors)
+    triples = pairs[:-1] * vocab_size + tokens[2:]
+    triples = triples[real[:-1] & real[1:]]
+    seen, times = np.unique(triples // vocab_size, return_counts=True)
+    chosen = seen[np.argsort(-times, kind="stable")[:contexts]]
+    keys, rows, left = _hashed(chosen, vocab_size)
+    three_ids, three_probs = _rows(triples, chosen[left], vocab_size, successors)
+    return Tables(
+        (single / single.sum()).astype(np.float32), ids, probs, keys, rows, three_ids, three_probs
+    )
+
+
+def _rows(
+    grams: np.ndarray, contexts: np.ndarray, vocab_size: int, keep: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Grams (context * V + successor, one for each occurrence) -> ids i32[C,K] and probabilities f32[C,K] of ``contexts``."""
+    kinds, times = np.unique(grams, return_counts=True)
+    order = np.lexsort(
+        (kinds, -times, kinds // vocab_size)
+    )  # by context, the most frequent first, then the lower id
+    of, successor, times = kinds[order] // vocab_size, kinds[order] % vocab_size, times[order]
+    first = np.searchsorted(of, contexts)
+    place = first[:, None] + np.arange(keep)
+    inside = place < len(of)
+    place = np.minimum(place, max(len(of) - 1, 0))
+    if not len(of):
+        return np.full(place.shape, -1, np.int32), np.zeros(place.shape, np.float32)
+    real = inside & (of[place] == contexts[:, None])
+    weight = np.where(real, times[place], 0).astype(np.float64)
+    total = np.maximum(weight.sum(1, keepdims=True), 1)
+    return np.where(real, successor[place], -1).astype(np.int32), (weight / total).astype(
+        np.float32
+    )
+
+
+def _hashed(contexts: np.ndarray, vocab_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Places for contexts (first * V + second, the most important first): keys i32[H,2], rows i32[H], and the contexts kept.
+
+    Each takes the first of PROBES places that no more important one has taken.
+    """
+    slots = 1 << max(2 * len(contexts) - 1, PROBES).bit_length()
+    keys, rows = np.full((slots, 2), -1, np.int32), np.zeros(slots, np.int32)
+    pair = np.stack([contexts // vocab_size, contexts % vocab_size], 1).astype(np.int32)
+    start, waiting, kept = slot(pair[:, 0], pair[:, 1], slots), np.arange(len(contexts)), []
+    for probe in range(PROBES):
+        place = (start[waiting] + probe) % slots
+        _, first = np.unique(place, return_index=True)
+        first = first[keys[place[first], 0] < 0]
+        keys[place[first]] = pair[waiting[first]]
+        rows[place[first]] = waiting[first]
+        kept.append(waiting[first])
+        waiting = np.delete(waiting, first)
+    left = np.sort(np.concatenate(kept))
+    rows = np.where(keys[:, 0] >= 0, np.searchsorted(left, rows), 0).astype(np.int32)
+    return keys, rows, left
+
+
+def slot(first: Array, second: Array, slots: int) -> Array:
+    """Where the search for the context (first, second) begins: i32 in 0..slots-1, a power of two. numpy and JAX alike."""
+    mixed = first.astype(np.uint32) * np.uint32(0x9E3779B1) ^ second.astype(np.uint32) * np.uint32(
+        0x85EBCA77
+    )
+    mixed = (mixed ^ (mixed >> np.uint32(15))) * np.uint32(0x2C1B3C6D)
+    mixed = (mixed ^ (mixed >> np.uint32(12))) * np.uint32(0x297A2D39)
+    return ((mixed ^ (mixed >> np.uint32(15))) & np.uint32(slots - 1)).astype(np.int32)
+
+
+def save(
+    directory: str | os.PathLike,
+    tables: Tables,
+    *,
+    vocabulary: str | None,
+    sources: Sequence[str] = (),
+) -> None:
+    """Writes ngram_tables.safetensors and ngram_tables.json. ``vocabulary`` is ``LM.vocabulary``."""
+    facts = {
+        "vocabulary": vocabulary,
+        "vocab_size": len(tables.unigram),
+        "contexts": len(tables.trigram_ids),
+        "successors": tables.bigram_ids.shape[1],
+        "sources": list(sources),
+    }
+    array_files.write(directory, NAME, SCHEMA, tables._asdict(), facts)
+
+
+def load(directory: str | os.PathLike, target: LM) -> Tables:
+    """Reads the tables in ``directory``. Raises UserError: none there, damaged, or made with another tokenizer."""
+    arrays, _ = array_files.read(directory, NAME, SCHEMA, target, BUILD)
+    if set(arrays) != set(Tables._fields):
+        raise UserError(f"{directory} holds no n-gram tables of specjax; build them with {BUILD}")
+    tables = Tables(**arrays)
+    check(tables, target)
+    return tables
+
+
+def check(tables: Tables, target: LM) -> None:
+    """Raises UserError unless the tables count the target's tokens."""
+    if len(tables.unigram) != target.vocab_size:
+        raise UserError(
+            f"the n-gram tables count {len(tables.unigram)} tokens and the target has {target.vocab_size}; they were built "
+            f"with another tokenizer than the target's, build them again with {BUILD}"
+        )
+    for name, array in zip(tables._fields, tables, strict=True):
+        array = np.asarray(array)
+        if array.dtype.kind == "f" and not (np.isfinite(array).all() and (array >= 0).all()):
+            raise UserError(
+                f"the n-gram tables have a probability in {name} that is none; build them again with {BUILD}"
+            )

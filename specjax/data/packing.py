@@ -1,0 +1,178 @@
+"""Whole documents in rows of one length: several to a row, each with its mask, and none of them seen by another.
+
+Which lengths share a row is decided once, by best-fit decreasing; an epoch only shuffles which of the equally long
+documents go where, and the order of the rows. All epochs have the same number of rows, so that a batch is a function of
+(seed, step) that costs nothing to reach: a resumed run sees the same data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specjax.errors import UserError
+from specjax.types import Batch
+
+
+class Document(NamedTuple):
+    """Token ids, and which of them a model is to learn."""
+
+    ids: np.ndarray  # i32[n]
+    labelled: np.ndarray  # bool[n]
+
+
+def pieces(documents: Sequence[Document], length: int) -> list[Document]:
+    """``documents`` with those longer than a row (``length`` + 1 tokens) cut, less what has no label.
+
+    A piece begins with the last token of the piece before it, which has been a label there and is context here: nothing is
+    learnt twice, nothing is left out. The first token of a piece is never a label. Raises UserError: ``length`` is below 1.
+    """
+    if length < 1:
+        raise UserError(f"the length of a row is {length}; it must be at least 1")
+    found = []
+    for ids, labelled in documents:
+        for start in range(0, max(len(ids) - 1, 0), length):
+            part = Document(
+                ids[start : start + length + 1], np.array(labelled[start : start + length + 1])
+            )
+            part.labelled[0] = False
+            if part.labelled.any():
+                found.append(part)
+    return found
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Packed:
+    """Batches of whole documents. A batch is a pure function of (seed, step); an epoch has each piece exactly once.
+
+    ``waste`` is the part of the rows that is padding. Raises UserError where the documents do not fill one batch.
+    """
+
+    documents: Sequence[Document]
+    batch_size: int
+    length: int  # T; a row holds one token more, so that every position has its label
+    seed: int = 0
+
+    def __post_init__(self):
+        _check_some(self._pieces)
+        if self.rows < self.batch_size:
+            raise UserError(
+                f"the documents fill {self.rows} rows of {self.length + 1} tokens, fewer than one batch of "
+                f"{self.batch_size}; give more text, or lower the batch size or the length"
+            )
+
+    @functools.cached_property
+    def _pieces(self) -> list[Document]:
+        return pieces(self.documents, self.length)
+
+    @functools.cached_property
+    def _sizes(self) -> np.ndarray:
+        return np.array([len(piece.ids) for piece in self._pieces])
+
+    @functools.cached_property
+    def _plan(self) -> list[list[int]]:
+        return best_fit(self._sizes, self.length + 1)
+
+    @property
+    def rows(self) -> int:
+        """How many rows an epoch has."""
+        return len(self._plan)
+
+    @property
+    def waste(self) -> float:
+        """The part of the rows that is padding, in 0..1."""
+        return 1 - int(self._sizes.sum()) / (self.rows * (self.length + 1))
+
+    def batch(self, step: int) -> Batch:
+        """tokens i32[B,T+1], labelled bool[B,T+1], segments i32[B,T+1] (1, 2, ... in each row, padding 0), all NumPy."""
+        numbers = range(step * self.batch_size, (step + 1) * self.batch_size)
+        rows = []
+        for number in numbers:  # a batch may lie across the end of an epoch
+            epoch, place = divmod(number, self.rows)
+            chosen, order = self._epoch(epoch)
+            rows.append([self._pieces[chosen[rank]] for rank in self._plan[order[place]]])
+        return _fill(rows, self.length)
+
+    @functools.cached_property
+    def _epoch(self):
+        return functools.lru_cache(maxsize=2)(self._shuffle)
+
+    def _shuffle(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """(piece of each rank in decreasing length, row at each place) of an epoch."""
+        random = np.random.default_rng([self.seed, epoch])
+        shuffled = random.permutation(len(self._sizes))
+        return shuffled[np.argsort(-self._sizes[shuffled], kind="stable")], random.permutation(
+            self.rows
+        )
+
+
+def held_out(
+    documents: Sequence[Document], batch_size: int, length: int, count: int
+) -> list[Batch]:
+    """``count`` batches of whole documents, always the same: fewer where there are not enough, at least one (filled up with
+    rows of nothing but padding).
+
+    Shapes as in ``Packed.batch``. Raises UserError where no document has a label.
+    """
+    parts = pieces(documents, length)
+    _check_some(parts)
+    order = np.argsort([-len(part.ids) for part in parts], kind="stable")
+    plan = best_fit(np.array([len(part.ids) for part in parts]), length + 1)
+    # Best-fit puts the long documents first: an even choice has some of all lengths.
+    chosen = np.random.default_rng(0).permutation(len(plan))
+    chosen = chosen[: batch_size * max(1, min(count, len(plan) // batch_size))]
+    rows = [[parts[order[rank]] for rank in plan[row]] for row in chosen]
+    rows += [[] for _ in range(-len(rows) % batch_size)]
+    return [
+        _fill(rows[start : start + batch_size], length) for start in range(0, len(rows), batch_size)
+    ]
+
+
+def best_fit(sizes: np.ndarray, room: int) -> list[list[int]]:
+    """Rows as lists of ranks (0 is the longest size): each, in decreasing order, goes where the least room is left after it.
+
+    ``sizes`` i64[n], each at most ``room``. Johnson 1973, best-fit decreasing: at most 11/9 of the fewest rows there can be.
+    """
+    rows: list[list[int]] = []
+    free: list[list[int]] = [[] for _ in range(room + 1)]  # rows by the room they have left
+    some = 0  # bit r is set where there are rows with r left: the smallest that is enough is one bit trick away
+    for rank, size in enumerate(-np.sort(-sizes)):
+        size = int(size)
+        enough = some >> size
+        if enough:
+            left = size + (enough & -enough).bit_length() - 1
+            row = free[left].pop()
+            some &= ~(0 if free[left] else 1 << left)
+        else:
+            left, row = room, len(rows)
+            rows.append([])
+        rows[row].append(rank)
+        free[left - size].append(row)
+        some |= 1 << left - size
+    return rows
+
+
+def _fill(rows: Sequence[Sequence[Document]], length: int) -> Batch:
+    shape = len(rows), length + 1
+    # Any: NumPy arrays, which the training loop places on the devices.
+    tokens: Any = np.zeros(shape, np.int32)
+    labelled: Any = np.zeros(shape, bool)
+    segments: Any = np.zeros(shape, np.int32)
+    for number, row in enumerate(rows):
+        start = 0
+        for segment, piece in enumerate(row, 1):
+            place = np.s_[number, start : start + len(piece.ids)]
+            tokens[place], labelled[place], segments[place] = piece.ids, piece.labelled, segment
+            start += len(piece.ids)
+    return Batch(tokens, labelled, segments)
+
+
+def _check_some(parts: Sequence[Document]) -> None:
+    if not parts:
+        raise UserError(
+            "no document has a token to learn; give documents of two tokens or more, with labels"
+        )

@@ -1,0 +1,1 @@
+"""Drafters that guess several positions in parallel with the target itself."""

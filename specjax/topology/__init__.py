@@ -1,0 +1,34 @@
+"""Token trees: their shapes, the best shape for a measured acceptance, and dynamic trees.
+
+- ``shapes``: templates, files and tries; the names below. On the host.
+- ``search``: Sequoia's search for the best static shape. On the host.
+- ``dynamic``: EAGLE-2's expansion and reranking of nodes. On the device.
+"""
+
+from specjax.topology.shapes import (
+    FORMS,
+    Topology,
+    chain,
+    chains,
+    check,
+    from_ranks,
+    full,
+    merge,
+    merge_batched,
+    parse,
+    save,
+)
+
+__all__ = [
+    "FORMS",
+    "Topology",
+    "chain",
+    "chains",
+    "check",
+    "from_ranks",
+    "full",
+    "merge",
+    "merge_batched",
+    "parse",
+    "save",
+]

@@ -1,0 +1,272 @@
+"""Prompt files: the published sets as they lie there, one's own, and every mistake by its line."""
+
+import collections
+import gzip
+import json
+
+import pytest
+
+from specjax.data import jsonl, prompt_files
+from specjax.data.chat import BUILT_IN, Template
+from specjax.data.prompt_files import Conversation
+from specjax.errors import UserError
+
+pytestmark = pytest.mark.fast
+BASIC = {"task_id": 1, "text": "Add.", "test_list": ["assert True"]}
+BENCH = {"question_id": 81, "category": "writing", "turns": ["Write.", "Again."]}
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Writes lines, objects as JSON, and gives the path."""
+
+    def write(*lines, name="p.jsonl"):
+        path = tmp_path / name
+        text = "".join(
+            (line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines
+        )
+        path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+        return path
+
+    return write
+
+
+def test_the_published_sets(data_dir):
+    folder = data_dir / "prompts"
+    read = {
+        name: prompt_files.read(folder / name, name)
+        for name in (
+            "spec_bench/question.jsonl",
+            "mt_bench/question.jsonl",
+            "mt_bench/vicuna_bench_question.jsonl",
+            "humaneval/HumanEval.jsonl.gz",
+            "gsm8k/test.jsonl",
+            "mbpp/mbpp.jsonl",
+        )
+    }
+    assert [len(found) for found in read.values()] == [480, 80, 80, 164, 1319, 974]
+    bench, _, vicuna, human, school, basic = read.values()
+    tasks = collections.Counter(prompt_files.task(each.category) for each in bench)
+    assert tasks == dict.fromkeys(
+        ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag"), 80
+    )
+    assert [len(each.turns) for each in bench] == [2] * 80 + [1] * 400
+    assert (
+        bench[0].id == 81
+        and bench[0].category == "writing"
+        and bench[0].turns[1].startswith("Rewrite your previous")
+    )
+    assert vicuna[0][:3] == (1, "generic", ("How can I improve my time management skills?",))
+    assert (
+        human[1].id == "HumanEval/1"
+        and human[1].completion
+        and human[1].turns[0].startswith("from typing")
+    )
+    assert (
+        school[0].category == "gsm8k"
+        and school[0].turns[0].startswith("Janet")
+        and school[0].id == 1
+    )
+    assert basic[1].id == 2 and basic[1].turns[0] == (
+        "You are an expert Python programmer, and here is your task: Write a function to find the similar elements from "
+        "the given two tuple lists. Your code should pass these tests:\n\n"
+        "assert similar_elements((3, 4, 5, 6),(5, 7, 4, 10)) == (4, 5)\n"
+        "assert similar_elements((1, 2, 3, 4),(5, 4, 3, 7)) == (3, 4)\n"
+        "assert similar_elements((11, 12, 14, 13),(17, 15, 14, 13)) == (13, 14)\n"
+    )
+    for found in read.values():
+        assert all(turn.strip() for each in found for turn in each.turns)
+
+
+def test_prompts_of_ones_own(file):
+    found = prompt_files.read(
+        file({"prompt": "a", "category": "x"}, "", {"prompt": "b\n", "answer": "c", "category": 3}),
+        "p",
+    )
+    assert found == [Conversation(1, "x", ("a",)), Conversation(3, None, ("b\n",))]
+    for name in ("p.txt", "p.txt.gz", "prompts"):
+        assert prompt_files.read(file("def add", "  ", ' {"prompt": 1}\r', name=name), "p") == [
+            Conversation(1, None, ("def add",)),
+            Conversation(3, None, (' {"prompt": 1}',)),
+        ]
+    zipped = file(BENCH, BENCH | {"question_id": "b"}, name="q.jsonl.gz")
+    assert [each.id for each in prompt_files.read(zipped, "q", "mt_bench")] == [81, "b"]
+    edited = {
+        "task_id": 2,
+        "prompt": "Add.",
+        "test_list": ["assert 1", "assert 2"],
+    }  # MBPP's sanitised half
+    assert (
+        prompt_files.read(file(edited), "q")[0]
+        .turns[0]
+        .endswith("task: Add. Your code should pass these tests:\n\nassert 1\nassert 2\n")
+    )
+    assert prompt_files.read(file(edited | {"entry_point": "add"}), "q", "prompts")[0].turns == (
+        "Add.",
+    )
+
+
+def test_names_do_not_hide_what_lies_in_a_file(file):
+    for name in ("p.JSONL", "p.JSONL.GZ", "p.Json", "p.txt", "p", "p.txt.gz"):
+        path = file(BENCH, name=name.replace("GZ", "gz"))
+        assert prompt_files.read(path.rename(path.with_name(name)), "p") == [
+            Conversation(81, "writing", ("Write.", "Again."))
+        ]
+    for line in ({"prompt": "a"}, {"question": "a", "answer": "b"}, BASIC):
+        assert prompt_files.read(file(line, name="p.txt"), "p")[0].turns[0] != json.dumps(line)
+    for lines in (
+        ['{"a": 1}', "b"],
+        ["[1, 2]"],
+        ["{", "b"],
+        ['{"prompt": 3}'],
+    ):  # prompts that look like it
+        assert [
+            each.turns[0] for each in prompt_files.read(file(*lines, name="p.txt"), "p")
+        ] == lines
+    assert prompt_files.read(file(BENCH, name="p.txt"), "p", "prompts")[0].turns == (
+        json.dumps(BENCH),
+    )
+    for lines in (['[{"prompt": "a"},', '{"prompt": "b"}]'], ["{", '"turns": ["a"]', "}"]):
+        with pytest.raises(UserError, match="p is one JSON value as a whole"):
+            prompt_files.read(file(*lines, name="p.txt"), "p")
+
+
+def test_only_prompts_are_unpacked(file):
+    path = file({"prompt": "a"}, name="p.jsonl.gz")
+    assert jsonl.read(path, "p", gz=True) == '{"prompt": "a"}\n'
+    with pytest.raises(UserError, match="is not UTF-8"):
+        jsonl.read(path, "p")
+
+
+MISTAKES = {
+    "text": (
+        [{"prompt": "def"}, {"text": "x"}],
+        "auto",
+        'p line 2 is no JSON object with a "prompt" text',
+    ),
+    "nothing known": (["17"], "auto", 'p line 1 is no JSON object with a "prompt" text'),
+    "no JSON": (
+        [BENCH, "", "{"],
+        "auto",
+        'p line 3 has no "turns"; in a line of spec_bench that is a list of texts',
+    ),
+    "key": (
+        [BENCH, {"turns": ["a"], "question_id": 1}],
+        "auto",
+        'p line 2 has no "category"; in a line of spec_bench',
+    ),
+    "type": (
+        [BENCH | {"turns": ["a", 1]}],
+        "auto",
+        "p line 1 has ['a', 1] as its \"turns\"; in a line of spec_bench",
+    ),
+    "id": (
+        [BENCH | {"question_id": True}],
+        "auto",
+        'p line 1 has True as its "question_id"; in a line of spec_bench',
+    ),
+    "dialogue": ([{"turns": [["U", "Hi"]]}], "auto", "p line 1 has [['U', 'Hi']] as its \"turns\""),
+    "no turns": (
+        [BENCH | {"turns": []}],
+        "auto",
+        'p line 1 has no turn in its "turns"; give at least one text',
+    ),
+    "empty turn": ([BENCH | {"turns": ["a", " \n"]}], "auto", "p line 1 has an empty prompt"),
+    "twice": ([BENCH, BENCH], "auto", "p line 2 has the id 81 of line 1"),
+    "forced": (
+        [{"prompt": "a", "task_id": 1}],
+        "humaneval",
+        'p line 1 has no "entry_point"; in a line of humaneval',
+    ),
+    "answer": (
+        [{"question": "a"}],
+        "gsm8k",
+        'p line 1 has no "answer"; in a line of gsm8k that is a text',
+    ),
+    "mbpp": (
+        [{"task_id": 1, "test_list": ["a"]}],
+        "auto",
+        'p line 1 has no "text"; in a line of mbpp that is a text',
+    ),
+    "list": (
+        ['[{"prompt": "a"},', '{"prompt": "b"}]'],
+        "auto",
+        "p is one JSON value as a whole; give JSON Lines",
+    ),
+    "list in a line": (["[1]"], "gsm8k", "p is one JSON value as a whole; give JSON Lines"),
+    "spread out": (
+        ["{", '"prompt": "a"', "}"],
+        "auto",
+        "p is one JSON value as a whole; give JSON Lines: an object a line",
+    ),
+    "blank task": (
+        [BASIC | {"text": " "}],
+        "auto",
+        'p line 1 has an empty "text"; a line of mbpp needs a task',
+    ),
+    "no tests": (
+        [BASIC, BASIC | {"task_id": 2, "test_list": []}],
+        "auto",
+        'p line 2 has an empty "test_list"; a line',
+    ),
+    "no entry": (
+        [{"task_id": "HumanEval/0", "prompt": "def"}],
+        "auto",
+        'p line 1 has no "entry_point"; in a line of humaneval',
+    ),
+    "no kind": (["a"], "alpaca", "there is no kind of prompts 'alpaca'; there is auto, spec_bench"),
+    "void": (["", " "], "auto", "p has no prompts; give at least one"),
+}
+
+
+@pytest.mark.parametrize("lines, kind, message", MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_name_the_line(lines, kind, message, file):
+    with pytest.raises(UserError) as error:
+        prompt_files.read(file(*lines), "p", kind)
+    assert str(error.value).startswith(message)
+
+
+def test_files_that_are_not_what_they_say(file, tmp_path):
+    whole = file({"prompt": "żółw"}, name="whole.jsonl.gz")
+    assert prompt_files.read(whole, "p")[0].turns == ("żółw",)
+    for name, content, message in [
+        ("no.jsonl.gz", b'{"prompt": "a"}\n', "p is no gzip file, or not a whole one"),
+        ("half.jsonl.gz", whole.read_bytes()[:-9], "p is no gzip file, or not a whole one"),
+        (
+            "bad.jsonl.gz",
+            whole.read_bytes()[:14] + b"\xff" * 9,
+            "p is no gzip file, or not a whole one",
+        ),
+        ("latin.txt.gz", gzip.compress("é".encode("latin-1")), "p: byte 0 is not UTF-8"),
+        ("latin.txt", "é".encode("latin-1"), "p: byte 0 is not UTF-8"),
+    ]:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=message):
+            prompt_files.read(tmp_path / name, "p")
+    for name in ("none.jsonl", "none.jsonl.gz"):
+        with pytest.raises(UserError, match="p cannot be read"):
+            prompt_files.read(tmp_path / name, "p")
+
+
+def test_a_prompt_is_spelt_with_its_template_or_plainly():
+    talk = Conversation(1, None, ("One?", "Two?", "Three?"))
+    said = [" Yes.\n", "No."]
+    plain = Template("plain", BUILT_IN["plain"], {"bos_token": "<s>"}, ("<s>",))
+    assert prompt_files.spell(talk, 0, [], plain) == (
+        "<s>User: One?\nAssistant:",
+        False,
+    )  # it has its own beginning
+    assert prompt_files.spell(talk, 2, said, plain) == (
+        "<s>User: One?\nAssistant: Yes.\nUser: Two?\nAssistant: No.\nUser: Three?\nAssistant:",
+        False,
+    )
+    assert prompt_files.spell(talk, 0, []) == ("One?", True)
+    assert prompt_files.spell(talk, 2, said) == ("One?\n\nYes.\n\nTwo?\n\nNo.\n\nThree?", True)
+    code = Conversation("HumanEval/0", "humaneval", ("def f():\n",), completion=True)
+    assert prompt_files.spell(code, 0, [], plain) == ("def f():\n", True)
+    for turn, answers in [(0, ["a"]), (1, []), (3, ["a"] * 3)]:
+        with pytest.raises(ValueError, match=f"turn {turn} of 3"):
+            prompt_files.spell(talk, turn, answers)
+    refuses = Template("mine", "{{ raise_exception('one turn only') }}", {}, ())
+    with pytest.raises(UserError, match="mine does not take this conversation: one turn only"):
+        prompt_files.spell(talk, 0, [], refuses)

@@ -1,0 +1,259 @@
+"""Trees drafted by a small model: the dynamic tree against full forwards, exact laws, and caches that hold the text."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import accept, decode, drafters, rng, sampling, testing
+from specjax.errors import NonFiniteLogits, UserError
+from specjax.models import lm
+from specjax.topology.shapes import Topology
+from specjax.types import ModelParams
+
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11], [3, 3, 3, 3]]
+NEW = [20, 3, 20, 11]  # rows end at different times, also inside an accepted path
+SCALE, NOISE = 20.0, 0.05  # neither flat laws nor sure ones, and a draft model that is often right
+TREES = {
+    "without_replacement": ("draft_tree", {"tree": "3x2x1x1", "siblings": "without_replacement"}),
+    # Node 0 is a leaf, and often a copy of node 1, which is none.
+    "iid, irregular": ("draft_tree", {"tree": Topology((-1, -1, 1, 2, 3, 1)), "siblings": "iid"}),
+    "top_k": ("draft_tree", {"tree": "3x2x1x1", "siblings": "top_k"}),
+    "dynamic": ("dynamic_tree", {"nodes": 12, "depth": 4, "top_k": 3}),
+    "dynamic, one path": ("dynamic_tree", {"nodes": 2, "depth": 3, "top_k": 1}),
+}
+
+
+@functools.cache
+def models(family="llama"):
+    """A target, and a draft model that is the target with some noise: many drafts are accepted, and many are not."""
+    target, params = testing.tiny(family, 0, SCALE)
+    noise = np.random.default_rng(5)
+    noisy = jax.tree.map(
+        lambda x: x + NOISE * np.std(x) * noise.normal(size=x.shape).astype(np.float32), params
+    )
+    return target, target._replace(name="draft"), ModelParams(params, noisy)
+
+
+@functools.cache
+def made(name, family="llama"):
+    target, draft, _ = models(family)
+    method, keys = TREES[name]
+    return drafters.make(method, target, model=draft, **keys)
+
+
+def begin(drafter, target, params, temperature=0.0):
+    packed, lengths = decode.pack_prompts(PROMPTS)
+    return decode.prefill(
+        target, drafter, params, packed, lengths, rng.row_keys(0, len(PROMPTS)), max_len=packed.shape[1] + 20,
+        limit=lengths + jnp.asarray(NEW), sampling=sampling.make_sampling(len(PROMPTS), temperature),
+    )  # fmt: skip
+
+
+def outputs(state):
+    return decode.outputs(state, [len(p) for p in PROMPTS])
+
+
+@functools.cache
+def plain(family):
+    target, _, params = models(family)
+    state = begin(drafters.make("none", target), target, params)
+    return outputs(decode.autoregressive(target, params, state, max_steps=20))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def fresh(model, params, tokens):
+    return model.apply(params, jnp.maximum(tokens, 0), model.init_cache(*tokens.shape))[1]
+
+
+def assert_holds_the_text(model, params, cache, state, behind):
+    """The cache equals that of a fresh pass over the committed text, and lacks at most ``behind`` tokens of it."""
+    whole = fresh(model, params, state.tokens)
+    for row, kept in enumerate(cache.length.tolist()):
+        assert kept <= int(state.length[row])
+        assert bool(state.done[row]) or 1 <= int(state.length[row]) - kept <= behind
+        for have, want in zip(*(jax.device_get(x.k + x.v) for x in (cache, whole)), strict=True):
+            np.testing.assert_allclose(
+                have[row, :, :kept], want[row, :, :kept], atol=1e-4, rtol=1e-3
+            )
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_greedy_identity_and_the_draft_cache(name):
+    """Three rounds at a time: the draft cache holds the committed text; in the end the text is that of plain decoding."""
+    family = "gpt2" if name == "dynamic, one path" else "llama"
+    target, draft, params = models(family)
+    drafter, accepted = made(name, family), 0
+    for temperature in (0.0, 1.0):
+        state = begin(drafter, target, params, temperature)
+        while not bool(state.done.all()):
+            state, records = decode.generate(
+                target, drafter, accept.load("recursive"), params, state, max_steps=3
+            )
+            accepted += int(records.accepted.sum())
+            cache = state.draft.cache if name.startswith("dynamic") else state.draft
+            assert_holds_the_text(draft, params.draft, cache, state, behind=2)
+        decode.check(state)
+        assert [len(row) for row in outputs(state)] == NEW
+        if not temperature:
+            assert outputs(state) == plain(family)
+    assert accepted > 20
+
+
+def test_copies_that_are_leaves():
+    """The rule goes from a leaf to the children of its copy: the draft cache keeps the copy's path, and nothing is lost."""
+    drafter = drafters.make(
+        "draft_tree", testing.tabular(7), model=testing.tabular(7), **TREES["iid, irregular"][1]
+    )
+    one_hot = 60 * jax.nn.one_hot(jnp.arange(1, 8) % 7, 7)
+    table = jnp.broadcast_to(one_hot, (8, 7, 7))  # always says the next number
+    target, params = testing.tabular(7), ModelParams(table, table)
+    state = decode.prefill(
+        target,
+        drafter,
+        params,
+        jnp.asarray([[2, 3]]),
+        jnp.asarray([2]),
+        rng.row_keys(0, 1),
+        max_len=20,
+    )
+    rounds = decode.stream(target, drafter, accept.load("recursive"), params, state)
+    for state, info in itertools.islice(rounds, 3):
+        assert info.emitted.tolist() == [5]
+        known = int(state.draft.length[0])
+        assert known == int(state.length[0]) - 2
+        assert state.draft.tokens[0, :known].tolist() == state.tokens[0, :known].tolist()
+
+
+# The dynamic tree, written again: lists, and a full forward for every node.
+
+
+def eagle2(log_probs, nodes, depth, top_k):
+    """(tokens, parents); ``log_probs(paths)`` gives the law after each path."""
+    pool, frontier = [], [((), 0.0)]
+    for _ in range(depth):
+        level = []
+        for (path, score), law in zip(
+            frontier, log_probs([path for path, _ in frontier]), strict=True
+        ):
+            best = sorted(range(len(law)), key=lambda token, law=law: (-law[token], token))[:top_k]
+            level += [((*path, token), score + law[token]) for token in best]
+        pool += level
+        frontier = sorted(level, key=lambda node: -node[1])[:top_k]
+    chosen = sorted(sorted(range(len(pool)), key=lambda i: -pool[i][1])[:nodes])
+    paths = [pool[i][0] for i in chosen]
+    return [path[-1] for path in paths], [
+        paths.index(path[:-1]) if path[:-1] else -1 for path in paths
+    ]
+
+
+def test_the_tree_is_eagle2s():
+    """Ragged rows, several rounds, and rows of any temperature grow the tree that full forwards grow."""
+    target, draft, params = models()
+    nodes, depth, top_k = (TREES["dynamic"][1][key] for key in ("nodes", "depth", "top_k"))
+    forward = jax.jit(functools.partial(lm.forward, draft))
+    state = begin(made("dynamic"), target, params, [0.0, 0.7, 1.0, 2.0])
+    shapes, checked = set(), 0
+    for _ in range(4):
+        texts = [
+            row[:n].tolist()
+            for row, n in zip(np.asarray(state.tokens), state.length.tolist(), strict=True)
+        ]
+        done = np.asarray(state.done)
+        stream = decode.stream(target, made("dynamic"), accept.load("deterministic"), params, state)
+        state, info = next(stream)
+        for row in np.flatnonzero(~done):
+
+            def log_probs(paths, text=texts[row]):
+                block = np.zeros((top_k, 40), np.int32)
+                for i, path in enumerate(paths):
+                    block[i, : len(text) + len(path)] = [*text, *path]
+                logits = forward(params.draft, jnp.asarray(block)).logits
+                laws = np.asarray(jax.nn.log_softmax(logits))
+                return [laws[i, len(text) + len(path) - 1].tolist() for i, path in enumerate(paths)]
+
+            tokens, parents = eagle2(log_probs, nodes, depth, top_k)
+            assert info.draft.tokens[row].tolist() == tokens
+            assert info.draft.parents[row].tolist() == parents
+            shapes.add(tuple(parents))
+            checked += 1
+    assert len(shapes) > 3 and checked > 10
+
+
+def test_a_broken_draft_model_is_reported():
+    target, _, params = models()
+    params = params._replace(draft=jax.tree.map(lambda x: x * jnp.nan, params.draft))
+    state = begin(made("dynamic"), target, params, [0.0, 0.7, 1.0, 2.0])
+    with pytest.raises(NonFiniteLogits, match="row 0, round 0"):
+        list(decode.stream(target, made("dynamic"), accept.load("deterministic"), params, state))
+
+
+V = 3
+
+
+def exact_error(drafter, rule, draft_tables, steps, rounds, **settings):
+    """Total variation between what is emitted and the target's law, by enumeration."""
+    target, table = testing.tabular(V), testing.random_table(0, V, dtype=np.float64)
+    params = ModelParams(table, draft_tables)
+    settings = settings or {"temperature": 1.0}
+    law = testing.exact_law(
+        target, drafter, accept.load(rule), params, [1, 2], steps, rounds=rounds, **settings
+    )
+    assert abs(law.sum() - 1) < 1e-12
+    return testing.total_variation(
+        law, testing.sequence_law(target, table, [1, 2], steps, **settings)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.fast
+def test_exact_law():
+    with jax.enable_x64(True):
+        table = testing.random_table(1, V, dtype=np.float64)
+        make = functools.partial(
+            drafters.make, "dynamic_tree", testing.tabular(V), model=testing.tabular(V, "draft")
+        )
+        drafter = make(nodes=5, depth=3, top_k=2)
+        for rule in ("deterministic", "recursive", "match", "traversal"):
+            assert exact_error(drafter, rule, table, 4, 1) < 1e-12, rule
+        assert (
+            exact_error(drafter, "deterministic", table, 4, 1, temperature=0.7, top_p=0.8) < 1e-12
+        )
+        assert exact_error(drafter, "deterministic", table, 4, None) < 1e-12
+
+
+@pytest.mark.fast
+def test_bad_keys_are_one_line():
+    target, draft, _ = models()
+    make = functools.partial(drafters.make, "dynamic_tree", target, model=draft)
+    for key in ("nodes", "depth", "top_k"):
+        for value in (0, -1, 2.5, True):
+            with pytest.raises(
+                UserError, match=f"{key} is {value}; it must be a whole number >= 1"
+            ):
+                make(**{key: value})
+    with pytest.raises(
+        UserError, match="nodes is 13, and depth 2 with top_k 3 sees 12; ask for at most 12 nodes"
+    ):
+        make(nodes=13, depth=2, top_k=3)
+    assert make(nodes=12, depth=2, top_k=3).nodes == 12
+    with pytest.raises(UserError, match="top_k is 33 and the vocabulary has 32 tokens"):
+        make(top_k=33)
+    with pytest.raises(UserError, match="vocabulary of 40 and the target of 32"):
+        make(model=testing.tiny("llama", vocab_size=40)[0])
+    with pytest.raises(UserError, match="without params"):
+        make().init_params(jax.random.key(0))
+    short = make(model=draft._replace(max_positions=16))
+    with pytest.raises(UserError, match="the draft model has 16"):
+        begin(short, target, models()[2])
+    with pytest.raises(
+        UserError,
+        match="the rule chain takes drafts whose siblings are chain, and dynamic_tree drafts",
+    ):
+        accept.check_pair(make(), accept.load("chain"))
+    assert made("dynamic, one path").longest == 2

@@ -1,0 +1,157 @@
+"""The MLP speculator: the card's formula (tied, scaled, fewer stages than there are), training as decoding, the mistakes."""
+
+from __future__ import annotations
+
+import math
+
+import head_cases as shared
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import drafters, testing
+from specjax.errors import UserError
+from specjax.models import head_files
+from specjax.testing import cases
+from specjax.types import ModelParams
+
+TARGET, TABLE = testing.tabular(shared.VOCAB), cases.table(0, shared.VOCAB)
+ERF = np.vectorize(math.erf)
+
+
+def plain(params, stages, scale_input):
+    """The card: s_i = GELU(LN_i(W_i s + (w_e / w_s) E_i[x])), the logits H_i s_i; LN has a bias and subtracts no mean."""
+    p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    inner, shared_stage = p["emb"].shape[-1], p["emb"].shape[0] == 1
+    w_s = 0.5 ** (0.5 / stages)
+    w_e = math.sqrt((1 - w_s**2) * inner / 2)
+
+    def normal(x):
+        return x / np.sqrt((x * x).mean() + 1e-6)
+
+    def read(feature, known):
+        s = normal(feature) / math.sqrt(2) if scale_input else feature
+        for i, token in enumerate(known):
+            at = 0 if shared_stage else i
+            w = p["proj_in"] if i == 0 else p["proj"][0 if shared_stage else i - 1]
+            y = (
+                normal(s @ w + w_e / w_s * p["emb"][at, token]) * p["ln"]["scale"][at]
+                + p["ln"]["bias"][at]
+            )
+            s = y * (1 + ERF(y / math.sqrt(2))) / 2
+        return s @ p["head"][0 if shared_stage else len(known) - 1]
+
+    return read
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("tie", [False, True])
+@pytest.mark.parametrize("scale_input", [False, True])
+def test_forward_is_the_card(tie, scale_input):
+    keys = {"heads": 3, "tie": tie, "scale_input": scale_input}
+    params = cases.random_heads("mlp_speculator", TARGET, TABLE, inner=4, **keys).init_params(None)
+    assert params["emb"].shape == ((1 if tie else 3), shared.VOCAB, 4) and params["proj"].shape == (
+        1 if tie else 2,
+        4,
+        4,
+    )
+    tokens = shared.text()
+    got = shared.logits_along("mlp_speculator", TARGET, TABLE, params, tokens, **keys)
+    read = plain(params, 3, scale_input)
+    want = shared.retold(read, shared.features_of(TARGET, TABLE, tokens), tokens, 3)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_half_of_the_state_is_left_after_all_stages(n, monkeypatch):
+    """What the weights are for: s_0 keeps half its power through n stages, however few are run, and the tokens share the rest.
+
+    Seen where every W is the identity, s_0 and the embeddings are orthogonal, and GELU only halves the power. Each stage keeps
+    w_s^2 of the state and makes 1 - w_s^2 of its token.
+    """
+    monkeypatch.setattr(jax.nn, "gelu", lambda x, approximate: x / math.sqrt(2))
+    width = shared.VOCAB
+    axes, eye = jnp.eye(width), jnp.tile(jnp.eye(width), (n, 1, 1))
+    ln = {"scale": jnp.ones((n, width)), "bias": jnp.zeros((n, width))}
+    params = {"emb": eye, "proj_in": axes, "head": eye, "ln": ln} | (
+        {"proj": eye[1:]} if n > 1 else {}
+    )
+    heads = shared.described("mlp_speculator", TARGET, params=params, scale_input=True)
+    pair = ModelParams(TABLE, params)
+    state, kept = heads.begin(pair, 3 * axes[0]), 0.5 ** (1 / n)
+    for stage in range(n):
+        state = heads.step(pair, state, stage, jnp.asarray(stage + 1))[1]
+        power = np.asarray(state**2 / (state**2).sum())
+        want = [kept ** (stage + 1)] + [(1 - kept) * kept ** (stage - i) for i in range(stage + 1)]
+        np.testing.assert_allclose(power[: stage + 2], want, rtol=1e-5)
+    assert power[0] == pytest.approx(0.5)
+
+
+@pytest.mark.fast
+def test_new_embeddings_are_as_long_as_the_weights_suppose():
+    fresh = drafters.make("mlp_speculator", TARGET, heads=1, inner=256).training.start(
+        TABLE, jax.random.key(0)
+    )
+    assert "proj" not in fresh and float(fresh["emb"].std()) == pytest.approx(1 / 16, rel=0.1)
+
+
+CHAIN, TREE = {"siblings": "iid"}, {"tree": "3x2", "tie": True, "scale_input": True}
+
+
+@pytest.mark.parametrize("shape", [pytest.param(CHAIN, marks=pytest.mark.slow), TREE])
+def test_training_sees_what_decoding_does(shape):
+    """The tree of two levels runs two of three stages, with the weights of three."""
+    drafter = cases.random_heads("mlp_speculator", TARGET, TABLE, heads=3, inner=4, **shape)
+    shared.assert_foreseen_is_decoded(drafter, TARGET, TABLE, shared.PROMPTS * 300, 24)
+
+
+def test_it_learns_and_a_wrong_label_is_noticed():
+    shared.assert_learns("mlp_speculator", heads=3, inner=12)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("tie", [False, True])
+def test_files_say_what_shapes_do_not(tmp_path, tie):
+    keys = {"heads": 4, "inner": 6, "tie": tie, "scale_input": True}
+    target = shared.assert_files_round_trip("mlp_speculator", tmp_path / "scaled", **keys)
+    mine = drafters.make("mlp_speculator", target, model=tmp_path / "scaled")
+    assert dict(mine.training.facts) == {"n_predict": 4, "scale_input": True} and mine.longest == 4
+    head_files.write(tmp_path / "plain", "mlp_speculator", mine.init_params(None), {"n_predict": 4})
+    assert not dict(
+        drafters.make("mlp_speculator", target, model=tmp_path / "plain").training.facts
+    )["scale_input"]
+    with pytest.raises(
+        UserError, match="scale_input is asked for, and the heads in the files are without it"
+    ):
+        drafters.make("mlp_speculator", target, model=tmp_path / "plain", scale_input=True)
+
+
+@pytest.mark.fast
+def test_mistakes():
+    mine = cases.random_heads("mlp_speculator", TARGET, TABLE, heads=3, inner=4).init_params(None)
+
+    def refused(match, **keys):
+        with pytest.raises(UserError, match=match):
+            drafters.make("mlp_speculator", TARGET, **keys).init_params(None)
+
+    refused("mlp_speculator has no heads yet; give model=, a directory of trained ones")
+    refused("the tree is 4 levels deep and mlp_speculator has 3 heads", params=mine, tree="2x1x1x1")
+    refused("heads is 2, and the heads in the files have 3; leave it out", params=mine, heads=2)
+    refused("inner is 5, and the heads in the files have 4; leave it out", params=mine, inner=5)
+    refused(
+        "tie is asked for, and the heads in the files are without it; leave it out",
+        params=mine,
+        tie=True,
+    )
+    refused("tie is asked for, and there is one stage", tie=True, heads=1)
+    refused("tie is 'yes'; it must be True or False", tie="yes")
+    refused("inner is -2; it must be a whole number >= 0", inner=-2)
+    tied = cases.random_heads(
+        "mlp_speculator", TARGET, TABLE, heads=3, inner=4, tie=True
+    ).init_params(None)
+    refused("tied, and their shapes do not say how many there are; give heads", params=tied)
+    assert drafters.make("mlp_speculator", TARGET, params=tied, heads=5).longest == 5
+    shared.assert_foreign_is_refused("mlp_speculator", TARGET, mine)
+    assert jnp.isfinite(mine["emb"]).all()

@@ -1,0 +1,365 @@
+"""Mode bench from the command line: what it leaves, that a killed one goes on, and grids of everything."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from commandline import BENCH, GENERATE
+
+from configs import bench as bench_file
+from configs import generate as generate_config
+from specjax.bench import lossless, metrics, passes, progress, summaries
+from specjax.report import files
+from specjax.run import resolve
+
+QUESTIONS = [
+    {"question_id": 7, "category": "writing", "turns": ["def add(a", "return a"]},
+    {"question_id": 8, "category": "math", "turns": ["sub(a, b"]},
+    {"question_id": 9, "category": "math", "turns": ["return b + a, a - b"]},
+]
+
+
+@pytest.fixture
+def questions(tmp_path):
+    path = tmp_path / "question.jsonl"
+    path.write_text("".join(json.dumps(q) + "\n" for q in QUESTIONS))
+    return path
+
+
+@pytest.fixture
+def common(target, draft, questions):
+    return [
+        BENCH,
+        f"--config.target={target}",
+        f"--config.prompts={questions}",
+        "--config.max_new_tokens=10",
+        "--config.drafter.name=draft_model",
+        f"--config.drafter.model={draft}",
+        "--config.repeats=2",
+    ]
+
+
+def results(workdir):
+    return json.loads((workdir / "results.json").read_text())
+
+
+def test_a_grid_and_what_it_leaves(cli, common):
+    status, out, err, workdir = cli(
+        *common, "--config.grid.gammas=(1,2)", "--config.show_trace=True"
+    )
+    assert (status, err) == (0, "")
+    found = results(workdir)
+    assert (
+        found["command"].startswith("python -m specjax.run --config=")
+        and found["machine"]["cores"] >= 1
+    )
+    whole = [row for row in found["rows"] if row["category"] is None]
+    assert [(row["method"], row["gamma"]) for row in whole] == [
+        ("draft_model, gamma 1", 1),
+        ("draft_model, gamma 2", 2),
+    ]
+    for row in whole:
+        assert row["prompts"] == 4 and row["tokens"] == 40 and row["prompt_set"] == "question"
+        assert row["system_efficiency"] == pytest.approx(row["speedup"] / row["predicted_speedup"])
+        low, high = row["spread"]["tokens_per_second"]
+        assert low <= row["tokens_per_second"] <= high
+        assert (
+            set(row["costs_ms"]) == {"step", "draft", "verify"}
+            and min(row["costs_ms"].values()) > 0
+        )
+        assert sum(row["time_split"].values()) == pytest.approx(1) and row["prefill_seconds"] > 0
+        assert (
+            row["parameters"]["target"] == row["parameters"]["draft"] > 0
+            and row["compile_seconds"] > 0
+        )
+        assert row["lossless"] == {
+            "check": "greedy-identity",
+            "passed": True,
+            "detail": "4/4 prompts",
+        }
+        seen = row["overlap"]
+        assert (
+            seen["tokens"] == 40
+            and 0 <= seen["alpha"] <= 1
+            and seen["by_depth"][0] == seen["alpha"]
+        )
+        for parts in (seen["by_class"], seen["by_category"]):
+            assert sum(part["tokens"] for part in parts.values()) == 40
+            together = sum(part["alpha"] * part["tokens"] for part in parts.values())
+            assert together == pytest.approx(40 * seen["alpha"])
+        parts = [r for r in found["rows"] if r["category"] and r["method"] == row["method"]]
+        assert [(p["category"], p["prompts"]) for p in parts] == [("writing", 2), ("math", 2)]
+        assert (
+            sum(p["tokens"] for p in parts) == row["tokens"]
+            and sum(p["rounds"] for p in parts) == row["rounds"]
+        )
+        assert all(p["speedup"] > 0 for p in parts)
+    answers = [
+        json.loads(line)
+        for line in (workdir / "answers" / "autoregressive_temperature_0_batch_1.jsonl").open()
+    ]
+    assert [(a["question_id"], len(a["choices"][0]["turns"])) for a in answers] == [
+        (7, 2),
+        (8, 1),
+        (9, 1),
+    ]
+    method = (
+        (workdir / "answers" / "draft_model_gamma_2_temperature_0_batch_1.jsonl")
+        .read_text()
+        .splitlines()
+    )
+    told = [json.loads(line)["choices"][0] for line in method]
+    assert [c["turns"] for c in told] == [
+        a["choices"][0]["turns"] for a in answers
+    ]  # greedy: the same texts
+    rounds = [n for c in told for n in c["accept_lengths"]]
+    assert np.mean(rounds) == pytest.approx(whole[1]["block_efficiency"])
+    traces, notices = files.traces(workdir / "trace.jsonl")
+    assert [t["method"] for t in traces] == [row["method"] for row in whole] and not notices
+    said = ["".join(token[0] for one in t["rounds"] for token in one["out"]) for t in traces]
+    assert said[0] == said[1] and said[0].strip().startswith(answers[0]["choices"][0]["turns"][0])
+    page = (workdir / "report.html").read_text()
+    assert "draft_model, gamma 2" in page and "<svg" in page
+    assert {path.suffix for path in (workdir / "plots").iterdir()} == {".png", ".svg"}
+    assert "accepted draft token" in out and not (workdir / progress.NAME).exists()
+
+
+def test_a_killed_bench_goes_on(cli, common, monkeypatch):
+    plain = [*common, "--config.report=False", "--config.trace_prompts=0", "--config.batch_size=4"]
+    ran, real = [], passes.run_pass
+
+    def dying(job, method, *, brief=False):
+        if not brief:
+            if len(ran) == 4:
+                raise KeyboardInterrupt
+            ran.append(method and method.name)
+        return real(job, method, brief=brief)
+
+    monkeypatch.setattr(passes, "run_pass", dying)
+    status, _, err, workdir = cli(*plain)
+    assert status == 130 and "go on where they were, with the same command" in err
+    assert [path.name for path in workdir.iterdir()] == [progress.NAME]
+    assert (
+        len((workdir / progress.NAME).read_text().splitlines()) == 4
+    )  # what of, and three passes; one was for the turns
+    with (workdir / progress.NAME).open("a") as file:
+        file.write('{"pass": "half a li')
+    ran.clear()
+    status, out, err, _ = cli(*plain)
+    assert (status, err) == (0, "") and "going on after 3 passes" in out
+    assert len(ran) == 2  # the first turns of conversations, and the one pass that was missing
+    [row] = [row for row in results(workdir)["rows"] if row["category"] is None]
+    assert row["tokens"] == 40 and row["lossless"]["passed"] and row["costs_ms"]["verify"] > 0
+    assert not (workdir / progress.NAME).exists()
+
+
+def test_another_configuration_begins_anew(tmp_path):
+    from ml_collections import ConfigDict
+
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "weights").write_text("1")
+    config = ConfigDict({"target": str(model), "seed": 0})
+    mark = progress.fingerprint(config, [[1, 2]])
+    one = progress.Progress(tmp_path / "work", mark)
+    assert not (tmp_path / "work").exists()  # before anything is measured
+    one.put("a", {"x": [1, 2.5]})
+    again = progress.Progress(tmp_path / "work", mark)
+    assert again.get("a") == {"x": [1, 2.5]} and len(again) == 1 and again.get("b") is None
+    (model / "weights").write_text("22")
+    config.seed = 1
+    marks = {mark, progress.fingerprint(config, [[1, 2]])}
+    config.seed = 0
+    marks |= {progress.fingerprint(config, [[1, 2]]), progress.fingerprint(config, [[1, 3]])}
+    assert len(marks) == 4
+    other = progress.Progress(tmp_path / "work", progress.fingerprint(config, [[1, 2]]))
+    assert len(other) == 0
+    other.put("a", 1)
+    other.forget()
+    assert not (tmp_path / "work").exists()
+
+
+def test_contexts_and_prompt_sets(cli, target, tmp_path, questions):
+    (tmp_path / "more").mkdir()
+    other = tmp_path / "more" / "question.jsonl"
+    other.write_text('{"prompt": "def add(a, b):\\n    return a"}\n{"prompt": "x"}\n')
+    keys = [
+        BENCH,
+        f"--config.target={target}",
+        f"--config.grid.prompts={(str(questions), str(other))!r}",
+    ]
+    keys += ["--config.grid.contexts=(2,5)", "--config.repeats=1", "--config.max_new_tokens=4"]
+    keys += ["--config.report=False", "--config.trace_prompts=0", "--config.drafter.gamma=1"]
+    status, _, err, workdir = cli(*keys)
+    assert (status, err) == (0, "")
+    found = [row for row in results(workdir)["rows"] if row["category"] is None]
+    assert {(row["prompt_set"], row["context"], row["prompts"]) for row in found} == {
+        (f"{tmp_path.name}/question.jsonl", 2, 4),
+        (f"{tmp_path.name}/question.jsonl", 5, 3),
+        ("more/question.jsonl", 2, 1),
+        ("more/question.jsonl", 5, 1),
+    }
+    assert not (workdir / "answers").exists()  # cut prompts are not the questions
+
+
+def test_sets_of_like_names_are_measured_apart(cli, target, tmp_path):
+    """And what an earlier bench left in the workdir goes with its results."""
+    (tmp_path / "set.v1.txt").write_text("def add\nreturn a\n")
+    (tmp_path / "set.v2.txt").write_text("sub(a, b\n")
+    files_ = tuple(str(tmp_path / name) for name in ("set.v1.txt", "set.v2.txt"))
+    keys = [BENCH, f"--config.target={target}", "--config.max_new_tokens=4", "--config.repeats=1"]
+    keys += ["--config.report=False", "--config.drafter.gamma=1"]
+    status, _, err, workdir = cli(*keys, f"--config.grid.prompts={files_!r}")
+    assert (status, err) == (0, "")
+    found = [(row["prompt_set"], row["prompts"], row["tokens"]) for row in results(workdir)["rows"]]
+    assert found == [("set.v1.txt", 2, 8), ("set.v2.txt", 1, 4)]
+    assert len(list((workdir / "answers").iterdir())) == 4 and (workdir / "trace.jsonl").exists()
+    status, _, _, _ = cli(*keys, "--config.prompt=def add", "--config.trace_prompts=0")
+    assert (
+        status == 0
+        and not (workdir / "answers").exists()
+        and not (workdir / "trace.jsonl").exists()
+    )
+
+
+def test_methods_of_a_grid():
+    config = bench_file.get_config()
+    config.grid.methods.a = generate_config.drafter("draft_model")
+    config.grid.methods.b = generate_config.drafter("prompt_lookup")
+    config.grid.models, config.grid.gammas = ("runs/x/draft", "runs/y/draft"), (1, 2)
+    chosen = resolve.methods(config)
+    assert list(chosen) == [
+        *(f"a, gamma {g}, runs/{d}/draft" for g in (1, 2) for d in "xy"),
+        "b, gamma 1",
+        "b, gamma 2",
+    ]
+    assert chosen["a, gamma 2, runs/y/draft"].drafter == {
+        "name": "draft_model",
+        "gamma": 2,
+        "model": "runs/y/draft",
+    }
+    config.grid.models = ("runs/x/draft", "runs/x/other")
+    assert "a, gamma 1, other" in resolve.methods(config)
+
+
+@pytest.mark.slow
+def test_controlled_acceptance_from_the_command_line(cli, target, draft, questions, tmp_path):
+    keys = [
+        BENCH.replace("bench.py", "controlled.py"),
+        f"--config.target={target}",
+        f"--config.prompts={questions}",
+    ]
+    keys += [
+        "--config.drafter.drafters.inner.name=draft_model",
+        f"--config.drafter.drafters.inner.model={draft}",
+    ]
+    keys += ["--config.drafter.rate=1.0", "--config.report=False"]
+    keys += [
+        "--config.drafter.drafters.inner.gamma=2",
+        "--config.max_new_tokens=10",
+        "--config.repeats=1",
+    ]
+    keys += ["--config.trace_prompts=0"]
+    status, _, err, _ = cli(*keys, "--config.grid.temperatures=(0.0,1.0)", workdir=tmp_path / "no")
+    assert status == 2 and "controlled means something at temperature 0 only" in err
+    assert not (tmp_path / "no").exists()
+    status, _, err, workdir = cli(*keys)
+    assert (status, err) == (0, "")
+    [row] = [row for row in results(workdir)["rows"] if row["category"] is None]
+    assert (
+        row["acceptance_rate"] == 1.0
+        and row["lossless"]["passed"]
+        and row["drafter"] == "controlled"
+    )
+
+
+def test_mistakes(cli, common, tmp_path, questions):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(json.dumps(QUESTIONS[0]) + '\n{"question_id": 2, "category": "x"}\n')
+    for keys, message in [
+        (["--config.grid.gammas=(2,2)"], "config.grid.gammas holds a value twice"),
+        (
+            [
+                "--config.drafter.name=none",
+                "--config.drafter.model=None",
+                "--config.grid.gammas=(2,)",
+            ],
+            "no method takes",
+        ),
+        (
+            ["--config.grid.contexts=(0,)"],
+            "config.grid.contexts has 0; it must be a whole number >= 1",
+        ),
+        (["--config.grid.contexts=(900,)"], "no prompt has 900 tokens; ask for fewer"),
+        (["--config.chat=own"], "chat template"),
+        (
+            ["--config.grid.temperatures=(1.0,1.0000001)"],
+            "config.grid.temperatures holds a value twice",
+        ),
+        (["--config.grid.batch_sizes=(1,1)"], "config.grid.batch_sizes holds a value twice"),
+        (["--config.record=x.jsonl"], "config.record is for mode generate"),
+        (["--config.trace_prompts=-1"], "config.trace_prompts is -1"),
+        (
+            ["--config.mode=generate", "--config.grid.gammas=(1,2)"],
+            "mode generate decodes with one method",
+        ),
+        (["--config.prompts=~nobody_at_all/x.txt"], "nobody has"),
+        (["--config.prompts=stdlib", "--config.chat=own"], "config.chat is for files of prompts"),
+        (
+            ["--config.max_prompt_tokens=-1"],
+            "config.max_prompt_tokens is -1; it must be at least 0",
+        ),
+        ([f"--config.prompts={bad}"], "line 2"),
+        (["--config.prompt_kind=gsm8k"], "question"),
+        (["--config.max_new_tokens=5000"], "config.max_prompt_tokens"),
+    ]:
+        status, _, err, workdir = cli(*common, *keys, workdir=tmp_path / "no")
+        assert status == 2 and message in err and len(err.splitlines()) == 1, (keys, err)
+        assert not workdir.exists()
+
+
+def test_generate_answers_every_turn(cli, target, questions):
+    keys = [
+        GENERATE,
+        f"--config.target={target}",
+        f"--config.prompts={questions}",
+        "--config.max_new_tokens=6",
+    ]
+    status, out, err, workdir = cli(*keys, "--config.drafter.name=none", "--config.batch_size=2")
+    assert (status, err) == (0, "")
+    found = results(workdir)
+    assert (
+        len(found["texts"]) == 4
+        and found["rows"][0]["prompts"] == 4
+        and found["rows"][0]["tokens"] == 24
+    )
+    assert (
+        f"def add(a\n\n{found['texts'][0].strip()}\n\nreturn a" in out
+    )  # the second turn follows the first answer
+
+
+def test_a_lossy_rule_is_seen_and_a_lossless_one_that_loses_fails(cli, common, monkeypatch):
+    monkeypatch.setattr(
+        lossless,
+        "greedy_identity",
+        lambda *_: lossless.Lossless("greedy-identity", False, "0/4 prompts"),
+    )
+    quick = ["--config.report=False", "--config.trace_prompts=0", "--config.repeats=1"]
+    status, _, err, workdir = cli(*common, *quick)
+    assert status == 1 and "draft_model lost something: 0/4 prompts; see results.json" in err
+    assert results(workdir)["rows"]
+
+
+def test_passes_go_to_disk_and_back():
+    counts = [metrics.Counts(5, 2, 3, np.array([2, 1]), np.array([2, 1]))]
+    one = passes.Pass([[1, 2]], counts, [[2]], [0.1], [0.2], 0.1, 0.1, 0.0, 1, {"step": 0.5})
+    again = passes.from_json(json.loads(json.dumps(passes.to_json(one))))
+    assert again.counts[0].tested.tolist() == [2, 1] and again._replace(counts=[]) == one._replace(
+        counts=[]
+    )
+
+
+def test_size_counts_floats():
+    assert summaries.size({"a": np.zeros((2, 3), np.float32), "b": np.arange(4)}) == 6

@@ -1,0 +1,495 @@
+"""The command line: what it writes, and that every mistake is one line, exit 2, and nothing written."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from commandline import BENCH, GENERATE, ROOT, save
+
+from specjax import drafters
+from specjax.errors import UserError
+from specjax.run import command_line, resolve
+
+
+def test_generate_writes_text_and_results(cli, target, draft, tmp_path):
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text(
+        "".join(json.dumps({"prompt": p}) + "\n" for p in ("def add", "return a", "def sub(a"))
+    )
+    common = [
+        GENERATE,
+        f"--config.target={target}",
+        f"--config.prompts={prompts}",
+        "--config.max_new_tokens=12",
+    ]
+    texts = {}
+    for name, keys in (
+        ("none", []),
+        ("prompt_lookup", ["--config.drafter.gamma=3"]),
+        ("draft_model", [f"--config.drafter.model={draft}", "--config.batch_size=2"]),
+    ):
+        status, out, err, workdir = cli(*common, f"--config.drafter.name={name}", *keys)
+        assert (status, err) == (0, "")
+        results = json.loads((workdir / "results.json").read_text())
+        assert results["schema"] == 1 and results["versions"]["backend"] == "cpu"
+        [row] = results["rows"]
+        assert (
+            row["method"] == name
+            and row["class"] == "L1"
+            and row["tokens"] == 36
+            and row["prompts"] == 3
+        )
+        assert row["speedup"] is None and row["lossless"] is None
+        assert (row["acceptance_rate"] is None) == (name == "none")
+        assert [len(ids) for ids in results["token_ids"]] == [12] * 3
+        for text in results["texts"]:
+            assert text.splitlines()[0] in out
+        assert json.loads((workdir / "config.json").read_text())["drafter"]["name"] == name
+        assert (workdir / "metrics.jsonl").read_text()
+        texts[name] = results["token_ids"]
+    assert texts["none"] == texts["prompt_lookup"] == texts["draft_model"]
+
+
+GRID = """
+from configs import bench, generate
+
+
+def get_config():
+    config = bench.get_config()
+    methods = config.grid.methods
+    methods.warm = generate.drafter("trie")
+    methods.warm.update({"nodes": 4, "depth": 2, "samples": 4, "warm": True, "memory": 64, "accept": "deterministic"})
+    methods.both = generate.drafter("escalate")
+    methods.both.drafters.lookup = generate.drafter("prompt_lookup")
+    methods.both.drafters.lookup.update({"gamma": 2, "min_ngram": 2})
+    methods.both.drafters.model = generate.drafter("draft_model")
+    methods.both.drafters.model.gamma = 1
+    config.repeats = 1
+    config.max_new_tokens = 8
+    config.batch_size = 2
+    return config
+"""
+
+
+def test_warm_methods_and_methods_made_of_methods(cli, target, draft, tmp_path):
+    file, prompts = tmp_path / "grid.py", tmp_path / "p.txt"
+    file.write_text(GRID)
+    prompts.write_text("def add\nreturn a\ndef sub(a, b)\na + b\n")
+    common = [f"--config={file}", f"--config.target={target}", f"--config.prompts={prompts}"]
+    model = f"--config.grid.methods.both.drafters.model.model={draft}"
+    status, _, err, workdir = cli(*common, model, "--config.warm_prompts=2")
+    assert (status, err) == (0, "")
+    rows = json.loads((workdir / "results.json").read_text())["rows"]
+    assert [(row["method"], row["warm"], row["prompts"], row["tokens"]) for row in rows] == [
+        ("both", False, 2, 16),
+        ("warm", True, 2, 16),
+    ]
+    assert all(row["lossless"]["passed"] for row in rows)
+    for flags, message in [
+        (
+            [model],
+            "config.warm_prompts is 0, and 1 methods have warm=True; a bench needs both or none",
+        ),
+        (
+            [model, "--config.warm_prompts=4"],
+            "there are 4 prompts, and config.warm_prompts takes 4 of them",
+        ),
+        (["--config.warm_prompts=1"], "drafter draft_model needs the key 'model'"),
+        (
+            [model, "--config.warm_prompts=1", "--config.grid.methods.warm.name=prompt_lookup"],
+            "drafter prompt_lookup does not take the key 'depth'",
+        ),
+    ]:
+        status, _, err, _ = cli(*common, *flags, workdir=tmp_path / "no")
+        assert status == 2 and message in err and len(err.splitlines()) == 1
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "configs").glob("*.py")))
+def test_every_configuration_is_one(name):
+    """It loads, names a drafter and a rule that are there with keys that they take, and has every key of its mode."""
+    config = importlib.import_module(f"configs.{name}").get_config()
+    needs = (
+        command_line.NEEDS.get(f"{config.mode} {config.get('objective')}")
+        or command_line.NEEDS[config.mode]
+    )
+    assert set(needs) <= set(config)
+    if config.mode != "train":
+        resolve.check(config)
+
+
+def test_every_key_of_a_drafter_is_in_the_configuration():
+    from configs import generate
+
+    keys, config = drafters.keys(), generate.drafter("none")
+    assert (
+        {"gamma", "max_ngram", "tree", "datastore", "tables", "output_weight"}
+        <= set(keys)
+        <= set(config)
+    )
+    assert (keys["gamma"], keys["model"], keys["partial"], keys["least"]) == (int, str, bool, float)
+    config.gamma, config.output_weight = 3, 0.5
+    with pytest.raises(TypeError):
+        config.gamma = "many"
+
+
+@pytest.mark.slow
+def test_bench_measures_and_checks(cli, target, draft, tmp_path):
+    prompts = tmp_path / "p.txt"
+    prompts.write_text("def add\nreturn a\n\ndef sub(a, b)\n")
+    status, out, err, workdir = cli(
+        BENCH,
+        f"--config.target={target}",
+        f"--config.prompts={prompts}",
+        "--config.max_new_tokens=24",
+        "--config.drafter.name=draft_model",
+        f"--config.drafter.model={draft}",
+        "--config.drafter.gamma=2",
+        "--config.grid.temperatures=(0.0,1.0)",
+        "--config.batch_size=2",
+        "--config.repeats=2",
+        "--config.show_trace=True",
+    )
+    assert (status, err) == (0, "")
+    rows = json.loads((workdir / "results.json").read_text())["rows"]
+    assert [row["temperature"] for row in rows] == [0.0, 1.0]
+    for row in rows:
+        assert row["tokens"] == 72
+        assert row["speedup"] == pytest.approx(
+            row["tokens_per_second"] / row["autoregressive_tokens_per_second"]
+        )
+        assert row["block_efficiency"] == pytest.approx(row["tokens"] / row["rounds"])
+        assert sum(row["time_split"].values()) == pytest.approx(1)
+        assert row["predicted_speedup"] > 0 and 0 <= row["acceptance_rate"] <= 1
+        assert len(row["acceptance_by_depth"]) in (1, 2)
+    assert rows[0]["lossless"] == {
+        "check": "greedy-identity",
+        "passed": True,
+        "detail": "3/3 prompts",
+    }
+    assert (
+        rows[1]["lossless"]["check"] == "law" and rows[1]["lossless"]["passed"] is None
+    )  # 144 tokens say nothing
+    assert "draft_model" in out and "accepted draft token" in out
+
+
+def nan_model(path):
+    bad = {"norm": {"scale": jnp.full((32,), jnp.nan)}}
+    return save(path, **bad)
+
+
+MISTAKES = {
+    "unknown key": (["--config.foo=1"], "unknown configuration key 'foo'"),
+    "misspelt key": (["--config.drafter.gama=1"], "did you mean gamma?"),
+    "wrong type": (["--config.max_new_tokens=many"], "max_new_tokens=many"),
+    "unknown flag": (["--wrkdir=x"], "Unknown command line flag 'wrkdir'"),
+    "stray argument": (["generate"], "unexpected argument 'generate'"),
+    "unknown mode": (
+        ["--config.mode=sing"],
+        "config.mode is 'sing'; it must be one of train, generate, bench",
+    ),
+    "no target": (["--config.target="], "config.target is empty"),
+    "missing directory": (["--config.target=/nowhere"], "/nowhere is no directory"),
+    "no prompt": (["--config.prompt="], "give either config.prompt"),
+    "two prompts": (["--config.prompts=stdlib"], "give either config.prompt"),
+    "empty prompt": (["--config.prompt= "], "prompt 1 is empty"),
+    "missing prompts": (
+        ["--config.prompt=", "--config.prompts=/nowhere.txt"],
+        "/nowhere.txt cannot be read",
+    ),
+    "too long": (["--config.max_new_tokens=127"], "the model has 128 positions"),
+    "nothing to do": (["--config.max_new_tokens=0"], "config.max_new_tokens is 0"),
+    "batch 0": (["--config.batch_size=0"], "batch size is 0; it must be a whole number >= 1"),
+    "cold": (["--config.sampling.temperature=-0.5"], "temperature is -0.5; it must be in [0, 1e6]"),
+    "top_p 0": (["--config.sampling.top_p=0.0"], "top_p is 0; it must be in (0, 1]"),
+    "top_p 2": (["--config.sampling.top_p=2.0"], "top_p is 2; it must be in (0, 1]"),
+    "unknown drafter": (
+        ["--config.drafter.name=medusa9"],
+        "unknown drafter 'medusa9'; there is bpd",
+    ),
+    "another mode's configuration": (["--config.mode=bench"], "mode bench needs the key 'grid'"),
+    "seed": (["--config.seed=-1"], "config.seed is -1; it must be in 0..4294967295"),
+    "minus one prompt": (["--config.num_prompts=-1"], "config.num_prompts is -1"),
+    "more rows than prompts": (
+        ["--config.batch_size=2"],
+        "the batch size is 2 and there are 1 prompts",
+    ),
+    "no corpus": (
+        ["--config.prompt=", "--config.prompts=stdlib"],
+        "no corpus lies beside the target",
+    ),
+    "unknown rule": (["--config.accept=maybe"], "unknown acceptance rule 'maybe'"),
+    "gamma 0": (["--config.drafter.gamma=0"], "gamma is 0; it must be a whole number >= 1"),
+    "key of another drafter": (
+        ["--config.drafter.name=draft_model", "--config.drafter.max_ngram=2"],
+        "draft_model does not take the key 'max_ngram'",
+    ),
+    "key of another rule": (
+        ["--config.accept_keys.lenience=0.5"],
+        "chain does not take the key 'lenience'; it takes none",
+    ),
+    "key out of range": (
+        ["--config.accept=lenient", "--config.accept_keys.lenience=2.0"],
+        "lenience is 2.0; it must be in (0, 1]",
+    ),
+    "no draft model": (["--config.drafter.name=draft_model"], "draft_model needs the key 'model'"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_line(cli, target, name):
+    args, says = MISTAKES[name]
+    status, out, err, workdir = cli(
+        GENERATE,
+        f"--config.target={target}",
+        "--config.prompt=def add",
+        "--config.max_new_tokens=8",
+        *args,
+    )
+    assert status == 2 and out == ""
+    assert says in err and err.startswith("specjax: ") and err.count("\n") == 1
+    assert not workdir.exists()
+
+
+def test_mistakes_in_files_are_one_line(cli, target, tmp_path):
+    other = save(
+        tmp_path / "other",
+        text="completely different words of another tokenizer, and others still\n",
+    )
+    small = save(tmp_path / "small", text="xyz")
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text("{")
+    lines = tmp_path / "bad.jsonl"
+    lines.write_text('{"prompt": "def"}\n{"text": "x"}\n')
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes(b"caf\xe9\n")
+    void = tmp_path / "void.txt"
+    void.write_text("\n")
+    file = tmp_path / "file"
+    file.write_text("")
+    draft = ["--config.drafter.name=draft_model"]
+    prompt = "--config.prompt=def"
+    cases = [
+        ([f"--config.target={broken}", prompt], "is not valid JSON"),
+        (
+            [f"--config.target={nan_model(tmp_path / 'nan')}", prompt],
+            "NaN or infinite logits in row 0, round 0",
+        ),
+        ([prompt, *draft, f"--config.drafter.model={other}"], "they must share one tokenizer"),
+        ([prompt, *draft, f"--config.drafter.model={small}"], "they must share one tokenizer"),
+        ([prompt, *draft, f"--config.drafter.model={broken}"], "is not valid JSON"),
+        ([f"--config.prompts={lines}"], 'line 2 is no JSON object with a "prompt" text'),
+        ([f"--config.prompts={latin}"], "is not UTF-8"),
+        ([f"--config.prompts={void}"], "has no prompts"),
+    ]
+    for args, says in cases:
+        status, out, err, workdir = cli(
+            GENERATE, f"--config.target={target}", "--config.max_new_tokens=8", *args
+        )
+        assert (status, out) == (2, "") and says in err and err.count("\n") == 1, err
+        assert not workdir.exists()
+    status, _, err, _ = cli(GENERATE, f"--config.target={target}", prompt, workdir=file / "below")
+    assert status == 2 and "is not a writable directory; choose another --workdir" in err
+
+
+@pytest.mark.parametrize("text", ["[/b] [bold", "ends in \\\\", ":smile:", "a[dim]b"])
+def test_text_is_printed_as_it_is(cli, target, text):
+    """Nothing in a prompt or an output is taken for markup."""
+    status, out, err, _ = cli(
+        GENERATE,
+        f"--config.target={target}",
+        f"--config.prompt={text}",
+        "--config.max_new_tokens=2",
+    )
+    assert (status, err) == (0, "") and out.startswith(text)
+
+
+def test_a_training_run_is_not_overwritten(cli, target, tmp_path):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    status, _, err, _ = cli(
+        GENERATE, f"--config.target={target}", "--config.prompt=x", workdir=tmp_path / "run"
+    )
+    assert status == 2 and "holds a training run" in err
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["checkpoints"]
+
+
+@pytest.mark.parametrize(
+    "code, says",
+    [
+        ("def get_config(:", "SyntaxError"),
+        ("import nothing_of_that_name", "ModuleNotFoundError"),
+        ("def get_config():\n    return {}.nothing", "has no attribute"),
+        (
+            "from ml_collections import ConfigDict\ndef get_config():\n    return ConfigDict()",
+            "config.mode is None",
+        ),
+    ],
+)
+def test_a_broken_configuration_is_one_line(cli, tmp_path, code, says):
+    (tmp_path / "broken.py").write_text(code)
+    status, out, err, workdir = cli(f"--config={tmp_path / 'broken.py'}")
+    assert (status, out) == (2, "") and says in err and err.count("\n") == 1
+    assert not workdir.exists()
+
+
+def test_no_configuration_and_no_such_file():
+    """As processes, because this is before any flag is parsed: no traceback, status 2."""
+    for args, says in (
+        ([], "no configuration; give --config="),
+        (["--config=configs/nope.py"], "configs/nope.py"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "specjax.run", *args],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            check=False,
+        )
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and says in done.stderr
+
+
+def test_sampled_generation_repeats_with_its_seed(cli, target):
+    common = [
+        GENERATE,
+        f"--config.target={target}",
+        "--config.prompt=def add",
+        "--config.sampling.temperature=1.0",
+    ]
+    ids = []
+    for seed in (1, 1, 2):
+        status, _, err, workdir = cli(
+            *common, f"--config.seed={seed}", "--config.max_new_tokens=16"
+        )
+        assert (status, err) == (0, "")
+        ids.append(json.loads((workdir / "results.json").read_text())["token_ids"][0])
+    assert ids[0] == ids[1] != ids[2]
+    assert np.isfinite(ids).all()
+
+
+def test_a_rule_for_each_method(cli, target, draft, tmp_path):
+    """Methods of a grid bring their own rules and the keys of these; drafters of trees are configured by flags."""
+    prompts = tmp_path / "p.txt"
+    prompts.write_text("def add\nreturn a\n")
+    (tmp_path / "own.py").write_text(
+        "from configs import bench, generate\n"
+        "def get_config():\n"
+        "    config = bench.get_config()\n"
+        "    config.max_new_tokens, config.repeats = 6, 1\n"
+        "    methods = config.grid.methods\n"
+        "    methods.dynamic_tree = generate.drafter('dynamic_tree')\n"
+        "    methods.dynamic_tree.accept = 'deterministic'\n"
+        "    methods.lookup = generate.drafter('prompt_lookup')\n"
+        "    methods.lookup.accept = 'lenient'\n"
+        "    methods.lookup.accept_keys = generate.accept_keys()\n"
+        "    return config\n"
+    )
+    own = [
+        f"--config={tmp_path / 'own.py'}",
+        f"--config.target={target}",
+        f"--config.prompts={prompts}",
+    ]
+    own += [
+        f"--config.grid.methods.dynamic_tree.{key}"
+        for key in (f"model={draft}", "nodes=4", "depth=2", "top_k=2")
+    ]
+    status, _, err, workdir = cli(*own, "--config.grid.methods.lookup.accept_keys.lenience=0.5")
+    assert (status, err) == (0, "")
+    rows = {
+        row["method"]: row for row in json.loads((workdir / "results.json").read_text())["rows"]
+    }
+    rules = {name: (row["accept"], row["class"]) for name, row in rows.items()}
+    assert rules == {"dynamic_tree": ("deterministic", "L1"), "lookup": ("lenient", "L3")}
+    assert rows["dynamic_tree"]["lossless"]["passed"]
+    for args, says in (
+        (["--config.grid.methods.lookup.accept=maybe"], "unknown acceptance rule 'maybe'"),
+        (["--config.grid.methods.lookup.accept_keys.top=3"], "lenient does not take the key 'top'"),
+        (
+            ["--config.grid.methods.dynamic_tree.accept=chain"],
+            "and dynamic_tree drafts deterministic; rules for it are",
+        ),
+        (["--config.grid.methods.dynamic_tree.nodes=7"], "ask for at most 6 nodes"),
+        (["--config.accept_keys.top=3"], "chain does not take the key 'top'"),
+    ):
+        status, out, err, workdir = cli(*own, *args, workdir=tmp_path / "not")
+        assert (status, out) == (2, "") and says in err and err.count("\n") == 1, err
+        assert not workdir.exists()
+
+
+def test_trees_by_flags(cli, target, draft):
+    """Tree, siblings and draft models come from the command line; a rule that does not fit is one line."""
+    common = [
+        GENERATE,
+        f"--config.target={target}",
+        "--config.prompt=def add",
+        "--config.max_new_tokens=6",
+    ]
+    tree = [
+        "--config.drafter.name=draft_tree",
+        f"--config.drafter.model={draft}",
+        "--config.drafter.tree=2x1",
+    ]
+    several = ["--config.drafter.name=specinfer", f"--config.drafter.models={draft},{target}"]
+    texts = []
+    for keys in (
+        [*tree, "--config.drafter.siblings=iid", "--config.accept=k_seq"],
+        [*several, "--config.drafter.tree=chain:2", "--config.accept=recursive"],
+    ):
+        status, _, err, workdir = cli(*common, *keys)
+        assert (status, err) == (0, "")
+        texts.append(json.loads((workdir / "results.json").read_text())["token_ids"])
+    assert texts[0] == texts[1]  # both say what the target says
+    for keys, kind in ((tree, "without_replacement"), (several, "independent")):
+        status, out, err, _ = cli(*common, *keys)
+        assert (status, out) == (2, "") and err.count("\n") == 1
+        assert (
+            "the rule chain takes drafts whose siblings are chain" in err
+            and f"drafts {kind}; rules for it are" in err
+        )
+
+
+def test_the_configuration_of_trees():
+    from configs import trees
+
+    for config in (trees.get_config(), trees.get_config("runs/quickstart")):
+        resolve.check(config)
+        chosen = resolve.methods(config)
+        assert {label: choice.rule for label, choice in chosen.items()} == {
+            "chain": "chain", "tree": "recursive", "iid_tree": "recursive", "dynamic_tree": "deterministic"
+        }  # fmt: skip
+    assert config.target == "runs/quickstart/target" and not config.prepare
+
+
+def test_old_configurations_need_no_accept_keys(target):
+    """And keys that no method would read are a mistake."""
+    from configs import bench, generate
+
+    config = bench.get_config()
+    del config["accept_keys"]
+    resolve.check(config)
+    assert resolve.methods(config)["prompt_lookup"] == (
+        {"name": "prompt_lookup"},
+        "chain",
+        {},
+        False,
+    )
+    config = bench.get_config()
+    config.accept, config.accept_keys.top = "tolerance", 3
+    config.grid.methods.mine = generate.drafter("prompt_lookup")
+    resolve.check(config)
+    assert resolve.methods(config)["mine"].rule_keys == {"top": 3}
+    config.grid.methods.mine.accept = "chain"
+    with pytest.raises(
+        UserError, match="every method of config.grid.methods has a rule of its own"
+    ):
+        resolve.check(config)
+    del config.grid.methods.mine["accept"]
+    config.grid.methods.mine.accept_keys = {"top": 2}
+    with pytest.raises(UserError, match="method mine has accept_keys and no rule of its own"):
+        resolve.check(config)
