@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specjax.bench.token_probs import views
+from specjax.theory import statistics
 from specjax.types import LM, Drafter, ModelParams
 
 LEAST = 400  # tokens: twenty in each of the twenty cells
@@ -53,8 +54,6 @@ def law_check(
     What it cannot see: noise reused between rounds, and biases below about 3 / sqrt(tokens). The tests of the rules are the
     proof; this is the smoke alarm on the real model.
     """
-    from specjax.testing import laws  # only here: the kit brings scipy along
-
     better, own, liked, chance, _ = views(
         model, params, prompts, outputs, settings, drafter, width=width
     )
@@ -63,7 +62,7 @@ def law_check(
         return Lossless("law", None, f"{total} tokens are too few to tell, p = -")
     values = better + np.random.default_rng(seed).random(total) * own
     counts = np.bincount(np.clip((values * 20).astype(int), 0, 19), minlength=20)
-    p_value = laws.chi_square(counts, np.full(20, 0.05))[2]
+    p_value = statistics.chi_square(counts, np.full(20, 0.05))[2]
     if (
         spread := (chance * (1 - chance)).sum()
     ) > 5:  # else there is no set that the drafter likes better

@@ -17,10 +17,11 @@ from specjax.testing.exact import (
     exact_law,
     histories,
 )
-from specjax.testing.laws import chi_square, chi_square_tail, sequence_law, total_variation
+from specjax.testing.laws import sequence_law
 from specjax.testing.loop import Fit, detectable, loop_fit
 from specjax.testing.models import random_table, tabular, tiny, tiny_config
 from specjax.testing.transport import best_acceptance
+from specjax.theory.statistics import chi_square, chi_square_tail, total_variation
 
 __all__ = [
     "Finding",

@@ -24,6 +24,7 @@ from specjax.errors import UserError
 from specjax.testing import cases, exact, laws, loop
 from specjax.testing.drafts import check_draft
 from specjax.testing.findings import Finding, Report
+from specjax.theory import statistics
 from specjax.types import LM, Accept, Context, DecodeState, Drafter, ModelParams
 
 ROWS, WIDTH, NEW, STEPS = 12_000, 6, 9, 3
@@ -271,7 +272,8 @@ class _Runner:
             cells = np.asarray(np.ravel_multi_index(tuple(new.T), law.shape))
             groups = [~greedy, *(~greedy & (firsts == f) for f in range(3))]
             values = [
-                laws.chi_square(np.bincount(cells[g], minlength=law.size), law)[2] for g in groups
+                statistics.chi_square(np.bincount(cells[g], minlength=law.size), law)[2]
+                for g in groups
             ]
             detail = (
                 f"{steps} tokens, {(~greedy).sum()} rows, p = {values[0]:.2g} (a total variation of "
@@ -339,7 +341,7 @@ def check_law(
                     target, drafter, rule, wide, list(prompt), steps, rounds=1, **settings
                 )
                 truth = laws.sequence_law(target, wide.target, list(prompt), steps, **settings)
-                worst = max(worst, laws.total_variation(found, truth))
+                worst = max(worst, statistics.total_variation(found, truth))
         except (exact.NoiseReused, exact.ImpossibleLaw) as error:
             return Finding(name, False, str(error))
         except (exact.NotEnumerable, exact.TooLarge) as error:

@@ -1,11 +1,10 @@
-"""Laws of token sequences: by enumeration, and against counts."""
+"""The law of token sequences, by enumeration."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -32,35 +31,3 @@ def sequence_law(model: LM, params, prompt: Sequence[int], steps: int, **setting
         for place, token in enumerate(continuation):
             joint[row] *= laws[row, place, token]
     return (joint * laws[:, -1]).reshape((vocab,) * steps)
-
-
-def chi_square(
-    counts: np.ndarray, law: np.ndarray, *, least: float = 5.0
-) -> tuple[float, int, float]:
-    """Pearson's test of observed counts against a law: (statistic, degrees of freedom, p-value).
-
-    Cells that expect fewer than ``least`` are pooled; an observation where the law is 0 gives p = 0.
-    """
-    counts, law = np.asarray(counts, np.float64).ravel(), np.asarray(law, np.float64).ravel()
-    if counts[law <= 0].sum() > 0:
-        return float("inf"), 1, 0.0
-    expected = law / law.sum() * counts.sum()
-    small = expected < least
-    pooled_counts = np.append(counts[~small], counts[small].sum())
-    pooled = np.append(expected[~small], expected[small].sum())
-    keep = pooled > 0
-    statistic = float((((pooled_counts - pooled) ** 2)[keep] / pooled[keep]).sum())
-    freedom = int(keep.sum()) - 1
-    return statistic, freedom, chi_square_tail(statistic, freedom)
-
-
-def chi_square_tail(statistic: float, freedom: int) -> float:
-    """P(chi-square with ``freedom`` degrees of freedom > ``statistic``)."""
-    if freedom < 1:
-        return 1.0
-    return float(jax.scipy.special.gammaincc(freedom / 2, statistic / 2))
-
-
-def total_variation(a: np.ndarray, b: np.ndarray) -> float:
-    """Half the sum of absolute differences."""
-    return float(0.5 * np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)).sum())

@@ -11,6 +11,7 @@ import scipy.stats
 
 from specjax import decode, rng, sampling
 from specjax.testing import laws
+from specjax.theory import statistics
 from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams
 
 STEPS = 3  # rounds compiled into one call of ``generate``
@@ -99,7 +100,7 @@ def loop_fit(
     """Chi-square of ``counts`` against the target's exact law, with its power."""
     law = laws.sequence_law(target, params.target, prompt, steps, **settings)
     seen = counts(target, drafter, rule, params, prompt, steps, rows, seed, **settings)
-    return Fit(laws.chi_square(seen, law)[2], detectable(law, rows))
+    return Fit(statistics.chi_square(seen, law)[2], detectable(law, rows))
 
 
 def detectable(law: np.ndarray, rows: int, level: float = 1e-3, missed: float = 0.01) -> float:

@@ -12,7 +12,8 @@ import pytest
 from specjax import ModelParams, accept, decode, drafters, make_sampling, rng, row_keys
 from specjax.drafters.nested import escalate
 from specjax.errors import UserError
-from specjax.testing import cases, exact, laws, tabular
+from specjax.testing import cases, exact, tabular
+from specjax.theory import statistics
 from specjax.types import Context, Draft, Drafter
 
 VOCAB = 3
@@ -142,7 +143,7 @@ def test_the_exact_law():
         for prompt in ([0, 1, 2, 0, 1], [2, 1]):
             found = exact.exact_law(target, both, accept.load("chain"), params, prompt, 2, rounds=2)
             truth = laws.sequence_law(target, params.target, prompt, 2)
-            assert laws.total_variation(found, truth) < 1e-12
+            assert statistics.total_variation(found, truth) < 1e-12
 
 
 @pytest.mark.fast
