@@ -12,7 +12,7 @@ import pytest
 from specjax import ModelParams, accept, decode, drafters, make_sampling, rng, row_keys
 from specjax.drafters.nested import escalate
 from specjax.errors import UserError
-from specjax.testing import cases, exact, tabular
+from specjax.testing import cases, exact, laws, tabular
 from specjax.theory import statistics
 from specjax.types import Context, Draft, Drafter
 
