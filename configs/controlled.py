@@ -1,12 +1,13 @@
-"""Controlled acceptance: what the system makes of an acceptance rate, with a real drafter's cost and any model, trained or not.
+"""Controlled acceptance: a chosen acceptance rate at a real drafter's cost, with any model.
 
-    python -m specjax.run --config=configs/controlled.py --config.target=DIR --config.prompts=prompts.txt \\
-        --config.drafter.drafters.inner.name=draft_model --config.drafter.drafters.inner.model=DRAFT_DIR \\
-        --config.drafter.rate=0.8
+    python -m specjax.run --config=configs/controlled.py --config.target=DIR \\
+        --config.prompts=prompts.txt --config.drafter.drafters.inner.name=draft_model \\
+        --config.drafter.drafters.inner.model=DRAFT_DIR --config.drafter.rate=0.8
 
-The inner drafter is run and paid for, and its tokens are replaced so that each is right with the chosen probability; the text
-is still plain greedy decoding's. Temperature 0 only. "eff" in the table is measured over predicted speed-up. Seconds for a
-small model, most of them compilation; experiments/system_efficiency does it for twelve layers, many rates and lengths.
+The inner drafter runs at its full cost, and its tokens are replaced so that each is right with
+the chosen probability; the text is that of plain greedy decoding. Temperature 0 only. "eff" in
+the table is measured over predicted speed-up. Takes seconds for a small model, most of them for
+compilation; experiments/system_efficiency does it for twelve layers and many rates and lengths.
 """
 
 from ml_collections import ConfigDict

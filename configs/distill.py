@@ -1,16 +1,20 @@
-"""One layer, a sixteenth of the target, that imitates it: the draft model of the quickstart (DistillSpec).
+"""A one-layer draft model that imitates the target (DistillSpec): the draft of the quickstart.
 
-    python -m specjax.run --config=configs/distill.py --workdir=runs/draft --config.target=runs/target \\
-        --config.data.dir=runs/target/data
+    python -m specjax.run --config=configs/distill.py --workdir=runs/draft \\
+        --config.target=runs/target --config.data.dir=runs/target/data
 
-Divergences: --config.loss.divergence=forward_kl, reverse_kl, jensen_shannon (with --config.loss.beta), total_variation. Text:
-the corpus; what the target wrote (--config.data.generated=DIR of configs/self_generate.py); what the draft itself writes
-(--config.data.on_policy=1); or a mixture (both, on_policy between 0 and 1). --config.pruned=0,3 begins with those layers of
-the target instead of a model of its own. ``config.data.dir`` only saves building the corpus a second time.
+Divergences: --config.loss.divergence=forward_kl, reverse_kl, jensen_shannon (with
+--config.loss.beta), total_variation. Text: the corpus; text written by the target
+(--config.data.generated=DIR of configs/self_generate.py); text written by the draft
+(--config.data.on_policy=1); or a mixture (both, on_policy between 0 and 1). --config.pruned=0,3
+starts from those layers of the target instead of config.model. ``config.data.dir`` only saves
+building the corpus a second time.
 
-The quickstart's draft, with these defaults: under a minute on two CPU cores, held-out divergence 0.094 nats a token, acceptance
-rate (alpha) 0.85 at temperature 1. On stories260K (experiments/trained_drafters: 1200 steps of 8 x 128 tokens, one layer of the
-target's width; AMD EPYC, other work beside it, 2026-11-21) one and a half to three minutes; tau greedy and at temperature 1:
+The quickstart's draft, with these defaults: under a minute on two CPU cores, held-out divergence
+0.094 nats per token, acceptance rate (alpha) 0.85 at temperature 1. On stories260K
+(experiments/trained_drafters: 1200 steps of 8 x 128 tokens, one layer of the target's width; AMD
+EPYC, with other work running, 2026-11-21) one and a half to three minutes; tau greedy and at
+temperature 1:
 
     text              forward_kl   reverse_kl   jensen_shannon   total_variation
     fixed             1.38 1.55    1.67 1.93    1.43 1.64        1.67 1.79
@@ -32,7 +36,7 @@ def get_config() -> ConfigDict:
     del config.tokenizer  # the target's
     config.objective = "distill"
     config.target = ""  # a model directory, or a trained run's workdir
-    config.pruned = ""  # layers of the target to begin with, instead of config.model
+    config.pruned = ""  # layers of the target to start from, instead of config.model
     config.model.vocab_size = 0  # the target's
     config.model.hidden_size = 128
     config.model.intermediate_size = 384
@@ -40,7 +44,7 @@ def get_config() -> ConfigDict:
     config.model.num_heads = 2
     config.loss.divergence = "forward_kl"
     config.loss.beta = 0.5  # jensen_shannon
-    config.loss.temperature = 1.0  # at which both laws are compared, and the draft writes
+    config.loss.temperature = 1.0  # of both models' probs, and of text written by the draft
     config.train.steps = 220
     config.train.batch_size = 4
     config.examine.prompts = 16

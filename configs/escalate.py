@@ -1,10 +1,10 @@
-"""Escalation: prompt lookup, and where it finds nothing an n-gram model, on held-out Python code.
+"""Escalation: prompt lookup, then an n-gram model where no match is found; held-out Python code.
 
-    python -m specjax.run --config=configs/escalate.py                   # trains a target first
-    python -m specjax.run --config=configs/escalate.py:runs/quickstart   # with the target of an earlier quickstart
+    python -m specjax.run --config=configs/escalate.py   # trains a target first
+    python -m specjax.run --config=configs/escalate.py:runs/quickstart   # with its target
 
-A minute or two on two CPU cores. Expect tau 2.89 at temperature 0 and 1.03 at 1, 2.25x and 0.80x at batch 1 (AMD
-EPYC, 21 November 2026, experiments/training_free).
+A minute or two on two CPU cores. Expect, at batch 1, tau 2.89 and speed-up 2.25x at temperature
+0, 1.03 and 0.80x at temperature 1 (AMD EPYC, 2026-11-21, experiments/training_free).
 """
 
 from ml_collections import ConfigDict

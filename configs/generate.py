@@ -1,10 +1,13 @@
-"""Decode prompts with any drafter and print the text.
+"""Decodes prompts with any drafter and prints the text.
 
-    python -m specjax.run --config=configs/generate.py --config.target=DIR --config.prompt="Once upon a time"
-    python -m specjax.run --config=configs/generate.py --config.target=DIR --config.prompts=prompts.jsonl \\
-        --config.drafter.name=draft_model --config.drafter.model=DRAFT_DIR --config.sampling.temperature=0.8
+    python -m specjax.run --config=configs/generate.py --config.target=DIR \\
+        --config.prompt="Once upon a time"
+    python -m specjax.run --config=configs/generate.py --config.target=DIR \\
+        --config.prompts=prompts.jsonl --config.drafter.name=draft_model \\
+        --config.drafter.model=DRAFT_DIR --config.sampling.temperature=0.8
 
-A single prompt on a terminal is streamed. Seconds on a CPU for a small model, most of them compilation.
+A single prompt on a terminal is streamed. Takes seconds on a CPU for a small model, most of them
+for compilation.
 """
 
 from ml_collections import ConfigDict, config_dict
@@ -18,25 +21,25 @@ def get_config() -> ConfigDict:
     config.mode = "generate"
     config.target = ""  # a Hugging Face style directory, or a trained run's workdir
     config.drafter = drafter("prompt_lookup")
-    config.accept = "chain"  # a rule that fits the drafter; for trees "recursive", "traversal", "deterministic", "match"
+    # A rule that fits the drafter. For trees: recursive, traversal, deterministic or match.
+    config.accept = "chain"
     config.accept_keys = accept_keys()
     config.sampling = sampling(0.0)
     config.prompt = ""  # one text
-    # Or a file: .txt (a prompt per line), .jsonl with a "prompt" key, Spec-Bench, MT-bench, HumanEval, GSM8K or MBPP as
-    # published (.gz too); or "stdlib".
+    # Or a file: .txt (one prompt per line), .jsonl with a "prompt" key, Spec-Bench, MT-bench,
+    # HumanEval, GSM8K or MBPP as published (.gz too); or "stdlib".
     config.prompts = ""
-    config.prompt_kind = (
-        "auto"  # of the file, where its first line does not tell: see specjax/prompt_sets.py
-    )
-    config.chat = ""  # the chat template for conversations: "own" is the model's, or a name that specjax/train/chat.py knows
-    config.max_prompt_tokens = 0  # longer prompts keep their last so many tokens; 0 = no limit
-    config.num_prompts = 0  # at most so many of them; 0 = all, of "stdlib" 32
+    # Kind of the file, if its first line does not show it: see specjax/data/prompt_files.py.
+    config.prompt_kind = "auto"
+    # Chat template for conversations: "own" is the model's; others: see specjax/data/chat.py.
+    config.chat = ""
+    config.max_prompt_tokens = 0  # longer prompts keep this many last tokens; 0 = no limit
+    config.num_prompts = 0  # largest number of prompts; 0 = all, of "stdlib" 32
     config.prompt_tokens = 64  # "stdlib": the length of each
-    config.data_dir = (
-        ""  # "stdlib": where the corpus was built; empty: the data folder of the target's run
-    )
+    # "stdlib": where the corpus was built; empty: the data folder of the target's run.
+    config.data_dir = ""
     config.max_new_tokens = 128
-    config.record = ""  # a .jsonl file to keep the outputs in, for configs/replay.py
+    config.record = ""  # a .jsonl file to write the outputs to, for configs/replay.py
     config.ignore_eos = False
     config.batch_size = 1
     config.seed = 0
@@ -44,37 +47,36 @@ def get_config() -> ConfigDict:
 
 
 def drafter(name: str) -> ConfigDict:
-    """The keys of all drafters; None leaves a drafter's own default. What they mean stands where a drafter is made:
-    specjax/drafters/<name>.py."""
+    """The keys of all drafters; None: the default in the drafter's file in specjax/drafters."""
     keys = ConfigDict({"name": name})
     for key, kind in drafters.keys().items():
         keys[key] = config_dict.placeholder(kind)
-    keys.drafters = (
-        ConfigDict()
-    )  # escalate: label -> keys of a drafter, asked in alphabetical order of the labels
-    keys.warm = config_dict.placeholder(
-        bool
-    )  # bench: learn from config.warm_prompts first; True lets text pass between rows
+    # escalate: label -> keys of a drafter; they are asked in alphabetical order of the labels.
+    keys.drafters = ConfigDict()
+    # bench: learn from config.warm_prompts first. True lets text pass from one prompt to another.
+    keys.warm = config_dict.placeholder(bool)
     return keys
 
 
 def accept_keys() -> ConfigDict:
-    """The keys of ``config.accept``; None leaves the rule's own default. Only the lossy rules have any."""
+    """The keys of ``config.accept``; None means the rule's default. Only lossy rules have keys."""
     keys = ConfigDict()
-    keys.lenience = config_dict.placeholder(float)  # lenient: factor on the draft's law, in (0, 1]
-    keys.upper = config_dict.placeholder(
-        float
-    )  # lenient: the same as a bound on the uniform number, in (0, 1]
-    keys.epsilon = config_dict.placeholder(float)  # typical: a probability above it always stands
-    keys.delta = config_dict.placeholder(float)  # typical: factor on exp(-entropy)
-    keys.top = config_dict.placeholder(int)  # tolerance: a token of the best so many stands
-    keys.gap = config_dict.placeholder(
-        float
-    )  # tolerance: and at most so many nats below the best one
-    keys.distance = config_dict.placeholder(
-        int
-    )  # tolerance: or an id at most so far from the best one's
-    keys.least = config_dict.placeholder(int)  # tolerance: so many tokens stand in any case
+    # lenient: factor on the draft probability, in (0, 1]
+    keys.lenience = config_dict.placeholder(float)
+    # lenient: the same as an upper bound of the uniform number, in (0, 1]
+    keys.upper = config_dict.placeholder(float)
+    # typical: a token with a higher probability is always accepted
+    keys.epsilon = config_dict.placeholder(float)
+    # typical: factor on exp(-entropy)
+    keys.delta = config_dict.placeholder(float)
+    # tolerance: accept one of this many best tokens
+    keys.top = config_dict.placeholder(int)
+    # tolerance: and at most this many nats below the best one
+    keys.gap = config_dict.placeholder(float)
+    # tolerance: or an id at most this far from the best one's
+    keys.distance = config_dict.placeholder(int)
+    # tolerance: always accept this many tokens
+    keys.least = config_dict.placeholder(int)
     return keys
 
 

@@ -1,10 +1,10 @@
 """Jacobi decoding, with the rule that draws with the same noise, on held-out Python code.
 
-    python -m specjax.run --config=configs/jacobi.py                   # trains a target first
-    python -m specjax.run --config=configs/jacobi.py:runs/quickstart   # with the target of an earlier quickstart
+    python -m specjax.run --config=configs/jacobi.py   # trains a target first
+    python -m specjax.run --config=configs/jacobi.py:runs/quickstart   # with its target
 
-A minute or two on two CPU cores. Expect tau 1.00 at temperature 0 and 1.05 at 1, 0.91x and 0.85x at batch 1 (AMD
-EPYC, 21 November 2026, experiments/training_free).
+A minute or two on two CPU cores. Expect, at batch 1, tau 1.00 and speed-up 0.91x at temperature
+0, 1.05 and 0.85x at temperature 1 (AMD EPYC, 2026-11-21, experiments/training_free).
 """
 
 from ml_collections import ConfigDict

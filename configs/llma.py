@@ -1,10 +1,10 @@
 """LLMA, copying from the prompt, on held-out Python code.
 
-    python -m specjax.run --config=configs/llma.py                   # trains a target first
-    python -m specjax.run --config=configs/llma.py:runs/quickstart   # with the target of an earlier quickstart
+    python -m specjax.run --config=configs/llma.py   # trains a target first
+    python -m specjax.run --config=configs/llma.py:runs/quickstart   # with its target
 
-A minute or two on two CPU cores. Expect tau 1.08 at temperature 0 and 1.01 at 1, 0.98x and 0.79x at batch 1 (AMD
-EPYC, 21 November 2026, experiments/training_free).
+A minute or two on two CPU cores. Expect, at batch 1, tau 1.08 and speed-up 0.98x at temperature
+0, 1.01 and 0.79x at temperature 1 (AMD EPYC, 2026-11-21, experiments/training_free).
 """
 
 from ml_collections import ConfigDict

@@ -1,12 +1,13 @@
 """Medusa heads (Cai et al. 2024): one residual block and an LM head each, all on the same feature.
 
-    python -m specjax.run --config=configs/medusa.py --workdir=runs/medusa --config.target=runs/target \\
-        --config.data.dir=runs/target/data
-    python -m specjax.run --config=configs/medusa.py:joint ...   # Medusa-2: the target learns beside them
+    python -m specjax.run --config=configs/medusa.py --workdir=runs/medusa \\
+        --config.target=runs/target --config.data.dir=runs/target/data
+    python -m specjax.run --config=configs/medusa.py:joint ...   # Medusa-2: trains the target too
 
-Measured on stories260K (experiments/trained_drafters: 1200 steps of 8 x 128 tokens, rate 3e-3, text that the target wrote; two
-CPU cores of an AMD EPYC, other work beside it, 2026-11-21): three minutes; chain of 4, tau 1.94 greedy,
-1.22 at temperature 1 (1.33 sampled), tree of 12 2.39 and 1.50; trained on fixed text 1.32 and 1.20.
+Measured on stories260K (experiments/trained_drafters: 1200 steps of 8 x 128 tokens, rate 3e-3, text
+written by the target; two CPU cores of an AMD EPYC, with other work running, 2026-11-21): three
+minutes; chain of 4: tau 1.94 greedy, 1.22 at temperature 1 (1.33 sampled); tree of 12: 2.39 and
+1.50; trained on fixed text: 1.32 and 1.20.
 """
 
 from ml_collections import ConfigDict, config_dict
@@ -17,6 +18,6 @@ from configs import heads
 def get_config(joint: str = "") -> ConfigDict:
     """The configuration; "joint" trains the target too."""
     config = heads.get_config("medusa", joint == "joint")
-    config.drafter.layers = config_dict.placeholder(int)  # residual blocks a head; None: 1
+    config.drafter.layers = config_dict.placeholder(int)  # residual blocks per head; None: 1
     config.loss.decay = 0.8
     return config

@@ -1,15 +1,17 @@
-"""MLP speculator (Wertheimer et al. 2024): a small recurrent state, fed with each token as it is drafted.
+"""MLP speculator (Wertheimer et al. 2024): a small recurrent state, fed with each drafted token.
 
-    python -m specjax.run --config=configs/mlp_speculator.py --workdir=runs/speculator1 --config.target=runs/target \\
-        --config.data.dir=runs/target/data
-    python -m specjax.run --config=configs/mlp_speculator.py --workdir=runs/speculator2 --config.target=runs/target \\
-        --config.init=runs/speculator1 --config.data.generated=runs/generated --config.optimiser.learning_rate=1e-4
+    python -m specjax.run --config=configs/mlp_speculator.py --workdir=runs/speculator1 \\
+        --config.target=runs/target --config.data.dir=runs/target/data
+    python -m specjax.run --config=configs/mlp_speculator.py --workdir=runs/speculator2 \\
+        --config.target=runs/target --config.init=runs/speculator1 \\
+        --config.data.generated=runs/generated --config.optimiser.learning_rate=1e-4
 
-The second command is the second phase of its training: on text that the target wrote, at a tenth of the rate.
+The second command is the second phase of training: text written by the target, a tenth of the rate.
 
-Measured on stories260K (experiments/trained_drafters: 1200 steps of 8 x 128 tokens, rate 3e-3, text that the target wrote; two
-CPU cores of an AMD EPYC, other work beside it, 2026-11-21): under three minutes a phase (the first on fixed text);
-chain of 4, tau after the first phase 1.75 greedy, 1.43 at temperature 1 (1.63 sampled), after the second 2.34, 1.44 (1.67).
+Measured on stories260K (experiments/trained_drafters: 1200 steps of 8 x 128 tokens, rate 3e-3,
+text written by the target; two CPU cores of an AMD EPYC, with other work running, 2026-11-21):
+under three minutes per phase (the first on fixed text); chain of 4: tau after the first phase
+1.75 greedy, 1.43 at temperature 1 (1.63 sampled); after the second 2.34 and 1.44 (1.67).
 """
 
 from ml_collections import ConfigDict, config_dict

@@ -1,11 +1,12 @@
-"""The whole story in one command: train a target and a draft model on Python code, then measure every drafter.
+"""Trains a target and a draft model on Python code, then measures drafters.
 
     python -m specjax.run --config=configs/quickstart.py
 
-Builds the corpus (the interpreter's own standard library), trains the target (configs/pretrain.py) and a draft model that
-imitates it (configs/distill.py), then decodes held-out Python code plainly and with each drafter, greedy and at temperature
-1, batch 1 and 8, checks that nothing was lost, prints a table and one continuation coloured by who wrote each token.
-Everything lies in runs/quickstart; a second run uses the trained models again.
+Builds the corpus (the interpreter's own standard library), trains the target
+(configs/pretrain.py) and a draft model that imitates it (configs/distill.py). Then decodes
+held-out Python code plainly and with each drafter, greedy and at temperature 1, batch 1 and 8,
+checks that the output is lossless, and prints a table and one continuation coloured by the origin
+of each token. Everything is written to runs/quickstart; a second run reuses the trained models.
 """
 
 from ml_collections import ConfigDict

@@ -1,8 +1,7 @@
-"""Matches of any length: sam alone, sam before token recycling as in its paper, and prompt lookup beside them.
+"""Matches of any length: sam alone, sam before token recycling as in its paper, and prompt lookup.
 
     python -m specjax.run --config=configs/sam.py --config.target=DIR --config.prompts=prompts.txt
-    python -m specjax.run --config=configs/sam.py --config.target=DIR --config.prompts=prompts.txt \\
-        --config.grid.methods.sam.datastore=STORE_DIR   # of configs/datastore.py, with this target
+    ... --config.grid.methods.sam.datastore=STORE_DIR   # of configs/datastore.py, this target
 """
 
 from ml_collections import ConfigDict
@@ -23,8 +22,7 @@ def get_config() -> ConfigDict:
     for name in ("sam", "token_recycling"):
         both.drafters[name] = generate.drafter(name)
     both.drafters.sam.gamma = 15
-    both.drafters.sam.min_match = (
-        5  # a shorter match proposes nothing, and the next drafter is asked
-    )
+    # With a shorter match sam proposes no token, and the next drafter proposes.
+    both.drafters.sam.min_match = 5
     both.drafters.token_recycling.tree = "4x2x1"
     return config

@@ -1,15 +1,16 @@
-"""Text that the target writes itself, for distillation and for heads (self-distillation).
+"""Text that the target writes, for distillation and for heads (self-distillation).
 
-    python -m specjax.run --config=configs/self_generate.py --workdir=runs/generated --config.target=runs/target \\
-        --config.data.dir=runs/target/data
+    python -m specjax.run --config=configs/self_generate.py --workdir=runs/generated \\
+        --config.target=runs/target --config.data.dir=runs/target/data
     ... --config=configs/medusa.py --config.data.generated=runs/generated
 
-Continues beginnings of lines of the corpus at each temperature, with our own (lossless) fast decoding, and stores prompts and
-outputs as array_record with a manifest. A killed run goes on where it was. With a trained drafter (--config.drafter.name=medusa
---config.drafter.model=DIR) the same law comes quicker where a pass over several tokens costs little.
+Continues the beginnings of lines of the corpus at each temperature, with lossless speculative
+decoding, and stores prompts and outputs as array_record with a manifest. The same command resumes
+a killed run. With a trained drafter (--config.drafter.name=medusa --config.drafter.model=DIR) the
+text has the same law, and is written faster where a pass over several tokens costs little.
 
-786,432 tokens of stories260K take 45 seconds on two CPU cores (AMD EPYC, 17,000 tokens/s, 2026-11-21), of the quickstart's
-target about two thousand tokens a second.
+786,432 tokens of stories260K take 45 seconds on two CPU cores (AMD EPYC, 17,000 tokens/s,
+2026-11-21); the quickstart's target writes about two thousand tokens per second.
 """
 
 from ml_collections import ConfigDict
@@ -34,8 +35,7 @@ def get_config() -> ConfigDict:
     config.generation.top_p = 1.0
     config.generation.batch_size = 16
     config.generation.shard_prompts = 256
-    config.drafter = generate.drafter(
-        "none"
-    )  # any lossless pair; on a CPU and in batches, plain decoding is the quickest
+    # Any lossless pair. In batches on a CPU, plain decoding is the fastest.
+    config.drafter = generate.drafter("none")
     config.accept = "chain"
     return config

@@ -1,12 +1,15 @@
-"""Speed-up against everything: draft length, temperature, batch size and context length, with theory's curve beside it.
+"""Speed-up against draft length, temperature, batch size and context length, with theory's curve.
 
     python -m specjax.run --config=configs/sweep.py
-    python -m specjax.run --config=configs/sweep.py:runs/quickstart   # with the models of an earlier quickstart
-    python -m specjax.run --config=configs/sweep.py:runs/quickstart "--config.grid.models=('draft1', 'draft2')"   # draft sizes
+    python -m specjax.run --config=configs/sweep.py:runs/quickstart   # with a quickstart's models
+    python -m specjax.run --config=configs/sweep.py:runs/quickstart \\
+        "--config.grid.models=('draft1', 'draft2')"   # draft sizes
 
-Held-out Python code. Every point of the grid is measured beside plain decoding, with what the parts of a round cost, so that
-runs/sweep/report.html shows measured points on the curve that these costs promise. Sixty-four points, each measured three
-times: some ten minutes on two CPU cores (an estimate), with the models of a quickstart. Killed, it goes on when called again.
+Held-out Python code. Every point of the grid is measured in turns with plain decoding, together
+with the costs of the parts of a round, so that runs/sweep/report.html shows the measured points
+and the curve that these costs predict. Sixty-four points, each measured three times: some ten
+minutes on two CPU cores (an estimate), with the models of a quickstart. The same command resumes
+a killed run.
 """
 
 from ml_collections import ConfigDict
@@ -15,7 +18,7 @@ from configs import generate, quickstart
 
 
 def get_config(models: str = "") -> ConfigDict:
-    """The configuration; ``models`` is a folder with a trained target and draft, empty: train them."""
+    """The configuration; ``models`` is a folder with a target and a draft; empty: train them."""
     config = quickstart.get_config()
     if models:
         config.prepare = ()

@@ -1,12 +1,13 @@
-"""Every drafter that needs no training, on the quickstart's target: held-out Python code, greedy and at temperature 1.
+"""Every drafter that needs no training, on the quickstart's target: held-out Python code.
 
     python -m specjax.run --config=configs/training_free.py
-    python -m specjax.run --config=configs/training_free.py:runs/quickstart   # with the target of an earlier quickstart
+    python -m specjax.run --config=configs/training_free.py:runs/quickstart   # with its target
 
-Builds a datastore and n-gram tables from the corpus's training split first (rest, ngram_lm). Cold drafters know only the text
-they are in; those with "warm" in their name have also learnt from ``config.warm_prompts`` other prompts, and then stay as they
-are. Trees are kept small, for two CPU cores pay for every node. Ten minutes there, with the target of an earlier quickstart;
-experiments/training_free has the numbers.
+First builds a datastore and n-gram tables from the corpus's training split (rest, ngram_lm). Cold
+drafters use only the text of their own row. Those with "warm" in their name have also learnt from
+``config.warm_prompts`` other prompts before measuring, and do not change afterwards. Trees are
+small, because two CPU cores pay for every node. Ten minutes with the target of an earlier
+quickstart; experiments/training_free has the numbers.
 """
 
 from ml_collections import ConfigDict
@@ -51,22 +52,21 @@ def get_config(models: str = "") -> ConfigDict:
             methods[label].update(keys)
             if warm:
                 methods[label].warm = True
-    asked = methods.escalate.drafters
+    nested = methods.escalate.drafters
     for label, name in (("first", "prompt_lookup"), ("second", "ngram_lm")):
-        asked[label] = generate.drafter(name)
-        asked[label].update(METHODS[name])
-    asked.first.min_ngram = 2
+        nested[label] = generate.drafter(name)
+        nested[label].update(METHODS[name])
+    nested.first.min_ngram = 2
     config.warm_prompts = 16
     config.max_new_tokens = 64
     config.show_trace = False
-    config.trace_prompts = (
-        0  # seventeen methods: their traces take longer to compile than the bench to run
-    )
+    # Traces of seventeen methods take longer to compile than the bench takes to run.
+    config.trace_prompts = 0
     return config
 
 
 def only(name: str, models: str = "") -> ConfigDict:
-    """The configuration of one method, cold and warm: what configs/<method>.py are made of."""
+    """The configuration of one method, cold and warm; used by configs/<method>.py."""
     config = get_config(models)
     for label in list(config.grid.methods):
         if label.split()[0] != name:

@@ -1,17 +1,19 @@
-"""A draft model as a chain and as trees: the models of the quickstart, each drafter with a rule that fits it.
+"""A draft model as a chain and as trees, with the models of the quickstart.
 
     python -m specjax.run --config=configs/trees.py
-    python -m specjax.run --config=configs/trees.py:runs/quickstart   # with the models of an earlier quickstart
+    python -m specjax.run --config=configs/trees.py:runs/quickstart   # with a quickstart's models
 
-Three minutes on two CPU cores, after the two and a half of training. Tokens per round (tau) of 8 prompts, 24 tokens each:
+Three minutes on two CPU cores, after two and a half of training. Tokens per round (tau) of 8
+prompts, 24 tokens each:
 
     temperature   chain of 4   tree of 21   tree of 21, iid   dynamic tree of 21
     0             3.31         3.84         3.84              3.69
     1             3.56         3.49         3.59              1.48
 
-The target is unsure of itself (4.5 nats a token), so at temperature 1 the best few tokens seldom hold its draw, and drafts
-that are sampled win. The chain is the quickest: two CPU cores verify 5 tokens in far less time than 22. (AMD EPYC,
-other work beside it, 21 November 2026; 192 tokens a cell, so +-0.2.)
+The target has high entropy (4.5 nats per token), so at temperature 1 its draw is seldom among the
+best few tokens, and sampled drafts have a higher tau. The chain is the fastest: two CPU cores
+verify 5 tokens in far less time than 22. (AMD EPYC, with other work running, 2026-11-21; 192
+tokens per cell, so +-0.2.)
 """
 
 from ml_collections import ConfigDict
@@ -20,7 +22,7 @@ from configs import generate, quickstart
 
 
 def get_config(models: str = "") -> ConfigDict:
-    """The configuration; ``models`` is a folder with a trained target and a draft model, empty: train them."""
+    """The configuration; ``models`` is a folder with a target and a draft; empty: train them."""
     config = quickstart.get_config()
     if models:
         config.prepare = ()
@@ -38,7 +40,7 @@ def get_config(models: str = "") -> ConfigDict:
     methods.iid_tree.siblings = "iid"
     methods.iid_tree.accept = "recursive"
     methods.dynamic_tree = generate.drafter("dynamic_tree")
-    methods.dynamic_tree.nodes = 21  # as many as the others have
+    methods.dynamic_tree.nodes = 21  # the same number as in the other trees
     methods.dynamic_tree.depth = 4
     methods.dynamic_tree.top_k = 4
     methods.dynamic_tree.accept = "deterministic"

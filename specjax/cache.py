@@ -1,4 +1,7 @@
-"""The key/value cache: a pair of arrays per layer, a length per row, and garbage beyond it that no mask lets through."""
+"""The key/value cache: two arrays per layer and a length per row.
+
+Slots beyond the length hold leftovers of rejected tokens; no attention mask includes them.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,8 @@ from flax import struct
 class KVCache(struct.PyTreeNode):
     """Keys and values of every layer."""
 
-    k: tuple[
-        jax.Array, ...
-    ]  # [B,H,S,D] each (H = key/value heads): heads first, so that attention needs no transpose
+    # [B,H,S,D] each (H = key/value heads). Heads come first, so that attention needs no transpose.
+    k: tuple[jax.Array, ...]
     v: tuple[jax.Array, ...]
     length: jax.Array  # i32[B]
 
@@ -31,13 +33,19 @@ def zeros(layers: int, batch: int, heads: int, slots: int, width: int, dtype) ->
 
 
 def write(buffer: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
-    """Puts ``new`` [B,H,T,D] at slots ``start[b] + i`` of ``buffer`` [B,H,S,D]. The caller leaves room for T slots."""
+    """Puts ``new`` [B,H,T,D] at slots ``start[b] + i`` of ``buffer`` [B,H,S,D].
+
+    The buffer must have room for T slots from ``start[b]`` on.
+    """
     put = jax.vmap(lambda row, block, at: jax.lax.dynamic_update_slice(row, block, (0, at, 0)))
     return put(buffer, new.astype(buffer.dtype), start)
 
 
 def commit(cache: KVCache, count: jax.Array, path: jax.Array | None = None) -> KVCache:
-    """Advances each row by ``count``; with a ``path`` (node ids after the root, -1 padded) gathers it into place first."""
+    """Advances each row by ``count`` i32[B]; with a ``path``, first moves its nodes into place.
+
+    ``path`` i32[B,M] holds node ids after the root, -1 padded.
+    """
     if path is not None:
         # The gather reads the old buffer, so overlapping source and destination are safe.
         source = cache.length[:, None] + 1 + jnp.maximum(path, 0)

@@ -1,4 +1,4 @@
-"""Argument checks: each one names the argument, its value and what would be right, in one line."""
+"""Argument checks. Each error names the argument, its value and what is right, in one line."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ LARGEST_COUNT = 2**53  # beyond it float64 does not represent every whole number
 
 
 def whole(name: str, value: Any, least: int) -> int:
-    """``value`` as an int (NumPy integers too); UserError unless it is a whole number >= ``least``."""
+    """``value`` (a Python or NumPy integer) as an int.
+
+    Raises:
+        UserError: it is not a whole number >= ``least``.
+    """
     try:
-        number = least - 1 if isinstance(value, bool) else operator.index(value)
+        result = least - 1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        number = least - 1
-    if number < least:
+        result = least - 1
+    if result < least:
         raise UserError(f"{name} is {value!r}; it must be a whole number >= {least}")
-    return number
+    return result
 
 
 def counts(**values: int) -> None:
@@ -42,7 +46,10 @@ def ngrams(longest: int, shortest: int) -> None:
 
 
 def number(name: str, value: Any, right: str, ok: Callable[[float], bool]) -> None:
-    """Raises UserError unless ``value`` is a number for which ``ok`` holds; ``right`` says what that is."""
+    """Raises UserError unless ``value`` is a finite number with ``ok(value)``.
+
+    ``right`` describes such numbers in the message: "it must be a number {right}".
+    """
     real = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not real or not math.isfinite(value) or not ok(value):
         raise UserError(f"{name} is {value!r}; it must be a number {right}")
@@ -60,11 +67,11 @@ def one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
         raise UserError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
 
 
-# Arrays and real numbers, for closed forms -----------------------------------------------------
+# Arrays and real numbers, for closed forms.
 
 
 def numbers(name: str, value: npt.ArrayLike) -> np.ndarray:
-    """``value`` as float64, any shape; UserError unless every entry is a finite number."""
+    """``value`` as float64, any shape. Raises UserError unless every entry is a finite number."""
     try:
         if np.asarray(value).dtype.kind in "USmMc":  # NumPy would read the text "3" as 3
             raise TypeError
@@ -83,20 +90,20 @@ def numbers(name: str, value: npt.ArrayLike) -> np.ndarray:
 
 
 def rate(name: str, value: npt.ArrayLike) -> np.ndarray:
-    """A probability or an array of them, as float64."""
+    """A probability or an array of them, as float64. Raises UserError."""
     array = numbers(name, value)
     if (wrong := (array < 0) | (array > 1)).any():
-        raise UserError(f"{name} is {_first(array, wrong)}; it must lie between 0 and 1")
+        raise UserError(f"{name} is {_first(array, wrong)}; it must be between 0 and 1")
     return array
 
 
 def one_rate(name: str, value: npt.ArrayLike) -> float:
-    """One probability, as a float."""
+    """One probability, as a float. Raises UserError."""
     return _scalar(name, rate(name, value))
 
 
 def count(name: str, value: Any, least: int = 0) -> int:
-    """A whole number >= ``least`` that a float can hold."""
+    """A whole number >= ``least`` that float64 represents exactly. Raises UserError."""
     result = whole(name, value, least)
     if result > LARGEST_COUNT:
         raise UserError(f"{name} is above 2^53; it must be a whole number between {least} and 2^53")
@@ -104,7 +111,7 @@ def count(name: str, value: Any, least: int = 0) -> int:
 
 
 def cost(name: str, value: npt.ArrayLike, *, positive: bool = False) -> float:
-    """One time, size or count, as a float; 0 is allowed unless ``positive``."""
+    """One time, size or count, as a float; 0 is allowed unless ``positive``. Raises UserError."""
     result = _scalar(name, numbers(name, value))
     if result < 0 or (positive and result == 0):
         raise UserError(
@@ -114,14 +121,19 @@ def cost(name: str, value: npt.ArrayLike, *, positive: bool = False) -> float:
 
 
 def probabilities(name: str, value: npt.ArrayLike) -> np.ndarray:
-    """Distributions f64[...,V]; UserError unless they are >= 0 and sum to 1 (within 1e-2, for float16)."""
+    """Distributions f64[...,V].
+
+    Raises:
+        UserError: an entry outside [0, 1], or a sum that is not 1 (within 1e-2, for float16).
+    """
     array = rate(name, value)
     if not array.ndim or not array.shape[-1]:
         raise UserError(f"{name} has shape {array.shape}; its last axis must be the vocabulary")
     sums = array.sum(-1)
     if (wrong := np.abs(sums - 1) > 1e-2).any():
         raise UserError(
-            f"{name} sums to {_first(sums, wrong)} over the vocabulary; give probabilities, not logits"
+            f"{name} sums to {_first(sums, wrong)} over the vocabulary; "
+            "give probabilities, not logits"
         )
     return array
 

@@ -1,11 +1,11 @@
-"""The one exception that means "you asked for something that cannot be": the command line turns it into one line."""
+"""The exceptions for mistakes of the caller. The command line prints their message as one line."""
 
 from __future__ import annotations
 
 
 class UserError(ValueError):
-    """A mistake of the caller, told in one line: what is wrong, and what would be right."""
+    """A mistake of the caller; the message states in one line what is wrong and what is right."""
 
 
 class NonFiniteLogits(UserError):
-    """A model produced NaN or infinite logits; the row stopped there and no token was made of them."""
+    """A model produced NaN or infinite logits; the row stopped before a token was made of them."""

@@ -1,4 +1,4 @@
-"""Reading and writing files: JSON, checksums, and writes that either complete or leave nothing."""
+"""Reading and writing files: JSON, checksums, and writes that complete or change no file."""
 
 from __future__ import annotations
 
@@ -15,16 +15,23 @@ from specjax.errors import UserError
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a new path beside ``path``; when the block ends without an error it takes the place of ``path``.
+    """Yields a temporary path; when the block ends without an error, it replaces ``path``.
 
-    What is written there may be a file or a directory. On an error ``path`` stays as it was. Raises OSError.
+    The block writes a file or a directory there. On an error ``path`` is not changed. Raises
+    OSError.
     """
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as beside:
-        fresh = Path(beside) / "new"
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as temporary:
+        fresh = Path(temporary) / "new"
         yield fresh
+        old = Path(temporary) / "old"
         if fresh.is_dir() and path.exists():
-            path.rename(Path(beside) / "old")
-        fresh.replace(path)
+            path.rename(old)
+        try:
+            fresh.replace(path)
+        except BaseException:
+            if old.exists():
+                old.rename(path)
+            raise
 
 
 def write_all(
@@ -32,17 +39,21 @@ def write_all(
     contents: Mapping[str, str | Callable[[Path], Any]],
     before: Callable[[], None] = lambda: None,
 ) -> None:
-    """Writes several files into ``folder``; none of them appears before all are written. Raises OSError.
+    """Writes several files into ``folder``; none of them appears before all are written.
 
     Args:
         folder: is created if it does not exist.
-        contents: relative name -> its text, or a function that writes the path it is given. The files appear in this order.
+        contents: relative name -> its text, or a function that writes the file at a given path. The
+            files appear in this order.
         before: is called when every file is written and none has appeared.
+
+    Raises:
+        OSError: a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".new.", dir=folder) as beside:
+    with tempfile.TemporaryDirectory(prefix=".new.", dir=folder) as temporary:
         for name, content in contents.items():
-            fresh = Path(beside) / name
+            fresh = Path(temporary) / name
             fresh.parent.mkdir(parents=True, exist_ok=True)
             if isinstance(content, str):
                 fresh.write_text(content, encoding="utf-8")
@@ -51,17 +62,17 @@ def write_all(
         before()
         for name in contents:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (Path(beside) / name).replace(folder / name)
+            (Path(temporary) / name).replace(folder / name)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a UTF-8 file, whole or not at all. Raises OSError."""
+    """Writes a UTF-8 file completely or not at all. Raises OSError."""
     with replacing(path) as fresh:
         fresh.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes indented JSON with a line feed at the end, whole or not at all. Raises OSError."""
+    """Writes indented JSON with a final newline, completely or not at all. Raises OSError."""
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 

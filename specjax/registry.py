@@ -1,9 +1,9 @@
 """Finds a method by the name of its file, and checks the keys that it is given.
 
-The methods of a package are its modules and those of its subfolders (families); names that begin with "_" are helpers. A name
-is unique across families. A module has a function ``make``: its keyword-only parameters are the keys of the method. Keys that
-several methods share are declared once, as a dataclass that a module names ``SHARED``; ``make`` then takes them as
-``**shared``.
+The methods of a package are its modules and those of its subfolders (families); modules that begin
+with "_" are helpers. A name is unique across families. A module has a function ``make``: its
+keyword-only parameters are the keys of the method. Keys that several methods share are declared
+once, as a dataclass that a module names ``SHARED``; ``make`` then takes them as ``**shared``.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ class Key(NamedTuple):
 
 
 @functools.cache
-def _places(package: str) -> dict[str, str]:
+def _modules(package: str) -> dict[str, str]:
     """Method name -> dotted name of its module. Raises TypeError for a name that occurs twice."""
-    found: dict[str, str] = {}
+    modules: dict[str, str] = {}
     for folder in (package, *_families(package)):
         for module in pkgutil.iter_modules(importlib.import_module(folder).__path__):
             if module.ispkg or module.name.startswith("_"):
                 continue
-            if module.name in found:
-                raise TypeError(
-                    f"{found[module.name]} and {folder}.{module.name} have the same name"
-                )
-            found[module.name] = f"{folder}.{module.name}"
-    return dict(sorted(found.items()))
+            dotted = f"{folder}.{module.name}"
+            if module.name in modules:
+                raise TypeError(f"{modules[module.name]} and {dotted} have the same name")
+            modules[module.name] = dotted
+    return dict(sorted(modules.items()))
 
 
 def _families(package: str) -> list[str]:
@@ -54,44 +53,52 @@ def _families(package: str) -> list[str]:
 
 def names(package: str) -> list[str]:
     """The methods of a package, in alphabetical order."""
-    return list(_places(package))
+    return list(_modules(package))
 
 
 def load(package: str, name: str, kind: str) -> ModuleType:
     """The module of the method ``name``. Raises UserError that lists the methods."""
-    if name not in _places(package):
-        raise UserError(f"unknown {kind} {name!r}; there is {', '.join(names(package))}")
-    return importlib.import_module(_places(package)[name])
+    if name not in _modules(package):
+        raise UserError(f"unknown {kind} {name!r}; it must be one of {', '.join(names(package))}")
+    return importlib.import_module(_modules(package)[name])
 
 
 def keys_of(module: ModuleType) -> dict[str, Key]:
     """The keys of a method's ``make``: its own, then the shared ones."""
-    found = {
+    result = {
         name: Key(str(parameter.annotation), parameter.default is parameter.empty)
         for name, parameter in inspect.signature(module.make).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY
     }
     if hasattr(module, "SHARED"):
         for field in dataclasses.fields(module.SHARED):
-            found[field.name] = Key(str(field.type), False)
-    return found
+            result[field.name] = Key(str(field.type), False)
+    return result
 
 
 def keys(package: str, leave: frozenset[str] = frozenset()) -> dict[str, type]:
-    """Every key that some method of the package takes, with the type in which a command line gives it."""
-    found: dict[str, type] = {}
-    for name, place in _places(package).items():
-        for key, (annotation, _) in keys_of(importlib.import_module(place)).items():
+    """All keys of the package's methods, with the type in which a command line gives them.
+
+    The keys in ``leave`` are left out. Raises TypeError if two methods give a key different types.
+    """
+    types: dict[str, type] = {}
+    for name, dotted in _modules(package).items():
+        for key, (annotation, _) in keys_of(importlib.import_module(dotted)).items():
             if key in leave:
                 continue
-            words = re.findall(r"[\w.]+", annotation.partition("[")[0])
-            kinds = {"int": int, "float": float, "bool": bool}
-            kind = str if "str" in words else next((kinds[w] for w in words if w in kinds), str)
-            if found.setdefault(key, kind) is not kind:
+            kind = _type_of(annotation)
+            if types.setdefault(key, kind) is not kind:
                 raise TypeError(
                     f"{name}: the key {key!r} has another type than in an earlier method"
                 )
-    return found
+    return types
+
+
+def _type_of(annotation: str) -> type:
+    """int, float or bool if the annotation names it and not str; otherwise str."""
+    words = re.findall(r"[\w.]+", annotation.partition("[")[0])
+    types = {"int": int, "float": float, "bool": bool}
+    return str if "str" in words else next((types[w] for w in words if w in types), str)
 
 
 def call(package: str, name: str, kind: str, *args: Any, **keys: Any) -> Any:
@@ -110,6 +117,7 @@ def check(package: str, name: str, kind: str, **keys: Any) -> Any:
     for key, (_, required) in allowed.items():
         if required and key not in keys:
             raise UserError(f"{kind} {name} needs the key {key!r}")
-    if hasattr(module, "check"):  # a method that is made of others
+    # A method that combines other methods checks their keys too.
+    if hasattr(module, "check"):
         module.check(**keys)
     return module.make

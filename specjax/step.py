@@ -1,7 +1,18 @@
 """One round: propose, verify, accept, commit.
 
-Where a token's probability is computed: ``law``. Where it is accepted: ``accept.sampled`` or ``accept.greedy``, called in
-``_verdict``. Where its cache entry is kept: ``target.commit``, called in ``decide``.
+The map of a round, in order:
+
+1. A token is proposed: ``drafter.propose``, called in ``propose``.
+2. The target scores the block (the pending token and the draft): ``target.apply`` in ``propose``.
+3. A token's probability is computed: ``target_probs`` turns the logits into the target's
+   distribution under the row's sampling settings (``sampling.to_probs``).
+4. A token is accepted: ``accept.sampled`` (from probabilities) or ``accept.greedy`` (from logits),
+   called in ``_verdict``. The rules are in ``specjax/accept``, one per file.
+5. The verdict is cut at end-of-sequence and at the row's limit: ``cut``. Rows with logits that
+   are not finite get an empty verdict: ``_finite`` and ``withdraw``.
+6. A token's cache entry is committed: ``target.commit`` in ``decide`` (for the built-in models
+   ``specjax.cache.commit``). The drafter keeps its own state: ``drafter.update``, next to it.
+7. A token enters the text: ``advance`` writes it to ``state.tokens`` and moves ``state.length``.
 """
 
 from __future__ import annotations
@@ -47,31 +58,24 @@ def speculative_step(
     *,
     eos_id: EosId = None,
 ) -> tuple[DecodeState, StepInfo]:
-    """One round: propose, verify in one target pass, accept, commit. Pure: a drafter may run it with a smaller target.
+    """One round. Pure: a drafter may run it with a smaller target.
 
-    Rows that are done are frozen: they emit nothing and no length moves. The emitted law has the class of ``accept``
-    (L1: exactly the target's), given that ``Draft.probs`` is the law the drafter drew from.
+    Rows that are done are frozen: they emit no token and no length changes. The output law has the
+    lossless class of ``accept`` (L1: exactly the target's), given that ``Draft.probs`` are the
+    probabilities that the drafter drew from.
 
     Raises:
-        UserError: a rule that does not take such drafts, or a draft of another size than ``drafter.nodes``, by which every
-            buffer was made.
+        UserError: a rule that does not take such drafts, or a draft of another size than
+            ``drafter.nodes``, which all buffers are sized for.
     """
     check_pair(drafter, accept)
     keys = RowKeys(state.keys, state.round, state.length)
-    return decide(
-        target,
-        drafter,
-        accept,
-        params,
-        state,
-        keys,
-        propose(target, drafter, params, state, keys),
-        eos_id,
-    )
+    scored = propose(target, drafter, params, state, keys)
+    return decide(target, drafter, accept, params, state, keys, scored, eos_id)
 
 
 class Scored(NamedTuple):
-    """A draft, and what the target thinks of it."""
+    """A draft, and the target's output for it."""
 
     draft: Draft
     draft_state: Any
@@ -101,18 +105,18 @@ def decide(
     scored: Scored,
     eos_id: EosId,
 ) -> tuple[DecodeState, StepInfo]:
-    """The second half of a round: the verdict, cut at end-of-sequence and limits, and the commit of both caches."""
+    """The second half of a round: the verdict, its cut, and the commit of both caches."""
     draft, draft_state, out, cache = scored
-    # A finished row has no draft: its verdict is thrown away, and no loop of a rule should wait for it. An id outside the
-    # vocabulary (a foreign table or text) is no token: it could never be said.
+    # Nodes are invalid if their id is outside the vocabulary (a foreign table or text). In finished
+    # rows all nodes are: their verdict is discarded, and no loop of a rule should wait for it.
     real = (draft.tokens >= 0) & (draft.tokens < target.vocab_size)
     draft = draft.replace(valid=draft.valid & real & ~state.done[:, None])
     verdict = _verdict(accept, keys, draft, out.logits, state)
     accepted = jnp.where(state.done, 0, (verdict.path >= 0).sum(-1))
-    drafted, tested = _reach(draft, verdict, drafter.siblings in (IID, INDEPENDENT))
+    drafted, tested = _counts(draft, verdict, drafter.siblings in (IID, INDEPENDENT))
     verdict, ended = cut(verdict, state, eos_id)
-    failed = ~_finite(draft, verdict, out.logits, accept.whole) & ~state.done
-    verdict = nothing(verdict, failed)
+    failed = ~_finite(draft, verdict, out.logits, accept.whole_tree) & ~state.done
+    verdict = withdraw(verdict, failed)
 
     cache = target.commit(cache, verdict.count, None if draft.parents is None else verdict.path)
     draft_state = drafter.update(params, draft_state, draft, verdict, out)
@@ -121,10 +125,15 @@ def decide(
 
 
 def block_parents(draft: Draft) -> jax.Array | None:
-    """Parents in the block that the target sees: the pending token is its node 0."""
+    """Parents in the block that the target scores: node 0 is the pending token."""
     if draft.parents is None:
         return None
     return jnp.pad(draft.parents + 1, ((0, 0), (1, 0)), constant_values=-1)
+
+
+def target_probs(logits: jax.Array, sampling: Sampling) -> jax.Array:
+    """f32[B,N+1,V]: the distribution that every emitted token must have."""
+    return sampling_lib.to_probs(logits, sampling)
 
 
 def _verdict(
@@ -132,7 +141,8 @@ def _verdict(
 ) -> Verdict:
     def sampled() -> Verdict:
         verdict = accept.sampled(keys, draft, target_probs(logits, state.sampling))
-        if accept.lossless_class == "L1":  # then a one-hot law gives the greedy verdict by itself
+        # At temperature 0 the probabilities are one-hot: an L1 rule then gives the greedy verdict.
+        if accept.lossless_class == "L1":
             return verdict
         greedy = state.sampling.greedy
         pick = lambda g, s: jnp.where(greedy.reshape(-1, *[1] * (g.ndim - 1)), g, s)  # noqa: E731
@@ -142,63 +152,67 @@ def _verdict(
     return jax.lax.cond(all_greedy, lambda: accept.greedy(draft, logits), sampled)
 
 
-def _reach(draft: Draft, verdict: Verdict, twins: bool) -> tuple[jax.Array, jax.Array]:
-    """i32[B] each: nodes that could be tested, and depths at which one was. ``twins``: siblings may have one token, and then
-    the children of each are tested."""
-    exists = tree.exists(draft.valid, draft.parents)
+def _counts(draft: Draft, verdict: Verdict, copies: bool) -> tuple[jax.Array, jax.Array]:
+    """i32[B] each: nodes that could be tested, and depths at which one was tested.
+
+    ``copies``: siblings may have the same token. Then the children of all copies are tested.
+    """
+    exist = tree.exists(draft.valid, draft.parents)
     accepted = (verdict.path >= 0).sum(-1)
     if draft.parents is None:
-        drafted = exists.sum(-1)
+        drafted = exist.sum(-1)
         return drafted, jnp.minimum(accepted + 1, drafted)
-    if twins:
-        here = tree.standing(draft.tokens, exists, draft.parents, verdict.tokens[:, :-1], accepted)
-        goes_on = (exists & jnp.take_along_axis(here, draft.parents + 1, 1)).any(-1)
-        return exists.sum(-1), accepted + goes_on
-    last = jnp.take_along_axis(
-        jnp.pad(verdict.path, ((0, 0), (1, 0)), constant_values=-1), accepted[:, None], 1
-    )
-    goes_on = (exists & (draft.parents == last)).any(-1)
-    return exists.sum(-1), accepted + goes_on
+    if copies:
+        emitted = verdict.tokens[:, :-1]
+        here = tree.nodes_at(emitted, accepted, draft.tokens, exist, draft.parents)
+        has_child = (exist & jnp.take_along_axis(here, draft.parents + 1, 1)).any(-1)
+        return exist.sum(-1), accepted + has_child
+    path = jnp.pad(verdict.path, ((0, 0), (1, 0)), constant_values=-1)
+    last = jnp.take_along_axis(path, accepted[:, None], 1)
+    has_child = (exist & (draft.parents == last)).any(-1)
+    return exist.sum(-1), accepted + has_child
 
 
 def _check_draft(drafter: Drafter, draft: Draft, vocab: int) -> None:
-    batch = draft.tokens.shape[0]
-    right: dict[str, tuple[int, ...]] = dict.fromkeys(
-        ("tokens", "valid", "parents"), (batch, drafter.nodes)
-    )
-    right["probs"] = (batch, drafter.nodes, vocab)
-    for name, shape in right.items():
+    nodes = (draft.tokens.shape[0], drafter.nodes)
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("tokens", "valid", "parents"), nodes)
+    shapes["probs"] = (*nodes, vocab)
+    for name, shape in shapes.items():
         array = getattr(draft, name)
         if array is not None and array.shape != shape:
             raise UserError(
-                f"drafter {drafter.name} gave {name} of shape {array.shape}; with {drafter.nodes} nodes: {shape}"
+                f"drafter {drafter.name} gave {name} of shape {array.shape}; "
+                f"with {drafter.nodes} nodes it must be {shape}"
             )
     if draft.longest != drafter.longest:
         raise UserError(
-            f"drafter {drafter.name} gave a draft of depth {draft.longest} and says it is {drafter.longest}"
+            f"drafter {drafter.name} gave a draft of depth {draft.longest}; "
+            f"it declares depth {drafter.longest}"
         )
     if (draft.parents is None) != (drafter.siblings == CHAIN):
+        gave = "no parents" if draft.parents is None else "parents"
         raise UserError(
-            f"drafter {drafter.name} says its siblings are {drafter.siblings!r} and gave "
-            f"{'no parents' if draft.parents is None else 'a tree'}; a chain has none, a tree says how it was drawn"
+            f"drafter {drafter.name} declares siblings {drafter.siblings!r} and gave {gave}; "
+            f"a draft has no parents exactly if its siblings are {CHAIN!r}"
         )
     if drafter.siblings == DETERMINISTIC and draft.probs is not None:
         raise UserError(
-            f"drafter {drafter.name} says it is deterministic and gave the laws of its draws; leave them out"
+            f"drafter {drafter.name} declares siblings {DETERMINISTIC!r} and gave probs; "
+            "probs must be None"
         )
 
 
-def _finite(draft: Draft, verdict: Verdict, logits: jax.Array, whole: bool) -> jax.Array:
-    """bool[B]: whether every law that an emitted token rests on was finite: after the pending token, and after each accepted
-    node that another emitted token follows; for rules that judge the tree as a whole, after every node.
+def _finite(draft: Draft, verdict: Verdict, logits: jax.Array, whole_tree: bool) -> jax.Array:
+    """bool[B]: whether all logits that the emitted tokens depend on are finite.
 
-    Otherwise a node that fell costs nothing, whatever the model said after it: plain decoding would never have gone there.
+    These are the logits after the pending token and after each accepted node that is followed by
+    another emitted token; for rules that read the probs at all nodes (``whole_tree``), after every
+    node. Logits after a rejected node do not matter: plain decoding never reaches it.
     """
     node = jnp.arange(logits.shape[1])
-    if whole:
-        used = jnp.pad(
-            tree.exists(draft.valid, draft.parents), ((0, 0), (1, 0)), constant_values=True
-        )
+    if whole_tree:
+        exist = tree.exists(draft.valid, draft.parents)
+        used = jnp.pad(exist, ((0, 0), (1, 0)), constant_values=True)
     else:
         followed = jnp.arange(verdict.path.shape[1]) < verdict.count[:, None] - 1
         path = jnp.where(followed, verdict.path, -1)
@@ -207,8 +221,8 @@ def _finite(draft: Draft, verdict: Verdict, logits: jax.Array, whole: bool) -> j
     return good if draft.finite is None else good & draft.finite
 
 
-def nothing(verdict: Verdict, failed: jax.Array) -> Verdict:
-    """Takes everything back in the rows that failed."""
+def withdraw(verdict: Verdict, failed: jax.Array) -> Verdict:
+    """The verdict, made empty in the rows ``failed`` bool[B]."""
     keep = ~failed[:, None]
     return Verdict(
         jnp.where(keep, verdict.tokens, -1),
@@ -217,13 +231,11 @@ def nothing(verdict: Verdict, failed: jax.Array) -> Verdict:
     )
 
 
-def target_probs(logits: jax.Array, sampling: Sampling) -> jax.Array:
-    """f32[B,N+1,V]: the law that every emitted token must have."""
-    return sampling_lib.to_probs(logits, sampling)
-
-
 def cut(verdict: Verdict, state: DecodeState, eos_id: EosId) -> tuple[Verdict, jax.Array]:
-    """Cuts a verdict at the first end-of-sequence token and at the row's limit; says which rows ended there."""
+    """Cuts a verdict at the first end-of-sequence token and at the row's limit.
+
+    Returns the verdict, and the rows bool[B] that emitted an end-of-sequence token.
+    """
     index = jnp.arange(verdict.tokens.shape[1])
     count, ends = verdict.count, jnp.zeros_like(verdict.tokens, bool)
     stop = stop_ids(eos_id)
@@ -241,6 +253,11 @@ def cut(verdict: Verdict, state: DecodeState, eos_id: EosId) -> tuple[Verdict, j
 def advance(
     state: DecodeState, verdict: Verdict, ended: jax.Array, failed: jax.Array
 ) -> DecodeState:
+    """Appends the verdict's tokens to the text; updates lengths, ``done``, ``failed``, ``round``.
+
+    ``ended`` bool[B]: rows that emitted an end-of-sequence token. ``failed`` bool[B]: rows with
+    logits that are not finite.
+    """
     put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
     length = state.length + verdict.count
     return state.replace(

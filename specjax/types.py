@@ -1,4 +1,4 @@
-"""The types of specjax: every array that crosses a boundary, with its shape.
+"""The types of specjax: every array that crosses a module boundary, with its shape.
 
 Shape legend
     B  rows of the batch            T  tokens of one block fed to a model
@@ -6,17 +6,20 @@ Shape legend
     E  hidden width                 M  longest accepted path (a chain has M = N)
     S  slots of a buffer            R  rounds
 
-Invariants (every file may rely on them; tests/test_decode.py checks them)
-    1. ``cache.length == length - 1``: the newest committed token is *pending*, not yet cached. Row 0 of the target's
-       probs belongs to it.
-    2. ``LM.apply`` writes T tokens at slots ``length + i`` and does not advance. ``LM.commit`` advances. The mask hides
-       everything beyond ``length``, so a rejection costs nothing.
+Invariants (every file may rely on them; tests/test_decode.py and tests/test_step.py check them)
+    1. ``cache.length == length - 1``: the newest committed token is *pending*, not yet cached.
+       Row 0 of the target's probs belongs to it.
+    2. ``LM.apply`` writes T tokens at slots ``length + i`` and does not advance. ``LM.commit``
+       advances. The mask hides everything beyond ``length``, so a rejection needs no clean-up.
     3. Every row advances by its own count.
-    4. A draft token is drawn from exactly the distribution stored in ``Draft.probs`` (zeros when every row is greedy: rules
-       then compare ids only).
-    5. Randomness comes from ``RowKeys``: one key a row, folded with the round (or position) and the purpose.
-    6. Probabilities and acceptance are float32 (float64 when given float64), whatever the model's dtype.
-    7. End-of-sequence and length limits cut after the verdict and never change it. A finished row is frozen.
+    4. A draft token is drawn from exactly the distribution stored in ``Draft.probs`` (zeros when
+       every row is greedy: rules then compare ids only).
+    5. Randomness comes from ``RowKeys``: one key per row, folded with the round (or position) and
+       the purpose.
+    6. Probabilities and acceptance are float32 (float64 when given float64), independent of the
+       model's dtype.
+    7. End-of-sequence and length limits cut after the verdict and never change it. A finished row
+       is frozen.
 """
 
 from __future__ import annotations
@@ -31,11 +34,11 @@ from specjax.rng import RowKeys
 from specjax.sampling import Sampling
 
 Array = jax.Array
-Params = Any  # a pytree of arrays, for models a plain nested dict
+Params = Any  # a pytree of arrays; for models a plain nested dict
 
 
 class Cache(Protocol):
-    """What a model remembers between blocks. Anything goes, as long as it is a pytree with these two."""
+    """What a model remembers between blocks: any pytree with these two members."""
 
     @property
     def length(self) -> Array: ...  # i32[B] tokens committed, per row
@@ -44,24 +47,26 @@ class Cache(Protocol):
 
 
 class Output(NamedTuple):
-    """What one forward pass gives. Parts that nobody reads are removed by the compiler."""
+    """The result of one forward pass. The compiler removes the parts that are not used."""
 
     logits: Array  # f32[B,T,V]
     hidden: Array  # [B,T,E] the vector that the LM head multiplies
-    taps: tuple[Array, ...] = ()  # [B,T,E] each: hidden states after the layers asked for
+    taps: tuple[Array, ...] = ()  # [B,T,E] each: hidden states after the requested layers
 
 
 class LM(NamedTuple):
     """A language model as pure functions: a target, or the inner model of a drafter.
 
-    ``init_cache(batch, slots)`` gives an empty cache; ``apply(params, tokens[B,T], cache, parents[B,P] | None)`` scores a
-    block (``None`` means a chain, otherwise -1 marks a root). With P > T the block is P long and ``tokens`` are its last T:
-    earlier calls have written the others, which lets a drafter grow a tree level by level. ``commit(cache, count[B],
-    path[B,M] | None)`` keeps the first ``count`` tokens of the block (``None``), or its root and then the nodes ``path``
-    (ids counted after the root).
+    ``init_cache(batch, slots)`` gives an empty cache. ``apply(params, tokens[B,T], cache,
+    parents[B,P] | None)`` scores a block (``None`` means a chain, otherwise -1 marks a root). With
+    P > T the block has P tokens and ``tokens`` are its last T: earlier calls have written the
+    others, so a drafter can grow a tree level by level. ``commit(cache, count[B],
+    path[B,M] | None)`` keeps the first ``count`` tokens of the block (``None``), or its root and
+    then the nodes in ``path`` (ids counted after the root).
 
-    ``embed(params, tokens[...]) -> [...,E]`` and ``unembed(params, hidden[...,E]) -> f32[...,V]`` are its first and its last
-    map: heads that share them, or begin as copies of them, need both.
+    ``embed(params, tokens[...]) -> [...,E]`` and ``unembed(params, hidden[...,E]) -> f32[...,V]``
+    are the first and the last map of the model. Heads that share them, or start as copies of
+    them, need both.
     """
 
     init_cache: Callable[[int, int], Any]
@@ -69,7 +74,7 @@ class LM(NamedTuple):
     commit: Callable[..., Any]
     vocab_size: int
     max_positions: int | None = None  # None: unbounded
-    vocabulary: str | None = None  # fingerprint of the tokenizer's map, where one is known
+    vocabulary: str | None = None  # fingerprint of the tokenizer's vocabulary; None: not available
     name: str = "lm"
     width: int | None = None  # E
     embed: Callable[[Params, Array], Array] | None = None
@@ -80,28 +85,27 @@ class Draft(struct.PyTreeNode):
     """N candidate nodes in topological order; siblings in the order in which they were drawn."""
 
     tokens: Array  # i32[B,N]
-    valid: Array  # bool[B,N] False: there is no such node, nor any below it (its token is never looked at)
-    parents: Array | None = (
-        None  # i32[B,N], -1 = child of the pending token; None = the chain 0-1-2-...
-    )
-    # f32[B,N,V] the distribution that each node was actually drawn from, given its prefix and the siblings before it
-    # (drawn without replacement: their tokens have probability 0); None = deterministic.
+    # bool[B,N] False: the node does not exist, nor does any node below it. Its token is not read.
+    valid: Array
+    # i32[B,N], -1 = child of the pending token; None = the chain 0-1-2-...
+    parents: Array | None = None
+    # f32[B,N,V] the distribution that each node was actually drawn from, given its prefix and the
+    # siblings before it (drawn without replacement: their tokens have probability 0);
+    # None = deterministic.
     probs: Array | None = None
-    finite: Array | None = (
-        None  # bool[B] whether the drafter's own logits were finite; None = it has none
-    )
-    depth: int | None = struct.field(
-        pytree_node=False, default=None
-    )  # M, the longest path there can be; None = N
+    # bool[B] whether the drafter's own logits were finite; None = the drafter computes no logits
+    finite: Array | None = None
+    # M, the length of the longest possible path; None = N
+    depth: int | None = struct.field(pytree_node=False, default=None)
 
     @property
     def longest(self) -> int:
-        """M, static: how many draft tokens can be accepted at the most."""
+        """M, static: the largest number of draft tokens that can be accepted."""
         return self.tokens.shape[1] if self.depth is None else self.depth
 
 
 class Verdict(struct.PyTreeNode):
-    """What a rule decided: the accepted path, then one token of the target."""
+    """The decision of a rule: the accepted path, then one token of the target."""
 
     tokens: Array  # i32[B,M+1] padded with -1
     count: Array  # i32[B] tokens emitted, 1..M+1; 0 for a finished row
@@ -109,9 +113,9 @@ class Verdict(struct.PyTreeNode):
 
 
 class Context(struct.PyTreeNode):
-    """What a drafter may look at when it proposes: the committed text, and how it is sampled."""
+    """What a drafter may read when it proposes: the committed text, and how it is sampled."""
 
-    tokens: Array  # i32[B,S] prompt and output; what lies beyond ``length`` means nothing
+    tokens: Array  # i32[B,S] prompt and output; entries beyond ``length`` have no meaning
     length: Array  # i32[B]
     sampling: Sampling
 
@@ -122,67 +126,70 @@ class Context(struct.PyTreeNode):
 
 
 class Batch(struct.PyTreeNode):
-    """Text to train on. Position t of the T that a model is fed has the label ``tokens[:, t + 1]``."""
+    """Text to train on. Position t of the T that a model is fed has the label ``tokens[:, t + 1]``.
+
+    Padding and prompts are not labels. Attention stays inside one document.
+    """
 
     tokens: Array  # i32[B,T+1]
-    labelled: Array | None = (
-        None  # bool[B,T+1] tokens that may be a label (padding and prompts may not); None = all
-    )
-    segments: Array | None = (
-        None  # i32[B,T+1] number of the document; attention stays inside it; None = one a row
-    )
+    labelled: Array | None = None  # bool[B,T+1] tokens that may be a label; None = all
+    segments: Array | None = None  # i32[B,T+1] number of the document; None = one per row
 
 
 class ModelParams(NamedTuple):
-    """Parameters of the pair. A drafter is handed both: heads and early exits read the target's."""
+    """Parameters of the pair. A drafter gets both: heads and early exits read the target's."""
 
     target: Params
     draft: Params = {}  # noqa: RUF012  (an empty pytree; never mutated)
 
 
 # How the siblings of a draft were made. A rule relies on it.
-CHAIN = "chain"  # there are none: every node has at most one child, drawn from ``probs`` or deterministic
-IID = "iid"  # drawn independently from one distribution
-INDEPENDENT = (
-    "independent"  # drawn independently, each from its own distribution (several drafters)
-)
-WITHOUT_REPLACEMENT = (
-    "without_replacement"  # each from the parent's probs without the siblings before it
-)
-DETERMINISTIC = "deterministic"  # a function of the committed text; ``probs`` is None
+# No siblings: every node has at most one child, drawn from ``probs`` or deterministic.
+CHAIN = "chain"
+# Drawn independently from one distribution.
+IID = "iid"
+# Drawn independently, each from its own distribution (several drafters).
+INDEPENDENT = "independent"
+# Each drawn from the parent's probs without the siblings before it.
+WITHOUT_REPLACEMENT = "without_replacement"
+# A function of the committed text; ``probs`` is None.
+DETERMINISTIC = "deterministic"
 SIBLINGS = (CHAIN, IID, INDEPENDENT, WITHOUT_REPLACEMENT, DETERMINISTIC)
 
 
 class Training(NamedTuple):
-    """What a drafter with trained parameters adds: its loss, how its parameters start, and forecasts from text."""
+    """Functions of a drafter with trained parameters: loss, initial parameters, forecasts."""
 
-    # (params, target_params, Batch, key) -> (f32[], metrics). ``params`` are the drafter's own; gradients also reach
-    # ``target_params`` where the caller differentiates them (Medusa-2). None: trained by ``specjax.train.objectives``.
+    # (params, target_params, Batch, key) -> (f32[], metrics). ``params`` are the drafter's own;
+    # gradients also reach ``target_params`` where the caller differentiates them (Medusa-2).
+    # None: trained by ``specjax.train.objectives``.
     loss: Callable[..., Any] | None = None
     # (target_params, key) -> new parameters to start training with.
     start: Callable[[Params, Array], Params] | None = None
-    # (params, Batch, Sampling) -> f32[B,T,M]: for text that the target wrote, the probability that a draft made with
-    # tokens[:, t] pending has its token at depth d accepted, given that those before it were: by the chain rule, or of a
-    # deterministic tree by any lossless rule. The mean path length is the block efficiency, without decoding.
+    # (params, Batch, Sampling) -> f32[B,T,M]: for text that the target wrote, the probability that
+    # a draft made with tokens[:, t] pending has its token at depth d accepted, given that those
+    # before it were: by the chain rule, or of a deterministic tree by any lossless rule. The mean
+    # path length is the block efficiency, without decoding.
     foresee: Callable[..., Array] | None = None
-    # (params, Batch) -> i32[B,T,K]: at depth d of K, how many tokens the drafter prefers to the text's token (-1: it could
-    # not draft there). Measures the accuracies that a tree is searched with.
+    # (params, Batch) -> i32[B,T,K]: at depth d of K, how many tokens the drafter prefers to the
+    # text's token (-1: it could not draft there). Measures the accuracies for a tree search.
     ranks: Callable[..., Array] | None = None
-    # What config.json must say about the parameters besides their shapes, as (key, value).
+    # (key, value) pairs that config.json records about the parameters, in addition to their shapes.
     facts: tuple[tuple[str, Any], ...] = ()
 
 
 class Drafter(NamedTuple):
-    """A method that proposes tokens: the functions of a round, static facts, and an optional training part.
+    """A method that proposes tokens: functions of a round, static facts, optional training part.
 
-    A method is a function ``make(target, **keys) -> Drafter``. ``params`` is always the pair ``ModelParams``.
+    A method is a function ``make(target, **keys) -> Drafter``. ``params`` is always the pair
+    ``ModelParams``.
 
-    - ``init_params(key) -> params``: {} if there are none.
-    - ``init(params, context, target_out, slots) -> state``: after the target has read the prompt. ``target_out`` covers every
-      prompt token but the pending one; its ``logits`` are empty.
+    - ``init_params(key) -> params``: {} for a drafter without parameters.
+    - ``init(params, context, target_out, slots) -> state``: after the target has read the prompt.
+      ``target_out`` covers every prompt token except the pending one; its ``logits`` are empty.
     - ``propose(params, keys, context, state) -> (Draft, state)``.
-    - ``update(params, state, draft, verdict, target_out) -> state``: after the verdict. A row whose verdict counts 0 keeps its
-      state.
+    - ``update(params, state, draft, verdict, target_out) -> state``: after the verdict. A row with
+      verdict count 0 keeps its state.
     """
 
     init_params: Callable[..., Any]
@@ -195,17 +202,20 @@ class Drafter(NamedTuple):
     depth: int | None = None  # longest path of a draft, static; None = nodes
     # Whether a draft costs the same for every text. If not, no speed-up is predicted.
     constant_cost: bool = True
-    # Whether the method is meant for temperature 0 only (its lossless class holds at any temperature).
+    # Whether the method is meant for temperature 0 only (its lossless class holds at any).
     greedy_only: bool = False
     # Whether it reads ``target_out``. A recorded target has none.
     features: bool = False
-    # Whether its state stays valid across rounds in which another drafter proposed (its own verdicts then count 0).
+    # Whether its state stays valid across rounds in which another drafter proposed (its own
+    # verdicts then have count 0).
     gaps: bool = True
-    # (params, context) -> f32[B,S,V]: the probs of a draft token after each prefix tokens[:, :i+1], in whatever round it is
-    # drafted. For measurements: the overlap with the target, and the check of sampled outputs.
+    # (params, context) -> f32[B,S,V]: the probs of a draft token after each prefix tokens[:, :i+1],
+    # the same in every round. For measurements: the overlap with the target, and the check of
+    # sampled outputs.
     probs: Callable[..., Array] | None = None
-    # (params, final state, prompt lengths) -> its parameters with what these rows added. Runs on the host, between batches,
-    # and only on request (``warm``): it carries text from one row to others.
+    # (params, final state, prompt lengths) -> its parameters with what these rows added. Runs on
+    # the host, between batches, and only on request (``warm``): it carries text from one row to
+    # others.
     learn: Callable[[ModelParams, DecodeState, Sequence[int]], Params] | None = None
     training: Training | None = None
 
@@ -226,23 +236,24 @@ AcceptFn = Callable[[RowKeys, Draft, Array], Verdict]
 class Accept(NamedTuple):
     """An acceptance rule.
 
-    ``sampled(keys, draft, target_probs f32[B,N+1,V]) -> Verdict`` decides from probabilities; ``greedy(draft, logits
-    f32[B,N+1,V]) -> Verdict`` decides for rows of temperature 0, so that greedy decoding computes no softmax (and a lossy rule
-    can see near-ties). ``siblings`` are the kinds of drafts that the rule takes: for any other its class would not hold.
+    ``sampled(keys, draft, target_probs f32[B,N+1,V]) -> Verdict`` decides from probabilities.
+    ``greedy(draft, logits f32[B,N+1,V]) -> Verdict`` decides for rows of temperature 0, so that
+    greedy decoding computes no softmax (and a lossy rule can see near-ties).
     """
 
     sampled: AcceptFn
     greedy: Callable[[Draft, Array], Verdict]
     name: str
-    lossless_class: (
-        str  # L1: output law identical; L2: identical under greedy decoding only; L3: lossy
-    )
+    # L1: output law identical to the target's; L2: identical under greedy decoding only; L3: lossy.
+    lossless_class: str
+    # The kinds of drafts that the rule takes. For any other its lossless class does not hold.
     siblings: tuple[str, ...] = (CHAIN,)
-    whole: bool = False  # whether a decision depends on the probs at all nodes, not only along the accepted path
+    # Whether a decision depends on the probs at all nodes, not only along the accepted path.
+    whole_tree: bool = False
 
 
 class DecodeState(struct.PyTreeNode):
-    """Everything a decode loop carries."""
+    """Everything that a decode loop carries."""
 
     tokens: Array  # i32[B,S] prompt, then output; -1 beyond ``length``
     length: Array  # i32[B]
@@ -254,22 +265,25 @@ class DecodeState(struct.PyTreeNode):
     keys: Array  # key[B]
     round: Array  # i32[]
     sampling: Sampling
-    made_for: str = struct.field(pytree_node=False, default="")  # which drafter sized its buffers
+    # Tag of the drafter that the buffers were sized for.
+    made_for: str = struct.field(pytree_node=False, default="")
 
 
 class StepInfo(NamedTuple):
-    """What one round did (returned, never carried)."""
+    """What happened in one round (returned, never carried)."""
 
     draft: Draft
     tokens: Array  # i32[B,M+1] emitted, padded with -1
     emitted: Array  # i32[B] tokens committed, after cutting at end-of-sequence and length limit
-    accepted: Array  # i32[B] draft tokens the rule accepted, before cutting
-    drafted: Array  # i32[B] nodes proposed that could be tested (those with no invalid node before them on their path)
-    tested: Array  # i32[B] depths at which a draft token was tested: accepted, and one more unless the path ended there
+    accepted: Array  # i32[B] draft tokens that the rule accepted, before cutting
+    # i32[B] proposed nodes that could be tested (all nodes before them on their path are valid)
+    drafted: Array
+    # i32[B] depths at which a draft token was tested: accepted, and one more unless the path ended
+    tested: Array
 
 
 class Records(NamedTuple):
-    """The counts of ``StepInfo`` for every round of a compiled loop; rows of zeros where nothing ran."""
+    """The counts of ``StepInfo`` for every round of a compiled loop; zeros for unused rounds."""
 
     emitted: Array  # i32[R,B]
     accepted: Array  # i32[R,B]

@@ -56,11 +56,11 @@ def draft(tmp_path_factory):
 def cli(tmp_path, capsys):
     """Runs the command line in this process: (exit status, stdout, stderr, workdir)."""
 
-    from specjax.run import command_line
+    from specjax import run
 
     def call(*args, workdir=None):
         workdir = workdir or tmp_path / "out"
-        status = command_line.main(["specjax", *args, f"--workdir={workdir}"])
+        status = run.main(["specjax", *args, f"--workdir={workdir}"])
         out, err = capsys.readouterr()
         return status, out, err, Path(workdir)
 

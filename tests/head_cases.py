@@ -1,4 +1,4 @@
-"""What the tests of heads share: their description without the drafter around it, a text to learn, files."""
+"""What the tests of heads share: the heads without their drafter, a text to learn, files."""
 
 from __future__ import annotations
 
@@ -11,51 +11,57 @@ import optax
 import pytest
 
 from specjax import drafters, testing
-from specjax.drafters.heads import _loss, _shared
+from specjax.drafters.heads import _drafter, _family, _text
 from specjax.errors import UserError
 from specjax.models import head_files, lm
 from specjax.testing import cases
 from specjax.train import examine
 from specjax.types import Batch, ModelParams
 
-PROMPTS = [
-    [0],
-    [1, 2, 3],
-    [4, 4],
-    [2, 1, 0, 3, 3],
-    [3],
-]  # two of them have one token, and thus no feature yet
+# Two of them have one token, so no feature yet.
+PROMPTS = [[0], [1, 2, 3], [4, 4], [2, 1, 0, 3, 3], [3]]
 VOCAB = 5
 
 
-def described(name, target, **keys) -> _shared.Heads:
-    """The heads as functions, which a drafter keeps to itself."""
-    with mock.patch.object(_shared, "build", lambda target, family, **_: family):
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def softmax(x):
+    x = np.exp(x - x.max(-1, keepdims=True))
+    return x / x.sum(-1, keepdims=True)
+
+
+def rms_normal(x, eps=1e-6):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+
+
+def heads_of(name, target, **keys) -> _family.Heads:
+    """The heads as functions, without the drafter that runs them."""
+    with mock.patch.object(_drafter, "build", lambda target, heads, keys, given: heads):
         return drafters.make(name, target, **keys)
 
 
 def logits_along(name, target, target_params, params, tokens, **keys) -> np.ndarray:
     """f[B,T,K,V] of every head at every feature of a text i32[B,T+1]."""
-    heads = described(name, target, params=params, **keys)
+    heads = heads_of(name, target, params=params, **keys)
+    batch = Batch(jnp.asarray(tokens))
 
     @jax.jit
     def read(*pair):
-        return [
-            x
-            for _, x, _ in _loss.along(
-                heads, target, ModelParams(*pair), Batch(jnp.asarray(tokens)), heads.depth
-            )
-        ]
+        texts = _text.along(heads, target, ModelParams(*pair), batch, heads.depth)
+        return [logits for _, logits, _ in texts]
 
     return np.stack(jax.device_get(read(target_params, params)), 2)
 
 
-def retold(read, features, tokens, depth) -> np.ndarray:
-    """f[B,T,K,V]: ``read(feature [E], tokens known since) -> logits [V]`` at every feature, where the text is long enough."""
+def expected_along(read, features, tokens, depth) -> np.ndarray:
+    """f[B,T,K,V] of ``read(feature [E], tokens since) -> logits [V]`` at every feature.
+
+    Beyond the end of the text the last token repeats, as in ``_text.ahead``; no label counts there.
+    """
     rows, size = features.shape[:2]
-    tokens = np.pad(
-        tokens, ((0, 0), (0, depth)), mode="edge"
-    )  # beyond the end nothing is counted; ``along`` says the same
+    tokens = np.pad(tokens, ((0, 0), (0, depth)), mode="edge")
     return np.array(
         [
             [
@@ -68,7 +74,7 @@ def retold(read, features, tokens, depth) -> np.ndarray:
 
 
 def features_of(target, params, tokens) -> np.ndarray:
-    """[B,T,E] of the T tokens but the last."""
+    """[B,T,E] of all tokens but the last, i32[B,T+1]."""
     read = jax.jit(lambda params: lm.forward(target, params, jnp.asarray(tokens)[:, :-1]).hidden)
     return np.asarray(read(params), np.float64)
 
@@ -77,11 +83,13 @@ def text(rows=2, size=7, vocab=VOCAB, seed=0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, vocab, (rows, size))
 
 
-def assert_foreseen_is_decoded(
+def assert_forecast_is_decoded(
     drafter, target, params, prompts, new_tokens, temperatures=(0.0, 1.0), eos=0
 ):
-    """Training's view of a text and the decoding of it are the same computation: exactly in greedy text, else on average (of
-    1500 rows that end early, 0.8% either side)."""
+    """The forecast along a text equals the decoding of the text.
+
+    Exactly for greedy text, else on average (of 1500 rows that end early, 0.8% either side).
+    """
     look = examine.examiner(
         target,
         drafter,
@@ -91,29 +99,31 @@ def assert_foreseen_is_decoded(
         temperatures=temperatures,
         eos_id=(eos,),
     )
-    found = look(drafter.init_params(None))
-    assert (
-        1.1 < found["tau_t0"] < drafter.longest + 1 and found["tau_t0"] == found["decoded_tau_t0"]
-    ), found
+    result = look(drafter.init_params(None))
+    assert 1.1 < result["tau_t0"] < drafter.longest + 1, result
+    assert result["tau_t0"] == result["decoded_tau_t0"], result
     if 1.0 in temperatures:
-        assert abs(found["tau_t1"] / found["decoded_tau_t1"] - 1) < 0.05, found
-    return found
+        assert abs(result["tau_t1"] / result["decoded_tau_t1"] - 1) < 0.05, result
+    return result
 
 
 def counting(vocab: int = 6) -> jax.Array:
-    """A table that counts upwards, as good as surely."""
+    """A table that counts upwards, almost surely."""
     return jnp.broadcast_to(
         8 * jax.nn.one_hot((jnp.arange(vocab) + 1) % vocab, vocab), (vocab + 1, vocab, vocab)
     )
 
 
 def assert_learns(name, steps=80, **keys) -> None:
-    """Trained on text that counts, every head is right about what it can see; with labels that are one too far, it is not."""
+    """Trained on text that counts, every head predicts the token at its own distance.
+
+    With labels one token too late it does not.
+    """
     vocab, size = 6, 12
     target, table = testing.tabular(vocab), counting(vocab)
     drafter = drafters.make(name, target, **keys)
     batch = Batch((jnp.arange(vocab)[:, None] + jnp.arange(size + 1)) % vocab)
-    rule, label = optax.adam(0.05), _loss._label
+    rule, label = optax.adam(0.05), _text.label
 
     @jax.jit
     def ranks_after_training(shift):
@@ -125,7 +135,7 @@ def assert_learns(name, steps=80, **keys) -> None:
 
         params = drafter.training.start(table, jax.random.key(0))
         keys = jax.random.split(jax.random.key(1), steps)
-        with mock.patch.object(_loss, "_label", lambda batch, by: label(batch, by + shift)):
+        with mock.patch.object(_text, "label", lambda batch, by: label(batch, by + shift)):
             (params, _), _ = jax.lax.scan(step, (params, rule.init(params)), keys)
         return drafter.training.ranks(ModelParams(table, params), batch)
 
@@ -137,24 +147,24 @@ def assert_learns(name, steps=80, **keys) -> None:
 
 
 def assert_foreign_is_refused(name, target, params) -> None:
-    """Parameters of other heads, of another target's, with a leaf too few, too many or too short: one line."""
+    """Wrong parameters are one line of error.
+
+    Wrong are those of other heads, those for another target, and any leaf that is missing,
+    unexpected or of the wrong shape.
+    """
 
     def refused(params, match):
         with pytest.raises(UserError, match=match) as caught:
             drafters.make(name, target, params=params)
         assert "\n" not in str(caught.value), caught.value
 
-    none_of_these = f"the parameters are not those of {name} heads .*give what such heads train"
+    other_heads = f"the parameters are not those of {name} heads .*give the parameters"
+    other_target = "on this target it must be"
     other = "bpd" if name == "medusa" else "medusa"
     start = drafters.make(other, target).training.start
-    for foreign in (
-        {},
-        [],
-        {0: np.zeros(3)},
-        3.0,
-        jax.eval_shape(start, cases.table(0, VOCAB), jax.random.key(0)),
-    ):
-        refused(foreign, none_of_these)
+    foreign = jax.eval_shape(start, cases.table(0, VOCAB), jax.random.key(0))
+    for wrong in ({}, [], {0: np.zeros(3)}, 3.0, foreign):
+        refused(wrong, other_heads)
     leaves, tree = jax.tree.flatten(params)
     for at in range(len(leaves)):
         shapes = [(*leaves[at].shape[:-1], leaves[at].shape[-1] + 2), leaves[at].shape[:-1], ()]
@@ -162,29 +172,25 @@ def assert_foreign_is_refused(name, target, params) -> None:
             changed = [
                 np.zeros(shape, np.float32) if i == at else leaf for i, leaf in enumerate(leaves)
             ]
-            refused(jax.tree.unflatten(tree, changed), f"on this target it must be|{none_of_these}")
-    refused(params | {"more": np.zeros(3)}, none_of_these)
+            refused(jax.tree.unflatten(tree, changed), f"{other_target}|{other_heads}")
+    refused(params | {"more": np.zeros(3)}, other_heads)
     wider = testing.tabular(VOCAB + 2)
     start = drafters.make(name, wider).training.start
-    refused(
-        jax.eval_shape(start, cases.table(0, VOCAB + 2), jax.random.key(0)),
-        "on this target it must be",
-    )
+    foreign = jax.eval_shape(start, cases.table(0, VOCAB + 2), jax.random.key(0))
+    refused(foreign, other_target)
 
 
 def assert_files_round_trip(name, directory, **keys):
-    """What was written beside a drafter's parameters makes the same drafter again."""
+    """Files with a drafter's parameters and facts make the same drafter again."""
     target = testing.tabular(VOCAB)._replace(vocabulary="words")
-    mine = cases.random_heads(name, target, cases.table(0, VOCAB), **keys)
-    params = mine.init_params(None)
-    accuracy = np.full((mine.longest, 2), 0.3).tolist()
-    head_files.write(
-        directory, name, params, dict(mine.training.facts), "words", {"accuracy": accuracy}
-    )
-    again = drafters.make(name, target, model=directory)
-    assert again.training.facts == mine.training.facts and again.longest == mine.longest
-    jax.tree.map(np.testing.assert_array_equal, again.init_params(None), params)
-    assert (
-        drafters.make(name, target, model=directory, nodes=3).nodes == 3
-    )  # a tree from the measured accuracies
+    written = cases.random_heads(name, target, cases.table(0, VOCAB), **keys)
+    params = written.init_params(None)
+    accuracy = np.full((written.longest, 2), 0.3).tolist()
+    facts = dict(written.training.facts)
+    head_files.write(directory, name, params, facts, "words", {"accuracy": accuracy})
+    read = drafters.make(name, target, model=directory)
+    assert read.training.facts == written.training.facts and read.longest == written.longest
+    jax.tree.map(np.testing.assert_array_equal, read.init_params(None), params)
+    # A tree that is searched with the measured accuracies.
+    assert drafters.make(name, target, model=directory, nodes=3).nodes == 3
     return target

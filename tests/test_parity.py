@@ -1,4 +1,4 @@
-"""transformers as the peer: the same greedy text from a real checkpoint, and the same sampling maps."""
+"""Comparison with transformers: equal greedy texts from a real checkpoint, equal sampling maps."""
 
 from __future__ import annotations
 
@@ -22,14 +22,20 @@ TEXTS = [
 ]
 NEW = 100
 
-
-# The others share their rounds with one of these, and conformance proves them all: they run when asked (slow).
+# The other drafters share their rounds with one of these and pass conformance: they run on request.
 USUAL = ("none", "prompt_lookup", "draft_model", "draft_tree", "lookahead")
+NAMES = [
+    name if name in USUAL else pytest.param(name, marks=pytest.mark.slow)
+    for name in drafters.names()
+]
 
 
 @pytest.fixture(scope="module")
-def theirs(stories, data_dir):
-    """Prompts, and what transformers makes of them."""
+def expected(stories, data_dir):
+    """(token ids of the prompts, the continuations that transformers generates)."""
+    # With two threads, each of these tiny products takes ten times as long.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     ids = [stories.tokenizer.encode(text).ids for text in TEXTS]
     model = transformers.AutoModelForCausalLM.from_pretrained(
         data_dir / "models" / "stories260K", dtype=torch.float32
@@ -40,41 +46,43 @@ def theirs(stories, data_dir):
             torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False, pad_token_id=0
         )
         texts.append(out[0, len(prompt) :].tolist())
+    torch.set_num_threads(threads)
     return ids, texts
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in USUAL else pytest.param(n, marks=pytest.mark.slow) for n in drafters.names()]
-)
-def test_greedy_text_of_a_real_model(stories, theirs, name):
-    ids, texts = theirs
-    known = [prompt + text[:50] for prompt, text in zip(ids, texts, strict=True)]
-    itself = {"model": stories.lm, "params": stories.params}
+def options(name, stories, known):
+    """The keys of a drafter that has required ones; ``known`` are texts to look up."""
 
     def heads(name, **keys):
-        fresh = drafters.make(name, stories.lm, **keys).training.start(
-            stories.params, jax.random.key(0)
-        )
-        return {"params": fresh, **keys}
+        training = drafters.make(name, stories.lm, **keys).training
+        return {"params": training.start(stories.params, jax.random.key(0)), **keys}
 
-    keys = {
-        "draft_model": {**itself, "gamma": 3},
-        "draft_tree": {**itself, "tree": "2x1"},
-        "dynamic_tree": {**itself, "nodes": 4, "depth": 2, "top_k": 2},
-        "specinfer": {"models": [stories.lm], "params": [stories.params], "tree": "2x1"},
-        "rest": {"datastore": datastore.build(known), "nodes": 8},
-        "ngram_lm": {"tables": ngram_tables.count(known, stories.lm.vocab_size)},
-        "token_recycling": {"tree": "4x2"},
-        "lookahead": {"window": 3, "ngram": 3, "candidates": 3},
-        "medusa": heads("medusa", tree="4x2x1x1"),
-        "hydra": heads("hydra", prefix=True, head_dim=64, tree="4x2x1x1"),
-        "mlp_speculator": heads("mlp_speculator", heads=3, tie=True, scale_input=True),
-        "bpd": heads("bpd", tree="4x2x1"),
-        "escalate": {
+    itself = {"model": stories.lm, "params": stories.params}
+    makers = {
+        "draft_model": lambda: {**itself, "gamma": 3},
+        "draft_tree": lambda: {**itself, "tree": "2x1"},
+        "dynamic_tree": lambda: {**itself, "nodes": 4, "depth": 2, "top_k": 2},
+        "specinfer": lambda: {"models": [stories.lm], "params": [stories.params], "tree": "2x1"},
+        "rest": lambda: {"datastore": datastore.build(known), "nodes": 8},
+        "ngram_lm": lambda: {"tables": ngram_tables.count(known, stories.lm.vocab_size)},
+        "token_recycling": lambda: {"tree": "4x2"},
+        "lookahead": lambda: {"window": 3, "ngram": 3, "candidates": 3},
+        "medusa": lambda: heads("medusa", tree="4x2x1x1"),
+        "hydra": lambda: heads("hydra", prefix=True, head_dim=64, tree="4x2x1x1"),
+        "mlp_speculator": lambda: heads("mlp_speculator", heads=3, tie=True, scale_input=True),
+        "bpd": lambda: heads("bpd", tree="4x2x1"),
+        "escalate": lambda: {
             "drafters": {"first": {"name": "suffix", "mode": "path"}, "second": {"name": "jacobi"}}
         },
     }
-    drafter = drafters.make(name, stories.lm, **keys.get(name, {}))
+    return makers[name]() if name in makers else {}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_text_of_a_real_model(stories, expected, name):
+    ids, texts = expected
+    known = [prompt + text[:50] for prompt, text in zip(ids, texts, strict=True)]
+    drafter = drafters.make(name, stories.lm, **options(name, stories, known))
     params = ModelParams(stories.params, drafter.init_params(None))
     packed, lengths = decode.pack_prompts(ids)
     state = decode.prefill(
@@ -97,7 +105,7 @@ def test_greedy_text_of_a_real_model(stories, theirs, name):
 
 
 def test_sampling_maps_are_those_of_transformers():
-    """The same order (temperature, top-k, top-p, min-p) and the same survivors, on logits without ties."""
+    """Temperature, top-k, top-p, min-p in that order keep the same tokens (logits without ties)."""
     logits = np.random.default_rng(0).normal(size=(50, 40)).astype(np.float32) * 2
     for temperature, top_k, top_p, min_p in [
         (0.7, 0, 1.0, 0.0),
@@ -116,7 +124,7 @@ def test_sampling_maps_are_those_of_transformers():
         if min_p:
             chain.append(transformers.MinPLogitsWarper(min_p))
         want = torch.softmax(chain(None, torch.tensor(logits)), -1).numpy()
-        knobs = sampling.make_sampling(1, temperature, top_k, top_p, min_p)
-        got = np.asarray(sampling.to_probs(jnp.asarray(logits)[None], knobs))[0]
+        settings = sampling.make_sampling(1, temperature, top_k, top_p, min_p)
+        got = np.asarray(sampling.to_probs(jnp.asarray(logits)[None], settings))[0]
         np.testing.assert_allclose(got, want, atol=1e-6)
         np.testing.assert_array_equal(got == 0, want == 0)

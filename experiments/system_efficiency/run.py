@@ -34,7 +34,7 @@ from rich.console import Console
 
 from experiments.vs_transformers.run import GPT2, busy
 from specjax import accept, drafters
-from specjax.bench import passes, results, summaries, timing
+from specjax.bench import measuring, results, summaries, timing
 from specjax.bench.passes import Job, Method
 from specjax.models import lm
 from specjax.models.transformer import TransformerConfig
@@ -77,10 +77,10 @@ def methods(
 
 def measured(job: Job, some: Sequence[Method], rates: Sequence[float]) -> list[dict]:
     """Rows of one gamma, with what a round and a plain token take beyond what was timed by itself."""
-    passes.warm([job], some[:1])  # the others run the same programs
-    found = passes.measure(job, some)
+    measuring.warm([job], some[:1])  # the others run the same programs
+    found = measuring.measure(job, some)
     plain = statistics.median(p.loop / p.loops for p in found.plain)
-    made = summaries.rows(job, some, found)
+    made = summaries.measured_rows(job, some, found)
     for row, rate, runs in zip(made, rates, found.methods, strict=True):
         cost = row["costs_ms"]
         whole = 1e3 * statistics.median(p.loop / p.loops for p in runs)
@@ -108,7 +108,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results.json"))
     args = parser.parse_args(argv)
 
-    timing.LEAST = (
+    timing.MIN_SECONDS = (
         0.05 if args.small else 0.4
     )  # seconds of each sample of a part: a pass takes twenty milliseconds here
     shrunk = {

@@ -27,7 +27,7 @@ import jax
 
 from experiments.vs_transformers.run import machine
 from specjax import drafters
-from specjax.data import token_streams
+from specjax.data import corpora, text_files, token_streams
 from specjax.models import hf
 from specjax.train import examine
 
@@ -166,9 +166,9 @@ def prompts(args: argparse.Namespace, path: Path) -> None:
     tokenizer = hf.load(args.target).tokenizer
     assert tokenizer is not None
     texts = (
-        token_streams.load_files(args.text, "test")
+        text_files.load_files(args.text, "test")
         if args.text
-        else token_streams.load_texts(shared(args)["data.dir"], "test")
+        else corpora.load_texts(shared(args)["data.dir"], "test")
     )
     ids = token_streams.held_out_prompts(
         [text for _, text in texts], tokenizer, args.prompts, 32, seed=1
@@ -258,9 +258,9 @@ def verify(
     target, found = hf.load(args.target), {}
     assert target.tokenizer is not None
     texts = (
-        token_streams.load_files(args.text, "test")
+        text_files.load_files(args.text, "test")
         if args.text
-        else token_streams.load_texts(shared(args)["data.dir"], "test")
+        else corpora.load_texts(shared(args)["data.dir"], "test")
     )
     ids = token_streams.held_out_prompts(
         [text for _, text in texts], target.tokenizer, prompts, 32, seed=2

@@ -239,9 +239,9 @@ def study(
 
     def greedy_bookkeeping(_, draft, logits):
         verdict = _verdict.along(draft, path, path[:, 0])
-        drafted, tested = step._reach(draft, verdict, False)
+        drafted, tested = step._counts(draft, verdict, False)
         verdict, ended = step.cut(verdict, light, None)
-        verdict = step.nothing(verdict, ~step._finite(draft, verdict, logits, rule.whole))
+        verdict = step.withdraw(verdict, ~step._finite(draft, verdict, logits, rule.whole_tree))
         after = step.advance(light, verdict, ended, ended)
         return after.tokens.sum(-1) + after.length + drafted + tested + after.done
 

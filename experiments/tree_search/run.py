@@ -38,7 +38,7 @@ from ml_collections import ConfigDict
 
 from experiments.vs_transformers.run import busy, machine
 from specjax import accept, decode
-from specjax.bench import passes
+from specjax.bench import measuring, passes
 from specjax.bench import summaries as rows_lib
 from specjax.bench.passes import Job, Method
 from specjax.data import prompts as prompts_lib
@@ -147,9 +147,10 @@ def study(
         tree: name for name, tree in reversed(trees.items())
     }  # a tree is measured once, under its first name
     methods = [method(job, draft, tree, name) for tree, name in first.items()]
-    passes.warm([job], methods)
+    measuring.warm([job], methods)
     measured = {
-        row["method"]: row for row in rows_lib.rows(job, methods, passes.measure(job, methods))
+        row["method"]: row
+        for row in rows_lib.measured_rows(job, methods, measuring.measure(job, methods))
     }
     rows = []
     for name, tree in trees.items():

@@ -15,20 +15,24 @@ def names() -> list[str]:
 
 
 def load(name: str, **keys: Any) -> Accept:
-    """The rule of that file name, made with ``keys``. Raises UserError for an unknown name or key."""
+    """The rule ``name``, made with ``keys``. Raises UserError for an unknown name or key."""
     return registry.call(__name__, name, "acceptance rule", **keys)
 
 
 def check_pair(drafter: Drafter, rule: Accept) -> None:
-    """Raises UserError if the class of ``rule`` does not hold for what ``drafter`` drafts; says what would be right."""
+    """Raises UserError if the class of ``rule`` does not hold for the drafts of ``drafter``.
+
+    The message names the rules that are admissible.
+    """
     if drafter.siblings not in SIBLINGS:
         raise UserError(
-            f"{drafter.name} says siblings={drafter.siblings!r}; it must be one of {', '.join(SIBLINGS)}"
+            f"{drafter.name} declares siblings {drafter.siblings!r}; "
+            f"it must be one of {', '.join(SIBLINGS)}"
         )
     if drafter.siblings in rule.siblings:
         return
     others = [n for n in names() if drafter.siblings in load(n).siblings]
     raise UserError(
-        f"the rule {rule.name} takes drafts whose siblings are {' or '.join(rule.siblings)}, and {drafter.name} drafts "
-        f"{drafter.siblings}; rules for it are {', '.join(others)}"
+        f"the rule {rule.name} takes drafts with siblings {' or '.join(rule.siblings)}, "
+        f"and {drafter.name} drafts {drafter.siblings}; rules for it are {', '.join(others)}"
     )

@@ -1,4 +1,4 @@
-"""What the rules share: how a verdict is put together from an accepted path, and the greedy limit."""
+"""Shared by the rules: a verdict from an accepted path, and the verdict at temperature 0."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def chain_nodes(draft: Draft) -> jax.Array:
 
 
 def first_failure(passed: jax.Array) -> jax.Array:
-    """bool[B,N] -> i32[B]: how many stand before the first False."""
+    """bool[B,N] -> i32[B]: the number of entries before the first False."""
     return jnp.cumprod(passed.astype(jnp.int32), axis=-1).sum(-1)
 
 
@@ -29,8 +29,8 @@ def at(values: jax.Array, index: jax.Array) -> jax.Array:
     return jax.vmap(lambda row, i: row[i])(values, index)
 
 
-def law_of(draft: Draft, node: jax.Array, vocab: int, dtype) -> jax.Array:
-    """f[B,V]: the law that node i32[B] was drawn from; of a deterministic draft the one-hot law of its token."""
+def draft_probs_at(draft: Draft, node: jax.Array, vocab: int, dtype) -> jax.Array:
+    """f[B,V]: the distribution that node i32[B] was drawn from; one-hot if deterministic."""
     if draft.probs is None:
         return jax.nn.one_hot(at(draft.tokens, node), vocab, dtype=dtype)
     return at(draft.probs, node)
@@ -40,16 +40,13 @@ def along(draft: Draft, path: jax.Array, token: jax.Array) -> Verdict:
     """The draft tokens on ``path`` i32[B,M] (-1 padded), then ``token`` i32[B]."""
     index = jnp.arange(path.shape[1] + 1)
     accepted = (path >= 0).sum(-1)[:, None]
-    drafted = (
-        jnp.take_along_axis(draft.tokens, jnp.maximum(path, 0), axis=1)
-        if draft.tokens.shape[1]
-        else path
-    )
+    drafted = path
+    if draft.tokens.shape[1]:
+        drafted = jnp.take_along_axis(draft.tokens, jnp.maximum(path, 0), axis=1)
     drafted = jnp.pad(drafted, ((0, 0), (0, 1)))
     tokens = jnp.where(index < accepted, drafted, jnp.where(index == accepted, token[:, None], -1))
-    return Verdict(
-        tokens.astype(jnp.int32), (accepted[:, 0] + 1).astype(jnp.int32), path.astype(jnp.int32)
-    )
+    count = accepted[:, 0] + 1
+    return Verdict(tokens.astype(jnp.int32), count.astype(jnp.int32), path.astype(jnp.int32))
 
 
 def prefix(draft: Draft, accepted: jax.Array, token: jax.Array) -> Verdict:
@@ -61,9 +58,11 @@ def prefix(draft: Draft, accepted: jax.Array, token: jax.Array) -> Verdict:
 def deepest(
     draft: Draft, passed: jax.Array, score: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """The longest path whose nodes all passed (bool[B,N]): its nodes i32[B,M], and the row of the target's laws at its end.
+    """The longest path of nodes that all passed (bool[B,N]).
 
-    Between equally long ones the higher sum of ``score`` f[B,N] along the path wins, then the lower node.
+    Between equally long paths the higher sum of ``score`` f[B,N] along the path wins, then the
+    lower node. Returns its nodes i32[B,M], and the index i32[B] of its end in the target's output
+    (0 is the pending token).
     """
     alive = tree.exists(draft.valid & passed, draft.parents)
     if draft.parents is None:
@@ -82,9 +81,9 @@ def deepest(
 
 
 def greedy(draft: Draft, logits: jax.Array) -> Verdict:
-    """Keeps draft tokens while they are the target's argmax, on the longest path, then emits the argmax.
+    """Accepts draft tokens while they are the target's argmax, on the longest path.
 
-    The limit of every lossless rule at temperature 0 (card A5).
+    Then emits the argmax after them. The limit of every lossless rule at temperature 0.
     """
     best = sampling.argmax(logits)
     if draft.parents is None:

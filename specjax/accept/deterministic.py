@@ -1,11 +1,13 @@
-"""Deterministic candidates: keep a child with the target's own probability, else strike it out and try the next. L1.
+"""Deterministic candidates: accept a child with its target probability, else remove it. L1.
 
-The rule of EAGLE-2 (Li et al. 2024, 2406.16858) and its successors, and of every tree of top-k tokens, templates, tries and
-n-grams: a child is accepted with probability target(child), a rejected one is given no mass, the rest is normalised. A node
-is passed with probability sum(target(child)). Card B5.
+The rule of EAGLE-2 (Li et al. 2024, 2406.16858), for trees of top-k tokens, templates, tries and
+n-grams: a child is accepted with probability target(child); a rejected child gets probability 0,
+the rest is normalised, and the next child is tried. One of the children is accepted with
+probability sum(target(child)).
 
-Whatever the children are, and however they were chosen, the token that stands has the target's law: this is sample-then-match
-with another use of the noise. So any draft will do. A draft that was *sampled* loses acceptance here: its law is ignored.
+The emitted token has the target's distribution for any children, however they were chosen: the
+rule is sample-then-match with another use of the noise. It ignores ``Draft.probs``, so a draft that
+was *sampled* loses acceptance here.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from specjax.types import SIBLINGS, Accept, Draft, Verdict
 
 
 def deterministic(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
-    """The rule. ``target_probs`` f32[B,N+1,V]; ``Draft.probs`` is not looked at. L1."""
+    """The rule. ``target_probs`` f32[B,N+1,V]; ``Draft.probs`` is not read."""
     return recursive(keys, draft.replace(probs=None), target_probs)
 
 

@@ -1,24 +1,28 @@
-"""K-SEQ: k independent candidates for one place, each kept with probability min(1, target / (rho * draft)). L1.
+"""K-SEQ: k i.i.d. candidates per position, each accepted with min(1, target / (rho * draft)). L1.
 
-SpecTr (Sun et al. 2023, 2310.15141), algorithm 2: the first of k draws from one law that passes stands, else a residual is
-drawn. rho >= 1 is the smallest for which that residual is nowhere negative; the acceptance is then within a factor 1 - 1/e
-of the best that any rule on k draws can do (``specjax.testing.transport`` computes the best for tiny vocabularies).
+SpecTr (Sun et al. 2023, 2310.15141), algorithm 2: the first of k draws from one distribution that
+passes is accepted, else a residual is drawn. rho >= 1 is the smallest for which that residual is
+nowhere negative. The acceptance is then within a factor 1 - 1/e of the best possible for any rule
+on k draws (``specjax.testing.transport`` computes the best for tiny vocabularies).
 
-On a tree, k counts the candidates that continue the accepted prefix: of every node that carries the same tokens.
+On a tree, k counts the candidates that continue the accepted prefix: the children of all nodes with
+the same tokens along their paths.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from specjax.accept import _verdict, _walk
-from specjax.rng import RESIDUAL, RowKeys
+from specjax.rng import RESIDUAL, Coins, RowKeys
 from specjax.types import CHAIN, IID, Accept, Draft, Verdict
 
-HALVINGS = 30  # of the interval [1, k]; the upper end is valid after each, so more of them gain acceptance only
+# Halvings of the interval [1, k]. The upper end is valid after each; more of them only gain
+# acceptance.
+HALVINGS = 30
 
 
 def overlap(rho: jax.Array, target: jax.Array, draft: jax.Array) -> jax.Array:
@@ -26,14 +30,22 @@ def overlap(rho: jax.Array, target: jax.Array, draft: jax.Array) -> jax.Array:
     return jnp.minimum(draft, target / rho[:, None]).sum(-1)
 
 
+def any_passes(beta: jax.Array, count: jax.Array) -> jax.Array:
+    """f[B]: 1 - (1 - beta)^count, the chance that one of ``count`` candidates passes."""
+    return -jnp.expm1(count * jnp.log1p(-jnp.minimum(beta, 1)))
+
+
 def solve(count: jax.Array, target: jax.Array, draft: jax.Array) -> jax.Array:
-    """rho f[B] for ``count`` i32[B] candidates: the smallest with 1 - (1 - overlap)^count <= rho * overlap, rounded up."""
+    """rho f[B] for ``count`` i32[B] candidates, ``target`` and ``draft`` f[B,V].
+
+    The smallest with 1 - (1 - overlap)^count <= rho * overlap, rounded up.
+    """
     dtype = target.dtype
     count = jnp.maximum(count, 1).astype(dtype)
 
     def valid(rho):
         beta = overlap(rho, target, draft)
-        return accepted(beta, count) <= rho * beta
+        return any_passes(beta, count) <= rho * beta
 
     def halve(_, bounds):
         low, high = bounds
@@ -45,55 +57,71 @@ def solve(count: jax.Array, target: jax.Array, draft: jax.Array) -> jax.Array:
     return high * (1 + 4 * jnp.finfo(dtype).eps)
 
 
-def accepted(beta: jax.Array, count: jax.Array) -> jax.Array:
-    """f[B]: 1 - (1 - beta)^count."""
-    return -jnp.expm1(count * jnp.log1p(-jnp.minimum(beta, 1)))
+def residual(count: jax.Array, rho: jax.Array, target: jax.Array, draft: jax.Array) -> jax.Array:
+    """f[B,V]: target - (acceptance / overlap) * min(draft, target / rho), not normalised.
 
-
-def k_seq(
-    keys: RowKeys, draft: Draft, target_probs: jax.Array, find: Callable | None = None
-) -> Verdict:
-    """The rule. ``draft`` N nodes whose siblings are independent draws from one law, ``target_probs`` f32[B,N+1,V]. L1.
-
-    ``find`` gives rho (``solve``); tests put a mistake there.
+    Where that is 0 everywhere, the target's probs.
     """
-    find = find or solve
-    size, vocab, dtype = draft.tokens.shape[1], target_probs.shape[-1], target_probs.dtype
+    beta = overlap(rho, target, draft)
+    passes = any_passes(beta, count.astype(beta.dtype))
+    times = jnp.where(beta > 0, passes / jnp.where(beta > 0, beta, 1), 0)
+    rest = jnp.maximum(target - times[:, None] * jnp.minimum(draft, target / rho[:, None]), 0)
+    return jnp.where(rest.sum(-1, keepdims=True) > 0, rest, target)
+
+
+class Candidates(NamedTuple):
+    """The open nodes of a walk."""
+
+    count: jax.Array  # i32[B]
+    any: jax.Array  # bool[B]
+    probs: jax.Array  # f[B,V] the distribution that they were drawn from; 0 for no candidate
+
+
+def candidates(walk: _walk.Walk, draft: Draft) -> Candidates:
+    """The candidates for the next token."""
+    count, trying = walk.open.sum(-1), walk.open.any(-1)
+    node, (_, vocab) = jnp.argmax(walk.open, -1), walk.probs.shape
+    probs = _verdict.draft_probs_at(draft, node, vocab, walk.probs.dtype)
+    return Candidates(count, trying, jnp.where(trying[:, None], probs, 0))
+
+
+def try_all(
+    walk: _walk.Walk,
+    draft: Draft,
+    target_probs: jax.Array,
+    some: Candidates,
+    rho: jax.Array,
+    coins: Coins,
+) -> _walk.Walk:
+    """Tests all candidates; descends to the first that passes, or keeps the residual."""
+    tokens = jnp.clip(draft.tokens, 0, target_probs.shape[-1] - 1)
+    kept = jnp.where(walk.open, jnp.take_along_axis(walk.probs, tokens, 1), 0)
+    drawn = jnp.take_along_axis(some.probs, tokens, 1)
+    # A coin belongs to a node and a node is open at one level only: each coin is used once.
+    passed = coins.flip(kept, jnp.where(walk.open, rho[:, None] * drawn, 0))
+    rest = residual(some.count, rho, walk.probs, some.probs)
+    stays = some.any & ~passed.any(-1)
+    walk = walk.replace(
+        open=walk.open & ~stays[:, None], probs=jnp.where(stays[:, None], rest, walk.probs)
+    )
+    return _walk.descend(walk, draft, target_probs, jnp.argmax(passed, -1), passed.any(-1))
+
+
+def k_seq(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
+    """The rule. ``draft``: N nodes, siblings i.i.d.; ``target_probs`` f32[B,N+1,V]."""
+    size = draft.tokens.shape[1]
     if size == 0:
-        return _verdict.along(
-            draft, jnp.zeros_like(draft.tokens), keys.draw(RESIDUAL, target_probs[:, 0])
-        )
-    coins = keys.coins(size, dtype)
+        token = keys.draw(RESIDUAL, target_probs[:, 0])
+        return _verdict.along(draft, jnp.zeros_like(draft.tokens), token)
+    coins = keys.coins(size, target_probs.dtype)
 
     def level(walk: _walk.Walk) -> _walk.Walk:
-        count, trying = walk.open.sum(-1), walk.open.any(-1)
-        law = _verdict.law_of(draft, jnp.argmax(walk.open, -1), vocab, dtype)
-        law = jnp.where(trying[:, None], law, 0)
-        rho = find(count, walk.probs, law)
-        tokens = jnp.clip(draft.tokens, 0, vocab - 1)
-        kept = jnp.where(walk.open, jnp.take_along_axis(walk.probs, tokens, 1), 0)
-        total = jnp.where(walk.open, rho[:, None] * jnp.take_along_axis(law, tokens, 1), 0)
-        # A coin belongs to a node and a node is open at one level only: each is asked once.
-        passed = coins.flip(kept, total)
-        rest = residual(count, rho, walk.probs, law)
-        stays = trying & ~passed.any(-1)
-        walk = walk.replace(
-            open=walk.open & ~stays[:, None], probs=jnp.where(stays[:, None], rest, walk.probs)
-        )
-        return _walk.descend(walk, draft, target_probs, jnp.argmax(passed, -1), passed.any(-1))
+        some = candidates(walk, draft)
+        rho = solve(some.count, walk.probs, some.probs)
+        return try_all(walk, draft, target_probs, some, rho, coins)
 
     walk = jax.lax.while_loop(lambda w: w.open.any(), level, _walk.begin(draft, target_probs))
     return _verdict.along(draft, walk.path, keys.draw(RESIDUAL, walk.probs))
-
-
-def residual(count: jax.Array, rho: jax.Array, target: jax.Array, draft: jax.Array) -> jax.Array:
-    """f[B,V]: target - (acceptance / overlap) * min(draft, target / rho), not normalised; the target's if nothing is left."""
-    beta = overlap(rho, target, draft)
-    times = jnp.where(
-        beta > 0, accepted(beta, count.astype(beta.dtype)) / jnp.where(beta > 0, beta, 1), 0
-    )
-    rest = jnp.maximum(target - times[:, None] * jnp.minimum(draft, target / rho[:, None]), 0)
-    return jnp.where(rest.sum(-1, keepdims=True) > 0, rest, target)
 
 
 def make() -> Accept:

@@ -1,9 +1,10 @@
-"""Sample-then-match: the target's own sampler draws a token, and a draft token that equals it stands. L1.
+"""Sample-then-match: the target's own sampler draws a token; an equal draft token is accepted. L1.
 
-Only token ids are compared, so any draft will do, tree or chain, and its law is not needed. On a tree it is the naive
-sampling of SpecInfer (2305.09781). The price is acceptance: sum(target * draft) instead of sum(min(target, draft)). The
-sampler's noise is keyed by absolute position, so that with equal logits the output is, bit for bit, that of plain decoding
-with the same keys: the strongest regression test there is (card A5).
+Only token ids are compared, so any draft is valid, chain or tree, and its probabilities are not
+read. On a tree it is the naive sampling of SpecInfer (Miao et al. 2024, 2305.09781). It accepts
+less: sum(target * draft) instead of sum(min(target, draft)). The sampler's noise is keyed by
+absolute position. With equal logits the output is therefore bit for bit that of plain decoding
+with the same keys, which makes this rule the strongest regression test.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from specjax.types import SIBLINGS, Accept, Draft, Verdict
 
 
 def match(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
-    """The rule. ``target_probs`` f32[B,N+1,V]. The token emitted at a mismatch is the drawn one: never drawn again. L1."""
+    """The rule. ``target_probs`` f32[B,N+1,V]. The drawn token is emitted at a mismatch too."""
     batch = draft.tokens.shape[0]
     first = keys.draw_at(jnp.zeros((), jnp.int32), target_probs[:, 0], jnp.ones((batch,), bool))
     if draft.tokens.shape[1] == 0:
@@ -29,10 +30,10 @@ def match(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
     def level(carry):
         walk, token, depth = carry
         hit = hits(walk, token)
-        going = hit.any(-1)
-        walk = _walk.descend(walk, draft, target_probs, jnp.argmax(hit, -1), going)
+        matched = hit.any(-1)
+        walk = _walk.descend(walk, draft, target_probs, jnp.argmax(hit, -1), matched)
         depth = depth + 1
-        return walk, jnp.where(going, keys.draw_at(depth, walk.probs, going), token), depth
+        return walk, jnp.where(matched, keys.draw_at(depth, walk.probs, matched), token), depth
 
     start = (_walk.begin(draft, target_probs), first, jnp.zeros((), jnp.int32))
     walk, token, _ = jax.lax.while_loop(lambda carry: hits(*carry[:2]).any(), level, start)

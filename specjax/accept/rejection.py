@@ -1,8 +1,9 @@
-"""Non-iterative rejection sampling: the naive baseline. Keep with probability target / (M * draft), else draw anew. L1.
+"""Non-iterative rejection sampling, a naive baseline: accept with target / (M * draft). L1.
 
-Leviathan et al. 2023 (2211.17192), appendix A.2: M = max target/draft over the vocabulary. The token drawn anew comes from the
-target itself, not from a residual. Exact, and never better than ``chain``: acceptance 1/M instead of sum(min(target, draft)).
-A deterministic draft is never accepted, unless the target is as certain.
+Leviathan et al. 2023 (2211.17192), appendix A.2: M = max target/draft over the vocabulary. After a
+rejection the token is drawn from the target itself, not from a residual. Exact, and never better
+than ``chain``: acceptance 1/M instead of sum(min(target, draft)). A deterministic draft is accepted
+only where the target gives its token probability 1.
 """
 
 from __future__ import annotations
@@ -17,22 +18,20 @@ from specjax.types import Accept, Draft, Verdict
 
 
 def rejection(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
-    """The rule. ``draft`` N nodes, ``target_probs`` f32[B,N+1,V]; any number of nodes may be invalid. L1."""
+    """The rule. ``draft``: N nodes, any of them may be invalid; ``target_probs`` f32[B,N+1,V]."""
     exists = _verdict.chain_nodes(draft)
     target_mass, draft_mass = masses(draft, target_probs)
-    laws = jax.nn.one_hot(draft.tokens, target_probs.shape[-1], dtype=target_probs.dtype)
-    laws = laws if draft.probs is None else draft.probs
+    probs = jax.nn.one_hot(draft.tokens, target_probs.shape[-1], dtype=target_probs.dtype)
+    probs = probs if draft.probs is None else draft.probs
     here = target_probs[:, :-1]
-    # 1/M = min draft/target over what the target can say: no division by zero.
-    share = jnp.where(here > 0, laws / jnp.where(here > 0, here, 1), jnp.inf).min(-1)
+    # 1/M = min draft/target over the tokens of positive target probability: no division by zero.
+    share = jnp.where(here > 0, probs / jnp.where(here > 0, here, 1), jnp.inf).min(-1)
     share = jnp.where(exists, share, 0)
-    kept = keys.coins(draft.tokens.shape[1], target_probs.dtype).flip(
-        target_mass * share, draft_mass
-    )
+    coins = keys.coins(draft.tokens.shape[1], target_probs.dtype)
+    kept = coins.flip(target_mass * share, draft_mass)
     accepted = _verdict.first_failure(kept & exists)
-    return _verdict.prefix(
-        draft, accepted, keys.draw(RESIDUAL, _verdict.at(target_probs, accepted))
-    )
+    token = keys.draw(RESIDUAL, _verdict.at(target_probs, accepted))
+    return _verdict.prefix(draft, accepted, token)
 
 
 def make() -> Accept:

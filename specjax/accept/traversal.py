@@ -1,17 +1,15 @@
-"""Traversal verification: the tree is judged from its leaves up, a node only after all its children fell. L1.
+"""Traversal verification: nodes are tested from the leaves up, each after all its children. L1.
 
-Weng et al. 2025 (2505.12398). To trees what block verification is to chains (on a chain it is ``block``): a path whose
-weight suffices stands as a whole, though a token on it would have fallen by itself. Each child may be drawn from any law, as
-long as the draft says which.
+Weng et al. 2025 (2505.12398). It extends block verification from chains to trees (on a chain it is
+``block``): a path with sufficient weight is accepted as a whole, even where the test of a single
+token would reject. Each child may be drawn from any distribution that ``Draft.probs`` gives.
 
-A node is entered with a weight, the share of its path's draft mass that can stand. When a child fails, its node keeps what the
-target still owes there, Z = sum max(weight * target - draft, 0), and the weight becomes Z / (Z + 1 - weight).
+A node is entered with a weight, the share of its path's draft mass that can be accepted. When a
+child is rejected, the parent's probs become the residual max(weight * target - draft, 0) with mass
+Z, normalised, and its weight becomes Z / (Z + 1 - weight).
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,109 +17,139 @@ from flax import struct
 
 from specjax import tree
 from specjax.accept import _verdict, _walk
-from specjax.rng import RESIDUAL, RowKeys
+from specjax.rng import RESIDUAL, Coins, RowKeys
 from specjax.types import SIBLINGS, Accept, Draft, Verdict
+
+_put = jax.vmap(lambda row, i, value: row.at[i].set(value))
+_mass = jax.vmap(lambda row, i, token: row[i, token])
 
 
 class Visit(struct.PyTreeNode):
-    """Where each row stands in the tree; index 0 is the pending token, i + 1 node i."""
+    """The position of each row in the tree; index 0 is the pending token, i + 1 is node i."""
 
     at: jax.Array  # i32[B]
     open: jax.Array  # bool[B,N] nodes not entered yet
     weight: jax.Array  # f[B,N+1]
-    laws: Any  # f[B,N+1,V] what the target still owes after each node, normalised
-    done: jax.Array  # bool[B]
+    done: jax.Array  # bool[B] the path down to ``at`` is accepted
 
 
-def traversal(
-    keys: RowKeys, draft: Draft, target_probs: jax.Array, fail: Callable | None = None
-) -> Verdict:
-    """The rule. ``draft`` N nodes in any topology, ``target_probs`` f32[B,N+1,V]. L1. At most N + 1 turns of the loop.
+def begin(draft: Draft, target_probs: jax.Array) -> Visit:
+    """A visit at the pending token."""
+    batch, size = draft.tokens.shape
+    weight = jnp.ones((batch, size + 1), target_probs.dtype)
+    return Visit(jnp.zeros((batch,), jnp.int32), draft.valid, weight, jnp.zeros((batch,), bool))
 
-    ``fail`` is what happens to a node whose child fell (``failed``); tests put a mistake there.
-    """
-    fail = fail or failed
-    (batch, size), vocab, dtype = draft.tokens.shape, target_probs.shape[-1], target_probs.dtype
-    if size == 0:
-        return _verdict.along(
-            draft, jnp.zeros_like(draft.tokens), keys.draw(RESIDUAL, target_probs[:, 0])
-        )
-    coins, parents = keys.coins(size, dtype), _walk.parents(draft)
-    put = jax.vmap(lambda row, i, value: row.at[i].set(value))
-    mass = jax.vmap(lambda row, i, token: row[i, token])
 
-    def ahead(visit: Visit) -> jax.Array:
-        return visit.open & (parents == visit.at[:, None] - 1) & ~visit.done[:, None]
+def _open_children(visit: Visit, draft: Draft) -> jax.Array:
+    """bool[B,N]: children of the current node that have not been entered."""
+    children = _walk.parents(draft) == visit.at[:, None] - 1
+    return visit.open & children & ~visit.done[:, None]
 
-    def enter(visit: Visit, laws: jax.Array) -> Visit:
-        """Down: each row that can enters its next child, with the weight of its path."""
-        children = ahead(visit)
-        down, child, weight = (
-            children.any(-1),
-            jnp.argmax(children, -1),
-            _verdict.at(visit.weight, visit.at),
-        )
-        token = jnp.clip(_verdict.at(draft.tokens, child), 0, vocab - 1)
-        drawn = (
-            jnp.ones((batch,), dtype) if draft.probs is None else mass(draft.probs, child, token)
-        )
-        owed = weight * mass(laws, visit.at, token)
-        entered = jnp.where(owed >= drawn, owed > 0, owed / jnp.where(drawn > 0, drawn, 1)).astype(
-            dtype
-        )
-        where = jnp.where(down, child + 1, visit.at).astype(jnp.int32)
-        return visit.replace(
-            at=where,
-            open=visit.open & ~(down[:, None] & (jnp.arange(size) == child[:, None])),
-            weight=put(visit.weight, where, jnp.where(down, entered, weight)),
-        )
 
-    def turn(visit: Visit) -> Visit:
-        # Going down looks at single numbers; only a node that falls needs whole laws, one turn of this loop for each.
-        laws = visit.laws
-        visit = jax.lax.while_loop(
-            lambda v: ahead(v).any(), lambda v: enter(v, laws), visit.replace(laws=())
-        )
-        # Up: all children fell. The node stands with the chance that its weight is, or its parent is left with the rest.
-        node, leaving = jnp.maximum(visit.at - 1, 0), ~visit.done
-        inner = leaving & (visit.at > 0)
-        weight = jnp.where(inner, _verdict.at(visit.weight, visit.at), 0)
-        stands = coins.flip(weight, inner.astype(dtype), node) | (visit.at == 0)
-        fell = leaving & ~stands
-        parent = jnp.where(visit.at > 0, _verdict.at(parents, node) + 1, 0)
-        above, above_law = _verdict.at(visit.weight, parent), _verdict.at(laws, parent)
-        left, left_law = fail(above, above_law, _verdict.law_of(draft, node, vocab, dtype))
-        return Visit(
-            at=jnp.where(fell, parent, visit.at).astype(jnp.int32),
-            open=visit.open,
-            weight=put(visit.weight, parent, jnp.where(fell, left, above)),
-            laws=put(laws, parent, jnp.where(fell[:, None], left_law, above_law)),
-            done=visit.done | (leaving & stands),
-        )
-
-    start = Visit(
-        jnp.zeros((batch,), jnp.int32),
-        draft.valid,
-        jnp.ones((batch, size + 1), dtype),
-        target_probs,
-        jnp.zeros((batch,), bool),
+def _enter(visit: Visit, probs: jax.Array, draft: Draft) -> Visit:
+    """Each row with an open child enters the first one, with the weight of its path."""
+    (batch, size), vocab, dtype = draft.tokens.shape, probs.shape[-1], probs.dtype
+    children = _open_children(visit, draft)
+    down, child = children.any(-1), jnp.argmax(children, -1)
+    weight = _verdict.at(visit.weight, visit.at)
+    token = jnp.clip(_verdict.at(draft.tokens, child), 0, vocab - 1)
+    drawn = jnp.ones((batch,), dtype) if draft.probs is None else _mass(draft.probs, child, token)
+    owed = weight * _mass(probs, visit.at, token)
+    ratio = owed / jnp.where(drawn > 0, drawn, 1)
+    entered = jnp.where(owed >= drawn, owed > 0, ratio).astype(dtype)
+    at = jnp.where(down, child + 1, visit.at).astype(jnp.int32)
+    return visit.replace(
+        at=at,
+        open=visit.open & ~(down[:, None] & (jnp.arange(size) == child[:, None])),
+        weight=_put(visit.weight, at, jnp.where(down, entered, weight)),
     )
-    end = jax.lax.while_loop(lambda v: ~v.done.all(), turn, start)
-    path = tree.path_to(end.at - 1, parents, draft.longest)
-    return _verdict.along(draft, path, keys.draw(RESIDUAL, _verdict.at(end.laws, end.at)))
 
 
-def failed(weight: jax.Array, law: jax.Array, draft: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Weight f[B] and law f[B,V] of a node after a child drawn from ``draft`` f[B,V] and all below it fell."""
-    rest = jnp.maximum(weight[:, None] * law - draft, 0)
+def descend(visit: Visit, probs: jax.Array, draft: Draft) -> Visit:
+    """Enters open children until each row is at a node that has none.
+
+    ``probs`` f[B,N+1,V] are the remaining target probs after each node. This loop reads single
+    numbers of them; only a rejected node needs whole distributions.
+    """
+    return jax.lax.while_loop(
+        lambda v: _open_children(v, draft).any(), lambda v: _enter(v, probs, draft), visit
+    )
+
+
+def accepts(visit: Visit, coins: Coins) -> jax.Array:
+    """bool[B]: whether the current node is accepted. Its probability is the weight; the root: 1."""
+    node = jnp.maximum(visit.at - 1, 0)
+    inner = ~visit.done & (visit.at > 0)
+    weight = jnp.where(inner, _verdict.at(visit.weight, visit.at), 0)
+    return coins.flip(weight, inner.astype(weight.dtype), node) | (visit.at == 0)
+
+
+def reject_child(
+    weight: jax.Array, probs: jax.Array, draft_probs: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Weight f[B] and probs f[B,V] of a node after a child and all nodes below it were rejected.
+
+    ``weight`` and ``probs`` are the node's before; the child was drawn from ``draft_probs`` f[B,V].
+    """
+    rest = jnp.maximum(weight[:, None] * probs - draft_probs, 0)
     total = rest.sum(-1)
     safe = jnp.where(total > 0, total, 1)
-    # Nothing is owed: in exact arithmetic this cannot happen at the root, and elsewhere the node cannot stand. (1 - weight
-    # first: it is exactly 0 at the root, where a small total would drown in the 1.)
+    # No residual: in exact arithmetic impossible at the root; another node is then never accepted.
+    # (1 - weight first: it is exactly 0 at the root, where a small total would be lost in the 1.)
     weight = jnp.where(total > 0, total / (safe + (1 - weight)), 0)
-    return weight, jnp.where(total[:, None] > 0, rest / safe[:, None], law)
+    return weight, jnp.where(total[:, None] > 0, rest / safe[:, None], probs)
+
+
+def leave(
+    visit: Visit, probs: jax.Array, draft: Draft, accepted: jax.Array
+) -> tuple[Visit, jax.Array]:
+    """Ends the visit of the rows ``accepted`` bool[B]; the others return to the parent.
+
+    Returns the visit and the remaining target probs f[B,N+1,V].
+    """
+    vocab, dtype = probs.shape[-1], probs.dtype
+    node, running = jnp.maximum(visit.at - 1, 0), ~visit.done
+    rejected = running & ~accepted
+    parent = jnp.where(visit.at > 0, _verdict.at(_walk.parents(draft), node) + 1, 0)
+    old_weight, old_probs = _verdict.at(visit.weight, parent), _verdict.at(probs, parent)
+    drawn = _verdict.draft_probs_at(draft, node, vocab, dtype)
+    new_weight, new_probs = reject_child(old_weight, old_probs, drawn)
+    visit = Visit(
+        at=jnp.where(rejected, parent, visit.at).astype(jnp.int32),
+        open=visit.open,
+        weight=_put(visit.weight, parent, jnp.where(rejected, new_weight, old_weight)),
+        done=visit.done | (running & accepted),
+    )
+    return visit, _put(probs, parent, jnp.where(rejected[:, None], new_probs, old_probs))
+
+
+def finish(keys: RowKeys, draft: Draft, visit: Visit, probs: jax.Array) -> Verdict:
+    """The path down to the accepted node, then a token drawn from its remaining probs."""
+    path = tree.path_to(visit.at - 1, _walk.parents(draft), draft.longest)
+    return _verdict.along(draft, path, keys.draw(RESIDUAL, _verdict.at(probs, visit.at)))
+
+
+def traversal(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
+    """The rule. ``draft``: N nodes, any topology; ``target_probs`` f32[B,N+1,V].
+
+    At most N + 1 turns of the loop.
+    """
+    size = draft.tokens.shape[1]
+    if size == 0:
+        token = keys.draw(RESIDUAL, target_probs[:, 0])
+        return _verdict.along(draft, jnp.zeros_like(draft.tokens), token)
+    coins = keys.coins(size, target_probs.dtype)
+
+    def turn(carry):
+        visit, probs = carry
+        visit = descend(visit, probs, draft)
+        return leave(visit, probs, draft, accepts(visit, coins))
+
+    start = (begin(draft, target_probs), target_probs)
+    visit, probs = jax.lax.while_loop(lambda carry: ~carry[0].done.all(), turn, start)
+    return finish(keys, draft, visit, probs)
 
 
 def make() -> Accept:
     """Traversal verification, in any topology."""
-    return Accept(traversal, _verdict.greedy, "traversal", "L1", SIBLINGS, whole=True)
+    return Accept(traversal, _verdict.greedy, "traversal", "L1", SIBLINGS, whole_tree=True)

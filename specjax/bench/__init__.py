@@ -1,0 +1,26 @@
+"""Measures methods and checks their outputs.
+
+What is run
+    methods          what defines a method, and how it is built
+    passes           jobs, and decoding all prompts of a job once, timed
+    measuring        passes of all methods and of plain decoding, interleaved
+    timing           the cost of a one-token pass, a draft, and the pass that verifies it
+    progress         passes on disk, so that a killed bench can continue
+
+What is computed
+    metrics          tokens per round and acceptance rates
+    token_probs      target and draft probabilities at every token of a text
+    overlap          the acceptance rate by its definition
+    lossless         checks of the outputs against plain decoding and the output law
+    token_classes    kinds of words, to split the overlap by
+    token_traces     one continuation, round by round
+
+What is written
+    summaries        rows of results.json from measured passes
+    results          results.json and the other files of a workdir
+    answers          answer files in the format of Spec-Bench
+
+Replay of recorded conversations, without a model
+    recorded_target  a recorded text as a target
+    replay           counts of any drafter on a recording
+"""

@@ -1,11 +1,14 @@
-"""Answers to questions in the format of Spec-Bench (Xia et al. 2024, 2401.07851), for its own scripts to read.
+"""Answers to questions in the format of Spec-Bench (Xia et al. 2024, 2401.07851).
 
-Its evaluation/speed.py takes two such files, a method's and plain decoding's. Per question the speed is the sum of
-``new_tokens`` over the sum of ``wall_time``; a method's tokens/s is the plain mean of these speeds over the questions of a
-task; "mean accepted tokens" is the mean of ``accept_lengths`` over all rounds of all questions (tau: the target's own token
-counts). Of plain decoding it does not use ``new_tokens``: it tokenises ``turns`` again and takes one off each, for the token
-that begins a text. Its speed-up, the ratio of the two tokens/s, is therefore that of ``new_tokens`` only where the tokenizer
-adds such a token and the text gives the same ids back.
+Its evaluation/speed.py reads two such files: a method's and plain decoding's. The speed of a
+question is the sum of ``new_tokens`` over the sum of ``wall_time``; a method's tokens/s is the
+plain mean of these speeds over the questions of a task. "Mean accepted tokens" is the mean of
+``accept_lengths`` over all rounds of all questions (tau: the target's own token counts).
+
+For plain decoding it ignores ``new_tokens``: it tokenises ``turns`` again and subtracts one from
+each count, for the token at the beginning of a text. So its speed-up, the ratio of the two
+tokens/s, equals that of ``new_tokens`` only if the tokenizer adds such a token and the text gives
+the same ids again.
 """
 
 from __future__ import annotations
@@ -21,17 +24,17 @@ from specjax.errors import UserError
 
 
 class Turn(NamedTuple):
-    """The answer to one turn, and what it took."""
+    """The answer to one turn, and its cost."""
 
-    text: str  # without special tokens and blanks around it
+    text: str  # without special tokens, and without whitespace around it
     new_tokens: int
-    decoding_steps: int  # rounds; tokens, of plain decoding
+    decoding_steps: int  # rounds; for plain decoding tokens
     wall_time: float  # seconds, prefill included
-    accept_lengths: Sequence[int]  # tokens emitted by every round, the target's own counted
+    accept_lengths: Sequence[int]  # tokens emitted by every round, the target's own included
 
 
 class Answer(NamedTuple):
-    """The answers to a question's turns."""
+    """The answers to the turns of a question."""
 
     question_id: str | int
     category: str | None
@@ -39,19 +42,20 @@ class Answer(NamedTuple):
 
 
 def text(answers: Sequence[Answer], model_id: str, *, now: float | None = None) -> str:
-    """The file's text: a line per question, in the order given.
+    """The text of the file: one line per question, in the given order.
 
-    ``accept_lengths_by_turn`` is added to what Spec-Bench has, and ignored by it. ``answer_id`` follows from the question and
-    ``model_id``.
+    ``accept_lengths_by_turn`` is an additional key, which Spec-Bench ignores. ``answer_id`` follows
+    from the question and ``model_id``.
 
     Args:
         answers: each question once.
-        model_id: what was asked: model, method, precision, temperature.
-        now: the time stamp, in seconds since 1970; by default the clock's.
+        model_id: model, method, precision and temperature.
+        now: the time stamp, in seconds since 1970; by default the current time.
 
     Raises:
         UserError: a question is answered twice.
-        ValueError: no turns, a turn whose rounds do not add up, or that took no time (speed.py divides by it).
+        ValueError: a question without turns; a turn whose steps and tokens differ from its rounds,
+            or that took no time (speed.py divides by it).
     """
     stamp = time.time() if now is None else now
     counts = Counter(answer.question_id for answer in answers)
@@ -70,18 +74,7 @@ def _line(answer: Answer, model_id: str, stamp: float) -> dict:
     if not turns:
         raise ValueError(f"question {answer.question_id!r} has no turns")
     for number, turn in enumerate(turns):
-        if (
-            len(turn.accept_lengths) != turn.decoding_steps
-            or sum(turn.accept_lengths) != turn.new_tokens
-        ):
-            raise ValueError(
-                f"question {answer.question_id!r}, turn {number}: {turn.decoding_steps} steps and {turn.new_tokens} tokens "
-                f"against {len(turn.accept_lengths)} rounds of {sum(turn.accept_lengths)} tokens"
-            )
-        if not turn.wall_time > 0:
-            raise ValueError(
-                f"question {answer.question_id!r}, turn {number} took {turn.wall_time} s"
-            )
+        _check_turn(f"question {answer.question_id!r}, turn {number}", turn)
     by_turn = [[int(length) for length in turn.accept_lengths] for turn in turns]
     choice = {
         "index": 0,
@@ -100,3 +93,14 @@ def _line(answer: Answer, model_id: str, stamp: float) -> dict:
         "choices": [choice],
         "tstamp": stamp,
     }
+
+
+def _check_turn(where: str, turn: Turn) -> None:
+    rounds, tokens = len(turn.accept_lengths), sum(turn.accept_lengths)
+    if (rounds, tokens) != (turn.decoding_steps, turn.new_tokens):
+        raise ValueError(
+            f"{where}: {turn.decoding_steps} steps and {turn.new_tokens} tokens "
+            f"against {rounds} rounds of {tokens} tokens"
+        )
+    if not turn.wall_time > 0:
+        raise ValueError(f"{where} took {turn.wall_time} s")

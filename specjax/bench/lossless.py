@@ -1,4 +1,8 @@
-"""Checks of real outputs that nothing was lost: token by token when greedy, by two tests of the law when sampled."""
+"""Checks that real outputs are those of the target alone.
+
+Greedy outputs are compared token by token. Sampled outputs pass two statistical tests of the
+output law.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specjax.bench.token_probs import views
+from specjax.bench.token_probs import compare
 from specjax.theory import statistics
 from specjax.types import LM, Drafter, ModelParams
 
-LEAST = 400  # tokens: twenty in each of the twenty cells
+CELLS = 20
+MIN_TOKENS = 20 * CELLS  # with fewer the chi-square test is not valid
 
 
 class Lossless(NamedTuple):
-    """The outcome of a check; ``passed`` None: too few tokens to say anything."""
+    """The result of a check; ``passed`` is None if there are too few tokens to decide."""
 
     check: str
     passed: bool | None
@@ -41,33 +46,48 @@ def law_check(
     level: float = 1e-4,
     seed: int = 0,
 ) -> Lossless:
-    """Tests whether sampled outputs follow the target's law, at any vocabulary, from the outputs alone.
+    """Tests whether sampled outputs follow the target's law, at any vocabulary size.
 
-    Two views of every token given its prefix, both with known behaviour if nothing was lost:
-    - The target's mass on more probable tokens, plus a uniform fraction of the token's own, is uniform and independent from
-      token to token (Rosenblatt 1952): a chi-square over 20 cells sees favourites and outsiders.
-    - Whether the token is one that the drafter likes better than the target does (``Drafter.probs``) is a coin whose chance
-      the target's law tells: the sum of the differences is a martingale, tested as a normal z. Wrong residuals, matches
-      that are drawn again, and claimed laws push tokens out of that set or into it.
-    Also counted: tokens that the target never samples at all (more than one in a thousand fails).
+    Needs only the outputs. Two statistics of each token given its prefix have a known distribution
+    if the output law is the target's:
 
-    What it cannot see: noise reused between rounds, and biases below about 3 / sqrt(tokens). The tests of the rules are the
-    proof; this is the smoke alarm on the real model.
+    - The target probability of all more probable tokens, plus a uniform fraction of the token's own
+      probability, is uniform and independent between tokens (Rosenblatt 1952). A chi-square test
+      over 20 cells detects tokens that are too frequent or too rare.
+    - Whether the draft probability (``Drafter.probs``) of the token is above its target probability
+      is a coin flip with a known chance: the target probability of all such tokens. The sum of the
+      differences is a martingale, tested as a normal z. Such tokens become more or less frequent
+      with wrong residuals, with tokens that are drawn again after a match, and with ``Draft.probs``
+      that are not the distributions of the draws.
+
+    Tokens of target probability 0 are also counted; more than one in a thousand fails the check.
+
+    It does not detect noise reused between rounds, nor biases below about 3 / sqrt(tokens). The
+    exact tests of the rules are the proof; this check covers the real model.
+
+    Args:
+        model, params: the target, and the parameters of the pair.
+        prompts, outputs: token ids, row by row.
+        settings: arguments of ``sampling.make_sampling``.
+        drafter: for the second test; without its ``probs`` only the first is made.
+        width: as for ``token_probs.compare``.
+        level: p-value below which the check fails.
+        seed: of the uniform fractions.
     """
-    better, own, liked, chance, _ = views(
-        model, params, prompts, outputs, settings, drafter, width=width
-    )
-    total = len(better)
-    if total < LEAST:
+    tokens = compare(model, params, prompts, outputs, settings, drafter, width=width)
+    total = len(tokens.above)
+    if total < MIN_TOKENS:
         return Lossless("law", None, f"{total} tokens are too few to tell, p = -")
-    values = better + np.random.default_rng(seed).random(total) * own
-    counts = np.bincount(np.clip((values * 20).astype(int), 0, 19), minlength=20)
-    p_value = statistics.chi_square(counts, np.full(20, 0.05))[2]
-    if (
-        spread := (chance * (1 - chance)).sum()
-    ) > 5:  # else there is no set that the drafter likes better
-        z = (liked - chance).sum() / math.sqrt(spread)
+    values = tokens.above + np.random.default_rng(seed).random(total) * tokens.tied
+    cells = np.clip((values * CELLS).astype(int), 0, CELLS - 1)
+    counts = np.bincount(cells, minlength=CELLS)
+    p_value = statistics.chi_square(counts, np.full(CELLS, 1 / CELLS))[2]
+    chance = tokens.preferred_mass
+    variance = (chance * (1 - chance)).sum()
+    # Below that the draft probability is hardly ever above the target's: too few to test.
+    if variance > 5:
+        z = (tokens.preferred - chance).sum() / math.sqrt(variance)
         p_value = min(1.0, 2 * min(p_value, math.erfc(abs(z) / math.sqrt(2))))  # two tests
-    never = int((own == 0).sum())
-    passed = p_value > level and never <= total / 1000
-    return Lossless("law", passed, f"{total} tokens, {never} impossible, p = {p_value:.2g}")
+    impossible = int((tokens.tied == 0).sum())
+    passed = p_value > level and impossible <= total / 1000
+    return Lossless("law", passed, f"{total} tokens, {impossible} impossible, p = {p_value:.2g}")

@@ -1,12 +1,16 @@
-"""What the counts of a decode loop mean: one stated definition each (DESIGN words; cards A2, A3).
+"""The metrics that are computed from the counts of a decode loop.
 
-block_efficiency (tau)  tokens emitted per round of a row, the target's own token included, after cutting at
-                        end-of-sequence and limits: between 1 and gamma + 1
-accepted_per_round      draft tokens accepted per round, before cutting (tau - 1 but for the cut)
-acceptance_rate (alpha) accepted / tested depths, where a depth is tested if all above it were accepted and it has a node
-                        there: the probability that a draft token (on a tree: one of the siblings) is accepted, given
-                        that its prefix was
-acceptance_by_depth     the same by depth; entry i is conditional on i accepted tokens before it
+block_efficiency (tau)
+    Tokens emitted per round of a row, the target's own token included, after cutting at
+    end-of-sequence and limits: between 1 and gamma + 1.
+accepted_per_round
+    Draft tokens accepted per round, before cutting; tau - 1 if nothing is cut.
+acceptance_rate (alpha)
+    Accepted / tested depths. A depth is tested if all depths before it were accepted and the draft
+    has a node there. So it is the probability that a draft token (on a tree: one of the siblings)
+    is accepted, given that its prefix was.
+acceptance_by_depth
+    The same by depth; entry i is conditional on i accepted tokens before it.
 """
 
 from __future__ import annotations
@@ -27,10 +31,10 @@ class Counts(NamedTuple):
     rounds: int
     accepted: int
     tested: np.ndarray  # i64[depth] how often a draft token was tested at each depth
-    passed: np.ndarray  # i64[depth] of them accepted
+    passed: np.ndarray  # i64[depth] how often one was accepted there
 
     def plus(self, other: Counts) -> Counts:
-        """Both together."""
+        """The sums over both."""
         return Counts(
             self.tokens + other.tokens,
             self.rounds + other.rounds,
@@ -41,24 +45,27 @@ class Counts(NamedTuple):
 
 
 def total(counts: Sequence[Counts]) -> Counts:
-    """All together; at least one."""
+    """The sums over all; needs at least one."""
     return functools.reduce(Counts.plus, counts)
 
 
 def count(records: Records, rows: Sequence[bool], depth: int) -> Counts:
-    """Counts of the rows marked True (the others fill up a batch); ``depth`` is the drafter's longest path."""
+    """Counts of the rows marked True (the others fill up a batch).
+
+    ``depth`` is the drafter's longest path.
+    """
     chosen = np.asarray(rows, bool)
     emitted, accepted, drafted, tested = (np.asarray(x)[:, chosen] for x in records)
-    # A finished row proposes nothing; a round that proposed or emitted something was run.
+    # A finished row drafts and emits nothing; any other row runs a round.
     ran = (emitted > 0) | (drafted > 0)
-    place = np.arange(depth)
-    passed = ((accepted[..., None] > place) & ran[..., None]).sum((0, 1))
-    reached = ((tested[..., None] > place) & ran[..., None]).sum((0, 1))
+    level = np.arange(depth)
+    passed = ((accepted[..., None] > level) & ran[..., None]).sum((0, 1))
+    reached = ((tested[..., None] > level) & ran[..., None]).sum((0, 1))
     return Counts(int(emitted.sum()), int(ran.sum()), int(accepted.sum()), reached, passed)
 
 
 def summary(counts: Counts) -> dict:
-    """The fields of a results row that counts give; None where nothing was drafted."""
+    """The fields of a results row that follow from counts; None if no token was drafted."""
     tested, passed = int(counts.tested.sum()), int(counts.passed.sum())
     by_depth = [int(p) / int(t) for p, t in zip(counts.passed, counts.tested, strict=True) if t]
     return {

@@ -1,7 +1,9 @@
-"""What a bench has measured so far, on disk: a bench that was killed goes on where it was.
+"""The passes that a bench has measured, on disk: a bench that was killed continues from them.
 
-One line per pass, written as soon as the pass is over, behind a line that says of what: another configuration, other prompts
-or other files of a model make it worthless, and it is begun anew. Gone when the results are written.
+The first line of the file holds a fingerprint of what is measured; each further line is one pass,
+written as soon as it is finished. With another configuration, other prompts or changed model files
+the fingerprint differs, and the bench starts from the beginning. The file is removed when the
+results are written.
 """
 
 from __future__ import annotations
@@ -15,56 +17,65 @@ from typing import Any
 
 import jax
 
+from specjax import files
 from specjax.bench import results
-from specjax.config import Config
 from specjax.errors import UserError
 
 NAME = "unfinished.jsonl"
+PACKAGE = Path(__file__).parents[1]  # specjax/
 
 
-def fingerprint(config: Config, prompts: Sequence[Sequence[int]]) -> str:
-    """Of everything that a measured pass depends on: settings, token ids, the machine, this program, and the files that the
-    settings name (the last two by size and time of their files)."""
-    settings = json.loads(config.to_json_best_effort())
+def fingerprint(settings: dict, prompts: Sequence[Sequence[int]]) -> str:
+    """A hash of everything that a measured pass depends on.
+
+    That is the settings, the prompts, the machine and its versions, the source files of specjax,
+    and the files that the settings name (files by path, size and time of change).
+
+    Args:
+        settings: the configuration, as plain JSON data.
+        prompts: token ids.
+    """
     head = {key: value for key, value in results.head().items() if key != "date"}
-    ways = [
+    flags = [
         *(
             str(getattr(jax.config, name))
             for name in ("jax_enable_x64", "jax_default_matmul_precision")
         ),
         os.environ.get("XLA_FLAGS", ""),
     ]
-    own = sorted(
-        (str(f), f.stat().st_size, f.stat().st_mtime_ns)
-        for f in Path(__file__).parent.rglob("*.py")
-    )
-    seen = [head, ways, own, settings, _files(settings), [list(map(int, p)) for p in prompts]]
-    return hashlib.sha256(json.dumps(seen, sort_keys=True).encode()).hexdigest()
+    sources = _stamps(PACKAGE.rglob("*.py"))
+    ids = [list(map(int, p)) for p in prompts]
+    parts = [head, flags, sources, settings, _named_files(settings), ids]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _files(value: Any) -> list:
-    """(path, size, time) of the files that are named somewhere in the settings, and of those in named directories."""
+def _stamps(paths: Any) -> list:
+    """(path, size, time of change in ns) of the paths that are files, sorted."""
+    stats = ((str(path), path.stat()) for path in paths if path.is_file())
+    return sorted((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats)
+
+
+def _named_files(value: Any) -> list:
+    """The stamps of the files that are named in the settings, and of those in named directories."""
     if isinstance(value, dict | list):
-        each = value.values() if isinstance(value, dict) else value
-        return [found for inner in each for found in _files(inner)]
+        inner = value.values() if isinstance(value, dict) else value
+        return [stamp for each in inner for stamp in _named_files(each)]
     try:
         path = Path(value).expanduser() if isinstance(value, str) and value else None
         if path is None or not path.exists():
             return []
-        files = [path] if path.is_file() else [*path.glob("*"), *path.glob("model/*")]
-        return sorted(
-            (str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.is_file()
-        )
-    except (OSError, RuntimeError):  # a text that is no path
+        return _stamps([path] if path.is_file() else [*path.glob("*"), *path.glob("model/*")])
+    except (OSError, RuntimeError):  # a text that is not a path
         return []
 
 
 class Progress:
-    """The passes measured so far, by a name for each.
+    """The measured passes, each under a name.
 
     Args:
-        workdir: where the file lies; None keeps nothing.
-        mark: ``fingerprint`` of what is measured. A file with another one is begun anew.
+        workdir: the directory of the file; None keeps the passes in memory only.
+        mark: ``fingerprint`` of what is measured. A file with another mark is ignored, and
+            replaced when the first pass is stored.
     """
 
     def __init__(self, workdir: Path | None = None, mark: str = ""):
@@ -72,38 +83,36 @@ class Progress:
         self._done: dict[str, Any] = {}
         if self._path is None:
             return
-        self._mark, self._begun = {"fingerprint": mark}, False
+        self._mark, self._started = {"fingerprint": mark}, False
         lines = _lines(self._path)
         if lines and lines[0] == self._mark:
             self._done = {
                 line["pass"]: line["value"] for line in lines[1:] if {"pass", "value"} <= set(line)
             }
 
-    def _begin(self, path: Path) -> None:
-        """Writes the file again, without the half a line that may be at its end."""
+    def _start(self, path: Path) -> None:
+        """Writes the file again, without the incomplete line that may be at its end."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole = [
+        lines = [
             self._mark,
             *({"pass": name, "value": value} for name, value in self._done.items()),
         ]
-        fresh = path.with_suffix(".new")
-        fresh.write_text("".join(json.dumps(line) + "\n" for line in whole), encoding="utf-8")
-        fresh.replace(path)
-        self._begun = True
+        files.write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+        self._started = True
 
     def __len__(self) -> int:
         return len(self._done)
 
     def get(self, name: str) -> Any | None:
-        """What was put under the name, if anything."""
+        """The value stored under the name, or None."""
         return self._done.get(name)
 
     def put(self, name: str, value: Any) -> None:
-        """Keeps a JSON value. Raises UserError: the directory cannot be written."""
+        """Stores a JSON value. Raises UserError if the directory cannot be written."""
         try:
             if self._path is not None:
-                if not self._begun:
-                    self._begin(self._path)
+                if not self._started:
+                    self._start(self._path)
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"pass": name, "value": value}) + "\n")
         except OSError as error:
@@ -113,7 +122,10 @@ class Progress:
         self._done[name] = value
 
     def forget(self) -> None:
-        """Takes the file away, and the directory if nothing else is in it: the results are written, or there will be none."""
+        """Removes the file, and its directory if that is empty then.
+
+        For a bench whose results are written, or that failed and would fail again.
+        """
         if self._path is not None and self._path.exists():
             self._path.unlink()
             if not any(self._path.parent.iterdir()):
@@ -122,7 +134,7 @@ class Progress:
 
 def _lines(path: Path) -> list[dict]:
     """The lines of a file that are JSON objects, up to the first that is not."""
-    found = []
+    objects = []
     if path.is_file():
         for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
             try:
@@ -131,5 +143,5 @@ def _lines(path: Path) -> list[dict]:
                 break
             if not isinstance(value, dict):
                 break
-            found.append(value)
-    return found
+            objects.append(value)
+    return objects

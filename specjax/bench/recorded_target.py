@@ -1,9 +1,10 @@
-"""A recorded text as a target: an ``LM`` that says it, and the same decoding in a vocabulary of two.
+"""A recorded text as a target: an ``LM`` that gives it, and the same decoding in two tokens.
 
-``recorded`` is greedy decoding of a model that is not there: one-hot logits at the recorded token, right for every rule and
-every drafter, and V wide for each node. But of a draft token a recording can only tell whether it is the recorded one.
-``fold`` asks no more: inside the loop the recorded token of each place is called 1 and any other token 0, so that a round
-costs the same at every vocabulary, while the drafter works on the text itself.
+``recorded`` replaces greedy decoding of a model that is not available: one-hot logits at the
+recorded token, V wide for each node. It works with every rule and every drafter. But all that a
+recording defines about a draft token is whether it is the recorded one. ``fold`` uses only that:
+inside the loop the recorded token of each position is called 1 and any other token 0. So a round
+costs the same at every vocabulary size, while the drafter works on the text itself.
 """
 
 from __future__ import annotations
@@ -31,147 +32,162 @@ from specjax.types import (
     Drafter,
     ModelParams,
     Output,
+    Verdict,
 )
 
+_WITHOUT_A_MODEL = "replay takes drafters that need no more, such as prompt_lookup and draft_model"
 
-class Place(struct.PyTreeNode):
-    """All that a recorded target remembers."""
+
+class Position(struct.PyTreeNode):
+    """The cache of a recorded target: only a length."""
 
     length: jax.Array  # i32[B]
 
 
-@functools.cache  # equal arguments, the same target: nothing is compiled twice
+@functools.cache  # equal arguments give the same object, so nothing is compiled twice
 def recorded(vocab_size: int, vocabulary: str | None = None) -> LM:
-    """A target that says a recorded text: its params are i32[B,S], one text (prompt and output) per row, -1 beyond its end.
+    """A target that gives a recorded text.
 
-    What it says at a place depends on the place alone, so a branch that left the recording gets nothing from it. Logits
-    f32[B,T,V] are one-hot; where nothing is recorded they are all zero, and ``limit`` must have stopped the row before.
+    Its params are i32[B,S]: one text (prompt and output) per row, -1 beyond its end. The token at a
+    position depends on the position alone, so a branch that left the recording is never followed
+    by a right token. Logits f32[B,T,V] are one-hot. Beyond the end of the recording they are all 0:
+    ``limit`` must stop the row before.
     """
 
     def apply(params, tokens, cache, parents=None):
         batch, size = tokens.shape
-        block = (
-            size if parents is None else parents.shape[1]
-        )  # earlier calls fed the first block - size of it
+        # Earlier calls fed the first block - size tokens of the block.
+        block = size if parents is None else parents.shape[1]
         depth = tree.depths(parents, batch, block)[:, block - size :]
-        said = _at(params, cache.length[:, None] + depth + 1)
-        return Output(jax.nn.one_hot(said, vocab_size), jnp.zeros((batch, size, 1))), cache
+        following = _at(params, cache.length[:, None] + depth + 1)
+        return Output(jax.nn.one_hot(following, vocab_size), jnp.zeros((batch, size, 1))), cache
 
-    return LM(_nowhere, apply, _forward, vocab_size, vocabulary=vocabulary, name="recorded")
-
-
-def _nowhere(batch: int, slots: int) -> Place:
-    return Place(jnp.zeros((batch,), jnp.int32))
+    return LM(_init_cache, apply, _commit, vocab_size, vocabulary=vocabulary, name="recorded")
 
 
-def _forward(cache: Place, count: jax.Array, path: jax.Array | None = None) -> Place:
+def _init_cache(batch: int, slots: int) -> Position:
+    return Position(jnp.zeros((batch,), jnp.int32))
+
+
+def _commit(cache: Position, count: jax.Array, path: jax.Array | None = None) -> Position:
     return cache.replace(length=cache.length + count)
 
 
-def _at(record: jax.Array, place: jax.Array) -> jax.Array:
-    """i32[B,T]: the recorded tokens at ``place`` i32[B,T], -1 where there are none."""
-    return jnp.take_along_axis(record, place, axis=1, mode="fill", fill_value=-1)
+def _at(record: jax.Array, positions: jax.Array) -> jax.Array:
+    """i32[B,T]: the recorded tokens at ``positions`` i32[B,T], -1 beyond the end."""
+    return jnp.take_along_axis(record, positions, axis=1, mode="fill", fill_value=-1)
 
 
-# --- in a vocabulary of two ------------------------------------------------------------------------------------------
+# In a vocabulary of two tokens ------------------------------------------------------------------
 
 
 OTHER, RECORDED = 0, 1
 
 
-def _confirms(params, tokens, cache, parents=None):
+def _always_recorded(params, tokens, cache, parents=None):
     logits = jnp.broadcast_to(jax.nn.one_hot(RECORDED, 2), (*tokens.shape, 2))
     return Output(logits, jnp.zeros((*tokens.shape, 1))), cache
 
 
-YES = LM(
-    _nowhere, _confirms, _forward, vocab_size=2, name="recorded"
-)  # whatever the place, the recorded token
+# The recorded token at every position.
+TWO_TOKENS = LM(_init_cache, _always_recorded, _commit, vocab_size=2, name="recorded")
 
 
 def fold(drafter: Drafter, rule: Accept) -> tuple[LM, Drafter, Accept]:
-    """Target, drafter and rule of a greedy replay: the same rounds and counts as ``recorded``, the drafter and the rule.
+    """Target, drafter and rule of a greedy replay in a vocabulary of two tokens.
 
-    Its text is the token 1 wherever there is one. ``ModelParams.draft`` is {"record": i32[B,S] as for ``recorded``, S at
-    least the loop's buffer; "drafter": the drafter's own}, ``ModelParams.target`` is empty. Draft tokens beyond the end of
-    the recording cannot be judged: they are neither drafted nor tested.
+    Rounds and counts are those of ``recorded`` with this drafter and this rule. The text of the
+    loop is the token 1 at every position. ``ModelParams.draft`` is {"record": i32[B,S] as for
+    ``recorded``, S at least the loop's buffer; "drafter": the drafter's own};
+    ``ModelParams.target`` is empty. Draft tokens beyond the end of the recording cannot be judged:
+    they are neither drafted nor tested.
 
     Raises:
-        UserError: a drafter that reads what the target computes, a rule that does not take its drafts, and a lossy rule: it
-            looks at the target's laws, which nobody recorded.
+        UserError: a drafter that reads what the target computes; a rule that does not take its
+            drafts; a lossy rule, which uses target probabilities that are not recorded.
     """
     check_pair(drafter, rule)
     if drafter.features:
         raise UserError(
-            f"drafter {drafter.name} reads what the target computes, and a recording has only its tokens; "
-            "replay takes drafters that need no more, such as prompt_lookup and draft_model"
+            f"drafter {drafter.name} reads what the target computes, and a recording has only its "
+            f"tokens; {_WITHOUT_A_MODEL}"
         )
     if rule.lossless_class == "L3":
         raise UserError(
-            f"the rule {rule.name} is lossy and looks at the target's laws, which a recording has not; "
-            "replay takes lossless rules (at temperature 0 they all keep what is the recorded token)"
+            f"the rule {rule.name} is lossy and uses the target's probabilities, which a recording "
+            "does not have; replay takes lossless rules (at temperature 0 they all accept exactly "
+            "the recorded tokens)"
         )
-    kind = CHAIN if drafter.siblings == CHAIN else DETERMINISTIC
-    longest = drafter.longest
-
-    def inner(params: ModelParams) -> ModelParams:
-        return ModelParams(_Missing(drafter.name), params.draft["drafter"])
-
-    def text(params: ModelParams, context: Context) -> Context:
-        slots = context.tokens.shape[1]
-        there = jnp.arange(slots) < context.length[:, None]
-        return context.replace(tokens=jnp.where(there, params.draft["record"][:, :slots], -1))
-
-    def init(params, context, target_out, slots):
-        return drafter.init(inner(params), text(params, context), target_out, slots)
-
-    def propose(params, keys, context, state):
-        draft, state = drafter.propose(inner(params), keys, text(params, context), state)
-        record, length = params.draft["record"], context.length[:, None]
-        said = _at(record, length + tree.depths(draft.parents, *draft.tokens.shape))
-        shown = draft.replace(
-            tokens=jnp.where(draft.tokens == said, RECORDED, OTHER),
-            valid=draft.valid & (said >= 0),
-            probs=None,
-        )
-        # Until the verdict only: what ``update`` returns is the drafter's own state again.
-        return shown, (draft, state, _at(record, length + jnp.arange(longest + 1)))
-
-    def update(params, state, shown, verdict, target_out):
-        draft, state, said = state
-        there = jnp.arange(longest + 1) < verdict.count[:, None]
-        verdict = verdict.replace(tokens=jnp.where(there, said, -1))
-        draft = draft.replace(
-            valid=draft.valid & (verdict.count > 0)[:, None]
-        )  # as the loop does with finished rows
-        return drafter.update(inner(params), state, draft, verdict, target_out)
-
-    def sampled(keys: RowKeys, draft: Draft, laws: jax.Array):  # never: every row is greedy
-        return rule.greedy(draft, laws)
-
     folded = drafter._replace(
-        init=init,
-        propose=propose,
-        update=update,
-        siblings=kind,
+        init=functools.partial(_init, drafter),
+        propose=functools.partial(_propose, drafter),
+        update=functools.partial(_update, drafter),
+        siblings=CHAIN if drafter.siblings == CHAIN else DETERMINISTIC,
         probs=None,
         training=None,
         learn=None,
     )
-    return YES, folded, rule._replace(sampled=sampled, siblings=SIBLINGS)
+
+    def sampled(keys: RowKeys, draft: Draft, probs: jax.Array) -> Verdict:
+        return rule.greedy(draft, probs)  # not used: every row is greedy
+
+    return TWO_TOKENS, folded, rule._replace(sampled=sampled, siblings=SIBLINGS)
 
 
-@jax.tree_util.register_static  # no leaves: it travels wherever parameters do
+def _init(drafter: Drafter, params: ModelParams, context: Context, target_out: Output, slots: int):
+    own = _own_params(drafter, params)
+    return drafter.init(own, _recorded_text(params, context), target_out, slots)
+
+
+def _propose(drafter: Drafter, params: ModelParams, keys: RowKeys, context: Context, state):
+    """The drafter's draft in two tokens.
+
+    Until the verdict the state is (the drafter's draft, its state, the recorded tokens that may be
+    accepted). ``_update`` returns the drafter's own state again.
+    """
+    own = _own_params(drafter, params)
+    draft, state = drafter.propose(own, keys, _recorded_text(params, context), state)
+    record, length = params.draft["record"], context.length[:, None]
+    right = _at(record, length + tree.depths(draft.parents, *draft.tokens.shape))
+    shown = draft.replace(
+        tokens=jnp.where(draft.tokens == right, RECORDED, OTHER),
+        valid=draft.valid & (right >= 0),
+        probs=None,
+    )
+    return shown, (draft, state, _at(record, length + jnp.arange(drafter.longest + 1)))
+
+
+def _update(drafter: Drafter, params: ModelParams, state, shown: Draft, verdict: Verdict, out):
+    draft, state, following = state
+    emitted = jnp.arange(drafter.longest + 1) < verdict.count[:, None]
+    verdict = verdict.replace(tokens=jnp.where(emitted, following, -1))
+    # A finished row has no draft, as in the decode loop.
+    draft = draft.replace(valid=draft.valid & (verdict.count > 0)[:, None])
+    return drafter.update(_own_params(drafter, params), state, draft, verdict, out)
+
+
+def _own_params(drafter: Drafter, params: ModelParams) -> ModelParams:
+    return ModelParams(_NotRecorded(drafter.name), params.draft["drafter"])
+
+
+def _recorded_text(params: ModelParams, context: Context) -> Context:
+    """The context with the recorded tokens in the place of the loop's."""
+    slots = context.tokens.shape[1]
+    committed = jnp.arange(slots) < context.length[:, None]
+    return context.replace(tokens=jnp.where(committed, params.draft["record"][:, :slots], -1))
+
+
+@jax.tree_util.register_static  # no leaves, so it can be part of the parameters
 @dataclasses.dataclass(frozen=True)
-class _Missing:
-    """Stands for the weights of a target that was recorded: whoever reaches into them is told."""
+class _NotRecorded:
+    """Takes the place of the weights of a recorded target: every access raises UserError."""
 
     reader: str
 
-    def _tell(self, *_: Any) -> NoReturn:
+    def _refuse(self, *_: Any) -> NoReturn:
         raise UserError(
-            f"drafter {self.reader} reads the target's weights, and a recording has only its tokens; "
-            "replay takes drafters that need no more, such as prompt_lookup and draft_model"
+            f"drafter {self.reader} reads the target's weights, and a recording has only its "
+            f"tokens; {_WITHOUT_A_MODEL}"
         )
 
-    __getattr__ = __getitem__ = __iter__ = __len__ = _tell
+    __getattr__ = __getitem__ = __iter__ = __len__ = _refuse

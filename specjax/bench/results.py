@@ -1,30 +1,28 @@
-"""What a run leaves behind: rows of one schema, and the files of a workdir, written at the end and all at once."""
+"""The rows of results.json, and the files of a workdir: written at the end, all at once."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
 import shutil
-import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
 
 from specjax import __version__
 from specjax.bench import metrics
-from specjax.config import Config
 from specjax.errors import UserError
+from specjax.files import write_all
 from specjax.types import Accept
 
 SCHEMA = 1
-LEFT = (
-    "trace.jsonl",
-    "answers",
-    "plots",
-    "report.html",
-)  # what a bench leaves beside, and belongs to its results only
+# What a bench writes beside results.json. New results replace it.
+BENCH_FILES = ("trace.jsonl", "answers", "plots", "report.html")
+# Fields that only a bench measures.
 UNMEASURED = (
     "autoregressive_tokens_per_second",
     "speedup",
@@ -34,7 +32,7 @@ UNMEASURED = (
 )
 
 
-def row(
+def new_row(
     name: str,
     rule: Accept,
     counts: metrics.Counts,
@@ -62,7 +60,7 @@ def row(
 
 
 def head() -> dict:
-    """What every results.json begins with: schema, date, machine and versions."""
+    """The first keys of every results.json: schema, date, machine and versions."""
     device = jax.devices()[0]
     versions = {"specjax": __version__, "jax": jax.__version__}
     versions |= {"backend": jax.default_backend(), "device": device.device_kind}
@@ -75,7 +73,7 @@ def head() -> dict:
 
 
 def machine() -> dict:
-    """The host: its processor, as /proc/cpuinfo calls it, and the cores that this process may use."""
+    """The host: its processor as named in /proc/cpuinfo, and the cores this process may use."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -86,34 +84,39 @@ def machine() -> dict:
 
 
 def write(
-    config: Config, workdir: Path, rows: list[dict], files: dict[str, str] | None = None, **more
+    config_json: str,
+    workdir: Path,
+    rows: Sequence[dict],
+    files: Mapping[str, str] | None = None,
+    *,
+    command: str | None = None,
+    **more,
 ) -> Path:
-    """config.json, metrics.jsonl and results.json (whose path is returned): a failed run leaves none of them half-written.
+    """Writes config.json, metrics.jsonl and results.json; a failed run leaves none of them partial.
 
-    ``files`` are further texts by name, ``more`` further keys of results.json.
+    Args:
+        config_json: the text of config.json.
+        workdir: the directory; it is created if it does not exist.
+        rows: of results.json and metrics.jsonl.
+        files: further files, relative name -> text.
+        command: the command line, for results.json.
+        more: further keys of results.json.
 
-    Raises UserError for a directory that cannot be written.
+    Returns:
+        The path of results.json.
+
+    Raises:
+        UserError: the directory cannot be written.
     """
-    results = head() | {"rows": rows, **more}
-    files = {
-        "config.json": config.to_json_best_effort(indent=2) + "\n",
+    results = head() | {"rows": rows, "command": command, **more}
+    contents = {
+        "config.json": config_json,
         "metrics.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
         "results.json": json.dumps(results, indent=2) + "\n",
-    } | (files or {})
+        **(files or {}),
+    }
     try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".new.", dir=workdir) as fresh:
-            for name, text in files.items():
-                (Path(fresh) / name).parent.mkdir(exist_ok=True)
-                (Path(fresh) / name).write_text(text, encoding="utf-8")
-            for name in LEFT:  # of earlier results
-                old = workdir / name
-                shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink(
-                    missing_ok=True
-                )
-            for name in files:
-                (workdir / name).parent.mkdir(exist_ok=True)
-                (Path(fresh) / name).replace(workdir / name)
+        write_all(workdir, contents, before=functools.partial(_remove_earlier, workdir))
     except OSError as error:
         raise UserError(
             f"cannot write into {workdir}: {error.strerror}; choose another --workdir"
@@ -121,12 +124,23 @@ def write(
     return workdir / "results.json"
 
 
+def _remove_earlier(workdir: Path) -> None:
+    """Removes what an earlier bench wrote beside its results."""
+    for name in BENCH_FILES:
+        old = workdir / name
+        if old.is_dir() and not old.is_symlink():
+            shutil.rmtree(old)
+        else:
+            old.unlink(missing_ok=True)
+
+
 def check_workdir(workdir: Path) -> None:
-    """Finds out before any work is done, and without writing, whether results can be written. Raises UserError."""
-    there = workdir.absolute()
-    while not there.exists():
-        there = there.parent
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+    """Checks, without writing, that results can be written later. Raises UserError."""
+    existing = workdir.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(
-            f"cannot write into {workdir}: {there} is not a writable directory; choose another --workdir"
+            f"cannot write into {workdir}: {existing} is not a writable directory; "
+            "choose another --workdir"
         )

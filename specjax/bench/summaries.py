@@ -1,5 +1,8 @@
-"""From measured passes to the rows of results.json: medians and spread, predicted speed-up and system efficiency, where the
-time went, whether anything was lost, and the true overlap of target and draft."""
+"""The rows of results.json from measured passes.
+
+They hold medians and spreads, predicted speed-up and system efficiency, the shares of the time, the
+result of the lossless check, and the overlap of target and draft.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,12 @@ import jax
 
 from specjax import theory
 from specjax.bench import lossless, metrics, results
+from specjax.bench.measuring import Measured
 from specjax.bench.overlap import overlap
-from specjax.bench.passes import Job, Measured, Method, Pass
+from specjax.bench.passes import Job, Method, Pass
 
 
-def rows(
+def measured_rows(
     job: Job,
     methods: Sequence[Method],
     measured: Measured,
@@ -22,44 +26,41 @@ def rows(
     *,
     check: bool = True,
 ) -> list[dict]:
-    """A row for each method, each followed by one for every category of the prompts, if they have any.
+    """A row per method, each followed by one row per category of the prompts, if they have any.
 
     Args:
         job: what was measured.
         methods: in the order of ``measured.methods``.
         measured: the passes.
-        compiled: seconds that compiling took, by name.
-        check: whether the outputs are checked and the overlap computed; costs a forward pass of both models.
+        compiled: seconds of compilation by name of the method (``measuring.warm``).
+        check: whether to check the outputs and compute the overlap, which takes a forward pass of
+            both models.
     """
-    found = []
+    rows = []
     for method, runs in zip(methods, measured.methods, strict=True):
-        whole = _row(job, method, runs, measured.plain, (compiled or {}).get(method.name))
+        row = _method_row(job, method, runs, measured.plain, (compiled or {}).get(method.name))
         if check:
-            whole |= _checked(job, method, runs, measured.plain)
-        found.append(whole)
+            row |= _checks(job, method, runs, measured.plain)
+        rows.append(row)
         for category in dict.fromkeys(c for c in job.categories if c is not None):
-            found.append(_category(job, method, runs, measured.plain, category))
-    return found
-
-
-def rate(passes: Sequence[Pass]) -> float:
-    """Tokens per second of the decode loop, median over the passes."""
-    return statistics.median(_rates(passes))
+            rows.append(_category_row(job, method, runs, measured.plain, category))
+    return rows
 
 
 def _rates(passes: Sequence[Pass]) -> list[float]:
+    """Tokens per second of the decode loop, per pass."""
     return [p.tokens / p.loop for p in passes]
 
 
-def _row(
+def _method_row(
     job: Job, method: Method, runs: list[Pass], plain: list[Pass], compiled: float | None
 ) -> dict:
     counts = metrics.total(runs[0].counts)
     fast, slow = _rates(runs), _rates(plain)
-    pairs = [a / b for a, b in zip(fast, slow, strict=True)]
+    ratios = [a / b for a, b in zip(fast, slow, strict=True)]
     speedup = statistics.median(fast) / statistics.median(slow)
     predicted, costs, split = _prediction(method, runs, plain)
-    found = results.row(
+    row = results.new_row(
         method.name,
         method.accept,
         counts,
@@ -68,7 +69,7 @@ def _row(
         prompts=len(job.prompts),
         rate=statistics.median(fast),
     )
-    return found | {
+    return row | {
         "drafter": method.drafter.name,
         "gamma": method.drafter.longest,
         "nodes": method.drafter.nodes,
@@ -80,11 +81,11 @@ def _row(
         "predicted_speedup": predicted,
         "system_efficiency": None if predicted is None else speedup / predicted,
         "spread": {
-            "tokens_per_second": _ends(fast),
-            "autoregressive_tokens_per_second": _ends(slow),
-            "speedup": _ends(pairs),
+            "tokens_per_second": _range(fast),
+            "autoregressive_tokens_per_second": _range(slow),
+            "speedup": _range(ratios),
             "costs_ms": {
-                part: _ends([1e3 * p.costs[part] for p in (*plain, *runs) if part in p.costs])
+                part: _range([1e3 * p.costs[part] for p in (*plain, *runs) if part in p.costs])
                 for part in costs or ()
             },
         },
@@ -99,52 +100,64 @@ def _row(
 def _prediction(
     method: Method, runs: list[Pass], plain: list[Pass]
 ) -> tuple[float | None, dict | None, dict | None]:
-    """(predicted speed-up, what the parts cost in ms, shares of the time)."""
+    """(predicted speed-up, cost of the parts in ms, shares of the time); None without costs."""
     if not all(p.costs for p in runs):
         return None, None, None
     cost = {part: statistics.median(p.costs[part] for p in runs) for part in ("draft", "verify")}
     step = statistics.median(p.costs["step"] for p in plain)
-    # Tokens per turn of the loop, not per round of a row: a batch goes on until its slowest row is done, in both loops.
-    # Pass by pass, for sampled passes (and controlled ones) accept differently, and the median one is what is measured.
+    # Tokens per iteration of the loop, not per round of a row: in both loops a batch runs until its
+    # slowest row is done. The gain is computed pass by pass, because sampled and controlled passes
+    # accept differently and the speed-up is that of the median pass.
     gains = [(a.tokens / a.loops) / (b.tokens / b.loops) for a, b in zip(runs, plain, strict=True)]
     predicted = theory.speedup(statistics.median(gains), cost["draft"], cost["verify"], step)
-    # A turn's whole time, from the loop itself; what drafting and verifying leave is acceptance and bookkeeping.
+    # The whole time of an iteration is that of the loop itself. What drafting and verifying leave
+    # of it is acceptance and bookkeeping.
     whole = statistics.median(p.loop / p.loops for p in runs)
     parts = cost | {"accept": max(whole - cost["draft"] - cost["verify"], 0.0)}
     parts["host"] = statistics.median(p.host / p.loops for p in runs)
     split = {part: seconds / sum(parts.values()) for part, seconds in parts.items()}
-    return (
-        predicted,
-        {part: 1e3 * seconds for part, seconds in {"step": step, **cost}.items()},
-        split,
-    )
+    costs_ms = {part: 1e3 * seconds for part, seconds in {"step": step, **cost}.items()}
+    return predicted, costs_ms, split
 
 
-def _checked(job: Job, method: Method, runs: list[Pass], plain: list[Pass]) -> dict:
+def _checks(job: Job, method: Method, runs: list[Pass], plain: list[Pass]) -> dict:
     """The fields "lossless" and "overlap"."""
     width = job.width + job.max_new_tokens
     outputs = [o for run in runs for o in run.outputs]
     if job.settings["temperature"] == 0:
-        outcome = min(
+        # Of several passes the first that failed.
+        result = min(
             (lossless.greedy_identity(plain[0].outputs, run.outputs) for run in runs),
-            key=lambda o: bool(o.passed),
+            key=lambda each: bool(each.passed),
         )
     else:
         prompts = list(job.prompts) * len(runs)
-        outcome = lossless.law_check(
+        result = lossless.law_check(
             job.target, method.params, prompts, outputs, job.settings, method.drafter, width=width
         )
-    seen = overlap(
-        job.target, method.drafter, method.params, job.prompts, plain[0].outputs, job.settings,
-        categories=job.categories, decode=job.spell, width=width,
-    )  # fmt: skip
-    return {"lossless": outcome._asdict(), "overlap": seen}
+    by_definition = overlap(
+        job.target,
+        method.drafter,
+        method.params,
+        job.prompts,
+        plain[0].outputs,
+        job.settings,
+        categories=job.categories,
+        decode=job.spell,
+        width=width,
+    )
+    return {"lossless": result._asdict(), "overlap": by_definition}
 
 
-def _category(job: Job, method: Method, runs: list[Pass], plain: list[Pass], category: str) -> dict:
-    """The row of one category: its counts; its speed where a batch is one prompt, and so has one category."""
+def _category_row(
+    job: Job, method: Method, runs: list[Pass], plain: list[Pass], category: str
+) -> dict:
+    """The row of one category: its counts, and with batch size 1 its speed.
+
+    A larger batch may contain several categories.
+    """
     own = [i for i, c in enumerate(job.categories) if c == category]
-    found = results.row(
+    row = results.new_row(
         method.name,
         method.accept,
         metrics.total([runs[0].counts[i] for i in own]),
@@ -153,7 +166,7 @@ def _category(job: Job, method: Method, runs: list[Pass], plain: list[Pass], cat
         prompts=len(own),
         category=category,
     )
-    found |= {
+    row |= {
         "drafter": method.drafter.name,
         "gamma": method.drafter.longest,
         "nodes": method.drafter.nodes,
@@ -162,27 +175,28 @@ def _category(job: Job, method: Method, runs: list[Pass], plain: list[Pass], cat
         "warm": method.warm,
     }
     if job.batch_size == 1:
-        fast, slow = (
-            statistics.median(
-                sum(len(p.outputs[i]) for i in own) / sum(p.seconds[i] for i in own) for p in each
-            )
-            for each in (runs, plain)
-        )
-        found |= {
+        fast, slow = _category_rate(runs, own), _category_rate(plain, own)
+        row |= {
             "tokens_per_second": fast,
             "autoregressive_tokens_per_second": slow,
             "speedup": fast / slow,
         }
-    return found
+    return row
+
+
+def _category_rate(passes: Sequence[Pass], prompts: Sequence[int]) -> float:
+    """Tokens per second of some prompts, median over the passes."""
+    return statistics.median(
+        sum(len(p.outputs[i]) for i in prompts) / sum(p.seconds[i] for i in prompts) for p in passes
+    )
 
 
 def size(params: object) -> int:
-    """Numbers in a pytree of parameters: those of its arrays of floats."""
-    leaves = (
-        x for x in jax.tree.leaves(params) if getattr(x, "ndim", 0)
-    )  # a single number is a setting
+    """How many numbers a pytree of parameters holds, in its arrays of floats."""
+    # A single number is a setting, not a parameter.
+    leaves = (x for x in jax.tree.leaves(params) if getattr(x, "ndim", 0))
     return sum(x.size for x in leaves if jax.numpy.issubdtype(x.dtype, jax.numpy.floating))
 
 
-def _ends(values: Sequence[float]) -> list[float]:
+def _range(values: Sequence[float]) -> list[float]:
     return [min(values), max(values)]

@@ -1,4 +1,7 @@
-"""What target and drafter think of every token of a text that the target wrote: the raw material of overlap and law check."""
+"""Compares target and draft probabilities at every token of texts that the target wrote.
+
+The overlap and the check of the output law are computed from them.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +17,21 @@ from specjax import sampling
 from specjax.models import lm
 from specjax.types import LM, Context, Drafter, ModelParams
 
-MOST = (
-    2**28
-)  # floats of one array of laws: rows go in smaller groups where texts and vocabulary are large
+# Numbers in one array of probabilities [B,T,V]. Larger batches are divided.
+MAX_NUMBERS = 2**28
 
 
-class Views(NamedTuple):
-    """Of every token of the outputs, in order, f64[tokens] each."""
+class Comparison(NamedTuple):
+    """One entry per output token, in order, f64[tokens]."""
 
-    better: np.ndarray  # the target's mass on more probable tokens
-    own: np.ndarray  # its mass on the token, and on those as probable
-    liked: np.ndarray  # 1 where the drafter likes the token better than the target does
-    chance: np.ndarray  # the target's mass on such tokens
-    overlap: (
-        np.ndarray
-    )  # sum of min(target, draft) over the vocabulary; nan without a law of the drafter
+    above: np.ndarray  # target probability of all tokens that are more probable
+    tied: np.ndarray  # target probability of the token and of those with the same probability
+    preferred: np.ndarray  # 1 where the draft probability of the token is above the target's
+    preferred_mass: np.ndarray  # target probability of all tokens of which that is true
+    overlap: np.ndarray  # sum of min(target, draft) over the vocabulary; nan without draft probs
 
 
-def views(
+def compare(
     target: LM,
     params: ModelParams,
     prompts: Sequence[Sequence[int]],
@@ -41,33 +41,31 @@ def views(
     *,
     width: int = 0,
     batch: int = 8,
-) -> Views:
-    """Looks at every output token given its prefix, under the sampling settings.
+) -> Comparison:
+    """Compares the probabilities at every output token, given the text before it.
 
     Args:
         target: the model; its parameters are ``params.target``.
-        params: the pair's.
+        params: those of the pair.
         prompts, outputs: token ids, row by row.
-        settings: of ``sampling.make_sampling``.
-        drafter: one with a ``law``, for the last three views.
-        width: longest text, so that several calls share what is compiled; 0 = that of these.
-        batch: rows at once, at the most.
+        settings: arguments of ``sampling.make_sampling``.
+        drafter: its ``probs`` are compared; without them the last three fields are 0, 0 and nan.
+        width: length of the longest text, so that several calls share one program; 0 = of these.
+        batch: largest number of rows in one call of the models.
     """
     width = width or max(len(p) + len(o) for p, o in zip(prompts, outputs, strict=True))
-    batch = max(1, min(batch, MOST // (width * target.vocab_size)))
-    law, seen = None if drafter is None else drafter.probs, []
+    batch = max(1, min(batch, MAX_NUMBERS // (width * target.vocab_size)))
+    draft_probs, columns = None if drafter is None else drafter.probs, []
     for start in range(0, len(prompts), batch):
         some = slice(start, start + batch)
-        context = _pack(
-            [[*p, *o] for p, o in zip(prompts[some], outputs[some], strict=True)],
-            batch,
-            width,
-            settings,
-        )
-        found = np.stack([np.asarray(v) for v in _look(target, law, params, context)])
-        pairs = enumerate(zip(prompts[some], outputs[some], strict=True))
-        seen += [found[:, i, len(p) - 1 : len(p) + len(o) - 1] for i, (p, o) in pairs]
-    return Views(*np.concatenate(seen, axis=1).astype(np.float64))
+        pairs = list(zip(prompts[some], outputs[some], strict=True))
+        context = _pack([[*p, *o] for p, o in pairs], batch, width, settings)
+        values = np.stack([np.asarray(v) for v in _compare(target, draft_probs, params, context)])
+        # Column t belongs to the token at t + 1.
+        columns += [
+            values[:, i, len(p) - 1 : len(p) + len(o) - 1] for i, (p, o) in enumerate(pairs)
+        ]
+    return Comparison(*np.concatenate(columns, axis=1).astype(np.float64))
 
 
 def _pack(rows: list[list[int]], batch: int, width: int, settings: dict) -> Context:
@@ -81,24 +79,24 @@ def _pack(rows: list[list[int]], batch: int, width: int, settings: dict) -> Cont
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _look(target, law, params, context):
-    """f32[B,T-1] each, of every next token."""
+def _compare(target, draft_probs, params, context):
+    """The fields of ``Comparison`` for every token after the first, f32[B,T-1] each."""
     tokens = context.tokens
-    laws = sampling.to_probs(lm.forward(target, params.target, tokens).logits, context.sampling)[
-        :, :-1
-    ]
-    own = jnp.take_along_axis(laws, tokens[:, 1:, None], -1)
-    better, ties = jnp.where(laws > own, laws, 0).sum(-1), jnp.where(laws == own, laws, 0).sum(-1)
-    if law is None:
-        nothing = jnp.zeros_like(better)
-        return better, ties, nothing, nothing, nothing + jnp.nan
-    draft = law(params, context)[:, :-1]
-    likes = draft > laws
-    liked = jnp.take_along_axis(likes, tokens[:, 1:, None], -1)[..., 0]
+    logits = lm.forward(target, params.target, tokens).logits
+    probs = sampling.to_probs(logits, context.sampling)[:, :-1]
+    own = jnp.take_along_axis(probs, tokens[:, 1:, None], -1)
+    above = jnp.where(probs > own, probs, 0).sum(-1)
+    tied = jnp.where(probs == own, probs, 0).sum(-1)
+    if draft_probs is None:
+        zeros = jnp.zeros_like(above)
+        return above, tied, zeros, zeros, zeros + jnp.nan
+    draft = draft_probs(params, context)[:, :-1]
+    higher = draft > probs
+    preferred = jnp.take_along_axis(higher, tokens[:, 1:, None], -1)[..., 0]
     return (
-        better,
-        ties,
-        liked.astype(jnp.float32),
-        jnp.where(likes, laws, 0).sum(-1),
-        jnp.minimum(laws, draft).sum(-1),
+        above,
+        tied,
+        preferred.astype(jnp.float32),
+        jnp.where(higher, probs, 0).sum(-1),
+        jnp.minimum(probs, draft).sum(-1),
     )

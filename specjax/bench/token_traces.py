@@ -1,13 +1,14 @@
-"""One continuation, round by round: which tokens were drafted, which were kept, who wrote each, and how probable each was.
+"""One continuation, round by round: the drafted tokens, the accepted ones, and their probabilities.
 
-The rounds are those of ``decode.stream`` (the same functions, the same tokens); between the two halves of a round the laws are
-looked at. The record is what ``trace.jsonl`` holds and what reports show; its schema stands in ``record``.
+The rounds are those of ``decode.stream`` (the same functions, the same tokens); the probabilities
+are computed between the two halves of a round. A trace is one line of ``trace.jsonl`` and what
+reports show; ``record`` defines its schema.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,40 +25,54 @@ SCHEMA = 1
 ORIGINS = ("accepted", "residual", "bonus", "plain")
 ACCEPTED, RESIDUAL, BONUS, PLAIN = range(4)
 
+# (position in the text, token) -> the drafter's probability of the token there.
+DraftProb = Callable[[int, int], float]
 
-class Seen(NamedTuple):
-    """A round, and how probable its tokens were: [B,M+1] of those emitted, [B,N] of the nodes; nan where nobody knows."""
+
+class Scores(NamedTuple):
+    """Target probabilities and ranks of K tokens per row."""
+
+    probs: jax.Array  # f32[B,K]
+    ranks: jax.Array  # i32[B,K] 0 for the most probable token
+
+
+class Round(NamedTuple):
+    """A round, with the probabilities of its M+1 emitted tokens and of its N nodes."""
 
     info: StepInfo
-    there: jax.Array  # bool[B,N] nodes that could be tested
+    exist: jax.Array  # bool[B,N] nodes that could be tested
     path: jax.Array  # i32[B,M] nodes whose tokens were emitted, -1 beyond
-    target: tuple[
-        jax.Array, jax.Array
-    ]  # of emitted tokens: the target's probability, and its rank (0 the best)
-    nodes: tuple[jax.Array, jax.Array]  # the same of the nodes
-    drafted: jax.Array  # the probability with which each node was drawn
+    emitted: Scores
+    nodes: Scores
+    draft_probs: jax.Array  # f32[B,N] with which each node was drawn, nan if that is unknown
 
 
 def record(
     job: passes.Job, method: passes.Method, number: int = 0, *, category: str | None = None
 ) -> dict[str, Any]:
-    """Decodes one prompt of the job with the method, and returns the trace.
+    """Decodes prompt ``number`` of the job with the method, and returns the trace.
 
-    Probabilities are under the sampling settings; of greedy decoding, where they would all be 0 or 1, at temperature 1.
+    Probabilities are those of the sampling settings. For greedy decoding, where they would all be 0
+    or 1, they are those of temperature 1.
 
     Returns:
-        {"schema", "method", "drafter", "accept", "class", "temperature", "category", "prompt": text, "rounds": [{"out":
-        [[text, id, origin, target_prob, draft_prob, rank], ...], "draft": [[text, id, parent, target_prob, draft_prob, rank,
-        kept], ...]}, ...]}: ``origin`` an index of ORIGINS, ``parent`` an index of the round's nodes, -1 = child of the
-        pending token; draft_prob 1 of deterministic drafts, None where the drafter states no law.
+        {"schema", "method", "drafter", "accept", "class", "temperature", "category",
+        "prompt": text, "rounds": [{
+            "out": [[text, id, origin, target_prob, draft_prob, rank], ...],
+            "draft": [[text, id, parent, target_prob, draft_prob, rank, accepted], ...]}, ...]}
+
+        ``origin`` is an index of ORIGINS; ``parent`` an index of the round's nodes, -1 = child of
+        the pending token. ``draft_prob`` is 1 for deterministic drafts, and None if the drafter
+        has no ``probs``.
 
     Raises:
         NonFiniteLogits, and ValueError for a job without ``spell``.
     """
     if job.spell is None:
         raise ValueError("a trace shows text; give the job a spell")
-    seen = list(_rounds(job, method, number))
-    found = {
+    prompt = list(job.prompts[number])
+    rounds = list(_rounds(job, method, number))
+    return {
         "schema": SCHEMA,
         "method": method.name,
         "drafter": method.drafter.name,
@@ -65,28 +80,34 @@ def record(
         "class": method.accept.lossless_class,
         "temperature": float(job.settings["temperature"]),
         "category": category,
-        "prompt": job.spell(list(job.prompts[number])),
+        "prompt": job.spell(prompt),
+        "rounds": _to_json(job, method, prompt, rounds, job.spell),
     }
-    return found | {"rounds": _tell(job, method, list(job.prompts[number]), seen, job.spell)}
 
 
 def compile(job: passes.Job, method: passes.Method) -> None:
-    """Compiles what ``record`` runs for this method."""
+    """Compiles the programs of ``record`` for this method."""
     next(_rounds(job, method, 0))
 
 
-def _rounds(job: passes.Job, method: passes.Method, number: int):
-    # The keys, and so the text, of this prompt in the bench's first pass.
+# Decoding ---------------------------------------------------------------------------------------
+
+
+def _rounds(job: passes.Job, method: passes.Method, number: int) -> Iterator[Round]:
+    # The keys, and so the text, of this prompt in the first pass of a bench.
     state = passes.begin(job, method.drafter, method.params, [number], [list(job.prompts[number])])
     stop = step.stop_ids(job.eos_id)
     while not bool(state.done.all()):
-        state, seen = _step(job.target, method.drafter, method.accept, method.params, state, stop)
+        state, one = _step(job.target, method.drafter, method.accept, method.params, state, stop)
         decode.check(state)
-        yield jax.device_get(seen)
+        yield jax.device_get(one)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=4)
-def _step(target, drafter: Drafter, accept, params, state: DecodeState, eos_id):
+def _step(
+    target, drafter: Drafter, accept, params, state: DecodeState, eos_id
+) -> tuple[DecodeState, Round]:
+    """``step.speculative_step``, with the probabilities of its tokens."""
     step.check_pair(drafter, accept)
     keys = RowKeys(state.keys, state.round, state.length)
     scored = step.propose(target, drafter, params, state, keys)
@@ -94,152 +115,165 @@ def _step(target, drafter: Drafter, accept, params, state: DecodeState, eos_id):
     how = state.sampling.replace(
         temperature=jnp.where(state.sampling.greedy, 1.0, state.sampling.temperature)
     )
-    laws = sampling.to_probs(scored.out.logits, how)  # [B,N+1,V]; row 0 follows the pending token
+    # [B,N+1,V]: row 0 follows the pending token, row n + 1 node n.
+    probs = sampling.to_probs(scored.out.logits, how)
     draft, nodes = info.draft, drafter.nodes
-    batch = state.length.shape[0]
-    above = (
-        jnp.broadcast_to(jnp.arange(nodes) - 1, (batch, nodes))
-        if draft.parents is None
-        else draft.parents
-    )
-    there = tree.exists(draft.valid, draft.parents)
-    path = _path(draft, there, info)
-    seen = Seen(
+    parents = draft.parents
+    if parents is None:
+        parents = jnp.broadcast_to(jnp.arange(nodes) - 1, (state.length.shape[0], nodes))
+    exist = tree.exists(draft.valid, draft.parents)
+    path = _path(draft, exist, info)
+    one = Round(
         info,
-        there,
+        exist,
         path,
-        _look(laws, jnp.pad(path + 1, ((0, 0), (1, 0))), info.tokens),
-        _look(laws, above + 1, draft.tokens),
-        _drawn(draft, state),
+        _scores(probs, jnp.pad(path + 1, ((0, 0), (1, 0))), info.tokens),
+        _scores(probs, parents + 1, draft.tokens),
+        _draft_probs(draft, state),
     )
-    return after, seen
+    return after, one
 
 
-def _look(laws: jax.Array, rows: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Of tokens i32[B,K], each after row rows[b,k] of laws f32[B,N+1,V]: probability and rank [B,K]."""
-    law = jnp.take_along_axis(laws, jnp.maximum(rows, 0)[..., None], 1)
-    own = jnp.take_along_axis(law, jnp.maximum(tokens, 0)[..., None], -1)
-    return own[..., 0], (law > own).sum(-1)
+def _scores(probs: jax.Array, rows: jax.Array, tokens: jax.Array) -> Scores:
+    """Scores of tokens i32[B,K]; token k follows row ``rows[b,k]`` of probs f32[B,N+1,V]."""
+    chosen = jnp.take_along_axis(probs, jnp.maximum(rows, 0)[..., None], 1)
+    own = jnp.take_along_axis(chosen, jnp.maximum(tokens, 0)[..., None], -1)
+    return Scores(own[..., 0], (chosen > own).sum(-1))
 
 
-def _path(draft: Draft, there: jax.Array, info: StepInfo) -> jax.Array:
-    """i32[B,M]: the nodes whose tokens were emitted, -1 beyond. Which they were is not told, but their tokens are."""
+def _path(draft: Draft, exist: jax.Array, info: StepInfo) -> jax.Array:
+    """i32[B,M]: the nodes whose tokens were emitted, -1 beyond; identified by their tokens."""
     count = jnp.minimum(info.accepted, info.emitted)
     if draft.parents is None:
-        node = jnp.broadcast_to(jnp.arange(there.shape[1]), there.shape)
+        node = jnp.broadcast_to(jnp.arange(exist.shape[1]), exist.shape)
         return jnp.where(node < count[:, None], node, -1)
-    here = tree.standing(draft.tokens, there, draft.parents, info.tokens[:, :-1], count)
+    here = tree.nodes_at(info.tokens[:, :-1], count, draft.tokens, exist, draft.parents)
     return tree.path_to(jnp.argmax(here, -1) - 1, draft.parents, draft.longest)
 
 
-def _drawn(draft: Draft, state: DecodeState) -> jax.Array:
-    """f32[B,N]: the probability with which each node was drawn; greedy rows state none."""
+def _draft_probs(draft: Draft, state: DecodeState) -> jax.Array:
+    """f32[B,N]: the probability with which each node was drawn; nan in greedy rows."""
     if draft.probs is None:
         return jnp.ones(draft.tokens.shape)
     own = jnp.take_along_axis(draft.probs, jnp.maximum(draft.tokens, 0)[..., None], -1)[..., 0]
     return jnp.where(state.sampling.greedy[:, None], jnp.nan, own)
 
 
-def _tell(
+# As JSON ----------------------------------------------------------------------------------------
+
+
+def _to_json(
     job: passes.Job,
     method: passes.Method,
     prompt: list[int],
-    seen: Sequence[Seen],
-    decoder: Callable,
+    rounds: Sequence[Round],
+    decoder: Callable[[list[int]], str],
 ) -> list[dict]:
-    """The rounds as lists."""
-    emitted = [[int(t) for t in s.info.tokens[0][: int(s.info.emitted[0])]] for s in seen]
-    said = [t for tokens in emitted for t in tokens]
-    texts = iter(spell(said, decoder, prompt))
-    law = None if seen[0].info.draft.probs is None else _stated(job, method, prompt, said)
-    rounds, text = [], list(prompt)
-    for s, tokens in zip(seen, emitted, strict=True):
-        info = s.info
-        path = [n for n in s.path[0].tolist() if n >= 0]
+    """The rounds of row 0 as plain lists."""
+    emitted = [[int(t) for t in one.info.tokens[0][: int(one.info.emitted[0])]] for one in rounds]
+    output = [t for tokens in emitted for t in tokens]
+    texts = iter(spell(output, decoder, prompt))
+    # Without it (deterministic drafts) the probabilities of the draws are complete.
+    draft_prob = None
+    if rounds[0].info.draft.probs is not None:
+        draft_prob = _draft_prob(job, method, prompt, output)
+    result, text = [], list(prompt)
+    for one, tokens in zip(rounds, emitted, strict=True):
+        path = [n for n in one.path[0].tolist() if n >= 0]
         out = []
         for j, token in enumerate(tokens):
-            origin = ACCEPTED if j < len(path) else _own(info)
-            known = float(s.drafted[0][path[j]]) if j < len(path) else float("nan")
-            drawn = _number(known if law is None else law(len(text) + j, token))
+            accepted = j < len(path)
+            prob = float(one.draft_probs[0][path[j]]) if accepted else float("nan")
+            if draft_prob is not None:
+                prob = draft_prob(len(text) + j, token)
             out.append(
                 [
                     next(texts),
                     token,
-                    origin,
-                    _number(s.target[0][0][j]),
-                    drawn,
-                    int(s.target[1][0][j]),
+                    ACCEPTED if accepted else _origin(one.info),
+                    _number(one.emitted.probs[0][j]),
+                    _number(prob),
+                    int(one.emitted.ranks[0][j]),
                 ]
             )
-        rounds.append({"out": out, "draft": _nodes(s, set(path), text, law, decoder)})
+        nodes = _nodes(one, set(path), text, draft_prob, decoder)
+        result.append({"out": out, "draft": nodes})
         text += tokens
-    return rounds
+    return result
 
 
-def _parents(s: Seen) -> list[int]:
-    draft = s.info.draft
-    return (
-        list(range(-1, draft.tokens.shape[1] - 1))
-        if draft.parents is None
-        else draft.parents[0].tolist()
-    )
-
-
-def _own(info: StepInfo) -> int:
-    """Why the target wrote the last token itself."""
+def _origin(info: StepInfo) -> int:
+    """The origin of the last token of a round, which is the target's own."""
     if not int(info.drafted[0]):
         return PLAIN
     return RESIDUAL if int(info.tested[0]) > int(info.accepted[0]) else BONUS
 
 
 def _nodes(
-    s: Seen, path: set[int], text: list[int], law: Callable | None, decoder: Callable
+    one: Round,
+    path: set[int],
+    text: list[int],
+    draft_prob: DraftProb | None,
+    decoder: Callable[[list[int]], str],
 ) -> list[list]:
-    draft, parents = s.info.draft, _parents(s)
-    place, above, found = {-1: -1}, {-1: []}, []
-    for node in np.flatnonzero(s.there[0]).tolist():
+    """The nodes of a round; ``path`` has the numbers of those that were emitted."""
+    draft = one.info.draft
+    if draft.parents is None:
+        parents = list(range(-1, draft.tokens.shape[1] - 1))
+    else:
+        parents = draft.parents[0].tolist()
+    # By node, -1 for the pending token: its index in the result, and the draft tokens up to it.
+    index, tokens = {-1: -1}, {-1: []}
+    result = []
+    for node in np.flatnonzero(one.exist[0]).tolist():
         parent, token = parents[node], int(draft.tokens[0][node])
-        place[node], above[node] = len(found), [*above[parent], token]
-        drawn = float(s.drafted[0][node])
-        if (
-            np.isnan(drawn) and law is not None and (parent == -1 or parent in path)
-        ):  # behind text that was committed
-            drawn = law(len(text) + len(above[parent]), token)
-        found.append(
+        before = [*text, *tokens[parent]]
+        prob = float(one.draft_probs[0][node])
+        # ``draft_prob`` covers the committed text, so only nodes whose parent was emitted.
+        committed = parent == -1 or parent in path
+        if np.isnan(prob) and draft_prob is not None and committed:
+            prob = draft_prob(len(before), token)
+        index[node], tokens[node] = len(result), [*tokens[parent], token]
+        result.append(
             [
-                spell([token], decoder, [*text, *above[parent]])[0], token, place[parent],
-                _number(s.nodes[0][0][node]), _number(drawn), int(s.nodes[1][0][node]), int(node in path),
+                spell([token], decoder, before)[0],
+                token,
+                index[parent],
+                _number(one.nodes.probs[0][node]),
+                _number(prob),
+                int(one.nodes.ranks[0][node]),
+                int(node in path),
             ]
-        )  # fmt: skip
-    return found
+        )
+    return result
 
 
-def _stated(
-    job: passes.Job, method: passes.Method, prompt: list[int], said: list[int]
-) -> Callable | None:
-    """(place in the text, token) -> the drafter's probability of it there; None if the drafter states no law."""
+def _draft_prob(
+    job: passes.Job, method: passes.Method, prompt: list[int], output: list[int]
+) -> DraftProb | None:
+    """The drafter's probabilities along the text; None if the drafter has no ``probs``."""
     if method.drafter.probs is None:
         return None
-    # One shape whatever was said, so that nothing is compiled for every length.
+    # One shape for all outputs, so that one program serves every length.
     tokens = np.zeros((1, job.width + job.max_new_tokens), np.int32)
-    tokens[0, : len(prompt) + len(said)] = [*prompt, *said]
+    tokens[0, : len(prompt) + len(output)] = [*prompt, *output]
     settings = job.settings | ({"temperature": 1.0} if job.settings["temperature"] == 0 else {})
     context = Context(
         jnp.asarray(tokens),
-        jnp.asarray([len(prompt) + len(said)]),
+        jnp.asarray([len(prompt) + len(output)]),
         sampling.make_sampling(1, **settings),
     )
-    laws = _law(method.drafter, method.params, context)
-    return lambda place, token: float(laws[0, place - 1, token])
+    probs = _call_probs(method.drafter, method.params, context)
+    return lambda position, token: float(probs[0, position - 1, token])
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _law(drafter: Drafter, params, context):
+def _call_probs(drafter: Drafter, params, context):
     assert drafter.probs is not None
     return drafter.probs(params, context)
 
 
 def _number(value: Any) -> float | None:
-    """Four digits, as JSON knows them."""
+    """Four significant digits; None for nan and infinity, which JSON does not have."""
     value = float(value)
     return float(f"{value:.4g}") if np.isfinite(value) else None

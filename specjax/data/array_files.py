@@ -1,6 +1,7 @@
-"""Arrays that were built for one tokenizer, on disk: ``<name>.safetensors``, and ``<name>.json`` that says what they are.
+"""Arrays built for one tokenizer: ``<name>.safetensors`` and a manifest ``<name>.json``.
 
-The manifest is written last and holds a checksum of every array: what looks complete is complete.
+The manifest is written last and holds a checksum of every array, so an incomplete or damaged pair
+of files is detected.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from specjax import files
 from specjax.errors import UserError
 from specjax.types import LM
 
@@ -28,21 +29,28 @@ def write(
     arrays: Mapping[str, np.ndarray],
     facts: Mapping[str, Any],
 ) -> None:
-    """Writes both files into ``directory``, each all at once; ``facts`` go into the manifest (``vocabulary`` among them)."""
+    """Writes both files into ``directory``, which is created if it does not exist.
+
+    Args:
+        directory: where to write.
+        name: of the files, without suffix.
+        schema: version of the format.
+        arrays: any shapes and dtypes.
+        facts: further keys of the manifest; ``read`` needs ``vocabulary`` and ``vocab_size``.
+
+    Raises UserError if the directory cannot be written.
+    """
     folder = Path(directory).expanduser()
-    # safetensors writes the bytes as they lie: it would store a transposed view untransposed.
+    # safetensors ignores strides: it would store a transposed view untransposed.
     arrays = {key: np.ascontiguousarray(value) for key, value in arrays.items()}
     sums = {key: _checksum(value) for key, value in arrays.items()}
     manifest = {"format": f"specjax {name}", "schema": schema, **facts, "sha256": sums}
+    contents = {
+        f"{name}.safetensors": lambda path: save_file(arrays, path),
+        f"{name}.json": json.dumps(manifest, indent=2) + "\n",
+    }
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=folder) as beside:
-            save_file(arrays, Path(beside) / f"{name}.safetensors")
-            (Path(beside) / f"{name}.json").write_text(
-                json.dumps(manifest, indent=2) + "\n", encoding="utf-8"
-            )
-            for file in (f"{name}.safetensors", f"{name}.json"):
-                os.replace(Path(beside) / file, folder / file)
+        files.write_all(folder, contents)
     except OSError as error:
         raise UserError(
             f"cannot write into {folder}: {error.strerror}; choose another directory"
@@ -52,53 +60,63 @@ def write(
 def read(
     directory: str | os.PathLike, name: str, schema: int, target: LM, build: str
 ) -> tuple[dict[str, np.ndarray], dict]:
-    """(arrays, manifest) of what ``write`` wrote under that name.
+    """(arrays, manifest) that ``write`` stored under ``name``.
 
-    ``build`` is how to make it, for the messages. Raises UserError: there is none, it is damaged or not ours, it was
-    written by another version, or it was built with another tokenizer than the target's.
+    ``build`` is the command that builds the arrays, for the messages.
+
+    Raises UserError: missing or damaged files, files of another program or format version, arrays
+    for another tokenizer than the target's.
     """
     folder, what = Path(directory).expanduser(), name.replace("_", " ")
-    path = folder / f"{name}.json"
+    manifest = _read_manifest(folder, name, schema, build)
+    # Equal fingerprints mean equal ids; without fingerprints only the sizes can be compared.
+    vocabulary = manifest["vocabulary"]
+    differ = vocabulary and target.vocabulary and vocabulary != target.vocabulary
+    if differ or manifest["vocab_size"] > target.vocab_size:
+        raise UserError(
+            f"{folder}: the {what} was built with another tokenizer than the target's; "
+            f"build it with {build}"
+        )
+    file = folder / f"{name}.safetensors"
+    try:
+        arrays = load_file(file)
+    # safetensors raises an AttributeError for a dtype that NumPy does not have.
+    except (OSError, SafetensorError, AttributeError) as error:
+        raise UserError(
+            f"{file} is missing or damaged ({error}); build it again with {build}"
+        ) from None
+    if {key: _checksum(value) for key, value in arrays.items()} != manifest["sha256"]:
+        raise UserError(
+            f"{file} does not fit {name}.json: it was damaged or replaced; "
+            f"build both again with {build}"
+        )
+    return arrays, manifest
+
+
+def _read_manifest(folder: Path, name: str, schema: int, build: str) -> dict:
+    """The manifest, with the keys and types that ``read`` needs. Raises UserError."""
+    path, what = folder / f"{name}.json", name.replace("_", " ")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        named = manifest["format"] == f"specjax {name}"
-        version, sums = manifest["schema"], dict(manifest["sha256"])
-        vocabulary, size = manifest["vocabulary"], int(manifest["vocab_size"])
+        ours = manifest["format"] == f"specjax {name}"
+        version = manifest["schema"]
+        # Raises for missing keys and wrong types.
+        manifest |= {"sha256": dict(manifest["sha256"]), "vocabulary": manifest["vocabulary"]}
+        manifest |= {"vocab_size": int(manifest["vocab_size"])}
     except OSError:
         raise UserError(f"{folder} has no {path.name}; build the {what} with {build}") from None
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise UserError(
             f"{path} is damaged, or no {what} of specjax; build it with {build}"
         ) from None
-    if not named:
+    if not ours:
         raise UserError(f"{path} is no {what} of specjax; build one with {build}")
     if version != schema:
         raise UserError(
-            f"{path} is of format version {version!r} and this is {schema}; build it again with {build}"
+            f"{path} has format version {version!r}, but this specjax reads version {schema}; "
+            f"build it again with {build}"
         )
-    # Equal fingerprints are equal ids; where one is unknown, the number of tokens is all there is to compare.
-    if (
-        vocabulary and target.vocabulary and vocabulary != target.vocabulary
-    ) or size > target.vocab_size:
-        raise UserError(
-            f"{folder}: the {what} was built with another tokenizer than the target's; build it with {build}"
-        )
-    file = folder / f"{name}.safetensors"
-    try:
-        arrays = load_file(file)
-    except (
-        OSError,
-        SafetensorError,
-        AttributeError,
-    ) as error:  # the last: a dtype that numpy has not
-        raise UserError(
-            f"{file} is missing or damaged ({error}); build it again with {build}"
-        ) from None
-    if {key: _checksum(value) for key, value in arrays.items()} != sums:
-        raise UserError(
-            f"{file} does not fit {path.name}: it was damaged or replaced; build both again with {build}"
-        )
-    return arrays, manifest
+    return manifest
 
 
 def _checksum(array: np.ndarray) -> str:

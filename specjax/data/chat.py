@@ -1,7 +1,8 @@
-"""Chat templates: Jinja programs that spell a conversation as a model was taught to read it, and say what it is to write.
+"""Chat templates: Jinja programs that turn a conversation into the text a model was trained on.
 
-They run in a sandbox with the names that transformers gives them, so that a model's own template renders the same text.
-What the assistant writes is what stands in ``{% generation %}`` blocks; a template without them is rendered turn by turn.
+They run in a sandbox, with the globals and filters of transformers, so a model's own template
+renders the same text there and here. The assistant's text is the text in ``{% generation %}``
+blocks; a template without such blocks is rendered turn by turn.
 """
 
 from __future__ import annotations
@@ -31,27 +32,33 @@ _SYSTEM = (
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
 )
 BUILT_IN = {
-    "chatml": (  # OpenAI 2023, chatml.md; Qwen, Yi, SmolLM
+    # OpenAI 2023, chatml.md; used by Qwen, Yi, SmolLM.
+    "chatml": (
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
-        "{% if m.role == 'assistant' %}{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}"
+        "{% if m.role == 'assistant' %}"
+        "{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}"
         "{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
     ),
-    "vicuna": (  # FastChat, conversation.py: vicuna_v1.1
+    # FastChat, conversation.py: vicuna_v1.1.
+    "vicuna": (
         "{{ bos_token }}{% if messages[0].role == 'system' %}{{ messages[0].content + ' ' }}"
         f'{{% else %}}{{{{ "{_SYSTEM} " }}}}{{% endif %}}'
         "{% for m in messages %}{% if m.role == 'user' %}{{ 'USER: ' + m.content + ' ' }}"
         "{% elif m.role == 'assistant' %}{{ 'ASSISTANT:' }}"
-        "{% generation %}{{ ' ' + m.content + eos_token }}{% endgeneration %}{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+        "{% generation %}{{ ' ' + m.content + eos_token }}{% endgeneration %}{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
     ),
-    "llama2": (  # Touvron et al. 2023 (2307.09288), llama/generation.py
+    # Touvron et al. 2023 (2307.09288), llama/generation.py.
+    "llama2": (
         "{% set known = namespace(system='') %}{% for m in messages %}"
-        "{% if m.role == 'system' %}{% set known.system = '<<SYS>>\\n' + m.content + '\\n<</SYS>>\\n\\n' %}"
-        "{% elif m.role == 'user' %}{{ bos_token + '[INST] ' + known.system + m.content.strip() + ' [/INST]' }}"
+        "{% if m.role == 'system' %}"
+        "{% set known.system = '<<SYS>>\\n' + m.content + '\\n<</SYS>>\\n\\n' %}"
+        "{% elif m.role == 'user' %}"
+        "{{ bos_token + '[INST] ' + known.system + m.content.strip() + ' [/INST]' }}"
         "{% set known.system = '' %}"
-        "{% else %}{% generation %}{{ ' ' + m.content.strip() + ' ' + eos_token }}{% endgeneration %}{% endif %}"
-        "{% endfor %}"
+        "{% else %}{% generation %}{{ ' ' + m.content.strip() + ' ' + eos_token }}"
+        "{% endgeneration %}{% endif %}{% endfor %}"
     ),
     "plain": (
         "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}{{ 'Assistant:' }}"
@@ -60,83 +67,90 @@ BUILT_IN = {
         "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
     ),
 }
+_SPECIAL = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 
 
 class Template(NamedTuple):
-    """A chat template with the words of the tokenizer it is for."""
+    """A chat template with the special tokens of one tokenizer."""
 
     name: str
     source: str
-    words: dict[str, str]  # bos_token, eos_token, ...: what it may use
-    special: tuple[str, ...]  # spellings of the special tokens
+    words: dict[str, str]  # the variables bos_token, eos_token, ...: their texts
+    special: tuple[str, ...]  # the texts of all special tokens
 
 
 def load(name: str, directory: str | Path, tokenizer: Tokenizer) -> Template:
-    """The template called ``name`` for the model of ``directory``: "" is the model's own, then ``BUILT_IN`` ones, then a file.
+    """The template ``name`` for the model in ``directory``.
 
-    Raises UserError: there is no such template, or it is no valid one.
+    ``name`` is "" (the model's own template), one of ``BUILT_IN``, or the path of a .jinja file.
+
+    Raises UserError if the template does not exist or is not valid Jinja.
     """
     folder = hf.resolve(directory)
     file = folder / "tokenizer_config.json"
-    config = hf._read_json(file) if file.is_file() else {}
+    config = hf.read_json(file) if file.is_file() else {}
     if not name:
-        source, told = _own(folder, config), f"the chat template of {folder}"
+        source, title = _own(folder, config), f"the chat template of {folder}"
         if source is None:
-            known = ", ".join(BUILT_IN)
             raise UserError(
-                f"{folder} has no chat template; name one of {known}, or give a .jinja file"
+                f"{folder} has no chat template; choose one of {', '.join(BUILT_IN)}, "
+                "or give a .jinja file"
             )
     elif name in BUILT_IN:
-        source, told = BUILT_IN[name], f"the chat template {name}"
+        source, title = BUILT_IN[name], f"the chat template {name}"
     else:
         path = Path(name).expanduser()
         if not path.is_file():
             raise UserError(
-                f"there is no chat template {name!r}; there is {', '.join(BUILT_IN)}, a .jinja file, or the model's own "
-                "(leave it empty)"
+                f"there is no chat template {name!r}; choose one of {', '.join(BUILT_IN)}, "
+                "a .jinja file, or the model's own (leave it empty)"
             )
-        source, told = jsonl.read(path, f"chat template {path}"), f"the chat template {path}"
+        source, title = jsonl.read(path, f"chat template {path}"), f"the chat template {path}"
     try:
         _compile(source)
     except jinja2.TemplateSyntaxError as error:
-        raise UserError(f"{told}, line {error.lineno}: {error.message}; correct it") from None
+        raise UserError(f"{title}, line {error.lineno}: {error.message}; correct it") from None
     special = (
         token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
     )
-    return Template(told, source, _words(folder, config, tokenizer), tuple(special))
+    return Template(title, source, _words(folder, config, tokenizer), tuple(special))
 
 
 def _own(folder: Path, config: dict) -> str | None:
-    """The template that came with a model."""
+    """The template in a model's directory, or None."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return jsonl.read(file, f"chat template {file}")
-    found = config.get("chat_template")
-    if isinstance(found, list):  # several, each with a name
-        found = {
-            each.get("name"): each.get("template") for each in found if isinstance(each, dict)
-        }.get("default")
-    return found if isinstance(found, str) else None
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several, with names
+        named = {
+            each.get("name"): each.get("template") for each in template if isinstance(each, dict)
+        }
+        template = named.get("default")
+    return template if isinstance(template, str) else None
 
 
 def _words(folder: Path, config: dict, tokenizer: Tokenizer) -> dict[str, str]:
-    """The special tokens by name, as tokenizer_config.json has them, or else config.json (of ids)."""
+    """Name of a special token -> its text, from tokenizer_config.json (``config``).
+
+    Without that file, the ids in the model's config.json are used.
+    """
     words = {}
-    for key in (
-        "bos_token",
-        "eos_token",
-        "unk_token",
-        "sep_token",
-        "pad_token",
-        "cls_token",
-        "mask_token",
-    ):
+    for key in _SPECIAL:
         value = config.get(key)
         value = value.get("content") if isinstance(value, dict) else value
         if isinstance(value, str):
             words[key] = value
     if not config:
-        model = hf._read_json(folder / "config.json")
+        model = hf.read_json(folder / "config.json")
         for key in ("bos_token", "eos_token"):
             number = model.get(f"{key}_id")
             number = number[0] if isinstance(number, list) and number else number
@@ -146,21 +160,26 @@ def _words(folder: Path, config: dict, tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def render(template: Template, messages: Messages, add_generation_prompt: bool = False) -> str:
-    """The text of a conversation, as transformers' ``apply_chat_template`` gives it. Raises UserError."""
+    """The text of a conversation, as ``apply_chat_template`` of transformers gives it.
+
+    Raises UserError if the template refuses the conversation.
+    """
     return _render(template, messages, add_generation_prompt)[0]
 
 
 def spans(template: Template, messages: Messages) -> tuple[str, list[tuple[int, int]]]:
-    """(text, [begin, end) of what the assistant writes in it: its turns, each with the token that ends it).
+    """(text, the [begin, end) of each part of it that the assistant writes).
+
+    A part is a turn of the assistant, with the special token that ends it.
 
     Raises:
-        UserError: the template refuses the conversation; or it has no ``{% generation %}`` blocks and its text changes when
-            the conversation goes on, so that no turn can be found.
+        UserError: the template refuses the conversation; or it has no ``{% generation %}`` blocks
+            and later turns change the text of earlier ones, so that no turn can be located.
     """
-    text, found = _render(template, messages)
+    text, marked = _render(template, messages)
     if re.search(r"\{%-?\s*generation\b", template.source):
-        return text, found
-    found = []
+        return text, marked
+    parts = []
     for number, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
@@ -168,46 +187,44 @@ def spans(template: Template, messages: Messages) -> tuple[str, list[tuple[int, 
         after = render(template, messages[: number + 1])
         if not after.startswith(before) or not text.startswith(after):
             raise UserError(
-                f"{template.name} is not prefix-stable: what turn {number + 1} reads as depends on later turns; put "
-                f"{{% generation %}} blocks around what the assistant writes, or name one of {', '.join(BUILT_IN)}"
+                f"{template.name} is not prefix-stable: the text of turn {number + 1} depends on "
+                "later turns; put {% generation %} blocks around the assistant's text, "
+                f"or choose one of {', '.join(BUILT_IN)}"
             )
         written = after[len(before) :]
+        # Decoding ends with the special token; the template adds the line feed after it.
         if (bare := written.rstrip()).endswith(template.special):
-            written = (
-                bare  # decoding ends with that token: the line break behind it is the template's
-            )
-        found.append((len(before), len(before) + len(written)))
-    return text, found
+            written = bare
+        parts.append((len(before), len(before) + len(written)))
+    return text, parts
 
 
-def _render(template: Template, messages: Messages, add_generation_prompt: bool = False):
+def _render(
+    template: Template, messages: Messages, add_generation_prompt: bool = False
+) -> tuple[str, list[tuple[int, int]]]:
+    """(text, [begin, end) of each generation block). Raises UserError."""
     compiled, tracker = _compile(template.source)
-    told = {
-        "messages": [dict(m) for m in messages],
-        "tools": None,
-        "documents": None,
-    } | template.words
-    tracker.blocks, tracker.found = [], []
+    variables = {"messages": [dict(m) for m in messages], "tools": None, "documents": None}
+    variables |= template.words
+    tracker.blocks, tracker.parts = [], []
     try:
-        for block in compiled.generate(**told, add_generation_prompt=add_generation_prompt):
+        for block in compiled.generate(**variables, add_generation_prompt=add_generation_prompt):
             tracker.blocks.append(block)
-    except (
-        Exception
-    ) as error:  # a template is somebody's program, and Python's own errors come out of it
+    except Exception as error:  # a template is a program and can raise any error
         why = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{template.name} does not take this conversation: {why}") from None
-    return "".join(tracker.blocks), list(tracker.found)
+    return "".join(tracker.blocks), list(tracker.parts)
 
 
 class _Generation(Extension):
-    """``{% generation %}...{% endgeneration %}``: renders what is inside, and remembers where it went."""
+    """``{% generation %}...{% endgeneration %}``: renders the content and records its position."""
 
-    tags = {"generation"}  # noqa: RUF012  (Jinja's own spelling)
+    tags = {"generation"}  # noqa: RUF012  (as Jinja declares it)
 
     def __init__(self, environment: jinja2.Environment):
         super().__init__(environment)
         self.blocks: list[str] = []
-        self.found: list[tuple[int, int]] = []
+        self.parts: list[tuple[int, int]] = []
 
     def parse(self, parser):
         line = next(parser.stream).lineno
@@ -217,19 +234,19 @@ class _Generation(Extension):
     def _mark(self, caller) -> str:
         text = caller()
         start = sum(map(len, self.blocks))
-        self.found.append((start, start + len(text)))
+        self.parts.append((start, start + len(text)))
         return text
 
 
 @functools.lru_cache(maxsize=8)
 def _compile(source: str) -> tuple[jinja2.Template, _Generation]:
-    """As transformers' ``chat_template_utils`` does it."""
+    """Compiles a template as ``chat_template_utils`` of transformers does."""
 
     def raise_exception(message):
         raise jinja2.TemplateError(message)
 
     def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-        # Jinja's own escapes for HTML.
+        # Jinja's filter of this name escapes HTML.
         keys: dict[str, Any] = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
         return json.dumps(value, ensure_ascii=ensure_ascii, **keys)
 

@@ -1,7 +1,8 @@
 """Text from TFDS, without TensorFlow: the embedded corpus, and the datasets that a user names.
 
-The embedded corpus is the Python source of the interpreter's own standard library: it is on every machine, so nothing
-is ever downloaded. It is an ordinary TFDS dataset; point ``tfds.builder_from_directory`` at it and look.
+The embedded corpus is the Python source of the interpreter's standard library: it is on every
+machine, so no download is needed. It is an ordinary TFDS dataset, which
+``tfds.builder_from_directory`` can open.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ from specjax.errors import UserError
 
 SPLITS = ("train", "valid", "test")
 
-_OWN = {
+# Our splits -> their possible names in datasets.
+_SPLIT_NAMES = {
     "train": ("train",),
     "valid": ("validation", "valid"),
     "test": ("test",),
-}  # what datasets call our splits
+}
 
-Text = tuple[str, str]  # (where it comes from, what it says)
+Text = tuple[str, str]  # (source, content)
 
-# Not the library itself, or not programs: "encodings" is character tables (a sixth of all files, and most prompts would
-# be rows of them), "pydoc_data" is one 750 KB string.
+# Folders that are not the library, or hold no programs: "encodings" is character tables (a sixth of
+# all files; most prompts would be rows of them), "pydoc_data" is one string of 750 KB.
 _SKIPPED = {
     "site-packages",
     "dist-packages",
@@ -47,18 +49,21 @@ _SKIPPED = {
 
 
 def stdlib_sources(root: str | Path | None = None) -> Iterator[Text]:
-    """Yields (relative posix path, text) of the standard library's modules, in path order, without its tests."""
+    """Yields (relative posix path, text) of the standard library's modules, in path order.
+
+    Tests and files that are not UTF-8 are left out. ``root`` is another folder to read.
+    """
     root = Path(root or sysconfig.get_path("stdlib"))
-    found = []
+    paths = []
     for folder, names, files in os.walk(root):
         names[:] = [name for name in names if name not in _SKIPPED]
-        # _sysconfigdata_*: the settings this interpreter was compiled with, a dictionary of paths.
-        found += [
+        # _sysconfigdata_*: a dictionary of the settings with which this interpreter was compiled.
+        paths += [
             Path(folder, name)
             for name in files
             if name.endswith(".py") and "_sysconfigdata" not in name
         ]
-    for path in sorted(found, key=lambda path: path.relative_to(root).as_posix()):
+    for path in sorted(paths, key=lambda path: path.relative_to(root).as_posix()):
         try:
             yield path.relative_to(root).as_posix(), path.read_bytes().decode("utf-8")
         except UnicodeDecodeError:
@@ -66,21 +71,29 @@ def stdlib_sources(root: str | Path | None = None) -> Iterator[Text]:
 
 
 def split_of(path: str) -> str:
-    """The split of a file, through a hash of its path: about 90 % train, 5 % valid, 5 % test, the same everywhere."""
+    """The split of a file, by a hash of its path: about 90 % train, 5 % valid, 5 % test.
+
+    It is the same on every machine.
+    """
     bucket = int.from_bytes(hashlib.sha256(path.encode()).digest()[:8], "big") % 100
     return "train" if bucket < 90 else "valid" if bucket < 95 else "test"
 
 
 class PythonStdlib(tfds.core.GeneratorBasedBuilder):
-    """The standard library of this interpreter as a TFDS dataset (array_record, so that no TensorFlow is needed)."""
+    """The standard library of this interpreter as a TFDS dataset, stored as array_record.
 
-    # The version is the interpreter's: two interpreters never read each other's library.
+    TFDS reads and writes array_record without TensorFlow.
+    """
+
+    # The interpreter's version: two interpreters in one folder use separate datasets.
     VERSION = tfds.core.Version(".".join(str(part) for part in sys.version_info[:3]))
 
     def _info(self) -> tfds.core.DatasetInfo:
         return tfds.core.DatasetInfo(
             builder=self,
-            description="Python source files of the interpreter's standard library, without its tests.",
+            description=(
+                "Python source files of the interpreter's standard library, without its tests."
+            ),
             features=tfds.features.FeaturesDict(
                 {"path": tfds.features.Text(), "text": tfds.features.Text()}
             ),
@@ -97,39 +110,54 @@ class PythonStdlib(tfds.core.GeneratorBasedBuilder):
 
 
 def build(data_dir: str | Path) -> tfds.core.DatasetBuilder:
-    """Builds the embedded corpus in ``data_dir`` unless it is there; a killed build leaves nothing that looks complete."""
+    """Builds the embedded corpus in ``data_dir`` if it does not exist.
+
+    An interrupted build leaves no corpus that looks complete.
+    """
     builder = PythonStdlib(data_dir=os.fspath(data_dir), file_format="array_record")
     if builder.data_path.exists():
         return builder
     tfds.disable_progress_bar()
     config = tfds.download.DownloadConfig(try_download_gcs=False, num_shards=1)
-    # TFDS announces a download on stdout and makes a folder for it; there is none.
+    # TFDS prints a message about a download and creates a folder for it, although it loads nothing.
     with contextlib.redirect_stdout(io.StringIO()), tempfile.TemporaryDirectory() as downloads:
         try:
             builder.download_and_prepare(download_dir=downloads, download_config=config)
         except OSError:
-            # The dataset is renamed into place, which fails when another process has finished the same build first.
+            # TFDS renames the finished dataset; that fails if another process was faster.
             if not builder.data_path.exists():
                 raise
     return PythonStdlib(data_dir=os.fspath(data_dir), file_format="array_record")
 
 
 def load_texts(data_dir: str | Path, split: str) -> list[Text]:
-    """(path, text) of every file of ``split`` ("train", "valid", "test") of the embedded corpus, built if need be."""
-    builder: Any = build(data_dir)  # TFDS's decorators hide the signatures from type checkers
+    """(path, text) of every file in a split ("train", "valid", "test") of the embedded corpus.
+
+    The corpus is built if it does not exist.
+    """
+    # Any: the decorators of TFDS hide the signatures from type checkers.
+    builder: Any = build(data_dir)
     source = builder.as_data_source(split)
     return [(example["path"].decode(), example["text"].decode()) for example in source]
 
 
 def load_tfds(name: str, data_dir: str | Path, split: str, text_key: str) -> list[Text]:
-    """(where, text) of ``split`` of a TFDS dataset: a registered name, or the directory of one that is built.
+    """(source, text) of every example in a split of a TFDS dataset stored as array_record.
 
-    A registered one is read from ``data_dir`` (empty: TFDS's own), and downloaded only if it is not there. Splits that the
-    dataset has not are taken from the end of its train split, 5 % each. No TensorFlow is needed: the format is array_record.
+    A missing test or valid split is taken from the end of the train split, 5 % each.
+
+    Args:
+        name: a registered dataset, or the directory of a prepared one.
+        data_dir: where registered datasets are stored; empty: the default of TFDS. A dataset that
+        is
+            not there is downloaded.
+        split: "train", "valid" or "test".
+        text_key: the feature to read.
 
     Raises:
-        UserError: no such dataset, one that cannot be downloaded or is stored in another format, a ``text_key`` that is no
-            text feature.
+        UserError: an unknown dataset, a failed download, another storage format, a ``text_key``
+        that
+            is not a text feature.
     """
     builder: Any = _tfds_builder(name, data_dir)
     features = builder.info.features
@@ -137,31 +165,42 @@ def load_tfds(name: str, data_dir: str | Path, split: str, text_key: str) -> lis
         key for key, value in dict(features or {}).items() if isinstance(value, tfds.features.Text)
     )
     if text_key not in texts:
-        told = ", ".join(texts) or "none"
         raise UserError(
-            f"config.data.text_key is {text_key!r}; the text features of {name} are {told}"
+            f"config.data.text_key is {text_key!r}; "
+            f"the text features of {name} are {', '.join(texts) or 'none'}"
         )
-    there = set(builder.info.splits)
-    own = {split: next((each for each in _OWN[split] if each in there), None) for split in SPLITS}
-    if own["train"] is None:
-        raise UserError(
-            f"{name} has no train split but {', '.join(sorted(there)) or 'none'}; give another dataset"
-        )
-    lacking = [each for each in ("test", "valid") if own[each] is None]
-    end = 100 - 5 * len(lacking)
-    if lacking:
-        own |= {each: f"train[{end + 5 * i}%:{end + 5 * i + 5}%]" for i, each in enumerate(lacking)}
-        own["train"] = f"train[:{end}%]"
+    part = _split_parts(name, builder)[split]
     with _one_line(f"{name} cannot be read as array_record"):
-        source = builder.as_data_source(own[split])
+        source = builder.as_data_source(part)
         return [
-            (f"{name} {own[split]} {n}", example[text_key].decode())
-            for n, example in enumerate(source)
+            (f"{name} {part} {n}", example[text_key].decode()) for n, example in enumerate(source)
         ]
 
 
+def _split_parts(name: str, builder: Any) -> dict[str, str]:
+    """Our split -> the TFDS expression for it, "train[:90%]" for example. Raises UserError."""
+    available = set(builder.info.splits)
+    parts = {
+        split: next((each for each in _SPLIT_NAMES[split] if each in available), None)
+        for split in SPLITS
+    }
+    if parts["train"] is None:
+        raise UserError(
+            f"{name} has no train split (its splits: {', '.join(sorted(available)) or 'none'}); "
+            "give another dataset"
+        )
+    missing = [each for each in ("test", "valid") if parts[each] is None]
+    end = 100 - 5 * len(missing)
+    if missing:
+        parts |= {
+            each: f"train[{end + 5 * i}%:{end + 5 * i + 5}%]" for i, each in enumerate(missing)
+        }
+        parts["train"] = f"train[:{end}%]"
+    return {split: part for split, part in parts.items() if part is not None}
+
+
 def _tfds_builder(name: str, data_dir: str | Path) -> tfds.core.DatasetBuilder:
-    """The builder of a dataset that is there."""
+    """The builder of a dataset, which is downloaded and prepared if it does not exist."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         with _one_line(f"{folder} is no directory of a TFDS dataset (it has dataset_info.json)"):
@@ -181,16 +220,16 @@ def _tfds_builder(name: str, data_dir: str | Path) -> tfds.core.DatasetBuilder:
 
 
 @contextlib.contextmanager
-def _one_line(told: str) -> Iterator[None]:
-    """Whatever goes wrong inside (dataset builders are programs of many people) becomes one line."""
+def _one_line(problem: str) -> Iterator[None]:
+    """Turns any error (dataset builders can raise all kinds) into a UserError of one line."""
     verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)  # TFDS warns of what it looked at in vain
+    logging.set_verbosity(logging.ERROR)  # TFDS warns about every place where it searched
     try:
         yield
     except Exception as error:
         why = next(
             (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
         )
-        raise UserError(f"{told}: {why}") from None
+        raise UserError(f"{problem}: {why}") from None
     finally:
         logging.set_verbosity(verbosity)

@@ -1,12 +1,15 @@
-"""Datastores: texts in which the next tokens can be looked up. Host side: build, append, save, load.
+"""Datastores: texts in which the next tokens can be looked up. Host side: build, append, save,
+load.
 
-A store is one flat array of documents, each followed by -1, and the suffix array of it: every place of the store, sorted by
-the ``reach`` tokens that begin there. All occurrences of a phrase then are neighbours, and two binary searches find them
-(``specjax.drafters._suffix_array``). No phrase holds a -1, so nothing matches across documents.
+A store is one flat array of documents, each followed by -1, and its suffix array: all positions of
+the store, sorted by the ``reach`` tokens that begin there. So all occurrences of a phrase are
+neighbours, and two binary searches find them (``specjax.drafters.lookup._suffix_array``). No phrase
+contains a -1, so no match crosses documents.
 
-The array is sorted with numpy, by prefix doubling (Manber and Myers 1993): log2(reach) stable sorts of n integers. A library
-was considered: pydivsufsort (MIT, wheels, maintained) binds an algorithm on bytes, which for token ids sorts a text four
-times as long and to the end of every repetition. The store needs 32 tokens, ties in order, and no compiled dependency.
+The array is sorted with NumPy, by prefix doubling (Manber and Myers 1993): log2(reach) stable sorts
+of n integers. The library pydivsufsort (MIT, maintained, with wheels) was considered: it sorts
+bytes, so a text of token ids is four times longer, and it compares to the end of every repetition.
+The store only needs 32 tokens, ties by position, and no compiled dependency.
 """
 
 from __future__ import annotations
@@ -31,18 +34,19 @@ class Store(NamedTuple):
     """Texts and their suffix array."""
 
     tokens: np.ndarray  # i32[n], -1 after every document
-    order: (
-        np.ndarray
-    )  # i32[n] the places 0..n-1, sorted by the ``reach`` tokens that begin there; -1 first
+    # i32[n]: the positions 0..n-1, sorted by the ``reach`` tokens that begin there; -1 sorts first.
+    order: np.ndarray
     reach: int = REACH
 
 
 def build(documents: Sequence[Sequence[int]], reach: int = REACH) -> Store:
-    """The store of token lists; empty ones are left out. O(n log n log reach) time, about 50 bytes a token while it sorts.
+    """The store of some documents; empty ones are left out.
+
+    Takes O(n log n log reach) time, and about 50 bytes per token during the sort.
 
     Args:
         documents: token ids >= 0.
-        reach: how many tokens the order looks at: no longer phrase can be looked up.
+        reach: number of tokens that the order compares: no longer phrase can be looked up.
 
     Raises:
         UserError: no tokens at all, negative ids, a reach below 1.
@@ -56,25 +60,28 @@ def build(documents: Sequence[Sequence[int]], reach: int = REACH) -> Store:
 
 
 def empty(capacity: int, reach: int = REACH) -> Store:
-    """A store of ``capacity`` places without any text: something to ``append`` to."""
+    """A store of ``capacity`` positions without text, for ``append``. Raises UserError."""
     if capacity < 2 or reach < 1:
         raise UserError(f"capacity is {capacity} and reach {reach}; they must be at least 2 and 1")
     return Store(np.full(capacity, SEPARATOR, np.int32), np.arange(capacity, dtype=np.int32), reach)
 
 
 def append(store: Store, documents: Sequence[Sequence[int]], capacity: int) -> Store:
-    """The store with further documents, in exactly ``capacity`` places: the oldest documents go, whole, and -1 fills up.
+    """The store with further documents, in exactly ``capacity`` positions, padded with -1.
 
-    Of a document that alone is longer than ``capacity - 1`` tokens the end is kept. Shapes stay, so nothing is compiled
-    again.
+    Whole documents are dropped, the oldest first. If the last document is longer than
+    ``capacity - 1`` tokens, its end is kept. The shapes do not change, so no program is recompiled.
     """
-    empty(capacity, store.reach)  # checks
+    empty(capacity, store.reach)  # raises for invalid arguments
     tokens = recent([*split(store.tokens), *documents], capacity)
     return Store(tokens, suffix_array(tokens, store.reach), store.reach)
 
 
 def recent(documents: Sequence[Sequence[int] | np.ndarray], capacity: int) -> np.ndarray:
-    """i32[capacity]: the last documents that fit, whole, each followed by -1, which also fills up. See ``append``."""
+    """i32[capacity]: the last documents that fit, each followed by -1; padded with -1.
+
+    See ``append``.
+    """
     kept, room = [], capacity
     for document in reversed([_ids(d) for d in documents]):
         if not len(document):
@@ -99,7 +106,10 @@ def save(
     vocabulary: str | None,
     sources: Sequence[str] = (),
 ) -> None:
-    """Writes datastore.safetensors and datastore.json. ``vocabulary`` is ``LM.vocabulary``, the tokenizer's fingerprint."""
+    """Writes datastore.safetensors and datastore.json. Raises UserError.
+
+    ``vocabulary`` is ``LM.vocabulary``, the tokenizer's fingerprint; ``sources`` name the texts.
+    """
     facts = {
         "vocabulary": vocabulary,
         "vocab_size": vocab_size,
@@ -114,73 +124,80 @@ def save(
 
 
 def load(directory: str | os.PathLike, target: LM) -> Store:
-    """Reads the store in ``directory``. Raises UserError: none there, damaged, or made with another tokenizer."""
+    """Reads the store in ``directory``.
+
+    Raises UserError if there is none, it is damaged, or it was built with another tokenizer.
+    """
     arrays, manifest = array_files.read(directory, NAME, SCHEMA, target, BUILD)
     reach = manifest.get("reach")
     whole = isinstance(reach, int) and not isinstance(reach, bool) and 0 < reach <= LONGEST
     if set(arrays) != {"tokens", "order"} or not whole:
-        raise UserError(f"{directory} holds no datastore of specjax; build one with {BUILD}")
+        raise UserError(f"{directory} has no datastore of specjax; build one with {BUILD}")
     store = Store(arrays["tokens"], arrays["order"], manifest["reach"])
     check(store, target)
     return store
 
 
 def check(store: Store, target: LM) -> None:
-    """Raises UserError if the store has ids that the target does not know."""
+    """Raises UserError if the store has ids outside the target's vocabulary."""
     if (top := store.tokens.max(initial=-1)) >= target.vocab_size:
         raise UserError(
-            f"the datastore has the token id {top} and the target {target.vocab_size} tokens; it was built with another "
-            f"tokenizer than the target's, build it again with {BUILD}"
+            f"the datastore has the token id {top} and the target {target.vocab_size} tokens; "
+            f"it was built with another tokenizer than the target's, build it again with {BUILD}"
         )
 
 
 def split(tokens: np.ndarray) -> list[np.ndarray]:
-    """The documents of a flat array, without separators and padding."""
+    """The documents in a flat array, without separators and padding."""
     ends = np.flatnonzero(tokens < 0)
     starts = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
     return [tokens[a:b] for a, b in zip(starts, ends, strict=True) if b > a]
 
 
 def flatten(documents: Sequence[Sequence[int]]) -> np.ndarray:
-    """i32[n]: the documents that are not empty, each followed by -1. Raises UserError for ids below 0."""
+    """i32[n]: the documents that are not empty, each followed by -1.
+
+    Raises UserError unless they are lists of ids >= 0.
+    """
     parts = [ids for document in documents if len(ids := _ids(document))]
-    return (
-        np.concatenate([np.append(ids, np.int32(SEPARATOR)) for ids in parts])
-        if parts
-        else np.zeros(0, np.int32)
-    )
+    if not parts:
+        return np.zeros(0, np.int32)
+    return np.concatenate([np.append(ids, np.int32(SEPARATOR)) for ids in parts])
 
 
 def _ids(document: Sequence[int] | np.ndarray) -> np.ndarray:
     ids = np.asarray(document)
     if ids.size and (ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0):
-        raise UserError("a document has something else than token ids >= 0; give lists of ids")
+        raise UserError("a document is not a list of token ids >= 0; give lists of such ids")
     return ids.astype(np.int32).reshape(-1)
 
 
 def suffix_array(tokens: np.ndarray, reach: int) -> np.ndarray:
-    """i32[n]: the places of tokens i32[n], sorted by the ``reach`` tokens from there on; -1 beyond the end; ties by place."""
+    """i32[n]: the positions of tokens i32[n], sorted by the ``reach`` tokens that begin there.
+
+    Tokens past the end count as -1. Ties are sorted by position.
+    """
     size, known = len(tokens), 1
     rank = tokens.astype(np.int64) + 1
     order = np.argsort(rank, kind="stable")
     while known < reach:
-        # Sorted by ``known`` tokens: the next ``step`` follow from the rank of the place ``step`` further on.
+        # ``rank`` compares ``known`` tokens. The rank at the position ``step`` further adds
+        # ``step`` more tokens to the comparison.
         step = min(known, reach - known)
         rank = _dense(rank, order)
-        if rank[order[-1]] == size - 1:  # no two alike: further tokens change nothing
+        if rank[order[-1]] == size - 1:  # all ranks differ: the order is final
             break
-        behind = np.zeros(
-            size, np.int64
-        )  # a -1 ends every store, so nothing sorts before it: rank 0, as beyond the end
-        behind[: max(size - step, 0)] = rank[step:]
-        rank = rank * size + behind
+        # The -1 at the end of the store sorts first and has rank 0; so do tokens past the end.
+        following = np.zeros(size, np.int64)
+        following[: max(size - step, 0)] = rank[step:]
+        rank = rank * size + following
         order = np.argsort(rank, kind="stable")
         known += step
     return order.astype(np.int32)
 
 
 def _dense(rank: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """The same ranks as 0, 1, 2, ..."""
+    """The ranks renumbered as 0, 1, 2, ..., in the same order."""
     new = np.empty_like(rank)
     new[order] = np.concatenate([[0], np.cumsum(np.diff(rank[order]) > 0)])
     return new

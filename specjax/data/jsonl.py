@@ -1,4 +1,4 @@
-"""Text files and JSON Lines as people hand them in: a mistake names the file, and the line."""
+"""Text files and JSON Lines given by the user: a message about a mistake names file and line."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from specjax.errors import UserError
 
 
 def read(path: Path, where: str, *, gz: bool = False) -> str:
-    """The text of a file, without a byte order mark. ``where`` (what the file is, and its path) begins every message.
+    """The text of a file, without a byte order mark.
 
-    With ``gz`` a file whose name ends in .gz is unpacked.
+    ``where`` (what the file is, and its path) begins every message. With ``gz``, a file with the
+    suffix .gz is decompressed.
 
-    Raises:
-        UserError: a file that cannot be read, is no whole gzip file though it should be, or is not UTF-8.
+    Raises UserError: the file cannot be read, is not a complete gzip file but has that suffix, or
+    is not UTF-8.
     """
     try:
         content = path.read_bytes()
@@ -26,11 +27,11 @@ def read(path: Path, where: str, *, gz: bool = False) -> str:
         return content.decode("utf-8-sig")
     except (gzip.BadGzipFile, EOFError, zlib.error):
         raise UserError(
-            f"{where} is no gzip file, or not a whole one; give one, or a name without .gz"
+            f"{where} is not a complete gzip file; copy it again, or use a name without .gz"
         ) from None
     except OSError as error:
         raise UserError(
-            f"{where} cannot be read ({error.strerror or error}); give a file that can be"
+            f"{where} cannot be read ({error.strerror or error}); give a readable file"
         ) from None
     except UnicodeDecodeError as error:
         raise UserError(
@@ -39,28 +40,30 @@ def read(path: Path, where: str, *, gz: bool = False) -> str:
 
 
 def lines(text: str) -> list[tuple[int, str]]:
-    """(number, line) of the lines that are not blank; only a line feed ends one (JSON may hold other separators)."""
+    """(number, line) of the lines that are not blank.
+
+    Only a line feed ends a line: JSON strings may contain other separators.
+    """
     return [(n, line.rstrip("\r")) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
 
 
 def parse(line: str) -> dict[str, Any] | None:
-    """The JSON object on a line, or None if there is none."""
+    """The JSON object on a line, or None if the line is anything else."""
     try:
         value = json.loads(line)
-        json.dumps(
-            value, ensure_ascii=False
-        ).encode()  # half a surrogate pair is no character, and nobody could write it
+        # Fails for half a surrogate pair, which could not be written as UTF-8.
+        json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
 
 def objects(text: str, key: str, where: str) -> list[dict[str, Any]]:
-    """The object on every line. Raises UserError for a line that has none, or no text under ``key``."""
-    found = []
+    """The object of each line. Raises UserError for a line without one, or without text ``key``."""
+    values = []
     for number, line in lines(text):
         value = parse(line)
         if value is None or not isinstance(value.get(key), str):
             raise UserError(f'{where} line {number} is no JSON object with a "{key}" text')
-        found.append(value)
-    return found
+        values.append(value)
+    return values

@@ -1,8 +1,8 @@
-"""Tables of n-gram counts: what ``drafters/ngram_lm.py`` drafts from. Host side: count, save, load.
+"""Tables of n-gram counts, for ``drafters/lookup/ngram_lm.py``. Host side: count, save, load.
 
-Every row keeps the most frequent successors of a context and is a law of its own (they sum to 1). Contexts of two tokens are
-found through a hash table with the contexts written in it, so that two of them are never taken for one another; those that
-find no place, the rarest, are left out.
+Every row has the most frequent successors of a context and their probabilities, which sum to 1.
+Contexts of two tokens are looked up in a hash table that stores the contexts, so two contexts are
+never confused. Contexts that get no slot in the table, the rarest, are left out.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ from specjax.types import LM
 
 NAME, SCHEMA = "ngram_tables", 1
 BUILD = "--config=configs/ngram_tables.py and this target"
-PROBES = 8  # places in a row where a context may stand
+PROBES = 8  # consecutive slots in which a context may be stored
 
 Array = np.ndarray | jax.Array
 
 
 class Tables(NamedTuple):
-    """Counts as laws. V tokens, K successors a row, C contexts of two tokens, H >= 2C places of the hash table."""
+    """Counts as probabilities.
+
+    V tokens, K successors per row, C contexts of two tokens, H >= 2C slots of the hash table.
+    """
 
     unigram: np.ndarray  # f32[V], all positive
     bigram_ids: np.ndarray  # i32[V,K] successors, the most frequent first; -1 = no more
     bigram_probs: np.ndarray  # f32[V,K]
-    trigram_keys: np.ndarray  # i32[H,2] the context in each place, -1 = none
+    trigram_keys: np.ndarray  # i32[H,2] the context in each slot, -1 = none
     trigram_rows: np.ndarray  # i32[H] its row
     trigram_ids: np.ndarray  # i32[C,K]
     trigram_probs: np.ndarray  # f32[C,K]
@@ -46,14 +49,15 @@ def count(
     contexts: int = 100_000,
     smoothing: float = 0.1,
 ) -> Tables:
-    """Counts token lists; no n-gram reaches from one into the next.
+    """Counts the n-grams of some documents; no n-gram crosses documents.
 
     Args:
         documents: token ids in 0..vocab_size-1.
         vocab_size: V.
-        successors: K, how many are kept of each context, with 8 bytes each. Equally frequent ones: the lower id.
+        successors: K, the number kept for each context, 8 bytes each. Of equally frequent
+            successors, the lower ids are kept.
         contexts: how many contexts of two tokens are kept, the most frequent ones.
-        smoothing: added to each token's count in the unigram law (add-k).
+        smoothing: added to each token's count for the unigram probabilities (add-k).
 
     Raises:
         UserError: no tokens, ids outside the vocabulary, numbers out of range.
@@ -68,7 +72,7 @@ def count(
         raise UserError(
             f"a document has the token id {tokens.max()}; ids must be in 0..{vocab_size - 1}"
         )
-    if vocab_size >= 1 << 21:  # three ids no longer fit into 63 bits
+    if vocab_size >= 1 << 21:  # three ids would not fit into 63 bits
         raise UserError(
             f"the vocabulary has {vocab_size} tokens; tables hold at most {(1 << 21) - 1}"
         )
@@ -91,11 +95,13 @@ def count(
 def _rows(
     grams: np.ndarray, contexts: np.ndarray, vocab_size: int, keep: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Grams (context * V + successor, one for each occurrence) -> ids i32[C,K] and probabilities f32[C,K] of ``contexts``."""
+    """(ids i32[C,K], probabilities f32[C,K]) of the successors of ``contexts``.
+
+    ``grams`` are context * V + successor, one for each occurrence.
+    """
     kinds, times = np.unique(grams, return_counts=True)
-    order = np.lexsort(
-        (kinds, -times, kinds // vocab_size)
-    )  # by context, the most frequent first, then the lower id
+    # By context, then the most frequent first, then the lower id first.
+    order = np.lexsort((kinds, -times, kinds // vocab_size))
     of, successor, times = kinds[order] // vocab_size, kinds[order] % vocab_size, times[order]
     first = np.searchsorted(of, contexts)
     place = first[:, None] + np.arange(keep)
@@ -106,15 +112,15 @@ def _rows(
     real = inside & (of[place] == contexts[:, None])
     weight = np.where(real, times[place], 0).astype(np.float64)
     total = np.maximum(weight.sum(1, keepdims=True), 1)
-    return np.where(real, successor[place], -1).astype(np.int32), (weight / total).astype(
-        np.float32
-    )
+    ids = np.where(real, successor[place], -1).astype(np.int32)
+    return ids, (weight / total).astype(np.float32)
 
 
 def _hashed(contexts: np.ndarray, vocab_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Places for contexts (first * V + second, the most important first): keys i32[H,2], rows i32[H], and the contexts kept.
+    """(keys i32[H,2], rows i32[H], indices of the kept contexts) of the hash table.
 
-    Each takes the first of PROBES places that no more important one has taken.
+    ``contexts`` are first * V + second, the most important first. Each gets the first of its PROBES
+    slots that no more important context has.
     """
     slots = 1 << max(2 * len(contexts) - 1, PROBES).bit_length()
     keys, rows = np.full((slots, 2), -1, np.int32), np.zeros(slots, np.int32)
@@ -134,10 +140,12 @@ def _hashed(contexts: np.ndarray, vocab_size: int) -> tuple[np.ndarray, np.ndarr
 
 
 def slot(first: Array, second: Array, slots: int) -> Array:
-    """Where the search for the context (first, second) begins: i32 in 0..slots-1, a power of two. numpy and JAX alike."""
-    mixed = first.astype(np.uint32) * np.uint32(0x9E3779B1) ^ second.astype(np.uint32) * np.uint32(
-        0x85EBCA77
-    )
+    """The first slot for the context (first, second), i32 in 0..slots-1. For NumPy and JAX arrays.
+
+    ``slots`` must be a power of two.
+    """
+    a = first.astype(np.uint32) * np.uint32(0x9E3779B1)
+    mixed = a ^ second.astype(np.uint32) * np.uint32(0x85EBCA77)
     mixed = (mixed ^ (mixed >> np.uint32(15))) * np.uint32(0x2C1B3C6D)
     mixed = (mixed ^ (mixed >> np.uint32(12))) * np.uint32(0x297A2D39)
     return ((mixed ^ (mixed >> np.uint32(15))) & np.uint32(slots - 1)).astype(np.int32)
@@ -150,7 +158,10 @@ def save(
     vocabulary: str | None,
     sources: Sequence[str] = (),
 ) -> None:
-    """Writes ngram_tables.safetensors and ngram_tables.json. ``vocabulary`` is ``LM.vocabulary``."""
+    """Writes ngram_tables.safetensors and ngram_tables.json. Raises UserError.
+
+    ``vocabulary`` is ``LM.vocabulary``, the tokenizer's fingerprint; ``sources`` name the texts.
+    """
     facts = {
         "vocabulary": vocabulary,
         "vocab_size": len(tables.unigram),
@@ -162,25 +173,30 @@ def save(
 
 
 def load(directory: str | os.PathLike, target: LM) -> Tables:
-    """Reads the tables in ``directory``. Raises UserError: none there, damaged, or made with another tokenizer."""
+    """Reads the tables in ``directory``.
+
+    Raises UserError if there are none, they are damaged, or were built with another tokenizer.
+    """
     arrays, _ = array_files.read(directory, NAME, SCHEMA, target, BUILD)
     if set(arrays) != set(Tables._fields):
-        raise UserError(f"{directory} holds no n-gram tables of specjax; build them with {BUILD}")
+        raise UserError(f"{directory} has no n-gram tables of specjax; build them with {BUILD}")
     tables = Tables(**arrays)
     check(tables, target)
     return tables
 
 
 def check(tables: Tables, target: LM) -> None:
-    """Raises UserError unless the tables count the target's tokens."""
+    """Raises UserError unless the tables have the target's vocabulary size and probabilities."""
     if len(tables.unigram) != target.vocab_size:
         raise UserError(
-            f"the n-gram tables count {len(tables.unigram)} tokens and the target has {target.vocab_size}; they were built "
-            f"with another tokenizer than the target's, build them again with {BUILD}"
+            f"the n-gram tables count {len(tables.unigram)} tokens and the target has "
+            f"{target.vocab_size}; they were built with another tokenizer than the target's, "
+            f"build them again with {BUILD}"
         )
     for name, array in zip(tables._fields, tables, strict=True):
         array = np.asarray(array)
         if array.dtype.kind == "f" and not (np.isfinite(array).all() and (array >= 0).all()):
             raise UserError(
-                f"the n-gram tables have a probability in {name} that is none; build them again with {BUILD}"
+                f"{name} of the n-gram tables has values that are not probabilities; "
+                f"build them again with {BUILD}"
             )

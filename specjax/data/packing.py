@@ -1,8 +1,8 @@
-"""Whole documents in rows of one length: several to a row, each with its mask, and none of them seen by another.
+"""Packs whole documents into rows of one length: several per row, each with a segment number.
 
-Which lengths share a row is decided once, by best-fit decreasing; an epoch only shuffles which of the equally long
-documents go where, and the order of the rows. All epochs have the same number of rows, so that a batch is a function of
-(seed, step) that costs nothing to reach: a resumed run sees the same data.
+Best-fit decreasing decides once which lengths share a row. An epoch only permutes documents of
+equal length, and the order of the rows. All epochs have the same number of rows, so a batch is a
+function of (seed, step) that needs no earlier batches: a resumed run sees the same data.
 """
 
 from __future__ import annotations
@@ -19,50 +19,50 @@ from specjax.types import Batch
 
 
 class Document(NamedTuple):
-    """Token ids, and which of them a model is to learn."""
+    """Token ids, and which of them are labels for training."""
 
     ids: np.ndarray  # i32[n]
     labelled: np.ndarray  # bool[n]
 
 
 def pieces(documents: Sequence[Document], length: int) -> list[Document]:
-    """``documents`` with those longer than a row (``length`` + 1 tokens) cut, less what has no label.
+    """``documents`` in pieces that fit into a row of ``length`` + 1 tokens; each piece has a label.
 
-    A piece begins with the last token of the piece before it, which has been a label there and is context here: nothing is
-    learnt twice, nothing is left out. The first token of a piece is never a label. Raises UserError: ``length`` is below 1.
+    A piece begins with the last token of the previous piece, which is a label there and context
+    here: every label is used exactly once. The first token of a piece is never a label. Raises
+    UserError if ``length`` is below 1.
     """
     if length < 1:
         raise UserError(f"the length of a row is {length}; it must be at least 1")
-    found = []
+    parts = []
     for ids, labelled in documents:
         for start in range(0, max(len(ids) - 1, 0), length):
-            part = Document(
-                ids[start : start + length + 1], np.array(labelled[start : start + length + 1])
-            )
+            stop = start + length + 1
+            part = Document(ids[start:stop], np.array(labelled[start:stop]))
             part.labelled[0] = False
             if part.labelled.any():
-                found.append(part)
-    return found
+                parts.append(part)
+    return parts
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Packed:
-    """Batches of whole documents. A batch is a pure function of (seed, step); an epoch has each piece exactly once.
+    """Batches of whole documents; a batch is a pure function of (seed, step).
 
-    ``waste`` is the part of the rows that is padding. Raises UserError where the documents do not fill one batch.
+    An epoch has each piece exactly once. Raises UserError if the documents do not fill one batch.
     """
 
     documents: Sequence[Document]
     batch_size: int
-    length: int  # T; a row holds one token more, so that every position has its label
+    length: int  # T; a row has one token more, so that every position has a label
     seed: int = 0
 
     def __post_init__(self):
         _check_some(self._pieces)
         if self.rows < self.batch_size:
             raise UserError(
-                f"the documents fill {self.rows} rows of {self.length + 1} tokens, fewer than one batch of "
-                f"{self.batch_size}; give more text, or lower the batch size or the length"
+                f"the documents fill {self.rows} rows of {self.length + 1} tokens, fewer than one "
+                f"batch of {self.batch_size}; give more text, or lower the batch size or the length"
             )
 
     @functools.cached_property
@@ -79,19 +79,22 @@ class Packed:
 
     @property
     def rows(self) -> int:
-        """How many rows an epoch has."""
+        """Number of rows in an epoch."""
         return len(self._plan)
 
     @property
     def waste(self) -> float:
-        """The part of the rows that is padding, in 0..1."""
+        """The share of padding in the rows, in 0..1."""
         return 1 - int(self._sizes.sum()) / (self.rows * (self.length + 1))
 
     def batch(self, step: int) -> Batch:
-        """tokens i32[B,T+1], labelled bool[B,T+1], segments i32[B,T+1] (1, 2, ... in each row, padding 0), all NumPy."""
-        numbers = range(step * self.batch_size, (step + 1) * self.batch_size)
+        """tokens i32[B,T+1], labelled bool[B,T+1], segments i32[B,T+1], all NumPy.
+
+        The segments of each row are 1, 2, ...; padding has segment 0.
+        """
         rows = []
-        for number in numbers:  # a batch may lie across the end of an epoch
+        # A batch may cross the end of an epoch.
+        for number in range(step * self.batch_size, (step + 1) * self.batch_size):
             epoch, place = divmod(number, self.rows)
             chosen, order = self._epoch(epoch)
             rows.append([self._pieces[chosen[rank]] for rank in self._plan[order[place]]])
@@ -102,27 +105,26 @@ class Packed:
         return functools.lru_cache(maxsize=2)(self._shuffle)
 
     def _shuffle(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """(piece of each rank in decreasing length, row at each place) of an epoch."""
+        """(piece of each rank in decreasing length, row at each position) of an epoch."""
         random = np.random.default_rng([self.seed, epoch])
         shuffled = random.permutation(len(self._sizes))
-        return shuffled[np.argsort(-self._sizes[shuffled], kind="stable")], random.permutation(
-            self.rows
-        )
+        by_length = shuffled[np.argsort(-self._sizes[shuffled], kind="stable")]
+        return by_length, random.permutation(self.rows)
 
 
 def held_out(
     documents: Sequence[Document], batch_size: int, length: int, count: int
 ) -> list[Batch]:
-    """``count`` batches of whole documents, always the same: fewer where there are not enough, at least one (filled up with
-    rows of nothing but padding).
+    """``count`` batches of whole documents, the same on every call; shapes as in ``Packed.batch``.
 
-    Shapes as in ``Packed.batch``. Raises UserError where no document has a label.
+    Fewer batches if there are not enough documents, but at least one (with rows of padding if
+    needed). Raises UserError if no document has a label.
     """
     parts = pieces(documents, length)
     _check_some(parts)
     order = np.argsort([-len(part.ids) for part in parts], kind="stable")
     plan = best_fit(np.array([len(part.ids) for part in parts]), length + 1)
-    # Best-fit puts the long documents first: an even choice has some of all lengths.
+    # Best-fit puts long documents first: a random choice of rows has documents of all lengths.
     chosen = np.random.default_rng(0).permutation(len(plan))
     chosen = chosen[: batch_size * max(1, min(count, len(plan) // batch_size))]
     rows = [[parts[order[rank]] for rank in plan[row]] for row in chosen]
@@ -133,13 +135,16 @@ def held_out(
 
 
 def best_fit(sizes: np.ndarray, room: int) -> list[list[int]]:
-    """Rows as lists of ranks (0 is the longest size): each, in decreasing order, goes where the least room is left after it.
+    """Packs sizes i64[n], each at most ``room``, into rows: lists of ranks (0 is the longest size).
 
-    ``sizes`` i64[n], each at most ``room``. Johnson 1973, best-fit decreasing: at most 11/9 of the fewest rows there can be.
+    Each size, in decreasing order, goes into the row that then has the least room left. Johnson
+    1973, best-fit decreasing: at most 11/9 of the minimal number of rows.
     """
     rows: list[list[int]] = []
     free: list[list[int]] = [[] for _ in range(room + 1)]  # rows by the room they have left
-    some = 0  # bit r is set where there are rows with r left: the smallest that is enough is one bit trick away
+    # Bit r is set if there are rows with r left. ``x & -x`` is the lowest set bit of x, so it finds
+    # the smallest room that is enough.
+    some = 0
     for rank, size in enumerate(-np.sort(-sizes)):
         size = int(size)
         enough = some >> size
@@ -158,7 +163,7 @@ def best_fit(sizes: np.ndarray, room: int) -> list[list[int]]:
 
 def _fill(rows: Sequence[Sequence[Document]], length: int) -> Batch:
     shape = len(rows), length + 1
-    # Any: NumPy arrays, which the training loop places on the devices.
+    # Any: Batch declares jax.Array; the training loop moves these arrays to the devices.
     tokens: Any = np.zeros(shape, np.int32)
     labelled: Any = np.zeros(shape, bool)
     segments: Any = np.zeros(shape, np.int32)

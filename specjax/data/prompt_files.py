@@ -1,14 +1,17 @@
-"""Files of prompts: the public evaluation sets as they are published, and a user's own, as conversations.
+"""Files of prompts as conversations: the public evaluation sets as published, and a user's own.
 
-Kinds, found by the keys of the first line (any of them may be gzipped, ``.gz``):
+The keys of the first line give the kind. Every file may be compressed with gzip (``.gz``).
 
-- ``spec_bench``: {"question_id", "category", "turns": [text, ...]}; MT-bench and vicuna-bench have the same lines.
-- ``humaneval``: {"task_id", "prompt", "entry_point", ...} (Chen et al. 2021, 2107.03374); code to be continued.
-- ``gsm8k``: {"question", "answer"} (Cobbe et al. 2021, 2110.14168); the question alone.
-- ``mbpp``: {"task_id", "text", "test_list", ...} (Austin et al. 2021, 2108.07732), with "prompt" for "text" in its sanitised
-  half; the paper's prompt without examples, as far as its "[BEGIN]": ``MBPP_PROMPT``.
-- ``prompts``: {"prompt": text} with a "category" or without; or, unless the file is .jsonl or .json or its first line is an
-  object of one of these kinds, a prompt a line.
+- ``spec_bench``: {"question_id", "category", "turns": [text, ...]}; MT-bench and vicuna-bench have
+  the same lines.
+- ``humaneval``: {"task_id", "prompt", "entry_point", ...} (Chen et al. 2021, 2107.03374); code to
+  continue.
+- ``gsm8k``: {"question", "answer"} (Cobbe et al. 2021, 2110.14168); only the question is used.
+- ``mbpp``: {"task_id", "text", "test_list", ...} (Austin et al. 2021, 2108.07732); its sanitised
+  half has "prompt" in place of "text". The prompt is the paper's, without examples and up to its
+  "[BEGIN]": ``MBPP_PROMPT``.
+- ``prompts``: {"prompt": text}, with or without a "category". Or one prompt per line, unless the
+  suffix is .jsonl or .json or the first line is an object of one of these kinds.
 """
 
 from __future__ import annotations
@@ -21,7 +24,10 @@ from typing import Any, NamedTuple
 from specjax.data import chat, jsonl
 from specjax.errors import UserError
 
-MBPP_PROMPT = "You are an expert Python programmer, and here is your task: {text} Your code should pass these tests:\n\n{tests}\n"
+MBPP_PROMPT = (
+    "You are an expert Python programmer, and here is your task: {text} "
+    "Your code should pass these tests:\n\n{tests}\n"
+)
 MT_BENCH = (
     "writing",
     "roleplay",
@@ -32,7 +38,8 @@ MT_BENCH = (
     "stem",
     "humanities",
 )
-_KEYS = {  # kind -> the keys that a line must have; the first is what the kind is known by
+# Kind -> the keys that a line must have. The first key identifies the kind.
+_KEYS = {
     "spec_bench": {"turns": "list of texts", "question_id": "number or text", "category": "text"},
     "mbpp": {"test_list": "list of texts", "task_id": "number or text"},
     "humaneval": {"entry_point": "text", "prompt": "text", "task_id": "number or text"},
@@ -44,25 +51,26 @@ KINDS = ("auto", *_KEYS, *_SAME)
 
 
 class Conversation(NamedTuple):
-    """What the user says, turn by turn; each turn after the first follows the model's answer to the one before."""
+    """The user's turns; each turn but the first follows the model's answer to the previous one."""
 
-    id: str | int  # the file's, or else the number of the line
+    id: str | int  # from the file, otherwise the number of the line
     category: str | None
     turns: tuple[str, ...]  # at least one
-    completion: bool = False  # text to be continued (code), which no chat template fits
+    completion: bool = False  # text to continue (code): never put into a chat template
 
 
 class Spelt(NamedTuple):
-    """The text of a prompt, and whether the tokenizer is to add its special tokens to it."""
+    """The text of a prompt, and whether the tokenizer must add its special tokens to it."""
 
     text: str
     add_special_tokens: bool
 
 
 def task(category: str | None) -> str | None:
-    """The task under which Spec-Bench reports a category: the eight of MT-bench are "mt_bench", any other stands for itself.
+    """The task under which Spec-Bench reports a category.
 
-    Xia et al. 2024 (2401.07851), evaluation/speed.py.
+    It is "mt_bench" for the eight categories of MT-bench, and the category itself for others. Xia
+    et al. 2024 (2401.07851), evaluation/speed.py.
     """
     return "mt_bench" if category in MT_BENCH else category
 
@@ -72,16 +80,16 @@ def read(path: Path, where: str, kind: str = "auto") -> list[Conversation]:
 
     Args:
         path: the file.
-        where: what the file is, and its path: it begins every message.
+        where: what the file is, and its path; begins every message.
         kind: one of ``KINDS``.
 
     Raises:
-        UserError: an unknown kind; a file that cannot be read, is no gzip file though its name ends in .gz, is not UTF-8, or
-            has no prompt; JSON that is not an object a line; and naming its number the first line that lacks a key, has a
-            value of another type, an empty text, or an id for the second time.
+        UserError: an unknown kind; a file that cannot be read or decompressed, is not UTF-8, or has
+            no prompt; JSON that is not one object per line; a line, with its number, that lacks a
+            key or has a value of the wrong type, an empty text, or the id of an earlier line.
     """
     if kind not in KINDS:
-        raise UserError(f"there is no kind of prompts {kind!r}; there is {', '.join(KINDS)}")
+        raise UserError(f"there is no kind of prompts {kind!r}; choose one of {', '.join(KINDS)}")
     text = jsonl.read(path, where, gz=True)
     lines = jsonl.lines(text)
     if not lines:
@@ -91,24 +99,25 @@ def read(path: Path, where: str, kind: str = "auto") -> list[Conversation]:
     first = jsonl.parse(lines[0][1])
     if first is None and _is_one_value(text, lines[0][1].strip(), objects):
         raise UserError(
-            f"{where} is one JSON value as a whole; give JSON Lines: an object a line, and no list around them"
+            f"{where} is a single JSON value; "
+            "give JSON Lines: one object per line, no list around them"
         )
     if not objects and not _is_known(first or {}, kind):
         return [Conversation(number, None, (line,)) for number, line in lines]
     kind = _kind(first or {}) if kind == "auto" else _SAME.get(kind, kind)
-    found, seen = [], {}
+    conversations, seen = [], {}
     for number, line in lines:
-        told = f"{where} line {number}"
-        each = _conversation(kind, jsonl.parse(line), number, told)
+        at = f"{where} line {number}"
+        each = _conversation(kind, jsonl.parse(line), number, at)
         if each.id in seen:
             raise UserError(
-                f"{told} has the id {each.id!r} of line {seen[each.id]}; give every question its own"
+                f"{at} has the id {each.id!r} of line {seen[each.id]}; give every question its own"
             )
         if not all(turn.strip() for turn in each.turns):
-            raise UserError(f"{told} has an empty prompt; a prompt needs at least one token")
+            raise UserError(f"{at} has an empty prompt; a prompt needs at least one token")
         seen[each.id] = number
-        found.append(each)
-    return found
+        conversations.append(each)
+    return conversations
 
 
 def spell(
@@ -117,31 +126,36 @@ def spell(
     answers: Sequence[str],
     template: chat.Template | None = None,
 ) -> Spelt:
-    """The prompt of a turn, after the model's answers to the turns before it.
+    """The prompt of a turn, with the model's answers to the earlier turns.
 
-    With a template it is the conversation as a chat model reads it, up to where the answer begins. The template writes the
-    special tokens itself, and the tokenizer must add none (else there were two at the beginning). Without one, for base
-    models, turns and answers follow each other with a blank line between them, and the tokenizer adds what it adds to any
-    text. A completion is never put into a template. Answers lose the blanks around them, as in Spec-Bench.
+    With a template, the prompt is the conversation as the chat model reads it, up to the beginning
+    of the answer. The template writes the special tokens, so the tokenizer must add none (otherwise
+    the text would begin with two). Without a template, for base models, turns and answers are
+    separated by blank lines, and the tokenizer adds its special tokens. A completion is never put
+    into a template. Answers are stripped of white space, as in Spec-Bench.
 
     Args:
+        conversation: the user's turns.
         turn: from 0.
-        answers: one for each turn before it, without special tokens.
+        answers: one for each earlier turn, without special tokens.
+        template: None for a base model.
 
     Raises:
-        UserError: the template does not take the conversation.
+        UserError: the template refuses the conversation.
+        ValueError: the turn does not exist, or the number of answers is wrong.
     """
     asked = conversation.turns[: turn + 1]
     if len(asked) != turn + 1 or len(answers) != turn:
         raise ValueError(
-            f"turn {turn} of {len(conversation.turns)} with {len(answers)} answers; it needs one a turn before"
+            f"turn {turn} of {len(conversation.turns)} with {len(answers)} answers; "
+            "give one answer for each earlier turn"
         )
-    said = [answer.strip() for answer in answers]
+    answered = [answer.strip() for answer in answers]
     if template is None or conversation.completion:
-        both = (text for pair in zip(asked, said, strict=False) for text in pair)
+        both = (text for pair in zip(asked, answered, strict=False) for text in pair)
         return Spelt("\n\n".join((*both, asked[-1])), True)
     messages = [{"role": "user", "content": asked[0]}]
-    for answer, question in zip(said, asked[1:], strict=True):
+    for answer, question in zip(answered, asked[1:], strict=True):
         messages += [
             {"role": "assistant", "content": answer},
             {"role": "user", "content": question},
@@ -150,10 +164,10 @@ def spell(
 
 
 def _is_one_value(text: str, first: str, objects: bool) -> bool:
-    """Whether a file whose first line is no object is one list or one object, over however many lines.
+    """Whether the file is a single JSON list or object, on one or more lines.
 
-    Where the file need not hold ``objects`` it may be prompts that look like it, and only a list of objects, or an object,
-    is one.
+    ``first`` is its first line, which is not an object. If the file may be a list of prompts (not
+    ``objects``), prompts can look like JSON: then only an object or a list of objects counts.
     """
     if first[0] not in "[{":
         return False
@@ -169,39 +183,38 @@ def _is_one_value(text: str, first: str, objects: bool) -> bool:
 
 
 def _is_known(line: Mapping[str, Any], kind: str) -> bool:
-    """Whether a line is an object of a kind, or of the one asked for: by the key that the kind is known by."""
-    found = _kind(line) if kind == "auto" else kind
-    key, wanted = next(iter(_KEYS[found].items()))
-    return _is(line.get(key), wanted) or (found == "humaneval" and bool(line))
+    """Whether a line has the key that identifies ``kind``, or any kind for "auto"."""
+    chosen = _kind(line) if kind == "auto" else kind
+    key, expected = next(iter(_KEYS[chosen].items()))
+    return _is(line.get(key), expected) or (chosen == "humaneval" and bool(line))
 
 
 def _kind(line: Mapping[str, Any]) -> str:
-    if (
-        "prompt" in line and not {"entry_point", "test_list"} & line.keys()
-    ):  # it may have further keys, "answer" say
+    # A line with a prompt may have the keys of other kinds, for example "answer".
+    if "prompt" in line and not {"entry_point", "test_list"} & line.keys():
         return "humaneval" if "task_id" in line else "prompts"
     return next((kind for kind, keys in _KEYS.items() if next(iter(keys)) in line), "prompts")
 
 
-def _conversation(kind: str, line: dict[str, Any] | None, number: int, told: str) -> Conversation:
-    """A line as a conversation. Raises UserError."""
+def _conversation(kind: str, line: dict[str, Any] | None, number: int, at: str) -> Conversation:
+    """A line as a conversation; ``at`` is the file and line. Raises UserError."""
     line = line or {}
     if kind == "prompts":
         if not isinstance(line.get("prompt"), str):
-            raise UserError(f'{told} is no JSON object with a "prompt" text')
+            raise UserError(f'{at} is no JSON object with a "prompt" text')
         category = line.get("category")
         return Conversation(
             number, category if isinstance(category, str) else None, (line["prompt"],)
         )
     keys = _KEYS[kind]
     text = "prompt" if "prompt" in line else "text"
-    for key, wanted in (keys | ({text: "text"} if kind == "mbpp" else {})).items():
-        if not _is(line.get(key), wanted):
-            had = f"has {line[key]!r:.40} as its" if key in line else "has no"
-            raise UserError(f'{told} {had} "{key}"; in a line of {kind} that is a {wanted}')
+    for key, expected in (keys | ({text: "text"} if kind == "mbpp" else {})).items():
+        if not _is(line.get(key), expected):
+            problem = f"has {line[key]!r:.40} as its" if key in line else "has no"
+            raise UserError(f'{at} {problem} "{key}"; in a line of {kind} that is a {expected}')
     if kind == "spec_bench":
         if not line["turns"]:
-            raise UserError(f'{told} has no turn in its "turns"; give at least one text')
+            raise UserError(f'{at} has no turn in its "turns"; give at least one text')
         return Conversation(line["question_id"], line["category"], tuple(line["turns"]))
     if kind == "humaneval":
         return Conversation(line["task_id"], kind, (line["prompt"],), completion=True)
@@ -210,18 +223,15 @@ def _conversation(kind: str, line: dict[str, Any] | None, number: int, told: str
     if not line[text].strip() or not any(test.strip() for test in line["test_list"]):
         empty = "test_list" if line[text].strip() else text
         raise UserError(
-            f'{told} has an empty "{empty}"; a line of mbpp needs a task and at least one test'
+            f'{at} has an empty "{empty}"; a line of mbpp needs a task and at least one test'
         )
-    return Conversation(
-        line["task_id"],
-        kind,
-        (MBPP_PROMPT.format(text=line[text], tests="\n".join(line["test_list"])),),
-    )
+    prompt = MBPP_PROMPT.format(text=line[text], tests="\n".join(line["test_list"]))
+    return Conversation(line["task_id"], kind, (prompt,))
 
 
-def _is(value: Any, wanted: str) -> bool:
-    if wanted == "list of texts":
+def _is(value: Any, expected: str) -> bool:
+    if expected == "list of texts":
         return isinstance(value, list) and all(isinstance(each, str) for each in value)
-    if wanted == "number or text":
+    if expected == "number or text":
         return isinstance(value, int | str) and not isinstance(value, bool)
     return isinstance(value, str)

@@ -1,13 +1,13 @@
-"""Prompts as token ids, from a configuration: one text, files of any known kind, or held-out code of the embedded corpus."""
+"""Prompts as token ids: one text, files of any known kind, or code of the embedded corpus."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from specjax.config import Config
 from specjax.data import prompt_files
 from specjax.data.prompt_files import Conversation
 from specjax.errors import UserError
@@ -15,6 +15,7 @@ from specjax.models import hf
 
 STDLIB = "stdlib"  # the named prompt set: held-out lines of the embedded corpus
 OWN = "own"  # config.chat: the model's chat template
+STDLIB_PROMPTS = 32  # of the set "stdlib", if no number is given
 
 
 class Prompt(NamedTuple):
@@ -23,169 +24,190 @@ class Prompt(NamedTuple):
     text: str
     ids: list[int]
     category: str | None = None
-    question: str | int = 0  # which conversation it is of: the file's id, or the number of its line
+    question: str | int = 0  # its conversation: the id in the file, or the number of the line
     turn: int = 0  # of the conversation
 
 
 class PromptSet(NamedTuple):
-    """What is decoded."""
+    """The prompts of one source."""
 
     name: str | None  # None: a text on the command line
     prompts: list[Prompt]
-    others: list[Prompt]  # ``config.warm_prompts`` further ones, to learn from
+    others: list[Prompt]  # ``warm_prompts`` further ones, to learn from
 
 
+@dataclasses.dataclass(frozen=True)
+class PromptSource:
+    """Which prompts to read. Each field is the configuration key of that name, unless noted."""
+
+    text: str = ""  # config.prompt: one text
+    # config.grid.prompts or (config.prompts,): files (see ``prompt_files``), or "stdlib".
+    names: tuple[str, ...] = ("",)
+    kind: str = "auto"  # config.prompt_kind
+    # Template for conversations: "" none, "own" the model's, or a name that ``data.chat`` defines.
+    chat: str = ""
+    max_prompt_tokens: int = 0  # longer prompts keep their end; 0 = no limit
+    # Conversations read from a file (every turn is a prompt); 0 = all, of "stdlib" 32.
+    num_prompts: int = 0
+    prompt_tokens: int = 64  # length of each prompt of "stdlib"
+    warm_prompts: int = 0  # further prompts, to learn from
+    data_dir: str = ""  # where the corpus of "stdlib" is; "" = the data folder beside the target
+    seed: int = 0  # chooses the lines of "stdlib"
+
+
+# Decodes the prompts of a turn: prompts -> new token ids.
 Answer = Callable[[list[Prompt]], list[list[int]]]
 
 
-def names(config: Config) -> list[str]:
-    """The sources of a configuration: ``config.grid.prompts`` if there are any, else ``config.prompts``."""
-    grid = config.get("grid") or {}
-    return list(grid.get("prompts") or ()) or [config.prompts]
-
-
 def read(
-    config: Config,
-    target: hf.Loaded,
-    answer: Answer,
-    *,
-    source: str | None = None,
-    context: int = 0,
+    source: PromptSource, target: hf.Loaded, answer: Answer, *, name: str = "", context: int = 0
 ) -> PromptSet:
-    """``config.prompt`` (one text), or ``config.prompts``: a file (``specjax.prompt_sets``), or the set "stdlib" (held-out
-    Python code, ``config.prompt_tokens`` tokens each). At most ``config.num_prompts`` of them (of a file: conversations, all
-    turns of which are prompts); 0 = all, of "stdlib" 32. ``config.warm_prompts`` further ones are ``others``.
+    """Reads ``source.text``, or the prompts called ``name``.
 
     Args:
-        config: says also ``config.chat`` (the template in which conversations are put: "" none, "own" the model's, or what
-            ``specjax.train.chat`` knows) and ``config.max_prompt_tokens`` (longer prompts keep their end; 0 = no limit).
+        source: which prompts, how many, and the chat template.
         target: its tokenizer is used.
-        answer: decodes the prompts of a turn, for the turns that follow it: prompts -> new token ids.
-        source: in place of ``config.prompts``.
-        context: cuts every prompt to its first tokens, so many, and leaves shorter ones out; 0 = as they are.
+        answer: decodes the prompts of a turn, for the turns that follow it.
+        name: one of ``source.names``; "" if the source is a text.
+        context: cuts every prompt to this many first tokens, without the shorter ones; 0 = no cut.
 
     Raises:
-        UserError: neither or both, a missing file, a line without the keys of its kind, an empty prompt, a template that fits
-            no prompt, too few prompts of the asked length.
+        UserError: neither or both of text and name, a missing file, a line without the keys of its
+            kind, an empty prompt, a template that fits no prompt, too few prompts of that length.
     """
-    chosen: str = config.prompts if source is None else source
-    for name, least in (("num_prompts", 0), ("prompt_tokens", 1), ("max_prompt_tokens", 0)):
-        if config.get(name, least) < least:
-            raise UserError(f"config.{name} is {config[name]}; it must be at least {least}")
-    if bool(config.prompt) == bool(chosen):
-        raise UserError(
-            "give either config.prompt (one text) or config.prompts (a .txt or .jsonl file, or stdlib)"
-        )
-    extra = config.get("warm_prompts", 0)
-    kind = config.get("prompt_kind", "auto")
-    if chosen == STDLIB:
-        for name, given in (("chat", config.get("chat")), ("prompt_kind", kind != "auto")):
-            if given:
-                raise UserError(
-                    f"config.{name} is for files of prompts, and these are held-out code; leave it out"
-                )
-        every = _held_out(
-            config, target, (config.num_prompts or 32) + extra, context or config.prompt_tokens
-        )
+    _check(source, name)
+    extra = source.warm_prompts
+    if name == STDLIB:
+        count = (source.num_prompts or STDLIB_PROMPTS) + extra
+        every = _held_out(source, target, count, context or source.prompt_tokens)
         return PromptSet(STDLIB, every[: len(every) - extra], every[len(every) - extra :])
-    if config.prompt and kind != "auto":
+    where = f"config.prompts: {Path(name).expanduser()}"
+    conversations = _conversations(source, name, where)
+    if len(conversations) <= extra:
         raise UserError(
-            "config.prompt_kind is for files of prompts, and config.prompt is a text; leave it out"
+            f"there are {len(conversations)} prompts, and config.warm_prompts takes {extra} "
+            "of them; give more"
         )
-    where = f"config.prompts: {Path(chosen).expanduser()}"
-    talks = [Conversation(1, None, (config.prompt,))] if config.prompt else prompt_files.read(
-        Path(chosen).expanduser(), where, kind
-    )  # fmt: skip
-    if config.num_prompts:
-        talks = talks[: config.num_prompts + extra]
-    if len(talks) <= extra:
-        raise UserError(
-            f"there are {len(talks)} prompts, and config.warm_prompts takes {extra} of them; give more"
+    measured = {each.id for each in conversations[: len(conversations) - extra]}
+    every = _all_turns(source, target, conversations, answer)
+    prompts, others = (
+        [p for p in every if (p.question in measured) == wanted] for wanted in (True, False)
+    )
+    if context:  # prompts to learn from may be shorter
+        prompts, others = (
+            [_shortened(p, target, p.ids[:context]) for p in some] for some in (prompts, others)
         )
-    apart = len(talks) - extra
-    known = {talk.id for talk in talks[:apart]}
-    every = _converse(config, target, talks, answer)
-    mine, others = ([p for p in every if (p.question in known) == own] for own in (True, False))
-    if context:  # what is learnt from may be shorter
-        mine, others = (
-            [_shortened(p, target, p.ids[:context]) for p in some] for some in (mine, others)
-        )
-        mine = [p for p in mine if len(p.ids) == context]
-    if not mine:
+        prompts = [p for p in prompts if len(p.ids) == context]
+    if not prompts:
         raise UserError(
             f"{where}: no prompt has {context} tokens; ask for fewer in config.grid.contexts"
         )
-    return PromptSet(None if config.prompt else _name(chosen, names(config)), mine, others)
+    return PromptSet(None if source.text else _label(name, source.names), prompts, others)
 
 
-def _name(source: str, every: Sequence[str]) -> str:
-    """What results call a file: the shortest of its stem, its name, and that with its folder, that no other has."""
+def _check(source: PromptSource, name: str) -> None:
+    for key, least in (("num_prompts", 0), ("prompt_tokens", 1), ("max_prompt_tokens", 0)):
+        value = getattr(source, key)
+        if value < least:
+            raise UserError(f"config.{key} is {value}; it must be at least {least}")
+    if bool(source.text) == bool(name):
+        raise UserError(
+            "give either config.prompt (one text) or config.prompts "
+            "(a .txt or .jsonl file, or stdlib)"
+        )
+    if name == STDLIB:
+        for key, is_set in (("chat", source.chat), ("prompt_kind", source.kind != "auto")):
+            if is_set:
+                raise UserError(
+                    f"config.{key} is for files of prompts, and config.prompts is stdlib; "
+                    "leave it out"
+                )
+    if source.text and source.kind != "auto":
+        raise UserError(
+            "config.prompt_kind is for files of prompts, and config.prompt is a text; leave it out"
+        )
+
+
+def _conversations(source: PromptSource, name: str, where: str) -> list[Conversation]:
+    if source.text:
+        result = [Conversation(1, None, (source.text,))]
+    else:
+        result = prompt_files.read(Path(name).expanduser(), where, source.kind)
+    return result[: source.num_prompts + source.warm_prompts] if source.num_prompts else result
+
+
+def _label(name: str, names: Sequence[str]) -> str:
+    """A file's name in the results: the shortest spelling of its path that no other file has.
+
+    The spellings: the stem, the file name, the file name with its folder, the whole path.
+    """
     spellings = (
         lambda path: path.name.partition(".")[0],
         lambda path: path.name,
         lambda path: f"{path.absolute().parent.name}/{path.name}",
-        str,
     )
-    return next(
-        name for spell in spellings
-        if Counter(map(spell, map(Path, every)))[name := spell(Path(source))] <= 1 or spell is str
-    )  # fmt: skip
+    for spell in spellings:
+        label = spell(Path(name))
+        if Counter(spell(Path(each)) for each in names)[label] <= 1:
+            return label
+    return str(Path(name))
 
 
-def _converse(
-    config: Config, target: hf.Loaded, talks: Sequence[Conversation], answer: Answer
+def _all_turns(
+    source: PromptSource, target: hf.Loaded, conversations: Sequence[Conversation], answer: Answer
 ) -> list[Prompt]:
-    """Every turn of every conversation as a prompt, the model's answers to the turns before it in it."""
-    template = _template(config, target, talks)
-    answers: list[list[str]] = [[] for _ in talks]
-    found: list[list[Prompt]] = [[] for _ in talks]
-    for turn in range(max(len(talk.turns) for talk in talks)):
-        now = [number for number, talk in enumerate(talks) if len(talk.turns) > turn]
-        for number in now:
-            found[number].append(
-                _prompt(config, target, talks[number], turn, answers[number], template)
-            )
-        going_on = [number for number in now if len(talks[number].turns) > turn + 1]
-        if going_on:
-            said = answer([found[number][-1] for number in going_on])
-            assert target.tokenizer is not None
-            for number, ids in zip(going_on, said, strict=True):
+    """Every turn of every conversation as a prompt, with the answers to the earlier turns."""
+    assert target.tokenizer is not None
+    template = _template(source, target, conversations)
+    answers: list[list[str]] = [[] for _ in conversations]
+    result: list[list[Prompt]] = [[] for _ in conversations]
+    for turn in range(max(len(each.turns) for each in conversations)):
+        for number, each in enumerate(conversations):
+            if len(each.turns) > turn:
+                prompt = _prompt(source, target, each, turn, answers[number], template)
+                result[number].append(prompt)
+        unfinished = [n for n, each in enumerate(conversations) if len(each.turns) > turn + 1]
+        if unfinished:
+            outputs = answer([result[number][-1] for number in unfinished])
+            for number, ids in zip(unfinished, outputs, strict=True):
                 answers[number].append(target.tokenizer.decode(ids))
-    return [prompt for prompts in found for prompt in prompts]
+    return [prompt for prompts in result for prompt in prompts]
 
 
-def _template(config: Config, target: hf.Loaded, talks: Sequence[Conversation]):
-    if not config.get("chat"):
+def _template(source: PromptSource, target: hf.Loaded, conversations: Sequence[Conversation]):
+    if not source.chat:
         return None
-    from specjax.data import chat  # only here: Jinja
+    # Imported here because it needs Jinja.
+    from specjax.data import chat
 
-    if all(talk.completion for talk in talks):
+    if all(each.completion for each in conversations):
         raise UserError(
-            f"config.chat is {config.chat!r}, and these prompts are texts to be continued; a template does not fit"
+            f"config.chat is {source.chat!r}, and these prompts are texts to be continued; "
+            "a template does not fit"
         )
     assert target.tokenizer is not None
-    return chat.load("" if config.chat == OWN else config.chat, target.directory, target.tokenizer)
+    return chat.load("" if source.chat == OWN else source.chat, target.directory, target.tokenizer)
 
 
 def _prompt(
-    config: Config,
+    source: PromptSource,
     target: hf.Loaded,
-    talk: Conversation,
+    conversation: Conversation,
     turn: int,
     answers: Sequence[str],
     template,
 ) -> Prompt:
     assert target.tokenizer is not None
-    spelt = prompt_files.spell(talk, turn, answers, template)
+    spelled = prompt_files.spell(conversation, turn, answers, template)
     try:
-        spelt.text.encode()
+        spelled.text.encode()
     except UnicodeEncodeError:  # a command line in another encoding
-        raise UserError(f"prompt {talk.id} is not UTF-8 text") from None
-    ids = target.tokenizer.encode(spelt.text, add_special_tokens=spelt.add_special_tokens).ids
-    if not spelt.text.strip() or not ids:
-        raise UserError(f"prompt {talk.id} is empty; a prompt needs at least one token")
-    whole = Prompt(spelt.text, ids, talk.category, talk.id, turn)
-    most = config.get("max_prompt_tokens", 0)
+        raise UserError(f"prompt {conversation.id} is not UTF-8 text") from None
+    ids = target.tokenizer.encode(spelled.text, add_special_tokens=spelled.add_special_tokens).ids
+    if not spelled.text.strip() or not ids:
+        raise UserError(f"prompt {conversation.id} is empty; a prompt needs at least one token")
+    whole = Prompt(spelled.text, ids, conversation.category, conversation.id, turn)
+    most = source.max_prompt_tokens
     return _shortened(whole, target, ids[-most:]) if 0 < most < len(ids) else whole
 
 
@@ -194,19 +216,20 @@ def _shortened(prompt: Prompt, target: hf.Loaded, ids: list[int]) -> Prompt:
     return prompt._replace(ids=ids, text=target.tokenizer.decode(ids))
 
 
-def _held_out(config: Config, target: hf.Loaded, count: int, tokens: int) -> list[Prompt]:
-    from specjax.data import token_streams  # only here: TFDS takes a second to import
+def _held_out(source: PromptSource, target: hf.Loaded, count: int, tokens: int) -> list[Prompt]:
+    # Imported here because TFDS takes a second to import.
+    from specjax.data import corpora, token_streams
 
     assert target.tokenizer is not None
     beside = Path(target.directory).parent / "data"
-    if not config.data_dir and not beside.is_dir():
+    if not source.data_dir and not beside.is_dir():
         raise UserError(
-            "config.prompts=stdlib: no corpus lies beside the target; give config.data_dir to build it in"
+            "config.prompts=stdlib: there is no corpus beside the target; "
+            "give config.data_dir, a directory to build it in"
         )
-    folder = config.data_dir or str(beside)
-    texts = [text for _, text in token_streams.load_texts(folder, "test")]
-    ids = token_streams.held_out_prompts(texts, target.tokenizer, count, tokens, config.seed)
-    most = config.get("max_prompt_tokens", 0)
+    texts = [text for _, text in corpora.load_texts(source.data_dir or str(beside), "test")]
+    ids = token_streams.held_out_prompts(texts, target.tokenizer, count, tokens, source.seed)
+    most = source.max_prompt_tokens
     ids = [each[-most:] for each in ids] if most else ids
     return [
         Prompt(target.tokenizer.decode(each), each, None, number) for number, each in enumerate(ids)

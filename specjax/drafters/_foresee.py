@@ -1,8 +1,10 @@
-"""How far a draft would have come, given what the target wrote: block efficiency without decoding (``Training.foresee``).
+"""How much of a draft is accepted along a text of the target: block efficiency without decoding.
 
-A token that the chain rule emits was the draft's with probability min(1, draft / target), given its value: the joint
-probability of saying x and accepting it is min(target(x), draft(x)). A deterministic draft is accepted as far as the text
-goes along it, whatever the temperature and the lossless rule. Exact, therefore, for text that the target itself wrote.
+For ``Training.foresee`` and ``Training.ranks``. The chain rule drafts and accepts a token x with
+probability min(target(x), draft(x)), and emits x with probability target(x). So an emitted token x
+was an accepted draft token with probability min(1, draft(x) / target(x)). A deterministic draft is
+accepted up to the first place at which the text leaves it, at any temperature and with any lossless
+rule. Both are exact for text that the target itself wrote.
 """
 
 from __future__ import annotations
@@ -18,10 +20,13 @@ from specjax.sampling import Sampling
 from specjax.topology.shapes import Topology
 
 
-def kept(
+def accept_probs(
     logits: jax.Array, target_logits: jax.Array, labels: jax.Array, sampling: Sampling
 ) -> jax.Array:
-    """f32[B,T]: probability that the chain rule accepted the label i32[B,T], given that it was said; two f[B,T,V]."""
+    """f32[B,T]: probability that the emitted token was an accepted draft token, by the chain rule.
+
+    ``logits`` and ``target_logits`` are f[B,T,V], ``labels`` i32[B,T] the emitted tokens.
+    """
     draft, target = (
         jnp.take_along_axis(sampling_lib.to_probs(x, sampling), labels[..., None], -1)[..., 0]
         for x in (logits, target_logits)
@@ -32,28 +37,36 @@ def kept(
 
 
 def rank(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """i32[B,T]: how many tokens the draft prefers to the label; of equal ones the lower id comes first, as in ``top``."""
+    """i32[B,T]: how many tokens the drafter prefers to the label.
+
+    Of tokens with equal logits the lower id comes first, as in ``sampling.top``.
+    """
     own = jnp.take_along_axis(logits, labels[..., None], -1)
     before = jnp.arange(logits.shape[-1]) < labels[..., None]
     return ((logits > own) | (logits == own) & before).sum(-1).astype(jnp.int32)
 
 
-def walk(ranks: Iterable[jax.Array], shape: Topology) -> list[jax.Array]:
-    """bool[B,T] for each level of the tree: whether the text, the tokens of which have these ranks, goes on inside it."""
-    table = np.full(
-        (shape.nodes + 1, shape.branching + 1), -1, np.int32
-    )  # [node + 1, rank] -> child; the last: too far
+def inside_tree(ranks: Iterable[jax.Array], shape: Topology) -> list[jax.Array]:
+    """bool[B,T] for each level of the tree: whether the text follows a path of nodes to this level.
+
+    ``ranks`` has the rank i32[B,T] of the text's token at each level.
+    """
+    # [node + 1, rank] -> child, or -1. The last column is for ranks that the tree does not have.
+    table = np.full((shape.nodes + 1, shape.branching + 1), -1, np.int32)
     for node, parent in enumerate(shape.parents):
         table[parent + 1, shape.ranks[node]] = node
-    child, found, node = jnp.asarray(table), [], None
+    child, levels, node = jnp.asarray(table), [], None
     for each in ranks:
         node = jnp.full_like(each, -1) if node is None else node
-        inside = found[-1] if found else jnp.ones_like(each, bool)
+        inside = levels[-1] if levels else jnp.ones_like(each, bool)
         node = child[node + 1, jnp.minimum(each, shape.branching)]
-        found.append(inside & (node >= 0))
-    return found
+        levels.append(inside & (node >= 0))
+    return levels
 
 
-def late(values: jax.Array) -> jax.Array:
-    """Entries of features -> entries of pending tokens: one later, with nothing for the first, that has no feature."""
+def of_pending(values: jax.Array) -> jax.Array:
+    """Entries per feature [B,T,M] -> entries per pending token: one later.
+
+    The first pending token has no feature; its entries are 0.
+    """
     return jnp.pad(values[:, :-1], ((0, 0), (1, 0), (0, 0)))

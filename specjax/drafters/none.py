@@ -1,4 +1,4 @@
-"""No drafter: plain autoregressive decoding through the same loop."""
+"""No drafter: plain autoregressive decoding with the same loop."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ _DRAFTER = Drafter(
 
 
 def make(target: LM) -> Drafter:
-    """A drafter that proposes nothing, so every round emits one token of the target. L1."""
+    """A drafter that proposes no token, so every round emits one token of the target. L1."""
     del target
     return _DRAFTER

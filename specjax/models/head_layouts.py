@@ -1,13 +1,14 @@
-"""What released heads call their tensors: one table a kind, read in both directions.
+"""The tensor names of released heads: one table per kind, used for reading and writing.
 
-A row says where a tensor of a file has its place among our parameters: the leaf, the index along the leaf's stacked axes
-(heads, blocks, stages), and the tensor's own dimensions as letters, which the first tensor that has them binds to numbers.
-Linear weights are (out, in) in files and (in, out) here.
+An entry gives the place of a file's tensor among our parameters: the leaf, the index along the
+leaf's stacked axes (heads, blocks, stages), and the tensor's own dimensions as letters. The first
+tensor with a letter defines its size. Linear weights are (out, in) in files and (in, out) here.
 
-    D  hidden width of the target      V  vocabulary      I  inner width (mlp_speculator, bpd)
-    A, C, F  widths of a prefix layer's queries, of its keys and values, of its feed-forward
+    D  hidden width of the target      V  vocabulary size      I  inner width (mlp_speculator, bpd)
+    A  width of a prefix layer's queries      C  of its keys and values      F  of its feed-forward
 
-Sources: FasterDecoding/Medusa, zankner/Hydra, foundation-model-stack/fms-extras, vllm/model_executor/models/medusa.py.
+Sources: FasterDecoding/Medusa, zankner/Hydra, foundation-model-stack/fms-extras,
+vllm/model_executor/models/medusa.py.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from flax.traverse_util import flatten_dict
 from specjax.errors import UserError
 
 PREFIX = "prefix_embeding_layer."  # (sic)
-_PREFIX_LINEAR = {  # module here -> module there, dimensions, which of the optional biases it has
+# Module here -> (module in the file, dimensions, the part of ``hydra`` that has its optional bias).
+_PREFIX_LINEAR = {
     "attention.q": ("layers.0.self_attn.q_proj", "D A", "attention"),
     "attention.k": ("layers.0.self_attn.k_proj", "D C", "attention"),
     "attention.v": ("layers.0.self_attn.v_proj", "D C", "attention"),
@@ -39,12 +41,12 @@ _PREFIX_NORMS = {
 
 
 class Place(NamedTuple):
-    """Where a tensor of a file belongs."""
+    """The place of a file's tensor among the parameters."""
 
     path: tuple[str, ...]  # the leaf
     at: tuple[int, ...]  # index along its leading axes
-    dims: str  # of the tensor as it is here: letters, "3D" is three times D
-    transposed: bool = False  # whether the file has it the other way round
+    dims: str  # of the tensor in the parameters: letters; "3D" is three times D
+    transposed: bool = False  # the file has the transposed tensor
 
 
 Layout = dict[str, Place]
@@ -53,49 +55,41 @@ Layout = dict[str, Place]
 def medusa(
     heads: int, layers: int, own_head: bool, biases: bool = True, vllm: bool = False
 ) -> Layout:
-    """K heads of L residual blocks each; without ``own_head`` they end in the target's LM head."""
+    """K heads of L residual blocks each; without ``own_head`` they use the target's LM head."""
     layout: Layout = {}
     for i in range(heads):
         for j in range(layers):
             name = f"blocks.{i}.layers.{j}" if vllm else f"{i}.{j}.linear"
             layout |= _linear(name, ("block",), (i, j), "D D", biases)
         if own_head:
-            layout |= _linear(
-                f"lm_heads.{i}" if vllm else f"{i}.{layers}", ("head",), (i,), "D V", False
-            )
+            name = f"lm_heads.{i}" if vllm else f"{i}.{layers}"
+            layout |= _linear(name, ("head",), (i,), "D V", False)
     return layout
 
 
 def hydra(heads: int, layers: int, dropout: bool, prefix: Collection[str] = ()) -> Layout:
-    """K heads of L blocks each, the first of which reads the feature and i + 1 embeddings.
+    """K heads of L blocks each; the first block of head i reads the feature and i + 1 embeddings.
 
-    With ``dropout`` layers in between, which have no tensors, a module's number is odd. ``prefix`` are the parts of the decoder
-    layer before the heads, of "layer", "gate", "attention bias", "mlp bias" and "norm bias".
+    ``dropout`` layers between the blocks have no tensors, but make the numbers of the others odd.
+    ``prefix`` has the parts of the decoder layer before the heads: some of "layer", "gate",
+    "attention bias", "mlp bias" and "norm bias".
     """
     layout: Layout = {}
     first, step, last = (1, 2, ".1") if dropout else (0, 1, "")
     for i in range(heads):
-        name, path = f"hydra_mlp.{i}", ("mlp", str(i))
-        layout |= _linear(f"{name}.{first}.linear", (*path, "in"), (), f"{i + 2}D D", True)
-        layout |= _linear(
-            f"{name}.{first}.res_connection", (*path, "skip"), (), f"{i + 2}D D", True
-        )
+        name, path, dims = f"hydra_mlp.{i}", ("mlp", str(i)), f"{i + 2}D D"
+        layout |= _linear(f"{name}.{first}.linear", (*path, "in"), (), dims, True)
+        layout |= _linear(f"{name}.{first}.res_connection", (*path, "skip"), (), dims, True)
         for j in range(1, layers):
-            layout |= _linear(
-                f"{name}.{first + j * step}.linear", (*path, "blocks"), (j - 1,), "D D", True
-            )
+            block = f"{name}.{first + j * step}.linear"
+            layout |= _linear(block, (*path, "blocks"), (j - 1,), "D D", True)
     for i in range(heads):
         layout |= _linear(f"hydra_lm_head.{i}{last}", ("head",), (i,), "D V", True)
     if "layer" in prefix:
         for module, (name, dims, part) in _PREFIX_LINEAR.items():
             if module != "mlp.gate" or "gate" in prefix:
-                layout |= _linear(
-                    PREFIX + name,
-                    ("prefix", *module.split(".")),
-                    (),
-                    dims,
-                    f"{part} bias" in prefix,
-                )
+                path, bias = ("prefix", *module.split(".")), f"{part} bias" in prefix
+                layout |= _linear(PREFIX + name, path, (), dims, bias)
         for module, name in _PREFIX_NORMS.items():
             layout[f"{PREFIX}{name}.weight"] = Place(("prefix", module, "scale"), (), "D")
             if "norm bias" in prefix:
@@ -104,7 +98,10 @@ def hydra(heads: int, layers: int, dropout: bool, prefix: Collection[str] = ()) 
 
 
 def mlp_speculator(stages: int, projections: int) -> Layout:
-    """``stages`` embeddings, heads and norms, ``projections`` of one state to the next: n and n - 1, or 1 and 1 if tied."""
+    """``stages`` embeddings, heads and norms; ``projections`` from one state to the next.
+
+    n and n - 1 of them, or 1 and 1 if tied.
+    """
     layout: Layout = {}
     for i in range(stages):
         layout[f"emb.{i}.weight"] = Place(("emb",), (i,), "V I")
@@ -119,7 +116,7 @@ def mlp_speculator(stages: int, projections: int) -> Layout:
 
 
 def bpd(heads: int) -> Layout:
-    """K - 1 feed-forward layers; no framework has released any, so the names are ours."""
+    """K - 1 feed-forward layers; there are no released files, so the names are specjax's."""
     layout: Layout = {}
     for i in range(heads):
         layout |= _linear(f"bpd.{i}.up", ("up",), (i,), "D I", True)
@@ -128,32 +125,30 @@ def bpd(heads: int) -> Layout:
 
 
 def of_names(kind: str, names: Collection[str]) -> Layout:
-    """What a file with these tensors should have; where some are missing, with all that the others call for."""
+    """The complete layout of a file with these tensor names; some may be missing in the file."""
 
-    def count(pattern: str) -> int:  # not the highest number: that could be anything
-        return len({found[1] for name in names if (found := re.match(pattern, name))})
+    def count(pattern: str) -> int:
+        # Counts different matches instead of using the highest index: a wrong index can be huge.
+        return len({match[1] for name in names if (match := re.match(pattern, name))})
 
     if kind == "medusa":
         if any(name.startswith("blocks.") for name in names):
-            sizes = (
-                count(r"blocks\.(\d+)\."),
-                count(r"blocks\.\d+\.layers\.(\d+)\."),
-                count(r"(lm_heads)\.") > 0,
-            )
-            return medusa(*sizes, any(name.endswith(".bias") for name in names), vllm=True)
-        return medusa(
-            count(r"(\d+)\."), count(r"\d+\.(\d+)\.linear\."), count(r"\d+\.\d+\.(weight)$") > 0
-        )
+            heads = count(r"blocks\.(\d+)\.")
+            layers = count(r"blocks\.\d+\.layers\.(\d+)\.")
+            own_head = count(r"(lm_heads)\.") > 0
+            biases = any(name.endswith(".bias") for name in names)
+            return medusa(heads, layers, own_head, biases, vllm=True)
+        own_head = count(r"\d+\.\d+\.(weight)$") > 0
+        return medusa(count(r"(\d+)\."), count(r"\d+\.(\d+)\.linear\."), own_head)
     if kind == "hydra":
-        layers, dropout = (
-            count(r"hydra_mlp\.\d+\.(\d+)\.linear\."),
-            count(r"hydra_lm_head\.\d+\.(1)\.") > 0,
-        )
+        layers = count(r"hydra_mlp\.\d+\.(\d+)\.linear\.")
+        dropout = count(r"hydra_lm_head\.\d+\.(1)\.") > 0
         return hydra(count(r"hydra_mlp\.(\d+)\."), layers, dropout, _prefix_of_names(names))
     if kind == "mlp_speculator":
         stages = max(count(rf"speculator\.{part}\.(\d+)\.") for part in ("emb", "head", "ln"))
         projections = count(r"speculator\.proj\.(\d+)\.")
-        if (stages, projections) == (1, 2):  # tied: the duplicates are left out
+        # Tied, without the duplicates.
+        if (stages, projections) == (1, 2):
             return mlp_speculator(1, 1)
         stages = max(stages, projections)
         return mlp_speculator(stages, stages - 1)
@@ -161,64 +156,73 @@ def of_names(kind: str, names: Collection[str]) -> Layout:
 
 
 def of_leaves(kind: str, leaves: Mapping[tuple, np.ndarray]) -> Layout:
-    """What is written of these parameters. Raises UserError if they are not those of such heads."""
-    told = f"the parameters are not those of {kind} heads"
+    """The layout of the file for these parameters.
+
+    Raises UserError if they are not those of such heads.
+    """
+    problem = f"the parameters are not those of {kind} heads"
+    solution = "give the parameters of such heads"
     try:
-        if kind == "medusa":
-            heads, layers = leaves["block", "kernel"].shape[:2]
-            layout = medusa(heads, layers, ("head", "kernel") in leaves)
-        elif kind == "hydra":
-            heads, layers, prefix = hydra_sizes(leaves)
-            layout = hydra(heads, layers, bool(prefix), prefix)
-        elif kind == "mlp_speculator":
-            stages = len(leaves["emb",])
-            layout = mlp_speculator(
-                stages, 1 if stages == 1 and ("proj",) in leaves else stages - 1
-            )
-        else:
-            layout = bpd(len(leaves["up", "kernel"]))
+        layout = _layout_of_leaves(kind, leaves)
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{told} ({type(error).__name__}: {error}); give what such heads train"
-        ) from None
-    wanted = leading(layout)
-    for leaf in sorted(leaves.keys() | wanted.keys()):
-        if (
-            leaf not in leaves
-            or leaf not in wanted
-            or leaves[leaf].shape[: len(wanted[leaf])] != wanted[leaf]
-        ):
+        raise UserError(f"{problem} ({type(error).__name__}: {error}); {solution}") from None
+    expected = stacked_shapes(layout)
+    for leaf in sorted(leaves.keys() | expected.keys()):
+        known = leaf in leaves and leaf in expected
+        if not known or leaves[leaf].shape[: len(expected[leaf])] != expected[leaf]:
             raise UserError(
-                f"{told} ({'.'.join(leaf)} is missing, too much or of another length); give what such heads train"
+                f"{problem} ({'.'.join(leaf)} is missing, unexpected or of the wrong length); "
+                f"{solution}"
             )
     return layout
 
 
+def _layout_of_leaves(kind: str, leaves: Mapping[tuple, np.ndarray]) -> Layout:
+    if kind == "medusa":
+        heads, layers = leaves["block", "kernel"].shape[:2]
+        return medusa(heads, layers, ("head", "kernel") in leaves)
+    if kind == "hydra":
+        heads, layers, prefix = hydra_sizes(leaves)
+        return hydra(heads, layers, bool(prefix), prefix)
+    if kind == "mlp_speculator":
+        stages = len(leaves["emb",])
+        tied = stages == 1 and ("proj",) in leaves
+        return mlp_speculator(stages, 1 if tied else stages - 1)
+    return bpd(len(leaves["up", "kernel"]))
+
+
 def check(kind: str, params: Any, sizes: Mapping[str, int]) -> None:
-    """Raises UserError unless these are the parameters of such heads, of these ``sizes`` (by letter; others may be any)."""
-    found = flatten_dict(params) if isinstance(params, dict) else {}
-    # Only names and shapes matter; whatever has none is a number.
+    """Raises UserError unless ``params`` are the parameters of such heads.
+
+    ``sizes`` has the expected size of some letters; other letters may have any size.
+    """
+    flat = flatten_dict(params) if isinstance(params, dict) else {}
+    # Only names and shapes matter; a leaf without a shape counts as a number.
     leaves = {
-        path: np.broadcast_to(np.int8(0), getattr(leaf, "shape", ()))
-        for path, leaf in found.items()
+        path: np.broadcast_to(np.int8(0), getattr(leaf, "shape", ())) for path, leaf in flat.items()
     }
     leaves = leaves if all(isinstance(key, str) for path in leaves for key in path) else {}
     known = dict(sizes)
     for place in of_leaves(kind, leaves).values():
         stacked, own = np.split(leaves[place.path].shape, [len(place.at)])
-        dims = [(int(dim[:-1] or 1), dim[-1]) for dim in place.dims.split()]
+        dims = factors(place.dims)
         for (factor, letter), size in zip(dims, own, strict=False):
             if factor == 1:
                 known.setdefault(letter, int(size))
-        right = [factor * known.get(letter, 0) for factor, letter in dims]
-        if own.tolist() != right:
+        expected = [factor * known.get(letter, 0) for factor, letter in dims]
+        if own.tolist() != expected:
             name, shape = ".".join(place.path), [*stacked.tolist(), *own.tolist()]
-            told = f"{name} of the {kind} heads is {shape}, and on this target it must be {[*stacked.tolist(), *right]}"
-            raise UserError(f"{told}; take heads made for it")
+            raise UserError(
+                f"{name} of the {kind} heads is {shape}, and on this target it must be "
+                f"{[*stacked.tolist(), *expected]}; use heads made for this target"
+            )
 
 
 def _prefix_of_names(names: Iterable[str]) -> set[str]:
-    """What of a prefix layer is in a file, for ``hydra``. Layers without a gate are those of GPT-2, whose norms have biases."""
+    """The parts of a prefix layer in a file, for ``hydra``.
+
+    A layer without a gate is one of GPT-2; its norms have biases.
+    """
     names = [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)]
     biased = {"attention": "self_attn", "mlp": ".mlp.", "norm": "norm."}
     parts = {
@@ -234,21 +238,23 @@ def _prefix_of_names(names: Iterable[str]) -> set[str]:
 
 
 def hydra_sizes(leaves: Mapping[tuple, np.ndarray]) -> tuple[int, int, set[str]]:
-    """Heads, blocks of each, and the parts of the prefix layer, for ``hydra``."""
+    """(number of heads, blocks of each head, parts of the prefix layer), for ``hydra``."""
     prefix = {"layer"} if any(leaf[0] == "prefix" for leaf in leaves) else set()
     prefix |= {"gate"} if ("prefix", "mlp", "gate", "kernel") in leaves else set()
     biases = {"attention": ("attention", "q"), "mlp": ("mlp", "up"), "norm": ("norm",)}
     prefix |= {
         f"{part} bias" for part, module in biases.items() if ("prefix", *module, "bias") in leaves
     }
-    return (
-        len(leaves["head", "kernel"]),
-        1 + len(leaves.get(("mlp", "0", "blocks", "kernel"), ())),
-        prefix,
-    )
+    heads = len(leaves["head", "kernel"])
+    return heads, 1 + len(leaves.get(("mlp", "0", "blocks", "kernel"), ())), prefix
 
 
-def leading(layout: Layout) -> dict[tuple, tuple[int, ...]]:
+def factors(dims: str) -> list[tuple[int, str]]:
+    """(factor, letter) of each of a ``Place``'s dimensions: "3D V" is [(3, "D"), (1, "V")]."""
+    return [(int(dim[:-1] or 1), dim[-1]) for dim in dims.split()]
+
+
+def stacked_shapes(layout: Layout) -> dict[tuple, tuple[int, ...]]:
     """Leaf -> shape of its stacked axes."""
     shapes: dict[tuple, tuple[int, ...]] = {}
     for place in layout.values():

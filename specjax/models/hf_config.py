@@ -1,11 +1,13 @@
-"""config.json, in both directions: what a checkpoint calls the numbers of ``TransformerConfig``.
+"""Translates config.json to and from ``TransformerConfig``.
 
-Anything that the decoder cannot compute is refused by name.
+A setting that the decoder does not support raises a UserError that names the key.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 from specjax.errors import UserError
@@ -15,7 +17,7 @@ FAMILIES = {"llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel"}
 
 
 def table(text: str) -> dict[str, dict[str, str]]:
-    """Family -> name here -> name in the checkpoint."""
+    """Parses rows of names: family -> name in specjax -> name in the checkpoint ("-" = none)."""
     rows = [line.split() for line in text.strip().splitlines()]
     return {
         family: {row[0]: row[i] for row in rows if row[i] != "-"}
@@ -37,7 +39,7 @@ _FIELDS = table("""
     attention_bias     attention_bias           -
     mlp_bias           mlp_bias                 -
 """)
-# What the decoder computes without asking; a checkpoint that wants anything else is refused by name.
+# The decoder always computes these; a checkpoint with another value is refused.
 _ONLY: dict[str, dict[str, list]] = {
     "llama": {"hidden_act": ["silu"]},
     "gpt2": {
@@ -48,25 +50,37 @@ _ONLY: dict[str, dict[str, list]] = {
     },
 }
 _FLAGS = {"tie_embeddings": True, "attention_bias": True, "mlp_bias": True}
-_DEFAULTS: dict[str, dict[str, Any]] = {  # of transformers, where config.json is silent
+# The defaults of transformers, for keys that config.json does not have.
+_DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"max_positions": 2048, "norm_eps": 1e-6} | dict.fromkeys(_FLAGS, False),
     "gpt2": {"max_positions": 1024, "norm_eps": 1e-5} | _FLAGS,
 }
 
 
+def read_json(path: Path) -> dict:
+    """The JSON object in a file of a model directory.
+
+    Raises UserError if the file is missing or holds no JSON object, and OSError.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(value, dict):
+            raise ValueError("not an object")
+        return value
+    except FileNotFoundError:
+        raise UserError(
+            f"{path.parent} has no {path.name}; give a Hugging Face style model directory"
+        ) from None
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise UserError(f"{path} is not valid JSON ({error}); copy it again") from None
+
+
 def config_from_hf(raw: dict) -> TransformerConfig:
-    """The decoder that a config.json describes, in the spelling of transformers 4 or 5."""
-    kind = raw.get("model_type")
-    names = raw.get("architectures") or ([FAMILIES.get(kind, kind)] if kind else [])
-    if not names:
-        raise UserError(
-            "not a model's (no architectures, no model_type); give a model directory or a trained workdir"
-        )
-    family = next((family for family, name in FAMILIES.items() if name in names), None)
-    if family is None:
-        raise UserError(
-            f"architecture {names[0]} is not supported; supported: {', '.join(FAMILIES.values())}"
-        )
+    """The decoder that a config.json describes, with the keys of transformers 4 or 5.
+
+    Raises UserError: unsupported architecture or setting, missing or wrong values.
+    """
+    family = _family(raw)
     for key, allowed in _ONLY[family].items():
         if raw.get(key) is not None and raw[key] not in allowed:
             raise UserError(
@@ -78,16 +92,16 @@ def config_from_hf(raw: dict) -> TransformerConfig:
         raise UserError(
             f"the hidden size {hidden} is not a multiple of the {heads} attention heads"
         )
-    values: dict[str, Any] = {"num_kv_heads": heads, "head_dim": hidden // heads} | _DEFAULTS[
-        family
-    ]
+    values: dict[str, Any] = {"num_kv_heads": heads, "head_dim": hidden // heads}
+    values |= _DEFAULTS[family]
     values |= {"intermediate_size": 4 * hidden} if gpt2 else {}
     for field, key in keys.items():
         kind = type(values[field]) if field in _DEFAULTS[family] else int
         values[field] = _value(raw, key, kind, values.get(field))
     if heads % values["num_kv_heads"]:
         raise UserError(
-            f"{heads} attention heads are not a multiple of {values['num_kv_heads']} key/value heads"
+            f"{heads} attention heads are not a multiple of "
+            f"{values['num_kv_heads']} key/value heads"
         )
     if not gpt2:
         if values["head_dim"] % 2:
@@ -103,7 +117,10 @@ def config_from_hf(raw: dict) -> TransformerConfig:
 
 
 def config_to_hf(config: TransformerConfig) -> dict:
-    """The config.json of a decoder; a shape that its architecture cannot spell (GPT-2 without biases) is refused."""
+    """The config.json of a decoder.
+
+    Raises UserError for a shape that the architecture cannot express (GPT-2 without biases).
+    """
     raw: dict[str, Any] = {"architectures": [FAMILIES[config.family]], "model_type": config.family}
     raw |= {key: allowed[0] for key, allowed in _ONLY[config.family].items()}
     raw |= {key: getattr(config, field) for field, key in _FIELDS[config.family].items()}
@@ -113,7 +130,7 @@ def config_to_hf(config: TransformerConfig) -> dict:
         "eos_token_id": list(eos) if len(eos) > 1 else next(iter(eos), None),
     }
     if config.family == "llama":
-        # The old spelling: transformers 4 knows no other, and 5 still reads it.
+        # The keys of transformers 4, which transformers 5 also reads.
         raw |= {"rope_theta": config.rope_theta, "rope_scaling": None}
         if config.rope_scaling is not None:
             scaling = dataclasses.asdict(config.rope_scaling)
@@ -121,30 +138,44 @@ def config_to_hf(config: TransformerConfig) -> dict:
             raw["rope_scaling"] = {"rope_type": "llama3", **scaling}
     back = config_from_hf(raw)
     for field in dataclasses.fields(config):
-        if getattr(config, field.name) != getattr(back, field.name):
-            raise UserError(
-                f"a {FAMILIES[config.family]} cannot have {field.name} {getattr(config, field.name)!r}"
-            )
+        value = getattr(config, field.name)
+        if value != getattr(back, field.name):
+            raise UserError(f"a {FAMILIES[config.family]} cannot have {field.name} {value!r}")
     return raw
 
 
-def _value(raw: dict, key: str, kind: type = int, default: Any = None) -> Any:
-    """A number above zero, or a truth value, of config.json."""
-    value = default if raw.get(key) is None else raw[key]
-    right = isinstance(value, (int, kind)) and isinstance(value, bool) == (kind is bool)
-    if not right or (kind is not bool and value <= 0):
-        told = (
-            "true or false"
-            if kind is bool
-            else f"a positive {'integer' if kind is int else 'number'}"
-        )
+def _family(raw: dict) -> str:
+    """The family of a config.json, from its architectures or its model_type."""
+    kind = raw.get("model_type")
+    names = raw.get("architectures") or ([FAMILIES.get(kind, kind)] if kind else [])
+    if not names:
         raise UserError(
-            f"{key} is {'missing' if value is None else repr(value)}; it must be {told}"
+            "not the configuration of a model (no architectures, no model_type); "
+            "give a model directory or a trained run's workdir"
+        )
+    family = next((family for family, name in FAMILIES.items() if name in names), None)
+    if family is None:
+        raise UserError(
+            f"architecture {names[0]} is not supported; supported: {', '.join(FAMILIES.values())}"
+        )
+    return family
+
+
+def _value(raw: dict, key: str, kind: type = int, default: Any = None) -> Any:
+    """A number above 0, or a boolean if ``kind`` is bool, from config.json."""
+    value = default if raw.get(key) is None else raw[key]
+    valid = isinstance(value, (int, kind)) and isinstance(value, bool) == (kind is bool)
+    if not valid or (kind is not bool and value <= 0):
+        expected = f"a positive {'integer' if kind is int else 'number'}"
+        raise UserError(
+            f"{key} is {'missing' if value is None else repr(value)}; "
+            f"it must be {'true or false' if kind is bool else expected}"
         )
     return value
 
 
 def _rope(raw: dict, positions: int) -> tuple[float, RopeScaling | None]:
+    """(base, scaling) of the rotary positions."""
     loose = {key: raw[key] for key in ("rope_theta", "partial_rotary_factor") if key in raw}
     given = loose | (raw.get("rope_parameters") or raw.get("rope_scaling") or {})
     theta = _value(given, "rope_theta", float, 10000.0)
@@ -162,6 +193,5 @@ def _rope(raw: dict, positions: int) -> tuple[float, RopeScaling | None]:
     )
     if low >= high:
         raise UserError(f"low_freq_factor {low} must be below high_freq_factor {high}")
-    return theta, RopeScaling(
-        factor, low, high, _value(given, "original_max_position_embeddings", int, positions)
-    )
+    original = _value(given, "original_max_position_embeddings", int, positions)
+    return theta, RopeScaling(factor, low, high, original)

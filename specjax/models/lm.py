@@ -1,7 +1,7 @@
-"""From a Flax module to the pure functions of ``types.LM``: the one place that splits and merges modules
-(``drafters/_prefix.py`` does the same for a single layer).
+"""The decoder as the pure functions of ``types.LM``.
 
-Parameters travel as a plain nested dict: dispatching 288 leaves takes a fraction of a millisecond that way.
+Flax modules are split and merged only here (and in ``drafters/heads/_prefix.py``, for one layer).
+Parameters are a plain nested dict: dispatching 288 leaves then takes a fraction of a millisecond.
 """
 
 from __future__ import annotations
@@ -26,26 +26,25 @@ def _abstract(config: TransformerConfig, dtype) -> tuple[Any, Any]:
 
 
 def abstract_params(config: TransformerConfig, dtype=jnp.float32) -> dict:
-    """The parameters' shapes and dtypes, as a plain dict of ``jax.ShapeDtypeStruct``; nothing is allocated."""
+    """The parameters' shapes and dtypes: a plain dict of ``jax.ShapeDtypeStruct``, no arrays."""
     return nnx.to_pure_dict(_abstract(config, jnp.dtype(dtype))[1])
 
 
 def init_params(config: TransformerConfig, key: jax.Array, dtype=jnp.float32) -> dict:
-    """Random parameters (normal, 0.02) as a plain dict."""
+    """Random parameters (normal, standard deviation 0.02) as a plain dict."""
 
     @jax.jit
     def build(key):
-        return nnx.to_pure_dict(
-            nnx.state(Transformer(config, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(key)))
-        )
+        module = Transformer(config, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(key))
+        return nnx.to_pure_dict(nnx.state(module))
 
     return build(key)
 
 
 def merge(config: TransformerConfig, params: dict, dtype=jnp.float32) -> Transformer:
-    """The module with these parameters (inside a traced function this costs nothing at run time)."""
+    """The module with these parameters (inside a traced function, free at run time)."""
     graph, state = _abstract(config, jnp.dtype(dtype))
-    # A state built anew: replacing in place would write tracers into the cached one.
+    # A copy: replacing in place would write tracers into the cached state.
     state = jax.tree.map(lambda x: x, state)
     nnx.replace_by_pure_dict(state, params)
     return nnx.merge(graph, state)
@@ -59,10 +58,18 @@ def from_config(
     name: str = "lm",
     remat: bool = False,
 ) -> LM:
-    """The decoder of ``config`` as an ``LM``; equal arguments give the same object, so nothing is compiled twice.
+    """The decoder of ``config`` as an ``LM``.
 
-    ``taps`` are layer numbers whose output hidden states a drafter wants in ``Output.taps``. ``remat`` recomputes each layer
-    in the backward pass of training instead of keeping what is inside it.
+    Equal arguments give the same object, so no program is compiled twice.
+
+    Args:
+        config: the shape of the decoder.
+        dtype: of parameters and activations.
+        taps: layer numbers; the output hidden states of these layers are in ``Output.taps``.
+        name: for messages and results.
+        remat: recompute each layer in the backward pass instead of storing its activations.
+
+    Raises UserError for taps that are not layers.
     """
     dtype = jnp.dtype(dtype)
     if any(not 0 <= tap < config.num_layers for tap in taps):
@@ -98,15 +105,19 @@ def from_config(
 
 
 def forward(model: LM, params: Any, tokens: jax.Array, segments: jax.Array | None = None) -> Output:
-    """Scores whole sequences at once: tokens i32[B,T] -> ``Output`` over all T (training, scoring, tests).
+    """Scores whole sequences at once, for training and tests: tokens i32[B,T] -> ``Output``.
 
-    With ``segments`` i32[B,T] a row holds several documents one after the other: attention and positions stay inside each.
+    With ``segments`` i32[B,T], a row has several documents in sequence; attention and positions
+    stay inside each document.
     """
-    parents = None if segments is None else documents(segments)
+    parents = None if segments is None else document_parents(segments)
     return model.apply(params, tokens, model.init_cache(*tokens.shape), parents)[0]
 
 
-def documents(segments: jax.Array) -> jax.Array:
-    """i32[B,T]: each token's predecessor, -1 where a document begins; to attention, documents are chains in one tree."""
+def document_parents(segments: jax.Array) -> jax.Array:
+    """i32[B,T]: each token's predecessor, -1 where a document begins.
+
+    For attention, the documents of a row are chains in one tree.
+    """
     begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)), constant_values=True)
     return jnp.where(begins, -1, jnp.arange(segments.shape[1]) - 1)

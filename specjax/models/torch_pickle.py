@@ -1,7 +1,8 @@
-"""Tensors out of the files of ``torch.save``, without PyTorch, and without running anything that such a file may ask for.
+"""Reads the tensors in files of ``torch.save``, without PyTorch and without running their code.
 
-A checkpoint is an uncompressed zip: ``data.pkl`` is a pickle that names storages, each of which is an entry of raw bytes.
-A pickle is a program. Here it may build dicts and tensors; every other name and every other instruction is refused.
+A checkpoint is an uncompressed zip: ``data.pkl`` is a pickle that names storages, and each storage
+is an entry of raw bytes. A pickle is a program. Here it may build dicts and tensors; every other
+name and every other instruction is refused.
 
 Source: torch/serialization.py and torch/_utils.py, PyTorch 1.6 to 2.13.
 """
@@ -37,46 +38,45 @@ _STORAGES = {
     "ByteStorage": np.uint8,
     "BoolStorage": np.bool_,
 }
-_LATER = (
-    "uint16",
-    "uint32",
-    "uint64",
-    "float8_e4m3fn",
-    "float8_e5m2",
-)  # these have no storage class of their own
+# Later dtypes, without storage classes; their tensors use UntypedStorage.
+_LATER = ("uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2")
 _BYTES = np.dtype(np.uint8)
-_LONGEST = 1000  # characters of a name: nested dicts make one of all their keys, of which a small file can have many
-# What dicts of tensors are written with, whatever the protocol. Nothing else is needed, and others are dangerous:
-# BYTEARRAY8 and LONG4 reserve memory unseen, the EXT family and INST run code, NEWOBJ and OBJ make objects.
+# Characters of a name. A name joins the keys of nested dicts; a small file can nest many long keys.
+_LONGEST = 1000
+# What PyTorch uses for dicts of tensors, in every protocol. Others are dangerous: BYTEARRAY8 and
+# LONG4 reserve memory unchecked, the EXT family and INST run code, NEWOBJ and OBJ make objects.
 _INSTRUCTIONS = (
     "PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE "
-    "SHORT_BINUNICODE EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST APPEND APPENDS EMPTY_DICT SETITEM SETITEMS "
-    "BINPUT LONG_BINPUT BINGET LONG_BINGET MEMOIZE GLOBAL STACK_GLOBAL REDUCE BUILD BINPERSID"
+    "SHORT_BINUNICODE EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST APPEND APPENDS EMPTY_DICT "
+    "SETITEM SETITEMS BINPUT LONG_BINPUT BINGET LONG_BINGET MEMOIZE GLOBAL STACK_GLOBAL REDUCE "
+    "BUILD BINPERSID"
 )
 
 
 class _Storage(NamedTuple):
-    values: np.ndarray  # [n] of the storage's dtype; bytes, where it has none
+    values: np.ndarray  # [n] of the storage's dtype; bytes for UntypedStorage
 
 
 def load(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """The tensors of a (nested) state dict in a file of ``torch.save``, by their keys joined with dots.
+    """The tensors of a (nested) state dict in a file of ``torch.save``: joined keys -> array.
 
-    The arrays are read-only views of the file, which is mapped and never copied; tensors that share a storage share memory.
-    Shapes and dtypes are the tensors', bfloat16 and float8 those of ``ml_dtypes``. Raises UserError for the format before
-    PyTorch 1.6, for files that are damaged or cut short, and for pickles that hold anything but dicts of tensors.
+    The keys of nested dicts are joined by dots.
+    The arrays are read-only views of the memory-mapped file; tensors that share a storage share
+    memory. Shapes and dtypes are those of the tensors, bfloat16 and float8 from ``ml_dtypes``.
+
+    Raises UserError: the format before PyTorch 1.6, a damaged or truncated file, a pickle with
+    anything but dicts of tensors.
     """
     path = Path(path)
     try:
         with open(path, "rb") as file:
             start = file.read(4)
             if not start.startswith(b"PK"):
-                old = (
-                    "is in the format before PyTorch 1.6"
-                    if start.startswith(b"\x80")
-                    else "is no PyTorch checkpoint"
+                old = start.startswith(b"\x80")
+                problem = (
+                    "is in the format before PyTorch 1.6" if old else "is no PyTorch checkpoint"
                 )
-                raise UserError(f"{path} {old}; convert it to safetensors")
+                raise UserError(f"{path} {problem}; convert it to safetensors")
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         with zipfile.ZipFile(path) as archive:
             return _flatten(path, _Reader(_Archive(path, mapped, archive)).load())
@@ -86,13 +86,13 @@ def load(path: str | os.PathLike) -> dict[str, np.ndarray]:
         raise UserError(f"{path} is damaged or cut short; copy it again") from None
     except UserError:
         raise
-    except Exception as error:  # what a broken pickle ends in is anybody's guess
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"{path} is damaged ({told}); copy it again") from None
+    except Exception as error:  # a broken pickle can raise any error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"{path} is damaged ({reason}); copy it again") from None
 
 
 class _Archive:
-    """The entries of a zip as views of the file, and as long as they say. Compressed ones are none of PyTorch's."""
+    """The entries of a zip as views of the file, with their sizes and checksums verified."""
 
     def __init__(self, path: Path, mapped: mmap.mmap, archive: zipfile.ZipFile):
         names = [
@@ -100,7 +100,8 @@ class _Archive:
         ]
         if len(names) != 1:
             raise UserError(
-                f"{path} is a zip, and no PyTorch checkpoint (it has {len(names)} data.pkl); it must have one"
+                f"{path} is no PyTorch checkpoint; a checkpoint is a zip file with one data.pkl, "
+                f"and this one has {len(names)}"
             )
         self.path, self._mapped, self._archive = path, mapped, archive
         self._root = names[0].removesuffix("data.pkl")
@@ -127,12 +128,14 @@ class _Archive:
             or info.flag_bits & 1
         ):
             raise UserError(
-                f"{self.path}: {info.filename} is compressed or encrypted, as PyTorch never writes it"
+                f"{self.path}: {info.filename} is compressed or encrypted, "
+                "which PyTorch never does; save it again with torch.save"
             )
         view = memoryview(self._mapped)[start:stop]
         if len(view) != info.file_size or zlib.crc32(view) != info.CRC:
             raise UserError(
-                f"{self.path} is damaged ({info.filename} does not match its checksum); copy it again"
+                f"{self.path} is damaged ({info.filename} does not match its checksum); "
+                "copy it again"
             )
         return view
 
@@ -144,7 +147,7 @@ def _refuse(reader: _Reader) -> None:
 
 
 class _Reader(pickle._Unpickler):
-    """The unpickler of the standard library, written in Python (the one in C lets a file reserve memory at will)."""
+    """The standard library's unpickler in Python (the one in C lets a file reserve any memory)."""
 
     def __init__(self, archive: _Archive):
         super().__init__(io.BytesIO(archive.program))
@@ -163,9 +166,11 @@ class _Reader(pickle._Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self._globals:
-            what = " ".join(f"{module}.{name}".split())  # a name of several lines is a name as well
-            told = "only tensors are; convert it to safetensors"
-            raise UserError(f"{self.archive.path} wants to run {what} when it is read; {told}")
+            function = " ".join(f"{module}.{name}".split())  # a name may contain line feeds
+            raise UserError(
+                f"{self.archive.path} would run {function} when it is read; "
+                "only tensors are read, convert it to safetensors"
+            )
         return self._globals[module, name]
 
     def persistent_load(self, pid: Any) -> _Storage:
@@ -176,27 +181,28 @@ class _Reader(pickle._Unpickler):
             or type(key) is not str
             or type(count) is not int
         ):
-            raise ValueError("no storage")
+            raise ValueError("not a storage")
         if key not in self._storages:
             self._storages[key] = self.archive.read(f"data/{key}")
         if len(self._storages[key]) != count * dtype.itemsize:
-            raise ValueError(f"storage {key} has another size than it should")
+            raise ValueError(f"storage {key} does not have the size that the pickle gives")
         return _Storage(np.frombuffer(self._storages[key], dtype))
 
     def _build(self) -> None:
-        """Sets the state of an object: a state dict has one, the versions of its modules, which nobody needs."""
+        """Drops the state of an object; a state dict has one, the versions of its modules."""
         self.stack.pop()  # type: ignore[attr-defined]
         if not isinstance(self.stack[-1], collections.OrderedDict):  # type: ignore[attr-defined]
             _refuse(self)
 
-    # Of other keys than names a hash may take for ever: of a pair of twice the same pair of twice the same pair ...
+    # Only strings may be keys: hashing a pair of twice the same pair of twice ... takes 2^n steps.
 
     def _setitem(self) -> None:
-        _names(self.stack[-2:-1])  # type: ignore[attr-defined]
+        _check_strings(self.stack[-2:-1])  # type: ignore[attr-defined]
         self.load_setitem()  # type: ignore[attr-defined]
 
     def _setitems(self) -> None:
-        _names(self.stack[::2])  # type: ignore[attr-defined]  # since the mark: keys and values by turns
+        # The stack since the mark: key, value, key, value, ...
+        _check_strings(self.stack[::2])  # type: ignore[attr-defined]
         self.load_setitems()  # type: ignore[attr-defined]
 
     dispatch: ClassVar[dict[int, Any]] = dict.fromkeys(pickle._Unpickler.dispatch, _refuse)
@@ -211,13 +217,13 @@ class _Reader(pickle._Unpickler):
     }
 
 
-def _names(keys: Iterable[Any]) -> None:
+def _check_strings(keys: Iterable[Any]) -> None:
     if any(type(key) is not str for key in keys):
-        raise ValueError("a dict has keys that are no names")
+        raise ValueError("a dict has keys that are not strings")
 
 
 def _ordered() -> collections.OrderedDict:
-    return collections.OrderedDict()  # filled afterwards, key by key, as Python 3 writes it
+    return collections.OrderedDict()  # the pickle then sets one key after the other
 
 
 def _tensor(
@@ -225,16 +231,17 @@ def _tensor(
 ) -> np.ndarray:
     del requires_grad, hooks, metadata
     if not isinstance(storage, _Storage) or type(size) is not tuple or type(stride) is not tuple:
-        raise ValueError("a tensor is made of something else than a storage and its sizes")
+        raise ValueError("a tensor does not consist of a storage, a size and strides")
     values, numbers = storage.values, (offset, *size, *stride)
     if len(size) != len(stride) or any(type(x) is not int or x < 0 for x in numbers):
-        raise ValueError("a tensor has no proper size")
+        raise ValueError("a tensor has an invalid size")
     if 0 in size:
         return np.empty(size, values.dtype)
     count, last = 1, offset
     for length, step in zip(size, stride, strict=True):
         count, last = count * length, last + (length - 1) * step
-    # The first check keeps it within the storage; the second keeps a few bytes, repeated, from filling the memory.
+    # The first check keeps the view inside the storage. The second refuses a huge tensor that
+    # repeats a few bytes (stride 0).
     if last >= len(values) or count > len(values):
         raise ValueError("a tensor reaches beyond its storage")
     steps = [step * values.itemsize for step in stride]
@@ -245,7 +252,7 @@ def _tensor_of_bytes(
     storage, offset, size, stride, requires_grad, hooks, dtype, metadata=None
 ) -> np.ndarray:
     if not isinstance(storage, _Storage) or not isinstance(dtype, np.dtype):
-        raise ValueError("a tensor has no proper type")
+        raise ValueError("a tensor has an invalid dtype")
     return _tensor(_Storage(storage.values.view(dtype)), offset, size, stride)
 
 
@@ -254,7 +261,7 @@ def _parameter(tensor, requires_grad, hooks) -> np.ndarray:
 
 
 def _flatten(path: Path, value: Any) -> dict[str, np.ndarray]:
-    """A nested dict as a flat one."""
+    """A nested dict as a flat dict, keys joined by dots. Raises UserError for other contents."""
     tensors: dict[str, np.ndarray] = {}
     queue, seen = collections.deque([("", value)]), set()
     while queue:
@@ -270,11 +277,12 @@ def _flatten(path: Path, value: Any) -> dict[str, np.ndarray]:
             and id(value) not in seen
             and all(isinstance(key, str) for key in value)
         ):
-            seen.add(id(value))  # a dict within itself has no end
+            seen.add(id(value))  # a dict may contain itself
             queue += [(f"{name}.{key}" if name else key, inner) for key, inner in value.items()]
         else:
             what = f"the value of {name!r}" if name else "it"
             raise UserError(
-                f"{path} is no state dict ({what} is not a tensor, nor a dict of some); save only its tensors"
+                f"{path} is no state dict ({what} is neither a tensor nor a dict of tensors); "
+                "save only its tensors"
             )
     return tensors

@@ -1,10 +1,10 @@
-"""One decoder for the Llama family and GPT-2: tokens in, the vector that the LM head multiplies out.
+"""One decoder for the Llama family and GPT-2: from tokens to the input of the LM head.
 
-The block of tokens is written into the cache first and attention then looks at the cache through one mask, so prefill,
-single steps, draft chains and draft trees are the same code.
+A block of tokens is first written into the cache; attention then reads the cache through one mask.
+Prefill, single steps, draft chains and draft trees therefore share this code.
 
-Sources: Llama (2302.13971), grouped-query attention (2305.13245), rotary positions (2104.09864), Llama 3 frequency
-scaling (2407.21783 and its released configuration), GPT-2 (Radford et al. 2019).
+Sources: Llama (2302.13971), grouped-query attention (2305.13245), rotary positions (2104.09864),
+Llama 3 frequency scaling (2407.21783 and its released configuration), GPT-2 (Radford et al. 2019).
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-    """The shape of a decoder. ``family`` is "llama" (RMSNorm, rotary, SwiGLU) or "gpt2" (LayerNorm, learned, GELU)."""
+    """The shape of a decoder.
+
+    ``family`` is "llama" (RMSNorm, rotary positions, SwiGLU) or "gpt2" (LayerNorm, learned
+    positions, GELU).
+    """
 
     family: str
     vocab_size: int
@@ -55,7 +59,7 @@ class TransformerConfig:
 
 
 def rope_frequencies(config: TransformerConfig) -> jax.Array:
-    """f32[D/2] angle per position of each pair of dimensions."""
+    """f32[D/2]: the angle per position of each pair of dimensions."""
     inverse = config.rope_theta ** (
         -jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
     )
@@ -75,26 +79,28 @@ def rope_frequencies(config: TransformerConfig) -> jax.Array:
 
 
 def rotate(x: jax.Array, angle: jax.Array) -> jax.Array:
-    """Rotary positions for x [B,T,H,D] at angle f32[B,T,D/2]; pairs are (i, i + D/2), as in Hugging Face checkpoints."""
+    """Rotary positions for x [B,T,H,D] at angle f32[B,T,D/2].
+
+    The pairs are (i, i + D/2), as in Hugging Face checkpoints.
+    """
     cos, sin = jnp.cos(angle)[:, :, None], jnp.sin(angle)[:, :, None]
     first, second = jnp.split(x.astype(cos.dtype), 2, axis=-1)
-    return jnp.concatenate(
-        [first * cos - second * sin, second * cos + first * sin], axis=-1
-    ).astype(x.dtype)
+    rotated = [first * cos - second * sin, second * cos + first * sin]
+    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
 
 
 class Linear(nnx.Linear):
-    """A linear map of the last axis, flat inside when the block is long: differentiating it on [B,T,E], XLA:CPU copies the
-    weights into another order. Short blocks, of decoding, are quicker as they are."""
+    """A linear map of the last axis; long blocks are flattened to [B*T,E].
+
+    For the gradient of a product with [B,T,E], XLA:CPU copies the weights into another layout. The
+    short blocks of decoding are faster without the reshape.
+    """
 
     def __call__(self, inputs: jax.Array, out_sharding=None) -> jax.Array:
         if inputs.shape[-2] <= 16:
             return super().__call__(inputs, out_sharding)
-        return (
-            super()
-            .__call__(inputs.reshape(-1, inputs.shape[-1]), out_sharding)
-            .reshape(*inputs.shape[:-1], -1)
-        )
+        flat = super().__call__(inputs.reshape(-1, inputs.shape[-1]), out_sharding)
+        return flat.reshape(*inputs.shape[:-1], -1)
 
 
 class Norm(nnx.Module):
@@ -120,19 +126,9 @@ class Attention(nnx.Module):
     """Grouped-query attention over a cache."""
 
     def __init__(self, config: TransformerConfig, dtype, rngs: nnx.Rngs):
-        self.heads, self.kv_heads, self.width = (
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-        )
-        bias = config.attention_bias
-        kw = {
-            "use_bias": bias,
-            "dtype": dtype,
-            "param_dtype": dtype,
-            "rngs": rngs,
-            "kernel_init": _init(),
-        }
+        self.heads, self.kv_heads = config.num_heads, config.num_kv_heads
+        self.width = config.head_dim
+        kw = _linear_options(config.attention_bias, dtype, rngs)
         self.q = Linear(config.hidden_size, self.heads * self.width, **kw)
         self.k = Linear(config.hidden_size, self.kv_heads * self.width, **kw)
         self.v = Linear(config.hidden_size, self.kv_heads * self.width, **kw)
@@ -147,17 +143,18 @@ class Attention(nnx.Module):
             q, k = rotate(q, angle), rotate(k, angle)
         keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
         group = self.heads // self.kv_heads
-        # [B,T,K*G,D] -> [B,K,G*T,D]: the queries of a group share one matrix product with their key head.
+        # [B,T,K*G,D] -> [B,K,G*T,D]: one matrix product per key head for all queries of its group.
         q = q.reshape(batch, size, self.kv_heads, group, self.width).transpose(0, 2, 3, 1, 4)
         q = q.reshape(batch, self.kv_heads, group * size, self.width)
         if size == 1:
-            # One token looks at the cache as it was, and at itself, and is written afterwards. Where the write comes first,
-            # XLA:CPU copies the whole buffer for each reader: three times the time after 2048 tokens.
+            # A single token attends to the old cache and to itself, and is written afterwards. If
+            # the write came first, XLA:CPU would copy the whole buffer for each reader: three times
+            # the time after 2048 tokens.
             before = jnp.arange(k_cache.shape[2]) < start[:, None, None]
             out = _attend(q, mask & before, k_cache, v_cache, keys, values)
-            start = start + jnp.isnan(
-                out[:, 0, 0, 0]
-            )  # so that it does come afterwards (a row with NaN has failed anyway)
+            # Makes the write depend on the result, which orders it after the attention. (The sum
+            # differs from ``start`` only in rows with NaN, which have failed already.)
+            start = start + jnp.isnan(out[:, 0, 0, 0])
             k_cache, v_cache = kv.write(k_cache, keys, start), kv.write(v_cache, values, start)
         else:
             k_cache, v_cache = kv.write(k_cache, keys, start), kv.write(v_cache, values, start)
@@ -167,7 +164,10 @@ class Attention(nnx.Module):
 
 
 def _attend(q, mask, k_cache, v_cache, own_key=None, own_value=None):
-    """Queries [B,K,G*T,D] over the slots that mask bool[B,T,S] lets through, and over their own token where it is given."""
+    """Attention of queries [B,K,G*T,D] over the slots S that ``mask`` bool[B,T,S] allows.
+
+    ``own_key`` and ``own_value`` [B,K,T,D] are one more slot, of the query's own token (T = 1).
+    """
     batch, heads, rows, width = q.shape
     size = mask.shape[1]
 
@@ -188,17 +188,11 @@ def _attend(q, mask, k_cache, v_cache, own_key=None, own_value=None):
 
 
 class Mlp(nnx.Module):
-    """SwiGLU, or two layers with the tanh form of GELU."""
+    """SwiGLU, or two layers with the tanh approximation of GELU."""
 
     def __init__(self, config: TransformerConfig, dtype, rngs: nnx.Rngs):
         self.gated = config.family == "llama"
-        kw = {
-            "use_bias": config.mlp_bias,
-            "dtype": dtype,
-            "param_dtype": dtype,
-            "rngs": rngs,
-            "kernel_init": _init(),
-        }
+        kw = _linear_options(config.mlp_bias, dtype, rngs)
         if self.gated:
             self.gate = Linear(config.hidden_size, config.intermediate_size, **kw)
         self.up = Linear(config.hidden_size, config.intermediate_size, **kw)
@@ -228,7 +222,7 @@ class Block(nnx.Module):
 
 
 class Transformer(nnx.Module):
-    """The decoder. ``dtype`` is that of parameters and activations; logits are float32."""
+    """The decoder; ``dtype`` is that of parameters and activations, logits are float32."""
 
     def __init__(self, config: TransformerConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
         self.config, self.dtype = config, dtype
@@ -239,26 +233,22 @@ class Transformer(nnx.Module):
         self.layers = nnx.List([Block(config, dtype, rngs) for _ in range(config.num_layers)])
         self.norm = Norm(config, dtype)
         if not config.tie_embeddings:
-            kw = {
-                "use_bias": False,
-                "dtype": dtype,
-                "param_dtype": dtype,
-                "rngs": rngs,
-                "kernel_init": _init(),
-            }
+            kw = _linear_options(False, dtype, rngs)
             self.head = Linear(config.hidden_size, config.vocab_size, **kw)
 
     def __call__(
         self, tokens, cache: KVCache, parents=None, taps: tuple[int, ...] = (), remat: bool = False
     ):
-        """tokens i32[B,T] -> (hidden [B,T,E], taps, cache with the block written and not committed).
+        """tokens i32[B,T] -> (hidden [B,T,E], taps, cache with the block written, not committed).
 
-        ``parents`` i32[B,P] may describe a longer block, of which ``tokens`` are the last T (see ``types.LM``).
+        ``parents`` i32[B,P] may describe a longer block; ``tokens`` are then its last T (see
+        ``types.LM``). ``remat`` as in ``lm.from_config``.
         """
         batch, size = tokens.shape
         block = size if parents is None else parents.shape[1]
         written = block - size
-        # Out-of-range ids come only from masked draft nodes and positions past the limit; both are thrown away later.
+        # Ids are out of range only in masked draft nodes and past the length limit; the results of
+        # both are discarded later.
         x = self.embed(jnp.clip(tokens, 0, self.config.vocab_size - 1))
         position = cache.length[:, None] + tree.depths(parents, batch, block)[:, written:]
         angle = None
@@ -278,9 +268,19 @@ class Transformer(nnx.Module):
         return hidden, tuple(tapped[i] for i in taps), cache.replace(k=tuple(keys), v=tuple(values))
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """[B,T,E] -> f32[B,T,V]"""
+        """[B,T,E] -> f32[B,T,V]."""
         out = self.embed.attend(hidden) if self.config.tie_embeddings else self.head(hidden)
         return out.astype(jnp.promote_types(out.dtype, jnp.float32))
+
+
+def _linear_options(bias: bool, dtype, rngs: nnx.Rngs) -> dict:
+    return {
+        "use_bias": bias,
+        "dtype": dtype,
+        "param_dtype": dtype,
+        "rngs": rngs,
+        "kernel_init": _init(),
+    }
 
 
 def _init():

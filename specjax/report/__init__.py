@@ -1,1 +1,1 @@
-"""What people look at: tables and traces."""
+"""Shows results and traces: tables in the terminal, plots, and an HTML report."""

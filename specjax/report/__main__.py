@@ -1,4 +1,7 @@
-"""Builds the HTML report of a bench: python -m specjax.report DIR_or_results.json [--trace FILE] [--out report.html]"""
+"""Builds the HTML report of a bench.
+
+python -m specjax.report DIR_or_results.json [--trace FILE] [--out report.html]
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import NoReturn
 from rich.text import Text
 
 from specjax.errors import UserError
-from specjax.report import files, html, terminal
+from specjax.report import _text, html, inputs, terminal
 
 
 class _Parser(argparse.ArgumentParser):
@@ -22,7 +25,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Entry point, without the name of the program: the exit status."""
+    """Runs the command line ``argv`` (without the program's name); returns the exit status."""
     parser = _Parser("python -m specjax.report", description=__doc__, add_help=True)
     parser.add_argument("results", type=Path, help="the workdir of a bench, or its results.json")
     parser.add_argument(
@@ -32,9 +35,10 @@ def main(argv: Sequence[str]) -> int:
         "--out", type=Path, help="the report; default report.html beside results.json"
     )
     try:
-        given = parser.parse_args(argv)
-        path, notices = html.build(given.results, given.out, trace=given.trace)
-        rows, _ = files.finished(files.results(html.located(given.results))["rows"])
+        args = parser.parse_args(argv)
+        path, notices = html.build(args.results, args.out, trace=args.trace)
+        results = inputs.read_results(html.results_path(args.results))
+        rows, _ = inputs.finished_rows(results["rows"])
     except UserError as error:
         return terminal.fail(str(error))
     console = terminal.console()
@@ -42,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
         console.print(terminal.table(rows))
     for notice in notices:
         console.print(Text(f"notice: {notice}"))
-    console.print(Text(f"wrote {path}".translate(files.PICTURES), "dim"))
+    console.print(Text(_text.visible(f"wrote {path}"), "dim"))
     return 0
 
 

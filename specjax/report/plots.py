@@ -1,7 +1,8 @@
-"""Plots of the rows of results.json: every one for which the rows have data, and no other.
+"""Plots of the rows of results.json: every plot that the rows have data for.
 
-What a figure assumes is said below it. Rows that are not finished (no speed-up) are left out, and rows of one category are
-in the plot of categories alone. Nothing global is touched: figures are objects, drawn without pyplot.
+The caption of a figure states its assumptions. Rows without a speed-up are left out, and rows of
+one category are only in the plot of categories. The figures are objects, drawn without pyplot: no
+global setting is changed.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from specjax.report import _canvas, _series
-from specjax.report._files import save, svg
-from specjax.report._series import number
+from specjax.report import _canvas, _labels, _rows, _series
+from specjax.report._axes import AXES
+from specjax.report._rows import TIME_PARTS, number
 from specjax.report._speedups import predicted, speedup_against
+from specjax.report.figures import save, svg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,12 +32,16 @@ __all__ = [
     "time_split",
 ]
 
+MOST_TEMPERATURES = 2  # of plots with groups of bars
+MOST_NAMES = 40  # groups of bars in a panel
+MOST_BARS = 30  # of the plot of the decoding time
+FIRST_SHOWN = " Of rows with the same settings the first is shown."
+
 
 def draw(rows: Sequence[dict]) -> dict[str, Figure]:
-    """Every plot that the rows have data for, by a name fit for a file; {} if there is none."""
+    """File name without suffix -> figure, of every plot that the rows have data for."""
     makers: dict[str, Callable[[Sequence[dict]], Figure | None]] = {
-        f"speedup_by_{axis}": lambda rows, axis=axis: speedup_against(rows, axis)
-        for axis in _series.AXES
+        f"speedup_by_{axis}": lambda rows, axis=axis: speedup_against(rows, axis) for axis in AXES
     }
     makers |= {
         "predicted_and_measured": predicted,
@@ -49,30 +55,34 @@ def draw(rows: Sequence[dict]) -> dict[str, Figure]:
 
 
 def acceptance_by_depth(rows: Sequence[dict]) -> Figure | None:
-    """Conditional acceptance at each depth, a line for every method and a panel for every temperature."""
-    known = [row for row in _series.finished(rows) if _depths(row)]
+    """Conditional acceptance at each depth: a line per method, a panel per temperature."""
+    known = [row for row in _rows.finished(rows) if _depths(row)]
     if not known:
         return None
-    # What is accepted does not depend on the batch, and a longer chain shows the depths of a shorter one as well.
+    # Acceptance does not depend on the batch, and a longer chain has all depths of a shorter one.
     panels, left_out = _by_temperature(
-        _apart(known),
+        _by_settings(known),
         lambda row: (-len(_depths(row)), number(row, "batch_size") or 0),
-        lambda facts: ("batch_size", *(("gamma", "nodes") if facts["shape"] == "chain" else ())),
-        "Of several lengths of a chain the longest is shown, and of several batch sizes the smallest.",
+        lambda settings: (
+            "batch_size",
+            *(("gamma", "nodes") if settings["shape"] == "chain" else ()),
+        ),
+        "Of several lengths of a chain the longest is shown, and of several batch sizes the "
+        "smallest.",
     )
-    left_out += _alike(known)
     labels = list(dict.fromkeys(label for panel in panels.values() for label in panel))
-    legend = _canvas.key(labels)
-    told = "The share of the tokens tested at a depth that was accepted there; a depth is tested if all above it were accepted."
-    told += left_out
-    title = "Acceptance by depth" + ("" if len(panels) > 1 else f" at {next(iter(panels))}")
-    figure, axes = _canvas.canvas(
-        title, list(panels), 2.9 if len(panels) == 1 else 2.3, told, legend.lines
+    legend = _canvas.legend_text(labels)
+    caption = (
+        "The share of the tokens tested at a depth that was accepted there; a depth is tested if "
+        f"all depths before it were accepted.{left_out}{_note_on_repeats(known)}"
     )
+    title = "Acceptance by depth" + ("" if len(panels) > 1 else f" at {next(iter(panels))}")
+    height = 2.9 if len(panels) == 1 else 2.3
+    figure, axes = _canvas.canvas(title, list(panels), height, caption, legend.lines)
     handles: dict[str, Any] = {}
     for ax, panel in zip(axes, panels.values(), strict=True):
         for label, row in panel.items():
-            style, depths = _canvas.look(labels.index(label)), _depths(row)
+            style, depths = _canvas.style(labels.index(label)), _depths(row)
             (line,) = ax.plot(
                 range(1, len(depths) + 1),
                 depths,
@@ -85,9 +95,8 @@ def acceptance_by_depth(rows: Sequence[dict]) -> Figure | None:
                 markeredgewidth=0.5,
             )
             handles.setdefault(label, line)
-        _canvas.ticks(
-            ax, range(1, max(map(len, map(_depths, panel.values())), default=1) + 1), str, True
-        )
+        deepest = max((len(_depths(row)) for row in panel.values()), default=1)
+        _canvas.ticks(ax, range(1, deepest + 1), str, True)
         ax.set_ylim(0, 1.03)
         ax.set_xlabel("depth (tokens after the pending one)", fontsize=9)
     axes[0].set_ylabel("accepted share", fontsize=9)
@@ -95,134 +104,128 @@ def acceptance_by_depth(rows: Sequence[dict]) -> Figure | None:
     return figure
 
 
-def _apart(rows: Sequence[dict]) -> dict[tuple, dict]:
-    """The rows by what they are; of rows alike in all of it the first."""
+def _by_settings(rows: Sequence[dict]) -> dict[tuple, dict]:
+    """Settings -> the first row that has them."""
     groups: dict[tuple, dict] = {}
     for row in rows:
-        groups.setdefault(tuple(_series.facts_of(row).items()), row)
+        groups.setdefault(tuple(_labels.settings_of(row).items()), row)
     return groups
 
 
-def _alike(rows: Sequence[dict]) -> str:
-    return (
-        ""
-        if len(_apart(rows)) == len(rows)
-        else " Of rows alike in all but their measurements the first is shown."
-    )
+def _note_on_repeats(rows: Sequence[dict]) -> str:
+    return "" if len(_by_settings(rows)) == len(rows) else FIRST_SHOWN
 
 
 def _depths(row: dict) -> list[float]:
     values = row.get("acceptance_by_depth")
-    return (
-        [v if _series.is_number(v) else math.nan for v in values]
-        if isinstance(values, list | tuple)
-        else []
-    )
+    if not isinstance(values, list | tuple):
+        return []
+    return [value if _rows.is_number(value) else math.nan for value in values]
 
 
 def _by_temperature(
-    groups: dict[tuple, Any],
-    least: Callable[[Any], Any],
-    but: Callable[[dict], Sequence[str]],
-    said: str,
-) -> tuple[dict[str, dict[str, Any]], str]:
-    """Heading -> label -> what is shown there, a panel for every temperature, and what to say of what is left out.
+    entries: dict[tuple, dict],
+    least: Callable[[dict], Any],
+    ignored: Callable[[dict], Sequence[str]],
+    choice: str,
+) -> tuple[dict[str, dict[str, dict]], str]:
+    """(heading -> label -> entry, with a panel for each temperature; a note on what is left out).
 
     Args:
-        groups: facts of a row, as the items of ``_series.facts_of`` -> what is to be shown.
-        least: of the entries that differ only in what ``but`` names for their facts the one with the least of it is shown.
-        said: the sentence that tells so.
+        entries: settings as from ``_by_settings`` -> a row.
+        least: row -> a key. Of entries that differ only in ignored settings, the one with the
+            least key is shown.
+        ignored: settings -> the names of those to ignore.
+        choice: the sentence that describes this choice.
     """
-    chosen: dict[tuple, Any] = {}
-    series: dict[tuple, None] = {}  # in the order of their first appearance
-    for key, shown in groups.items():
-        facts = dict(key)
-        heading = facts.pop("temperature")
-        ignored = but(facts)
-        left = tuple((name, value) for name, value in facts.items() if name not in ignored)
-        series[left] = None
-        place = (heading if _series.is_number(heading) else 0), left
-        if place not in chosen or least(shown) < least(chosen[place]):
-            chosen[place] = shown
-    told = f" {said}" if len(chosen) < len(groups) else ""
+    chosen: dict[tuple, dict] = {}
+    series: dict[tuple, None] = {}  # in the order of their first entries
+    for key, row in entries.items():
+        settings = dict(key)
+        temperature = settings.pop("temperature")
+        names = ignored(settings)
+        kept = tuple((name, value) for name, value in settings.items() if name not in names)
+        series[kept] = None
+        place = (temperature if _rows.is_number(temperature) else 0), kept
+        if place not in chosen or least(row) < least(chosen[place]):
+            chosen[place] = row
+    note = f" {choice}" if len(chosen) < len(entries) else ""
     if len(series) > _series.MOST:
-        told += f" The first {_series.MOST} of {len(series)} are shown."
-    kept = list(series)[: _series.MOST]
-    labels = dict(zip(kept, _series.labels_of([dict(left) for left in kept]), strict=True))
-    panels: dict[str, dict[str, Any]] = {}
-    headings = sorted({heading for heading, left in chosen if left in labels})
-    if len(headings) > _series.MOST_PANELS:
-        told += f" The lowest {_series.MOST_PANELS} of {len(headings)} temperatures are shown."
-    for heading in headings[: _series.MOST_PANELS]:
-        found = {
-            label: chosen[heading, left]
-            for left, label in labels.items()
-            if (heading, left) in chosen
+        note += f" The first {_series.MOST} of {len(series)} are shown."
+    first = list(series)[: _series.MOST]
+    labels = dict(zip(first, _labels.labels_of([dict(kept) for kept in first]), strict=True))
+    temperatures = sorted({temperature for temperature, kept in chosen if kept in labels})
+    most = _series.MOST_PANELS
+    if len(temperatures) > most:
+        note += f" The lowest {most} of {len(temperatures)} temperatures are shown."
+    panels: dict[str, dict[str, dict]] = {}
+    for temperature in temperatures[:most]:
+        heading = f"temperature {temperature:g}"
+        if heading in panels:
+            heading = f"temperature {temperature}"
+        panels[heading] = {
+            label: chosen[temperature, kept]
+            for kept, label in labels.items()
+            if (temperature, kept) in chosen
         }
-        title = f"temperature {heading:g}"
-        panels[f"temperature {heading}" if title in panels else title] = found
-    return panels, told
+    return panels, note
 
 
 def overlap_by_class(rows: Sequence[dict]) -> Figure | None:
-    """True overlap of draft and target on each class of tokens of the target's text, where rows have it."""
+    """Overlap of draft and target for each class of tokens of the target's text."""
 
     def values(row: dict) -> dict[str, float | None]:
-        classes = _series.part(_series.part(row, "overlap"), "by_class")
-        return {name: number(_series.part(classes, name), "alpha") for name in classes}
+        classes = _rows.part(_rows.part(row, "overlap"), "by_class")
+        return {name: number(_rows.part(classes, name), "alpha") for name in classes}
 
-    told = "alpha of each class: the sum over x of min(target(x), draft(x)), on every position of text that the target wrote."
     known = [
         row
-        for row in _series.finished(rows)
+        for row in _rows.finished(rows)
         if any(value is not None for value in values(row).values())
     ]
-    return _grouped(
-        _apart(known),
-        values,
-        "Overlap of draft and target by class of token",
-        told + _alike(known),
-        "mean overlap",
+    caption = (
+        "alpha of each class: the sum over x of min(target(x), draft(x)), mean over the positions "
+        f"of the target's text.{_note_on_repeats(known)}"
     )
+    title = "Overlap of draft and target by class of token"
+    return _grouped(_by_settings(known), values, title, caption, "mean overlap")
 
 
 def by_category(rows: Sequence[dict]) -> Figure | None:
-    """Block efficiency in every category of prompts, from the rows of one category."""
+    """Block efficiency of each category of prompts, from the rows of one category."""
     merged: dict[tuple, dict] = {}
-    told = "Tokens per round of the prompts of one category, the target's own token included."
-    twice = False
+    repeated = False
     for row in rows:
         tau = number(row, "block_efficiency")
         if row.get("category") is not None and tau is not None:
-            place = tuple(_series.facts_of(row).items())
-            found = merged.setdefault(place, {**row, "tau": {}})["tau"]
-            twice = twice or str(row["category"]) in found
-            found.setdefault(str(row["category"]), tau)
-    told += " Of rows alike in all but their measurements the first is shown." if twice else ""
-    return _grouped(
-        merged,
-        lambda row: row["tau"],
-        "Block efficiency by category of prompt",
-        told,
-        "block efficiency (tokens)",
+            settings = tuple(_labels.settings_of(row).items())
+            by_name = merged.setdefault(settings, {**row, "tau": {}})["tau"]
+            repeated = repeated or str(row["category"]) in by_name
+            by_name.setdefault(str(row["category"]), tau)
+    caption = (
+        "Tokens per round of the prompts of one category, including the target's own token."
+        f"{FIRST_SHOWN if repeated else ''}"
     )
+    title = "Block efficiency by category of prompt"
+    axis = "block efficiency (tokens)"
+    return _grouped(merged, lambda row: row["tau"], title, caption, axis)
 
 
 def _grouped(
-    rows: dict[tuple, dict],
+    entries: dict[tuple, dict],
     values: Callable[[dict], dict[str, float | None]],
     title: str,
-    told: str,
+    caption: str,
     axis: str,
 ) -> Figure | None:
-    """Bars of ``values``, name -> number, in a panel for every temperature; of several batch sizes the smallest is shown."""
+    """Bars of ``values`` (row -> name -> number) in a panel for each temperature."""
     chosen, left_out = _by_temperature(
-        rows,
+        entries,
         lambda row: number(row, "batch_size") or 0,
         lambda _: ("batch_size",),
         "Of several batch sizes the smallest is shown.",
     )
-    told += left_out
+    caption += left_out
     if not chosen:
         return None
     panels = {
@@ -232,18 +235,16 @@ def _grouped(
         }
         for heading, panel in chosen.items()
     }
-    if len(panels) > 2:
-        most = sorted(panels, key=lambda heading: -len(panels[heading]))[:2]
-        panels = {heading: panel for heading, panel in panels.items() if heading in most}
-        told += " Of several temperatures the two with most methods are shown."
+    if len(panels) > MOST_TEMPERATURES:
+        largest = sorted(panels, key=lambda heading: -len(panels[heading]))[:MOST_TEMPERATURES]
+        panels = {heading: panel for heading, panel in panels.items() if heading in largest}
+        caption += " Of several temperatures the two with most methods are shown."
     names = list(
-        dict.fromkeys(
-            name for panel in panels.values() for found in panel.values() for name in found
-        )
+        dict.fromkeys(name for panel in panels.values() for bars in panel.values() for name in bars)
     )
-    if len(names) > 40:
-        told += f" The first 40 of {len(names)} groups of bars are shown."
-        names = names[:40]
+    if len(names) > MOST_NAMES:
+        caption += f" The first {MOST_NAMES} of {len(names)} groups of bars are shown."
+        names = names[:MOST_NAMES]
     labels = list(dict.fromkeys(label for panel in panels.values() for label in panel))
     if len(panels) == 1:
         title += f", {next(iter(panels))}"
@@ -251,46 +252,41 @@ def _grouped(
         heading: (names, [[panel.get(label, {}).get(name) for name in names] for label in labels])
         for heading, panel in panels.items()
     }
-    return _canvas.bars(title, shown, labels, told, axis)
-
-
-PARTS = ("draft", "verify", "accept", "host")
+    return _canvas.bars(title, shown, labels, caption, axis)
 
 
 def time_split(rows: Sequence[dict]) -> Figure | None:
-    """Where the time of decoding goes: stacked shares, a bar for every row."""
+    """The shares of the decoding time that the parts of a round take: a stacked bar per row."""
     known = [
         row
-        for row in _series.finished(rows)
-        if any(number(_series.part(row, "time_split"), part) for part in PARTS)
+        for row in _rows.finished(rows)
+        if any(number(_rows.part(row, "time_split"), part) for part in TIME_PARTS)
     ]
     if not known:
         return None
-    groups, fewer = _series.thin([[row] for row in known], 30, batches=True)
+    groups, left_out = _series.thin([[row] for row in known], MOST_BARS, batches=True)
     known = [row for (row,) in groups]
-    legend = _canvas.key(PARTS)
-    told = "Shares of the time of the decode loop; prefill and compilation are outside it." + fewer
-    figure, (ax,) = _canvas.canvas(
-        "Where the decoding time goes", [""], 0.25 * len(known) + 0.1, told, legend.lines, 0.37
-    )
-    handles, reached = [], [0.0] * len(known)
-    for place, part in enumerate(PARTS):
+    legend = _canvas.legend_text(TIME_PARTS)
+    caption = f"Shares of the time of the decode loop, without prefill and compilation.{left_out}"
+    title = "Where the decoding time goes"
+    height = 0.25 * len(known) + 0.1
+    figure, (ax,) = _canvas.canvas(title, [""], height, caption, legend.lines, 0.37)
+    handles, left = [], [0.0] * len(known)
+    for index, part in enumerate(TIME_PARTS):
         shares = [100 * (number(row["time_split"], part) or 0.0) for row in known]
-        style = _canvas.look(place)
-        handles.append(
-            ax.barh(
-                range(len(known)),
-                shares,
-                0.72,
-                left=reached,
-                color=style.colour,
-                hatch=_canvas.HATCHES[place],
-                edgecolor="white",
-                linewidth=0,
-            )
+        bar = ax.barh(
+            range(len(known)),
+            shares,
+            0.72,
+            left=left,
+            color=_canvas.style(index).colour,
+            hatch=_canvas.HATCHES[index],
+            edgecolor="white",
+            linewidth=0,
         )
-        reached = [a + b for a, b in zip(reached, shares, strict=True)]
-    labels = _series.distinct(known)
+        handles.append(bar)
+        left = [a + b for a, b in zip(left, shares, strict=True)]
+    labels = _labels.distinct(known)
     ax.set_yticks(range(len(known)), labels=[_canvas.plain(label, 38) for label in labels])
     ax.set_ylim(len(known) - 0.5, -0.5)
     ax.set_xlim(0, 100)

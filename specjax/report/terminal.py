@@ -1,4 +1,4 @@
-"""Results as a table, and a continuation coloured by where each token came from, in the terminal."""
+"""Results as a table, and traces coloured by where each token came from, in the terminal."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specjax.report import files
+from specjax.report import _text, inputs
 
 STYLES = ("green", "bold red", "bold blue", "bold")  # by origin: accepted, residual, bonus, plain
 REJECTED = "magenta strike dim"
+WIDTH = 120  # characters of a file or a pipe, which have no width; the table fits in it
 
 
 def console() -> Console:
-    """Where tables and traces are printed: a file or a pipe has no width of its own, and gets 120, enough for the table."""
-    made = Console(highlight=False, soft_wrap=True, emoji=False)
-    if not made.is_terminal:
-        made.width = 120
-    return made
+    """The console for tables and traces."""
+    console = Console(highlight=False, soft_wrap=True, emoji=False)
+    if not console.is_terminal:
+        console.width = WIDTH
+    return console
 
 
 def fail(message: str, status: int = 2) -> int:
-    """Prints a user's mistake on one line of stderr; returns the exit status."""
-    print(f"specjax: {files.one_line(message)}", file=sys.stderr)
+    """Prints an error message on one line of stderr; returns the exit status."""
+    print(f"specjax: {_text.one_line(message)}", file=sys.stderr)
     return status
 
 
 def table(rows: Sequence[dict]) -> Table:
-    """The rows of results.json, within 120 characters; rows of single categories are left to the HTML report.
+    """The rows of results.json, at most 120 characters wide, without the rows of single categories.
 
-    Where rows have different prompts, a column says which: the set, and where one set has several, the mean prompt's length.
+    If the rows have different prompts, a column names the set, and the mean length of its prompts
+    if one set has several lengths.
     """
     rows = [row for row in rows if row.get("category") is None]
     prompts = _prompts(rows)
@@ -46,12 +48,12 @@ def table(rows: Sequence[dict]) -> Table:
     for head in ("T", "batch", "tau", "alpha", "tokens/s", "plain", "speed-up", "predicted", "eff"):
         out.add_column(head, justify="right", no_wrap=True)
     out.add_column("lossless", overflow="fold")
-    for row, said in zip(rows, prompts or [""] * len(rows), strict=True):
+    for row, name in zip(rows, prompts or [""] * len(rows), strict=True):
         out.add_row(
-            _text(row.get("method"), 100),
-            *([_text(said, 60)] if prompts else []),
-            _text(row.get("accept"), 18),
-            _text(row.get("class"), 5),
+            _cell(row.get("method"), 100),
+            *([_cell(name, 60)] if prompts else []),
+            _cell(row.get("accept"), 18),
+            _cell(row.get("class"), 5),
             _number(row, "temperature", "{:g}"),
             _number(row, "batch_size", "{:g}"),
             _number(row, "block_efficiency"),
@@ -67,63 +69,64 @@ def table(rows: Sequence[dict]) -> Table:
 
 
 def _prompts(rows: Sequence[dict]) -> list[str]:
-    """What tells the prompts of each row from those of the others; [] if nothing does."""
+    """A name for the prompts of each row; [] if all rows have the same prompts."""
     names = [str(row.get("prompt_set") or "-") for row in rows]
     lengths = [_number(row, "context", "{:.0f}") for row in rows]
-    several: dict[str, set[str]] = {}
+    lengths_of: dict[str, set[str]] = {}
     for name, length in zip(names, lengths, strict=True):
-        several.setdefault(name, set()).add(length)
-    if len(several) < 2 and all(len(each) < 2 for each in several.values()):
+        lengths_of.setdefault(name, set()).add(length)
+    if len(lengths_of) < 2 and all(len(each) < 2 for each in lengths_of.values()):
         return []
     return [
-        f"{name}, {length} tokens" if len(several[name]) > 1 and length != "-" else name
+        f"{name}, {length} tokens" if len(lengths_of[name]) > 1 and length != "-" else name
         for name, length in zip(names, lengths, strict=True)
     ]
 
 
-def _text(value: Any, most: int) -> Text:
-    """A user's words: no markup is looked for in them, and no terminal obeys them."""
-    return Text(files.one_line(str("-" if value is None else value), most) or "-")
+def _cell(value: Any, most: int) -> Text:
+    """Text from a file: without markup, and with control characters made visible."""
+    return Text(_text.one_line(str("-" if value is None else value), most) or "-")
 
 
-def _number(row: dict, key: str, spell: str = "{:.2f}") -> str:
-    value = files.number_of(row.get(key))
-    return "-" if value is None else files.one_line(spell.format(value), 12)
+def _number(row: dict, key: str, number_format: str = "{:.2f}") -> str:
+    value = inputs.number_of(row.get(key))
+    return "-" if value is None else _text.one_line(number_format.format(value), 12)
 
 
-def _lossless(outcome: Any) -> str:
-    if not isinstance(outcome, dict):
+def _lossless(check: Any) -> str:
+    if not isinstance(check, dict):
         return "-"
-    passed = files.passed(outcome)
-    word = "?" if passed is None else "yes" if passed else "NO"
-    return files.one_line(f"{word}, {str(outcome.get('detail') or '-').rpartition(', ')[2]}", 60)
+    passed = inputs.passed(check)
+    text = "?" if passed is None else "yes" if passed else "NO"
+    detail = str(check.get("detail") or "-").rpartition(", ")[2]
+    return _text.one_line(f"{text}, {detail}", 60)
 
 
 def legend() -> Text:
-    """What the colours of ``trace`` mean."""
-    words = (
+    """The meaning of the colours of ``trace``."""
+    meanings = (
         "accepted draft token",
         "target's token after a rejection",
         "after a full draft",
         "nothing drafted",
     )
-    parts = [(word, style) for word, style in zip(words, STYLES, strict=True)]
+    parts: list[tuple[str, str]] = list(zip(meanings, STYLES, strict=True))
     parts.insert(1, ("rejected draft token", REJECTED))
-    return Text("  ").join(Text(word, style) for word, style in parts)
+    return Text("  ").join(Text(meaning, style) for meaning, style in parts)
 
 
 def trace(record: dict) -> Text:
-    """One continuation of trace.jsonl: accepted drafts, the first rejected draft of each round, and the target's tokens.
+    """One continuation of trace.jsonl, with the first rejected draft token of each round.
 
     Args:
-        record: a trace that ``files.problem`` finds nothing wrong with.
+        record: a trace for which ``inputs.trace_problem`` is None.
     """
     out = Text()
-    out.append(record["prompt"].translate(files.PICTURES), "dim")
+    out.append(_text.visible(record["prompt"]), "dim")
     for one in record["rounds"]:
-        for place, token in enumerate(one["out"]):
-            if place + 1 == len(one["out"]):
-                for node in files.rejected(one)[:1]:
-                    out.append(node[0].replace("\n", "↵").translate(files.PICTURES), REJECTED)
-            out.append(token[0].translate(files.PICTURES), STYLES[token[2]])
+        for index, token in enumerate(one["out"]):
+            if index + 1 == len(one["out"]):
+                for node in inputs.rejected_nodes(one)[:1]:
+                    out.append(_text.visible(node[0].replace("\n", "↵")), REJECTED)
+            out.append(_text.visible(token[0]), STYLES[token[2]])
     return out

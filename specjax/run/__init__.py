@@ -1,0 +1,11 @@
+"""The command line.
+
+``main(argv)`` runs a command line in this process; ``run(config, workdir)`` runs a configuration.
+``resolve`` reads a configuration into one frozen object, ``build`` makes the models and methods,
+and each mode has a file: ``train``, ``generate``, ``bench``, ``replay``.
+"""
+
+from specjax.run.command_line import main, parse
+from specjax.run.dispatch import run
+
+__all__ = ["main", "parse", "run"]

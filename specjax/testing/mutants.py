@@ -179,19 +179,39 @@ def longest_of_separate_chains(keys, draft, target_probs):
 def traversal_forgets_what_was_lost(keys, draft, target_probs):
     """Updates the weight of a node by what is owed over the draft mass that is left, Z / sum(D without x)."""
 
-    def fail(weight, law, drawn):
-        owed = jnp.maximum(weight[:, None] * law - drawn, 0).sum(-1)
-        left = jnp.maximum(1 - drawn.max(-1), 1e-9)
-        return jnp.minimum(1, owed / left), traversal.failed(weight, law, drawn)[1]
+    coins = keys.coins(draft.tokens.shape[1], target_probs.dtype)
 
-    return traversal.traversal(keys, draft, target_probs, fail)
+    def turn(carry):
+        visit, probs = carry
+        visit = traversal.descend(visit, probs, draft)
+        accepted = traversal.accepts(visit, coins)
+        after, rest = traversal.leave(visit, probs, draft, accepted)
+        node, parent = jnp.maximum(visit.at - 1, 0), after.at
+        drawn = _verdict.at(draft.probs, node)
+        weight = _verdict.at(visit.weight, parent)[:, None]
+        owed = jnp.maximum(weight * _verdict.at(probs, parent) - drawn, 0).sum(-1)
+        wrong = jnp.minimum(1, owed / jnp.maximum(1 - drawn.max(-1), 1e-9))
+        changed = (~visit.done & ~accepted)[:, None] & (
+            jnp.arange(visit.weight.shape[1]) == parent[:, None]
+        )
+        return after.replace(weight=jnp.where(changed, wrong[:, None], after.weight)), rest
+
+    start = (traversal.begin(draft, target_probs), target_probs)
+    visit, probs = jax.lax.while_loop(lambda carry: ~carry[0].done.all(), turn, start)
+    return traversal.finish(keys, draft, visit, probs)
 
 
 def k_seq_with_a_small_rho(keys, draft, target_probs):
     """Divides by a rho below the smallest for which the residual is nowhere negative."""
-    return k_seq.k_seq(
-        keys, draft, target_probs, lambda *given: 1 + 0.5 * (k_seq.solve(*given) - 1)
-    )
+    coins = keys.coins(draft.tokens.shape[1], target_probs.dtype)
+
+    def level(walk):
+        some = k_seq.candidates(walk, draft)
+        rho = 1 + 0.5 * (k_seq.solve(some.count, walk.probs, some.probs) - 1)
+        return k_seq.try_all(walk, draft, target_probs, some, rho, coins)
+
+    walk = jax.lax.while_loop(lambda w: w.open.any(), level, _walk.begin(draft, target_probs))
+    return _verdict.along(draft, walk.path, keys.draw(rng.RESIDUAL, walk.probs))
 
 
 def padding_is_a_token(keys, draft, target_probs):

@@ -1,12 +1,14 @@
-"""What speculative decoding should give: closed forms and cost models, on the host, in NumPy.
+"""The expected gain of speculative decoding: closed forms and cost models, on the host, in NumPy.
 
-Chains of draft tokens are here by name (``theory.expected_tokens``); ``theory.goodput`` chooses a draft length under load,
-``theory.cascade`` prices drafters that are drafted for themselves, ``theory.roofline`` models a machine that nobody has at
-hand. ``tree_search`` does the same for trees.
+The functions for chains of draft tokens are names of this package (``theory.expected_tokens``).
+``theory.goodput`` chooses a draft length under load, ``theory.cascade`` gives the speed-up of
+drafters that use smaller drafters, and ``theory.roofline`` models hardware that is not available.
+For trees see ``specjax.topology.search``.
 
-Letters: alpha is the acceptance rate, gamma the number of draft tokens in a round, c the time of drafting one token; times
-are multiples of one step, a target pass over one token. A mistaken argument (a rate outside 0 to 1, a negative or NaN cost,
-gamma that is no whole number) raises UserError everywhere.
+Symbols: alpha is the acceptance rate, gamma the number of draft tokens in a round, c the time of
+drafting one token. Times are multiples of one step, a target pass over one token. Every function
+raises UserError for an invalid argument (a rate outside 0 to 1, a negative or NaN cost, a gamma
+that is not a whole number).
 """
 
 from specjax.theory import cascade, goodput, roofline

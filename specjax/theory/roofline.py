@@ -1,14 +1,18 @@
-"""A machine as two numbers and a model as four: what speculation gives on hardware that is not at hand.
+"""A roofline model: the gain of speculation on hardware that is not available.
+
+A machine is two numbers and a model is four:
 
     t(B, S, n) = max((W + B S kappa) / bandwidth, B n (F + S G) / flops) + overhead
 
-is the time of a pass over n new tokens in each of B rows whose caches hold S tokens. W are the bytes of weights, kappa those
-of keys and values per cached token, F the operations per token, and G those of attention per token and cached token. A pass
-is bound by memory or by arithmetic, whichever takes longer. It is a model: launches, communication, sampling and cache misses
-are in ``overhead`` or nowhere.
+is the time of a pass over n new tokens in each of B rows with S cached tokens each. W are the bytes
+of weights, kappa those of keys and values per cached token, F the operations per token, and G those
+of attention per token and cached token. A pass is bound by memory or by arithmetic, by the longer
+of both times. Launches, communication, sampling and cache misses are not modelled, except as
+``overhead``.
 
-Sources: Williams et al. 2009 (the roofline); MagicDec, Chen et al. 2024 (2408.11049), which drafts with the target's weights
-and a constant part of its cache; SPIRe (2504.06419), whose throughput is modelled in this way.
+Sources: Williams et al. 2009 (the roofline); MagicDec, Chen et al. 2024 (2408.11049), which drafts
+with the target's weights and a constant part of its cache; SPIRe (2504.06419), which models its
+throughput in this way.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Machine(NamedTuple):
-    """What runs the models."""
+    """The hardware."""
 
     bandwidth: float  # bytes per second between memory and arithmetic
     flops: float  # operations per second
@@ -32,7 +36,7 @@ class Machine(NamedTuple):
 
 
 class Model(NamedTuple):
-    """What a pass of a model reads and computes."""
+    """What a pass of a model reads and computes, in bytes and operations."""
 
     parameters: int
     weight_bytes: float  # W, read in every pass
@@ -42,10 +46,11 @@ class Model(NamedTuple):
 
 
 def model_of(config: TransformerConfig, itemsize: int = 2, kv_itemsize: int | None = None) -> Model:
-    """The ``Model`` of a decoder whose parameters take ``itemsize`` bytes each, and keys and values ``kv_itemsize`` (as many).
+    """The ``Model`` of a decoder with ``itemsize`` bytes per parameter.
 
-    Tables of which a token reads one row (positions, and input embeddings that are not the head as well) are parameters,
-    and neither read in full nor multiplied.
+    Keys and values take ``kv_itemsize`` bytes each (default: ``itemsize``). Tables of which a token
+    reads one row (positions, and input embeddings that are not also the head) count as parameters,
+    but are neither read in full nor multiplied.
     """
     size = checks.count("itemsize", itemsize, 1)
     kv_size = size if kv_itemsize is None else checks.count("kv_itemsize", kv_itemsize, 1)
@@ -55,8 +60,8 @@ def model_of(config: TransformerConfig, itemsize: int = 2, kv_itemsize: int | No
         looked_up += config.vocab_size * config.hidden_size
     width = config.num_layers * config.head_dim
     used = total - looked_up
-    # A multiplication and an addition for each weight; for each cached token and head, one product for the score and one
-    # for the mixture.
+    # A multiplication and an addition for each weight; for each cached token and head, one product
+    # for the attention score and one for the weighted sum of values.
     return Model(
         total,
         used * size,
@@ -82,7 +87,7 @@ def parameters(config: TransformerConfig) -> int:
 
 
 class Reads(NamedTuple):
-    """Bytes that the target reads for every token that a batch emits."""
+    """Bytes that the target reads per token that a batch emits."""
 
     weights: float
     kv: float
@@ -91,79 +96,80 @@ class Reads(NamedTuple):
 def reads_per_token(
     model: Model, batch: int, context: float, tokens_per_round: float = 1.0
 ) -> Reads:
-    """What the target reads per emitted token: a pass reads its weights once and each row's cache once, however many tokens
-    it verifies, so both fall by the tokens per round (1: plain decoding). Leviathan et al. 2023 (2211.17192), section 3.4.
+    """Bytes that the target reads per emitted token.
+
+    A pass reads the weights once and each row's cache once, for any number of verified tokens. Both
+    are therefore divided by the tokens per round (1: plain decoding). Leviathan et al. 2023
+    (2211.17192), section 3.4.
     """
     tokens = checks.cost("tokens_per_round", tokens_per_round, positive=True)
-    weights = checks.cost("weight_bytes", model.weight_bytes) / (
-        checks.count("batch", batch, 1) * tokens
-    )
-    return Reads(
-        weights, checks.cost("kv_bytes", model.kv_bytes) * checks.cost("context", context) / tokens
-    )
+    weights = checks.cost("weight_bytes", model.weight_bytes)
+    weights /= checks.count("batch", batch, 1) * tokens
+    kv = checks.cost("kv_bytes", model.kv_bytes) * checks.cost("context", context) / tokens
+    return Reads(weights, kv)
 
 
 def pass_time(
     machine: Machine, model: Model, batch: float, context: float, tokens: int = 1
 ) -> float:
-    """Seconds of a pass over ``tokens`` new tokens in each of ``batch`` rows with ``context`` cached tokens: t(B, S, n)."""
+    """t(B, S, n): seconds of a pass over n = ``tokens`` new tokens in each row.
+
+    B = ``batch`` rows with S = ``context`` cached tokens each.
+    """
     memory, arithmetic, fixed = _parts(machine, model, context, tokens)
     batch = checks.cost("batch", batch, positive=True)
-    return max(fixed + batch * memory, batch * arithmetic) + checks.cost(
-        "overhead", machine.overhead
-    )
+    overhead = checks.cost("overhead", machine.overhead)
+    return max(fixed + batch * memory, batch * arithmetic) + overhead
 
 
 def _parts(
     machine: Machine, model: Model, context: float, tokens: int
 ) -> tuple[float, float, float]:
-    """Seconds per row of reading its cache and of its arithmetic, and seconds of reading the weights."""
+    """Seconds per row for its cache and for its arithmetic, and seconds for the weights."""
     bandwidth = checks.cost("bandwidth", machine.bandwidth, positive=True)
     flops = checks.cost("flops of the machine", machine.flops, positive=True)
     context, tokens = checks.cost("context", context), checks.count("tokens", tokens, 1)
-    work = checks.cost("flops", model.flops) + context * checks.cost(
-        "attention_flops", model.attention_flops
-    )
+    attention = checks.cost("attention_flops", model.attention_flops)
+    work = checks.cost("flops", model.flops) + context * attention
     memory = context * checks.cost("kv_bytes", model.kv_bytes) / bandwidth
-    return (
-        memory,
-        tokens * work / flops,
-        checks.cost("weight_bytes", model.weight_bytes) / bandwidth,
-    )
+    weights = checks.cost("weight_bytes", model.weight_bytes) / bandwidth
+    return memory, tokens * work / flops, weights
 
 
 def saturating_batch(machine: Machine, model: Model, context: float, tokens: int = 1) -> float:
-    """The batch above which a pass is bound by arithmetic, and so pays for each of its tokens; inf if there is none.
+    """The batch above which a pass is bound by arithmetic, so that each token costs time.
 
-    Memory takes W/bandwidth + B S kappa/bandwidth and arithmetic B n (F + S G)/flops: the lines cross where the slopes
-    allow it.
+    Memory takes W/bandwidth + B S kappa/bandwidth and arithmetic B n (F + S G)/flops. The result is
+    the B at which the two lines cross, or inf if they do not.
     """
     memory, arithmetic, fixed = _parts(machine, model, context, tokens)
     return fixed / (arithmetic - memory) if arithmetic > memory else math.inf
 
 
 def critical_context(machine: Machine, model: Model, tokens: int) -> float:
-    """The context above which a pass over ``tokens`` tokens a row is bound by memory at every batch size; inf if none.
+    """The context above which a pass is bound by memory at every batch size; inf if there is none.
 
-    Derivation. Weights aside, both times grow in proportion to the batch, so the larger slope wins in the end: memory, if S
-    kappa/bandwidth >= n (F + S G)/flops, that is
+    The pass is over n = ``tokens`` tokens per row. Without the weights, both times are proportional
+    to the batch, so for a large batch the larger slope decides: memory, if
+    S kappa/bandwidth >= n (F + S G)/flops, that is
 
-        S >= S*(n) = n F / (kappa flops/bandwidth - n G),
+        S >= S*(n) = n F / (kappa flops/bandwidth - n G)
 
-    if the bracket is positive, and never if it is not (then attention itself is bound by arithmetic). Reading the weights
-    only helps memory, so S*(n) is enough at every B; below it, ``saturating_batch`` is finite.
+    if the denominator is positive. If it is not, no context suffices (attention itself is bound by
+    arithmetic). Reading the weights only adds to the memory time, so S*(n) is sufficient at every
+    B; below it, ``saturating_batch`` is finite.
 
-    Above S*(gamma + 1) verification costs one plain step at every B. Self-speculation with b < S cached tokens then drafts
-    for (w + B b kappa') / (w + B S kappa') of a step, w being what does not depend on B: a fraction that falls with B
-    towards b/S, so its **speed-up grows with the batch**, where on short contexts it shrinks. It does so as long as drafting
-    is bound by memory too: at every B if b >= S*(1), else up to the ``saturating_batch`` of the draft's own pass.
-    MagicDec (2408.11049), analysis of the speed-up.
+    Above S*(gamma + 1) verification costs one plain step at every B. Self-speculation with b < S
+    cached tokens then drafts in a fraction (w + B b kappa') / (w + B S kappa') of a step, where w
+    does not depend on B. This fraction decreases with B towards b/S, so the **speed-up grows with
+    the batch**; on short contexts it shrinks. This holds while drafting is bound by memory too: at
+    every B if b >= S*(1), else up to the ``saturating_batch`` of the draft's pass. MagicDec
+    (2408.11049), analysis of the speed-up.
     """
     tokens = checks.count("tokens", tokens, 1)
     bandwidth = checks.cost("bandwidth", machine.bandwidth, positive=True)
-    balance = (
-        checks.cost("flops of the machine", machine.flops, positive=True) / bandwidth
-    )  # operations per byte
+    # Operations per byte.
+    balance = checks.cost("flops of the machine", machine.flops, positive=True) / bandwidth
     spare = checks.cost("kv_bytes", model.kv_bytes) * balance
     spare -= tokens * checks.cost("attention_flops", model.attention_flops)
     return tokens * checks.cost("flops", model.flops) / spare if spare > 0 else math.inf
@@ -180,18 +186,19 @@ def multiplier(
     alpha: float,
     budget: float | None = None,
 ) -> float:
-    """The modelled speed-up M(B, S) = Omega(gamma, alpha) t_target(1) / (gamma t_draft(1) + t_target(gamma + 1)).
+    """The modelled speed-up M(B, S).
 
-    Omega are the expected tokens of a round. ``budget`` bounds the tokens that the draft's cache holds (None: the whole
-    context); ``batch`` and ``context`` as in ``pass_time``. With ``draft=target`` it is self-speculation. SPIRe
-    (2504.06419); MagicDec (2408.11049).
+    M(B, S) = Omega(gamma, alpha) t_target(1) / (gamma t_draft(1) + t_target(gamma + 1)), where
+    Omega are the expected tokens of a round. ``budget`` limits the tokens in the draft's cache
+    (None: the whole context); ``batch`` and ``context`` as in ``pass_time``. With ``draft=target``
+    it is self-speculation. SPIRe (2504.06419); MagicDec (2408.11049).
     """
     gamma = checks.count("gamma", gamma, 0)
     context = checks.cost("context", context)
-    held = context if budget is None else min(context, checks.cost("budget", budget))
+    cached = context if budget is None else min(context, checks.cost("budget", budget))
     return chain.speedup(
         chain.expected_tokens(checks.one_rate("alpha", alpha), gamma),
-        gamma * pass_time(machine, draft, batch, held),
+        gamma * pass_time(machine, draft, batch, cached),
         pass_time(machine, target, batch, context, gamma + 1),
         pass_time(machine, target, batch, context),
     )
@@ -207,7 +214,10 @@ def self_speculation(
     alpha: float,
     budget: float,
 ) -> float:
-    """The modelled speed-up when a model drafts for itself with at most ``budget`` cached tokens. MagicDec (2408.11049)."""
+    """The modelled speed-up when a model drafts for itself with at most ``budget`` cached tokens.
+
+    MagicDec (2408.11049).
+    """
     return multiplier(
         machine, model, model, batch=batch, context=context, gamma=gamma, alpha=alpha, budget=budget
     )

@@ -1,6 +1,7 @@
 """Token trees: their shapes, the best shape for a measured acceptance, and dynamic trees.
 
-- ``shapes``: templates, files and tries; the names below. On the host.
+- ``shapes``: templates and their files. On the host.
+- ``tries``: trees of several token sequences. On the host and on the device.
 - ``search``: Sequoia's search for the best static shape. On the host.
 - ``dynamic``: EAGLE-2's expansion and reranking of nodes. On the device.
 """
@@ -13,11 +14,10 @@ from specjax.topology.shapes import (
     check,
     from_ranks,
     full,
-    merge,
-    merge_batched,
     parse,
     save,
 )
+from specjax.topology.tries import merge, merge_batched
 
 __all__ = [
     "FORMS",

@@ -1,7 +1,8 @@
 """Dynamic trees on the device: the best nodes of a pool, chosen for each context.
 
-EAGLE-2, Li et al. 2024 (2406.16858), section 4. A node is worth the product of the draft's probabilities along its path, so the
-expanded tree and the chosen nodes are functions of the context alone.
+EAGLE-2, Li et al. 2024 (2406.16858), section 4. The score of a node is the product of the draft's
+probabilities along its path, so the expanded tree and the chosen nodes are functions of the context
+alone.
 """
 
 from __future__ import annotations
@@ -17,16 +18,24 @@ from specjax.errors import UserError
 def expand(
     scores: jax.Array, log_probs: jax.Array, top_k: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The ``top_k`` likeliest children of each of K frontier nodes: (tokens i32, total f32, parent i32), all [B,K*top_k].
+    """The ``top_k`` most probable children of each of K frontier nodes.
 
-    ``scores`` f32[B,K] are the frontier's cumulative log-probabilities, ``log_probs`` f32[B,K,V] the draft's after each;
-    ``total`` is their sum and ``parent`` a place in the frontier. ``log_probs <= 0`` (a log-softmax is), so that no child
-    is worth more than its parent. EAGLE-2 (2406.16858) section 4.1.
+    ``scores`` f32[B,K] are the frontier's cumulative log-probabilities, ``log_probs`` f32[B,K,V]
+    the draft's after each. They must be <= 0 (as a log-softmax is), so that no child has a higher
+    score than its parent. EAGLE-2 (2406.16858) section 4.1.
+
+    Returns:
+        (tokens i32, total f32, parent i32), all [B,K*top_k]: ``total`` is the cumulative
+        log-probability, ``parent`` the index in the frontier.
+
+    Raises:
+        UserError: ``top_k`` above the size of the vocabulary.
     """
     batch, frontier_size, vocab_size = log_probs.shape
     if whole("top_k", top_k, 1) > vocab_size:
         raise UserError(
-            f"top_k is {top_k} and the vocabulary has {vocab_size} tokens; at most as many"
+            f"top_k is {top_k} and the vocabulary has {vocab_size} tokens; "
+            f"give at most {vocab_size}"
         )
     values, tokens = sampling.top(log_probs, top_k)
     total = scores[..., None] + values
@@ -36,30 +45,45 @@ def expand(
 
 
 def _ordered(total: jax.Array) -> jax.Array:
-    """The same scores as ``top_k`` should see them: it puts NaN first and 0.0 before -0.0, a child before its parent."""
+    """The scores, changed for ``jax.lax.top_k``: NaN becomes -inf, and -0.0 becomes 0.0.
+
+    Unchanged, it would put NaN first, and 0.0 before -0.0: a child before its parent.
+    """
     return jnp.where(jnp.isnan(total), -jnp.inf, jnp.where(total == 0, 0, total))
 
 
 def frontier(total: jax.Array, k: int) -> jax.Array:
-    """i32[B,k]: the best k of ``total`` f32[B,C], best first, ties to the lower index; NaN counts as -inf."""
-    if whole("k", k, 1) > total.shape[-1]:
-        raise UserError(f"k is {k} and there are {total.shape[-1]} candidates; at most as many")
+    """i32[B,k]: indices of the best k of ``total`` f32[B,C], best first, ties to the lower index.
+
+    NaN counts as -inf. Raises UserError for k above C.
+    """
+    size = total.shape[-1]
+    if whole("k", k, 1) > size:
+        raise UserError(f"k is {k} and there are {size} candidates; give at most {size}")
     return jax.lax.top_k(_ordered(total), k)[1].astype(jnp.int32)
 
 
 def rerank(total: jax.Array, parents: jax.Array, nodes: int) -> tuple[jax.Array, jax.Array]:
-    """The best ``nodes`` of a pool of P: (chosen i32[B,nodes] ascending, their parents i32[B,nodes] as places in chosen).
+    """The best ``nodes`` of a pool of P, as a tree in topological order.
 
-    ``total`` f32[B,P] are cumulative scores and ``parents`` i32[B,P] places in the pool, -1 for a child of the pending
-    token. Needs ``parents[i] < i`` and ``total[i] <= total[parents[i]]``, as ``expand`` gives them: ties go to the lower
-    index, so a parent is chosen before its child, and the chosen nodes are a tree in topological order. NaN counts as -inf,
-    which is sound while everything below a NaN is NaN or -inf. EAGLE-2 (2406.16858) section 4.2.
+    ``total`` f32[B,P] are cumulative scores and ``parents`` i32[B,P] indices in the pool, -1 for a
+    child of the pending token. Requires ``parents[i] < i`` and ``total[i] <= total[parents[i]]``,
+    as ``expand`` gives them: ties go to the lower index, so a parent is chosen before its child.
+    NaN counts as -inf, which is correct if everything below a NaN is NaN or -inf. EAGLE-2
+    (2406.16858) section 4.2.
+
+    Returns:
+        chosen: i32[B,nodes] indices in the pool, ascending.
+        parents: i32[B,nodes] their parents, as indices in ``chosen``, or -1.
+
+    Raises:
+        UserError: ``nodes`` above P.
     """
-    if whole("nodes", nodes, 1) > total.shape[-1]:
-        raise UserError(f"nodes is {nodes} and the pool has {total.shape[-1]}; at most as many")
+    size = total.shape[-1]
+    if whole("nodes", nodes, 1) > size:
+        raise UserError(f"nodes is {nodes} and the pool has {size}; give at most {size}")
     chosen = jnp.sort(frontier(total, nodes), axis=-1)
     parent = jnp.take_along_axis(parents, chosen, axis=-1)
-    place = (chosen[..., None, :] < parent[..., None]).sum(
-        -1
-    )  # a parent is chosen, at the place after those before it
+    # The parent is chosen too: its index is the number of chosen nodes before it.
+    place = (chosen[..., None, :] < parent[..., None]).sum(-1)
     return chosen, jnp.where(parent < 0, -1, place).astype(jnp.int32)

@@ -1,7 +1,8 @@
-"""The shape of a token tree, known before any token is: templates, their files, and tries of candidate sequences.
+"""The shapes of token trees: templates, and their files.
 
-Nodes are numbered as in ``Draft``: the pending token is no node, a parent comes before its children, and the parent -1 is
-the pending token. The constructors number breadth first. A shape is a tuple, so that it can be a static argument of jit.
+Nodes are numbered as in ``Draft``: the pending token is not a node, a parent comes before its
+children, and the parent -1 is the pending token. The constructors number breadth first. A shape is
+a tuple, so that it can be a static argument of jit.
 """
 
 from __future__ import annotations
@@ -10,21 +11,17 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from specjax.checks import whole
 from specjax.errors import UserError
 
-if TYPE_CHECKING:
-    import jax
-
-LARGEST = (
-    1 << 16
-)  # nodes: a slip such as "64x64x64" must not fill the memory before anyone can say so
+# The largest number of nodes: a mistake such as "64x64x64" must not fill the memory.
+LARGEST = 1 << 16
 
 
 class Topology(NamedTuple):
-    """A tree of draft nodes; siblings are ordered by number, and a node's place among them is its rank."""
+    """A tree of draft nodes. Siblings are ordered by number; the rank is the index among them."""
 
     parents: tuple[int, ...]  # [N], -1 = child of the pending token; parents[i] < i
 
@@ -35,7 +32,7 @@ class Topology(NamedTuple):
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """[N] distance from the pending token, whose children have depth 1."""
+        """[N] distance from the pending token; its children have depth 1."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent < 0 else depths[parent] + 1)
@@ -43,12 +40,12 @@ class Topology(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """The longest path; 0 if there is no node."""
+        """The length of the longest path; 0 if there is no node."""
         return max(self.depths, default=0)
 
     @property
     def children(self) -> tuple[tuple[int, ...], ...]:
-        """[N+1] nodes below the pending token (entry 0) and below node i (entry i + 1)."""
+        """[N+1] children of the pending token (entry 0) and of node i (entry i + 1)."""
         children: list[list[int]] = [[] for _ in range(self.nodes + 1)]
         for node, parent in enumerate(self.parents):
             children[parent + 1].append(node)
@@ -56,7 +53,7 @@ class Topology(NamedTuple):
 
     @property
     def branching(self) -> int:
-        """The most siblings anywhere; 0 if there is no node."""
+        """The largest number of siblings; 0 if there is no node."""
         return max(map(len, self.children))
 
     @property
@@ -69,7 +66,7 @@ class Topology(NamedTuple):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """[N] place of each node among its siblings, from 0."""
+        """[N] index of each node among its siblings, from 0."""
         ranks = [0] * self.nodes
         for siblings in self.children:
             for rank, node in enumerate(siblings):
@@ -78,7 +75,11 @@ class Topology(NamedTuple):
 
 
 def check(parents: Iterable[int], vocab_size: int | None = None) -> Topology:
-    """The tree of these parents; UserError if they are none: empty, not ordered, or more siblings than tokens."""
+    """The tree of these parents.
+
+    Raises:
+        UserError: parents that are empty or not ordered, or more siblings than tokens.
+    """
     tree = Topology(
         tuple(whole(f"parents[{node}]", parent, -1) for node, parent in enumerate(parents))
     )
@@ -87,11 +88,13 @@ def check(parents: Iterable[int], vocab_size: int | None = None) -> Topology:
     for node, parent in enumerate(tree.parents):
         if parent >= node:
             raise UserError(
-                f"parents[{node}] is {parent}; a parent comes before its child, so it must be below {node}"
+                f"parents[{node}] is {parent}; "
+                f"a parent comes before its child, so it must be below {node}"
             )
     if vocab_size is not None and tree.branching > vocab_size:
         raise UserError(
-            f"the tree has {tree.branching} siblings and the vocabulary {vocab_size} tokens; take a narrower tree"
+            f"the tree has {tree.branching} siblings and the vocabulary {vocab_size} tokens; "
+            "take a narrower tree"
         )
     return tree
 
@@ -102,24 +105,25 @@ def chain(gamma: int) -> Topology:
 
 
 def chains(k: int, gamma: int) -> Topology:
-    """``k`` chains of ``gamma`` nodes that share nothing but the pending token: node ``depth * k + chain``."""
+    """``k`` chains of ``gamma`` nodes after the pending token: node ``depth * k + chain``."""
     k, gamma = whole("chains", k, 1), whole("gamma", gamma, 1)
-    _affordable(k * gamma)
+    _check_size(k * gamma)
     return Topology(tuple(max(node - k, -1) for node in range(k * gamma)))
 
 
 def full(branching: Sequence[int]) -> Topology:
-    """The tree in which every node of level d has ``branching[d]`` children (level 0: the pending token)."""
+    """The tree with ``branching[d]`` children of every node of level d (0: the pending token)."""
     counts = [whole(f"branching[{level}]", count, 1) for level, count in enumerate(branching)]
     if not counts:
         raise UserError(
             "the branching is empty; give the number of children for at least one level"
         )
     width, total = 1, 0
-    for count in counts:  # as it grows: the whole product may be astronomically large
+    # Checked level by level, because the whole product may be extremely large.
+    for count in counts:
         width *= count
         total += width
-        _affordable(total)
+        _check_size(total)
     parents: list[int] = []
     above = [-1]
     for count in counts:
@@ -129,7 +133,7 @@ def full(branching: Sequence[int]) -> Topology:
     return Topology(tuple(parents))
 
 
-def _affordable(nodes: int) -> None:
+def _check_size(nodes: int) -> None:
     if nodes > LARGEST:
         raise UserError(
             f"the tree would have {nodes} nodes or more; at most {LARGEST} are possible"
@@ -137,10 +141,12 @@ def _affordable(nodes: int) -> None:
 
 
 def from_ranks(choices: Sequence[Sequence[int]]) -> Topology:
-    """The tree whose nodes are named by the ranks along their path, (0,), (0, 0), (1,), ..., in any order.
+    """The tree with nodes named by the ranks along their path, (0,), (0, 0), (1,), in any order.
 
-    UserError if a name comes twice, or without its parent or its sibling of the next smaller rank.
     Medusa, Cai et al. 2024 (2401.10774), tree attention.
+
+    Raises:
+        UserError: a name that occurs twice, or without its parent or its earlier sibling.
     """
     names = [
         tuple(whole(f"a rank of choice {at}", rank, 0) for rank in name)
@@ -152,26 +158,35 @@ def from_ranks(choices: Sequence[Sequence[int]]) -> Topology:
     place: dict[tuple[int, ...], int] = {(): -1}
     for node, name in enumerate(names):
         if name in place:
-            what = "comes twice" if name else "is empty, and the pending token is no node"
+            what = "occurs twice" if name else "is empty, and the pending token is not a node"
             raise UserError(f"choice {name} {what}; leave it out")
         if name[:-1] not in place:
             raise UserError(
-                f"choice {name} misses its parent {name[:-1]}; add the parent, or leave the choice out"
+                f"choice {name} is there without its parent {name[:-1]}; "
+                "add the parent, or leave the choice out"
             )
-        elder = (*name[:-1], name[-1] - 1)
-        if name[-1] and elder not in place:
+        earlier = (*name[:-1], name[-1] - 1)
+        if name[-1] and earlier not in place:
             raise UserError(
-                f"choice {name} misses its sibling {elder}; ranks below one parent must be 0, 1, 2, ..."
+                f"choice {name} is there without its sibling {earlier}; "
+                "ranks below one parent must be 0, 1, 2, ..."
             )
         place[name] = node
     return Topology(tuple(place[name[:-1]] for name in names))
 
 
-FORMS = '"4x2x1" (children at each level), "chain:5", "chains:4x5" (how many x how long), or a .json file'
+FORMS = (
+    '"4x2x1" (children at each level), "chain:5", "chains:4x5" (how many x how long), '
+    "or a .json file"
+)
 
 
 def parse(spec: Topology | Sequence[int] | str | os.PathLike[str]) -> Topology:
-    """The tree that a person wrote: a Topology, branching numbers, or one of the forms in ``FORMS``; else UserError."""
+    """The tree that a user specified: a Topology, branching numbers, or one of ``FORMS``.
+
+    Raises:
+        UserError: another form, or a file that cannot be read.
+    """
     if isinstance(spec, Topology):
         return check(spec.parents)
     if isinstance(spec, os.PathLike) or (isinstance(spec, str) and spec.endswith(".json")):
@@ -179,21 +194,17 @@ def parse(spec: Topology | Sequence[int] | str | os.PathLike[str]) -> Topology:
     if not isinstance(spec, str):
         try:
             return full(list(spec))
-        except TypeError:  # not even a sequence
+        except TypeError:  # not a sequence
             raise UserError(f"the tree is {spec!r}; give {FORMS}") from None
     kind, colon, numbers = spec.rpartition(":")
     parts = numbers.split("x")
     arity = {"": None, "chain": 1, "chains": 2}
-    plain = all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts)
-    if (
-        not plain
-        or kind not in arity
-        or bool(colon) != bool(kind)
-        or arity[kind] not in (None, len(parts))
-    ):
+    digits = all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts)
+    known = kind in arity and bool(colon) == bool(kind) and arity[kind] in (None, len(parts))
+    if not digits or not known:
         raise UserError(f"the tree is {spec!r}; give {FORMS}")
     counts = [int(part) for part in parts]
-    return full(counts) if not kind else chain(*counts) if kind == "chain" else chains(*counts)
+    return {"": full, "chain": lambda c: chain(*c), "chains": lambda c: chains(*c)}[kind](counts)
 
 
 def _load(path: Path) -> Topology:
@@ -203,7 +214,7 @@ def _load(path: Path) -> Topology:
         raise UserError(
             f"tree file {path}: {error.strerror or error}; give a file that can be read"
         ) from None
-    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested beyond reason
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested too deeply
         raise UserError(
             f'tree file {path}: not JSON; it must hold {{"parents": [-1, ...]}}'
         ) from None
@@ -218,9 +229,13 @@ def _load(path: Path) -> Topology:
 
 
 def save(path: str | os.PathLike[str], topology: Topology, **extra: Any) -> None:
-    """Writes the JSON that ``parse`` reads; ``extra`` keys (where the tree comes from) are kept beside the parents."""
+    """Writes the JSON that ``parse`` reads, with the ``extra`` keys (for example its source).
+
+    Raises:
+        UserError: an extra key ``parents``, or a path that cannot be written.
+    """
     if "parents" in extra:
-        raise UserError("parents is the tree itself; name the extra key otherwise")
+        raise UserError("the key parents holds the tree; give the extra key another name")
     text = json.dumps({"parents": list(topology.parents), **extra}) + "\n"
     try:
         Path(path).write_text(text, encoding="utf-8")
@@ -228,64 +243,3 @@ def save(path: str | os.PathLike[str], topology: Topology, **extra: Any) -> None
         raise UserError(
             f"tree file {path}: {error.strerror or error}; give a path that can be written"
         ) from None
-
-
-def merge(sequences: Sequence[Sequence[int]]) -> tuple[list[int], list[int], list[int]]:
-    """The trie of several token sequences: (tokens, parents, how many sequences pass through each node).
-
-    Breadth first, siblings in order of first appearance; an empty sequence adds nothing. For deterministic candidates, see
-    ``merge_batched``.
-    """
-    below: list[dict[int, int]] = [{}]  # the trie in order of insertion, entry 0 the pending token
-    passing = [len(sequences)]
-    for sequence in sequences:
-        at = 0
-        for token in sequence:
-            if token not in below[at]:
-                below[at][token] = len(below)
-                below.append({})
-                passing.append(0)
-            at = below[at][token]
-            passing[at] += 1
-    tokens: list[int] = []
-    parents: list[int] = []
-    order = [0]
-    for place, at in enumerate(order):  # grows while it is read: a queue
-        for token, child in below[at].items():
-            tokens.append(int(token))
-            parents.append(place - 1)
-            order.append(child)
-    return tokens, parents, [passing[at] for at in order[1:]]
-
-
-def merge_batched(
-    tokens: jax.Array, valid: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The trie of K sequences per row on device: tokens i32[B,K,L], valid bool[B,K,L] -> four arrays [B,K*L].
-
-    Node ``depth * K + k`` is the token of sequence k at that depth. The first sequence with a given prefix keeps the node,
-    later ones become invalid, and ``parents`` (topologically ordered) always points at the one that was kept. The fourth
-    array counts the sequences through each node, 0 where there is none. A False in ``valid`` ends its sequence.
-
-    For deterministic candidates only: merging siblings that were *sampled* independently changes the law of the output,
-    unless the acceptance rule keeps the multiplicities.
-    """
-    import jax.numpy as jnp
-
-    batch, k, length = tokens.shape
-    alive = jnp.cumprod(valid, axis=-1).astype(bool)
-    # same[b,i,j,d]: sequence j has d + 1 tokens, and sequence i the same ones (if i has so many; else nobody asks).
-    same = (tokens[:, :, None] == tokens[:, None]) & alive[:, None]
-    same = jnp.cumprod(same, axis=-1).astype(bool)
-    first = jnp.argmax(same, axis=2).astype(jnp.int32)  # [b,i,d] the earliest sequence that agrees
-    kept = alive & (first == jnp.arange(k)[:, None])
-    counts = jnp.where(kept, same.sum(axis=2), 0).astype(jnp.int32)
-    parents = first[..., :-1] + k * jnp.arange(length - 1, dtype=jnp.int32)
-    parents = jnp.concatenate([jnp.full((batch, k, 1), -1, jnp.int32), parents], axis=-1)[
-        ..., :length
-    ]
-
-    def breadth_first(x: jax.Array) -> jax.Array:
-        return x.swapaxes(1, 2).reshape(batch, length * k)
-
-    return breadth_first(tokens), breadth_first(parents), breadth_first(kept), breadth_first(counts)

@@ -1,19 +1,18 @@
-"""Saving and resuming one training run: a thin layer over Orbax that trusts no file it has not checked.
+"""Saves and resumes a training run with Orbax; every file is checked before it is used.
 
-Orbax writes a step in the background into a temporary directory and renames it, so a killed save leaves nothing behind.
-What it does not see is damage afterwards: a flipped bit in an array is restored without a word. Every step therefore
-carries checksums, written last.
+Orbax writes a step in the background into a temporary directory and renames it, so a killed save
+leaves nothing. It does not detect later damage: it restores an array with a flipped bit without an
+error. Every step therefore has checksums, written last.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,60 +21,57 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
+from specjax import files
 from specjax.errors import UserError
+from specjax.train.changes import check_same, difference
 
 _CHECKSUMS = "checksums.json"
 _METRIC = "value"
 
 
 class _Manager(ocp.CheckpointManager):
-    """Orbax's, which reads the metrics of all steps at once, and none of them if one is damaged."""
+    """Orbax's manager, except that one step's damaged metrics do not hide those of the others."""
 
     def metrics(self, step: int) -> dict[str, float] | None:
         try:
             return {_METRIC: float(super().metrics(step)[_METRIC])}  # pyright: ignore[reportOptionalSubscript]
-        except (ValueError, TypeError, LookupError):  # none, or garbage: then the checksums tell
+        except (ValueError, TypeError, LookupError):
+            # No metrics, or damaged ones: the checksums detect the damage.
             return None
 
 
 class Checkpoints:
-    """The last two states of a run and the best one, ``<directory>/<step>``, each with the configuration that made it."""
+    """The last two states of a run and the best one, in ``<directory>/<step>``.
+
+    Each step also holds the configuration of the run.
+    """
 
     def __init__(
         self,
         directory: str | Path,
         config: dict,
-        say: Callable[[str], Any] = print,
+        report: Callable[[str], Any] = print,
         higher_is_better: bool = False,
     ):
-        """``config`` is plain JSON; ``say`` is told, in one line, when a damaged checkpoint is passed over.
+        """Opens or creates the directory.
 
-        Raises ``UserError`` for a directory that cannot be made or read.
+        Args:
+            directory: of this run only.
+            config: plain JSON.
+            report: is called with one line for every damaged checkpoint that is skipped.
+            higher_is_better: whether the largest of the saved values is the best.
+
+        Raises UserError if the directory cannot be created or read.
         """
         self.directory = Path(directory).expanduser().resolve()
-        self._config, self._say, self._sign = config, say, 1 if higher_is_better else -1
-        best = BestN(
-            get_metric_fn=lambda metrics: self._sign * metrics[_METRIC],
-            n=1,
-            keep_checkpoints_without_metrics=False,
-        )
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=AnyPreservationPolicy([LatestN(2), best]),
-            best_fn=best.get_metric_fn,  # without it Orbax writes no metrics
-            cleanup_tmp_directories=True,  # what a killed save has left
-        )
+        self._config, self._report = config, report
+        self._sign = 1 if higher_is_better else -1
         _silence(True)
         try:
-            handlers = {
-                "state": ocp.StandardCheckpointHandler(),
-                "config": ocp.JsonCheckpointHandler(),
-            }
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._manager = _Manager(self.directory, options=options, item_handlers=handlers)
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # ValueError: what Orbax says of itself beside a step is garbage
+            self._manager = _manager(self.directory, self._sign)
+        # ValueError: a damaged file that Orbax keeps next to a step.
+        except (OSError, ValueError) as error:
             _silence(False)
             raise UserError(
                 f"{self.directory} cannot hold checkpoints ({_reason(error)})"
@@ -88,12 +84,12 @@ class Checkpoints:
         }
 
     def latest(self) -> int | None:
-        """The newest step that is safe on disk, or None; waits for a save that is under way."""
+        """The newest step that is completely on disk, or None; waits for an unfinished save."""
         self.wait()
         return self._manager.latest_step()
 
     def best(self) -> tuple[int, float] | None:
-        """(step, value) of the best state saved, among those that have a value; or None."""
+        """(step, value) of the best saved state that has a value; or None."""
         kept = set(self._manager.all_steps())
         ranked = [
             (self._sign * value, step) for step, value in self._values.items() if step in kept
@@ -101,14 +97,15 @@ class Checkpoints:
         return (max(ranked)[1], self._values[max(ranked)[1]]) if ranked else None
 
     def best_with(self, step: int, value: float) -> tuple[int, float]:
-        """(step, value) of the best state, were this one saved as well; of equal ones the newest."""
+        """(step, value) of the best state if this one is saved too; the newest of equal ones."""
         best = self.best()
         return (step, value) if best is None or self._sign * value >= self._sign * best[1] else best
 
     def save(self, step: int, state: Any, value: float | None = None) -> None:
-        """Begins to write ``state``, a pytree of arrays, and returns; ``value`` is what the best is chosen by.
+        """Starts to write ``state``, a pytree of arrays, and returns.
 
-        Raises ``UserError`` when this save could not be begun or the one before did not succeed (a full disk).
+        ``value`` decides which step is the best. Raises UserError if this save cannot be started,
+        or the one before has failed (a full disk).
         """
         self.wait()
         parts = ocp.args.Composite(
@@ -125,66 +122,61 @@ class Checkpoints:
             self._values[step] = value
 
     def wait(self) -> None:
-        """Returns when the last save is complete; raises ``UserError`` when it did not succeed."""
+        """Returns when the last save is complete; raises UserError if it has failed."""
         pending, self._pending = self._pending, None
         if pending is not None:
             try:
                 pending[1].result()
-            except Exception as error:  # Orbax raises ValueError for a full disk, for one
+            except Exception as error:  # for a full disk Orbax raises ValueError
                 raise self._failed(pending[0], error) from error
 
     def restore(self, like: Any, resume_changed: bool = False) -> tuple[int, Any] | None:
-        """(step, state) of the newest undamaged checkpoint, or None where none was ever finished.
+        """(step, state) of the newest undamaged checkpoint, or None if no save was ever finished.
 
-        ``like`` holds arrays or ``jax.ShapeDtypeStruct``; without it Orbax would sort the layers as text, and put "10"
-        before "2". Raises ``UserError`` when the configuration differs (``resume_changed`` only says so), when the state
-        has other arrays, or when every checkpoint is damaged. What a run killed during its first save has left is removed.
+        Removes damaged and unfinished checkpoints that are newer.
+
+        Args:
+            like: the state as arrays or ``jax.ShapeDtypeStruct``. Without it Orbax would sort the
+                layers as text, "10" before "2".
+            resume_changed: only report a configuration that differs.
+
+        Raises UserError if the configuration differs, if the state has other arrays, or if every
+        checkpoint is damaged.
         """
-        self.wait()  # a save that is under way has no checksums either
+        self.wait()  # an unfinished save has no checksums yet
         steps = sorted(self._manager.all_steps(), reverse=True)
         good = next((step for step in steps if self._whole(step)), None)
         if good is None:
-            if any((self.directory / str(step) / _CHECKSUMS).exists() for step in steps):
-                raise UserError(
-                    f"no checkpoint in {self.directory} is undamaged; remove it to start anew"
-                )
-            for step in steps:
-                self._say(
-                    f"checkpoint {step} in {self.directory} was never finished: removed, the run begins anew"
-                )
-                self._remove(step)
+            self._remove_unfinished(steps)
             return None
         stored = self._manager.restore(
             good, args=ocp.args.Composite(config=ocp.args.JsonRestore())
         )["config"]
         check_same(
-            stored, self._config, self.directory.parent, self._say if resume_changed else None
+            stored, self._config, self.directory.parent, self._report if resume_changed else None
         )
         state = self.restore_step(good, like)
-        # Only now, with a good one in hand: Orbax refuses to save steps below its newest.
+        # Remove newer steps only after a good one was restored. They must be removed: Orbax refuses
+        # to save steps below its newest.
         for step in steps[: steps.index(good)]:
-            self._say(
-                f"checkpoint {step} in {self.directory} is damaged or incomplete: resuming from {good}"
-            )
-            self._remove(step)
+            self._remove(step, f"is damaged or incomplete: resuming from {good}")
         best = self.best()
         if best is not None and best[0] != good and not self._whole(best[0]):
-            self._say(
-                f"checkpoint {best[0]} in {self.directory}, the best so far, is damaged: it is removed"
-            )
-            self._remove(best[0])
+            self._remove(best[0], "is the best one and damaged: removed")
         return good, state
 
     def restore_step(self, step: int, like: Any) -> Any:
-        """The state of one step that is kept; raises ``UserError`` when it is damaged or has other arrays."""
+        """The state of a saved step. Raises UserError if it is damaged or has other arrays."""
         self.wait()
         if not self._whole(step):
-            raise UserError(f"checkpoint {step} in {self.directory} is damaged or not there")
+            raise UserError(f"checkpoint {step} in {self.directory} is damaged or missing")
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        difference = _difference(self._manager.item_metadata(step)["state"].tree, abstract)
-        if difference:
-            told = f"checkpoint {step} in {self.directory} holds another state than this run has ({difference})"
-            raise UserError(f"{told}; use another workdir, or the old configuration")
+        changed = difference(self._manager.item_metadata(step)["state"].tree, abstract)
+        if changed:
+            raise UserError(
+                f"checkpoint {step} in {self.directory} holds another state than this run has "
+                f"({changed}); use another workdir, or the old configuration"
+            )
         return self._manager.restore(
             step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
         )["state"]
@@ -198,23 +190,33 @@ class Checkpoints:
         except UserError as error:
             if kind is None:
                 raise
-            self._say(str(error))  # beside the error that is under way
+            self._report(str(error))  # another error is being raised already
         finally:
             self._background.shutdown()
-            with contextlib.suppress(Exception):  # what a failed save has raised already
+            with contextlib.suppress(Exception):  # a failed save has raised it already
                 self._manager.close()
             _silence(False)
 
     def _seal(self, step: int) -> None:
-        """Waits for Orbax, then writes the checksums: a run killed before falls back to the step before this one."""
+        """Waits for Orbax, then writes the checksums: a run killed before resumes further back."""
         self._manager.wait_until_finished()
         folder = self.directory / str(step)
-        partial = folder / f"{_CHECKSUMS}.partial"
-        sums = json.dumps(_checksums(folder))
-        partial.write_text(sums)
-        os.replace(partial, folder / _CHECKSUMS)
+        files.write_text(folder / _CHECKSUMS, json.dumps(_checksums(folder)))
 
-    def _remove(self, step: int) -> None:
+    def _remove_unfinished(self, steps: list[int]) -> None:
+        """Removes what a run killed during its first save left.
+
+        Raises UserError if there was a finished save: then all checkpoints are damaged.
+        """
+        if any((self.directory / str(step) / _CHECKSUMS).exists() for step in steps):
+            raise UserError(
+                f"no checkpoint in {self.directory} is undamaged; remove it to start again"
+            )
+        for step in steps:
+            self._remove(step, "was never finished: removed, the run starts from the beginning")
+
+    def _remove(self, step: int, reason: str) -> None:
+        self._report(f"checkpoint {step} in {self.directory} {reason}")
         try:
             self._manager.delete(step)
         except OSError as error:
@@ -225,16 +227,12 @@ class Checkpoints:
 
     def _failed(self, step: int, error: Exception) -> UserError:
         self._manager.reload()
-        good = next(
-            (kept for kept in sorted(self._manager.all_steps(), reverse=True) if self._whole(kept)),
-            None,
-        )
-        kept = (
-            "there is no checkpoint before it" if good is None else f"checkpoint {good} is intact"
-        )
-        told = f"checkpoint {step} could not be written to {self.directory} ({_reason(error)})"
+        steps = sorted(self._manager.all_steps(), reverse=True)
+        good = next((step for step in steps if self._whole(step)), None)
+        kept = "there is no earlier checkpoint" if good is None else f"checkpoint {good} is intact"
         return UserError(
-            f"{told}; {kept}, and the same command goes on from there when there is space"
+            f"checkpoint {step} could not be written to {self.directory} ({_reason(error)}); "
+            f"{kept}; make space, and the same command resumes from there"
         )
 
     def _whole(self, step: int) -> bool:
@@ -245,79 +243,47 @@ class Checkpoints:
             return False
 
 
-def check_same(
-    stored: dict, config: dict, workdir: str | Path, say: Callable[[str], Any] | None = None
-) -> None:
-    """Raises ``UserError`` naming the keys in which two configurations differ, or only tells ``say``, where it is given."""
-    before, now = dict(_flat(stored)), dict(_flat(json.loads(json.dumps(config))))
-    keys = [key for key in sorted(before | now) if before.get(key) != now.get(key)]
-    if not keys:
-        return
-    told = ", ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in keys)
-    if say is None:
-        raise UserError(
-            f"{workdir} holds a run with another config ({told}); use another workdir, or the old values"
-        )
-    say(f"the run in {workdir} goes on with a changed config: {told}")
-
-
-def _flat(tree: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
-
-
-def _difference(stored: Any, like: Any) -> str:
-    """The first array that one of two states lacks or has in another shape or dtype; empty if there is none."""
-
-    def leaves(tree):
-        found = jax.tree_util.tree_flatten_with_path(tree)[0]
-        return {
-            ".".join(
-                str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))
-                for key in path
-            ): leaf
-            for path, leaf in found
-        }
-
-    before, now = leaves(stored), leaves(like)
-    for name in sorted(before | now):
-        if name not in before or name not in now:
-            return f"{name} is {'new' if name not in before else 'gone'}"
-        told = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in (before[name], now[name])]
-        if told[0] != told[1]:
-            return f"{name} was {told[0]}, is {told[1]}"
-    return ""
+def _manager(directory: Path, sign: int) -> _Manager:
+    """Keeps the last two steps and the one whose value times ``sign`` is largest."""
+    best = BestN(
+        get_metric_fn=lambda metrics: sign * metrics[_METRIC],
+        n=1,
+        keep_checkpoints_without_metrics=False,
+    )
+    options = ocp.CheckpointManagerOptions(
+        preservation_policy=AnyPreservationPolicy([LatestN(2), best]),
+        best_fn=best.get_metric_fn,  # without it Orbax writes no metrics
+        cleanup_tmp_directories=True,  # left by a killed save
+    )
+    handlers = {"state": ocp.StandardCheckpointHandler(), "config": ocp.JsonCheckpointHandler()}
+    return _Manager(directory, options=options, item_handlers=handlers)
 
 
 def _checksums(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file of a step but the list itself."""
-    sums = {}
-    for path in sorted(
-        path
-        for path in folder.rglob("*")
-        if path.is_file() and not path.name.startswith(_CHECKSUMS)
-    ):
-        with open(path, "rb") as file:
-            sums[path.relative_to(folder).as_posix()] = hashlib.file_digest(
-                file, "sha256"
-            ).hexdigest()
-    return sums
+    """SHA-256 of every file of a step, without the list of checksums."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {
+        path.relative_to(folder).as_posix(): files.sha256(path)
+        for path in sorted(paths)
+        if not path.name.startswith(_CHECKSUMS)
+    }
 
 
 def _reason(error: BaseException) -> str:
-    """Why a file could not be written, in one line: TensorStore hides the system's error number in its text."""
+    """Why a file could not be written, in one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    # TensorStore puts the error number of the system into its message.
     number = re.search(r"os_error_code='(\d+)'", str(error))
     return os.strerror(int(number[1])) if number else str(error).partition("\n")[0]
 
 
 class _FromOrbax(logging.Filter):
-    """Orbax logs, with a traceback and from several threads, every error that it raises as well, and warns of what is meant
-    (a checkpoint that was not measured)."""
+    """Drops the log records of Orbax.
+
+    It logs every error that it also raises, with a traceback and from several threads, and warns of
+    intended states (a checkpoint without a metric).
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         return f"{os.sep}orbax{os.sep}" not in record.pathname

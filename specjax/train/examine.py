@@ -1,7 +1,8 @@
-"""The number that matters, during training: tokens per round on held-out prompts, foreseen from text and really decoded.
+"""Tokens per round on held-out prompts, measured during training in two ways.
 
-Foreseen: the target has written a text once; given it, every round's outcome has a known probability (``Training.foresee``), so
-the expected number of rounds is a sum, with no noise of its own. Decoded: the same prompts through the compiled loop.
+Forecast: the target has written a text once; given this text, each outcome of a round has a known
+probability (``Training.foresee``), so the expected number of rounds is a sum without sampling
+noise. Decoded: the same prompts go through the compiled decode loop.
 """
 
 from __future__ import annotations
@@ -16,53 +17,57 @@ import numpy as np
 from specjax import accept, decode, rng, sampling
 from specjax.bench import metrics
 from specjax.drafters import none
-from specjax.types import CHAIN, DETERMINISTIC, LM, Batch, Drafter, ModelParams
+from specjax.types import CHAIN, DETERMINISTIC, LM, Batch, DecodeState, Drafter, ModelParams
 
-RULES = {CHAIN: "chain", DETERMINISTIC: "deterministic"}  # the others: "recursive"
+# How the siblings of a draft were made -> the rule to decode with; other drafts: "recursive".
+RULES = {CHAIN: "chain", DETERMINISTIC: "deterministic"}
 
 
 class Forecast(NamedTuple):
-    """What decoding these texts takes."""
+    """The expected result of decoding some texts."""
 
     tau: float  # tokens per round
-    alpha: list[
-        float
-    ]  # probability that the token at depth d was accepted, if those before it were
+    alpha: list[float]  # probability that the token at depth d is accepted if those before it are
 
 
 def forecast(kept: np.ndarray, prompts: Sequence[int], lengths: Sequence[int]) -> Forecast:
-    """The expected rounds behind texts: kept f[B,T,M] as ``Training.foresee`` gives it, lengths of prompts and whole texts.
+    """The expected rounds for given texts.
 
-    A round that begins with token t pending ends d tokens further on with probability kept[t,0]..kept[t,d-2] (1 -
-    kept[t,d-1]), or as far as its draft reaches; the chance that some round begins at a place is therefore a recursion.
+    A round that starts with token t pending ends at depth d with probability kept[t,0] * ... *
+    kept[t,d-2] * (1 - kept[t,d-1]), or at the end of its draft. So the probability that some round
+    starts at a position follows by recursion.
+
+    Args:
+        kept: f[B,T,M] as ``Training.foresee`` returns it.
+        prompts: lengths of the prompts.
+        lengths: of prompt and continuation.
     """
     rows, _, depth = kept.shape
     passed, tested, rounds = np.zeros(depth), np.zeros(depth), 0.0
     for row in range(rows):
-        last = (
-            lengths[row] - 2
-        )  # the newest place that can be pending while there is something left to say
+        # The last position that can be pending while a token is still to be decoded.
+        last = lengths[row] - 2
+        # The probability that a round starts at a position.
         begins = np.zeros(lengths[row] + depth + 1)
         begins[prompts[row] - 1] = 1
         for t in range(prompts[row] - 1, last + 1):
-            alive = begins[t]
-            rounds += alive
+            reached = begins[t]
+            rounds += reached
             for d in range(min(depth, last + 1 - t)):
                 chance = float(kept[row, t, d])
-                tested[d] += alive
-                passed[d] += alive * chance
-                begins[t + d + 1] += alive * (1 - chance)
-                alive *= chance
-            begins[min(t + depth, last + 1) + 1] += alive
+                tested[d] += reached
+                passed[d] += reached * chance
+                begins[t + d + 1] += reached * (1 - chance)
+                reached *= chance
+            begins[min(t + depth, last + 1) + 1] += reached
     tokens = sum(lengths) - sum(prompts)
     seen = tested > 0
-    return Forecast(
-        float(tokens / rounds) if rounds else float("nan"), (passed[seen] / tested[seen]).tolist()
-    )
+    tau = float(tokens / rounds) if rounds else float("nan")
+    return Forecast(tau, (passed[seen] / tested[seen]).tolist())
 
 
 class Written(NamedTuple):
-    """Prompts with what the target wrote after them."""
+    """Prompts with the continuations that the target wrote."""
 
     batch: Batch  # i32[B,T+1], right-padded with 0
     lengths: list[int]  # of prompt and continuation
@@ -77,31 +82,24 @@ def write(
     eos_id: Sequence[int] = (),
     seed: int = 0,
 ) -> Written:
-    """Plain decoding of the prompts, all in one batch. Raises NonFiniteLogits."""
-    state = _begin(
-        target,
-        none.make(target),
-        ModelParams(params.target),
-        prompts,
-        new_tokens,
-        temperature,
-        seed,
-    )
+    """Decodes the prompts without a drafter, all in one batch. Raises NonFiniteLogits."""
+    pair = ModelParams(params.target)
+    state = _prefill(target, none.make(target), pair, prompts, new_tokens, temperature, seed)
     state = decode.autoregressive(target, params, state, max_steps=new_tokens, eos_id=tuple(eos_id))
     decode.check(state)
     tokens = np.maximum(np.asarray(state.tokens), 0)[:, : max(map(len, prompts)) + new_tokens]
     return Written(Batch(jnp.asarray(tokens)), np.asarray(state.length).tolist())
 
 
-def _begin(
+def _prefill(
     target: LM,
     drafter: Drafter,
     params: ModelParams,
-    prompts,
+    prompts: Sequence[Sequence[int]],
     new_tokens: int,
     temperature: float,
     seed: int,
-):
+) -> DecodeState:
     packed, lengths = decode.pack_prompts(prompts)
     return decode.prefill(
         target,
@@ -128,44 +126,48 @@ def examiner(
     seed: int = 0,
     moving: bool = False,
 ) -> Callable[[Any], dict[str, float]]:
-    """A function of the drafter's parameters: {"tau_t0": foreseen, "alpha_t0_depth1": ..., "decoded_tau_t0": ...}.
+    """A function of the drafter's parameters that measures tokens per round and acceptance.
 
-    The target's text is written on the first call. ``moving``: the target is trained too; parameters are {"target", "draft"},
-    and the text is written anew every time. Drafters without ``foresee`` are only decoded.
+    It returns, for each temperature, the forecast {"tau_t0", "alpha_t0_depth1", ...} if the drafter
+    has ``foresee``, and {"decoded_tau_t0"}. The target writes its text on the first call.
+
+    With ``moving`` the target is trained too: the parameters are {"target", "draft"},
+    ``target_params`` are not read, and every call writes the text again.
     """
-    starts, eos = [len(p) for p in prompts], tuple(eos_id)
+    starts, eos = [len(prompt) for prompt in prompts], tuple(eos_id)
     rule = accept.load(RULES.get(drafter.siblings, "recursive"))
     texts: dict[float, Written] = {}
-    foresee = None if drafter.training is None else drafter.training.foresee
-    look = None if foresee is None else jax.jit(foresee)
+    training = drafter.training
+    foresee = jax.jit(training.foresee) if training and training.foresee else None
+
+    def predicted(pair: ModelParams, temperature: float) -> Forecast:
+        assert foresee is not None
+        if moving or temperature not in texts:
+            texts[temperature] = write(target, pair, prompts, new_tokens, temperature, eos, seed)
+        text = texts[temperature]
+        kept = foresee(pair, text.batch, sampling.make_sampling(len(prompts), temperature))
+        return forecast(np.asarray(kept, np.float64), starts, text.lengths)
+
+    def decoded(pair: ModelParams, temperature: float) -> float:
+        state = _prefill(target, drafter, pair, prompts, new_tokens, temperature, seed)
+        state, records = decode.generate(
+            target, drafter, rule, pair, state, max_steps=new_tokens, eos_id=eos
+        )
+        decode.check(state)
+        counts = metrics.count(records, [True] * len(prompts), drafter.longest)
+        return counts.tokens / counts.rounds
 
     def examine(params: Any) -> dict[str, float]:
-        pair = (
-            ModelParams(params["target"], params["draft"])
-            if moving
-            else ModelParams(target_params, params)
-        )
-        found = {}
+        draft, own = (params["draft"], params["target"]) if moving else (params, target_params)
+        pair, values = ModelParams(own, draft), {}
         for temperature in temperatures:
             name = f"t{temperature:g}"
-            if look is not None:
-                if moving or temperature not in texts:
-                    texts[temperature] = write(
-                        target, pair, prompts, new_tokens, temperature, eos, seed
-                    )
-                text = texts[temperature]
-                kept = look(pair, text.batch, sampling.make_sampling(len(prompts), temperature))
-                seen = forecast(np.asarray(kept, np.float64), starts, text.lengths)
-                found[f"tau_{name}"] = seen.tau
-                found |= {f"alpha_{name}_depth{d}": value for d, value in enumerate(seen.alpha, 1)}
-            state = _begin(target, drafter, pair, prompts, new_tokens, temperature, seed)
-            state, records = decode.generate(
-                target, drafter, rule, pair, state, max_steps=new_tokens, eos_id=eos
-            )
-            decode.check(state)
-            counts = metrics.count(records, [True] * len(prompts), drafter.longest)
-            found[f"decoded_tau_{name}"] = counts.tokens / counts.rounds
-        return found
+            if foresee is not None:
+                tau, alpha = predicted(pair, temperature)
+                values[f"tau_{name}"] = tau
+                values |= {f"alpha_{name}_depth{d}": value for d, value in enumerate(alpha, 1)}
+            values[f"decoded_tau_{name}"] = decoded(pair, temperature)
+        return values
 
     return examine
 
@@ -177,15 +179,16 @@ def accuracy(
     starts: Sequence[int],
     width: int,
 ) -> list[list[float]]:
-    """[K][width]: how often, at depth d, the text says what the drafter ranks r-th; for ``tree_search``.
+    """[K][width]: how often, at depth d, the text's token is the r-th choice of the drafter.
 
-    ``starts`` are the lengths of the prompts; every place of a continuation counts once. Cai et al. 2024 (2401.10774),
-    section 2.3.3, measure their heads so.
+    A tree search needs these accuracies. ``starts`` are the lengths of the prompts; every position
+    of a continuation counts once. Cai et al. 2024 (2401.10774), section 2.3.3, measure their heads
+    in this way.
     """
     assert drafter.training is not None and drafter.training.ranks is not None
-    look, counts, places = jax.jit(drafter.training.ranks), None, None
+    ranks_of, counts, places = jax.jit(drafter.training.ranks), None, None
     for text in texts:
-        ranks = np.asarray(look(params, text.batch))
+        ranks = np.asarray(ranks_of(params, text.batch))
         depth = ranks.shape[-1]
         counts = np.zeros((depth, width)) if counts is None else counts
         places = np.zeros(depth) if places is None else places

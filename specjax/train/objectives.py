@@ -1,7 +1,8 @@
-"""What training minimises, and what it measures, as pure functions of logits; then the losses of the training loop.
+"""What training minimises and measures: functions of logits, and the losses of the training loop.
 
-A loss is ``loss(params, target_params, Batch, key) -> (scalar, metrics)``; the metric "weight" is the number of labels that its
-mean was taken over. A new objective is a new function of that shape; heads bring their own (``Training.loss``).
+A loss is ``loss(params, target_params, Batch, key) -> (scalar, metrics)``; the metric "weight" is
+the number of labels in its mean. A new objective is a new function with this signature; heads
+define their own (``Training.loss``).
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ from specjax.types import LM, Batch, Drafter
 Loss = Callable[[Any, Any, Batch, jax.Array], tuple[jax.Array, dict[str, jax.Array]]]
 
 
-# --- of two laws, target first -----------------------------------------------------------------------------------------
+# --- functions of logits: two distributions, target first ---------------------------------------
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-    """Mean negative log-likelihood, nats a token: logits f32[B,T,V], labels i32[B,T], mask bool[B,T] -> f32[]."""
+    """Mean negative log-likelihood in nats per token -> f32[].
+
+    logits f32[B,T,V], labels i32[B,T], mask bool[B,T].
+    """
     picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     return _mean(jax.nn.logsumexp(logits, axis=-1) - picked, mask)
 
@@ -33,7 +37,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array | None =
 def forward_kl(
     target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array | None = None
 ) -> jax.Array:
-    """Mean KL(target || draft), nats a token: two f32[B,T,V], mask bool[B,T] -> f32[].
+    """Mean KL(target || draft) in nats per token: two f32[B,T,V], mask bool[B,T] -> f32[].
 
     The supervised objective of DistillSpec (Zhou et al. 2023, arXiv:2310.08461, section 3.1).
     """
@@ -43,9 +47,9 @@ def forward_kl(
 def reverse_kl(
     target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array | None = None
 ) -> jax.Array:
-    """Mean KL(draft || target), nats a token: two f32[B,T,V], mask bool[B,T] -> f32[]; DistillSpec, section 3.1.
+    """Mean KL(draft || target) in nats per token: two f32[B,T,V], mask bool[B,T] -> f32[].
 
-    Infinite where the draft says what the target rules out: targets without such tokens only.
+    Infinite where the target has probability 0 and the draft has not. DistillSpec, section 3.1.
     """
     return _mean(_kl(jax.nn.log_softmax(draft_logits), jax.nn.log_softmax(target_logits)), mask)
 
@@ -57,10 +61,11 @@ def jensen_shannon(
     *,
     beta: float = 0.5,
 ) -> jax.Array:
-    """Mean generalised Jensen-Shannon divergence JSD_beta, nats a token: two f32[B,T,V], mask bool[B,T] -> f32[].
+    """Mean generalised Jensen-Shannon divergence JSD_beta in nats per token -> f32[].
 
-    beta KL(target || m) + (1 - beta) KL(draft || m), m = beta target + (1 - beta) draft, 0 < beta < 1 (Agarwal et al. 2023,
-    arXiv:2306.13649, section 2; DistillSpec, section 3.1).
+    Two f32[B,T,V], mask bool[B,T]. beta KL(target || m) + (1 - beta) KL(draft || m) with
+    m = beta target + (1 - beta) draft, 0 < beta < 1 (Agarwal et al. 2023, arXiv:2306.13649,
+    section 2; DistillSpec, section 3.1).
     """
     target, draft = jax.nn.log_softmax(target_logits), jax.nn.log_softmax(draft_logits)
     mixed = jnp.logaddexp(target + jnp.log(beta), draft + jnp.log1p(-beta))
@@ -70,9 +75,10 @@ def jensen_shannon(
 def total_variation(
     target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array | None = None
 ) -> jax.Array:
-    """Mean of half the L1 distance, which is 1 - alpha at temperature 1: two f32[B,T,V], mask bool[B,T] -> f32[].
+    """Mean of half the L1 distance: two f32[B,T,V], mask bool[B,T] -> f32[].
 
-    DistillSpec, section 3.1. Its gradient vanishes where the laws hardly overlap: begin with another divergence.
+    It is 1 - alpha at temperature 1. Its gradient vanishes where the distributions hardly overlap:
+    start with another divergence. DistillSpec, section 3.1.
     """
     difference = jnp.abs(jax.nn.softmax(target_logits) - jax.nn.softmax(draft_logits)).sum(-1)
     return _mean(difference / 2, mask)
@@ -89,9 +95,10 @@ DIVERGENCES: dict[str, Callable[..., jax.Array]] = {
 def overlap(
     target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array | None = None
 ) -> jax.Array:
-    """Mean of sum_x min(target(x), draft(x)), the acceptance rate (alpha) at temperature 1: two f32[B,T,V] -> f32[].
+    """Mean of sum_x min(target(x), draft(x)): two f32[B,T,V], mask bool[B,T] -> f32[].
 
-    Leviathan et al. 2022, arXiv:2211.17192, section 3.2 (corollary 3.6).
+    It is the acceptance rate (alpha) at temperature 1. Leviathan et al. 2022, arXiv:2211.17192,
+    section 3.2 (corollary 3.6).
     """
     target, draft = jax.nn.softmax(target_logits), jax.nn.softmax(draft_logits)
     return _mean(jnp.minimum(target, draft).sum(-1), mask)
@@ -100,12 +107,15 @@ def overlap(
 def agreement(
     target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array | None = None
 ) -> jax.Array:
-    """How often both prefer the same token, the acceptance rate at temperature 0: two f32[B,T,V] -> f32[]."""
+    """How often both prefer the same token: two f32[B,T,V], mask bool[B,T] -> f32[].
+
+    It is the acceptance rate at temperature 0.
+    """
     same = sampling.argmax(target_logits) == sampling.argmax(draft_logits)
     return _mean(same.astype(jnp.float32), mask)
 
 
-# --- of a batch --------------------------------------------------------------------------------------------------------
+# --- losses of a batch --------------------------------------------------------------------------
 
 
 def pretrain_loss(model: LM) -> Loss:
@@ -128,17 +138,18 @@ def distill_loss(
     beta: float = 0.5,
     temperature: float = 1.0,
 ) -> Loss:
-    """A divergence from ``target`` to ``draft`` along the batch's text, whoever wrote it; metrics: alpha and agreement.
+    """A divergence from ``target`` to ``draft`` along the text of the batch.
 
-    ``temperature`` divides the logits of both first (the one that will be decoded with). The text is a constant: no gradient
-    passes through its sampling. DistillSpec, Zhou et al. 2023 (2310.08461), algorithm 1. Raises UserError.
+    Metrics: alpha and agreement. ``temperature`` divides the logits of both first: give the one of
+    later decoding. The text, from any source, is a constant: no gradient passes through its
+    sampling. DistillSpec, Zhou et al. 2023 (2310.08461), algorithm 1. Raises UserError.
     """
     one_of("loss.divergence", divergence, tuple(DIVERGENCES))
     number("loss.beta", beta, "in (0, 1)", lambda x: 0 < x < 1)
     number("loss.temperature", temperature, "> 0", lambda x: x > 0)
     if divergence != "jensen_shannon" and beta != 0.5:
         raise UserError(
-            f"loss.beta is {beta} and belongs to jensen_shannon; leave it out with {divergence}"
+            f"loss.beta is {beta}, but only jensen_shannon has it; leave it out with {divergence}"
         )
     measure = DIVERGENCES[divergence]
     keys = {"beta": beta} if divergence == "jensen_shannon" else {}
@@ -157,16 +168,18 @@ def distill_loss(
 def joint_loss(
     target: LM, drafter: Drafter, *, heads: float = 0.2, language: str = "ce", **weights: Any
 ) -> Loss:
-    """The target learns beside its heads (Medusa-2; fine-tuned blockwise decoding): language loss + ``heads`` * theirs.
+    """Language loss of the target plus ``heads`` times the loss of its heads, both trained.
 
-    ``params`` is {"target", "draft"}; gradients of the heads reach the target. ``language`` "ce" is next-token cross-entropy,
-    "kl" the divergence from the target as it was (``target_params``), for text that it wrote itself. Cai et al. 2024
-    (2401.10774), sections 2.2.2 and 2.3.2. Raises UserError.
+    For Medusa-2 and fine-tuned blockwise parallel decoding. ``params`` is {"target", "draft"};
+    gradients of the heads' loss reach the target. ``language`` "ce" is next-token cross-entropy,
+    "kl" the divergence from the target before training (``target_params``), for text that it wrote
+    itself. ``weights`` are keys of the heads' loss. Cai et al. 2024 (2401.10774), sections 2.2.2
+    and 2.3.2. Raises UserError.
     """
     one_of("loss.language", language, ("ce", "kl"))
     number("loss.heads", heads, "> 0", lambda x: x > 0)
     assert drafter.training is not None and drafter.training.loss is not None
-    of_heads = drafter.training.loss
+    heads_loss = drafter.training.loss
 
     def loss(params, target_params, batch, key):
         labels, mask = _labels(batch)
@@ -177,7 +190,7 @@ def joint_loss(
             own = forward_kl(
                 jax.lax.stop_gradient(_logits(target, target_params, batch)), ours, mask
             )
-        value, metrics = of_heads(params["draft"], params["target"], batch, key, **weights)
+        value, metrics = heads_loss(params["draft"], params["target"], batch, key, **weights)
         return own + heads * value, {**metrics, "language": own, "heads": value}
 
     return loss
@@ -189,7 +202,10 @@ def _logits(model: LM, params: Any, batch: Batch) -> jax.Array:
 
 
 def _labels(batch: Batch) -> tuple[jax.Array, jax.Array | None]:
-    """i32[B,T] and which of them count: those that may be labels, and follow a token of their own document."""
+    """i32[B,T], and which of them count, bool[B,T] or None for all.
+
+    Those count that may be labels and follow a token of their own document.
+    """
     mask = None if batch.labelled is None else batch.labelled[:, 1:]
     if batch.segments is not None:
         same = batch.segments[:, 1:] == batch.segments[:, :-1]
@@ -203,11 +219,10 @@ def _weight(mask: jax.Array | None, labels: jax.Array) -> jax.Array:
 
 def _kl(first: jax.Array, second: jax.Array) -> jax.Array:
     """KL(first || second) f[...] of log-probabilities f[...,V]."""
-    # exp(-inf) * (-inf - x) is nan where it should be 0: a model may rule tokens out.
-    nothing = jnp.isneginf(first)
-    return jnp.where(nothing, 0.0, jnp.exp(first) * (jnp.where(nothing, 0.0, first) - second)).sum(
-        -1
-    )
+    # exp(-inf) * (-inf - x) is nan where it should be 0: a token may have probability 0.
+    zero = jnp.isneginf(first)
+    terms = jnp.exp(first) * (jnp.where(zero, 0.0, first) - second)
+    return jnp.where(zero, 0.0, terms).sum(-1)
 
 
 def _mean(values: jax.Array, mask: jax.Array | None) -> jax.Array:

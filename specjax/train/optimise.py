@@ -1,9 +1,9 @@
-"""What turns gradients into updates: optimisers, learning-rate schedules, clipping, and a rate of its own for the target."""
+"""What turns gradients into updates: optimisers, schedules, clipping, a rate for a joint target."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
+from specjax import checks
 from specjax.errors import UserError
 
 NAMES = ("adamw", "muon", "sgd", "lion")
@@ -19,7 +20,7 @@ _BETAS = {"adamw": (0.9, 0.95), "muon": (0.9, 0.95), "sgd": (0.9, None), "lion":
 
 
 class Optimiser(NamedTuple):
-    """A gradient transformation, and the learning rate it uses (for the log)."""
+    """A gradient transformation, and the learning rate that it uses (for the log)."""
 
     transform: optax.GradientTransformation
     schedule: Callable[[Any], Any]  # step -> learning rate
@@ -43,113 +44,98 @@ def optimiser(
     target_rate: float = 1.0,
     target_from: int = 0,
 ) -> Optimiser:
-    """The optimiser called "adamw", "muon", "sgd" or "lion", with warm-up, a schedule, and clipped gradients.
+    """An optimiser with warm-up, a schedule, and clipped gradients.
 
-    ``schedule`` is "cosine", "linear" (both end at ``final``, a fraction of the learning rate), "constant" or "rsqrt"
-    (inverse square root); each begins with a linear warm-up, ``warmup`` being a fraction of the steps. Gradients are
-    clipped by value at ``clip_value``, then by their global norm at ``clip`` (0 = not). Norm scales and biases are not
-    decayed. ``b1`` is the momentum, ``b2`` averages squares (for lion: the momentum that is kept), ``eps`` guards the
-    division; None = what is usual for the optimiser.
+    Args:
+        name: "adamw", "muon", "sgd" or "lion". Muon (Jordan 2024,
+            kellerjordan.github.io/posts/muon) updates the matrices inside the layers, and AdamW the
+            embeddings, the head and the vectors.
+        steps: of the run.
+        learning_rate: the peak.
+        adam_learning_rate: of muon's AdamW part; None = ``learning_rate``.
+        schedule: "cosine", "linear" (both end at ``final``), "constant" or "rsqrt" (inverse square
+            root); each begins with a linear warm-up.
+        warmup: a fraction of the steps.
+        final: a fraction of the learning rate.
+        weight_decay: not applied to norm scales and biases.
+        clip: largest global norm of the gradients, after ``clip_value``; 0 = no clipping.
+        clip_value: largest absolute value of a gradient; 0 = no clipping.
+        b1: momentum; None = usual for the optimiser.
+        b2: average of squares (lion: the momentum that is kept); None = usual for the optimiser.
+        eps: guards the division; None = 1e-8.
+        target_rate: factor on the learning rate of ``params["target"]``, if a target is trained
+            together with ``params["draft"]`` (Cai et al. 2024, arXiv:2401.10774, section 2.2.2).
+        target_from: step at which the target starts to change, and its optimiser state starts.
 
-    Muon (Jordan 2024, kellerjordan.github.io/posts/muon) takes the matrices inside the layers, AdamW at
-    ``adam_learning_rate`` (read by muon only; None = the same) the embeddings, the head and the vectors.
-
-    ``target_rate`` is a factor on the learning rate of ``params["target"]`` where a target is trained together with its
-    ``params["draft"]`` (Cai et al. 2024, arXiv:2401.10774, section 2.2.2); until step ``target_from`` the target stays as
-    it is, then its part of the optimiser begins. Raises ``UserError`` for what cannot be.
+    Raises UserError for invalid values.
     """
-    given = {
-        key: value
-        for key, value in locals().items()
-        if isinstance(value, int | float) and key != "steps"
+    values = {
+        key: value for key, value in locals().items() if key not in ("name", "steps", "schedule")
     }
-    _check(name, schedule, b2, eps, given)
+    _check(name, schedule, values)
     rate = functools.partial(
         _schedule, schedule, steps=steps, warmup=int(warmup * steps), final=final
     )
     main, adam = rate(learning_rate), rate(adam_learning_rate or learning_rate)
-
-    def make(change: Callable[[optax.Schedule], optax.Schedule]) -> optax.GradientTransformation:
-        return _transform(
-            name, change(main), change(adam), weight_decay, b1, b2, 1e-8 if eps is None else eps
-        )
-
-    def begun(step: Any, **_: Any) -> jax.Array:
-        return jnp.asarray(step) >= target_from
-
-    transform = make(lambda schedule: schedule)
+    make = functools.partial(_transform, name, weight_decay=weight_decay, b1=b1, b2=b2, eps=eps)
+    transform = make(main, adam)
     if target_rate != 1 or target_from:
-        # Its own count of steps begins when it does (Adam's moments must not be older than the target's training).
-        late = make(lambda schedule: lambda step: target_rate * schedule(step + target_from))
-        late = optax.transforms.conditionally_mask(late, begun)
-        transform = optax.partition({"target": late, "draft": transform}, _parts)
-    chain = [transform]
-    if clip:
-        chain.insert(0, optax.clip_by_global_norm(clip))
-    if clip_value:
-        chain.insert(0, optax.clip(clip_value))
-    if target_from:  # what is not trained yet has no part in the norm either
-        gate = optax.scale_by_schedule(lambda step: jnp.where(begun(step), 1.0, 0.0))
-        chain.insert(
-            0,
-            optax.masked(
-                gate, lambda params: jax.tree.map(lambda part: part == "target", _parts(params))
-            ),
-        )
-    return Optimiser(optax.chain(*chain), main)
+        late = make(*(_late(schedule, target_rate, target_from) for schedule in (main, adam)))
+        transform = _with_target(transform, late, target_from)
+    return Optimiser(optax.chain(*_clipping(clip, clip_value, target_from), transform), main)
 
 
-def _check(
-    name: str, schedule: str, b2: float | None, eps: float | None, given: Mapping[str, float]
-) -> None:
-    for key, value, choices in (("name", name, NAMES), ("schedule", schedule, SCHEDULES)):
-        if value not in choices:
-            listed = ", ".join(map(repr, choices[:-1]))
-            raise UserError(
-                f"config.optimiser.{key} is {value!r}; it must be {listed} or {choices[-1]!r}"
-            )
-    if name == "sgd" and b2 is not None:
+def _check(name: str, schedule: str, values: dict[str, float | None]) -> None:
+    checks.one_of("config.optimiser.name", name, NAMES)
+    checks.one_of("config.optimiser.schedule", schedule, SCHEDULES)
+    if name == "sgd" and values["b2"] is not None:
         raise UserError("config.optimiser.b2 is given, but sgd averages no squares; leave it out")
-    if name in ("sgd", "lion") and eps is not None:
+    if name in ("sgd", "lion") and values["eps"] is not None:
         raise UserError(f"config.optimiser.eps is given, but {name} does not divide; leave it out")
-    for key, value in given.items():
+    for key, value in values.items():
+        if value is None:
+            continue
+        where = f"config.optimiser.{key}"
         if key in ("learning_rate", "adam_learning_rate"):
-            told = None if value > 0 else "above 0"
+            checks.number(where, value, "> 0", lambda x: x > 0)
         elif key in ("warmup", "b1", "b2"):
-            told = None if 0 <= value < 1 else "at least 0 and below 1"
+            checks.number(where, value, "in [0, 1)", lambda x: 0 <= x < 1)
         else:
-            told = None if value >= 0 else "at least 0"
-        if told:
-            raise UserError(f"config.optimiser.{key} is {value}; it must be {told}")
+            checks.number(where, value, ">= 0", lambda x: x >= 0)
 
 
 def _schedule(name: str, peak: float, *, steps: int, warmup: int, final: float) -> optax.Schedule:
     if name == "cosine":
         return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, steps, final * peak)
     if name == "linear":
-        then = optax.linear_schedule(peak, final * peak, steps - warmup)
+        after = optax.linear_schedule(peak, final * peak, steps - warmup)
     elif name == "constant":
-        then = optax.constant_schedule(peak)
-    else:  # continues the warm-up's own scale: at twice its length the rate is 1 / sqrt(2)
-        then = lambda step: peak * (1 + jnp.maximum(step, 0) / max(warmup, 1)) ** -0.5  # noqa: E731
-    return (
-        optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), then], [warmup])
-        if warmup
-        else then
-    )
+        after = optax.constant_schedule(peak)
+    else:
+        after = functools.partial(_inverse_root, peak, warmup)
+    if not warmup:
+        return after
+    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup])
+
+
+def _inverse_root(peak: float, warmup: int, step: Any) -> Any:
+    """``step`` counts from the end of the warm-up; at twice its length the rate is peak/sqrt(2)."""
+    return peak * (1 + jnp.maximum(step, 0) / max(warmup, 1)) ** -0.5
 
 
 def _transform(
     name: str,
     rate: optax.Schedule,
     adam_rate: optax.Schedule,
+    *,
     weight_decay: float,
     b1: float | None,
     b2: float | None,
-    eps: float,
+    eps: float | None,
 ) -> optax.GradientTransformation:
     b1 = _BETAS[name][0] if b1 is None else b1
     b2 = _BETAS[name][1] if b2 is None else b2
+    eps = 1e-8 if eps is None else eps
     if name == "adamw":
         return optax.adamw(rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=_decayed)
     if name == "lion":
@@ -160,7 +146,8 @@ def _transform(
         )
     return optax.contrib.muon(
         rate,
-        # Three steps after AOL scaling come close to the usual five, and the steps are a third of the cost here.
+        # Three steps after AOL scaling come close to the usual five, and a step is a third of the
+        # cost here.
         ns_steps=3,
         preconditioning="aol",
         beta=b1,  # 0.95 is for longer runs
@@ -173,12 +160,49 @@ def _transform(
     )
 
 
+def _late(schedule: optax.Schedule, target_rate: float, target_from: int) -> optax.Schedule:
+    """The schedule of a target whose own count of steps starts at step ``target_from``."""
+    return lambda step: target_rate * schedule(step + target_from)
+
+
+def _with_target(
+    draft: optax.GradientTransformation, target: optax.GradientTransformation, target_from: int
+) -> optax.GradientTransformation:
+    """``draft`` for params["draft"]; ``target`` for params["target"], from that step on.
+
+    The target's state (Adam's moments) starts at that step.
+    """
+    late = optax.transforms.conditionally_mask(target, functools.partial(_begun, target_from))
+    return optax.partition({"target": late, "draft": draft}, _parts)
+
+
+def _clipping(clip: float, clip_value: float, target_from: int) -> list:
+    """The transformations before the optimiser, in the order in which they apply."""
+    chain = []
+    if target_from:  # a target that is not trained yet is not counted in the norm either
+        gate = optax.scale_by_schedule(lambda step: jnp.where(_begun(target_from, step), 1.0, 0.0))
+        chain.append(optax.masked(gate, _is_target))
+    if clip_value:
+        chain.append(optax.clip(clip_value))
+    if clip:
+        chain.append(optax.clip_by_global_norm(clip))
+    return chain
+
+
+def _begun(target_from: int, step: Any, **_: Any) -> jax.Array:
+    return jnp.asarray(step) >= target_from
+
+
+def _is_target(params: Any) -> Any:
+    return jax.tree.map(lambda part: part == "target", _parts(params))
+
+
 def _parts(params: Any) -> Any:
     """ "target" or "draft" for each leaf."""
     if not isinstance(params, dict) or "target" not in params:
         raise UserError(
-            "config.optimiser.target_rate and target_from are for training the target along, which this objective does "
-            "not; leave them 1.0 and 0"
+            "config.optimiser.target_rate and target_from are for objectives that train the target "
+            "together with its heads; leave them 1.0 and 0"
         )
     return jax.tree_util.tree_map_with_path(
         lambda path, _: "target" if path[0].key == "target" else "draft", params
@@ -186,26 +210,25 @@ def _parts(params: Any) -> Any:
 
 
 def _decayed(params: Any) -> Any:
-    """All but norm scales and biases, which have a second dimension where heads are stacked."""
+    """All leaves except norm scales and biases, which have two dimensions if heads are stacked."""
 
     def decayed(path, leaf):
-        return leaf.ndim > 1 and jax.tree_util.keystr(path[-1:], simple=True) not in (
-            "bias",
-            "scale",
-        )
+        name = jax.tree_util.keystr(path[-1:], simple=True)
+        return leaf.ndim > 1 and name not in ("bias", "scale")
 
     return jax.tree_util.tree_map_with_path(decayed, params)
 
 
 def _hidden_matrices(params: Any) -> Any:
+    """Muon's dimension numbers for the matrices inside the layers, None for other leaves."""
+
     def spec(path, leaf):
         names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
         names = names[1:] if names[0] in ("target", "draft") else names
-        hidden = (
-            leaf.ndim >= 2 and names[-1] in ("kernel", "proj", "proj_in") and names[0] != "head"
-        )
-        return (
-            optax.contrib.MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1) if hidden else None
-        )  # heads are stacked
+        matrix = leaf.ndim >= 2 and names[-1] in ("kernel", "proj", "proj_in")
+        if not matrix or names[0] == "head":
+            return None
+        # The last two dimensions: heads are stacked in those before.
+        return optax.contrib.MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1)
 
     return jax.tree_util.tree_map_with_path(spec, params)

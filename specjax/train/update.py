@@ -1,4 +1,4 @@
-"""One step of training as a pure function of the state: gradients in parts, the optimiser, the running average."""
+"""One training step as a pure function of the state: gradient, optimiser, running average."""
 
 from __future__ import annotations
 
@@ -12,36 +12,62 @@ import optax
 from specjax.train.objectives import Loss
 from specjax.train.optimise import Optimiser
 
-PRECISIONS = ("float32", "bfloat16")
-
 
 def step(loss: Loss, optimiser: Optimiser, accumulate: int, ema: float) -> Callable:
-    """One step, to be compiled: (state, target_params, batch, key) -> (state, what was measured, each f32[]).
+    """One step, to be compiled: (state, target_params, batch, key) -> (state, metrics, each f32[]).
 
-    The batch is taken in ``accumulate`` parts of as many rows; gradient and metrics are averaged by the metric "weight".
+    The batch is divided into ``accumulate`` parts of equal size; gradients and metrics are averaged
+    with the metric "weight" as weight.
     """
+    gradient = _gradient(loss)
+    if accumulate > 1:
+        gradient = _in_parts(gradient, accumulate)
+
+    def update(state, target_params, batch, key):
+        key = jax.random.fold_in(key, state["step"])
+        grads, metrics = gradient(state["params"], target_params, batch, key)
+        updates, opt_state = optimiser.transform.update(grads, state["opt_state"], state["params"])
+        params = optax.apply_updates(state["params"], updates)
+        after = {"params": params, "opt_state": opt_state, "step": state["step"] + 1}
+        if ema:
+            after["ema"] = jax.tree.map(
+                lambda old, new: ema * old + (1 - ema) * new, state["ema"], params
+            )
+        return after, {**metrics, "grad_norm": optax.tree.norm(grads)}
+
+    return update
+
+
+def _gradient(loss: Loss) -> Callable:
+    """A function (params, target_params, batch, key) -> (gradients, metrics, "loss" included)."""
     objective = jax.value_and_grad(loss, has_aux=True)
 
     def gradient(params, target_params, batch, key):
         (value, metrics), grads = objective(params, target_params, batch, key)
         return grads, {"loss": value, **metrics}
 
+    return gradient
+
+
+def _in_parts(gradient: Callable, accumulate: int) -> Callable:
+    """``gradient`` computed in ``accumulate`` parts of the batch, averaged by their weights."""
+
     def in_parts(params, target_params, batch, key):
-        # Every n-th row: then each part lies on all the devices, as the batch does.
+        # Every n-th row: each part is spread over all devices, as the batch is.
         parts = jax.tree.map(
             lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), batch
         )
         first = jax.tree.map(lambda x: x[0], parts)
         like = jax.eval_shape(gradient, params, target_params, first, key)
-        weighed = "weight" in like[1]
+        weighted = "weight" in like[1]
 
         def add(total, part):
-            grads, measured = gradient(
+            grads, metrics = gradient(
                 params, target_params, part[0], jax.random.fold_in(key, part[1])
             )
-            weight = jnp.float32(measured.pop("weight", 1.0))
+            weight = jnp.float32(metrics.pop("weight", 1.0))
             return jax.tree.map(
-                lambda so_far, x: so_far + weight * x, total, (grads, measured, 1.0)
+                lambda so_far, x: so_far + weight * x, total, (grads, metrics, 1.0)
             ), None
 
         like[1].pop("weight", None)
@@ -50,28 +76,18 @@ def step(loss: Loss, optimiser: Optimiser, accumulate: int, ema: float) -> Calla
         )
         total, _ = jax.lax.scan(add, (*zeros, jnp.float32(0)), (parts, jnp.arange(accumulate)))
         weight = total[2]
-        grads, measured = jax.tree.map(lambda x: x / jnp.where(weight > 0, weight, 1), total[:2])
-        return grads, measured | ({"weight": weight} if weighed else {})
+        grads, metrics = jax.tree.map(lambda x: x / jnp.where(weight > 0, weight, 1), total[:2])
+        return grads, metrics | ({"weight": weight} if weighted else {})
 
-    def update(state, target_params, batch, key):
-        key = jax.random.fold_in(key, state["step"])
-        grads, measured = (in_parts if accumulate > 1 else gradient)(
-            state["params"], target_params, batch, key
-        )
-        updates, opt_state = optimiser.transform.update(grads, state["opt_state"], state["params"])
-        params = optax.apply_updates(state["params"], updates)
-        after = {"params": params, "opt_state": opt_state, "step": state["step"] + 1}
-        if ema:
-            after["ema"] = jax.tree.map(
-                lambda old, new: ema * old + (1 - ema) * new, state["ema"], params
-            )
-        return after, {**measured, "grad_norm": optax.tree.norm(grads)}
-
-    return update
+    return in_parts
 
 
 def fresh(params: Any, optimiser: Optimiser, ema: float) -> dict[str, Any]:
-    """The state to begin with. A copy: the step donates its state, and the caller keeps what it passed in."""
+    """The initial state: "params", "opt_state", "step" i32[], and "ema" if there is an average.
+
+    Parameters are copied (to float32 at least): a step donates its state, and the caller keeps what
+    it passed in.
+    """
     params = jax.tree.map(
         lambda leaf: jnp.array(leaf, jnp.promote_types(leaf.dtype, jnp.float32)), params
     )
@@ -80,14 +96,17 @@ def fresh(params: Any, optimiser: Optimiser, ema: float) -> dict[str, Any]:
 
 
 def averaged(state: dict[str, Any], ema: float = 0.0) -> Any:
-    """The parameters that are evaluated and returned: the last ones, or their average, as Adam corrects it for its start."""
+    """The parameters that are evaluated and returned: the last ones, or their average.
+
+    The average starts at zero; this bias is corrected as in Adam.
+    """
     if not ema:
         return state["params"]
     return jax.tree.map(lambda leaf: leaf / (1 - ema ** state["step"]), state["ema"])
 
 
 def cast(params: Any, precision: str) -> Any:
-    """The parameters with their floating leaves in this precision."""
+    """The parameters with floating-point leaves in this precision; "float32" changes nothing."""
     if precision == "float32":
         return params
     return jax.tree.map(
@@ -96,7 +115,7 @@ def cast(params: Any, precision: str) -> Any:
 
 
 def in_precision(function: Callable, precision: str) -> Callable:
-    """``function`` of (params, target_params, batch, key), seeing parameters of this dtype."""
+    """``function`` of (params, target_params, batch, key), with both parameters cast."""
     if precision == "float32":
         return function
     return lambda params, target_params, *rest: function(

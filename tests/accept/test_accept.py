@@ -391,7 +391,7 @@ def test_small_residuals_do_not_drown_in_float32():
     """Draft and target that differ by a millionth: what is owed is small, and 1 - weight may be exactly 0."""
     law = jnp.asarray([[0.3, 0.3, 0.4]], jnp.float32)
     near = law + jnp.asarray([[1e-6, -1e-6, 0]], jnp.float32)
-    weight, left = traversal.failed(jnp.ones((1,), jnp.float32), law, near)
+    weight, left = traversal.reject_child(jnp.ones((1,), jnp.float32), law, near)
     assert float(weight[0]) == 1.0  # the root always stands
     np.testing.assert_allclose(left, [[0, 1, 0]], atol=1e-6)
     draft = Draft(jnp.asarray([[0, 0]]), jnp.ones((1, 2), bool), probs=jnp.stack([law, near], 1))

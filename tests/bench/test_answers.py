@@ -1,4 +1,4 @@
-"""Answer files as Spec-Bench's own scripts read them."""
+"""Answer files, read in the same way as by Spec-Bench's own scripts."""
 
 import json
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.fast
 
 
 def answer(number, category, *turns):
-    """A question's answer from (seconds, tokens of every round) of its turns; every token is one word."""
+    """An answer from (seconds, tokens of every round) of each turn; every token is one word."""
     return Answer(
         number,
         category,
@@ -37,7 +37,7 @@ PLAIN = [
 
 
 def speeds(path, task):
-    """(tokens/s, mean accepted tokens, tokens/s from the texts) of a task: Spec-Bench's reading of a file."""
+    """(tokens/s, mean accepted tokens, tokens/s from the texts) of a task, as in Spec-Bench."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     mt_bench = [
         "writing",
@@ -52,15 +52,15 @@ def speeds(path, task):
     groups = {"overall": None, "mt_bench": mt_bench}.get(task, [task])
     first = [line["choices"][0] for line in lines if groups is None or line["category"] in groups]
     counted = [sum(choice["new_tokens"]) / sum(choice["wall_time"]) for choice in first]
-    # A tokenizer that begins every text with a token of its own, which is taken off again.
-    spelt = [
+    # A tokenizer that begins every text with a special token, which is subtracted again.
+    retokenised = [
         sum(len(["<s>", *t.split()]) - 1 for t in c["turns"]) / sum(c["wall_time"]) for c in first
     ]
     lengths = [length for choice in first for length in choice["accept_lengths"]]
-    return np.mean(counted), np.mean(lengths), np.mean(spelt)
+    return np.mean(counted), np.mean(lengths), np.mean(retokenised)
 
 
-def test_speed_and_accepted_tokens_come_out_of_the_files(tmp_path):
+def test_speed_and_accepted_tokens_follow_from_the_files(tmp_path):
     ours, theirs = tmp_path / "ours.jsonl", tmp_path / "plain.jsonl"
     ours.write_text(answers.text(METHOD, "tiny-ours-float32-temp-0.0"), encoding="utf-8")
     theirs.write_text(answers.text(PLAIN, "tiny-plain-float32-temp-0.0"), encoding="utf-8")
@@ -69,10 +69,10 @@ def test_speed_and_accepted_tokens_come_out_of_the_files(tmp_path):
         ("qa", 2.0, 2.0, 2.0),
         ("overall", (10 / 0.75 + 7 + 2) / 3, 21 / 9, (5 + 3.5 + 2) / 3),
     ]:
-        found, plain = speeds(ours, task), speeds(theirs, task)
-        assert found[:2] == pytest.approx((speed, accepted))
+        fast, plain = speeds(ours, task), speeds(theirs, task)
+        assert fast[:2] == pytest.approx((speed, accepted))
         assert plain[0] == plain[2] == pytest.approx(base)
-        assert found[0] / plain[2] == pytest.approx(speed / base)
+        assert fast[0] / plain[2] == pytest.approx(speed / base)
         assert plain[1] == 1
 
 
@@ -97,18 +97,18 @@ def test_a_line_has_the_keys_of_spec_bench():
             "accept_lengths_by_turn": [[3, 2, 1], [4]],
         }
     ]
-    assert answers.text(METHOD[:1], "m", now=1.5) == first  # the same run twice: the same file
+    assert answers.text(METHOD[:1], "m", now=1.5) == first  # the same run gives the same file
     assert json.loads(answers.text(METHOD[:1], "n", now=1.5))["answer_id"] != line["answer_id"]
 
 
-def test_counts_of_arrays_are_taken():
+def test_counts_may_be_numpy_numbers():
     lengths = np.array([2, 1], np.int32)
     turn = Turn("ż", lengths.sum(), np.int64(2), np.float32(0.5), lengths)  # type: ignore[arg-type]
     line = json.loads(answers.text([Answer("q/1", None, [turn])], "m"))
     assert line["choices"][0]["accept_lengths"] == [2, 1]
 
 
-def test_mistakes():
+def test_wrong_answers_are_refused():
     with pytest.raises(UserError, match="question 81 is answered 2 times"):
         answers.text(METHOD[:1] * 2, "m")
     for wrong, message in [

@@ -1,4 +1,4 @@
-"""Classes of tokens: of the word that a piece belongs to, whatever the tokenizer."""
+"""The class of a token is that of its word, with any tokenizer."""
 
 import pytest
 from tokenizers import Tokenizer
@@ -17,7 +17,7 @@ SHORT = {
 
 
 def letters(*pieces):
-    """A tokenizer's decode for pieces that are their own spellings, and their ids."""
+    """The ids of these pieces, and a ``decode`` that joins the pieces of its ids."""
     return list(range(len(pieces))), lambda ids: "".join(pieces[i] for i in ids)
 
 
@@ -38,11 +38,10 @@ def letters(*pieces):
         (["a", "", " ", "", "b", ""], "fswscs"),
         (["_", " __", " _x", " --", "\t", "\r\n", ""], "ppcpwws"),
         (["हि", "न", "्", "दी", " 你", "好", "。", " 🙂"], "ccccccpp"),
-        (
-            ["RETURN", " Class", " AND", " true"],
-            "ccfc",
-        ),  # keywords as they are written, words in any case
-        ([" (the", " --x", "):\n"], "fcp"),  # of several things the word counts
+        # Keywords are case-sensitive, English words are not.
+        (["RETURN", " Class", " AND", " true"], "ccfc"),
+        # A token that contains several things has the class of its word.
+        ([" (the", " --x", "):\n"], "fcp"),
         ([], ""),
     ],
 )
@@ -55,10 +54,10 @@ def test_real_tokenizers(data_dir):
     for name in ("tokenizers/gpt2", "tokenizers/gptneox20b", "models/stories260K"):
         tokenizer = Tokenizer.from_file(str(data_dir / name / "tokenizer.json"))
         ids = tokenizer.encode(text).ids
-        found = classify(ids, tokenizer.decode)
-        assert len(found) == len(ids) and set(found) <= set(CLASSES)
-        words = []  # neighbours of one class as one
-        for token, kind in zip(ids, found, strict=True):
+        classes = classify(ids, tokenizer.decode)
+        assert len(classes) == len(ids) and set(classes) <= set(CLASSES)
+        words = []  # consecutive tokens of one class count once
+        for token, kind in zip(ids, classes, strict=True):
             if kind != "whitespace" and [kind] != words[-1:]:
                 words.append(kind)
             if kind == "special":
@@ -74,14 +73,14 @@ def test_real_tokenizers(data_dir):
             "number",
         ]
         assert [kind for kind in words if kind != "special"] == [*expected, "punctuation"]
-        assert (found[0] == "special") == (name == "models/stories260K")  # it begins with <s>
+        assert (classes[0] == "special") == (name == "models/stories260K")  # it begins with <s>
 
 
-def test_a_character_in_parts_and_a_stripped_space(data_dir):
+def test_parts_of_a_character_and_a_stripped_space(data_dir):
     gpt2 = Tokenizer.from_file(str(data_dir / "tokenizers/gpt2/tokenizer.json"))
     ids = gpt2.encode("ż🙂").ids
     assert classify(ids, gpt2.decode) == ["content"] * (len(ids) - 2) + ["punctuation"] * 2
-    assert classify(ids[:-1], gpt2.decode)[-1] == "punctuation"  # never completed
+    assert classify(ids[:-1], gpt2.decode)[-1] == "punctuation"  # the character is incomplete
     llama = Tokenizer.from_file(str(data_dir / "models/stories260K/tokenizer.json"))
     blank = llama.token_to_id("▁")
     assert classify([1, blank, blank, 2], llama.decode) == [

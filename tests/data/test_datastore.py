@@ -17,7 +17,7 @@ from specjax.data import datastore, ngram_tables
 from specjax.drafters.lookup._suffix_array import find, follow, last_tokens, sample
 from specjax.errors import UserError
 from specjax.models import hf
-from specjax.run import command_line
+from specjax import run
 from specjax.train import lookup_data
 
 pytestmark = pytest.mark.fast
@@ -183,7 +183,7 @@ def test_a_wrong_store_is_one_line(tmp_path):
     manifest.write_text(json.dumps(fresh() | {"format": "specjax ngram_tables"}))
     refused("is no datastore of specjax")
     manifest.write_text(json.dumps(fresh() | {"schema": 2}))
-    refused("format version 2 and this is 1")
+    refused("format version 2, but this specjax reads version 1")
     for text in ("{", "[1]", '{"format": 3}', "\x00"):
         manifest.write_text(text)
         refused("is damaged, or no datastore")
@@ -235,7 +235,7 @@ def target(tmp_path_factory):
 
 
 def command(config, workdir, *settings):
-    return command_line.main(
+    return run.main(
         ["run", f"--config=configs/{config}.py", f"--workdir={workdir}", *settings]
     )
 

@@ -124,7 +124,7 @@ def test_vicuna_has_a_system_of_its_own(model, tokenizer):
 @fast
 def test_a_models_own_template(model, tokenizer, tmp_path):
     with pytest.raises(
-        UserError, match="has no chat template; name one of chatml, vicuna, llama2, plain"
+        UserError, match="has no chat template; choose one of chatml, vicuna, llama2, plain"
     ):
         chat.load("", model, tokenizer)
     for file in model.iterdir():
@@ -338,7 +338,7 @@ def test_templates_that_cannot_be(model, tokenizer, tmp_path, source, told):
 def test_an_unknown_template(model, tokenizer):
     with pytest.raises(
         UserError,
-        match="no chat template 'zephyr'; there is chatml, vicuna, llama2, plain, a .jinja file",
+        match="no chat template 'zephyr'; choose one of chatml, vicuna, llama2, plain, a .jinja file",
     ):
         chat.load("zephyr", model, tokenizer)
 

@@ -127,7 +127,7 @@ def test_names_do_not_hide_what_lies_in_a_file(file):
         json.dumps(BENCH),
     )
     for lines in (['[{"prompt": "a"},', '{"prompt": "b"}]'], ["{", '"turns": ["a"]', "}"]):
-        with pytest.raises(UserError, match="p is one JSON value as a whole"):
+        with pytest.raises(UserError, match="p is a single JSON value"):
             prompt_files.read(file(*lines, name="p.txt"), "p")
 
 
@@ -191,13 +191,13 @@ MISTAKES = {
     "list": (
         ['[{"prompt": "a"},', '{"prompt": "b"}]'],
         "auto",
-        "p is one JSON value as a whole; give JSON Lines",
+        "p is a single JSON value; give JSON Lines",
     ),
-    "list in a line": (["[1]"], "gsm8k", "p is one JSON value as a whole; give JSON Lines"),
+    "list in a line": (["[1]"], "gsm8k", "p is a single JSON value; give JSON Lines"),
     "spread out": (
         ["{", '"prompt": "a"', "}"],
         "auto",
-        "p is one JSON value as a whole; give JSON Lines: an object a line",
+        "p is a single JSON value; give JSON Lines: one object per line",
     ),
     "blank task": (
         [BASIC | {"text": " "}],
@@ -214,7 +214,7 @@ MISTAKES = {
         "auto",
         'p line 1 has no "entry_point"; in a line of humaneval',
     ),
-    "no kind": (["a"], "alpaca", "there is no kind of prompts 'alpaca'; there is auto, spec_bench"),
+    "no kind": (["a"], "alpaca", "there is no kind of prompts 'alpaca'; choose one of auto, spec_bench"),
     "void": (["", " "], "auto", "p has no prompts; give at least one"),
 }
 
@@ -230,12 +230,12 @@ def test_files_that_are_not_what_they_say(file, tmp_path):
     whole = file({"prompt": "żółw"}, name="whole.jsonl.gz")
     assert prompt_files.read(whole, "p")[0].turns == ("żółw",)
     for name, content, message in [
-        ("no.jsonl.gz", b'{"prompt": "a"}\n', "p is no gzip file, or not a whole one"),
-        ("half.jsonl.gz", whole.read_bytes()[:-9], "p is no gzip file, or not a whole one"),
+        ("no.jsonl.gz", b'{"prompt": "a"}\n', "p is not a complete gzip file"),
+        ("half.jsonl.gz", whole.read_bytes()[:-9], "p is not a complete gzip file"),
         (
             "bad.jsonl.gz",
             whole.read_bytes()[:14] + b"\xff" * 9,
-            "p is no gzip file, or not a whole one",
+            "p is not a complete gzip file",
         ),
         ("latin.txt.gz", gzip.compress("é".encode("latin-1")), "p: byte 0 is not UTF-8"),
         ("latin.txt", "é".encode("latin-1"), "p: byte 0 is not UTF-8"),

@@ -1,4 +1,4 @@
-"""Mode bench from the command line: what it leaves, that a killed one goes on, and grids of everything."""
+"""Mode bench from the command line: the files that it writes, resuming, and grids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from commandline import BENCH, GENERATE
 from configs import bench as bench_file
 from configs import generate as generate_config
 from specjax.bench import lossless, metrics, passes, progress, summaries
-from specjax.report import files
+from specjax.report import inputs
 from specjax.run import resolve
 
 QUESTIONS = [
@@ -50,12 +50,12 @@ def test_a_grid_and_what_it_leaves(cli, common):
         *common, "--config.grid.gammas=(1,2)", "--config.show_trace=True"
     )
     assert (status, err) == (0, "")
-    found = results(workdir)
+    written = results(workdir)
     assert (
-        found["command"].startswith("python -m specjax.run --config=")
-        and found["machine"]["cores"] >= 1
+        written["command"].startswith("python -m specjax.run --config=")
+        and written["machine"]["cores"] >= 1
     )
-    whole = [row for row in found["rows"] if row["category"] is None]
+    whole = [row for row in written["rows"] if row["category"] is None]
     assert [(row["method"], row["gamma"]) for row in whole] == [
         ("draft_model, gamma 1", 1),
         ("draft_model, gamma 2", 2),
@@ -89,7 +89,7 @@ def test_a_grid_and_what_it_leaves(cli, common):
             assert sum(part["tokens"] for part in parts.values()) == 40
             together = sum(part["alpha"] * part["tokens"] for part in parts.values())
             assert together == pytest.approx(40 * seen["alpha"])
-        parts = [r for r in found["rows"] if r["category"] and r["method"] == row["method"]]
+        parts = [r for r in written["rows"] if r["category"] and r["method"] == row["method"]]
         assert [(p["category"], p["prompts"]) for p in parts] == [("writing", 2), ("math", 2)]
         assert (
             sum(p["tokens"] for p in parts) == row["tokens"]
@@ -110,58 +110,57 @@ def test_a_grid_and_what_it_leaves(cli, common):
         .read_text()
         .splitlines()
     )
-    told = [json.loads(line)["choices"][0] for line in method]
-    assert [c["turns"] for c in told] == [
+    answers_of = [json.loads(line)["choices"][0] for line in method]
+    assert [c["turns"] for c in answers_of] == [
         a["choices"][0]["turns"] for a in answers
     ]  # greedy: the same texts
-    rounds = [n for c in told for n in c["accept_lengths"]]
+    rounds = [n for c in answers_of for n in c["accept_lengths"]]
     assert np.mean(rounds) == pytest.approx(whole[1]["block_efficiency"])
-    traces, notices = files.traces(workdir / "trace.jsonl")
+    traces, notices = inputs.read_traces(workdir / "trace.jsonl")
     assert [t["method"] for t in traces] == [row["method"] for row in whole] and not notices
-    said = ["".join(token[0] for one in t["rounds"] for token in one["out"]) for t in traces]
-    assert said[0] == said[1] and said[0].strip().startswith(answers[0]["choices"][0]["turns"][0])
+    texts = ["".join(token[0] for one in t["rounds"] for token in one["out"]) for t in traces]
+    assert texts[0] == texts[1] and texts[0].strip().startswith(
+        answers[0]["choices"][0]["turns"][0]
+    )
     page = (workdir / "report.html").read_text()
     assert "draft_model, gamma 2" in page and "<svg" in page
     assert {path.suffix for path in (workdir / "plots").iterdir()} == {".png", ".svg"}
     assert "accepted draft token" in out and not (workdir / progress.NAME).exists()
 
 
-def test_a_killed_bench_goes_on(cli, common, monkeypatch):
+def test_a_killed_bench_is_resumed(cli, common, monkeypatch):
     plain = [*common, "--config.report=False", "--config.trace_prompts=0", "--config.batch_size=4"]
     ran, real = [], passes.run_pass
 
-    def dying(job, method, *, brief=False):
+    def interrupted(job, method, *, brief=False):
         if not brief:
             if len(ran) == 4:
                 raise KeyboardInterrupt
             ran.append(method and method.name)
         return real(job, method, brief=brief)
 
-    monkeypatch.setattr(passes, "run_pass", dying)
+    monkeypatch.setattr(passes, "run_pass", interrupted)
     status, _, err, workdir = cli(*plain)
-    assert status == 130 and "go on where they were, with the same command" in err
+    assert status == 130 and "the same command resumes training runs and benches" in err
     assert [path.name for path in workdir.iterdir()] == [progress.NAME]
-    assert (
-        len((workdir / progress.NAME).read_text().splitlines()) == 4
-    )  # what of, and three passes; one was for the turns
+    # The fingerprint and three passes; the fourth pass was for the turns of conversations.
+    assert len((workdir / progress.NAME).read_text().splitlines()) == 4
     with (workdir / progress.NAME).open("a") as file:
-        file.write('{"pass": "half a li')
+        file.write('{"pass": "an incomplete li')
     ran.clear()
     status, out, err, _ = cli(*plain)
-    assert (status, err) == (0, "") and "going on after 3 passes" in out
+    assert (status, err) == (0, "") and "resuming after 3 passes" in out
     assert len(ran) == 2  # the first turns of conversations, and the one pass that was missing
     [row] = [row for row in results(workdir)["rows"] if row["category"] is None]
     assert row["tokens"] == 40 and row["lossless"]["passed"] and row["costs_ms"]["verify"] > 0
     assert not (workdir / progress.NAME).exists()
 
 
-def test_another_configuration_begins_anew(tmp_path):
-    from ml_collections import ConfigDict
-
+def test_another_configuration_starts_over(tmp_path):
     model = tmp_path / "model"
     model.mkdir()
     (model / "weights").write_text("1")
-    config = ConfigDict({"target": str(model), "seed": 0})
+    config = {"target": str(model), "seed": 0}
     mark = progress.fingerprint(config, [[1, 2]])
     one = progress.Progress(tmp_path / "work", mark)
     assert not (tmp_path / "work").exists()  # before anything is measured
@@ -169,9 +168,9 @@ def test_another_configuration_begins_anew(tmp_path):
     again = progress.Progress(tmp_path / "work", mark)
     assert again.get("a") == {"x": [1, 2.5]} and len(again) == 1 and again.get("b") is None
     (model / "weights").write_text("22")
-    config.seed = 1
+    config["seed"] = 1
     marks = {mark, progress.fingerprint(config, [[1, 2]])}
-    config.seed = 0
+    config["seed"] = 0
     marks |= {progress.fingerprint(config, [[1, 2]]), progress.fingerprint(config, [[1, 3]])}
     assert len(marks) == 4
     other = progress.Progress(tmp_path / "work", progress.fingerprint(config, [[1, 2]]))
@@ -194,8 +193,8 @@ def test_contexts_and_prompt_sets(cli, target, tmp_path, questions):
     keys += ["--config.report=False", "--config.trace_prompts=0", "--config.drafter.gamma=1"]
     status, _, err, workdir = cli(*keys)
     assert (status, err) == (0, "")
-    found = [row for row in results(workdir)["rows"] if row["category"] is None]
-    assert {(row["prompt_set"], row["context"], row["prompts"]) for row in found} == {
+    written = [row for row in results(workdir)["rows"] if row["category"] is None]
+    assert {(row["prompt_set"], row["context"], row["prompts"]) for row in written} == {
         (f"{tmp_path.name}/question.jsonl", 2, 4),
         (f"{tmp_path.name}/question.jsonl", 5, 3),
         ("more/question.jsonl", 2, 1),
@@ -213,8 +212,10 @@ def test_sets_of_like_names_are_measured_apart(cli, target, tmp_path):
     keys += ["--config.report=False", "--config.drafter.gamma=1"]
     status, _, err, workdir = cli(*keys, f"--config.grid.prompts={files_!r}")
     assert (status, err) == (0, "")
-    found = [(row["prompt_set"], row["prompts"], row["tokens"]) for row in results(workdir)["rows"]]
-    assert found == [("set.v1.txt", 2, 8), ("set.v2.txt", 1, 4)]
+    written = [
+        (row["prompt_set"], row["prompts"], row["tokens"]) for row in results(workdir)["rows"]
+    ]
+    assert written == [("set.v1.txt", 2, 8), ("set.v2.txt", 1, 4)]
     assert len(list((workdir / "answers").iterdir())) == 4 and (workdir / "trace.jsonl").exists()
     status, _, _, _ = cli(*keys, "--config.prompt=def add", "--config.trace_prompts=0")
     assert (
@@ -263,7 +264,7 @@ def test_controlled_acceptance_from_the_command_line(cli, target, draft, questio
     ]
     keys += ["--config.trace_prompts=0"]
     status, _, err, _ = cli(*keys, "--config.grid.temperatures=(0.0,1.0)", workdir=tmp_path / "no")
-    assert status == 2 and "controlled means something at temperature 0 only" in err
+    assert status == 2 and "controlled is for temperature 0 only" in err
     assert not (tmp_path / "no").exists()
     status, _, err, workdir = cli(*keys)
     assert (status, err) == (0, "")
@@ -279,7 +280,7 @@ def test_mistakes(cli, common, tmp_path, questions):
     bad = tmp_path / "bad.jsonl"
     bad.write_text(json.dumps(QUESTIONS[0]) + '\n{"question_id": 2, "category": "x"}\n')
     for keys, message in [
-        (["--config.grid.gammas=(2,2)"], "config.grid.gammas holds a value twice"),
+        (["--config.grid.gammas=(2,2)"], "config.grid.gammas contains a value twice"),
         (
             [
                 "--config.drafter.name=none",
@@ -290,22 +291,22 @@ def test_mistakes(cli, common, tmp_path, questions):
         ),
         (
             ["--config.grid.contexts=(0,)"],
-            "config.grid.contexts has 0; it must be a whole number >= 1",
+            "a context length in config.grid.contexts is 0; it must be a whole number >= 1",
         ),
         (["--config.grid.contexts=(900,)"], "no prompt has 900 tokens; ask for fewer"),
         (["--config.chat=own"], "chat template"),
         (
             ["--config.grid.temperatures=(1.0,1.0000001)"],
-            "config.grid.temperatures holds a value twice",
+            "config.grid.temperatures contains a value twice",
         ),
-        (["--config.grid.batch_sizes=(1,1)"], "config.grid.batch_sizes holds a value twice"),
+        (["--config.grid.batch_sizes=(1,1)"], "config.grid.batch_sizes contains a value twice"),
         (["--config.record=x.jsonl"], "config.record is for mode generate"),
         (["--config.trace_prompts=-1"], "config.trace_prompts is -1"),
         (
             ["--config.mode=generate", "--config.grid.gammas=(1,2)"],
             "mode generate decodes with one method",
         ),
-        (["--config.prompts=~nobody_at_all/x.txt"], "nobody has"),
+        (["--config.prompts=~nobody_at_all/x.txt"], "the name of an unknown user"),
         (["--config.prompts=stdlib", "--config.chat=own"], "config.chat is for files of prompts"),
         (
             ["--config.max_prompt_tokens=-1"],
@@ -329,18 +330,18 @@ def test_generate_answers_every_turn(cli, target, questions):
     ]
     status, out, err, workdir = cli(*keys, "--config.drafter.name=none", "--config.batch_size=2")
     assert (status, err) == (0, "")
-    found = results(workdir)
+    written = results(workdir)
     assert (
-        len(found["texts"]) == 4
-        and found["rows"][0]["prompts"] == 4
-        and found["rows"][0]["tokens"] == 24
+        len(written["texts"]) == 4
+        and written["rows"][0]["prompts"] == 4
+        and written["rows"][0]["tokens"] == 24
     )
     assert (
-        f"def add(a\n\n{found['texts'][0].strip()}\n\nreturn a" in out
+        f"def add(a\n\n{written['texts'][0].strip()}\n\nreturn a" in out
     )  # the second turn follows the first answer
 
 
-def test_a_lossy_rule_is_seen_and_a_lossless_one_that_loses_fails(cli, common, monkeypatch):
+def test_a_failed_lossless_check_gives_exit_status_1(cli, common, monkeypatch):
     monkeypatch.setattr(
         lossless,
         "greedy_identity",
@@ -348,7 +349,7 @@ def test_a_lossy_rule_is_seen_and_a_lossless_one_that_loses_fails(cli, common, m
     )
     quick = ["--config.report=False", "--config.trace_prompts=0", "--config.repeats=1"]
     status, _, err, workdir = cli(*common, *quick)
-    assert status == 1 and "draft_model lost something: 0/4 prompts; see results.json" in err
+    assert status == 1 and "draft_model is not lossless: 0/4 prompts; see results.json" in err
     assert results(workdir)["rows"]
 
 

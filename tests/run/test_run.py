@@ -1,4 +1,4 @@
-"""The command line: what it writes, and that every mistake is one line, exit 2, and nothing written."""
+"""The command line: what it writes; a mistake gives one line and exit 2, and nothing is written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from commandline import BENCH, GENERATE, ROOT, save
 
 from specjax import drafters
 from specjax.errors import UserError
-from specjax.run import command_line, resolve
+from specjax.run import dispatch, resolve
 
 
 def test_generate_writes_text_and_results(cli, target, draft, tmp_path):
@@ -64,7 +64,8 @@ def get_config():
     config = bench.get_config()
     methods = config.grid.methods
     methods.warm = generate.drafter("trie")
-    methods.warm.update({"nodes": 4, "depth": 2, "samples": 4, "warm": True, "memory": 64, "accept": "deterministic"})
+    methods.warm.update({"nodes": 4, "depth": 2, "samples": 4, "warm": True, "memory": 64})
+    methods.warm.accept = "deterministic"
     methods.both = generate.drafter("escalate")
     methods.both.drafters.lookup = generate.drafter("prompt_lookup")
     methods.both.drafters.lookup.update({"gamma": 2, "min_ngram": 2})
@@ -113,15 +114,15 @@ def test_warm_methods_and_methods_made_of_methods(cli, target, draft, tmp_path):
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "configs").glob("*.py")))
 def test_every_configuration_is_one(name):
-    """It loads, names a drafter and a rule that are there with keys that they take, and has every key of its mode."""
+    """It loads, its drafter and rule exist and take its keys, and no key of its mode is missing."""
     config = importlib.import_module(f"configs.{name}").get_config()
     needs = (
-        command_line.NEEDS.get(f"{config.mode} {config.get('objective')}")
-        or command_line.NEEDS[config.mode]
+        dispatch.NEEDS.get(f"{config.mode} {config.get('objective')}")
+        or dispatch.NEEDS[config.mode]
     )
     assert set(needs) <= set(config)
     if config.mode != "train":
-        resolve.check(config)
+        resolve.resolve(config)
 
 
 def test_every_key_of_a_drafter_is_in_the_configuration():
@@ -175,7 +176,7 @@ def test_bench_measures_and_checks(cli, target, draft, tmp_path):
     }
     assert (
         rows[1]["lossless"]["check"] == "law" and rows[1]["lossless"]["passed"] is None
-    )  # 144 tokens say nothing
+    )  # 144 tokens are too few
     assert "draft_model" in out and "accepted draft token" in out
 
 
@@ -211,7 +212,7 @@ MISTAKES = {
     "top_p 2": (["--config.sampling.top_p=2.0"], "top_p is 2; it must be in (0, 1]"),
     "unknown drafter": (
         ["--config.drafter.name=medusa9"],
-        "unknown drafter 'medusa9'; there is bpd",
+        "unknown drafter 'medusa9'; it must be one of bpd",
     ),
     "another mode's configuration": (["--config.mode=bench"], "mode bench needs the key 'grid'"),
     "seed": (["--config.seed=-1"], "config.seed is -1; it must be in 0..4294967295"),
@@ -222,7 +223,7 @@ MISTAKES = {
     ),
     "no corpus": (
         ["--config.prompt=", "--config.prompts=stdlib"],
-        "no corpus lies beside the target",
+        "there is no corpus beside the target",
     ),
     "unknown rule": (["--config.accept=maybe"], "unknown acceptance rule 'maybe'"),
     "gamma 0": (["--config.drafter.gamma=0"], "gamma is 0; it must be a whole number >= 1"),
@@ -236,7 +237,7 @@ MISTAKES = {
     ),
     "key out of range": (
         ["--config.accept=lenient", "--config.accept_keys.lenience=2.0"],
-        "lenience is 2.0; it must be in (0, 1]",
+        "lenience is 2.0; it must be a number in (0, 1]",
     ),
     "no draft model": (["--config.drafter.name=draft_model"], "draft_model needs the key 'model'"),
 }
@@ -244,7 +245,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_one_line(cli, target, name):
-    args, says = MISTAKES[name]
+    args, message = MISTAKES[name]
     status, out, err, workdir = cli(
         GENERATE,
         f"--config.target={target}",
@@ -253,7 +254,7 @@ def test_a_mistake_is_one_line(cli, target, name):
         *args,
     )
     assert status == 2 and out == ""
-    assert says in err and err.startswith("specjax: ") and err.count("\n") == 1
+    assert message in err and err.startswith("specjax: ") and err.count("\n") == 1
     assert not workdir.exists()
 
 
@@ -289,11 +290,11 @@ def test_mistakes_in_files_are_one_line(cli, target, tmp_path):
         ([f"--config.prompts={latin}"], "is not UTF-8"),
         ([f"--config.prompts={void}"], "has no prompts"),
     ]
-    for args, says in cases:
+    for args, message in cases:
         status, out, err, workdir = cli(
             GENERATE, f"--config.target={target}", "--config.max_new_tokens=8", *args
         )
-        assert (status, out) == (2, "") and says in err and err.count("\n") == 1, err
+        assert (status, out) == (2, "") and message in err and err.count("\n") == 1, err
         assert not workdir.exists()
     status, _, err, _ = cli(GENERATE, f"--config.target={target}", prompt, workdir=file / "below")
     assert status == 2 and "is not a writable directory; choose another --workdir" in err
@@ -301,7 +302,7 @@ def test_mistakes_in_files_are_one_line(cli, target, tmp_path):
 
 @pytest.mark.parametrize("text", ["[/b] [bold", "ends in \\\\", ":smile:", "a[dim]b"])
 def test_text_is_printed_as_it_is(cli, target, text):
-    """Nothing in a prompt or an output is taken for markup."""
+    """Markup in a prompt or an output is printed as it is."""
     status, out, err, _ = cli(
         GENERATE,
         f"--config.target={target}",
@@ -321,7 +322,7 @@ def test_a_training_run_is_not_overwritten(cli, target, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "code, says",
+    "code, message",
     [
         ("def get_config(:", "SyntaxError"),
         ("import nothing_of_that_name", "ModuleNotFoundError"),
@@ -332,16 +333,16 @@ def test_a_training_run_is_not_overwritten(cli, target, tmp_path):
         ),
     ],
 )
-def test_a_broken_configuration_is_one_line(cli, tmp_path, code, says):
+def test_a_broken_configuration_is_one_line(cli, tmp_path, code, message):
     (tmp_path / "broken.py").write_text(code)
     status, out, err, workdir = cli(f"--config={tmp_path / 'broken.py'}")
-    assert (status, out) == (2, "") and says in err and err.count("\n") == 1
+    assert (status, out) == (2, "") and message in err and err.count("\n") == 1
     assert not workdir.exists()
 
 
 def test_no_configuration_and_no_such_file():
     """As processes, because this is before any flag is parsed: no traceback, status 2."""
-    for args, says in (
+    for args, message in (
         ([], "no configuration; give --config="),
         (["--config=configs/nope.py"], "configs/nope.py"),
     ):
@@ -352,7 +353,7 @@ def test_no_configuration_and_no_such_file():
             cwd=ROOT,
             check=False,
         )
-        assert done.returncode == 2 and done.stderr.count("\n") == 1 and says in done.stderr
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and message in done.stderr
 
 
 def test_sampled_generation_repeats_with_its_seed(cli, target):
@@ -374,7 +375,7 @@ def test_sampled_generation_repeats_with_its_seed(cli, target):
 
 
 def test_a_rule_for_each_method(cli, target, draft, tmp_path):
-    """Methods of a grid bring their own rules and the keys of these; drafters of trees are configured by flags."""
+    """Methods of a grid have their own rules and keys; tree drafters are configured by flags."""
     prompts = tmp_path / "p.txt"
     prompts.write_text("def add\nreturn a\n")
     (tmp_path / "own.py").write_text(
@@ -407,7 +408,7 @@ def test_a_rule_for_each_method(cli, target, draft, tmp_path):
     rules = {name: (row["accept"], row["class"]) for name, row in rows.items()}
     assert rules == {"dynamic_tree": ("deterministic", "L1"), "lookup": ("lenient", "L3")}
     assert rows["dynamic_tree"]["lossless"]["passed"]
-    for args, says in (
+    for args, message in (
         (["--config.grid.methods.lookup.accept=maybe"], "unknown acceptance rule 'maybe'"),
         (["--config.grid.methods.lookup.accept_keys.top=3"], "lenient does not take the key 'top'"),
         (
@@ -418,12 +419,12 @@ def test_a_rule_for_each_method(cli, target, draft, tmp_path):
         (["--config.accept_keys.top=3"], "chain does not take the key 'top'"),
     ):
         status, out, err, workdir = cli(*own, *args, workdir=tmp_path / "not")
-        assert (status, out) == (2, "") and says in err and err.count("\n") == 1, err
+        assert (status, out) == (2, "") and message in err and err.count("\n") == 1, err
         assert not workdir.exists()
 
 
 def test_trees_by_flags(cli, target, draft):
-    """Tree, siblings and draft models come from the command line; a rule that does not fit is one line."""
+    """Tree, siblings and draft models are set by flags; a rule that does not fit gives one line."""
     common = [
         GENERATE,
         f"--config.target={target}",
@@ -444,12 +445,12 @@ def test_trees_by_flags(cli, target, draft):
         status, _, err, workdir = cli(*common, *keys)
         assert (status, err) == (0, "")
         texts.append(json.loads((workdir / "results.json").read_text())["token_ids"])
-    assert texts[0] == texts[1]  # both say what the target says
+    assert texts[0] == texts[1]  # both say what the target message
     for keys, kind in ((tree, "without_replacement"), (several, "independent")):
         status, out, err, _ = cli(*common, *keys)
         assert (status, out) == (2, "") and err.count("\n") == 1
         assert (
-            "the rule chain takes drafts whose siblings are chain" in err
+            "the rule chain takes drafts with siblings chain" in err
             and f"drafts {kind}; rules for it are" in err
         )
 
@@ -458,11 +459,14 @@ def test_the_configuration_of_trees():
     from configs import trees
 
     for config in (trees.get_config(), trees.get_config("runs/quickstart")):
-        resolve.check(config)
+        resolve.resolve(config)
         chosen = resolve.methods(config)
         assert {label: choice.rule for label, choice in chosen.items()} == {
-            "chain": "chain", "tree": "recursive", "iid_tree": "recursive", "dynamic_tree": "deterministic"
-        }  # fmt: skip
+            "chain": "chain",
+            "tree": "recursive",
+            "iid_tree": "recursive",
+            "dynamic_tree": "deterministic",
+        }
     assert config.target == "runs/quickstart/target" and not config.prepare
 
 
@@ -472,7 +476,7 @@ def test_old_configurations_need_no_accept_keys(target):
 
     config = bench.get_config()
     del config["accept_keys"]
-    resolve.check(config)
+    resolve.resolve(config)
     assert resolve.methods(config)["prompt_lookup"] == (
         {"name": "prompt_lookup"},
         "chain",
@@ -482,14 +486,14 @@ def test_old_configurations_need_no_accept_keys(target):
     config = bench.get_config()
     config.accept, config.accept_keys.top = "tolerance", 3
     config.grid.methods.mine = generate.drafter("prompt_lookup")
-    resolve.check(config)
+    resolve.resolve(config)
     assert resolve.methods(config)["mine"].rule_keys == {"top": 3}
     config.grid.methods.mine.accept = "chain"
     with pytest.raises(
         UserError, match="every method of config.grid.methods has a rule of its own"
     ):
-        resolve.check(config)
+        resolve.resolve(config)
     del config.grid.methods.mine["accept"]
     config.grid.methods.mine.accept_keys = {"top": 2}
     with pytest.raises(UserError, match="method mine has accept_keys and no rule of its own"):
-        resolve.check(config)
+        resolve.resolve(config)

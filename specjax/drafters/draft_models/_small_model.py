@@ -1,8 +1,8 @@
-"""What drafters share that run a small language model: loading it, catching up with the committed text, and its law.
+"""What drafters with a small language model share: loading it, feeding it, its probabilities.
 
-The draft cache holds the committed text without its newest tokens: the pending one, and those that the last round accepted
-and this model never saw (the last draft token; all of them, if another drafter proposed them). Every round begins by feeding
-a block wide enough for them.
+The draft cache holds the committed text without its newest tokens: the pending token, and tokens
+that the last round accepted and this model was never fed (the last draft token, or all of them if
+another drafter proposed them). Each round begins with a block wide enough for these tokens.
 """
 
 from __future__ import annotations
@@ -22,24 +22,29 @@ from specjax.types import LM, Batch, Context, ModelParams, Params
 
 
 def load(target: LM, model: LM | str | os.PathLike, params: Params) -> tuple[LM, Params]:
-    """The draft model and its parameters, of an ``LM`` or of a Hugging Face directory. Raises UserError."""
+    """The draft model and its parameters, from an ``LM`` or a Hugging Face directory.
+
+    Raises UserError for a directory that cannot be loaded, or another vocabulary than the target's.
+    """
     if not isinstance(model, LM):
-        from specjax.models import hf  # only here: the core needs no file formats
+        # Imported here: drafters made from an LM need no file formats.
+        from specjax.models import hf
 
         loaded = hf.load(model)
         model, params = loaded.lm, loaded.params
-    same_vocabulary(target, model)
+    check_vocabulary(target, model)
     return model, params
 
 
-def given(name: str, params: Params) -> Any:
-    """What ``init_params`` returns. Raises UserError if there are no parameters."""
+def init_params(name: str, params: Params, key: Any) -> Params:
+    """``Drafter.init_params``: the parameters of ``make``. Raises UserError for None."""
+    del key
     if params is None:
         raise UserError(f"{name} was made from an LM without params; give params=, or a directory")
     return params
 
 
-def begin(model: LM, params: Params, context: Context, slots: int) -> Any:
+def prefill(model: LM, params: Params, context: Context, slots: int) -> Any:
     """The cache of the prompt without its pending token, in a buffer of ``slots``."""
     cache = model.init_cache(context.tokens.shape[0], slots)
     return decode.feed(model, params, context.tokens[:, :-1], context.length - 1, cache)[1]
@@ -48,12 +53,13 @@ def begin(model: LM, params: Params, context: Context, slots: int) -> Any:
 def catch_up(
     model: LM, params: Params, context: Context, cache: Any, width: int, gaps: bool = False
 ) -> tuple[jax.Array, Any]:
-    """Feeds the committed tokens that the cache lacks, 1 to ``width`` of them, and commits all but the pending one.
+    """Feeds the committed tokens that the cache lacks and commits all but the pending one.
 
-    With ``gaps`` it may lack any number, and is fed ``width`` at a time.
+    The cache lacks 1 to ``width`` tokens. With ``gaps`` it may lack any number, and ``width`` are
+    fed at a time.
 
-    Returns the logits f32[B,V] after the pending token, and the cache: the pending token is written at ``cache.length``, as
-    the root of the block that follows.
+    Returns the logits f32[B,V] after the pending token, and the cache: the pending token is written
+    at ``cache.length``, as the root of the block that follows.
     """
     if gaps:
 
@@ -76,13 +82,12 @@ def _feed(
     cache: Any,
     width: int,
     left: jax.Array | None = None,
-):
-    """One block of ``catch_up``; rows ``left`` bool[B] have more to come after it."""
+) -> tuple[jax.Array, Any]:
+    """One block of ``catch_up``; rows with ``left`` bool[B] need another block after it."""
     slots = cache.length[:, None] + jnp.arange(width)
     block = jnp.take_along_axis(context.tokens, slots, axis=1, mode="clip")
-    missing = (
-        context.length - cache.length
-    )  # a finished row may miss none; its draft nobody looks at
+    # May be 0 in a finished row, whose draft is not used.
+    missing = context.length - cache.length
     out, cache = model.apply(params, block, cache)
     last = jnp.clip(missing - 1, 0, width - 1)
     cache = model.commit(cache, last if left is None else jnp.where(left, width, last))
@@ -90,40 +95,40 @@ def _feed(
 
 
 def foresee(
-    target: LM, model: LM, params: ModelParams, batch: Batch, sampling_: Sampling, depth: int
+    target: LM, model: LM, depth: int, params: ModelParams, batch: Batch, sampling_: Sampling
 ) -> jax.Array:
-    """f32[B,T,depth]: ``Training.foresee`` of a chain drawn from the model's laws."""
+    """f32[B,T,depth]: ``Training.foresee`` of a chain drawn from the model's probabilities."""
     tokens = batch.tokens
-    logits, theirs = (
+    logits, target_logits = (
         forward(m, p, tokens[:, :-1]).logits
         for m, p in ((model, params.draft), (target, params.target))
     )
-    return ahead(_foresee.kept(logits, theirs, tokens[:, 1:], sampling_), depth, 0)
+    accepted = _foresee.accept_probs(logits, target_logits, tokens[:, 1:], sampling_)
+    return by_depth(accepted, depth, 0)
 
 
-def ranks(model: LM, params: ModelParams, batch: Batch, depth: int) -> jax.Array:
-    """i32[B,T,depth]: ``Training.ranks``; the model reads the text itself, so all depths are alike."""
-    return ahead(
-        _foresee.rank(
-            forward(model, params.draft, batch.tokens[:, :-1]).logits, batch.tokens[:, 1:]
-        ),
-        depth,
-        -1,
-    )
+def ranks(model: LM, depth: int, params: ModelParams, batch: Batch) -> jax.Array:
+    """i32[B,T,depth]: ``Training.ranks``; the model reads the text, so depths differ by a shift."""
+    logits = forward(model, params.draft, batch.tokens[:, :-1]).logits
+    return by_depth(_foresee.rank(logits, batch.tokens[:, 1:]), depth, -1)
 
 
-def ahead(values: jax.Array, depth: int, beyond: float) -> jax.Array:
-    """values [B,T] of the token after each place -> [B,T,depth] of the one after it, of the next, ...; ``beyond`` the end."""
+def by_depth(values: jax.Array, depth: int, beyond: float) -> jax.Array:
+    """[B,T] values of the token after each position -> [B,T,depth], of the next ``depth`` tokens.
+
+    ``beyond`` is the value after the end of the text.
+    """
     padded = jnp.pad(values, ((0, 0), (0, depth)), constant_values=beyond)
     return jnp.stack([padded[:, d : d + values.shape[1]] for d in range(depth)], -1)
 
 
-def probs(model: LM, params: Params, context: Context) -> jax.Array:
-    """f32[B,S,V]: what the model would draw from after each prefix (``Drafter.probs``)."""
-    return sampling.to_probs(forward(model, params, context.tokens).logits, context.sampling)
+def probs(model: LM, params: ModelParams, context: Context) -> jax.Array:
+    """f32[B,S,V]: ``Drafter.probs``, what the model would draw from after each prefix."""
+    logits = forward(model, params.draft, context.tokens).logits
+    return sampling.to_probs(logits, context.sampling)
 
 
-def same_vocabulary(target: LM, draft: LM) -> None:
+def check_vocabulary(target: LM, draft: LM) -> None:
     """Raises UserError unless both models have the same tokens."""
     if target.vocab_size != draft.vocab_size:
         raise UserError(

@@ -1,26 +1,31 @@
-"""Heads along a text: what they are trained by, and how well they would have guessed what the text says.
-
-Position s of the T features guesses, at depth d from 0, tokens[s+2+d]: tokens[s+1] is the pending token, drawn from f[s].
-"""
+"""The loss that heads are trained with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from specjax import sampling
 from specjax.checks import number, one_of
+from specjax.drafters.heads import _text
+from specjax.drafters.heads._family import Heads
 from specjax.errors import UserError
-from specjax.models import lm
-from specjax.types import LM, Batch, ModelParams, Output
-
-if TYPE_CHECKING:
-    from specjax.drafters.heads._shared import Heads
+from specjax.types import LM, Batch, ModelParams
 
 SLOTS = ("all", "one")
+
+
+class _Labels(NamedTuple):
+    """What the logits of every depth are compared with."""
+
+    batch: Batch
+    teachers: jax.Array  # f[B,T,V] the target's logits, constants
+    first: jax.Array  # f32[] number of labels of the first depth, at least 1
+    ce: float  # weight of the cross-entropy
+    teacher: float  # weight of KL(target || head)
 
 
 def loss(
@@ -36,101 +41,75 @@ def loss(
     decay: float = 1.0,
     slots: str = "all",
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Sum over depths d of decay^d (ce * cross-entropy with the text + teacher * KL(target || head)), per labelled position.
+    """Loss f32[] per labelled position, and metrics.
 
-    Every depth is divided by the number of labels of the first, so that micro-batches add up. ``slots`` "one" draws a single
-    depth a batch, uniformly: the mean over depths in expectation, in the memory of one head (Stern et al. 2018, 1811.03115,
-    section 6). The metrics ``agreement_<d>``, d from 1, say how often a head prefers the token that the target does. The
-    target's own logits are constants; its features are not, if somebody differentiates ``target_params``. Raises UserError for
-    weights out of range.
+    The sum over depths d of decay^d (ce * cross-entropy with the text + teacher * KL(target ||
+    head)). Every depth is divided by the number of labels of the first, so that micro-batches add
+    up. ``slots`` "one" draws one depth per batch, uniformly: in expectation the mean over depths,
+    in the memory of one head (Stern et al. 2018, 1811.03115, section 6).
+
+    The metrics ``agreement_<d>``, d from 1, are how often a head prefers the same token as the
+    target. The target's logits are constants; its features are not, for a caller that
+    differentiates ``target_params``.
+
+    Raises:
+        UserError: weights out of range, a batch of fewer than 3 tokens.
     """
-    for name, value in (("ce", ce), ("teacher", teacher), ("decay", decay)):
-        number(f"loss.{name}", value, ">= 0", lambda x: x >= 0)
-    one_of("loss.slots", slots, SLOTS)
-    if not ce and not teacher:
-        raise UserError("loss.ce and loss.teacher are both 0; there is nothing to learn from")
-    if slots == "one" and not heads.independent:
-        raise UserError(
-            f"each head of {heads.name} goes on from the one before; loss.slots must be 'all'"
-        )
-    if batch.tokens.shape[1] < 3:
-        raise UserError("heads look two tokens ahead at least; raise train.length to 2 or more")
+    _check(heads, batch, ce, teacher, decay, slots)
     pair = ModelParams(target_params, params)
-    out, state = begin(heads, target, pair, batch)
+    out, state = _text.begin(heads, target, pair, batch)
     teachers = jax.lax.stop_gradient(out.logits)
-    labels = _label(batch, 2)[1].sum()
-    first, weight = (
-        jnp.maximum(labels, 1),
-        labels.astype(jnp.float32),
-    )  # of a part without labels: 0
-    size = out.hidden.shape[1]
-
-    def term(pair, state, depth):
-        logits, state = heads.step(pair, state, depth, _ahead(batch.tokens, depth + 1, size))
-        labels, counted = _label(batch, depth + 2)
-        theirs = _ahead(teachers, depth + 1, size)
-        log_probs = jax.nn.log_softmax(logits)
-        value = jnp.zeros(labels.shape, logits.dtype)
-        if ce:
-            value -= ce * jnp.take_along_axis(log_probs, labels[..., None], -1)[..., 0]
-        if teacher:
-            law = jax.nn.log_softmax(theirs)
-            value += teacher * jnp.where(
-                jnp.isneginf(law), 0, jnp.exp(law) * (law - log_probs)
-            ).sum(-1)
-        same = counted & (sampling.argmax(logits) == sampling.argmax(theirs))
-        agreement = same.sum() / jnp.maximum(counted.sum(), 1)
-        return jnp.where(counted, value, 0).sum() / first, agreement, state
-
+    count = _text.label(batch, 2)[1].sum()
+    # ``weight`` is 0 for a micro-batch without labels.
+    first, weight = jnp.maximum(count, 1), count.astype(jnp.float32)
+    term = functools.partial(_term, heads, _Labels(batch, teachers, first, ce, teacher))
     if slots == "one":
         depth = jax.random.randint(key, (), 0, heads.depth)
         value, _, _ = jax.checkpoint(term)(pair, state, depth)
         return decay**depth * value, {"weight": weight}
     total, metrics = jnp.zeros(()), {}
     for depth in range(heads.depth):
-        # The logits of one depth at a time.
-        # The logits of one depth at a time are kept, and computed again when their turn comes in the backward pass.
+        # The logits of one depth at a time: the backward pass computes them again.
         value, agreement, state = jax.checkpoint(term, static_argnums=2)(pair, state, depth)
         total += decay**depth * value
         metrics[f"agreement_{depth + 1}"] = agreement
     return total, {**metrics, "weight": weight}
 
 
-def begin(heads: Heads, target: LM, params: ModelParams, batch: Batch) -> tuple[Output, Any]:
-    """What the target says along the text, and the state that every feature's heads begin with."""
-    segments = None if batch.segments is None else batch.segments[:, :-1]
-    out = lm.forward(target, params.target, batch.tokens[:, :-1], segments)
-    features = out.hidden
-    if heads.prefix is not None:
-        cache = heads.prefix.init_cache(*features.shape[:2])
-        features, _ = heads.prefix.apply(
-            params, features, cache, None if segments is None else lm.documents(segments)
+def _check(heads: Heads, batch: Batch, ce: float, teacher: float, decay: float, slots: str) -> None:
+    for name, value in (("ce", ce), ("teacher", teacher), ("decay", decay)):
+        number(f"loss.{name}", value, ">= 0", lambda x: x >= 0)
+    one_of("loss.slots", slots, SLOTS)
+    if not ce and not teacher:
+        raise UserError("loss.ce and loss.teacher are both 0; make one of them positive")
+    if slots == "one" and not heads.independent:
+        raise UserError(
+            f"each head of {heads.name} continues from the head before it; loss.slots must be 'all'"
         )
-    return out, heads.begin(params, features)
+    if batch.tokens.shape[1] < 3:
+        raise UserError("heads predict at least two tokens ahead; raise train.length to 2 or more")
 
 
-def along(
-    heads: Heads, target: LM, params: ModelParams, batch: Batch, depth: int
-) -> Iterator[tuple[jax.Array, jax.Array, jax.Array]]:
-    """For each depth: labels i32[B,T], the head's logits f[B,T,V], the target's; entry s belongs to feature s."""
-    out, state = begin(heads, target, params, batch)
-    size = out.hidden.shape[1]
-    for d in range(depth):
-        logits, state = heads.step(params, state, d, _ahead(batch.tokens, d + 1, size))
-        yield _label(batch, d + 2)[0], logits, _ahead(out.logits, d + 1, size)
-
-
-def _ahead(x: jax.Array, by: Any, size: int) -> jax.Array:
-    """x[:, s + by] for s below ``size``; beyond the end, the last one (no label is counted there)."""
-    return jnp.take(x, jnp.minimum(jnp.arange(size) + by, x.shape[1] - 1), axis=1)
-
-
-def _label(batch: Batch, by: Any) -> tuple[jax.Array, jax.Array]:
-    """Label i32[B,T] of each feature ``by`` tokens ahead, and whether it is one: inside the text and the document."""
-    size = batch.tokens.shape[1] - 1
-    counted = jnp.broadcast_to(jnp.arange(size) + by <= size, (batch.tokens.shape[0], size))
-    if batch.labelled is not None:
-        counted &= _ahead(batch.labelled, by, size)
-    if batch.segments is not None:
-        counted &= _ahead(batch.segments, by, size) == batch.segments[:, :-1]
-    return _ahead(batch.tokens, by, size), counted
+def _term(
+    heads: Heads, labels: _Labels, pair: ModelParams, state: Any, depth: Any
+) -> tuple[jax.Array, jax.Array, Any]:
+    """(loss of one depth, agreement with the target, state of the next depth)."""
+    batch, teachers, first, ce, teacher = labels
+    size = teachers.shape[1]
+    logits, state = heads.step(pair, state, depth, _text.ahead(batch.tokens, depth + 1, size))
+    tokens, counted = _text.label(batch, depth + 2)
+    target_logits = _text.ahead(teachers, depth + 1, size)
+    log_probs = jax.nn.log_softmax(logits)
+    value = jnp.zeros(tokens.shape, logits.dtype)
+    if ce:
+        value -= ce * jnp.take_along_axis(log_probs, tokens[..., None], -1)[..., 0]
+    if teacher:
+        target_log_probs = jax.nn.log_softmax(target_logits)
+        value += teacher * jnp.where(
+            jnp.isneginf(target_log_probs),
+            0,
+            jnp.exp(target_log_probs) * (target_log_probs - log_probs),
+        ).sum(-1)
+    same = counted & (sampling.argmax(logits) == sampling.argmax(target_logits))
+    agreement = same.sum() / jnp.maximum(counted.sum(), 1)
+    return jnp.where(counted, value, 0).sum() / first, agreement, state

@@ -1,7 +1,7 @@
-"""One more decoder layer over the target's features, in the place of embeddings, with a cache of its own (Hydra++).
+"""A decoder layer over the target's features, in the place of embeddings, with its own cache.
 
-The feature of the token at position t sits at rotary position t. Parameters are those of a layer of ``models.transformer`` and,
-under "norm", of the norm behind it.
+For Hydra++. The feature of the token at position t has rotary position t. Parameters are those of a
+layer of ``models.transformer`` and, under "norm", of the norm behind it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,24 @@ from specjax import tree
 from specjax.errors import UserError
 from specjax.models.hf_config import _value
 from specjax.models.transformer import Block, Norm, TransformerConfig, rope_frequencies
-from specjax.types import Params
+from specjax.types import ModelParams, Params
 
-THETA, EPS = 10000.0, 1e-6  # of transformers' Llama, where a config.json is silent
-WIDEST = 64  # of the attention heads of a new layer
-CHUNK = 256  # features of a prompt that attend at once, as the target's own prefill has it
+# Defaults of transformers' Llama for what config.json leaves out.
+THETA, EPS = 10000.0, 1e-6
+# Largest width of an attention head of a new layer.
+WIDEST = 64
+# Features of a prompt that are fed at once, as in the target's own prefill.
+CHUNK = 256
+_NOT_LLAMA = (
+    "the prefix layer of these heads is not a Llama layer and its norm; no other can be read"
+)
 
 
 class Prefix(NamedTuple):
-    """A causal map of all features so far, with a cache of its own (Hydra++).
+    """A causal map of all features so far, with its own cache (Hydra++).
 
-    ``init_cache(batch, slots)``; ``apply(params, features [B,T,E], cache, parents) -> ([B,T,E], cache)`` writes and does not
-    advance; ``commit(cache, count[B])`` does.
+    ``init_cache(batch, slots)`` gives an empty cache. ``apply(params, features [B,T,E], cache,
+    parents) -> ([B,T,E], cache)`` writes and does not advance; ``commit(cache, count[B])`` does.
     """
 
     init_cache: Callable[[int, int], Any]
@@ -48,68 +54,76 @@ class Layer(Block):
 
 
 def new(width: int, head_dim: int = 0) -> TransformerConfig:
-    """The shape of a new layer: Llama's, with as many key heads as query heads, ``head_dim`` wide (0: as fits the width)."""
+    """The shape of a new layer: Llama's, with as many key heads as query heads.
+
+    ``head_dim`` 0 takes the largest even divisor of the width up to ``WIDEST``, or 2.
+    """
     head_dim = head_dim or max((d for d in range(2, WIDEST + 1, 2) if width % d == 0), default=2)
     heads = max(width // head_dim, 1)
-    return _config(
-        width, head_dim, heads, heads, 8 * -(-width // 3)
-    )  # 8/3 of the width, as Llama's
+    # 8/3 of the width, rounded up, is Llama's inner width.
+    return _config(width, head_dim, heads, heads, 8 * -(-width // 3))
 
 
 def stored(params: Params, config: dict[str, Any], head_dim: int = 0) -> TransformerConfig:
-    """The shape of a layer that there is: sizes from its tensors, the rest from config.json or ``head_dim``.
+    """The shape of an existing layer: sizes from its tensors, the rest from config.json.
 
-    Raises UserError for tensors of another kind of layer, and where nothing says how wide its attention heads are.
+    ``head_dim`` is for files whose config.json does not hold it.
+
+    Raises:
+        UserError: tensors of another kind of layer, an unknown or wrong width of attention heads.
     """
     if not {"norm", "attention", "mlp"} <= params.keys() or "gate" not in params["mlp"]:
-        raise UserError(
-            "the prefix layer of these heads is not a Llama layer and its norm; no other can be read"
-        )
+        raise UserError(_NOT_LLAMA)
     width = params["norm"]["scale"].shape[0]
     queries, keys = (params["attention"][name]["kernel"].shape[1] for name in ("q", "k"))
-    told = head_dim
-    if config.get("head_dim") or config.get("num_attention_heads"):
-        told = _value(
-            config, "head_dim", int, queries // _value(config, "num_attention_heads", int, 1)
-        )
-    if head_dim not in (0, told):
-        raise UserError(
-            f"head_dim is {head_dim}, and the heads in the files have {told}; leave it out"
-        )
-    if not told:
-        raise UserError(
-            "these heads do not say how wide an attention head of their prefix layer is; give head_dim"
-        )
-    if queries % told or keys % told or queries % keys:
-        raise UserError(
-            f"head_dim is {told}, and the prefix layer has queries of {queries} and keys of {keys} altogether"
-        )
-    found = dataclasses.replace(
-        _config(width, told, queries // told, keys // told, params["mlp"]["up"]["kernel"].shape[1]),
+    head_dim = _head_dim(config, head_dim, queries, keys)
+    inner = params["mlp"]["up"]["kernel"].shape[1]
+    result = dataclasses.replace(
+        _config(width, head_dim, queries // head_dim, keys // head_dim, inner),
         rope_theta=_value(config, "rope_theta", float, THETA),
         norm_eps=_value(config, "rms_norm_eps", float, EPS),
         attention_bias="bias" in params["attention"]["q"],
         mlp_bias="bias" in params["mlp"]["up"],
     )
-    right = nnx.to_pure_dict(_abstract(found, jnp.dtype(jnp.float32))[1])
+    right = nnx.to_pure_dict(_abstract(result, jnp.dtype(jnp.float32))[1])
     if jax.tree.map(jnp.shape, right) != jax.tree.map(jnp.shape, params):
+        raise UserError(_NOT_LLAMA)
+    return result
+
+
+def _head_dim(config: dict[str, Any], asked: int, queries: int, keys: int) -> int:
+    """The width of an attention head; ``queries`` and ``keys`` are the widths of all heads."""
+    head_dim = asked
+    if config.get("head_dim") or config.get("num_attention_heads"):
+        default = queries // _value(config, "num_attention_heads", int, 1)
+        head_dim = _value(config, "head_dim", int, default)
+    if asked not in (0, head_dim):
         raise UserError(
-            "the prefix layer of these heads is not a Llama layer and its norm; no other can be read"
+            f"head_dim is {asked}, and the heads in the files have {head_dim}; leave it out"
         )
-    return found
+    if not head_dim:
+        raise UserError(
+            "the files do not hold the width of the prefix layer's attention heads; give head_dim"
+        )
+    if queries % head_dim or keys % head_dim or queries % keys:
+        raise UserError(
+            f"head_dim is {head_dim}, and the prefix layer has queries of {queries} and keys of "
+            f"{keys} in total; both must be multiples of head_dim, and queries of keys"
+        )
+    return head_dim
 
 
-def facts(config: TransformerConfig) -> dict[str, Any]:
-    """What config.json must say of a layer, for its tensors do not."""
-    return {
-        "head_dim": config.head_dim,
-        "rope_theta": config.rope_theta,
-        "rms_norm_eps": config.norm_eps,
-    }
+def facts(config: TransformerConfig) -> tuple[tuple[str, Any], ...]:
+    """What config.json must hold about a layer besides its tensors."""
+    return (
+        ("head_dim", config.head_dim),
+        ("rms_norm_eps", config.norm_eps),
+        ("rope_theta", config.rope_theta),
+    )
 
 
 def start(config: TransformerConfig, key: jax.Array) -> Params:
-    """Fresh parameters. Both residual branches end in zeros: the layer begins as the norm of the feature."""
+    """New parameters. Both residual branches end in zeros: the layer begins as its norm alone."""
     layer = Layer(config, jnp.float32, nnx.Rngs(key))
     params = nnx.to_pure_dict(nnx.state(layer))
     for module, name in (("attention", "o"), ("mlp", "down")):
@@ -117,37 +131,47 @@ def start(config: TransformerConfig, key: jax.Array) -> Params:
     return params
 
 
-def build(config: TransformerConfig, dtype=jnp.float32) -> Prefix:
+def build(config: TransformerConfig, dtype: Any = jnp.float32) -> Prefix:
     """The layer as a map of features; ``dtype`` is that of its cache."""
+    return Prefix(
+        functools.partial(_init_cache, config, dtype), functools.partial(_apply, config), kv.commit
+    )
 
-    def init_cache(batch: int, slots: int) -> kv.KVCache:
-        return kv.zeros(1, batch, config.num_kv_heads, slots, config.head_dim, dtype)
 
-    def apply(params, features, cache, parents):
-        params = params.draft["prefix"]
-        graph, state = _abstract(config, jnp.dtype(params["norm"]["scale"].dtype))
-        state = jax.tree.map(
-            lambda x: x, state
-        )  # a state built anew: tracers must not get into the cached one
-        nnx.replace_by_pure_dict(state, params)
-        layer, (batch, size, _) = nnx.merge(graph, state), features.shape
-        position = cache.length[:, None] + tree.depths(parents, batch, size)
-        angle = position[..., None].astype(jnp.float32) * rope_frequencies(config)
-        mask = tree.visible(cache.length, size, cache.k[0].shape[2], parents)
-        x = features.astype(layer.norm.scale.dtype)
-        start = cache.length.astype(
-            jnp.result_type(int)
-        )  # where laws are enumerated, in 64 bits, indices must agree
-        x, k, v = layer(x, angle, mask, cache.k[0], cache.v[0], start)
-        return layer.norm(x).astype(features.dtype), cache.replace(k=(k,), v=(v,))
+def _init_cache(config: TransformerConfig, dtype: Any, batch: int, slots: int) -> kv.KVCache:
+    return kv.zeros(1, batch, config.num_kv_heads, slots, config.head_dim, dtype)
 
-    return Prefix(init_cache, apply, kv.commit)
+
+def _apply(
+    config: TransformerConfig,
+    params: ModelParams,
+    features: jax.Array,
+    cache: kv.KVCache,
+    parents: jax.Array | None,
+) -> tuple[jax.Array, kv.KVCache]:
+    own = params.draft["prefix"]
+    graph, state = _abstract(config, jnp.dtype(own["norm"]["scale"].dtype))
+    # A copy: tracers must not be written into the cached state.
+    state = jax.tree.map(lambda x: x, state)
+    nnx.replace_by_pure_dict(state, own)
+    layer, (batch, size, _) = nnx.merge(graph, state), features.shape
+    position = cache.length[:, None] + tree.depths(parents, batch, size)
+    angle = position[..., None].astype(jnp.float32) * rope_frequencies(config)
+    mask = tree.visible(cache.length, size, cache.k[0].shape[2], parents)
+    x = features.astype(layer.norm.scale.dtype)
+    # With 64-bit types enabled (exactness tests), all indices of an update must have one type.
+    start = cache.length.astype(jnp.result_type(int))
+    x, k, v = layer(x, angle, mask, cache.k[0], cache.v[0], start)
+    return layer.norm(x).astype(features.dtype), cache.replace(k=(k,), v=(v,))
 
 
 def feed(
     prefix: Prefix, params: Any, features: jax.Array, count: jax.Array, cache: Any
 ) -> tuple[jax.Array, Any]:
-    """The first count[b] features of [B,T,E] through an empty cache, some at a time: what it makes of all T, and the cache."""
+    """Feeds the first count[b] features of [B,T,E] to an empty cache, ``CHUNK`` at a time.
+
+    Returns the outputs [B,T,E] and the cache.
+    """
     batch, size, width = features.shape
 
     def block(cache, piece, start):
@@ -170,7 +194,7 @@ def feed(
 def _config(width: int, head_dim: int, heads: int, kv_heads: int, inner: int) -> TransformerConfig:
     if head_dim % 2:
         raise UserError(f"head_dim is {head_dim}; rotary positions need an even number")
-    # No vocabulary and no end of positions: the layer has neither embeddings nor a table of positions.
+    # Vocabulary and largest position are 0: the layer has no embeddings and no table of positions.
     return TransformerConfig(
         "llama", 0, width, inner, 1, heads, kv_heads, head_dim, 0, norm_eps=EPS, rope_theta=THETA
     )

@@ -1,143 +1,167 @@
-"""Hydra: heads in a row, each of which also reads the tokens drafted before it. L1 with the rules below.
+"""Hydra: sequential heads, each of which also reads the tokens drafted before its depth.
 
-Ankner et al. 2024 (2402.05109), card 4. The head of depth d, from 0, makes of x = [s, e(pending), e(x_1), ..., e(x_d)], e being
-the target's own embedding, R x + SiLU(W x + b); residual blocks and a vocabulary map with a bias follow. s is the target's last
-feature; with ``prefix`` (Hydra++) it is what one more decoder layer makes of all features so far.
+Ankner et al. 2024 (2402.05109). The head of depth d, from 0, maps x = [s, e(pending), e(x_1), ...,
+e(x_d)], where e is the target's own embedding, to R x + SiLU(W x + b); residual blocks and a
+vocabulary map with a bias follow. s is the target's last feature; with ``prefix`` (Hydra++) it is
+the output of one more decoder layer over all features so far.
 
-Rules and laws are those of ``medusa``. Sampled drafts have a law that depends on the path, so siblings of "iid" and
-"without_replacement" are worth more here than there. The dropout of the authors' training (0.2, Hydra++) is left out.
+Rules and lossless classes are those of ``medusa``. A sampled draft token has probabilities that
+depend on its path, so siblings "iid" and "without_replacement" are accepted more often than with
+``medusa``. The dropout of the authors' training (0.2, Hydra++) is left out.
 """
 
 from __future__ import annotations
 
-import os
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from specjax.checks import whole, yes_or_no
-from specjax.drafters.heads import _prefix, _shared
+from specjax.drafters._keys import HeadKeys
+from specjax.drafters.heads import _drafter, _family, _given, _prefix
+from specjax.drafters.heads._given import Given
 from specjax.errors import UserError
-from specjax.topology.shapes import Topology
-from specjax.types import LM, Drafter, Params
+from specjax.models.transformer import TransformerConfig
+from specjax.types import LM, Drafter, ModelParams, Params
 
-HEADS, LAYERS, LAYERS_AFTER_PREFIX = 4, 1, 4  # as the authors have them
+SHARED = HeadKeys
+# The authors' values.
+HEADS, LAYERS, LAYERS_AFTER_PREFIX = 4, 1, 4
 
 
 def make(
-    target: LM,
-    *,
-    model: str | os.PathLike | None = None,
-    tree: Topology | str = "",
-    nodes: int = 0,
-    search: str = "optimal",
-    siblings: str = "top_k",
-    heads: int = 0,
-    layers: int = 0,
-    prefix: bool = False,
-    head_dim: int = 0,
-    params: Params = None,
-    dtype: Any = None,
+    target: LM, *, layers: int = 0, prefix: bool = False, head_dim: int = 0, **shared: Any
 ) -> Drafter:
     """Drafts with Hydra heads.
 
     Args:
-        target: the model that the heads read.
-        model: a directory of heads, trained here or released (hydra_lm_head.pt or .safetensors).
-        tree, nodes, search, siblings: the shape of a draft, see ``_heads.build``; default: the chain of all heads.
-        heads, layers: how many heads, of how many blocks each; 0: as in the files, for new ones 4 and 1 (Hydra++: 4 and 4).
-        prefix: Hydra++, one decoder layer before the heads; in files there is one or there is none.
-        head_dim: width of that layer's attention heads; 0: as in the files, for a new one the largest that fits.
-        params: the heads' parameters, instead of ``model``.
-        dtype: in which ``model`` is read; None: float32 on CPUs, bfloat16 elsewhere (to train on, read float32).
+        target: the model whose features the heads read.
+        layers: blocks of each head; 0: as in the files, or for new heads 1 (Hydra++: 4).
+        prefix: Hydra++, one decoder layer before the heads; files have their own answer.
+        head_dim: width of that layer's attention heads; 0: as in the files, or the largest that
+            fits a new layer.
+        shared: the keys of ``HeadKeys``; ``heads`` is 4 for new heads, and ``model`` may be
+            released heads (hydra_lm_head.pt or .safetensors).
 
     Raises:
-        UserError: files that are none or of another target, other numbers than in the files, a tree that does not fit.
+        UserError: files without heads or of another target, sizes that differ from the files, a
+            tree that does not fit.
     """
-    whole("heads", heads, 0)
+    keys = HeadKeys(**shared)
     whole("layers", layers, 0)
     whole("head_dim", head_dim, 0)
     yes_or_no("prefix", prefix)
-    width, embed, _ = _shared.ends("hydra", target)
-    params, config = _shared.load("hydra", target, model, params, dtype)
-    if config.get("hidden_state_offset"):
+    given = _given.read("hydra", target, keys)
+    offset = given.config.get("hidden_state_offset")
+    if offset:
         raise UserError(
-            f"hidden_state_offset is {config['hidden_state_offset']!r}; only heads on the last feature are read"
+            f"hidden_state_offset is {offset!r}; only heads on the last feature can be read"
         )
+    shape = _prefix_shape(given, prefix, head_dim)
+    default = LAYERS if shape is None else LAYERS_AFTER_PREFIX
+    heads, layers = _given.sizes(
+        _stored_sizes(given.params), heads=(keys.heads, HEADS), layers=(layers, default)
+    )
+    family = _family.Heads(
+        name="hydra",
+        depth=heads,
+        begin=_begin,
+        step=functools.partial(_step, given.ends.embed, layers),
+        start=functools.partial(_start, target, heads, layers, shape),
+        prefix=None if shape is None else _prefix.build(shape, _prefix_dtype(given.params)),
+        facts=() if shape is None else _prefix.facts(shape),
+    )
+    return _drafter.build(target, family, keys, given)
+
+
+def _stored_sizes(params: Params) -> tuple[int, int] | None:
+    """(heads, layers)"""
+    if params is None:
+        return None
+    blocks = params["mlp"]["0"].get("blocks")
+    return len(params["mlp"]), 1 if blocks is None else 1 + blocks["bias"].shape[0]
+
+
+def _prefix_shape(given: Given, prefix: bool, head_dim: int) -> TransformerConfig | None:
+    """The shape of the prefix layer, or None. Raises UserError."""
+    params = given.params
     if params is not None:
-        blocks = params["mlp"]["0"].get("blocks")
-        depth = 1 if blocks is None else 1 + blocks["bias"].shape[0]
-        heads, layers = _shared.as_stored(heads=(heads, len(params["mlp"])), layers=(layers, depth))
         if prefix and "prefix" not in params:
             raise UserError(
-                "prefix is asked for, and the heads in the files have no prefix layer; leave it out"
+                "prefix is set, and the heads in the files have no prefix layer; leave it out"
             )
         prefix = "prefix" in params
-    if head_dim and not prefix:
-        raise UserError(
-            f"head_dim is {head_dim} and belongs to a prefix layer; leave it out, or ask for prefix"
-        )
-    heads, layers = heads or HEADS, layers or (LAYERS_AFTER_PREFIX if prefix else LAYERS)
-    shape = layer = None
-    if prefix:
-        old = None if params is None else params["prefix"]
-        shape = (
-            _prefix.new(width, head_dim) if old is None else _prefix.stored(old, config, head_dim)
-        )
-        layer = _prefix.build(shape, jnp.float32 if old is None else old["norm"]["scale"].dtype)
-
-    def begin(params, feature):
-        return (feature,)
-
-    def step(params, path, depth, tokens):
-        path = (*path, embed(params.target, tokens))
-        head, read = params.draft["mlp"][str(depth)], jnp.concatenate(path, -1)
-        hidden = _linear(head["skip"], read) + jax.nn.silu(_linear(head["in"], read))
-        for layer in range(layers - 1):
-            hidden = hidden + jax.nn.silu(
-                _linear(jax.tree.map(lambda x, i=layer: x[i], head["blocks"]), hidden)
+    if not prefix:
+        if head_dim:
+            raise UserError(
+                f"head_dim is {head_dim} and belongs to a prefix layer; leave it out, or set prefix"
             )
-        last = jax.tree.map(lambda x: x[depth], params.draft["head"])
-        return _shared.logits(_linear(last, hidden)), path
+        return None
+    if params is None:
+        return _prefix.new(given.ends.width, head_dim)
+    return _prefix.stored(params["prefix"], given.config, head_dim)
 
-    def start(target_params, key):
-        kernel = _shared.output_kernel(target, target_params)
-        size, vocab = kernel.shape
-        mlp = {}
-        for head in range(heads):
-            read = (head + 2) * size
-            # W is zero, as the authors have it. R copies s and takes no notice of the embeddings, so that a head begins as the
-            # target's own map of the feature and not as noise.
-            skip = jnp.eye(read, size)
-            mlp[str(head)] = {
-                "in": _zeros(read, size),
-                "skip": {"kernel": skip, "bias": jnp.zeros(size)},
-            }
-            if layers > 1:
-                mlp[str(head)]["blocks"] = _zeros(layers - 1, size, size)
-        params = {
-            "mlp": mlp,
-            "head": {
-                "kernel": jnp.tile(kernel[None], (heads, 1, 1)),
-                "bias": jnp.zeros((heads, vocab)),
-            },
+
+def _prefix_dtype(params: Params) -> Any:
+    return jnp.float32 if params is None else params["prefix"]["norm"]["scale"].dtype
+
+
+def _begin(params: ModelParams, feature: jax.Array) -> tuple[jax.Array, ...]:
+    return (feature,)
+
+
+def _step(
+    embed: Callable[[Params, jax.Array], jax.Array],
+    layers: int,
+    params: ModelParams,
+    path: tuple[jax.Array, ...],
+    depth: int,
+    tokens: jax.Array,
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """The state is the feature and the embeddings of the tokens since."""
+    path = (*path, embed(params.target, tokens))
+    head, read = params.draft["mlp"][str(depth)], jnp.concatenate(path, -1)
+    hidden = _linear(head["skip"], read) + jax.nn.silu(_linear(head["in"], read))
+    for layer in range(layers - 1):
+        block = jax.tree.map(lambda x, i=layer: x[i], head["blocks"])
+        hidden = hidden + jax.nn.silu(_linear(block, hidden))
+    last = jax.tree.map(lambda x: x[depth], params.draft["head"])
+    return _family.in_float32(_linear(last, hidden)), path
+
+
+def _start(
+    target: LM,
+    heads: int,
+    layers: int,
+    prefix: TransformerConfig | None,
+    target_params: Params,
+    key: jax.Array,
+) -> Params:
+    kernel = _family.output_kernel(target, target_params)
+    size, vocab = kernel.shape
+    mlp = {}
+    for head in range(heads):
+        read = (head + 2) * size
+        # W is zero, as in the authors' code. R copies s and ignores the embeddings: a head begins
+        # as the target's own map of the feature and not as noise.
+        skip = jnp.eye(read, size)
+        mlp[str(head)] = {
+            "in": _zeros(read, size),
+            "skip": {"kernel": skip, "bias": jnp.zeros(size)},
         }
-        return params | ({"prefix": _prefix.start(shape, key)} if shape else {})
-
-    facts = _prefix.facts(shape) if shape else {}
-    family = _shared.Heads("hydra", heads, begin, step, start, prefix=layer, facts=facts)
-    accuracy = config.get("accuracy")
-    return _shared.build(
-        target,
-        family,
-        tree=tree,
-        nodes=nodes,
-        search=search,
-        siblings=siblings,
-        params=params,
-        accuracy=accuracy,
-    )
+        if layers > 1:
+            mlp[str(head)]["blocks"] = _zeros(layers - 1, size, size)
+    params = {
+        "mlp": mlp,
+        "head": {
+            "kernel": jnp.tile(kernel[None], (heads, 1, 1)),
+            "bias": jnp.zeros((heads, vocab)),
+        },
+    }
+    return params if prefix is None else params | {"prefix": _prefix.start(prefix, key)}
 
 
 def _linear(params: Params, x: jax.Array) -> jax.Array:

@@ -1,96 +1,85 @@
-"""Medusa: extra heads on the target's last feature guess the tokens at distance 2, 3, ... all at once. L1 with the rules below.
+"""Medusa: heads on the target's last feature predict the tokens at distance 2, 3, ... at once.
 
-Cai et al. 2024 (2401.10774), card 3. Head k gives W2 (h + SiLU(W1 h + b)) with W1 zero and W2 the target's own LM head when
-training begins. The head of depth d knows nothing of the tokens drafted before it, so one feature gives the whole tree.
+Cai et al. 2024 (2401.10774). Head k gives W2 (h + SiLU(W1 h + b)), with W1 zero and W2 the target's
+own LM head when training begins. A head does not read the tokens drafted before its depth, so one
+feature gives the whole tree.
 
-With siblings "top_k" (a deterministic tree) and the rules "deterministic" or "match" it is lossless, greedy and sampled; with
-"typical", the paper's rule, it is L3 above temperature 0. Sampled from the heads' laws it takes "recursive" and its relatives.
-A target trained beside its heads (Medusa-2, ``config.joint``) is another target: lossless then means with respect to that one.
+With siblings "top_k" (a deterministic tree) and the rule "deterministic" or "match" it is L1 at
+every temperature. With "typical", the paper's rule, it is L3 above temperature 0. Drafts sampled
+from the heads' probabilities are L1 with "recursive" and its variants. A target trained together
+with its heads (Medusa-2, ``config.joint``) is another model: lossless then refers to that model.
 """
 
 from __future__ import annotations
 
-import os
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from specjax.checks import whole
-from specjax.drafters.heads import _shared
-from specjax.topology.shapes import Topology
-from specjax.types import LM, Drafter, Params
+from specjax.drafters._keys import HeadKeys
+from specjax.drafters.heads import _drafter, _family, _given
+from specjax.types import LM, Drafter, ModelParams, Params
 
+SHARED = HeadKeys
 HEADS, LAYERS = 4, 1
 
 
-def make(
-    target: LM,
-    *,
-    model: str | os.PathLike | None = None,
-    tree: Topology | str = "",
-    nodes: int = 0,
-    search: str = "optimal",
-    siblings: str = "top_k",
-    heads: int = 0,
-    layers: int = 0,
-    params: Params = None,
-    dtype: Any = None,
-) -> Drafter:
+def make(target: LM, *, layers: int = 0, **shared: Any) -> Drafter:
     """Drafts with Medusa heads.
 
     Args:
-        target: the model that the heads read.
-        model: a directory of heads, trained here or released (medusa_lm_head.pt or .safetensors, merged models).
-        tree, nodes, search, siblings: the shape of a draft, see ``_heads.build``; default: the chain of all heads.
-        heads, layers: how many heads, of how many residual blocks each; 0: as in the files, for new ones 4 and 1.
-        params: the heads' parameters, instead of ``model``.
-        dtype: in which ``model`` is read; None: float32 on CPUs, bfloat16 elsewhere (to train on, read float32).
+        target: the model whose features the heads read.
+        layers: residual blocks of each head; 0: as in the files, or 1 for new heads.
+        shared: the keys of ``HeadKeys``; ``heads`` is 4 for new heads, and ``model`` may be
+            released heads (medusa_lm_head.pt or .safetensors, merged models).
 
     Raises:
-        UserError: files that are none or of another target, other numbers than in the files, a tree that does not fit.
+        UserError: files without heads or of another target, sizes that differ from the files, a
+            tree that does not fit.
     """
-    whole("heads", heads, 0)
+    keys = HeadKeys(**shared)
     whole("layers", layers, 0)
-    _, _, unembed = _shared.ends("medusa", target)
-    params, config = _shared.load("medusa", target, model, params, dtype)
-    if params is not None:
-        stored = params["block"]["bias"].shape
-        heads, layers = _shared.as_stored(heads=(heads, stored[0]), layers=(layers, stored[1]))
-    heads, layers = heads or HEADS, layers or LAYERS
-
-    def begin(params, feature):
-        return feature
-
-    def step(params, feature, depth, tokens):
-        block, hidden = jax.tree.map(lambda x: x[depth], params.draft["block"]), feature
-        for layer in range(layers):
-            hidden = hidden + jax.nn.silu(hidden @ block["kernel"][layer] + block["bias"][layer])
-        if (
-            "head" not in params.draft
-        ):  # old files keep the residual blocks only, for they share the target's LM head
-            return unembed(params.target, hidden), feature
-        return _shared.logits(hidden @ params.draft["head"]["kernel"][depth]), feature
-
-    def start(target_params, key):
-        del key
-        kernel = _shared.output_kernel(target, target_params)
-        width = kernel.shape[0]
-        block = {
-            "kernel": jnp.zeros((heads, layers, width, width)),
-            "bias": jnp.zeros((heads, layers, width)),
-        }
-        return {"block": block, "head": {"kernel": jnp.tile(kernel[None], (heads, 1, 1))}}
-
-    family = _shared.Heads("medusa", heads, begin, step, start, independent=True)
-    accuracy = config.get("accuracy")
-    return _shared.build(
-        target,
-        family,
-        tree=tree,
-        nodes=nodes,
-        search=search,
-        siblings=siblings,
-        params=params,
-        accuracy=accuracy,
+    given = _given.read("medusa", target, keys)
+    stored = None if given.params is None else given.params["block"]["bias"].shape[:2]
+    heads, layers = _given.sizes(stored, heads=(keys.heads, HEADS), layers=(layers, LAYERS))
+    family = _family.Heads(
+        name="medusa",
+        depth=heads,
+        begin=_family.begin_with_feature,
+        step=functools.partial(_step, given.ends.unembed, layers),
+        start=functools.partial(_start, target, heads, layers),
+        independent=True,
     )
+    return _drafter.build(target, family, keys, given)
+
+
+def _step(
+    unembed: Callable[[Params, jax.Array], jax.Array],
+    layers: int,
+    params: ModelParams,
+    feature: jax.Array,
+    depth: Any,
+    tokens: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    block, hidden = jax.tree.map(lambda x: x[depth], params.draft["block"]), feature
+    for layer in range(layers):
+        hidden = hidden + jax.nn.silu(hidden @ block["kernel"][layer] + block["bias"][layer])
+    # Some released files have the residual blocks only and share the target's LM head.
+    if "head" not in params.draft:
+        return unembed(params.target, hidden), feature
+    return _family.in_float32(hidden @ params.draft["head"]["kernel"][depth]), feature
+
+
+def _start(target: LM, heads: int, layers: int, target_params: Params, key: jax.Array) -> Params:
+    del key
+    kernel = _family.output_kernel(target, target_params)
+    width = kernel.shape[0]
+    block = {
+        "kernel": jnp.zeros((heads, layers, width, width)),
+        "bias": jnp.zeros((heads, layers, width)),
+    }
+    return {"block": block, "head": {"kernel": jnp.tile(kernel[None], (heads, 1, 1))}}

@@ -1,1 +1,1 @@
-"""Drafters that look continuations up in text, tables or the target's own outputs; no training."""
+"""Drafters that look continuations up in text, in tables or in the target's own outputs."""

@@ -1,15 +1,17 @@
-"""The suffix automaton of a growing text, on the device: where the end of a text occurred first, whatever its length.
+"""The suffix automaton of a growing text, on the device: the first occurrence of the text's end.
 
-Blumer et al. 1985; grown online as in SAM-Decoding (Hu et al. 2024, 2411.10666, section 3). A state stands for all phrases
-that end at the same places; its suffix link leads to the longest of their suffixes that ends elsewhere too. The link of the
-state of the whole text is therefore the longest suffix that occurred before: nothing has to follow the match from token to
-token. An occurrence is named by its end, the slot where its continuation begins.
+Blumer et al. 1985; built online as in SAM-Decoding (Hu et al. 2024, 2411.10666, section 3). A
+state represents all phrases that end at the same places. Its suffix link leads to the state of
+their longest suffix that also ends at other places. The link of the state of the whole text
+therefore gives the longest suffix that occurred before, and no match has to be tracked from token
+to token. An occurrence is named by its end: the slot where its continuation begins.
 
-A text of n tokens has at most 2n - 1 states and 3n - 4 edges. A vocabulary is too large for a table of states by tokens, so
-the edges are slots of a hash table, keyed by state and token and chained by state. 96 bytes a token of the buffer.
+A text of n tokens has at most 2n - 1 states and 3n - 4 edges. A table of states by tokens would be
+too large, so the edges are slots of a hash table with the key (state, token), and the edges of one
+state form a linked list. Memory: 96 bytes per token of the buffer.
 
-Growing is a loop of small steps, a few per token on the average. It is written for the whole batch: a loop under vmap would
-copy every table in every step, to hold back the rows that are through.
+The automaton grows in small steps, a few per token on average. The loop runs over the whole batch:
+a loop inside vmap would copy every table in every step, to keep finished rows unchanged.
 """
 
 from __future__ import annotations
@@ -20,45 +22,78 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-LENGTH, LINK, FIRST_END, HEAD = range(
-    4
-)  # of a state: its longest phrase, its suffix link, its newest edge's slot
-STATE, TOKEN, TARGET, NEXT = range(
-    4
-)  # of an edge: where it starts (-1: a free slot), ..., the state's next older edge
+# Columns of a state: length of its longest phrase, its suffix link, the end of its first
+# occurrence, the slot of its newest edge.
+LENGTH, LINK, FIRST_END, HEAD = range(4)
+# Columns of an edge: the state where it starts (-1: a free slot), its token, the state where it
+# leads, the slot of the next older edge of the same state.
+STATE, TOKEN, TARGET, NEXT = range(4)
 ROOT, NONE = 0, -1
-BUCKET = 8  # slots of the hash table that are looked at together
-REST, WALK, COPY, REDIRECT = range(4)  # what a row is about to do
+# Slots of the hash table that one step looks at.
+BUCKET = 8
+# The phases of a row. READY: the next step begins a token. WALK: follow suffix links and add edges
+# to the new state. COPY: copy the edges of a split state to its clone. REDIRECT: follow suffix
+# links and redirect edges from the split state to the clone.
+READY, WALK, COPY, REDIRECT = range(4)
 
 
 class Automaton(struct.PyTreeNode):
     """The automata of B texts."""
 
     states: jax.Array  # i32[B,2S,4]
-    edges: jax.Array  # i32[B,4S,4] a hash table; at most three quarters of it are ever taken
-    count: jax.Array  # i32[B] states that exist
+    edges: jax.Array  # i32[B,4S,4] a hash table, at most three quarters full
+    count: jax.Array  # i32[B] number of states
     last: jax.Array  # i32[B] the state of the whole text
-    read: jax.Array  # i32[B] tokens of the text
+    read: jax.Array  # i32[B] tokens that were read
 
 
 class Occurrence(NamedTuple):
-    """Where the ends of the texts occurred first, i32[B] each."""
+    """The first occurrences of the ends of the texts, i32[B] each."""
 
     end: jax.Array  # where the continuation begins
-    size: jax.Array  # tokens of the phrase that was found there; 0: nothing was
+    size: jax.Array  # tokens of the phrase that occurred there; 0: none
     longest: jax.Array  # tokens of the longest phrase that occurred before; 0: none
 
 
 class _Job(struct.PyTreeNode):
-    """What is in hand in each row, i32[B] each."""
+    """The unfinished work of each row between two steps, i32[B] each."""
 
     phase: jax.Array
-    at: jax.Array  # the state whose edges are looked at
-    new: jax.Array  # the state of the text with the token that is being read
-    split: jax.Array  # the state that is split, and
-    clone: jax.Array  # the new one that takes its shorter phrases
-    edge: jax.Array  # slot of the edge to be copied to it next
-    passed: jax.Array  # slots already looked at for this key
+    at: jax.Array  # the current state; its edges are looked at
+    new: jax.Array  # the state of the text that ends with the current token
+    split: jax.Array  # the state that is split
+    clone: jax.Array  # the new state that gets the shorter phrases of ``split``
+    edge: jax.Array  # slot of the edge to be copied to ``clone`` next
+    passed: jax.Array  # slots of the hash table already looked at for the current key
+
+
+class _View(NamedTuple):
+    """What one step reads in one row; i32[] where not noted."""
+
+    first: jax.Array  # bool[] the step begins a token
+    at: jax.Array
+    new: jax.Array
+    copied: jax.Array  # i32[4] the edge to be copied, in phase COPY
+    source: jax.Array  # the state of the key that is looked up
+    token: jax.Array  # the token of the key
+    slot: jax.Array  # the slot of the key, or the first free slot
+    edge: jax.Array  # i32[4] the record in that slot
+    exists: jax.Array  # bool[] the key is in the table
+    decided: jax.Array  # bool[] False: neither the key nor a free slot in this bucket
+    source_state: jax.Array  # i32[4] the record of ``source``
+    target_state: jax.Array  # i32[4] the record of the state where the edge leads
+    new_state: jax.Array  # i32[4] the record of ``new``
+
+
+class _Actions(NamedTuple):
+    """What one step writes in one row, bool[] each."""
+
+    adds: jax.Array  # an edge from ``source`` to ``new``
+    joins: jax.Array  # the suffix link of ``new`` to an existing state
+    splits: jax.Array  # a state with longer phrases than that link allows, by cloning it
+    copies: jax.Array  # an edge of the split state, from the clone
+    redirects: jax.Array  # an edge, from the split state to the clone
+    ends: jax.Array  # the token is read
 
 
 def empty(batch: int, slots: int) -> Automaton:
@@ -70,9 +105,11 @@ def empty(batch: int, slots: int) -> Automaton:
 
 
 def extend(automaton: Automaton, tokens: jax.Array, length: jax.Array) -> Automaton:
-    """Reads on in texts i32[B,S] until ``length`` i32[B]; a row that has read as much stays as it is."""
+    """Reads the texts i32[B,S] up to ``length`` i32[B]; rows that have read them do not change."""
     zero = jnp.zeros_like(automaton.read)
-    job = _Job(phase=zero + REST, at=zero, new=zero, split=zero, clone=zero, edge=zero, passed=zero)
+    job = _Job(
+        phase=zero + READY, at=zero, new=zero, split=zero, clone=zero, edge=zero, passed=zero
+    )
 
     def unread(carry):
         return (carry[0].read < length).any()
@@ -85,11 +122,13 @@ def extend(automaton: Automaton, tokens: jax.Array, length: jax.Array) -> Automa
 
 
 def occurrence(automaton: Automaton, ahead: int, least: int = 1) -> Occurrence:
-    """Where the longest phrase that ends the text occurred first, of those that have ``ahead`` tokens after their first
-    occurrence; if there is none, the longest of all. Phrases shorter than ``least`` do not count.
+    """The first occurrence of the longest phrase that ends the text.
 
-    At most ``ahead`` links are followed: a phrase that first occurred too late has all its ends among the last ``ahead``
-    places, and every link adds an end.
+    Phrases are considered that have ``ahead`` tokens after their first occurrence; if there is no
+    such phrase, all. Phrases shorter than ``least`` do not count.
+
+    At most ``ahead`` links are followed: if the first occurrence of a phrase is too late, all its
+    ends are among the last ``ahead`` places, and every link adds an end.
     """
 
     def row(states, last, read):
@@ -113,106 +152,132 @@ def occurrence(automaton: Automaton, ahead: int, least: int = 1) -> Occurrence:
 def _step(
     automaton: Automaton, job: _Job, tokens: jax.Array, length: jax.Array
 ) -> tuple[Automaton, _Job]:
-    """One row, one step: looks one key up and makes the writes that follow, at most an edge, a new state and one entry."""
-    states, edges, count = automaton.states, automaton.edges, automaton.count
-    first = job.phase == REST
-    at, new = jnp.where(first, automaton.last, job.at), jnp.where(first, count, job.new)
+    """One step of one row: looks up one key and makes the writes that follow from it.
+
+    These are at most one edge, one new state and one entry of an existing state.
+    """
+    view = _look_up(automaton, job, tokens)
+    act = _decide(job, view, (automaton.read < length) & view.decided)
+    after = Automaton(
+        _write_states(automaton, job, view, act),
+        _write_edge(automaton.edges, job, view, act),
+        automaton.count + _creates(view, act),
+        jnp.where(act.ends, view.new, automaton.last),
+        automaton.read + act.ends,
+    )
+    return after, _next_job(job, view, act, automaton.count)
+
+
+def _look_up(automaton: Automaton, job: _Job, tokens: jax.Array) -> _View:
+    """Looks up the key of this step in the next bucket of the hash table."""
+    edges = automaton.edges
+    first = job.phase == READY
+    at = jnp.where(first, automaton.last, job.at)
+    new = jnp.where(first, automaton.count, job.new)
     copied, copying = _get(edges, job.edge, job.edge)[0], job.phase == COPY
     source = jnp.where(copying, job.clone, at)
     token = jnp.where(copying, copied[TOKEN], tokens[automaton.read])
 
-    place = (_hash(source, token) % edges.shape[0] + job.passed + jnp.arange(BUCKET)) % edges.shape[
-        0
-    ]
+    size = edges.shape[0]
+    place = (_hash(source, token) % size + job.passed + jnp.arange(BUCKET)) % size
     seen = edges[place]
-    ours = (seen[:, STATE] == source) & (seen[:, TOKEN] == token)
-    which = jnp.argmax(
-        ours | (seen[:, STATE] == NONE)
-    )  # nothing is ever taken out: the key is not behind a free slot
-    slot, edge, exists = place[which], seen[which], ours[which]
-    known = exists | (edge[STATE] == NONE)
-    busy = (automaton.read < length) & known
+    equal = (seen[:, STATE] == source) & (seen[:, TOKEN] == token)
+    # Edges are never removed, so the key cannot be behind a free slot.
+    which = jnp.argmax(equal | (seen[:, STATE] == NONE))
+    slot, edge, exists = place[which], seen[which], equal[which]
+    decided = exists | (edge[STATE] == NONE)
+    records = _get(automaton.states, source, edge[TARGET], new)
+    return _View(first, at, new, copied, source, token, slot, edge, exists, decided, *records)
 
-    mine, target, newest = _get(states, source, edge[TARGET], new)
+
+def _decide(job: _Job, view: _View, busy: jax.Array) -> _Actions:
     walking = busy & (job.phase <= WALK)
-    adds = walking & ~exists  # the phrases of ``at`` were never followed by this token
-    solid = (
-        mine[LENGTH] + 1 == target[LENGTH]
-    )  # the link may lead there as it is; otherwise it is split first
-    joins, splits = walking & exists & solid, walking & exists & ~solid
-    copies = busy & copying
-    redirects = busy & (job.phase == REDIRECT) & (edge[TARGET] == job.split)
-    top = at == ROOT
-    ends = joins | (adds & top) | (busy & (job.phase == REDIRECT) & (~redirects | top))
+    redirecting = busy & (job.phase == REDIRECT)
+    # The phrases of ``at`` were never followed by this token.
+    adds = walking & ~view.exists
+    # The suffix link may lead to the target state as it is; otherwise it is split first.
+    solid = view.source_state[LENGTH] + 1 == view.target_state[LENGTH]
+    joins, splits = walking & view.exists & solid, walking & view.exists & ~solid
+    redirects = redirecting & (view.edge[TARGET] == job.split)
+    top = view.at == ROOT
+    ends = joins | (adds & top) | (redirecting & (~redirects | top))
+    return _Actions(adds, joins, splits, busy & (job.phase == COPY), redirects, ends)
 
-    made = jnp.where(
-        adds | copies,
-        jnp.stack([source, token, jnp.where(copies, copied[TARGET], new), mine[HEAD]]),
-        edge,
-    )
-    made = made.at[TARGET].set(jnp.where(redirects, job.clone, made[TARGET]))
-    edges = _put(edges, adds | copies | redirects, slot, made)
 
-    begins = adds & first
-    born = jnp.where(
-        begins,
+def _creates(view: _View, act: _Actions) -> jax.Array:
+    """bool[]: whether the step creates a state, the text's own or a clone."""
+    return (act.adds & view.first) | act.splits
+
+
+def _write_edge(edges: jax.Array, job: _Job, view: _View, act: _Actions) -> jax.Array:
+    leads_to = jnp.where(act.copies, view.copied[TARGET], view.new)
+    made = jnp.stack([view.source, view.token, leads_to, view.source_state[HEAD]])
+    made = jnp.where(act.adds | act.copies, made, view.edge)
+    made = made.at[TARGET].set(jnp.where(act.redirects, job.clone, made[TARGET]))
+    return _put(edges, act.adds | act.copies | act.redirects, view.slot, made)
+
+
+def _write_states(automaton: Automaton, job: _Job, view: _View, act: _Actions) -> jax.Array:
+    count, own, target = automaton.count, view.source_state, view.target_state
+    created = jnp.where(
+        act.adds & view.first,
         jnp.stack([automaton.read + 1, ROOT, automaton.read + 1, NONE]),
-        jnp.stack([mine[LENGTH] + 1, target[LINK], target[FIRST_END], NONE]),
+        jnp.stack([own[LENGTH] + 1, target[LINK], target[FIRST_END], NONE]),
     )
-    # One entry of a state that is there already: a longer list of edges, or a link.
-    whose = jnp.where(adds | copies, source, jnp.where(splits, edge[TARGET], new))
-    value = jnp.where(
-        adds | copies, slot, jnp.where(splits, count, jnp.where(joins, edge[TARGET], job.clone))
-    )
-    column = jnp.where(adds | copies, HEAD, LINK)
-    writes = adds | copies | joins | splits | (ends & (job.phase == REDIRECT))
-    old = jnp.where(whose == source, mine, jnp.where(whose == edge[TARGET], target, newest))
+    # One entry of an existing state changes: the newest edge, or the suffix link.
+    new_edge, leads_to = act.adds | act.copies, view.edge[TARGET]
+    changes = new_edge | act.joins | act.splits | (act.ends & (job.phase == REDIRECT))
+    which = jnp.where(new_edge, view.source, jnp.where(act.splits, leads_to, view.new))
+    link = jnp.where(act.splits, count, jnp.where(act.joins, leads_to, job.clone))
+    value = jnp.where(new_edge, view.slot, link)
+    column = jnp.where(new_edge, HEAD, LINK)
+    old = jnp.where(which == leads_to, target, view.new_state)
+    old = jnp.where(which == view.source, own, old)
     changed = jnp.where(jnp.arange(4) == column, value, old)
-    states = _put(
-        states,
-        jnp.stack([begins | splits, writes]),
-        jnp.stack([count, whose]),
-        jnp.stack([born, changed]),
+    return _put(
+        automaton.states,
+        jnp.stack([_creates(view, act), changes]),
+        jnp.stack([count, which]),
+        jnp.stack([created, changed]),
     )
 
-    after = jnp.where(splits, COPY, jnp.where(copies & (copied[NEXT] == NONE), REDIRECT, job.phase))
-    after = jnp.where(ends, REST, jnp.where(adds, WALK, after))
-    automaton = Automaton(
-        states,
-        edges,
-        count + (begins | splits),
-        jnp.where(ends, new, automaton.last),
-        automaton.read + ends,
-    )
-    return automaton, _Job(
-        phase=after,
-        at=jnp.where(adds | redirects, mine[LINK], at),
-        new=new,
-        split=jnp.where(splits, edge[TARGET], job.split),
-        clone=jnp.where(splits, count, job.clone),
-        edge=jnp.where(splits, target[HEAD], jnp.where(copies, copied[NEXT], job.edge)),
-        passed=jnp.where(known, 0, job.passed + BUCKET),
+
+def _next_job(job: _Job, view: _View, act: _Actions, count: jax.Array) -> _Job:
+    copied_all = act.copies & (view.copied[NEXT] == NONE)
+    phase = jnp.where(act.splits, COPY, jnp.where(copied_all, REDIRECT, job.phase))
+    next_edge = jnp.where(act.copies, view.copied[NEXT], job.edge)
+    return _Job(
+        phase=jnp.where(act.ends, READY, jnp.where(act.adds, WALK, phase)),
+        at=jnp.where(act.adds | act.redirects, view.source_state[LINK], view.at),
+        new=view.new,
+        split=jnp.where(act.splits, view.edge[TARGET], job.split),
+        clone=jnp.where(act.splits, count, job.clone),
+        edge=jnp.where(act.splits, view.target_state[HEAD], next_edge),
+        passed=jnp.where(view.decided, 0, job.passed + BUCKET),
     )
 
 
 def _get(table: jax.Array, *index: jax.Array) -> jax.Array:
-    """The records at several places. Of a single one XLA makes a slice, which on the CPU it reads again wherever it is used,
-    also after the table has changed: it would copy the table in every step."""
+    """The records at several places.
+
+    For a single place XLA makes a slice. On the CPU it reads that slice again at every use, also
+    after the table has changed, and so would copy the table in every step.
+    """
     return table[jnp.stack(index)]
 
 
 def _put(table: jax.Array, when: jax.Array, index: jax.Array, record: jax.Array) -> jax.Array:
-    """The table with other records at some places; where ``when`` is False nothing is written."""
+    """The table with new records at some places; where ``when`` is False no record is written."""
     return table.at[jnp.where(when, index, table.shape[0])].set(
         record.astype(table.dtype), mode="drop"
     )
 
 
 def _hash(state: jax.Array, token: jax.Array) -> jax.Array:
-    """Bits from which the place in the table is taken: uint32, mixed by multiplying and shifting."""
-    mixed = state.astype(jnp.uint32) * jnp.uint32(0x9E3779B1) ^ token.astype(
-        jnp.uint32
-    ) * jnp.uint32(0x85EBCA77)
+    """uint32 from which the place in the table is taken, mixed by multiplying and shifting."""
+    left = state.astype(jnp.uint32) * jnp.uint32(0x9E3779B1)
+    right = token.astype(jnp.uint32) * jnp.uint32(0x85EBCA77)
+    mixed = left ^ right
     mixed = (mixed ^ mixed >> 15) * jnp.uint32(0x2C1B3C6D)
     mixed = (mixed ^ mixed >> 12) * jnp.uint32(0x297A2D39)
     return (mixed ^ mixed >> 15) >> 1

@@ -1,7 +1,7 @@
-"""From continuations that were seen to a token tree: count their prefixes, and keep the heaviest.
+"""Builds a token tree from continuations: counts their prefixes and keeps the heaviest.
 
-One row; callers vmap. K continuations of at most D tokens cost O(K^2 D) comparisons, which needs no hash table, no order among
-them and no growing structure.
+One row; callers vmap. K continuations of at most D tokens cost O(K^2 D) comparisons. No hash table,
+no order among the continuations and no growing structure is needed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,24 @@ import jax.numpy as jnp
 
 
 class Prefixes(NamedTuple):
-    """The prefixes of K continuations of at most D tokens: prefix (k, d) is the first d + 1 tokens of continuation k."""
+    """The prefixes of K continuations of at most D tokens.
+
+    Prefix (k, d) is the first d + 1 tokens of continuation k.
+    """
 
     tokens: jax.Array  # i32[K,D] its last token
-    common: jax.Array  # i32[K,K] how many tokens continuations i and j begin with alike
+    common: jax.Array  # i32[K,K] length of the common prefix of continuations i and j
     first: jax.Array  # i32[K,D] the first continuation with this prefix
-    kept: jax.Array  # bool[K,D] whether that is k itself: one entry for every distinct prefix
+    is_first: jax.Array  # bool[K,D] ``first`` is k: True once for every distinct prefix
+
+
+class Tree(NamedTuple):
+    """N nodes, sorted by weight; a parent comes before its children."""
+
+    tokens: jax.Array  # i32[N]
+    parents: jax.Array  # i32[N]
+    valid: jax.Array  # bool[N]
+    weight: jax.Array  # f32[N]
 
 
 def prefixes(windows: jax.Array) -> Prefixes:
@@ -28,43 +40,53 @@ def prefixes(windows: jax.Array) -> Prefixes:
     # Reductions, not cumulative products: XLA:CPU makes one vectorised loop of each.
     differ = (windows[:, None] != windows[None]) | (windows[None] < 0)
     common = jnp.where(differ, place, depth).min(-1)
-    same = common[..., None] > place  # [i,j,d]: j has d + 1 tokens, and they are those of i
+    # [i,j,d]: j has d + 1 tokens, and they are those of i
+    same = common[..., None] > place
     first = jnp.minimum(jnp.where(same, index[:, None], size).min(1), size - 1)
-    alive = jnp.diagonal(common)[:, None] > place
-    return Prefixes(windows, common, first, alive & (first == index[:, None]))
+    exists = jnp.diagonal(common)[:, None] > place
+    return Prefixes(windows, common, first, exists & (first == index[:, None]))
 
 
-def weigh(given: Prefixes, weights: jax.Array) -> jax.Array:
-    """f32[K,D]: the weight of all continuations with that prefix; never more than that of a shorter prefix."""
-    same = given.common[..., None] > jnp.arange(given.tokens.shape[1])
+def weigh(counted: Prefixes, weights: jax.Array) -> jax.Array:
+    """The total weight of the continuations with each prefix, f32[K,D].
+
+    A prefix is never heavier than a shorter prefix of the same continuation.
+
+    Args:
+        counted: of K continuations.
+        weights: f32[K], one per continuation.
+    """
+    same = counted.common[..., None] > jnp.arange(counted.tokens.shape[1])
     total = jnp.where(same, weights[:, None], 0).sum(1)
-    return jax.lax.cummin(
-        total, axis=1
-    )  # sums may round, and a parent must not be lighter than its child
+    # Sums may round, and a parent must not be lighter than its child.
+    return jax.lax.cummin(total, axis=1)
 
 
-def heaviest(
-    tokens: jax.Array, first: jax.Array, weight: jax.Array, nodes: int
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The ``nodes`` heaviest prefixes as a tree: tokens, parents i32[N], valid bool[N], weight f32[N].
+def heaviest(tokens: jax.Array, first: jax.Array, weight: jax.Array, nodes: int) -> Tree:
+    """The ``nodes`` heaviest prefixes as a tree.
 
-    ``tokens`` and ``first`` as in ``Prefixes``; ``weight`` f32[K,D] is 0 but where a prefix is kept. Sorted by weight;
-    shorter prefixes first among equals, then those of earlier continuations: every prefix of a chosen prefix is chosen, and
-    a parent stands before its children. Prefixes of weight 0 are none.
+    Sorted by weight. Among equal weights shorter prefixes come first, then those of earlier
+    continuations: every prefix of a chosen prefix is chosen, and a parent comes before its
+    children. Prefixes of weight 0 are left out.
+
+    Args:
+        tokens, first: i32[K,D] as in ``Prefixes``.
+        weight: f32[K,D], 0 except where ``is_first``.
+        nodes: N, the size of the tree.
     """
     size, depth = weight.shape
-    score = jnp.where(weight > 0, weight, -1).T.reshape(-1)  # by depth, then by continuation
+    # By depth, then by continuation; ``top_k`` takes the lower index first among equals.
+    score = jnp.where(weight > 0, weight, -1).T.reshape(-1)
     count = min(nodes, size * depth)
-    best, place = jax.lax.top_k(score, count)  # the lower index first among equals
+    best, place = jax.lax.top_k(score, count)
     level, which = place // size, place % size
-    slot = (
-        jnp.full((size * depth,), -1, jnp.int32).at[place].set(jnp.arange(count, dtype=jnp.int32))
-    )
+    numbers = jnp.arange(count, dtype=jnp.int32)
+    node = jnp.full((size * depth,), -1, jnp.int32).at[place].set(numbers)
     above = jnp.maximum(level - 1, 0)
-    parents = jnp.where(level > 0, slot[above * size + first[which, above]], -1)
+    parents = jnp.where(level > 0, node[above * size + first[which, above]], -1)
     valid = (best > 0) & ((level == 0) | (parents >= 0))
     fill = (0, nodes - count)
-    return (
+    return Tree(
         jnp.pad(tokens[which, level], fill),
         jnp.pad(jnp.where(valid, parents, -1), fill, constant_values=-1),
         jnp.pad(valid, fill),
@@ -72,11 +94,8 @@ def heaviest(
     )
 
 
-def tree(
-    windows: jax.Array, weights: jax.Array, nodes: int
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """``heaviest`` of the continuations ``windows`` i32[K,D] with ``weights`` f32[K]; see there."""
-    given = prefixes(windows)
-    return heaviest(
-        given.tokens, given.first, jnp.where(given.kept, weigh(given, weights), 0), nodes
-    )
+def tree(windows: jax.Array, weights: jax.Array, nodes: int) -> Tree:
+    """``heaviest`` of the continuations ``windows`` i32[K,D] with ``weights`` f32[K]."""
+    counted = prefixes(windows)
+    weight = jnp.where(counted.is_first, weigh(counted, weights), 0)
+    return heaviest(counted.tokens, counted.first, weight, nodes)

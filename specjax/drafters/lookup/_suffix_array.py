@@ -1,18 +1,28 @@
-"""Looking a phrase up in a datastore on the device: binary search in its suffix array. One row; callers vmap.
+"""Looks up phrases in a datastore on the device: binary search in its suffix array.
 
-The store (``specjax.datastore``) is a parameter: tokens i32[n] with -1 after every document, and ``order`` i32[n].
+One row; callers vmap. The store (``specjax.data.datastore``) is a parameter: tokens i32[n] with -1
+after every document, and ``order`` i32[n].
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 
+class Match(NamedTuple):
+    """The occurrences of a phrase: they begin at the places ``order[low:high]``. i32[] each."""
+
+    low: jax.Array
+    high: jax.Array
+    size: jax.Array  # tokens of the phrase; 0: no match
+
+
 def last_tokens(tokens: jax.Array, length: jax.Array, count: int) -> jax.Array:
-    """i32[count]: the end of a text of ``length`` i32[] tokens, the newest last; -1 where it is shorter."""
+    """The last ``count`` of the ``length`` i32[] tokens of a text, i32[count]; -1 before it."""
     place = length - count + jnp.arange(count)
     return jnp.where(place >= 0, jnp.take(tokens, jnp.maximum(place, 0), mode="clip"), -1)
 
@@ -20,42 +30,40 @@ def last_tokens(tokens: jax.Array, length: jax.Array, count: int) -> jax.Array:
 def find(
     tokens: jax.Array, order: jax.Array, pattern: jax.Array, reach: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Where the ends of a text occur in the store.
+    """The occurrences of the ends of a text in the store.
+
+    About 2 log2(n) steps of M gathers of M tokens.
 
     Args:
         tokens, order: the store, i32[n] each.
-        pattern: i32[M] the newest M tokens of a text, the newest last; -1 where it is shorter.
+        pattern: i32[M] the last M tokens of a text, the newest last; -1 before its first token.
         reach: how many tokens ``order`` is sorted by.
 
     Returns:
-        low, high i32[M]: entry m - 1 is for the last m tokens, which begin at the places ``order[low:high]`` and nowhere else.
-        Nothing is found (low = high) for more than ``reach`` tokens, and where a -1 is among them.
-
-    About 2 log2(n) steps of M gathers of M tokens.
+        low, high i32[M]: the last m tokens occur exactly at the places ``order[low:high]`` of entry
+        m - 1. There is no match (low = high) for more than ``reach`` tokens, and for phrases that
+        contain a -1.
     """
     size, longest = tokens.shape[0], pattern.shape[0]
     count = jnp.arange(1, longest + 1)
-    inside = (
-        jnp.arange(longest) < count[:, None]
-    )  # [M,M]: row m - 1 is the phrase of m tokens, from its first on
+    # [M,M]: row m - 1 is the phrase of m tokens, its first token first
+    inside = jnp.arange(longest) < count[:, None]
     phrase = jnp.take(pattern, (longest - count)[:, None] + jnp.arange(longest), mode="clip")
     real = jnp.all((phrase >= 0) | ~inside, -1) & (count <= reach)
 
     def before(where):
-        """[2,M]: the suffix at order[where] is less than the phrase; it is not greater."""
+        """[2,M]: whether the suffix at order[where] is less than, or at most, the phrase."""
         start = jnp.take(order, where, mode="clip")[..., None] + jnp.arange(longest)
         text = jnp.take(tokens, start, mode="fill", fill_value=-1)
         differs = (text != phrase) & inside
         at = jnp.argmax(differs, -1)[..., None]
-        less = jnp.take_along_axis(text, at, -1) < jnp.take_along_axis(
-            jnp.broadcast_to(phrase, text.shape), at, -1
-        )
+        wanted = jnp.take_along_axis(jnp.broadcast_to(phrase, text.shape), at, -1)
+        less = jnp.take_along_axis(text, at, -1) < wanted
         return jnp.where(differs.any(-1), less[..., 0], jnp.array([[False], [True]]))
 
     def halve(_, bounds):
-        low, high = (
-            bounds  # [2,M]: the first row looks for the beginning of the range, the second for its end
-        )
+        # [2,M]: the first row searches for the beginning of the range, the second for its end.
+        low, high = bounds
         middle = low + (high - low) // 2
         right = before(middle) & (low < high)
         return jnp.where(right, middle + 1, low), jnp.where(right, high, middle)
@@ -66,33 +74,63 @@ def find(
 
 
 def continuing(tokens: jax.Array, order: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-    """bool[M]: whether any of the occurrences that ``find`` found goes on, instead of standing at the end of a document."""
-    # The end of a document sorts before every token: if anything follows any of them, then the last one.
+    """Whether a token follows at least one of the occurrences in ``order[low:high]``, bool[M].
+
+    Entry m - 1 is for a phrase of m tokens (``find``). No token follows at a document's end.
+    """
+    # The end of a document sorts before every token: if a token follows any occurrence, it
+    # follows the last one.
     last = jnp.take(order, jnp.maximum(high - 1, 0), mode="clip")
     after = jnp.take(tokens, last + jnp.arange(1, high.shape[0] + 1), mode="fill", fill_value=-1)
     return (high > low) & (after >= 0)
 
 
-def sample(order: jax.Array, low: jax.Array, high: jax.Array, count: int) -> jax.Array:
-    """i32[count]: places of the range ``order[low:high]``, spread evenly over it; each once and then -1 if there are fewer.
+def longest_match(
+    tokens: jax.Array,
+    order: jax.Array,
+    text: jax.Array,
+    length: jax.Array,
+    *,
+    max_ngram: int,
+    min_ngram: int,
+    reach: int,
+) -> Match:
+    """The longest end of ``text`` i32[S] that a token follows in the store.
 
-    The middle of each of ``count`` equal parts: neighbours in the range have like continuations, so every part speaks for
-    its own. A function of the range alone.
+    Its size is between ``min_ngram`` and ``max_ngram``. Without a match the size is 0, and ``low``
+    and ``high`` are those of one token.
     """
-    found, index = high - low, jnp.arange(count + 1)
-    every, rest = found // count, found % count
-    edge = (
-        index * every + index * rest // count
-    )  # of part i, without products beyond the store's size
+    low, high = find(tokens, order, last_tokens(text, length, max_ngram), reach)
+    sizes = jnp.arange(1, max_ngram + 1)
+    usable = continuing(tokens, order, low, high) & (sizes >= min_ngram)
+    size = jnp.max(jnp.where(usable, sizes, 0))
+    at = jnp.maximum(size - 1, 0)
+    return Match(low[at], high[at], size)
+
+
+def sample(order: jax.Array, low: jax.Array, high: jax.Array, count: int) -> jax.Array:
+    """Places of the range ``order[low:high]``, spread evenly over it: i32[count].
+
+    If the range has fewer than ``count`` places, each is taken once, then -1 follows. Otherwise the
+    range is cut into ``count`` equal parts and the middle of each part is taken: neighbours in the
+    range have similar continuations. The result depends on the range only.
+    """
+    size, index = high - low, jnp.arange(count + 1)
+    every, rest = size // count, size % count
+    # The first place of part i, without products beyond the store's size.
+    edge = index * every + index * rest // count
     middle = edge[:-1] + (edge[1:] - edge[:-1]) // 2
-    chosen = jnp.where(found < count, index[:-1], middle)
+    chosen = jnp.where(size < count, index[:-1], middle)
     places = jnp.take(order, low + chosen, mode="clip")
-    return jnp.where(chosen < found, places, -1).astype(jnp.int32)
+    return jnp.where(chosen < size, places, -1).astype(jnp.int32)
 
 
 def follow(tokens: jax.Array, places: jax.Array, depth: int) -> jax.Array:
-    """i32[K,depth]: what stands at ``places`` i32[K] and after, to the end of the document, then -1; all -1 for place -1."""
+    """The tokens from ``places`` i32[K] to the end of their documents: i32[K,depth].
+
+    -1 after the end of the document, and everywhere for place -1.
+    """
     at = places[:, None] + jnp.arange(depth)
     text = jnp.take(tokens, at, mode="fill", fill_value=-1)
-    going = jnp.cumprod((text >= 0) & (places >= 0)[:, None], -1)
-    return jnp.where(going > 0, text, -1)
+    inside = jnp.cumprod((text >= 0) & (places >= 0)[:, None], -1)
+    return jnp.where(inside > 0, text, -1)

@@ -1,12 +1,14 @@
 """An n-gram language model drafts a chain: tables of counts, no network. L1 with the chain rules.
 
-Leviathan et al. 2023 (2211.17192), section 3.6 (bigrams), and the bottom of cascades (2312.11462, 2308.04623); card C1.
-Trigram, bigram and unigram are mixed with fixed weights (Jelinek and Mercer 1980), which is a law whatever the counts are; a
-context that was never seen leaves the mixing to the lower orders.
+Leviathan et al. 2023 (2211.17192), section 3.6 (bigrams), and the bottom of cascades (2312.11462,
+2308.04623). Trigram, bigram and unigram distributions are mixed with fixed weights (Jelinek and
+Mercer 1980). The mixture sums to 1 for any counts: where a context never occurred, the lower orders
+get its weight.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import NamedTuple
 
@@ -14,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import sampling
-from specjax.checks import one_of, whole
+from specjax.checks import number, one_of, whole
 from specjax.data import ngram_tables
 from specjax.data.ngram_tables import PROBES, Tables
 from specjax.errors import UserError
@@ -25,11 +27,20 @@ MODES = ("argmax", "sample")
 
 
 class Weights(NamedTuple):
-    """What the mixture is made of."""
+    """The weights of the mixture."""
 
     order: int
-    bigram: float  # of the bigram row against the unigram law
-    trigram: float  # of the trigram row against all below
+    bigram: float  # of the bigram row, against the unigram distribution
+    trigram: float  # of the trigram row, against all lower orders
+
+
+class Settings(NamedTuple):
+    """Static settings; see ``make``."""
+
+    vocab_size: int
+    gamma: int
+    mode: str
+    weights: Weights
 
 
 def make(
@@ -46,13 +57,13 @@ def make(
 
     Args:
         target: the model to be accelerated; only its vocabulary is read.
-        tables: ``Tables``, or the directory of some (``configs/ngram_tables.py`` builds them).
+        tables: ``Tables``, or their directory (``configs/ngram_tables.py`` builds them).
         gamma: draft tokens per round.
-        mode: "argmax" proposes the most probable tokens, "sample" draws them under the row's own settings (and gives the
-            rules their law, f32[B,gamma,V]).
+        mode: "argmax" proposes the most probable tokens; "sample" draws them with the row's
+            sampling settings and gives the rules their probabilities, f32[B,gamma,V].
         order: 1, 2 or 3, the longest n-grams used.
-        bigram_weight, trigram_weight: in [0, 1], the share of a row where there is one; the lower orders get the rest. At
-            less than 1 every token has some mass.
+        bigram_weight, trigram_weight: in [0, 1], the weight of a row where there is one; the lower
+            orders get the rest. Below 1, every token has a positive probability.
 
     Raises:
         UserError: numbers out of range, unknown mode, a directory without tables for this target.
@@ -62,112 +73,122 @@ def make(
     if order not in (1, 2, 3):
         raise UserError(f"order is {order}; it must be 1, 2 or 3")
     for name, weight in (("bigram_weight", bigram_weight), ("trigram_weight", trigram_weight)):
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1:
-            raise UserError(f"{name} is {weight!r}; it must be a number in [0, 1]")
+        number(name, weight, "in [0, 1]", lambda x: 0 <= x <= 1)
     counts = tables if isinstance(tables, Tables) else ngram_tables.load(tables, target)
     ngram_tables.check(counts, target)
     weights = Weights(order, float(bigram_weight), float(trigram_weight))
-    dense = jax.vmap(mixture, (None, None, 0, 0))
-    best = jax.vmap(most_probable, (None, None, 0, 0))
-
-    def propose(params, keys, context, state):
-        tables = params.draft
-        batch = context.length.shape[0]
-
-        def step(carry, index):
-            before, newest = carry
-            if mode == "argmax":
-                token, probs = best(tables, weights, before, newest), None
-            else:
-                token, probs = draw(tables, keys, index, before, newest, context)
-            return (newest, token), (token, probs)
-
-        def draw(tables, keys, index, before, newest, context):
-            def sampled():
-                probs = sampling.to_probs(
-                    jnp.log(dense(tables, weights, before, newest)), context.sampling
-                )
-                return keys.draw(DRAFT, probs, index), probs
-
-            def greedy():  # the rule then looks at token ids only: no law
-                nothing = jnp.zeros((batch, target.vocab_size), tables.unigram.dtype)
-                return best(tables, weights, before, newest), nothing
-
-            return jax.lax.cond(jnp.all(context.sampling.greedy), greedy, sampled)
-
-        known = jnp.take_along_axis(context.tokens, jnp.maximum(context.length - 2, 0)[:, None], 1)[
-            :, 0
-        ]
-        before = jnp.where(context.length > 1, known, -1)
-        _, (tokens, probs) = jax.lax.scan(step, (before, context.pending), jnp.arange(gamma))
-        probs = None if probs is None else jnp.moveaxis(probs, 0, 1)
-        tokens = tokens.T
-        return Draft(tokens=tokens, valid=jnp.ones_like(tokens, bool), probs=probs), state
-
-    def probs(params, context):
-        before = jnp.pad(context.tokens[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
-        if mode == "argmax":
-            tokens = jax.vmap(best, (None, None, 0, 0))(
-                params.draft, weights, before, context.tokens
-            )
-            return jax.nn.one_hot(tokens, target.vocab_size)
-        each = jax.vmap(dense, (None, None, 0, 0))(params.draft, weights, before, context.tokens)
-        return sampling.to_probs(jnp.log(each), context.sampling)
-
+    settings = Settings(target.vocab_size, gamma, mode, weights)
     return Drafter(
         init_params=lambda key: jax.tree.map(jnp.asarray, counts),
         init=lambda params, context, target_out, slots: (),
-        propose=propose,
+        propose=functools.partial(_propose, settings),
         update=lambda params, state, draft, verdict, target_out: state,
         nodes=gamma,
         name="ngram_lm",
-        probs=probs,
+        probs=functools.partial(_probs, settings),
     )
 
 
-class _Row(NamedTuple):
-    """The law after one context, as a sum of sparse rows and a share of the unigram law."""
+def _propose(settings: Settings, params, keys, context, state):
+    tables, weights = params.draft, settings.weights
 
-    share: jax.Array  # f[] of the unigram law
-    ids: jax.Array  # i32[2,K] successors by the trigram and the bigram row, -1 = none
-    mass: jax.Array  # f[2,K]
+    def step(carry, index):
+        before, newest = carry
+        if settings.mode == "argmax":
+            token, probs = _most_probable(tables, weights, before, newest), None
+        else:
+            token, probs = _draw(settings, tables, keys, index, before, newest, context)
+        return (newest, token), (token, probs)
+
+    second_last = jnp.maximum(context.length - 2, 0)[:, None]
+    before = jnp.take_along_axis(context.tokens, second_last, 1)[:, 0]
+    before = jnp.where(context.length > 1, before, -1)
+    start = (before, context.pending)
+    _, (tokens, probs) = jax.lax.scan(step, start, jnp.arange(settings.gamma))
+    probs = None if probs is None else jnp.moveaxis(probs, 0, 1)
+    tokens = tokens.T
+    return Draft(tokens=tokens, valid=jnp.ones_like(tokens, bool), probs=probs), state
+
+
+def _draw(settings: Settings, tables, keys, index, before, newest, context):
+    """One draft token per row, i32[B], and its probabilities, f32[B,V]."""
+
+    def sampled():
+        mixed = _mixture(tables, settings.weights, before, newest)
+        probs = sampling.to_probs(jnp.log(mixed), context.sampling)
+        return keys.draw(DRAFT, probs, index), probs
+
+    def greedy():
+        # The rule then compares token ids only and reads no probabilities.
+        shape = (context.length.shape[0], settings.vocab_size)
+        unread = jnp.zeros(shape, tables.unigram.dtype)
+        return _most_probable(tables, settings.weights, before, newest), unread
+
+    return jax.lax.cond(jnp.all(context.sampling.greedy), greedy, sampled)
+
+
+def _probs(settings: Settings, params, context):
+    before = jnp.pad(context.tokens[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+    each = _most_probable if settings.mode == "argmax" else _mixture
+    each = jax.vmap(each, (None, None, 0, 0))
+    result = each(params.draft, settings.weights, before, context.tokens)
+    if settings.mode == "argmax":
+        return jax.nn.one_hot(result, settings.vocab_size)
+    return sampling.to_probs(jnp.log(result), context.sampling)
+
+
+class _Row(NamedTuple):
+    """The distribution after one context: sparse rows plus a share of the unigram distribution."""
+
+    share: jax.Array  # f[] weight of the unigram distribution
+    ids: jax.Array  # i32[2,K] successors in the trigram and the bigram row, -1 = none
+    mass: jax.Array  # f[2,K] their weighted probabilities
 
 
 def _row(tables: Tables, weights: Weights, before: jax.Array, newest: jax.Array) -> _Row:
-    """What the tables say after the tokens ``before``, ``newest`` i32[] (-1: there is none)."""
+    """The distribution after the tokens ``before``, ``newest`` i32[] (-1: no token)."""
     two_ids = jnp.where(newest >= 0, jnp.take(tables.bigram_ids, newest, axis=0, mode="clip"), -1)
     two = jnp.take(tables.bigram_probs, newest, axis=0, mode="clip")
-    l2 = jnp.where((two_ids[0] >= 0) & (weights.order >= 2), weights.bigram, 0).astype(two.dtype)
+    has_two = (two_ids[0] >= 0) & (weights.order >= 2)
+    weight_two = jnp.where(has_two, weights.bigram, 0).astype(two.dtype)
     slots = tables.trigram_keys.shape[0]
     places = (ngram_tables.slot(before, newest, slots) + jnp.arange(PROBES)) % slots
     keys = tables.trigram_keys[places]
     match = (keys[:, 0] == before) & (keys[:, 1] == newest)
-    found = match.any() & (before >= 0) & (newest >= 0)
+    has_three = match.any() & (before >= 0) & (newest >= 0)
     at = tables.trigram_rows[places[jnp.argmax(match)]]
-    if tables.trigram_ids.shape[0] == 0:  # a text of less than three tokens
+    if tables.trigram_ids.shape[0] == 0:
+        # Counted from a text of fewer than three tokens.
         three_ids, three = jnp.full_like(two_ids, -1), jnp.zeros_like(two)
     else:
         three_ids, three = tables.trigram_ids[at], tables.trigram_probs[at]
-    l3 = jnp.where(found & (weights.order >= 3), weights.trigram, 0).astype(two.dtype)
-    ids = jnp.stack([jnp.where(l3 > 0, three_ids, -1), jnp.where(l2 > 0, two_ids, -1)])
-    mass = jnp.stack([l3 * three, (1 - l3) * l2 * two])
-    return _Row((1 - l3) * (1 - l2), ids, mass)
+    weight_three = jnp.where(has_three & (weights.order >= 3), weights.trigram, 0).astype(two.dtype)
+    ids = jnp.stack(
+        [jnp.where(weight_three > 0, three_ids, -1), jnp.where(weight_two > 0, two_ids, -1)]
+    )
+    mass = jnp.stack([weight_three * three, (1 - weight_three) * weight_two * two])
+    return _Row((1 - weight_three) * (1 - weight_two), ids, mass)
 
 
 def mixture(tables: Tables, weights: Weights, before: jax.Array, newest: jax.Array) -> jax.Array:
-    """f32[V]: the law of the next token after ``before``, ``newest`` i32[] (-1: there is none)."""
+    """The probabilities of the next token after ``before``, ``newest`` i32[] (-1: no token).
+
+    f32[V].
+    """
     row = _row(tables, weights, before, newest)
     size = tables.unigram.shape[0]
-    flat = jnp.where(row.ids >= 0, row.ids, size).reshape(-1)  # beyond the end: dropped
+    # Ids beyond the end are dropped.
+    flat = jnp.where(row.ids >= 0, row.ids, size).reshape(-1)
     return (row.share * tables.unigram).at[flat].add(row.mass.reshape(-1), mode="drop")
 
 
 def most_probable(
     tables: Tables, weights: Weights, before: jax.Array, newest: jax.Array
 ) -> jax.Array:
-    """i32[]: the token where ``mixture`` is largest, the lowest on ties, without writing the law out.
+    """The token where ``mixture`` is largest, i32[]; the lowest id on ties.
 
-    It is in one of the sparse rows, or else the unigram law's own best.
+    It is in one of the sparse rows, or is the most probable unigram, so the f32[V] probabilities
+    are not computed.
     """
     row = _row(tables, weights, before, newest)
     ids = jnp.append(row.ids.reshape(-1), sampling.argmax(jnp.asarray(tables.unigram)))
@@ -175,3 +196,8 @@ def most_probable(
     score = row.share * tables.unigram[jnp.maximum(ids, 0)] + rows
     score = jnp.where(ids >= 0, score, -1)
     return jnp.min(jnp.where(score == score.max(), ids, tables.unigram.shape[0])).astype(jnp.int32)
+
+
+# Over rows.
+_mixture = jax.vmap(mixture, (None, None, 0, 0))
+_most_probable = jax.vmap(most_probable, (None, None, 0, 0))

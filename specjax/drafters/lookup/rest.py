@@ -1,13 +1,17 @@
-"""REST: the longest end of the text that something follows in a datastore; what did, as a tree. Deterministic, L1.
+"""REST: looks up the end of the text in a datastore and proposes its continuations as a tree.
 
-He et al. 2024 (2311.08252), card C4. The tree holds the most frequent beginnings of the continuations found. Where a phrase
-occurs more often than is looked at, occurrences spread evenly over all of them are taken (the original takes those with the
-smallest token ids), and its sampled mode, which is not lossless, is replaced by rules that are.
+Deterministic, L1. He et al. 2024 (2311.08252). The longest end of the text that occurs with a
+continuation is used, and the tree holds the most frequent prefixes of the continuations. Where a
+phrase occurs more than ``samples`` times, occurrences spread evenly over all of them are taken (the
+original takes those with the smallest token ids). The original's sampled mode is not lossless; here
+the acceptance rules replace it.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +19,20 @@ import jax.numpy as jnp
 from specjax.checks import counts, ngrams
 from specjax.data.datastore import Store
 from specjax.drafters.lookup import _frequency, _memory
-from specjax.drafters.lookup._suffix_array import continuing, find, follow, last_tokens, sample
+from specjax.drafters.lookup._suffix_array import follow, longest_match, sample
 from specjax.errors import UserError
 from specjax.types import DETERMINISTIC, LM, Draft, Drafter
+
+
+class Settings(NamedTuple):
+    """Static settings; see ``make``."""
+
+    max_ngram: int
+    min_ngram: int
+    samples: int
+    depth: int
+    nodes: int
+    reach: int  # of the datastore
 
 
 def make(
@@ -30,58 +45,61 @@ def make(
     depth: int = 10,
     nodes: int = 64,
 ) -> Drafter:
-    """Drafts by looking the end of the text up in a datastore.
+    """Drafts by looking up the end of the text in a datastore.
 
     Args:
         target: the model to be accelerated; only its vocabulary is read.
-        datastore: a ``Store``, or the directory of one (``configs/datastore.py`` builds it).
-        max_ngram: longest phrase looked up, at most the store's reach. Continuations are sorted by what the reach leaves:
-            it says how well the samples are spread.
-        min_ngram: shortest phrase looked up; nothing is proposed if that does not occur.
-        samples: occurrences looked at, K: the tree costs K^2 * depth comparisons.
+        datastore: a ``Store``, or its directory (``configs/datastore.py`` builds it).
+        max_ngram: longest phrase looked up, at most the store's reach. The continuations of a
+            phrase of n tokens are sorted by their first ``reach - n`` tokens, which determines how
+            evenly the samples are spread.
+        min_ngram: shortest phrase looked up; no token is proposed if it does not occur.
+        samples: K, occurrences used; the tree costs K^2 * depth comparisons.
         depth: longest continuation.
         nodes: size of the tree.
 
     Raises:
-        UserError: numbers below 1, min_ngram > max_ngram > reach, a directory without a datastore for this target.
+        UserError: numbers below 1, min_ngram > max_ngram, max_ngram > reach, a directory without a
+            datastore for this target.
     """
     counts(nodes=nodes, depth=depth, samples=samples)
     ngrams(max_ngram, min_ngram)
     store = _memory.load(target, datastore, max_ngram)
     if store is None:
         raise UserError("rest needs a datastore; build one with configs/datastore.py")
-    reach = store.reach
-
-    def row(tokens, order, text, length):
-        low, high = find(tokens, order, last_tokens(text, length, max_ngram), reach)
-        count = jnp.arange(1, max_ngram + 1)
-        size = jnp.max(
-            jnp.where(continuing(tokens, order, low, high) & (count >= min_ngram), count, 0)
-        )
-        at = jnp.maximum(size - 1, 0)
-        places = sample(order, low[at], high[at], samples)
-        places = jnp.where((places >= 0) & (size > 0), places + size, -1)
-        windows = follow(tokens, places, depth)
-        return _frequency.tree(windows, jnp.ones((samples,), jnp.float32), nodes)
-
-    def propose(params, keys, context, state):
-        store = params.draft
-        each = jax.vmap(row, (None, None, 0, 0))
-        tokens, parents, valid, _ = each(
-            store["tokens"], store["order"], context.tokens, context.length
-        )
-        return Draft(tokens, valid, parents, depth=min(depth, nodes)), state
-
+    settings = Settings(max_ngram, min_ngram, samples, depth, nodes, store.reach)
     return Drafter(
-        init_params=lambda key: {
-            "tokens": jnp.asarray(store.tokens),
-            "order": jnp.asarray(store.order),
-        },
+        init_params=lambda key: _memory.params(store),
         init=lambda params, context, target_out, slots: (),
-        propose=propose,
+        propose=functools.partial(_propose, settings),
         update=lambda params, state, draft, verdict, target_out: state,
         nodes=nodes,
         name="rest",
         siblings=DETERMINISTIC,
         depth=min(depth, nodes),
     )
+
+
+def _propose(settings: Settings, params, keys, context, state):
+    store = params.draft
+    each = jax.vmap(functools.partial(_tree, settings), (None, None, 0, 0))
+    tree = each(store["tokens"], store["order"], context.tokens, context.length)
+    depth = min(settings.depth, settings.nodes)
+    return Draft(tree.tokens, tree.valid, tree.parents, depth=depth), state
+
+
+def _tree(settings: Settings, tokens, order, text, length) -> _frequency.Tree:
+    match = longest_match(
+        tokens,
+        order,
+        text,
+        length,
+        max_ngram=settings.max_ngram,
+        min_ngram=settings.min_ngram,
+        reach=settings.reach,
+    )
+    places = sample(order, match.low, match.high, settings.samples)
+    places = jnp.where((places >= 0) & (match.size > 0), places + match.size, -1)
+    windows = follow(tokens, places, settings.depth)
+    weights = jnp.ones((settings.samples,), jnp.float32)
+    return _frequency.tree(windows, weights, settings.nodes)

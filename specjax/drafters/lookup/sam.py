@@ -1,31 +1,50 @@
-"""SAM-Decoding: what followed the longest match of any length, in the row's text or in a datastore. Deterministic, L1.
+"""SAM-Decoding: proposes what followed the longest match, in the row's text or in a datastore.
 
-Hu et al. 2024 (2411.10666), card C8. Each row has the suffix automaton of its own text, which grows by the new tokens in every
-round; it knows the longest suffix of the text that occurred before, and where first. If fewer than ``gamma`` tokens follow
-there, the next shorter match is asked, as long as one is left; if all are too late in the text, the longest match proposes
-what there is. (The published code fills up with token 0 and counts it as drafted.) A datastore is used instead where its
-match is longer by more than ``bias``. There the paper takes the first occurrence; here it is the middle one of those that a
-suffix array has in the order of their continuations, which is the usual continuation wherever most of them agree.
+Deterministic, L1. Hu et al. 2024 (2411.10666). Each row has the suffix automaton of its own text,
+which grows by the new tokens in every round. The automaton gives the longest suffix of the text
+that occurred before, and its first occurrence. If fewer than ``gamma`` tokens follow there, shorter
+matches are tried in turn; if no match has that many, the longest match proposes the tokens there
+are. (The published code fills up with token 0 and counts it as drafted.) A match in the datastore
+is used if it is longer by more than ``bias`` tokens. The paper takes its first occurrence. Here it
+is the middle one in the suffix array's order of continuations: where most of the continuations
+agree, it is the most frequent one.
 
-The automaton reads on when the row proposes, so rounds of another drafter are caught up with; a row reads its own text only.
-96 bytes a token of the buffer.
+The automaton reads new tokens when the row proposes, which includes those of rounds of other
+drafters. A row reads its own text only. Memory: 96 bytes per token of the buffer.
 
-``prompt_lookup`` with a large ``max_ngram`` compares instead, which proposes nearly the same at a cost that grows with the
-text, where this one's does not (experiments/draft_cost has both at 2048 tokens). But a prompt has to be read first, a token
-at a time, which that study leaves out. So this is for long outputs over long contexts; an accelerator, which pays for every
-small step and reads memory fast, may favour comparing: that is not measured.
+``prompt_lookup`` with a large ``max_ngram`` compares instead. It proposes nearly the same tokens,
+and its cost grows with the text, while the cost of this method does not (experiments/draft_cost
+measures both at 2048 tokens). But the automaton has to read the prompt first, token by token, which
+that study excludes. So this method is for long outputs after long contexts. Accelerators pay for
+every small step and read memory fast, which may favour comparing; that is not measured.
 """
 
 from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from specjax.checks import counts, whole
+from specjax.drafters._keys import DatastoreKeys
 from specjax.drafters.lookup import _automaton, _memory
-from specjax.drafters.lookup._suffix_array import continuing, find, follow, last_tokens, sample
+from specjax.drafters.lookup._suffix_array import follow, longest_match, sample
 from specjax.errors import UserError
 from specjax.types import LM, Draft, Drafter
+
+SHARED = DatastoreKeys
+
+
+class Settings(NamedTuple):
+    """Static settings; see ``make``."""
+
+    gamma: int
+    min_match: int
+    max_ngram: int
+    bias: int
+    reach: int  # of the datastore
 
 
 def make(
@@ -35,72 +54,83 @@ def make(
     min_match: int = 1,
     max_ngram: int = 16,
     bias: int = 5,
-    datastore: _memory.Given = None,
-    memory: int = 65536,
+    **shared: Any,
 ) -> Drafter:
     """Drafts a chain from the longest match.
 
     Args:
         target: the model to be accelerated; only its vocabulary is read.
-        gamma: tokens drafted at the most (the original's n_predicts).
-        min_match: no shorter match is used. The paper's 5 goes with another drafter behind it (``escalate``).
-        max_ngram: longest match looked for in the datastore; in the row's own text there is no limit.
-        bias: by how many tokens a match in the datastore must be longer to go before one in the row's own text.
-        datastore: texts to begin with: a ``Store`` or the directory of one.
-        memory: tokens of earlier outputs kept, beside the datastore, when it learns.
+        gamma: most tokens drafted (the original's n_predicts).
+        min_match: shorter matches are not used. The paper uses 5 together with another drafter
+            (``escalate``).
+        max_ngram: longest match in the datastore; matches in the row's own text have no limit.
+        bias: a match in the datastore is used if it is longer than the match in the row's own text
+            by more than this number of tokens.
+        shared: ``DatastoreKeys``.
 
     Raises:
         UserError: numbers out of range, min_match > max_ngram, a datastore of another tokenizer.
     """
+    keys = DatastoreKeys(**shared)
     counts(gamma=gamma, min_match=min_match, max_ngram=max_ngram)
     whole("bias", bias, 0)
     if min_match > max_ngram:
         raise UserError(
-            f"min_match is {min_match} and max_ngram {max_ngram}: a datastore could never match; raise it"
+            f"min_match is {min_match} and max_ngram {max_ngram}: "
+            "a datastore could never match; raise max_ngram"
         )
-    store = _memory.load(target, datastore, max_ngram)
+    store = _memory.load(target, keys.datastore, max_ngram)
     reach = _memory.reach(store, max_ngram)
-
-    def own(text, length, end, size):
-        place = end + jnp.arange(gamma)
-        return jnp.where((place < length) & (size > 0), jnp.take(text, place, mode="clip"), -1)
-
-    def others(tokens, order, text, length):
-        """i32[gamma] the datastore's continuation, -1 where it has none, and i32[] how long its match is."""
-        low, high = find(tokens, order, last_tokens(text, length, max_ngram), reach)
-        sizes = jnp.arange(1, max_ngram + 1)
-        last = jnp.take(order, jnp.maximum(high - 1, 0))  # it goes on if any of them does
-        size = jnp.max(
-            jnp.where(continuing(tokens, order, low, high) & (sizes >= min_match), sizes, 0)
-        )
-        at = jnp.maximum(size - 1, 0)
-        middle = sample(order, low[at], high[at], 1)[0] + size
-        start = jnp.where(
-            jnp.take(tokens, middle, mode="fill", fill_value=-1) >= 0, middle, last[at] + size
-        )
-        return follow(tokens, jnp.where(size > 0, start, -1)[None], gamma)[0], size
-
-    def propose(params, keys, context, automaton):
-        automaton = _automaton.extend(automaton, context.tokens, context.length)
-        found = _automaton.occurrence(automaton, gamma, min_match)
-        tokens = jax.vmap(own)(context.tokens, context.length, found.end, found.longest)
-        if params.draft:
-            store = params.draft["tokens"], params.draft["order"]
-            more, size = jax.vmap(others, (None, None, 0, 0))(
-                *store, context.tokens, context.length
-            )
-            mine = (found.longest > 0) & (found.longest >= size - bias)
-            tokens = jnp.where(mine[:, None], tokens, more)
-        return Draft(jnp.maximum(tokens, 0), tokens >= 0), automaton
-
     return Drafter(
         init_params=lambda key: _memory.params(store),
-        init=lambda params, context, target_out, slots: _automaton.extend(
-            _automaton.empty(context.length.shape[0], slots), context.tokens, context.length
-        ),
-        propose=propose,
+        init=_init,
+        propose=functools.partial(_propose, Settings(gamma, min_match, max_ngram, bias, reach)),
         update=lambda params, state, draft, verdict, target_out: state,
         nodes=gamma,
         name="sam",
-        learn=_memory.learner(store, max_ngram, memory),
+        learn=_memory.learner(store, max_ngram, keys.memory),
     )
+
+
+def _init(params, context, target_out, slots):
+    automaton = _automaton.empty(context.length.shape[0], slots)
+    return _automaton.extend(automaton, context.tokens, context.length)
+
+
+def _propose(settings: Settings, params, keys, context, automaton):
+    text = context.tokens, context.length
+    automaton = _automaton.extend(automaton, *text)
+    match = _automaton.occurrence(automaton, settings.gamma, settings.min_match)
+    own = functools.partial(_own, settings.gamma)
+    tokens = jax.vmap(own)(*text, match.end, match.longest)
+    if params.draft:
+        stored = jax.vmap(functools.partial(_stored, settings), (None, None, 0, 0))
+        others, size = stored(params.draft["tokens"], params.draft["order"], *text)
+        use_own = (match.longest > 0) & (match.longest >= size - settings.bias)
+        tokens = jnp.where(use_own[:, None], tokens, others)
+    return Draft(jnp.maximum(tokens, 0), tokens >= 0), automaton
+
+
+def _own(gamma: int, text, length, end, size) -> jax.Array:
+    """The continuation in the row's own text, i32[gamma], -1 after its end."""
+    place = end + jnp.arange(gamma)
+    return jnp.where((place < length) & (size > 0), jnp.take(text, place, mode="clip"), -1)
+
+
+def _stored(settings: Settings, tokens, order, text, length) -> tuple[jax.Array, jax.Array]:
+    """The datastore's continuation, i32[gamma], -1 after its end; the match's size, i32[]."""
+    low, high, size = longest_match(
+        tokens,
+        order,
+        text,
+        length,
+        max_ngram=settings.max_ngram,
+        min_ngram=settings.min_match,
+        reach=settings.reach,
+    )
+    middle = sample(order, low, high, 1)[0] + size
+    # The middle one may be at the end of its document; then a token follows the last one.
+    last = jnp.take(order, jnp.maximum(high - 1, 0)) + size
+    followed = jnp.take(tokens, middle, mode="fill", fill_value=-1) >= 0
+    start = jnp.where(followed, middle, last)
+    return follow(tokens, jnp.where(size > 0, start, -1)[None], settings.gamma)[0], size

@@ -1,39 +1,62 @@
-"""SuffixDecoding: the best-scored continuation over all match lengths, in the row's text and in earlier outputs. L1.
+"""SuffixDecoding: the best-scored continuation over all match lengths. L1.
 
-Oliaro et al. 2024 (2411.04975), card C8. For every length m of a matched suffix there is a candidate of at most
-``factor * m + offset`` tokens: a tree of the most probable continuations, or the path of the most frequent child. A token's
-probability is the share of the occurrences of the m tokens that went on to it; a candidate's score is the sum over its
-tokens, which is the number of tokens that it expects to be accepted. The best over m and over both places wins, the longer
-match among equals.
+Oliaro et al. 2024 (2411.04975). The row's text and earlier outputs are searched. For every length m
+of a matched suffix there is a candidate of at most ``factor * m + offset`` tokens: a tree of the
+most probable continuations, or the path of the most frequent child. A token's probability is the
+share of the occurrences of the m tokens that continue with it. A candidate's score is the sum of
+its tokens' probabilities, the expected number of accepted tokens. The candidate with the highest
+score over all m and both places is proposed; among equal scores the one of the longest match.
 
-The original keeps suffix trees, one per request and one of all outputs. Their counts are counts of occurrences, which are
-found here by comparing (the row's text) and through a suffix array (earlier outputs): exact up to ``samples`` occurrences a
-match, without any state that has to follow the text. The tree of all outputs leaks between users, so it is empty unless a
-``datastore`` is given or the caller asks it to learn (``warm``).
+The original keeps suffix trees, one per request and one of all outputs. Their counts are counts of
+occurrences. Here the occurrences are counted by comparing (the row's text) and with a suffix array
+(earlier outputs). The counts are exact up to ``samples`` occurrences per match, and no state has to
+follow the text. A tree of all outputs carries text from one user to another, so it is empty unless
+a ``datastore`` is given or the caller lets the drafter learn (``warm``).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from specjax.checks import counts, ngrams, number, one_of
+from specjax.drafters._keys import DatastoreKeys
 from specjax.drafters.lookup import _frequency, _match, _memory
 from specjax.drafters.lookup._suffix_array import find, follow, last_tokens, sample
 from specjax.errors import UserError
 from specjax.types import CHAIN, DETERMINISTIC, LM, Draft, Drafter
 
+SHARED = DatastoreKeys
 
-class _Found(NamedTuple):
-    """Continuations after each match length m = 1..M: an entry per prefix (see ``_frequency.Prefixes``)."""
+
+class Settings(NamedTuple):
+    """Static settings; see ``make``."""
+
+    nodes: int
+    depth: int  # at most nodes
+    mode: str
+    max_ngram: int
+    limits: tuple[float, ...]  # most tokens of a candidate, for the match lengths 1..max_ngram
+    min_prob: float
+    min_score: float
+    samples: int
+    reach: int  # of the datastore
+
+    @property
+    def sizes(self) -> jax.Array:
+        """i32[M] the match lengths."""
+        return jnp.arange(1, self.max_ngram + 1, dtype=jnp.int32)
+
+
+class _Candidates(NamedTuple):
+    """Continuations after each match length m = 1..M: one entry per ``_frequency.Prefixes``."""
 
     tokens: jax.Array  # i32[M,K,D] last token of each prefix
-    first: jax.Array  # i32[M,K,D] the continuation that speaks for it
-    prob: (
-        jax.Array
-    )  # f32[M,K,D] share of the occurrences; 0 where the entry is no prefix of its own
+    first: jax.Array  # i32[M,K,D] the first continuation with this prefix
+    prob: jax.Array  # f32[M,K,D] share of the occurrences; 0 where ``is_first`` is False
 
 
 def make(
@@ -49,137 +72,180 @@ def make(
     min_prob: float = 0.1,
     min_score: float = 0.0,
     samples: int = 32,
-    datastore: _memory.Given = None,
-    memory: int = 65536,
+    **shared: Any,
 ) -> Drafter:
     """Drafts by suffix statistics.
 
     Args:
         target: the model to be accelerated; only its vocabulary is read.
-        nodes: tokens drafted at the most.
+        nodes: most tokens drafted.
         depth: longest path.
         mode: "tree", or "path" for a chain.
-        max_ngram: longest match looked for.
-        min_ngram: shortest match looked for.
-        factor, offset: a match of m tokens may propose ``factor * m + offset`` of them.
-        min_prob: tokens below this probability, given the match, are not proposed.
-        min_score: nothing is proposed below this score (``escalate`` then asks its next drafter).
-        samples: occurrences looked at for each match; in the own text the latest of those with the longest match.
-        datastore: earlier outputs to begin with: a ``Store`` or the directory of one.
-        memory: tokens of earlier outputs kept, beside the datastore, when it learns.
+        max_ngram: longest match.
+        min_ngram: shortest match.
+        factor, offset: a match of m tokens may propose ``factor * m + offset`` tokens.
+        min_prob: tokens with a lower probability, given the match, are not proposed.
+        min_score: candidates with a lower score are not proposed (``escalate`` then asks its next
+            drafter).
+        samples: occurrences used for each match; in the row's own text the longest matches, the
+            latest first.
+        shared: ``DatastoreKeys``.
 
     Raises:
         UserError: numbers out of range, unknown ``mode``, a datastore of another tokenizer.
     """
+    keys = DatastoreKeys(**shared)
     counts(nodes=nodes, depth=depth, samples=samples)
     ngrams(max_ngram, min_ngram)
     one_of("mode", mode, ("tree", "path"))
     number("min_prob", min_prob, "in [0, 1]", lambda x: 0 <= x <= 1)
     number("min_score", min_score, ">= 0", lambda x: x >= 0)
+    limits = _limits(nodes, max_ngram, min_ngram, factor, offset)
+    store = _memory.load(target, keys.datastore, max_ngram)
+    depth, reach = min(depth, nodes), _memory.reach(store, max_ngram)
+    return _build(
+        Settings(nodes, depth, mode, max_ngram, limits, min_prob, min_score, samples, reach),
+        init_params=lambda key: _memory.params(store),
+        learn=_memory.learner(store, max_ngram, keys.memory),
+    )
+
+
+def _limits(
+    nodes: int, max_ngram: int, min_ngram: int, factor: float, offset: float
+) -> tuple[float, ...]:
+    """The most tokens of a candidate for each match length. Raises UserError."""
     number("factor", factor, ">= 0", lambda x: x >= 0)
     number("offset", offset, "that is finite", lambda x: True)
     if factor * max_ngram + offset < 1:
         raise UserError(
-            f"factor is {factor} and offset {offset}: even a match of {max_ngram} tokens may propose nothing; raise one"
+            f"factor is {factor} and offset {offset}: "
+            f"even a match of {max_ngram} tokens may propose no token; raise one of them"
         )
-    store = _memory.load(target, datastore, max_ngram)
-    reach = _memory.reach(store, max_ngram)
     sizes = jnp.arange(1, max_ngram + 1)
-    allowed = jnp.where(
-        sizes >= min_ngram, jnp.clip(jnp.floor(factor * sizes + offset + 1e-6), 0, nodes), 0
-    )
-    depth = min(depth, nodes)
+    limits = jnp.clip(jnp.floor(factor * sizes + offset + 1e-6), 0, nodes)
+    return tuple(jnp.where(sizes >= min_ngram, limits, 0).tolist())
 
-    def own(text, length) -> _Found:
-        ends, got = _match.best(_match.own_runs(text, length, max_ngram), samples, max_ngram)
-        windows = jnp.where((got > 0)[:, None], _match.windows(text, ends, depth, length), -1)
-        given = _frequency.prefixes(windows)
-        # The longest matches come first, so the occurrences of each length are the first few: a new prefix stays new.
-        among = got >= sizes[:, None]  # [M,K] the occurrences of the last m tokens
-        count = among.sum(-1)
-        same = given.common[..., None] > jnp.arange(depth)
-        weight = jnp.einsum("mj,ijd->mid", among.astype(jnp.float32), same.astype(jnp.float32))
-        mine = given.kept & (jnp.arange(samples) < count[:, None])[..., None]
-        prob = jnp.where(mine, weight / jnp.maximum(count, 1)[:, None, None], 0)
-        spread = lambda x: jnp.broadcast_to(x, prob.shape)  # noqa: E731
-        return _Found(spread(given.tokens), spread(given.first), prob)
 
-    def others(tokens, order, text, length) -> _Found:
-        low, high = find(tokens, order, last_tokens(text, length, max_ngram), reach)
-
-        def one(low, high, size):
-            places = sample(order, low, high, samples)
-            given = _frequency.prefixes(
-                follow(tokens, jnp.where(places >= 0, places + size, -1), depth)
-            )
-            # A document may end here: only occurrences that something follows count, as in the row's own text.
-            going = (jnp.diagonal(given.common) > 0).astype(jnp.float32)
-            weight = _frequency.weigh(given, going) / jnp.maximum(going.sum(), 1)
-            return _Found(given.tokens, given.first, jnp.where(given.kept, weight, 0))
-
-        return jax.vmap(one)(low, high, sizes)
-
-    def as_tree(found: _Found, count):
-        """One candidate, count f32[]: (tokens i32[N], parents, valid, score)."""
-        tokens, parents, valid, prob = _frequency.heaviest(
-            found.tokens, found.first, found.prob, nodes
-        )
-        return tokens, parents, valid & (jnp.arange(nodes) < count) & (prob >= min_prob)
-
-    def tree_score(found: _Found, count):
-        flat = jnp.where(found.prob >= min_prob, found.prob, 0).reshape(-1)
-        best = jax.lax.top_k(flat, min(nodes, flat.shape[0]))[0]
-        return jnp.where(jnp.arange(best.shape[0]) < count, best, 0).sum()
-
-    def as_path(found: _Found, count):
-        """The most frequent child, again and again: tokens i32[N], valid bool[N] and its score."""
-        tokens, valid, score, on, above = [], [], jnp.zeros(()), jnp.asarray(True), None
-        for level in range(depth):
-            prob = found.prob[:, level]
-            if above is not None:
-                prob = jnp.where(found.first[:, level - 1] == above, prob, 0)
-            above = jnp.argmax(prob)
-            on &= (prob[above] > 0) & (prob[above] >= min_prob) & (level < count)
-            tokens.append(found.tokens[above, level])
-            valid.append(on)
-            score += jnp.where(on, prob[above], 0)
-        pad = (0, nodes - depth)
-        return jnp.pad(jnp.stack(tokens), pad), jnp.pad(jnp.stack(valid), pad), score
-
-    def row(store, text, length):
-        found, count = own(text, length), allowed
-        if store:
-            more = others(store["tokens"], store["order"], text, length)
-            found = jax.tree.map(lambda *x: jnp.concatenate(x), found, more)
-            count = jnp.concatenate([allowed, allowed])
-        score: jax.Array = jax.vmap(tree_score if mode == "tree" else lambda *x: as_path(*x)[2])(
-            found, count
-        )
-        # The longest match among equals, and the row's own text before others': the last one of this order.
-        order = jnp.argsort(
-            jnp.tile(sizes, len(count) // max_ngram) * 2 + (jnp.arange(len(count)) < max_ngram)
-        )
-        best = order[len(count) - 1 - jnp.argmax(score[order][::-1])]
-        chosen = jax.tree.map(lambda x: x[best], found)
-        good = (score[best] > 0) & (score[best] >= min_score)
-        if mode == "path":
-            tokens, valid, _ = as_path(chosen, count[best])
-            return tokens, valid & good
-        tokens, parents, valid = as_tree(chosen, count[best])
-        return tokens, valid & good, parents
-
-    def propose(params, keys, context, state):
-        found = jax.vmap(row, (None, 0, 0))(params.draft, context.tokens, context.length)
-        return Draft(*found, depth=None if mode == "path" else depth), state
-
+def _build(settings: Settings, **functions: Any) -> Drafter:
+    path = settings.mode == "path"
     return Drafter(
-        init_params=lambda key: _memory.params(store),
         init=lambda params, context, target_out, slots: (),
-        propose=propose,
+        propose=functools.partial(_propose, settings),
         update=lambda params, state, draft, verdict, target_out: state,
-        nodes=nodes,
+        nodes=settings.nodes,
         name="suffix",
-        siblings=CHAIN if mode == "path" else DETERMINISTIC,
-        depth=None if mode == "path" else depth,
-        learn=_memory.learner(store, max_ngram, memory),
+        siblings=CHAIN if path else DETERMINISTIC,
+        depth=None if path else settings.depth,
+        **functions,
     )
+
+
+def _propose(settings: Settings, params, keys, context, state):
+    each = jax.vmap(functools.partial(_row, settings), (None, 0, 0))
+    drafted = each(params.draft, context.tokens, context.length)
+    return Draft(*drafted, depth=None if settings.mode == "path" else settings.depth), state
+
+
+def _row(settings: Settings, store, text, length):
+    """One row's draft: tokens i32[N], valid bool[N], and for a tree parents i32[N]."""
+    limits = jnp.asarray(settings.limits, jnp.float32)
+    candidates, limit = _own(settings, text, length), limits
+    if store:
+        stored = _stored(settings, store["tokens"], store["order"], text, length)
+        candidates = jax.tree.map(lambda *x: jnp.concatenate(x), candidates, stored)
+        limit = jnp.concatenate([limits, limits])
+    tree = settings.mode == "tree"
+    score = jax.vmap(functools.partial(_tree_score if tree else _path_score, settings))(
+        candidates, limit
+    )
+    best = _best_candidate(settings, score)
+    chosen = jax.tree.map(lambda x: x[best], candidates)
+    good = (score[best] > 0) & (score[best] >= settings.min_score)
+    if tree:
+        tokens, parents, valid = _as_tree(settings, chosen, limit[best])
+        return tokens, valid & good, parents
+    tokens, valid, _ = _as_path(settings, chosen, limit[best])
+    return tokens, valid & good
+
+
+def _own(settings: Settings, text, length) -> _Candidates:
+    """The candidates of the row's own text."""
+    samples, depth = settings.samples, settings.depth
+    run = _match.own_runs(text, length, settings.max_ngram)
+    ends, runs = _match.best(run, samples, settings.max_ngram)
+    windows = jnp.where((runs > 0)[:, None], _match.windows(text, ends, depth, length), -1)
+    prefixes = _frequency.prefixes(windows)
+    # The longest runs come first. So the occurrences of each length are the first few, and a prefix
+    # that is new among all occurrences is new among these. [M,K]: those of the last m tokens.
+    among = runs >= settings.sizes[:, None]
+    count = among.sum(-1)
+    same = prefixes.common[..., None] > jnp.arange(depth)
+    weight = jnp.einsum("mj,ijd->mid", among.astype(jnp.float32), same.astype(jnp.float32))
+    new = prefixes.is_first & (jnp.arange(samples) < count[:, None])[..., None]
+    prob = jnp.where(new, weight / jnp.maximum(count, 1)[:, None, None], 0)
+    tokens, first = (jnp.broadcast_to(x, prob.shape) for x in (prefixes.tokens, prefixes.first))
+    return _Candidates(tokens, first, prob)
+
+
+def _stored(settings: Settings, tokens, order, text, length) -> _Candidates:
+    """The candidates of earlier outputs."""
+    pattern = last_tokens(text, length, settings.max_ngram)
+    low, high = find(tokens, order, pattern, settings.reach)
+
+    def one(low, high, size):
+        places = sample(order, low, high, settings.samples)
+        places = jnp.where(places >= 0, places + size, -1)
+        prefixes = _frequency.prefixes(follow(tokens, places, settings.depth))
+        # A document may end here. Only occurrences with a continuation count, as in the row's text.
+        continued = (jnp.diagonal(prefixes.common) > 0).astype(jnp.float32)
+        prob = _frequency.weigh(prefixes, continued) / jnp.maximum(continued.sum(), 1)
+        return _Candidates(prefixes.tokens, prefixes.first, jnp.where(prefixes.is_first, prob, 0))
+
+    return jax.vmap(one)(low, high, settings.sizes)
+
+
+def _tree_score(settings: Settings, candidate: _Candidates, limit) -> jax.Array:
+    """The score of one candidate as a tree of at most ``limit`` f32[] tokens, f32[]."""
+    prob = jnp.where(candidate.prob >= settings.min_prob, candidate.prob, 0).reshape(-1)
+    best = jax.lax.top_k(prob, min(settings.nodes, prob.shape[0]))[0]
+    return jnp.where(jnp.arange(best.shape[0]) < limit, best, 0).sum()
+
+
+def _path_score(settings: Settings, candidate: _Candidates, limit) -> jax.Array:
+    """The score of one candidate as a path, f32[]."""
+    return _as_path(settings, candidate, limit)[2]
+
+
+def _best_candidate(settings: Settings, score) -> jax.Array:
+    """The number of the candidate with the highest score, i32[].
+
+    Among equal scores the longest match, and the row's own text before earlier outputs.
+    """
+    size, count = settings.max_ngram, len(score)
+    preference = jnp.tile(settings.sizes, count // size) * 2 + (jnp.arange(count) < size)
+    order = jnp.argsort(preference)
+    return order[count - 1 - jnp.argmax(score[order][::-1])]
+
+
+def _as_tree(settings: Settings, candidate: _Candidates, limit):
+    """One candidate as a tree: tokens i32[N], parents i32[N], valid bool[N]."""
+    nodes = settings.nodes
+    tree = _frequency.heaviest(candidate.tokens, candidate.first, candidate.prob, nodes)
+    valid = tree.valid & (jnp.arange(nodes) < limit) & (tree.weight >= settings.min_prob)
+    return tree.tokens, tree.parents, valid
+
+
+def _as_path(settings: Settings, candidate: _Candidates, limit):
+    """The path of the most frequent child: tokens i32[N], valid bool[N] and its score f32[]."""
+    tokens, valid, score, going, above = [], [], jnp.zeros(()), jnp.asarray(True), None
+    for level in range(settings.depth):
+        prob = candidate.prob[:, level]
+        if above is not None:
+            prob = jnp.where(candidate.first[:, level - 1] == above, prob, 0)
+        above = jnp.argmax(prob)
+        going &= (prob[above] > 0) & (prob[above] >= settings.min_prob) & (level < limit)
+        tokens.append(candidate.tokens[above, level])
+        valid.append(going)
+        score += jnp.where(going, prob[above], 0)
+    pad = (0, settings.nodes - settings.depth)
+    return jnp.pad(jnp.stack(tokens), pad), jnp.pad(jnp.stack(valid), pad), score

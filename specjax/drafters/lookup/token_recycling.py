@@ -1,10 +1,12 @@
-"""Token recycling: what the target last thought would follow each token is the next draft. Deterministic, no weights, L1.
+"""Token recycling: the target's latest predictions after each token are the next draft.
 
-Luo et al. 2024 (2408.08696), card C7. Each row keeps a matrix of the ``top_k`` best successors of every token, as the target
-saw them when it last met that token, be it in the text or in a draft that fell. A draft walks through the matrix along a tree
-of fixed shape. A row starts with what ``learn`` carried over, else with nothing: it then drafts nothing.
+Deterministic, no weights, L1. Luo et al. 2024 (2408.08696). Each row keeps a matrix of the
+``top_k`` best successors of every token, from the latest target pass over that token, in the text
+or in a rejected draft. A draft walks through the matrix along a tree of fixed shape. A row starts
+with the matrix that ``learn`` carried over, or with an empty one; then the first draft is empty.
 
-Memory: B * V * top_k * 4 bytes (1 MB a row at V = 32 000 and top_k = 8), and once more without B for the parameters.
+Memory: B * V * top_k * 4 bytes (1 MB per row at V = 32 000 and top_k = 8), and V * top_k * 4 bytes
+for the parameters.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,131 +28,137 @@ from specjax.topology import shapes
 from specjax.topology.shapes import Topology
 from specjax.types import DETERMINISTIC, LM, Draft, Drafter
 
-COUNTS = (
-    8,
-    21,
-    25,
-    15,
-    8,
-    3,
-)  # nodes at each level of the default tree: 80, six deep, as in the original
+# Nodes at each level of the default tree: 80 nodes and depth 6, as in the original.
+COUNTS = (8, 21, 25, 15, 8, 3)
 
 
 class State(struct.PyTreeNode):
-    """What a row has seen."""
+    """The matrix of each row."""
 
     matrix: jax.Array  # i32[B,V,k] best successors of each token, the best first; -1 = unknown
-    pending: jax.Array  # i32[B] the token that the current draft hangs from
+    pending: jax.Array  # i32[B] the pending token at the latest draft
+
+
+class Settings(NamedTuple):
+    """Static settings; see ``make``."""
+
+    vocab_size: int
+    shape: Topology
+    top_k: int
 
 
 def default_tree() -> Topology:
-    """The 80 nodes that are most often right if every rank is half as likely to be right as the one before.
+    """The 80 most probable nodes if each rank is half as probable as the rank before it.
 
-    A path is then 2^-(sum of its ranks) as likely as the path of best ranks, so each level takes the paths of the smallest
-    sums below those that the level above took, and on ties those with the better rank first. The original's tree has the same
-    number of nodes at each level; its choice of them was measured on one model.
+    The probability of a path is then proportional to 2^-(sum of its ranks). So each level takes the
+    paths with the smallest sums below the paths of the level above, and on ties those with the
+    smaller first rank. The original's tree has the same number of nodes at each level; its nodes
+    were chosen by a measurement on one model.
     """
     level: list[tuple[int, ...]] = [()]
-    names: list[tuple[int, ...]] = []
+    paths: list[tuple[int, ...]] = []
     for count in COUNTS:
-        below = [(*name, rank) for name, rank in itertools.product(level, range(COUNTS[0]))]
-        level = sorted(below, key=lambda name: (sum(name), name))[:count]
-        names += level
-    return shapes.from_ranks(names)
+        below = [(*path, rank) for path, rank in itertools.product(level, range(COUNTS[0]))]
+        level = sorted(below, key=lambda path: (sum(path), path))[:count]
+        paths += level
+    return shapes.from_ranks(paths)
 
 
 def make(target: LM, *, tree: Topology | str | Sequence[int] = "", top_k: int = 8) -> Drafter:
     """Drafts by walking through the target's own latest predictions.
 
+    Equal arguments give the same drafter, so that no program is compiled twice.
+
     Args:
         target: any model; only its vocabulary's size is read.
-        tree: the shape of a draft, as ``topology.parse`` reads it; "" is the tree of ``default_tree``.
-        top_k: successors kept of each token; at least as many as any node of the tree has children.
+        tree: the shape of a draft, in the forms of ``topology.parse``; "" is ``default_tree``.
+        top_k: successors kept for each token; at least the largest number of children in the tree.
 
     Raises:
-        UserError: a shape that is none, more children than top_k, more successors than the vocabulary has tokens.
+        UserError: an invalid shape, more children than top_k, top_k above the vocabulary's size.
     """
     whole("top_k", top_k, 1)
     shape = default_tree() if isinstance(tree, str) and not tree else shapes.parse(tree)
     if shape.branching > top_k:
         raise UserError(
-            f"top_k is {top_k} and a node of the tree has {shape.branching} children; raise it, or take a narrower tree"
+            f"top_k is {top_k} and a node of the tree has {shape.branching} children; "
+            "raise top_k, or use a narrower tree"
         )
     if top_k > target.vocab_size:
         raise UserError(
-            f"top_k is {top_k} and the vocabulary has {target.vocab_size} tokens; lower it, and take a tree as narrow"
+            f"top_k is {top_k} and the vocabulary has {target.vocab_size} tokens; "
+            "lower top_k, and use a tree with no more children per node"
         )
-    return _build(target, shape, int(top_k))
+    return _build(Settings(target.vocab_size, shape, int(top_k)))
 
 
-@functools.cache  # equal arguments, the same drafter: nothing is compiled twice
-def _build(target: LM, shape: Topology, top_k: int) -> Drafter:
-    vocab = target.vocab_size
-    parents, ranks = np.array(shape.parents), np.array(shape.ranks)
-
-    def init_params(key):
-        return {"matrix": jnp.full((vocab, top_k), -1, jnp.int32)}
-
-    def init(params, context, target_out, slots):
-        matrix = params.draft["matrix"]
-        if matrix.shape != (vocab, top_k):
-            raise UserError(
-                f"token_recycling was given a matrix of shape {matrix.shape}, and with top_k={top_k} it is "
-                f"{(vocab, top_k)}; give the parameters that this drafter made"
-            )
-        batch = context.length.shape[0]
-        return State(
-            jnp.broadcast_to(matrix, (batch, vocab, top_k)).astype(jnp.int32), context.pending
-        )
-
-    def propose(params, keys, context, state):
-        batch, pending = context.length.shape[0], context.pending
-        row = jnp.arange(batch)[:, None]
-        above, order, levels = pending[:, None], [-1], []
-        for level in shape.levels:
-            nodes = list(level)
-            place = np.array([order.index(parents[node]) for node in nodes])
-            parent = above[:, place]
-            found = state.matrix[row, jnp.clip(parent, 0, vocab - 1), ranks[nodes]]
-            above, order = jnp.where(parent < 0, -1, found), nodes
-            levels.append(above)
-        back = np.argsort(np.concatenate(shape.levels))
-        tokens = jnp.concatenate(levels, 1)[:, back]
-        draft = Draft(
-            tokens=tokens,
-            valid=tokens >= 0,
-            parents=jnp.broadcast_to(jnp.asarray(parents, jnp.int32), tokens.shape),
-            depth=shape.depth,
-        )
-        return draft, state.replace(pending=pending)
-
-    def update(params, state, draft, verdict, target_out):
-        best = sampling.top(target_out.logits, top_k)[1]
-        return state.replace(
-            matrix=refresh(state.matrix, state.pending, draft, verdict.path, verdict.count, best)
-        )
-
-    def learn(params, state, prompt_lengths):
-        old = matrix = np.asarray(params.draft["matrix"])
-        for row in np.asarray(state.draft.matrix):
-            new = (row != old).any(
-                -1, keepdims=True
-            )  # what a row only began with must not undo what another learnt
-            matrix = np.where(new & (row >= 0), row, matrix)
-        return {"matrix": jnp.asarray(matrix)}
-
+@functools.cache
+def _build(settings: Settings) -> Drafter:
     return Drafter(
-        init_params=init_params,
-        init=init,
-        propose=propose,
-        update=update,
-        nodes=shape.nodes,
+        init_params=functools.partial(_init_params, settings),
+        init=functools.partial(_init, settings),
+        propose=functools.partial(_propose, settings),
+        update=functools.partial(_update, settings),
+        nodes=settings.shape.nodes,
         name="token_recycling",
         siblings=DETERMINISTIC,
-        depth=shape.depth,
+        depth=settings.shape.depth,
         features=True,
-        learn=learn,
+        learn=_learn,
     )
+
+
+def _init_params(settings: Settings, key):
+    return {"matrix": jnp.full((settings.vocab_size, settings.top_k), -1, jnp.int32)}
+
+
+def _init(settings: Settings, params, context, target_out, slots):
+    matrix, shape = params.draft["matrix"], (settings.vocab_size, settings.top_k)
+    if matrix.shape != shape:
+        raise UserError(
+            f"token_recycling got a matrix of shape {matrix.shape}, and with "
+            f"top_k={settings.top_k} it is {shape}; give parameters of this drafter"
+        )
+    batch = context.length.shape[0]
+    return State(jnp.broadcast_to(matrix, (batch, *shape)).astype(jnp.int32), context.pending)
+
+
+def _propose(settings: Settings, params, keys, context, state):
+    shape, pending = settings.shape, context.pending
+    parents, ranks = np.array(shape.parents), np.array(shape.ranks)
+    row = jnp.arange(context.length.shape[0])[:, None]
+    # The tokens and the numbers of the level above; -1 is the pending token.
+    above, numbers, levels = pending[:, None], [-1], []
+    for level in shape.levels:
+        nodes = list(level)
+        parent = above[:, np.array([numbers.index(parents[node]) for node in nodes])]
+        successor = state.matrix[row, jnp.clip(parent, 0, settings.vocab_size - 1), ranks[nodes]]
+        above, numbers = jnp.where(parent < 0, -1, successor), nodes
+        levels.append(above)
+    order = np.argsort(np.concatenate(shape.levels))
+    tokens = jnp.concatenate(levels, 1)[:, order]
+    draft = Draft(
+        tokens=tokens,
+        valid=tokens >= 0,
+        parents=jnp.broadcast_to(jnp.asarray(parents, jnp.int32), tokens.shape),
+        depth=shape.depth,
+    )
+    return draft, state.replace(pending=pending)
+
+
+def _update(settings: Settings, params, state, draft, verdict, target_out):
+    best = sampling.top(target_out.logits, settings.top_k)[1]
+    matrix = refresh(state.matrix, state.pending, draft, verdict.path, verdict.count, best)
+    return state.replace(matrix=matrix)
+
+
+def _learn(params, state, prompt_lengths):
+    old = matrix = np.asarray(params.draft["matrix"])
+    for row in np.asarray(state.draft.matrix):
+        # Entries that a row did not change must not overwrite what another row learned.
+        new = (row != old).any(-1, keepdims=True)
+        matrix = np.where(new & (row >= 0), row, matrix)
+    return {"matrix": jnp.asarray(matrix)}
 
 
 def refresh(
@@ -160,10 +169,18 @@ def refresh(
     count: jax.Array,
     best: jax.Array,
 ) -> jax.Array:
-    """The matrix i32[B,V,k] after a verdict (``path``, ``count``); best i32[B,N+1,k] follows the pending token and each node.
+    """The matrix after a verdict.
 
-    Where several nodes carry one token, the last of them on the accepted path wins (the pending token is its beginning), else
-    the node of the highest number. Nodes that do not exist, and rows that count 0, change nothing.
+    If several nodes have the same token, the last one on the accepted path is used (the pending
+    token is the beginning of this path); if none of them is accepted, the one with the highest
+    number. Nodes that do not exist, and rows with count 0, do not change the matrix.
+
+    Args:
+        matrix: i32[B,V,k].
+        pending: i32[B].
+        draft: the draft of the round.
+        path, count: of the verdict.
+        best: i32[B,N+1,k] best successors of the pending token and of each node.
     """
     batch, size = draft.tokens.shape
     tokens = jnp.concatenate([pending[:, None], draft.tokens], 1)
@@ -175,9 +192,8 @@ def refresh(
         for first, rest in ((count > 0, accepted), (count > 0, real))
     )
     weight = jnp.where(real, jnp.arange(size + 1) + (size + 1) * accepted, -1)
-    # XLA does not say which of two writes to one place stays, so only one is made.
-    beaten = ((tokens[:, :, None] == tokens[:, None]) & (weight[:, None] > weight[:, :, None])).any(
-        -1
-    )
-    where = jnp.where(real & ~beaten, tokens, matrix.shape[1])
+    # XLA does not define which of two writes to the same place wins, so only one is made.
+    heavier = weight[:, None] > weight[:, :, None]
+    replaced = ((tokens[:, :, None] == tokens[:, None]) & heavier).any(-1)
+    where = jnp.where(real & ~replaced, tokens, matrix.shape[1])
     return matrix.at[jnp.arange(batch)[:, None], where].set(best, mode="drop")

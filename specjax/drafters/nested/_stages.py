@@ -1,52 +1,66 @@
-"""Drafters that are made of others: how those are given, and how they are made."""
+"""The inner drafters of a nested drafter: their checks, and how they are made."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specjax import drafters as registry
+from specjax import drafters
 from specjax.errors import UserError
-from specjax.types import LM, Drafter
+from specjax.registry import keys_of
+from specjax.types import LM, Drafter, ModelParams
 
 Stages = Mapping[str, Mapping[str, Any] | Drafter] | Sequence[Drafter]
 
 
-def check(who: str, given: Stages) -> None:
-    """Raises UserError unless ``build`` would know these drafters and take their keys; ``who`` is the one that asks."""
-    if not isinstance(given, Mapping | Sequence) or isinstance(given, str) or not given:
-        raise UserError(f"{who} needs drafters to ask, label -> keys; give at least one")
-    for label, keys in _in_order(given):
-        if not isinstance(keys, Drafter):
-            if not isinstance(keys, Mapping):
-                raise UserError(
-                    f"{who}: drafter {label} is {keys!r}; give its keys, name among them, or a Drafter"
-                )
-            registry.check(**_keys(label, keys))
+def check(name: str, stages: Stages) -> None:
+    """Checks the names and keys of inner drafters; ``name`` is the nested drafter.
 
-
-def build(target: LM, given: Stages, *, gaps: bool) -> list[Drafter]:
-    """The drafters: those of a mapping in the alphabetical order of their labels, a configuration keeps no other.
-
-    ``gaps``: rounds may pass in which another one proposes.
+    Raises:
+        UserError: no drafters, an unknown name, or a key that a drafter does not take.
     """
-    stages = []
-    for label, keys in _in_order(given):
+    if not isinstance(stages, Mapping | Sequence) or isinstance(stages, str) or not stages:
+        raise UserError(f"{name} needs inner drafters, label -> keys; give at least one")
+    for label, keys in _in_order(stages):
         if isinstance(keys, Drafter):
-            stages.append(keys)
             continue
-        chosen = _keys(label, keys)
-        if gaps and "gaps" in inspect.signature(registry.load(chosen["name"]).make).parameters:
+        if not isinstance(keys, Mapping):
+            raise UserError(
+                f"{name}: drafter {label} is {keys!r}; give its keys, including name, or a Drafter"
+            )
+        drafters.check(**_with_name(label, keys))
+
+
+def build(target: LM, stages: Stages, *, gaps: bool) -> list[Drafter]:
+    """Makes the inner drafters.
+
+    Args:
+        target: the model to be accelerated.
+        stages: drafters in a mapping are ordered by label, because a configuration keeps no other
+            order.
+        gaps: whether rounds may pass in which another drafter proposes.
+    """
+    built = []
+    for label, keys in _in_order(stages):
+        if isinstance(keys, Drafter):
+            built.append(keys)
+            continue
+        chosen = _with_name(label, keys)
+        if gaps and "gaps" in keys_of(drafters.load(chosen["name"])):
             chosen["gaps"] = True
-        stages.append(registry.make(chosen.pop("name"), target, **chosen))
-    return stages
+        built.append(drafters.make(chosen.pop("name"), target, **chosen))
+    return built
 
 
-def _in_order(given: Stages) -> list[tuple[Any, Any]]:
-    return sorted(given.items()) if isinstance(given, Mapping) else list(enumerate(given))
+def stage_params(params: ModelParams, key: int | str) -> ModelParams:
+    """The parameters for one inner drafter, at ``key`` in the nested drafter's parameters."""
+    return params._replace(draft=params.draft[key])
 
 
-def _keys(label: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that have a value, the name among them."""
+def _in_order(stages: Stages) -> list[tuple[Any, Any]]:
+    return sorted(stages.items()) if isinstance(stages, Mapping) else list(enumerate(stages))
+
+
+def _with_name(label: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that have a value, and the drafter's name, by default its label."""
     return {"name": str(label)} | {key: value for key, value in keys.items() if value is not None}

@@ -1,16 +1,18 @@
-"""Escalation: ask drafters in turn, the cheapest first; in each row the first that proposes wins. L1.
+"""Escalation: asks drafters in turn, the cheapest first; in each row the first draft is used. L1.
 
-The general form of "n-gram, else draft model" (Spector and Ré 2023, 2308.04623; SAM-Decoding, 2411.10666; SuffixDecoding's
-hybrid, 2411.04975), card D2. Who proposes depends on the committed text and on past rounds only, so the law of what is
-emitted does not change. A drafter that no row needs does not run in that round. A draft model reads what it missed when its
-turn comes; drafters that learn from the target's outputs (``token_recycling``, ``lookahead``, ``jacobi``) learn in their own
-rounds only.
+The general form of "n-gram, else draft model" (Spector and Ré 2023, 2308.04623; SAM-Decoding,
+2411.10666; SuffixDecoding's hybrid, 2411.04975). Which drafter proposes depends only on the
+committed text and on past rounds, so the output law does not change. A drafter that no row needs
+does not run in that round. A draft model reads the tokens that it missed when its turn comes.
+Drafters that learn from the target's outputs (``token_recycling``, ``lookahead``, ``jacobi``) learn
+only in rounds in which they propose.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,25 +21,43 @@ from flax import struct
 from specjax import rng, tree
 from specjax.checks import number
 from specjax.drafters.nested import _stages
-from specjax.drafters.nested._stages import Stages
+from specjax.drafters.nested._stages import Stages, stage_params
 from specjax.errors import UserError
-from specjax.types import CHAIN, DETERMINISTIC, LM, Draft, Drafter, ModelParams, Output, Verdict
+from specjax.types import CHAIN, DETERMINISTIC, LM, Draft, Drafter, Output, Verdict
 
 
 class State(struct.PyTreeNode):
-    """What is carried: the drafters' states, who proposed last, and how each has done."""
+    """The states of n drafters, which one proposed last, and how many tokens each had accepted."""
 
     states: tuple[Any, ...]
-    winner: jax.Array  # i32[B] the stage whose draft it was, of proposals or, if there were none, the last one asked
-    rate: (
-        jax.Array
-    )  # f32[B,n] moving average of the share of its drafts that was accepted, 1 at first
-    idle: jax.Array  # bool[B] whether the last verdict counted nothing
+    # i32[B] the drafter that proposed; if none did, the last one that was asked.
+    winner: jax.Array
+    # f32[B,n] moving average of the share of its draft that was accepted, 1 at first.
+    rate: jax.Array
+    idle: jax.Array  # bool[B] whether the last verdict counted 0
     seen: jax.Array  # i32[B] length of the text at the last proposal
 
 
+class Settings(NamedTuple):
+    """Static settings; see ``make``."""
+
+    vocab_size: int
+    stages: tuple[Drafter, ...]  # the inner drafters in order
+    siblings: str
+    least: float
+    decay: float
+
+    @property
+    def nodes(self) -> int:
+        return max(stage.nodes for stage in self.stages)
+
+    @property
+    def longest(self) -> int:
+        return max(stage.longest for stage in self.stages)
+
+
 def check(drafters: Stages, **_: Any) -> None:
-    """Raises UserError unless ``make`` would know these drafters and take their keys."""
+    """Raises UserError unless all inner drafters have known names and keys they take."""
     _stages.check("escalate", drafters)
 
 
@@ -46,170 +66,209 @@ def make(target: LM, *, drafters: Stages, least: float = 0.0, decay: float = 0.8
 
     Args:
         target: the model to be accelerated.
-        drafters: label -> keys of a drafter ("name" among them, by default the label), asked in the alphabetical order of the
-            labels, for a configuration keeps no other; or ready-made drafters in the order given. All chains, or
-            deterministic drafts (chains and trees) only.
-        least: a drafter whose rolling acceptance in a row has fallen below this share is not asked in that row any more.
+        drafters: label -> keys of a drafter (including "name", by default the label), asked in the
+            alphabetical order of the labels, because a configuration keeps no other order; or
+            ready-made drafters in the given order. All chains, or all deterministic (chains and
+            trees).
+        least: a drafter is not asked in a row while its moving average of accepted shares in that
+            row is lower.
         decay: weight of the past in that average, in [0, 1).
 
     Raises:
-        UserError: no drafters, unknown ones, drafts that do not go together, a drafter that must take part in every round.
+        UserError: no drafters, unknown ones, drafts that cannot be combined, a drafter that must
+            take part in every round.
     """
     check(drafters)
     for name, value in (("least", least), ("decay", decay)):
         number(name, value, "in [0, 1)", lambda x: 0 <= x < 1)
-    stages = _stages.build(target, drafters, gaps=True)
-    nodes, longest = max(s.nodes for s in stages), max(s.longest for s in stages)
-    if not nodes:
-        raise UserError("escalate: none of the drafters drafts anything")
+    stages = tuple(_stages.build(target, drafters, gaps=True))
+    settings = Settings(target.vocab_size, stages, _siblings(stages), least, decay)
+    return Drafter(
+        init_params=functools.partial(_init_params, settings),
+        init=functools.partial(_init, settings),
+        propose=functools.partial(_propose, settings),
+        update=functools.partial(_update, settings),
+        nodes=settings.nodes,
+        name="escalate",
+        siblings=settings.siblings,
+        depth=None if settings.siblings == CHAIN else settings.longest,
+        features=any(stage.features for stage in stages),
+        # Which drafter proposes depends on the text.
+        constant_cost=False,
+        learn=functools.partial(_learn, settings) if any(s.learn for s in stages) else None,
+    )
+
+
+def _siblings(stages: Sequence[Drafter]) -> str:
+    """The kind of siblings of the combined drafts. Raises UserError."""
+    if not any(stage.nodes for stage in stages):
+        raise UserError("escalate: none of the drafters drafts any tokens")
     kinds = {stage.siblings for stage in stages}
     if not kinds <= {CHAIN, DETERMINISTIC}:
         raise UserError(
-            f"escalate takes chains and deterministic trees, and one of its drafters drafts {sorted(kinds)[-1]} siblings"
+            "escalate takes chains and deterministic trees; "
+            f"one of its drafters drafts {sorted(kinds)[-1]} siblings"
         )
-    kind = CHAIN if kinds == {CHAIN} else DETERMINISTIC
     for stage in stages:
         if not stage.gaps:
             raise UserError(
                 f"escalate: {stage.name} must take part in every round; it cannot wait for its turn"
             )
+    return CHAIN if kinds == {CHAIN} else DETERMINISTIC
 
-    def own(params: ModelParams, index: int) -> ModelParams:
-        return params._replace(draft=params.draft[index])
 
-    def init(params, context, target_out, slots):
-        # Each is told of as many slots as it would have alone.
-        states = tuple(
-            s.init(own(params, i), context, target_out, slots - nodes + s.nodes)
-            for i, s in enumerate(stages)
-        )
-        batch = context.length.shape[0]
-        return State(
-            states,
-            jnp.full((batch,), len(stages), jnp.int32),
-            jnp.ones((batch, len(stages)), jnp.float32),
-            jnp.zeros((batch,), bool),
-            jnp.zeros_like(context.length),
-        )
-
-    def propose(params, keys, context, state):
-        batch = context.length.shape[0]
-        winner = last = jnp.full((batch,), len(stages), jnp.int32)
-        finished = state.idle & (
-            context.length == state.seen
-        )  # it stands still, so that nobody need run for it
-        states, drafts = [], []
-        for index, stage in enumerate(stages):
-            mine, inner = own(params, index), keys.inner(index, same_target=True)
-            asked = (winner == len(stages)) & (state.rate[:, index] >= least) & ~finished
-
-            def run(old, stage=stage, mine=mine, inner=inner):
-                return stage.propose(mine, inner, context, old)
-
-            def rest(old, stage=stage, mine=mine):
-                fake = rng.RowKeys(rng.row_keys(0, batch), jnp.zeros((), jnp.int32), context.length)
-                with jax.disable_jit(False):  # only the shapes are wanted
-                    shape = jax.eval_shape(lambda s: stage.propose(mine, fake, context, s)[0], old)
-                return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape), old
-
-            draft, after = jax.lax.cond(asked.any(), run, rest, state.states[index])
-            proposed = (
-                tree.exists(draft.valid, draft.parents).any(-1)
-                if stage.nodes
-                else jnp.zeros((batch,), bool)
-            )
-            winner, last = jnp.where(asked & proposed, index, winner), jnp.where(asked, index, last)
-            states.append(after)
-            drafts.append(draft)
-        # Where nobody proposes the round still belongs to somebody: some nodes only look (those of lookahead's window),
-        # and there is something to learn from the target's one token.
-        winner = jnp.where(winner == len(stages), last, winner)
-        return _merge(drafts, winner), State(
-            tuple(states), winner, state.rate, state.idle, context.length
-        )
-
-    def _merge(drafts: Sequence[Draft], winner: jax.Array) -> Draft:
-        batch, vocab = winner.shape[0], target.vocab_size
-        drawn = any(draft.probs is not None for draft in drafts)
-        if drawn and kind == DETERMINISTIC:
-            raise UserError(
-                "escalate: beside a deterministic tree every drafter must be deterministic; one samples"
-            )
-        tokens, valid = jnp.zeros((batch, nodes), jnp.int32), jnp.zeros((batch, nodes), bool)
-        parents, finite = jnp.full((batch, nodes), -1, jnp.int32), jnp.ones((batch,), bool)
-        probs = None
-        for index, draft in enumerate(drafts):
-            mine = (winner == index)[:, None]
-            size = draft.tokens.shape[1]
-            above = (
-                jnp.arange(size, dtype=jnp.int32) - 1 if draft.parents is None else draft.parents
-            )
-            tokens = tokens.at[:, :size].set(jnp.where(mine, draft.tokens, tokens[:, :size]))
-            valid = valid.at[:, :size].set(jnp.where(mine, draft.valid, valid[:, :size]))
-            parents = parents.at[:, :size].set(jnp.where(mine, above, parents[:, :size]))
-            if draft.finite is not None:
-                finite &= draft.finite | ~mine[:, 0]
-            if drawn:
-                # A token that was not drawn has the law that is certain of it.
-                laws = jax.nn.one_hot(draft.tokens, vocab) if draft.probs is None else draft.probs
-                if probs is None:
-                    probs = jnp.zeros((batch, nodes, vocab), laws.dtype)
-                probs = probs.astype(jnp.promote_types(probs.dtype, laws.dtype))
-                probs = probs.at[:, :size].set(jnp.where(mine[..., None], laws, probs[:, :size]))
-        if kind == CHAIN:
-            return Draft(tokens, valid, probs=probs, finite=finite)
-        return Draft(tokens, valid, parents, finite=finite, depth=longest)
-
-    def update(params, state, draft, verdict, target_out):
-        accepted = (verdict.path >= 0).sum(-1)
-        reach = tree.depths(draft.parents, *draft.tokens.shape) + 1
-        tried = jnp.where(tree.exists(draft.valid, draft.parents), reach, 0).max(-1)
-        share = (accepted / jnp.maximum(tried, 1)).astype(jnp.float32)
-        states, rate = [], state.rate
-        for index, stage in enumerate(stages):
-            won = (state.winner == index) & (verdict.count > 0)
-            n, m = stage.nodes, stage.longest
-            part = Draft(
-                draft.tokens[:, :n],
-                draft.valid[:, :n],
-                None if stage.siblings == CHAIN else draft.parents[:, :n],
-                None if draft.probs is None else draft.probs[:, :n],
-                draft.finite,
-                stage.depth,
-            )
-            keep = won[:, None]
-            said = Verdict(
-                jnp.where(keep, verdict.tokens[:, : m + 1], -1),
-                jnp.where(won, verdict.count, 0),
-                jnp.where(keep, verdict.path[:, :m], -1),
-            )
-            seen = Output(*jax.tree.map(lambda x, n=n: x[:, : n + 1], tuple(target_out)))
-            states.append(stage.update(own(params, index), state.states[index], part, said, seen))
-            new = decay * rate[:, index] + (1 - decay) * share
-            rate = rate.at[:, index].set(jnp.where(won & (tried > 0), new, rate[:, index]))
-        return State(tuple(states), state.winner, rate, verdict.count == 0, state.seen)
-
-    def learn(params, state, lengths):
-        taught = []
-        for index, stage in enumerate(stages):
-            mine = own(params, index)
-            alone = state.replace(draft=state.draft.states[index])
-            taught.append(mine.draft if stage.learn is None else stage.learn(mine, alone, lengths))
-        return tuple(taught)
-
-    return Drafter(
-        init_params=lambda key: tuple(
-            s.init_params(None if key is None else jax.random.fold_in(key, i))
-            for i, s in enumerate(stages)
-        ),
-        init=init,
-        propose=propose,
-        update=update,
-        nodes=nodes,
-        name="escalate",
-        siblings=kind,
-        depth=None if kind == CHAIN else longest,
-        features=any(stage.features for stage in stages),
-        constant_cost=False,  # which drafter proposes depends on the text
-        learn=learn if any(stage.learn for stage in stages) else None,
+def _init_params(settings: Settings, key):
+    return tuple(
+        stage.init_params(None if key is None else jax.random.fold_in(key, index))
+        for index, stage in enumerate(settings.stages)
     )
+
+
+def _init(settings: Settings, params, context, target_out, slots):
+    # Each drafter gets the slots that it would have alone.
+    states = tuple(
+        stage.init(
+            stage_params(params, index), context, target_out, slots - settings.nodes + stage.nodes
+        )
+        for index, stage in enumerate(settings.stages)
+    )
+    batch, count = context.length.shape[0], len(states)
+    return State(
+        states,
+        jnp.full((batch,), count, jnp.int32),
+        jnp.ones((batch, count), jnp.float32),
+        jnp.zeros((batch,), bool),
+        jnp.zeros_like(context.length),
+    )
+
+
+def _propose(settings: Settings, params, keys, context, state):
+    batch, no_winner = context.length.shape[0], len(settings.stages)
+    winner = last = jnp.full((batch,), no_winner, jnp.int32)
+    # The text did not grow and the verdict counted 0: the row is finished and needs no drafter.
+    finished = state.idle & (context.length == state.seen)
+    states, drafts = [], []
+    for index, stage in enumerate(settings.stages):
+        own, inner_keys = stage_params(params, index), keys.inner(index, same_target=True)
+        asked = (winner == no_winner) & (state.rate[:, index] >= settings.least) & ~finished
+        draft, after = _run_if(asked.any(), stage, own, inner_keys, context, state.states[index])
+        proposed = (
+            tree.exists(draft.valid, draft.parents).any(-1)
+            if stage.nodes
+            else jnp.zeros((batch,), bool)
+        )
+        winner, last = jnp.where(asked & proposed, index, winner), jnp.where(asked, index, last)
+        states.append(after)
+        drafts.append(draft)
+    # A round without proposals belongs to the last drafter asked: its invalid nodes (the window of
+    # lookahead) are scored too, and it learns from the target's one token.
+    winner = jnp.where(winner == no_winner, last, winner)
+    state = State(tuple(states), winner, state.rate, state.idle, context.length)
+    return _merge(settings, drafts, winner), state
+
+
+def _run_if(needed: jax.Array, stage: Drafter, params, keys, context, state):
+    """The stage's draft and new state if ``needed`` bool[], else zeros and the old state."""
+
+    def run(old):
+        return stage.propose(params, keys, context, old)
+
+    def skip(old):
+        batch = context.length.shape[0]
+        fake = rng.RowKeys(rng.row_keys(0, batch), jnp.zeros((), jnp.int32), context.length)
+        # Only the shapes are needed.
+        with jax.disable_jit(False):
+            shape = jax.eval_shape(lambda s: stage.propose(params, fake, context, s)[0], old)
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape), old
+
+    return jax.lax.cond(needed, run, skip, state)
+
+
+def _merge(settings: Settings, drafts: Sequence[Draft], winner: jax.Array) -> Draft:
+    """One draft of ``nodes`` nodes: in each row that of ``winner`` i32[B], padded."""
+    batch, nodes, chain = winner.shape[0], settings.nodes, settings.siblings == CHAIN
+    sampled = any(draft.probs is not None for draft in drafts)
+    if sampled and not chain:
+        raise UserError(
+            "escalate: with a deterministic tree every drafter must be deterministic, "
+            "and one of them samples"
+        )
+    tokens, valid = jnp.zeros((batch, nodes), jnp.int32), jnp.zeros((batch, nodes), bool)
+    parents, finite = jnp.full((batch, nodes), -1, jnp.int32), jnp.ones((batch,), bool)
+    for index, draft in enumerate(drafts):
+        mine = (winner == index)[:, None]
+        size = draft.tokens.shape[1]
+        chain_parents = jnp.arange(size, dtype=jnp.int32) - 1
+        above = chain_parents if draft.parents is None else draft.parents
+        tokens = tokens.at[:, :size].set(jnp.where(mine, draft.tokens, tokens[:, :size]))
+        valid = valid.at[:, :size].set(jnp.where(mine, draft.valid, valid[:, :size]))
+        parents = parents.at[:, :size].set(jnp.where(mine, above, parents[:, :size]))
+        if draft.finite is not None:
+            finite &= draft.finite | ~mine[:, 0]
+    if chain:
+        probs = _merge_probs(settings, drafts, winner) if sampled else None
+        return Draft(tokens, valid, probs=probs, finite=finite)
+    return Draft(tokens, valid, parents, finite=finite, depth=settings.longest)
+
+
+def _merge_probs(settings: Settings, drafts: Sequence[Draft], winner: jax.Array) -> jax.Array:
+    """The probabilities of the merged draft, [B,N,V]: 1 for a token that was not sampled."""
+    each = [
+        jax.nn.one_hot(draft.tokens, settings.vocab_size) if draft.probs is None else draft.probs
+        for draft in drafts
+    ]
+    dtype = functools.reduce(jnp.promote_types, [probs.dtype for probs in each])
+    result = jnp.zeros((len(winner), settings.nodes, settings.vocab_size), dtype)
+    for index, probs in enumerate(each):
+        mine, size = (winner == index)[:, None, None], probs.shape[1]
+        result = result.at[:, :size].set(jnp.where(mine, probs, result[:, :size]))
+    return result
+
+
+def _update(settings: Settings, params, state, draft, verdict, target_out):
+    accepted = (verdict.path >= 0).sum(-1)
+    depth = tree.depths(draft.parents, *draft.tokens.shape) + 1
+    tried = jnp.where(tree.exists(draft.valid, draft.parents), depth, 0).max(-1)
+    share = (accepted / jnp.maximum(tried, 1)).astype(jnp.float32)
+    states, rate = [], state.rate
+    for index, stage in enumerate(settings.stages):
+        won = (state.winner == index) & (verdict.count > 0)
+        parts = _part_of(stage, won, draft, verdict, target_out)
+        states.append(stage.update(stage_params(params, index), state.states[index], *parts))
+        new = settings.decay * rate[:, index] + (1 - settings.decay) * share
+        rate = rate.at[:, index].set(jnp.where(won & (tried > 0), new, rate[:, index]))
+    return State(tuple(states), state.winner, rate, verdict.count == 0, state.seen)
+
+
+def _part_of(
+    stage: Drafter, won: jax.Array, draft, verdict, target_out
+) -> tuple[Draft, Verdict, Output]:
+    """The draft, verdict and outputs of one inner drafter, in its sizes.
+
+    The verdict counts 0 in rows where ``won`` bool[B] is False.
+    """
+    n, m, keep = stage.nodes, stage.longest, won[:, None]
+    own_draft = Draft(
+        draft.tokens[:, :n],
+        draft.valid[:, :n],
+        None if stage.siblings == CHAIN else draft.parents[:, :n],
+        None if draft.probs is None else draft.probs[:, :n],
+        draft.finite,
+        stage.depth,
+    )
+    own_verdict = Verdict(
+        jnp.where(keep, verdict.tokens[:, : m + 1], -1),
+        jnp.where(won, verdict.count, 0),
+        jnp.where(keep, verdict.path[:, :m], -1),
+    )
+    own_out = Output(*jax.tree.map(lambda x: x[:, : n + 1], tuple(target_out)))
+    return own_draft, own_verdict, own_out
+
+
+def _learn(settings: Settings, params, state, lengths):
+    learned = []
+    for index, stage in enumerate(settings.stages):
+        own = stage_params(params, index)
+        own_state = state.replace(draft=state.draft.states[index])
+        learned.append(own.draft if stage.learn is None else stage.learn(own, own_state, lengths))
+    return tuple(learned)

@@ -1,26 +1,29 @@
-"""Lookahead decoding: one pass refines a window of guesses, harvests n-grams from it, and tests n-grams of earlier rounds. L1.
+"""Lookahead decoding: one pass refines a window of guesses and tests n-grams of earlier rounds. L1.
 
-Fu et al. 2024 (2402.02057), card C6. The window has N - 1 rows and W columns. Token (r, c) stands c + r positions after the
-pending token, which is token (0, 0); it sees the text, row 0 up to column c, and rows 1..r of its own column. That is a
-tree: (0, c) hangs from (0, c - 1), and (r, c) from (r - 1, c). So the window goes to the target as nodes of the draft that
-are not valid: rules pass over them, and ``update`` reads what the target says after them. It always takes the argmax, so the
-draft is a function of the past, however the rows are sampled.
+Fu et al. 2024 (2402.02057). The window has N - 1 rows and W columns. Token (r, c) is the guess for
+the position c + r after the pending token, which is token (0, 0). It attends to the text, to row 0
+up to column c, and to rows 1..r of its own column. This is a tree: the parent of (0, c) is
+(0, c - 1), and the parent of (r, c) is (r - 1, c). So the window goes to the target as nodes of the
+draft that are not valid: rules skip them, and ``update`` reads the target's outputs after them. It
+always takes the argmax, so the draft is a function of the past however the rows are sampled.
 
-A round takes the argmax after the last row. Each column with it is an n-gram, which goes into the pool of its first
-token; then every row moves up, and the argmax becomes the last one. The N - 1 tokens that followed the pending token in each of
-its G newest n-grams are merged into a trie: the candidates, which come first among the nodes.
+A round takes the argmax after the last row. Each column with its argmax is an n-gram, which is
+stored in the pool of its first token. Then every row moves up, and the argmax becomes the last row.
+The candidates are the N - 1 tokens after the pending token in its G newest n-grams, merged into a
+trie; they are the first nodes of the draft.
 
-Where this differs from the original code: a round that emits several tokens moves the window as far as the text went (there
-by one position); columns that enter on the right begin as pieces of the row's own text; an accepted n-gram of N - 1 tokens
-gives its free token (there it is lost); end-of-sequence is a token like others in the window, for a drafter is not told which
-it is.
+Differences from the original code: a round that emits several tokens moves the window by all of
+them (there by one position); columns that enter on the right begin as pieces of the row's own text;
+an accepted n-gram of N - 1 tokens yields the bonus token too (there it is lost); end-of-sequence is
+an ordinary token in the window, because a drafter does not receive its id.
 
-Memory: B * V * G * (N - 1) * 4 bytes (3.6 MB a row at V = 32 000 and the defaults).
+Memory: B * V * G * (N - 1) * 4 bytes (3.6 MB per row at V = 32 000 and the defaults).
 """
 
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,38 +31,60 @@ import numpy as np
 from flax import struct
 
 from specjax import sampling
-from specjax.checks import whole
+from specjax.checks import whole, yes_or_no
 from specjax.drafters.parallel._pieces import pieces
-from specjax.errors import UserError
-from specjax.topology import shapes
+from specjax.topology import tries
 from specjax.types import DETERMINISTIC, LM, Draft, Drafter
 
 
 class State(struct.PyTreeNode):
-    """A row's window and pool."""
+    """Each row's window and pool."""
 
     window: jax.Array  # i32[B,N-1,W]
-    filled: jax.Array  # i32[B] rows of the window that mean something, 1..N-1
-    length: jax.Array  # i32[B] the text's length that the window is made for; columns make up for what it grew since
+    filled: jax.Array  # i32[B] rows of the window that are filled, 1..N-1
+    length: jax.Array  # i32[B] length of the text at column 0; a longer text drops columns
     pool: jax.Array  # i32[B,V,G,N-1] what followed each token, the newest first; -1 = empty
 
 
-def insert(pool: jax.Array, key: jax.Array, gram: jax.Array) -> jax.Array:
-    """The pool i32[B,V,G,L] with ``gram`` i32[B,L] as the newest of token ``key`` i32[B]; a key of V changes nothing.
+class Settings(NamedTuple):
+    """Static settings; see ``make``."""
 
-    An equal n-gram moves to the front, otherwise the oldest falls out.
+    vocab_size: int
+    window: int
+    ngram: int
+    candidates: int
+    pool_from_prompt: bool
+
+    @property
+    def rows(self) -> int:
+        """Rows of the window, and the longest path of a draft."""
+        return self.ngram - 1
+
+    @property
+    def tested(self) -> int:
+        """Nodes of the candidates."""
+        return self.candidates * self.rows
+
+
+def insert(pool: jax.Array, key: jax.Array, gram: jax.Array) -> jax.Array:
+    """The pool with ``gram`` as the newest n-gram of token ``key``.
+
+    An equal n-gram moves to the front; otherwise the oldest is dropped.
+
+    Args:
+        pool: i32[B,V,G,L].
+        key: i32[B]; V: no insertion in this row.
+        gram: i32[B,L].
     """
     row, slot = jnp.arange(pool.shape[0]), jnp.arange(pool.shape[2])
     held = pool[row, jnp.minimum(key, pool.shape[1] - 1)]
     same = (held == gram[:, None]).all(-1)
-    gap = jnp.where(
-        same.any(-1), jnp.argmax(same, -1), pool.shape[2] - 1
-    )  # the slot that is given up
+    # The slot of the n-gram that is dropped or moved.
+    gap = jnp.where(same.any(-1), jnp.argmax(same, -1), pool.shape[2] - 1)
     moved = jnp.where((slot <= gap[:, None])[..., None], jnp.roll(held, 1, axis=1), held)
     return pool.at[row, key].set(moved.at[:, 0].set(gram), mode="drop")
 
 
-@functools.cache  # equal arguments, the same drafter: nothing is compiled twice
 def make(
     target: LM,
     *,
@@ -68,101 +93,116 @@ def make(
     candidates: int = 7,
     pool_from_prompt: bool = False,
 ) -> Drafter:
-    """Drafts n-grams that the target itself wrote down in earlier rounds. ``(ngram - 1) * (window + candidates) - 1`` nodes.
+    """Drafts n-grams of the target's own outputs in earlier rounds.
+
+    A draft has ``(ngram - 1) * (window + candidates) - 1`` nodes. Equal arguments give the same
+    drafter, so that no program is compiled twice.
 
     Args:
         target: any model; only its vocabulary's size is read.
         window: W, columns of the window: n-grams harvested per round.
-        ngram: N, tokens of an n-gram, the first of which is its key; at most N - 1 draft tokens are accepted.
-        candidates: G, n-grams kept of each token, and tested per round.
-        pool_from_prompt: whether the prompt's own n-grams go into the pool first.
+        ngram: N, tokens of an n-gram, the first of which is its key; at most N - 1 draft tokens are
+            accepted.
+        candidates: G, n-grams kept for each token, and tested per round.
+        pool_from_prompt: whether the prompt's own n-grams are put into the pool first.
 
     Raises:
-        UserError: window or candidates below 1, ngram below 2, ``pool_from_prompt`` neither true nor false.
+        UserError: window or candidates below 1, ngram below 2, ``pool_from_prompt`` neither true
+            nor false.
     """
     whole("window", window, 1)
     whole("ngram", ngram, 2)
     whole("candidates", candidates, 1)
-    if not isinstance(pool_from_prompt, bool):
-        raise UserError(f"pool_from_prompt is {pool_from_prompt!r}; it must be True or False")
-    vocab, rows, tested = target.vocab_size, ngram - 1, candidates * (ngram - 1)
-    place = np.arange(1, rows * window)  # of the window's tokens but the pending one, row by row
-    above = np.where(place < window, place - 1, place - window)
-    looking = np.where(above > 0, tested + above - 1, -1).astype(np.int32)
+    yes_or_no("pool_from_prompt", pool_from_prompt)
+    return _build(Settings(target.vocab_size, window, ngram, candidates, pool_from_prompt))
 
-    def refilled(context):
-        """i32[B,N-1,W]: a column for each of the W positions from the pending token on."""
-        places = context.length[:, None] - 1 + jnp.arange(window)
-        return pieces(context.tokens, context.length, places, rows).swapaxes(1, 2)
 
-    def init(params, context, target_out, slots):
-        batch, size = context.tokens.shape
-        pool = jnp.full((batch, vocab, candidates, rows), -1, jnp.int32)
-
-        def from_prompt(start, pool):
-            piece = jax.lax.dynamic_slice_in_dim(context.tokens, start, ngram, 1)
-            return insert(
-                pool, jnp.where(start + rows < context.length, piece[:, 0], vocab), piece[:, 1:]
-            )
-
-        if pool_from_prompt and size >= ngram:
-            pool = jax.lax.fori_loop(0, size - rows, from_prompt, pool)
-        return State(refilled(context), jnp.ones((batch,), jnp.int32), context.length, pool)
-
-    def propose(params, keys, context, state):
-        batch, pending = context.length.shape[0], context.pending
-        column = (context.length - state.length)[:, None] + jnp.arange(window)
-        kept = jnp.take_along_axis(state.window, jnp.minimum(column, window - 1)[:, None], 2)
-        view = (
-            jnp.where((column < window)[:, None], kept, refilled(context)).at[:, 0, 0].set(pending)
-        )
-        grams = state.pool[jnp.arange(batch), pending]
-        tokens, parents, valid, _ = shapes.merge_batched(grams, grams >= 0)
-        seen = view.reshape(batch, -1)[:, 1:]
-        draft = Draft(
-            tokens=jnp.concatenate([tokens, seen], 1),
-            valid=jnp.concatenate([valid, jnp.zeros_like(seen, bool)], 1),
-            parents=jnp.concatenate(
-                [parents, jnp.broadcast_to(jnp.asarray(looking), seen.shape)], 1
-            ),
-            depth=rows,
-        )
-        return draft, state.replace(window=view, length=context.length)
-
-    def update(params, state, draft, verdict, target_out):
-        moved, full = verdict.count > 0, state.filled == rows
-        last = (state.filled[:, None] - 1) * window + jnp.arange(
-            window
-        )  # of the window's tokens, row by row
-        node = jnp.where(last == 0, 0, tested + last)
-        new = sampling.argmax(jnp.take_along_axis(target_out.logits, node[..., None], 1))
-        rolled = jnp.concatenate([state.window[:, 1:], new[:, None]], 1)
-        key = jnp.where((moved & full)[:, None], state.window[:, 0], vocab)
-
-        def harvest(column, pool):
-            return insert(pool, key[:, column], rolled[:, :, column])
-
-        # In the first N - 2 rounds the argmax fills the next row, and nothing moves up.
-        grown = jnp.where(
-            jnp.arange(rows)[:, None] == state.filled[:, None, None], new[:, None], state.window
-        )
-        after = jnp.where(full[:, None, None], rolled, grown)
-        return State(
-            window=jnp.where(moved[:, None, None], after, state.window),
-            filled=jnp.minimum(state.filled + moved, rows),
-            length=state.length
-            + (moved & full),  # to move up is to move by one; the rest is for columns
-            pool=jax.lax.fori_loop(0, window, harvest, state.pool),
-        )
-
+@functools.cache
+def _build(settings: Settings) -> Drafter:
     return Drafter(
         init_params=lambda key: {},
-        init=init,
-        propose=propose,
-        update=update,
-        nodes=tested + rows * window - 1,
+        init=functools.partial(_init, settings),
+        propose=functools.partial(_propose, settings),
+        update=functools.partial(_update, settings),
+        nodes=settings.tested + settings.rows * settings.window - 1,
         name="lookahead",
         siblings=DETERMINISTIC,
-        depth=rows,
+        depth=settings.rows,
         features=True,
+    )
+
+
+def _init(settings: Settings, params, context, target_out, slots):
+    vocab, rows, ngram = settings.vocab_size, settings.rows, settings.ngram
+    batch, size = context.tokens.shape
+    pool = jnp.full((batch, vocab, settings.candidates, rows), -1, jnp.int32)
+
+    def from_prompt(start, pool):
+        piece = jax.lax.dynamic_slice_in_dim(context.tokens, start, ngram, 1)
+        key = jnp.where(start + rows < context.length, piece[:, 0], vocab)
+        return insert(pool, key, piece[:, 1:])
+
+    if settings.pool_from_prompt and size >= ngram:
+        pool = jax.lax.fori_loop(0, size - rows, from_prompt, pool)
+    return State(
+        _new_columns(settings, context), jnp.ones((batch,), jnp.int32), context.length, pool
+    )
+
+
+def _new_columns(settings: Settings, context) -> jax.Array:
+    """A column for each of the W positions from the pending token on, i32[B,N-1,W]."""
+    places = context.length[:, None] - 1 + jnp.arange(settings.window)
+    return pieces(context.tokens, context.length, places, settings.rows).swapaxes(1, 2)
+
+
+def _window_parents(settings: Settings) -> np.ndarray:
+    """The parents of the window's nodes in the draft, row by row, without the pending token."""
+    window = settings.window
+    place = np.arange(1, settings.rows * window)
+    above = np.where(place < window, place - 1, place - window)
+    return np.where(above > 0, settings.tested + above - 1, -1).astype(np.int32)
+
+
+def _propose(settings: Settings, params, keys, context, state):
+    batch, pending, window = context.length.shape[0], context.pending, settings.window
+    column = (context.length - state.length)[:, None] + jnp.arange(window)
+    kept = jnp.take_along_axis(state.window, jnp.minimum(column, window - 1)[:, None], 2)
+    view = jnp.where((column < window)[:, None], kept, _new_columns(settings, context))
+    view = view.at[:, 0, 0].set(pending)
+    grams = state.pool[jnp.arange(batch), pending]
+    tokens, parents, valid, _ = tries.merge_batched(grams, grams >= 0)
+    guesses = view.reshape(batch, -1)[:, 1:]
+    guess_parents = jnp.broadcast_to(jnp.asarray(_window_parents(settings)), guesses.shape)
+    draft = Draft(
+        tokens=jnp.concatenate([tokens, guesses], 1),
+        valid=jnp.concatenate([valid, jnp.zeros_like(guesses, bool)], 1),
+        parents=jnp.concatenate([parents, guess_parents], 1),
+        depth=settings.rows,
+    )
+    return draft, state.replace(window=view, length=context.length)
+
+
+def _update(settings: Settings, params, state, draft, verdict, target_out):
+    rows, window = settings.rows, settings.window
+    moved, full = verdict.count > 0, state.filled == rows
+    # The last filled row, numbered in the window row by row.
+    last = (state.filled[:, None] - 1) * window + jnp.arange(window)
+    node = jnp.where(last == 0, 0, settings.tested + last)
+    new = sampling.argmax(jnp.take_along_axis(target_out.logits, node[..., None], 1))
+    rolled = jnp.concatenate([state.window[:, 1:], new[:, None]], 1)
+    key = jnp.where((moved & full)[:, None], state.window[:, 0], settings.vocab_size)
+
+    def harvest(column, pool):
+        return insert(pool, key[:, column], rolled[:, :, column])
+
+    # In the first N - 2 rounds the argmax fills the next row, and no row moves up.
+    next_row = jnp.arange(rows)[:, None] == state.filled[:, None, None]
+    grown = jnp.where(next_row, new[:, None], state.window)
+    after = jnp.where(full[:, None, None], rolled, grown)
+    return State(
+        window=jnp.where(moved[:, None, None], after, state.window),
+        filled=jnp.minimum(state.filled + moved, rows),
+        # Rows that move up advance by one position; ``_propose`` drops columns for the rest.
+        length=state.length + (moved & full),
+        pool=jax.lax.fori_loop(0, window, harvest, state.pool),
     )

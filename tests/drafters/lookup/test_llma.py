@@ -1,4 +1,4 @@
-"""LLMA against a plain Python search, in shared documents, in documents of each row, and in the row's own prompt."""
+"""LLMA against a plain Python search: in shared documents, in each row's own, and in its prompt."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def drafts(drafter, params, tokens, length, prompt):
     draft, _ = jax.jit(drafter.propose)(
         ModelParams({}, params), None, context, jnp.asarray(prompt, jnp.int32)
     )
-    found, valid = np.asarray(draft.tokens), np.asarray(draft.valid)
-    return [row[good].tolist() for row, good in zip(found, valid, strict=True)]
+    drafted, valid = np.asarray(draft.tokens), np.asarray(draft.valid)
+    return [row[good].tolist() for row, good in zip(drafted, valid, strict=True)]
 
 
 @pytest.mark.parametrize("match", ["earliest", "latest"])
@@ -55,18 +55,18 @@ def test_equals_the_plain_search(min_ngram, match):
     rows = np.where(
         np.arange(20) < rng.integers(1, 20, ROWS)[:, None], rng.integers(0, VOCAB, (ROWS, 20)), -1
     )
-    among = drafts(shared, shared.init_params(None), tokens, length, prompt)
+    in_shared = drafts(shared, shared.init_params(None), tokens, length, prompt)
     in_prompt = drafts(own, own.init_params(None), tokens, length, prompt)
     in_rows = drafts(own, {"documents": jnp.asarray(rows, jnp.int32)}, tokens, length, prompt)
     for i in range(ROWS):
         text = tokens[i, : length[i]].tolist()
-        assert among[i] == search(documents, text, **keys)
+        assert in_shared[i] == search(documents, text, **keys)
         assert in_prompt[i] == search([text[: prompt[i]]], text, **keys)
         assert in_rows[i] == search([rows[i][rows[i] >= 0].tolist()], text, **keys)
     assert sum(map(bool, in_prompt)) > ROWS / 6
 
 
-def test_mistakes_are_named():
+def test_invalid_keys_are_refused():
     for keys, message in [
         ({"datastore": [[], []]}, "datastore has no tokens"),
         ({"datastore": [[0, 9]]}, "the datastore has the token id 9 and the target 4 tokens"),

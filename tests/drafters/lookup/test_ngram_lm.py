@@ -1,4 +1,4 @@
-"""N-gram tables and the law made of them, against counting by hand; acceptance against its closed form."""
+"""N-gram tables and their mixture, against direct counts; acceptance against its closed form."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def documents(seed, count=20, longest=60, vocab=V):
     return texts
 
 
-def law(texts, before, newest, *, order, l2, l3, keep, smoothing, contexts=None):
-    """The mixture, from the texts themselves."""
+def counted(texts, before, newest, *, order, l2, l3, keep, smoothing, contexts=None):
+    """The mixture f64[V], counted in the texts themselves."""
 
     def row(context):
         n = len(context)
@@ -77,21 +77,23 @@ def test_the_mixture_equals_counting(order, keep, contexts):
     for q, top, a, b in zip(
         np.asarray(got), best.tolist(), before.tolist(), newest.tolist(), strict=True
     ):
-        want = law(
+        expected = counted(
             texts, a, b, order=order, l2=0.7, l3=0.6, keep=keep, smoothing=0.5, contexts=set(kept)
         )
-        np.testing.assert_allclose(q, want, atol=1e-6)
+        np.testing.assert_allclose(q, expected, atol=1e-6)
         assert abs(q.sum() - 1) < 1e-6 and (q > 0).all()
-        assert want[top] > want.max() - 1e-6  # the argmax, found without the law
+        # The argmax, computed without the whole distribution.
+        assert expected[top] > expected.max() - 1e-6
 
 
 @pytest.mark.fast
-def test_no_n_gram_reaches_into_the_next_document():
+def test_n_grams_do_not_cross_documents():
     tables = ngram_tables.count([[1, 2], [3], [], [2, 2, 1]], V, successors=3)
     rows = [row[row >= 0].tolist() for row in tables.bigram_ids]
     assert rows == [[], [2], [1, 2], [], [], [], []]
     assert tables.trigram_ids[:, 0].tolist() == [1] and (tables.trigram_keys[:, 0] >= 0).sum() == 1
-    one = ngram_tables.count([[1]], V)  # no context at all
+    # One token: no context.
+    one = ngram_tables.count([[1]], V)
     assert one.trigram_ids.shape == (0, V)
     drafter = drafters.make("ngram_lm", testing.tabular(V), tables=one, gamma=2)
     context = Context(
@@ -104,8 +106,11 @@ def test_no_n_gram_reaches_into_the_next_document():
 
 
 @pytest.mark.fast
-def test_contexts_in_one_place_are_told_apart(monkeypatch):
-    """All hashes equal: as many contexts are kept as fit into the probes, the most frequent ones, each with its own row."""
+def test_contexts_with_equal_hashes_are_distinguished(monkeypatch):
+    """All hashes equal: the most frequent contexts that fit into the probes are kept.
+
+    Each has its own row.
+    """
     texts = documents(1)
     monkeypatch.setattr(
         ngram_tables, "slot", lambda first, second, slots: (first * 0 + slots - 3).astype(np.int32)
@@ -118,8 +123,10 @@ def test_contexts_in_one_place_are_told_apart(monkeypatch):
     arrays = ngram_tables.Tables(*map(jnp.asarray, tables))
     for a, b in pairs:
         q = ngram_lm.mixture(arrays, ngram_lm.Weights(3, 0.7, 0.6), jnp.asarray(a), jnp.asarray(b))
-        want = law(texts, a, b, order=3, l2=0.7, l3=0.6, keep=4, smoothing=0.1, contexts=set(kept))
-        np.testing.assert_allclose(q, want, atol=1e-6)
+        expected = counted(
+            texts, a, b, order=3, l2=0.7, l3=0.6, keep=4, smoothing=0.1, contexts=set(kept)
+        )
+        np.testing.assert_allclose(q, expected, atol=1e-6)
 
 
 @pytest.mark.fast
@@ -127,9 +134,9 @@ def test_hashes_spread():
     a, b = (x.reshape(-1).astype(np.int32) for x in np.meshgrid(np.arange(300), np.arange(300)))
     places = ngram_tables.slot(a, b, 1 << 18)
     assert places.min() >= 0 and places.max() < 1 << 18
-    assert len(np.unique(places)) > 0.97 * (1 << 18) * (
-        1 - np.exp(-90_000 / (1 << 18))
-    )  # as if at random
+    # Nearly as many places as random hashes take.
+    random = (1 << 18) * (1 - np.exp(-90_000 / (1 << 18)))
+    assert len(np.unique(places)) > 0.97 * random
     same = jax.jit(lambda a, b: ngram_tables.slot(a, b, 1 << 18))(jnp.asarray(a), jnp.asarray(b))
     np.testing.assert_array_equal(places, same)
     _, _, left = ngram_tables._hashed(a[:50_000].astype(np.int64) * 300 + b[:50_000], 300)
@@ -137,23 +144,31 @@ def test_hashes_spread():
 
 
 @pytest.mark.fast
-def test_known_text_is_accepted_whole():
-    """Each pair of tokens has one successor in the text: at temperature 0 all of gamma, in every round."""
+def test_drafts_of_known_text_are_accepted():
+    """Each pair of tokens has one successor in the text: greedy rows accept every draft."""
     text = [0, 1, 0, 2, 1, 1, 2, 2, 0, 0, 3, 3, 1, 3]
     table = np.full((6, 5, 5), -9.0, np.float32)
     for a, b, c in zip([5, *text], text, [*text[1:], 4], strict=False):
         table[a, b] = np.where(np.arange(5) == c, 9.0, table[a, b])
-    tables = ngram_tables.count(
-        [text, *([i, 4] * 20 for i in range(4))], 5
-    )  # bigrams alone would say something else
+    # With these further texts bigrams alone give wrong drafts.
+    tables = ngram_tables.count([text, *([i, 4] * 20 for i in range(4))], 5)
     target = testing.tabular(5)
     packed, lengths = decode.pack_prompts([text[:2], text[:5]])
     rounds = {}
     for order in (2, 3):
         drafter = drafters.make("ngram_lm", target, tables=tables, gamma=3, order=order)
         params = ModelParams(jnp.asarray(table), drafter.init_params(jax.random.key(0)))
-        state = decode.prefill(target, drafter, params, packed, lengths, rng.row_keys(0, 2), max_len=14,
-                               limit=lengths + jnp.asarray([12, 8]), sampling=sampling.make_sampling(2, 0.0))  # fmt: skip
+        state = decode.prefill(
+            target,
+            drafter,
+            params,
+            packed,
+            lengths,
+            rng.row_keys(0, 2),
+            max_len=14,
+            limit=lengths + jnp.asarray([12, 8]),
+            sampling=sampling.make_sampling(2, 0.0),
+        )
         state, records = decode.generate(
             target, drafter, accept.load("chain"), params, state, max_steps=14
         )
@@ -165,7 +180,7 @@ def test_known_text_is_accepted_whole():
 
 
 def test_acceptance_has_its_closed_form():
-    """On a target of order one, sampled: a first draft token is accepted with probability sum min(p, q)."""
+    """Sampled, on a target of order one: a draft token is accepted with rate sum min(p, q)."""
     rows, target = 6000, testing.tabular(V)
     table = jnp.broadcast_to(1.5 * testing.random_table(3, V)[0], (V + 1, V, V))
     drafter = drafters.make(
@@ -194,7 +209,7 @@ def test_acceptance_has_its_closed_form():
 @pytest.mark.slow
 @pytest.mark.fast
 def test_exact_law():
-    """Every draw and every coin of a round of sampled drafts, in float64, with settings that reshape the law."""
+    """All draws and coins of a round of sampled drafts, in float64, with temperature and top-p."""
     target, settings = testing.tabular(3), {"temperature": 0.7, "top_p": 0.85}
     tables = ngram_tables.count(documents(5, vocab=3), 3, successors=2, contexts=6)
     drafter = drafters.make("ngram_lm", target, tables=tables, gamma=2, mode="sample")
@@ -204,7 +219,7 @@ def test_exact_law():
             lambda x: x.astype(np.float64) if x.dtype == np.float32 else x,
             drafter.init_params(None),
         )
-        found = testing.exact_law(
+        law = testing.exact_law(
             target,
             drafter,
             accept.load("block"),
@@ -215,16 +230,16 @@ def test_exact_law():
             **settings,
         )
         truth = testing.sequence_law(target, table, [2, 1], 3, **settings)
-    assert testing.total_variation(found, truth) < 1e-12
+    assert testing.total_variation(law, truth) < 1e-12
 
 
 @pytest.mark.fast
-def test_bad_keys_and_tables_are_one_line(tmp_path):
+def test_invalid_keys_and_tables_are_refused_in_one_line(tmp_path):
     target, tables = (
         testing.tabular(V)._replace(vocabulary="mine"),
         ngram_tables.count(documents(0), V),
     )
-    for keys, says in (
+    for keys, message in (
         ({"gamma": 0}, "gamma is 0; it must be a whole number >= 1"),
         ({"mode": "sampled"}, "mode is 'sampled'; it must be one of argmax, sample"),
         ({"order": 4}, "order is 4; it must be 1, 2 or 3"),
@@ -234,10 +249,10 @@ def test_bad_keys_and_tables_are_one_line(tmp_path):
     ):
         with pytest.raises(UserError) as error:
             drafters.make("ngram_lm", target, **{"tables": tables, **keys})
-        assert says in str(error.value)
+        assert message in str(error.value)
     with pytest.raises(UserError, match="count 7 tokens and the target has 8"):
         drafters.make("ngram_lm", testing.tabular(V + 1), tables=tables)
-    for keys, says in (
+    for keys, message in (
         ({"successors": 0}, "successors is 0, contexts 100000 and smoothing 0.1; they must be"),
         ({"smoothing": 0.0}, "smoothing 0; they must be"),
         ({"vocab_size": 3}, "has the token id 6; ids must be in 0..2"),
@@ -245,7 +260,7 @@ def test_bad_keys_and_tables_are_one_line(tmp_path):
     ):
         with pytest.raises(UserError) as error:
             ngram_tables.count(**{"documents": documents(0), "vocab_size": V, **keys})
-        assert says in str(error.value)
+        assert message in str(error.value)
     ngram_tables.save(tmp_path, tables, vocabulary="mine")
     back = ngram_tables.load(tmp_path, target)
     assert all((a == b).all() and a.dtype == b.dtype for a, b in zip(back, tables, strict=True))

@@ -1,4 +1,4 @@
-"""Prompt lookup against a plain Python search, on many random contexts of a small alphabet, for every tie rule."""
+"""Prompt lookup against a plain Python search: many random texts of a small alphabet, all rules."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def search(text, gamma, max_ngram, min_ngram=1, match="earliest", partial=True, 
 
 
 def original(text, gamma, max_ngram):
-    """The published demo, told again: windows from the left, no self-match, the whole continuation must exist."""
+    """The published demo: windows from the left, no self-match, a continuation of gamma tokens."""
     for n in range(max_ngram, 0, -1):
         for start in range(len(text) - n + 1):
             end = start + n
@@ -43,7 +43,7 @@ def original(text, gamma, max_ngram):
 
 
 def transformers(text, gamma, max_ngram):
-    """``PromptLookupCandidateGenerator``: the first window that matches and is followed by anything."""
+    """``PromptLookupCandidateGenerator``: the first matching window before the last token."""
     for n in range(min(max_ngram, len(text) - 1), 0, -1):
         for start in range(len(text) - n + 1):
             if text[start : start + n] == text[-n:] and start + n < len(text):
@@ -52,7 +52,10 @@ def transformers(text, gamma, max_ngram):
 
 
 def vllm(text, gamma, max_ngram, min_ngram):
-    """Failure function of the reversed text: the longest n-gram in range, its latest reversed (so earliest) position."""
+    """The failure function of the reversed text.
+
+    The longest n-gram in range, at its latest reversed position, which is the earliest.
+    """
     back, best, place, lps = text[::-1], 0, 0, [0]
     for i in range(1, len(back)):
         k = lps[i - 1]
@@ -77,13 +80,13 @@ def texts(seed):
 
 def compare(find, oracle, seed=0):
     tokens, length = texts(seed)
-    found, valid = jax.jit(jax.vmap(find))(
+    drafted, valid = jax.jit(jax.vmap(find))(
         jnp.asarray(tokens, jnp.int32), jnp.asarray(length, jnp.int32)
     )
-    found, valid, proposals = np.asarray(found), np.asarray(valid), 0
+    drafted, valid, proposals = np.asarray(drafted), np.asarray(valid), 0
     for row in range(ROWS):
         expected = oracle(tokens[row, : length[row]].tolist())
-        assert found[row][valid[row]].tolist() == expected
+        assert drafted[row][valid[row]].tolist() == expected
         assert valid[row].tolist() == [True] * len(expected) + [False] * (
             valid.shape[1] - len(expected)
         )
@@ -107,7 +110,7 @@ def test_equals_the_plain_search(max_ngram, gamma, match, partial):
 @pytest.mark.parametrize(
     ("rule", "oracle"), [("original", original), ("transformers", transformers), ("vllm", vllm)]
 )
-def test_named_rules_are_those_of_their_programs(rule, oracle, gamma):
+def test_named_rules_equal_their_programs(rule, oracle, gamma):
     keys = prompt_lookup.RULES[rule] | {"gamma": gamma}
     sizes = (keys["max_ngram"], keys["min_ngram"]) if rule == "vllm" else (keys["max_ngram"],)
     compare(
@@ -116,7 +119,7 @@ def test_named_rules_are_those_of_their_programs(rule, oracle, gamma):
     assert prompt_lookup.make(tabular(5), rule=rule).nodes == prompt_lookup.RULES[rule]["gamma"]
 
 
-def test_ngrams_from_the_shortest_allowed_on():
+def test_min_ngram():
     keys = {"gamma": 4, "max_ngram": 4, "min_ngram": 3, "match": "latest"}
     compare(functools.partial(prompt_lookup.lookup, **keys), lambda text: search(text, **keys))
 
@@ -124,21 +127,23 @@ def test_ngrams_from_the_shortest_allowed_on():
 def test_skip_and_periodic():
     find = functools.partial(prompt_lookup.lookup, gamma=5, max_ngram=3)
 
-    def drafted(text, **keys):
+    def draft(text, **keys):
         tokens = jnp.asarray(text + [7] * (16 - len(text)), jnp.int32)
-        found, valid = find(tokens, jnp.asarray(len(text)), **keys)
-        return np.asarray(found)[np.asarray(valid)].tolist()
+        drafted, valid = find(tokens, jnp.asarray(len(text)), **keys)
+        return np.asarray(drafted)[np.asarray(valid)].tolist()
 
-    changed = [1, 2, 3, 4, 5, 6, 1, 2, 9]  # the copy has 9 where the original has 3
-    assert drafted(changed) == []
-    assert drafted(changed, skip=True) == [4, 5, 6, 1, 2]
-    assert drafted([1, 2, 3, 1, 2], skip=True) == [3, 1, 2]  # what matches directly goes first
-    assert drafted([9], skip=True) == drafted([], skip=True) == []
-    assert drafted([5, 1, 2, 1, 2], match="latest") == [1, 2]
-    assert drafted([5, 1, 2, 1, 2], match="latest", periodic=True) == [1, 2, 1, 2, 1]
+    # The copy has 9 where the original has 3.
+    changed = [1, 2, 3, 4, 5, 6, 1, 2, 9]
+    assert draft(changed) == []
+    assert draft(changed, skip=True) == [4, 5, 6, 1, 2]
+    # A direct match has priority.
+    assert draft([1, 2, 3, 1, 2], skip=True) == [3, 1, 2]
+    assert draft([9], skip=True) == draft([], skip=True) == []
+    assert draft([5, 1, 2, 1, 2], match="latest") == [1, 2]
+    assert draft([5, 1, 2, 1, 2], match="latest", periodic=True) == [1, 2, 1, 2, 1]
 
 
-def test_mistakes_are_named():
+def test_invalid_keys_are_refused():
     target = tabular(3)
     for keys, message in [
         ({"gamma": 0}, "gamma is 0; it must be a whole number >= 1"),

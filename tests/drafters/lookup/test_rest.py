@@ -1,4 +1,4 @@
-"""REST against a plain Python model of the same rule: longest phrase, spread samples, most frequent beginnings."""
+"""REST against a plain Python model: longest phrase, spread samples, most frequent prefixes."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ STORE = datastore.build(documents(0), 8)
 
 
 def weights(text, *, max_ngram, min_ngram, samples, depth):
-    """Prefix -> how often it was seen, by the rule read off the paper."""
+    """Prefix -> how often it occurs after the longest phrase, as in the paper."""
     tokens, order = STORE.tokens.tolist(), STORE.order.tolist()
     for n in range(min(max_ngram, len(text)), min_ngram - 1, -1):
-        found = [i for i in order if tokens[i : i + n] == text[-n:]]
-        if any(tokens[i + n] >= 0 for i in found):
+        places = [i for i in order if tokens[i : i + n] == text[-n:]]
+        if any(tokens[i + n] >= 0 for i in places):
             break
     else:
         return Counter()
-    if len(found) > samples:
+    if len(places) > samples:
         edges = [
-            i * (len(found) // samples) + i * (len(found) % samples) // samples
+            i * (len(places) // samples) + i * (len(places) % samples) // samples
             for i in range(samples + 1)
         ]
-        found = [found[a + (b - a) // 2] for a, b in itertools.pairwise(edges)]
+        places = [places[a + (b - a) // 2] for a, b in itertools.pairwise(edges)]
     seen = Counter()
-    for place in found:
+    for place in places:
         after = tokens[place + n : place + n + depth]
         after = after[: after.index(-1)] if -1 in after else after
         seen.update(tuple(after[:size]) for size in range(1, len(after) + 1))
@@ -60,7 +60,8 @@ def test_equals_the_plain_rule():
     drafter = drafters.make("rest", target, datastore=STORE, nodes=nodes, **keys)
     length = random.integers(1, slots + 1, rows)
     tokens = random.integers(0, V, (rows, slots))
-    tokens[::9, :] = 3  # never in the store
+    # Not in the store.
+    tokens[::9, :] = 3
     tokens = np.where(np.arange(slots) < length[:, None], tokens, -1)
     context = Context(
         jnp.asarray(tokens, jnp.int32), jnp.asarray(length, jnp.int32), sampling.make_sampling(rows)
@@ -82,7 +83,8 @@ def test_equals_the_plain_rule():
         chosen = [path for path, real in zip(paths, valid, strict=True) if real]
         assert len(set(chosen)) == len(chosen) == min(nodes, len(seen))
         best = sorted(seen.values(), reverse=True)[: len(chosen)]
-        assert [seen[path] for path in chosen] == best  # ties may go either way: the counts do not
+        # Among equal counts the choice is free.
+        assert [seen[path] for path in chosen] == best
         sizes.append(len(chosen))
     assert min(sizes) == 0 and np.mean(np.array(sizes) == nodes) > 0.3
     short = drafters.make("rest", target, datastore=STORE, nodes=2, **keys)
@@ -90,8 +92,8 @@ def test_equals_the_plain_rule():
 
 
 @pytest.mark.fast
-def test_text_of_the_store_is_accepted_whole():
-    """A target that writes what a document says: every round accepts as far as the draft reaches."""
+def test_drafts_of_text_in_the_store_are_accepted():
+    """The target's output is a document of the store: every round accepts the whole draft."""
     text = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
     target = testing.tabular(12)
     table = 60 * jnp.broadcast_to(jax.nn.one_hot((jnp.arange(12) + 1) % 12, 12), (13, 12, 12))
@@ -99,13 +101,22 @@ def test_text_of_the_store_is_accepted_whole():
     drafter = drafters.make("rest", target, datastore=store, depth=3, nodes=8, samples=4)
     params = ModelParams(table, drafter.init_params(jax.random.key(0)))
     packed, lengths = decode.pack_prompts([[0, 1], [3], [1, 2, 3, 4]])
-    state = decode.prefill(target, drafter, params, packed, lengths, rng.row_keys(0, 3), max_len=12,
-                           sampling=sampling.make_sampling(3, [0.0, 1.0, 1.0]), limit=jnp.asarray([10, 7, 8]))  # fmt: skip
+    state = decode.prefill(
+        target,
+        drafter,
+        params,
+        packed,
+        lengths,
+        rng.row_keys(0, 3),
+        max_len=12,
+        sampling=sampling.make_sampling(3, [0.0, 1.0, 1.0]),
+        limit=jnp.asarray([10, 7, 8]),
+    )
     state, records = decode.generate(
         target, drafter, accept.load("deterministic"), params, state, max_steps=8
     )
     assert decode.outputs(state, lengths.tolist()) == [text[2:10], text[4:10], text[5:9]]
-    # One token of text is no phrase of two: that round proposes nothing. After it three of three are accepted.
+    # The second row begins with one token, less than the shortest phrase: its first draft is empty.
     assert records.emitted[:4].T.tolist() == [[4, 4, 0, 0], [1, 4, 1, 0], [4, 0, 0, 0]]
     assert records.accepted[0].tolist() == [3, 0, 3]
 
@@ -113,7 +124,7 @@ def test_text_of_the_store_is_accepted_whole():
 @pytest.mark.slow
 @pytest.mark.fast
 def test_exact_law():
-    """The reference draws the target's token for every path on its own and loses the law; here it is exact."""
+    """The reference draws the target's token for every path separately: not lossless. This is."""
     target = testing.tabular(V)
     drafter = drafters.make(
         "rest", target, datastore=STORE, max_ngram=2, min_ngram=1, samples=6, depth=2, nodes=5
@@ -136,21 +147,21 @@ def test_exact_law():
 
 
 @pytest.mark.fast
-def test_bad_keys_are_one_line(tmp_path):
+def test_invalid_keys_are_refused_in_one_line(tmp_path):
     target = testing.tabular(V)
-    for keys, says in (
+    for keys, message in (
         ({"max_ngram": 0}, "max_ngram is 0; it must be a whole number >= 1"),
         ({"min_ngram": 9, "max_ngram": 8}, "max_ngram is 8 and min_ngram 9"),
         (
             {"max_ngram": 9},
-            "max_ngram is 9 and the datastore's reach 8; lower it, or build with more",
+            "max_ngram is 9 and the datastore's reach 8; lower max_ngram, or build the datastore",
         ),
         ({"samples": 0, "max_ngram": 8}, "samples is 0"),
         ({"depth": 1.5, "max_ngram": 8}, "depth is 1.5"),
         ({"nodes": 0, "max_ngram": 8}, "nodes is 0"),
         ({"datastore": tmp_path / "none"}, "has no datastore.json; build the datastore with"),
     ):
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=message):
             drafters.make("rest", target, **{"datastore": STORE, **keys})
     with pytest.raises(UserError, match="the datastore has the token id 2 and the target 2 tokens"):
         drafters.make("rest", testing.tabular(2), datastore=STORE, max_ngram=8)

@@ -1,4 +1,4 @@
-"""The suffix automaton against substring scans, and the drafts of ``sam`` against a plain Python model."""
+"""The suffix automaton against substring scans, and ``sam`` against a plain Python model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DOCUMENTS = (
 
 
 def texts(seed, rows=ROWS):
-    """Over alphabets of 1 to 4 tokens, some of them with long repetitions."""
+    """Random texts of 1 to 4 different tokens; every second one is periodic."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, 1 << 30, (rows, SLOTS)) % rng.integers(1, VOCAB + 1, rows)[:, None]
     copied = rng.integers(1, SLOTS, rows)
@@ -40,7 +40,7 @@ def texts(seed, rows=ROWS):
 
 
 def matches(text):
-    """(size, end) of the first occurrence of every suffix that occurred before, the longest first."""
+    """(size, end) of the first occurrence of each suffix that occurred before, longest first."""
     n = len(text)
     for size in range(n - 1, 0, -1):
         end = next((e for e in range(size, n) if text[e - size : e] == text[n - size :]), None)
@@ -49,17 +49,17 @@ def matches(text):
 
 
 def chosen(text, ahead, least):
-    """(size, end) that is drafted from, and the longest size."""
-    found = [m for m in matches(text) if m[0] >= least]
-    if not found:
+    """The size and the end of the match that is used, and the longest size."""
+    usable = [m for m in matches(text) if m[0] >= least]
+    if not usable:
         return 0, None, 0
-    size, end = next((m for m in found if len(text) - m[1] >= ahead), found[0])
-    return size, end, found[0][0]
+    size, end = next((m for m in usable if len(text) - m[1] >= ahead), usable[0])
+    return size, end, usable[0][0]
 
 
 @jax.jit
 def grow(tokens, stops):
-    """What the automata know after every token; a row stops at its own length."""
+    """The occurrences after every token, with two settings; a row stops at its own length."""
 
     def one(automaton, length):
         automaton = _automaton.extend(automaton, tokens, jnp.minimum(length, stops))
@@ -76,29 +76,30 @@ def grown():
     return tokens, stops, jax.tree.map(np.asarray, automaton), jax.tree.map(np.asarray, seen)
 
 
-def test_matches_are_those_of_a_substring_scan(grown):
+def test_matches_equal_a_substring_scan(grown):
     tokens, stops, automaton, (longest, ahead, count) = grown
     pairs = 0
     for row in range(ROWS):
         for n in range(1, stops[row] + 1):
             text = tokens[row, :n].tolist()
-            for found, keys in ((longest, (1, 1)), (ahead, (GAMMA, 2))):
+            for match, keys in ((longest, (1, 1)), (ahead, (GAMMA, 2))):
                 size, end, most = chosen(text, *keys)
-                assert (found.size[n - 1, row], found.longest[n - 1, row]) == (size, most), text
-                assert end is None or found.end[n - 1, row] == end, text
+                assert (match.size[n - 1, row], match.longest[n - 1, row]) == (size, most), text
+                assert end is None or match.end[n - 1, row] == end, text
             assert count[n - 1, row] <= max(2 * n - 1, 2)
             pairs += 1
     assert pairs > 3000
     assert (automaton.read == stops).all()
 
 
-def test_it_accepts_the_substrings_and_nothing_else(grown):
+def test_it_accepts_exactly_the_substrings(grown):
     tokens, stops, automaton, _ = grown
     for row in range(24):
         text, edges = tokens[row, : stops[row]].tolist(), automaton.edges[row]
         taken = edges[edges[:, _automaton.STATE] >= 0]
         step = {(s, t): target for s, t, target, _ in taken.tolist()}
-        assert len(step) == len(taken) <= max(3 * len(text) - 4, 2)  # no key twice
+        # No key occurs twice.
+        assert len(step) == len(taken) <= max(3 * len(text) - 4, 2)
         for size in range(1, 5):
             inside = {tuple(text[i : i + size]) for i in range(len(text) - size + 1)}
             for word in itertools.product(range(VOCAB), repeat=size):
@@ -110,8 +111,8 @@ def test_it_accepts_the_substrings_and_nothing_else(grown):
                 assert (state is not None) == (word in inside)
 
 
-def test_a_row_reads_as_it_would_alone(grown):
-    """Also a batch of one is what XLA compiles quite differently."""
+def test_a_row_does_not_depend_on_the_batch(grown):
+    """A batch of one, for which XLA compiles a very different program."""
     tokens, _, automaton, _ = grown
     for row in (int(np.argmax(grown[1])), int(np.argmin(grown[1]))):
         text, stop = (
@@ -123,31 +124,31 @@ def test_a_row_reads_as_it_would_alone(grown):
             assert (np.asarray(a)[0] == b[row]).all()
 
 
-def others(text, max_ngram, least):
-    """The datastore's continuations of the longest match: the preferred one, and its size."""
+def stored(text, max_ngram, least):
+    """The datastore's continuation of the longest match, and the size of the match."""
     for size in range(min(max_ngram, len(text)), least - 1, -1):
-        found = sorted(
+        continuations = sorted(
             [*document[end:], -1]
             for document in DOCUMENTS
             for end in range(size, len(document) + 1)
             if document[end - size : end] == text[-size:]
         )
-        if found and len(found[-1]) > 1:
-            middle = found[len(found) // 2]
-            return [t for t in (middle if len(middle) > 1 else found[-1])[:GAMMA] if t >= 0], size
+        if continuations and len(continuations[-1]) > 1:
+            middle, last = continuations[len(continuations) // 2], continuations[-1]
+            return [t for t in (middle if len(middle) > 1 else last)[:GAMMA] if t >= 0], size
     return [], 0
 
 
 def drafted(text, min_match, max_ngram, bias, warm):
     size, end, longest = chosen(text, GAMMA, min_match)
     mine = text[end : end + GAMMA] if size else []
-    more, theirs = others(text, max_ngram, min_match) if warm else ([], 0)
-    return mine if not warm or (longest and longest >= theirs - bias) else more
+    others, other_size = stored(text, max_ngram, min_match) if warm else ([], 0)
+    return mine if not warm or (longest and longest >= other_size - bias) else others
 
 
 @pytest.mark.parametrize(("min_match", "bias", "warm"), [(1, 5, False), (2, 1, True)])
-def test_drafts_are_those_of_a_plain_model_whatever_was_missed(min_match, bias, warm):
-    """Rounds may bring many tokens or none, and be those of other drafters."""
+def test_drafts_equal_a_plain_model_for_any_growth_of_the_text(min_match, bias, warm):
+    """Between two drafts the text may grow by any number of tokens, with other drafters too."""
     rng, rows = np.random.default_rng(3), 100
     tokens, length = texts(2, rows), rng.integers(1, 9, rows)
     store = datastore.build(DOCUMENTS) if warm else None
@@ -162,19 +163,19 @@ def test_drafts_are_those_of_a_plain_model_whatever_was_missed(min_match, bias, 
         return Context(jnp.asarray(text, jnp.int32), jnp.asarray(length, jnp.int32), settings)
 
     state = drafter.init(params, context(), None, SLOTS)
-    propose, full, foreign = jax.jit(drafter.propose), 0, 0
+    propose, full, from_store = jax.jit(drafter.propose), 0, 0
     for _ in range(8):
         draft, state = propose(params, None, context(), state)
-        found, valid = np.asarray(draft.tokens), np.asarray(draft.valid)
+        proposed, valid = np.asarray(draft.tokens), np.asarray(draft.valid)
         for row in range(rows):
             text = tokens[row, : length[row]].tolist()
-            want = drafted(text, min_match, 6, bias, warm)
-            assert found[row][valid[row]].tolist() == want, text
-            assert not valid[row, len(want) :].any()
-            full += len(want) == GAMMA
-            foreign += want != drafted(text, min_match, 6, bias, False)
+            expected = drafted(text, min_match, 6, bias, warm)
+            assert proposed[row][valid[row]].tolist() == expected, text
+            assert not valid[row, len(expected) :].any()
+            full += len(expected) == GAMMA
+            from_store += expected != drafted(text, min_match, 6, bias, False)
         length = np.minimum(length + rng.integers(0, 6, rows), SLOTS)
-    assert full > 200 and (foreign > 50) == warm
+    assert full > 200 and (from_store > 50) == warm
 
 
 def test_decoding_is_plain_and_finished_rows_keep_their_state():
@@ -205,9 +206,8 @@ def test_decoding_is_plain_and_finished_rows_keep_their_state():
             (np.asarray(state.done), [np.asarray(x) for x in jax.tree.leaves(state.draft)])
         )
     for (done, _), (_, before), (_, after) in zip(rounds, rounds[1:], rounds[2:], strict=False):
-        for a, b in zip(
-            before, after, strict=True
-        ):  # its last tokens it reads in the round after it finished
+        # A row reads its last tokens in the round after it finished.
+        for a, b in zip(before, after, strict=True):
             assert (a[done] == b[done]).all()
     plain = decode.autoregressive(target, params, begin(none.make(target)), max_steps=20)
     assert state.done.all()
@@ -221,22 +221,21 @@ def test_decoding_is_plain_and_finished_rows_keep_their_state():
             assert (a[0] == b[row]).all()
 
 
-def test_it_learns_when_asked():
+def test_learn_adds_the_outputs_to_the_datastore():
     drafter = sam.make(tabular(VOCAB), gamma=2, memory=16)
     params = ModelParams({}, drafter.init_params(None))
     assert params.draft == {} and drafter.learn is not None
     state = types.SimpleNamespace(
         tokens=np.array([[0, 1, 2, 3, 0], [2, -1, -1, -1, -1]]), length=np.array([5, 1])
     )
-    params = params._replace(
-        draft=drafter.learn(params, state, [1, 1])
-    )  # of the first row: 1 2 3 0
+    # The output of the first row is 1 2 3 0.
+    params = params._replace(draft=drafter.learn(params, state, [1, 1]))
     text = Context(jnp.asarray([[2, 3], [3, 2]]), jnp.asarray([1, 2]), make_sampling(2))
     draft, _ = jax.jit(drafter.propose)(params, None, text, drafter.init(params, text, None, 2))
     assert draft.tokens.tolist() == [[3, 0], [3, 0]] and draft.valid.all()
 
 
-def test_mistakes_are_named():
+def test_invalid_keys_are_refused():
     for keys, message in [
         ({"gamma": 0}, "gamma is 0; it must be a whole number >= 1"),
         ({"min_match": 0}, "min_match is 0"),

@@ -21,15 +21,18 @@ ROWS, SLOTS, VOCAB, DEPTH, NODES, LONGEST = 300, 20, 3, 4, 5, 6
 
 
 def occurrences(documents, pattern):
-    """(end, continuation) of the pattern, in the order of a suffix array; only those that something follows."""
-    found, m = [], len(pattern)
+    """(end, continuation) of the pattern, in the order of a suffix array.
+
+    Only those that a token follows.
+    """
+    result, m = [], len(pattern)
     for which, document in enumerate(documents):
         for end in range(m, len(document)):
             if document[end - m : end] == pattern:
-                found.append(
+                result.append(
                     ((*document[end - m :], -1), which, end, tuple(document[end : end + DEPTH]))
                 )
-    return [(end, cont) for _, _, end, cont in sorted(found)]
+    return [(end, cont) for _, _, end, cont in sorted(result)]
 
 
 def common(text, end):
@@ -63,25 +66,26 @@ def candidate(conts, budget, min_prob, mode):
 
 
 def best(sources, text, min_prob, mode):
-    """All candidates that have the best score, the preferred one first."""
-    found = []
+    """The candidate with the best score: the longest match and the row's own text first."""
+    candidates = []
     for own, documents in sources:
         for m in range(1, min(LONGEST, len(text)) + 1):
             conts = occurrences(documents, text[-m:])
             if own:
                 conts.sort(key=lambda c: (-common(text, c[0]), -c[0]))
             chosen = candidate([c for _, c in conts], min(NODES, m), min_prob, mode)
-            found.append((sum(chosen.values()), m, own, chosen))
-    found.sort(key=lambda c: (c[0], c[1], c[2]), reverse=True)
-    return found[0][3] if found and found[0][0] > 0 else {}
+            candidates.append((sum(chosen.values()), m, own, chosen))
+    candidates.sort(key=lambda c: (c[0], c[1], c[2]), reverse=True)
+    return candidates[0][3] if candidates and candidates[0][0] > 0 else {}
 
 
 def paths(draft, row):
-    spelled, alive = {}, {}
+    """The tokens from the pending token to each node that exists."""
+    spelled, exists = {}, {}
     for node in range(draft.tokens.shape[1]):
         parent = node - 1 if draft.parents is None else int(draft.parents[row, node])
-        alive[node] = bool(draft.valid[row, node]) and (parent < 0 or alive[parent])
-        if alive[node]:
+        exists[node] = bool(draft.valid[row, node]) and (parent < 0 or exists[parent])
+        if exists[node]:
             spelled[node] = (*spelled.get(parent, ()), int(draft.tokens[row, node]))
     return set(spelled.values())
 
@@ -112,19 +116,20 @@ def test_equals_the_substring_scan(mode, warm):
     draft, full = jax.tree.map(np.asarray, draft), 0
     for row in range(ROWS):
         text = tokens[row, : length[row]].tolist()
-        want = best(
+        expected = best(
             [(True, [text]), *([(False, documents)] if warm else [])], text, Fraction(3, 10), mode
         )
-        assert paths(draft, row) == set(want), (text, row)
-        full += len(want) > 1
+        assert paths(draft, row) == set(expected), (text, row)
+        full += len(expected) > 1
     assert full > ROWS / 3
 
 
-def test_learning_is_asked_for_and_forgets_the_oldest():
+def test_learn_keeps_the_newest_outputs():
     target = tabular(VOCAB)
     drafter = suffix.make(target, nodes=2, depth=2, max_ngram=2, memory=12)
     params = ModelParams(cases.table(0), drafter.init_params(None))
-    assert params.draft == {}  # cold: there is nothing to look at
+    # Without a datastore there is no text to begin with.
+    assert params.draft == {}
     packed, lengths = decode.pack_prompts([[0, 1], [2]])
     for turn in range(2):
         state = decode.prefill(
@@ -139,20 +144,19 @@ def test_learning_is_asked_for_and_forgets_the_oldest():
         )
         rule = accept.load("deterministic")
         state, _ = decode.generate(target, drafter, rule, params, state, max_steps=6)
-        said = decode.outputs(state, lengths)
+        outputs = decode.outputs(state, lengths)
         params = params._replace(draft=drafter.learn(params, state, np.asarray(lengths)))
     kept = [d.tolist() for d in datastore.split(np.asarray(params.draft["tokens"]))]
-    assert (
-        params.draft["tokens"].shape == (12,) and kept == said
-    )  # of the last turn: 4 + 5 tokens and two separators
+    # The outputs of the last turn: 4 + 5 tokens and two separators.
+    assert params.draft["tokens"].shape == (12,) and kept == outputs
 
 
-def test_mistakes_are_named():
+def test_invalid_keys_are_refused():
     for keys, message in [
         ({"mode": "list"}, "mode is 'list'; it must be one of tree, path"),
         ({"min_ngram": 9, "max_ngram": 3}, "max_ngram is 3 and min_ngram 9"),
         ({"min_prob": 2.0}, "min_prob is 2.0; it must be a number in"),
-        ({"factor": 0.0}, "even a match of 16 tokens may propose nothing"),
+        ({"factor": 0.0}, "even a match of 16 tokens may propose no token"),
         (
             {"max_ngram": 40, "datastore": datastore.build([[1]])},
             "max_ngram is 40 and the datastore's reach 32",

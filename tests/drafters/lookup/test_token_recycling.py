@@ -1,4 +1,4 @@
-"""Token recycling against a plain Python model of its matrix, round by round; cold and warm starts."""
+"""Token recycling against a plain Python model of its matrix, round by round, and ``learn``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ TARGET, TABLE = testing.tabular(V), testing.random_table(0, V)
 PROMPTS = [[2, 1], [4], [5, 0, 3, 3, 1], [1, 2, 5]]
 NEW = [24, 3, 24, 17]
 TEMPERATURES = [0.0, 0.0, 1.0, 0.7]
-PARENTS = (-1, -1, -1, 0, 0, 1, 3, 3, 5)  # uneven: three levels, leaves on all of them
+# Three levels, with leaves on each of them.
+PARENTS = (-1, -1, -1, 0, 0, 1, 3, 3, 5)
 
 
 @functools.cache
@@ -33,9 +34,16 @@ def made():
 def begin(params, temperature=TEMPERATURES, drafter=None):
     packed, lengths = decode.pack_prompts(PROMPTS)
     return decode.prefill(
-        TARGET, drafter or made(), params, packed, lengths, rng.row_keys(0, len(PROMPTS)), max_len=packed.shape[1] + 24,
-        limit=lengths + jnp.asarray(NEW), sampling=sampling.make_sampling(len(PROMPTS), temperature),
-    )  # fmt: skip
+        TARGET,
+        drafter or made(),
+        params,
+        packed,
+        lengths,
+        rng.row_keys(0, len(PROMPTS)),
+        max_len=packed.shape[1] + 24,
+        limit=lengths + jnp.asarray(NEW),
+        sampling=sampling.make_sampling(len(PROMPTS), temperature),
+    )
 
 
 def rounds(params, temperature=TEMPERATURES):
@@ -46,14 +54,17 @@ def rounds(params, temperature=TEMPERATURES):
 
 
 def winners(tokens, real, path):
-    """{token: the node (0 = the pending token) whose successors it gets}: by walking through the nodes, the best last."""
+    """{token: the node from which it gets its successors; 0 = the pending token}.
+
+    Later nodes replace earlier ones; those on the path come last.
+    """
     order = [node for node in range(len(tokens)) if real[node]]
     order.sort(key=lambda node: (node in path, node))
     return {tokens[node]: node for node in order}
 
 
 def test_refresh_equals_a_plain_model():
-    """Random trees and verdicts, over a small alphabet so that most tokens come several times."""
+    """Random trees and verdicts; few different tokens, so that most occur several times."""
     random, batch, size = np.random.default_rng(0), 300, 9
     parents = np.array(
         [[random.integers(-1, i) for i in range(size)] for _ in range(batch)], np.int32
@@ -64,7 +75,8 @@ def test_refresh_equals_a_plain_model():
     path, before = np.full((batch, size), -1), random.integers(-1, V, (batch, V, K))
     after = before.copy()
     for row in range(batch):
-        chains: list[list[int]] = []  # the nodes from the root to each node
+        # The nodes from the root to each node.
+        chains: list[list[int]] = []
         for node, parent in enumerate(parents[row]):
             chains.append([*(chains[parent] if parent >= 0 else []), node])
         real = [bool(valid[row, chain].all()) for chain in chains]
@@ -85,7 +97,7 @@ def test_refresh_equals_a_plain_model():
 
 
 def test_the_matrix_follows_a_plain_model():
-    """Every draft and every matrix of a run of ragged rows, greedy and sampled, from the table alone."""
+    """Every draft and every matrix of ragged rows, greedy and sampled, from the table alone."""
     params = ModelParams(TABLE, made().init_params(None))
     shape, table = shapes.check(PARENTS), np.asarray(TABLE)
     memory = [{} for _ in PROMPTS]
@@ -135,12 +147,12 @@ def test_the_matrix_follows_a_plain_model():
     assert accepted > 10
 
 
-def test_greedy_rows_are_plain_decoding_and_a_new_run_is_cold():
+def test_greedy_rows_equal_plain_decoding_and_a_new_run_starts_empty():
     params = ModelParams(TABLE, made().init_params(None))
     plain = decode.autoregressive(TARGET, params, begin(params), max_steps=24)
     for _ in range(2):
         seen = list(rounds(params))
-        assert not seen[0][3].draft.valid.any(), "what an earlier run saw came back"
+        assert not seen[0][3].draft.valid.any(), "the matrix of an earlier run was used"
         np.testing.assert_array_equal(seen[-1][1][:2, :30], plain.tokens[:2, :30])
 
 
@@ -152,12 +164,12 @@ def test_learn_carries_the_rows_over():
     )
     lengths = [len(p) for p in PROMPTS]
     learned = made().learn(cold, state, lengths)
-    want = np.full((V, K), -1)
+    expected = np.full((V, K), -1)
     for row in np.asarray(state.draft.matrix):
         for token in range(V):
             if row[token, 0] >= 0:
-                want[token] = row[token]
-    np.testing.assert_array_equal(learned["matrix"], want)
+                expected[token] = row[token]
+    np.testing.assert_array_equal(learned["matrix"], expected)
     warm = ModelParams(TABLE, learned)
     assert np.asarray(begin(warm, 0.0).draft.matrix == learned["matrix"]).all()
     again, fewer = decode.generate(
@@ -165,17 +177,17 @@ def test_learn_carries_the_rows_over():
     )
     assert decode.outputs(again, lengths) == decode.outputs(state, lengths)
     assert (fewer.emitted > 0).sum() < (records.emitted > 0).sum()
-    # What a later batch does not know, it does not forget.
+    # Unknown entries of a later batch do not overwrite known ones.
     unknown = state.replace(draft=state.draft.replace(matrix=jnp.full_like(state.draft.matrix, -1)))
-    np.testing.assert_array_equal(made().learn(warm, unknown, lengths)["matrix"], want)
-    # And what one row learnt is not undone by another that still has what it began with.
+    np.testing.assert_array_equal(made().learn(warm, unknown, lengths)["matrix"], expected)
+    # A row without changes does not overwrite what another row learned.
     rows = jnp.broadcast_to(warm.draft["matrix"], state.draft.matrix.shape).at[0, 1].set(0)
     one = state.replace(draft=state.draft.replace(matrix=rows))
     np.testing.assert_array_equal(made().learn(warm, one, lengths)["matrix"], rows[0])
 
 
 def test_the_default_tree():
-    """Eighty nodes, and what is made twice is the same drafter, so that nothing is compiled again."""
+    """Eighty nodes; equal arguments give the same drafter, so that no program is compiled twice."""
     shape = token_recycling.default_tree()
     assert tuple(map(len, shape.levels)) == token_recycling.COUNTS == (8, 21, 25, 15, 8, 3)
     assert (shape.nodes, shape.depth, shape.branching) == (80, 6, 8)
@@ -188,20 +200,23 @@ def test_the_default_tree():
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"tree": "3x1", "top_k": 2}, "top_k is 2 and a node of the tree has 3 children; raise it"),
-        ({"tree": "2x1", "top_k": 7}, "top_k is 7 and the vocabulary has 6 tokens; lower it"),
-        ({"top_k": 8}, "top_k is 8 and the vocabulary has 6 tokens; lower it"),
+        (
+            {"tree": "3x1", "top_k": 2},
+            "top_k is 2 and a node of the tree has 3 children; raise top_k",
+        ),
+        ({"tree": "2x1", "top_k": 7}, "top_k is 7 and the vocabulary has 6 tokens; lower top_k"),
+        ({"top_k": 8}, "top_k is 8 and the vocabulary has 6 tokens; lower top_k"),
         ({"top_k": 0}, "top_k is 0; it must be a whole number >= 1"),
         ({"tree": "2y1"}, "the tree is '2y1'; give"),
         ({"tree": 3}, "the tree is 3; give"),
     ],
 )
-def test_mistakes_are_told(keys, message):
+def test_invalid_keys_are_refused(keys, message):
     with pytest.raises(UserError, match=message):
         drafters.make("token_recycling", TARGET, **keys)
 
 
-def test_another_drafters_matrix_is_refused():
+def test_a_matrix_of_another_drafter_is_refused():
     params = ModelParams(TABLE, {"matrix": jnp.zeros((V, K + 1), jnp.int32)})
     with pytest.raises(
         UserError, match=r"a matrix of shape \(6, 4\), and with top_k=3 it is \(6, 3\)"

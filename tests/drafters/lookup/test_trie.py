@@ -1,4 +1,4 @@
-"""The frequency trie against a plain Python trie: input and output frequencies, earlier outputs, and its invariants."""
+"""The frequency trie against a plain Python trie, and the invariants of its trees."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS, SLOTS, VOCAB, DEPTH, NODES, LONGEST, WEIGHT = 300, 20, 3, 4, 7, 5, 0.25
 
 
 def frequencies(conts):
-    """Weight of every prefix, and the order in which they first appear."""
+    """The weight of every prefix, and the number of the first continuation with it."""
     weight, order = collections.Counter(), {}
     for index, (cont, w) in enumerate(conts):
         for n in range(1, len(cont) + 1):
@@ -31,7 +31,7 @@ def frequencies(conts):
 
 
 def model(text, prompt, documents):
-    """The tree: {path: weight}."""
+    """{path: weight} of all paths, and the paths in order of preference."""
 
     def common(end):
         n = 0
@@ -47,28 +47,29 @@ def model(text, prompt, documents):
             break
     conts = [(c, 1 - WEIGHT if e < prompt else WEIGHT) for c, e in zip(seen, ends, strict=False)]
     for size in range(min(LONGEST, len(text)), 0, -1):
-        found = [
+        ends = [
             (d, e)
             for d in documents
             for e in range(size, len(d))
             if d[e - size : e] == text[-size:]
         ]
-        if found:
-            conts += [(tuple(d[e : e + DEPTH]), WEIGHT) for d, e in found]
+        if ends:
+            conts += [(tuple(d[e : e + DEPTH]), WEIGHT) for d, e in ends]
             break
     weight, order = frequencies(conts)
     ranked = sorted(weight, key=lambda path: (-weight[path], len(path), order[path]))
     return weight, ranked
 
 
-def spelled(draft, row):
-    found = []
+def paths_of(draft, row):
+    """The tokens from the pending token to each node; checks the order of the nodes."""
+    paths = []
     for node in range(NODES):
         if draft.valid[row, node]:
             parent = int(draft.parents[row, node])
             assert parent < node and (parent < 0 or draft.valid[row, parent])
-            found.append((*(found[parent] if parent >= 0 else ()), int(draft.tokens[row, node])))
-    return found
+            paths.append((*(paths[parent] if parent >= 0 else ()), int(draft.tokens[row, node])))
+    return paths
 
 
 @pytest.mark.parametrize("warm", [False, True])
@@ -96,21 +97,21 @@ def test_equals_the_plain_trie(warm):
     for row in range(ROWS):
         text = tokens[row, : length[row]].tolist()
         weight, ranked = model(text, int(prompt[row]), documents)
-        got, want = spelled(draft, row), ranked[:NODES]
-        # Paths of equal weight at the edge of the tree may be chosen either way: which occurrence of the store comes first is
-        # the suffix array's affair.
-        assert [weight[p] for p in got] == pytest.approx([weight[p] for p in want]), (
+        got, expected = paths_of(draft, row), ranked[:NODES]
+        # With a datastore the choice among paths of equal weight is free: it depends on the order
+        # of occurrences in the suffix array.
+        assert [weight[p] for p in got] == pytest.approx([weight[p] for p in expected]), (
             text,
             prompt[row],
         )
         if not warm:
-            assert got == want
+            assert got == expected
         full += len(got) == NODES
     assert full > ROWS / 4
 
 
-def test_prefixes_are_counted_and_the_tree_is_closed():
-    """K continuations without any order: counts, ties, empty ones, more room than prefixes."""
+def test_prefixes_are_counted_and_parents_are_included():
+    """Continuations in random order: counts, ties, empty ones, more nodes than prefixes."""
     rng = np.random.default_rng(0)
     windows = rng.integers(0, 2, (64, 6, 5))
     windows = np.where(np.arange(5) < rng.integers(0, 6, (64, 6, 1)), windows, -1)
@@ -128,16 +129,16 @@ def test_prefixes_are_counted_and_the_tree_is_closed():
                 (p for p in counted if counted[p] > 0),
                 key=lambda p: (-counted[p], len(p), order[p]),
             )
-            found = []
+            paths = []
             for node in np.flatnonzero(valid[row]):
                 parent = parents[row, node]
                 assert parent < node
-                found.append((*(found[parent] if parent >= 0 else ()), tokens[row, node]))
-            assert found == ranked[:nodes]
-            assert weight[row][valid[row]].tolist() == [counted[p] for p in found]
+                paths.append((*(paths[parent] if parent >= 0 else ()), tokens[row, node]))
+            assert paths == ranked[:nodes]
+            assert weight[row][valid[row]].tolist() == [counted[p] for p in paths]
 
 
-def test_mistakes_are_named():
+def test_invalid_keys_are_refused():
     for keys, message in [
         ({"nodes": 0}, "nodes is 0; it must be a whole number >= 1"),
         ({"min_ngram": 9}, "max_ngram is 8 and min_ngram 9"),

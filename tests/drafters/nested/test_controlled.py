@@ -1,6 +1,8 @@
-"""Controlled acceptance: the asked rate at every depth, plain greedy text, the inner drafter's whole cost."""
+"""Controlled acceptance: the rate at every depth, plain greedy text, the inner drafter's cost."""
 
 from __future__ import annotations
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,7 @@ TARGET, DRAFT, _ = cases.models(V)
 PROMPTS = [[1, 2, 0, 3], [4], [0, 0]] * (ROWS // 3 + 1)
 
 
+@functools.cache
 def inner(name):
     params = cases.table(1, V)
     if name == "chain":
@@ -31,91 +34,103 @@ def inner(name):
     )
 
 
-def decoded(drafter, rule="match", new=NEW):
-    params = ModelParams(cases.table(0, V), drafter.init_params(jax.random.key(0)))
+@functools.cache
+def controlled(name):
+    return drafters.make("controlled", TARGET, drafters=[inner(name)])
+
+
+def begin(drafter, params, new):
     packed, lengths = decode.pack_prompts(PROMPTS[:ROWS])
-    settings = sampling.make_sampling(ROWS, 0.0)
-    begin = lambda d: decode.prefill(  # noqa: E731
+    state = decode.prefill(
         TARGET,
-        d,
+        drafter,
         params,
         packed,
         lengths,
         rng.row_keys(0, ROWS),
         max_len=4 + new,
         limit=lengths + new,
-        sampling=settings,
+        sampling=sampling.make_sampling(ROWS, 0.0),
     )
+    return state, lengths
+
+
+@functools.cache
+def plain(new):
+    params = ModelParams(cases.table(0, V))
+    state, lengths = begin(drafters.make("none", TARGET), params, new)
+    return decode.outputs(decode.autoregressive(TARGET, params, state, max_steps=new), lengths)
+
+
+def decoded(name, rate, rule="match", new=NEW):
+    """The records of a run with this rate, which is a parameter: one program serves all rates."""
+    made = drafters.make("controlled", TARGET, drafters=[inner(name)], rate=rate)
+    params = ModelParams(cases.table(0, V), made.init_params(jax.random.key(0)))
+    drafter = controlled(name)
+    assert (drafter.nodes, drafter.longest) == (made.nodes, made.longest) == (inner(name).nodes, 3)
+    state, lengths = begin(drafter, params, new)
     state, records = decode.generate(
-        TARGET, drafter, accept.load(rule), params, begin(drafter), max_steps=new
+        TARGET, drafter, accept.load(rule), params, state, max_steps=new
     )
-    plain = decode.autoregressive(
-        TARGET, params, begin(drafters.make("none", TARGET)), max_steps=new
-    )
-    assert decode.outputs(state, lengths) == decode.outputs(plain, lengths)
+    assert decode.outputs(state, lengths) == plain(new)
     return records
 
 
 @pytest.mark.parametrize(
     ("name", "rate"), [("chain", 0.3), ("chain", 0.9), ("tree", 0.6), ("dynamic", 0.6)]
 )
-def test_acceptance_is_what_was_asked_for(name, rate):
-    drafter = drafters.make("controlled", TARGET, drafters=[inner(name)], rate=rate)
-    assert (drafter.nodes, drafter.longest) == (inner(name).nodes, 3)
-    records = decoded(drafter)
-    early = type(records)(
-        *(np.asarray(x)[: NEW // 4] for x in records)
-    )  # before any row meets its limit
-    found = metrics.count(early, [True] * ROWS, 3)
-    for tested, passed in zip(found.tested, found.passed, strict=True):
+def test_acceptance_has_the_chosen_rate(name, rate):
+    records = decoded(name, rate)
+    # Before any row reaches its limit.
+    early = type(records)(*(np.asarray(x)[: NEW // 4] for x in records))
+    counts = metrics.count(early, [True] * ROWS, 3)
+    for tested, passed in zip(counts.tested, counts.passed, strict=True):
         assert abs(passed - rate * tested) < 4 * np.sqrt(tested * rate * (1 - rate))
 
 
 @pytest.mark.parametrize(("rate", "tau"), [(0.0, 1.0), (1.0, 4.0)])
 def test_always_and_never(rate, tau):
-    records = decoded(
-        drafters.make("controlled", TARGET, drafters=[inner("chain")], rate=rate), "chain", 24
-    )
+    records = decoded("chain", rate, "chain", 24)
     emitted, accepted, tested = (
         np.asarray(x) for x in (records.emitted, records.accepted, records.tested)
     )
     assert (emitted[:5] == tau).all()
-    assert (
-        accepted.sum() == rate * tested.sum()
-    )  # in the last rounds too, where drafts lead beyond the limit
+    # Also in the last rounds, where drafts reach beyond the limit.
+    assert accepted.sum() == rate * tested.sum()
 
 
-def test_the_inner_drafter_is_paid_for():
-    """Its tokens are not used, and yet its model is run: the compiled rounds have as many products as its own."""
+def test_the_inner_drafter_runs():
+    """Its tokens are not used, but the compiled program does at least the inner drafter's work."""
 
-    def products(drafter):
-        params = ModelParams({}, drafter.init_params(jax.random.key(0)))
+    def flops(drafter):
+        params = ModelParams(target_params, drafter.init_params(jax.random.key(0)))
         tokens = jnp.zeros((2, 12), jnp.int32)
-        here = Context(tokens, jnp.full((2,), 4, jnp.int32), sampling.make_sampling(2, 0.0))
-        params = params._replace(target=target_params)
-        state = drafter.init(params, here, None, 16 + drafter.nodes)
-        keys = rng.RowKeys(rng.row_keys(0, 2), jnp.zeros((), jnp.int32), here.length)
+        context = Context(tokens, jnp.full((2,), 4, jnp.int32), sampling.make_sampling(2, 0.0))
+        slots = 16 + drafter.nodes
+        # Only the shapes of the state are needed.
+        state = jax.eval_shape(lambda p, c: drafter.init(p, c, None, slots), params, context)
+        keys = rng.RowKeys(rng.row_keys(0, 2), jnp.zeros((), jnp.int32), context.length)
         run = jax.jit(lambda p, k, c, s: drafter.propose(p, k, c, s)[0])
-        return run.lower(params, keys, here, state).compile().cost_analysis()["flops"]
+        return run.lower(params, keys, context, state).compile().cost_analysis()["flops"]
 
     target, target_params = testing.tiny(vocab_size=16)
     draft, draft_params = testing.tiny(vocab_size=16, layers=1)
     alone = drafters.make("draft_model", target, model=draft, gamma=3, params=draft_params)
-    paid = drafters.make("controlled", target, drafters=[alone])
-    assert products(paid) >= products(alone)
+    nested = drafters.make("controlled", target, drafters=[alone])
+    assert flops(nested) >= flops(alone)
 
 
-def test_mistakes():
+def test_invalid_keys_are_refused():
     chain = inner("chain")
     drawn = drafters.make(
         "draft_tree", TARGET, model=DRAFT, tree="2x1", siblings="iid", params=cases.table(1, V)
     )
     for keys, message in [
-        ({"drafters": []}, "controlled needs drafters to ask, label -> keys; give at least one"),
-        ({"drafters": [chain, chain]}, "controlled pays for one drafter and was given 2; give one"),
+        ({"drafters": []}, "controlled needs inner drafters, label -> keys; give at least one"),
+        ({"drafters": [chain, chain]}, "controlled takes one inner drafter and got 2; give one"),
         (
             {"drafters": {"x": {"name": "none"}}},
-            "controlled: none drafts nothing whose cost could be paid",
+            "controlled: none drafts no tokens; give another inner drafter",
         ),
         ({"drafters": {"x": {"name": "nope"}}}, "unknown drafter 'nope'"),
         (

@@ -1,4 +1,4 @@
-"""Escalation: who proposes, what runs, and whether a draft model that had to wait still knows the text."""
+"""Escalation: which drafter proposes, which ones run, and a draft model that missed rounds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ target, draft, _ = cases.models(VOCAB)
 
 
 def scripted(nodes: int, tokens, proposes) -> Drafter:
-    """Proposes the same tokens whenever ``proposes(length)`` says so; its state counts its updates in each row."""
+    """Proposes the same tokens in rows where ``proposes(length)`` is True.
+
+    Its state counts its updates in each row.
+    """
 
     def propose(params, keys, context, state):
         batch = context.length.shape[0]
@@ -61,7 +64,7 @@ def run(drafter, params, prompts, new=12, temperature=0.0, rule="chain", step=No
 
 
 @pytest.mark.fast
-def test_the_first_that_proposes_wins_row_by_row():
+def test_in_each_row_the_first_draft_is_used():
     even = scripted(2, [0, 1], lambda n: n % 2 == 0)
     long = scripted(3, [2, 2, 2], lambda n: n % 4 == 1)
     both = escalate.make(target, drafters=[even, long])
@@ -85,22 +88,21 @@ def test_the_first_that_proposes_wins_row_by_row():
     won = np.zeros((4, 2), int)
     for length, tokens, valid, emitted in seen:
         for row in range(4):
-            who = 0 if length[row] % 2 == 0 else 1 if length[row] % 4 == 1 else None
-            want = {0: [True, True, False], 1: [True] * 3, None: [False] * 3}[who]
+            stage = 0 if length[row] % 2 == 0 else 1 if length[row] % 4 == 1 else None
+            expected = {0: [True, True, False], 1: [True] * 3, None: [False] * 3}[stage]
             if emitted[row]:
-                assert valid[row].tolist() == want
-                assert who is None or tokens[row][valid[row]].tolist() == [[0, 1], [2, 2, 2]][who]
-                won[row, 1 if who is None else who] += (
-                    1  # where nobody proposes, the last one asked has the round
-                )
+                assert valid[row].tolist() == expected
+                script = {0: [0, 1], 1: [2, 2, 2], None: []}[stage]
+                assert tokens[row][valid[row]].tolist() == script
+                # A round without proposals belongs to the last drafter asked.
+                won[row, 1 if stage is None else stage] += 1
     assert won.min() >= 0 and won.sum(0).min() > 0
-    np.testing.assert_array_equal(
-        np.stack([np.asarray(s) for s in state.draft.states], 1), won
-    )  # whose round it was
+    updates = np.stack([np.asarray(s) for s in state.draft.states], 1)
+    np.testing.assert_array_equal(updates, won)
 
 
-def test_the_draft_model_waits_and_still_knows_the_text():
-    """Rounds in which a lookup proposed leave the model behind, by any number of tokens; its law must not show it."""
+def test_the_draft_model_reads_the_tokens_that_it_missed():
+    """Its probabilities do not depend on how many tokens it missed while a lookup proposed."""
     lookup = drafters.make("prompt_lookup", target, gamma=3, max_ngram=2, min_ngram=2)
     model = drafters.make(
         "draft_model", target, model=draft, gamma=2, params=cases.table(1), gaps=True
@@ -110,24 +112,25 @@ def test_the_draft_model_waits_and_still_knows_the_text():
     packed, lengths = decode.pack_prompts([[0, 1, 2], [1], [2, 2, 0, 1, 2], [0, 0]])
     state = decode.prefill(target, both, params, packed, lengths, row_keys(3, 4), max_len=40)
     propose, waited, asked = jax.jit(both.propose), 0, 0
+    all_probs = jax.jit(model.probs)
     rounds = decode.stream(target, both, accept.load("chain"), params, state)
     for state, _ in itertools.islice(rounds, 12):
         keys = rng.RowKeys(state.keys, state.round, state.length)
-        given, after = propose(
+        drafted, after = propose(
             params, keys, Context(state.tokens, state.length, state.sampling), state.draft
         )
-        law = model.probs(
+        probs = all_probs(
             params._replace(draft=params.draft[1]),
             Context(jnp.maximum(state.tokens, 0), state.length, state.sampling),
         )
-        want = jax.vmap(lambda row, n: row[n - 1])(law, state.length)
+        expected = np.asarray(probs)[np.arange(4), np.asarray(state.length) - 1]
         mine = np.asarray((after.winner == 1) & ~state.done)
-        np.testing.assert_allclose(
-            np.asarray(given.probs[:, 0])[mine], np.asarray(want)[mine], atol=1e-5
-        )
+        actual = np.asarray(drafted.probs[:, 0])
+        np.testing.assert_allclose(actual[mine], expected[mine], atol=1e-5)
         behind = np.asarray(state.length - state.draft.states[1].length)
         waited, asked = max(waited, int(behind[mine].max(initial=0))), asked + mine.sum()
-    assert asked > 8 and waited > 3  # it was further behind than one block of its own
+    # More tokens were missed than one of its blocks has.
+    assert asked > 8 and waited > 3
 
 
 @pytest.mark.slow
@@ -141,32 +144,29 @@ def test_the_exact_law():
     with jax.enable_x64(True):
         params = ModelParams(cases.table(0), ({}, cases.table(1)))
         for prompt in ([0, 1, 2, 0, 1], [2, 1]):
-            found = exact.exact_law(target, both, accept.load("chain"), params, prompt, 2, rounds=2)
+            law = exact.exact_law(target, both, accept.load("chain"), params, prompt, 2, rounds=2)
             truth = laws.sequence_law(target, params.target, prompt, 2)
-            assert statistics.total_variation(found, truth) < 1e-12
+            assert statistics.total_variation(law, truth) < 1e-12
 
 
 @pytest.mark.fast
-def test_a_drafter_that_fails_is_not_asked_any_more():
+def test_a_drafter_with_a_low_rate_is_not_asked():
     wrong = scripted(2, [0, 0], lambda n: n > 0)
-    table = jnp.zeros((VOCAB + 1, VOCAB, VOCAB)).at[..., 1].set(9.0)  # always says 1
+    # The target's token is always 1.
+    table = jnp.zeros((VOCAB + 1, VOCAB, VOCAB)).at[..., 1].set(9.0)
     both = escalate.make(
         target, drafters=[wrong, scripted(1, [1], lambda n: n > 0)], least=0.4, decay=0.5
     )
     params = ModelParams(table, both.init_params(None))
-    taken = []
+    winners = []
     run(
         both,
         params,
         [[1], [2, 1]],
-        step=lambda state, info: taken.append(np.asarray(state.draft.winner)),
+        step=lambda state, info: winners.append(np.asarray(state.draft.winner).tolist()),
     )
-    assert [t.tolist() for t in taken[:4]] == [
-        [0, 0],
-        [0, 0],
-        [1, 1],
-        [1, 1],
-    ]  # 1, 0.5, 0.25: below 0.4
+    # The rate of the first drafter is 1, then 0.5, then 0.25, which is below 0.4.
+    assert winners[:4] == [[0, 0], [0, 0], [1, 1], [1, 1]]
 
 
 @pytest.mark.fast
@@ -179,22 +179,23 @@ def test_trees_beside_chains():
     prompts = [[0, 1, 2, 0], [1], [2, 2, 0, 1, 2], [0, 0]]
     state, lengths = run(both, params, prompts, rule="recursive")
     plain = drafters.make("none", target)
-    want, _ = run(plain, ModelParams(cases.table(0)), prompts)
-    assert decode.outputs(state, lengths) == decode.outputs(want, lengths)
+    expected, _ = run(plain, ModelParams(cases.table(0)), prompts)
+    assert decode.outputs(state, lengths) == decode.outputs(expected, lengths)
+    # As in a configuration.
     keys = {"lookup": {"name": "prompt_lookup", "gamma": 2, "match": None}, "trie": {"nodes": 4}}
-    assert drafters.make("escalate", target, drafters=keys).nodes == 4  # as a configuration says it
+    assert drafters.make("escalate", target, drafters=keys).nodes == 4
 
 
 @pytest.mark.fast
-def test_mistakes_are_named():
+def test_invalid_keys_are_refused():
     model = {"model": draft, "params": cases.table(1)}
-    for given, message in [
+    for stages, message in [
         ({}, "give at least one"),
-        ("prompt_lookup", "escalate needs drafters to ask"),
+        ("prompt_lookup", "escalate needs inner drafters"),
         ({"lookup": {"name": "prompt_lokup"}}, "unknown drafter 'prompt_lokup'"),
         ({"prompt_lookup": {"gama": 3}}, "does not take the key 'gama'"),
         ({"lookup": 3}, "drafter lookup is 3; give its keys"),
-        ({"none": {}}, "none of the drafters drafts anything"),
+        ({"none": {}}, "none of the drafters drafts any tokens"),
         (
             [drafters.make("draft_tree", target, tree="2x1", siblings="iid", **model)],
             "drafts iid siblings",
@@ -211,7 +212,7 @@ def test_mistakes_are_named():
         ([cases.case("hydra").drafter], "drafts without_replacement siblings"),
     ]:
         with pytest.raises(UserError, match=message):
-            escalate.make(target, drafters=given)
+            escalate.make(target, drafters=stages)
     with pytest.raises(UserError, match=r"least is 1; it must be a number in \[0, 1\)"):
         escalate.make(target, drafters={"prompt_lookup": {}}, least=1)
     mixed = [
@@ -224,8 +225,8 @@ def test_mistakes_are_named():
 
 
 @pytest.mark.fast
-def test_a_target_without_the_model_is_cheap():
-    """Where every row has a lookup, the draft model does not run: its cache stays where it was."""
+def test_a_drafter_that_no_row_needs_does_not_run():
+    """Every row has a lookup, so the draft model's cache does not grow."""
     always = scripted(2, [1, 1], lambda n: n > 0)
     model = drafters.make(
         "draft_model", tabular(VOCAB), model=draft, gamma=2, params=cases.table(1), gaps=True
@@ -233,12 +234,13 @@ def test_a_target_without_the_model_is_cheap():
     both = escalate.make(target, drafters=[always, model])
     params = ModelParams(cases.table(0), both.init_params(None))
     state, _ = run(both, params, [[0, 1], [2]])
-    assert np.asarray(state.draft.states[1].length).tolist() == [1, 0]  # as after prefill
+    # As after prefill.
+    assert np.asarray(state.draft.states[1].length).tolist() == [1, 0]
 
 
 @pytest.mark.fast
-def test_who_proposes_nothing_still_learns():
-    """A cold matrix behind a lookup that finds nothing: the round is its own, so that it has something to propose later."""
+def test_a_drafter_with_an_empty_draft_learns():
+    """Rounds without proposals belong to the last drafter: an empty matrix is filled in them."""
     never = scripted(1, [0], lambda n: n < 0)
     recycling = drafters.make("token_recycling", target, tree="2", top_k=2)
     both = escalate.make(target, drafters=[never, recycling])
@@ -247,15 +249,15 @@ def test_who_proposes_nothing_still_learns():
     state, lengths = run(both, params, [[0, 1], [2]], rule="recursive")
     same, _ = run(recycling, alone, [[0, 1], [2]], rule="recursive")
     np.testing.assert_array_equal(state.draft.states[1].matrix, same.draft.matrix)
-    assert (np.asarray(same.draft.matrix) >= 0).any() and decode.outputs(
-        state, lengths
-    ) == decode.outputs(same, lengths)
+    assert (np.asarray(same.draft.matrix) >= 0).any()
+    assert decode.outputs(state, lengths) == decode.outputs(same, lengths)
 
 
 @pytest.mark.fast
-def test_nobody_runs_for_a_finished_row_and_texts_that_fit_fit():
-    """A row that ended does not keep a costly drafter awake; and the slots of a wide neighbour are nobody's positions."""
-    even = scripted(2, [0, 1], lambda n: n > 3)  # serves row 1, never the short text of row 0
+def test_no_drafter_runs_for_a_finished_row_and_slots_are_counted_per_drafter():
+    """A finished row needs no draft; the slots of a wide draft do not count for other drafters."""
+    # Proposes in row 1, but not for the short text of row 0.
+    even = scripted(2, [0, 1], lambda n: n > 3)
     model = draft._replace(max_positions=16)
     costly = drafters.make(
         "draft_model", target, model=model, gamma=1, params=cases.table(1), gaps=True
@@ -276,16 +278,17 @@ def test_nobody_runs_for_a_finished_row_and_texts_that_fit_fit():
     before = np.asarray(state.draft.states[2].length)
     *_, (state, _) = decode.stream(target, both, accept.load("chain"), params, state)
     assert np.asarray(state.length).tolist() == [1, 16]
-    # It ran in the first round, when nobody had yet been seen to stand still, and never again.
+    # It ran in the first round, before any row was known to be finished, and not later.
     assert (np.asarray(state.draft.states[2].length) - before).max() <= 1
 
 
-def test_a_part_guesses_with_the_targets_own_noise():
-    """Seeded Jacobi inside of it guesses what it guesses alone."""
+def test_an_inner_drafter_gets_the_targets_own_noise():
+    """Seeded Jacobi makes the same guesses inside escalation and alone."""
     alone = drafters.make("jacobi", target, gamma=2)
     both = escalate.make(target, drafters=[drafters.make("jacobi", target, gamma=2)])
     table = cases.table(0)
     prompts = [[0, 1], [2], [1, 1, 0]]
-    want, _ = run(alone, ModelParams(table, {}), prompts, temperature=1.0, rule="match")
+    expected, _ = run(alone, ModelParams(table, {}), prompts, temperature=1.0, rule="match")
     got, _ = run(both, ModelParams(table, ({},)), prompts, temperature=1.0, rule="match")
-    assert got.round == want.round and (got.tokens[:, :14] == want.tokens[:, :14]).all()
+    assert got.round == expected.round
+    assert (got.tokens[:, :14] == expected.tokens[:, :14]).all()

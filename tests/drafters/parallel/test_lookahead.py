@@ -1,4 +1,4 @@
-"""Lookahead against a plain Python model of its window and pool, and its tree against the paper's mask."""
+"""Lookahead against a plain Python model of window and pool; its tree against the paper's mask."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ TABLE = np.asarray(testing.random_table(0, V))
 PROMPTS = [[2, 1], [4], [4, 0, 3, 3, 1, 0, 3, 3], [1, 2, 0]]
 NEW = [24, 3, 24, 17]
 TEMPERATURES = [0.0, 0.0, 1.0, 0.7]
+LONGEST = max(map(len, PROMPTS)) + max(NEW)
+copies = jax.jit(pieces, static_argnums=3)
 
 
 @functools.cache
@@ -35,14 +37,20 @@ def made(**keys):
 def begin(drafter, table, temperature):
     packed, lengths = decode.pack_prompts(PROMPTS)
     return decode.prefill(
-        TARGET, drafter, ModelParams(jnp.asarray(table)), packed, lengths, rng.row_keys(0, len(PROMPTS)),
-        max_len=packed.shape[1] + 24, limit=lengths + jnp.asarray(NEW),
+        TARGET,
+        drafter,
+        ModelParams(jnp.asarray(table)),
+        packed,
+        lengths,
+        rng.row_keys(0, len(PROMPTS)),
+        max_len=LONGEST,
+        limit=lengths + jnp.asarray(NEW),
         sampling=sampling.make_sampling(len(PROMPTS), temperature),
-    )  # fmt: skip
+    )
 
 
 def remember(pool, key, gram):
-    """The newest first, each once, at most G of them."""
+    """Makes ``gram`` the newest of its key: newest first, no duplicates, at most G."""
     held = pool.setdefault(key, [])
     if gram in held:
         held.remove(gram)
@@ -56,16 +64,15 @@ def as_array(pool):
     return full
 
 
-def test_the_pool_is_a_plain_list_of_the_newest():
+def test_the_pool_equals_plain_lists():
     random, rows = np.random.default_rng(0), 40
     pool = jnp.full((rows, V, G, ROWS), -1, jnp.int32)
     plain: list[dict] = [{} for _ in range(rows)]
     insert = jax.jit(lookahead.insert)
-    for _ in range(60):  # two tokens and two continuations of each: equal n-grams come often
-        keys, grams = (
-            random.integers(0, V + 1, rows),
-            random.integers(0, 2, (rows, ROWS)) * random.integers(0, 2),
-        )
+    for _ in range(60):
+        keys = random.integers(0, V + 1, rows)
+        # Few different n-grams, so that equal ones occur often.
+        grams = random.integers(0, 2, (rows, ROWS)) * random.integers(0, 2)
         pool = insert(pool, jnp.asarray(keys), jnp.asarray(grams))
         for row in range(rows):
             if keys[row] < V:
@@ -73,47 +80,48 @@ def test_the_pool_is_a_plain_list_of_the_newest():
     np.testing.assert_array_equal(pool, [as_array(p) for p in plain])
 
 
-def refill(text):
-    """Columns of the window that begin as pieces of the text."""
+def new_columns(text):
+    """New columns of the window: pieces of the text."""
     places = jnp.arange(len(text) - 1, len(text) - 1 + W)[None]
-    return np.asarray(pieces(jnp.asarray([text]), jnp.asarray([len(text)]), places, ROWS))[
-        0
-    ].tolist()
+    padded = jnp.asarray([text + [0] * (LONGEST - len(text))])
+    return np.asarray(copies(padded, jnp.asarray([len(text)]), places, ROWS))[0].tolist()
 
 
 class Plain:
     """One row of the method: columns of the window as lists, the pool as a dictionary."""
 
     def __init__(self, prompt):
-        self.columns, self.pool, self.filled, self.seen = refill(prompt), {}, 1, len(prompt)
+        self.columns, self.pool = new_columns(prompt), {}
+        self.filled, self.length = 1, len(prompt)
 
     def propose(self, text):
-        gone = len(text) - self.seen
-        self.columns = (self.columns[gone:] + refill(text)[-gone:])[-W:] if gone else self.columns
+        new = len(text) - self.length
+        if new:
+            self.columns = (self.columns[new:] + new_columns(text)[-new:])[-W:]
         self.columns[0][0] = text[-1]
-        self.seen = len(text)
+        self.length = len(text)
 
     def update(self, before):
-        """``before`` is the token before the pending one: the table's model looks two tokens back."""
-        said, first = [], [column[0] for column in self.columns]
+        """``before`` is the token before the pending one: the model depends on two tokens."""
+        outputs, first = [], [column[0] for column in self.columns]
         for index, column in enumerate(self.columns):
             path = [before, *first[: index + 1], *column[1 : self.filled]]
-            said.append(int(np.argmax(TABLE[path[-2], path[-1]])))
+            outputs.append(int(np.argmax(TABLE[path[-2], path[-1]])))
         if self.filled < ROWS:
-            for column, token in zip(self.columns, said, strict=True):
+            for column, token in zip(self.columns, outputs, strict=True):
                 column[self.filled] = token
             self.filled += 1
             return
-        for column, token in zip(self.columns, said, strict=True):
+        for column, token in zip(self.columns, outputs, strict=True):
             remember(self.pool, column[0], [*column[1:], token])
         self.columns = [
-            [*column[1:], token] for column, token in zip(self.columns, said, strict=True)
+            [*column[1:], token] for column, token in zip(self.columns, outputs, strict=True)
         ]
-        self.seen += 1
+        self.length += 1
 
 
-def test_window_and_pool_follow_a_plain_model():
-    """Round by round, ragged rows, greedy and sampled: the candidates, the window, the pool, and what finished rows keep."""
+def test_window_and_pool_equal_a_plain_model():
+    """Every round of ragged rows, greedy and sampled: the candidates, the window and the pool."""
     params, texts = ModelParams(jnp.asarray(TABLE)), [list(p) for p in PROMPTS]
     plain, accepted = [Plain(p) for p in PROMPTS], 0
     start = begin(made(), TABLE, TEMPERATURES)
@@ -148,12 +156,14 @@ def test_window_and_pool_follow_a_plain_model():
     assert [len(t) - n for t, n in zip(texts, lengths, strict=True)] == NEW
     assert decode.outputs(state, lengths) == [t[n:] for t, n in zip(texts, lengths, strict=True)]
     assert accepted > 5
-    want = decode.autoregressive(TARGET, params, begin(made(), TABLE, TEMPERATURES), max_steps=24)
-    assert decode.outputs(want, lengths)[:2] == decode.outputs(state, lengths)[:2]
+    expected = decode.autoregressive(
+        TARGET, params, begin(made(), TABLE, TEMPERATURES), max_steps=24
+    )
+    assert decode.outputs(expected, lengths)[:2] == decode.outputs(state, lengths)[:2]
 
 
-def test_the_tree_is_the_papers_mask():
-    """A real decoder: after every token of window and candidates, the logits of the tokens it may see, fed as a plain text."""
+def test_the_tree_equals_the_papers_mask():
+    """With a real decoder the logits after a node equal those of its visible tokens as text."""
     target, params = testing.tiny("llama", 0)
     drafter = drafters.make("lookahead", target, window=W, ngram=N, candidates=G)
     random, texts = np.random.default_rng(0), [[3, 1, 4], [1, 5, 9, 2, 6]]
@@ -162,7 +172,8 @@ def test_the_tree_is_the_papers_mask():
     pair = ModelParams(params)
     state = drafter.init(pair, context, None, 32)
     pool = random.integers(0, 32, state.pool.shape)
-    pool[:, :, 1, 0] = pool[:, :, 0, 0]  # the candidates share their first token
+    # The candidates share their first token.
+    pool[:, :, 1, 0] = pool[:, :, 0, 0]
     state = state.replace(
         pool=jnp.asarray(pool, jnp.int32),
         window=jnp.asarray(random.integers(0, 32, state.window.shape), jnp.int32),
@@ -187,7 +198,8 @@ def test_the_tree_is_the_papers_mask():
             for depth in range(ROWS):
                 node = 1 + depth * G + g
                 if depth == 0 and g == 1:
-                    assert not draft.valid[row, node - 1]  # merged into its twin
+                    # Merged with the equal node of the first candidate.
+                    assert not draft.valid[row, node - 1]
                     continue
                 rows.append([*text, *pool[row, text[-1], g, : depth + 1]])
                 where.append((row, node))
@@ -198,13 +210,12 @@ def test_the_tree_is_the_papers_mask():
         np.testing.assert_allclose(
             got[row, node], plain.logits[index, len(rows[index]) - 1], atol=1e-4
         )
-    assert (
-        len(where) == 2 * drafter.nodes
-    )  # the pending token, and the nodes less the one that was merged
+    # Per row: the pending token and all nodes except the merged one.
+    assert len(where) == 2 * drafter.nodes
 
 
-def test_periodic_text_is_emitted_by_whole_ngrams():
-    """N - 1 accepted tokens and the free one: N a round, where the original gives N - 1."""
+def test_periodic_text_is_emitted_in_whole_ngrams():
+    """N - 1 accepted tokens and the bonus token: N per round, where the original gives N - 1."""
     table = np.zeros((V + 1, V, V), np.float32)
     table[:, np.arange(V), (np.arange(V) + 1) % V] = 9
     state, params = begin(made(), table, 0.0), ModelParams(jnp.asarray(table))
@@ -216,10 +227,11 @@ def test_periodic_text_is_emitted_by_whole_ngrams():
         assert text == [(prompt[-1] + 1 + i) % V for i in range(new)]
     emitted = np.asarray(records.emitted)
     assert (emitted.max(0)[[0, 2, 3]] == N).all()
-    assert emitted[5:, 0][emitted[5:, 0] > 0].mean() > 2  # once there is a pool
+    # After a few rounds the pool is filled.
+    assert emitted[5:, 0][emitted[5:, 0] > 0].mean() > 2
 
 
-def test_the_prompts_own_ngrams():
+def test_pool_from_prompt():
     drafter = made(pool_from_prompt=True)
     packed, lengths = decode.pack_prompts(PROMPTS)
     context = Context(packed, lengths, sampling.make_sampling(len(PROMPTS)))
@@ -257,6 +269,6 @@ def test_sizes():
         ({"pool_from_prompt": 1.5}, "pool_from_prompt is 1.5; it must be True or False"),
     ],
 )
-def test_mistakes_are_told(keys, message):
+def test_invalid_keys_are_refused(keys, message):
     with pytest.raises(UserError, match=message):
         drafters.make("lookahead", TARGET, **keys)

@@ -1,0 +1,58 @@
+"""Keys that several drafters share, declared once.
+
+A method's module sets ``SHARED = HeadKeys``, and its ``make(target, *, own_key=..., **shared)``
+begins with ``keys = HeadKeys(**shared)``. ``specjax.registry`` reads the names and types from here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+from specjax.data.datastore import Store
+from specjax.topology.shapes import Topology
+from specjax.types import Params
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TreeKeys:
+    """The shape of a draft."""
+
+    # A shape as ``topology.shapes.parse`` reads it; "" is the longest chain, or with ``nodes`` the
+    # tree that a search returns.
+    tree: Topology | str = ""
+    # Size of the tree to search for, with the accuracies measured at the end of training; 0: no
+    # search.
+    nodes: int = 0
+    # The search: "optimal" (Sequoia's dynamic program) or "greedy" (Medusa's: the likeliest next
+    # node).
+    search: str = "optimal"
+    # "top_k" (the most probable tokens), or drawn from the drafter's probabilities:
+    # "without_replacement" or "iid".
+    siblings: str = "top_k"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadKeys(TreeKeys):
+    """Heads on the target's features: where they come from, and the shape of a draft."""
+
+    # Directory of heads, trained by specjax or released by the authors of the method.
+    model: str | os.PathLike | None = None
+    # Number of heads; 0: as in the files, or the method's default for new heads.
+    heads: int = 0
+    # The heads' parameters, instead of ``model``.
+    params: Params = None
+    # dtype in which ``model`` is read; None: float32 on CPUs, bfloat16 elsewhere. Read float32 to
+    # train the heads further.
+    dtype: Any = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DatastoreKeys:
+    """Keys of the drafters that can look up earlier outputs (``lookup/_memory.py``)."""
+
+    # Texts to begin with: a ``Store``, or its directory. None: no text.
+    datastore: Store | str | os.PathLike | None = None
+    # Tokens of earlier outputs that are kept in addition to the datastore, with ``learn``.
+    memory: int = 65536

@@ -1,0 +1,97 @@
+"""Heads along a text: their logits, the labels, and which drafts would have been accepted.
+
+The feature at position s of T predicts, at depth d from 0, tokens[s+2+d]: tokens[s+1] is the
+pending token, drawn from f[s].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.drafters import _foresee
+from specjax.drafters.heads._family import Heads
+from specjax.models import lm
+from specjax.sampling import Sampling
+from specjax.topology.shapes import Topology
+from specjax.types import LM, Batch, ModelParams, Output
+
+
+def begin(heads: Heads, target: LM, params: ModelParams, batch: Batch) -> tuple[Output, Any]:
+    """The target's output along the text, and the state of the heads at each feature."""
+    segments = None if batch.segments is None else batch.segments[:, :-1]
+    out = lm.forward(target, params.target, batch.tokens[:, :-1], segments)
+    features = out.hidden
+    if heads.prefix is not None:
+        cache = heads.prefix.init_cache(*features.shape[:2])
+        features, _ = heads.prefix.apply(
+            params, features, cache, None if segments is None else lm.document_parents(segments)
+        )
+    return out, heads.begin(params, features)
+
+
+def along(
+    heads: Heads, target: LM, params: ModelParams, batch: Batch, depth: int
+) -> Iterator[tuple[jax.Array, jax.Array, jax.Array]]:
+    """For each depth: labels i32[B,T], logits of the head and of the target f[B,T,V].
+
+    Entry s belongs to feature s.
+    """
+    out, state = begin(heads, target, params, batch)
+    size = out.hidden.shape[1]
+    for d in range(depth):
+        logits, state = heads.step(params, state, d, ahead(batch.tokens, d + 1, size))
+        yield label(batch, d + 2)[0], logits, ahead(out.logits, d + 1, size)
+
+
+def ahead(x: jax.Array, by: Any, size: int) -> jax.Array:
+    """x[:, s + by] for s below ``size``; beyond the end the last entry, where no label counts."""
+    return jnp.take(x, jnp.minimum(jnp.arange(size) + by, x.shape[1] - 1), axis=1)
+
+
+def label(batch: Batch, by: Any) -> tuple[jax.Array, jax.Array]:
+    """The label i32[B,T] of each feature, ``by`` tokens ahead, and whether it counts bool[B,T].
+
+    It counts inside the text and the document of the feature.
+    """
+    size = batch.tokens.shape[1] - 1
+    counted = jnp.broadcast_to(jnp.arange(size) + by <= size, (batch.tokens.shape[0], size))
+    if batch.labelled is not None:
+        counted &= ahead(batch.labelled, by, size)
+    if batch.segments is not None:
+        counted &= ahead(batch.segments, by, size) == batch.segments[:, :-1]
+    return ahead(batch.tokens, by, size), counted
+
+
+def foresee_chain(
+    heads: Heads, target: LM, depth: int, params: ModelParams, batch: Batch, sampling: Sampling
+) -> jax.Array:
+    """f32[B,T,depth]: ``Training.foresee`` of a chain drawn from the heads' probabilities."""
+    accepted = [
+        _foresee.accept_probs(logits, target_logits, labels, sampling)
+        for labels, logits, target_logits in along(heads, target, params, batch, depth)
+    ]
+    return _foresee.of_pending(jnp.stack(accepted, -1))
+
+
+def foresee_tree(
+    heads: Heads, target: LM, shape: Topology, params: ModelParams, batch: Batch, sampling: Sampling
+) -> jax.Array:
+    """f32[B,T,depth]: ``Training.foresee`` of the most probable tokens as a tree of this shape."""
+    del sampling
+    texts = along(heads, target, params, batch, shape.depth)
+    inside = _foresee.inside_tree(
+        (_foresee.rank(logits, labels) for labels, logits, _ in texts), shape
+    )
+    return _foresee.of_pending(jnp.stack([each.astype(jnp.float32) for each in inside], -1))
+
+
+def ranks(heads: Heads, target: LM, params: ModelParams, batch: Batch) -> jax.Array:
+    """i32[B,T,K]: ``Training.ranks``."""
+    texts = along(heads, target, params, batch, heads.depth)
+    each = [_foresee.rank(logits, labels) for labels, logits, _ in texts]
+    # + 1 and - 1: the first pending token, which has no feature, gets -1.
+    return _foresee.of_pending(jnp.stack(each, -1) + 1) - 1

@@ -1,0 +1,57 @@
+"""The tokenizer of a Hugging Face style directory: tokenizer.json and tokenizer_config.json."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from specjax import files
+from specjax.errors import UserError
+from specjax.models.transformer import TransformerConfig
+
+
+def load_tokenizer(path: Path, vocab_size: int) -> Tokenizer | None:
+    """The tokenizer.json of a model directory, without truncation and padding; None if missing.
+
+    Raises UserError if it is damaged or has more ids than the model.
+    """
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        return None
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exceptions
+        raise UserError(f"{file} is damaged ({error}); copy it again") from None
+    if (size := max(tokenizer.get_vocab().values(), default=-1) + 1) > vocab_size:
+        raise UserError(
+            f"{file} has ids up to {size - 1} and the model {vocab_size} tokens; they do not match"
+        )
+    # These settings are about the input length of one network; texts here keep all their tokens.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def save_tokenizer(path: Path, tokenizer: Tokenizer, config: TransformerConfig) -> None:
+    """Writes tokenizer.json, and tokenizer_config.json for transformers. Raises OSError."""
+    tokenizer.save(str(path / "tokenizer.json"))
+    ids = {"bos_token": config.bos_token_id, "eos_token": next(iter(config.eos_token_id), None)}
+    tokens = {key: tokenizer.id_to_token(i) for key, i in ids.items() if i is not None}
+    tokens["unk_token"] = getattr(tokenizer.model, "unk_token", None)
+    tokens = {key: token for key, token in tokens.items() if token is not None}
+    kind = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.max_positions,
+    }
+    files.write_json(
+        path / "tokenizer_config.json", kind | tokens | {"clean_up_tokenization_spaces": False}
+    )
+
+
+def fingerprint(tokenizer: Tokenizer) -> str:
+    """SHA-256 of the vocabulary: equal if two tokenizers map the same strings to the same ids."""
+    vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
+    return hashlib.sha256(vocabulary.encode()).hexdigest()

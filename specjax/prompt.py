@@ -1,0 +1,179 @@
+"""From prompts to the state of a decode loop: packing, argument checks, and the prefill.
+
+The names of this module are also in ``specjax.decode``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from specjax import sampling as sampling_lib
+from specjax.errors import UserError
+from specjax.sampling import Sampling
+from specjax.types import LM, Context, DecodeState, Drafter, ModelParams, Output
+
+
+def pack_prompts(
+    prompts: Sequence[Sequence[int]], width: int | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Right-pads token lists: (i32[B,P], lengths i32[B]).
+
+    Raises:
+        UserError: an empty batch, an empty prompt, or a prompt longer than ``width``.
+    """
+    if not prompts:
+        raise UserError("there is no prompt; give at least one")
+    for row, ids in enumerate(prompts):
+        if not len(ids):
+            raise UserError(f"prompt {row} is empty; a prompt needs at least one token")
+    longest = max(map(len, prompts))
+    width = width or longest
+    if width < longest:
+        raise UserError(f"a prompt has {longest} tokens and the buffer {width}; make it wider")
+    packed = np.full((len(prompts), width), -1, np.int32)
+    for row, ids in enumerate(prompts):
+        packed[row, : len(ids)] = ids
+    return jnp.asarray(packed), jnp.asarray([len(p) for p in prompts], jnp.int32)
+
+
+def feed(
+    model: LM, params, tokens: jax.Array, count: jax.Array, cache, chunk: int = 256
+) -> tuple[Output, object]:
+    """Feeds the first ``count[b]`` of tokens i32[B,L] to an empty cache, ``chunk`` at a time.
+
+    Returns the ``Output`` of all L tokens and the cache. The logits are empty ([B,0,V]): they are
+    never computed, so a long prompt needs no [B,L,V] array.
+    """
+    batch, size = tokens.shape
+
+    def block(cache, piece, start):
+        out, cache = model.apply(params, piece, cache)
+        # A row that ends inside or before this block stops there; the rest of its block is beyond
+        # its length.
+        cache = model.commit(cache, jnp.clip(count - start, 0, piece.shape[1]))
+        return cache, (out.hidden, out.taps)
+
+    # A prompt of one token is pending: no token is fed.
+    if size == 0:
+        _, parts = jax.eval_shape(
+            lambda cache: block(cache, jnp.zeros((batch, 1), jnp.int32), 0), cache
+        )
+        hidden, taps = jax.tree.map(lambda x: jnp.zeros((batch, 0, *x.shape[2:]), x.dtype), parts)
+        return Output(jnp.zeros((batch, 0, model.vocab_size)), hidden, taps), cache
+    whole = size // chunk
+    pieces = []
+    if whole:
+        stacked = tokens[:, : whole * chunk].reshape(batch, whole, chunk).swapaxes(0, 1)
+        step = lambda cache, xs: block(cache, *xs)  # noqa: E731
+        cache, parts = jax.lax.scan(step, cache, (stacked, jnp.arange(whole) * chunk))
+        unstack = lambda x: x.swapaxes(0, 1).reshape(batch, whole * chunk, *x.shape[3:])  # noqa: E731
+        pieces.append(jax.tree.map(unstack, parts))
+    if size % chunk:
+        cache, part = block(cache, tokens[:, whole * chunk :], whole * chunk)
+        pieces.append(part)
+    hidden, taps = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *pieces)
+    return Output(jnp.zeros((batch, 0, model.vocab_size)), hidden, taps), cache
+
+
+def prefill(
+    target: LM,
+    drafter: Drafter,
+    params: ModelParams,
+    prompt: jax.Array,
+    lengths: jax.Array,
+    keys: jax.Array,
+    *,
+    max_len: int,
+    sampling: Sampling | None = None,
+    limit: jax.Array | None = None,
+    chunk: int = 256,
+) -> DecodeState:
+    """Reads the prompts and makes the state that the loops carry.
+
+    Args:
+        target, drafter: static; the same objects again do not recompile.
+        params: the pair's parameters.
+        prompt: i32[B,P], right-padded.
+        lengths: i32[B], each in 1..P.
+        keys: key[B] from ``rng.row_keys``.
+        max_len: longest text, prompt included; sizes every buffer.
+        sampling: settings per row; None = temperature 1.
+        limit: i32[B] length at which a row stops, at most ``max_len`` (the default).
+        chunk: tokens of the prompt fed in one pass.
+
+    Raises:
+        UserError: a prompt that is empty, longer than ``max_len``, or has ids outside the
+            vocabulary; ``max_len`` beyond the model's positions.
+    """
+    batch, width = prompt.shape
+    if target.max_positions is not None and max_len > target.max_positions:
+        raise UserError(
+            f"prompt and new tokens need {max_len} positions, "
+            f"and the model has {target.max_positions}; shorten them"
+        )
+    if width > max_len:
+        raise UserError(
+            f"the prompt has {width} tokens and max_len is {max_len}; it must be at least {width}"
+        )
+    if limit is None:
+        limit = jnp.full((batch,), max_len, jnp.int32)
+    limit = jnp.asarray(limit, jnp.int32)
+    if not isinstance(prompt, Tracer) and not isinstance(lengths, Tracer):
+        arrays = (np.asarray(x) for x in (prompt, lengths, limit))
+        _check_prompt(*arrays, target.vocab_size, max_len)
+    if sampling is None:
+        sampling = sampling_lib.make_sampling(batch)
+    arrays = (prompt, lengths, limit, keys, sampling)
+    return _prefill(target, drafter, params, *arrays, max_len=max_len, chunk=chunk)
+
+
+def _check_prompt(
+    prompt: np.ndarray, lengths: np.ndarray, limit: np.ndarray, vocab: int, max_len: int
+) -> None:
+    width = prompt.shape[1]
+    wrong = (lengths < 1) | (lengths > width)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise UserError(f"prompt {row} has length {lengths[row]}; it must be in 1..{width}")
+    if (limit > max_len).any():
+        raise UserError(f"limit is {limit.max()}; it must be at most max_len, which is {max_len}")
+    wrong = (np.arange(width) < lengths[:, None]) & ((prompt < 0) | (prompt >= vocab))
+    if wrong.any():
+        row, at = np.argwhere(wrong)[0]
+        raise UserError(
+            f"prompt {row} has the token id {prompt[row, at]}; ids must be in 0..{vocab - 1}"
+        )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames=("max_len", "chunk"))
+def _prefill(target, drafter, params, prompt, lengths, limit, keys, sampling, *, max_len, chunk):
+    batch, width = prompt.shape
+    # Copies: the state will be donated, and the caller's arrays must stay valid.
+    lengths, limit, keys, sampling = jax.tree.map(jnp.copy, (lengths, limit, keys, sampling))
+    # A block of nodes + 1 starts at the pending token, at most at max_len - 1.
+    slots = max_len + drafter.nodes
+    tokens = jnp.full((batch, slots + 1), -1, jnp.int32)
+    real = jnp.arange(width) < lengths[:, None]
+    tokens = tokens.at[:, :width].set(jnp.where(real, prompt, -1))
+    cache = target.init_cache(batch, slots)
+    out, cache = feed(target, params.target, tokens[:, : width - 1], lengths - 1, cache, chunk)
+    context = Context(tokens[:, :width], lengths, sampling)
+    return DecodeState(
+        tokens=tokens,
+        length=lengths,
+        limit=limit,
+        done=lengths >= limit,
+        failed=jnp.full((batch,), -1, jnp.int32),
+        cache=cache,
+        draft=drafter.init(params, context, out, slots),
+        keys=keys,
+        round=jnp.zeros((), jnp.int32),
+        sampling=sampling,
+        made_for=drafter.tag,
+    )

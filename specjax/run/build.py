@@ -1,0 +1,82 @@
+"""Builds what a run decodes with: the target, the methods, and the job of each setting."""
+
+from __future__ import annotations
+
+from specjax.bench import methods as methods_lib
+from specjax.bench.passes import Job, Method
+from specjax.data.prompts import PromptSet
+from specjax.errors import UserError
+from specjax.models import hf
+from specjax.run.resolve import Settings
+
+
+def target(settings: Settings) -> hf.Loaded:
+    """The target model. Raises UserError if there is none, or if it has no tokenizer."""
+    if not settings.target:
+        raise UserError(
+            "config.target is empty; give a Hugging Face style directory or a trained run's workdir"
+        )
+    loaded = hf.load(settings.target)
+    if loaded.tokenizer is None:
+        raise UserError(f"{loaded.directory} has no tokenizer.json; text needs one")
+    return loaded
+
+
+def methods(settings: Settings, target: hf.Loaded, temperatures: tuple[float, ...]) -> list[Method]:
+    """The methods, in the order of the settings. Raises UserError."""
+    return [
+        methods_lib.build(
+            target.lm,
+            target.params,
+            choice,
+            label=label,
+            seed=settings.seed,
+            temperatures=temperatures,
+        )
+        for label, choice in settings.methods.items()
+    ]
+
+
+def job(
+    settings: Settings,
+    target: hf.Loaded,
+    prompts: PromptSet,
+    temperature: float,
+    batch_size: int,
+) -> Job:
+    """What is decoded, with which settings.
+
+    Raises:
+        UserError: settings out of range, more rows than prompts, a text longer than the context.
+    """
+    repeats = settings.bench.repeats
+    for name, value in (("max_new_tokens", settings.max_new_tokens), ("repeats", repeats)):
+        if value < 1:
+            raise UserError(f"config.{name} is {value}; it must be at least 1")
+    count = len(prompts.prompts)
+    if batch_size > count:
+        raise UserError(
+            f"the batch size is {batch_size} and there are {count} prompts; give more, or lower it"
+        )
+    longest = max(len(prompt.ids) for prompt in prompts.prompts)
+    total, positions = longest + settings.max_new_tokens, target.config.max_positions
+    if total > positions:
+        raise UserError(
+            f"the longest prompt has {longest} tokens, with config.max_new_tokens = "
+            f"{settings.max_new_tokens} that is {total}, and the model has {positions} positions; "
+            "shorten one of them, or let config.max_prompt_tokens cut prompts"
+        )
+    return Job(
+        target=target.lm,
+        params=target.params,
+        prompts=[prompt.ids for prompt in prompts.prompts],
+        settings={**settings.sampling, "temperature": temperature},
+        batch_size=batch_size,
+        max_new_tokens=settings.max_new_tokens,
+        eos_id=() if settings.ignore_eos else target.config.eos_token_id,
+        seed=settings.seed,
+        repeats=repeats,
+        name=prompts.name,
+        categories=[prompt.category for prompt in prompts.prompts],
+        spell=None if target.tokenizer is None else target.tokenizer.decode,
+    )

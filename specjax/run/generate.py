@@ -1,0 +1,135 @@
+"""Mode generate: decodes prompts with one method and prints the text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+from rich.text import Text
+
+from specjax import decode
+from specjax.bench import metrics, passes, results
+from specjax.data import prompts as prompts_lib
+from specjax.data import recordings
+from specjax.data.prompts import Prompt, PromptSet
+from specjax.errors import UserError
+from specjax.report import terminal
+from specjax.run import build
+from specjax.run.resolve import Settings
+
+
+def generate(settings: Settings, workdir: Path, command: str | None) -> None:
+    """Decodes the prompts, prints the text and writes ``settings.record``.
+
+    A single prompt on a terminal is streamed. Raises UserError.
+    """
+    console = terminal.console()
+    target = build.target(settings)
+    tokenizer = target.tokenizer
+    assert tokenizer is not None
+    if settings.record:
+        recordings.check_record(settings.record, workdir, settings.prompts.names[0])
+    if len(settings.methods) != 1:
+        raise UserError(
+            "mode generate decodes with one method, and config.grid makes "
+            f"{len(settings.methods)}; leave it out"
+        )
+    temperature = settings.sampling["temperature"]
+    [method] = build.methods(settings, target, settings.bench.temperatures)
+    turns = _Turns(settings, target, method, temperature)
+    chosen = prompts_lib.read(
+        settings.prompts, target, turns.decode, name=settings.prompts.names[0]
+    )
+    job = build.job(settings, target, chosen, temperature, settings.batch_size)
+    if len(chosen.prompts) == 1 and console.is_terminal:
+        counts, outputs = _stream(job, method, chosen.prompts[0], tokenizer.decode, console)
+        rate = None
+    else:
+        counts, outputs, rate = turns.results(chosen.prompts)
+    texts = [
+        _continuation(tokenizer, p.ids, ids) for p, ids in zip(chosen.prompts, outputs, strict=True)
+    ]
+    if rate is not None:
+        for prompt, text in zip(chosen.prompts, texts, strict=True):
+            console.print(Text.assemble((prompt.text, "dim"), text, "\n"))
+    row = results.new_row(
+        method.name,
+        method.accept,
+        counts,
+        temperature=float(temperature),
+        batch_size=settings.batch_size,
+        prompts=len(chosen.prompts),
+        rate=rate,
+    )
+    more = {"texts": texts, "token_ids": outputs}
+    path = results.write(settings.config_json, workdir, [row], command=command, **more)
+    console.print(Text(f"wrote {path}", "dim"))
+    if settings.record:
+        categories = [prompt.category for prompt in chosen.prompts]
+        recordings.record(settings.record, job.prompts, outputs, categories=categories)
+        console.print(Text(f"wrote {settings.record}", "dim"))
+
+
+class _Turns:
+    """Decodes the turns of conversations; keeps the pass and the row of every decoded prompt."""
+
+    def __init__(self, settings: Settings, target, method: passes.Method, temperature: float):
+        self._settings, self._target = settings, target
+        self._method, self._temperature = method, temperature
+        self._decoded: dict[tuple, tuple[passes.Pass, int]] = {}
+
+    def decode(self, prompts: list[Prompt]) -> list[list[int]]:
+        """New token ids of each prompt."""
+        batch_size = min(self._settings.batch_size, len(prompts))
+        chosen = PromptSet(None, prompts, [])
+        job = build.job(self._settings, self._target, chosen, self._temperature, batch_size)
+        # Another seed for each turn: turns of a conversation must not share noise.
+        job = job._replace(seed=job.seed + max(prompt.turn for prompt in prompts))
+        passes.run_pass(job, self._method, brief=True)
+        run = passes.run_pass(job, self._method)
+        self._decoded |= {(p.question, p.turn): (run, row) for row, p in enumerate(prompts)}
+        return run.outputs
+
+    def results(self, prompts: list[Prompt]) -> tuple[metrics.Counts, list[list[int]], float]:
+        """Counts over all prompts, the outputs, and tokens per second."""
+        if rest := [p for p in prompts if (p.question, p.turn) not in self._decoded]:
+            self.decode(rest)
+        rows = [self._decoded[p.question, p.turn] for p in prompts]
+        runs = list({id(run): run for run, _ in rows}.values())
+        outputs = [run.outputs[row] for run, row in rows]
+        counts = metrics.total([run.counts[row] for run, row in rows])
+        return counts, outputs, sum(map(len, outputs)) / sum(run.loop for run in runs)
+
+
+def _stream(
+    job: passes.Job,
+    method: passes.Method,
+    prompt: Prompt,
+    spell: Callable[[list[int]], str],
+    console,
+) -> tuple[metrics.Counts, list[list[int]]]:
+    """Prints the text of one prompt round by round; its counts and its output."""
+    rows, ids = next(passes.batches(job))
+    state = passes.begin(job, method.drafter, method.params, rows, ids)
+    console.print(Text(prompt.text, "dim"), end="")
+    shown, output, records = len(spell(prompt.ids)), [], []
+    for _, info in decode.stream(
+        job.target, method.drafter, method.accept, method.params, state, eos_id=job.eos_id
+    ):
+        counts = (info.emitted, info.accepted, info.drafted, info.tested)
+        records.append([np.asarray(x) for x in counts])
+        output += [int(t) for t in info.tokens[0][: int(info.emitted[0])]]
+        text = spell(prompt.ids + output)
+        if not text.endswith("\ufffd"):  # half a character: wait for the rest
+            console.print(Text(text[shown:]), end="")
+            shown = len(text)
+    console.print(Text(spell(prompt.ids + output)[shown:]))
+    stacked = decode.Records(*(jnp.stack(x) for x in zip(*records, strict=True)))
+    return metrics.count(stacked, [True], method.drafter.longest), [output]
+
+
+def _continuation(tokenizer, prompt: list[int], new: list[int]) -> str:
+    """The text of ``new`` after the prompt (some tokenizers drop the first space of a text)."""
+    return tokenizer.decode(prompt + new)[len(tokenizer.decode(prompt)) :]

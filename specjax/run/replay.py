@@ -1,0 +1,79 @@
+"""Mode replay: block efficiency of each method on recorded conversations, without a model."""
+
+from __future__ import annotations
+
+import functools
+import time
+from pathlib import Path
+
+from rich.text import Text
+
+from specjax.bench import replay as replay_lib
+from specjax.bench import results
+from specjax.report import terminal
+from specjax.run.resolve import Settings
+
+
+def replay(settings: Settings, workdir: Path, command: str | None) -> None:
+    """Replays the recording with each method; prints and writes a row per category."""
+    console, began = terminal.console(), time.perf_counter()
+    options = settings.replay
+    target, recording = replay_lib.load(
+        options.recording,
+        target=settings.target,
+        vocab_size=options.vocab_size,
+        max_new_tokens=settings.max_new_tokens,
+        skip_bad=options.skip_bad,
+        num_traces=options.num_traces,
+        temperatures=settings.bench.temperatures,
+    )
+    guessed = not (options.vocab_size or settings.target)
+    methods = [
+        replay_lib.method(target, choice, settings.seed, label, guessed)
+        for label, choice in settings.methods.items()
+    ]
+    batch_size = min(settings.batch_size, len(recording.traces))
+    rows = []
+    with console.status("compiling") as status:
+        for method in methods:
+            tallies = replay_lib.measure(
+                method,
+                recording.traces,
+                batch_size=batch_size,
+                max_new_tokens=settings.max_new_tokens,
+                seed=settings.seed,
+                report=functools.partial(_show_status, status, method.name),
+            )
+            for category, tally in tallies.items():
+                row = results.new_row(
+                    method.name,
+                    method.accept,
+                    tally.counts,
+                    temperature=0.0,
+                    batch_size=batch_size,
+                    prompts=tally.prompts,
+                    category=category,
+                )
+                rows.append(row)
+    console.print(replay_lib.table(rows))
+    console.print(
+        "[dim]tau: tokens per round; alpha: acceptance rate; vocabulary "
+        f"{recording.vocab_size}; {time.perf_counter() - began:.1f} seconds, "
+        "compilation included[/dim]"
+    )
+    if recording.skipped:
+        console.print(Text(_skipped(recording.skipped)))
+    path = results.write(
+        settings.config_json, workdir, rows, command=command, skipped=recording.skipped
+    )
+    console.print(Text(f"wrote {path}", "dim"))
+
+
+def _show_status(status, method: str, message: str) -> None:
+    status.update(Text(f"{method}: {message}"))
+
+
+def _skipped(lines: list[dict]) -> str:
+    some = "; ".join(f"line {bad['line']}: {bad['why']}" for bad in lines[:3])
+    more = f"; and {len(lines) - 3} more" if len(lines) > 3 else ""
+    return f"left out {len(lines)} bad lines: {some}{more}"

@@ -1,0 +1,129 @@
+"""The objectives of ``config.mode = "train"``: from a configuration to a model, heads or data.
+
+``run`` is the entry. A killed run is resumed by the same command, and a finished one is left
+unchanged: ``<workdir>/model`` is written last, all at once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+
+import jax
+
+from specjax import files
+from specjax.config import Config
+from specjax.errors import UserError
+from specjax.train import loop, optimise
+from specjax.train.changes import check_same
+from specjax.train.display import report
+from specjax.train.recipes import checks, common, distill, generated, heads, lookup_data, pretrain
+
+_PREPARE = {"pretrain": pretrain.prepare, "distill": distill.prepare, "heads": heads.prepare}
+# Keys of config.train that may differ between a run and its resumption.
+_FREE = ("log_every", "eval_every", "checkpoint_every", "resume_changed")
+
+
+def run(config: Config, workdir: str | Path) -> dict:
+    """Runs ``config.objective`` in ``workdir``; returns its summary. Resumes an unfinished run.
+
+    Raises UserError for a mistake in the configuration; then nothing is written.
+    """
+    if config.objective in lookup_data.OBJECTIVES:
+        return lookup_data.run(config, Path(workdir))
+    if config.objective == "generate":
+        return generated.run(config, Path(workdir))
+    if config.objective not in _PREPARE:
+        known = ", ".join((*_PREPARE, "generate", *lookup_data.OBJECTIVES))
+        raise UserError(f"config.objective is {config.objective!r}; it must be one of {known}")
+    return _train(config, Path(workdir).expanduser())
+
+
+def _train(config: Config, workdir: Path) -> dict:
+    """Writes config.json, checkpoints and metrics.jsonl, summary.json, and the model directory."""
+    began, resolved = time.monotonic(), common.as_json(config)
+    checks.check_training(config)
+    optimiser = optimise.optimiser(**config.optimiser, steps=config.train.steps)
+    if _is_finished(config, resolved, workdir):
+        return files.read_json(workdir / "summary.json")
+    prepared = _PREPARE[config.objective](config, workdir)
+    # Nothing is written before the whole configuration is checked.
+    with common.writing(workdir):
+        workdir.mkdir(parents=True, exist_ok=True)
+        files.write_json(workdir / "config.json", resolved)
+    # A resumed run must also have the same text and the same target.
+    same = {"corpus": prepared.material.digest, "target_sha256": prepared.target}
+    params = loop.train(
+        prepared.task,
+        optimiser,
+        checks.schedule(config),
+        workdir,
+        checks.settings(config),
+        _lasting(resolved) | same,
+    )
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    summary = _summary(config, workdir, size, prepared.material.tokens_per_byte)
+    summary["seconds"] = time.monotonic() - began
+    with common.writing(workdir):
+        prepared.save(params, summary)
+    return summary
+
+
+def _is_finished(config: Config, resolved: dict, workdir: Path) -> bool:
+    """Whether the run in ``workdir`` is finished.
+
+    Raises UserError if ``workdir`` holds something else, or a run with another configuration.
+    """
+    stored = _stored_config(workdir, config.objective)
+    if stored is None:
+        return False
+    finished = (workdir / "model").exists()
+    allowed = config.train.resume_changed and not finished
+    check_same(_lasting(stored), _lasting(resolved), workdir, report if allowed else None)
+    return finished
+
+
+def _stored_config(workdir: Path, objective: str) -> dict | None:
+    """The configuration of the run in ``workdir``; None if there is no run.
+
+    Raises UserError if there is something else.
+    """
+    others = [path.name for path in workdir.glob("*.safetensors")]
+    names = ("generated", *(f"{name}.json" for name in lookup_data.OBJECTIVES.values()))
+    others += [name for name in names if (workdir / name).exists()]
+    path = workdir / "config.json"
+    stored = files.read_json(path) if path.exists() else None
+    if stored is not None and (stored.get("mode"), stored.get("objective")) != ("train", objective):
+        others.append("a config.json of another kind of run")
+    if others:
+        raise UserError(
+            f"{workdir} holds {others[0]}, which is not of this run; choose another --workdir"
+        )
+    begun = any((workdir / name).exists() for name in ("checkpoints", "model"))
+    return stored if begun else None
+
+
+def _lasting(config: dict) -> dict:
+    """The configuration without the keys that may differ when a run is resumed."""
+    train = {name: value for name, value in config["train"].items() if name not in _FREE}
+    return config | {"train": train}
+
+
+def _summary(config: Config, workdir: Path, size: int, tokens_per_byte: float | None) -> dict:
+    """The held-out values of the parameters that are kept, from metrics.jsonl."""
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    best = records[-1].get("best_step") if config.train.keep == "best" else None
+    kept = next((record for record in records if record["step"] == best), records[-1])
+    summary = {
+        name: value
+        for name, value in kept.items()
+        if name.startswith("heldout_") or name == "best_step"
+    }
+    summary |= {"steps": config.train.steps, "parameters": size}
+    if config.objective == "pretrain" and tokens_per_byte:
+        nats = kept["heldout_loss"]
+        summary["heldout_bits_per_byte"] = nats / math.log(2) * tokens_per_byte
+    return summary

@@ -1,0 +1,238 @@
+"""Checks of a configuration before a model is loaded or a file is written. All raise UserError."""
+
+from __future__ import annotations
+
+import jax
+
+from specjax import accept, checks, drafters, sampling
+from specjax.config import Config, given
+from specjax.errors import UserError
+from specjax.train.settings import Schedule, Settings
+
+# Keys of config.data that name a source of text.
+KINDS = ("files", "tfds", "dialogues", "generated")
+# Keys of config.data that belong to one source only: key -> (source, value that means unset).
+_OWNED = {
+    "template": ("dialogues", ""),
+    "temperature": ("generated", None),
+    "text_key": ("tfds", "text"),
+}
+# Keys of config.data that the objective generate does not read, and their unset values.
+_NOT_FOR_GENERATE = {
+    "dialogues": "",
+    "generated": "",
+    "template": "",
+    "temperature": None,
+    "on_policy": 0.0,
+}
+# Keys of config.generation, and their least values.
+_GENERATION = {
+    "num_prompts": 2,
+    "prompt_tokens": 1,
+    "new_tokens": 1,
+    "batch_size": 1,
+    "shard_prompts": 1,
+}
+
+
+def schedule(config: Config) -> Schedule:
+    """The schedule of ``config.train``."""
+    train = config.train
+    return Schedule(train.steps, train.log_every, train.eval_every, train.checkpoint_every)
+
+
+def settings(config: Config) -> Settings:
+    """The settings of ``config.train``, on all local devices."""
+    train = config.train
+    return Settings(
+        seed=config.seed,
+        accumulate=train.accumulate,
+        ema=train.ema,
+        precision=train.precision,
+        keep=train.keep,
+        best=train.best,
+        resume_changed=train.resume_changed,
+    )
+
+
+def check_training(config: Config) -> None:
+    """Checks the values for the objectives pretrain, distill and heads."""
+    for group, optional in (("train", ("ema",)), ("examine", ("prompts",))):
+        for name, value in config[group].items():
+            if isinstance(value, int) and not isinstance(value, bool):
+                checks.whole(f"config.{group}.{name}", value, 0 if name in optional else 1)
+    check_seed(config.seed)
+    schedule(config)
+    settings(config)
+    _check_examine(config)
+    parts = config.train.accumulate * jax.local_device_count()
+    if config.train.batch_size % parts:
+        raise UserError(
+            f"config.train.batch_size is {config.train.batch_size}; it must be a multiple of "
+            f"accumulate * local devices = {parts}"
+        )
+    _check_on_policy(config)
+    for name, objective in (("pruned", "distill"), ("joint", "heads")):
+        if config.get(name) and config.objective != objective:
+            raise UserError(
+                f"config.{name} is not a key of objective {config.objective}; leave it out"
+            )
+    if config.objective == "pretrain":
+        _check_pretrain(config)
+
+
+def check_seed(seed: int) -> None:
+    """Checks that the seed is in 0..2^32-1."""
+    if not 0 <= seed < 2**32:
+        raise UserError(f"config.seed is {seed}; it must be in 0..{2**32 - 1}")
+
+
+def _check_examine(config: Config) -> None:
+    examine = config.examine
+    if not examine.prompts:
+        return
+    if not examine.temperatures:
+        raise UserError(
+            "config.examine.temperatures is empty; "
+            "give one or more, or set config.examine.prompts=0"
+        )
+    for temperature in examine.temperatures:
+        _check_temperature("config.examine.temperatures", temperature)
+        sampling.make_sampling(1, temperature)
+
+
+def _check_temperature(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UserError(f"{name} has {value!r}; give numbers, such as (0.0, 1.0)")
+
+
+def _check_on_policy(config: Config) -> None:
+    share, prompt, length = config.data.on_policy, config.data.on_policy_prompt, config.train.length
+    if not 0 <= share <= 1:
+        raise UserError(
+            f"config.data.on_policy is {share}; it must be a share of the rows, in [0, 1]"
+        )
+    if share and config.objective != "distill":
+        raise UserError("config.data.on_policy is for objective distill only; leave it 0")
+    if share and not 0 < prompt < length:
+        raise UserError(
+            f"config.data.on_policy_prompt is {prompt}; "
+            f"it must be at least 1 and below config.train.length {length}"
+        )
+
+
+def _check_pretrain(config: Config) -> None:
+    if config.target and config.tokenizer:
+        raise UserError(
+            "config.tokenizer and config.target are both given; "
+            "a draft model has its target's tokenizer, leave config.tokenizer out"
+        )
+    if config.examine.prompts and not config.target:
+        raise UserError(
+            "config.examine.prompts needs a target to draft for; give config.target, or leave it 0"
+        )
+    check_shape(config.model)
+    check_positions(config)
+
+
+def check_shape(model: Config) -> None:
+    """Checks that ``config.model`` is a decoder."""
+    checks.one_of("config.model.family", model.family, ("llama", "gpt2"))
+    for name, value in model.items():
+        if isinstance(value, int) and name not in ("vocab_size", "tie_embeddings"):
+            checks.whole(f"config.model.{name}", value, 1)
+    # Rotary positions rotate pairs of dimensions: the width of a head must be even.
+    for whole, part, unit in (("hidden_size", "num_heads", 2), ("num_heads", "num_kv_heads", 1)):
+        if model[whole] % (model[part] * unit):
+            raise UserError(
+                f"config.model.{whole} {model[whole]} is no {'even ' * (unit - 1)}multiple of "
+                f"{part} {model[part]}; change one of them"
+            )
+
+
+def check_positions(config: Config) -> None:
+    """Checks that the decoder of ``config.model`` can read the length of the training text."""
+    if config.train.length > config.model.max_positions:
+        raise UserError(
+            f"config.train.length {config.train.length} is beyond config.model.max_positions "
+            f"{config.model.max_positions}"
+        )
+
+
+def text_kind(data: Config) -> str:
+    """The source that ``config.data`` names ("files" for the embedded corpus too).
+
+    Raises UserError for two sources, and for keys that this source does not read.
+    """
+    named = [name for name in KINDS if data.get(name)]
+    if len(named) > 1:
+        raise UserError(f"config.data names {' and '.join(named)}; give one of them")
+    kind = named[0] if named else "files"
+    checks.one_of("config.data.packing", data.packing, ("crops", "documents"))
+    for key, (owner, unset) in _OWNED.items():
+        if data.get(key, unset) != unset and kind != owner:
+            raise UserError(
+                f"config.data.{key} belongs to config.data.{owner}, which is not given; "
+                "leave it out"
+            )
+    checks.one_of("config.data.labels", data.labels, ("output", "all"))
+    if kind in ("dialogues", "generated") and (data.packing != "crops" or data.dir):
+        raise UserError(
+            f"config.data.{'dir' if data.dir else 'packing'} belongs to plain text, "
+            f"and {kind} are packed documents; leave it out"
+        )
+    if kind in ("files", "tfds") and data.labels != "output":
+        raise UserError("config.data.labels belongs to dialogues and generated text; leave it out")
+    return kind
+
+
+def check_generate(config: Config) -> list[float]:
+    """Checks the values for the objective generate; returns the temperatures."""
+    if not config.target:
+        raise UserError("config.target is empty; give the model directory of the target")
+    check_seed(config.seed)
+    for name, unset in _NOT_FOR_GENERATE.items():
+        if config.data.get(name, unset) != unset:
+            raise UserError(
+                f"config.data.{name} is not a key of objective generate, which takes prompts from "
+                "files, tfds or the embedded corpus; leave it out"
+            )
+    sizes = config.generation
+    for name, least in _GENERATION.items():
+        checks.whole(f"config.generation.{name}", sizes[name], least)
+    temperatures = list(sizes.temperatures)
+    if not temperatures:
+        raise UserError("config.generation.temperatures is empty; give one number or more")
+    for temperature in temperatures:
+        _check_temperature("config.generation.temperatures", temperature)
+    if len(set(temperatures)) < len(temperatures):
+        raise UserError(f"config.generation.temperatures is {tuple(temperatures)}; give each once")
+    for temperature in temperatures:
+        sampling.make_sampling(1, temperature, sizes.top_k, sizes.top_p)
+    keys = given(config.drafter)
+    if "name" not in keys:
+        raise UserError("config.drafter.name is empty; name a drafter, such as prompt_lookup")
+    drafters.check(**keys)
+    rule = accept.load(config.get("accept", "chain"))
+    if rule.lossless_class != "L1":
+        raise UserError(
+            f"config.accept={rule.name} has lossless class {rule.lossless_class}: the law of the "
+            "text would not be the target's; choose an L1 rule"
+        )
+    return [float(temperature) for temperature in temperatures]
+
+
+def check_lookup_data(config: Config) -> None:
+    """Checks the values for the objectives datastore and ngram."""
+    if config.objective == "datastore":
+        checks.whole("config.reach", config.reach, 1)
+    else:
+        for name, least in (("successors", 1), ("contexts", 1), ("from_target", 0)):
+            checks.whole(f"config.{name}", config[name], least)
+        checks.number("config.smoothing", config.smoothing, "> 0", lambda x: x > 0)
+        for name, value in config.generation.items():
+            checks.whole(f"config.generation.{name}", value, 1)
+    if not config.target:
+        raise UserError(
+            "config.target is empty; give the model directory whose tokenizer is to be used"
+        )

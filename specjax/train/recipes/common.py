@@ -1,0 +1,157 @@
+"""What the objectives share: the prepared run, the target, models, and how they are stored."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from tokenizers import Tokenizer
+
+from specjax import files
+from specjax.config import Config
+from specjax.data import generated_text
+from specjax.errors import UserError
+from specjax.models import hf, lm
+from specjax.models.transformer import TransformerConfig
+from specjax.train import initial, objectives
+from specjax.train.display import report
+from specjax.train.loop import Task
+from specjax.train.recipes.material import Material
+from specjax.types import LM
+
+
+class Prepared(NamedTuple):
+    """A run that can start: what an objective makes of a configuration."""
+
+    task: Task
+    material: Material
+    save: Callable[[Any, dict], None]  # writes <workdir>/model, and summary.json before it
+    target: str | None = None  # fingerprint of the target's files
+
+
+def load_target(config: Config) -> hf.Loaded:
+    """The target in float32; its ``lm`` computes in ``config.train.precision``.
+
+    Raises UserError if there is no target, or it has no tokenizer or too few positions.
+    """
+    if not config.target:
+        raise UserError("config.target is empty; give a model directory or a trained run's workdir")
+    # float32: parameters that are trained start from it. The loop casts what a loss reads.
+    target = hf.load(config.target, dtype=jnp.float32)
+    if target.tokenizer is None:
+        raise UserError(
+            f"{target.directory} has no tokenizer.json; text to train on needs a tokenizer"
+        )
+    if config.train.length > target.config.max_positions:
+        raise UserError(
+            f"config.train.length {config.train.length} is beyond the target's "
+            f"{target.config.max_positions} positions"
+        )
+    if config.data.generated:
+        writer = generated_text.target_fingerprint(config.data.generated)
+        if writer not in (None, fingerprint(target)):
+            report(
+                f"note: {config.data.generated} was written by another model than "
+                f"{target.directory}"
+            )
+    model = language_model(config, target.config)
+    return target._replace(lm=model._replace(vocabulary=target.lm.vocabulary))
+
+
+def fingerprint(target: hf.Loaded) -> str:
+    """SHA-256 over the weight files and config.json of a model directory."""
+    folder = Path(target.directory)
+    paths = (folder / "config.json", *sorted(folder.glob("*.safetensors")))
+    return hashlib.sha256("".join(map(files.sha256, paths)).encode()).hexdigest()
+
+
+def language_model(config: Config, shape: TransformerConfig) -> LM:
+    """A decoder in ``config.train.precision``, recomputing layers with ``config.train.remat``."""
+    return lm.from_config(shape, jnp.dtype(config.train.precision), remat=config.train.remat)
+
+
+def decoder_shape(
+    model: Config, vocab_size: int, bos: int | None, eos: tuple[int, ...]
+) -> TransformerConfig:
+    """The decoder of ``config.model`` with this vocabulary."""
+    gpt2 = model.family == "gpt2"
+    return TransformerConfig(
+        **{**model.to_dict(), "vocab_size": vocab_size},
+        head_dim=model.hidden_size // model.num_heads,
+        attention_bias=gpt2,
+        mlp_bias=gpt2,
+        bos_token_id=bos,
+        eos_token_id=eos,
+    )
+
+
+def draft_vocabulary(config: Config, target: hf.Loaded) -> int:
+    """The size of the target's vocabulary. Raises UserError if config.model has another one."""
+    size = target.config.vocab_size
+    if config.model.vocab_size not in (0, size):
+        raise UserError(
+            f"config.model.vocab_size is {config.model.vocab_size}, but the target has {size} "
+            "tokens; leave it 0, a draft model shares its target's vocabulary"
+        )
+    return size
+
+
+def first_params(config: Config, shape: TransformerConfig, vocabulary: str) -> dict:
+    """The parameters to start from: those of ``config.init``, else random ones."""
+    if config.init:
+        return initial.load(config.init, shape, vocabulary)
+    return lm.init_params(shape, jax.random.key(config.seed))
+
+
+def model_saver(
+    workdir: Path, shape: TransformerConfig, tokenizer: Tokenizer
+) -> Callable[[Any, dict], None]:
+    """A function (params, summary) that writes summary.json and the model directory."""
+
+    def save(params, summary):
+        files.write_json(workdir / "summary.json", summary)
+        hf.save(workdir / "model", shape, params, tokenizer)
+
+    return save
+
+
+def make_loss(
+    make: Callable[..., objectives.Loss], keys: Config, objective: str, *args: Any
+) -> objectives.Loss:
+    """``make(*args, **keys)``. Raises UserError for a key that it does not take."""
+    parameters = inspect.signature(make).parameters.values()
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+        check_loss_keys(keys, known, objective)
+    return make(*args, **keys.to_dict())
+
+
+def check_loss_keys(keys: Mapping[str, Any], known: Any, what: str) -> None:
+    """Raises UserError for a key of ``config.loss`` that is not in ``known``."""
+    for key in keys:
+        if key not in known:
+            raise UserError(f"config.loss.{key} is not a key of the loss of {what}; leave it out")
+
+
+def as_json(config: Config) -> dict:
+    """The configuration as plain JSON."""
+    return json.loads(config.to_json())
+
+
+@contextlib.contextmanager
+def writing(workdir: Path) -> Iterator[None]:
+    """Turns an error of the operating system into one line about ``workdir``."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write into {workdir}: {error.strerror or error}; "
+            "make room, or choose another --workdir"
+        ) from None

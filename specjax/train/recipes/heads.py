@@ -1,0 +1,121 @@
+"""Objective heads: heads on a target's features; the target is frozen, or trained jointly."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax import drafters, files
+from specjax.config import Config, given
+from specjax.errors import UserError
+from specjax.models import head_files, hf
+from specjax.train import objectives
+from specjax.train.loop import Task
+from specjax.train.recipes import common, examined
+from specjax.train.recipes import material as materials
+from specjax.train.recipes.common import Prepared
+from specjax.train.recipes.material import Material
+from specjax.types import Batch, Drafter, ModelParams, Training
+
+
+def prepare(config: Config, workdir: Path) -> Prepared:
+    """Makes the run; with ``config.joint`` the target is trained too. Raises UserError."""
+    target = common.load_target(config)
+    drafter = _drafter(config, target)
+    training = _training(drafter)
+    if drafter.longest >= config.train.length:
+        raise UserError(
+            f"{drafter.longest} heads look beyond config.train.length {config.train.length}; "
+            "raise it"
+        )
+    assert training.start is not None and target.tokenizer is not None
+    key = jax.random.key(config.seed)
+    draft = drafter.init_params(key) if config.init else training.start(target.params, key)
+    params = {"target": target.params, "draft": draft} if config.joint else draft
+    loss = _loss(config, target, drafter, training)
+    # Tracing the loss finds invalid weights of its terms.
+    batch = Batch(jnp.zeros((1, config.train.length + 1), jnp.int32))
+    jax.eval_shape(loss, params, target.params, batch, jax.random.key(0))
+    material = materials.gather(config, workdir, target.tokenizer, target.directory)
+    examine = examined.examiner(config, drafter, target, material, moving=config.joint)
+    task = Task(loss, params, target.params, material.batches, material.held_out, examine)
+    save = _saver(config, workdir, target, drafter, material)
+    return Prepared(task, material, save, common.fingerprint(target))
+
+
+def _drafter(config: Config, target: hf.Loaded) -> Drafter:
+    keys = given(config.drafter)
+    if not keys.get("name"):
+        raise UserError("config.drafter.name is empty; name a drafter, such as medusa")
+    if keys.get("model"):
+        raise UserError(
+            "config.drafter.model is for finished heads; to start training from them give "
+            "config.init"
+        )
+    if config.init and keys["name"] in head_files.KINDS:
+        # The files also hold the shape of the heads.
+        keys |= {"model": config.init, "dtype": jnp.float32}
+    return drafters.make(target=target.lm, **keys)
+
+
+def _training(drafter: Drafter) -> Training:
+    training = drafter.training
+    if training is None or training.start is None or training.loss is None:
+        raise UserError(
+            f"drafter {drafter.name} has nothing to train; "
+            f"drafters that have are {', '.join(head_files.KINDS)}"
+        )
+    return training
+
+
+def _loss(
+    config: Config, target: hf.Loaded, drafter: Drafter, training: Training
+) -> objectives.Loss:
+    if config.joint:
+        return common.make_loss(objectives.joint_loss, config.loss, "heads", target.lm, drafter)
+    assert training.loss is not None
+    known = inspect.signature(training.loss).parameters
+    common.check_loss_keys(config.loss, known, drafter.name)
+    return functools.partial(training.loss, **config.loss.to_dict())
+
+
+def _saver(
+    config: Config, workdir: Path, target: hf.Loaded, drafter: Drafter, material: Material
+) -> Callable[[Any, dict], None]:
+    """A function (params, summary) that writes summary.json and the directory of heads.
+
+    With ``config.joint`` it also writes <workdir>/target.
+    """
+    training, tokenizer = drafter.training, target.tokenizer
+    assert training is not None and tokenizer is not None
+
+    def save(params, summary):
+        own, draft = (
+            (params["target"], params["draft"]) if config.joint else (target.params, params)
+        )
+        extra = {}
+        if material.prompts and training.ranks is not None:
+            pair = ModelParams(own, draft)
+            extra["accuracy"] = examined.accuracy(config, target, drafter, pair, material)
+        base = Path(config.target)
+        if config.joint:
+            base = workdir / "target"
+            hf.save(base, target.config, own, tokenizer)
+        files.write_json(workdir / "summary.json", summary)
+        facts = {"base_model_name_or_path": base.name, **dict(training.facts)}
+        head_files.write(
+            workdir / "model",
+            drafter.name,
+            jax.device_get(draft),
+            facts,
+            hf.fingerprint(tokenizer),
+            extra,
+        )
+
+    return save

@@ -1,0 +1,209 @@
+"""Objectives datastore and ngram: tables that are counted from text, for ``rest`` and ``ngram_lm``.
+
+The text is a corpus, or (n-gram tables) what the target writes. A finished build is left unchanged;
+its manifest is written last.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from specjax import files
+from specjax.config import Config
+from specjax.data import corpora, datastore, ngram_tables, text_files, token_streams
+from specjax.errors import UserError
+from specjax.models import hf, hf_config
+from specjax.train.changes import check_same
+from specjax.train.display import Meter, Status
+from specjax.train.recipes import checks, common
+from specjax.train.writer import make_writer, row_keys, write
+
+# Objective -> the name of the files that it writes.
+OBJECTIVES = {"datastore": datastore.NAME, "ngram": ngram_tables.NAME}
+
+
+class Vocabulary(NamedTuple):
+    """A model's tokenizer, without the model."""
+
+    tokenizer: Tokenizer
+    size: int
+    fingerprint: str  # as in ``LM.vocabulary``
+    separator: int | None  # the token that starts a document
+
+
+def run(config: Config, workdir: Path) -> dict:
+    """Builds the tables into ``workdir``; returns their summary. A finished build is not changed.
+
+    Writes config.json and summary.json, then the arrays and their manifest. Raises UserError.
+    """
+    began = time.monotonic()
+    workdir, resolved = Path(workdir).expanduser(), common.as_json(config)
+    if _is_finished(workdir):
+        check_same(files.read_json(workdir / "config.json"), resolved, workdir)
+        return files.read_json(workdir / "summary.json")
+    checks.check_lookup_data(config)
+    vocabulary = read_vocabulary(config.target)
+    build = _datastore if config.objective == "datastore" else _ngram
+    facts, save = build(config, workdir, vocabulary)
+    with common.writing(workdir):
+        workdir.mkdir(parents=True, exist_ok=True)
+        summary = facts | {"seconds": time.monotonic() - began}
+        files.write_json(workdir / "config.json", resolved)
+        files.write_json(workdir / "summary.json", summary)
+    # The manifest is last: without it, the next run starts again.
+    save(workdir)
+    return summary
+
+
+def _is_finished(workdir: Path) -> bool:
+    """Whether a build is finished. Raises UserError if something else is in ``workdir``."""
+    if any((workdir / other).exists() for other in ("model", "checkpoints")):
+        raise UserError(
+            f"{workdir} holds a training run, which this would overwrite; choose another --workdir"
+        )
+    built = [name for name in OBJECTIVES.values() if (workdir / f"{name}.json").exists()]
+    if built and not all((workdir / name).exists() for name in ("config.json", "summary.json")):
+        raise UserError(
+            f"{workdir} holds a {built[0]} that this command did not make; choose another --workdir"
+        )
+    return bool(built)
+
+
+def _datastore(
+    config: Config, workdir: Path, vocabulary: Vocabulary
+) -> tuple[dict, Callable[[Path], None]]:
+    """The facts about the store, and a function that saves it."""
+    with Status("reading and tokenising") as status:
+        documents = tokenise(vocabulary, _texts(config, workdir))
+        status("sorting")
+        store = datastore.build(documents, config.reach)
+    facts = {"tokens": sum(map(len, documents)), "documents": len(documents)}
+    return facts, functools.partial(
+        datastore.save,
+        store=store,
+        vocab_size=vocabulary.size,
+        vocabulary=vocabulary.fingerprint,
+        sources=_sources(config),
+    )
+
+
+def _ngram(
+    config: Config, workdir: Path, vocabulary: Vocabulary
+) -> tuple[dict, Callable[[Path], None]]:
+    """The facts about the tables, and a function that saves them."""
+    with Status("reading and tokenising"):
+        documents = tokenise(vocabulary, _texts(config, workdir))
+    sources = _sources(config)
+    if config.from_target:
+        documents = from_target(config, vocabulary, documents)
+        sources = [f"the target, after {name}" for name in sources]
+    with Status("counting"):
+        keys = {key: config[key] for key in ("successors", "contexts", "smoothing")}
+        tables = ngram_tables.count(documents, vocabulary.size, **keys)
+    facts = {"tokens": sum(map(len, documents)), "contexts": len(tables.trigram_ids)}
+    return facts, functools.partial(
+        ngram_tables.save, tables=tables, vocabulary=vocabulary.fingerprint, sources=sources
+    )
+
+
+def read_vocabulary(directory: str | Path) -> Vocabulary:
+    """The tokenizer of a model directory; its weights are not read. Raises UserError."""
+    path = hf.resolve(directory)
+    size = hf_config.config_from_hf(hf_config.read_json(path / "config.json")).vocab_size
+    tokenizer = hf.load_tokenizer(path, size)
+    if tokenizer is None:
+        raise UserError(f"{path} has no tokenizer.json; text needs a tokenizer")
+    separator = token_streams.separator_id(tokenizer)
+    return Vocabulary(tokenizer, size, hf.fingerprint(tokenizer), separator)
+
+
+def tokenise(vocabulary: Vocabulary, texts: Sequence[str]) -> list[list[int]]:
+    """Each text that is not empty as ids, after the token that starts a document."""
+    head = [] if vocabulary.separator is None else [vocabulary.separator]
+    encodings = vocabulary.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+    return [head + encoding.ids for encoding in encodings if encoding.ids]
+
+
+def _sources(config: Config) -> list[str]:
+    """The names of the texts, for the manifest."""
+    return list(text_files.split_names(config.data.files)) or ["embedded corpus, train split"]
+
+
+def _texts(config: Config, workdir: Path) -> list[str]:
+    """Whole files, or the train split of the embedded corpus.
+
+    No part of a file is held out: measure on other text.
+    """
+    paths = [Path(name).expanduser() for name in text_files.split_names(config.data.files)]
+    if not paths:
+        folder = Path(config.data.dir).expanduser() if config.data.dir else workdir / "data"
+        return [text for _, text in corpora.load_texts(folder, "train")]
+    texts = []
+    for path in paths:
+        pieces = text_files.pieces(path)
+        texts += pieces if path.suffix == ".jsonl" else ["".join(pieces)]
+    return texts
+
+
+def from_target(
+    config: Config, vocabulary: Vocabulary, documents: Sequence[Sequence[int]]
+) -> list[list[int]]:
+    """About ``config.from_target`` tokens that the target writes at temperature 1.
+
+    It continues pieces of ``documents``; ``config.generation`` holds the batch size and the lengths
+    of prompt and continuation. Each result starts with the last two tokens of the prompt, which are
+    the context of the first new token. Raises UserError.
+    """
+    target, sizes = hf.load(config.target), config.generation
+    length, batch = sizes.prompt_tokens, sizes.batch_size
+    # If the tokenizer puts a token before every text, the model was trained on texts with it only.
+    before = vocabulary.tokenizer.encode("").ids
+    head = [vocabulary.separator] if vocabulary.separator in before else []
+    _check_positions(len(head), config, target.config.max_positions)
+    long = [ids for ids in documents if len(ids) >= length]
+    if not long:
+        raise UserError(
+            f"no text has the {length} tokens of config.generation.prompt_tokens; "
+            "lower it, or give more text"
+        )
+    weights = np.array([len(ids) for ids in long]) / sum(map(len, long))
+    # At temperature 1 and in large batches, drafts cost more than they save.
+    writer = make_writer(target, {"name": "none"})
+    results: list[list[int]] = []
+    count = number = 0
+    with Meter("the target writes", config.from_target) as meter:
+        while count < config.from_target:
+            random = np.random.default_rng([config.seed, number])
+            prompts = []
+            for document in random.choice(len(long), batch, p=weights):
+                start = random.integers(0, len(long[document]) - length + 1)
+                prompts.append(head + long[document][start : start + length])
+            keys = row_keys(config.seed, range(number * batch, (number + 1) * batch))
+            rows, rounds = write(
+                writer, prompts, keys, {"temperature": 1.0}, sizes.new_tokens, batch
+            )
+            results += [prompt[-2:] + row for prompt, row in zip(prompts, rows, strict=True)]
+            written = sum(map(len, rows))
+            count, number = count + written, number + 1
+            meter.add(written, written, sum(rounds))
+            if not written:
+                raise UserError(
+                    "the target ends every text at once; give it other text to continue"
+                )
+    return results
+
+
+def _check_positions(head: int, config: Config, positions: int) -> None:
+    length, new = config.generation.prompt_tokens, config.generation.new_tokens
+    if head + length + new > positions:
+        raise UserError(
+            f"config.generation asks for {length} + {new} tokens and the model has {positions} "
+            "positions; lower one of them"
+        )

@@ -1,0 +1,45 @@
+"""Objective pretrain: a decoder that learns text; a target, or a draft for ``config.target``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specjax.config import Config
+from specjax.data import token_streams
+from specjax.models import hf
+from specjax.train import objectives
+from specjax.train.loop import Task
+from specjax.train.recipes import checks, common, examined
+from specjax.train.recipes import material as materials
+from specjax.train.recipes.common import Prepared
+
+
+def prepare(config: Config, workdir: Path) -> Prepared:
+    """Makes the run. With a target, the decoder has the target's tokenizer. Raises UserError."""
+    checks.check_shape(config.model)
+    target = common.load_target(config) if config.target else None
+    if target is None:
+        tokenizer = materials.tokenizer(config, workdir)
+        separator = token_streams.separator_id(tokenizer)
+        ends = () if separator is None else (separator,)
+        size, bos = tokenizer.get_vocab_size(), separator
+    else:
+        assert target.tokenizer is not None
+        tokenizer, size = target.tokenizer, common.draft_vocabulary(config, target)
+        bos, ends = target.config.bos_token_id, target.config.eos_token_id
+    shape = common.decoder_shape(config.model, size, bos, ends)
+    directory = None if target is None else target.directory
+    material = materials.gather(config, workdir, tokenizer, directory)
+    model = common.language_model(config, shape)
+    examine = None if target is None else examined.draft_model(config, target, model, material)
+    common.check_loss_keys(config.loss, (), "pretrain")
+    task = Task(
+        objectives.pretrain_loss(model),
+        common.first_params(config, shape, hf.fingerprint(tokenizer)),
+        {} if target is None else target.params,
+        material.batches,
+        material.held_out,
+        examine,
+    )
+    save = common.model_saver(workdir, shape, tokenizer)
+    return Prepared(task, material, save, None if target is None else common.fingerprint(target))

@@ -1,0 +1,166 @@
+"""What a training run records: metrics.jsonl, TensorBoard events, and the use of wall time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from specjax import files
+from specjax.errors import UserError
+
+# What wall time is divided into. "rewrite" is ``Task.rewrite``, "step" is what remains.
+PARTS: tuple[str, ...] = ("data", "rewrite", "step", "evaluate", "checkpoint")
+
+
+class Clock:
+    """Wall time, divided into ``PARTS``: all are measured except the step, which is the rest."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Resets everything to zero (compilation is not training)."""
+        self._began = self._lap_began = time.perf_counter()
+        self._whole, self._lap = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
+        self._tokens = self._lap_tokens = 0
+
+    @contextlib.contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        """Adds the time of the block to ``part``."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(part, time.perf_counter() - began)
+
+    def add(self, part: str, seconds: float) -> None:
+        """Adds some seconds to ``part``."""
+        self._whole[part] += seconds
+        self._lap[part] += seconds
+
+    def count(self, tokens: int) -> None:
+        """Adds tokens that were trained on."""
+        self._tokens += tokens
+        self._lap_tokens += tokens
+
+    def lap(self) -> tuple[float | None, dict[str, float] | None]:
+        """(tokens per second of training, shares of the wall time) since the last lap.
+
+        (None, None) if there was no training step since.
+        """
+        now = time.perf_counter()
+        result = _shares(self._lap_tokens, self._lap, now - self._lap_began)
+        self._lap, self._lap_tokens, self._lap_began = dict.fromkeys(PARTS, 0.0), 0, now
+        return result
+
+    def summary(self) -> str | None:
+        """One line about the whole run; None if there was no training step after compilation."""
+        rate, shares = _shares(self._tokens, self._whole, time.perf_counter() - self._began)
+        if rate is None or shares is None:
+            return None
+        parts = ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares.items())
+        return f"trained on {rate:,.0f} tokens/s; wall time: {parts}"
+
+
+def _shares(
+    tokens: int, parts: dict[str, float], seconds: float
+) -> tuple[float | None, dict[str, float] | None]:
+    if not tokens or seconds <= 0:
+        return None, None
+    step = max(seconds - sum(parts.values()), 0.0)
+    training = seconds - parts["evaluate"] - parts["checkpoint"]
+    shares = {name: (step if name == "step" else parts[name]) / seconds for name in PARTS}
+    return tokens / max(training, 1e-9), shares
+
+
+class Log:
+    """``metrics.jsonl`` and, next to it, ``tensorboard/``: one record per logged step."""
+
+    def __init__(self, workdir: Path, start: int):
+        """Opens both for appending, without the records after step ``start``.
+
+        A killed run may have written such records after its last checkpoint. Raises UserError if
+        the files cannot be written.
+        """
+        self._start, self._events, self._folder = start, None, workdir / "tensorboard"
+        path = workdir / "metrics.jsonl"
+        try:
+            lines = path.read_bytes().splitlines() if path.exists() else ()
+            with files.replacing(path) as fresh:
+                fresh.write_bytes(b"".join(line + b"\n" for line in lines if _up_to(line, start)))
+            self._lines = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed in __exit__)
+        except OSError as error:
+            raise UserError(f"{path} cannot be written ({error.strerror or error})") from None
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *_) -> None:
+        for file in (self._lines, self._events):
+            with contextlib.suppress(OSError):  # a full disk has been reported by ``write``
+                if file is not None:
+                    file.close()
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Appends a record: {"step": ..., name: number, or None, or a dict of numbers}.
+
+        Raises UserError if it cannot be written (a full disk).
+        """
+        try:
+            self._lines.write(json.dumps(record) + "\n")
+            self._lines.flush()
+            self._write_events(record)
+        except OSError as error:
+            raise UserError(
+                f"the metrics of step {record['step']} could not be written to "
+                f"{self._folder.parent} ({error.strerror}); the same command resumes from the last "
+                "checkpoint"
+            ) from error
+
+    def _write_events(self, record: dict[str, Any]) -> None:
+        """Writes the record as events for TensorBoard."""
+        # Imported here because it imports PyTorch where that is installed. SummaryWriter is not
+        # used: it writes from its own thread, and on a full disk its queue would block the run
+        # without a message.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import (
+            Event,  # pyright: ignore[reportAttributeAccessIssue]
+            SessionLog,  # pyright: ignore[reportAttributeAccessIssue]
+        )
+        from tensorboardX.summary import scalar
+
+        if self._events is None:
+            self._folder.mkdir(exist_ok=True)
+            self._events = EventsWriter(str(self._folder / "events"), f".{self._start}")
+            # TensorBoard drops the events of earlier files from this step on.
+            start = SessionLog(status=SessionLog.START)
+            self._events.write_event(Event(step=self._start + 1, session_log=start))
+        for name, value in _scalars(record):
+            summary = scalar(name, value)
+            self._events.write_event(
+                Event(step=record["step"], wall_time=time.time(), summary=summary)
+            )
+        self._events.flush()
+
+
+def _scalars(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """(name, number) of a record; the entries of a dict become numbers with longer names."""
+    for name, value in record.items():
+        if isinstance(value, dict):
+            prefix = name.removesuffix("_share")
+            yield from ((f"{prefix}_{key}", number) for key, number in value.items())
+        elif name != "step" and value is not None:
+            yield name, value
+
+
+def _up_to(line: bytes, step: int) -> bool:
+    """Whether a line is a record of ``step`` or of an earlier one."""
+    try:
+        return json.loads(line)["step"] <= step
+    except (ValueError, TypeError, LookupError):
+        # Half a line: the run was killed while writing it.
+        return False

@@ -1,0 +1,121 @@
+"""The loss of heads: in plain NumPy, its gradients, errors. With Medusa heads; all heads share it."""
+
+from __future__ import annotations
+
+import head_cases as shared
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from head_cases import silu, softmax
+
+from specjax import testing
+from specjax.errors import UserError
+from specjax.testing import cases
+from specjax.types import Batch
+
+TARGET, TABLE = testing.tabular(shared.VOCAB), cases.table(0, shared.VOCAB)
+TOKENS = np.array([[0, 1, 2, 3, 4], [4, 3, 1, 1, 0]], np.int32)
+LABELLED = np.array([[1, 1, 1, 1, 0], [1, 1, 1, 0, 1]], bool)
+SEGMENTS = np.array([[0, 0, 0, 0, 0], [0, 0, 1, 1, 1]])
+
+
+def loss_by_hand(params, labelled, segments, ce, teacher, decay, heads=2):
+    """(loss, agreement of each head, number of labels of the first)."""
+    table = np.asarray(TABLE, np.float64)
+    params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    rows, size = TOKENS.shape[0], TOKENS.shape[1] - 1
+    total, count, agreed = np.zeros(heads), np.zeros(heads), np.zeros(heads)
+
+    def target_logits(b, s):
+        """After position s, within its document."""
+        alone = s == 0 or segments[b, s - 1] != segments[b, s]
+        return table[shared.VOCAB if alone else TOKENS[b, s - 1], TOKENS[b, s]]
+
+    def head_logits(feature, d):
+        hidden = feature + silu(
+            feature @ params["block"]["kernel"][d, 0] + params["block"]["bias"][d, 0]
+        )
+        return hidden @ params["head"]["kernel"][d]
+
+    for b in range(rows):
+        for s in range(size):
+            for d in range(heads):
+                # The token that head d of feature s predicts.
+                at = s + 2 + d
+                if at > size or not labelled[b, at] or segments[b, at] != segments[b, s]:
+                    continue
+                logits = head_logits(target_logits(b, s), d)
+                log_q, p = np.log(softmax(logits)), softmax(target_logits(b, at - 1))
+                total[d] += ce * -log_q[TOKENS[b, at]] + teacher * (p * (np.log(p) - log_q)).sum()
+                agreed[d] += logits.argmax() == p.argmax()
+                count[d] += 1
+    loss = (decay ** np.arange(heads) * total).sum() / count[0]
+    return loss, agreed / np.maximum(count, 1), count[0]
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("ce", "teacher", "decay"), [(1.0, 0.0, 1.0), (0.7, 0.4, 0.8), (0.0, 1.0, 0.5)]
+)
+@pytest.mark.parametrize("bounded", [False, True])
+def test_loss_by_hand(ce, teacher, decay, bounded):
+    drafter = cases.random_heads("medusa", TARGET, TABLE, heads=2)
+    params = drafter.init_params(None)
+    arrays = (TOKENS, LABELLED, SEGMENTS) if bounded else (TOKENS,)
+    batch = Batch(*(jnp.asarray(x) for x in arrays))
+    value, metrics = drafter.training.loss(
+        params, TABLE, batch, jax.random.key(0), ce=ce, teacher=teacher, decay=decay
+    )
+    labelled, segments = (
+        (LABELLED, SEGMENTS) if bounded else (np.ones_like(LABELLED), np.zeros_like(SEGMENTS))
+    )
+    expected, agreed, count = loss_by_hand(params, labelled, segments, ce, teacher, decay)
+    assert value == pytest.approx(expected, rel=1e-5)
+    assert [metrics["agreement_1"], metrics["agreement_2"]] == pytest.approx(agreed.tolist())
+    assert metrics["weight"] == count
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("weights", [{"ce": 1.0}, {"ce": 0.5, "teacher": 1.0, "decay": 0.8}])
+def test_gradients_are_finite_differences(weights):
+    """Of the heads, and through the features of the target; the target's logits are constants."""
+    with jax.enable_x64(True):
+
+        def in_float64(tree):
+            return jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), tree)
+
+        drafter = cases.random_heads("medusa", TARGET, TABLE, heads=2)
+        batch = Batch(jnp.asarray(TOKENS), jnp.asarray(LABELLED), jnp.asarray(SEGMENTS))
+        at = (in_float64(drafter.init_params(None)), in_float64(TABLE))
+        call = jax.jit(
+            lambda *both: drafter.training.loss(*both, batch, jax.random.key(0), **weights)[0]
+        )
+        slopes, draw, step = jax.grad(call, argnums=(0, 1))(*at), np.random.default_rng(0), 1e-5
+        for part in (0,) if weights.get("teacher") else (0, 1):
+            way = jax.tree.map(lambda x: jnp.asarray(draw.normal(size=x.shape)), at[part])
+            moved = [
+                jax.tree.map(lambda x, w, e=e: x + e * w, at[part], way) for e in (step, -step)
+            ]
+            ends = [call(*(each if i == part else at[i] for i in (0, 1))) for each in moved]
+            slope = sum(
+                jax.tree.leaves(jax.tree.map(lambda g, w: (g * w).sum(), slopes[part], way))
+            )
+            assert float(slope) == pytest.approx(float(ends[0] - ends[1]) / (2 * step), rel=1e-6)
+        assert float(jnp.abs(slopes[1]).max()) > 0
+
+
+@pytest.mark.fast
+def test_errors():
+    drafter = cases.random_heads("medusa", TARGET, TABLE, heads=2)
+    params, key = drafter.init_params(None), jax.random.key(0)
+
+    def refused(match, tokens=TOKENS, **weights):
+        with pytest.raises(UserError, match=match):
+            drafter.training.loss(params, TABLE, Batch(jnp.asarray(tokens)), key, **weights)
+
+    refused("loss.ce is -1; it must be a number >= 0", ce=-1)
+    refused("loss.teacher is nan; it must be a number >= 0", teacher=float("nan"))
+    refused("loss.ce and loss.teacher are both 0; make one of them positive", ce=0)
+    refused("loss.slots is 'some'; it must be one of all, one", slots="some")
+    refused("raise train.length to 2 or more", TOKENS[:, :2])

@@ -1,0 +1,69 @@
+"""The lines of the report's table, made from rows of results.json."""
+
+from __future__ import annotations
+
+import pytest
+import report_cases
+
+from specjax.report import _canvas, _rows, cells, html
+
+pytestmark = pytest.mark.fast
+
+
+def test_categories_are_details_of_their_row_or_have_a_line():
+    lines = cells.lines(report_cases.results()["rows"])
+    names = [row[0] for row in lines[0].categories]
+    assert len(lines) == 7 and names == ["code", "stories <b>", "chat"]
+    assert not any(line.categories for line in lines[1:])
+    assert lines[0].categories[0][4] == "0.810"  # the overlap of the category's row
+    [alone] = cells.lines([report_cases.row(category="code")])
+    assert alone.cells[0].below == "category code"
+
+
+def test_rows_of_earlier_versions_have_dashes():
+    old = {"method": "x", "accept": "chain", "class": "L1", "tokens_per_second": 3.0}
+    [line] = cells.lines([old])
+    assert [cell.text for cell in line.cells].count(cells.DASH) >= 6 and not line.facts
+
+
+def test_verdict_counts_the_lines_of_the_table():
+    assert cells.verdict(cells.lines(report_cases.results()["rows"])) == (
+        "4 of 7 rows passed their lossless check, 1 failed, 1 had no check or no clear result, "
+        "1 of class L3: lossy by design."
+    )
+
+
+def test_only_true_and_false_are_results_of_a_check():
+    texts = []
+    for value in (True, False, None, "no", 1):
+        check = {"check": "c", "passed": value, "detail": "d"}
+        texts.append(cells.lines([report_cases.row(lossless=check)])[0].cells[-1].text)
+    assert texts == ["yes", "NO", "?", "?", "?"]
+
+
+def test_long_text_is_cut_and_kept_in_full():
+    long = "x" * 400
+    [line] = cells.lines([report_cases.row(prompt_set=long)])
+    assert len(line.cells[5].text) < 30 and line.cells[5].full == long
+
+
+def test_costs_have_a_spread_and_a_hint_if_they_cannot_be_right():
+    def facts(**keys) -> dict:
+        return dict(cells.lines([report_cases.row(**keys)])[0].facts)
+
+    usual = facts(spread={"costs_ms": {"step": [2.1, 2.6], "draft": [1]}})
+    assert usual["step"] == f"2.3 ms (2.1{cells.DASH}2.6)" and usual["draft"] == "1.1 ms"
+    assert "hint" not in usual
+    cheap = facts(costs_ms={"step": 2.3, "draft": 1, "verify": 2.2}, system_efficiency=1.2)
+    assert cheap["hint"].startswith(
+        "verification took less time than a one-token pass: the machine was busy"
+    )
+    assert "above what the costs of the parts allow" in facts(system_efficiency=1.06)["hint"]
+
+
+def test_time_split_has_the_order_and_the_colours_of_its_plot():
+    style = html._asset("style.css")
+    for part, colour in zip(_rows.TIME_PARTS, _canvas.COLOURS, strict=False):
+        assert f".part-{part} {{ --part: {colour.lower()} }}" in style
+    [line] = cells.lines([report_cases.row(time_split={"other": 0.1, "host": 0.2, "draft": 0.7})])
+    assert [bar.head for bar in line.split] == ["draft", "host", "other"]

@@ -1,0 +1,102 @@
+"""The structure of the package: which layer may import which, and the size of what is in them."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.fast
+
+PACKAGE = Path(__file__).parents[1] / "specjax"
+# Lowest first. A module imports from its own package and from lower layers only.
+LAYERS = (
+    ("errors",),
+    ("checks", "config", "files", "registry"),
+    ("sampling",),
+    ("rng",),
+    ("types",),
+    ("tree", "cache"),
+    ("accept",),
+    ("step",),
+    ("prefill",),
+    ("decode",),
+    ("topology",),
+    ("models",),
+    ("data",),
+    ("drafters", "theory"),
+    ("bench",),
+    ("report", "train"),
+    ("run",),
+    ("testing",),
+)
+LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    """The parts of specjax that a file imports, at any place in it: "accept", "models", ..."""
+    parts = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        parts |= {name.split(".")[1] for name in names if name.startswith("specjax.")}
+    return parts - {"__version__"}
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def test_every_part_has_a_layer_and_few_are_at_the_top():
+    parts = {part_of(path) for path in FILES} - {"__init__"}
+    assert parts <= set(LAYER)
+    assert len(list(PACKAGE.glob("*.py"))) <= 18
+
+
+def test_imports_point_to_lower_layers():
+    wrong = [
+        f"{path.relative_to(PACKAGE)} imports {name}"
+        for path in FILES
+        if (own := part_of(path)) != "__init__"
+        for name in sorted(imports(path))
+        if name != own and LAYER[name] >= LAYER[own]
+    ]
+    assert not wrong
+
+
+def test_the_engine_and_the_rules_need_no_text_and_no_files():
+    """A drafter or a rule can be written with the lower layers alone."""
+    for path in itertools.chain(PACKAGE.glob("accept/*.py"), PACKAGE.glob("*.py")):
+        if path.name != "__init__.py":
+            assert not imports(path) & {"models", "data", "drafters", "bench", "run", "train"}
+
+
+def test_a_configuration_is_read_at_the_top_only():
+    """Below the modes and the training recipes, arguments are plain objects."""
+    readers = {path.relative_to(PACKAGE) for path in FILES if "config" in imports(path)}
+    allowed = ("run", "train/recipes")
+    assert not [str(path) for path in readers if not path.as_posix().startswith(allowed)]
+
+
+def test_functions_have_at_most_60_lines():
+    long = []
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                if lines > 60:
+                    long.append(f"{path.relative_to(PACKAGE)}: {node.name} has {lines} lines")
+    assert not long
+
+
+def test_files_have_at_most_300_lines():
+    sizes = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    assert not [str(path) for path, lines in sizes.items() if lines > 300]

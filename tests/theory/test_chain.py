@@ -1,0 +1,275 @@
+"""Chains: the closed forms against published numbers and against independent simulations."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specjax import theory
+from specjax.errors import UserError
+
+pytestmark = pytest.mark.fast
+TARGET, DRAFT = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.7, 0.1])
+few = settings(max_examples=40, deadline=None)
+rates = st.floats(0, 1)
+
+
+# Acceptance.
+
+
+def test_overlap_of_one_position():
+    """sum min(target, draft) = .6."""
+    assert theory.overlap(TARGET, DRAFT) == pytest.approx(0.6)
+    assert theory.divergence(TARGET, DRAFT) == pytest.approx(0.4)
+    both = np.stack([TARGET, DRAFT]), np.stack([DRAFT, DRAFT])
+    np.testing.assert_allclose(theory.overlap(*both), [0.6, 1])
+    assert theory.acceptance_rate(*both) == pytest.approx(0.8)
+    assert theory.acceptance_rate(*both, weights=[3, 1]) == pytest.approx(0.7)
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)), min_size=1, max_size=6))
+@few
+def test_divergence_is_a_distance_and_one_minus_the_overlap(pairs):
+    target, draft = (weights / weights.sum() for weights in np.array(pairs).T)
+    distance = theory.divergence(target, draft)
+    assert 0 <= distance <= 1 and distance == pytest.approx(1 - theory.overlap(target, draft))
+    assert distance == pytest.approx(theory.divergence(draft, target))
+    assert theory.divergence(draft, draft) == 0
+
+
+def simulate(generator, gamma, samples):
+    """(share of accepted draft tokens, tokens per round) of speculative sampling."""
+    tokens = generator.choice(3, (samples, gamma), p=DRAFT)
+    accepted = generator.random((samples, gamma)) * DRAFT[tokens] < TARGET[tokens]
+    emitted = np.where(accepted.all(1), gamma, accepted.argmin(1)) + 1
+    return accepted.mean(), emitted.mean()
+
+
+def test_simulated_rounds():
+    alpha = theory.acceptance_rate(TARGET[None], DRAFT[None])
+    for gamma in (1, 3, 8):
+        accepted, tokens = simulate(np.random.default_rng(gamma), gamma, 40_000)
+        assert accepted == pytest.approx(alpha, abs=0.01)
+        assert tokens == pytest.approx(theory.expected_tokens(alpha, gamma), rel=0.015)
+    # So many draft tokens are never all accepted: every draft has a first rejection.
+    tokens = simulate(np.random.default_rng(0), 60, 20_000)[1]
+    assert tokens == pytest.approx(theory.oracle_tokens(alpha), rel=0.02)
+
+
+def test_simulated_depths():
+    """Each depth has another acceptance."""
+    acceptance = np.array([0.9, 0.5, 0.7])
+    accepted = np.random.default_rng(0).random((40_000, 3)) < acceptance
+    tokens = 1 + np.cumprod(accepted, 1).sum(1).mean()
+    assert tokens == pytest.approx(theory.expected_tokens_by_depth(acceptance), rel=0.015)
+    assert theory.expected_tokens_by_depth([]) == 1
+
+
+@given(rates, st.integers(0, 40))
+@few
+def test_expected_tokens_is_the_sum_of_powers(alpha, gamma):
+    tokens = theory.expected_tokens(alpha, gamma)
+    assert isinstance(tokens, float)
+    assert tokens == pytest.approx(sum(alpha**i for i in range(gamma + 1)))
+    assert tokens == pytest.approx(theory.expected_tokens_by_depth([alpha] * gamma))
+    assert tokens <= theory.oracle_tokens(alpha) * (1 + 1e-9)
+
+
+def test_expected_tokens_at_the_ends():
+    assert theory.expected_tokens(1.0, 4) == 5 and theory.expected_tokens(0.0, 4) == 1
+    assert theory.expected_tokens(1 - 1e-15, 4) == pytest.approx(5)
+    assert theory.oracle_tokens(1.0) == math.inf and theory.oracle_tokens(0.75) == 4
+    np.testing.assert_allclose(theory.expected_tokens(np.array([0, 0.5, 1]), 2), [1, 1.75, 3])
+
+
+# The tables of Leviathan et al. (2211.17192).
+
+
+@pytest.mark.parametrize(
+    ("alpha", "gamma", "work", "gain"),
+    [
+        (0.6, 2, 1.53, 1.96),
+        (0.7, 3, 1.58, 2.53),
+        (0.8, 2, 1.23, 2.44),
+        (0.8, 5, 1.63, 3.69),
+        (0.9, 2, 1.11, 2.71),
+        (0.9, 10, 1.60, 6.86),
+    ],
+)
+def test_table_1(alpha, gamma, work, gain):
+    """c and c-hat are 0. The paper prints one digit less of some of these."""
+    assert round(theory.operations(alpha, gamma, 0), 2) == work
+    assert round(theory.walltime_improvement(alpha, gamma, 0), 2) == gain
+    assert round(theory.expected_tokens(alpha, gamma), 2) == gain
+
+
+BEST = {  # c: (gamma, speed-up) at alpha .5, .6, .7, .8, .9
+    0.01: [(5, 1.88), (7, 2.30), (9, 2.97), (14, 4.23), (24, 7.49)],
+    0.02: [(4, 1.79), (6, 2.17), (8, 2.76), (11, 3.82), (19, 6.37)],
+    0.05: [(3, 1.63), (4, 1.92), (6, 2.35), (8, 3.09), (13, 4.67)],
+    0.10: [(2, 1.46), (3, 1.67), (4, 1.98), (6, 2.47), (10, 3.43)],
+    0.20: [(1, 1.25), (2, 1.40), (3, 1.58), (4, 1.87), (7, 2.37)],
+}
+
+
+@pytest.mark.parametrize("c", BEST)
+def test_optimal_gamma(c):
+    for alpha, (gamma, gain) in zip((0.5, 0.6, 0.7, 0.8, 0.9), BEST[c], strict=True):
+        result = theory.optimal_gamma(alpha, c)
+        assert (result[0], round(result[1], 2)) == (gamma, gain)
+        assert result[1] == theory.walltime_improvement(alpha, gamma, c)
+        tokens = theory.expected_tokens(alpha, gamma)
+        assert result[1] == pytest.approx(theory.speedup(tokens, gamma * c, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("alpha", "gamma", "c", "gain"),
+    [(0.75, 7, 0.02, 3.2), (0.80, 7, 0.04, 3.3), (0.82, 7, 0.11, 2.5)],
+)
+def test_predictions_for_t5(alpha, gamma, c, gain):
+    """English to German at temperature 0, with the small, the base and the large draft model."""
+    assert round(theory.walltime_improvement(alpha, gamma, c), 1) == gain
+
+
+@given(rates, st.floats(0.01, 1.5))
+@few
+def test_corollary_3_9(alpha, c):
+    possible = theory.improvement_possible(alpha, c)
+    gamma, gain = theory.optimal_gamma(alpha, c, limit=60)
+    assert possible == (alpha > c) and gain >= theory.guaranteed_improvement(alpha, c) - 1e-9
+    if not possible:
+        assert (gamma, gain) == (0, 1.0) == (0, theory.guaranteed_improvement(alpha, c))
+    one = theory.walltime_improvement(alpha, 1, c)
+    assert one == pytest.approx((1 + alpha) / (1 + c)) and gain >= one - 1e-9
+
+
+@given(rates, st.integers(0, 30), st.floats(0, 2))
+@few
+def test_work_is_never_below_plain_decoding(alpha, gamma, c_hat):
+    work = theory.operations(alpha, gamma, c_hat)
+    assert work >= 1 - 1e-9
+    product = work * theory.walltime_improvement(alpha, gamma, 0)
+    assert product == pytest.approx(gamma * c_hat + gamma + 1)
+
+
+# Measured costs.
+
+
+def test_measured_verification():
+    """If each verified token costs a step, every draft is a loss. All forms of costs are equal."""
+    assert theory.optimal_gamma(0.9, 0.01, verify=lambda n: float(n)) == (0, 1.0)
+    forms = (
+        lambda n: 1 + 0.25 * (n - 1),
+        {5: 2.0},
+        {1: 1.0, 3: 1.5, 5: 2},
+        [1.0, 1.25, 1.5, 1.75, 2.0],
+    )
+    for verify in forms:
+        assert theory.verify_cost(verify, 4) == pytest.approx(1.75)
+        gain = theory.walltime_improvement(0.8, 3, 0.1, verify)
+        assert gain == pytest.approx(theory.expected_tokens(0.8, 3) / (0.3 + 1.75))
+    # Up to the largest measured pass.
+    assert theory.optimal_gamma(0.95, 0.01, verify={5: 1.0})[0] == 4
+    slow = theory.optimal_gamma(0.8, 0.02, verify=forms[0])
+    assert slow[0] < theory.optimal_gamma(0.8, 0.02)[0] and slow[1] > 1
+    with pytest.raises(UserError, match="verify has times for up to 5 tokens, not for 6"):
+        theory.walltime_improvement(0.8, 5, 0.1, {5: 2.0})
+
+
+def test_cost_of_a_text():
+    """1000 tokens at 2 per round with gamma 3: half of the verified positions become text."""
+    share = theory.used_share(2.0, 3)
+    assert share == 0.5 and theory.rounds(1000, share, 3) == 500
+    assert theory.total_cost(1000, share, 3, 0.1) == pytest.approx(500 * 1.3)
+    assert theory.total_cost(1000, share, 3, 0.1, [1, 1, 1, 1.2]) == pytest.approx(500 * 1.5)
+    gain = 1000 / theory.total_cost(1000, share, 3, 0.1)
+    assert gain == pytest.approx(theory.speedup(2.0, 0.3, 1.0))
+    least = theory.break_even_share(3, 0.1)
+    assert least == pytest.approx(1.3 / 4)
+    assert theory.total_cost(1000, least, 3, 0.1) == pytest.approx(1000)
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: theory.expected_tokens(1.1, 3), "alpha is 1.1; it must be between 0 and 1"),
+        (lambda: theory.expected_tokens(math.nan, 3), "alpha is nan; it must be a finite number"),
+        (lambda: theory.expected_tokens(np.array([0.5, -0.5]), 3), "alpha is -0.5"),
+        (lambda: theory.expected_tokens(0.5, -1), "gamma is -1; it must be a whole number >= 0"),
+        (lambda: theory.expected_tokens(0.5, 1.5), "gamma is 1.5; it must be a whole number >= 0"),
+        (lambda: theory.expected_tokens("half", 1), "alpha is 'half'; it must be a number"),
+        (lambda: theory.expected_tokens(10**400, 3), "alpha is larger than a float can be"),
+        (lambda: theory.expected_tokens(0.5, 10**400), "gamma is above 2^53"),
+        (lambda: theory.expected_tokens_by_depth([0.5, 2]), "acceptance is 2"),
+        (lambda: theory.expected_tokens_by_depth([[0.5], [0.6]]), "acceptance has shape (2, 1)"),
+        (lambda: theory.oracle_tokens(-1.0), "alpha is -1"),
+        (lambda: theory.walltime_improvement(0.5, 2, -0.1), "c is -0.1; it must be at least 0"),
+        (
+            lambda: theory.walltime_improvement(0.5, 2, 0.1, lambda n: 0),
+            "verify(3) is 0; it must be positive",
+        ),
+        (lambda: theory.walltime_improvement(0.5, 2, 0.1, {3: math.nan}), "verify[3] is nan"),
+        (
+            lambda: theory.walltime_improvement(0.5, "3", 0.1),
+            "gamma is '3'; it must be a whole number",
+        ),
+        (
+            lambda: theory.walltime_improvement(0.5, None, 0.1),
+            "gamma is None; it must be a whole number",
+        ),
+        (lambda: theory.walltime_improvement(0.5, 3, "0.1"), "c is '0.1'; it must be a number"),
+        (lambda: theory.optimal_gamma(0.5, math.nan), "c is nan"),
+        (lambda: theory.optimal_gamma(2, 0.1), "alpha is 2"),
+        (
+            lambda: theory.optimal_gamma([0.5, 0.6], 0.1),
+            "alpha has shape (2,); it must be one number",
+        ),
+        (
+            lambda: theory.optimal_gamma(0.5, 0.1, verify=2.0),
+            "verify is 2.0; it must be a function",
+        ),
+        (
+            lambda: theory.verify_cost(5.0, 2),
+            "verify is 5.0; it must be a function, a mapping or a list",
+        ),
+        (lambda: theory.verify_cost({3: "2"}, 2), "verify[3] is '2'; it must be a number"),
+        (lambda: theory.improvement_possible([0.5], 0.1), "alpha has shape (1,)"),
+        (lambda: theory.operations(0.5, 2, -1), "c_hat is -1"),
+        (lambda: theory.speedup(2.0, 0.1, 0.0), "verify is 0; it must be positive"),
+        (lambda: theory.speedup(2.0, 0.1, 1.0, math.inf), "step is inf"),
+        (lambda: theory.speedup(2.0, [0.1], 1.0), "draft has shape (1,); it must be one number"),
+        (
+            lambda: theory.used_share(5.0, 3),
+            "tokens_per_round is 5; a round of gamma 3 emits at most 4",
+        ),
+        (lambda: theory.rounds(10, 0, 3), "share is 0; it must be positive"),
+        (lambda: theory.rounds(10, [0.5], 3), "share has shape (1,)"),
+        (lambda: theory.total_cost(10, 0.5, "3", 0.1), "gamma is '3'"),
+        (lambda: theory.overlap([0.5, 0.6], [1, 0]), "the target's distribution sums to 1.1"),
+        (lambda: theory.overlap([0.5, 0.5], [1, 0, 0]), "shape (2,) and the draft's (3,)"),
+        (lambda: theory.divergence([2.0, -1.0], [1, 0]), "the target's distribution is 2"),
+        (
+            lambda: theory.acceptance_rate([TARGET], [DRAFT], [0]),
+            "weights must be at least 0, and not all 0",
+        ),
+        (
+            lambda: theory.acceptance_rate([TARGET], [DRAFT], [1, 1]),
+            "weights has shape (2,); it must be (1,)",
+        ),
+        (
+            lambda: theory.acceptance_rate(np.ones((0, 1)), np.ones((0, 1))),
+            "the probabilities have no position",
+        ),
+    ],
+)
+def test_errors(call, message):
+    with pytest.raises(UserError) as error:
+        call()
+    assert message in str(error.value) and "\n" not in str(error.value)

@@ -1,0 +1,143 @@
+"""The roofline model: parameter counts, pass times, and the claims about long contexts."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from flax import nnx
+
+from specjax import theory
+from specjax.errors import UserError
+from specjax.models.transformer import Transformer, TransformerConfig
+from specjax.theory import roofline
+
+pytestmark = pytest.mark.fast
+SMALL = {
+    "vocab_size": 11,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_layers": 2,
+    "num_heads": 4,
+    "head_dim": 2,
+}
+# Llama-3.1-8B.
+LLAMA = TransformerConfig(
+    "llama", 128256, 4096, 14336, 32, 32, 8, 128, 131072, tie_embeddings=False
+)
+A100 = roofline.Machine(bandwidth=2.0e12, flops=312e12)
+BATCHES = (1, 4, 16, 64, 256, 1024, 4096)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize(
+    "more", [{}, {"tie_embeddings": False}, {"attention_bias": True, "mlp_bias": True}]
+)
+def test_parameters_are_those_of_the_model(family, more):
+    config = TransformerConfig(family, num_kv_heads=2, max_positions=16, **SMALL, **more)
+    model = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
+    leaves = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    assert roofline.parameters(config) == sum(math.prod(p.shape) for _, p in leaves)
+
+
+def test_model_of_a_published_shape():
+    model = roofline.model_of(LLAMA)
+    # The model card: 8.03B.
+    assert model.parameters == 8_030_261_248
+    # A token reads one row of the input embeddings.
+    assert model.weight_bytes == 2 * (8_030_261_248 - 128256 * 4096)
+    assert model.kv_bytes == 131_072 and model.flops == model.weight_bytes
+    assert roofline.model_of(LLAMA, 2, 1).kv_bytes == 65_536
+    assert model.attention_flops == 2 * 2 * 32 * 128 * 32
+
+
+def test_reads_are_divided_by_the_tokens_of_a_round():
+    model = roofline.Model(100, 200.0, 4.0, 200.0)
+    assert roofline.reads_per_token(model, 2, 50) == (100, 200)
+    assert roofline.reads_per_token(model, 2, 50, 2.5) == (40, 80)
+
+
+def test_pass_time_is_the_longer_of_both():
+    machine = roofline.Machine(10.0, 100.0, overhead=1.0)
+    model = roofline.Model(0, 200.0, 2.0, 50.0)
+    assert roofline.pass_time(machine, model, 1, 10) == 1 + 22
+    # Equal: 20 + 20 for memory, 40 for arithmetic.
+    assert roofline.pass_time(machine, model, 10, 10, 8) == 1 + 40
+    assert roofline.pass_time(machine, model, 20, 10, 8) == 1 + 80
+    assert roofline.saturating_batch(machine, model, 10, 8) == 10
+    assert roofline.saturating_batch(machine, model, 100, 1) == math.inf
+
+
+def test_above_the_critical_context_verified_tokens_cost_no_time():
+    model = roofline.model_of(LLAMA)
+    for tokens in (1, 2, 5, 8):
+        critical = roofline.critical_context(A100, model, tokens)
+        for context, free in ((critical * 1.01, True), (critical * 0.99, False)):
+            plain = roofline.pass_time(A100, model, 1e9, context)
+            equal = roofline.pass_time(A100, model, 1e9, context, tokens) == plain
+            assert equal is (free or tokens == 1)
+            assert (roofline.saturating_batch(A100, model, context, tokens) == math.inf) is free
+    no_attention = model._replace(attention_flops=0.0)
+    expected = 5 * model.flops / (131072 * 156)
+    assert roofline.critical_context(A100, no_attention, 5) == pytest.approx(expected)
+    # Here attention is bound by arithmetic.
+    assert roofline.critical_context(A100, model, 100_000) == math.inf
+
+
+def gains(context, budget, gamma=4):
+    model = roofline.model_of(LLAMA)
+    keys = {"context": context, "gamma": gamma, "alpha": 0.8, "budget": budget}
+    return [roofline.self_speculation(A100, model, batch=batch, **keys) for batch in BATCHES]
+
+
+def test_self_speculation_grows_with_the_batch_on_long_contexts_only():
+    """MagicDec's claim, and its limits."""
+    model = roofline.model_of(LLAMA)
+    critical = roofline.critical_context(A100, model, 5)
+    # With this budget drafting is bound by memory too.
+    ample = roofline.critical_context(A100, model, 1) * 1.01
+    long = gains(3 * critical, ample)
+    assert long == sorted(long) and long[-1] > long[0] * 1.5 > 1
+    # The limit: c = budget / context.
+    assert long[-1] < theory.walltime_improvement(0.8, 4, ample / (3 * critical))
+    short = gains(200, 100)
+    assert short[-1] == min(short) and short[-1] < 1
+    # With a small budget drafting is bound by arithmetic for large batches: the gain decreases.
+    small = gains(3 * critical, 512)
+    top = small.index(max(small))
+    assert BATCHES[top] < 4 * roofline.saturating_batch(A100, model, 512)
+    assert small[-1] < max(small)
+    assert gains(500, 500) == gains(500, 9999)
+
+
+def test_multiplier_is_its_formula():
+    """SPIRe: a smaller draft with a constant cache."""
+    target, draft = roofline.model_of(LLAMA), roofline.Model(10**9, 2e9, 1e4, 2e9)
+    gain = roofline.multiplier(
+        A100, target, draft, batch=32, context=8000, gamma=3, alpha=0.7, budget=256
+    )
+    plain, verify = (roofline.pass_time(A100, target, 32, 8000, n) for n in (1, 4))
+    small = roofline.pass_time(A100, draft, 32, 256)
+    assert gain == pytest.approx(theory.expected_tokens(0.7, 3) * plain / (3 * small + verify))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: roofline.pass_time(roofline.Machine(0, 1), roofline.Model(1, 1, 1, 1), 1, 1),
+            "bandwidth is 0",
+        ),
+        (lambda: roofline.critical_context(A100, roofline.Model(1, 1, 1, 1), 0), "tokens is 0"),
+        (
+            lambda: roofline.self_speculation(
+                A100, roofline.Model(1, 1, 1, 1), batch=1, context="x", gamma=2, alpha=0.5, budget=1
+            ),
+            "context is 'x'",
+        ),
+    ],
+)
+def test_errors(call, message):
+    with pytest.raises(UserError) as error:
+        call()
+    assert message in str(error.value) and "\n" not in str(error.value)

@@ -1,0 +1,89 @@
+"""Tries of sequences, on the host and on the device, against a dict of prefixes."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.topology import tries
+
+pytestmark = pytest.mark.fast
+
+
+def prefixes(sequences):
+    """The trie as a dict: prefix -> number of sequences through it, in order of appearance."""
+    counts = {}
+    for sequence in sequences:
+        for end in range(1, len(sequence) + 1):
+            prefix = tuple(sequence[:end])
+            counts[prefix] = counts.get(prefix, 0) + 1
+    return counts
+
+
+def named(tokens, parents, nodes):
+    """Node -> prefix, for the given nodes. A KeyError if the parent of a node is not given."""
+    names = {-1: ()}
+    for node in nodes:
+        names[node] = (*names[parents[node]], tokens[node])
+    return names
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_merge(seed):
+    rng = np.random.default_rng(seed)
+    sequences = [rng.integers(0, 3, rng.integers(0, 6)).tolist() for _ in range(6)]
+    tokens, parents, counts = tries.merge(sequences)
+    expected = prefixes(sequences)
+    names = named(tokens, parents, range(len(tokens)))
+    assert dict(zip((names[node] for node in range(len(tokens))), counts, strict=True)) == expected
+    # Breadth first: children are in the order of their parents.
+    assert parents == sorted(parents)
+    appearance = list(expected)
+    for parent in {*parents}:
+        siblings = [names[node] for node in range(len(tokens)) if parents[node] == parent]
+        assert siblings == sorted(siblings, key=appearance.index)
+
+
+def test_merge_small():
+    assert tries.merge([]) == tries.merge([[], []]) == ([], [], [])
+    got = tries.merge([[5, 1], [7, 1, 2], [5, 3], [5, 1]])
+    assert got == ([5, 7, 1, 3, 1, 2], [-1, -1, 0, 0, 1, 4], [3, 1, 2, 1, 1, 1])
+
+
+@pytest.mark.parametrize("shape", [(6, 5, 4), (6, 1, 5), (6, 7, 1)])
+def test_merge_batched(shape):
+    rng = np.random.default_rng(0)
+    merged = jax.jit(tries.merge_batched)
+    for _ in range(5):
+        batch, k, length = shape
+        tokens = rng.integers(0, 3, shape).astype(np.int32)
+        # With holes: entries after a hole do not count.
+        valid = rng.random(shape) < 0.85
+        out = merged(jnp.asarray(tokens), jnp.asarray(valid))
+        assert [x.dtype for x in out] == [jnp.int32, jnp.int32, bool, jnp.int32]
+        assert all(x.shape == (batch, k * length) for x in out)
+        for row in range(batch):
+            ends = [int(np.argmin([*each, False])) for each in valid[row]]
+            sequences = [tokens[row, i, :end].tolist() for i, end in enumerate(ends)]
+            got_tokens, parents, kept, counts = (np.asarray(x[row]).tolist() for x in out)
+            assert all(-1 <= parent < node for node, parent in enumerate(parents))
+            nodes = [node for node in range(k * length) if kept[node]]
+            names = named(got_tokens, parents, nodes)
+            assert {names[node]: counts[node] for node in nodes} == prefixes(sequences)
+            assert len(nodes) == len(prefixes(sequences))
+            assert not any(counts[node] for node in range(k * length) if not kept[node])
+            # The layout: the earliest sequence with the prefix keeps the node.
+            for node in nodes:
+                depth, i = divmod(node, k)
+                assert len(names[node]) == depth + 1
+                through = [j for j in range(k) if tuple(sequences[j][: depth + 1]) == names[node]]
+                assert i == min(through)
+
+
+def test_merge_batched_of_empty_sequences():
+    out = tries.merge_batched(jnp.zeros((2, 3, 0), jnp.int32), jnp.zeros((2, 3, 0), bool))
+    assert [x.shape for x in out] == [(2, 0)] * 4
+    out = tries.merge_batched(jnp.zeros((1, 2, 2), jnp.int32), jnp.zeros((1, 2, 2), bool))
+    assert not out[2].any() and not out[3].any()
