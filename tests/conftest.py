@@ -1,4 +1,4 @@
-"""Shared by all tests: quick compilation, the data folder, and small models."""
+"""Shared by all tests: fast compilation, the data folder, and small models."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-# Compiling is most of what the tests do, and none of them measures speed. (No persistent compilation cache: writing to it
-# has crashed jaxlib 0.10.2 on the CPU.)
+# The tests mostly compile, and none of them measures speed. A persistent compilation cache is not
+# used: writing to it has crashed jaxlib 0.10.2 on the CPU.
 FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-if version("jaxlib").startswith(
-    "0.10."
-):  # a third of the compile time; later versions do not know the flag
+# Shortens compilation; later versions of jaxlib reject the flag.
+if version("jaxlib").startswith("0.10."):
     FLAGS += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", FLAGS)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -69,17 +68,28 @@ def cli(tmp_path, capsys):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """A file stays on one worker, because its tests share compiled programs, unless it says how it may be divided."""
+    """Keeps a file on one worker, because its tests share programs, unless a test sets a group."""
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(str(item.path)))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def forget_programs():
-    """Drops what a module compiled: thousands of programs in one process use up the memory maps that Linux grants it, and
-    then XLA crashes."""
-    yield
-    import jax
+MAPS, MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 
-    jax.clear_caches()
+
+def _many_memory_maps() -> bool:
+    """Whether a third of the memory maps that Linux allows a process is in use."""
+    if not (MAPS.is_file() and MOST_MAPS.is_file()):
+        return True
+    with MAPS.open("rb") as file:
+        return sum(1 for _ in file) > int(MOST_MAPS.read_text()) // 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def drop_programs():
+    """Drops the compiled programs before they use up the memory maps: XLA would crash then."""
+    yield
+    if _many_memory_maps():
+        import jax
+
+        jax.clear_caches()

@@ -73,6 +73,26 @@ def expected_along(read, features, tokens, depth) -> np.ndarray:
     )
 
 
+def hydra_formula(params, embedding):
+    """R x + SiLU(W x + b) of x = [s, e(tokens)], blocks y + SiLU(W y + b), a map with a bias."""
+    params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+
+    def linear(part, x):
+        return x @ part["kernel"] + part["bias"]
+
+    def read(feature, since):
+        head = params["mlp"][str(len(since) - 1)]
+        x = np.concatenate([feature, *embedding[since]])
+        x = linear(head["skip"], x) + silu(linear(head["in"], x))
+        blocks = head.get("blocks", {"kernel": [], "bias": []})
+        for kernel, bias in zip(blocks["kernel"], blocks["bias"], strict=True):
+            x = x + silu(x @ kernel + bias)
+        last = params["head"]
+        return x @ last["kernel"][len(since) - 1] + last["bias"][len(since) - 1]
+
+    return read
+
+
 def features_of(target, params, tokens) -> np.ndarray:
     """[B,T,E] of all tokens but the last, i32[B,T+1]."""
     read = jax.jit(lambda params: lm.forward(target, params, jnp.asarray(tokens)[:, :-1]).hidden)

@@ -8,11 +8,12 @@ import re
 from collections.abc import Iterator
 
 STORY = (
-    "Once upon a time there was a little girl named Lily. She liked to play in the big park with her dog, Max.\n"
-    "One day they found a red ball under the old tree. \"Look!\" said Lily.\n\n"
+    "Once upon a time there was a little girl named Lily. "
+    "She liked to play in the big park with her dog, Max.\n"
+    'One day they found a red ball under the old tree. "Look!" said Lily.\n\n'
     "def add(a, b):\n\treturn a + b  # <script>alert(1)</script>\n    \n"
     "The sun was warm, and the wind was soft; Max ran and ran until he was very tired. "
-)  # fmt: skip  # noqa: E501
+)
 METHODS = (
     ("draft_model", "chain", "L1"),
     ("prompt_lookup", "deterministic", "L1"),

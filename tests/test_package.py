@@ -1,4 +1,4 @@
-"""What importing specjax costs and touches, and that its names are there."""
+"""The cost and the effects of importing specjax, and its public names."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def test_import_needs_only_jax_flax_and_numpy():
 
 
 def test_import_is_quick():
-    """In under 2 seconds more than jax itself (the best of three: other processes may be at work)."""
+    """At most 2 seconds more than jax itself. The best of three: other processes may be running."""
     assert min(run(ALONE) for _ in range(3)) < 2
 
 
-def test_public_names_are_there():
+def test_public_names_exist():
     for name in specjax.__all__:
         assert getattr(specjax, name) is not None
     assert specjax.__version__

@@ -71,6 +71,7 @@ def options(name, stories, known):
         "hydra": lambda: heads("hydra", prefix=True, head_dim=64, tree="4x2x1x1"),
         "mlp_speculator": lambda: heads("mlp_speculator", heads=3, tie=True, scale_input=True),
         "bpd": lambda: heads("bpd", tree="4x2x1"),
+        "controlled": lambda: {"drafters": {"lookup": {"name": "prompt_lookup"}}},
         "escalate": lambda: {
             "drafters": {"first": {"name": "suffix", "mode": "path"}, "second": {"name": "jacobi"}}
         },
@@ -123,8 +124,8 @@ def test_sampling_maps_are_those_of_transformers():
             chain.append(transformers.TopPLogitsWarper(top_p))
         if min_p:
             chain.append(transformers.MinPLogitsWarper(min_p))
-        want = torch.softmax(chain(None, torch.tensor(logits)), -1).numpy()
+        expected_probs = torch.softmax(chain(None, torch.tensor(logits)), -1).numpy()
         settings = sampling.make_sampling(1, temperature, top_k, top_p, min_p)
         got = np.asarray(sampling.to_probs(jnp.asarray(logits)[None], settings))[0]
-        np.testing.assert_allclose(got, want, atol=1e-6)
-        np.testing.assert_array_equal(got == 0, want == 0)
+        np.testing.assert_allclose(got, expected_probs, atol=1e-6)
+        np.testing.assert_array_equal(got == 0, expected_probs == 0)

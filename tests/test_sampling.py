@@ -1,6 +1,8 @@
-"""Sampling maps against a float64 reference, their properties, and the draw."""
+"""Sampling: the maps against a float64 reference, their properties, and the draws."""
 
 from __future__ import annotations
+
+import re
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +13,13 @@ from hypothesis import strategies as st
 
 from specjax import sampling, testing
 from specjax.errors import UserError
+from specjax.rng import DRAFT, RowKeys, row_keys
 
 pytestmark = pytest.mark.fast
 V = 7
 to_probs = jax.jit(sampling.to_probs)
-logit = st.floats(-8, 8, width=32).map(lambda x: round(x, 2))  # rounding makes ties likely
+# Rounding makes ties likely.
+logit = st.floats(-8, 8, width=32).map(lambda x: round(x, 2))
 logits = st.lists(logit, min_size=V, max_size=V)
 knobs = st.fixed_dictionaries(
     {
@@ -46,7 +50,7 @@ def reference(z, temperature, top_k, top_p, min_p):
 
 
 def near_boundary(z, k):
-    """Whether the cumulated mass of a class of ties comes within rounding of top_p."""
+    """Whether a cumulated mass is within rounding of top_p, or a ratio within that of min_p."""
     z = np.asarray(z, np.float64)
     mass = reference(z, k["temperature"], k["top_k"], 1.0, 0.0)
     sums = [mass[z > v].sum() for v in z]
@@ -57,20 +61,19 @@ def near_boundary(z, k):
 @settings(max_examples=300, deadline=None)
 @given(logits, knobs)
 def test_equals_the_reference(z, k):
-    probs = np.asarray(to_probs(jnp.asarray([[z]], jnp.float32), sampling.make_sampling(1, **k)))[
-        0, 0
-    ]
+    probs = to_probs(jnp.asarray([[z]], jnp.float32), sampling.make_sampling(1, **k))
+    probs = np.asarray(probs)[0, 0]
     assert probs.dtype == np.float32 and abs(probs.sum() - 1) < 1e-5
     if k["temperature"] == 0 or not near_boundary(z, k):
-        np.testing.assert_allclose(probs, reference(z, **k), atol=2e-6)
-        # Excluded tokens are exactly 0, and nothing else is (but for what float32 cannot hold).
-        want = reference(z, **k)
-        assert (probs[want == 0] == 0).all() and (probs[want > 1e-30] > 0).all()
+        expected = reference(z, **k)
+        np.testing.assert_allclose(probs, expected, atol=2e-6)
+        # Excluded tokens are exactly 0. The others are not, unless too small for float32.
+        assert (probs[expected == 0] == 0).all() and (probs[expected > 1e-30] > 0).all()
 
 
 @settings(max_examples=100, deadline=None)
 @given(logits, knobs, st.permutations(range(V)))
-def test_order_of_the_vocabulary_does_not_matter(z, k, order):
+def test_a_permutation_of_the_vocabulary_permutes_the_probs(z, k, order):
     if k["temperature"] == 0 or near_boundary(z, k):
         return
     z = np.asarray(z, np.float32)
@@ -81,15 +84,13 @@ def test_order_of_the_vocabulary_does_not_matter(z, k, order):
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(logits, knobs), min_size=3, max_size=3))
-def test_rows_do_not_see_each_other(rows):
+def test_rows_are_independent(rows):
     z = jnp.asarray([[r[0]] for r in rows], jnp.float32)
     together = sampling.make_sampling(3, **{key: [r[1][key] for r in rows] for key in rows[0][1]})
     probs = np.asarray(to_probs(z, together))
     for i, (_, k) in enumerate(rows):
-        alone = np.asarray(
-            to_probs(jnp.broadcast_to(z[i], z.shape), sampling.make_sampling(3, **k))
-        )[0]
-        np.testing.assert_allclose(probs[i], alone, atol=1e-6)
+        alone = to_probs(jnp.broadcast_to(z[i], z.shape), sampling.make_sampling(3, **k))
+        np.testing.assert_allclose(probs[i], alone[0], atol=1e-6)
 
 
 def test_greedy_takes_the_lowest_id_on_ties():
@@ -109,23 +110,21 @@ def test_bfloat16_logits_give_float32_probabilities():
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 7, 300])
-def test_draw_has_the_law_and_never_takes_a_zero(vocab):
+def test_draw_follows_the_weights_and_never_takes_a_zero(vocab):
     rng = np.random.default_rng(vocab)
     weights = rng.gamma(0.3, size=vocab) * (rng.random(vocab) < 0.7)
     weights[0] = 0 if vocab > 1 else 1
     weights[-1] += 0.1
     rows = 400_000
     keys = jax.random.split(jax.random.key(1), rows)
-    drawn = np.asarray(
-        jax.jit(jax.vmap(sampling.draw, (0, None)))(keys, jnp.asarray(weights, jnp.float32))
-    )
-    counts = np.bincount(drawn, minlength=vocab)
+    draw = jax.jit(jax.vmap(sampling.draw, (0, None)))
+    counts = np.bincount(draw(keys, jnp.asarray(weights, jnp.float32)), minlength=vocab)
     assert len(counts) == vocab and counts[weights == 0].sum() == 0
     assert testing.chi_square(counts, weights)[2] > 1e-3
 
 
 @pytest.mark.parametrize(
-    "bad, says",
+    ("bad", "message"),
     [
         ({"temperature": -1}, "temperature is -1"),
         ({"temperature": float("nan")}, "temperature is nan"),
@@ -137,72 +136,63 @@ def test_draw_has_the_law_and_never_takes_a_zero(vocab):
         ({"temperature": [1.0, 1.0, 1.0]}, "one for each of the 2 rows"),
     ],
 )
-def test_bad_settings_say_what_is_right(bad, says):
-    with pytest.raises(UserError, match="(?s)" + says.replace("(", r"\(").replace("]", r"\]")):
+def test_bad_settings(bad, message):
+    with pytest.raises(UserError, match=re.escape(message)):
         sampling.make_sampling(2, **bad)
 
 
 @pytest.mark.slow
 def test_draws_without_replacement_at_a_large_vocabulary():
-    """Rare tokens are drawn as often as they should be, and each draw is from what the elder ones left."""
-    from specjax.rng import DRAFT, RowKeys, row_keys
-
+    """Rare tokens have the expected frequency, and each draw leaves out the tokens before it."""
     vocab, rows = 40_000, 3000
     weights = jnp.full((vocab,), 0.02 / (vocab - 1)).at[7].set(0.98)
 
     def some(keys):
-        given = RowKeys(keys, jnp.asarray(0), jnp.zeros(keys.shape, jnp.int32))
-        return given.draw_distinct(DRAFT, jnp.broadcast_to(weights, (keys.shape[0], vocab)), 2)
+        row_keys = RowKeys(keys, jnp.asarray(0), jnp.zeros(keys.shape, jnp.int32))
+        return row_keys.draw_distinct(DRAFT, jnp.broadcast_to(weights, (keys.shape[0], vocab)), 2)
 
     tokens, exist = jax.lax.map(some, row_keys(0, rows).reshape(-1, 100))
     tokens = np.asarray(tokens).reshape(-1, 2)
     assert np.asarray(exist).all() and (tokens[:, 0] != tokens[:, 1]).all()
+    # With noise of 23 bits the frequency of rare tokens is less than half of the expected.
     rare = (tokens[:, 0] != 7).sum()
-    assert (
-        -3.5 < (rare - 0.02 * rows) / np.sqrt(0.02 * rows) < 4
-    )  # with 23-bit noise it is less than half
+    assert -3.5 < (rare - 0.02 * rows) / np.sqrt(0.02 * rows) < 4
     assert (tokens[tokens[:, 0] != 7, 1] == 7).mean() > 0.9
 
 
-def test_draws_without_replacement_have_their_law():
-    from specjax.rng import DRAFT, RowKeys, row_keys
-
+def test_distribution_of_draws_without_replacement():
     weights, rows = jnp.asarray([0.5, 0.0, 0.3, 0.2]), 50_000
     keys = RowKeys(row_keys(1, rows), jnp.asarray(0), jnp.zeros((rows,), jnp.int32))
     tokens, exist = keys.draw_distinct(DRAFT, jnp.broadcast_to(weights, (rows, 4)), 4)
     assert np.asarray(exist).tolist() == [[True, True, True, False]] * rows
-    p, law = np.asarray(weights), np.zeros((4, 4))
+    p, pairs = np.asarray(weights), np.zeros((4, 4))
     for i, j in [(i, j) for i in (0, 2, 3) for j in (0, 2, 3) if i != j]:
-        law[i, j] = p[i] * p[j] / (1 - p[i])
+        pairs[i, j] = p[i] * p[j] / (1 - p[i])
     seen = np.bincount(np.asarray(tokens)[:, 0] * 4 + np.asarray(tokens)[:, 1], minlength=16)
-    assert testing.chi_square(seen, law)[2] > 1e-3
+    assert testing.chi_square(seen, pairs)[2] > 1e-3
 
 
 def test_top_is_top_k():
-    """In blocks or whole, with ties, with impossible tokens, with a last block that is not full."""
+    """With and without blocks, with ties, with impossible tokens, with a partial last block."""
     rng = np.random.default_rng(0)
     for vocab, count in [(7, 3), (600, 2), (5000, 8), (4096, 1), (1031, 4)]:
         scores = rng.normal(size=(3, 5, vocab)).round(1).astype(np.float32)
         scores = np.where(rng.random(scores.shape) < 0.3, -np.inf, scores)
         scores[0, 0] = -np.inf
-        got = sampling.top(jnp.asarray(scores), count)
-        want = np.argsort(-scores, axis=-1, kind="stable")[..., :count]
-        np.testing.assert_array_equal(got[1], want)
-        np.testing.assert_array_equal(got[0], np.take_along_axis(scores, want, -1))
+        values, ids = sampling.top(jnp.asarray(scores), count)
+        expected = np.argsort(-scores, axis=-1, kind="stable")[..., :count]
+        np.testing.assert_array_equal(ids, expected)
+        np.testing.assert_array_equal(values, np.take_along_axis(scores, expected, -1))
 
 
 @pytest.mark.parametrize("vocab", [40, 2000])
-def test_top_has_one_zero(vocab):
-    """The lower id comes first among zeros of both signs, within a block and between blocks, as ``argmax`` has it."""
+def test_top_treats_zeros_of_both_signs_as_equal(vocab):
+    """The lower id comes first, within a block and between blocks, as in ``argmax``."""
     rng = np.random.default_rng(0)
     scores = -np.abs(rng.normal(size=(20, vocab))).astype(np.float32)
     places = np.sort(rng.permuted(np.tile(np.arange(vocab), (20, 1)), axis=1)[:, :6])
-    np.put_along_axis(
-        scores,
-        places,
-        np.where(rng.random(places.shape) < 0.5, np.float32(-0.0), np.float32(0.0)),
-        1,
-    )
+    zeros = np.where(rng.random(places.shape) < 0.5, np.float32(-0.0), np.float32(0.0))
+    np.put_along_axis(scores, places, zeros, 1)
     scores[0, places[0]] = [-0.0, -0.0, -0.0, 0.0, 0.0, 0.0]
     ids = np.asarray(jax.jit(sampling.top, static_argnums=1)(jnp.asarray(scores), 4)[1])
     np.testing.assert_array_equal(ids, places[:, :4])

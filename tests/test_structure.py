@@ -21,7 +21,7 @@ LAYERS = (
     ("tree", "cache"),
     ("accept",),
     ("step",),
-    ("prefill",),
+    ("prompt",),
     ("decode",),
     ("topology",),
     ("models",),

@@ -1,4 +1,4 @@
-"""Trees through a real decoder: every path is scored as a plain text, and a commit leaves the cache of that text."""
+"""Trees, and trees in a decoder: a path is scored like plain text, a commit keeps its cache."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ import pytest
 from specjax import testing, tree
 from specjax.models import lm
 
-PARENTS = [
-    [-1, 0, 0, 1, 1, 2, 5],
-    [-1, 0, 1, 2, 2, 0, 0],
-]  # of the block: the pending token, then six nodes
+# Parents in a block: the pending token, then six nodes.
+PARENTS = [[-1, 0, 0, 1, 1, 2, 5], [-1, 0, 1, 2, 2, 0, 0]]
 
 
 def paths(parents):
@@ -38,19 +36,19 @@ def test_ancestors_and_depths():
 
 
 def test_existing_nodes_and_paths():
-    """A node exists if nothing above it was withdrawn; the path to a node is found from the root down."""
+    """A node exists if it and its ancestors are valid. A path is listed from the root down."""
     rng = np.random.default_rng(0)
     parents = np.array([[rng.integers(-1, i) for i in range(9)] for _ in range(50)])
     valid = rng.random((50, 9)) < 0.8
     exists = np.asarray(tree.exists(jnp.asarray(valid), jnp.asarray(parents)))
     ends = rng.integers(-1, 9, 50)
-    found = np.asarray(tree.path_to(jnp.asarray(ends), jnp.asarray(parents), 9))
+    result = np.asarray(tree.path_to(jnp.asarray(ends), jnp.asarray(parents), 9))
     for row in range(50):
         up = [[] for _ in range(10)]
         for node in range(9):
             up[node] = [*(up[parents[row, node]] if parents[row, node] >= 0 else []), node]
             assert exists[row, node] == valid[row, up[node]].all()
-        assert found[row].tolist() == up[ends[row]] + [-1] * (9 - len(up[ends[row]]))
+        assert result[row].tolist() == up[ends[row]] + [-1] * (9 - len(up[ends[row]]))
     chain = np.asarray(tree.exists(jnp.asarray(valid), None))
     np.testing.assert_array_equal(chain, np.cumprod(valid, 1) > 0)
 
@@ -60,7 +58,10 @@ SIZE, ROWS = 10, 8
 
 @functools.cache
 def model(family):
-    """A model, ragged prompts of it in a cache (all but their last token), and the jitted pass over a block."""
+    """A model, its params, ragged prompts, and their cache without the last token of each.
+
+    Then the jitted pass over a block, and the jitted logits of plain texts.
+    """
     made, params = testing.tiny(family, 0)
     rng = np.random.default_rng(3)
     lengths = rng.integers(1, 7, ROWS)
@@ -90,8 +91,11 @@ def random_block(prompts, seed):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_random_trees(family, seed):
-    """Per-row random trees: every root-to-node path is scored like the plain text; growing the tree part by part changes
-    nothing; after the commit of a random path the cache is that of a fresh prefill, and goes on like one."""
+    """One random tree per row.
+
+    Every root-to-node path is scored like the plain text, also if the tree grows in parts. After
+    the commit of a random path, the cache is equal to that of a fresh prefill.
+    """
     made, params, prompts, cache, apply, plainly = model(family)
     tokens, parents = random_block(prompts, seed)
     out, written = apply(params, tokens, cache, parents)
@@ -101,7 +105,7 @@ def test_random_trees(family, seed):
         parts.append(part.logits)
     np.testing.assert_allclose(jnp.concatenate(parts, 1), out.logits, atol=1e-5)
 
-    rows, wanted, where = [], [], []
+    rows, where = [], []
     for row, prompt in enumerate(prompts):
         for node, path in enumerate(paths(np.asarray(parents[row]).tolist())):
             rows.append(prompt[:-1] + np.asarray(tokens)[row, path].tolist())
@@ -111,14 +115,14 @@ def test_random_trees(family, seed):
     plain = np.asarray(plainly(packed))
     scored = np.asarray(out.logits)
     for i, (row, node) in enumerate(where):
-        wanted.append(plain[i, len(rows[i]) - 1])
-        np.testing.assert_allclose(scored[row, node], wanted[-1], atol=1e-5)
+        np.testing.assert_allclose(scored[row, node], plain[i, len(rows[i]) - 1], atol=1e-5)
 
     rng = np.random.default_rng(seed)
     kept = [paths(np.asarray(parents[row]).tolist())[rng.integers(SIZE)] for row in range(ROWS)]
     path = np.full((ROWS, SIZE - 1), -1)
     for row, nodes in enumerate(kept):
-        path[row, : len(nodes) - 1] = np.array(nodes[1:], int) - 1  # ids after the root
+        # Ids after the root.
+        path[row, : len(nodes) - 1] = np.array(nodes[1:], int) - 1
     count = jnp.asarray([len(nodes) for nodes in kept], jnp.int32)
     after = made.commit(written, count, jnp.asarray(path, jnp.int32))
     texts = [
@@ -128,35 +132,25 @@ def test_random_trees(family, seed):
     assert after.length.tolist() == [len(t) for t in texts]
     fresh = made.init_cache(ROWS, 24)
     _, fresh = apply(params, jnp.asarray([t + [0] * (width - len(t)) for t in texts]), fresh, None)
-    for have, want in zip(after.k + after.v, fresh.k + fresh.v, strict=True):
+    for cached, expected in zip(after.k + after.v, fresh.k + fresh.v, strict=True):
         for row, text in enumerate(texts):
-            np.testing.assert_allclose(
-                have[row, :, : len(text)], want[row, :, : len(text)], atol=1e-5
-            )
+            here = (row, slice(None), slice(len(text)))
+            np.testing.assert_allclose(cached[here], expected[here], atol=1e-5)
 
 
 def test_the_order_of_siblings_does_not_matter():
     _, params, prompts, cache, apply, _ = model("llama")
     tokens, parents = random_block(prompts, 9)
-    order = np.stack(
-        [_shuffled(np.asarray(p), np.random.default_rng(row)) for row, p in enumerate(parents)]
-    )
-    back = np.argsort(order, 1)
-    moved = np.where(
-        np.take_along_axis(np.asarray(parents), order, 1) < 0,
-        -1,
-        np.take_along_axis(
-            back, np.maximum(np.take_along_axis(np.asarray(parents), order, 1), 0), 1
-        ),
-    )
-    one = apply(params, tokens, cache, parents)[0].logits
-    other = apply(
-        params, jnp.take_along_axis(tokens, jnp.asarray(order), 1), cache, jnp.asarray(moved)
-    )[0].logits
-    np.testing.assert_allclose(
-        jnp.take_along_axis(one, jnp.asarray(order)[..., None], 1), other, atol=1e-5
-    )
+    old = np.asarray(parents)
+    order = np.stack([_shuffled(p, np.random.default_rng(row)) for row, p in enumerate(old)])
     assert (order != np.arange(SIZE)).any()
+    above = np.take_along_axis(old, order, 1)
+    new = np.where(above < 0, -1, np.take_along_axis(np.argsort(order, 1), np.maximum(above, 0), 1))
+    moved = jnp.take_along_axis(tokens, jnp.asarray(order), 1)
+    one = apply(params, tokens, cache, parents)[0].logits
+    other = apply(params, moved, cache, jnp.asarray(new))[0].logits
+    expected = jnp.take_along_axis(one, jnp.asarray(order)[..., None], 1)
+    np.testing.assert_allclose(other, expected, atol=1e-5)
 
 
 def _shuffled(parents, rng):

@@ -1,14 +1,16 @@
-"""What the training-free drafters cost in a round, beside the target's forward, after a text of 2048 tokens.
+"""The cost of the training-free drafters per round, after a text of 2048 tokens.
 
     PYTHONPATH=. python experiments/draft_cost/run.py            (about 3 minutes on 2 CPU cores)
 
-The target has GPT-2's shape with 32768 tokens (12 layers, 768 wide, float32, random weights, batch 1). The text and the
-datastore (2^20 tokens) are draws of one Markov chain with a few likely successors for every token, so that lookups find
-what they look for. Every drafter has its default settings; its cost is ``propose`` and ``update`` together, in a compiled loop
-whose turns depend on each other. ``share`` is of a pass over one token, ``share_of_verify`` of the pass over the drafter's own
-nodes and the pending token. Nothing leaves the device.
+The target has GPT-2's shape with 32768 tokens (12 layers, 768 wide, float32, random weights, batch
+1). The text and the datastore (2^20 tokens) are draws of one Markov chain with a few likely
+successors for every token, so that lookups have matches. Every drafter has its default settings;
+its cost is ``propose`` and ``update`` together, in a compiled loop whose iterations depend on each
+other. ``share`` is of a pass over one token, ``share_of_verify`` of the pass over the drafter's
+nodes and the pending token. All data stays on the device.
 
-Medians over loops that take turns. Writes ``results.json`` beside this file; run it on an idle machine.
+Medians over loops that run in turns. Writes ``results.json`` beside this file; run it on an idle
+machine.
 """
 
 from __future__ import annotations
@@ -17,13 +19,9 @@ import argparse
 import dataclasses
 import datetime
 import functools
-import json
-import os
 import shlex
 import statistics
 import sys
-import time
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,15 +30,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.tree_cost.run import repeat
-from experiments.vs_transformers.run import GPT2, busy, machine
+from experiments.common import GPT2, Stopwatch
+from experiments.loops import Loop, clock, repeat
 from specjax import drafters, rng, sampling
+from specjax.bench.results import machine
 from specjax.data import datastore, ngram_tables
+from specjax.files import write_json
 from specjax.models import lm
 from specjax.types import LM, Context, Drafter, ModelParams, Output, Verdict
 
 TARGET = dataclasses.replace(GPT2, vocab_size=32768, max_positions=4096)
-PASSES = 3  # in a loop
+PASSES = 3  # in a loop of target passes
+ROOM = 256  # positions after the text
 
 
 def markov(vocab: int, size: int, seed: int, successors: int = 4) -> np.ndarray:
@@ -51,14 +52,13 @@ def markov(vocab: int, size: int, seed: int, successors: int = 4) -> np.ndarray:
     ranks = random.choice(
         successors, size, p=np.array([8, 4, 2, 1])[:successors] / sum((8, 4, 2, 1)[:successors])
     )
-    fresh = random.integers(
-        0, vocab // 64, size
-    )  # now and then a new topic, from a small part of the vocabulary
+    # With probability 0.05 the text jumps to a token of a small part of the vocabulary.
+    fresh = random.integers(0, vocab // 64, size)
     jump = random.random(size) < 0.05
     text, now = np.zeros(size, np.int32), 0
-    for place in range(size):
-        now = fresh[place] if jump[place] else table[now, ranks[place]]
-        text[place] = now
+    for index in range(size):
+        now = fresh[index] if jump[index] else table[now, ranks[index]]
+        text[index] = now
     return text
 
 
@@ -85,8 +85,8 @@ def contenders(target: LM, text: np.ndarray) -> dict[str, Drafter]:
     }
 
 
-def drafting(drafter: Drafter, context: Context, turns: int) -> Callable[[], Any]:
-    """A loop of propose and update over the same text."""
+def drafting(drafter: Drafter, context: Context, iterations: int) -> Loop:
+    """A loop of propose and update with the same text."""
     params = ModelParams({}, drafter.init_params(jax.random.key(0)))
     vocab, n, m = TARGET.vocab_size, drafter.nodes, drafter.longest
     size = context.tokens.shape[1]
@@ -100,7 +100,7 @@ def drafting(drafter: Drafter, context: Context, turns: int) -> Callable[[], Any
     )
     keys = rng.row_keys(0, 1)
 
-    def turn(index, carry, params, context, logits):
+    def body(index, carry, params, context, logits):
         tokens, state = carry
         here = context.replace(tokens=tokens)
         draft, state = drafter.propose(
@@ -108,58 +108,50 @@ def drafting(drafter: Drafter, context: Context, turns: int) -> Callable[[], Any
         )
         out = Output(logits + draft.tokens[0, 0] * 1e-9, jnp.zeros((1, n + 1, 1)))
         state = drafter.update(params, state, draft, verdict, out)
-        probe = (
-            draft.tokens.sum()
-            if draft.probs is None
-            else draft.tokens.sum() + (draft.probs[0, -1, -1] > 2)
-        )
-        return tokens + jnp.where(probe == -7, 1, 0), state  # never, but who knows
+        probe = draft.tokens.sum()
+        if draft.probs is not None:
+            probe += draft.probs[0, -1, -1] > 2
+        # The text never changes, but the compiler cannot derive this.
+        return tokens + jnp.where(probe == -7, 1, 0), state
 
     @jax.jit
     def loop(carry, params, context, logits):
-        return jax.lax.fori_loop(0, turns, lambda i, c: turn(i, c, params, context, logits), carry)
+        return jax.lax.fori_loop(
+            0, iterations, lambda i, c: body(i, c, params, context, logits), carry
+        )
 
-    return lambda: jax.block_until_ready(loop((context.tokens, state), params, context, logits))
+    return lambda: loop((context.tokens, state), params, context, logits)
 
 
-def passes(target: LM, params: Any, length: int, size: int, turns: int) -> Callable[[], Any]:
+def passes(target: LM, params: Any, length: int, size: int, iterations: int) -> Loop:
     """A loop of passes over ``size`` tokens after ``length`` cached ones."""
-    cache = target.init_cache(1, length + 256)
+    cache = target.init_cache(1, length + ROOM)
     cache = cache.replace(length=jnp.full((1,), length, jnp.int32))
 
-    def turn(_, carry, params):
+    def body(_, carry, params):
         tokens, cache = carry
         out, cache = target.apply(params, tokens, cache)
         return sampling.argmax(out.logits), cache
 
-    loop = repeat(turn, turns, (jnp.zeros((1, size), jnp.int32), cache), params)
-    return lambda: jax.block_until_ready(loop())
+    return repeat(body, iterations, (jnp.zeros((1, size), jnp.int32), cache), params)
 
 
-def measure(length: int, turns: int, samples: int, small: bool = False) -> dict[str, Any]:
-    """Everything, in milliseconds; ``small`` shrinks the model and the datastore for a test."""
+def measure(length: int, iterations: int, samples: int, small: bool = False) -> dict[str, Any]:
+    """All times in milliseconds; ``small`` makes the model and the datastore tiny, for a test."""
     config = dataclasses.replace(TARGET, num_layers=1, hidden_size=24) if small else TARGET
     target = lm.from_config(config)
     params = lm.init_params(config, jax.random.key(0))
     chosen = contenders(target, markov(TARGET.vocab_size, 1 << (12 if small else 20), 1))
-    tokens = jnp.full((1, length + 256), -1, jnp.int32)
+    tokens = jnp.full((1, length + ROOM), -1, jnp.int32)
     tokens = tokens.at[0, :length].set(jnp.asarray(markov(TARGET.vocab_size, length, 2)))
     context = Context(tokens, jnp.full((1,), length, jnp.int32), sampling.make_sampling(1, 1.0))
-    loops: dict[str, Callable[[], Any]] = {}
-    for size in sorted({1, *(drafter.nodes + 1 for drafter in chosen.values())}):
-        loops[f"forward_{size}"] = passes(target, params, length, size, PASSES)
+    sizes = sorted({1, *(drafter.nodes + 1 for drafter in chosen.values())})
+    loops: dict[str, tuple[Loop, int]] = {
+        f"forward_{size}": (passes(target, params, length, size, PASSES), PASSES) for size in sizes
+    }
     for name, drafter in chosen.items():
-        loops[name] = drafting(drafter, context, turns)
-    for loop in loops.values():
-        loop()
-    seconds: dict[str, list[float]] = {name: [] for name in loops}
-    for _ in range(samples):
-        for name, loop in loops.items():
-            began = time.perf_counter()
-            loop()
-            seconds[name].append(
-                (time.perf_counter() - began) / (turns if name in chosen else PASSES)
-            )
+        loops[name] = drafting(drafter, context, iterations), iterations
+    seconds = clock(loops, samples)
     ms = {name: 1e3 * statistics.median(each) for name, each in seconds.items()}
     rows = [
         {
@@ -180,28 +172,26 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--length", type=int, default=2048, help="tokens of the text")
-    parser.add_argument("--turns", type=int, default=20, help="rounds in a loop")
-    parser.add_argument("--samples", type=int, default=7, help="loops of each kind")
-    parser.add_argument(
-        "--small", action="store_true", help="a tiny model and datastore: a test that it runs"
-    )
-    parser.add_argument("--out", default=str(Path(__file__).with_name("results.json")))
+    add = parser.add_argument
+    add("--length", type=int, default=2048, help="tokens of the text")
+    add("--turns", type=int, default=20, help="rounds in a loop")
+    add("--samples", type=int, default=7, help="loops of each kind")
+    add("--small", action="store_true", help="a tiny model and datastore, for a test")
+    add("--out", type=Path, default=Path(__file__).with_name("results.json"))
     args = parser.parse_args(argv)
-    since, others = time.perf_counter(), busy()
+    stopwatch = Stopwatch()
     result = measure(args.length, args.turns, args.samples, args.small)
     result |= {
         "command": shlex.join(["python", "experiments/draft_cost/run.py", *argv]),
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
-        "others_cpu": (busy() - others) / (time.perf_counter() - since) / (os.cpu_count() or 1),
+        "others_cpu": stopwatch.others_cpu,
         "versions": {name: version(name) for name in ("specjax", "jax")},
     }
-    Path(args.out).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_json(args.out, result)
     for row in result["rows"]:
-        print(
-            f"{row['drafter']:18} {row['ms']:8.3f} ms {row['share']:7.1%} {row['share_of_verify']:7.1%}"
-        )
+        shares = f"{row['share']:7.1%} {row['share_of_verify']:7.1%}"
+        print(f"{row['drafter']:18} {row['ms']:8.3f} ms {shares}")
     print({name: round(ms, 1) for name, ms in result["forward_ms"].items()})
 
 

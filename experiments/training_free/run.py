@@ -1,13 +1,16 @@
-"""Every training-free drafter on two targets: tau, tokens/s and speed-up, greedy and sampled, batch 1 and 8, cold and warm.
+"""The training-free drafters on two targets: tau, tokens/s and speed-up in many settings.
 
     PYTHONPATH=. python experiments/training_free/run.py --stories=DIR --text=FILE --corpus=FILE
 
-Targets: the quickstart's (runs/quickstart, trained if need be; prompts are held-out Python code), stories260K (--stories, its
-directory) with the beginnings of TinyStories as prompts: of --text, a story a line, the last eight; the first eight are for the
-warm drafters to learn from. Datastore and tables are made of --corpus, other stories. Without --stories only the first
-target is measured; --only=NAME measures one of them, and keeps what is known of the other. Each is one run of
-configs/training_free.py in a process of its own, with its measurements interleaved; the rows go to ``results.json`` beside
-this file, and tables to the terminal. Ten minutes a target on two CPU cores; run it on an idle machine.
+Settings: greedy and sampled, batch 1 and 8, cold and warm. Targets: the quickstart's
+(runs/quickstart, trained if it is not there; prompts are held-out Python code), and stories260K
+(--stories, its directory) with beginnings of TinyStories as prompts: of --text, with one story per
+line, the last eight; the warm drafters learn from the first eight. Datastore and tables are made
+from --corpus, other stories. Without --stories only the first target is measured; --only=NAME
+measures one of them, and keeps the earlier results of the other. Each target is one run of
+configs/training_free.py in its own process, with interleaved measurements; the rows go to
+``results.json`` beside this file, and tables to the terminal. Ten minutes per target on two CPU
+cores; run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -15,24 +18,24 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import os
 import shlex
 import subprocess
 import sys
 import tempfile
-import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from experiments.vs_transformers.run import busy, machine
+from experiments.common import Stopwatch, without_folder
+from specjax.bench.results import machine
+from specjax.files import write_json
 
 PROMPTS, WARM, WORDS = 8, 8, 24
 CONFIG = Path(__file__).parents[2] / "configs" / "training_free.py"
 
 
 def openings(text: str) -> list[str]:
-    """The beginnings of stories, no two alike: first those that are measured, then those to learn from."""
+    """Beginnings of different stories: first those to measure, then those to learn from."""
     stories = {
         line.lower(): " ".join(line.split()[:WORDS])
         for line in text.split("\n")
@@ -41,105 +44,92 @@ def openings(text: str) -> list[str]:
     begin = list(stories.values())
     if len(begin) < PROMPTS + WARM:
         raise SystemExit(
-            f"the text has {len(begin)} different stories; {PROMPTS + WARM} are needed"
+            f"the text has {len(begin)} different stories; give one with {PROMPTS + WARM} or more"
         )
     return [*begin[-PROMPTS:], *begin[:WARM]]
 
 
 def measure(workdir: Path, flags: list[str]) -> dict[str, Any]:
-    """The rows of one run of the configuration, and how it was made."""
-    since, others = time.perf_counter(), busy()
+    """Runs the configuration; its rows, with date, machine and versions."""
+    stopwatch = Stopwatch()
     models = f":{workdir}" if (workdir / "target").exists() else ""
-    command = [
-        sys.executable,
-        "-m",
-        "specjax.run",
-        f"--config={CONFIG}{models}",
-        f"--workdir={workdir}",
-        *flags,
-    ]
-    if status := subprocess.run(command).returncode:
+    command = [sys.executable, "-m", "specjax.run", f"--config={CONFIG}{models}"]
+    if status := subprocess.run([*command, f"--workdir={workdir}", *flags]).returncode:
         raise SystemExit(status)
     return {
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
-        "others_cpu": (busy() - others) / (time.perf_counter() - since) / (os.cpu_count() or 1),
-        "seconds": time.perf_counter() - since,
+        "others_cpu": stopwatch.others_cpu,
+        "seconds": stopwatch.seconds,
         "versions": {name: version(name) for name in ("specjax", "jax")},
         "rows": json.loads((workdir / "results.json").read_text())["rows"],
     }
 
 
+def measure_stories(args: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
+    """The results of stories260K."""
+    with tempfile.TemporaryDirectory() as folder:
+        prompts = Path(folder, "prompts.jsonl")
+        texts = openings(Path(args.text).read_text(encoding="utf-8"))
+        lines = [json.dumps({"prompt": text}) + "\n" for text in texts]
+        prompts.write_text("".join(lines), encoding="utf-8")
+        keys = {
+            "target": args.stories,
+            "prompts": prompts,
+            "warm_prompts": WARM,
+            "prepare": "('store','tables')",
+        }
+        for stage in ("store", "tables"):
+            keys[f"stages.{stage}.target"] = args.stories
+            keys[f"stages.{stage}.data.files"] = args.corpus
+        own = [f"--config.{key}={value}" for key, value in keys.items()]
+        return measure(Path(folder, "run"), [*own, *flags])
+
+
 def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown: a line per method, tau, tokens/s and speed-up for every temperature and batch size."""
-    cells = sorted({(row["temperature"], row["batch_size"]) for row in rows})
-    head = "| method | " + " | ".join(f"T={t:g}, batch {b}" for t, b in cells) + " |"
+    """Markdown: a line per method, with tau, tokens/s and speed-up of each setting."""
+    settings = sorted({(row["temperature"], row["batch_size"]) for row in rows})
+    head = "| method | " + " | ".join(f"T={t:g}, batch {b}" for t, b in settings) + " |"
     found = {(row["method"], row["temperature"], row["batch_size"]): row for row in rows}
     plain = [
-        f"1, {found[rows[0]['method'], *cell]['autoregressive_tokens_per_second']:.0f}, 1x"
-        for cell in cells
+        f"1, {found[rows[0]['method'], *setting]['autoregressive_tokens_per_second']:.0f}, 1x"
+        for setting in settings
     ]
-    lines = [head, "|" + "---|" * (len(cells) + 1), f"| plain decoding | {' | '.join(plain)} |"]
+    lines = [head, "|" + "---|" * (len(settings) + 1), f"| plain decoding | {' | '.join(plain)} |"]
     for method in dict.fromkeys(row["method"] for row in rows):
-        here = [found[method, *cell] for cell in cells]
-        texts = [
-            f"{r['block_efficiency']:.2f}, {r['tokens_per_second']:.0f}, {r['speedup']:.2f}x"
-            for r in here
-        ]
-        lines.append(f"| {method} | {' | '.join(texts)} |")
+        cells = []
+        for setting in settings:
+            row = found[method, *setting]
+            speed = f"{row['tokens_per_second']:.0f}, {row['speedup']:.2f}x"
+            cells.append(f"{row['block_efficiency']:.2f}, {speed}")
+        lines.append(f"| {method} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def main(argv: list[str]) -> None:
-    """Entry point."""
+    """Entry point. Arguments that the parser does not know go to both runs."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quickstart", default="runs/quickstart", help="workdir of the quickstart")
-    parser.add_argument("--stories", default="", help="directory of stories260K")
-    parser.add_argument("--text", default="", help="file of stories to begin, one a line")
-    parser.add_argument(
-        "--corpus",
-        default="",
-        help=".txt or .jsonl file of other stories, for datastore and tables",
-    )
-    parser.add_argument("--only", default="", choices=("", "quickstart", "stories260K"))
-    parser.add_argument("--out", default=str(Path(__file__).with_name("results.json")))
-    args, more = parser.parse_known_args(argv)
+    add = parser.add_argument
+    add("--quickstart", default="runs/quickstart", help="workdir of the quickstart")
+    add("--stories", default="", help="directory of stories260K")
+    add("--text", default="", help="file with beginnings of stories, one per line")
+    add("--corpus", default="", help=".txt or .jsonl of other stories, for datastore and tables")
+    add("--only", default="", choices=("", "quickstart", "stories260K"))
+    add("--out", default=str(Path(__file__).with_name("results.json")))
+    args, flags = parser.parse_known_args(argv)
     out = Path(args.out)
     result: dict[str, Any] = (
         json.loads(out.read_text()) if args.only and out.exists() else {"targets": {}}
     )
-    # Names of files, not where they lie on this machine.
-    told = [
-        f"{key}={Path(value).name}" if value else key
-        for key, _, value in (arg.partition("=") for arg in argv)
-    ]
-    result["command"] = shlex.join(["python", "experiments/training_free/run.py", *told])
+    script = ["python", "experiments/training_free/run.py"]
+    result["command"] = shlex.join([*script, *map(without_folder, argv)])
     if args.only != "stories260K":
-        result["targets"]["quickstart"] = measure(Path(args.quickstart), more)
+        result["targets"]["quickstart"] = measure(Path(args.quickstart), flags)
     if args.stories and args.only != "quickstart":
-        with tempfile.TemporaryDirectory() as folder:
-            prompts, asked = (
-                openings(Path(args.text).read_text(encoding="utf-8")),
-                Path(folder, "prompts.jsonl"),
-            )
-            asked.write_text(
-                "".join(json.dumps({"prompt": text}) + "\n" for text in prompts), encoding="utf-8"
-            )
-            flags = [
-                f"--config.target={args.stories}",
-                f"--config.prompts={asked}",
-                f"--config.warm_prompts={WARM}",
-            ]
-            flags += ["--config.prepare=('store','tables')"]
-            for stage in ("store", "tables"):
-                flags += [
-                    f"--config.stages.{stage}.target={args.stories}",
-                    f"--config.stages.{stage}.data.files={args.corpus}",
-                ]
-            result["targets"]["stories260K"] = measure(Path(folder, "run"), [*flags, *more])
-    out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        result["targets"]["stories260K"] = measure_stories(args, flags)
+    write_json(out, result)
     for name, target in result["targets"].items():
         print(f"\n{name}\n{table(target['rows'])}")
 

@@ -1,8 +1,9 @@
 """The acceptance rate by its definition: alpha = E[sum_x min(target(x), draft(x))].
 
 The mean is over all positions of texts that the target wrote (Leviathan et al. 2023, definition
-3.1). A decode loop measures another number: there a token is tested only where its prefix was
-accepted, which are the easier positions. Given by depth, class of token and category of prompt.
+3.1). A decode loop measures another number: it tests a token only if its prefix was accepted, that
+is, at easier positions. The overlap is also computed by depth, class of token and category of
+prompt.
 """
 
 from __future__ import annotations

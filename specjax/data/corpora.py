@@ -119,7 +119,7 @@ def build(data_dir: str | Path) -> tfds.core.DatasetBuilder:
         return builder
     tfds.disable_progress_bar()
     config = tfds.download.DownloadConfig(try_download_gcs=False, num_shards=1)
-    # TFDS prints a message about a download and creates a folder for it, although it loads nothing.
+    # TFDS prints a message about a download and creates a folder for it; there is no download.
     with contextlib.redirect_stdout(io.StringIO()), tempfile.TemporaryDirectory() as downloads:
         try:
             builder.download_and_prepare(download_dir=downloads, download_config=config)
@@ -148,16 +148,14 @@ def load_tfds(name: str, data_dir: str | Path, split: str, text_key: str) -> lis
 
     Args:
         name: a registered dataset, or the directory of a prepared one.
-        data_dir: where registered datasets are stored; empty: the default of TFDS. A dataset that
-        is
-            not there is downloaded.
+        data_dir: where registered datasets are stored; empty: the default of TFDS. A dataset
+            that is not there is downloaded.
         split: "train", "valid" or "test".
         text_key: the feature to read.
 
     Raises:
         UserError: an unknown dataset, a failed download, another storage format, a ``text_key``
-        that
-            is not a text feature.
+            that is not a text feature.
     """
     builder: Any = _tfds_builder(name, data_dir)
     features = builder.info.features

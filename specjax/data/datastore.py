@@ -1,5 +1,4 @@
-"""Datastores: texts in which the next tokens can be looked up. Host side: build, append, save,
-load.
+"""Datastores: texts for looking up the next tokens. Host side: build, append, save, load.
 
 A store is one flat array of documents, each followed by -1, and its suffix array: all positions of
 the store, sorted by the ``reach`` tokens that begin there. So all occurrences of a phrase are
@@ -20,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from specjax import checks
 from specjax.data import array_files
 from specjax.errors import UserError
 from specjax.types import LM
@@ -61,8 +61,8 @@ def build(documents: Sequence[Sequence[int]], reach: int = REACH) -> Store:
 
 def empty(capacity: int, reach: int = REACH) -> Store:
     """A store of ``capacity`` positions without text, for ``append``. Raises UserError."""
-    if capacity < 2 or reach < 1:
-        raise UserError(f"capacity is {capacity} and reach {reach}; they must be at least 2 and 1")
+    checks.whole("capacity", capacity, 2)
+    checks.whole("reach", reach, 1)
     return Store(np.full(capacity, SEPARATOR, np.int32), np.arange(capacity, dtype=np.int32), reach)
 
 

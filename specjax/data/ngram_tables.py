@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from specjax import checks
 from specjax.data import array_files
 from specjax.data.datastore import flatten
 from specjax.errors import UserError
@@ -62,9 +63,8 @@ def count(
     Raises:
         UserError: no tokens, ids outside the vocabulary, numbers out of range.
     """
-    if min(successors, contexts) < 1 or not 0 < smoothing < np.inf:
-        given = f"successors is {successors}, contexts {contexts} and smoothing {smoothing:g}"
-        raise UserError(f"{given}; they must be at least 1, 1 and more than 0")
+    checks.counts(successors=successors, contexts=contexts)
+    checks.number("smoothing", smoothing, "above 0", lambda value: value > 0)
     tokens = flatten(documents).astype(np.int64)
     if not len(tokens):
         raise UserError("the documents hold no token; tables need text")

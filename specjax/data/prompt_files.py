@@ -46,8 +46,8 @@ _KEYS = {
     "gsm8k": {"question": "text", "answer": "text"},
     "prompts": {"prompt": "text"},
 }
-_SAME = {"mt_bench": "spec_bench", "vicuna_bench": "spec_bench"}
-KINDS = ("auto", *_KEYS, *_SAME)
+_ALIASES = {"mt_bench": "spec_bench", "vicuna_bench": "spec_bench"}
+KINDS = ("auto", *_KEYS, *_ALIASES)
 
 
 class Conversation(NamedTuple):
@@ -104,7 +104,7 @@ def read(path: Path, where: str, kind: str = "auto") -> list[Conversation]:
         )
     if not objects and not _is_known(first or {}, kind):
         return [Conversation(number, None, (line,)) for number, line in lines]
-    kind = _kind(first or {}) if kind == "auto" else _SAME.get(kind, kind)
+    kind = _kind(first or {}) if kind == "auto" else _ALIASES.get(kind, kind)
     conversations, seen = [], {}
     for number, line in lines:
         at = f"{where} line {number}"

@@ -47,7 +47,8 @@ def _settle(ids: list[int], first: int, whole: str, decode: Decode) -> list[str]
     pieces: list[str] = []
     begun = _text(ids[:first], decode)
     settled = known = _common(begun, whole, 0)
-    # The last number of tokens whose text is a beginning of the whole text, and its length.
+    # The text of ``ids[:good]`` is the last one so far that begins the whole text; ``at`` is its
+    # length.
     good, at = (first, settled) if settled == len(begun) else (0, 0)
     # The context begins at the token ``start``; its text at the position ``offset`` of the whole.
     start = offset = 0

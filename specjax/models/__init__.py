@@ -1,0 +1,1 @@
+"""Models: the decoder, Hugging Face style directories, head files and files of PyTorch."""

@@ -25,7 +25,7 @@ def replay(settings: Settings, workdir: Path, command: str | None) -> None:
         max_new_tokens=settings.max_new_tokens,
         skip_bad=options.skip_bad,
         num_traces=options.num_traces,
-        temperatures=settings.bench.temperatures,
+        temperatures=(settings.sampling["temperature"], *settings.bench.temperatures),
     )
     guessed = not (options.vocab_size or settings.target)
     methods = [

@@ -1,13 +1,13 @@
-"""What a test of a method needs. Shipped with the library, because whoever writes a drafter or a rule has to prove it too.
+"""Tools to prove a method, for drafters and rules of the library and of its users.
 
-- ``check_drafter``, ``check_accept``: does my method keep its promises? A readable report.
-- ``exact_law``, ``histories``: the exact law of what a drafter and a rule emit, through the real code.
-- ``loop_fit``: chi-square through the compiled loop, with its power.
+- ``check_drafter``, ``check_accept``: all checks of one method, as a readable report.
+- ``exact_law``, ``histories``: the exact law of what a drafter and a rule emit, from the real code.
+- ``loop_fit``: chi-square of the compiled loop's outputs, with its power.
 - ``tabular``, ``tiny``: small models; ``cases``: one drafter of every kind on them.
-- ``mutants``: mistakes that a test must be able to find.
+- ``mutants``: wrong rules and drafters that a test must be able to detect.
 """
 
-from specjax.testing.conformance import Finding, Report, check_accept, check_drafter
+from specjax.testing.conformance import check_accept, check_drafter
 from specjax.testing.drafts import check_draft
 from specjax.testing.exact import (
     Histories,
@@ -17,6 +17,7 @@ from specjax.testing.exact import (
     exact_law,
     histories,
 )
+from specjax.testing.findings import Finding, Report
 from specjax.testing.laws import sequence_law
 from specjax.testing.loop import Fit, detectable, loop_fit
 from specjax.testing.models import random_table, tabular, tiny, tiny_config

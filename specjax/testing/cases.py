@@ -1,4 +1,4 @@
-"""Small cases on which rules and drafters are proven: tables as models, one drafter of every kind."""
+"""Small cases for proofs: tables as models, and one drafter of every kind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from specjax.types import LM, Drafter, ModelParams, Params
 VOCAB = 3
 PROMPT = [2, 1]
 PROMPTS = (PROMPT, [0, 2], [1, 1], [0, 0])
-IRREGULAR = Topology((-1, -1, -1, 0, 0, 1, 3, 3))  # eight nodes, three levels, no two alike
+# Eight nodes on three levels, with three, two, one and no children.
+IRREGULAR = Topology((-1, -1, -1, 0, 0, 1, 3, 3))
 
 
 class Case(NamedTuple):
@@ -39,7 +40,10 @@ def models(vocab: int = VOCAB) -> tuple[LM, LM, LM]:
 
 
 def table(seed: int, vocab: int = VOCAB, sparse: bool = False) -> jax.Array:
-    """Logits f[V+1,V,V] in the widest float that is enabled; ``sparse``: in half of the contexts one token is impossible."""
+    """Logits f[V+1,V,V] for ``tabular``, float64 where x64 is enabled.
+
+    ``sparse``: in half of the contexts one token has probability 0.
+    """
     logits = np.random.default_rng(seed).normal(size=(vocab + 1, vocab, vocab)) * 1.5
     if sparse:
         rng = np.random.default_rng(seed)
@@ -49,8 +53,8 @@ def table(seed: int, vocab: int = VOCAB, sparse: bool = False) -> jax.Array:
     return jnp.asarray(logits, jnp.result_type(float))
 
 
-def without_the_eldest(drafter: Drafter) -> Drafter:
-    """The same drafter with its first node withdrawn, and what hangs below it, whatever was drawn."""
+def without_first_node(drafter: Drafter) -> Drafter:
+    """The same drafter; its first node, and so its descendants, are never valid."""
 
     def propose(params, keys, context, state):
         draft, state = drafter.propose(params, keys, context, state)
@@ -60,7 +64,7 @@ def without_the_eldest(drafter: Drafter) -> Drafter:
 
 
 def _text(vocab: int) -> list[list[int]]:
-    """Two documents, for drafters that know other texts."""
+    """Two documents, for drafters with a datastore."""
     rng = np.random.default_rng(7)
     return [rng.integers(0, vocab, size).tolist() for size in (40, 24)]
 
@@ -68,7 +72,10 @@ def _text(vocab: int) -> list[list[int]]:
 def random_heads(
     name: str, target: LM, target_params: Params, seed: int = 0, scale: float = 1.0, **keys: Any
 ) -> Drafter:
-    """Heads on the target's features with normal parameters of this scale, norms and biases too, far from where they start."""
+    """Heads with normal parameters of this scale, norms and biases too, unlike their start values.
+
+    ``keys`` are the keys of the drafter ``name``.
+    """
     training = drafters.make(name, target, **keys).training
     assert training is not None and training.start is not None
     start = training.start
@@ -104,7 +111,7 @@ def _controlled(target: LM, draft: LM) -> Drafter:
     )
 
 
-# Case -> how it is made of target, draft model and another. Their parameters: see ``case``.
+# Name -> its drafter, from the target and two draft models; ``case`` gives the parameters.
 _MODELS: dict[str, Callable[[LM, LM, LM], Drafter]] = {
     "chain": lambda target, draft, other: drafters.make(
         "draft_model", target, model=draft, gamma=2
@@ -127,7 +134,7 @@ _MODELS: dict[str, Callable[[LM, LM, LM], Drafter]] = {
     "irregular": lambda target, draft, other: draft_tree.make(
         target, model=draft, tree=IRREGULAR, siblings="iid"
     ),
-    "ragged": lambda target, draft, other: without_the_eldest(
+    "ragged": lambda target, draft, other: without_first_node(
         draft_tree.make(target, model=draft, tree="2x1", siblings="without_replacement")
     ),
 }
@@ -185,12 +192,18 @@ def _drafter(name: str, vocab: int) -> Drafter:
 
 
 def case(name: str, vocab: int = VOCAB, sparse: bool = False, seed: int = 0) -> Case:
-    """One of NAMES; the same objects every time, so that nothing is compiled twice."""
+    """One of NAMES; a name always gives the same drafter object, so its programs are shared."""
     target = models(vocab)[0]
-    made = _drafter(name, vocab)
+    drafter = _drafter(name, vocab)
     draft = table(seed + 1, vocab, sparse)
     if name in _NO_MODEL:
-        draft = made.init_params(jax.random.key(seed))
+        draft = drafter.init_params(jax.random.key(seed))
     elif name == "independent":
         draft = (draft, table(seed + 2, vocab, sparse))
-    return Case(name, target, made, ModelParams(table(seed, vocab), draft))
+    return Case(name, target, drafter, ModelParams(table(seed, vocab), draft))
+
+
+def family(name: str) -> str:
+    """The family of the case's drafter, the name of its folder: "lookup", "heads", ... or "none"."""
+    method = _drafter(name, VOCAB).name.split(",")[0]
+    return drafters.load(method).__name__.split(".")[2]

@@ -1,4 +1,4 @@
-"""What a check of a method found, and how it reads."""
+"""The result of a check of a method, and its text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Finding(NamedTuple):
-    """One thing that was checked; ``passed`` None: it could not be, and ``detail`` says why."""
+    """The result of one check; ``passed`` None: not checked, ``detail`` gives the reason."""
 
     check: str
     passed: bool | None
@@ -21,12 +21,12 @@ class Report(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        """Whether nothing failed."""
+        """Whether no check failed."""
         return all(f.passed is not False for f in self.findings)
 
     def __str__(self) -> str:
         mark = {True: "ok  ", False: "FAIL", None: "-   "}
         width = max(len(f.check) for f in self.findings)
         lines = [f"{mark[f.passed]} {f.check:{width}}  {f.detail}" for f in self.findings]
-        verdict = "keeps its promises" if self.passed else "BREAKS ITS PROMISES"
-        return "\n".join([f"{self.name} {verdict}", *lines])
+        result = "passed all checks" if self.passed else "FAILED"
+        return "\n".join([f"{self.name} {result}", *lines])

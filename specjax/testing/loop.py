@@ -1,4 +1,7 @@
-"""The law of the whole compiled loop, by counting: what enumeration cannot see (noise, caches, compilation) shows here."""
+"""The law of the compiled loop's outputs, by counting.
+
+Counting detects what enumeration cannot: errors in the noise, the caches and the compiled program.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,15 @@ from specjax.testing import laws
 from specjax.theory import statistics
 from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams
 
-STEPS = 3  # rounds compiled into one call of ``generate``
+# Rounds compiled into one call of ``generate``.
+STEPS = 3
 
 
 class Fit(NamedTuple):
-    """How well counts fit a law."""
+    """The fit of counts to a law."""
 
     p_value: float
-    detectable: float  # total variation that would have been missed with probability below 0.01
+    detectable: float  # a total variation that is missed with probability below 0.01
 
 
 def begin(
@@ -34,7 +38,10 @@ def begin(
     ids=None,
     **settings,
 ) -> DecodeState:
-    """The state before the first round: ``new`` tokens per row (a number, or one each), rows numbered ``ids``."""
+    """The state before the first round.
+
+    ``new`` tokens per row (one number or one per row); ``ids`` are the numbers of the rows.
+    """
     packed, lengths = decode.pack_prompts(prompts)
     new = jnp.broadcast_to(jnp.asarray(new, jnp.int32), lengths.shape)
     return decode.prefill(
@@ -53,7 +60,7 @@ def begin(
 def finish(
     target: LM, drafter: Drafter, rule: Accept, params: ModelParams, state: DecodeState, eos_id=None
 ) -> DecodeState:
-    """Runs the compiled loop to the end, a few rounds at a time: one program, whatever the length."""
+    """Runs the compiled loop to the end, a few rounds per call: one program for every length."""
     while not bool(state.done.all()):
         state, _ = decode.generate(
             target, drafter, rule, params, state, max_steps=STEPS, eos_id=eos_id
@@ -73,9 +80,10 @@ def counts(
     seed: int = 0,
     **settings,
 ) -> np.ndarray:
-    """i64[V,...,V], ``steps`` axes: how often each continuation came out of ``rows`` rows.
+    """The number of rows that gave each continuation, i64[V,...,V], ``steps`` axes.
 
-    With ``steps`` > drafter.longest + 1 no round can emit them all: noise reused between rounds changes their joint law.
+    With ``steps`` > drafter.longest + 1 no single round can emit them all, so noise that is reused
+    between rounds changes their joint law.
     """
     state = begin(target, drafter, params, [list(prompt)] * rows, steps, seed, **settings)
     state = finish(target, drafter, rule, params, state)
@@ -104,10 +112,12 @@ def loop_fit(
 
 
 def detectable(law: np.ndarray, rows: int, level: float = 1e-3, missed: float = 0.01) -> float:
-    """The total variation above which *any* deviation from ``law`` gives p < ``level`` with probability 1 - ``missed``.
+    """The power of the chi-square test, as a total variation.
 
-    The noncentrality of Pearson's test is rows * sum(d^2 / law) >= rows * (sum |d|)^2 = 4 rows TV^2, by Cauchy-Schwarz, so
-    the evenly spread deviation is the hardest to see. (Cells that are pooled for being rare are not counted here.)
+    *Any* deviation of this size or more from ``law`` gives p < ``level`` with probability
+    1 - ``missed``. The noncentrality of Pearson's test is rows * sum(d^2 / law) >= rows *
+    (sum |d|)^2 = 4 rows TV^2, by Cauchy-Schwarz, so the evenly spread deviation is the hardest to
+    detect. (Rare cells, which the test pools, are not counted here.)
     """
     freedom = max(int((np.asarray(law).ravel() * rows >= 5).sum()) - 1, 1)
     critical = scipy.stats.chi2.isf(level, freedom)

@@ -1,4 +1,4 @@
-"""Small models for tests: tiny decoders, and tables whose law can be read off."""
+"""Small models for tests: tiny decoders, and tables of logits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from specjax.types import LM, Output
 def tiny_config(
     family: str = "llama", vocab_size: int = 32, layers: int = 2, width: int = 32
 ) -> TransformerConfig:
-    """A decoder small enough to compile in a second: grouped-query attention for "llama", biases for "gpt2"."""
+    """A decoder small enough to compile in a second.
+
+    "llama" has grouped-query attention, "gpt2" has biases.
+    """
     return TransformerConfig(
         family=family,
         vocab_size=vocab_size,
@@ -32,69 +35,81 @@ def tiny_config(
 
 
 def tiny(family: str = "llama", seed: int = 0, scale: float = 8.0, **shape) -> tuple[LM, dict]:
-    """A random tiny decoder. ``scale`` multiplies its weights, so that its laws are far from uniform."""
+    """A random tiny decoder and its params.
+
+    ``scale`` multiplies the weight matrices, so that its probabilities are far from uniform.
+    """
     config = tiny_config(family, **shape)
     params = lm.init_params(config, jax.random.key(seed))
     return lm.from_config(config), jax.tree.map(lambda x: x * scale if x.ndim > 1 else x, params)
 
 
 class TabularCache(struct.PyTreeNode):
-    """The text itself, and what is written beyond it."""
+    """The committed text, and the tokens of a block beyond it."""
 
     length: jax.Array  # i32[B]
     tokens: jax.Array  # i32[B,S]
 
 
 def tabular(vocab_size: int, name: str = "tabular") -> LM:
-    """A model that is a table: its params are logits f32[V+1,V,V], indexed by the last two tokens (V = there is none).
+    """A model that is a table: its params are logits f32[V+1,V,V], indexed by the last two tokens.
 
-    It has a cache, takes chains and trees, and its law can be read off: what a decode loop makes of it can be checked
-    against the truth. What it says depends on the cache alone, so a wrong commit shows.
+    Index V of the first axis: there is no earlier token. The model has a cache and takes chains and
+    trees. Its law is known, so the outputs of a decode loop can be checked exactly. Its logits
+    depend on the cache alone, so a wrong commit changes the output.
     """
-
-    def init_cache(batch: int, slots: int) -> TabularCache:
-        return TabularCache(jnp.zeros((batch,), jnp.int32), jnp.full((batch, slots), -1, jnp.int32))
-
-    def apply(params, tokens, cache, parents=None):
-        batch, size = tokens.shape
-        if parents is None:
-            parents = jnp.broadcast_to(jnp.arange(size) - 1, (batch, size))
-        written = parents.shape[1] - size  # earlier calls wrote the first tokens of the block
-        here = cache.length[:, None] + written + jnp.arange(size)
-        stored = cache.tokens.at[jnp.arange(batch)[:, None], here].set(tokens, mode="drop")
-        parents = parents[:, written:]
-        before = cache.length[:, None] + jnp.where(parents < 0, -1, parents)
-        before = jnp.where(
-            before < 0,
-            vocab_size,
-            jnp.take_along_axis(stored, jnp.maximum(before, 0), axis=1, mode="clip"),
-        )
-        logits = params[jnp.clip(before, 0, vocab_size), jnp.clip(tokens, 0, vocab_size - 1)]
-        return Output(logits, logits), cache.replace(tokens=stored)
-
-    def commit(cache, count, path=None):
-        tokens = cache.tokens
-        if path is not None:
-            start = cache.length[:, None] + 1
-            kept = jnp.take_along_axis(tokens, start + jnp.maximum(path, 0), axis=1, mode="clip")
-            rows = jnp.arange(tokens.shape[0])[:, None]
-            tokens = tokens.at[rows, start + jnp.arange(path.shape[1])].set(kept, mode="drop")
-        return cache.replace(tokens=tokens, length=cache.length + count)
-
-    def embed(params, tokens):
-        return jax.nn.one_hot(tokens, vocab_size, dtype=params.dtype)
-
-    # What the head multiplies are the logits themselves, and the head is the identity: heads can be proven on tables.
+    # The hidden vector is the logits and the head is the identity, so drafters with heads work too.
     return LM(
-        init_cache,
-        apply,
-        commit,
+        _init_cache,
+        _apply,
+        _commit,
         vocab_size,
         name=name,
         width=vocab_size,
-        embed=embed,
-        unembed=lambda params, hidden: hidden,
+        embed=_embed,
+        unembed=_unembed,
     )
+
+
+def _init_cache(batch: int, slots: int) -> TabularCache:
+    return TabularCache(jnp.zeros((batch,), jnp.int32), jnp.full((batch, slots), -1, jnp.int32))
+
+
+def _apply(table, tokens, cache, parents=None):
+    (batch, size), vocab = tokens.shape, table.shape[-1]
+    if parents is None:
+        parents = jnp.broadcast_to(jnp.arange(size) - 1, (batch, size))
+    # Earlier calls wrote the first tokens of the block.
+    written = parents.shape[1] - size
+    here = cache.length[:, None] + written + jnp.arange(size)
+    stored = cache.tokens.at[jnp.arange(batch)[:, None], here].set(tokens, mode="drop")
+    parents = parents[:, written:]
+    before = cache.length[:, None] + jnp.where(parents < 0, -1, parents)
+    before = jnp.where(
+        before < 0,
+        vocab,
+        jnp.take_along_axis(stored, jnp.maximum(before, 0), axis=1, mode="clip"),
+    )
+    logits = table[jnp.clip(before, 0, vocab), jnp.clip(tokens, 0, vocab - 1)]
+    return Output(logits, logits), cache.replace(tokens=stored)
+
+
+def _commit(cache, count, path=None):
+    tokens = cache.tokens
+    if path is not None:
+        start = cache.length[:, None] + 1
+        kept = jnp.take_along_axis(tokens, start + jnp.maximum(path, 0), axis=1, mode="clip")
+        rows = jnp.arange(tokens.shape[0])[:, None]
+        tokens = tokens.at[rows, start + jnp.arange(path.shape[1])].set(kept, mode="drop")
+    return cache.replace(tokens=tokens, length=cache.length + count)
+
+
+def _embed(table, tokens):
+    return jax.nn.one_hot(tokens, table.shape[-1], dtype=table.dtype)
+
+
+def _unembed(table, hidden):
+    return hidden
 
 
 def random_table(seed: int, vocab_size: int, sharpness: float = 1.5, dtype=np.float32) -> jax.Array:

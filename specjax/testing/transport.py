@@ -1,4 +1,7 @@
-"""The best that any rule can do with k draws, for tiny vocabularies: a yardstick for multi-candidate rules."""
+"""The largest acceptance that any rule can reach with k draws, for tiny vocabularies.
+
+A bound to compare rules with several candidates against.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,18 @@ import scipy.sparse
 
 
 def best_acceptance(target: np.ndarray, draft: np.ndarray, count: int) -> float:
-    """The largest chance that the emitted token is one of ``count`` independent draws, over all rules that emit ``target``.
+    """The largest chance that the emitted token is one of ``count`` independent draft draws.
 
-    Optimal transport with membership cost (SpecTr, 2310.15141, section 3), as a linear program over couplings of the draws
-    with the emitted token: V**count * V variables. ``target`` and ``draft`` are float[V].
+    The maximum is over all rules that emit ``target``: optimal transport with membership cost
+    (SpecTr, 2310.15141, section 3), as a linear program over couplings of the draws with the
+    emitted token, V**count * V variables.
+
+    Args:
+        target, draft: float[V].
+        count: k.
+
+    Raises:
+        ArithmeticError: the linear program was not solved.
     """
     target, draft = np.asarray(target, np.float64), np.asarray(draft, np.float64)
     vocab = len(target)
@@ -23,12 +34,12 @@ def best_acceptance(target: np.ndarray, draft: np.ndarray, count: int) -> float:
     size = len(draws)
     of_draws = scipy.sparse.kron(scipy.sparse.eye(size), np.ones((1, vocab)))
     of_tokens = scipy.sparse.kron(np.ones((1, size)), scipy.sparse.eye(vocab))
-    solved = scipy.optimize.linprog(
+    result = scipy.optimize.linprog(
         -gain.ravel(),
         A_eq=scipy.sparse.vstack([of_draws, of_tokens]).tocsr(),
         b_eq=np.concatenate([mass, target]),
         method="highs",
     )
-    if not solved.success:
-        raise ArithmeticError(f"the linear program was not solved: {solved.message}")
-    return float(-solved.fun)
+    if not result.success:
+        raise ArithmeticError(f"the linear program was not solved: {result.message}")
+    return float(-result.fun)

@@ -116,7 +116,7 @@ def test_wrong_variants_have_the_laws_of_the_card():
     for candidate, law in enumerate([(0.75, 0.15, 0.1), (0.35, 0.51, 0.14), (0.4, 0.24, 0.36)]):
         certain = np.eye(3)[candidate]
         np.testing.assert_allclose(emitted(resample, one(), P, certain), law, atol=1e-14)
-    merged = by_name["twins_are_merged"].rule()
+    merged = by_name["equal_siblings_are_merged"].rule()
     np.testing.assert_allclose(emitted(merged, tree("2", "iid")), (0.49, 0.30, 0.21), atol=1e-14)
 
     def drop(
@@ -125,7 +125,7 @@ def test_wrong_variants_have_the_laws_of_the_card():
         mass = jnp.take_along_axis(draft.probs, draft.tokens[..., None], -1)[..., 0]
         return draft.replace(valid=mass >= 0.15)
 
-    dropping = mutants._changed(drop)(one())
+    dropping = mutants.with_draft(drop)(one())
     np.testing.assert_allclose(
         emitted(accept.load("chain"), dropping), (0.55, 0.33, 0.12), atol=1e-14
     )
@@ -133,7 +133,7 @@ def test_wrong_variants_have_the_laws_of_the_card():
     def claim(draft, keys, context):  # claims (.5, .3, .2), draws from its top two
         return draft.replace(probs=jnp.broadcast_to(jnp.asarray(P), draft.probs.shape))
 
-    claiming = mutants._changed(claim)(one())
+    claiming = mutants.with_draft(claim)(one())
     law = emitted(accept.load("chain"), claiming, (0.6, 0.4, 0.0), (0.625, 0.375, 0.0))
     np.testing.assert_allclose(law, (0.625, 0.375, 0.0), atol=1e-14)
     # TriForce's middle model says (.5, .3, .2) and replaces what it rejects by a draw of its own, not by its residual.

@@ -133,7 +133,7 @@ def test_the_law_check_detects_wrong_rules(name):
 
 
 def test_the_law_check_detects_wrong_drafts():
-    wrong = MUTANTS["argmax_claims_softmax"].change(chain())
+    wrong = MUTANTS["argmax_with_softmax_probs"].change(chain())
     assert check(wrong, accept.load("chain")).passed is False
 
 

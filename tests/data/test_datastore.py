@@ -1,4 +1,4 @@
-"""Datastores against plain Python: the order, the search, eviction, files; and the command that builds them."""
+"""Datastores: order, search, eviction and files, compared with plain Python."""
 
 from __future__ import annotations
 
@@ -9,16 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tokenizers
 from safetensors.numpy import load_file, save_file
 
 from specjax import testing
-from specjax.data import datastore, ngram_tables
+from specjax.data import datastore
 from specjax.drafters.lookup._suffix_array import find, follow, last_tokens, sample
 from specjax.errors import UserError
-from specjax.models import hf
-from specjax import run
-from specjax.train import lookup_data
 
 pytestmark = pytest.mark.fast
 TARGET = testing.tabular(4)._replace(vocabulary="mine")
@@ -42,17 +38,17 @@ def test_order_equals_sorting_all_substrings(alphabet, reach):
 
 
 def occurrences(store, phrase):
-    """Where a phrase stands, in the order of the store."""
+    """The positions of a phrase, in the order of the store."""
     text, n = store.tokens.tolist(), len(phrase)
     return [i for i in store.order.tolist() if text[i : i + n] == phrase]
 
 
 def test_find_equals_a_scan_for_every_length():
-    """A thousand texts, shorter than the pattern or longer, most of them in the store up to some length."""
+    """A thousand texts, shorter or longer than the pattern; the store has endings of most."""
     longest, reach, rows = 6, 5, 1000
     store, random = datastore.build(documents(0, 20, alphabet=3), reach), np.random.default_rng(1)
     length = random.integers(1, 12, rows)
-    tokens = random.integers(0, 4, (rows, 12))  # token 3 is nowhere
+    tokens = random.integers(0, 4, (rows, 12))  # token 3 is not in the store
     tokens[random.random((rows, 12)) < 0.9] %= 3
     tokens[: rows // 2] = store.tokens[
         random.integers(0, len(store.tokens) - 12, rows // 2)[:, None] + np.arange(12)
@@ -80,9 +76,12 @@ def test_find_equals_a_scan_for_every_length():
             phrase = tuple(text[-n:])
             if phrase not in known:
                 known[phrase] = occurrences(store, list(phrase))
-            want = known[phrase] if n <= min(len(text), reach) else []
-            assert store.order[low[row][n - 1] : high[row][n - 1]].tolist() == want, (phrase, want)
-            hits[n - 1] += bool(want)
+            expected = known[phrase] if n <= min(len(text), reach) else []
+            assert store.order[low[row][n - 1] : high[row][n - 1]].tolist() == expected, (
+                phrase,
+                expected,
+            )
+            hits[n - 1] += bool(expected)
     assert hits[reach - 1] > 100 and hits[reach] == 0 and (rows - hits[:reach] > 50).all()
 
 
@@ -90,7 +89,7 @@ def test_sample_is_spread_evenly():
     order = jnp.asarray(np.random.default_rng(0).permutation(1000), jnp.int32)
     for count in (7, 64):
         take = jax.jit(functools.partial(sample, order, count=count))
-        for low, found in (
+        for low, size in (
             (0, 0),
             (3, 1),
             (5, 6),
@@ -101,14 +100,15 @@ def test_sample_is_spread_evenly():
             (0, 65),
             (100, 900),
         ):
-            got = np.asarray(take(jnp.asarray(low), jnp.asarray(low + found)))
-            real = min(count, found)
+            got = np.asarray(take(jnp.asarray(low), jnp.asarray(low + size)))
+            real = min(count, size)
             assert (got[real:] == -1).all()
             at = np.array([np.flatnonzero(order == place)[0] - low for place in got[:real]])
-            if found <= count:
-                assert at.tolist() == list(range(found))
-            else:  # one in each of ``count`` equal parts
-                edges = np.arange(count + 1) * found // count
+            if size <= count:
+                assert at.tolist() == list(range(size))
+            else:
+                # One in each of ``count`` equal parts.
+                edges = np.arange(count + 1) * size // count
                 assert (edges[:-1] <= at).all() and (at < edges[1:]).all()
 
 
@@ -148,7 +148,7 @@ def test_append_evicts_whole_documents_oldest_first():
     assert [d.tolist() for d in datastore.split(long.tokens)] == [list(range(31, 50))]  # its end
 
 
-def test_files_come_back(tmp_path):
+def test_saved_stores_load_unchanged(tmp_path):
     store = datastore.build(documents(3), 7)
     datastore.save(tmp_path, store, vocab_size=4, vocabulary="mine", sources=["a.txt"])
     back = datastore.load(tmp_path, TARGET)
@@ -157,10 +157,11 @@ def test_files_come_back(tmp_path):
     assert manifest["tokens"] == sum(map(len, documents(3))) and manifest["sources"] == ["a.txt"]
     assert manifest["documents"] == sum(map(bool, documents(3)))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["datastore.json", "datastore.safetensors"]
-    datastore.load(tmp_path, TARGET._replace(vocabulary=None))  # unknown: ids are compared, and fit
+    # Without a fingerprint only the number of ids is compared, which fits.
+    datastore.load(tmp_path, TARGET._replace(vocabulary=None))
 
 
-def test_a_wrong_store_is_one_line(tmp_path):
+def test_wrong_stores_give_one_clear_line(tmp_path):
     store = datastore.build(documents(3), 7)
     file, manifest = tmp_path / "datastore.safetensors", tmp_path / "datastore.json"
 
@@ -168,8 +169,8 @@ def test_a_wrong_store_is_one_line(tmp_path):
         datastore.save(tmp_path, store, vocab_size=4, vocabulary="mine")
         return json.loads(manifest.read_text())
 
-    def refused(says, target=TARGET):
-        with pytest.raises(UserError, match=says) as error:
+    def refused(message, target=TARGET):
+        with pytest.raises(UserError, match=message) as error:
             datastore.load(tmp_path, target)
         assert "configs/datastore.py" in str(error.value) and "\n" not in str(error.value)
 
@@ -201,141 +202,13 @@ def test_a_wrong_store_is_one_line(tmp_path):
     refused("does not fit datastore.json")
     with pytest.raises(UserError, match="the datastore has the token id 2 and the target 2 tokens"):
         datastore.check(store, testing.tabular(2))
-    for given, says in (
+    for given, message in (
         (([],), "the documents hold no token"),
         (([[1, -1]],), "token ids >= 0"),
         (([[1.5]],), "token ids >= 0"),
         (([[1]], 0), "reach is 0"),
     ):
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=message):
             datastore.build(*given)
     with pytest.raises(UserError, match="capacity is 1"):
         datastore.empty(1)
-
-
-# --- the command -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    """A directory of a random model whose words are w0..w15, and text."""
-    folder = tmp_path_factory.mktemp("store")
-    words = {f"w{i}": i for i in range(15)} | {"<s>": 15}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    hf.save(
-        folder / "target",
-        testing.tiny_config(vocab_size=16),
-        testing.tiny(vocab_size=16)[1],
-        tokenizer,
-    )
-    (folder / "a.txt").write_text("w1 w2 w3\nw1 w2 w4\n")
-    (folder / "b.jsonl").write_text('{"text": "w5 w6"}\n{"text": " "}\n{"text": "w7"}\n')
-    return folder
-
-
-def command(config, workdir, *settings):
-    return run.main(
-        ["run", f"--config=configs/{config}.py", f"--workdir={workdir}", *settings]
-    )
-
-
-def test_the_command_builds_a_store(target, tmp_path, capsys):
-    given = [
-        f"--config.target={target}/target",
-        f"--config.data.files={target}/a.txt,{target}/b.jsonl",
-    ]
-    assert command("datastore", tmp_path / "s", *given) == 0, capsys.readouterr().err
-    loaded = hf.load(target / "target")
-    store = datastore.load(tmp_path / "s", loaded.lm)
-    assert (
-        store.tokens.tolist() == [15, 1, 2, 3, 1, 2, 4, -1, 15, 5, 6, -1, 15, 7, -1]
-        and store.reach == 32
-    )
-    assert lookup_data.read_words(target / "target").vocabulary == loaded.lm.vocabulary
-    names = sorted(p.name for p in (tmp_path / "s").iterdir())
-    assert names == ["config.json", "datastore.json", "datastore.safetensors", "summary.json"]
-    before = [(p.name, p.stat().st_mtime_ns) for p in (tmp_path / "s").iterdir()]
-    assert command("datastore", tmp_path / "s", *given) == 0  # finished: left alone
-    assert before == [(p.name, p.stat().st_mtime_ns) for p in (tmp_path / "s").iterdir()]
-    capsys.readouterr()
-    assert command("datastore", tmp_path / "s", *given, "--config.reach=8") == 2
-    assert "reach was 32, is 8" in capsys.readouterr().err
-    assert command("ngram_tables", tmp_path / "s", *given) == 2  # nor does another build go there
-    (tmp_path / "s" / "datastore.json").unlink()  # killed before the end
-    assert command("datastore", tmp_path / "s", *given, "--config.reach=8") == 0
-    assert datastore.load(tmp_path / "s", loaded.lm).reach == 8
-
-
-def test_the_command_counts_text_and_what_the_target_writes(target, tmp_path, capsys):
-    given = [
-        f"--config.target={target}/target",
-        f"--config.data.files={target}/a.txt,{target}/b.jsonl",
-    ]
-    assert command("ngram_tables", tmp_path / "n", *given, "--config.successors=2") == 0, (
-        capsys.readouterr().err
-    )
-    lm = hf.load(target / "target").lm
-    tables = ngram_tables.load(tmp_path / "n", lm)
-    assert tables.bigram_ids[2].tolist() == [3, 4] and tables.bigram_ids[15].tolist() == [1, 5]
-    small = [
-        "--config.generation.prompt_tokens=3",
-        "--config.generation.new_tokens=5",
-        "--config.from_target=50",
-    ]
-    for name in ("once", "again"):
-        assert (
-            command(
-                "ngram_tables", tmp_path / name, *given, *small, "--config.generation.batch_size=4"
-            )
-            == 0
-        )
-    summary = json.loads((tmp_path / "once" / "summary.json").read_text())
-    assert summary["tokens"] == 3 * 4 * (
-        5 + 2
-    )  # three batches of four rows, with two tokens of each prompt
-    once, again = (ngram_tables.load(tmp_path / name, lm) for name in ("once", "again"))
-    assert all((a == b).all() for a, b in zip(once, again, strict=True))
-    assert not np.array_equal(once.unigram, tables.unigram)
-    assert "the target, after" in (tmp_path / "once" / "ngram_tables.json").read_text()
-
-
-def test_what_cannot_be_built_is_one_line(target, tmp_path, capsys):
-    (tmp_path / "empty.txt").write_text(" \n")
-    (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
-    (tmp_path / "bare").mkdir()
-    (tmp_path / "bare" / "config.json").write_text((target / "target" / "config.json").read_text())
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    given = {"target": f"{target}/target", "data.files": f"{target}/a.txt"}
-    cases = [
-        ("datastore", {"target": ""}, "config.target is empty"),
-        ("datastore", {"target": "/nowhere"}, "/nowhere is no directory"),
-        ("datastore", {"target": f"{tmp_path}/bare"}, "has no tokenizer.json"),
-        ("datastore", {"data.files": f"{tmp_path}/empty.txt"}, "empty; give a file with text"),
-        ("datastore", {"data.files": f"{tmp_path}/latin.txt"}, "is not UTF-8"),
-        ("datastore", {"data.files": f"{tmp_path}/none.txt"}, "No such file"),
-        ("datastore", {"reach": 0}, "config.reach is 0; it must be at least 1"),
-        ("ngram_tables", {"successors": 0}, "config.successors is 0; it must be at least 1"),
-        ("ngram_tables", {"smoothing": 0.0}, "config.smoothing is 0; it must be a number above 0"),
-        ("ngram_tables", {"from_target": -1}, "config.from_target is -1; it must be at least 0"),
-        ("ngram_tables", {"generation.batch_size": 0}, "config.generation.batch_size is 0"),
-        (
-            "ngram_tables",
-            {"from_target": 9, "generation.new_tokens": 400},
-            "32 + 400 tokens and the model has 128",
-        ),
-        (
-            "ngram_tables",
-            {"from_target": 9, "generation.new_tokens": 5},
-            "no text has the 32 tokens of config.generation.prompt_tokens",
-        ),
-    ]
-    for name, keys, says in cases:
-        settings = [f"--config.{key}={value}" for key, value in (given | keys).items()]
-        assert command(name, tmp_path / "out", *settings) == 2
-        error = capsys.readouterr().err
-        assert says in error and error.count("\n") == 1, error
-        assert not (tmp_path / "out").exists()
-    settings = [f"--config.{key}={value}" for key, value in given.items()]
-    assert command("datastore", tmp_path / "run", *settings) == 2
-    assert "holds a training run" in capsys.readouterr().err

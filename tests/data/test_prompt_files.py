@@ -1,4 +1,4 @@
-"""Prompt files: the published sets as they lie there, one's own, and every mistake by its line."""
+"""Prompt files: the published sets, a user's own files, and the line of every mistake."""
 
 import collections
 import gzip
@@ -18,7 +18,7 @@ BENCH = {"question_id": 81, "category": "writing", "turns": ["Write.", "Again."]
 
 @pytest.fixture
 def file(tmp_path):
-    """Writes lines, objects as JSON, and gives the path."""
+    """Writes lines (objects as JSON) and returns the path."""
 
     def write(*lines, name="p.jsonl"):
         path = tmp_path / name
@@ -44,7 +44,7 @@ def test_the_published_sets(data_dir):
             "mbpp/mbpp.jsonl",
         )
     }
-    assert [len(found) for found in read.values()] == [480, 80, 80, 164, 1319, 974]
+    assert [len(conversations) for conversations in read.values()] == [480, 80, 80, 164, 1319, 974]
     bench, _, vicuna, human, school, basic = read.values()
     tasks = collections.Counter(prompt_files.task(each.category) for each in bench)
     assert tasks == dict.fromkeys(
@@ -68,22 +68,22 @@ def test_the_published_sets(data_dir):
         and school[0].id == 1
     )
     assert basic[1].id == 2 and basic[1].turns[0] == (
-        "You are an expert Python programmer, and here is your task: Write a function to find the similar elements from "
-        "the given two tuple lists. Your code should pass these tests:\n\n"
+        "You are an expert Python programmer, and here is your task: Write a function to find the "
+        "similar elements from the given two tuple lists. Your code should pass these tests:\n\n"
         "assert similar_elements((3, 4, 5, 6),(5, 7, 4, 10)) == (4, 5)\n"
         "assert similar_elements((1, 2, 3, 4),(5, 4, 3, 7)) == (3, 4)\n"
         "assert similar_elements((11, 12, 14, 13),(17, 15, 14, 13)) == (13, 14)\n"
     )
-    for found in read.values():
-        assert all(turn.strip() for each in found for turn in each.turns)
+    for conversations in read.values():
+        assert all(turn.strip() for each in conversations for turn in each.turns)
 
 
-def test_prompts_of_ones_own(file):
-    found = prompt_files.read(
-        file({"prompt": "a", "category": "x"}, "", {"prompt": "b\n", "answer": "c", "category": 3}),
-        "p",
-    )
-    assert found == [Conversation(1, "x", ("a",)), Conversation(3, None, ("b\n",))]
+def test_prompts_of_the_user(file):
+    lines = {"prompt": "a", "category": "x"}, "", {"prompt": "b\n", "answer": "c", "category": 3}
+    assert prompt_files.read(file(*lines), "p") == [
+        Conversation(1, "x", ("a",)),
+        Conversation(3, None, ("b\n",)),
+    ]
     for name in ("p.txt", "p.txt.gz", "prompts"):
         assert prompt_files.read(file("def add", "  ", ' {"prompt": 1}\r', name=name), "p") == [
             Conversation(1, None, ("def add",)),
@@ -91,22 +91,16 @@ def test_prompts_of_ones_own(file):
         ]
     zipped = file(BENCH, BENCH | {"question_id": "b"}, name="q.jsonl.gz")
     assert [each.id for each in prompt_files.read(zipped, "q", "mt_bench")] == [81, "b"]
-    edited = {
-        "task_id": 2,
-        "prompt": "Add.",
-        "test_list": ["assert 1", "assert 2"],
-    }  # MBPP's sanitised half
-    assert (
-        prompt_files.read(file(edited), "q")[0]
-        .turns[0]
-        .endswith("task: Add. Your code should pass these tests:\n\nassert 1\nassert 2\n")
-    )
+    # A line of MBPP's sanitised half.
+    edited = {"task_id": 2, "prompt": "Add.", "test_list": ["assert 1", "assert 2"]}
+    [turn] = prompt_files.read(file(edited), "q")[0].turns
+    assert turn.endswith("task: Add. Your code should pass these tests:\n\nassert 1\nassert 2\n")
     assert prompt_files.read(file(edited | {"entry_point": "add"}), "q", "prompts")[0].turns == (
         "Add.",
     )
 
 
-def test_names_do_not_hide_what_lies_in_a_file(file):
+def test_the_content_decides_whatever_the_file_name_is(file):
     for name in ("p.JSONL", "p.JSONL.GZ", "p.Json", "p.txt", "p", "p.txt.gz"):
         path = file(BENCH, name=name.replace("GZ", "gz"))
         assert prompt_files.read(path.rename(path.with_name(name)), "p") == [
@@ -114,15 +108,10 @@ def test_names_do_not_hide_what_lies_in_a_file(file):
         ]
     for line in ({"prompt": "a"}, {"question": "a", "answer": "b"}, BASIC):
         assert prompt_files.read(file(line, name="p.txt"), "p")[0].turns[0] != json.dumps(line)
-    for lines in (
-        ['{"a": 1}', "b"],
-        ["[1, 2]"],
-        ["{", "b"],
-        ['{"prompt": 3}'],
-    ):  # prompts that look like it
-        assert [
-            each.turns[0] for each in prompt_files.read(file(*lines, name="p.txt"), "p")
-        ] == lines
+    # Prompts that look like JSON.
+    for lines in (['{"a": 1}', "b"], ["[1, 2]"], ["{", "b"], ['{"prompt": 3}']):
+        prompts = prompt_files.read(file(*lines, name="p.txt"), "p")
+        assert [each.turns[0] for each in prompts] == lines
     assert prompt_files.read(file(BENCH, name="p.txt"), "p", "prompts")[0].turns == (
         json.dumps(BENCH),
     )
@@ -131,7 +120,7 @@ def test_names_do_not_hide_what_lies_in_a_file(file):
             prompt_files.read(file(*lines, name="p.txt"), "p")
 
 
-def test_only_prompts_are_unpacked(file):
+def test_only_prompts_are_decompressed(file):
     path = file({"prompt": "a"}, name="p.jsonl.gz")
     assert jsonl.read(path, "p", gz=True) == '{"prompt": "a"}\n'
     with pytest.raises(UserError, match="is not UTF-8"):
@@ -144,7 +133,7 @@ MISTAKES = {
         "auto",
         'p line 2 is no JSON object with a "prompt" text',
     ),
-    "nothing known": (["17"], "auto", 'p line 1 is no JSON object with a "prompt" text'),
+    "no known key": (["17"], "auto", 'p line 1 is no JSON object with a "prompt" text'),
     "no JSON": (
         [BENCH, "", "{"],
         "auto",
@@ -214,7 +203,11 @@ MISTAKES = {
         "auto",
         'p line 1 has no "entry_point"; in a line of humaneval',
     ),
-    "no kind": (["a"], "alpaca", "there is no kind of prompts 'alpaca'; choose one of auto, spec_bench"),
+    "no kind": (
+        ["a"],
+        "alpaca",
+        "there is no kind of prompts 'alpaca'; choose one of auto, spec_bench",
+    ),
     "void": (["", " "], "auto", "p has no prompts; give at least one"),
 }
 
@@ -226,7 +219,7 @@ def test_mistakes_name_the_line(lines, kind, message, file):
     assert str(error.value).startswith(message)
 
 
-def test_files_that_are_not_what_they_say(file, tmp_path):
+def test_damaged_files(file, tmp_path):
     whole = file({"prompt": "żółw"}, name="whole.jsonl.gz")
     assert prompt_files.read(whole, "p")[0].turns == ("żółw",)
     for name, content, message in [
@@ -248,25 +241,26 @@ def test_files_that_are_not_what_they_say(file, tmp_path):
             prompt_files.read(tmp_path / name, "p")
 
 
-def test_a_prompt_is_spelt_with_its_template_or_plainly():
-    talk = Conversation(1, None, ("One?", "Two?", "Three?"))
-    said = [" Yes.\n", "No."]
+def test_prompts_with_and_without_a_template():
+    conversation = Conversation(1, None, ("One?", "Two?", "Three?"))
+    answers = [" Yes.\n", "No."]
     plain = Template("plain", BUILT_IN["plain"], {"bos_token": "<s>"}, ("<s>",))
-    assert prompt_files.spell(talk, 0, [], plain) == (
-        "<s>User: One?\nAssistant:",
-        False,
-    )  # it has its own beginning
-    assert prompt_files.spell(talk, 2, said, plain) == (
+    # The template writes the token at the beginning.
+    assert prompt_files.spell(conversation, 0, [], plain) == ("<s>User: One?\nAssistant:", False)
+    assert prompt_files.spell(conversation, 2, answers, plain) == (
         "<s>User: One?\nAssistant: Yes.\nUser: Two?\nAssistant: No.\nUser: Three?\nAssistant:",
         False,
     )
-    assert prompt_files.spell(talk, 0, []) == ("One?", True)
-    assert prompt_files.spell(talk, 2, said) == ("One?\n\nYes.\n\nTwo?\n\nNo.\n\nThree?", True)
+    assert prompt_files.spell(conversation, 0, []) == ("One?", True)
+    assert prompt_files.spell(conversation, 2, answers) == (
+        "One?\n\nYes.\n\nTwo?\n\nNo.\n\nThree?",
+        True,
+    )
     code = Conversation("HumanEval/0", "humaneval", ("def f():\n",), completion=True)
     assert prompt_files.spell(code, 0, [], plain) == ("def f():\n", True)
-    for turn, answers in [(0, ["a"]), (1, []), (3, ["a"] * 3)]:
+    for turn, wrong in [(0, ["a"]), (1, []), (3, ["a"] * 3)]:
         with pytest.raises(ValueError, match=f"turn {turn} of 3"):
-            prompt_files.spell(talk, turn, answers)
+            prompt_files.spell(conversation, turn, wrong)
     refuses = Template("mine", "{{ raise_exception('one turn only') }}", {}, ())
     with pytest.raises(UserError, match="mine does not take this conversation: one turn only"):
-        prompt_files.spell(talk, 0, [], refuses)
+        prompt_files.spell(conversation, 0, [], refuses)

@@ -1,4 +1,4 @@
-"""Plots of results: which are drawn, their labels, and what a note says is left out."""
+"""Plots of results: which are drawn, their labels, and the notes on what is left out."""
 
 from __future__ import annotations
 

@@ -66,14 +66,17 @@ def test_table_names_the_prompts_if_they_differ():
 
 def test_trace_has_a_style_for_every_origin():
     trace = report_cases.trace(1) | {"prompt": "P[/b]\x1b]0;x\x07"}
+    a, b, d = [" a", 1, 0, 0.5, 0.5, 0], [" b", 2, 1, 0.5, None, 0], ["d", 2, 2, 0.5, None, 0]
+    c, e, f = ["c", 1, 0, None, None, None], ["e\x1b[31m", 9, 3, None, None, None], ["f", 9, 0]
+    x, y = ["\nx", 3, 0, 0.1, 0.5, 4, 0], [" y", 4, 1, 0.1, 0.5, 4, 0]
+    g = ["g", 9, 0, 0.1, 0.1, 0, 0]
     trace["rounds"] = [
-        {"out": [[" a", 1, 0, 0.5, 0.5, 0], [" b", 2, 1, 0.5, None, 0]],
-         "draft": [[" a", 1, -1, 0.5, 0.5, 0, 1], ["\nx", 3, 0, 0.1, 0.5, 4, 0], [" y", 4, 1, 0.1, 0.5, 4, 0]]},
-        {"out": [["c", 1, 0, None, None, None], ["d", 2, 2, 0.5, None, 0]], "draft": [["c", 1, -1, None, None, None, 1]]},
-        {"out": [["e\x1b[31m", 9, 3, None, None, None]], "draft": []},
-        {"out": [["f", 9, 0, None, None, None]], "draft": [["f", 9, -1, 0.1, 0.1, 0, 1], ["g", 9, 0, 0.1, 0.1, 0, 0]]},
+        {"out": [a, b], "draft": [[" a", 1, -1, 0.5, 0.5, 0, 1], x, y]},
+        {"out": [c, d], "draft": [["c", 1, -1, None, None, None, 1]]},
+        {"out": [e], "draft": []},
+        {"out": [[*f, None, None, None]], "draft": [["f", 9, -1, 0.1, 0.1, 0, 1], g]},
         {"out": [], "draft": []},
-    ]  # fmt: skip  # noqa: E501
+    ]
     assert inputs.trace_problem(trace) is None
     text = terminal.trace(trace)
     # The limit cut the text after "f", so "g" was not tested.

@@ -1,4 +1,4 @@
-"""Checkpoints: layers in order, damage found, the best kept, a full disk, a changed configuration, saving in the background."""
+"""Checkpoints: layer order, damage, the best step, a full disk, changed configurations, saving."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from train_cases import equal
 
 from specjax.errors import UserError
 from specjax.models import lm
 from specjax.models.transformer import TransformerConfig
-from specjax.train import checkpoint, display
+from specjax.train import checkpoint
 
 ROOT = Path(__file__).parents[2]
 fast = pytest.mark.fast
@@ -26,12 +27,6 @@ STATE = {
     "w": np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32),
     "step": np.int32(0),
 }
-
-
-def equal(a, b) -> bool:
-    return jax.tree.structure(a) == jax.tree.structure(b) and all(
-        np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    )
 
 
 def _at(step: int) -> dict:
@@ -68,47 +63,44 @@ def _damage(step: Path, how: str) -> None:
         (path for path in step.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size
     )
     raw = bytearray(biggest.read_bytes())
-    raw[len(raw) // 2] ^= 1  # Orbax itself restores this without a word
+    raw[len(raw) // 2] ^= 1  # Orbax itself restores this without an error
     biggest.write_bytes(raw[: len(raw) // 2] if how == "half" else raw)
 
 
 @fast
 @pytest.mark.parametrize("how", ["half", "bit", "no checksums"])
 def test_a_damaged_checkpoint_falls_back(tmp_path, how):
-    told: list[str] = []
-    with checkpoint.Checkpoints(tmp_path, {}, told.append) as first:
+    messages: list[str] = []
+    with checkpoint.Checkpoints(tmp_path, {}, messages.append) as first:
         for step in (4, 8, 12):
             first.save(step, _at(step))
     assert _steps(tmp_path) == [8, 12]
     _damage(tmp_path / "12", how)
-    second = checkpoint.Checkpoints(tmp_path, {}, told.append)
+    second = checkpoint.Checkpoints(tmp_path, {}, messages.append)
     step, restored = second.restore(_at(0))
     assert step == 8 and equal(restored, _at(8))
-    assert len(told) == 1 and "12" in told[0] and "from 8" in told[0] and "\n" not in told[0]
+    assert len(messages) == 1 and "12" in messages[0] and "from 8" in messages[0]
+    assert "\n" not in messages[0]
     second.save(10, _at(10))  # below the damaged one
     assert second.latest() == 10
     _damage(tmp_path / "8", "bit")
     _damage(tmp_path / "10", how)
     with pytest.raises(UserError, match="undamaged"):
         second.restore(_at(0))
-    assert _steps(tmp_path) == [8, 10]  # nothing is removed without a good one
+    assert _steps(tmp_path) == [8, 10]  # no checkpoint is removed without a good one
 
 
 @fast
-def test_a_first_save_that_was_killed_leaves_nothing(tmp_path):
-    """Between Orbax's rename and the checksums: there is no other checkpoint, and the run begins anew."""
+def test_a_first_save_that_was_killed_is_removed(tmp_path):
+    """Killed between Orbax's rename and the checksums: the run starts from the beginning."""
     with checkpoint.Checkpoints(tmp_path, {}) as first:
         first.save(4, _at(4), 1.0)
     _damage(tmp_path / "4", "no checksums")
-    told: list[str] = []
-    with checkpoint.Checkpoints(tmp_path, {}, told.append) as second:
+    messages: list[str] = []
+    with checkpoint.Checkpoints(tmp_path, {}, messages.append) as second:
         assert second.restore(_at(0)) is None and second.best() is None
-        assert (
-            len(told) == 1
-            and "checkpoint 4 " in told[0]
-            and "begins anew" in told[0]
-            and "\n" not in told[0]
-        )
+        assert len(messages) == 1 and "checkpoint 4 " in messages[0]
+        assert "starts from the beginning" in messages[0] and "\n" not in messages[0]
         second.save(4, _at(5))
         assert second.best() is None
         assert equal(second.restore(_at(0))[1], _at(5))
@@ -117,95 +109,54 @@ def test_a_first_save_that_was_killed_leaves_nothing(tmp_path):
 @fast
 @pytest.mark.parametrize("text", [b"", b'{"value": ', b"\xff\xfe", b"[]", b'{"value": "much"}'])
 def test_damaged_metrics_fall_back(tmp_path, text):
-    told: list[str] = []
-    with checkpoint.Checkpoints(tmp_path, {}, told.append, higher_is_better=True) as first:
+    messages: list[str] = []
+    with checkpoint.Checkpoints(tmp_path, {}, messages.append, higher_is_better=True) as first:
         for step in (4, 8):
             first.save(step, _at(step), float(step))
     (tmp_path / "8" / "metrics" / "metrics").write_bytes(text)
-    with checkpoint.Checkpoints(tmp_path, {}, told.append, higher_is_better=True) as second:
+    with checkpoint.Checkpoints(tmp_path, {}, messages.append, higher_is_better=True) as second:
         assert second.restore(_at(0))[0] == 4 and second.best() == (4, 4.0)
-    assert len(told) == 1 and "from 4" in told[0] and _steps(tmp_path) == [4]
+    assert len(messages) == 1 and "from 4" in messages[0] and _steps(tmp_path) == [4]
 
 
 @fast
-def test_what_the_system_refuses_is_one_line(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("in the way")
-    refused = [
-        (
-            lambda: checkpoint.Checkpoints(tmp_path / "file" / "checkpoints", {}),
-            "cannot hold checkpoints .Not a dir",
-        ),
-        (
-            lambda: display.Log(tmp_path / "file", 0),
-            r"metrics\.jsonl cannot be written .Not a directory",
-        ),
-    ]
-
-    def full(*args, **kwargs):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    for call, told in refused:
-        with pytest.raises(UserError, match=told) as error:
-            call()
-        assert "\n" not in str(error.value)
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    monkeypatch.setattr(display.os, "replace", full)
-    with pytest.raises(UserError, match=r"metrics\.jsonl cannot be written .No space left"):
-        display.Log(tmp_path, 0)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "metrics.jsonl"]
-
-
-@fast
-def test_a_log_without_what_came_after_the_checkpoint(tmp_path):
-    lines = [
-        b'{"step": 2, "loss": 1.0}',
-        b"\xff\xff",
-        b"3",
-        b'{"loss": 1}',
-        b'{"step": 6}',
-        b'{"step": 4}',
-        b'{"st',
-    ]
-    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines))
-    with display.Log(tmp_path, 4) as log:
-        log.write({"step": 5})
-    assert (tmp_path / "metrics.jsonl").read_bytes().splitlines() == [
-        lines[0],
-        lines[5],
-        b'{"step": 5}',
-    ]
+def test_a_directory_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(UserError, match="cannot hold checkpoints .Not a directory") as error:
+        checkpoint.Checkpoints(tmp_path / "file" / "checkpoints", {})
+    assert "\n" not in str(error.value)
 
 
 @fast
 @pytest.mark.parametrize(("higher", "best"), [(False, 4), (True, 12)])
-def test_the_best_is_kept_beside_the_last_two(tmp_path, higher, best):
-    told: list[str] = []
+def test_the_best_is_kept_in_addition_to_the_last_two(tmp_path, higher, best):
+    messages: list[str] = []
     values = {4: 1.0, 8: 3.0, 12: 5.0, 16: 2.0, 20: 2.5, 24: None}
-    with checkpoint.Checkpoints(tmp_path, {}, told.append, higher) as first:
+    with checkpoint.Checkpoints(tmp_path, {}, messages.append, higher) as first:
         assert first.best() is None and first.best_with(4, 1.0) == (4, 1.0)
         for step, value in values.items():
             first.save(step, _at(step), value)
         assert first.best() == (best, values[best]) == first.best_with(28, 2.2)
         assert first.best_with(28, values[best]) == (28, values[best])  # of equal ones the newest
     assert _steps(tmp_path) == [best, 20, 24]
-    with checkpoint.Checkpoints(
-        tmp_path, {}, told.append, higher
-    ) as second:  # remembered by the files alone
-        assert (
-            second.restore(_at(0))[0] == 24 and second.best() == (best, values[best]) and not told
-        )
+    # Read from the files.
+    with checkpoint.Checkpoints(tmp_path, {}, messages.append, higher) as second:
+        assert second.restore(_at(0))[0] == 24 and second.best() == (best, values[best])
+        assert not messages
         assert equal(second.restore_step(best, _at(0)), _at(best))
     _damage(tmp_path / str(best), "bit")
-    with checkpoint.Checkpoints(tmp_path, {}, told.append, higher) as third:
+    with checkpoint.Checkpoints(tmp_path, {}, messages.append, higher) as third:
         with pytest.raises(UserError, match=f"checkpoint {best} .* is damaged"):
             third.restore_step(best, _at(0))
         assert third.restore(_at(0))[0] == 24 and third.best() == (20, 2.5)
-    assert len(told) == 1 and f"checkpoint {best} " in told[0] and _steps(tmp_path) == [20, 24]
+    assert (
+        len(messages) == 1 and f"checkpoint {best} " in messages[0] and _steps(tmp_path) == [20, 24]
+    )
 
 
 @fast
 def test_a_changed_config_is_named(tmp_path):
-    told: list[str] = []
+    messages: list[str] = []
     state = {"w": jnp.zeros(3)}
     first = checkpoint.Checkpoints(
         tmp_path / "checkpoints", {"lr": 0.1, "model": {"width": 4, "depth": 2}}
@@ -214,16 +165,13 @@ def test_a_changed_config_is_named(tmp_path):
     first.save(1, state)
     first.wait()
     changed = {"lr": 0.1, "model": {"width": 8, "depth": 2}, "new": 1}
-    second = checkpoint.Checkpoints(tmp_path / "checkpoints", changed, told.append)
+    second = checkpoint.Checkpoints(tmp_path / "checkpoints", changed, messages.append)
     with pytest.raises(UserError, match=r"model\.width was 4, is 8, new was None, is 1") as error:
         second.restore(state)
     assert "depth" not in str(error.value)
     assert second.restore(state, resume_changed=True)[0] == 1
-    assert (
-        len(told) == 1
-        and "model.width was 4, is 8, new was None, is 1" in told[0]
-        and "\n" not in told[0]
-    )
+    assert len(messages) == 1 and "\n" not in messages[0]
+    assert "model.width was 4, is 8, new was None, is 1" in messages[0]
     for other, difference in (
         ({"w": jnp.zeros(4)}, r"w was float32\[3\], is float32\[4\]"),
         ({"w": jnp.zeros(3), "ema": {"w": jnp.zeros(3)}}, r"ema\.w is new"),
@@ -235,7 +183,7 @@ def test_a_changed_config_is_named(tmp_path):
 
 
 @fast
-def test_a_save_goes_on_in_the_background(tmp_path, monkeypatch):
+def test_a_save_runs_in_the_background(tmp_path, monkeypatch):
     sums, go = checkpoint._checksums, threading.Event()
 
     def slow(folder):
@@ -248,7 +196,7 @@ def test_a_save_goes_on_in_the_background(tmp_path, monkeypatch):
     with checkpoint.Checkpoints(tmp_path, {}) as first:
         monkeypatch.setattr(checkpoint, "_checksums", slow)
         first.save(1, state)
-        for _ in range(20):  # the loop goes on, in the very same memory
+        for _ in range(20):  # the loop continues in the same memory
             state = advance(state)
         jax.block_until_ready(state)
         assert not (tmp_path / "1" / "checksums.json").exists()
@@ -301,7 +249,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path, monkeypatch):
 
 
 def test_a_background_write_that_fails_is_one_line(tmp_path):
-    """The system itself refuses: no file may be larger than 64 kB."""
+    """An error of the system: no file may be larger than 64 kB."""
     script = f"""
         import resource, jax.numpy as jnp
         from specjax.train.checkpoint import Checkpoints
@@ -326,4 +274,4 @@ def test_a_background_write_that_fails_is_one_line(tmp_path):
     with checkpoint.Checkpoints(tmp_path, {}) as second:
         assert second.restore({"w": jnp.ones(30)})[0] == 4
         second.save(8, _at(8))
-    assert _steps(tmp_path) == [4, 8]  # and what the failed save left is gone
+    assert _steps(tmp_path) == [4, 8]  # the files of the failed save are removed

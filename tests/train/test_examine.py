@@ -1,20 +1,25 @@
-"""Block efficiency foreseen from text: closed forms, and what decoding the same prompts really takes."""
+"""Forecasts of tokens per round: closed forms, and a comparison with decoding the same prompts."""
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import drafters, testing
-from specjax.errors import UserError
+from specjax import drafters, sampling, testing
 from specjax.testing import cases
-from specjax.topology import search
 from specjax.train import examine
 from specjax.types import ModelParams
 
 fast = pytest.mark.fast
 PROMPTS = [[0], [1, 2, 3], [4, 4], [2, 1, 0, 3]] * 32
+STARTS = [len(prompt) for prompt in PROMPTS]
+NEW = 24
+# One target and one drafter for all tests: each compiles once.
+TARGET, TABLE = testing.tabular(5), cases.table(0, 5)
+DRAFT = TABLE + 0.7 * cases.table(1, 5)
+DRAFTER = drafters.make(
+    "draft_model", TARGET, model=testing.tabular(5, "draft"), params=DRAFT, gamma=3
+)
 
 
 @fast
@@ -22,15 +27,15 @@ PROMPTS = [[0], [1, 2, 3], [4, 4], [2, 1, 0, 3]] * 32
 def test_constant_acceptance_has_a_closed_form(alpha, gamma):
     new = 4000
     kept = np.full((1, new + 1, gamma), alpha)
-    seen = examine.forecast(kept, [1], [1 + new])
+    result = examine.forecast(kept, [1], [1 + new])
     expected = gamma + 1 if alpha == 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
-    assert seen.tau == pytest.approx(expected, rel=2e-3)
-    assert seen.alpha == pytest.approx([alpha] * (1 if alpha == 0 else gamma))
+    assert result.tau == pytest.approx(expected, rel=2e-3)
+    assert result.alpha == pytest.approx([alpha] * (1 if alpha == 0 else gamma))
 
 
 @fast
-def test_rounds_are_counted_as_they_fall():
-    """Every outcome of a small text, walked through one by one."""
+def test_expected_rounds_by_enumeration():
+    """Every outcome of a small text, one by one."""
     rng = np.random.default_rng(0)
     kept, start, length = rng.random((1, 6, 2)), 2, 6
 
@@ -44,89 +49,66 @@ def test_rounds_are_counted_as_they_fall():
             reach *= kept[0, pending, depth]
         return total + reach * rounds(pending + min(2, left) + 1)
 
-    seen = examine.forecast(kept, [start], [length])
-    assert seen.tau == pytest.approx((length - start) / rounds(start - 1))
+    result = examine.forecast(kept, [start], [length])
+    assert result.tau == pytest.approx((length - start) / rounds(start - 1))
 
 
-def _look(drafter, draft, **keys):
-    settings = {"new_tokens": 24, "temperatures": (0.0, 1.0)} | keys
-    return examine.examiner(testing.tabular(5), drafter, cases.table(0, 5), PROMPTS, **settings)(
-        draft
-    )
+def _measure(**keys):
+    settings = {"new_tokens": NEW, "temperatures": (0.0, 1.0)} | keys
+    return examine.examiner(TARGET, DRAFTER, TABLE, PROMPTS, **settings)(DRAFT)
 
 
-@pytest.mark.parametrize("eos", [(), (3,)])
-def test_a_draft_model_is_foreseen(eos):
-    draft = cases.table(0, 5) + 0.7 * cases.table(1, 5)
-    drafter = drafters.make(
-        "draft_model", testing.tabular(5), model=testing.tabular(5, "draft"), params=draft, gamma=3
-    )
-    seen = _look(drafter, draft, eos_id=eos)
-    assert seen["tau_t0"] == seen["decoded_tau_t0"] > 1.5
-    assert seen["tau_t1"] == pytest.approx(seen["decoded_tau_t1"], rel=0.05)
-    assert 1.2 < seen["tau_t1"] < 4 and 0 < seen["alpha_t1_depth3"] < 1
+@pytest.fixture(scope="module")
+def measured():
+    return _measure()
 
 
-def test_a_forecast_of_other_text_is_another():
-    """The mutant: acceptance read one place too late. It must not agree with decoding."""
-    draft = cases.table(0, 5) + 0.7 * cases.table(1, 5)
-    drafter = drafters.make(
-        "draft_model", testing.tabular(5), model=testing.tabular(5, "draft"), params=draft, gamma=3
-    )
-    late = drafter._replace(
-        foresee=lambda *args: jnp.roll(drafter.training.foresee(*args), 1, axis=1)
-    )
-    assert _look(late, draft)["tau_t0"] != _look(drafter, draft)["decoded_tau_t0"]
+def _check_agreement(values):
+    assert values["tau_t0"] == values["decoded_tau_t0"] > 1.5
+    assert values["tau_t1"] == pytest.approx(values["decoded_tau_t1"], rel=0.05)
+    assert 1.2 < values["tau_t1"] < 4 and 0 < values["alpha_t1_depth3"] < 1
 
 
-def test_a_target_that_moves():
+def test_the_forecast_agrees_with_decoding(measured):
+    _check_agreement(measured)
+
+
+def test_the_forecast_agrees_with_decoding_up_to_an_end_of_sequence(measured):
+    values = _measure(eos_id=(3,))
+    _check_agreement(values)
+    assert values["tau_t1"] != measured["tau_t1"]
+
+
+def test_a_wrong_forecast_does_not_agree_with_decoding(measured):
+    """The mutant: acceptance read one position too late."""
+    pair = ModelParams(TABLE, DRAFT)
+    text = examine.write(TARGET, pair, PROMPTS, NEW, 0.0)
+    settings = sampling.make_sampling(len(PROMPTS), 0.0)
+    kept = np.asarray(DRAFTER.training.foresee(pair, text.batch, settings), np.float64)
+    right = examine.forecast(kept, STARTS, text.lengths)
+    assert right.tau == measured["decoded_tau_t0"]
+    late = examine.forecast(np.roll(kept, 1, axis=1), STARTS, text.lengths)
+    assert late.tau != measured["decoded_tau_t0"]
+
+
+def test_a_target_that_is_trained_too():
     draft = cases.table(1, 5)
     drafter = drafters.make(
-        "draft_model", testing.tabular(5), model=testing.tabular(5, "draft"), params=draft, gamma=2
+        "draft_model", TARGET, model=testing.tabular(5, "draft"), params=draft, gamma=2
     )
-    look = examine.examiner(
-        testing.tabular(5),
-        drafter,
-        None,
-        PROMPTS[:8],
-        new_tokens=8,
-        temperatures=(0.0,),
-        moving=True,
+    measure = examine.examiner(
+        TARGET, drafter, None, PROMPTS[:8], new_tokens=8, temperatures=(0.0,), moving=True
     )
-    far, same = (look({"target": target, "draft": draft}) for target in (cases.table(0, 5), draft))
-    assert same["tau_t0"] == pytest.approx(8 / 3) and far["tau_t0"] < 2
+    different, same = (measure({"target": target, "draft": draft}) for target in (TABLE, draft))
+    assert same["tau_t0"] == pytest.approx(8 / 3) and different["tau_t0"] < 2
 
 
-def test_accuracies_choose_the_tree():
-    draft = cases.table(0, 5) + 0.7 * cases.table(1, 5)
-    drafter = drafters.make(
-        "draft_model", testing.tabular(5), model=testing.tabular(5, "draft"), params=draft, gamma=3
-    )
-    pair, starts = ModelParams(cases.table(0, 5), draft), [len(p) for p in PROMPTS]
-    texts = [examine.write(testing.tabular(5), pair, PROMPTS, 24, t) for t in (0.0, 1.0)]
-    table = np.array(examine.accuracy(drafter, pair, texts, starts, 4))
+def test_accuracies():
+    pair = ModelParams(TABLE, DRAFT)
+    texts = [examine.write(TARGET, pair, PROMPTS, NEW, t) for t in (0.0, 1.0)]
+    table = np.array(examine.accuracy(DRAFTER, pair, texts, STARTS, 4))
     assert table.shape == (3, 4) and (table.sum(1) <= 1 + 1e-9).all()
-    # A draft model reads the text itself: its depths differ by chance, and by the last tokens, only.
+    # A draft model reads the text itself: its depths differ only by chance and by the last tokens.
     assert np.abs(table - table[0]).max() < 0.1 and table[0, 0] > table[0, 1]
-    whole = np.array(examine.accuracy(drafter, pair, texts, starts, 5))
+    whole = np.array(examine.accuracy(DRAFTER, pair, texts, STARTS, 5))
     assert whole.sum(1) == pytest.approx([1, 1, 1])
-
-
-@fast
-def test_greedy_search_is_optimal_where_acceptance_falls():
-    rng = np.random.default_rng(0)
-    for _ in range(30):
-        table = np.sort(rng.dirichlet(np.ones(5), size=rng.integers(1, 5))[:, :4], axis=1)[:, ::-1]
-        nodes, depth = int(rng.integers(1, 12)), int(rng.integers(2, 5))
-        tree, tokens = search.greedy(table, nodes, depth)
-        assert tree.nodes == nodes and tree.depth <= depth
-        assert tokens == pytest.approx(search.optimal(table, nodes, depth)[1])
-        assert tokens == pytest.approx(search.expected_tokens(tree, table))
-    rising = [
-        [0.0, 0.9]
-    ]  # the better child is the second: greedy takes the first one first, and so does optimal
-    assert search.greedy(rising, 2, 1)[1] == pytest.approx(1.9)
-    with pytest.raises(
-        UserError, match="no tree of 9 nodes has depth 2 and branching 2; ask for at most 6"
-    ):
-        search.greedy([[0.5, 0.3]], 9, 2)

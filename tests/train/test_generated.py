@@ -1,4 +1,4 @@
-"""Text that the target writes: it is what plain decoding would write, and a killed command goes on with the same bytes."""
+"""Text that the target writes: equal to plain decoding; resumed with the same bytes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ml_collections import ConfigDict
 from tokenizers import processors
 
 from specjax import decode, rng, sampling, testing
-from specjax.data import shards, token_streams
+from specjax.data import generated_text, shards, text_files, token_streams
 from specjax.drafters import none
 from specjax.errors import UserError
 from specjax.models import hf
-from specjax.train import generated
+from specjax.train.recipes import generated
 from specjax.types import ModelParams
 
 TEXT = "".join(f"def f{i}(x):\n    return x + {i % 7}  # number {i * i}\n\n" for i in range(200))
@@ -49,7 +49,7 @@ def config(folder, **changes) -> ConfigDict:
 
 @pytest.fixture(scope="module")
 def run(folder):
-    return folder / "run", generated.generate(config(folder), folder / "run")
+    return folder / "run", generated.run(config(folder), folder / "run")
 
 
 def files(workdir) -> dict[str, bytes]:
@@ -64,7 +64,7 @@ def records(workdir) -> list[dict]:
     ]
 
 
-def test_what_is_written(folder, run):
+def test_the_files(folder, run):
     workdir, summary = run
     tokenizer = hf.load(folder / "target").tokenizer
     assert sorted(files(workdir)) == ["manifest.json", "plan.json"] + [
@@ -77,8 +77,8 @@ def test_what_is_written(folder, run):
     assert [r["split"] for r in made] == ["train"] * 18 + ["valid"] * 2
     assert all(len(r["prompt_ids"]) == 8 and 1 <= len(r["output_ids"]) <= NEW for r in made)
     texts = {
-        split: token_streams.load_files(str(folder / "text.txt"), split)[0][1]
-        for split in generated.SPLITS
+        split: text_files.load_files(str(folder / "text.txt"), split)[0][1]
+        for split in generated_text.SPLITS
     }
     for r in made:
         text = tokenizer.decode(r["prompt_ids"])
@@ -131,105 +131,118 @@ def test_a_killed_command_ends_with_the_same_bytes(folder, run, tmp_path, lost):
         if name not in missing:
             (workdir / "generated" / name).write_bytes(content)
     last = workdir / "generated" / "shard-00002-of-00003.array_record"
-    if "half" in lost:  # no kill of ours leaves this; a full disk may
+    if "half" in lost:  # left by a full disk, not by a kill
         last.write_bytes(before[last.name][:100])
         (workdir / "generated" / "shard-00002-of-00003.partial").write_bytes(b"half")
     kept = workdir / "generated" / "shard-00001-of-00003.array_record"
     written = kept.stat().st_mtime_ns
-    assert generated.generate(config(folder), workdir) == run[1]
+    assert generated.run(config(folder), workdir) == run[1]
     after = files(workdir)
     assert {name: after[name] for name in before} == before
-    assert kept.stat().st_mtime_ns == written  # not made again
+    assert kept.stat().st_mtime_ns == written  # not written again
 
 
-def test_a_finished_one_is_left_alone(folder, run):
+def test_a_finished_text_is_not_changed(folder, run):
     before = {path: path.stat().st_mtime_ns for path in run[0].rglob("*")}
-    assert generated.generate(config(folder), run[0]) == run[1]
+    assert generated.run(config(folder), run[0]) == run[1]
     with pytest.raises(UserError, match=r"generation\.top_k was 0, is 5"):
-        generated.generate(config(folder, generation__top_k=5), run[0])
+        generated.run(config(folder, generation__top_k=5), run[0])
     assert before == {path: path.stat().st_mtime_ns for path in run[0].rglob("*")}
 
 
-def test_other_text_or_target_is_no_resumption(folder, run, tmp_path):
+def test_other_text_cannot_be_resumed(folder, run, tmp_path):
     (tmp_path / "generated").mkdir()
     (tmp_path / "generated" / "plan.json").write_bytes(files(run[0])["plan.json"])
     (tmp_path / "text.txt").write_text(TEXT[:-900])
     with pytest.raises(UserError, match=r"prompts\.sha256 was"):
-        generated.generate(config(folder, data__files=str(tmp_path / "text.txt")), tmp_path)
+        generated.run(config(folder, data__files=str(tmp_path / "text.txt")), tmp_path)
     assert not list(tmp_path.rglob("shard*"))
 
 
 def test_noise_is_keyed_by_prompt_and_temperature(folder, run, tmp_path):
-    # Neither the shard, nor the batch's other rows: one prompt a shard, the same sums in a batch of the same size.
-    generated.generate(config(folder, generation__shard_prompts=1), tmp_path)
+    # Not by the shard or the other rows of the batch: one prompt per shard gives the same sums in a
+    # batch of the same size.
+    generated.run(config(folder, generation__shard_prompts=1), tmp_path)
     assert records(tmp_path) == records(run[0])
     sampled = [r["output_ids"] for r in records(run[0]) if r["temperature"] == 1]
     assert len({tuple(ids) for ids in sampled}) == len(sampled)
 
 
-def test_documents_of_it(folder, run):
+def test_documents(folder, run):
     workdir, _ = run
-    words, made = hf.fingerprint(hf.load(folder / "target").tokenizer), records(run[0])
-    valid = generated.load(workdir, words, "valid")
+    vocabulary, made = hf.fingerprint(hf.load(folder / "target").tokenizer), records(run[0])
+    valid = generated_text.load(workdir, vocabulary, "valid")
     assert [d.ids.tolist() for d in valid] == [r["prompt_ids"] + r["output_ids"] for r in made[-2:]]
     assert all(d.labelled.all() for d in valid)
-    greedy = generated.load(workdir / "generated", words, "train", temperature=0.0, labels="output")
+    greedy = generated_text.load(
+        workdir / "generated", vocabulary, "train", temperature=0.0, labels="output"
+    )
     assert [d.ids[d.labelled].tolist() for d in greedy] == [r["output_ids"] for r in made[:18:2]]
 
 
-def test_what_cannot_be_loaded_is_one_line(folder, run, tmp_path):
-    words = hf.fingerprint(hf.load(folder / "target").tokenizer)
+def test_an_error_of_loading_is_one_line(folder, run, tmp_path):
+    vocabulary = hf.fingerprint(hf.load(folder / "target").tokenizer)
 
-    def refused(told, *given, **more):
-        with pytest.raises(UserError, match=told) as error:
-            generated.load(*given, **more)
+    def refused(message, *args, **keys):
+        with pytest.raises(UserError, match=message) as error:
+            generated_text.load(*args, **keys)
         assert "\n" not in str(error.value)
 
     refused("made with another tokenizer", run[0], "0" * 64, "train")
-    refused("no text of temperature 0.5; it has 0, 1", run[0], words, "train", 0.5)
-    refused("no split 'test'", run[0], words, "test")
-    refused("labels is 'prompt'", run[0], words, "train", labels="prompt")
-    refused("no manifest.json.*run its command", tmp_path, words, "train")
+    refused("no text of temperature 0.5; it has 0, 1", run[0], vocabulary, "train", 0.5)
+    refused("no split 'test'; it has 'train' and 'valid'", run[0], vocabulary, "test")
+    refused(
+        "labels is 'prompt'; it must be one of all, output",
+        run[0],
+        vocabulary,
+        "train",
+        labels="prompt",
+    )
+    refused("no manifest.json.*run its command", tmp_path, vocabulary, "train")
     for name, content in files(run[0]).items():
         (tmp_path / name).write_bytes(content)
     path = next(tmp_path.glob("shard-00001*"))
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 2] ^= 1
     path.write_bytes(raw)
-    refused("shard-00001-of-00003.array_record is missing or damaged", tmp_path, words, "train")
+    refused(
+        "shard-00001-of-00003.array_record is missing or damaged", tmp_path, vocabulary, "train"
+    )
     path.unlink()
-    refused("shard-00001-of-00003.array_record is missing or damaged", tmp_path, words, "train")
+    refused(
+        "shard-00001-of-00003.array_record is missing or damaged", tmp_path, vocabulary, "train"
+    )
     (tmp_path / "manifest.json").write_text("{")
-    refused("manifest.json is missing or damaged", tmp_path, words, "train")
+    refused("manifest.json is missing or damaged", tmp_path, vocabulary, "train")
 
 
 @pytest.mark.fast
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"target": ""}, "config.target is empty"),
         ({"target": "/nowhere"}, "/nowhere is no directory"),
         ({"seed": -1}, "config.seed is -1"),
-        ({"generation__num_prompts": 1}, "num_prompts is 1; it must be at least 2"),
-        ({"generation__batch_size": 0}, "batch_size is 0; it must be at least 1"),
+        ({"generation__num_prompts": 1}, "num_prompts is 1; it must be a whole number >= 2"),
+        ({"generation__batch_size": 0}, "batch_size is 0; it must be a whole number >= 1"),
         ({"generation__temperatures": ()}, "give one number or more"),
         ({"generation__temperatures": (1.0, 1.0)}, "give each once"),
         ({"generation__temperatures": (-1.0,)}, "temperature is -1"),
         ({"generation__top_p": 0.0}, "top_p is 0"),
         ({"generation__new_tokens": 400}, "8 [+] 400 tokens and the model has 128"),
         ({"generation__num_prompts": 9999}, "num_prompts is 9999, train split: only"),
-        ({"drafter__name": None}, "config.drafter.name is empty"),
-        ({"drafter__name": "nobody"}, "unknown drafter 'nobody'"),
-        ({"accept": "typical"}, "accept=typical is L3"),
+        ({"drafter__name": None}, "config.drafter.name is empty; name a drafter"),
+        ({"drafter__name": "unknown"}, "unknown drafter 'unknown'"),
+        ({"accept": "typical"}, "accept=typical has lossless class L3"),
         ({"drafter__name": "token_recycling"}, "rules for it are"),
         ({"data__files": "/nowhere.txt"}, "No such file"),
         (
             {"data__dialogues": "a.jsonl"},
-            "config.data.dialogues does not belong to objective generate",
+            "config.data.dialogues is not a key of objective generate",
         ),
     ],
 )
-def test_mistakes_end_in_one_line_and_nothing_written(folder, tmp_path, changes, told):
+def test_an_error_is_one_line_and_nothing_is_written(folder, tmp_path, changes, message):
     given = config(folder)
     with given.unlocked():
         given.accept = "chain"
@@ -238,24 +251,24 @@ def test_mistakes_end_in_one_line_and_nothing_written(folder, tmp_path, changes,
     given.update_from_flattened_dict(
         {key.replace("__", "."): value for key, value in changes.items()}
     )
-    with pytest.raises(UserError, match=told) as error:
-        generated.generate(given, tmp_path / "work")
+    with pytest.raises(UserError, match=message) as error:
+        generated.run(given, tmp_path / "work")
     assert "\n" not in str(error.value) and not (tmp_path / "work").exists()
 
 
-def test_it_does_not_go_over_a_training_run(folder, tmp_path):
+def test_a_training_run_is_not_overwritten(folder, tmp_path):
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(UserError, match="holds a training run"):
-        generated.generate(config(folder), tmp_path)
+        generated.run(config(folder), tmp_path)
 
 
-def test_progress_is_told(folder, run, tmp_path, capsys):
-    generated.generate(config(folder, generation__num_prompts=4), tmp_path)
-    told = capsys.readouterr().err
-    assert "tokens/s" in told and "tokens a round" in told and told.count("\n") == 1
+def test_progress_is_reported(folder, run, tmp_path, capsys):
+    generated.run(config(folder, generation__num_prompts=4), tmp_path)
+    err = capsys.readouterr().err
+    assert "tokens/s" in err and "tokens per round" in err and err.count("\n") == 1
 
 
-def test_a_head_that_the_tokenizer_puts_before_every_text(folder, tmp_path):
+def test_a_token_that_the_tokenizer_puts_before_every_text(folder, tmp_path):
     loaded = hf.load(folder / "target")
     loaded.tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{token_streams.SEPARATOR} $A", special_tokens=[(token_streams.SEPARATOR, 0)]
@@ -266,6 +279,6 @@ def test_a_head_that_the_tokenizer_puts_before_every_text(folder, tmp_path):
         "generation__num_prompts": 2,
         "generation__temperatures": (0,),
     }
-    generated.generate(config(folder, **changes), tmp_path / "run")
+    generated.run(config(folder, **changes), tmp_path / "run")
     assert [r["prompt_ids"][0] for r in records(tmp_path / "run")] == [0, 0]
     assert [len(r["prompt_ids"]) for r in records(tmp_path / "run")] == [9, 9]

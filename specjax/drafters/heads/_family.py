@@ -36,7 +36,7 @@ class Heads(NamedTuple):
     independent: bool = False
     # None: heads read one feature.
     prefix: Prefix | None = None
-    # What config.json must hold about the parameters besides their shapes.
+    # What config.json must hold about the parameters in addition to their shapes.
     facts: tuple[tuple[str, Any], ...] = ()
 
 

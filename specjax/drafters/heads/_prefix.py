@@ -34,7 +34,7 @@ _NOT_LLAMA = (
 
 
 class Prefix(NamedTuple):
-    """A causal map of all features so far, with its own cache (Hydra++).
+    """A causal map of all features up to each one, with its own cache (Hydra++).
 
     ``init_cache(batch, slots)`` gives an empty cache. ``apply(params, features [B,T,E], cache,
     parents) -> ([B,T,E], cache)`` writes and does not advance; ``commit(cache, count[B])`` does.
@@ -114,7 +114,7 @@ def _head_dim(config: dict[str, Any], asked: int, queries: int, keys: int) -> in
 
 
 def facts(config: TransformerConfig) -> tuple[tuple[str, Any], ...]:
-    """What config.json must hold about a layer besides its tensors."""
+    """What config.json must hold about a layer in addition to its tensors."""
     return (
         ("head_dim", config.head_dim),
         ("rms_norm_eps", config.norm_eps),

@@ -26,7 +26,7 @@ from specjax.types import LM, Drafter, ModelParams, Params
 
 SHARED = HeadKeys
 HEADS = 3
-# Inner width in widths of the target, the factor of its own feed-forward layers.
+# Inner width divided by the target's width, as in a usual feed-forward layer.
 WIDER = 4
 
 
@@ -37,7 +37,7 @@ def make(target: LM, *, inner: int = 0, **shared: Any) -> Drafter:
         target: the model whose features and LM head the slots use.
         inner: width inside their layers; 0: as in the files, or four times the target's for new
             slots.
-        shared: the keys of ``HeadKeys``; ``heads`` is the number of slots besides the target's own
+        shared: the keys of ``HeadKeys``; ``heads`` is the number of slots without the target's own
             (the paper's k - 1), 3 for new ones.
 
     Raises:

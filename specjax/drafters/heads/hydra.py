@@ -3,7 +3,7 @@
 Ankner et al. 2024 (2402.05109). The head of depth d, from 0, maps x = [s, e(pending), e(x_1), ...,
 e(x_d)], where e is the target's own embedding, to R x + SiLU(W x + b); residual blocks and a
 vocabulary map with a bias follow. s is the target's last feature; with ``prefix`` (Hydra++) it is
-the output of one more decoder layer over all features so far.
+the output of one more decoder layer over all features up to this one.
 
 Rules and lossless classes are those of ``medusa``. A sampled draft token has probabilities that
 depend on its path, so siblings "iid" and "without_replacement" are accepted more often than with
@@ -40,7 +40,8 @@ def make(
     Args:
         target: the model whose features the heads read.
         layers: blocks of each head; 0: as in the files, or for new heads 1 (Hydra++: 4).
-        prefix: Hydra++, one decoder layer before the heads; files have their own answer.
+        prefix: whether new heads have a decoder layer before them (Hydra++); in files the
+            tensors decide, and True is an error where the layer is missing.
         head_dim: width of that layer's attention heads; 0: as in the files, or the largest that
             fits a new layer.
         shared: the keys of ``HeadKeys``; ``heads`` is 4 for new heads, and ``model`` may be

@@ -42,10 +42,10 @@ def make(
     Args:
         target: the model whose features it reads.
         inner: I; 0: as in the files, or the target's width for a new one.
-        tie: all stages share E, H and LN, and all but the first share W; files have their own
-            answer.
-        scale_input: s_0 is divided by sqrt(2) times its root mean square; files have their own
-            answer.
+        tie: whether the stages of a new one share E, H and LN, and all but the first share W;
+            read from the tensors of a stored one.
+        scale_input: whether s_0 is divided by sqrt(2) times its root mean square; read from
+            config.json if it has this key.
         shared: the keys of ``HeadKeys``; ``heads`` is the number n of stages, 3 for a new one (a
             flatter ``tree`` runs fewer), and ``model`` may be a released one ("accelerator"
             repositories).

@@ -99,33 +99,30 @@ def gather(config: Config, workdir: Path, tokenizer: Tokenizer, directory: str |
         prompts = _document_prompts(splits["valid"], config, tokenizer)
         return _packed(config, splits, prompts)
     plain = {split: texts(config, workdir, split) for split in _SPLITS}
-    folder = text_files.folder(text_source(config.data), workdir) / "tokens"
-    # Also without crops: the stream of the tokens is stored for other runs.
-    streams = {
-        split: token_streams.cached_tokens(tokenizer, plain[split], folder) for split in _SPLITS
-    }
-    prompts = _line_prompts(plain["valid"], config, tokenizer)
     if config.data.packing == "crops":
-        bytes_of_text = sum(len(text.encode()) for text in plain["valid"])
-        return _crops(config, streams, prompts, len(streams["valid"]) / bytes_of_text)
+        folder = text_files.folder(text_source(config.data), workdir) / "tokens"
+        return _crops(config, plain, tokenizer, folder)
     splits = {
         split: _unmasked(token_streams.tokenise(tokenizer, [text]) for text in plain[split])
         for split in _SPLITS
     }
-    return _packed(config, splits, prompts)
+    return _packed(config, splits, _line_prompts(plain["valid"], config, tokenizer))
 
 
 def _crops(
-    config: Config,
-    streams: dict[str, np.ndarray],
-    prompts: list[list[int]],
-    tokens_per_byte: float,
+    config: Config, plain: dict[str, list[str]], tokenizer: Tokenizer, folder: Path
 ) -> Material:
+    """Crops of one stream per split; ``folder`` is where long streams are stored."""
     size, length = config.train.batch_size, config.train.length
+    streams = {
+        split: token_streams.cached_tokens(tokenizer, plain[split], folder) for split in _SPLITS
+    }
+    prompts = _line_prompts(plain["valid"], config, tokenizer)
     batches = token_streams.Batches(streams["train"], size, length, config.seed)
     held_out = token_streams.held_out_batches(
         streams["valid"], size, length, config.train.eval_batches
     )
+    tokens_per_byte = len(streams["valid"]) / sum(len(text.encode()) for text in plain["valid"])
     return Material(batches, held_out, prompts, _digest(streams.values()), tokens_per_byte)
 
 

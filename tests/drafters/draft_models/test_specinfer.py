@@ -1,4 +1,4 @@
-"""Several draft models: the law, their caches, and paths that lead over nodes of different models."""
+"""Several draft models: the output law, caches, and paths over nodes of different models."""
 
 from __future__ import annotations
 
@@ -22,32 +22,58 @@ TREE = "2x1x2"
 
 @functools.cache
 def pair():
-    """A target, its noisy copy, and a stranger of another family: (target, draft models, params)."""
+    """(target, draft models, params): a noisy copy of the target, and a model of another family."""
     target, params = testing.tiny("llama", 0, 20.0)
     noise = np.random.default_rng(5)
     noisy = jax.tree.map(
         lambda x: x + 0.05 * np.std(x) * noise.normal(size=x.shape).astype(np.float32), params
     )
-    stranger, other = testing.tiny("gpt2", 1, 20.0, layers=1)
-    return target, (target._replace(name="noisy"), stranger), ModelParams(params, (noisy, other))
+    unrelated, other = testing.tiny("gpt2", 1, 20.0, layers=1)
+    return target, (target._replace(name="noisy"), unrelated), ModelParams(params, (noisy, other))
 
 
 def begin(drafter, temperature):
     target, _, params = pair()
     packed, lengths = decode.pack_prompts(PROMPTS)
     return decode.prefill(
-        target, drafter, params, packed, lengths, rng.row_keys(0, len(PROMPTS)), max_len=packed.shape[1] + 20,
-        limit=lengths + jnp.asarray(NEW), sampling=sampling.make_sampling(len(PROMPTS), temperature),
-    )  # fmt: skip
+        target,
+        drafter,
+        params,
+        packed,
+        lengths,
+        rng.row_keys(0, len(PROMPTS)),
+        max_len=packed.shape[1] + 20,
+        limit=lengths + jnp.asarray(NEW),
+        sampling=sampling.make_sampling(len(PROMPTS), temperature),
+    )
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def fresh(model, params, tokens):
+def one_pass(model, params, tokens):
     return model.apply(params, jnp.maximum(tokens, 0), model.init_cache(*tokens.shape))[1]
 
 
+def assert_holds_the_text(model, params, cache, state) -> int:
+    """The cache is that of one pass over the committed text.
+
+    Returns how many tokens it lacks, the largest number of all rows that are not done.
+    """
+    length, held, done = (np.asarray(x) for x in (state.length, cache.length, state.done))
+    assert (held < length).all() and (length - held <= 4)[~done].all()
+    expected = one_pass(model, params, state.tokens)
+    for ours, right in zip(*(jax.device_get(x.k + x.v) for x in (cache, expected)), strict=True):
+        for row, kept in enumerate(held):
+            np.testing.assert_allclose(
+                ours[row, :, :kept], right[row, :, :kept], atol=1e-4, rtol=1e-3
+            )
+    return int((length - held)[~done].max(initial=0))
+
+
 def test_greedy_identity_and_the_draft_caches():
-    """Both caches hold the committed text after every few rounds; in the end the text is that of plain decoding."""
+    """Three rounds at a time both caches hold the committed text.
+
+    At temperature 0 the final text is that of plain decoding.
+    """
     target, models, params = pair()
     drafter, most, accepted = drafters.make("specinfer", target, models=models, tree=TREE), 0, 0
     for temperature in (0.0, 1.0):
@@ -57,18 +83,8 @@ def test_greedy_identity_and_the_draft_caches():
                 target, drafter, accept.load("recursive"), params, state, max_steps=3
             )
             accepted += int(records.accepted.sum())
-            length, done = np.asarray(state.length), np.asarray(state.done)
             for model, own, cache in zip(models, params.draft, state.draft, strict=True):
-                whole, known = fresh(model, own, state.tokens), np.asarray(cache.length)
-                assert (known < length).all() and (length - known <= 4)[~done].all()
-                most = max(most, *(length - known)[~done], 0)
-                for have, want in zip(
-                    *(jax.device_get(x.k + x.v) for x in (cache, whole)), strict=True
-                ):
-                    for row, kept in enumerate(known):
-                        np.testing.assert_allclose(
-                            have[row, :, :kept], want[row, :, :kept], atol=1e-4, rtol=1e-3
-                        )
+                most = max(most, assert_holds_the_text(model, own, cache, state))
         decode.check(state)
         text = decode.outputs(state, [len(p) for p in PROMPTS])
         assert [len(row) for row in text] == NEW
@@ -77,23 +93,25 @@ def test_greedy_identity_and_the_draft_caches():
                 target, params, begin(drafters.make("none", target), 0.0), max_steps=20
             )
             assert text == decode.outputs(plain, [len(p) for p in PROMPTS])
-    assert accepted > 20 and most > 2  # a model caught up over more than the last leaf
+    assert accepted > 20 and most > 2  # a model was fed more than the last leaf
 
 
 NUMBERS = 8
 
 
 def counting(seed, wrong):
-    """A table that counts upwards (almost surely), except after the tokens ``wrong``: there it says something random, which
-    depends on the token before as well."""
+    """A table that counts upwards (almost surely), except after the tokens ``wrong``.
+
+    There the next token is random and depends on the last two tokens.
+    """
     table = 60 * jax.nn.one_hot((jnp.arange(NUMBERS) + 1) % NUMBERS, NUMBERS)
     table = jnp.broadcast_to(table, (NUMBERS + 1, NUMBERS, NUMBERS))
     noise = 200 * testing.random_table(seed, NUMBERS)
     return jnp.where(jnp.isin(jnp.arange(NUMBERS), jnp.asarray(wrong))[:, None], noise, table)
 
 
-def spell(table, text, count):
-    """What a table says next."""
+def continuation(table, text, count):
+    """The most probable next tokens of a table."""
     text = list(text)
     for _ in range(count):
         text.append(int(np.argmax(table[text[-2], text[-1]])))
@@ -115,26 +133,30 @@ def start(params):
 
 @pytest.mark.parametrize("rule", ["recursive", "match", "deterministic"])
 def test_a_path_over_several_models(rule):
-    """The accepted path begins at one model's node and goes on below its copy, another model's; a third model never
-    proposed any of it. Each model's next draft is what it says after the whole committed text."""
+    """The accepted path begins at one model's node and continues below another model's.
+
+    Both nodes have the same token; a third model proposed no node of the path. The next draft of
+    each model continues the whole committed text.
+    """
     target, drafter = three()
     tables = [counting(1, [1]), counting(2, []), counting(3, list(range(8)))]
     params = ModelParams(counting(0, []), tuple(tables))
-    text, lacks = [7, 0], []
+    text, lacking = [7, 0], []
     rounds = decode.stream(target, drafter, accept.load(rule), params, start(params))
     for state, info in itertools.islice(rounds, 6):
         drafts = np.asarray(info.draft.tokens).reshape(3, 3).tolist()
-        assert drafts == [spell(np.asarray(table), text, 3) for table in tables]
+        assert drafts == [continuation(np.asarray(table), text, 3) for table in tables]
         assert info.draft.parents.tolist() == [[-1, 0, 1, -1, 3, 4, -1, 6, 7]]
         assert int(info.accepted[0]) == 3
         text += info.tokens[0].tolist()
-        lacks.append([len(text) - int(cache.length[0]) for cache in state.draft])
+        lacking.append([len(text) - int(cache.length[0]) for cache in state.draft])
         for cache in state.draft:
-            known = int(cache.length[0])
-            assert cache.tokens[0, :known].tolist() == text[:known]
+            held = int(cache.length[0])
+            assert cache.tokens[0, :held].tolist() == text[:held]
     assert text == [7, *(i % 8 for i in range(len(text) - 1))]
-    # After 0 model 0 says 1, and then errs. Model 1 never does: it lacks its leaf, also where the path is all model 0's.
-    assert lacks[:2] == [[3, 2, 4], [2, 2, 4]]
+    # Model 0 is right after 0 and wrong after 1. Model 1 is always right: its cache lacks its leaf,
+    # also where all nodes of the path are model 0's.
+    assert lacking[:2] == [[3, 2, 4], [2, 2, 4]]
 
 
 def test_one_broken_model_is_reported():
@@ -171,7 +193,7 @@ V = 3
 @pytest.mark.slow
 @pytest.mark.fast
 def test_exact_law():
-    """Two models that disagree, drawn and judged in float64; equal siblings happen often with three tokens."""
+    """Two different models in float64; with three tokens, equal siblings are frequent."""
     target = testing.tabular(V)
     models = [testing.tabular(V, "first"), testing.tabular(V, "second")]
     one = drafters.make("specinfer", target, models=models, tree="chain:1")
@@ -194,19 +216,18 @@ def test_exact_law():
             truth = testing.sequence_law(target, tables[0], [1, 2], steps, temperature=1.0)
             return testing.total_variation(law, truth)
 
-        assert (
-            error(one, "recursive", 2, None) < 1e-12
-        )  # every rule, and deeper trees: tests/test_laws.py
+        # Every rule, and deeper trees: tests/testing/test_laws.py.
+        assert error(one, "recursive", 2, None) < 1e-12
 
 
 @pytest.mark.fast
-def test_bad_keys_are_one_line(tmp_path):
+def test_errors(tmp_path):
     target, models, params = pair()
     make = functools.partial(drafters.make, "specinfer", target)
     cases = [
-        ({"models": []}, "models has an empty place"),
-        ({"models": ""}, "models has an empty place"),
-        ({"models": "a,,b"}, "models has an empty place"),
+        ({"models": []}, "models has an empty entry"),
+        ({"models": ""}, "models has an empty entry"),
+        ({"models": "a,,b"}, "models has an empty entry"),
         ({"models": models[0]}, "models is one draft model; give a list"),
         ({"models": models, "params": [{}]}, "there are 2 models and 1 params"),
         ({"models": models, "tree": "4y2"}, "the tree is '4y2'"),
@@ -217,17 +238,16 @@ def test_bad_keys_are_one_line(tmp_path):
         ),
         ({"models": "/nowhere,/nothing"}, "/nowhere is no directory"),
     ]
-    for keys, says in cases:
-        with pytest.raises(UserError, match=says):
+    for keys, message in cases:
+        with pytest.raises(UserError, match=message):
             make(**keys)
     with pytest.raises(UserError, match="specinfer was made from an LM without params"):
         make(models=models).init_params(jax.random.key(0))
     short = make(models=[models[0], models[1]._replace(max_positions=16)])
     with pytest.raises(UserError, match="the draft model has 16"):
         begin(short, 0.0)
-    assert begin(
-        make(models=[models[0], models[1]._replace(max_positions=27)]), 0.0
-    )  # exactly what the text needs
+    # Exactly as many positions as the text needs.
+    assert begin(make(models=[models[0], models[1]._replace(max_positions=27)]), 0.0)
     for i in range(2):
         hf.save(tmp_path / str(i), testing.tiny_config(), params.target)
     loaded = make(models=f"{tmp_path}/0, {tmp_path}/1").init_params(jax.random.key(0))

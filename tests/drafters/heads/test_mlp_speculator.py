@@ -1,4 +1,4 @@
-"""The MLP speculator: the card's formula (tied, scaled, fewer stages than there are), training as decoding, the mistakes."""
+"""The MLP speculator: its formula (tied, scaled, fewer stages run), forecasts, errors."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from head_cases import rms_normal
 
 from specjax import drafters, testing
 from specjax.errors import UserError
@@ -21,26 +22,21 @@ ERF = np.vectorize(math.erf)
 
 
 def plain(params, stages, scale_input):
-    """The card: s_i = GELU(LN_i(W_i s + (w_e / w_s) E_i[x])), the logits H_i s_i; LN has a bias and subtracts no mean."""
+    """s_i = GELU(LN_i(W_i s + (w_e / w_s) E_i[x])), logits H_i s_i; LN has a bias, not a mean."""
     p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
-    inner, shared_stage = p["emb"].shape[-1], p["emb"].shape[0] == 1
+    inner, tied = p["emb"].shape[-1], p["emb"].shape[0] == 1
     w_s = 0.5 ** (0.5 / stages)
     w_e = math.sqrt((1 - w_s**2) * inner / 2)
 
-    def normal(x):
-        return x / np.sqrt((x * x).mean() + 1e-6)
-
-    def read(feature, known):
-        s = normal(feature) / math.sqrt(2) if scale_input else feature
-        for i, token in enumerate(known):
-            at = 0 if shared_stage else i
-            w = p["proj_in"] if i == 0 else p["proj"][0 if shared_stage else i - 1]
-            y = (
-                normal(s @ w + w_e / w_s * p["emb"][at, token]) * p["ln"]["scale"][at]
-                + p["ln"]["bias"][at]
-            )
+    def read(feature, since):
+        s = rms_normal(feature) / math.sqrt(2) if scale_input else feature
+        for i, token in enumerate(since):
+            at = 0 if tied else i
+            w = p["proj_in"] if i == 0 else p["proj"][0 if tied else i - 1]
+            y = rms_normal(s @ w + w_e / w_s * p["emb"][at, token])
+            y = y * p["ln"]["scale"][at] + p["ln"]["bias"][at]
             s = y * (1 + ERF(y / math.sqrt(2))) / 2
-        return s @ p["head"][0 if shared_stage else len(known) - 1]
+        return s @ p["head"][0 if tied else len(since) - 1]
 
     return read
 
@@ -48,28 +44,26 @@ def plain(params, stages, scale_input):
 @pytest.mark.fast
 @pytest.mark.parametrize("tie", [False, True])
 @pytest.mark.parametrize("scale_input", [False, True])
-def test_forward_is_the_card(tie, scale_input):
+def test_forward_is_the_formula(tie, scale_input):
     keys = {"heads": 3, "tie": tie, "scale_input": scale_input}
     params = cases.random_heads("mlp_speculator", TARGET, TABLE, inner=4, **keys).init_params(None)
-    assert params["emb"].shape == ((1 if tie else 3), shared.VOCAB, 4) and params["proj"].shape == (
-        1 if tie else 2,
-        4,
-        4,
-    )
+    assert params["emb"].shape == ((1 if tie else 3), shared.VOCAB, 4)
+    assert params["proj"].shape == ((1 if tie else 2), 4, 4)
     tokens = shared.text()
-    got = shared.logits_along("mlp_speculator", TARGET, TABLE, params, tokens, **keys)
+    result = shared.logits_along("mlp_speculator", TARGET, TABLE, params, tokens, **keys)
     read = plain(params, 3, scale_input)
-    want = shared.retold(read, shared.features_of(TARGET, TABLE, tokens), tokens, 3)
-    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    features = shared.features_of(TARGET, TABLE, tokens)
+    expected = shared.expected_along(read, features, tokens, 3)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.fast
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_half_of_the_state_is_left_after_all_stages(n, monkeypatch):
-    """What the weights are for: s_0 keeps half its power through n stages, however few are run, and the tokens share the rest.
+    """The purpose of the weights: half of the power of s_0 is left after n stages.
 
-    Seen where every W is the identity, s_0 and the embeddings are orthogonal, and GELU only halves the power. Each stage keeps
-    w_s^2 of the state and makes 1 - w_s^2 of its token.
+    Here every W is the identity, s_0 and the embeddings are orthogonal, and GELU only halves the
+    power. Each stage keeps w_s^2 of the state's power and gives 1 - w_s^2 to its token.
     """
     monkeypatch.setattr(jax.nn, "gelu", lambda x, approximate: x / math.sqrt(2))
     width = shared.VOCAB
@@ -78,22 +72,21 @@ def test_half_of_the_state_is_left_after_all_stages(n, monkeypatch):
     params = {"emb": eye, "proj_in": axes, "head": eye, "ln": ln} | (
         {"proj": eye[1:]} if n > 1 else {}
     )
-    heads = shared.described("mlp_speculator", TARGET, params=params, scale_input=True)
+    heads = shared.heads_of("mlp_speculator", TARGET, params=params, scale_input=True)
     pair = ModelParams(TABLE, params)
     state, kept = heads.begin(pair, 3 * axes[0]), 0.5 ** (1 / n)
     for stage in range(n):
         state = heads.step(pair, state, stage, jnp.asarray(stage + 1))[1]
         power = np.asarray(state**2 / (state**2).sum())
-        want = [kept ** (stage + 1)] + [(1 - kept) * kept ** (stage - i) for i in range(stage + 1)]
-        np.testing.assert_allclose(power[: stage + 2], want, rtol=1e-5)
+        tokens = [(1 - kept) * kept ** (stage - i) for i in range(stage + 1)]
+        np.testing.assert_allclose(power[: stage + 2], [kept ** (stage + 1), *tokens], rtol=1e-5)
     assert power[0] == pytest.approx(0.5)
 
 
 @pytest.mark.fast
-def test_new_embeddings_are_as_long_as_the_weights_suppose():
-    fresh = drafters.make("mlp_speculator", TARGET, heads=1, inner=256).training.start(
-        TABLE, jax.random.key(0)
-    )
+def test_new_embeddings_have_the_length_that_the_weights_assume():
+    drafter = drafters.make("mlp_speculator", TARGET, heads=1, inner=256)
+    fresh = drafter.training.start(TABLE, jax.random.key(0))
     assert "proj" not in fresh and float(fresh["emb"].std()) == pytest.approx(1 / 16, rel=0.1)
 
 
@@ -101,57 +94,59 @@ CHAIN, TREE = {"siblings": "iid"}, {"tree": "3x2", "tie": True, "scale_input": T
 
 
 @pytest.mark.parametrize("shape", [pytest.param(CHAIN, marks=pytest.mark.slow), TREE])
-def test_training_sees_what_decoding_does(shape):
+def test_forecast_is_decoded(shape):
     """The tree of two levels runs two of three stages, with the weights of three."""
     drafter = cases.random_heads("mlp_speculator", TARGET, TABLE, heads=3, inner=4, **shape)
-    shared.assert_foreseen_is_decoded(drafter, TARGET, TABLE, shared.PROMPTS * 300, 24)
+    shared.assert_forecast_is_decoded(drafter, TARGET, TABLE, shared.PROMPTS * 300, 24)
 
 
-def test_it_learns_and_a_wrong_label_is_noticed():
+def test_it_learns_and_not_from_wrong_labels():
     shared.assert_learns("mlp_speculator", heads=3, inner=12)
 
 
 @pytest.mark.fast
 @pytest.mark.parametrize("tie", [False, True])
-def test_files_say_what_shapes_do_not(tmp_path, tie):
+def test_files_hold_what_shapes_do_not_show(tmp_path, tie):
     keys = {"heads": 4, "inner": 6, "tie": tie, "scale_input": True}
     target = shared.assert_files_round_trip("mlp_speculator", tmp_path / "scaled", **keys)
-    mine = drafters.make("mlp_speculator", target, model=tmp_path / "scaled")
-    assert dict(mine.training.facts) == {"n_predict": 4, "scale_input": True} and mine.longest == 4
-    head_files.write(tmp_path / "plain", "mlp_speculator", mine.init_params(None), {"n_predict": 4})
-    assert not dict(
-        drafters.make("mlp_speculator", target, model=tmp_path / "plain").training.facts
-    )["scale_input"]
+    scaled = drafters.make("mlp_speculator", target, model=tmp_path / "scaled")
+    assert dict(scaled.training.facts) == {"n_predict": 4, "scale_input": True}
+    assert scaled.longest == 4
+    params = scaled.init_params(None)
+    head_files.write(tmp_path / "plain", "mlp_speculator", params, {"n_predict": 4})
+    plain = drafters.make("mlp_speculator", target, model=tmp_path / "plain")
+    assert not dict(plain.training.facts)["scale_input"]
     with pytest.raises(
-        UserError, match="scale_input is asked for, and the heads in the files are without it"
+        UserError, match="scale_input is set, and the heads in the files do not have it"
     ):
         drafters.make("mlp_speculator", target, model=tmp_path / "plain", scale_input=True)
 
 
 @pytest.mark.fast
-def test_mistakes():
-    mine = cases.random_heads("mlp_speculator", TARGET, TABLE, heads=3, inner=4).init_params(None)
+def test_errors():
+    params = cases.random_heads("mlp_speculator", TARGET, TABLE, heads=3, inner=4).init_params(None)
 
     def refused(match, **keys):
         with pytest.raises(UserError, match=match):
             drafters.make("mlp_speculator", TARGET, **keys).init_params(None)
 
     refused("mlp_speculator has no heads yet; give model=, a directory of trained ones")
-    refused("the tree is 4 levels deep and mlp_speculator has 3 heads", params=mine, tree="2x1x1x1")
-    refused("heads is 2, and the heads in the files have 3; leave it out", params=mine, heads=2)
-    refused("inner is 5, and the heads in the files have 4; leave it out", params=mine, inner=5)
     refused(
-        "tie is asked for, and the heads in the files are without it; leave it out",
-        params=mine,
+        "the tree is 4 levels deep and mlp_speculator has 3 heads", params=params, tree="2x1x1x1"
+    )
+    refused("heads is 2, and the heads in the files have 3; leave it out", params=params, heads=2)
+    refused("inner is 5, and the heads in the files have 4; leave it out", params=params, inner=5)
+    refused(
+        "tie is set, and the heads in the files do not have it; leave it out",
+        params=params,
         tie=True,
     )
-    refused("tie is asked for, and there is one stage", tie=True, heads=1)
+    refused("tie needs at least 2 stages, and heads is 1; raise heads or", tie=True, heads=1)
     refused("tie is 'yes'; it must be True or False", tie="yes")
     refused("inner is -2; it must be a whole number >= 0", inner=-2)
-    tied = cases.random_heads(
-        "mlp_speculator", TARGET, TABLE, heads=3, inner=4, tie=True
-    ).init_params(None)
-    refused("tied, and their shapes do not say how many there are; give heads", params=tied)
+    keys = {"heads": 3, "inner": 4, "tie": True}
+    tied = cases.random_heads("mlp_speculator", TARGET, TABLE, **keys).init_params(None)
+    refused("tied, so their shapes do not show how many there are; give heads", params=tied)
     assert drafters.make("mlp_speculator", TARGET, params=tied, heads=5).longest == 5
-    shared.assert_foreign_is_refused("mlp_speculator", TARGET, mine)
-    assert jnp.isfinite(mine["emb"]).all()
+    shared.assert_foreign_is_refused("mlp_speculator", TARGET, params)
+    assert jnp.isfinite(params["emb"]).all()

@@ -253,8 +253,8 @@ def test_invalid_keys_and_tables_are_refused_in_one_line(tmp_path):
     with pytest.raises(UserError, match="count 7 tokens and the target has 8"):
         drafters.make("ngram_lm", testing.tabular(V + 1), tables=tables)
     for keys, message in (
-        ({"successors": 0}, "successors is 0, contexts 100000 and smoothing 0.1; they must be"),
-        ({"smoothing": 0.0}, "smoothing 0; they must be"),
+        ({"successors": 0}, "successors is 0; it must be a whole number >= 1"),
+        ({"smoothing": 0.0}, "smoothing is 0.0; it must be a number above 0"),
         ({"vocab_size": 3}, "has the token id 6; ids must be in 0..2"),
         ({"documents": [[]]}, "the documents hold no token"),
     ):

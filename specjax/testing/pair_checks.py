@@ -1,0 +1,153 @@
+"""What the compiled loop must show about one drafter with one rule; one function per check."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.testing import cases, laws, loop
+from specjax.testing.findings import Finding
+from specjax.testing.runner import BATCH, NEW, WIDTH, Outputs, Rows, Runner
+from specjax.theory import statistics
+
+# Rows of the output law, in batches of BATCH; a p-value below LEVEL fails.
+ROWS = 12_000
+LEVEL = 1e-4
+SETTINGS = ({"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.85})
+
+
+def setting_name(settings: dict) -> str:
+    """Settings as a line of text."""
+    return ", ".join(f"{key} {value}" for key, value in settings.items())
+
+
+def all_checks(run: Runner) -> list[Finding]:
+    """Every check; the output law only of an L1 rule."""
+    findings = [greedy(run), greedy_among_sampled(run), ends(run), independent_rows(run)]
+    if run.rule.lossless_class == "L1":
+        findings += [output_law(run, settings) for settings in SETTINGS]
+    return [*findings, frozen(run), compiled_once(run), donated(run)]
+
+
+def greedy(run: Runner) -> Finding:
+    """All-greedy rows have the tokens of plain greedy decoding."""
+    eos = run.vocab - 1
+    good = run.greedy().equal(run.plain_greedy()) & run.greedy(eos).equal(run.plain_greedy(eos))
+    return Finding(
+        "greedy is plain greedy decoding",
+        bool(good.all()),
+        f"{good.sum()}/{BATCH} ragged rows, with and without EOS",
+    )
+
+
+def greedy_among_sampled(run: Runner) -> Finding:
+    """A greedy row gives the same tokens in a batch with sampled rows."""
+    rows = run.ragged.settings["temperature"] == 0
+    good = run.greedy().equal(run.mixture())[rows]
+    return Finding(
+        "greedy rows among sampled ones",
+        bool(good.all()),
+        f"{good.sum()}/{len(good)} rows equal to an all-greedy batch",
+    )
+
+
+def ends(run: Runner) -> Finding:
+    """EOS and length limits cut the text that is generated without EOS, and change nothing else."""
+    eos = 0
+    (long, _), (short, lengths) = run.mixture(), run.mixture(eos)
+    begin = np.asarray(run.ragged.lengths)
+    limit = begin + np.asarray(run.ragged.new)
+    place = np.arange(long.shape[1])
+    new = (place >= begin[:, None]) & (place < limit[:, None])
+    hit = new & (long == eos)
+    want = np.where(hit.any(1), np.argmax(hit, 1) + 1, limit)
+    kept = place < np.reshape(want, (-1, 1))
+    good = (lengths == want) & (np.where(kept, long, -1) == short).all(1)
+    return Finding(
+        "EOS and limits only cut",
+        bool(good.all()),
+        f"{good.sum()}/{BATCH} rows, {hit.any(1).mean():.0%} ended early",
+    )
+
+
+def independent_rows(run: Runner) -> Finding:
+    """A row gives the same tokens at another place of the batch, among rows with other texts."""
+    rows, outputs = run.ragged, run.mixture()
+    order = np.random.default_rng(1).permutation(BATCH)
+    # Every second row gets another text.
+    changed = (np.arange(BATCH) % 2 == 1)[order]
+    tokens, lengths = rows.tokens[order], rows.lengths[order]
+    moved = run.run(
+        Rows(
+            jnp.where(changed[:, None], tokens[::-1], tokens),
+            jnp.where(changed, lengths[::-1], lengths),
+            rows.new[order],
+            {key: value[order] for key, value in rows.settings.items()},
+            order.tolist(),
+        )
+    )
+    good = Outputs(outputs.tokens[order], outputs.lengths[order]).equal(moved)[~changed]
+    return Finding(
+        "a row is independent of its batch",
+        bool(good.all()),
+        f"{good.sum()}/{len(good)} rows moved among other texts",
+    )
+
+
+def output_law(run: Runner, settings: dict) -> Finding:
+    """Chi-square of more tokens than one round can emit, against the target's exact law.
+
+    Every fourth row is greedy and not counted. The counted rows are tested together, and by the
+    three ways in which ``masked`` makes nodes invalid.
+    """
+    steps = min(run.drafter.longest + 2, NEW, int(np.log(ROWS) / np.log(run.vocab)))
+    first, greedy = np.arange(ROWS) % 3, np.arange(ROWS) // 3 % 4 == 0
+    prompts = np.concatenate([first[:, None] % run.vocab, np.tile(cases.PROMPT, (ROWS, 1))], 1)
+    prompts = np.pad(prompts, ((0, 0), (0, WIDTH - 3)), constant_values=-1)
+    temperature = np.where(greedy, 0.0, settings["temperature"])
+    new = []
+    for start in range(0, ROWS, BATCH):
+        part = slice(start, start + BATCH)
+        rows = Rows(
+            jnp.asarray(prompts[part], jnp.int32),
+            jnp.full((BATCH,), 3, jnp.int32),
+            jnp.full((BATCH,), steps, jnp.int32),
+            settings | {"temperature": temperature[part]},
+            list(range(start, start + BATCH)),
+        )
+        new.append(run.run(rows, seed=1).tokens[:, 3 : 3 + steps])
+    law = laws.sequence_law(run.plain, run.params.target, [0, *cases.PROMPT], steps, **settings)
+    cells = np.asarray(np.ravel_multi_index(tuple(np.concatenate(new).T), law.shape))
+    groups = [~greedy, *(~greedy & (first == f) for f in range(3))]
+    counts = [np.bincount(cells[group], minlength=law.size) for group in groups]
+    values = [statistics.chi_square(count, law)[2] for count in counts]
+    rows_counted = int((~greedy).sum())
+    detail = (
+        f"{steps} tokens, {rows_counted} rows, p = {values[0]:.2g} (a total variation of "
+        f"{loop.detectable(law, rows_counted):.3f} would fail); no node valid, all, some: "
+        + ", ".join(f"{value:.2g}" for value in values[1:])
+    )
+    return Finding(f"law, {setting_name(settings)}", min(values) > LEVEL, detail)
+
+
+def frozen(run: Runner) -> Finding:
+    """Finished rows do not change."""
+    return Finding(
+        "finished rows are frozen",
+        run.frozen and run.finished,
+        "tokens and lengths, in every run; every row finished",
+    )
+
+
+def compiled_once(run: Runner) -> Finding:
+    """Other texts, settings, seeds and EOS ids do not compile the program again."""
+    return Finding(
+        "nothing is compiled again",
+        run.retraces == 0,
+        f"{run.retraces} traces for other texts, settings, seeds and EOS",
+    )
+
+
+def donated(run: Runner) -> Finding:
+    """The buffers of the previous state are freed."""
+    return Finding("the state is donated", run.donated, "its cache was freed")
