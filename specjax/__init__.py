@@ -1,5 +1,6 @@
 """specjax: speculative decoding in JAX, every method behind one small interface, exact by test."""
 
+from specjax import _moved
 from specjax.decode import (
     autoregressive,
     check,
@@ -57,3 +58,8 @@ __all__ = [
     "stream",
     "to_probs",
 ]
+
+
+def __getattr__(name: str):
+    """Modules under their old names."""
+    return _moved.module(name)

@@ -50,8 +50,11 @@ def number(name: str, value: Any, right: str, ok: Callable[[float], bool]) -> No
 
     ``right`` describes such numbers in the message: "it must be a number {right}".
     """
-    real = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not real or not math.isfinite(value) or not ok(value):
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        good = False
+    else:
+        good = math.isfinite(float(value)) and ok(value)  # pyright: ignore[reportArgumentType]
+    if not good:
         raise UserError(f"{name} is {value!r}; it must be a number {right}")
 
 

@@ -125,8 +125,8 @@ def prefill(
         limit = jnp.full((batch,), max_len, jnp.int32)
     limit = jnp.asarray(limit, jnp.int32)
     if not isinstance(prompt, Tracer) and not isinstance(lengths, Tracer):
-        arrays = (np.asarray(x) for x in (prompt, lengths, limit))
-        _check_prompt(*arrays, target.vocab_size, max_len)
+        host = np.asarray(prompt), np.asarray(lengths), np.asarray(limit)
+        _check_prompt(*host, vocab=target.vocab_size, max_len=max_len)
     if sampling is None:
         sampling = sampling_lib.make_sampling(batch)
     arrays = (prompt, lengths, limit, keys, sampling)
@@ -134,7 +134,7 @@ def prefill(
 
 
 def _check_prompt(
-    prompt: np.ndarray, lengths: np.ndarray, limit: np.ndarray, vocab: int, max_len: int
+    prompt: np.ndarray, lengths: np.ndarray, limit: np.ndarray, *, vocab: int, max_len: int
 ) -> None:
     width = prompt.shape[1]
     wrong = (lengths < 1) | (lengths > width)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +23,6 @@ from decode_cases import (
 )
 
 from specjax import accept, decode, drafters, testing
-from specjax.drafters.draft_models import draft_model
 from specjax.errors import UserError
 from specjax.types import ModelParams
 
@@ -171,14 +172,19 @@ def test_a_tiny_top_p_keeps_the_best_token():
     assert speculate(model, drafter, "chain", both, temperature=1.0, top_p=1e-40)[0] == greedy
 
 
+@functools.cache
+def of_a_table(name):
+    """A drafter for the model ``tabular(7)``."""
+    keys = {"model": tabular(7, "draft")} if name == "draft_model" else {}
+    return drafters.make(name, tabular(7), gamma=3, **keys)
+
+
 @pytest.mark.parametrize("rule", ["chain", "match"])
 @pytest.mark.parametrize("name", ["draft_model", "prompt_lookup"])
 def test_a_row_alone_equals_that_row_in_a_batch(name, rule):
     """Sampled, ragged, with rows that end early: the other rows of the batch have no effect."""
-    model, table = tabular(7), testing.random_table(0, 7, 3.0)
-    keys = {"model": tabular(7, "draft")} if name == "draft_model" else {}
-    drafter = drafters.make(name, model, gamma=3, **keys)
-    both = ModelParams(table, testing.random_table(1, 7, 3.0))
+    model, drafter = tabular(7), of_a_table(name)
+    both = ModelParams(testing.random_table(0, 7, 3.0), testing.random_table(1, 7, 3.0))
     prompts = [[p % 7 for p in prompt] for prompt in PROMPTS]
     keys = {"temperature": 0.8, "top_p": 0.9, "width": 7, "max_len": 50, "eos_id": 6}
     together = speculate(model, drafter, rule, both, prompts, **keys)[0]

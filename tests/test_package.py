@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import specjax
+from specjax import _moved
 
 pytestmark = pytest.mark.fast
 
@@ -51,3 +52,15 @@ def test_public_names_exist():
     for name in specjax.__all__:
         assert getattr(specjax, name) is not None
     assert specjax.__version__
+
+
+@pytest.mark.parametrize("name", sorted(_moved.MOVED))
+def test_moved_modules_keep_their_names(name):
+    with pytest.warns(DeprecationWarning, match=f"specjax.{name} is now"):
+        module = getattr(specjax, name)
+    assert module.__name__ == f"specjax.{_moved.MOVED[name]}"
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'brench'"):
+        _ = specjax.brench

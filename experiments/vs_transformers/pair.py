@@ -1,14 +1,15 @@
-"""A target and a draft model that agree often and not always, without training: both know the same walk over tokens.
+"""A target and a draft model that often agree, without training: both follow one cycle of tokens.
 
-``SPOKEN`` tokens, taken at random from the vocabulary, form one cycle; each has one successor. The row of the LM head for a
-token is the embedding of its predecessor, so that a model says the successor where its layers leave the embedding of the last
-token in sight. The layers are random and hide it: the target's so much that every few tokens it goes elsewhere, to
-another spoken token, by the whole context; the draft's less. Tokens that are not spoken have a low logit
-everywhere, by way of the last norm's bias. A prompt is once round the cycle and some more, so that what the target
-says, where it follows the walk, is also a continuation that prompt lookup finds.
+``CYCLE`` tokens, taken at random from the vocabulary, form a cycle: each has one successor. The row
+of the LM head for a token is the embedding of its predecessor, so a model predicts the successor if
+its layers leave the embedding of the last token visible. The layers are random and hide it: those
+of the target so much that every few tokens it continues with another token of the cycle, which
+depends on the whole context; those of the draft model less. Tokens outside the cycle have a low
+logit everywhere, by way of the last norm's bias. A prompt is the whole cycle and some more tokens,
+so where the target follows the cycle, prompt lookup finds its continuation.
 
-This is good for decoding at an equal acceptance with real shapes and costs. It says nothing about the acceptance that
-trained pairs reach.
+This gives equal acceptance on both sides with real shapes and costs. It does not measure the
+acceptance that trained pairs reach.
 """
 
 from __future__ import annotations
@@ -23,16 +24,14 @@ import numpy as np
 from specjax.models import lm
 from specjax.models.transformer import TransformerConfig
 
-SPOKEN = 80
-DISTURBED = 3.0  # random layers at their usual scale change little; the weights of both models are three times as large
-SIGNALS = (
-    2.15,
-    0.4,
-)  # found by trying: at the shapes of run.py about three greedy tokens in four follow the draft
-GAIN = (
-    2.5  # so that the target gives the successor about three quarters of its mass at temperature 1
-)
-SILENT = -24.0  # the logit of a token that is not spoken
+CYCLE = 80
+# Factor of the weights of the layers: random layers at their usual scale change little.
+LAYERS = 3.0
+# Of target and draft, tuned: at the shapes of run.py about three of four greedy tokens agree.
+SIGNALS = (2.15, 0.4)
+# The target gives the successor about three quarters of the probability at temperature 1.
+GAIN = 2.5
+OUTSIDE = -24.0  # the logit of a token outside the cycle
 
 
 class Model(NamedTuple):
@@ -42,27 +41,27 @@ class Model(NamedTuple):
     params: dict
 
 
-def walker(config: TransformerConfig, walk: np.ndarray, signal: float, seed: int) -> Model:
-    """A model that follows ``walk`` i32[SPOKEN] as far as its layers let it.
+def make_model(config: TransformerConfig, cycle: np.ndarray, signal: float, seed: int) -> Model:
+    """A model that predicts the successors in ``cycle`` i32[CYCLE], apart from what its layers add.
 
     Args:
-        config: any GPT-2 shape with an LM head of its own.
-        walk: the cycle of tokens.
-        signal: standard deviation of the embeddings; the layers add about the same whatever it is.
+        config: a GPT-2 shape with untied embeddings.
+        cycle: the tokens in order.
+        signal: standard deviation of the embeddings; what the layers add does not depend on it.
+        seed: of the random weights.
     """
     params = lm.init_params(config, jax.random.key(seed))
     noise = np.random.default_rng(seed)
     width = config.hidden_size
     embedding = noise.standard_normal((config.vocab_size, width), np.float32)
-    up = np.ones(
-        width, np.float32
-    )  # what the last norm adds to every feature; it has removed their mean before
-    head = np.broadcast_to(SILENT / width * up, embedding.shape).copy()
-    before = embedding[walk] - embedding[walk].mean(-1, keepdims=True)
-    head[np.roll(walk, -1)] = GAIN / np.sqrt(width) * before
-    params["layers"] = jax.tree.map(lambda x: DISTURBED * x if x.ndim > 1 else x, params["layers"])
+    # The last norm has removed the mean of the features; its bias adds this to each of them.
+    bias = np.ones(width, np.float32)
+    head = np.broadcast_to(OUTSIDE / width * bias, embedding.shape).copy()
+    centred = embedding[cycle] - embedding[cycle].mean(-1, keepdims=True)
+    head[np.roll(cycle, -1)] = GAIN / np.sqrt(width) * centred
+    params["layers"] = jax.tree.map(lambda x: LAYERS * x if x.ndim > 1 else x, params["layers"])
     params["embed"]["embedding"] = jnp.asarray(signal * embedding)
-    params["norm"]["bias"] = jnp.asarray(up)
+    params["norm"]["bias"] = jnp.asarray(bias)
     params["head"]["kernel"] = jnp.asarray(head.T)
     return Model(config, params)
 
@@ -72,17 +71,17 @@ def make(
     draft: TransformerConfig,
     prompts: int,
     signals: tuple[float, float] = SIGNALS,
-):
-    """(target, draft, prompts): the pair, and token lists of ragged lengths."""
+) -> tuple[Model, Model, list[list[int]]]:
+    """(target, draft model, token lists of different lengths)."""
     noise = np.random.default_rng(7)
-    walk = noise.choice(target.vocab_size, SPOKEN, replace=False)
+    cycle = noise.choice(target.vocab_size, CYCLE, replace=False)
     texts = []
     for number in range(prompts):
-        length = SPOKEN + 7 * (number + 1)
-        texts.append(np.resize(np.roll(walk, -int(noise.integers(SPOKEN))), length).tolist())
+        length = CYCLE + 7 * (number + 1)
+        texts.append(np.resize(np.roll(cycle, -int(noise.integers(CYCLE))), length).tolist())
     shapes = [dataclasses.replace(config, tie_embeddings=False) for config in (target, draft)]
-    pair = [
-        walker(shape, walk, signal, seed)
+    models = [
+        make_model(shape, cycle, signal, seed)
         for seed, (shape, signal) in enumerate(zip(shapes, signals, strict=True), 1)
     ]
-    return pair[0], pair[1], texts
+    return models[0], models[1], texts

@@ -1,6 +1,7 @@
-"""The two sides of the comparison: one function each, which decodes all prompts one after the other and counts rounds.
+"""The two sides of the comparison: each decodes all prompts one after the other and counts rounds.
 
-Both are given the same directories, prompts and settings. Time is taken by the caller; prefill is part of it on both sides.
+Both have the same directories, prompts and settings. The caller takes the time, which includes
+prefill on both sides.
 """
 
 from __future__ import annotations
@@ -13,25 +14,33 @@ import numpy as np
 
 from specjax import accept, decode, drafters, rng, sampling
 from specjax.models import hf
-from specjax.types import ModelParams
+from specjax.types import Drafter, ModelParams
 
 AUTOREGRESSIVE, DRAFT_MODEL, PROMPT_LOOKUP = "autoregressive", "draft_model", "prompt_lookup"
-GAMMA = {
-    AUTOREGRESSIVE: 0,
-    DRAFT_MODEL: 5,
-    PROMPT_LOOKUP: 10,
-}  # draft tokens a round, constant on both sides
-MAX_NGRAM = 2  # what transformers looks up if nobody says otherwise
+# Draft tokens per round, constant on both sides.
+GAMMA = {AUTOREGRESSIVE: 0, DRAFT_MODEL: 5, PROMPT_LOOKUP: 10}
+MAX_NGRAM = 2  # the default of transformers
 
 
 class Answer(NamedTuple):
-    """The new tokens of each prompt, and the passes of the target that they took."""
+    """The new tokens of each prompt, and the target passes that they took."""
 
     texts: list[list[int]]
     rounds: int
 
 
-Run = Callable[[int], Answer]  # of a seed
+Run = Callable[[int], Answer]  # seed -> answer
+
+
+def _drafter(target: hf.Loaded, draft: hf.Loaded, method: str) -> Drafter:
+    gamma = GAMMA[method]
+    if method == DRAFT_MODEL:
+        return drafters.make(method, target.lm, model=draft.lm, params=draft.params, gamma=gamma)
+    if method == PROMPT_LOOKUP:
+        return drafters.make(
+            method, target.lm, rule="transformers", gamma=gamma, max_ngram=MAX_NGRAM
+        )
+    return drafters.make("none", target.lm)
 
 
 def ours(
@@ -40,30 +49,28 @@ def ours(
     method: str,
     prompts: Sequence[list[int]],
     new: int,
-    heat: float,
+    temperature: float,
 ) -> Run:
-    """specjax. The prompts have one width, so that their lengths do not compile anew."""
-    if method == DRAFT_MODEL:
-        drafter = drafters.make(
-            method, target.lm, model=draft.lm, params=draft.params, gamma=GAMMA[method]
-        )
-    elif method == PROMPT_LOOKUP:
-        drafter = drafters.make(
-            method, target.lm, rule="transformers", gamma=GAMMA[method], max_ngram=MAX_NGRAM
-        )
-    else:
-        drafter = drafters.make("none", target.lm)
+    """specjax. The prompts are padded to one width, so one compilation serves all lengths."""
+    drafter = _drafter(target, draft, method)
     params = ModelParams(target.params, draft.params if method == DRAFT_MODEL else {})
     rule, width = accept.load("chain"), max(map(len, prompts))
-    settings = sampling.make_sampling(1, temperature=heat)
+    settings = sampling.make_sampling(1, temperature=temperature)
 
     def run(seed: int) -> Answer:
         texts, rounds = [], 0
         for row, prompt in enumerate(prompts):
             tokens, lengths = decode.pack_prompts([prompt], width)
-            keys, end = rng.row_keys(seed, [row]), {"max_len": width + new, "limit": lengths + new}
             state = decode.prefill(
-                target.lm, drafter, params, tokens, lengths, keys, sampling=settings, **end
+                target.lm,
+                drafter,
+                params,
+                tokens,
+                lengths,
+                rng.row_keys(seed, [row]),
+                max_len=width + new,
+                limit=lengths + new,
+                sampling=settings,
             )
             if method == AUTOREGRESSIVE:
                 state = decode.autoregressive(target.lm, params, state, max_steps=new)
@@ -80,37 +87,44 @@ def ours(
 
 
 def load_theirs(directory: str, device: str, dtype: str) -> Any:
-    """A model of transformers as it comes: eager, dynamic cache. It has no end-of-sequence token, as ours has none here."""
+    """A model of transformers with its defaults: eager, dynamic cache. No end-of-sequence token."""
     import torch
     import transformers
 
-    transformers.logging.set_verbosity_error()  # it would say in every call that nothing stops the text
+    # Otherwise every call warns that no token ends the text.
+    transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype=getattr(torch, dtype)
     )
     model = model.to(device).eval()
     model.generation_config.eos_token_id = None
-    model.generation_config.num_assistant_tokens = GAMMA[DRAFT_MODEL]  # read from the assistant
+    # The draft length is read from the draft model, and never changes.
+    model.generation_config.num_assistant_tokens = GAMMA[DRAFT_MODEL]
     model.generation_config.num_assistant_tokens_schedule = "constant"
-    model.generation_config.assistant_confidence_threshold = 0.0  # it never stops a draft early
+    model.generation_config.assistant_confidence_threshold = 0.0
     return model
 
 
 def theirs(
-    target: Any, draft: Any, method: str, prompts: Sequence[list[int]], new: int, heat: float
+    target: Any,
+    draft: Any,
+    method: str,
+    prompts: Sequence[list[int]],
+    new: int,
+    temperature: float,
 ) -> Run:
-    """transformers: ``generate``, alone, with ``assistant_model`` or with ``prompt_lookup_num_tokens``."""
+    """transformers: ``generate``, plain, with a draft model, or with prompt lookup."""
     import torch
 
     settings: dict[str, Any] = {
         "max_new_tokens": new,
         "use_cache": True,
         "pad_token_id": 0,
-        "do_sample": heat > 0,
+        "do_sample": temperature > 0,
     }
-    if heat > 0:
-        settings |= {"temperature": heat, "top_k": 0, "top_p": 1.0}
+    if temperature > 0:
+        settings |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
     if method == DRAFT_MODEL:
         settings |= {"assistant_model": draft}
     elif method == PROMPT_LOOKUP:
@@ -138,17 +152,15 @@ def theirs(
     return run
 
 
-def best_threads(runs: Sequence[Run], choices: Sequence[int]) -> int:
-    """With how many of torch's threads these take the least time together. Warms up first."""
+def best_threads(run: Run, choices: Sequence[int]) -> int:
+    """The number of torch's threads with which ``run`` takes the least time, after a warm-up."""
     import torch
 
     seconds = {}
     for threads in choices:
         torch.set_num_threads(threads)
-        for run in runs:
-            run(0)
+        run(0)
         began = time.perf_counter()
-        for run in runs:
-            run(0)
+        run(0)
         seconds[threads] = time.perf_counter() - began
     return min(seconds, key=seconds.__getitem__)

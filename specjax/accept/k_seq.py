@@ -72,8 +72,8 @@ def residual(count: jax.Array, rho: jax.Array, target: jax.Array, draft: jax.Arr
 class Candidates(NamedTuple):
     """The open nodes of a walk."""
 
-    count: jax.Array  # i32[B]
-    any: jax.Array  # bool[B]
+    number: jax.Array  # i32[B]
+    exist: jax.Array  # bool[B] whether number > 0
     probs: jax.Array  # f[B,V] the distribution that they were drawn from; 0 for no candidate
 
 
@@ -99,8 +99,8 @@ def try_all(
     drawn = jnp.take_along_axis(some.probs, tokens, 1)
     # A coin belongs to a node and a node is open at one level only: each coin is used once.
     passed = coins.flip(kept, jnp.where(walk.open, rho[:, None] * drawn, 0))
-    rest = residual(some.count, rho, walk.probs, some.probs)
-    stays = some.any & ~passed.any(-1)
+    rest = residual(some.number, rho, walk.probs, some.probs)
+    stays = some.exist & ~passed.any(-1)
     walk = walk.replace(
         open=walk.open & ~stays[:, None], probs=jnp.where(stays[:, None], rest, walk.probs)
     )
@@ -117,7 +117,7 @@ def k_seq(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
 
     def level(walk: _walk.Walk) -> _walk.Walk:
         some = candidates(walk, draft)
-        rho = solve(some.count, walk.probs, some.probs)
+        rho = solve(some.number, walk.probs, some.probs)
         return try_all(walk, draft, target_probs, some, rho, coins)
 
     walk = jax.lax.while_loop(lambda w: w.open.any(), level, _walk.begin(draft, target_probs))

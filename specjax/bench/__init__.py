@@ -24,3 +24,19 @@ Replay of recorded conversations, without a model
     recorded_target  a recorded text as a target
     replay           counts of any drafter on a recording
 """
+
+from specjax.bench.measuring import Measured, measure, warm
+from specjax.bench.passes import Job, Method, Pass, batches, begin, run_pass, teach
+
+__all__ = [
+    "Job",
+    "Measured",
+    "Method",
+    "Pass",
+    "batches",
+    "begin",
+    "measure",
+    "run_pass",
+    "teach",
+    "warm",
+]

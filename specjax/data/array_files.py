@@ -51,10 +51,9 @@ def write(
     }
     try:
         files.write_all(folder, contents)
-    except OSError as error:
-        raise UserError(
-            f"cannot write into {folder}: {error.strerror}; choose another directory"
-        ) from None
+    except (OSError, SafetensorError) as error:  # the second: safetensors on a full disk
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot write into {folder}: {reason}; choose another directory") from None
 
 
 def read(

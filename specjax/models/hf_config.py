@@ -87,7 +87,7 @@ def config_from_hf(raw: dict) -> TransformerConfig:
                 f"{key} {raw[key]!r} is not supported; supported: {', '.join(map(str, allowed))}"
             )
     keys, gpt2 = _FIELDS[family], family == "gpt2"
-    hidden, heads = _value(raw, keys["hidden_size"]), _value(raw, keys["num_heads"])
+    hidden, heads = value_of(raw, keys["hidden_size"]), value_of(raw, keys["num_heads"])
     if hidden % heads and (gpt2 or raw.get("head_dim") is None):
         raise UserError(
             f"the hidden size {hidden} is not a multiple of the {heads} attention heads"
@@ -97,7 +97,7 @@ def config_from_hf(raw: dict) -> TransformerConfig:
     values |= {"intermediate_size": 4 * hidden} if gpt2 else {}
     for field, key in keys.items():
         kind = type(values[field]) if field in _DEFAULTS[family] else int
-        values[field] = _value(raw, key, kind, values.get(field))
+        values[field] = value_of(raw, key, kind, values.get(field))
     if heads % values["num_kv_heads"]:
         raise UserError(
             f"{heads} attention heads are not a multiple of "
@@ -161,7 +161,7 @@ def _family(raw: dict) -> str:
     return family
 
 
-def _value(raw: dict, key: str, kind: type = int, default: Any = None) -> Any:
+def value_of(raw: dict, key: str, kind: type = int, default: Any = None) -> Any:
     """A number above 0, or a boolean if ``kind`` is bool, from config.json."""
     value = default if raw.get(key) is None else raw[key]
     valid = isinstance(value, (int, kind)) and isinstance(value, bool) == (kind is bool)
@@ -178,8 +178,8 @@ def _rope(raw: dict, positions: int) -> tuple[float, RopeScaling | None]:
     """(base, scaling) of the rotary positions."""
     loose = {key: raw[key] for key in ("rope_theta", "partial_rotary_factor") if key in raw}
     given = loose | (raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    theta = _value(given, "rope_theta", float, 10000.0)
-    if _value(given, "partial_rotary_factor", float, 1) != 1:
+    theta = value_of(given, "rope_theta", float, 10000.0)
+    if value_of(given, "partial_rotary_factor", float, 1) != 1:
         raise UserError(
             f"partial_rotary_factor {given['partial_rotary_factor']} is not supported; supported: 1"
         )
@@ -189,9 +189,9 @@ def _rope(raw: dict, positions: int) -> tuple[float, RopeScaling | None]:
     if kind != "llama3":
         raise UserError(f"rope type {kind!r} is not supported; supported: default, llama3")
     factor, low, high = (
-        _value(given, key, float) for key in ("factor", "low_freq_factor", "high_freq_factor")
+        value_of(given, key, float) for key in ("factor", "low_freq_factor", "high_freq_factor")
     )
     if low >= high:
         raise UserError(f"low_freq_factor {low} must be below high_freq_factor {high}")
-    original = _value(given, "original_max_position_embeddings", int, positions)
+    original = value_of(given, "original_max_position_embeddings", int, positions)
     return theta, RopeScaling(factor, low, high, original)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -22,13 +23,16 @@ def sequence_law(model: LM, params, prompt: Sequence[int], steps: int, **setting
     vocab = model.vocab_size
     continuations = list(itertools.product(range(vocab), repeat=steps - 1)) or [()]
     tokens = jnp.asarray([list(prompt) + list(c) for c in continuations], jnp.int32)
-    logits = lm.forward(model, params, tokens).logits[:, len(prompt) - 1 :]
-    # Without jit: lax.cond would be compiled again in every call.
-    with jax.disable_jit():
-        probs = sampling.to_probs(logits, sampling.make_sampling(len(continuations), **settings))
-    probs = np.asarray(probs, np.float64)
+    rows = sampling.make_sampling(len(continuations), **settings)
+    probs = np.asarray(_probs(model, params, tokens, rows), np.float64)[:, len(prompt) - 1 :]
     joint = np.ones((len(continuations), 1))
     for row, continuation in enumerate(continuations):
         for place, token in enumerate(continuation):
             joint[row] *= probs[row, place, token]
     return (joint * probs[:, -1]).reshape((vocab,) * steps)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _probs(model: LM, params, tokens: jax.Array, rows: sampling.Sampling) -> jax.Array:
+    """f[B,T,V]: the adjusted probabilities after each token."""
+    return sampling.to_probs(lm.forward(model, params, tokens).logits, rows)

@@ -166,7 +166,7 @@ def k_seq_with_small_rho(keys, draft, target_probs):
 
     def level(walk):
         some = k_seq.candidates(walk, draft)
-        rho = 1 + 0.5 * (k_seq.solve(some.count, walk.probs, some.probs) - 1)
+        rho = 1 + 0.5 * (k_seq.solve(some.number, walk.probs, some.probs) - 1)
         return k_seq.try_all(walk, draft, target_probs, some, rho, coins)
 
     walk = jax.lax.while_loop(lambda w: w.open.any(), level, _walk.begin(draft, target_probs))

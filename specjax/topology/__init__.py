@@ -3,6 +3,7 @@
 - ``shapes``: templates and their files. On the host.
 - ``tries``: trees of several token sequences. On the host and on the device.
 - ``search``: Sequoia's search for the best static shape. On the host.
+- ``acceptance``: acceptance by rank, measured: the input of a search. On the host.
 - ``dynamic``: EAGLE-2's expansion and reranking of nodes. On the device.
 """
 

@@ -97,8 +97,9 @@ def train(
         _check_start(start, schedule.steps, workdir)
         log = stack.enter_context(Log(workdir, start))
         display = stack.enter_context(Display(start, schedule.steps))
+        task = task._replace(target_params=target_params)
         run = _Run(task, programs, placement, schedule, settings, checkpoints, log, display)
-        state = run.train(start, state, target_params)
+        state = run.train(start, state)
         return jax.device_put(programs.averaged(state), placement.first)
 
 
@@ -107,7 +108,7 @@ class _Run:
 
     def __init__(
         self,
-        task: Task,
+        task: Task,  # with ``target_params`` cast and on the devices
         programs: Programs,
         placement: Placement,
         schedule: Schedule,
@@ -125,9 +126,9 @@ class _Run:
         # so that no step waits for the device.
         self._recent: list[dict[str, Any]] = []
 
-    def train(self, start: int, state: Any, target_params: Any) -> Any:
+    def train(self, start: int, state: Any) -> Any:
         """All steps after ``start``; returns the state whose parameters are kept."""
-        self._target_params, steps = target_params, self._schedule.steps
+        target_params, steps = self._task.target_params, self._schedule.steps
         batch: Any = self._fetch(start) if start < steps else None
         for step in range(start + 1, steps + 1):
             batch = self._rewrite(step, state, batch)
@@ -164,7 +165,7 @@ class _Run:
         jax.block_until_ready(state)  # so that only the rewriting is timed
         with self._clock("rewrite"):
             key = jax.random.fold_in(self._rewrite_key, step)
-            batch = self._programs.rewrite(state["params"], self._target_params, batch, key)
+            batch = self._programs.rewrite(state["params"], self._task.target_params, batch, key)
             return jax.block_until_ready(batch)
 
     def _keep(self, step: int, state: Any) -> None:
@@ -216,7 +217,7 @@ class _Run:
     def _held_out(self, params: Any) -> dict[str, float]:
         task, values = self._task, {}
         if task.eval_batches:
-            values |= self._programs.evaluate(params, self._target_params, task.eval_batches)
+            values |= self._programs.evaluate(params, task.target_params, task.eval_batches)
         if task.examine:
             values |= task.examine(jax.device_put(params, self._placement.first))
         return {f"heldout_{name}": float(value) for name, value in values.items()}

@@ -115,7 +115,7 @@ def _shape(heads: Heads, keys: TreeKeys, accuracy: Any, vocab_size: int) -> Topo
                 f"{heads.name} has no measured accuracies to search a tree of {keys.nodes} nodes "
                 "with; give tree, or train the heads with specjax"
             )
-        branching = min(tree_search._table(accuracy).shape[1], vocab_size)
+        branching = min(tree_search.acceptance_table(accuracy).shape[1], vocab_size)
         shape, _ = SEARCHES[keys.search](accuracy, keys.nodes, heads.depth, branching)
     else:
         shape = shapes.parse(keys.tree) if keys.tree else shapes.chain(heads.depth)

@@ -18,7 +18,7 @@ from flax import nnx
 from specjax import cache as kv
 from specjax import tree
 from specjax.errors import UserError
-from specjax.models.hf_config import _value
+from specjax.models.hf_config import value_of
 from specjax.models.transformer import Block, Norm, TransformerConfig, rope_frequencies
 from specjax.types import ModelParams, Params
 
@@ -80,8 +80,8 @@ def stored(params: Params, config: dict[str, Any], head_dim: int = 0) -> Transfo
     inner = params["mlp"]["up"]["kernel"].shape[1]
     result = dataclasses.replace(
         _config(width, head_dim, queries // head_dim, keys // head_dim, inner),
-        rope_theta=_value(config, "rope_theta", float, THETA),
-        norm_eps=_value(config, "rms_norm_eps", float, EPS),
+        rope_theta=value_of(config, "rope_theta", float, THETA),
+        norm_eps=value_of(config, "rms_norm_eps", float, EPS),
         attention_bias="bias" in params["attention"]["q"],
         mlp_bias="bias" in params["mlp"]["up"],
     )
@@ -95,8 +95,8 @@ def _head_dim(config: dict[str, Any], asked: int, queries: int, keys: int) -> in
     """The width of an attention head; ``queries`` and ``keys`` are the widths of all heads."""
     head_dim = asked
     if config.get("head_dim") or config.get("num_attention_heads"):
-        default = queries // _value(config, "num_attention_heads", int, 1)
-        head_dim = _value(config, "head_dim", int, default)
+        default = queries // value_of(config, "num_attention_heads", int, 1)
+        head_dim = value_of(config, "head_dim", int, default)
     if asked not in (0, head_dim):
         raise UserError(
             f"head_dim is {asked}, and the heads in the files have {head_dim}; leave it out"
