@@ -204,6 +204,6 @@ def case(name: str, vocab: int = VOCAB, sparse: bool = False, seed: int = 0) -> 
 
 
 def family(name: str) -> str:
-    """The family of the case's drafter, the name of its folder: "lookup", "heads", ... or "none"."""
+    """The family of the case's drafter: the name of its folder ("lookup", "heads"), or "none"."""
     method = _drafter(name, VOCAB).name.split(",")[0]
     return drafters.load(method).__name__.split(".")[2]

@@ -60,8 +60,8 @@ def state_follows_text(drafter: Drafter, target: LM, params: ModelParams) -> Fin
         if drafter.probs is None or scored.draft.probs is None:
             return state, None
         text = Context(jnp.maximum(state.tokens, 0), state.length, state.sampling)
-        want = jax.vmap(lambda row, n: row[n - 1])(drafter.probs(params, text), state.length)
-        error = jnp.abs(scored.draft.probs[:, 0] - want).max(-1)
+        expected = jax.vmap(lambda row, n: row[n - 1])(drafter.probs(params, text), state.length)
+        error = jnp.abs(scored.draft.probs[:, 0] - expected).max(-1)
         after, _ = step.decide(target, drafter, rule, params, state, keys, scored, None)
         return after, jnp.where(state.done, 0, error).max()
 

@@ -233,7 +233,8 @@ def _round(
         part = slice(start, start + CHUNK)
         given = jax.tree.map(lambda x: x[part], (state, *drafted.value))  # noqa: B023
         decided = expand(decide, given, len(weight[part]), drafted.ledger)
-        yield _Part(*decided.value, weight[part][decided.source] * decided.chance)
+        rows, info = decided.value
+        yield _Part(rows, info, weight[part][decided.source] * decided.chance)
     shared["round"] = shared["round"] + 1
 
 

@@ -107,8 +107,8 @@ def loop_fit(
 ) -> Fit:
     """Chi-square of ``counts`` against the target's exact law, with its power."""
     law = laws.sequence_law(target, params.target, prompt, steps, **settings)
-    seen = counts(target, drafter, rule, params, prompt, steps, rows, seed, **settings)
-    return Fit(statistics.chi_square(seen, law)[2], detectable(law, rows))
+    observed = counts(target, drafter, rule, params, prompt, steps, rows, seed, **settings)
+    return Fit(statistics.chi_square(observed, law)[2], detectable(law, rows))
 
 
 def detectable(law: np.ndarray, rows: int, level: float = 1e-3, missed: float = 0.01) -> float:

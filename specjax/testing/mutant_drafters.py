@@ -30,6 +30,7 @@ def with_draft(change: Callable) -> Callable[[Drafter], Drafter]:
 
 def _own_probs(draft: Draft) -> jax.Array:
     """f[B,N]: the probability of each draft token in its own probs."""
+    assert draft.probs is not None
     return jnp.take_along_axis(draft.probs, draft.tokens[..., None], -1)[..., 0]
 
 

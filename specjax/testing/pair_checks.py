@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import rng
 from specjax.testing import cases, laws, loop
 from specjax.testing.findings import Finding
 from specjax.testing.runner import BATCH, NEW, WIDTH, Outputs, Rows, Runner
@@ -60,9 +61,9 @@ def ends(run: Runner) -> Finding:
     place = np.arange(long.shape[1])
     new = (place >= begin[:, None]) & (place < limit[:, None])
     hit = new & (long == eos)
-    want = np.where(hit.any(1), np.argmax(hit, 1) + 1, limit)
-    kept = place < np.reshape(want, (-1, 1))
-    good = (lengths == want) & (np.where(kept, long, -1) == short).all(1)
+    expected = np.where(hit.any(1), np.argmax(hit, 1) + 1, limit)
+    kept = place < np.reshape(expected, (-1, 1))
+    good = (lengths == expected) & (np.where(kept, long, -1) == short).all(1)
     return Finding(
         "EOS and limits only cut",
         bool(good.all()),
@@ -83,7 +84,7 @@ def independent_rows(run: Runner) -> Finding:
             jnp.where(changed, lengths[::-1], lengths),
             rows.new[order],
             {key: value[order] for key, value in rows.settings.items()},
-            order.tolist(),
+            rows.keys[order],
         )
     )
     good = Outputs(outputs.tokens[order], outputs.lengths[order]).equal(moved)[~changed]
@@ -105,7 +106,7 @@ def output_law(run: Runner, settings: dict) -> Finding:
     prompts = np.concatenate([first[:, None] % run.vocab, np.tile(cases.PROMPT, (ROWS, 1))], 1)
     prompts = np.pad(prompts, ((0, 0), (0, WIDTH - 3)), constant_values=-1)
     temperature = np.where(greedy, 0.0, settings["temperature"])
-    new = []
+    keys, new = rng.row_keys(1, ROWS), []
     for start in range(0, ROWS, BATCH):
         part = slice(start, start + BATCH)
         rows = Rows(
@@ -113,9 +114,9 @@ def output_law(run: Runner, settings: dict) -> Finding:
             jnp.full((BATCH,), 3, jnp.int32),
             jnp.full((BATCH,), steps, jnp.int32),
             settings | {"temperature": temperature[part]},
-            list(range(start, start + BATCH)),
+            keys[part],
         )
-        new.append(run.run(rows, seed=1).tokens[:, 3 : 3 + steps])
+        new.append(run.run(rows).tokens[:, 3 : 3 + steps])
     law = laws.sequence_law(run.plain, run.params.target, [0, *cases.PROMPT], steps, **settings)
     cells = np.asarray(np.ravel_multi_index(tuple(np.concatenate(new).T), law.shape))
     groups = [~greedy, *(~greedy & (first == f) for f in range(3))]

@@ -29,7 +29,7 @@ class Rows(NamedTuple):
     lengths: jax.Array  # i32[B]
     new: jax.Array  # i32[B] tokens to generate, at most NEW
     settings: dict[str, Any]  # of sampling.make_sampling, numbers or [B]
-    ids: list[int]  # numbers of the rows, for their keys
+    keys: jax.Array  # key[B]
 
 
 class Outputs(NamedTuple):
@@ -111,9 +111,9 @@ class Runner:
         """How often the target was traced after the first run."""
         return len(self._traces) - (self._traced_once or 0)
 
-    def run(self, rows: Rows, eos: int = NO_EOS, seed: int = 0) -> Outputs:
+    def run(self, rows: Rows, eos: int = NO_EOS) -> Outputs:
         """Decodes all rows; updates ``finished``, ``frozen`` and ``donated``."""
-        state = self._begin(rows, seed)
+        state = self._begin(rows)
         done, before = np.asarray(state.done), _texts(state)
         for _ in range(NEW + 2):
             if done.all():
@@ -159,7 +159,7 @@ class Runner:
             params,
             rows.tokens,
             rows.lengths,
-            rng.row_keys(0, BATCH),
+            rows.keys,
             max_len=WIDTH + NEW,
             limit=rows.lengths + rows.new,
             sampling=sampling.make_sampling(BATCH, 0.0),
@@ -172,14 +172,14 @@ class Runner:
             self._outputs[name, eos] = self.run(rows, eos)
         return self._outputs[name, eos]
 
-    def _begin(self, rows: Rows, seed: int) -> DecodeState:
+    def _begin(self, rows: Rows) -> DecodeState:
         return decode.prefill(
             self.target,
             self.drafter,
             self.params,
             rows.tokens,
             rows.lengths,
-            rng.row_keys(seed, rows.ids),
+            rows.keys,
             max_len=WIDTH + NEW,
             limit=rows.lengths + rows.new,
             sampling=sampling.make_sampling(BATCH, **rows.settings),
@@ -199,7 +199,7 @@ def _ragged_rows(vocab: int, seed: int) -> Rows:
         jnp.asarray(lengths, jnp.int32),
         jnp.asarray(random.integers(0, NEW + 1, BATCH), jnp.int32),
         settings,
-        row.tolist(),
+        rng.row_keys(0, BATCH),
     )
 
 

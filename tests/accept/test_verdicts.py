@@ -68,22 +68,21 @@ def test_verdicts_are_well_formed(name, deterministic):
         keys, draft, target = blocks(0, with_tree)
         if deterministic:
             draft = draft.replace(probs=None)
-        verdict = jax.tree.map(np.asarray, sampled(name)(keys, draft, target))
+        verdict = sampled(name)(keys, draft, target)
         parents = PARENTS if with_tree else range(-1, GAMMA - 1)
-        tokens, valid = np.asarray(draft.tokens), np.asarray(draft.valid)
-        for row in range(CHECKED):
-            count, path = int(verdict.count[row]), verdict.path[row]
-            kept = path[path >= 0]
-            assert len(kept) == count - 1 and (path[count - 1 :] == -1).all()
+        arrays = (draft.tokens, draft.valid, verdict.tokens, verdict.count, verdict.path)
+        rows = zip(*(np.asarray(x[:CHECKED]).tolist() for x in arrays), strict=True)
+        for drafted, valid, tokens, count, path in rows:
+            kept = path[: count - 1]
+            assert min(kept, default=0) >= 0 and set(path[count - 1 :]) <= {-1}
             for above, node in zip([-1, *kept], kept, strict=False):
-                assert valid[row, node]
+                assert valid[node]
                 # With independent siblings the parent may be a copy of the node above.
                 parent = parents[node]
-                copy = above >= 0 and parent >= 0 and tokens[row, parent] == tokens[row, above]
+                copy = above >= 0 and parent >= 0 and drafted[parent] == drafted[above]
                 assert parent == above or copy
-            assert verdict.tokens[row, : count - 1].tolist() == tokens[row, kept].tolist()
-            assert 0 <= verdict.tokens[row, count - 1] < V
-            assert (verdict.tokens[row, count:] == -1).all()
+            assert tokens[: count - 1] == [drafted[node] for node in kept]
+            assert 0 <= tokens[count - 1] < V and set(tokens[count:]) <= {-1}
 
 
 @pytest.mark.parametrize("name", IDS_ONLY)

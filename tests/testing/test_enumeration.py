@@ -56,8 +56,8 @@ def test_every_history_once(rows, monkeypatch):
     history = np.concatenate([result.source[:, None], result.value], 1)
     assert len(np.unique(history, axis=0)) == len(history)
     chance = np.array([[0.25, 0.75, 0.0], [1.0, 0.0, 0.0], [0.2, 0.3, 0.5]])
-    want = np.prod(chance[history[:, 1:-1], history[:, 2:]], 1)
-    np.testing.assert_allclose(result.chance, want, rtol=1e-14)
+    expected = np.prod(chance[history[:, 1:-1], history[:, 2:]], 1)
+    np.testing.assert_allclose(result.chance, expected, rtol=1e-14)
     np.testing.assert_allclose(np.bincount(result.source, result.chance), np.ones(5), rtol=1e-14)
 
 

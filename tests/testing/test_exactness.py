@@ -107,7 +107,10 @@ def test_two_token_law_of_transformers(family, shape):
     if shape == "chain":
         drafter, rule = draft_model.make(target, model=draft, gamma=2), "chain"
     else:
-        drafter, rule = draft_tree.make(target, model=draft, tree="3x1", siblings="iid"), "recursive"
+        drafter, rule = (
+            draft_tree.make(target, model=draft, tree="3x1", siblings="iid"),
+            "recursive",
+        )
     fit = testing.loop_fit(
         target,
         drafter,
@@ -170,11 +173,8 @@ def test_power_holds_for_deviations_of_any_form():
             continue
         changed /= changed.sum()
         detected = [
-            testing.chi_square(random.multinomial(rows, changed), law)[2] < 1e-3
-            for _ in range(300)
+            testing.chi_square(random.multinomial(rows, changed), law)[2] < 1e-3 for _ in range(300)
         ]
         assert np.mean(detected) > 0.97
-    alarms = [
-        testing.chi_square(random.multinomial(rows, law), law)[2] < 1e-3 for _ in range(300)
-    ]
+    alarms = [testing.chi_square(random.multinomial(rows, law), law)[2] < 1e-3 for _ in range(300)]
     assert np.mean(alarms) < 0.02

@@ -38,7 +38,15 @@ def drafter_of(shape, siblings=None, vocab=3):
 
 
 def law_error(
-    drafter, rule, vocab=3, seed=0, sparse=False, steps=None, rounds=1, prompt=cases.PROMPT, **settings
+    drafter,
+    rule,
+    vocab=3,
+    seed=0,
+    sparse=False,
+    steps=None,
+    rounds=1,
+    prompt=cases.PROMPT,
+    **settings,
 ):
     """The total variation between the law of the emitted text and the target's law."""
     with jax.enable_x64(True):

@@ -1,12 +1,12 @@
-"""Every mutant is detected, so the test kit can fail."""
+"""Every mutant is detected, so the test kit can fail; and the reports name what failed."""
 
 from __future__ import annotations
 
 import jax
 import pytest
 
-from specjax import testing
-from specjax.testing import cases, conformance, loop, mutants
+from specjax import accept, testing
+from specjax.testing import cases, conformance, drafter_checks, loop, mutants
 
 
 def caught_by(test):
@@ -64,3 +64,37 @@ def test_conformance_detects(mutant):
     _, target, drafter, params = cases.case(mutant.case)
     findings = conformance.check_pair(mutant.change(drafter), mutant.rule(), target, params)
     assert not testing.Report(mutant.name, tuple(findings)).passed
+
+
+def test_a_report_names_what_failed():
+    """A correct drafter passes, and the report of a wrong one names the failed check."""
+    _, target, drafter, params = cases.case("chain")
+    rule = accept.load("chain")
+    report = testing.check_drafter(drafter, target, params, [rule])
+    assert report.passed and "passed all checks" in str(report) and "exact law" in str(report)
+    assert "the drafter's state follows the text" in str(report)
+    wrong = mutants.named("declares_other_probs").change(drafter)
+    finding = conformance.check_law(target, wrong, rule, params, [cases.PROMPT])
+    report = testing.Report("wrong", (finding,))
+    assert not report.passed and "FAIL" in str(report)
+    assert finding.check == "exact law of a round"
+
+
+def test_a_wrong_cache_of_the_drafter_is_detected():
+    _, target, drafter, params = cases.case("chain")
+    forgetful = drafter._replace(
+        update=lambda params, cache, *_: cache.replace(tokens=cache.tokens * 0)
+    )
+    assert drafter_checks.state_follows_text(forgetful, target, params).passed is False
+
+
+def test_a_report_of_a_rule():
+    wrong = mutants.named("block_stops_at_first_rejection").rule()
+    report = testing.check_accept(wrong._replace(lossless_class="L1"), ["chain"])
+    assert not report.passed
+    raw = mutants.named("one_number_for_coin_and_residual").rule()
+    report = testing.check_accept(raw._replace(lossless_class="L1"), ["chain"])
+    passed = {f.check: f.passed for f in report.findings}
+    # Raw noise cannot be enumerated; counting detects the mistake.
+    assert passed["chain, temperature 1.0: exact law of a round"] is None
+    assert passed["law, temperature 1.0"] is False

@@ -120,6 +120,16 @@ from specjax.train import recipes
         ("medusa", {"target": "TARGET", "loss__ce": 0.0}, "loss.ce and loss.teacher are both 0"),
         ("hydra", {"target": "TARGET", "init": "TARGET"}, "has no hydra heads"),
         (
+            "medusa",
+            {"target": "TARGET", "loss__language": "kl"},
+            "config.loss.language is not a key of the loss of medusa",
+        ),
+        (
+            "medusa",
+            {"target": "TARGET", "joint": True, "loss__beta": 0.5},
+            "config.loss.beta is not a key of the loss of medusa",
+        ),
+        (
             "mlp_speculator",
             {"target": "TARGET", "data__generated": "nowhere", "data__files": ""},
             "nowhere",

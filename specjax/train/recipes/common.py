@@ -127,9 +127,7 @@ def make_loss(
 ) -> objectives.Loss:
     """``make(*args, **keys)``. Raises UserError for a key that it does not take."""
     parameters = inspect.signature(make).parameters.values()
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-        check_loss_keys(keys, known, objective)
+    check_loss_keys(keys, [p.name for p in parameters if p.kind is p.KEYWORD_ONLY], objective)
     return make(*args, **keys.to_dict())
 
 

@@ -77,11 +77,13 @@ def _training(drafter: Drafter) -> Training:
 def _loss(
     config: Config, target: hf.Loaded, drafter: Drafter, training: Training
 ) -> objectives.Loss:
-    if config.joint:
-        return common.make_loss(objectives.joint_loss, config.loss, "heads", target.lm, drafter)
     assert training.loss is not None
-    known = inspect.signature(training.loss).parameters
+    known = set(inspect.signature(training.loss).parameters)
+    if config.joint:
+        known |= set(inspect.signature(objectives.joint_loss).parameters)
     common.check_loss_keys(config.loss, known, drafter.name)
+    if config.joint:
+        return objectives.joint_loss(target.lm, drafter, **config.loss.to_dict())
     return functools.partial(training.loss, **config.loss.to_dict())
 
 
