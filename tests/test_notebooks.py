@@ -1,4 +1,4 @@
-"""The notebooks of colab/: as they are committed, and what they say when they are run, shrunk by SPECJAX_NOTEBOOK_SMALL=1."""
+"""The notebooks of colab/: their form, and their output with SPECJAX_NOTEBOOK_SMALL=1."""
 
 from __future__ import annotations
 
@@ -9,18 +9,27 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from specjax import accept, drafters, testing
+import specjax
+from specjax import accept, drafters, run, testing
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "colab").glob("*.ipynb"))}
 
 
 def sources(name: str, kind: str) -> list[str]:
+    """The texts of all cells of a kind, "code" or "markdown"."""
     cells = json.loads(NOTEBOOKS[name].read_text(encoding="utf-8"))["cells"]
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == kind]
+
+
+def source_with(name: str, part: str) -> str:
+    """The code cell that contains ``part``."""
+    [source] = [source for source in sources(name, "code") if part in source]
+    return source
 
 
 @pytest.mark.fast
@@ -31,7 +40,7 @@ def test_there_are_two():
 @pytest.mark.fast
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_committed_notebook_is_clean(name):
-    """Valid, run by nobody, with one cell of parameters, and nothing of the machine it was written on."""
+    """Valid, without outputs, with one cell of parameters, and without paths of a machine."""
     nbformat = pytest.importorskip(
         "nbformat", reason="nbformat is not installed; pip install -e '.[test]'"
     )
@@ -51,18 +60,17 @@ def test_a_committed_notebook_is_clean(name):
 
 @pytest.mark.fast
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_links_and_names_lead_somewhere(name):
-    """Files of the repository that the text names are there, but for the ones that the reader is to write."""
+def test_named_files_exist(name):
+    """Files of the repository that the text names, except those that the reader will write."""
     text = "\n".join(sources(name, "markdown"))
-    for path in re.findall(
-        r"`((?:configs|tests|specjax|drafters|colab)/[\w./]+\.\w+|[A-Z]+\.md|\w+\.ipynb)`", text
-    ):
+    folders = "configs|tests|specjax|drafters|colab"
+    for path in re.findall(rf"`((?:{folders})/[\w./]+\.\w+|[A-Z]+\.md|\w+\.ipynb)`", text):
         if "bigram_cache" not in path:
             assert any((ROOT / part / path).exists() for part in ("", "specjax", "colab")), path
 
 
 @pytest.mark.fast
-def test_both_install_alike():
+def test_both_have_the_same_installation():
     first, second = (sources(name, "code")[0] for name in NOTEBOOKS)
     assert first == second and "SPECJAX_SOURCE" in first
 
@@ -82,9 +90,9 @@ def test_ruff_passes(name):
 
 
 @pytest.mark.fast
-def test_every_drafter_of_the_quickstart_has_a_rule_that_takes_its_drafts():
-    """A shrunk run leaves some of them out."""
-    [cell] = [source for source in sources("quickstart", "code") if "METHODS = " in source]
+def test_every_drafter_of_the_quickstart_has_a_rule_for_its_drafts():
+    """With SPECJAX_NOTEBOOK_SMALL some of them are left out."""
+    cell = source_with("quickstart", "METHODS = ")
     node = next(n for n in ast.parse(cell).body if isinstance(n, ast.Assign))
     methods = eval(compile(ast.Expression(node.value), "METHODS", "eval"), {"WORKDIR": "runs"})
     assert len(methods) >= 5
@@ -96,89 +104,105 @@ def test_every_drafter_of_the_quickstart_has_a_rule_that_takes_its_drafts():
         accept.check_pair(drafters.make(name, target, **keys), rule)
 
 
-def execute(name: str, folder: Path, monkeypatch) -> tuple[dict[str, str], Path]:
-    """First line of a cell -> all text that it printed or showed; and the folder it ran in. Fails if a cell does."""
+@pytest.mark.fast
+@pytest.mark.parametrize("small", [False, True])
+def test_new_drafter_trains_a_target_where_there_is_none(tmp_path, monkeypatch, small):
+    """The executed notebook finds the quickstart's target, so its command is checked here."""
+    cell = ast.parse(source_with("new_drafter", "def train"))
+    function = next(n for n in cell.body if isinstance(n, ast.FunctionDef) and n.name == "train")
+    names = {"Path": Path, "sj": SimpleNamespace(__file__=specjax.__file__), "SMALL": small}
+    exec(compile(ast.Module([function], []), "train", "exec"), names)
+    commands = []
+    monkeypatch.setattr(run, "main", commands.append)
+    names["train"](tmp_path / "target")
+    config, workdir = run.parse(commands[0])  # UserError for a key that does not exist
+    assert workdir == tmp_path / "target" and config.mode == "train"
+    assert (config.model.hidden_size == 32) == small
+
+
+# Execution --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The folder of both notebooks: the second one uses the target that the first one trained."""
+    return tmp_path_factory.mktemp("notebooks")
+
+
+def execute(name: str, folder: Path, monkeypatch) -> dict[str, str]:
+    """Source of a cell -> the texts that it printed or showed. Raises if a cell does."""
     nbclient = pytest.importorskip(
         "nbclient", reason="nbclient is not installed; pip install -e '.[test]'"
     )
     pytest.importorskip("ipykernel", reason="ipykernel is not installed; pip install -e '.[test]'")
     import nbformat
 
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     monkeypatch.setenv("SPECJAX_NOTEBOOK_SMALL", "1")
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    )
-    monkeypatch.setenv("IPYTHONDIR", str(folder / ".ipython"))  # nobody's own settings
+    monkeypatch.setenv("IPYTHONDIR", str(folder / ".ipython"))  # without the user's settings
     book = nbformat.read(NOTEBOOKS[name], as_version=4)
-    client = nbclient.NotebookClient(
-        book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
-    )
-    client.execute()  # CellExecutionError with the traceback, if a cell fails
-    told = {}
+    resources = {"metadata": {"path": str(folder)}}
+    nbclient.NotebookClient(book, timeout=600, kernel_name="python3", resources=resources).execute()
+    outputs = {}
     for cell in book.cells:
         if cell.cell_type == "code":
             data = [out.data if "data" in out else {"text/plain": out.text} for out in cell.outputs]
-            told[cell.source] = "\n".join(
-                text for each in data for text in each.values() if isinstance(text, str)
-            )
-    return told, folder
+            texts = [text for each in data for text in each.values() if isinstance(text, str)]
+            outputs[cell.source] = "\n".join(texts)
+    return outputs
 
 
-def said(told: dict[str, str], words: str) -> str:
-    """What the cell that holds these words said."""
-    [found] = [text for source, text in told.items() if words in source]
-    return found
+def output_of(outputs: dict[str, str], part: str) -> str:
+    """The output of the cell that contains ``part``."""
+    [output] = [text for source, text in outputs.items() if part in source]
+    return output
 
 
-@pytest.mark.xdist_group("notebook quickstart")
-def test_quickstart(tmp_path, monkeypatch):
-    told, folder = execute("quickstart", tmp_path, monkeypatch)
-    table = said(told, "status = run.main")
-    assert (
-        "speed-up" in table
-        and "draft_model" in table
-        and "prompt_lookup" in table
-        and "yes, 2/2 prompts" in table
-    )
+@pytest.mark.notebooks
+@pytest.mark.xdist_group("notebooks")
+def test_quickstart(folder, monkeypatch):
+    outputs = execute("quickstart", folder, monkeypatch)
+    table = output_of(outputs, "status = run.main")
+    for text in ("speed-up", "draft_model", "prompt_lookup", "yes, 2/2 prompts"):
+        assert text in table
     report = folder / "runs/small/report.html"
-    assert "&lt;!doctype html&gt;" in said(told, "show(report") and report.stat().st_size > 50_000
+    assert report.stat().st_size > 50_000
+    assert "&lt;!doctype html&gt;" in output_of(outputs, "show(report")
     rows = json.loads((folder / "runs/small/results.json").read_text())["rows"]
-    numbers = said(told, "def table")
+    numbers = output_of(outputs, "def table")
     assert len(rows) == 4 and all(f"| {row['block_efficiency']:.3g} |" in numbers for row in rows)
-    decoded = said(told, "METHODS = ")
-    assert re.findall(r"(\w+) +tau [\d.]+, as plain decoding: (\w+)", decoded) == [
-        ("none", "True"),
-        ("draft_model", "True"),
-    ]
-    assert "|" in said(told, "sj.stream")
+    decoded = output_of(outputs, "METHODS = ")
+    equal = re.findall(r"(\w+) +tau [\d.]+, as plain decoding: (\w+)", decoded)
+    assert equal == [("none", "True"), ("draft_model", "True")]
+    assert "|" in output_of(outputs, "sj.stream")
     gammas = json.loads((folder / "runs/small/gammas/results.json").read_text())["rows"]
     assert [row["gamma"] for row in gammas] == [1, 2]
-    assert "Speed-up by the length of the draft" in said(told, "plots.speedup_against")
-    assert len(re.findall(r"gamma \d+ gives [\d.]+x", said(told, "theory.optimal_gamma"))) == 9
+    assert "Speed-up by the length of the draft" in output_of(outputs, "plots.speedup_against")
+    best = output_of(outputs, "theory.optimal_gamma")
+    assert len(re.findall(r"gamma \d+ gives [\d.]+x", best)) == 9
 
 
-@pytest.mark.xdist_group("notebook new_drafter")
-def test_new_drafter(tmp_path, monkeypatch):
-    told, folder = execute("new_drafter", tmp_path, monkeypatch)
-    assert "proposes [2, 5, 3, 1]\nproposes []" in said(told, "toy = ")
-    for words, name in (
-        ("assert check(bigram_cache", "bigram_cache"),
-        ("assert check(bigram_sampler", "bigram_sampler"),
-    ):
-        assert f"{name} passed all checks" in said(told, words) and "FAIL" not in said(told, words)
-    broken = said(told, "broken = check")
+@pytest.mark.notebooks
+@pytest.mark.xdist_group("notebooks")
+def test_new_drafter(folder, monkeypatch):
+    outputs = execute("new_drafter", folder, monkeypatch)
+    assert "proposes [2, 5, 3, 1]\nproposes []" in output_of(outputs, "toy = ")
+    for name in ("bigram_cache", "bigram_sampler"):
+        report = output_of(outputs, f"assert check({name}")
+        assert f"{name} passed all checks" in report and "FAIL" not in report
+    broken = output_of(outputs, "broken = check")
     assert "bigram_sampler FAILED" in broken
-    assert re.search("FAIL chain: exact law of a round", broken) and re.search(
-        "FAIL chain: law, temp", broken
-    )
+    assert re.search("FAIL chain: exact law of a round", broken)
+    assert re.search("FAIL chain: law, temp", broken)
     assert "ok   chain: greedy is plain greedy decoding" in broken
-    table = said(told, "terminal.table(found)")
+    table = output_of(outputs, "terminal.table(rows)")
     for method in ("bigram_cache, gamma 2", "bigram_cache, gamma 4", "prompt_lookup, gamma 4"):
         assert method in table
     assert "yes, 2/2 prompts" in table
-    assert said(told, "plots.speedup_against").count("<svg") == 2
-    assert "accepted draft token" in said(told, "tracing.record") and "def dedent" in said(
-        told, "tracing.record"
-    )
+    assert output_of(outputs, "plots.speedup_against").count("<svg") == 2
+    trace = output_of(outputs, "token_traces.record")
+    assert "accepted draft token" in trace and "def dedent" in trace
     page = (folder / "runs/new_drafter.html").read_text(encoding="utf-8")
-    assert "bigram_cache" in page and "&lt;!doctype html&gt;" in said(told, "html.render")
+    assert "bigram_cache" in page
+    assert "&lt;!doctype html&gt;" in output_of(outputs, "html.render")

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from specjax import cache as kv
@@ -32,13 +33,13 @@ def abstract_params(config: TransformerConfig, dtype=jnp.float32) -> dict:
 
 def init_params(config: TransformerConfig, key: jax.Array, dtype=jnp.float32) -> dict:
     """Random parameters (normal, standard deviation 0.02) as a plain dict."""
+    return _init_params(config, jnp.dtype(dtype), key)
 
-    @jax.jit
-    def build(key):
-        module = Transformer(config, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(key))
-        return nnx.to_pure_dict(nnx.state(module))
 
-    return build(key)
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _init_params(config: TransformerConfig, dtype: np.dtype, key: jax.Array) -> dict:
+    module = Transformer(config, dtype=dtype, rngs=nnx.Rngs(key))
+    return nnx.to_pure_dict(nnx.state(module))
 
 
 def merge(config: TransformerConfig, params: dict, dtype=jnp.float32) -> Transformer:
