@@ -1,7 +1,7 @@
 """Matches of any length: sam alone, sam before token recycling as in its paper, and prompt lookup.
 
-    python -m specjax.run --config=configs/sam.py --config.target=DIR --config.prompts=prompts.txt
-    ... --config.grid.methods.sam.datastore=STORE_DIR   # of configs/datastore.py, this target
+python -m specjax.run --config=configs/sam.py --config.target=DIR --config.prompts=prompts.txt
+... --config.grid.methods.sam.datastore=STORE_DIR   # of configs/datastore.py, this target
 """
 
 from ml_collections import ConfigDict
