@@ -1,4 +1,4 @@
-"""A recorded text as a target: an ``LM`` that gives it, and the same decoding in two tokens.
+"""A recorded text as a target, with its own vocabulary or with a vocabulary of two tokens.
 
 ``recorded`` replaces greedy decoding of a model that is not available: one-hot logits at the
 recorded token, V wide for each node. It works with every rule and every drafter. But all that a

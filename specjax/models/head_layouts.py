@@ -221,7 +221,7 @@ def check(kind: str, params: Any, sizes: Mapping[str, int]) -> None:
 def _prefix_of_names(names: Iterable[str]) -> set[str]:
     """The parts of a prefix layer in a file, for ``hydra``.
 
-    A layer without a gate is one of GPT-2; its norms have biases.
+    A prefix layer without a gate is a GPT-2 layer, so its norms have biases.
     """
     names = [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)]
     biased = {"attention": "self_attn", "mlp": ".mlp.", "norm": "norm."}

@@ -94,9 +94,9 @@ def thin(
 ) -> tuple[list[list[dict]], str]:
     """(at most ``most`` of the groups of rows, in their order, a note on what is left out).
 
-    While there are too many, it leaves out: all but the smallest batch size of a method (only with
-    ``batches``), all but the fastest settings of a method at each temperature and batch size, and
-    the slowest groups.
+    If there are more than ``most``, groups are dropped in this order until few enough are left:
+    with ``batches``, all but the smallest batch size of a method; then all but the fastest settings
+    of a method at each temperature and batch size; then the slowest groups.
     """
     kept, note = list(groups), ""
     if len(kept) > most and batches:

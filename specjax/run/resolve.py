@@ -108,8 +108,8 @@ def methods(config: Config) -> dict[str, MethodChoice]:
 
     The rule is ``config.accept`` with ``config.accept_keys``, unless a method of the grid has its
     own ``accept`` (and ``accept_keys``). ``config.grid.gammas`` and ``config.grid.models`` replace
-    every method that takes such a key by one method per value. Raises UserError for keys without a
-    rule, and for such values if no method takes the key.
+    every method that takes such a key by one method per value. Raises UserError for
+    ``accept_keys`` without ``accept``, and for gammas or models if no method takes the key.
     """
     grid = config.get("grid")
     several = grid.methods.to_dict() if grid and grid.methods else {}

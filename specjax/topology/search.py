@@ -135,9 +135,9 @@ def optimal(
     It has at most ``depth`` draft levels and at most ``branching`` siblings (default: the entries
     of acceptance). The pending token counts neither as a node nor as a level. The paper's G(n, D)
     counts it in both: G(n, D) is ``optimal(P, n - 1, D - 1)``, and G(6, 4) = 2.496 with P = (.6,
-    .2, .1). Siblings take ranks 0, 1, 2, ... even where a later rank is more probable. Among trees
-    of equal value the one with fewer children is taken, then the one with the smaller last subtree,
-    at each node from the top.
+    .2, .1). Siblings take ranks 0, 1, 2, ... even where a later rank is more probable. Trees of
+    equal value are compared node by node from the root: fewer children first, then the smaller
+    subtree under the last child.
 
     Time N^2 * depth * branching, and once for each row of an acceptance table. Raises UserError if
     no tree has so many nodes. Sequoia (2402.12374), tree construction.

@@ -16,9 +16,9 @@ def rewriter(model: LM, share: float, prompt: int, temperature: float) -> Rewrit
     """A function (params, target_params, Batch, key) -> Batch, in which ``model`` continues rows.
 
     About ``share`` of the rows are chosen. Of a chosen row the first ``prompt`` tokens stay, and
-    ``model``, with its current parameters, writes the others at ``temperature``. Only these are
-    labelled, up to the end of the row: an end of sequence is an ordinary token here, as in crops.
-    A packed row becomes one document.
+    ``model``, with its current parameters, writes the others at ``temperature``. Only the
+    written tokens are labels. An end-of-sequence token does not stop the writing: it fills the row,
+    as in cropped text. A packed row becomes one document.
 
     On-policy distillation: DistillSpec (2310.08461), algorithm 1, and GKD (2306.13649). The
     returned function raises UserError if ``prompt`` is not in 1..T.
