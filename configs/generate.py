@@ -33,9 +33,11 @@ def get_config() -> ConfigDict:
     config.prompt_kind = "auto"
     # Chat template for conversations: "own" is the model's; others: see specjax/data/chat.py.
     config.chat = ""
-    config.max_prompt_tokens = 0  # longer prompts keep this many last tokens; 0 = no limit
+    # Longer prompts keep this many tokens: the beginning-of-text token, if the tokenizer has one,
+    # and the last ones; 0 = no limit.
+    config.max_prompt_tokens = 0
     config.num_prompts = 0  # largest number of prompts; 0 = all, of "stdlib" 32
-    config.prompt_tokens = 64  # "stdlib": the length of each
+    config.prompt_tokens = 64  # "stdlib": the length of each, with its beginning-of-text token
     # "stdlib": where the corpus was built; empty: the data folder of the target's run.
     config.data_dir = ""
     config.max_new_tokens = 128
@@ -65,13 +67,13 @@ def accept_keys() -> ConfigDict:
     keys.lenience = config_dict.placeholder(float)
     # lenient: the same as an upper bound of the uniform number, in (0, 1]
     keys.upper = config_dict.placeholder(float)
-    # typical: a token with a higher probability is always accepted
+    # typical: a token with a higher probability is always accepted; below delta
     keys.epsilon = config_dict.placeholder(float)
     # typical: factor on exp(-entropy)
     keys.delta = config_dict.placeholder(float)
     # tolerance: accept one of this many best tokens
     keys.top = config_dict.placeholder(int)
-    # tolerance: and at most this many nats below the best one
+    # tolerance: and at most this many nats below the best one; with top above 1
     keys.gap = config_dict.placeholder(float)
     # tolerance: or an id at most this far from the best one's
     keys.distance = config_dict.placeholder(int)

@@ -194,8 +194,7 @@ def verify(
     """For each drafter tau at temperature 1, forecast from the target's text and decoded."""
     target, result = hf.load(args.target), {}
     tokenizer = tokenizer_of(target)
-    start = tokenizer.encode("").ids
-    prompts = [start + ids for ids in held_out(args, tokenizer, count, seed=2)]
+    prompts = held_out(args, tokenizer, count, seed=2)
     for name, workdir in trained.items():
         config = TRAINED[name].config
         if config in DRAFT_MODELS:

@@ -13,7 +13,9 @@ The draft probabilities are given by ``Draft.probs``, so this is one rule for se
   ``deterministic``.
 - a chain: speculative sampling, as in ``chain``.
 
-The order of the trials must not depend on the drawn tokens: it is the order of the nodes.
+The order of the trials must not depend on the drawn tokens: it is the order of the nodes. SpecInfer
+draws it at random instead. For siblings of one model that makes no difference; of several models
+the first is tried first here.
 """
 
 from __future__ import annotations

@@ -55,26 +55,31 @@ def accepted_path(draft: Draft, scores: jax.Array, bounds: Bounds) -> tuple[jax.
     return _verdict.deepest(draft, passed, score)
 
 
-def make(*, top: int = 1, gap: float = math.inf, distance: int = 0, least: int = 0) -> Accept:
+def make(*, top: int = 1, gap: float | None = None, distance: int = 0, least: int = 0) -> Accept:
     """Tolerant acceptance, in any topology. The defaults are greedy matching.
 
     Args:
         top: a token is accepted if fewer than ``top`` tokens are more probable (kappa of BPD, beta
             of SpecDec; 3 to 5),
         gap: and if its log-probability is at most this much, in nats, below the best one's (tau of
-            SpecDec; 1 to 3);
+            SpecDec; 1 to 3). None: no limit. Only with ``top`` above 1: the best token has no gap;
         distance: or, if positive, if its id differs by at most this much from the best one's
             (epsilon of BPD);
         least: or if it is among the first ``least`` tokens (the minimum block size of BPD).
 
     Raises:
-        UserError: a value out of range.
+        UserError: a value out of range, or a gap with ``top`` 1.
     """
     for name, value, lowest in (("top", top, 1), ("distance", distance, 0), ("least", least, 0)):
         checks.whole(name, value, lowest)
-    if not gap >= 0:
+    if gap is not None and not gap >= 0:
         raise UserError(f"gap is {gap}; it must be at least 0")
-    bounds = Bounds(top, gap, distance, least)
+    if gap is not None and top == 1:
+        raise UserError(
+            f"gap is {gap} and top 1: only the best token passes, and it has no gap; "
+            "raise top, or leave gap out"
+        )
+    bounds = Bounds(top, math.inf if gap is None else gap, distance, least)
 
     def sampled(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
         path, end = accepted_path(draft, jnp.log(target_probs), bounds)

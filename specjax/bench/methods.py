@@ -42,7 +42,7 @@ def build(
 
     Raises:
         UserError: unknown names and keys, a rule or a temperature that does not fit the drafter, a
-            warm run of a drafter that does not learn.
+            warm run of a drafter that does not learn, ``memory`` for a run that is not warm.
     """
     drafter = drafters.make(target=target, **choice.drafter)
     rule = accept.load(choice.rule, **choice.rule_keys)
@@ -54,4 +54,9 @@ def build(
     params = ModelParams(target_params, drafter.init_params(jax.random.key(seed)))
     if choice.warm and drafter.learn is None:
         raise UserError(f"drafter {drafter.name} does not learn from other prompts; leave warm out")
+    if not choice.warm and "memory" in choice.drafter:
+        raise UserError(
+            f"memory is {choice.drafter['memory']}: it limits what a warm drafter learns, and this "
+            "one is not warm; set warm=True in a bench, or leave memory out"
+        )
     return Method(label or drafter.name, drafter, rule, params, choice.warm)

@@ -1,5 +1,10 @@
 """The metrics that are computed from the counts of a decode loop.
 
+Where a bench has several timed passes, the counts of sampled rows are the sums over all passes:
+each has its own seed. Greedy passes are equal, so those rows have the counts of one pass.
+
+tokens, rounds
+    Tokens emitted, and rounds of all rows.
 block_efficiency (tau)
     Tokens emitted per round of a row, the target's own token included, after cutting at
     end-of-sequence and limits: between 1 and gamma + 1.

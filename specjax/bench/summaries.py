@@ -1,7 +1,9 @@
 """The rows of results.json from measured passes.
 
 They hold medians and spreads, predicted speed-up and system efficiency, the shares of the time, the
-result of the lossless check, and the overlap of target and draft.
+result of the lossless check, and the overlap of target and draft. The counts (tokens, rounds, and
+what follows from them: tau, alpha) of a sampled row are pooled over all timed passes, as its speed
+is; greedy passes are equal, and their row has the counts of one.
 """
 
 from __future__ import annotations
@@ -47,6 +49,16 @@ def measured_rows(
     return rows
 
 
+def _different(job: Job, runs: Sequence[Pass]) -> Sequence[Pass]:
+    """The passes whose counts are added up in a row.
+
+    Every pass has its own seed, so sampled passes differ, as do those of a drafter that uses chance
+    at temperature 0 (``controlled``): all of them. Otherwise every pass is the same: the first.
+    """
+    same = all(run.emitted == runs[0].emitted for run in runs)
+    return runs[:1] if same and job.settings["temperature"] == 0 else runs
+
+
 def _rates(passes: Sequence[Pass]) -> list[float]:
     """Tokens per second of the decode loop, per pass."""
     return [p.tokens / p.loop for p in passes]
@@ -55,7 +67,6 @@ def _rates(passes: Sequence[Pass]) -> list[float]:
 def _method_row(
     job: Job, method: Method, runs: list[Pass], plain: list[Pass], compiled: float | None
 ) -> dict:
-    counts = metrics.total(runs[0].counts)
     fast, slow = _rates(runs), _rates(plain)
     ratios = [a / b for a, b in zip(fast, slow, strict=True)]
     speedup = statistics.median(fast) / statistics.median(slow)
@@ -63,7 +74,7 @@ def _method_row(
     row = results.new_row(
         method.name,
         method.accept,
-        counts,
+        metrics.total([c for run in _different(job, runs) for c in run.counts]),
         temperature=float(job.settings["temperature"]),
         batch_size=job.batch_size,
         prompts=len(job.prompts),
@@ -160,7 +171,7 @@ def _category_row(
     row = results.new_row(
         method.name,
         method.accept,
-        metrics.total([runs[0].counts[i] for i in own]),
+        metrics.total([run.counts[i] for run in _different(job, runs) for i in own]),
         temperature=float(job.settings["temperature"]),
         batch_size=job.batch_size,
         prompts=len(own),

@@ -1,4 +1,8 @@
-"""Prompts as token ids: one text, files of any known kind, or code of the embedded corpus."""
+"""Prompts as token ids: one text, files of any known kind, or code of the embedded corpus.
+
+A prompt begins like any text of the target's tokenizer, whatever its source is: with the ids that
+the tokenizer puts before a text (``token_streams.opening``), or with those of the chat template.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from specjax.data import prompt_files
+from specjax.data import prompt_files, token_streams
 from specjax.data.prompt_files import Conversation
 from specjax.errors import UserError
 from specjax.models import hf
@@ -46,10 +50,10 @@ class PromptSource:
     kind: str = "auto"  # config.prompt_kind
     # Template for conversations: "" none, "own" the model's, or a name that ``data.chat`` defines.
     chat: str = ""
-    max_prompt_tokens: int = 0  # longer prompts keep their end; 0 = no limit
+    max_prompt_tokens: int = 0  # longer prompts keep their opening and their end; 0 = no limit
     # Conversations read from a file (every turn is a prompt); 0 = all, of "stdlib" 32.
     num_prompts: int = 0
-    prompt_tokens: int = 64  # length of each prompt of "stdlib"
+    prompt_tokens: int = 64  # length of each prompt of "stdlib", its opening included
     warm_prompts: int = 0  # further prompts, to learn from
     data_dir: str = ""  # where the corpus of "stdlib" is; "" = the data folder beside the target
     seed: int = 0  # chooses the lines of "stdlib"
@@ -207,8 +211,20 @@ def _prompt(
     if not spelled.text.strip() or not ids:
         raise UserError(f"prompt {conversation.id} is empty; a prompt needs at least one token")
     whole = Prompt(spelled.text, ids, conversation.category, conversation.id, turn)
+    cut = _cut(source, target, ids)
+    return whole if cut == ids else _shortened(whole, target, cut)
+
+
+def _cut(source: PromptSource, target: hf.Loaded, ids: list[int]) -> list[int]:
+    """The ids, or ``max_prompt_tokens`` of them: their opening, if any, and the last ones."""
     most = source.max_prompt_tokens
-    return _shortened(whole, target, ids[-most:]) if 0 < most < len(ids) else whole
+    if not 0 < most < len(ids):
+        return ids
+    assert target.tokenizer is not None
+    head = token_streams.opening(target.tokenizer)
+    if ids[: len(head)] != head or len(head) >= most:
+        head = []
+    return head + ids[len(ids) - most + len(head) :]
 
 
 def _shortened(prompt: Prompt, target: hf.Loaded, ids: list[int]) -> Prompt:
@@ -218,7 +234,7 @@ def _shortened(prompt: Prompt, target: hf.Loaded, ids: list[int]) -> Prompt:
 
 def _held_out(source: PromptSource, target: hf.Loaded, count: int, tokens: int) -> list[Prompt]:
     # Imported here because TFDS takes a second to import.
-    from specjax.data import corpora, token_streams
+    from specjax.data import corpora
 
     assert target.tokenizer is not None
     beside = Path(target.directory).parent / "data"
@@ -227,10 +243,15 @@ def _held_out(source: PromptSource, target: hf.Loaded, count: int, tokens: int) 
             "config.prompts=stdlib: there is no corpus beside the target; "
             "give config.data_dir, a directory to build it in"
         )
+    head = len(token_streams.opening(target.tokenizer))
+    if tokens <= head:
+        raise UserError(
+            f"config.prompts=stdlib: a prompt of {tokens} tokens has no text, because the "
+            f"tokenizer puts {head} before every text; ask for more tokens"
+        )
     texts = [text for _, text in corpora.load_texts(source.data_dir or str(beside), "test")]
-    ids = token_streams.held_out_prompts(texts, target.tokenizer, count, tokens, source.seed)
-    most = source.max_prompt_tokens
-    ids = [each[-most:] for each in ids] if most else ids
+    ids = token_streams.held_out_prompts(texts, target.tokenizer, count, tokens - head, source.seed)
+    ids = [_cut(source, target, each) for each in ids]
     return [
         Prompt(target.tokenizer.decode(each), each, None, number) for number, each in enumerate(ids)
     ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -59,6 +60,16 @@ def separator_id(tokenizer: Tokenizer) -> int | None:
         for name in (SEPARATOR, "<s>", "<|begin_of_text|>", "<bos>", "</s>")
     )
     return next((token for token in ids if token is not None), None)
+
+
+def opening(tokenizer: Tokenizer) -> list[int]:
+    """The ids that the tokenizer puts before every text: usually one for its beginning, or none.
+
+    If there is one, the model was trained on texts with it only, and every prompt begins with it.
+    """
+    encoding = tokenizer.encode("a")
+    special = itertools.takewhile(bool, encoding.special_tokens_mask)
+    return encoding.ids[: sum(special)]
 
 
 def tokenise(tokenizer: Tokenizer, texts: Iterable[str]) -> np.ndarray:
@@ -127,11 +138,12 @@ def held_out_batches(tokens: np.ndarray, batch_size: int, length: int, count: in
 def held_out_prompts(
     texts: Sequence[str], tokenizer: Tokenizer, count: int, length: int, seed: int = 0
 ) -> list[list[int]]:
-    """``count`` prompts of ``length`` token ids, each from the start of a line of a text.
+    """``count`` prompts: ``opening``, then ``length`` token ids from the start of a line of a text.
 
     Give the texts of the test split. Lines are drawn uniformly, without replacement. Raises
     UserError if there are not enough of them.
     """
+    head = opening(tokenizer)
     lines = [
         (index, match.start())
         for index, text in enumerate(texts)
@@ -146,7 +158,7 @@ def held_out_prompts(
             continue
         ids = tokenizer.encode(text, add_special_tokens=False).ids
         if len(ids) > length:  # strictly: the last token of a cut text may be half a word
-            prompts.append(ids[:length])
+            prompts.append(head + ids[:length])
         if len(prompts) == count:
             return prompts
     raise UserError(

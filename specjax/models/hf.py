@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from tokenizers import Tokenizer
 from specjax import files
 from specjax.errors import UserError
 from specjax.models import lm
-from specjax.models.hf_config import config_from_hf, config_to_hf, read_json
+from specjax.models.hf_config import config_from_hf, config_to_hf, eos_ids, read_json
 from specjax.models.hf_tokenizer import fingerprint, load_tokenizer, save_tokenizer
 from specjax.models.hf_weights import read_params, write_params
 from specjax.models.transformer import TransformerConfig
@@ -135,16 +136,24 @@ def same_vocabulary(a: Loaded, b: Loaded) -> str | None:
 
 
 def _read_config(path: Path) -> TransformerConfig:
-    """config.json, with the further end-of-sequence ids that generation_config.json names."""
-    raw = read_json(path / "config.json")
-    try:
-        config = config_from_hf(raw)
-    except UserError as error:
-        raise UserError(f"{path / 'config.json'}: {error}") from None
-    # Chat models name further end-of-sequence ids only in this file.
-    if (path / "generation_config.json").is_file():
-        more = read_json(path / "generation_config.json").get("eos_token_id")
-        more = [] if more is None else more if isinstance(more, list) else [more]
-        ids = tuple(dict.fromkeys((*config.eos_token_id, *more)))
-        config = dataclasses.replace(config, eos_token_id=ids)
+    """config.json, with the end-of-sequence ids of generation_config.json where that exists.
+
+    As in transformers 5, that file alone decides where a text ends: without ids in it, texts have
+    no end, whatever config.json names. Without the file, the ids are those of config.json; where it
+    names none, there are none.
+    """
+    config = _translated(path / "config.json", config_from_hf)
+    generation = path / "generation_config.json"
+    # Chat models name the token that ends a turn only in this file.
+    if generation.is_file():
+        config = dataclasses.replace(config, eos_token_id=_translated(generation, eos_ids))
     return config
+
+
+def _translated(file: Path, translate: Callable[[dict], Any]) -> Any:
+    """``translate`` of the JSON object in a file. Raises UserError that names the file."""
+    raw = read_json(file)
+    try:
+        return translate(raw)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None

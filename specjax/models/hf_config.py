@@ -109,11 +109,21 @@ def config_from_hf(raw: dict) -> TransformerConfig:
                 f"head_dim {values['head_dim']} is odd; rotary positions need an even one"
             )
         values["rope_theta"], values["rope_scaling"] = _rope(raw, values["max_positions"])
-    eos = raw.get("eos_token_id")
-    eos = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
     return TransformerConfig(
-        family=family, bos_token_id=raw.get("bos_token_id"), eos_token_id=eos, **values
+        family=family, bos_token_id=raw.get("bos_token_id"), eos_token_id=eos_ids(raw), **values
     )
+
+
+def eos_ids(raw: dict) -> tuple[int, ...]:
+    """The end-of-sequence ids of a config.json or generation_config.json, each once.
+
+    Raises UserError for a value that is neither an id nor a list of ids.
+    """
+    value = raw.get("eos_token_id")
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if any(isinstance(each, bool) or not isinstance(each, int) for each in ids):
+        raise UserError(f"eos_token_id is {value!r}; it must be a token id or a list of them")
+    return tuple(dict.fromkeys(ids))
 
 
 def config_to_hf(config: TransformerConfig) -> dict:

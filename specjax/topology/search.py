@@ -4,6 +4,9 @@ Acceptance is positional: P[b] is the probability that, of the children of an ac
 (from 0) is the accepted one. It is the same for every node. P sums to at most 1; the rest is the
 probability of a rejection. Acceptance is a vector, or a table P[depth, b] in which the last row
 holds for all deeper levels too.
+
+The accuracies of heads (``train.examine.accuracy``) are such a table only approximately: they count
+every position of a text, not only those at which the parent was accepted.
 """
 
 from __future__ import annotations

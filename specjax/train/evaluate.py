@@ -42,11 +42,23 @@ def evaluator(
 
 
 def mean(records: Sequence[dict]) -> dict[str, float]:
-    """Means over the records, weighted by their value "weight" where they have one."""
-    weights = [float(record.get("weight", 1.0)) for record in records]
-    weights = weights if sum(weights) else None
-    names = [name for name in records[0] if name != "weight"]
-    return {
-        name: float(np.average([record[name] for record in records], weights=weights))
-        for name in names
-    }
+    """Means over the records, weighted by their value "weight" where they have one.
+
+    Where "weight" is a dict, each value has its own weights (equal ones if it is not named), and
+    "loss" is the sum of the means of "terms" (see ``objectives``).
+    """
+    names = [name for name in records[0] if name not in ("weight", "terms")]
+    values = {name: _average(records, name, [record[name] for record in records]) for name in names}
+    if "terms" in records[0]:
+        values["loss"] = sum(
+            _average(records, term, [record["terms"][term] for record in records])
+            for term in records[0]["terms"]
+        )
+    return values
+
+
+def _average(records: Sequence[dict], name: str, values: Sequence[Any]) -> float:
+    """The mean of the values of the records, with the weights of ``name``."""
+    every = [record.get("weight", 1.0) for record in records]
+    weights = [float(w.get(name, 1.0) if isinstance(w, dict) else w) for w in every]
+    return float(np.average(values, weights=weights if sum(weights) else None))

@@ -183,7 +183,9 @@ def accuracy(
 
     A tree search needs these accuracies. ``starts`` are the lengths of the prompts; every position
     of a continuation counts once. Cai et al. 2024 (2401.10774), section 2.3.3, measure their heads
-    in this way.
+    in this way. So the accuracy of a depth is not conditional on the depths before it, while the
+    search takes it as the chance that a child is accepted after its parent was. Where the first
+    tokens are right, later ones are right more often: the predicted tokens per round are too few.
     """
     assert drafter.training is not None and drafter.training.ranks is not None
     ranks_of, counts, places = jax.jit(drafter.training.ranks), None, None

@@ -262,7 +262,7 @@ def _check_start(start: int, steps: int, workdir: Path) -> None:
 def _check_finite(values: dict[str, Any], step: int, checkpoints: Checkpoints) -> None:
     """Raises UserError for a value that is not finite; names a loss before other values."""
     for name, value in sorted(values.items(), key=lambda item: "loss" not in item[0]):
-        if not np.isfinite(value):
+        if not np.isfinite(jax.tree.leaves(value)).all():
             good = checkpoints.latest()
             kept = f"the last good checkpoint is step {good}"
             raise UserError(

@@ -3,6 +3,10 @@
 A loss is ``loss(params, target_params, Batch, key) -> (scalar, metrics)``; the metric "weight" is
 the number of labels in its mean. A new objective is a new function with this signature; heads
 define their own (``Training.loss``).
+
+A loss that is a sum of means over different labels has them in the metric "terms", {name: f32[]},
+whose sum is the scalar; "weight" is then a dict too, with the number of labels of every term and
+every other metric. So each term is averaged over its own labels, however a batch is divided.
 """
 
 from __future__ import annotations
@@ -173,8 +177,8 @@ def joint_loss(
     For Medusa-2 and fine-tuned blockwise parallel decoding. ``params`` is {"target", "draft"};
     gradients of the heads' loss reach the target. ``language`` "ce" is next-token cross-entropy,
     "kl" the divergence from the target before training (``target_params``), for text that it wrote
-    itself. ``weights`` are keys of the heads' loss. Cai et al. 2024 (2401.10774), sections 2.2.2
-    and 2.3.2. Raises UserError.
+    itself. Each of the two is a mean over its own labels. ``weights`` are keys of the heads' loss.
+    Cai et al. 2024 (2401.10774), sections 2.2.2 and 2.3.2. Raises UserError.
     """
     one_of("loss.language", language, ("ce", "kl"))
     number("loss.heads", heads, "> 0", lambda x: x > 0)
@@ -191,7 +195,12 @@ def joint_loss(
                 jax.lax.stop_gradient(_logits(target, target_params, batch)), ours, mask
             )
         value, metrics = heads_loss(params["draft"], params["target"], batch, key, **weights)
-        return own + heads * value, {**metrics, "language": own, "heads": value}
+        count = metrics.pop("weight")
+        metrics = {**metrics, "heads": value}
+        counts = dict.fromkeys(metrics, count) | {"language": _weight(mask, labels)}
+        terms = {"language": own, "heads": heads * value}
+        metrics |= {"language": own, "terms": terms, "weight": counts}
+        return terms["language"] + terms["heads"], metrics
 
     return loss
 

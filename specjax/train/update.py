@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,17 +12,17 @@ import optax
 
 from specjax.train.objectives import Loss
 from specjax.train.optimise import Optimiser
+from specjax.types import Batch
 
 
 def step(loss: Loss, optimiser: Optimiser, accumulate: int, ema: float) -> Callable:
-    """One step, to be compiled: (state, target_params, batch, key) -> (state, metrics, each f32[]).
+    """One step, to be compiled: (state, target_params, batch, key) -> (state, metrics).
 
-    The batch is divided into ``accumulate`` parts of equal size; gradients and metrics are averaged
-    with the metric "weight" as weight.
+    The batch is divided into ``accumulate`` parts of equal size; gradients and metrics are those of
+    the whole batch: every part counts by its number of labels, for each term of the loss (see
+    ``objectives``).
     """
-    gradient = _gradient(loss)
-    if accumulate > 1:
-        gradient = _in_parts(gradient, accumulate)
+    gradient = _in_parts(loss, accumulate) if accumulate > 1 else _gradient(loss)
 
     def update(state, target_params, batch, key):
         key = jax.random.fold_in(key, state["step"])
@@ -49,37 +50,69 @@ def _gradient(loss: Loss) -> Callable:
     return gradient
 
 
-def _in_parts(gradient: Callable, accumulate: int) -> Callable:
-    """``gradient`` computed in ``accumulate`` parts of the batch, averaged by their weights."""
+def _in_parts(loss: Loss, accumulate: int) -> Callable:
+    """``_gradient`` of the whole batch, computed in ``accumulate`` parts of it."""
+    share = jax.value_and_grad(functools.partial(_share, loss), has_aux=True)
 
     def in_parts(params, target_params, batch, key):
         # Every n-th row: each part is spread over all devices, as the batch is.
         parts = jax.tree.map(
             lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), batch
         )
-        first = jax.tree.map(lambda x: x[0], parts)
-        like = jax.eval_shape(gradient, params, target_params, first, key)
-        weighted = "weight" in like[1]
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(accumulate))
+        whole = whole_weights(loss, params, target_params, parts, keys)
 
         def add(total, part):
-            grads, metrics = gradient(
-                params, target_params, part[0], jax.random.fold_in(key, part[1])
-            )
-            weight = jnp.float32(metrics.pop("weight", 1.0))
-            return jax.tree.map(
-                lambda so_far, x: so_far + weight * x, total, (grads, metrics, 1.0)
-            ), None
+            (_, metrics), grads = share(params, target_params, *part, whole)
+            return jax.tree.map(jnp.add, total, (grads, metrics)), None
 
-        like[1].pop("weight", None)
+        first = jax.tree.map(lambda x: x[0], (parts, keys))
+        (_, metrics), grads = jax.eval_shape(share, params, target_params, *first, whole)
         zeros = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), like
+            lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), (grads, metrics)
         )
-        total, _ = jax.lax.scan(add, (*zeros, jnp.float32(0)), (parts, jnp.arange(accumulate)))
-        weight = total[2]
-        grads, metrics = jax.tree.map(lambda x: x / jnp.where(weight > 0, weight, 1), total[:2])
-        return grads, metrics | ({"weight": weight} if weighted else {})
+        (grads, metrics), _ = jax.lax.scan(add, zeros, (parts, keys))
+        return grads, metrics
 
     return in_parts
+
+
+def whole_weights(loss: Loss, params, target_params, parts: Batch, keys: jax.Array) -> Any:
+    """``_weights`` of a whole batch; ``parts`` and ``keys`` have a leading axis for its parts.
+
+    They must be known before the gradient of the first part. They depend on the labels only: when
+    this is compiled, everything else is removed from the loop, the models included.
+    """
+    each = jax.lax.map(lambda part: _weights(loss(params, target_params, *part)[1]), (parts, keys))
+    return jax.tree.map(lambda x: x.sum(0), each)
+
+
+def _weights(metrics: dict) -> Any:
+    """The metric "weight": f32[], or one for every term and metric; 1 if there is none."""
+    return jax.tree.map(jnp.float32, metrics.get("weight", 1.0))
+
+
+def _share(loss: Loss, params, target_params, batch, key, whole: Any) -> tuple[jax.Array, dict]:
+    """What a part of a batch adds to the loss and the metrics ("loss" included) of the whole.
+
+    ``whole``: ``_weights`` of the whole batch.
+    """
+    value, metrics = loss(params, target_params, batch, key)
+    weights = _weights(metrics)
+    shares = jax.tree.map(lambda part, all_: part / jnp.where(all_ > 0, all_, 1), weights, whole)
+
+    def scaled(name: str, values: Any) -> Any:
+        if name == "terms":
+            return {term: scaled(term, x) for term, x in values.items()}
+        return values * (shares[name] if isinstance(shares, dict) else shares)
+
+    added = {name: scaled(name, x) for name, x in metrics.items() if name != "weight"}
+    if "terms" in added:
+        value = functools.reduce(jnp.add, added["terms"].values())
+    else:
+        value = scaled("loss", value)
+    weight = {"weight": weights} if "weight" in metrics else {}
+    return value, {"loss": value, **added, **weight}
 
 
 def fresh(params: Any, optimiser: Optimiser, ema: float) -> dict[str, Any]:

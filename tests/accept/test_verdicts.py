@@ -228,6 +228,8 @@ def test_a_tree_is_refused(name):
         ("typical", {"delta": -1.0}, "delta is -1.0; it must be above 0"),
         ("tolerance", {"top": 0}, "top is 0; it must be a whole number >= 1"),
         ("tolerance", {"gap": -1.0}, "gap is -1.0; it must be at least 0"),
+        ("tolerance", {"gap": 2.0}, "gap is 2.0 and top 1: only the best token passes"),
+        ("typical", {"epsilon": 0.3}, "epsilon is 0.3 and delta 0.3: the threshold is never above"),
         ("chain", {"epsilon": 1}, "does not take the key 'epsilon'; it takes none"),
     ],
 )
@@ -235,6 +237,15 @@ def test_bad_keys(rule, keys, message):
     with pytest.raises(UserError) as error:
         accept.load(rule, **keys)
     assert message in str(error.value)
+
+
+def test_keys_that_are_not_given_are_not_refused():
+    for rule, keys in (
+        ("tolerance", {"top": 1, "least": 1}),
+        ("tolerance", {"top": 2, "gap": 0.5}),
+        ("typical", {"delta": 0.05}),
+    ):
+        assert accept.load(rule, **keys).name == rule
 
 
 def test_an_unknown_rule_lists_the_rules():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -247,11 +248,33 @@ def test_torch_is_never_imported():
 
 
 @pytest.mark.fast
-def test_generation_config_adds_ends(tmp_path):
+@pytest.mark.parametrize(
+    ("generation", "ends"),
+    [
+        (None, (2,)),
+        ({"eos_token_id": [9, 2, 9]}, (9, 2)),
+        ({"eos_token_id": 9}, (9,)),
+        ({"eos_token_id": None}, ()),
+        ({}, ()),
+    ],
+)
+def test_generation_config_decides_where_a_text_ends(tmp_path, generation, ends):
+    config = dataclasses.replace(CONFIGS["llama"], eos_token_id=(2,))
+    hf.save(tmp_path / "m", config, random_params(config), words(61))
+    if generation is not None:
+        (tmp_path / "m" / "generation_config.json").write_text(json.dumps(generation))
+    assert hf.load(tmp_path / "m").config.eos_token_id == ends
+
+
+@pytest.mark.fast
+def test_ends_that_are_no_ids_are_refused(tmp_path):
     config = CONFIGS["llama"]
     hf.save(tmp_path / "m", config, random_params(config), words(61))
-    (tmp_path / "m" / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 9]}))
-    assert hf.load(tmp_path / "m").config.eos_token_id == (2, 9)
+    (tmp_path / "m" / "generation_config.json").write_text(json.dumps({"eos_token_id": "</s>"}))
+    with pytest.raises(
+        UserError, match=r"generation_config\.json: eos_token_id is '</s>'; it must"
+    ):
+        hf.load(tmp_path / "m")
 
 
 @pytest.mark.fast

@@ -222,6 +222,7 @@ def test_the_target_is_trained_with_its_heads(target_run, text_file, tmp_path):
         "data__files": text_file,
         "train__steps": 6,
         "train__eval_every": 6,
+        "train__accumulate": 2,
     }
     config = small_config(
         "bpd", "joint", **changes, drafter__heads=2, optimiser__target_from=3, loss__language="kl"

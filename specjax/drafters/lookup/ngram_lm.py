@@ -24,6 +24,7 @@ from specjax.rng import DRAFT
 from specjax.types import LM, Draft, Drafter
 
 MODES = ("argmax", "sample")
+BIGRAM_WEIGHT, TRIGRAM_WEIGHT = 0.9, 0.8
 
 
 class Weights(NamedTuple):
@@ -50,8 +51,8 @@ def make(
     gamma: int = 4,
     mode: str = "argmax",
     order: int = 3,
-    bigram_weight: float = 0.9,
-    trigram_weight: float = 0.8,
+    bigram_weight: float | None = None,
+    trigram_weight: float | None = None,
 ) -> Drafter:
     """Drafts with tables of n-gram counts.
 
@@ -63,20 +64,24 @@ def make(
             sampling settings and gives the rules their probabilities, f32[B,gamma,V].
         order: 1, 2 or 3, the longest n-grams used.
         bigram_weight, trigram_weight: in [0, 1], the weight of a row where there is one; the lower
-            orders get the rest. Below 1, every token has a positive probability.
+            orders get the rest. Below 1, every token has a positive probability. None: 0.9 and 0.8.
+            A weight of n-grams longer than ``order`` is refused, because they are not used.
 
     Raises:
-        UserError: numbers out of range, unknown mode, a directory without tables for this target.
+        UserError: numbers out of range, unknown mode, a weight that ``order`` excludes, a directory
+            without tables for this target.
     """
     whole("gamma", gamma, 1)
     one_of("mode", mode, MODES)
     if order not in (1, 2, 3):
         raise UserError(f"order is {order}; it must be 1, 2 or 3")
-    for name, weight in (("bigram_weight", bigram_weight), ("trigram_weight", trigram_weight)):
-        number(name, weight, "in [0, 1]", lambda x: 0 <= x <= 1)
     counts = tables if isinstance(tables, Tables) else ngram_tables.load(tables, target)
     ngram_tables.check(counts, target)
-    weights = Weights(order, float(bigram_weight), float(trigram_weight))
+    weights = Weights(
+        order,
+        _weight("bigram_weight", bigram_weight, BIGRAM_WEIGHT, order, 2),
+        _weight("trigram_weight", trigram_weight, TRIGRAM_WEIGHT, order, 3),
+    )
     settings = Settings(target.vocab_size, gamma, mode, weights)
     return Drafter(
         init_params=lambda key: jax.tree.map(jnp.asarray, counts),
@@ -87,6 +92,22 @@ def make(
         name="ngram_lm",
         probs=functools.partial(_probs, settings),
     )
+
+
+def _weight(name: str, value: float | None, default: float, order: int, needed: int) -> float:
+    """The weight of the n-grams of ``needed`` tokens; ``default`` if none is given.
+
+    Raises UserError for a weight outside [0, 1], or one that ``order`` excludes.
+    """
+    if value is None:
+        return default
+    number(name, value, "in [0, 1]", lambda x: 0 <= x <= 1)
+    if order < needed:
+        raise UserError(
+            f"{name} is {value} and order {order}: n-grams of {needed} tokens are not used; "
+            f"raise order, or leave {name} out"
+        )
+    return float(value)
 
 
 def _propose(settings: Settings, params, keys, context, state):

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 
 from specjax.checks import ngrams, one_of, whole, yes_or_no
 from specjax.drafters.lookup import _match
+from specjax.errors import UserError
 from specjax.types import LM, Draft, Drafter
 
 _SPECJAX: dict[str, Any] = {
@@ -120,11 +121,11 @@ def make(
             the newest token and to skip one token of the copied text. So copying continues after
             one changed word.
         periodic: whether a continuation that reaches the end of the text is repeated from its
-            beginning.
+            beginning. Only with ``partial``: otherwise no continuation reaches the end.
 
     Raises:
         UserError: gamma or an n-gram length below 1, max_ngram below min_ngram, unknown ``match``
-            or ``rule``.
+            or ``rule``, ``periodic`` without ``partial``.
     """
     one_of("rule", rule, tuple(RULES))
     chosen = {
@@ -140,6 +141,11 @@ def make(
     one_of("match", keys["match"], ("earliest", "latest"))
     for name, value in (("partial", keys["partial"]), ("skip", skip), ("periodic", periodic)):
         yes_or_no(name, value)
+    if periodic and not keys["partial"]:
+        raise UserError(
+            "periodic is True and partial False: a continuation of gamma tokens never reaches the "
+            "end of the text; allow partial ones, or leave periodic out"
+        )
     return _build(target.vocab_size, skip=skip, periodic=periodic, **keys)
 
 

@@ -63,7 +63,8 @@ def make(
         gamma: most tokens drafted (the original's n_predicts).
         min_match: shorter matches are not used. The paper uses 5 together with another drafter
             (``escalate``).
-        max_ngram: longest match in the datastore; matches in the row's own text have no limit.
+        max_ngram: longest match in the datastore (or in what was learnt; with neither, this key and
+            ``bias`` have no effect); matches in the row's own text have no limit.
         bias: a match in the datastore is used if it is longer than the match in the row's own text
             by more than this number of tokens.
         shared: ``DatastoreKeys``.

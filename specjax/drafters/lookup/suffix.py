@@ -12,6 +12,10 @@ occurrences. Here the occurrences are counted by comparing (the row's text) and 
 (earlier outputs). The counts are exact up to ``samples`` occurrences per match, and no state has to
 follow the text. A tree of all outputs carries text from one user to another, so it is empty unless
 a ``datastore`` is given or the caller lets the drafter learn (``warm``).
+
+Defaults that differ from the original's: trees (there paths), at most 16 tokens per match and per
+draft (there suffix trees of depth 64, which match and draft share, and drafts of up to 64 tokens),
+and no earlier outputs (there a tree of all outputs).
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from specjax.errors import UserError
 from specjax.types import CHAIN, DETERMINISTIC, LM, Draft, Drafter
 
 SHARED = DatastoreKeys
+SIZE = 16  # nodes and depth, where they are not given
 
 
 class Settings(NamedTuple):
@@ -62,8 +67,8 @@ class _Candidates(NamedTuple):
 def make(
     target: LM,
     *,
-    nodes: int = 16,
-    depth: int = 16,
+    nodes: int | None = None,
+    depth: int | None = None,
     mode: str = "tree",
     max_ngram: int = 16,
     min_ngram: int = 1,
@@ -78,9 +83,9 @@ def make(
 
     Args:
         target: the model to be accelerated; only its vocabulary is read.
-        nodes: most tokens drafted.
-        depth: longest path.
-        mode: "tree", or "path" for a chain.
+        nodes: most tokens drafted. None: 16, of a path ``depth``.
+        depth: longest path. None: 16, of a path ``nodes``.
+        mode: "tree", or "path" for a chain, which has no more nodes than ``depth``.
         max_ngram: longest match.
         min_ngram: shortest match.
         factor, offset: a match of m tokens may propose ``factor * m + offset`` tokens.
@@ -92,22 +97,41 @@ def make(
         shared: ``DatastoreKeys``.
 
     Raises:
-        UserError: numbers out of range, unknown ``mode``, a datastore of another tokenizer.
+        UserError: numbers out of range, unknown ``mode``, more nodes than a path can have, a
+            datastore of another tokenizer.
     """
     keys = DatastoreKeys(**shared)
-    counts(nodes=nodes, depth=depth, samples=samples)
-    ngrams(max_ngram, min_ngram)
     one_of("mode", mode, ("tree", "path"))
+    nodes, depth = _size(nodes, depth, mode)
+    counts(samples=samples)
+    ngrams(max_ngram, min_ngram)
     number("min_prob", min_prob, "in [0, 1]", lambda x: 0 <= x <= 1)
     number("min_score", min_score, ">= 0", lambda x: x >= 0)
     limits = _limits(nodes, max_ngram, min_ngram, factor, offset)
     store = _memory.load(target, keys.datastore, max_ngram)
-    depth, reach = min(depth, nodes), _memory.reach(store, max_ngram)
+    reach = _memory.reach(store, max_ngram)
     return _build(
         Settings(nodes, depth, mode, max_ngram, limits, min_prob, min_score, samples, reach),
         init_params=lambda key: _memory.params(store),
         learn=_memory.learner(store, max_ngram, keys.memory),
     )
+
+
+def _size(nodes: int | None, depth: int | None, mode: str) -> tuple[int, int]:
+    """(nodes, depth) with depth <= nodes; None is the default. Raises UserError."""
+    given = {name: n for name, n in (("nodes", nodes), ("depth", depth)) if n is not None}
+    counts(**given)
+    if mode == "tree":
+        most, longest = given.get("nodes", SIZE), given.get("depth", SIZE)
+        return most, min(longest, most)
+    most = given.get("nodes", given.get("depth", SIZE))
+    longest = given.get("depth", most)
+    if most > longest:
+        raise UserError(
+            f"nodes is {most} and depth {longest}: a path has at most {longest} nodes; "
+            "lower nodes, or raise depth"
+        )
+    return most, most
 
 
 def _limits(

@@ -80,10 +80,10 @@ def _prompts(config: Config, workdir: Path, target: hf.Loaded) -> list[Prompt]:
     sizes, tokenizer = config.generation, target.tokenizer
     if tokenizer is None:
         raise UserError(f"{target.directory} has no tokenizer.json; prompts need a tokenizer")
-    # If the tokenizer puts a token before every text, the model was trained on texts with it only.
-    start = token_streams.separator_id(tokenizer)
-    head = [start] if start is not None and start in tokenizer.encode("").ids else []
-    if len(head) + sizes.prompt_tokens + sizes.new_tokens > target.config.max_positions:
+    if (
+        len(token_streams.opening(tokenizer)) + sizes.prompt_tokens + sizes.new_tokens
+        > target.config.max_positions
+    ):
         raise UserError(
             f"config.generation asks for {sizes.prompt_tokens} + {sizes.new_tokens} tokens and the "
             f"model has {target.config.max_positions} positions; lower one of them"
@@ -100,7 +100,7 @@ def _prompts(config: Config, workdir: Path, target: hf.Loaded) -> list[Prompt]:
             raise UserError(
                 f"config.generation.num_prompts is {sizes.num_prompts}, {split} split: {error}"
             ) from None
-        prompts += [Prompt(len(prompts) + n, split, head + ids) for n, ids in enumerate(chosen)]
+        prompts += [Prompt(len(prompts) + n, split, ids) for n, ids in enumerate(chosen)]
     return prompts
 
 

@@ -163,9 +163,7 @@ def from_target(
     """
     target, sizes = hf.load(config.target), config.generation
     length, batch = sizes.prompt_tokens, sizes.batch_size
-    # If the tokenizer puts a token before every text, the model was trained on texts with it only.
-    before = vocabulary.tokenizer.encode("").ids
-    head = [vocabulary.separator] if vocabulary.separator in before else []
+    head = token_streams.opening(vocabulary.tokenizer)
     _check_positions(len(head), config, target.config.max_positions)
     long = [ids for ids in documents if len(ids) >= length]
     if not long:

@@ -172,11 +172,9 @@ def _line_prompts(valid: Sequence[str], config: Config, tokenizer: Tokenizer) ->
     wanted = config.examine
     if not wanted.prompts:
         return []
-    head = tokenizer.encode("").ids
-    prompts = token_streams.held_out_prompts(
+    return token_streams.held_out_prompts(
         valid, tokenizer, wanted.prompts, wanted.prompt_tokens, config.seed
     )
-    return [head + ids for ids in prompts]
 
 
 def _document_prompts(
@@ -190,7 +188,7 @@ def _document_prompts(
     wanted = config.examine
     if not wanted.prompts:
         return []
-    head, unique = tokenizer.encode("").ids, {}
+    head, unique = token_streams.opening(tokenizer), {}
     for document in documents:
         first = int(np.argmax(document.labelled)) if document.labelled.any() else 0
         first = first or min(wanted.prompt_tokens, len(document.ids) - 1)

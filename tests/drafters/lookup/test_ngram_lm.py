@@ -245,11 +245,18 @@ def test_invalid_keys_and_tables_are_refused_in_one_line(tmp_path):
         ({"order": 4}, "order is 4; it must be 1, 2 or 3"),
         ({"bigram_weight": 1.5}, "bigram_weight is 1.5; it must be a number in [0, 1]"),
         ({"trigram_weight": "much"}, "trigram_weight is 'much'"),
+        (
+            {"order": 1, "bigram_weight": 0.5},
+            "bigram_weight is 0.5 and order 1: n-grams of 2 token",
+        ),
+        ({"order": 2, "trigram_weight": 0.5}, "trigram_weight is 0.5 and order 2: n-grams of 3 "),
         ({"tables": tmp_path}, "has no ngram_tables.json; build the ngram tables with"),
     ):
         with pytest.raises(UserError) as error:
             drafters.make("ngram_lm", target, **{"tables": tables, **keys})
         assert message in str(error.value)
+    for keys in ({"order": 1}, {"order": 2, "bigram_weight": 0.5}):
+        assert drafters.make("ngram_lm", target, tables=tables, **keys).nodes == 4
     with pytest.raises(UserError, match="count 7 tokens and the target has 8"):
         drafters.make("ngram_lm", testing.tabular(V + 1), tables=tables)
     for keys, message in (

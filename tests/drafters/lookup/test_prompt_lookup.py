@@ -150,6 +150,11 @@ def test_invalid_keys_are_refused():
         ({"max_ngram": 2, "min_ngram": 3}, "max_ngram is 2 and min_ngram 3"),
         ({"rule": "hf"}, "rule is 'hf'; it must be one of specjax, original, transformers, vllm"),
         ({"match": "first"}, "match is 'first'"),
+        ({"periodic": True, "partial": False}, "periodic is True and partial False"),
+        ({"periodic": True, "rule": "original"}, "periodic is True and partial False"),
     ]:
         with pytest.raises(UserError, match=message):
             prompt_lookup.make(target, **keys)
+    # The rule's own value of partial is not a mistake of the user.
+    assert prompt_lookup.make(target, rule="original").nodes == 10
+    assert prompt_lookup.make(target, rule="original", partial=True, periodic=True).nodes == 10

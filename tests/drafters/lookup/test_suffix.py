@@ -99,7 +99,7 @@ def test_equals_the_substring_scan(mode, warm):
     documents = [rng.integers(0, VOCAB, n).tolist() for n in (9, 14, 1, 6)]
     store = datastore.build(documents) if warm else None
     keys = {
-        "nodes": NODES,
+        "nodes": NODES if mode == "tree" else DEPTH,
         "depth": DEPTH,
         "max_ngram": LONGEST,
         "min_prob": 0.3,
@@ -165,6 +165,7 @@ def test_invalid_keys_are_refused():
         ({"factor": "a"}, "factor is 'a'; it must be a number >= 0"),
         ({"datastore": 3}, "datastore is '3'; give a directory"),
         ({"nodes": 0}, "nodes is 0"),
+        ({"mode": "path", "nodes": 9, "depth": 8}, "nodes is 9 and depth 8: a path has at most 8"),
         (
             {"datastore": datastore.build([[7, 7]])},
             "the datastore has the token id 7 and the target 3 tokens",
@@ -172,3 +173,21 @@ def test_invalid_keys_are_refused():
     ]:
         with pytest.raises(UserError, match=message):
             suffix.make(tabular(VOCAB), **keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "nodes", "depth"),
+    [
+        ({}, 16, 16),
+        ({"nodes": 4}, 4, 4),
+        ({"depth": 4}, 16, 4),
+        ({"mode": "path"}, 16, None),
+        # A chain verifies every node, so it has no node beyond the longest path.
+        ({"mode": "path", "depth": 4}, 4, None),
+        ({"mode": "path", "nodes": 20}, 20, None),
+        ({"mode": "path", "nodes": 4, "depth": 8}, 4, None),
+    ],
+)
+def test_sizes_that_are_not_given_follow_from_the_others(keys, nodes, depth):
+    drafter = suffix.make(tabular(VOCAB), **keys)
+    assert (drafter.nodes, drafter.depth) == (nodes, depth)

@@ -1,0 +1,62 @@
+"""The rows of results.json from passes: which passes their counts come from."""
+
+from __future__ import annotations
+
+import pytest
+
+from specjax import ModelParams, accept, drafters, testing
+from specjax.bench import metrics, passes, summaries
+from specjax.bench.measuring import Measured
+from specjax.testing import cases
+
+TARGET, DRAFT = testing.tabular(3), testing.tabular(3, "draft")
+PROMPTS, CATEGORIES = [[0, 1], [2], [1, 1, 0]], ["a", "b", "a"]
+
+
+def rows(name: str, temperature: float, **keys):
+    """The row of a method, those of its categories, and its passes."""
+    drafter = drafters.make(name, TARGET, **keys)
+    params = ModelParams(cases.table(0), drafter.init_params(None))
+    method = passes.Method(name, drafter, accept.load("chain"), params)
+    settings = {"temperature": temperature}
+    job = passes.Job(
+        TARGET, cases.table(0), PROMPTS, settings, 2, 12, (), 5, 3, categories=CATEGORIES
+    )
+    seeds = [job._replace(seed=job.seed + repeat) for repeat in range(job.repeats)]
+    runs = [passes.run_pass(each, method) for each in seeds]
+    plain = [passes.run_pass(each, None) for each in seeds]
+    whole, *parts = summaries.measured_rows(job, [method], Measured(plain, [runs]), check=False)
+    return whole, parts, runs
+
+
+def check(whole: dict, parts: list[dict], runs: list[passes.Pass]) -> None:
+    """The row has the counts of these passes, and its categories add up to it."""
+    counts = metrics.total([each for run in runs for each in run.counts])
+    assert {key: whole[key] for key in metrics.summary(counts)} == metrics.summary(counts)
+    assert whole["prompts"] == 3 and [part["prompts"] for part in parts] == [2, 1]
+    for key in ("tokens", "rounds"):
+        assert sum(part[key] for part in parts) == whole[key]
+
+
+MODEL = {"model": DRAFT, "params": cases.table(1), "gamma": 2}
+
+
+def test_sampled_rows_have_the_counts_of_all_passes():
+    whole, parts, runs = rows("draft_model", 1.0, **MODEL)
+    assert len({run.outputs[0][0] for run in runs} | {str(run.outputs) for run in runs}) > 2
+    assert whole["tokens"] == 3 * 3 * 12
+    check(whole, parts, runs)
+
+
+def test_greedy_rows_have_the_counts_of_one_pass():
+    whole, parts, runs = rows("draft_model", 0.0, **MODEL)
+    assert whole["tokens"] == 3 * 12
+    check(whole, parts, runs[:1])
+
+
+@pytest.mark.fast
+def test_greedy_passes_that_differ_are_all_counted():
+    inner = {"inner": {"name": "prompt_lookup", "gamma": 2}}
+    whole, parts, runs = rows("controlled", 0.0, drafters=inner, rate=0.5)
+    assert runs[0].outputs == runs[1].outputs and runs[0].emitted != runs[1].emitted
+    check(whole, parts, runs)

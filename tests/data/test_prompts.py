@@ -1,0 +1,78 @@
+"""Prompts of every source begin like a text of the target's tokenizer."""
+
+from __future__ import annotations
+
+import pytest
+from tokenizers.processors import TemplateProcessing
+
+from specjax import testing
+from specjax.data import corpora, prompts, token_streams
+from specjax.data.prompts import PromptSource
+from specjax.errors import UserError
+from specjax.models import hf
+
+pytestmark = pytest.mark.fast
+TEXT = "".join(f"def f{n}(x):\n    return x * {n} + 1\n" for n in range(60))
+BOS = 0
+
+
+@pytest.fixture(params=["bos", "bos and eos", "none"])
+def target(request, tmp_path, monkeypatch):
+    """A model with a tokenizer that puts tokens before (and after) every text, or none."""
+    tokenizer = token_streams.train_tokenizer([TEXT], 300)
+    if request.param != "none":
+        bos = token_streams.SEPARATOR
+        template = f"{bos} $A {bos}" if request.param == "bos and eos" else f"{bos} $A"
+        tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=[(bos, BOS)])
+    monkeypatch.setattr(corpora, "load_texts", lambda folder, split: [("a.py", TEXT)])
+    shape = testing.tiny_config(vocab_size=300, layers=1, width=16)
+    return hf.Loaded(testing.tabular(3), {}, shape, tokenizer, str(tmp_path))
+
+
+def ids(target, name="", context=0, **keys):
+    source = PromptSource(names=(name,), **keys)
+    result = prompts.read(source, target, lambda _: [], name=name, context=context)
+    return [prompt.ids for prompt in result.prompts]
+
+
+def opening(target):
+    return [BOS] if target.tokenizer.post_processor is not None else []
+
+
+def test_every_source_begins_like_a_text(target, tmp_path):
+    first = opening(target)
+    assert token_streams.opening(target.tokenizer) == first
+    file = tmp_path / "p.txt"
+    file.write_text(TEXT[:40].replace("\n", " ") + "\n" + "return x\n")
+    for chosen in (
+        ids(target, "stdlib", prompt_tokens=8, num_prompts=5, data_dir="d"),
+        ids(target, str(file)),
+        ids(target, text="def f1(x):"),
+        ids(target, "stdlib", context=6, num_prompts=5, data_dir="d"),
+    ):
+        for each in chosen:
+            assert each[: len(first)] == first and BOS not in each[len(first) : -1]
+    lengths = {
+        len(each) for each in ids(target, "stdlib", prompt_tokens=8, num_prompts=5, data_dir="d")
+    }
+    assert lengths == {8}
+
+
+def test_a_prompt_that_is_cut_keeps_its_opening_and_its_end(target):
+    first, whole = opening(target), ids(target, text=TEXT[:80])[0]
+    assert ids(target, text=TEXT[:80], max_prompt_tokens=5) == [
+        first + whole[len(whole) - 5 + len(first) :]
+    ]
+    assert ids(target, text=TEXT[:80], max_prompt_tokens=len(whole)) == [whole]
+    assert ids(target, text=TEXT[:80], max_prompt_tokens=1) == [whole[-1:]]
+    cut = ids(target, "stdlib", prompt_tokens=9, max_prompt_tokens=4, num_prompts=3, data_dir="d")
+    assert all(len(each) == 4 and each[: len(first)] == first for each in cut)
+
+
+def test_a_prompt_without_text_is_refused(target):
+    keys = {"prompt_tokens": 1, "num_prompts": 2, "data_dir": "d"}
+    if opening(target):
+        with pytest.raises(UserError, match="a prompt of 1 tokens has no text"):
+            ids(target, "stdlib", **keys)
+    else:
+        assert [len(each) for each in ids(target, "stdlib", **keys)] == [1, 1]
