@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax import tree
 from specjax.types import LM, DecodeState
 
 Loop = Callable[[], Any]
@@ -46,21 +47,22 @@ def forward(
     params: Any,
     state: DecodeState,
     size: int,
-    parents: jax.Array | None,
+    layout: tree.Layout | None,
     iterations: int,
 ) -> Loop:
-    """Target passes over ``size`` tokens: a chain, or the tree of ``parents`` i32[B,size].
+    """Target passes over ``size`` tokens: a chain, or a tree with this layout.
 
     Only one of the logits is read: reading all of them is part of acceptance.
     """
 
-    def body(_, carry, params, parents):
+    def body(_, carry, params, layout):
         tokens, cache = carry
-        out, cache = target.apply(params, tokens, cache, parents)
+        out, block = target.apply(params, tokens, cache, layout)
+        cache = target.commit(cache, block, jnp.zeros_like(cache.length))
         (logits,) = tie(tokens, out.logits)
         return tokens + (logits[..., 0] > 9).astype(jnp.int32), cache
 
-    return repeat(body, iterations, (state.tokens[:, :size], state.cache), params, parents)
+    return repeat(body, iterations, (state.tokens[:, :size], state.cache), params, layout)
 
 
 def clock(loops: dict[Any, tuple[Loop, int]], repeats: int) -> dict[Any, list[float]]:

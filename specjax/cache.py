@@ -1,6 +1,7 @@
 """The key/value cache: two arrays per layer and a length per row.
 
-Slots beyond the length hold leftovers of rejected tokens; no attention mask includes them.
+A model reads the cache and returns the keys and values of the tokens that it was fed, a
+``KVBlock``. ``commit`` writes those of the accepted tokens; nothing else writes to the cache.
 """
 
 from __future__ import annotations
@@ -9,14 +10,26 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from specjax import tree
+
 
 class KVCache(struct.PyTreeNode):
-    """Keys and values of every layer."""
+    """Keys and values of every layer. Slots beyond the length have no meaning."""
 
     # [B,H,S,D] each (H = key/value heads). Heads come first, so that attention needs no transpose.
     k: tuple[jax.Array, ...]
     v: tuple[jax.Array, ...]
     length: jax.Array  # i32[B]
+
+
+class KVBlock(struct.PyTreeNode):
+    """Keys and values of P tokens that are not committed."""
+
+    k: tuple[jax.Array, ...]  # [B,P,H,D] each
+    v: tuple[jax.Array, ...]
+    # f32[B,P] one number of the output at each token. It depends on all reads of the cache that led
+    # to this block: see ``write_after``.
+    output: jax.Array
 
 
 def zeros(layers: int, batch: int, heads: int, slots: int, width: int, dtype) -> KVCache:
@@ -33,26 +46,44 @@ def zeros(layers: int, batch: int, heads: int, slots: int, width: int, dtype) ->
 
 
 def write(buffer: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
-    """Puts ``new`` [B,H,T,D] at slots ``start[b] + i`` of ``buffer`` [B,H,S,D].
+    """Puts ``new`` [B,M,H,D] at slots ``start[b] + i`` of ``buffer`` [B,H,S,D].
 
-    The buffer must have room for T slots from ``start[b]`` on.
+    The buffer must have room for M slots from ``start[b]`` on.
     """
+    new = new.swapaxes(1, 2).astype(buffer.dtype)
+    if buffer.shape[0] == 1:
+        return jax.lax.dynamic_update_slice(buffer, new, (0, 0, start[0], 0))
     put = jax.vmap(lambda row, block, at: jax.lax.dynamic_update_slice(row, block, (0, at, 0)))
-    return put(buffer, new.astype(buffer.dtype), start)
+    return put(buffer, new, start)
 
 
-def commit(cache: KVCache, count: jax.Array, path: jax.Array | None = None) -> KVCache:
-    """Advances each row by ``count`` i32[B]; with a ``path``, first moves its nodes into place.
+def write_after(start: jax.Array, output: jax.Array) -> jax.Array:
+    """``start`` i32[B], in a form that depends on ``output`` f32[B,M].
 
-    ``path`` i32[B,M] holds node ids after the root, -1 padded.
+    XLA:CPU copies a whole buffer that is both read and written unless the write depends on the data
+    that was read (``optimization_barrier`` does not prevent the copy). The sum differs from
+    ``start`` only in rows with NaN, which have failed already.
     """
-    if path is not None:
-        # The gather reads the old buffer, so overlapping source and destination are safe.
-        source = cache.length[:, None] + 1 + jnp.maximum(path, 0)
-        take = jax.vmap(lambda buffer, slots: jnp.take(buffer, slots, axis=1, mode="clip"))
+    return start + jnp.isnan(output).any(-1).astype(start.dtype)
 
-        def compact(buffer: jax.Array) -> jax.Array:
-            return write(buffer, take(buffer, source), cache.length + 1)
 
-        cache = cache.replace(k=tuple(map(compact, cache.k)), v=tuple(map(compact, cache.v)))
-    return cache.replace(length=cache.length + count)
+def commit(
+    cache: KVCache, block: KVBlock, count: jax.Array, path: jax.Array | None = None
+) -> KVCache:
+    """Appends the tokens at ``path[:count]`` of a block to the committed text.
+
+    ``count`` i32[B]; ``path`` i32[B,M] are places in the block, None = 0, 1, 2, ... Zeros are
+    written beyond ``count``: what a model computed for a rejected token, possibly NaN, is never in
+    the cache.
+    """
+    if path is None:
+        size = block.output.shape[1]
+        path = jnp.broadcast_to(jnp.arange(size), (count.shape[0], size))
+    kept: KVBlock = tree.take(block, path, jnp.arange(path.shape[1]) < count[:, None])
+    # With 64-bit types enabled (exactness tests), all indices of an update must have one type.
+    start = write_after(cache.length, kept.output).astype(jnp.result_type(int))
+    return KVCache(
+        k=tuple(write(*pair, start) for pair in zip(cache.k, kept.k, strict=True)),
+        v=tuple(write(*pair, start) for pair in zip(cache.v, kept.v, strict=True)),
+        length=cache.length + count,
+    )

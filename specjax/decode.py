@@ -13,17 +13,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import outcome
 from specjax import sampling as sampling_lib
 from specjax import step as step_lib
 from specjax.accept import check_pair
 from specjax.errors import NonFiniteLogits, UserError
+from specjax.outcome import EosId
 from specjax.prompt import feed, pack_prompts, prefill
 from specjax.rng import RowKeys
-from specjax.step import EosId, speculative_step
+from specjax.step import Widths, speculative_step
 from specjax.types import (
     LM,
     Accept,
-    Context,
     DecodeState,
     Drafter,
     ModelParams,
@@ -54,19 +55,22 @@ def generate(
     *,
     max_steps: int,
     eos_id: EosId = None,
+    verify_widths: Widths = None,
 ) -> tuple[DecodeState, Records]:
     """Runs rounds until every row is done, at most ``max_steps``: one compiled program.
 
     ``state`` is donated: its buffers are reused and it must not be read again. ``eos_id`` is an id
-    or several. Call ``check(state)`` on the result: it raises if a model gave logits that are not
-    finite.
+    or several; ``verify_widths`` as in ``speculative_step``. Call ``check(state)`` on the result:
+    it raises if a model gave logits that are not finite.
 
     Raises:
-        UserError: a rule that does not take such drafts, or a state of another drafter.
+        UserError: a rule that does not take such drafts, a state of another drafter, or wrong
+            widths.
     """
     _check_state(drafter, accept, state)
-    stop = step_lib.stop_ids(eos_id)
-    return _generate(target, drafter, accept, params, state, stop, max_steps=max_steps)
+    stop = outcome.stop_ids(eos_id)
+    static = {"max_steps": max_steps, "verify_widths": verify_widths}
+    return _generate(target, drafter, accept, params, state, stop, **static)
 
 
 def _check_state(drafter: Drafter, accept: Accept, state: DecodeState) -> None:
@@ -79,9 +83,14 @@ def _check_state(drafter: Drafter, accept: Accept, state: DecodeState) -> None:
 
 
 @functools.partial(
-    jax.jit, static_argnums=(0, 1, 2), static_argnames=("max_steps",), donate_argnums=(4,)
+    jax.jit,
+    static_argnums=(0, 1, 2),
+    static_argnames=("max_steps", "verify_widths"),
+    donate_argnums=(4,),
 )
-def _generate(target, drafter, accept, params, state, eos_id, *, max_steps):
+def _generate(
+    target, drafter, accept, params, state, eos_id, *, max_steps: int, verify_widths: Widths
+):
     batch = state.length.shape[0]
     zeros = jnp.zeros((max_steps, batch), jnp.int32)
 
@@ -91,18 +100,31 @@ def _generate(target, drafter, accept, params, state, eos_id, *, max_steps):
 
     def body(carry):
         state, records, step = carry
-        state, info = speculative_step(target, drafter, accept, params, state, eos_id=eos_id)
-        counts = Records(info.emitted, info.accepted, info.drafted, info.tested)
+        state, info = speculative_step(
+            target,
+            drafter,
+            accept,
+            params,
+            state,
+            eos_id=eos_id,
+            verify_widths=verify_widths,
+        )
+        counts = Records(info.emitted, info.accepted, info.drafted, info.tested, info.verified)
         records = jax.tree.map(lambda all_, now: all_.at[step].set(now), records, counts)
         return state, records, step + 1
 
     state, records, _ = jax.lax.while_loop(
-        running, body, (state, Records(zeros, zeros, zeros, zeros), jnp.zeros((), jnp.int32))
+        running, body, (state, Records(*[zeros] * len(Records._fields)), jnp.zeros((), jnp.int32))
     )
     return state, records
 
 
-_step = jax.jit(speculative_step, static_argnums=(0, 1, 2), donate_argnums=(4,))
+_step = jax.jit(
+    speculative_step,
+    static_argnums=(0, 1, 2),
+    static_argnames=("verify_widths",),
+    donate_argnums=(4,),
+)
 
 
 def stream(
@@ -113,6 +135,7 @@ def stream(
     state: DecodeState,
     *,
     eos_id: EosId = None,
+    verify_widths: Widths = None,
 ) -> Iterator[tuple[DecodeState, StepInfo]]:
     """The rounds of ``generate``, one at a time from the host: for showing text as it is written.
 
@@ -124,9 +147,11 @@ def stream(
         NonFiniteLogits: names row and round, right after the round.
     """
     _check_state(drafter, accept, state)
-    stop = step_lib.stop_ids(eos_id)
+    stop = outcome.stop_ids(eos_id)
     while not bool(state.done.all()):
-        state, info = _step(target, drafter, accept, params, state, eos_id=stop)
+        state, info = _step(
+            target, drafter, accept, params, state, eos_id=stop, verify_widths=verify_widths
+        )
         check(state)
         yield state, info
 
@@ -140,7 +165,7 @@ def autoregressive(
     updated, so the result must not be passed to ``generate``. Noise is keyed by position, as in the
     rule ``match``.
     """
-    return _autoregressive(target, params, state, jnp.asarray(max_steps), step_lib.stop_ids(eos_id))
+    return _autoregressive(target, params, state, jnp.asarray(max_steps), outcome.stop_ids(eos_id))
 
 
 @functools.partial(jax.jit, static_argnums=(0,), donate_argnums=(2,))
@@ -151,22 +176,22 @@ def _autoregressive(target, params, state, max_steps, eos_id):
 
     def body(carry):
         state, step = carry
-        pending = Context(state.tokens, state.length, state.sampling).pending
-        out, cache = target.apply(params.target, pending[:, None], state.cache)
+        pending = step_lib.context_of(state).pending
+        out, block = target.apply(params.target, pending[:, None], state.cache)
         keys = RowKeys(state.keys, state.round, state.length).at_position(
             jnp.zeros((1,), jnp.int32)
         )
         token = jax.lax.cond(
             jnp.all(state.sampling.greedy | state.done),
             lambda: sampling_lib.argmax(out.logits),
-            lambda: sampling_lib.draw_rows(keys, step_lib.target_probs(out.logits, state.sampling)),
+            lambda: sampling_lib.draw_rows(keys, outcome.target_probs(out.logits, state.sampling)),
         )
         failed = ~jnp.isfinite(out.logits.max(-1))[:, 0] & ~state.done
         batch = token.shape[0]
         verdict = Verdict(token, jnp.ones((batch,), jnp.int32), jnp.zeros((batch, 0), jnp.int32))
-        verdict, ended = step_lib.cut(verdict, state, eos_id)
-        verdict = step_lib.withdraw(verdict, failed)
-        cache = target.commit(cache, verdict.count)
+        verdict, ended = outcome.cut(verdict, state, eos_id)
+        verdict = outcome.withdraw(verdict, failed)
+        cache = target.commit(state.cache, block, verdict.count)
         return step_lib.advance(state, verdict, ended, failed).replace(cache=cache), step + 1
 
     return jax.lax.while_loop(running, body, (state, jnp.zeros((), jnp.int32)))[0]

@@ -53,10 +53,9 @@ def feed(
     batch, size = tokens.shape
 
     def block(cache, piece, start):
-        out, cache = model.apply(params, piece, cache)
-        # A row that ends inside or before this block stops there; the rest of its block is beyond
-        # its length.
-        cache = model.commit(cache, jnp.clip(count - start, 0, piece.shape[1]))
+        out, computed = model.apply(params, piece, cache)
+        # A row that ends inside or before this block stops there.
+        cache = model.commit(cache, computed, jnp.clip(count - start, 0, piece.shape[1]))
         return cache, (out.hidden, out.taps)
 
     # A prompt of one token is pending: no token is fed.
@@ -124,7 +123,7 @@ def prefill(
     if limit is None:
         limit = jnp.full((batch,), max_len, jnp.int32)
     limit = jnp.asarray(limit, jnp.int32)
-    if not isinstance(prompt, Tracer) and not isinstance(lengths, Tracer):
+    if not any(isinstance(array, Tracer) for array in (prompt, lengths, limit)):
         host = np.asarray(prompt), np.asarray(lengths), np.asarray(limit)
         _check_prompt(*host, vocab=target.vocab_size, max_len=max_len)
     if sampling is None:
@@ -163,7 +162,9 @@ def _prefill(target, drafter, params, prompt, lengths, limit, keys, sampling, *,
     tokens = tokens.at[:, :width].set(jnp.where(real, prompt, -1))
     cache = target.init_cache(batch, slots)
     out, cache = feed(target, params.target, tokens[:, : width - 1], lengths - 1, cache, chunk)
-    context = Context(tokens[:, :width], lengths, sampling)
+    newest = jnp.maximum(lengths - 2, 0)[:, None, None]
+    taps = tuple(_last_tap(tap, newest) for tap in out.taps)
+    context = Context(tokens[:, :width], lengths, sampling, cache, taps)
     return DecodeState(
         tokens=tokens,
         length=lengths,
@@ -175,5 +176,13 @@ def _prefill(target, drafter, params, prompt, lengths, limit, keys, sampling, *,
         keys=keys,
         round=jnp.zeros((), jnp.int32),
         sampling=sampling,
+        taps=taps,
         made_for=drafter.tag,
     )
+
+
+def _last_tap(tap: jax.Array, newest: jax.Array) -> jax.Array:
+    """[B,E]: the tap [B,T,E] of the newest token that was fed, or zeros if none was (T = 0)."""
+    if not tap.shape[1]:
+        return jnp.zeros((tap.shape[0], tap.shape[2]), tap.dtype)
+    return jnp.take_along_axis(tap, newest, 1)[:, 0]

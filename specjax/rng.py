@@ -51,6 +51,9 @@ class RowKeys(struct.PyTreeNode):
     round: jax.Array  # i32[]
     position: jax.Array  # i32[B] position of the first token that this round emits
     target: jax.Array | None = None  # key[B] of the target's sampler; None = base
+    # Coins are drawn for at least so many nodes, so that the coin of a node is the same when a
+    # round verifies only the first nodes of a draft.
+    nodes: int = struct.field(pytree_node=False, default=0)
 
     def at_round(self, purpose: int) -> jax.Array:
         """key[B] for this round and purpose."""
@@ -64,8 +67,9 @@ class RowKeys(struct.PyTreeNode):
 
     def coins(self, count: int, dtype=jnp.float32) -> Coins:
         """``count`` coins per row, to accept or reject with. Call it once per round."""
-        uniform = jax.vmap(lambda k: jax.random.uniform(k, (count,), dtype))
-        return Coins(uniform(self.at_round(ACCEPT)))
+        size = max(count, self.nodes)
+        uniform = jax.vmap(lambda k: jax.random.uniform(k, (size,), dtype))
+        return Coins(uniform(self.at_round(ACCEPT))[:, :count])
 
     def draw(self, purpose: int, weights: jax.Array, index=None) -> jax.Array:
         """One token per row from unnormalised weights: f[B,V] -> i32[B], or f[B,n,V] -> i32[B,n].
@@ -114,7 +118,8 @@ class RowKeys(struct.PyTreeNode):
         """
         fold = jax.vmap(lambda k: jax.random.fold_in(k, index))
         outer = self.base if self.target is None else self.target
-        return self.replace(base=fold(self.at_round(INNER)), target=outer if same_target else None)
+        base, target = fold(self.at_round(INNER)), outer if same_target else None
+        return self.replace(base=base, target=target, nodes=0)
 
     def _keys(self, purpose: int, weights: jax.Array, index) -> jax.Array:
         """key[B], or key[B,n] for weights f[B,n,V]."""

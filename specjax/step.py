@@ -3,35 +3,36 @@
 The map of a round, in order:
 
 1. A token is proposed: ``drafter.propose``, called in ``propose``.
-2. The target scores the block (the pending token and the draft): ``target.apply`` in ``propose``.
-3. A token's probability is computed: ``target_probs`` turns the logits into the target's
+2. The width is chosen: the smallest of a few static widths that covers the valid nodes of every
+   row: ``verify``. Steps 3 to 6 are compiled for each width (``_pass``).
+3. The target scores the block (the pending token and the draft): ``target.apply`` in ``score``.
+   It reads the cache and changes nothing.
+4. A token's probability is computed: ``outcome.target_probs`` turns the logits into the target's
    distribution under the row's sampling settings (``sampling.to_probs``).
-4. A token is accepted: ``accept.sampled`` (from probabilities) or ``accept.greedy`` (from logits),
-   called in ``_verdict``. The rules are in ``specjax/accept``, one per file.
-5. The verdict is cut at end-of-sequence and at the row's limit: ``cut``. Rows with logits that
-   are not finite get an empty verdict: ``_finite`` and ``withdraw``.
-6. A token's cache entry is committed: ``target.commit`` in ``decide`` (for the built-in models
-   ``specjax.cache.commit``). The drafter keeps its own state: ``drafter.update``, next to it.
-7. A token enters the text: ``advance`` writes it to ``state.tokens`` and moves ``state.length``.
+5. A token is accepted: ``accept.sampled`` (from probabilities) or ``accept.greedy`` (from logits),
+   called in ``outcome.verdict_of``. The rules are in ``specjax/accept``, one per file.
+6. The verdict is cut at end-of-sequence and at the row's limit: ``outcome.cut``. Rows with logits
+   that are not finite get an empty verdict: ``outcome.finite`` and ``outcome.withdraw``. The
+   drafter keeps its own state: ``drafter.update``.
+7. A token's cache entry is committed: ``target.commit`` in ``_finish`` (for the built-in models
+   ``specjax.cache.commit``).
+8. A token enters the text: ``advance`` writes it to ``state.tokens`` and moves ``state.length``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from specjax import sampling as sampling_lib
-from specjax import tree
+from specjax import outcome, tree
 from specjax.accept import check_pair
 from specjax.errors import UserError
+from specjax.outcome import EosId
 from specjax.rng import RowKeys
-from specjax.sampling import Sampling
 from specjax.types import (
-    CHAIN,
-    DETERMINISTIC,
     IID,
     INDEPENDENT,
     LM,
@@ -46,7 +47,9 @@ from specjax.types import (
     Verdict,
 )
 
-EosId = int | Sequence[int] | jax.Array | None
+# None: the widths of ``widths`` at batch 1, the whole draft for larger batches. Otherwise the
+# numbers of tokens that a round may verify, the pending token included.
+Widths = tuple[int, ...] | None
 
 
 def speculative_step(
@@ -57,6 +60,7 @@ def speculative_step(
     state: DecodeState,
     *,
     eos_id: EosId = None,
+    verify_widths: Widths = None,
 ) -> tuple[DecodeState, StepInfo]:
     """One round. Pure: a drafter may run it with a smaller target.
 
@@ -64,35 +68,113 @@ def speculative_step(
     lossless class of ``accept`` (L1: exactly the target's), given that ``Draft.probs`` are the
     probabilities that the drafter drew from.
 
+    Args:
+        target, drafter, accept: static.
+        params: the pair's parameters.
+        state: from ``prefill`` or the last round.
+        eos_id: an id or several; None: no token ends a row.
+        verify_widths: see ``widths``. The tokens do not depend on it, apart from rounding: a pass
+            over fewer tokens may differ in the last bit of a logit. With several rows, the width
+            depends on the other rows.
+
     Raises:
-        UserError: a rule that does not take such drafts, or a draft of another size than
-            ``drafter.nodes``, which all buffers are sized for.
+        UserError: a rule that does not take such drafts, a draft of another size than
+            ``drafter.nodes``, which all buffers are sized for, or wrong widths.
     """
     check_pair(drafter, accept)
-    keys = RowKeys(state.keys, state.round, state.length)
-    scored = propose(target, drafter, params, state, keys)
-    return decide(target, drafter, accept, params, state, keys, scored, eos_id)
+    keys = RowKeys(state.keys, state.round, state.length, nodes=drafter.nodes)
+    draft, draft_state = propose(target, drafter, params, state, keys)
+    proposed = state.replace(draft=draft_state)
+    return verify(target, drafter, accept, params, proposed, keys, draft, eos_id, verify_widths)
 
 
-class Scored(NamedTuple):
-    """A draft, and the target's output for it."""
-
-    draft: Draft
-    draft_state: Any
-    out: Output
-    cache: Any
+def context_of(state: DecodeState) -> Context:
+    """What a drafter may read."""
+    return Context(state.tokens, state.length, state.sampling, state.cache, state.taps)
 
 
 def propose(
     target: LM, drafter: Drafter, params: ModelParams, state: DecodeState, keys: RowKeys
-) -> Scored:
-    """The first half of a round: the drafter's nodes, scored by the target in one pass."""
-    context = Context(state.tokens, state.length, state.sampling)
-    draft, draft_state = drafter.propose(params, keys, context, state.draft)
-    _check_draft(drafter, draft, target.vocab_size)
-    block = jnp.concatenate([context.pending[:, None], draft.tokens], axis=1)
-    out, cache = target.apply(params.target, block, state.cache, block_parents(draft))
-    return Scored(draft, draft_state, out, cache)
+) -> tuple[Draft, Any]:
+    """The draft of a round and the drafter's new state.
+
+    Nodes are invalid if their id is outside the vocabulary (a foreign table or text). In finished
+    rows all nodes are: their verdict is discarded, and no loop of a rule should wait for it.
+    """
+    draft, draft_state = drafter.propose(params, keys, context_of(state), state.draft)
+    tree.check_draft(drafter, draft, target.vocab_size)
+    real = (draft.tokens >= 0) & (draft.tokens < target.vocab_size)
+    return draft.replace(valid=draft.valid & real & ~state.done[:, None]), draft_state
+
+
+def widths(drafter: Drafter, batch: int, chosen: Widths = None) -> tuple[int, ...]:
+    """The numbers of tokens that a round may verify, ascending; the last one is nodes + 1.
+
+    One width if every draft is whole. By default one width too if there are several rows, otherwise
+    1 (nothing was proposed), nodes + 1 and one or two sizes between them. Of the widths in
+    ``chosen`` those below nodes + 1 are used, so that one choice serves several drafters.
+
+    Raises:
+        UserError: widths that are not whole numbers of at least 1.
+    """
+    most = drafter.nodes + 1
+    if drafter.whole or (chosen is None and batch > 1):
+        return (most,)
+    if chosen is not None:
+        if not all(isinstance(width, int) and width >= 1 for width in chosen):
+            raise UserError(
+                f"the widths to verify are {list(chosen)}; they must be whole numbers >= 1"
+            )
+        return tuple(sorted({most, *(width for width in chosen if width < most)}))
+    between = (0.4,) if most <= 17 else (1 / 16, 1 / 4)
+    return tuple(sorted({1, most, *(1 + round(share * drafter.nodes) for share in between)}))
+
+
+def verify(
+    target: LM,
+    drafter: Drafter,
+    accept: Accept,
+    params: ModelParams,
+    state: DecodeState,
+    keys: RowKeys,
+    draft: Draft,
+    eos_id: EosId,
+    verify_widths: Widths = None,
+) -> tuple[DecodeState, StepInfo]:
+    """The rest of a round: the target's pass, the verdict and its cut, and the commit.
+
+    ``state.draft`` is the drafter's state after its proposal.
+    """
+    sizes = widths(drafter, draft.tokens.shape[0], verify_widths)
+    fixed = _Round(target, drafter, accept, keys, eos_id)
+    branches = [functools.partial(_pass, fixed, width) for width in sizes]
+    if len(sizes) == 1:
+        return _finish(target, state, draft, branches[0](params, state, draft), sizes[0])
+    index = jnp.searchsorted(jnp.asarray(sizes), jnp.max(_fed_nodes(draft, state.done)) + 1)
+    judged = jax.lax.switch(index, branches, params, state, draft)
+    return _finish(target, state, draft, judged, jnp.asarray(sizes)[index])
+
+
+def _fed_nodes(draft: Draft, done: jax.Array) -> jax.Array:
+    """i32[B]: how many of the first nodes the target must be fed."""
+    fed = jnp.where(draft.valid, jnp.arange(1, draft.valid.shape[1] + 1), 0).max(-1, initial=0)
+    if draft.fed is not None:
+        fed = jnp.maximum(fed, draft.fed)
+    return jnp.where(done, 0, fed)
+
+
+class Scored(NamedTuple):
+    """The target's output for a pending token and its draft, and their block."""
+
+    out: Output
+    block: Any
+
+
+def score(target: LM, params: ModelParams, state: DecodeState, draft: Draft) -> Scored:
+    """The target's pass over the pending token and the draft."""
+    pending = context_of(state).pending
+    tokens = jnp.concatenate([pending[:, None], draft.tokens], axis=1)
+    return Scored(*target.apply(params.target, tokens, state.cache, tree.block_layout(draft)))
 
 
 def decide(
@@ -102,152 +184,109 @@ def decide(
     params: ModelParams,
     state: DecodeState,
     keys: RowKeys,
+    draft: Draft,
     scored: Scored,
     eos_id: EosId,
 ) -> tuple[DecodeState, StepInfo]:
-    """The second half of a round: the verdict, its cut, and the commit of both caches."""
-    draft, draft_state, out, cache = scored
-    # Nodes are invalid if their id is outside the vocabulary (a foreign table or text). In finished
-    # rows all nodes are: their verdict is discarded, and no loop of a rule should wait for it.
-    real = (draft.tokens >= 0) & (draft.tokens < target.vocab_size)
-    draft = draft.replace(valid=draft.valid & real & ~state.done[:, None])
-    verdict = _verdict(accept, keys, draft, out.logits, state)
+    """The second half of ``verify``, for a draft that was scored with all its nodes."""
+    fixed = _Round(target, drafter, accept, keys, eos_id)
+    judged = _judge(fixed, params, state, draft, scored, draft.longest)
+    return _finish(target, state, draft, judged, drafter.nodes + 1)
+
+
+class _Round(NamedTuple):
+    """What all widths of a round share; no arrays but those of ``keys`` and ``eos_id``."""
+
+    target: LM
+    drafter: Drafter
+    accept: Accept
+    keys: RowKeys
+    eos_id: EosId
+
+
+class _Judged(NamedTuple):
+    """The result of a pass; the shapes do not depend on the width."""
+
+    verdict: Verdict
+    kept: Any  # the block of the emitted tokens' inputs, [B,M+1,...]: pending token, path
+    draft_state: Any
+    ended: jax.Array  # bool[B]
+    failed: jax.Array  # bool[B]
+    accepted: jax.Array  # i32[B], before the cut
+    drafted: jax.Array  # i32[B]
+    tested: jax.Array  # i32[B]
+    taps: tuple[jax.Array, ...]
+
+
+def _pass(
+    fixed: _Round, width: int, params: ModelParams, state: DecodeState, draft: Draft
+) -> _Judged:
+    """Verifies the pending token and the first ``width`` - 1 nodes."""
+    longest, draft = draft.longest, tree.first_nodes(draft, width - 1)
+    scored = score(fixed.target, params, state, draft)
+    return _judge(fixed, params, state, draft, scored, longest)
+
+
+def _judge(
+    fixed: _Round,
+    params: ModelParams,
+    state: DecodeState,
+    draft: Draft,
+    scored: Scored,
+    longest: int,
+) -> _Judged:
+    """The verdict, its cut, and the drafter's update; ``longest`` is M of all widths."""
+    _, drafter, accept, keys, eos_id = fixed
+    out, block = scored
+    verdict = outcome.verdict_of(accept, keys, draft, out.logits, state)
     accepted = jnp.where(state.done, 0, (verdict.path >= 0).sum(-1))
-    drafted, tested = _counts(draft, verdict, drafter.siblings in (IID, INDEPENDENT))
-    verdict, ended = cut(verdict, state, eos_id)
-    failed = ~_finite(draft, verdict, out.logits, accept.whole_tree) & ~state.done
-    verdict = withdraw(verdict, failed)
-
-    cache = target.commit(cache, verdict.count, None if draft.parents is None else verdict.path)
-    draft_state = drafter.update(params, draft_state, draft, verdict, out)
-    info = StepInfo(draft, verdict.tokens, verdict.count, accepted, drafted, tested)
-    return advance(state, verdict, ended, failed).replace(cache=cache, draft=draft_state), info
-
-
-def block_parents(draft: Draft) -> jax.Array | None:
-    """Parents in the block that the target scores: node 0 is the pending token."""
-    if draft.parents is None:
-        return None
-    return jnp.pad(draft.parents + 1, ((0, 0), (1, 0)), constant_values=-1)
+    drafted, tested = outcome.counts(draft, verdict, drafter.siblings in (IID, INDEPENDENT))
+    verdict, ended = outcome.cut(verdict, state, eos_id)
+    failed = ~outcome.finite(draft, verdict, out.logits, accept.whole_tree) & ~state.done
+    verdict = outcome.withdraw(verdict, failed)
+    # The inputs of the emitted tokens: the pending token, then the accepted nodes.
+    more = longest - verdict.path.shape[1]
+    verdict = Verdict(_pad(verdict.tokens, more), verdict.count, _pad(verdict.path, more))
+    draft_state = drafter.update(params, state.draft, draft, verdict, out)
+    path = jnp.pad(verdict.path + 1, ((0, 0), (1, 0)))
+    place = jnp.arange(longest + 1)
+    kept = tree.take(block, path, place < verdict.count[:, None])
+    newest = jnp.where(place == verdict.count[:, None] - 1, path, 0).sum(-1)
+    taps = _newest_taps(out.taps, newest, state, verdict.count > 0)
+    return _Judged(verdict, kept, draft_state, ended, failed, accepted, drafted, tested, taps)
 
 
-def target_probs(logits: jax.Array, sampling: Sampling) -> jax.Array:
-    """f32[B,N+1,V]: the distribution that every emitted token must have."""
-    return sampling_lib.to_probs(logits, sampling)
-
-
-def _verdict(
-    accept: Accept, keys: RowKeys, draft: Draft, logits: jax.Array, state: DecodeState
-) -> Verdict:
-    def sampled() -> Verdict:
-        verdict = accept.sampled(keys, draft, target_probs(logits, state.sampling))
-        # At temperature 0 the probabilities are one-hot: an L1 rule then gives the greedy verdict.
-        if accept.lossless_class == "L1":
-            return verdict
-        greedy = state.sampling.greedy
-        pick = lambda g, s: jnp.where(greedy.reshape(-1, *[1] * (g.ndim - 1)), g, s)  # noqa: E731
-        return jax.tree.map(pick, accept.greedy(draft, logits), verdict)
-
-    all_greedy = jnp.all(state.sampling.greedy | state.done)
-    return jax.lax.cond(all_greedy, lambda: accept.greedy(draft, logits), sampled)
-
-
-def _counts(draft: Draft, verdict: Verdict, copies: bool) -> tuple[jax.Array, jax.Array]:
-    """i32[B] each: nodes that could be tested, and depths at which one was tested.
-
-    ``copies``: siblings may have the same token. Then the children of all copies are tested.
-    """
-    exist = tree.exists(draft.valid, draft.parents)
-    accepted = (verdict.path >= 0).sum(-1)
-    if draft.parents is None:
-        drafted = exist.sum(-1)
-        return drafted, jnp.minimum(accepted + 1, drafted)
-    if copies:
-        emitted = verdict.tokens[:, :-1]
-        here = tree.nodes_at(emitted, accepted, draft.tokens, exist, draft.parents)
-        has_child = (exist & jnp.take_along_axis(here, draft.parents + 1, 1)).any(-1)
-        return exist.sum(-1), accepted + has_child
-    path = jnp.pad(verdict.path, ((0, 0), (1, 0)), constant_values=-1)
-    last = jnp.take_along_axis(path, accepted[:, None], 1)
-    has_child = (exist & (draft.parents == last)).any(-1)
-    return exist.sum(-1), accepted + has_child
-
-
-def _check_draft(drafter: Drafter, draft: Draft, vocab: int) -> None:
-    nodes = (draft.tokens.shape[0], drafter.nodes)
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("tokens", "valid", "parents"), nodes)
-    shapes["probs"] = (*nodes, vocab)
-    for name, shape in shapes.items():
-        array = getattr(draft, name)
-        if array is not None and array.shape != shape:
-            raise UserError(
-                f"drafter {drafter.name} gave {name} of shape {array.shape}; "
-                f"with {drafter.nodes} nodes it must be {shape}"
-            )
-    if draft.longest != drafter.longest:
-        raise UserError(
-            f"drafter {drafter.name} gave a draft of depth {draft.longest}; "
-            f"it declares depth {drafter.longest}"
-        )
-    if (draft.parents is None) != (drafter.siblings == CHAIN):
-        gave = "no parents" if draft.parents is None else "parents"
-        raise UserError(
-            f"drafter {drafter.name} declares siblings {drafter.siblings!r} and gave {gave}; "
-            f"a draft has no parents exactly if its siblings are {CHAIN!r}"
-        )
-    if drafter.siblings == DETERMINISTIC and draft.probs is not None:
-        raise UserError(
-            f"drafter {drafter.name} declares siblings {DETERMINISTIC!r} and gave probs; "
-            "probs must be None"
-        )
-
-
-def _finite(draft: Draft, verdict: Verdict, logits: jax.Array, whole_tree: bool) -> jax.Array:
-    """bool[B]: whether all logits that the emitted tokens depend on are finite.
-
-    These are the logits after the pending token and after each accepted node that is followed by
-    another emitted token; for rules that read the probs at all nodes (``whole_tree``), after every
-    node. Logits after a rejected node do not matter: plain decoding never reaches it.
-    """
-    node = jnp.arange(logits.shape[1])
-    if whole_tree:
-        exist = tree.exists(draft.valid, draft.parents)
-        used = jnp.pad(exist, ((0, 0), (1, 0)), constant_values=True)
-    else:
-        followed = jnp.arange(verdict.path.shape[1]) < verdict.count[:, None] - 1
-        path = jnp.where(followed, verdict.path, -1)
-        used = (node == 0) | (path[..., None] + 1 == node).any(1) & (node > 0)
-    good = jnp.all(jnp.isfinite(logits.max(-1)) | ~used, axis=-1)
-    return good if draft.finite is None else good & draft.finite
-
-
-def withdraw(verdict: Verdict, failed: jax.Array) -> Verdict:
-    """The verdict, made empty in the rows ``failed`` bool[B]."""
-    keep = ~failed[:, None]
-    return Verdict(
-        jnp.where(keep, verdict.tokens, -1),
-        jnp.where(failed, 0, verdict.count),
-        jnp.where(keep, verdict.path, -1),
+def _finish(
+    target: LM, state: DecodeState, draft: Draft, judged: _Judged, width: jax.Array | int
+) -> tuple[DecodeState, StepInfo]:
+    """Commits the accepted tokens: to the target's cache and to the text."""
+    verdict = judged.verdict
+    cache = target.commit(state.cache, judged.kept, verdict.count)
+    info = StepInfo(
+        draft,
+        verdict.tokens,
+        verdict.count,
+        judged.accepted,
+        judged.drafted,
+        judged.tested,
+        jnp.where(state.done, 0, width).astype(jnp.int32),
     )
+    state = advance(state, verdict, judged.ended, judged.failed)
+    return state.replace(cache=cache, draft=judged.draft_state, taps=judged.taps), info
 
 
-def cut(verdict: Verdict, state: DecodeState, eos_id: EosId) -> tuple[Verdict, jax.Array]:
-    """Cuts a verdict at the first end-of-sequence token and at the row's limit.
+def _pad(ids: jax.Array, more: int) -> jax.Array:
+    return jnp.pad(ids, ((0, 0), (0, more)), constant_values=-1)
 
-    Returns the verdict, and the rows bool[B] that emitted an end-of-sequence token.
-    """
-    index = jnp.arange(verdict.tokens.shape[1])
-    count, ends = verdict.count, jnp.zeros_like(verdict.tokens, bool)
-    stop = stop_ids(eos_id)
-    if stop.size:
-        ends = jnp.isin(verdict.tokens, stop) & (index < count[:, None])
-        count = jnp.where(ends.any(-1), jnp.argmax(ends, -1) + 1, count)
-    count = jnp.minimum(count, state.limit - state.length)
-    count = jnp.where(state.done, 0, count).astype(jnp.int32)
-    kept = index < count[:, None]
-    tokens = jnp.where(kept, verdict.tokens, -1)
-    path = jnp.where(kept[:, :-1], verdict.path, -1)
-    return Verdict(tokens, count, path), (ends & kept).any(-1)
+
+def _newest_taps(
+    taps: tuple[jax.Array, ...], place: jax.Array, state: DecodeState, alive: jax.Array
+) -> tuple[jax.Array, ...]:
+    """``DecodeState.taps`` after a round: [B,E] each, from taps [B,T,E] at ``place`` i32[B]."""
+    return tuple(
+        jnp.where(alive[:, None], jnp.take_along_axis(new, place[:, None, None], 1)[:, 0], old)
+        for new, old in zip(taps, state.taps, strict=True)
+    )
 
 
 def advance(
@@ -267,8 +306,3 @@ def advance(
         failed=jnp.where(failed, state.round, state.failed),
         round=state.round + 1,
     )
-
-
-def stop_ids(eos_id: EosId) -> jax.Array:
-    """i32[E]: an array, so that another id does not recompile."""
-    return jnp.atleast_1d(jnp.asarray(() if eos_id is None else eos_id, jnp.int32))

@@ -1,13 +1,91 @@
-"""Relations between the nodes of a draft tree, and the attention mask of a block over a cache.
+"""Relations between the nodes of a draft tree, and between the tokens of a block.
 
-A block is the pending token followed by draft nodes. ``parents=None`` means a chain and needs no
-computation; otherwise ``parents`` is i32[B,T] with -1 for a root and ``parents[i] < i``.
+A block is a group of tokens after the committed text: the pending token and the draft nodes in a
+round of the target. ``parents`` is i32[B,P] with -1 for a token that follows the committed text and
+``parents[i] < i``; ``None`` means a chain and needs no computation. What a model computed for the
+tokens of a block is a pytree of arrays [B,P,...]; ``join``, ``put`` and ``take`` work on any of
+them.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+from flax import struct
+
+from specjax.errors import UserError
+from specjax.types import CHAIN, DETERMINISTIC, Draft, Drafter
+
+
+class Layout(struct.PyTreeNode):
+    """What the newest T tokens of a block of P attend to inside the block, and their positions."""
+
+    visible: jax.Array  # bool[B,T,P] an own token's column is its place in the block
+    depth: jax.Array  # i32[B,P] position of a token, counted from the first uncommitted one
+
+
+def layout(parents: jax.Array, new: int | None = None) -> Layout:
+    """The layout of a tree whose newest ``new`` tokens are fed (None: all of them).
+
+    ``parents`` i32[B,P]: every token attends to its ancestors, to itself and to the committed text.
+    """
+    inside = ancestors(parents)
+    depth = inside.sum(-1).astype(jnp.int32) - 1
+    return Layout(inside if new is None else inside[:, parents.shape[1] - new :], depth)
+
+
+def chain_layout(batch: int, new: int, fed: int = 0) -> Layout:
+    """The layout of ``new`` tokens that continue a chain of ``fed`` tokens."""
+    place = jnp.arange(fed + new)
+    visible = place <= place[fed:, None]
+    return Layout(
+        jnp.broadcast_to(visible, (batch, new, fed + new)),
+        jnp.broadcast_to(place, (batch, fed + new)),
+    )
+
+
+def segments(numbers: jax.Array) -> Layout:
+    """The layout of several documents in sequence: i32[B,T], the number of each token's document.
+
+    A token attends to the tokens of its own document before it. Positions start at each document.
+    """
+    place = jnp.arange(numbers.shape[1])
+    begins = jnp.pad(numbers[:, 1:] != numbers[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+    start = jax.lax.cummax(jnp.where(begins, place, 0), axis=1)
+    visible = (place <= place[:, None]) & (place >= start[..., None])
+    return Layout(visible, place - start)
+
+
+def join(*parts: Any) -> Any:
+    """The parts of a block as one: pytrees of arrays [B,n,...], joined along axis 1."""
+    return jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *parts)
+
+
+def put(block: Any, part: Any, at: jax.Array | int) -> Any:
+    """A preallocated block with ``part`` at the places from ``at`` on, the same in all rows."""
+    return jax.tree.map(
+        lambda whole, new: jax.lax.dynamic_update_slice_in_dim(
+            whole, new.astype(whole.dtype), at, axis=1
+        ),
+        block,
+        part,
+    )
+
+
+def take(block: Any, places: jax.Array, kept: jax.Array) -> Any:
+    """The tokens at ``places`` i32[B,M] of a block; zeros where ``kept`` bool[B,M] is False."""
+    inside = jnp.where(kept, places, 0)
+
+    def pick(array: jax.Array) -> jax.Array:
+        picked = jax.vmap(lambda row, index: jnp.take(row, index, axis=0, mode="clip"))(
+            array, inside
+        )
+        mask = kept.reshape(*kept.shape, *(1,) * (array.ndim - 2))
+        return jnp.where(mask, picked, jnp.zeros((), array.dtype))
+
+    return jax.tree.map(pick, block)
 
 
 def ancestors(parents: jax.Array) -> jax.Array:
@@ -25,17 +103,6 @@ def depths(parents: jax.Array | None, batch: int, size: int) -> jax.Array:
     if parents is None:
         return jnp.broadcast_to(jnp.arange(size), (batch, size))
     return ancestors(parents).sum(-1).astype(jnp.int32) - 1
-
-
-def visible(length: jax.Array, size: int, slots: int, parents: jax.Array | None) -> jax.Array:
-    """bool[B,T,S]: slots below ``length``, and inside the block ancestors-or-self."""
-    slot = jnp.arange(slots)
-    if parents is None:
-        return slot <= (length[:, None] + jnp.arange(size))[..., None]
-    inside = jnp.zeros((parents.shape[0], size, slots), bool)
-    place = jax.vmap(lambda row, block, at: jax.lax.dynamic_update_slice(row, block, (0, at)))
-    inside = place(inside, ancestors(parents), length)
-    return (slot < length[:, None, None]) | inside
 
 
 def exists(valid: jax.Array, parents: jax.Array | None) -> jax.Array:
@@ -74,3 +141,52 @@ def nodes_at(
         below = inside & (tokens == prefix[:, depth, None])
         here = jnp.where((depth < count)[:, None], jnp.pad(below, ((0, 0), (1, 0))), here)
     return here
+
+
+def first_nodes(draft: Draft, count: int) -> Draft:
+    """The draft without the nodes from number ``count`` on; a draft of 0 nodes is a chain."""
+    if count == draft.tokens.shape[1]:
+        return draft
+    depth = None if draft.depth is None else min(draft.depth, count)
+    nodes = draft.replace(finite=None, fed=None)
+    if count == 0:
+        nodes, depth = nodes.replace(parents=None), None
+    nodes = jax.tree.map(lambda x: x[:, :count], nodes)
+    return nodes.replace(finite=draft.finite, fed=draft.fed, depth=depth)
+
+
+def block_layout(draft: Draft) -> Layout | None:
+    """The layout of the block that the target scores: place 0 is the pending token."""
+    if draft.parents is None:
+        return None
+    return layout(jnp.pad(draft.parents + 1, ((0, 0), (1, 0)), constant_values=-1))
+
+
+def check_draft(drafter: Drafter, draft: Draft, vocab: int) -> None:
+    """Raises UserError unless a draft has the shapes and the form that its drafter declares."""
+    nodes = (draft.tokens.shape[0], drafter.nodes)
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("tokens", "valid", "parents"), nodes)
+    shapes["probs"] = (*nodes, vocab)
+    for name, shape in shapes.items():
+        array = getattr(draft, name)
+        if array is not None and array.shape != shape:
+            raise UserError(
+                f"drafter {drafter.name} gave {name} of shape {array.shape}; "
+                f"with {drafter.nodes} nodes it must be {shape}"
+            )
+    if draft.longest != drafter.longest:
+        raise UserError(
+            f"drafter {drafter.name} gave a draft of depth {draft.longest}; "
+            f"it declares depth {drafter.longest}"
+        )
+    if (draft.parents is None) != (drafter.siblings == CHAIN):
+        gave = "no parents" if draft.parents is None else "parents"
+        raise UserError(
+            f"drafter {drafter.name} declares siblings {drafter.siblings!r} and gave {gave}; "
+            f"a draft has no parents exactly if its siblings are {CHAIN!r}"
+        )
+    if drafter.siblings == DETERMINISTIC and draft.probs is not None:
+        raise UserError(
+            f"drafter {drafter.name} declares siblings {DETERMINISTIC!r} and gave probs; "
+            "probs must be None"
+        )

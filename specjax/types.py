@@ -9,8 +9,8 @@ Shape legend
 Invariants (every file may rely on them; tests/test_decode.py and tests/test_step.py check them)
     1. ``cache.length == length - 1``: the newest committed token is *pending*, not yet cached.
        Row 0 of the target's probs belongs to it.
-    2. ``LM.apply`` writes T tokens at slots ``length + i`` and does not advance. ``LM.commit``
-       advances. The mask hides everything beyond ``length``, so a rejection needs no clean-up.
+    2. ``LM.apply`` reads the cache and changes nothing. ``LM.commit`` writes the accepted tokens,
+       and only these.
     3. Every row advances by its own count.
     4. A draft token is drawn from exactly the distribution stored in ``Draft.probs`` (zeros when
        every row is greedy: rules then compare ids only).
@@ -57,12 +57,17 @@ class Output(NamedTuple):
 class LM(NamedTuple):
     """A language model as pure functions: a target, or the inner model of a drafter.
 
-    ``init_cache(batch, slots)`` gives an empty cache. ``apply(params, tokens[B,T], cache,
-    parents[B,P] | None)`` scores a block (``None`` means a chain, otherwise -1 marks a root). With
-    P > T the block has P tokens and ``tokens`` are its last T: earlier calls have written the
-    others, so a drafter can grow a tree level by level. ``commit(cache, count[B],
-    path[B,M] | None)`` keeps the first ``count`` tokens of the block (``None``), or its root and
-    then the nodes in ``path`` (ids counted after the root).
+    ``init_cache(batch, slots)`` gives an empty cache; ``slots`` may be 0.
+
+    ``apply(params, tokens i32[B,T], cache, layout=None, block=None) -> (Output, block)`` scores T
+    tokens after the committed text and changes nothing. It returns what the model computed for
+    them (keys and values), the *block*: a pytree of arrays [B,T,...]. ``layout`` is a
+    ``tree.Layout`` (None: a chain). The argument ``block`` has the tokens of the same block that
+    earlier calls were fed, so a drafter can grow a tree level by level (``tree.join``,
+    ``tree.put``).
+
+    ``commit(cache, block, count i32[B], path i32[B,M] | None) -> cache`` appends the tokens at
+    ``path[:count]`` of the block (None: 0, 1, 2, ...) to the committed text.
 
     ``embed(params, tokens[...]) -> [...,E]`` and ``unembed(params, hidden[...,E]) -> f32[...,V]``
     are the first and the last map of the model. Heads that share them, or start as copies of
@@ -95,6 +100,9 @@ class Draft(struct.PyTreeNode):
     probs: Array | None = None
     # bool[B] whether the drafter's own logits were finite; None = the drafter computes no logits
     finite: Array | None = None
+    # i32[B] the first nodes that the target must be fed although they may be invalid, because
+    # ``update`` reads the target's output there; None = 0
+    fed: Array | None = None
     # M, the length of the longest possible path; None = N
     depth: int | None = struct.field(pytree_node=False, default=None)
 
@@ -113,11 +121,20 @@ class Verdict(struct.PyTreeNode):
 
 
 class Context(struct.PyTreeNode):
-    """What a drafter may read when it proposes: the committed text, and how it is sampled."""
+    """What a drafter may read when it proposes: the committed text, and how it is sampled.
+
+    A drafter that continues from the target's own layers (early exit, layer skipping, sparse
+    attention) reads the target's cache here and needs no second one.
+    """
 
     tokens: Array  # i32[B,S] prompt and output; entries beyond ``length`` have no meaning
     length: Array  # i32[B]
     sampling: Sampling
+    # The target's cache, without the pending token; read-only. None: there is no target.
+    cache: Any = None
+    # [B,E] each: ``Output.taps`` of the target at the token before the pending one (zeros if the
+    # text has one token).
+    taps: tuple[Array, ...] = ()
 
     @property
     def pending(self) -> Array:
@@ -202,6 +219,10 @@ class Drafter(NamedTuple):
     depth: int | None = None  # longest path of a draft, static; None = nodes
     # Whether a draft costs the same for every text. If not, no speed-up is predicted.
     constant_cost: bool = True
+    # Whether all nodes of every draft are valid. Otherwise a round may verify only the first nodes
+    # (``step.widths``): ``update`` then gets a draft of n <= N nodes and a ``target_out`` of n + 1
+    # tokens. The sizes of the verdict do not change.
+    whole: bool = False
     # Whether the method is meant for temperature 0 only (its lossless class holds at any).
     greedy_only: bool = False
     # Whether it reads ``target_out``. A recorded target has none.
@@ -265,6 +286,7 @@ class DecodeState(struct.PyTreeNode):
     keys: Array  # key[B]
     round: Array  # i32[]
     sampling: Sampling
+    taps: tuple[Array, ...] = ()  # [B,E] each: see ``Context``
     # Tag of the drafter that the buffers were sized for.
     made_for: str = struct.field(pytree_node=False, default="")
 
@@ -280,6 +302,9 @@ class StepInfo(NamedTuple):
     drafted: Array
     # i32[B] depths at which a draft token was tested: accepted, and one more unless the path ended
     tested: Array
+    # i32[B] tokens that the target was fed: the pending token and the verified nodes; 0 for a
+    # finished row
+    verified: Array
 
 
 class Records(NamedTuple):
@@ -289,3 +314,4 @@ class Records(NamedTuple):
     accepted: Array  # i32[R,B]
     drafted: Array  # i32[R,B]
     tested: Array  # i32[R,B]
+    verified: Array  # i32[R,B]

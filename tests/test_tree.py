@@ -67,8 +67,8 @@ def model(family):
     lengths = rng.integers(1, 7, ROWS)
     texts = rng.integers(0, 32, (ROWS, 6))
     cache = made.init_cache(ROWS, 24)
-    _, cache = made.apply(params, jnp.asarray(texts), cache)
-    cache = made.commit(cache, jnp.asarray(lengths - 1, jnp.int32))
+    _, block = made.apply(params, jnp.asarray(texts), cache)
+    cache = made.commit(cache, block, jnp.asarray(lengths - 1, jnp.int32))
     prompts = [texts[row, :n].tolist() for row, n in enumerate(lengths)]
     return (
         made,
@@ -98,12 +98,16 @@ def test_random_trees(family, seed):
     """
     made, params, prompts, cache, apply, plainly = model(family)
     tokens, parents = random_block(prompts, seed)
-    out, written = apply(params, tokens, cache, parents)
-    grown, parts = cache, []
+    out, block = apply(params, tokens, cache, tree.layout(parents))
+    grown, parts = None, []
     for start, end in ((0, 1), (1, 4), (4, SIZE)):
-        part, grown = apply(params, tokens[:, start:end], grown, parents[:, :end])
+        layout = tree.layout(parents[:, :end], end - start)
+        part, own = apply(params, tokens[:, start:end], cache, layout, grown)
+        grown = own if grown is None else tree.join(grown, own)
         parts.append(part.logits)
     np.testing.assert_allclose(jnp.concatenate(parts, 1), out.logits, atol=1e-5)
+    for whole, in_parts in zip(jax.tree.leaves(block), jax.tree.leaves(grown), strict=True):
+        np.testing.assert_allclose(whole, in_parts, atol=1e-5)
 
     rows, where = [], []
     for row, prompt in enumerate(prompts):
@@ -119,19 +123,19 @@ def test_random_trees(family, seed):
 
     rng = np.random.default_rng(seed)
     kept = [paths(np.asarray(parents[row]).tolist())[rng.integers(SIZE)] for row in range(ROWS)]
-    path = np.full((ROWS, SIZE - 1), -1)
+    path = np.full((ROWS, SIZE), -1)
     for row, nodes in enumerate(kept):
-        # Ids after the root.
-        path[row, : len(nodes) - 1] = np.array(nodes[1:], int) - 1
+        path[row, : len(nodes)] = nodes
     count = jnp.asarray([len(nodes) for nodes in kept], jnp.int32)
-    after = made.commit(written, count, jnp.asarray(path, jnp.int32))
+    after = made.commit(cache, block, count, jnp.asarray(path, jnp.int32))
     texts = [
         prompt[:-1] + np.asarray(tokens)[row, kept[row]].tolist()
         for row, prompt in enumerate(prompts)
     ]
     assert after.length.tolist() == [len(t) for t in texts]
+    padded = jnp.asarray([t + [0] * (width - len(t)) for t in texts])
     fresh = made.init_cache(ROWS, 24)
-    _, fresh = apply(params, jnp.asarray([t + [0] * (width - len(t)) for t in texts]), fresh, None)
+    fresh = made.commit(fresh, apply(params, padded, fresh)[1], after.length)
     for cached, expected in zip(after.k + after.v, fresh.k + fresh.v, strict=True):
         for row, text in enumerate(texts):
             here = (row, slice(None), slice(len(text)))
@@ -147,8 +151,8 @@ def test_the_order_of_siblings_does_not_matter():
     above = np.take_along_axis(old, order, 1)
     new = np.where(above < 0, -1, np.take_along_axis(np.argsort(order, 1), np.maximum(above, 0), 1))
     moved = jnp.take_along_axis(tokens, jnp.asarray(order), 1)
-    one = apply(params, tokens, cache, parents)[0].logits
-    other = apply(params, moved, cache, jnp.asarray(new))[0].logits
+    one = apply(params, tokens, cache, tree.layout(parents))[0].logits
+    other = apply(params, moved, cache, tree.layout(jnp.asarray(new)))[0].logits
     expected = jnp.take_along_axis(one, jnp.asarray(order)[..., None], 1)
     np.testing.assert_allclose(other, expected, atol=1e-5)
 

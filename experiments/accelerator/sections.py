@@ -22,7 +22,8 @@ from specjax import accept, drafters, rng, step, theory
 from specjax.bench import passes
 from specjax.bench.passes import Job, Method, Pass
 from specjax.models import lm
-from specjax.types import Draft, ModelParams, Output
+from specjax.tree import layout
+from specjax.types import Draft, ModelParams
 
 SAMPLES = 5  # of each timed loop
 
@@ -102,7 +103,7 @@ def verify(name: str, size: Scale, params: dict) -> list[dict]:
             if n in size.trees:
                 parents = (jnp.arange(n, dtype=jnp.int32) - 1) // 2
                 parents = jnp.broadcast_to(parents, (batch, n)).at[:, 0].set(-1)
-                tree = forward(job.target, params, state, n, parents, iterations)
+                tree = forward(job.target, params, state, n, layout(parents), iterations)
                 loops["tree", n] = tree, iterations
         at_once([loop for loop, _ in loops.values()])
         median = {key: statistics.median(each) for key, each in clock(loops, SAMPLES).items()}
@@ -179,25 +180,24 @@ def time_of_accept(job: Job, method: Method) -> float:
     state = begin(job, method)
     batch, nodes, iterations = job.batch_size, method.drafter.nodes, 20
     draft = Draft(jnp.ones((batch, nodes), jnp.int32), jnp.ones((batch, nodes), bool))
-    block = jax.eval_shape(
+    shapes = jax.eval_shape(
         job.target.apply, job.params, jnp.zeros((batch, nodes + 1), jnp.int32), state.cache
-    )[0]
-    out = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), block)
+    )
+    scored = step.Scored(*jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), shapes))
 
-    def body(_, state, params, length, draft, out: Output):
+    def body(_, state, params, length, draft, scored: step.Scored):
         now = state.replace(
             length=length,
             done=jnp.zeros_like(state.done),
             cache=state.cache.replace(length=length - 1),
         )
-        draft, out = tie(state.tokens, draft, out)
+        draft, scored = tie(state.tokens, draft, scored)
         keys = rng.RowKeys(now.keys, now.round, now.length)
-        scored = step.Scored(draft, now.draft, out, now.cache)
         return step.decide(
-            job.target, method.drafter, method.accept, params, now, keys, scored, None
+            job.target, method.drafter, method.accept, params, now, keys, draft, scored, None
         )[0]
 
-    loop = repeat(body, iterations, state, method.params, state.length, draft, out)
+    loop = repeat(body, iterations, state, method.params, state.length, draft, scored)
     return statistics.median(clock({"accept": (loop, iterations)}, SAMPLES)["accept"])
 
 

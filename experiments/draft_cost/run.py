@@ -130,7 +130,8 @@ def passes(target: LM, params: Any, length: int, size: int, iterations: int) -> 
 
     def body(_, carry, params):
         tokens, cache = carry
-        out, cache = target.apply(params, tokens, cache)
+        out, block = target.apply(params, tokens, cache)
+        cache = target.commit(cache, block, jnp.zeros_like(cache.length))
         return sampling.argmax(out.logits), cache
 
     return repeat(body, iterations, (jnp.zeros((1, size), jnp.int32), cache), params)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.loops import Loop, repeat, tie
-from specjax import accept, decode, rng, sampling, step
+from specjax import accept, decode, outcome, rng, sampling, step
 from specjax.accept import _verdict
 from specjax.drafters import _growth
 from specjax.models import lm
@@ -57,14 +57,18 @@ def rounds(
     return repeat(body, iterations, state, params, state.length)
 
 
-def commits(target: LM, state: DecodeState, path: jax.Array, iterations: int) -> Loop:
+def commits(target: LM, params: Any, state: DecodeState, path: jax.Array, iterations: int) -> Loop:
     """Commits a path of the tree, always at the same position."""
+    size = path.shape[1] + 1
+    tokens = state.tokens[:, :size]
+    block = target.apply(params, tokens, target.init_cache(tokens.shape[0], 0))[1]
 
-    def body(_, cache, path):
+    def body(_, cache, path, block):
         (path,) = tie(cache.length, path)
-        return target.commit(cache, (path >= 0).sum(-1), path).replace(length=cache.length)
+        kept = target.commit(cache, block, (path >= 0).sum(-1), path)
+        return kept.replace(length=cache.length)
 
-    return repeat(body, iterations, state.cache, path)
+    return repeat(body, iterations, state.cache, path, block)
 
 
 def sums(
@@ -182,9 +186,11 @@ def greedy_loops(one: Round, case: tuple[Draft, jax.Array], iterations: int) -> 
 
     def greedy_bookkeeping(_, draft, logits):
         verdict = _verdict.along(draft, one.path, one.path[:, 0])
-        drafted, tested = step._counts(draft, verdict, False)
-        verdict, ended = step.cut(verdict, light, None)
-        verdict = step.withdraw(verdict, ~step._finite(draft, verdict, logits, rule.whole_tree))
+        drafted, tested = outcome.counts(draft, verdict, False)
+        verdict, ended = outcome.cut(verdict, light, None)
+        verdict = outcome.withdraw(
+            verdict, ~outcome.finite(draft, verdict, logits, rule.whole_tree)
+        )
         after = step.advance(light, verdict, ended, ended)
         return after.tokens.sum(-1) + after.length + drafted + tested + after.done
 
@@ -194,7 +200,7 @@ def greedy_loops(one: Round, case: tuple[Draft, jax.Array], iterations: int) -> 
         "greedy_step": (whole, iterations),
         "greedy_accept": (sums(greedy_accept, [case], short), short),
         "greedy_bookkeeping": (sums(greedy_bookkeeping, [case], short), short),
-        "greedy_commit": (commits(one.target, one.state, one.path, short), short),
+        "greedy_commit": (commits(one.target, one.params, one.state, one.path, short), short),
     }
 
 

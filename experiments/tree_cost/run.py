@@ -35,11 +35,11 @@ from experiments.common import GPT2, Stopwatch
 from experiments.loops import Loop, clock, forward
 from experiments.tree_cost import parts
 from experiments.tree_cost.parts import RULES
-from specjax import step
 from specjax.bench.results import machine
 from specjax.files import write_json
 from specjax.models.transformer import TransformerConfig
 from specjax.topology import shapes
+from specjax.tree import block_layout
 from specjax.types import DETERMINISTIC
 
 TARGET = dataclasses.replace(GPT2, vocab_size=32768)
@@ -82,10 +82,10 @@ def study(
     }
     size = tree.nodes + 1
     chains = {f"forward_chain_{n}": (n, None) for n in (1, 8, 64, size)}
-    trees = {"forward_tree": (size, step.block_parents(one.draft))}
+    trees = {"forward_tree": (size, block_layout(one.draft))}
     loops: dict[str, tuple[Loop, int]] = {
-        name: (forward(one.target, one.params, one.state, n, parents, iterations), iterations)
-        for name, (n, parents) in {**chains, **trees}.items()
+        name: (forward(one.target, one.params, one.state, n, layout, iterations), iterations)
+        for name, (n, layout) in {**chains, **trees}.items()
     }
     loops |= parts.greedy_loops(one, cases[DETERMINISTIC][0], iterations)
     loops |= parts.sampled_loops(one, cases, iterations)

@@ -54,13 +54,12 @@ def recorded(vocab_size: int, vocabulary: str | None = None) -> LM:
     ``limit`` must stop the row before.
     """
 
-    def apply(params, tokens, cache, parents=None):
+    def apply(params, tokens, cache, layout=None, block=None):
         batch, size = tokens.shape
-        # Earlier calls fed the first block - size tokens of the block.
-        block = size if parents is None else parents.shape[1]
-        depth = tree.depths(parents, batch, block)[:, block - size :]
-        following = _at(params, cache.length[:, None] + depth + 1)
-        return Output(jax.nn.one_hot(following, vocab_size), jnp.zeros((batch, size, 1))), cache
+        fed = 0 if block is None else block.shape[1]
+        layout = tree.chain_layout(batch, size, fed) if layout is None else layout
+        following = _at(params, cache.length[:, None] + layout.depth[:, fed:] + 1)
+        return Output(jax.nn.one_hot(following, vocab_size), jnp.zeros((batch, size, 1))), tokens
 
     return LM(_init_cache, apply, _commit, vocab_size, vocabulary=vocabulary, name="recorded")
 
@@ -69,7 +68,9 @@ def _init_cache(batch: int, slots: int) -> Position:
     return Position(jnp.zeros((batch,), jnp.int32))
 
 
-def _commit(cache: Position, count: jax.Array, path: jax.Array | None = None) -> Position:
+def _commit(
+    cache: Position, block: jax.Array, count: jax.Array, path: jax.Array | None = None
+) -> Position:
     return cache.replace(length=cache.length + count)
 
 
@@ -84,9 +85,9 @@ def _at(record: jax.Array, positions: jax.Array) -> jax.Array:
 OTHER, RECORDED = 0, 1
 
 
-def _always_recorded(params, tokens, cache, parents=None):
+def _always_recorded(params, tokens, cache, layout=None, block=None):
     logits = jnp.broadcast_to(jax.nn.one_hot(RECORDED, 2), (*tokens.shape, 2))
-    return Output(logits, jnp.zeros((*tokens.shape, 1))), cache
+    return Output(logits, jnp.zeros((*tokens.shape, 1))), tokens
 
 
 # The recorded token at every position.
@@ -123,6 +124,8 @@ def fold(drafter: Drafter, rule: Accept) -> tuple[LM, Drafter, Accept]:
         propose=functools.partial(_propose, drafter),
         update=functools.partial(_update, drafter),
         siblings=CHAIN if drafter.siblings == CHAIN else DETERMINISTIC,
+        # A pass over a recording costs nothing.
+        whole=True,
         probs=None,
         training=None,
         learn=None,

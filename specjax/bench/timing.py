@@ -14,9 +14,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from specjax import sampling, step
+from specjax import sampling, step, tree
 from specjax.rng import RowKeys
-from specjax.types import CHAIN, LM, Context, DecodeState, Drafter, ModelParams
+from specjax.types import CHAIN, LM, DecodeState, Drafter, ModelParams
 
 MIN_SECONDS = 0.1  # of a sample
 MAX_ITERATIONS = 1000  # of a sample
@@ -70,28 +70,29 @@ def of_verify(target: LM, drafter: Drafter) -> Clock:
     """
 
     def loop(params, state, iterations):
-        parents = _proposed(drafter, params, state) if drafter.siblings != CHAIN else None
-        return _pass_loop(target, drafter.nodes + 1, parents, params, state, iterations)
+        layout = _proposed(drafter, params, state) if drafter.siblings != CHAIN else None
+        return _pass_loop(target, drafter.nodes + 1, layout, params, state, iterations)
 
     return Clock(loop)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _proposed(drafter: Drafter, params: ModelParams, state: DecodeState):
-    """The parents of the block that the target verifies."""
+    """The layout of the block that the target verifies."""
     keys = RowKeys(state.keys, state.round, state.length)
-    context = Context(state.tokens, state.length, state.sampling)
-    draft, _ = drafter.propose(params, keys, context, state.draft)
-    return step.block_parents(draft)
+    draft, _ = drafter.propose(params, keys, step.context_of(state), state.draft)
+    return tree.block_layout(draft)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _pass_loop(target: LM, size: int, parents, params: ModelParams, state: DecodeState, iterations):
+def _pass_loop(target: LM, size: int, layout, params: ModelParams, state: DecodeState, iterations):
     tokens = jnp.broadcast_to(jnp.maximum(state.tokens[:, :1], 0), (state.tokens.shape[0], size))
 
     def iteration(_, carry):
         tokens, cache = carry
-        out, cache = target.apply(params.target, tokens, cache, parents)
+        out, block = target.apply(params.target, tokens, cache, layout)
+        # Writes as many tokens as the block has, and does not advance.
+        cache = target.commit(cache, block, jnp.zeros_like(cache.length))
         return sampling.argmax(out.logits), cache
 
     return jax.lax.fori_loop(0, iterations, iteration, (tokens, state.cache))[0]
@@ -102,7 +103,7 @@ def _draft_loop(drafter: Drafter, params: ModelParams, state: DecodeState, itera
     def iteration(index, carry):
         tokens, inner = carry
         keys = RowKeys(state.keys, state.round + index, state.length)
-        context = Context(tokens, state.length, state.sampling)
+        context = step.context_of(state).replace(tokens=tokens)
         draft, inner = drafter.propose(params, keys, context, inner)
         probe = draft.tokens.sum()
         if draft.probs is not None:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import decode, sampling, step, tree
+from specjax import decode, outcome, sampling, step, tree
 from specjax.bench import passes
 from specjax.data.spelling import spell
 from specjax.rng import RowKeys
@@ -96,7 +96,7 @@ def compile(job: passes.Job, method: passes.Method) -> None:
 def _rounds(job: passes.Job, method: passes.Method, number: int) -> Iterator[Round]:
     # The keys, and so the text, of this prompt in the first pass of a bench.
     state = passes.begin(job, method.drafter, method.params, [number], [list(job.prompts[number])])
-    stop = step.stop_ids(job.eos_id)
+    stop = outcome.stop_ids(job.eos_id)
     while not bool(state.done.all()):
         state, one = _step(job.target, method.drafter, method.accept, method.params, state, stop)
         decode.check(state)
@@ -109,15 +109,17 @@ def _step(
 ) -> tuple[DecodeState, Round]:
     """``step.speculative_step``, with the probabilities of its tokens."""
     step.check_pair(drafter, accept)
-    keys = RowKeys(state.keys, state.round, state.length)
-    scored = step.propose(target, drafter, params, state, keys)
-    after, info = step.decide(target, drafter, accept, params, state, keys, scored, eos_id)
+    keys = RowKeys(state.keys, state.round, state.length, nodes=drafter.nodes)
+    draft, draft_state = step.propose(target, drafter, params, state, keys)
+    state = state.replace(draft=draft_state)
+    scored = step.score(target, params, state, draft)
+    after, info = step.decide(target, drafter, accept, params, state, keys, draft, scored, eos_id)
     how = state.sampling.replace(
         temperature=jnp.where(state.sampling.greedy, 1.0, state.sampling.temperature)
     )
     # [B,N+1,V]: row 0 follows the pending token, row n + 1 node n.
     probs = sampling.to_probs(scored.out.logits, how)
-    draft, nodes = info.draft, drafter.nodes
+    nodes = drafter.nodes
     parents = draft.parents
     if parents is None:
         parents = jnp.broadcast_to(jnp.arange(nodes) - 1, (state.length.shape[0], nodes))

@@ -17,20 +17,29 @@ from specjax.types import Params
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TreeKeys:
-    """The shape of a draft."""
+    """The shape of a draft, for every drafter with parameters (``drafters/_growth``)."""
 
-    # A shape as ``topology.shapes.parse`` reads it; "" is the longest chain, or with ``nodes`` the
-    # tree that a search returns.
+    # A shape as ``topology.shapes.parse`` reads it, or "dynamic" (EAGLE-2), or "best_first" (only
+    # for heads that do not read the draft's tokens). "" is the method's default, or with ``nodes``
+    # the tree that a search returns.
     tree: Topology | str = ""
-    # Size of the tree to search for, with the accuracies measured at the end of training; 0: no
-    # search.
+    # Nodes of a dynamic or best-first tree (0: 32, or as many as there can be); else the size of
+    # the tree to search for, with the accuracies measured at the end of training; 0: no search.
     nodes: int = 0
+    # Levels of a dynamic or best-first tree; 0: the number of heads, or 5.
+    depth: int = 0
+    # Dynamic: how many nodes of a level get children, and how many each; 0: 6. Best-first: the
+    # most children of a node; 0: no limit.
+    top_k: int = 0
     # The search: "optimal" (Sequoia's dynamic program) or "greedy" (Medusa's: the likeliest next
     # node).
     search: str = "optimal"
     # "top_k" (the most probable tokens), or drawn from the drafter's probabilities:
-    # "without_replacement" or "iid".
-    siblings: str = "top_k"
+    # "without_replacement" or "iid". "" is the method's default.
+    siblings: str = ""
+    # Ends a draft early: a controller and its numbers, as ``control.parse`` reads it
+    # ("threshold:0.4"). "": every draft has full length.
+    control: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

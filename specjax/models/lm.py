@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 
 from specjax import cache as kv
+from specjax import tree
 from specjax.errors import UserError
 from specjax.models.transformer import Transformer, TransformerConfig
 from specjax.types import LM, Output
@@ -81,10 +82,10 @@ def from_config(
             config.num_layers, batch, config.num_kv_heads, slots, config.head_dim, dtype
         )
 
-    def apply(params, tokens, cache, parents=None):
+    def apply(params, tokens, cache, layout=None, block=None):
         module = merge(config, params, dtype)
-        hidden, tapped, cache = module(tokens, cache, parents, taps, remat)
-        return Output(module.logits(hidden), hidden, tapped), cache
+        hidden, tapped, own = module(tokens, cache, layout, block, taps, remat)
+        return Output(module.logits(hidden), hidden, tapped), own
 
     def embed(params, tokens):
         return merge(config, params, dtype).embed(jnp.clip(tokens, 0, config.vocab_size - 1))
@@ -111,14 +112,5 @@ def forward(model: LM, params: Any, tokens: jax.Array, segments: jax.Array | Non
     With ``segments`` i32[B,T], a row has several documents in sequence; attention and positions
     stay inside each document.
     """
-    parents = None if segments is None else document_parents(segments)
-    return model.apply(params, tokens, model.init_cache(*tokens.shape), parents)[0]
-
-
-def document_parents(segments: jax.Array) -> jax.Array:
-    """i32[B,T]: each token's predecessor, -1 where a document begins.
-
-    For attention, the documents of a row are chains in one tree.
-    """
-    begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)), constant_values=True)
-    return jnp.where(begins, -1, jnp.arange(segments.shape[1]) - 1)
+    layout = None if segments is None else tree.segments(segments)
+    return model.apply(params, tokens, model.init_cache(tokens.shape[0], 0), layout)[0]

@@ -1,7 +1,8 @@
 """One decoder for the Llama family and GPT-2: from tokens to the input of the LM head.
 
-A block of tokens is first written into the cache; attention then reads the cache through one mask.
-Prefill, single steps, draft chains and draft trees therefore share this code.
+Attention reads two parts: the committed text in the cache, and the tokens of the block itself
+through a mask. Prefill, single steps, draft chains, draft trees and packed documents share this
+code. The cache is not written (see ``specjax.cache.commit``).
 
 Sources: Llama (2302.13971), grouped-query attention (2305.13245), rotary positions (2104.09864),
 Llama 3 frequency scaling (2407.21783 and its released configuration), GPT-2 (Radford et al. 2019).
@@ -11,14 +12,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from specjax import cache as kv
 from specjax import tree
-from specjax.cache import KVCache
+from specjax.cache import KVBlock, KVCache
+from specjax.tree import Layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +80,11 @@ def rope_frequencies(config: TransformerConfig) -> jax.Array:
     )
 
 
+def rope_angle(config: TransformerConfig, positions: jax.Array) -> jax.Array:
+    """f32[B,T,D/2]: the rotary angles at ``positions`` i32[B,T]."""
+    return positions[..., None].astype(jnp.float32) * rope_frequencies(config)
+
+
 def rotate(x: jax.Array, angle: jax.Array) -> jax.Array:
     """Rotary positions for x [B,T,H,D] at angle f32[B,T,D/2].
 
@@ -122,8 +129,43 @@ class Norm(nnx.Module):
         return y + self.bias[...] if self.centred else y
 
 
+class Past(NamedTuple):
+    """What a block of T tokens attends to: committed slots, and P tokens of the block."""
+
+    length: jax.Array  # i32[B] committed slots
+    layout: Layout
+
+    @property
+    def positions(self) -> jax.Array:
+        """i32[B,T]: the positions of the T tokens in the text."""
+        new = self.layout.visible.shape[1]
+        return self.length[:, None] + self.layout.depth[:, self.layout.depth.shape[1] - new :]
+
+
+class Stored(NamedTuple):
+    """Keys and values of one layer that exist before its block is fed."""
+
+    k_cache: jax.Array  # [B,H,S,D]
+    v_cache: jax.Array
+    k_fed: jax.Array | None = None  # [B,P-T,H,D] the tokens of the block that were fed before
+    v_fed: jax.Array | None = None
+
+
+def past(cache: KVCache, new: int, layout: Layout | None, fed: int = 0) -> Past:
+    """The view of ``new`` tokens after a cache and ``fed`` tokens of their block."""
+    if layout is None:
+        layout = tree.chain_layout(cache.length.shape[0], new, fed)
+    return Past(cache.length, layout)
+
+
+def stored(cache: KVCache, block: KVBlock | None, layer: int) -> Stored:
+    """The keys and values of one layer in the cache and in the block."""
+    own = () if block is None else (block.k[layer], block.v[layer])
+    return Stored(cache.k[layer], cache.v[layer], *own)
+
+
 class Attention(nnx.Module):
-    """Grouped-query attention over a cache."""
+    """Grouped-query attention over a cache and a block."""
 
     def __init__(self, config: TransformerConfig, dtype, rngs: nnx.Rngs):
         self.heads, self.kv_heads = config.num_heads, config.num_kv_heads
@@ -134,57 +176,68 @@ class Attention(nnx.Module):
         self.v = Linear(config.hidden_size, self.kv_heads * self.width, **kw)
         self.o = Linear(self.heads * self.width, config.hidden_size, **kw)
 
-    def __call__(self, x, angle, mask, k_cache, v_cache, start):
+    def __call__(self, x, angle, past: Past, stored: Stored):
+        """x [B,T,E] -> ([B,T,E], keys and values of the T tokens [B,T,H,D])."""
         batch, size, _ = x.shape
         q = self.q(x).reshape(batch, size, self.heads, self.width)
         k = self.k(x).reshape(batch, size, self.kv_heads, self.width)
         v = self.v(x).reshape(batch, size, self.kv_heads, self.width)
         if angle is not None:
             q, k = rotate(q, angle), rotate(k, angle)
-        keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
         group = self.heads // self.kv_heads
         # [B,T,K*G,D] -> [B,K,G*T,D]: one matrix product per key head for all queries of its group.
         q = q.reshape(batch, size, self.kv_heads, group, self.width).transpose(0, 2, 3, 1, 4)
         q = q.reshape(batch, self.kv_heads, group * size, self.width)
-        if size == 1:
-            # A single token attends to the old cache and to itself, and is written afterwards. If
-            # the write came first, XLA:CPU would copy the whole buffer for each reader: three times
-            # the time after 2048 tokens.
-            before = jnp.arange(k_cache.shape[2]) < start[:, None, None]
-            out = _attend(q, mask & before, k_cache, v_cache, keys, values)
-            # Makes the write depend on the result, which orders it after the attention. (The sum
-            # differs from ``start`` only in rows with NaN, which have failed already.)
-            start = start + jnp.isnan(out[:, 0, 0, 0])
-            k_cache, v_cache = kv.write(k_cache, keys, start), kv.write(v_cache, values, start)
-        else:
-            k_cache, v_cache = kv.write(k_cache, keys, start), kv.write(v_cache, values, start)
-            out = _attend(q, mask, k_cache, v_cache)
+        keys, values = k, v
+        if stored.k_fed is not None and stored.v_fed is not None:
+            keys = jnp.concatenate([stored.k_fed, k], 1)
+            values = jnp.concatenate([stored.v_fed, v], 1)
+        out = _attend(q, past, stored, keys.swapaxes(1, 2), values.swapaxes(1, 2))
         out = out.reshape(batch, self.kv_heads, group, size, self.width).transpose(0, 3, 1, 2, 4)
-        return self.o(out.reshape(batch, size, -1)), k_cache, v_cache
+        return self.o(out.reshape(batch, size, -1)), k, v
 
 
-def _attend(q, mask, k_cache, v_cache, own_key=None, own_value=None):
-    """Attention of queries [B,K,G*T,D] over the slots S that ``mask`` bool[B,T,S] allows.
-
-    ``own_key`` and ``own_value`` [B,K,T,D] are one more slot, of the query's own token (T = 1).
-    """
+def _attend(
+    q: jax.Array, past: Past, stored: Stored, keys: jax.Array, values: jax.Array
+) -> jax.Array:
+    """Attention of queries [B,K,G*T,D] over the committed slots and the block's [B,K,P,D]."""
     batch, heads, rows, width = q.shape
-    size = mask.shape[1]
+    visible = past.layout.visible
+    size, slots = visible.shape[1], stored.k_cache.shape[2]
 
-    def score(keys):
+    def score(keys: jax.Array, mask: jax.Array) -> jax.Array:
         product = jnp.einsum(
             "bkqd,bksd->bkqs", q, keys.astype(q.dtype), preferred_element_type=jnp.float32
         )
-        return product.reshape(batch, heads, rows // size, size, -1) / math.sqrt(width)
+        product = product.reshape(batch, heads, rows // size, size, -1) / math.sqrt(width)
+        return jnp.where(mask[:, None, None], product, jnp.finfo(product.dtype).min)
 
-    scores = score(k_cache)
-    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
-    slots = scores.shape[-1]
-    if own_key is not None:
-        scores = jnp.concatenate([scores, score(own_key)], -1)
+    scores = score(keys, visible)
+    if slots:
+        committed = jnp.arange(slots) < past.length[:, None, None]
+        scores = jnp.concatenate([score(stored.k_cache, committed), scores], -1)
     weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype).reshape(batch, heads, rows, -1)
-    out = jnp.einsum("bkqs,bksd->bkqd", weights[..., :slots], v_cache.astype(q.dtype))
-    return out if own_value is None else out + weights[..., slots:] * own_value.astype(q.dtype)
+    out = _block_values(weights[..., slots:], visible, values.astype(q.dtype))
+    if slots:
+        cached = stored.v_cache.astype(q.dtype)
+        out = out + jnp.einsum("bkqs,bksd->bkqd", weights[..., :slots], cached)
+    return out
+
+
+def _block_values(weights: jax.Array, visible: jax.Array, values: jax.Array) -> jax.Array:
+    """The sum of the block's values [B,K,P,D] with weights [B,K,G*T,P].
+
+    A token may have values that are not finite; only tokens that attend to it may get NaN. Its
+    weight elsewhere is 0, but 0 * NaN is NaN.
+    """
+    size = visible.shape[1]
+    if size == 1 and values.shape[2] == 1:
+        return weights * values
+    finite = jnp.isfinite(values)
+    out = jnp.einsum("bkqs,bksd->bkqd", weights, jnp.where(finite, values, 0))
+    reaches = (visible & ~finite.all((1, 3))[:, None]).any(-1)  # bool[B,T]
+    reaches = jnp.tile(reaches, (1, weights.shape[2] // size))[:, None, :, None]
+    return jnp.where(reaches, jnp.nan, out)
 
 
 class Mlp(nnx.Module):
@@ -213,12 +266,11 @@ class Block(nnx.Module):
         self.mlp_norm = Norm(config, dtype)
         self.mlp = Mlp(config, dtype, rngs)
 
-    def __call__(self, x, angle, mask, k_cache, v_cache, start):
-        attended, k_cache, v_cache = self.attention(
-            self.attention_norm(x), angle, mask, k_cache, v_cache, start
-        )
+    def __call__(self, x, angle, past: Past, stored: Stored):
+        """x [B,T,E] -> ([B,T,E], keys and values of the T tokens [B,T,H,D])."""
+        attended, k, v = self.attention(self.attention_norm(x), angle, past, stored)
         x = x + attended
-        return x + self.mlp(self.mlp_norm(x)), k_cache, v_cache
+        return x + self.mlp(self.mlp_norm(x)), k, v
 
 
 class Transformer(nnx.Module):
@@ -237,35 +289,39 @@ class Transformer(nnx.Module):
             self.head = Linear(config.hidden_size, config.vocab_size, **kw)
 
     def __call__(
-        self, tokens, cache: KVCache, parents=None, taps: tuple[int, ...] = (), remat: bool = False
-    ):
-        """tokens i32[B,T] -> (hidden [B,T,E], taps, cache with the block written, not committed).
+        self,
+        tokens,
+        cache: KVCache,
+        layout: Layout | None = None,
+        block: KVBlock | None = None,
+        taps: tuple[int, ...] = (),
+        remat: bool = False,
+    ) -> tuple[jax.Array, tuple[jax.Array, ...], KVBlock]:
+        """tokens i32[B,T] -> (hidden [B,T,E], taps, keys and values of these tokens).
 
-        ``parents`` i32[B,P] may describe a longer block; ``tokens`` are then its last T (see
-        ``types.LM``). ``remat`` as in ``lm.from_config``.
+        ``layout`` and ``block`` as in ``types.LM``, ``remat`` as in ``lm.from_config``.
         """
-        batch, size = tokens.shape
-        block = size if parents is None else parents.shape[1]
-        written = block - size
+        fed = 0 if block is None else block.output.shape[1]
+        view = past(cache, tokens.shape[1], layout, fed)
         # Ids are out of range only in masked draft nodes and past the length limit; the results of
         # both are discarded later.
         x = self.embed(jnp.clip(tokens, 0, self.config.vocab_size - 1))
-        position = cache.length[:, None] + tree.depths(parents, batch, block)[:, written:]
         angle = None
         if self.config.family == "gpt2":
-            x = x + self.positions(jnp.clip(position, 0, self.config.max_positions - 1))
+            place = jnp.clip(view.positions, 0, self.config.max_positions - 1)
+            x = x + self.positions(place)
         else:
-            angle = position[..., None].astype(jnp.float32) * rope_frequencies(self.config)
-        mask = tree.visible(cache.length, block, cache.k[0].shape[2], parents)[:, written:]
+            angle = rope_angle(self.config, view.positions)
         keys, values, tapped = [], [], {}
         for index, layer in enumerate(self.layers):
             call = jax.checkpoint(layer.__call__) if remat else layer
-            x, k, v = call(x, angle, mask, cache.k[index], cache.v[index], cache.length + written)
+            x, k, v = call(x, angle, view, stored(cache, block, index))
             keys.append(k)
             values.append(v)
             tapped[index] = x
         hidden = self.norm(x)
-        return hidden, tuple(tapped[i] for i in taps), cache.replace(k=tuple(keys), v=tuple(values))
+        own = KVBlock(tuple(keys), tuple(values), hidden[..., 0].astype(jnp.float32))
+        return hidden, tuple(tapped[i] for i in taps), own
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[B,T,E] -> f32[B,T,V]."""

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from specjax import tree
 from specjax.models import lm
 from specjax.models.transformer import TransformerConfig
 from specjax.types import LM, Output
@@ -45,7 +46,7 @@ def tiny(family: str = "llama", seed: int = 0, scale: float = 8.0, **shape) -> t
 
 
 class TabularCache(struct.PyTreeNode):
-    """The committed text, and the tokens of a block beyond it."""
+    """The committed text."""
 
     length: jax.Array  # i32[B]
     tokens: jax.Array  # i32[B,S]
@@ -75,32 +76,32 @@ def _init_cache(batch: int, slots: int) -> TabularCache:
     return TabularCache(jnp.zeros((batch,), jnp.int32), jnp.full((batch, slots), -1, jnp.int32))
 
 
-def _apply(table, tokens, cache, parents=None):
+def _apply(table, tokens, cache, layout=None, block=None):
     (batch, size), vocab = tokens.shape, table.shape[-1]
-    if parents is None:
-        parents = jnp.broadcast_to(jnp.arange(size) - 1, (batch, size))
-    # Earlier calls wrote the first tokens of the block.
-    written = parents.shape[1] - size
-    here = cache.length[:, None] + written + jnp.arange(size)
-    stored = cache.tokens.at[jnp.arange(batch)[:, None], here].set(tokens, mode="drop")
-    parents = parents[:, written:]
-    before = cache.length[:, None] + jnp.where(parents < 0, -1, parents)
-    before = jnp.where(
-        before < 0,
-        vocab,
-        jnp.take_along_axis(stored, jnp.maximum(before, 0), axis=1, mode="clip"),
-    )
+    stored = tokens if block is None else jnp.concatenate([block, tokens], 1)
+    if layout is None:
+        layout = tree.chain_layout(batch, size, stored.shape[1] - size)
+    # The token before each one: in the block the visible one that is one position earlier.
+    own = layout.depth[:, -size:]
+    above = layout.visible & (layout.depth[:, None] == own[..., None] - 1)
+    inside = jnp.take_along_axis(stored, jnp.argmax(above, -1), 1)
+    last = jnp.maximum(cache.length - 1, 0)[:, None]
+    committed = jnp.take_along_axis(cache.tokens, last, 1) if cache.tokens.shape[1] else last
+    outside = jnp.where(cache.length[:, None] > 0, committed, vocab)
+    before = jnp.where(above.any(-1), inside, outside)
     logits = table[jnp.clip(before, 0, vocab), jnp.clip(tokens, 0, vocab - 1)]
-    return Output(logits, logits), cache.replace(tokens=stored)
+    return Output(logits, logits), tokens
 
 
-def _commit(cache, count, path=None):
-    tokens = cache.tokens
-    if path is not None:
-        start = cache.length[:, None] + 1
-        kept = jnp.take_along_axis(tokens, start + jnp.maximum(path, 0), axis=1, mode="clip")
-        rows = jnp.arange(tokens.shape[0])[:, None]
-        tokens = tokens.at[rows, start + jnp.arange(path.shape[1])].set(kept, mode="drop")
+def _commit(cache, block, count, path=None):
+    if path is None:
+        path = jnp.broadcast_to(jnp.arange(block.shape[1]), block.shape)
+    kept = jnp.arange(path.shape[1]) < count[:, None]
+    new = tree.take(block, path, kept)
+    slot = cache.length[:, None] + jnp.arange(path.shape[1])
+    place = jnp.where(kept, slot, cache.tokens.shape[1])
+    rows = jnp.arange(path.shape[0])[:, None]
+    tokens = cache.tokens.at[rows, place].set(new, mode="drop")
     return cache.replace(tokens=tokens, length=cache.length + count)
 
 

@@ -1,47 +1,71 @@
 """Dynamic trees on the device: the best nodes of a pool, chosen for each context.
 
-EAGLE-2, Li et al. 2024 (2406.16858), section 4. The score of a node is the product of the draft's
-probabilities along its path, so the expanded tree and the chosen nodes are functions of the context
-alone.
+The score of a node is the product of the draft's probabilities along its path, so the expanded tree
+and the chosen nodes are functions of the context alone.
+
+- EAGLE-2 (Li et al. 2024, 2406.16858, section 4): the best nodes of a level get the same number of
+  children each, the best nodes of all levels are the tree.
+- Best-first (DDTree, 2604.12989), where the probabilities at a depth are the same below every node
+  of the level above: the tree has the nodes with the highest scores of all possible ones, so its
+  sum of scores, the expected length of the accepted path under the draft's probabilities, is the
+  largest possible. A level gets every child that can be among them (``most`` in ``expand``), and
+  the reranking of EAGLE-2 does the rest: no heap is needed.
 """
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specjax import sampling
 from specjax.checks import whole
 from specjax.errors import UserError
 
 
+def candidates(frontier: int, top_k: int, most: int | None = None) -> np.ndarray:
+    """i64[C,2]: the (frontier index, child rank) of the children that ``expand`` returns."""
+    pairs = [(i, j) for i in range(frontier) for j in range(top_k)]
+    if most is not None:
+        pairs = [(i, j) for i, j in pairs if (i + 1) * (j + 1) <= most]
+    return np.array(pairs)
+
+
 def expand(
-    scores: jax.Array, log_probs: jax.Array, top_k: int
+    scores: jax.Array, log_probs: jax.Array, top_k: int, most: int | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The ``top_k`` most probable children of each of K frontier nodes.
 
     ``scores`` f32[B,K] are the frontier's cumulative log-probabilities, ``log_probs`` f32[B,K,V]
-    the draft's after each. They must be <= 0 (as a log-softmax is), so that no child has a higher
-    score than its parent. EAGLE-2 (2406.16858) section 4.1.
+    the draft's after each, or f32[B,1,V] if they are the same after all. They must be <= 0 (as a
+    log-softmax is), so that no child has a higher score than its parent. EAGLE-2 (2406.16858)
+    section 4.1.
+
+    With ``most``, a child is left out if it is not among the ``most`` best of the level: child j of
+    node i has a score at most that of each child j' <= j of the nodes i' <= i, if the frontier is
+    ordered by score and all nodes have the same log-probabilities. Of K * top_k children about
+    ``most`` * log(``most``) remain.
 
     Returns:
-        (tokens i32, total f32, parent i32), all [B,K*top_k]: ``total`` is the cumulative
-        log-probability, ``parent`` the index in the frontier.
+        (tokens i32, total f32, parent i32), all [B,C] with C = K * top_k without ``most``:
+        ``total`` is the cumulative log-probability, ``parent`` the index in the frontier.
 
     Raises:
         UserError: ``top_k`` above the size of the vocabulary.
     """
-    batch, frontier_size, vocab_size = log_probs.shape
+    batch, frontier_size = scores.shape
+    vocab_size = log_probs.shape[-1]
     if whole("top_k", top_k, 1) > vocab_size:
         raise UserError(
             f"top_k is {top_k} and the vocabulary has {vocab_size} tokens; "
             f"give at most {vocab_size}"
         )
     values, tokens = sampling.top(log_probs, top_k)
-    total = scores[..., None] + values
-    parent = jnp.broadcast_to(jnp.arange(frontier_size, dtype=jnp.int32)[:, None], total.shape)
-    flat = (batch, frontier_size * top_k)
-    return tokens.astype(jnp.int32).reshape(flat), total.reshape(flat), parent.reshape(flat)
+    node, rank = candidates(frontier_size, top_k, most).T
+    own = node % log_probs.shape[1]
+    total = scores[:, node] + values[:, own, rank]
+    parent = jnp.broadcast_to(jnp.asarray(node, jnp.int32), (batch, len(node)))
+    return tokens[:, own, rank].astype(jnp.int32), total, parent
 
 
 def _ordered(total: jax.Array) -> jax.Array:

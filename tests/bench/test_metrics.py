@@ -53,6 +53,7 @@ def test_counts_of_scripted_rounds():
         accepted=np.array([[2, 3], [0, 2], [1, 0], [0, 0]]),
         drafted=np.array([[3, 3], [1, 3], [1, 0], [0, 0]]),
         tested=np.array([[3, 3], [1, 3], [1, 0], [0, 0]]),
+        verified=np.array([[4, 4], [2, 4], [4, 0], [0, 0]]),
     )
     counts = metrics.count(records, [True, True], 3)
     assert (counts.tokens, counts.rounds, counts.accepted) == (11, 5, 8)

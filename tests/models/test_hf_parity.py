@@ -45,14 +45,14 @@ def assert_parity(loaded, expected, tokens, lengths, tolerance=1e-4):
     while (start < lengths).any():
         at = start[:, None] + np.arange(size)
         block = np.take_along_axis(tokens, np.minimum(at, width - 1), axis=1)
-        out, cache = apply(loaded.params, jnp.asarray(block), cache)
+        out, fed = apply(loaded.params, jnp.asarray(block), cache)
         got, real = np.asarray(out.logits), at < lengths[:, None]
         for row in range(batch):
             np.testing.assert_allclose(
                 got[row][real[row]], expected[row][at[row][real[row]]], rtol=0, atol=tolerance
             )
         count = np.minimum(step, lengths - start)
-        cache = loaded.lm.commit(cache, jnp.asarray(count, jnp.int32))
+        cache = loaded.lm.commit(cache, fed, jnp.asarray(count, jnp.int32))
         start = start + count
     np.testing.assert_array_equal(np.asarray(cache.length), lengths)
 

@@ -43,7 +43,7 @@ def level_info(tokens, accepted, emitted, drafted, valid=None, depth=1):
     valid = jnp.ones_like(drafted, bool) if valid is None else jnp.asarray(valid)
     draft = Draft(drafted, valid, jnp.full_like(drafted, -1), depth=depth)
     accepted, zeros = jnp.asarray(accepted), jnp.zeros((len(accepted),), jnp.int32)
-    return StepInfo(draft, jnp.asarray(tokens), jnp.asarray(emitted), accepted, zeros, zeros)
+    return StepInfo(draft, jnp.asarray(tokens), jnp.asarray(emitted), accepted, zeros, zeros, zeros)
 
 
 def test_accepted_ranks():

@@ -2,11 +2,13 @@
 
 The draft cache holds the committed text without its newest tokens: the pending token, and tokens
 that the last round accepted and this model was never fed (the last draft token, or all of them if
-another drafter proposed them). Each round begins with a block wide enough for these tokens.
+another drafter proposed them). A round begins by committing these. The cache is not written while
+the draft grows; ``commit`` appends the accepted nodes that were fed.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -14,11 +16,26 @@ import jax
 import jax.numpy as jnp
 
 from specjax import decode, sampling
-from specjax.drafters import _foresee
+from specjax.drafters import _foresee, _growth
+from specjax.drafters._growth import Begun, Drafted, Nodes, Plan, Stepper
 from specjax.errors import UserError
 from specjax.models.lm import forward
 from specjax.sampling import Sampling
-from specjax.types import LM, Batch, Context, ModelParams, Params
+from specjax.types import (
+    LM,
+    Batch,
+    Context,
+    Drafter,
+    ModelParams,
+    Output,
+    Params,
+    Training,
+    Verdict,
+)
+
+# Tokens that the draft cache may lack: the pending one, and the last accepted node if it was never
+# fed.
+BEHIND = 2
 
 
 def load(target: LM, model: LM | str | os.PathLike, params: Params) -> tuple[LM, Params]:
@@ -36,7 +53,41 @@ def load(target: LM, model: LM | str | os.PathLike, params: Params) -> tuple[LM,
     return model, params
 
 
-def init_params(name: str, params: Params, key: Any) -> Params:
+def build(
+    name: str,
+    model: LM,
+    params: Params,
+    plan: Plan,
+    *,
+    behind: int = BEHIND,
+    gaps: bool = False,
+    training: Training | None = None,
+) -> Drafter:
+    """The drafter ``name``, which grows its drafts with this model.
+
+    ``behind``: the largest number of committed tokens that the draft cache may lack when a round
+    begins. ``gaps``: it may lack more, because other drafters propose in some rounds.
+    """
+    stepper = Stepper(
+        init=functools.partial(_init, model, plan.growth.nodes, behind),
+        begin=functools.partial(_begin, model, behind, gaps),
+        step=functools.partial(_step, model),
+        commit=functools.partial(_commit, model),
+        looped=True,
+        commits_block=True,
+    )
+    return _growth.build(
+        name,
+        stepper,
+        plan,
+        functools.partial(_init_params, name, params),
+        probs=functools.partial(_probs, model),
+        training=training,
+        gaps=gaps,
+    )
+
+
+def _init_params(name: str, params: Params, key: Any) -> Params:
     """``Drafter.init_params``: the parameters of ``make``. Raises UserError for None."""
     del key
     if params is None:
@@ -44,54 +95,87 @@ def init_params(name: str, params: Params, key: Any) -> Params:
     return params
 
 
-def prefill(model: LM, params: Params, context: Context, slots: int) -> Any:
-    """The cache of the prompt without its pending token, in a buffer of ``slots``."""
-    cache = model.init_cache(context.tokens.shape[0], slots)
-    return decode.feed(model, params, context.tokens[:, :-1], context.length - 1, cache)[1]
+def _init(
+    model: LM,
+    nodes: int,
+    room: int,
+    params: ModelParams,
+    context: Context,
+    target_out: Output,
+    slots: int,
+) -> Any:
+    """The cache of the prompt without its pending token, with room for ``room`` tokens more."""
+    if model.max_positions is not None and slots - nodes > model.max_positions:
+        raise UserError(
+            f"prompt and new tokens need {slots - nodes} positions, and the draft model has "
+            f"{model.max_positions}; shorten them or take another draft model"
+        )
+    cache = model.init_cache(context.tokens.shape[0], slots + room)
+    return decode.feed(model, params.draft, context.tokens[:, :-1], context.length - 1, cache)[1]
 
 
-def catch_up(
-    model: LM, params: Params, context: Context, cache: Any, width: int, gaps: bool = False
-) -> tuple[jax.Array, Any]:
-    """Feeds the committed tokens that the cache lacks and commits all but the pending one.
+def _begin(
+    model: LM, behind: int, gaps: bool, params: ModelParams, context: Context, cache: Any
+) -> Begun:
+    """Commits the tokens that the cache lacks: 1 to ``behind``, or with ``gaps`` any number.
 
-    The cache lacks 1 to ``width`` tokens. With ``gaps`` it may lack any number, and ``width`` are
-    fed at a time.
-
-    Returns the logits f32[B,V] after the pending token, and the cache: the pending token is written
-    at ``cache.length``, as the root of the block that follows.
+    They are fed ``behind`` at a time. The pending token is the last of them.
     """
-    if gaps:
+    feed = functools.partial(_feed, model, behind, params.draft, context)
+    if not gaps:
+        return Begun(*feed(cache))
 
-        def feed(carry):
-            cache = carry[2]
-            left = context.length - cache.length > width
-            more, cache = _feed(model, params, context, cache, width, left)
-            return left.any(), more, cache
+    def more(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+        # Rows that lack no token keep their logits.
+        ended = carry[1].length >= context.length
+        logits, cache = feed(carry[1])
+        return jnp.where(ended[:, None], carry[0], logits), cache
 
-        logits = jax.eval_shape(lambda c: _feed(model, params, context, c, width)[0], cache)
-        start = (jnp.asarray(True), jnp.zeros(logits.shape, logits.dtype), cache)
-        return jax.lax.while_loop(lambda carry: carry[0], feed, start)[1:]
-    return _feed(model, params, context, cache, width)
+    # Only the shapes are needed.
+    with jax.disable_jit(False):
+        shape = jax.eval_shape(lambda cache: feed(cache)[0], cache)
+    start = jnp.zeros(shape.shape, shape.dtype), cache
+    lacking = lambda carry: (carry[1].length < context.length).any()  # noqa: E731
+    return Begun(*jax.lax.while_loop(lacking, more, start))
 
 
 def _feed(
-    model: LM,
-    params: Params,
-    context: Context,
-    cache: Any,
-    width: int,
-    left: jax.Array | None = None,
+    model: LM, width: int, params: Params, context: Context, cache: Any
 ) -> tuple[jax.Array, Any]:
-    """One block of ``catch_up``; rows with ``left`` bool[B] need another block after it."""
+    """Feeds and commits up to ``width`` committed tokens after those in the cache.
+
+    Returns the logits f[B,V] after the last of them, and the cache.
+    """
     slots = cache.length[:, None] + jnp.arange(width)
     block = jnp.take_along_axis(context.tokens, slots, axis=1, mode="clip")
-    # May be 0 in a finished row, whose draft is not used.
-    missing = context.length - cache.length
-    out, cache = model.apply(params, block, cache)
-    last = jnp.clip(missing - 1, 0, width - 1)
-    cache = model.commit(cache, last if left is None else jnp.where(left, width, last))
-    return jnp.take_along_axis(out.logits, last[:, None, None], axis=1)[:, 0], cache
+    # 0 in a finished row, whose draft is not used.
+    missing = jnp.clip(context.length - cache.length, 0, width)
+    out, own = model.apply(params, block, cache)
+    last = jnp.maximum(missing - 1, 0)[:, None, None]
+    return jnp.take_along_axis(out.logits, last, axis=1)[:, 0], model.commit(cache, own, missing)
+
+
+def _step(
+    model: LM, params: ModelParams, cache: Any, nodes: Nodes, block: Any
+) -> tuple[jax.Array, Any]:
+    """``Stepper.step``: the memory of a node is its part of the model's block."""
+    out, own = model.apply(params.draft, nodes.tokens, cache, nodes.layout, block)
+    return out.logits, own
+
+
+def _commit(
+    model: LM,
+    params: ModelParams,
+    cache: Any,
+    drafted: Drafted,
+    verdict: Verdict,
+    target_out: Output,
+) -> Any:
+    fed = jax.tree.leaves(drafted.block)[0].shape[1]
+    # Nothing was fed, or the round verified no node.
+    if not fed or (drafted.places is not None and not drafted.places.shape[1]):
+        return cache
+    return model.commit(cache, drafted.block, drafted.count, drafted.places)
 
 
 def foresee(
@@ -122,7 +206,7 @@ def by_depth(values: jax.Array, depth: int, beyond: float) -> jax.Array:
     return jnp.stack([padded[:, d : d + values.shape[1]] for d in range(depth)], -1)
 
 
-def probs(model: LM, params: ModelParams, context: Context) -> jax.Array:
+def _probs(model: LM, params: ModelParams, context: Context) -> jax.Array:
     """f32[B,S,V]: ``Drafter.probs``, what the model would draw from after each prefix."""
     logits = forward(model, params.draft, context.tokens).logits
     return sampling.to_probs(logits, context.sampling)
@@ -139,13 +223,4 @@ def check_vocabulary(target: LM, draft: LM) -> None:
         raise UserError(
             f"draft model and target have {target.vocab_size} tokens each, but not the same ones; "
             "they must share one tokenizer"
-        )
-
-
-def check_positions(draft: LM, slots: int, nodes: int) -> None:
-    """Raises UserError if a text of ``slots - nodes`` tokens does not fit the draft model."""
-    if draft.max_positions is not None and slots - nodes > draft.max_positions:
-        raise UserError(
-            f"prompt and new tokens need {slots - nodes} positions, and the draft model has "
-            f"{draft.max_positions}; shorten them or take another draft model"
         )

@@ -3,7 +3,8 @@
 SpecInfer's merged trees (Miao et al. 2024, 2305.09781, sections 3 and 4). Every node is drawn from
 its model's probabilities, independently of the other models, and ``Draft.probs`` holds these. Equal
 tokens of several models stay separate nodes, and rules test each (``recursive`` is the paper's
-multi-step speculative sampling). Rows at temperature 0 take the most probable tokens.
+multi-step speculative sampling). Siblings are tested in the order of the nodes; the paper tests
+them in a random order. Rows at temperature 0 take the most probable tokens.
 
 The accepted path may contain nodes of several models, so a model may have proposed only a part of
 it. Each model keeps in its cache the part of the emitted text that its own draft has, and is fed
@@ -20,8 +21,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from specjax import control as controllers
 from specjax import tree as tree_lib
-from specjax.drafters.draft_models import draft_tree
+from specjax.drafters._growth import Fixed, Plan
+from specjax.drafters._growth.levels import node_paths
+from specjax.drafters.draft_models import _small_model
 from specjax.errors import UserError
 from specjax.rng import RowKeys
 from specjax.topology import shapes
@@ -51,6 +55,7 @@ def make(
     *,
     models: Sequence[LM | str | os.PathLike] | str,
     tree: Topology | str | Sequence[int] = "chain:4",
+    control: str = "",
     params: Sequence[Params] | None = None,
 ) -> Drafter:
     """Drafts with several small language models.
@@ -60,6 +65,7 @@ def make(
         models: the draft models: each an ``LM``, or a directory in Hugging Face layout; or the
             directories as one text, separated by commas.
         tree: the shape of each model's part, as ``topology.shapes.parse`` reads it.
+        control: ends the part of a model early; see ``control.parse``.
         params: their parameters, when they are LMs.
 
     Raises:
@@ -76,10 +82,12 @@ def make(
     # A model may have proposed none of the emitted tokens: it then lacks all of them, and the
     # pending one.
     behind = shape.depth + 1
-    parts = [
-        draft_tree.build("specinfer", target, model, shape, "iid", each, behind)
-        for model, each in zip(models, each_params, strict=True)
-    ]
+    shape = shapes.check(shape.parents, target.vocab_size)
+    plan = Plan(Fixed(shape, "iid"), controllers.parse(control))
+    parts = []
+    for model, own in zip(models, each_params, strict=True):
+        lm, loaded = _small_model.load(target, model, own)
+        parts.append(_small_model.build("specinfer", lm, loaded, plan, behind=behind))
     setup = _Setup(parts, shape)
     return Drafter(
         init_params=functools.partial(_init_params, setup),
@@ -93,6 +101,8 @@ def make(
         probs=functools.partial(_probs, setup) if len(parts) == 1 else None,
         siblings=INDEPENDENT if len(parts) > 1 else parts[0].siblings,
         depth=shape.depth,
+        constant_cost=plan.controller is None,
+        whole=plan.controller is None,
         gaps=False,
     )
 
@@ -161,11 +171,14 @@ def _update(
     target_out: Output,
 ) -> tuple[Any, ...]:
     after, shape = [], setup.shape
+    # The round may have verified the first nodes only.
+    more = ((0, 0), (0, shape.nodes * len(setup.parts) - draft.tokens.shape[1]))
+    tokens, valid = jnp.pad(draft.tokens, more), jnp.pad(draft.valid, more)
     for i, (part, each) in enumerate(zip(setup.parts, state, strict=True)):
         here = slice(i * shape.nodes, (i + 1) * shape.nodes)
-        path = _own_path(draft.tokens[:, here], draft.valid[:, here], verdict, shape)
-        own = verdict.replace(path=path)
-        after.append(part.update(_of(params, i), each, draft, own, target_out))
+        mine = Draft(tokens[:, here], valid[:, here], _parents(shape, len(tokens)))
+        own = verdict.replace(path=_own_path(mine, verdict, shape))
+        after.append(part.update(_of(params, i), each, mine, own, target_out))
     return tuple(after)
 
 
@@ -198,14 +211,13 @@ def _merge(drafts: Sequence[Draft], shape: Topology) -> Draft:
     return jax.tree.map(lambda *each: jnp.concatenate(each, 1), *parts).replace(finite=finite)
 
 
-def _own_path(tokens: jax.Array, valid: jax.Array, verdict: Verdict, shape: Topology) -> jax.Array:
+def _own_path(draft: Draft, verdict: Verdict, shape: Topology) -> jax.Array:
     """i32[B,M], -1 padded: the longest path in one model's draft whose tokens were emitted.
 
-    ``tokens`` i32[B,N] and ``valid`` bool[B,N] are this model's nodes. The last emitted token is
-    the pending one of the next round and is left out.
+    The last emitted token is the pending one of the next round and is left out.
     """
-    depth, parents = jnp.asarray(shape.depths), _parents(shape, tokens.shape[0])
-    emitted = (tokens == verdict.tokens[:, depth - 1]) & (depth < verdict.count[:, None])
-    reach = jnp.where(tree_lib.exists(valid & emitted, parents), depth, 0)
+    depth = jnp.asarray(shape.depths)
+    emitted = (draft.tokens == verdict.tokens[:, depth - 1]) & (depth < verdict.count[:, None])
+    reach = jnp.where(tree_lib.exists(draft.valid & emitted, draft.parents), depth, 0)
     end = jnp.where(reach.max(-1) > 0, jnp.argmax(reach, -1), -1)
-    return jnp.asarray(draft_tree.node_paths(shape))[end + 1]
+    return jnp.asarray(node_paths(shape))[end + 1]

@@ -16,10 +16,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax import cache as kv
-from specjax import tree
 from specjax.errors import UserError
 from specjax.models.hf_config import value_of
-from specjax.models.transformer import Block, Norm, TransformerConfig, rope_frequencies
+from specjax.models.transformer import Block, Norm, TransformerConfig, past, rope_angle
+from specjax.models.transformer import stored as stored_at
+from specjax.tree import Layout
 from specjax.types import ModelParams, Params
 
 # Defaults of transformers' Llama for what config.json leaves out.
@@ -36,8 +37,8 @@ _NOT_LLAMA = (
 class Prefix(NamedTuple):
     """A causal map of all features up to each one, with its own cache (Hydra++).
 
-    ``init_cache(batch, slots)`` gives an empty cache. ``apply(params, features [B,T,E], cache,
-    parents) -> ([B,T,E], cache)`` writes and does not advance; ``commit(cache, count[B])`` does.
+    The functions are those of ``types.LM``, with features for tokens: ``apply(params, features
+    [B,T,E], cache, layout=None) -> ([B,T,E], block)``.
     """
 
     init_cache: Callable[[int, int], Any]
@@ -147,22 +148,19 @@ def _apply(
     params: ModelParams,
     features: jax.Array,
     cache: kv.KVCache,
-    parents: jax.Array | None,
-) -> tuple[jax.Array, kv.KVCache]:
+    layout: Layout | None = None,
+) -> tuple[jax.Array, kv.KVBlock]:
     own = params.draft["prefix"]
     graph, state = _abstract(config, jnp.dtype(own["norm"]["scale"].dtype))
     # A copy: tracers must not be written into the cached state.
     state = jax.tree.map(lambda x: x, state)
     nnx.replace_by_pure_dict(state, own)
-    layer, (batch, size, _) = nnx.merge(graph, state), features.shape
-    position = cache.length[:, None] + tree.depths(parents, batch, size)
-    angle = position[..., None].astype(jnp.float32) * rope_frequencies(config)
-    mask = tree.visible(cache.length, size, cache.k[0].shape[2], parents)
+    layer, view = nnx.merge(graph, state), past(cache, features.shape[1], layout)
     x = features.astype(layer.norm.scale.dtype)
-    # With 64-bit types enabled (exactness tests), all indices of an update must have one type.
-    start = cache.length.astype(jnp.result_type(int))
-    x, k, v = layer(x, angle, mask, cache.k[0], cache.v[0], start)
-    return layer.norm(x).astype(features.dtype), cache.replace(k=(k,), v=(v,))
+    x, k, v = layer(x, rope_angle(config, view.positions), view, stored_at(cache, None, 0))
+    x = layer.norm(x)
+    block = kv.KVBlock((k,), (v,), x[..., 0].astype(jnp.float32))
+    return x.astype(features.dtype), block
 
 
 def feed(
@@ -175,8 +173,8 @@ def feed(
     batch, size, width = features.shape
 
     def block(cache, piece, start):
-        out, cache = prefix.apply(params, piece, cache, None)
-        return prefix.commit(cache, jnp.clip(count - start, 0, piece.shape[1])), out
+        out, own = prefix.apply(params, piece, cache)
+        return prefix.commit(cache, own, jnp.clip(count - start, 0, piece.shape[1])), out
 
     whole, pieces = size // CHUNK * CHUNK, []
     if whole:

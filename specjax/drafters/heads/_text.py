@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax import tree
 from specjax.drafters import _foresee
 from specjax.drafters.heads._family import Heads
 from specjax.models import lm
@@ -26,10 +27,9 @@ def begin(heads: Heads, target: LM, params: ModelParams, batch: Batch) -> tuple[
     out = lm.forward(target, params.target, batch.tokens[:, :-1], segments)
     features = out.hidden
     if heads.prefix is not None:
-        cache = heads.prefix.init_cache(*features.shape[:2])
-        features, _ = heads.prefix.apply(
-            params, features, cache, None if segments is None else lm.document_parents(segments)
-        )
+        cache = heads.prefix.init_cache(features.shape[0], 0)
+        layout = None if segments is None else tree.segments(segments)
+        features, _ = heads.prefix.apply(params, features, cache, layout)
     return out, heads.begin(params, features)
 
 

@@ -1,8 +1,9 @@
 """Blockwise parallel decoding: p_2, p_3, ... are feed-forward layers before the target's LM head.
 
 Stern et al. 2018 (1811.03115). Slot k >= 2 gives unembed(h + W2 relu(W1 h + b1) + b2), with W2 zero
-when training begins. Slot 1 is the target itself: it has no such layer (the authors' has), so p_1,
-which verifies, is unchanged.
+when training begins. The authors have one joint layer D -> kF -> kD for all slots; ours is a
+separate layer D -> F -> D for each. Slot 1 is the target itself: it has no such layer (the authors'
+has), so p_1, which verifies, is unchanged.
 
 Rules and lossless classes are those of ``medusa``. The paper's own recipe is
 ``config.loss.slots = "one"``, one random slot per batch, and for its fine-tuned models

@@ -7,7 +7,8 @@ the output of one more decoder layer over all features up to this one.
 
 Rules and lossless classes are those of ``medusa``. A sampled draft token has probabilities that
 depend on its path, so siblings "iid" and "without_replacement" are accepted more often than with
-``medusa``. The dropout of the authors' training (0.2, Hydra++) is left out.
+``medusa``. The authors' code has a loss that reconstructs the target's feature and, for Hydra++, a
+dropout of 0.2; both are left out.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def make(
     family = _family.Heads(
         name="hydra",
         depth=heads,
-        begin=_begin,
+        begin=functools.partial(_begin, heads),
         step=functools.partial(_step, given.ends.embed, layers),
         start=functools.partial(_start, target, heads, layers, shape),
         prefix=None if shape is None else _prefix.build(shape, _prefix_dtype(given.params)),
@@ -110,27 +111,30 @@ def _prefix_dtype(params: Params) -> Any:
     return jnp.float32 if params is None else params["prefix"]["norm"]["scale"].dtype
 
 
-def _begin(params: ModelParams, feature: jax.Array) -> tuple[jax.Array, ...]:
-    return (feature,)
+def _begin(heads: int, params: ModelParams, feature: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The state is the feature [...,E] and the tokens since, i32[...,heads]."""
+    return feature, jnp.zeros((*feature.shape[:-1], heads), jnp.int32)
 
 
 def _step(
     embed: Callable[[Params, jax.Array], jax.Array],
     layers: int,
     params: ModelParams,
-    path: tuple[jax.Array, ...],
+    state: tuple[jax.Array, jax.Array],
     depth: int,
     tokens: jax.Array,
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """The state is the feature and the embeddings of the tokens since."""
-    path = (*path, embed(params.target, tokens))
-    head, read = params.draft["mlp"][str(depth)], jnp.concatenate(path, -1)
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    feature, path = state
+    path = path.at[..., depth].set(tokens)
+    since = embed(params.target, path[..., : depth + 1])
+    read = jnp.concatenate([feature, since.reshape(*since.shape[:-2], -1)], -1)
+    head = params.draft["mlp"][str(depth)]
     hidden = _linear(head["skip"], read) + jax.nn.silu(_linear(head["in"], read))
     for layer in range(layers - 1):
         block = jax.tree.map(lambda x, i=layer: x[i], head["blocks"])
         hidden = hidden + jax.nn.silu(_linear(block, hidden))
     last = jax.tree.map(lambda x: x[depth], params.draft["head"])
-    return _family.in_float32(_linear(last, hidden)), path
+    return _family.in_float32(_linear(last, hidden)), (feature, path)
 
 
 def _start(

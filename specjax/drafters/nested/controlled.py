@@ -88,6 +88,8 @@ def make(target: LM, *, drafters: Stages, rate: float = 0.8) -> Drafter:
         features=True,
         gaps=stage.gaps,
         constant_cost=stage.constant_cost,
+        # Every round costs the same.
+        whole=True,
         greedy_only=True,
     )
 

@@ -61,7 +61,12 @@ def check(drafters: Stages, **_: Any) -> None:
     _stages.check("escalate", drafters)
 
 
-def make(target: LM, *, drafters: Stages, least: float = 0.0, decay: float = 0.8) -> Drafter:
+DECAY = 0.8
+
+
+def make(
+    target: LM, *, drafters: Stages, least: float = 0.0, decay: float | None = None
+) -> Drafter:
     """Asks drafters in turn.
 
     Args:
@@ -72,16 +77,23 @@ def make(target: LM, *, drafters: Stages, least: float = 0.0, decay: float = 0.8
             trees).
         least: a drafter is not asked in a row while its moving average of accepted shares in that
             row is lower.
-        decay: weight of the past in that average, in [0, 1).
+        decay: weight of the past in that average, in [0, 1). None: 0.8. Only with ``least`` above
+            0: otherwise the average is not used.
 
     Raises:
         UserError: no drafters, unknown ones, drafts that cannot be combined, a drafter that must
-            take part in every round.
+            take part in every round, a decay without ``least``.
     """
     check(drafters)
-    for name, value in (("least", least), ("decay", decay)):
+    for name, value in (("least", least), ("decay", DECAY if decay is None else decay)):
         number(name, value, "in [0, 1)", lambda x: 0 <= x < 1)
+    if decay is not None and not least:
+        raise UserError(
+            f"decay is {decay} and least 0: every drafter is asked, whatever its average; "
+            "raise least, or leave decay out"
+        )
     stages = tuple(_stages.build(target, drafters, gaps=True))
+    decay = DECAY if decay is None else decay
     settings = Settings(target.vocab_size, stages, _siblings(stages), least, decay)
     return Drafter(
         init_params=functools.partial(_init_params, settings),
@@ -195,6 +207,7 @@ def _merge(settings: Settings, drafts: Sequence[Draft], winner: jax.Array) -> Dr
         )
     tokens, valid = jnp.zeros((batch, nodes), jnp.int32), jnp.zeros((batch, nodes), bool)
     parents, finite = jnp.full((batch, nodes), -1, jnp.int32), jnp.ones((batch,), bool)
+    fed = jnp.zeros((batch,), jnp.int32)
     for index, draft in enumerate(drafts):
         mine = (winner == index)[:, None]
         size = draft.tokens.shape[1]
@@ -205,10 +218,12 @@ def _merge(settings: Settings, drafts: Sequence[Draft], winner: jax.Array) -> Dr
         parents = parents.at[:, :size].set(jnp.where(mine, above, parents[:, :size]))
         if draft.finite is not None:
             finite &= draft.finite | ~mine[:, 0]
+        if draft.fed is not None:
+            fed = jnp.where(mine[:, 0], draft.fed, fed)
     if chain:
         probs = _merge_probs(settings, drafts, winner) if sampled else None
-        return Draft(tokens, valid, probs=probs, finite=finite)
-    return Draft(tokens, valid, parents, finite=finite, depth=settings.longest)
+        return Draft(tokens, valid, probs=probs, finite=finite, fed=fed)
+    return Draft(tokens, valid, parents, finite=finite, fed=fed, depth=settings.longest)
 
 
 def _merge_probs(settings: Settings, drafts: Sequence[Draft], winner: jax.Array) -> jax.Array:
@@ -228,7 +243,7 @@ def _merge_probs(settings: Settings, drafts: Sequence[Draft], winner: jax.Array)
 def _update(settings: Settings, params, state, draft, verdict, target_out):
     accepted = (verdict.path >= 0).sum(-1)
     depth = tree.depths(draft.parents, *draft.tokens.shape) + 1
-    tried = jnp.where(tree.exists(draft.valid, draft.parents), depth, 0).max(-1)
+    tried = jnp.where(tree.exists(draft.valid, draft.parents), depth, 0).max(-1, initial=0)
     share = (accepted / jnp.maximum(tried, 1)).astype(jnp.float32)
     states, rate = [], state.rate
     for index, stage in enumerate(settings.stages):
@@ -248,21 +263,32 @@ def _part_of(
     The verdict counts 0 in rows where ``won`` bool[B] is False.
     """
     n, m, keep = stage.nodes, stage.longest, won[:, None]
-    own_draft = Draft(
-        draft.tokens[:, :n],
-        draft.valid[:, :n],
-        None if stage.siblings == CHAIN else draft.parents[:, :n],
-        None if draft.probs is None else draft.probs[:, :n],
-        draft.finite,
-        stage.depth,
-    )
+    parents = draft.parents
+    if stage.siblings == CHAIN:
+        parents = None
+    elif parents is None:
+        parents = jnp.full_like(draft.tokens, -1)
+    nodes = Draft(draft.tokens, draft.valid, parents, draft.probs)
+    nodes = jax.tree.map(lambda x: _sized(x, n, stage.whole), nodes)
+    own_draft = nodes.replace(finite=draft.finite, depth=stage.depth)
     own_verdict = Verdict(
         jnp.where(keep, verdict.tokens[:, : m + 1], -1),
         jnp.where(won, verdict.count, 0),
         jnp.where(keep, verdict.path[:, :m], -1),
     )
-    own_out = Output(*jax.tree.map(lambda x: x[:, : n + 1], tuple(target_out)))
+    whole = stage.whole and stage.features
+    own_out = Output(*jax.tree.map(lambda x: _sized(x, n + 1, whole), tuple(target_out)))
     return own_draft, own_verdict, own_out
+
+
+def _sized(values: jax.Array, size: int, whole: bool) -> jax.Array:
+    """The first ``size`` of values [B,n,...]; with ``whole`` padded with zeros if n is smaller.
+
+    Only a drafter whose drafts are whole needs padding, in rounds in which it did not propose.
+    """
+    values = values[:, :size]
+    more = size - values.shape[1] if whole else 0
+    return jnp.pad(values, [(0, 0), (0, more), *[(0, 0)] * (values.ndim - 2)])
 
 
 def _learn(settings: Settings, params, state, lengths):

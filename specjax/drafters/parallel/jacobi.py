@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from specjax import sampling, step
+from specjax import outcome, sampling
 from specjax.checks import one_of, whole, yes_or_no
 from specjax.drafters.parallel._pieces import pieces
 from specjax.types import LM, Draft, Drafter
@@ -79,6 +79,7 @@ def _build(settings: Settings) -> Drafter:
         update=_update,
         nodes=settings.gamma,
         name="jacobi",
+        whole=True,
         features=True,
     )
 
@@ -109,7 +110,7 @@ def _propose(settings: Settings, params, keys, context, state):
 
     def drawn():
         logits = jnp.take_along_axis(state.logits, index[..., None], 1)
-        probs = step.target_probs(logits, context.sampling)
+        probs = outcome.target_probs(logits, context.sampling)
         return sampling.draw_rows(keys.at_position(ahead), probs)
 
     all_greedy = jnp.all(context.sampling.greedy)

@@ -177,6 +177,8 @@ def _propose(settings: Settings, params, keys, context, state):
         tokens=jnp.concatenate([tokens, guesses], 1),
         valid=jnp.concatenate([valid, jnp.zeros_like(guesses, bool)], 1),
         parents=jnp.concatenate([parents, guess_parents], 1),
+        # The window is invalid, and the target's output at each of its places is read.
+        fed=jnp.full((batch,), settings.tested + guesses.shape[1], jnp.int32),
         depth=settings.rows,
     )
     return draft, state.replace(window=view, length=context.length)

@@ -59,7 +59,7 @@ def test_prefix_is_a_causal_layer(segmented):
     bounds = [0, 4, 9] if segmented else [0, 9]
     segments = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))[None].repeat(2, 0)
     batch = Batch(jnp.asarray(tokens), segments=jnp.asarray(segments) if segmented else None)
-    out, (features,) = jax.jit(lambda pair: _text.begin(heads, model, pair, batch))(pair)
+    out, (features, _) = jax.jit(lambda pair: _text.begin(heads, model, pair, batch))(pair)
     for start, end in zip(bounds, [*bounds[1:-1], 8], strict=False):
         for row in range(2):
             hidden = np.asarray(out.hidden[row, start:end], np.float64)
@@ -101,7 +101,7 @@ def test_prefix_cache_across_rounds(decoder, monkeypatch):
         limit=lengths + jnp.asarray([16, 1, 9, 16, 16]),
         sampling=sampling.make_sampling(len(prompts), 1.0),
     )
-    assert state.draft.known.tolist() == [False, True, True, True, False]
+    assert state.draft.kept.known.tolist() == [False, True, True, True, False]
     heads = shared.heads_of("hydra", model, params=params.draft, head_dim=16)
     rule = accept.load("deterministic")
     state, records = decode.generate(model, drafter, rule, params, state, max_steps=4)
@@ -113,10 +113,12 @@ def test_prefix_cache_across_rounds(decoder, monkeypatch):
     @jax.jit
     def one_pass(params):
         hidden = lm.forward(model, params.target, tokens).hidden
-        return heads.prefix.apply(params, hidden, heads.prefix.init_cache(*tokens.shape), None)
+        cache = heads.prefix.init_cache(*tokens.shape)
+        features, block = heads.prefix.apply(params, hidden, cache)
+        return features, heads.prefix.commit(cache, block, jnp.full(len(tokens), tokens.shape[1]))
 
     features, cache = one_pass(params)
-    own = state.draft.cache
+    own = state.draft.kept.cache
     for row, size in enumerate(length - 1):
         assert int(own.length[row]) == size
         for result, expected in zip(own.k + own.v, cache.k + cache.v, strict=True):
@@ -125,7 +127,7 @@ def test_prefix_cache_across_rounds(decoder, monkeypatch):
             )
         if not state.done[row]:
             np.testing.assert_allclose(
-                state.draft.feature[row], features[row, size - 1], rtol=1e-3, atol=1e-3
+                state.draft.kept.feature[row], features[row, size - 1], rtol=1e-3, atol=1e-3
             )
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import accept, decode, drafters, rng, sampling, testing
+from specjax import accept, decode, drafters, rng, sampling, testing, tree
 from specjax.drafters.parallel import lookahead
 from specjax.drafters.parallel._pieces import pieces
 from specjax.errors import UserError
@@ -180,10 +180,10 @@ def test_the_tree_equals_the_papers_mask():
     )
     draft, state = drafter.propose(pair, None, context, state)
     apply = jax.jit(target.apply)
-    cache = target.commit(apply(params, packed, target.init_cache(2, 32))[1], lengths - 1)
+    cache = target.init_cache(2, 32)
+    cache = target.commit(cache, apply(params, packed, cache)[1], lengths - 1)
     block = jnp.concatenate([context.pending[:, None], draft.tokens], 1)
-    parents = jnp.pad(draft.parents + 1, ((0, 0), (1, 0)), constant_values=-1)
-    got = np.asarray(apply(params, block, cache, parents)[0].logits)
+    got = np.asarray(apply(params, block, cache, tree.block_layout(draft))[0].logits)
 
     rows, where = [], []
     for row, text in enumerate(texts):

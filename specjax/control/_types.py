@@ -1,0 +1,51 @@
+"""What a controller is, and what it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from specjax.types import Draft, Verdict
+
+
+class Ahead(NamedTuple):
+    """What a draft knows before the tokens of its next level are drawn.
+
+    The level's places are the n nodes that would get children; a chain has one. All of it is a
+    function of the committed text and of tokens that stay in the draft.
+    """
+
+    depth: jax.Array | int  # i32[] tokens on every path so far; 0 before the first
+    # f[B,m,V] the draft's own logits at each place, without sampling settings; m = n, or 1 if all
+    # places have the same
+    logits: jax.Array
+    log_prob: jax.Array  # f[B,n] log of the product of the draft's probabilities on the path
+    valid: jax.Array  # bool[B,n] whether the place exists
+
+
+def _no_state(batch: int) -> Any:
+    del batch
+    return ()
+
+
+def _same_state(state: Any, draft: Draft, verdict: Verdict) -> Any:
+    del draft, verdict
+    return state
+
+
+class Controller(NamedTuple):
+    """A controller as pure functions; its state is a pytree of arrays [B,...].
+
+    - ``ask(state, Ahead) -> (bool[B], state)``: whether the row's draft gets the next level. A row
+      that stopped is not asked again in this round: its answer and its new state are dropped.
+    - ``init(batch) -> state``: before the first round.
+    - ``update(state, draft, verdict) -> state``: after the verdict; rows with verdict count 0 keep
+      their state.
+    """
+
+    ask: Callable[[Any, Ahead], tuple[jax.Array, Any]]
+    name: str
+    init: Callable[[int], Any] = _no_state
+    update: Callable[[Any, Draft, Verdict], Any] = _same_state

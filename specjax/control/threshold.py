@@ -1,0 +1,39 @@
+"""Stops a draft where the draft model is unsure: its highest probability is below a threshold.
+
+The idea of the confidence threshold of assisted generation (transformers' dynamic speculation) and
+of SVIP and AdaEDL, asked before the token is drawn, so that the output law does not change. The
+probability is the draft's own, without the row's temperature and cut-offs: it has the same meaning
+at every temperature, and is not 1 under greedy decoding.
+
+A tree stops as a whole: when the highest probability is below the threshold at all places of a
+level, so at the best of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.checks import number
+from specjax.control._types import Ahead, Controller
+
+
+def make(*, least: float) -> Controller:
+    """Goes on while the draft's highest probability is at least ``least``, in [0, 1].
+
+    Raises:
+        UserError: ``least`` out of range.
+    """
+    number("the threshold", least, "between 0 and 1", lambda x: 0 <= x <= 1)
+    return Controller(functools.partial(_ask, least), f"threshold:{least:g}")
+
+
+def _ask(least: float, state: Any, ahead: Ahead) -> tuple[jax.Array, Any]:
+    logits = ahead.logits.astype(jnp.promote_types(ahead.logits.dtype, jnp.float32))
+    # The highest probability is 1 / sum(exp(logits - highest logit)).
+    total = jnp.exp(logits - logits.max(-1, keepdims=True)).sum(-1)
+    sure = (least * total <= 1) & ahead.valid
+    return sure.any(-1), state

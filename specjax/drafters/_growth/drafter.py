@@ -1,0 +1,179 @@
+"""The drafter of a stepper: the functions of a round."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specjax.drafters._growth import chain, levels, pool
+from specjax.drafters._growth import rows as growing
+from specjax.drafters._growth.plans import Fixed, Plan
+from specjax.drafters._growth.rows import Job
+from specjax.drafters._growth.stepper import Drafted, Nodes, State, Stepper
+from specjax.rng import RowKeys
+from specjax.tree import chain_layout
+from specjax.types import (
+    CHAIN,
+    IID,
+    WITHOUT_REPLACEMENT,
+    Context,
+    Draft,
+    Drafter,
+    ModelParams,
+    Output,
+    Training,
+    Verdict,
+)
+
+
+class _Setup(NamedTuple):
+    """The static settings."""
+
+    stepper: Stepper
+    plan: Plan
+
+    @property
+    def is_chain(self) -> bool:
+        return self.plan.growth.siblings == CHAIN
+
+
+def build(
+    name: str,
+    stepper: Stepper,
+    plan: Plan,
+    init_params: Callable[..., Any],
+    *,
+    probs: Callable[..., jax.Array] | None = None,
+    training: Training | None = None,
+    features: bool = False,
+    gaps: bool = False,
+) -> Drafter:
+    """The drafter that grows its drafts with ``stepper`` as ``plan`` describes.
+
+    The other arguments are those of ``Drafter``. L1 with a rule that takes its siblings.
+    """
+    setup, growth = _Setup(stepper, plan), plan.growth
+    return Drafter(
+        init_params=init_params,
+        init=functools.partial(_init, setup),
+        propose=functools.partial(_propose, setup),
+        update=functools.partial(_update, setup),
+        nodes=growth.nodes,
+        name=name,
+        siblings=growth.siblings,
+        depth=growth.depth,
+        constant_cost=plan.controller is None,
+        # Without replacement there can be fewer tokens than siblings; it is rare.
+        whole=plan.controller is None and growth.siblings != WITHOUT_REPLACEMENT,
+        features=features,
+        gaps=gaps,
+        probs=probs,
+        training=training,
+    )
+
+
+def _init(
+    setup: _Setup, params: ModelParams, context: Context, target_out: Output, slots: int
+) -> State:
+    kept = setup.stepper.init(params, context, target_out, slots)
+    batch, controller = context.length.shape[0], setup.plan.controller
+    state = State(kept, () if controller is None else controller.init(batch))
+    if not setup.stepper.commits_block:
+        return state
+    growth = setup.plan.growth
+    if isinstance(growth, Fixed):
+        fed = sum(bool(children) for children in growth.shape.children[1:])
+        return state.replace(block=_empty(setup, params, kept, batch, fed))
+    fed = sum(width for width, _ in growth.levels)
+    places = jnp.full((batch, growth.nodes), -1, jnp.int32)
+    return state.replace(block=_empty(setup, params, kept, batch, fed), places=places)
+
+
+def _empty(setup: _Setup, params: ModelParams, kept: Any, batch: int, fed: int) -> Any:
+    """A block with room for ``fed`` nodes."""
+
+    def one() -> Any:
+        token, parent = jnp.zeros((batch, 1), jnp.int32), jnp.full((batch, 1), -1, jnp.int32)
+        nodes = Nodes(token, parent, 1, chain_layout(batch, 1))
+        return setup.stepper.step(params, kept, nodes, None)[1]
+
+    # Only the shapes are needed.
+    with jax.disable_jit(False):
+        shapes = jax.eval_shape(one)
+    return jax.tree.map(lambda x: jnp.zeros((batch, fed, *x.shape[2:]), x.dtype), shapes)
+
+
+def _propose(
+    setup: _Setup, params: ModelParams, keys: RowKeys, context: Context, state: State
+) -> tuple[Draft, State]:
+    stepper, (growth, controller) = setup
+    begun = stepper.begin(params, context, state.kept)
+    job = Job(stepper, controller, params, keys, context, begun)
+    rows, places = growing.first_rows(job, state.control), state.places
+    if not isinstance(growth, Fixed):
+        draft, places, block, rows = pool.grow(job, rows, growth)
+    elif setup.is_chain and stepper.looped and growth.nodes > 1:
+        draft, block, rows = chain.grow(job, rows, growth.nodes, growth.how, state.block)
+    else:
+        draft, block, rows = levels.grow(job, rows, growth.shape, growth.how)
+        if setup.is_chain:
+            draft = draft.replace(parents=None, depth=None)
+    if begun.ready is not None and draft.finite is not None:
+        # A row that cannot draft may have logits that are not finite.
+        draft = draft.replace(finite=draft.finite | ~begun.ready)
+    state = state.replace(kept=begun.kept, control=rows.control)
+    if stepper.commits_block:
+        state = state.replace(block=state.block if block is None else block, places=places)
+    return draft, state
+
+
+def _update(
+    setup: _Setup,
+    params: ModelParams,
+    state: State,
+    draft: Draft,
+    verdict: Verdict,
+    target_out: Output,
+) -> State:
+    stepper, (_, controller) = setup
+    drafted = _drafted(setup, state, verdict) if stepper.commits_block else None
+    kept = stepper.commit(params, state.kept, drafted, verdict, target_out)
+    control = state.control
+    if controller is not None:
+        new = controller.update(control, draft, verdict)
+        control = growing.where_rows(verdict.count > 0, new, control)
+    return state.replace(kept=kept, control=control)
+
+
+def _drafted(setup: _Setup, state: State, verdict: Verdict) -> Drafted:
+    """The accepted nodes that were fed: all but a last one that is a leaf."""
+    growth = setup.plan.growth
+    fed = jax.tree.leaves(state.block)[0].shape[1]
+    # A verdict that was cut ends with the pending token of the next round, which is not committed.
+    most = jnp.maximum(verdict.count - 1, 0)
+    if setup.is_chain:
+        accepted = (verdict.path >= 0).sum(-1)
+        return Drafted(state.block, jnp.minimum(jnp.minimum(accepted, most), fed), None)
+    path = verdict.path
+    if not path.shape[1]:  # the round verified no node
+        return Drafted(state.block, jnp.zeros_like(verdict.count), path)
+    if isinstance(growth, Fixed):
+        own, paths = levels.fed_places(growth.shape), levels.node_paths(growth.shape)
+        if growth.siblings == IID:
+            # Equal siblings: the path may pass from a leaf, never fed, to the children of a sibling
+            # with the same token. The ancestors of its last node were all fed.
+            steps = (path >= 0).sum(-1, keepdims=True)
+            nodes = jnp.pad(path, ((0, 0), (1, 0)), constant_values=-1)
+            last = jnp.take_along_axis(nodes, steps, 1)[:, 0]
+            path = jnp.asarray(paths)[last + 1]
+        places = jnp.asarray(own)[jnp.maximum(path, 0)]
+    else:
+        assert state.places is not None
+        places = jnp.take_along_axis(state.places, jnp.maximum(path, 0), 1)
+    places = jnp.where(path >= 0, places, -1)
+    count = jnp.cumprod(places >= 0, -1).sum(-1)
+    return Drafted(state.block, jnp.minimum(count, most).astype(jnp.int32), places)

@@ -1,0 +1,114 @@
+"""A tree whose shape depends on the context: candidates level by level, then the best of all.
+
+EAGLE-2's dynamic tree, and the best-first tree of a stepper whose logits depend on the depth alone
+(``topology.dynamic``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from specjax import tree
+from specjax.control import Ahead
+from specjax.drafters._growth import rows as growing
+from specjax.drafters._growth.plans import Pooled
+from specjax.drafters._growth.rows import Job, Rows
+from specjax.drafters._growth.stepper import Nodes, at
+from specjax.topology import dynamic
+from specjax.types import Draft
+
+
+class _Pool(struct.PyTreeNode):
+    """Candidate nodes: those of one level, or all."""
+
+    tokens: jax.Array  # i32[B,P]
+    total: jax.Array  # f[B,P] log-probability of the path
+    parents: jax.Array  # i32[B,P] index in the whole pool; -1: child of the pending token
+    places: jax.Array  # i32[B,P] place in the block; -1: not fed
+    valid: jax.Array  # bool[B,P]
+
+
+class _Front(struct.PyTreeNode):
+    """The nodes of a level that get children."""
+
+    tokens: jax.Array  # i32[B,K]
+    total: jax.Array  # f[B,K]
+    index: jax.Array  # i32[B,K] in the whole pool; -1: the pending token
+    place: jax.Array  # i32[B,K] in the block
+    above: jax.Array  # i32[B,F] the places of the parents of all nodes that were fed, these last
+
+
+def grow(job: Job, rows: Rows, plan: Pooled) -> tuple[Draft, jax.Array, Any, Rows]:
+    """The draft, the places of its nodes i32[B,N] in the block (-1: not fed), the block, the rows.
+
+    Scores come from the draft's own logits, without the row's temperature and cut-offs (as in the
+    authors' code): these would change which tree is best, never the output law.
+    """
+    block, levels, size = job.begun.memory, [], 0
+    front = _first(job)
+    for depth, (width, top_k) in enumerate(plan.levels):
+        if depth == 0:
+            logits = job.begun.logits[:, None]
+        elif job.stepper.independent:
+            logits, _ = growing.step(job, rows, growing.any_node(job, depth), block)
+        else:
+            layout = tree.layout(front.above, front.tokens.shape[1])
+            parents = front.above[:, -front.tokens.shape[1] :]
+            nodes = Nodes(front.tokens, parents, depth, layout)
+            logits, memory = growing.step(job, rows, nodes, block)
+            block = memory if block is None else tree.join(block, memory)
+        exist = jnp.broadcast_to(rows.going[:, None], front.total.shape)
+        rows = growing.ask(job, rows, Ahead(depth, logits, front.total, exist))
+        level, above = _children(front, logits, top_k, plan.most)
+        if job.controller is not None:
+            # Nodes that do not exist are the last to be chosen.
+            level = level.replace(total=jnp.where(rows.going[:, None], level.total, -jnp.inf))
+        level = level.replace(valid=jnp.broadcast_to(rows.going[:, None], level.tokens.shape))
+        if width:
+            front, level = _frontier(front, level, above, width, size)
+        size += level.tokens.shape[1]
+        levels.append(level)
+    pool: _Pool = jax.tree.map(lambda *parts: jnp.concatenate(parts, 1), *levels)
+    chosen, parents = dynamic.rerank(pool.total, pool.parents, plan.nodes)
+    best: _Pool = at(pool, chosen)
+    draft = Draft(best.tokens, best.valid, parents, finite=rows.finite, depth=plan.depth)
+    return draft, best.places, block, rows
+
+
+def _first(job: Job) -> _Front:
+    """The pending token."""
+    minus = jnp.full((job.batch, 1), -1, jnp.int32)
+    total = jnp.zeros((job.batch, 1), growing.dtype_of(job.begun.logits))
+    above = minus[:, : job.roots]
+    return _Front(job.context.pending[:, None], total, minus, minus + job.roots, above)
+
+
+def _children(
+    front: _Front, logits: jax.Array, top_k: int, most: int | None
+) -> tuple[_Pool, jax.Array]:
+    """The children of the frontier, and the places of their parents i32[B,C]."""
+    scores = growing.log_probs(logits)
+    tokens, total, parent = dynamic.expand(front.total, scores, top_k, most)
+    parents, above = at((front.index, front.place), parent)
+    unfed, every = jnp.full_like(tokens, -1), jnp.ones_like(tokens, bool)
+    return _Pool(tokens, total, parents, unfed, every), above
+
+
+def _frontier(
+    front: _Front, level: _Pool, above: jax.Array, width: int, size: int
+) -> tuple[_Front, _Pool]:
+    """The ``width`` best nodes of a level, and the level with their places.
+
+    ``size`` is the number of candidates before this level.
+    """
+    best = dynamic.frontier(level.total, width)
+    tokens, total, above = at((level.tokens, level.total, above), best)
+    fed = front.above.shape[1] + jnp.arange(width, dtype=jnp.int32)
+    place = jnp.broadcast_to(fed, best.shape)
+    places = jax.vmap(lambda row, index, to: row.at[index].set(to))(level.places, best, place)
+    every = jnp.concatenate([front.above, above], 1)
+    return _Front(tokens, total, size + best, place, every), level.replace(places=places)

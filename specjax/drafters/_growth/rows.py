@@ -1,0 +1,113 @@
+"""What all shapes share: the rows that go on, and the question to the controller."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from specjax import tree
+from specjax.control import Ahead, Controller
+from specjax.drafters._growth.stepper import Begun, Nodes, Stepper
+from specjax.rng import RowKeys
+from specjax.sampling import dtype_of
+from specjax.types import Context, ModelParams
+
+
+class Job(NamedTuple):
+    """One draft: what does not change while it grows."""
+
+    stepper: Stepper
+    controller: Controller | None
+    params: ModelParams
+    keys: RowKeys
+    context: Context
+    begun: Begun
+
+    @property
+    def batch(self) -> int:
+        """The number of rows."""
+        return self.context.length.shape[0]
+
+    @property
+    def roots(self) -> int:
+        """1 if the pending token has a place in the block, else 0."""
+        return 0 if self.begun.memory is None else 1
+
+
+class Rows(struct.PyTreeNode):
+    """The rows while a draft grows."""
+
+    going: jax.Array  # bool[B] whether the row gets further levels
+    finite: jax.Array  # bool[B] whether all logits were finite that the row used
+    control: Any  # the controller's state
+
+
+def first_rows(job: Job, control: Any) -> Rows:
+    """All rows that can draft."""
+    every = jnp.ones((job.batch,), bool)
+    return Rows(every if job.begun.ready is None else job.begun.ready, every, control)
+
+
+def ask(job: Job, rows: Rows, ahead: Ahead) -> Rows:
+    """The rows after the controller's answer about the next level."""
+    good = jnp.isfinite(ahead.logits.max(-1)).all(-1)
+    rows = rows.replace(finite=rows.finite & (good | ~rows.going))
+    if job.controller is None:
+        return rows
+    answer, control = job.controller.ask(rows.control, ahead)
+    return rows.replace(
+        going=rows.going & answer, control=where_rows(rows.going, control, rows.control)
+    )
+
+
+def drawing(job: Job, rows: Rows) -> jax.Array | None:
+    """Rows bool[B] that draw tokens; None = all. Without a controller all rows do."""
+    return None if job.controller is None else rows.going
+
+
+def step(job: Job, rows: Rows, nodes: Nodes, block: Any) -> tuple[jax.Array, Any]:
+    """``Stepper.step``; with a controller it runs only if a row goes on, and else gives zeros."""
+
+    def run() -> tuple[jax.Array, Any]:
+        return job.stepper.step(job.params, job.begun.kept, nodes, block)
+
+    if job.controller is None:
+        return run()
+    # Only the shapes are needed.
+    with jax.disable_jit(False):
+        shapes = jax.eval_shape(run)
+    zeros = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)  # noqa: E731
+    return jax.lax.cond(rows.going.any(), run, zeros)
+
+
+def any_node(job: Job, depth: int) -> Nodes:
+    """A node of an independent stepper, whose logits depend on the depth alone."""
+    layout = tree.chain_layout(job.batch, 1, job.roots)
+    return Nodes(job.context.pending[:, None], np.array([job.roots - 1]), depth, layout)
+
+
+def log_probs(logits: jax.Array) -> jax.Array:
+    """The draft's own log-probabilities f[...,V], in float32 at least."""
+    return jax.nn.log_softmax(logits.astype(dtype_of(logits)), -1)
+
+
+def path_log_prob(above: jax.Array, logits: jax.Array, tokens: jax.Array) -> jax.Array:
+    """f[B,n]: the log-probability of paths f[B,n] with one more token i32[B,n].
+
+    ``logits`` f[B,n,V] are those that the token was chosen from.
+    """
+    values = log_probs(logits)
+    return above + jnp.take_along_axis(values, tokens[..., None], -1)[..., 0].astype(above.dtype)
+
+
+def where_rows(rows: jax.Array, new: Any, old: Any) -> Any:
+    """A pytree of arrays [B,...]: ``new`` in the rows bool[B], ``old`` elsewhere."""
+
+    def pick(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.where(rows.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+
+    return jax.tree.map(pick, new, old)

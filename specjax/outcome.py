@@ -1,0 +1,114 @@
+"""From the target's logits to what a row emits: the verdict, its cut, and what is counted.
+
+Parts of a round; their order is in ``specjax.step``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from specjax import sampling as sampling_lib
+from specjax import tree
+from specjax.rng import RowKeys
+from specjax.sampling import Sampling
+from specjax.types import Accept, DecodeState, Draft, Verdict
+
+EosId = int | Sequence[int] | jax.Array | None
+
+
+def target_probs(logits: jax.Array, sampling: Sampling) -> jax.Array:
+    """f32[B,N+1,V]: the distribution that every emitted token must have."""
+    return sampling_lib.to_probs(logits, sampling)
+
+
+def verdict_of(
+    accept: Accept, keys: RowKeys, draft: Draft, logits: jax.Array, state: DecodeState
+) -> Verdict:
+    def sampled() -> Verdict:
+        verdict = accept.sampled(keys, draft, target_probs(logits, state.sampling))
+        # At temperature 0 the probabilities are one-hot: an L1 rule then gives the greedy verdict.
+        if accept.lossless_class == "L1":
+            return verdict
+        greedy = state.sampling.greedy
+        pick = lambda g, s: jnp.where(greedy.reshape(-1, *[1] * (g.ndim - 1)), g, s)  # noqa: E731
+        return jax.tree.map(pick, accept.greedy(draft, logits), verdict)
+
+    all_greedy = jnp.all(state.sampling.greedy | state.done)
+    return jax.lax.cond(all_greedy, lambda: accept.greedy(draft, logits), sampled)
+
+
+def counts(draft: Draft, verdict: Verdict, copies: bool) -> tuple[jax.Array, jax.Array]:
+    """i32[B] each: nodes that could be tested, and depths at which one was tested.
+
+    ``copies``: siblings may have the same token. Then the children of all copies are tested.
+    """
+    exist = tree.exists(draft.valid, draft.parents)
+    accepted = (verdict.path >= 0).sum(-1)
+    if draft.parents is None:
+        drafted = exist.sum(-1)
+        return drafted, jnp.minimum(accepted + 1, drafted)
+    if copies:
+        emitted = verdict.tokens[:, :-1]
+        here = tree.nodes_at(emitted, accepted, draft.tokens, exist, draft.parents)
+        has_child = (exist & jnp.take_along_axis(here, draft.parents + 1, 1)).any(-1)
+        return exist.sum(-1), accepted + has_child
+    path = jnp.pad(verdict.path, ((0, 0), (1, 0)), constant_values=-1)
+    last = jnp.take_along_axis(path, accepted[:, None], 1)
+    has_child = (exist & (draft.parents == last)).any(-1)
+    return exist.sum(-1), accepted + has_child
+
+
+def finite(draft: Draft, verdict: Verdict, logits: jax.Array, whole_tree: bool) -> jax.Array:
+    """bool[B]: whether all logits that the emitted tokens depend on are finite.
+
+    These are the logits after the pending token and after each accepted node that is followed by
+    another emitted token; for rules that read the probs at all nodes (``whole_tree``), after every
+    node. Logits after a rejected node do not matter: plain decoding never reaches it.
+    """
+    node = jnp.arange(logits.shape[1])
+    if whole_tree:
+        exist = tree.exists(draft.valid, draft.parents)
+        used = jnp.pad(exist, ((0, 0), (1, 0)), constant_values=True)
+    else:
+        followed = jnp.arange(verdict.path.shape[1]) < verdict.count[:, None] - 1
+        path = jnp.where(followed, verdict.path, -1)
+        used = (node == 0) | (path[..., None] + 1 == node).any(1) & (node > 0)
+    good = jnp.all(jnp.isfinite(logits.max(-1)) | ~used, axis=-1)
+    return good if draft.finite is None else good & draft.finite
+
+
+def withdraw(verdict: Verdict, failed: jax.Array) -> Verdict:
+    """The verdict, made empty in the rows ``failed`` bool[B]."""
+    keep = ~failed[:, None]
+    return Verdict(
+        jnp.where(keep, verdict.tokens, -1),
+        jnp.where(failed, 0, verdict.count),
+        jnp.where(keep, verdict.path, -1),
+    )
+
+
+def cut(verdict: Verdict, state: DecodeState, eos_id: EosId) -> tuple[Verdict, jax.Array]:
+    """Cuts a verdict at the first end-of-sequence token and at the row's limit.
+
+    Returns the verdict, and the rows bool[B] that emitted an end-of-sequence token.
+    """
+    index = jnp.arange(verdict.tokens.shape[1])
+    count, ends = verdict.count, jnp.zeros_like(verdict.tokens, bool)
+    stop = stop_ids(eos_id)
+    if stop.size:
+        ends = jnp.isin(verdict.tokens, stop) & (index < count[:, None])
+        count = jnp.where(ends.any(-1), jnp.argmax(ends, -1) + 1, count)
+    count = jnp.minimum(count, state.limit - state.length)
+    count = jnp.where(state.done, 0, count).astype(jnp.int32)
+    kept = index < count[:, None]
+    tokens = jnp.where(kept, verdict.tokens, -1)
+    path = jnp.where(kept[:, :-1], verdict.path, -1)
+    return Verdict(tokens, count, path), (ends & kept).any(-1)
+
+
+def stop_ids(eos_id: EosId) -> jax.Array:
+    """i32[E]: an array, so that another id does not recompile."""
+    return jnp.atleast_1d(jnp.asarray(() if eos_id is None else eos_id, jnp.int32))

@@ -1,0 +1,70 @@
+"""Controllers: how they are named, and what the threshold answers."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import control
+from specjax.control import Ahead
+from specjax.errors import UserError
+
+pytestmark = pytest.mark.fast
+
+
+def test_names_and_numbers():
+    assert "threshold" in control.names()
+    for text in ("threshold:0.4", "threshold:least=0.4", "threshold: least = 0.4"):
+        parsed = control.parse(text)
+        assert parsed is not None and parsed.name == text
+    assert control.parse("") is None
+    own = control.load("threshold", least=0.4)
+    assert control.parse(own) is own
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("threshold:x", "control is 'threshold:x'; 'x' is not a number, as in 'threshold:0.4'"),
+        ("threshold:0.4,0.5", "threshold takes 1 values \\(least\\)"),
+        ("threshold:most=0.4", "controller threshold does not take the key 'most'; it takes least"),
+        ("threshold:1.5", "the threshold is 1.5; it must be a number between 0 and 1"),
+        ("threshold:nan", "the threshold is nan; it must be a number between 0 and 1"),
+        ("other", "unknown controller 'other'; it must be one of"),
+        (0.4, "control is 0.4; give a controller, as in 'threshold:0.4'"),
+    ],
+)
+def test_errors(text, message):
+    with pytest.raises(UserError, match=message):
+        control.parse(text)
+
+
+def test_threshold():
+    """A row goes on if the highest probability at one of its places is at least the threshold."""
+    probs = np.array(
+        [
+            [[0.5, 0.3, 0.2], [0.4, 0.4, 0.2]],
+            [[0.4, 0.4, 0.2], [0.4, 0.4, 0.2]],
+            [[0.4, 0.4, 0.2], [0.9, 0.1, 0.0]],
+            [[0.4, 0.4, 0.2], [0.9, 0.1, 0.0]],
+        ]
+    )
+    with np.errstate(divide="ignore"):
+        logits = jnp.asarray(np.log(probs) + 100, jnp.float32)
+    valid = jnp.asarray([[True, True], [True, True], [True, True], [True, False]])
+    ahead = Ahead(0, logits, jnp.zeros((4, 2)), valid)
+    for least, expected in (
+        (0.45, [True, False, True, False]),
+        (0.0, [True, True, True, True]),
+        (1.0, [False, False, False, False]),
+    ):
+        answer, state = control.load("threshold", least=least).ask((), ahead)
+        assert answer.tolist() == expected and state == ()
+
+
+def test_logits_that_are_not_finite_stop_the_row():
+    logits = jnp.asarray([[[jnp.nan, 0.0]], [[jnp.inf, 0.0]], [[0.0, -jnp.inf]]])
+    ahead = Ahead(0, logits, jnp.zeros((3, 1)), jnp.ones((3, 1), bool))
+    answer, _ = control.load("threshold", least=0.5).ask((), ahead)
+    assert answer.tolist() == [False, False, True]

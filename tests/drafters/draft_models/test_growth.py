@@ -1,0 +1,194 @@
+"""Every shape of a draft with one draft model: output law, state, controllers, errors."""
+
+from __future__ import annotations
+
+import functools
+
+import growth_cases as shared
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import accept, decode, drafters, rng, step, testing
+from specjax.errors import UserError
+from specjax.testing import cases, loop, mutants
+from specjax.types import CHAIN, ModelParams
+
+TARGET, DRAFT, _ = cases.models(3)
+# These run by default; the others are slow.
+QUICK = ("chain, iid", "dynamic")
+
+
+def made(label, control="", **more):
+    keys, rule = shared.SHAPES[label]
+    return drafters.make("draft_model", TARGET, model=DRAFT, control=control, **keys, **more), rule
+
+
+def shapes(quick=QUICK):
+    for label in shared.SHAPES:
+        yield pytest.param(label, marks=[] if label in quick else [pytest.mark.slow])
+
+
+def law_error(drafter, rule):
+    with jax.enable_x64(True):
+        return shared.law_error(drafter, rule, TARGET, tables())
+
+
+def tables():
+    return ModelParams(cases.table(0), cases.table(1))
+
+
+@pytest.mark.parametrize("control", ["", shared.CONTROL])
+@pytest.mark.parametrize("label", list(shapes()))
+def test_exact_law(label, control):
+    """With a controller, in some rows and histories the draft stops after 0, 1, ... levels."""
+    drafter, rule = made(label, control)
+    assert law_error(drafter, rule) < shared.EXACT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["recursive", "traversal", "match", "deterministic"])
+@pytest.mark.parametrize("label", ["tree, iid", "tree, without replacement", "irregular, iid"])
+def test_exact_law_of_all_rules_with_a_controller(label, rule):
+    assert law_error(made(label, "threshold:0.5")[0], rule) < shared.EXACT
+
+
+@pytest.mark.slow
+def test_exact_law_of_block_verification_with_a_controller():
+    assert law_error(made("chain, iid", shared.CONTROL)[0], "block") < shared.EXACT
+
+
+def test_a_length_that_depends_on_the_drawn_token_changes_the_law():
+    """The confidence threshold as it is often implemented: on the probability of the token."""
+
+    def drop(draft, keys, context):
+        own = jnp.take_along_axis(draft.probs, draft.tokens[..., None], -1)[..., 0]
+        return draft.replace(valid=draft.valid & (own >= 0.4))
+
+    drafter, rule = made("chain, iid")
+    assert law_error(mutants.with_draft(drop)(drafter), rule) > 0.01
+
+
+@functools.cache
+def decoder():
+    """A small decoder, and as the draft model the same one with noise."""
+    target, params = testing.tiny("llama", 0, 20.0, vocab_size=12)
+    return target, target._replace(name="draft"), ModelParams(params, shared.noisy_copy(params))
+
+
+FOLLOWED = {
+    "chain": {"gamma": 4},
+    "chain, stopped": {"gamma": 5, "control": "threshold:0.5"},
+    "tree, stopped": {"tree": "3x2x1", "siblings": "iid", "control": "threshold:0.5"},
+    "dynamic, stopped": {"tree": "dynamic", "nodes": 9, "depth": 4, "control": "threshold:0.5"},
+}
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        pytest.param(label, marks=[] if label == "chain, stopped" else [pytest.mark.slow])
+        for label in FOLLOWED
+    ],
+)
+def test_state_follows_text(label):
+    """Also after a draft that stopped: the next one is that of a new prefill of the text."""
+    target, draft, params = decoder()
+    drafter = drafters.make("draft_model", target, model=draft, **FOLLOWED[label])
+    rule = "match" if drafter.siblings == CHAIN else "recursive"
+    depths = set()
+    for temperature in (0.0, 1.0):
+        for each in shared.assert_state_follows_text(drafter, rule, target, params, temperature):
+            depths |= set(np.asarray(each.valid).sum(-1).tolist())
+    if "stopped" in label:
+        assert len(depths) > 2, depths
+
+
+def test_a_stopped_draft_costs_no_pass(monkeypatch):
+    """The draft model runs for the pending token and then once for each further level asked for."""
+    passes = []
+    model = DRAFT._replace(
+        apply=lambda *args: (
+            jax.debug.callback(lambda: passes.append(1)),
+            DRAFT.apply(*args),
+        )[1]
+    )
+    packed, lengths = decode.pack_prompts([[1, 2], [2, 0]])
+    keys = rng.row_keys(0, 2)
+    params = ModelParams(cases.table(0), cases.table(1))
+    for least, expected in (("1", 1), ("0", 4)):
+        drafter = drafters.make(
+            "draft_model", TARGET, model=model, gamma=4, control=f"threshold:{least}"
+        )
+        state = decode.prefill(TARGET, drafter, params, packed, lengths, keys, max_len=12)
+        jax.effects_barrier()
+        passes.clear()
+        rounds = decode.stream(TARGET, drafter, accept.load("chain"), params, state)
+        state, info = next(rounds)
+        jax.effects_barrier()
+        assert len(passes) == expected
+        assert info.drafted.tolist() == [expected - 1 and 4] * 2
+        if expected == 1:
+            assert state.length.tolist() == [3, 3]
+
+
+def test_a_chain_is_one_loop():
+    """The program of a longer chain has as many equations."""
+    sizes = []
+    for gamma in (3, 9):
+        drafter = drafters.make("draft_model", TARGET, model=DRAFT, gamma=gamma)
+        state = loop.begin(TARGET, drafter, tables(), [[1, 2]], 9, 0)
+
+        def propose(state, drafter=drafter):
+            keys = rng.RowKeys(state.keys, state.round, state.length)
+            context = step.context_of(state)
+            return drafter.propose(tables(), keys, context, state.draft)
+
+        sizes.append(str(jax.make_jaxpr(propose)(state)).count("\n"))
+    assert sizes[0] == sizes[1]
+
+
+def test_a_chain_is_the_same_in_the_loop_and_level_by_level():
+    """The chain of one compiled loop draws the tokens that a tree with one chain draws."""
+    chain = drafters.make("draft_model", TARGET, model=DRAFT, gamma=3)
+    both = drafters.make("draft_model", TARGET, model=DRAFT, tree="chains:2x3", siblings="iid")
+    draws = []
+    for drafter in (chain, both):
+        state = loop.begin(TARGET, drafter, tables(), [[1, 2], [0]], 9, 0)
+        context = step.context_of(state)
+        keys = rng.RowKeys(state.keys, state.round, state.length)
+        draws.append(drafter.propose(tables(), keys, context, state.draft)[0])
+    # Node 0 of both has the same noise.
+    assert draws[0].tokens[:, 0].tolist() == draws[1].tokens[:, 0].tolist()
+    np.testing.assert_allclose(draws[0].probs[:, 0], draws[1].probs[:, 0], atol=1e-6)
+
+
+@pytest.mark.fast
+def test_keys():
+    make = functools.partial(drafters.make, "draft_model", TARGET, model=DRAFT)
+    assert make().nodes == 5 and make(gamma=2).whole and make().siblings == CHAIN
+    stopped = make(gamma=2, control="threshold:0.4")
+    assert not stopped.whole and not stopped.constant_cost
+    assert stopped.training.foresee is None and make().training.foresee is not None
+    assert make(tree="dynamic").nodes == 32 and make(tree="dynamic", depth=1).nodes == 3
+    assert drafters.make("draft_tree", TARGET, model=DRAFT, tree="chain:2").siblings == CHAIN
+    refused = [
+        ({"gamma": 2, "tree": "2x1"}, "gamma is 2 and the tree is given too; give one of them"),
+        ({"gamma": 0}, "gamma is 0; it must be a whole number >= 1"),
+        ({"top_k": 2}, "top_k is 2 and has no effect on a tree of a fixed shape; leave it out"),
+        ({"tree": "2x1", "depth": 2}, "depth is 2 and has no effect on a tree of a fixed shape"),
+        ({"nodes": 4}, "draft_model has no measured accuracies to search a tree of 4 nodes"),
+        ({"tree": "2x1", "nodes": 4}, "was given a tree and nodes=4; give one of them"),
+        ({"tree": "dynamic", "siblings": "iid"}, "siblings is 'iid' and has no effect on the tree"),
+        ({"tree": "dynamic", "search": "greedy"}, "search is 'greedy' and has no effect"),
+        ({"tree": "dynamic", "nodes": 13, "depth": 2, "top_k": 3}, "ask for at most 12 nodes"),
+        ({"tree": "dynamic", "top_k": 4}, "top_k is 4 and the vocabulary has 3 tokens"),
+        ({"tree": "best_first"}, "draft_model reads the tokens of its draft"),
+        ({"tree": "dynamik"}, 'the tree is \'dynamik\'; give "dynamic", "best_first", "4x2x1"'),
+        ({"control": "treshold:0.4"}, "unknown controller 'treshold'; it must be one of"),
+        ({"control": "threshold"}, "controller threshold needs the key 'least'"),
+    ]
+    for keys, message in refused:
+        with pytest.raises(UserError, match=message):
+            make(**keys)
