@@ -44,6 +44,11 @@ def get_config() -> ConfigDict:
     config.record = ""  # a .jsonl file to write the outputs to, for configs/replay.py
     config.ignore_eos = False
     config.batch_size = 1
+    # How many tokens a round verifies: "auto", at batch 1 the smallest of a few widths that covers
+    # the draft, for larger batches the whole draft; "full", always the whole draft; or widths such
+    # as "1,5,11" for every batch size. In a larger batch the width depends on all rows, so a row's
+    # last bits may depend on the others.
+    config.verify_widths = "auto"
     config.seed = 0
     return config
 

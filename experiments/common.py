@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from specjax.models.transformer import TransformerConfig
+from specjax.models.transformer_config import TransformerConfig
 
 # The shape of GPT-2. Without an end-of-sequence token, so that no text stops early.
 GPT2 = TransformerConfig(

@@ -109,7 +109,7 @@ def _generate(
             eos_id=eos_id,
             verify_widths=verify_widths,
         )
-        counts = Records(info.emitted, info.accepted, info.drafted, info.tested, info.verified)
+        counts = counts_of(info)
         records = jax.tree.map(lambda all_, now: all_.at[step].set(now), records, counts)
         return state, records, step + 1
 
@@ -117,6 +117,11 @@ def _generate(
         running, body, (state, Records(*[zeros] * len(Records._fields)), jnp.zeros((), jnp.int32))
     )
     return state, records
+
+
+def counts_of(info: StepInfo) -> Records:
+    """The counts of one round, i32[B] each."""
+    return Records(info.emitted, info.accepted, info.drafted, info.tested, info.verified)
 
 
 _step = jax.jit(
@@ -192,7 +197,7 @@ def _autoregressive(target, params, state, max_steps, eos_id):
         verdict, ended = outcome.cut(verdict, state, eos_id)
         verdict = outcome.withdraw(verdict, failed)
         cache = target.commit(state.cache, block, verdict.count)
-        return step_lib.advance(state, verdict, ended, failed).replace(cache=cache), step + 1
+        return outcome.advance(state, verdict, ended, failed).replace(cache=cache), step + 1
 
     return jax.lax.while_loop(running, body, (state, jnp.zeros((), jnp.int32)))[0]
 

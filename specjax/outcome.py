@@ -109,6 +109,25 @@ def cut(verdict: Verdict, state: DecodeState, eos_id: EosId) -> tuple[Verdict, j
     return Verdict(tokens, count, path), (ends & kept).any(-1)
 
 
+def advance(
+    state: DecodeState, verdict: Verdict, ended: jax.Array, failed: jax.Array
+) -> DecodeState:
+    """Appends the verdict's tokens to the text; updates lengths, ``done``, ``failed``, ``round``.
+
+    ``ended`` bool[B]: rows that emitted an end-of-sequence token. ``failed`` bool[B]: rows with
+    logits that are not finite.
+    """
+    put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
+    length = state.length + verdict.count
+    return state.replace(
+        tokens=put(state.tokens, verdict.tokens, state.length),
+        length=length,
+        done=state.done | (ended & ~failed) | failed | (length >= state.limit),
+        failed=jnp.where(failed, state.round, state.failed),
+        round=state.round + 1,
+    )
+
+
 def stop_ids(eos_id: EosId) -> jax.Array:
     """i32[E]: an array, so that another id does not recompile."""
     return jnp.atleast_1d(jnp.asarray(() if eos_id is None else eos_id, jnp.int32))

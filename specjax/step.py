@@ -16,7 +16,8 @@ The map of a round, in order:
    drafter keeps its own state: ``drafter.update``.
 7. A token's cache entry is committed: ``target.commit`` in ``_finish`` (for the built-in models
    ``specjax.cache.commit``).
-8. A token enters the text: ``advance`` writes it to ``state.tokens`` and moves ``state.length``.
+8. A token enters the text: ``outcome.advance`` writes it to ``state.tokens`` and moves
+   ``state.length``.
 """
 
 from __future__ import annotations
@@ -271,7 +272,7 @@ def _finish(
         judged.tested,
         jnp.where(state.done, 0, width).astype(jnp.int32),
     )
-    state = advance(state, verdict, judged.ended, judged.failed)
+    state = outcome.advance(state, verdict, judged.ended, judged.failed)
     return state.replace(cache=cache, draft=judged.draft_state, taps=judged.taps), info
 
 
@@ -286,23 +287,4 @@ def _newest_taps(
     return tuple(
         jnp.where(alive[:, None], jnp.take_along_axis(new, place[:, None, None], 1)[:, 0], old)
         for new, old in zip(taps, state.taps, strict=True)
-    )
-
-
-def advance(
-    state: DecodeState, verdict: Verdict, ended: jax.Array, failed: jax.Array
-) -> DecodeState:
-    """Appends the verdict's tokens to the text; updates lengths, ``done``, ``failed``, ``round``.
-
-    ``ended`` bool[B]: rows that emitted an end-of-sequence token. ``failed`` bool[B]: rows with
-    logits that are not finite.
-    """
-    put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
-    length = state.length + verdict.count
-    return state.replace(
-        tokens=put(state.tokens, verdict.tokens, state.length),
-        length=length,
-        done=state.done | (ended & ~failed) | failed | (length >= state.limit),
-        failed=jnp.where(failed, state.round, state.failed),
-        round=state.round + 1,
     )

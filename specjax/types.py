@@ -57,17 +57,14 @@ class Output(NamedTuple):
 class LM(NamedTuple):
     """A language model as pure functions: a target, or the inner model of a drafter.
 
-    ``init_cache(batch, slots)`` gives an empty cache; ``slots`` may be 0.
-
-    ``apply(params, tokens i32[B,T], cache, layout=None, block=None) -> (Output, block)`` scores T
-    tokens after the committed text and changes nothing. It returns what the model computed for
-    them (keys and values), the *block*: a pytree of arrays [B,T,...]. ``layout`` is a
-    ``tree.Layout`` (None: a chain). The argument ``block`` has the tokens of the same block that
-    earlier calls were fed, so a drafter can grow a tree level by level (``tree.join``,
-    ``tree.put``).
-
-    ``commit(cache, block, count i32[B], path i32[B,M] | None) -> cache`` appends the tokens at
-    ``path[:count]`` of the block (None: 0, 1, 2, ...) to the committed text.
+    ``init_cache(batch, slots)`` gives an empty cache; ``slots`` may be 0. ``apply(params, tokens
+    i32[B,T], cache, layout=None, block=None) -> (Output, block)`` scores T tokens after the
+    committed text and changes nothing. It returns what the model computed for them (keys and
+    values), the *block*: a pytree of arrays [B,T,...]. ``layout`` is a ``tree.Layout`` (None: a
+    chain). The argument ``block`` has the tokens of the same block that earlier calls were fed, so
+    a drafter can grow a tree level by level (``tree.join``, ``tree.put``). ``commit(cache, block,
+    count i32[B], path i32[B,M] | None) -> cache`` appends the tokens at ``path[:count]`` of the
+    block (None: 0, 1, 2, ...) to the committed text.
 
     ``embed(params, tokens[...]) -> [...,E]`` and ``unembed(params, hidden[...,E]) -> f32[...,V]``
     are the first and the last map of the model. Heads that share them, or start as copies of
@@ -121,19 +118,16 @@ class Verdict(struct.PyTreeNode):
 
 
 class Context(struct.PyTreeNode):
-    """What a drafter may read when it proposes: the committed text, and how it is sampled.
+    """What a drafter may read when it proposes: text, sampling settings, the target's cache.
 
-    A drafter that continues from the target's own layers (early exit, layer skipping, sparse
-    attention) reads the target's cache here and needs no second one.
+    A drafter made of the target's own layers (early exit, layer skipping) needs no other cache.
     """
 
     tokens: Array  # i32[B,S] prompt and output; entries beyond ``length`` have no meaning
     length: Array  # i32[B]
     sampling: Sampling
-    # The target's cache, without the pending token; read-only. None: there is no target.
-    cache: Any = None
-    # [B,E] each: ``Output.taps`` of the target at the token before the pending one (zeros if the
-    # text has one token).
+    cache: Any = None  # the target's, without the pending token; None: there is no target
+    # [B,E] each: ``Output.taps`` at the token before the pending one (zeros if there is none)
     taps: tuple[Array, ...] = ()
 
     @property
@@ -161,16 +155,11 @@ class ModelParams(NamedTuple):
 
 
 # How the siblings of a draft were made. A rule relies on it.
-# No siblings: every node has at most one child, drawn from ``probs`` or deterministic.
-CHAIN = "chain"
-# Drawn independently from one distribution.
-IID = "iid"
-# Drawn independently, each from its own distribution (several drafters).
-INDEPENDENT = "independent"
-# Each drawn from the parent's probs without the siblings before it.
-WITHOUT_REPLACEMENT = "without_replacement"
-# A function of the committed text; ``probs`` is None.
-DETERMINISTIC = "deterministic"
+CHAIN = "chain"  # no siblings: at most one child each, drawn from ``probs`` or deterministic
+IID = "iid"  # drawn independently from one distribution
+INDEPENDENT = "independent"  # each from its own distribution (several drafters)
+WITHOUT_REPLACEMENT = "without_replacement"  # without the siblings before it
+DETERMINISTIC = "deterministic"  # a function of the committed text; ``probs`` is None
 SIBLINGS = (CHAIN, IID, INDEPENDENT, WITHOUT_REPLACEMENT, DETERMINISTIC)
 
 
@@ -191,7 +180,7 @@ class Training(NamedTuple):
     # (params, Batch) -> i32[B,T,K]: at depth d of K, how many tokens the drafter prefers to the
     # text's token (-1: it could not draft there). Measures the accuracies for a tree search.
     ranks: Callable[..., Array] | None = None
-    # (key, value) pairs that config.json records about the parameters, in addition to their shapes.
+    # (key, value) pairs that config.json holds about the parameters, in addition to their shapes.
     facts: tuple[tuple[str, Any], ...] = ()
 
 
@@ -219,14 +208,11 @@ class Drafter(NamedTuple):
     depth: int | None = None  # longest path of a draft, static; None = nodes
     # Whether a draft costs the same for every text. If not, no speed-up is predicted.
     constant_cost: bool = True
-    # Whether all nodes of every draft are valid. Otherwise a round may verify only the first nodes
-    # (``step.widths``): ``update`` then gets a draft of n <= N nodes and a ``target_out`` of n + 1
-    # tokens. The sizes of the verdict do not change.
+    # Whether all nodes of every draft are valid. Otherwise a round may verify only the first n
+    # (``step.widths``): ``update`` then gets a draft of n nodes and outputs of n + 1 tokens.
     whole: bool = False
-    # Whether the method is meant for temperature 0 only (its lossless class holds at any).
-    greedy_only: bool = False
-    # Whether it reads ``target_out``. A recorded target has none.
-    features: bool = False
+    greedy_only: bool = False  # meant for temperature 0 only (its lossless class holds at any)
+    features: bool = False  # whether it reads ``target_out``; a recorded target has none
     # Whether its state stays valid across rounds in which another drafter proposed (its own
     # verdicts then have count 0).
     gaps: bool = True
@@ -287,8 +273,7 @@ class DecodeState(struct.PyTreeNode):
     round: Array  # i32[]
     sampling: Sampling
     taps: tuple[Array, ...] = ()  # [B,E] each: see ``Context``
-    # Tag of the drafter that the buffers were sized for.
-    made_for: str = struct.field(pytree_node=False, default="")
+    made_for: str = struct.field(pytree_node=False, default="")  # tag of the drafter
 
 
 class StepInfo(NamedTuple):
@@ -302,8 +287,7 @@ class StepInfo(NamedTuple):
     drafted: Array
     # i32[B] depths at which a draft token was tested: accepted, and one more unless the path ended
     tested: Array
-    # i32[B] tokens that the target was fed: the pending token and the verified nodes; 0 for a
-    # finished row
+    # i32[B] tokens that the target was fed, with the pending one; 0 for a finished row
     verified: Array
 
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models
 
 from specjax import testing
 from specjax.models import lm
-from specjax.models.transformer import RopeScaling, TransformerConfig
+from specjax.models.transformer_config import RopeScaling, TransformerConfig
 
 SCALED = RopeScaling(
     factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=16

@@ -13,7 +13,7 @@ import numpy as np
 
 from specjax.bench.passes import Job
 from specjax.models import lm
-from specjax.models.transformer import RopeScaling, TransformerConfig
+from specjax.models.transformer_config import RopeScaling, TransformerConfig
 
 SMALL = TransformerConfig(
     family="llama",

@@ -38,7 +38,7 @@ from specjax.bench import measuring, results, summaries, timing
 from specjax.bench.passes import Job, Method
 from specjax.files import write_json
 from specjax.models import lm
-from specjax.models.transformer import TransformerConfig
+from specjax.models.transformer_config import TransformerConfig
 from specjax.types import ModelParams
 
 DRAFT = dataclasses.replace(

@@ -14,7 +14,7 @@ from specjax import accept, decode, outcome, rng, sampling, step
 from specjax.accept import _verdict
 from specjax.drafters import _growth
 from specjax.models import lm
-from specjax.models.transformer import TransformerConfig
+from specjax.models.transformer_config import TransformerConfig
 from specjax.topology import shapes
 from specjax.types import (
     DETERMINISTIC,
@@ -191,7 +191,7 @@ def greedy_loops(one: Round, case: tuple[Draft, jax.Array], iterations: int) -> 
         verdict = outcome.withdraw(
             verdict, ~outcome.finite(draft, verdict, logits, rule.whole_tree)
         )
-        after = step.advance(light, verdict, ended, ended)
+        after = outcome.advance(light, verdict, ended, ended)
         return after.tokens.sum(-1) + after.length + drafted + tested + after.done
 
     drafter = constant(one.draft, DETERMINISTIC)

@@ -37,7 +37,7 @@ from experiments.tree_cost import parts
 from experiments.tree_cost.parts import RULES
 from specjax.bench.results import machine
 from specjax.files import write_json
-from specjax.models.transformer import TransformerConfig
+from specjax.models.transformer_config import TransformerConfig
 from specjax.topology import shapes
 from specjax.tree import block_layout
 from specjax.types import DETERMINISTIC

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.models import lm
-from specjax.models.transformer import TransformerConfig
+from specjax.models.transformer_config import TransformerConfig
 
 CYCLE = 80
 # Factor of the weights of the layers: random layers at their usual scale change little.

@@ -18,6 +18,7 @@ import numpy as np
 from specjax import decode, rng, sampling
 from specjax.bench import metrics, timing
 from specjax.drafters import none
+from specjax.step import Widths
 from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams, Records
 
 # New tokens of a brief pass. It compiles the programs and touches their memory: with memory that
@@ -50,6 +51,7 @@ class Job(NamedTuple):
     name: str | None = None  # of the prompt set
     categories: Sequence[str | None] = ()  # of the prompts
     spell: Callable[[list[int]], str] | None = None  # token ids to text
+    verify_widths: Widths = None  # as in ``step.speculative_step``
 
     @property
     def width(self) -> int:
@@ -204,6 +206,7 @@ def _decode(
         state,
         max_steps=job.max_new_tokens,
         eos_id=job.eos_id,
+        verify_widths=job.verify_widths,
     )
 
 
@@ -230,7 +233,8 @@ def teach(job: Job, method: Method, prompts: Sequence[Sequence[int]]) -> Method:
 def to_json(one: Pass) -> dict:
     """A pass as plain JSON data."""
     counts = [
-        {key: np.asarray(value).tolist() for key, value in c._asdict().items()} for c in one.counts
+        {key: value if value is None else np.asarray(value).tolist() for key, value in fields}
+        for fields in (c._asdict().items() for c in one.counts)
     ]
     return one._asdict() | {"counts": counts}
 
@@ -244,6 +248,7 @@ def from_json(value: dict) -> Pass:
             c["accepted"],
             np.array(c["tested"], int),
             np.array(c["passed"], int),
+            c.get("verified"),
         )
         for c in value["counts"]
     ]

@@ -21,7 +21,7 @@ from specjax.models import lm
 from specjax.models.hf_config import config_from_hf, config_to_hf, eos_ids, read_json
 from specjax.models.hf_tokenizer import fingerprint, load_tokenizer, save_tokenizer
 from specjax.models.hf_weights import read_params, write_params
-from specjax.models.transformer import TransformerConfig
+from specjax.models.transformer_config import TransformerConfig
 from specjax.types import LM
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specjax.errors import UserError
-from specjax.models.transformer import RopeScaling, TransformerConfig
+from specjax.models.transformer_config import RopeScaling, TransformerConfig
 
 FAMILIES = {"llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel"}
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from specjax import files
 from specjax.errors import UserError
-from specjax.models.transformer import TransformerConfig
+from specjax.models.transformer_config import TransformerConfig
 
 
 def load_tokenizer(path: Path, vocab_size: int) -> Tokenizer | None:

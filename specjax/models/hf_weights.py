@@ -23,7 +23,7 @@ from specjax import files
 from specjax.errors import UserError
 from specjax.models import lm
 from specjax.models.hf_config import read_json, table
-from specjax.models.transformer import TransformerConfig
+from specjax.models.transformer_config import TransformerConfig
 
 _MODULES = table("""
     embed              model.embed_tokens        transformer.wte

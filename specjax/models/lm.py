@@ -17,7 +17,8 @@ from flax import nnx
 from specjax import cache as kv
 from specjax import tree
 from specjax.errors import UserError
-from specjax.models.transformer import Transformer, TransformerConfig
+from specjax.models.transformer import Transformer
+from specjax.models.transformer_config import TransformerConfig
 from specjax.types import LM, Output
 
 

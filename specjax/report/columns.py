@@ -120,6 +120,7 @@ FACTS = (
     ("tokens", "tokens", "{:,.0f}"),
     ("rounds", "rounds", "{:,.0f}"),
     ("accepted_per_round", "accepted per round", "{:.2f}"),
+    ("verified_per_round", "verified per round", "{:.2f} tokens"),
     ("context", "mean prompt", "{:.0f} tokens"),
     ("prefill_seconds", "prefill", "{:.3g} s"),
     ("compile_seconds", "compilation", "{:.3g} s"),

@@ -79,4 +79,5 @@ def job(
         name=prompts.name,
         categories=[prompt.category for prompt in prompts.prompts],
         spell=None if target.tokenizer is None else target.tokenizer.decode,
+        verify_widths=settings.verify_widths,
     )

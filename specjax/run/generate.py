@@ -116,10 +116,15 @@ def _stream(
     console.print(Text(prompt.text, "dim"), end="")
     shown, output, records = len(spell(prompt.ids)), [], []
     for _, info in decode.stream(
-        job.target, method.drafter, method.accept, method.params, state, eos_id=job.eos_id
+        job.target,
+        method.drafter,
+        method.accept,
+        method.params,
+        state,
+        eos_id=job.eos_id,
+        verify_widths=job.verify_widths,
     ):
-        counts = (info.emitted, info.accepted, info.drafted, info.tested)
-        records.append([np.asarray(x) for x in counts])
+        records.append([np.asarray(x) for x in decode.counts_of(info)])
         output += [int(t) for t in info.tokens[0][: int(info.emitted[0])]]
         text = spell(prompt.ids + output)
         if not text.endswith("\ufffd"):  # half a character: wait for the rest

@@ -51,6 +51,7 @@ class Settings:
     batch_size: int
     max_new_tokens: int
     ignore_eos: bool
+    verify_widths: tuple[int, ...] | None  # as in ``step.speculative_step``
     seed: int
     prompts: PromptSource
     record: str  # a file to write the outputs to; "": none
@@ -79,6 +80,7 @@ def resolve(config: Config) -> Settings:
         batch_size=config.batch_size,
         max_new_tokens=config.max_new_tokens,
         ignore_eos=config.get("ignore_eos", False),
+        verify_widths=_widths(config.get("verify_widths", "auto")),
         seed=config.seed,
         prompts=_prompt_source(config, grid),
         record=config.get("record", ""),
@@ -156,6 +158,24 @@ def _one_per_value(
             f"config.grid.{values} is given, and no method takes the key {key!r}; leave it out"
         )
     return result
+
+
+def _widths(value: Any) -> tuple[int, ...] | None:
+    """``config.verify_widths``: "auto", "full", or numbers separated by commas."""
+    if value == "auto":
+        return None
+    if value == "full":
+        return ()
+    try:
+        widths = tuple(int(each) for each in str(value).split(","))
+    except ValueError:
+        widths = (0,)
+    if min(widths) < 1:
+        raise UserError(
+            f"config.verify_widths is {value!r}; it must be 'auto', 'full', or whole numbers >= 1 "
+            "separated by commas, such as '1,5,11'"
+        )
+    return widths
 
 
 def _check_grid(config: Config, grid: Any) -> None:

@@ -9,7 +9,7 @@ from flax import struct
 
 from specjax import tree
 from specjax.models import lm
-from specjax.models.transformer import TransformerConfig
+from specjax.models.transformer_config import TransformerConfig
 from specjax.types import LM, Output
 
 

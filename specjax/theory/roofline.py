@@ -24,7 +24,7 @@ from specjax import checks
 from specjax.theory import chain
 
 if TYPE_CHECKING:
-    from specjax.models.transformer import TransformerConfig
+    from specjax.models.transformer_config import TransformerConfig
 
 
 class Machine(NamedTuple):

@@ -4,7 +4,7 @@
 - ``tries``: trees of several token sequences. On the host and on the device.
 - ``search``: Sequoia's search for the best static shape. On the host.
 - ``acceptance``: acceptance by rank, measured: the input of a search. On the host.
-- ``dynamic``: EAGLE-2's expansion and reranking of nodes. On the device.
+- ``dynamic``: EAGLE-2's expansion and reranking of nodes, best-first trees. On the device.
 """
 
 from specjax.topology.shapes import (

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from specjax.errors import UserError
 from specjax.models import hf, lm
-from specjax.models.transformer import TransformerConfig
+from specjax.models.transformer_config import TransformerConfig
 
 
 def pruned(target: hf.Loaded, layers: str) -> tuple[TransformerConfig, dict]:

@@ -63,6 +63,7 @@ def test_counts_of_scripted_rounds():
         "rounds": 5,
         "block_efficiency": 11 / 5,
         "accepted_per_round": 8 / 5,
+        "verified_per_round": 18 / 5,
         "acceptance_rate": 8 / 11,
         "acceptance_by_depth": [4 / 5, 1.0, 1 / 3],
     }

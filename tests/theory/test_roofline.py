@@ -9,7 +9,8 @@ from flax import nnx
 
 from specjax import theory
 from specjax.errors import UserError
-from specjax.models.transformer import Transformer, TransformerConfig
+from specjax.models.transformer import Transformer
+from specjax.models.transformer_config import TransformerConfig
 from specjax.theory import roofline
 
 pytestmark = pytest.mark.fast

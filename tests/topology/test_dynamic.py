@@ -28,6 +28,23 @@ def test_expand():
     np.testing.assert_array_equal(parent, np.tile(np.repeat(np.arange(4), 5), (3, 1)))
 
 
+def test_children_that_cannot_be_among_the_best_are_left_out():
+    """With the same probabilities after every node of an ordered frontier."""
+    rng, most = np.random.default_rng(0), 9
+    scores = -np.sort(rng.exponential(size=(20, 6)).astype(np.float32), axis=-1)
+    scores[:4] = np.round(scores[:4])  # ties
+    log_probs = np.log(rng.dirichlet(np.ones(7), (20, 1))).astype(np.float32)
+    every = dynamic.expand(scores, jnp.asarray(log_probs), 7)
+    few = dynamic.expand(scores, jnp.asarray(log_probs), 7, most)
+    assert few[0].shape[1] == len(dynamic.candidates(6, 7, most)) < every[0].shape[1] == 42
+    best = [dynamic.frontier(total, most) for _, total, _ in (every, few)]
+    for ours, right in zip(few, every, strict=True):
+        np.testing.assert_array_equal(
+            np.take_along_axis(np.asarray(ours), best[1], 1),
+            np.take_along_axis(np.asarray(right), best[0], 1),
+        )
+
+
 def test_frontier():
     total = jnp.asarray([[-2.0, -1.0, -1.0, -np.inf], [-0.0, 0.0, np.nan, -0.0]])
     np.testing.assert_array_equal(dynamic.frontier(total, 3), [[1, 2, 0], [0, 1, 3]])

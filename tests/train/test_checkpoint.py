@@ -18,7 +18,7 @@ from train_cases import equal
 
 from specjax.errors import UserError
 from specjax.models import lm
-from specjax.models.transformer import TransformerConfig
+from specjax.models.transformer_config import TransformerConfig
 from specjax.train import checkpoint
 
 ROOT = Path(__file__).parents[2]

@@ -20,18 +20,24 @@ from specjax.types import Draft
 
 def grow(job: Job, rows: Rows, shape: Topology, siblings: str) -> tuple[Draft, Any, Rows]:
     """A draft of this shape, the block, and the rows. A chain gets parents too."""
-    block, parts = job.begun.memory, []
+    block, parts, children = job.begun.memory, [], shape.children
     # The nodes that get children in a level, their tokens, and what a controller reads of them.
     parents, tokens = [-1], job.context.pending[:, None]
     log_prob = jnp.zeros((job.batch, 1), growing.dtype_of(job.begun.logits))
     exist = rows.going[:, None]
+    # Place in the block of each node (-1: the pending token), and of the parent at each place.
+    places, above = {-1: job.roots - 1}, [-1] * job.roots
     for depth, level in enumerate(shape.levels):
         if depth == 0:
             logits = job.begun.logits[:, None]
         elif job.stepper.independent:
             logits, _ = growing.step(job, rows, growing.any_node(job, depth), block)
         else:
-            nodes = _nodes(job, shape, parents, tokens, depth)
+            own = [places[shape.parents[node]] for node in parents]
+            places |= {node: len(above) + i for i, node in enumerate(parents)}
+            above += own
+            fed = jnp.broadcast_to(jnp.asarray(above, jnp.int32), (job.batch, len(above)))
+            nodes = Nodes(tokens, np.array(own), depth, tree.layout(fed, len(own)))
             logits, memory = growing.step(job, rows, nodes, block)
             block = memory if block is None else tree.join(block, memory)
         which, below = np.arange(len(parents)) % logits.shape[1], family(shape, parents)
@@ -40,45 +46,23 @@ def grow(job: Job, rows: Rows, shape: Topology, siblings: str) -> tuple[Draft, A
         part = draw(job.keys, job.context, logits, which, below, siblings, going)
         part = part.replace(valid=part.valid & rows.going[:, None])
         parts.append(part)
-        parents = [node for node in level if shape.children[node + 1]]
+        parents = [node for node in level if children[node + 1]]
         inner = np.array([level.index(node) for node in parents], int)
         tokens = part.tokens[:, inner]
         if job.controller is not None:
-            above = below.above[inner]
-            path = log_prob[:, above]
-            log_prob = growing.path_log_prob(path, logits[:, which[above]], tokens)
-            exist = exist[:, above] & part.valid[:, inner]
+            up = below.above[inner]
+            log_prob = growing.path_log_prob(log_prob[:, up], logits[:, which[up]], tokens)
+            exist = exist[:, up] & part.valid[:, inner]
     back = np.argsort(np.array([node for level in shape.levels for node in level]))
     draft = jax.tree.map(lambda *each: jnp.concatenate(each, 1)[:, back], *parts)
-    above = jnp.broadcast_to(jnp.asarray(shape.parents, jnp.int32), (job.batch, shape.nodes))
-    return draft.replace(parents=above, finite=rows.finite, depth=shape.depth), block, rows
-
-
-def _nodes(job: Job, shape: Topology, level: list[int], tokens: jax.Array, depth: int) -> Nodes:
-    """The nodes of one level that are fed."""
-    places = fed_places(shape) + job.roots
-    size = int(places[level].max()) + 1
-    # ``paths`` of a node: its ancestors and itself, all of which were fed.
-    visible = np.zeros((len(level), size), bool)
-    visible[:, : job.roots] = True
-    for row, node in enumerate(level):
-        visible[row, places[node_paths(shape)[node + 1, :depth]]] = True
-    depths = np.zeros(size, np.int32)
-    for node, place in enumerate(places):
-        if shape.children[node + 1] and place < size:
-            depths[place] = shape.depths[node] - 1 + job.roots
-    layout = tree.Layout(
-        jnp.broadcast_to(jnp.asarray(visible), (job.batch, *visible.shape)),
-        jnp.broadcast_to(jnp.asarray(depths), (job.batch, size)),
-    )
-    above = [shape.parents[node] for node in level]
-    parents = np.array([places[node] if node >= 0 else job.roots - 1 for node in above])
-    return Nodes(tokens, parents, depth, layout)
+    parents = jnp.broadcast_to(jnp.asarray(shape.parents, jnp.int32), (job.batch, shape.nodes))
+    return draft.replace(parents=parents, finite=rows.finite, depth=shape.depth), block, rows
 
 
 def fed_places(shape: Topology) -> np.ndarray:
     """i32[N]: a number for each node that is fed, in this order; -1 for a leaf."""
-    inner = [node for level in shape.levels for node in level if shape.children[node + 1]]
+    children = shape.children
+    inner = [node for level in shape.levels for node in level if children[node + 1]]
     places = np.full(shape.nodes, -1, np.int32)
     places[inner] = np.arange(len(inner))
     return places

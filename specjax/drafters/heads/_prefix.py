@@ -17,9 +17,11 @@ from flax import nnx
 
 from specjax import cache as kv
 from specjax.errors import UserError
+from specjax.models.attention import past, rope_angle
+from specjax.models.attention import stored as stored_at
 from specjax.models.hf_config import value_of
-from specjax.models.transformer import Block, Norm, TransformerConfig, past, rope_angle
-from specjax.models.transformer import stored as stored_at
+from specjax.models.transformer import Block, Norm
+from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Layout
 from specjax.types import ModelParams, Params
 

@@ -25,7 +25,7 @@ from specjax.drafters._keys import HeadKeys
 from specjax.drafters.heads import _drafter, _family, _given, _prefix
 from specjax.drafters.heads._given import Given
 from specjax.errors import UserError
-from specjax.models.transformer import TransformerConfig
+from specjax.models.transformer_config import TransformerConfig
 from specjax.types import LM, Drafter, ModelParams, Params
 
 SHARED = HeadKeys

@@ -19,7 +19,7 @@ from specjax.config import Config
 from specjax.data import generated_text
 from specjax.errors import UserError
 from specjax.models import hf, lm
-from specjax.models.transformer import TransformerConfig
+from specjax.models.transformer_config import TransformerConfig
 from specjax.train import initial, objectives
 from specjax.train.display import report
 from specjax.train.loop import Task

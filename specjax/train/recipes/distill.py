@@ -8,7 +8,7 @@ from typing import Any
 from specjax.config import Config
 from specjax.errors import UserError
 from specjax.models import hf
-from specjax.models.transformer import TransformerConfig
+from specjax.models.transformer_config import TransformerConfig
 from specjax.train import initial, objectives, on_policy
 from specjax.train.loop import Task
 from specjax.train.recipes import checks, common, examined

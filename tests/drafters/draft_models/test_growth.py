@@ -150,18 +150,20 @@ def test_a_chain_is_one_loop():
 
 
 def test_a_chain_is_the_same_in_the_loop_and_level_by_level():
-    """The chain of one compiled loop draws the tokens that a tree with one chain draws."""
+    """The compiled loop, its form with a controller that never stops, and the growth of trees."""
     chain = drafters.make("draft_model", TARGET, model=DRAFT, gamma=3)
-    both = drafters.make("draft_model", TARGET, model=DRAFT, tree="chains:2x3", siblings="iid")
-    draws = []
-    for drafter in (chain, both):
-        state = loop.begin(TARGET, drafter, tables(), [[1, 2], [0]], 9, 0)
-        context = step.context_of(state)
+    endless = drafters.make("draft_model", TARGET, model=DRAFT, gamma=3, control="threshold:0")
+    setup = chain.propose.args[0]
+    levels = setup._replace(stepper=setup.stepper._replace(looped=False))
+    drafts = []
+    for propose in (chain.propose, endless.propose, functools.partial(chain.propose.func, levels)):
+        state = loop.begin(TARGET, chain, tables(), [[1, 2], [0]], 9, 0)
         keys = rng.RowKeys(state.keys, state.round, state.length)
-        draws.append(drafter.propose(tables(), keys, context, state.draft)[0])
-    # Node 0 of both has the same noise.
-    assert draws[0].tokens[:, 0].tolist() == draws[1].tokens[:, 0].tolist()
-    np.testing.assert_allclose(draws[0].probs[:, 0], draws[1].probs[:, 0], atol=1e-6)
+        drafts.append(propose(tables(), keys, step.context_of(state), state.draft)[0])
+    for other in drafts[1:]:
+        assert bool(other.valid.all()) and other.parents is None
+        np.testing.assert_array_equal(drafts[0].tokens, other.tokens)
+        np.testing.assert_allclose(drafts[0].probs, other.probs, atol=1e-6)
 
 
 @pytest.mark.fast

@@ -53,11 +53,11 @@ def test_exact_law(name, keys, rule):
         assert shared.law_error(drafter, rule, target, params) < shared.EXACT
 
 
-def marginal_tree(marginals, nodes, **keys):
+def marginal_tree(log_probs, nodes, **keys):
     """The best-first draft of these log-probabilities f[B,D,V]."""
-    depth, vocab = marginals.shape[1:]
+    depth, vocab = log_probs.shape[1:]
     stepper = _growth.Stepper(
-        init=lambda params, context, out, slots: marginals,
+        init=lambda params, context, out, slots: log_probs,
         begin=lambda params, context, kept: _growth.Begun(kept[:, 0], kept),
         step=lambda params, kept, nodes, block: (kept[:, nodes.depth][:, None], None),
         commit=lambda params, kept, drafted, verdict, out: kept,
@@ -66,12 +66,12 @@ def marginal_tree(marginals, nodes, **keys):
     method = Method("marginals", "", "top_k", vocab, depth, independent=True)
     plan = _growth.read(method, TreeKeys(tree=BEST_FIRST, nodes=nodes, **keys))
     drafter = _growth.build("marginals", stepper, plan, lambda key: {})
-    batch = marginals.shape[0]
+    batch = log_probs.shape[0]
     one = jnp.ones((batch,), jnp.int32)
     context = Context(jnp.zeros((batch, 4), jnp.int32), one, sampling.make_sampling(batch))
     state = drafter.init(None, context, None, 8)
     keys = rng.RowKeys(rng.row_keys(0, batch), jnp.zeros((), jnp.int32), one)
-    return drafter.propose(None, keys, context, state)[0]
+    return jax.jit(drafter.propose)(None, keys, context, state)[0]
 
 
 def best_paths(log_probs, nodes, top_k):
@@ -103,38 +103,36 @@ def expected_length(log_probs, paths):
     return sum(np.exp(sum(log_probs[d][t] for d, t in enumerate(path))) for path in paths)
 
 
-@pytest.mark.parametrize("kind", ["random", "peaked", "ties", "flat"])
-def test_best_first_is_the_best_tree(kind):
+def marginals(depth=3, vocab=5):
+    """f32[B,depth,vocab]: random log-probabilities, peaked ones, with ties, and all equal."""
+    random, size = np.random.default_rng(0), (4, depth)
+    ties = np.broadcast_to([0.4, 0.2, 0.2, 0.1, 0.1], (*size, vocab))
+    parts = [
+        random.dirichlet(np.ones(vocab), size),
+        random.dirichlet(np.full(vocab, 0.2), size),
+        random.permuted(ties, axis=-1),
+        np.full((1, depth, vocab), 1 / vocab),
+    ]
+    return np.log(np.maximum(np.concatenate(parts), 1e-30)).astype(np.float32)
+
+
+def test_best_first_is_the_best_tree():
     """Against all trees: the sum of the probabilities of all nodes is the largest possible."""
-    random, rows, depth, vocab = np.random.default_rng(0), 12, 3, 5
-    probs = {
-        "random": lambda: random.dirichlet(np.ones(vocab), (rows, depth)),
-        "peaked": lambda: random.dirichlet(np.full(vocab, 0.2), (rows, depth)),
-        "ties": lambda: random.permuted(
-            np.broadcast_to([0.4, 0.2, 0.2, 0.1, 0.1], (rows, depth, vocab)), axis=-1
-        ),
-        "flat": lambda: np.full((rows, depth, vocab), 1 / vocab),
-    }[kind]()
-    log_probs = np.log(np.maximum(probs, 1e-30)).astype(np.float32)
-    worse = 0
-    for nodes, top_k in ((1, 0), (7, 0), (20, 0), (64, 0), (155, 0), (9, 2)):
+    log_probs, worse = marginals(), 0
+    rows, _, vocab = log_probs.shape
+    for nodes, top_k in ((1, 0), (7, 0), (20, 0), (155, 0), (9, 2)):
         draft = marginal_tree(jnp.asarray(log_probs), nodes, top_k=top_k)
         assert draft.tokens.shape == (rows, nodes) and bool(draft.valid.all())
         for row in range(rows):
             paths = shared.paths_of(draft, row)
             assert len(set(paths)) == nodes  # all different, and each after its parent
-            expected = best_paths(log_probs[row], nodes, top_k or vocab)
-            np.testing.assert_allclose(
-                expected_length(log_probs[row], paths),
-                expected_length(log_probs[row], [path for _, path in expected]),
-                rtol=1e-5,
-            )
-            if kind == "random":
-                assert set(paths) == {path for _, path in expected}
-            other = all_children_of_popped(log_probs[row], nodes, top_k or vocab)
-            worse += other < expected_length(log_probs[row], paths) - 1e-6
-    if kind == "random":
-        assert worse > 20
+            best = [path for _, path in best_paths(log_probs[row], nodes, top_k or vocab)]
+            length = expected_length(log_probs[row], paths)
+            np.testing.assert_allclose(length, expected_length(log_probs[row], best), rtol=1e-5)
+            if row < 4:  # no ties
+                assert set(paths) == set(best)
+            worse += all_children_of_popped(log_probs[row], nodes, top_k or vocab) < length - 1e-4
+    assert worse > 10
 
 
 def test_best_first_reads_the_heads():
@@ -198,7 +196,7 @@ FOLLOWED = {
     "hydra, prefix, dynamic": ("hydra", {"tree": "dynamic", "nodes": 6, "top_k": 3}),
     "hydra, prefix, iid, stopped": (
         "hydra",
-        {"tree": "3x2", "siblings": "iid", "control": "threshold:0.3"},
+        {"tree": "3x2", "siblings": "iid", "control": "threshold:0.6"},
     ),
     "medusa, best first, stopped": (
         "medusa",

@@ -1,0 +1,194 @@
+"""Attention over a cache and a block, rotary positions, and the linear map of every layer.
+
+Sources: grouped-query attention (2305.13245), rotary positions (2104.09864), Llama 3 frequency
+scaling (2407.21783 and its released configuration).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specjax import tree
+from specjax.cache import KVBlock, KVCache
+from specjax.models.transformer_config import TransformerConfig
+from specjax.tree import Layout
+
+
+class Linear(nnx.Linear):
+    """A linear map of the last axis; long blocks are flattened to [B*T,E].
+
+    For the gradient of a product with [B,T,E], XLA:CPU copies the weights into another layout. The
+    short blocks of decoding are faster without the reshape.
+    """
+
+    def __call__(self, inputs: jax.Array, out_sharding=None) -> jax.Array:
+        if inputs.shape[-2] <= 16:
+            return super().__call__(inputs, out_sharding)
+        flat = super().__call__(inputs.reshape(-1, inputs.shape[-1]), out_sharding)
+        return flat.reshape(*inputs.shape[:-1], -1)
+
+
+def rope_frequencies(config: TransformerConfig) -> jax.Array:
+    """f32[D/2]: the angle per position of each pair of dimensions."""
+    inverse = config.rope_theta ** (
+        -jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
+    )
+    scaling = config.rope_scaling
+    if scaling is None:
+        return inverse
+    wavelength = 2 * math.pi / inverse
+    low = scaling.original_max_positions / scaling.low_freq_factor
+    high = scaling.original_max_positions / scaling.high_freq_factor
+    smooth = (scaling.original_max_positions / wavelength - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    between = (1 - smooth) * inverse / scaling.factor + smooth * inverse
+    return jnp.where(
+        wavelength > low, inverse / scaling.factor, jnp.where(wavelength < high, inverse, between)
+    )
+
+
+def rope_angle(config: TransformerConfig, positions: jax.Array) -> jax.Array:
+    """f32[B,T,D/2]: the rotary angles at ``positions`` i32[B,T]."""
+    return positions[..., None].astype(jnp.float32) * rope_frequencies(config)
+
+
+def rotate(x: jax.Array, angle: jax.Array) -> jax.Array:
+    """Rotary positions for x [B,T,H,D] at angle f32[B,T,D/2].
+
+    The pairs are (i, i + D/2), as in Hugging Face checkpoints.
+    """
+    cos, sin = jnp.cos(angle)[:, :, None], jnp.sin(angle)[:, :, None]
+    first, second = jnp.split(x.astype(cos.dtype), 2, axis=-1)
+    rotated = [first * cos - second * sin, second * cos + first * sin]
+    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
+
+
+class Past(NamedTuple):
+    """What a block of T tokens attends to: committed slots, and P tokens of the block."""
+
+    length: jax.Array  # i32[B] committed slots
+    layout: Layout
+
+    @property
+    def positions(self) -> jax.Array:
+        """i32[B,T]: the positions of the T tokens in the text."""
+        new = self.layout.visible.shape[1]
+        return self.length[:, None] + self.layout.depth[:, self.layout.depth.shape[1] - new :]
+
+
+class Stored(NamedTuple):
+    """Keys and values of one layer that exist before its block is fed."""
+
+    k_cache: jax.Array  # [B,H,S,D]
+    v_cache: jax.Array
+    k_fed: jax.Array | None = None  # [B,P-T,H,D] the tokens of the block that were fed before
+    v_fed: jax.Array | None = None
+
+
+def past(cache: KVCache, new: int, layout: Layout | None, fed: int = 0) -> Past:
+    """The view of ``new`` tokens after a cache and ``fed`` tokens of their block."""
+    if layout is None:
+        layout = tree.chain_layout(cache.length.shape[0], new, fed)
+    return Past(cache.length, layout)
+
+
+def stored(cache: KVCache, block: KVBlock | None, layer: int) -> Stored:
+    """The keys and values of one layer in the cache and in the block."""
+    own = () if block is None else (block.k[layer], block.v[layer])
+    return Stored(cache.k[layer], cache.v[layer], *own)
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention over a cache and a block."""
+
+    def __init__(self, config: TransformerConfig, dtype, rngs: nnx.Rngs):
+        self.heads, self.kv_heads = config.num_heads, config.num_kv_heads
+        self.width = config.head_dim
+        kw = linear_options(config.attention_bias, dtype, rngs)
+        self.q = Linear(config.hidden_size, self.heads * self.width, **kw)
+        self.k = Linear(config.hidden_size, self.kv_heads * self.width, **kw)
+        self.v = Linear(config.hidden_size, self.kv_heads * self.width, **kw)
+        self.o = Linear(self.heads * self.width, config.hidden_size, **kw)
+
+    def __call__(self, x, angle, past: Past, stored: Stored):
+        """x [B,T,E] -> ([B,T,E], keys and values of the T tokens [B,T,H,D])."""
+        batch, size, _ = x.shape
+        q = self.q(x).reshape(batch, size, self.heads, self.width)
+        k = self.k(x).reshape(batch, size, self.kv_heads, self.width)
+        v = self.v(x).reshape(batch, size, self.kv_heads, self.width)
+        if angle is not None:
+            q, k = rotate(q, angle), rotate(k, angle)
+        group = self.heads // self.kv_heads
+        # [B,T,K*G,D] -> [B,K,G*T,D]: one matrix product per key head for all queries of its group.
+        q = q.reshape(batch, size, self.kv_heads, group, self.width).transpose(0, 2, 3, 1, 4)
+        q = q.reshape(batch, self.kv_heads, group * size, self.width)
+        keys, values = k, v
+        if stored.k_fed is not None and stored.v_fed is not None:
+            keys = jnp.concatenate([stored.k_fed, k], 1)
+            values = jnp.concatenate([stored.v_fed, v], 1)
+        out = _attend(q, past, stored, keys.swapaxes(1, 2), values.swapaxes(1, 2))
+        out = out.reshape(batch, self.kv_heads, group, size, self.width).transpose(0, 3, 1, 2, 4)
+        return self.o(out.reshape(batch, size, -1)), k, v
+
+
+def _attend(
+    q: jax.Array, past: Past, stored: Stored, keys: jax.Array, values: jax.Array
+) -> jax.Array:
+    """Attention of queries [B,K,G*T,D] over the committed slots and the block's [B,K,P,D]."""
+    batch, heads, rows, width = q.shape
+    visible = past.layout.visible
+    size, slots = visible.shape[1], stored.k_cache.shape[2]
+
+    def score(keys: jax.Array, mask: jax.Array) -> jax.Array:
+        product = jnp.einsum(
+            "bkqd,bksd->bkqs", q, keys.astype(q.dtype), preferred_element_type=jnp.float32
+        )
+        product = product.reshape(batch, heads, rows // size, size, -1) / math.sqrt(width)
+        return jnp.where(mask[:, None, None], product, jnp.finfo(product.dtype).min)
+
+    scores = score(keys, visible)
+    if slots:
+        committed = jnp.arange(slots) < past.length[:, None, None]
+        scores = jnp.concatenate([score(stored.k_cache, committed), scores], -1)
+    weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype).reshape(batch, heads, rows, -1)
+    out = _block_values(weights[..., slots:], visible, values.astype(q.dtype))
+    if slots:
+        cached = stored.v_cache.astype(q.dtype)
+        out = out + jnp.einsum("bkqs,bksd->bkqd", weights[..., :slots], cached)
+    return out
+
+
+def _block_values(weights: jax.Array, visible: jax.Array, values: jax.Array) -> jax.Array:
+    """The sum of the block's values [B,K,P,D] with weights [B,K,G*T,P].
+
+    A token may have values that are not finite; only tokens that attend to it may get NaN. Its
+    weight elsewhere is 0, but 0 * NaN is NaN.
+    """
+    size = visible.shape[1]
+    if size == 1 and values.shape[2] == 1:
+        return weights * values
+    finite = jnp.isfinite(values)
+    out = jnp.einsum("bkqs,bksd->bkqd", weights, jnp.where(finite, values, 0))
+    reaches = (visible & ~finite.all((1, 3))[:, None]).any(-1)  # bool[B,T]
+    reaches = jnp.tile(reaches, (1, weights.shape[2] // size))[:, None, :, None]
+    return jnp.where(reaches, jnp.nan, out)
+
+
+def linear_options(bias: bool, dtype, rngs: nnx.Rngs) -> dict:
+    return {
+        "use_bias": bias,
+        "dtype": dtype,
+        "param_dtype": dtype,
+        "rngs": rngs,
+        "kernel_init": init(),
+    }
+
+
+def init():
+    return nnx.initializers.normal(0.02)
