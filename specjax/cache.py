@@ -76,10 +76,9 @@ def commit(
     written beyond ``count``: what a model computed for a rejected token, possibly NaN, is never in
     the cache.
     """
-    if path is None:
-        size = block.output.shape[1]
-        path = jnp.broadcast_to(jnp.arange(size), (count.shape[0], size))
-    kept: KVBlock = tree.take(block, path, jnp.arange(path.shape[1]) < count[:, None])
+    size = block.output.shape[1] if path is None else path.shape[1]
+    inside = jnp.arange(size) < count[:, None]
+    kept: KVBlock = tree.mask(block, inside) if path is None else tree.take(block, path, inside)
     # With 64-bit types enabled (exactness tests), all indices of an update must have one type.
     start = write_after(cache.length, kept.output).astype(jnp.result_type(int))
     return KVCache(

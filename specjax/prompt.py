@@ -52,8 +52,8 @@ def feed(
     """
     batch, size = tokens.shape
 
-    def block(cache, piece, start):
-        out, computed = model.apply(params, piece, cache)
+    def block(cache, piece, start, before=None):
+        out, computed = model.apply(params, piece, cache if before is None else before)
         # A row that ends inside or before this block stops there.
         cache = model.commit(cache, computed, jnp.clip(count - start, 0, piece.shape[1]))
         return cache, (out.hidden, out.taps)
@@ -65,16 +65,20 @@ def feed(
         )
         hidden, taps = jax.tree.map(lambda x: jnp.zeros((batch, 0, *x.shape[2:]), x.dtype), parts)
         return Output(jnp.zeros((batch, 0, model.vocab_size)), hidden, taps), cache
-    whole = size // chunk
-    pieces = []
+    # The first tokens have nothing before them, so no slot is read.
+    empty, first = model.init_cache(batch, 0), min(chunk, size)
+    cache, part = block(cache, tokens[:, :first], 0, empty)
+    pieces, whole = [part], (size - first) // chunk
     if whole:
-        stacked = tokens[:, : whole * chunk].reshape(batch, whole, chunk).swapaxes(0, 1)
+        rest = tokens[:, first : first + whole * chunk]
+        stacked = rest.reshape(batch, whole, chunk).swapaxes(0, 1)
         step = lambda cache, xs: block(cache, *xs)  # noqa: E731
-        cache, parts = jax.lax.scan(step, cache, (stacked, jnp.arange(whole) * chunk))
+        cache, parts = jax.lax.scan(step, cache, (stacked, first + jnp.arange(whole) * chunk))
         unstack = lambda x: x.swapaxes(0, 1).reshape(batch, whole * chunk, *x.shape[3:])  # noqa: E731
         pieces.append(jax.tree.map(unstack, parts))
-    if size % chunk:
-        cache, part = block(cache, tokens[:, whole * chunk :], whole * chunk)
+    if (size - first) % chunk:
+        start = first + whole * chunk
+        cache, part = block(cache, tokens[:, start:], start)
         pieces.append(part)
     hidden, taps = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *pieces)
     return Output(jnp.zeros((batch, 0, model.vocab_size)), hidden, taps), cache

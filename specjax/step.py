@@ -251,7 +251,10 @@ def _judge(
     draft_state = drafter.update(params, state.draft, draft, verdict, out)
     path = jnp.pad(verdict.path + 1, ((0, 0), (1, 0)))
     place = jnp.arange(longest + 1)
-    kept = tree.take(block, path, place < verdict.count[:, None])
+    # The accepted nodes of a chain are the first ones; ``commit`` keeps ``count`` of them.
+    kept = tree.sized(block, longest + 1)
+    if draft.parents is not None:
+        kept = tree.take(block, path, place < verdict.count[:, None])
     newest = jnp.where(place == verdict.count[:, None] - 1, path, 0).sum(-1)
     taps = _newest_taps(out.taps, newest, state, verdict.count > 0)
     return _Judged(verdict, kept, draft_state, ended, failed, accepted, drafted, tested, taps)

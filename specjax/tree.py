@@ -77,15 +77,28 @@ def put(block: Any, part: Any, at: jax.Array | int) -> Any:
 def take(block: Any, places: jax.Array, kept: jax.Array) -> Any:
     """The tokens at ``places`` i32[B,M] of a block; zeros where ``kept`` bool[B,M] is False."""
     inside = jnp.where(kept, places, 0)
+    pick = jax.vmap(lambda row, index: jnp.take(row, index, axis=0, mode="clip"))
+    return mask(jax.tree.map(lambda array: pick(array, inside), block), kept)
 
-    def pick(array: jax.Array) -> jax.Array:
-        picked = jax.vmap(lambda row, index: jnp.take(row, index, axis=0, mode="clip"))(
-            array, inside
-        )
-        mask = kept.reshape(*kept.shape, *(1,) * (array.ndim - 2))
-        return jnp.where(mask, picked, jnp.zeros((), array.dtype))
 
-    return jax.tree.map(pick, block)
+def mask(block: Any, kept: jax.Array) -> Any:
+    """The block with zeros where ``kept`` bool[B,P] is False."""
+
+    def one(array: jax.Array) -> jax.Array:
+        shape = (*kept.shape, *(1,) * (array.ndim - 2))
+        return jnp.where(kept.reshape(shape), array, jnp.zeros((), array.dtype))
+
+    return jax.tree.map(one, block)
+
+
+def sized(block: Any, size: int) -> Any:
+    """The first ``size`` tokens of a block, padded with zeros if it has fewer."""
+
+    def one(array: jax.Array) -> jax.Array:
+        more = max(size - array.shape[1], 0)
+        return jnp.pad(array[:, :size], [(0, 0), (0, more), *[(0, 0)] * (array.ndim - 2)])
+
+    return jax.tree.map(one, block)
 
 
 def ancestors(parents: jax.Array) -> jax.Array:

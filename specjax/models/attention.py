@@ -153,15 +153,22 @@ def _attend(
         return jnp.where(mask[:, None, None], product, jnp.finfo(product.dtype).min)
 
     scores = score(keys, visible)
+    peak = scores.max(-1, keepdims=True)
     if slots:
         committed = jnp.arange(slots) < past.length[:, None, None]
-        scores = jnp.concatenate([score(stored.k_cache, committed), scores], -1)
-    weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype).reshape(batch, heads, rows, -1)
-    out = _block_values(weights[..., slots:], visible, values.astype(q.dtype))
+        old_scores = score(stored.k_cache, committed)
+        peak = jnp.maximum(peak, old_scores.max(-1, keepdims=True))
+    weights = jnp.exp(scores - peak)
+    total = weights.sum(-1, keepdims=True)
+    flat = weights.astype(q.dtype).reshape(batch, heads, rows, -1)
+    out = _block_values(flat, visible, values.astype(q.dtype))
     if slots:
+        old_weights = jnp.exp(old_scores - peak)
+        total = total + old_weights.sum(-1, keepdims=True)
+        flat = old_weights.astype(q.dtype).reshape(batch, heads, rows, -1)
         cached = stored.v_cache.astype(q.dtype)
-        out = out + jnp.einsum("bkqs,bksd->bkqd", weights[..., :slots], cached)
-    return out
+        out = out + jnp.einsum("bkqs,bksd->bkqd", flat, cached)
+    return (out / total.reshape(batch, heads, rows, 1)).astype(q.dtype)
 
 
 def _block_values(weights: jax.Array, visible: jax.Array, values: jax.Array) -> jax.Array:
@@ -173,6 +180,11 @@ def _block_values(weights: jax.Array, visible: jax.Array, values: jax.Array) -> 
     size = visible.shape[1]
     if size == 1 and values.shape[2] == 1:
         return weights * values
+    if values.shape[2] <= 16:
+        group = weights.shape[2] // size
+        seen = jnp.tile(visible, (1, group, 1))[:, None, :, :, None]
+        products = weights[..., None] * values[:, :, None]
+        return jnp.where(seen, products, 0).sum(3)
     finite = jnp.isfinite(values)
     out = jnp.einsum("bkqs,bksd->bkqd", weights, jnp.where(finite, values, 0))
     reaches = (visible & ~finite.all((1, 3))[:, None]).any(-1)  # bool[B,T]

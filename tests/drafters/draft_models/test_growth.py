@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import growth_cases as shared
 import jax
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 from specjax import accept, decode, drafters, rng, step, testing
+from specjax import tree as tree_lib
+from specjax.control import Controller
 from specjax.errors import UserError
 from specjax.testing import cases, loop, mutants
 from specjax.types import CHAIN, ModelParams
@@ -100,37 +103,95 @@ def test_state_follows_text(label):
     depths = set()
     for temperature in (0.0, 1.0):
         for each in shared.assert_state_follows_text(drafter, rule, target, params, temperature):
-            depths |= set(np.asarray(each.valid).sum(-1).tolist())
+            valid = np.asarray(each.valid)
+            depths |= set(valid.sum(-1).tolist())
+            if drafter.siblings == CHAIN:
+                assert (valid[:, 1:] <= valid[:, :-1]).all()  # it does not begin again
     if "stopped" in label:
         assert len(depths) > 2, depths
 
 
-def test_a_stopped_draft_costs_no_pass(monkeypatch):
-    """The draft model runs for the pending token and then once for each further level asked for."""
+PASSES = [({"gamma": 4}, 4, 4), ({"tree": "2x1", "siblings": "iid"}, 2, 4)]
+
+
+@pytest.mark.parametrize(("keys", "levels", "nodes"), PASSES)
+def test_a_stopped_draft_costs_no_pass(keys, levels, nodes):
+    """The draft model runs for the pending token and then once for each further level."""
     passes = []
-    model = DRAFT._replace(
-        apply=lambda *args: (
-            jax.debug.callback(lambda: passes.append(1)),
-            DRAFT.apply(*args),
-        )[1]
-    )
+
+    def apply(*args):
+        jax.debug.callback(lambda: passes.append(1))
+        return DRAFT.apply(*args)
+
     packed, lengths = decode.pack_prompts([[1, 2], [2, 0]])
-    keys = rng.row_keys(0, 2)
-    params = ModelParams(cases.table(0), cases.table(1))
-    for least, expected in (("1", 1), ("0", 4)):
+    for least, expected in (("1", 1), ("0", levels)):
         drafter = drafters.make(
-            "draft_model", TARGET, model=model, gamma=4, control=f"threshold:{least}"
+            "draft_model",
+            TARGET,
+            model=DRAFT._replace(apply=apply),
+            control=f"threshold:{least}",
+            **keys,
         )
-        state = decode.prefill(TARGET, drafter, params, packed, lengths, keys, max_len=12)
+        state = decode.prefill(
+            TARGET, drafter, tables(), packed, lengths, rng.row_keys(0, 2), max_len=12
+        )
+        rule = accept.load("match")
         jax.effects_barrier()
         passes.clear()
-        rounds = decode.stream(TARGET, drafter, accept.load("chain"), params, state)
-        state, info = next(rounds)
+        state, info = next(decode.stream(TARGET, drafter, rule, tables(), state))
         jax.effects_barrier()
         assert len(passes) == expected
-        assert info.drafted.tolist() == [expected - 1 and 4] * 2
+        assert info.drafted.tolist() == [0 if expected == 1 else nodes] * 2
         if expected == 1:
             assert state.length.tolist() == [3, 3]
+
+
+def rising_and_falling() -> Controller:
+    """Drafts one level more after a draft that was accepted as a whole, else one less.
+
+    After the stop it would go on again, which must have no effect.
+    """
+
+    def ask(levels, ahead):
+        again = (ahead.depth > levels + 1) | (ahead.depth < levels)
+        return jnp.broadcast_to(again, levels.shape), levels
+
+    def update(levels, draft, verdict):
+        whole = verdict.count - 1 >= levels
+        return jnp.where(whole, jnp.minimum(levels + 1, 4), jnp.maximum(levels - 1, 1))
+
+    return Controller(ask, "rising", lambda batch: jnp.full((batch,), 2), update)
+
+
+@pytest.mark.parametrize("tree", ["chain:4", "2x1x1x1", "dynamic"])
+def test_a_controller_has_a_state(tree):
+    """Each row has its own, from round to round; a row that stopped does not draft again."""
+    keys = {"nodes": 12, "depth": 4, "top_k": 2} if tree == "dynamic" else {"siblings": "top_k"}
+    drafter = drafters.make(
+        "draft_model", TARGET, model=DRAFT, tree=tree, control=rising_and_falling(), **keys
+    )
+    rule, params = accept.load("match"), ModelParams(cases.table(0), cases.table(0))
+    new = jnp.asarray([30, 30, 3, 30])
+    state = loop.begin(TARGET, drafter, params, [[1, 2], [2, 0], [1], [0, 0, 1]], new, 0)
+    levels, seen = np.full(4, 2), set()
+    rounds = decode.stream(TARGET, drafter, rule, params, state)
+    for after_round, info in itertools.islice(rounds, 8):
+        alive = np.asarray(info.emitted) > 0
+        parents = info.draft.parents
+        depth = np.asarray(tree_lib.depths(parents, *info.draft.tokens.shape)) + 1
+        drafted = (depth * np.asarray(info.draft.valid)).max(-1)
+        np.testing.assert_array_equal(drafted[alive], levels[alive])
+        if tree == "dynamic":
+            # The best 12 of the candidates in the levels that exist: 2, and then 4 in each.
+            count = np.asarray(info.draft.valid).sum(-1)
+            np.testing.assert_array_equal(count[alive], np.minimum(4 * levels - 2, 12)[alive])
+        whole = np.asarray(info.emitted) - 1 >= levels
+        after = np.where(whole, np.minimum(levels + 1, 4), np.maximum(levels - 1, 1))
+        levels = np.where(alive, after, levels)
+        np.testing.assert_array_equal(after_round.draft.control, levels)
+        done = after_round.done
+        seen |= set(levels.tolist())
+    assert len(seen) > 2 and bool(done[2])
 
 
 def test_a_chain_is_one_loop():
