@@ -112,7 +112,7 @@ def widths(drafter: Drafter, batch: int, chosen: Widths = None) -> tuple[int, ..
     """The numbers of tokens that a round may verify, ascending; the last one is nodes + 1.
 
     One width if every draft is whole. By default one width too if there are several rows, otherwise
-    1 (nothing was proposed), nodes + 1 and one or two sizes between them. Of the widths in
+    1 (nothing was proposed), nodes + 1 and two sizes between them. Of the widths in
     ``chosen`` those below nodes + 1 are used, so that one choice serves several drafters.
 
     Raises:
@@ -127,7 +127,7 @@ def widths(drafter: Drafter, batch: int, chosen: Widths = None) -> tuple[int, ..
                 f"the widths to verify are {list(chosen)}; they must be whole numbers >= 1"
             )
         return tuple(sorted({most, *(width for width in chosen if width < most)}))
-    between = (0.4,) if most <= 17 else (1 / 16, 1 / 4)
+    between = (1 / drafter.nodes, 0.4) if 1 < most <= 17 else (1 / 16, 1 / 4)
     return tuple(sorted({1, most, *(1 + round(share * drafter.nodes) for share in between)}))
 
 

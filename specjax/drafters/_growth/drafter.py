@@ -19,7 +19,6 @@ from specjax.tree import chain_layout
 from specjax.types import (
     CHAIN,
     IID,
-    WITHOUT_REPLACEMENT,
     Context,
     Draft,
     Drafter,
@@ -67,8 +66,8 @@ def build(
         siblings=growth.siblings,
         depth=growth.depth,
         constant_cost=plan.controller is None,
-        # Without replacement there can be fewer tokens than siblings; it is rare.
-        whole=plan.controller is None and growth.siblings != WITHOUT_REPLACEMENT,
+        # Also without replacement, although there can be fewer tokens than siblings: it is rare.
+        whole=plan.controller is None,
         features=features,
         gaps=gaps,
         probs=probs,

@@ -4,14 +4,18 @@ Deterministic, no weights, L1. Saxena 2023 (github.com/apoorvumang/prompt-lookup
 n-grams from ``max_ngram`` down to ``min_ngram`` tokens the longest that occurs earlier is used.
 Prompt and output are both searched. ``rule`` selects the settings of a known program:
 
-================  =====  ====  ===  ========  ====================================================
-rule              gamma  max   min  match     a continuation
-================  =====  ====  ===  ========  ====================================================
-"specjax"         10     3     1    earliest  may be shorter than gamma
-"original"        10     3     1    earliest  must have gamma tokens and begin before the n-gram
-"transformers"    10     2     1    earliest  may be shorter than gamma
-"vllm"            5      5     5    earliest  may be shorter than gamma
-================  =====  ====  ===  ========  ====================================================
+================  =====  ====  ===  ======  ========  ============================================
+rule              gamma  max   min  factor  match     a continuation
+================  =====  ====  ===  ======  ========  ============================================
+"specjax"         10     3     1    1       earliest  may be shorter than gamma
+"original"        10     3     1    0       earliest  has gamma tokens, begins before the n-gram
+"transformers"    10     2     1    0       earliest  may be shorter than gamma
+"vllm"            5      5     5    0       earliest  may be shorter than gamma
+================  =====  ====  ===  ======  ========  ============================================
+
+A short n-gram is weak evidence, so with a ``factor`` it proposes few tokens (SuffixDecoding's rule,
+2411.04975, section 4.1). On a CPU, where every verified token costs time, this is faster; where a
+wide pass costs no more than a narrow one, 0 accepts more per round.
 
 (transformers also cuts a draft before an end-of-sequence token; here the decode loop cuts after the
 verdict. vLLM has no default for gamma.)
@@ -25,7 +29,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.checks import ngrams, one_of, whole, yes_or_no
+from specjax.checks import ngrams, number, one_of, whole, yes_or_no
 from specjax.drafters.lookup import _match
 from specjax.errors import UserError
 from specjax.types import LM, Draft, Drafter
@@ -37,12 +41,13 @@ _SPECJAX: dict[str, Any] = {
     "match": "earliest",
     "partial": True,
     "overlap": True,
+    "factor": 1.0,
 }
 RULES: dict[str, dict[str, Any]] = {
     "specjax": _SPECJAX,
-    "original": _SPECJAX | {"partial": False, "overlap": False},
-    "transformers": _SPECJAX | {"max_ngram": 2},
-    "vllm": _SPECJAX | {"gamma": 5, "max_ngram": 5, "min_ngram": 5},
+    "original": _SPECJAX | {"partial": False, "overlap": False, "factor": 0.0},
+    "transformers": _SPECJAX | {"max_ngram": 2, "factor": 0.0},
+    "vllm": _SPECJAX | {"gamma": 5, "max_ngram": 5, "min_ngram": 5, "factor": 0.0},
 }
 
 
@@ -58,12 +63,13 @@ def lookup(
     overlap: bool = True,
     skip: bool = False,
     periodic: bool = False,
+    factor: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
     """The continuation of one row, (tokens i32[gamma], valid bool[gamma]). O(max_ngram * S).
 
     Args:
         tokens, length: the text, i32[S] and i32[].
-        gamma, max_ngram, min_ngram, match, partial, skip, periodic: see ``make``.
+        gamma, max_ngram, min_ngram, match, partial, skip, periodic, factor: see ``make``.
         overlap: whether a continuation may begin inside the last n-gram itself.
     """
     slots = tokens.shape[0]
@@ -89,7 +95,11 @@ def lookup(
         # The text is assumed to repeat with the period ``length - start``.
         ahead = ahead % jnp.maximum(length - start, 1)
     place = start + ahead
-    return jnp.take(tokens, place, mode="clip"), (place < length) & (best > 0)
+    valid = (place < length) & (best > 0)
+    if factor:
+        most = jnp.where(best < max_ngram, jnp.maximum(jnp.floor(factor * best), 1), gamma)
+        valid &= jnp.arange(gamma) < most
+    return jnp.take(tokens, place, mode="clip"), valid
 
 
 def make(
@@ -103,10 +113,11 @@ def make(
     rule: str = "specjax",
     skip: bool = False,
     periodic: bool = False,
+    factor: float | None = None,
 ) -> Drafter:
     """Drafts by looking up the last n-gram.
 
-    For gamma, max_ngram, min_ngram, match and partial, None takes the value of ``rule``.
+    For gamma, max_ngram, min_ngram, match, partial and factor, None takes the value of ``rule``.
 
     Args:
         target: any model; only its vocabulary's size is read.
@@ -123,9 +134,12 @@ def make(
         periodic: whether a continuation that reaches the end of the text is repeated from its
             beginning. Only with ``partial``: otherwise no continuation reaches the end.
 
+        factor: an n-gram of m < max_ngram tokens proposes at most factor * m tokens (at least one);
+            one of max_ngram tokens, whose match may be longer, proposes gamma. 0: no limit.
+
     Raises:
-        UserError: gamma or an n-gram length below 1, max_ngram below min_ngram, unknown ``match``
-            or ``rule``, ``periodic`` without ``partial``.
+        UserError: gamma or an n-gram length below 1, a negative factor, max_ngram below min_ngram,
+            unknown ``match`` or ``rule``, ``periodic`` without ``partial``.
     """
     one_of("rule", rule, tuple(RULES))
     chosen = {
@@ -134,11 +148,13 @@ def make(
         "min_ngram": min_ngram,
         "match": match,
         "partial": partial,
+        "factor": factor,
     }
     keys = RULES[rule] | {name: value for name, value in chosen.items() if value is not None}
     whole("gamma", keys["gamma"], 1)
     ngrams(keys["max_ngram"], keys["min_ngram"])
     one_of("match", keys["match"], ("earliest", "latest"))
+    number("factor", keys["factor"], ">= 0", lambda x: x >= 0)
     for name, value in (("partial", keys["partial"]), ("skip", skip), ("periodic", periodic)):
         yes_or_no(name, value)
     if periodic and not keys["partial"]:

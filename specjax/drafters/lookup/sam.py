@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specjax.checks import counts, whole
+from specjax.checks import counts, number, whole
 from specjax.drafters._keys import DatastoreKeys
 from specjax.drafters.lookup import _automaton, _memory
 from specjax.drafters.lookup._suffix_array import follow, longest_match, sample
@@ -44,6 +44,7 @@ class Settings(NamedTuple):
     min_match: int
     max_ngram: int
     bias: int
+    factor: float
     reach: int  # of the datastore
 
 
@@ -54,6 +55,7 @@ def make(
     min_match: int = 1,
     max_ngram: int = 16,
     bias: int = 5,
+    factor: float = 1.0,
     **shared: Any,
 ) -> Drafter:
     """Drafts a chain from the longest match.
@@ -67,6 +69,8 @@ def make(
             ``bias`` have no effect); matches in the row's own text have no limit.
         bias: a match in the datastore is used if it is longer than the match in the row's own text
             by more than this number of tokens.
+        factor: a match of m tokens proposes at most factor * m tokens, and at least one
+            (SuffixDecoding's rule, 2411.04975, section 4.1). 0: no limit, as in the paper.
         shared: ``DatastoreKeys``.
 
     Raises:
@@ -75,6 +79,7 @@ def make(
     keys = DatastoreKeys(**shared)
     counts(gamma=gamma, min_match=min_match, max_ngram=max_ngram)
     whole("bias", bias, 0)
+    number("factor", factor, ">= 0", lambda x: x >= 0)
     if min_match > max_ngram:
         raise UserError(
             f"min_match is {min_match} and max_ngram {max_ngram}: "
@@ -82,10 +87,11 @@ def make(
         )
     store = _memory.load(target, keys.datastore, max_ngram)
     reach = _memory.reach(store, max_ngram)
+    settings = Settings(gamma, min_match, max_ngram, bias, factor, reach)
     return Drafter(
         init_params=lambda key: _memory.params(store),
         init=_init,
-        propose=functools.partial(_propose, Settings(gamma, min_match, max_ngram, bias, reach)),
+        propose=functools.partial(_propose, settings),
         update=lambda params, state, draft, verdict, target_out: state,
         nodes=gamma,
         name="sam",
@@ -103,12 +109,16 @@ def _propose(settings: Settings, params, keys, context, automaton):
     automaton = _automaton.extend(automaton, *text)
     match = _automaton.occurrence(automaton, settings.gamma, settings.min_match)
     own = functools.partial(_own, settings.gamma)
-    tokens = jax.vmap(own)(*text, match.end, match.longest)
+    tokens, used = jax.vmap(own)(*text, match.end, match.longest), match.longest
     if params.draft:
         stored = jax.vmap(functools.partial(_stored, settings), (None, None, 0, 0))
         others, size = stored(params.draft["tokens"], params.draft["order"], *text)
         use_own = (match.longest > 0) & (match.longest >= size - settings.bias)
         tokens = jnp.where(use_own[:, None], tokens, others)
+        used = jnp.where(use_own, used, size)
+    if settings.factor:
+        most = jnp.maximum(jnp.floor(settings.factor * used), 1)
+        tokens = jnp.where(jnp.arange(settings.gamma) < most[:, None], tokens, -1)
     return Draft(jnp.maximum(tokens, 0), tokens >= 0), automaton
 
 

@@ -84,7 +84,13 @@ FOLLOWED = {
     "chain": {"gamma": 4},
     "chain, stopped": {"gamma": 5, "control": "threshold:0.5"},
     "tree, stopped": {"tree": "3x2x1", "siblings": "iid", "control": "threshold:0.5"},
-    "dynamic, stopped": {"tree": "dynamic", "nodes": 9, "depth": 4, "control": "threshold:0.5"},
+    "dynamic, stopped": {
+        "tree": "dynamic",
+        "nodes": 20,
+        "depth": 4,
+        "top_k": 3,
+        "control": "threshold:0.7",
+    },
 }
 
 

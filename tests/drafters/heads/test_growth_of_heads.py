@@ -161,6 +161,38 @@ def drafts_of(drafter, params):
     return drafter.propose(params, keys, context, state.draft)[0], head_cases.PROMPTS
 
 
+def along_paths(name, params, row):
+    """A function: the log-probabilities of the heads after a path, in the text of a prompt."""
+    text = head_cases.PROMPTS[row]
+    plain = head_cases.heads_of(name, TARGET, params=params.draft)
+    features = head_cases.features_of(TARGET, TABLE, np.array([text]))
+
+    def after(path):
+        state = plain.begin(params, jnp.asarray(features[0, -1], jnp.float32))
+        logits = None
+        for depth, token in enumerate([text[-1], *path]):
+            logits, state = plain.step(params, state, depth, jnp.asarray(token))
+        return np.asarray(jax.nn.log_softmax(logits))
+
+    return after
+
+
+@pytest.mark.parametrize(
+    "name", ["hydra", *(pytest.param(n, marks=pytest.mark.slow) for n in ("mlp_speculator", "bpd"))]
+)
+def test_nodes_of_a_fixed_tree_continue_their_paths(name):
+    own = {"inner": 4} if name == "mlp_speculator" else {}
+    shape = cases.IRREGULAR
+    drafter = cases.random_heads(name, TARGET, TABLE, heads=3, tree=shape, **own)
+    params = ModelParams(TABLE, drafter.init_params(None))
+    draft, _ = drafts_of(drafter, params)
+    for row in (1, 3):
+        after, paths = along_paths(name, params, row), shared.paths_of(draft, row)
+        for node, path in enumerate(paths):
+            best = np.argsort(-after(path[:-1]), kind="stable")
+            assert path[-1] == best[shape.ranks[node]]
+
+
 @pytest.mark.parametrize("name", ["medusa", pytest.param("hydra", marks=pytest.mark.slow)])
 def test_dynamic_tree_is_that_of_eagle2(name):
     """Level by level with the heads as functions: the best nodes get children, the best stay."""
@@ -168,17 +200,8 @@ def test_dynamic_tree_is_that_of_eagle2(name):
     keys = {"tree": "dynamic", "nodes": nodes, "top_k": top_k}
     drafter = cases.random_heads(name, TARGET, TABLE, heads=heads, **keys)
     params = ModelParams(TABLE, drafter.init_params(None))
-    drafts, texts = drafts_of(drafter, params)
-    plain = head_cases.heads_of(name, TARGET, params=params.draft)
-    features = head_cases.features_of(TARGET, TABLE, np.array([texts[1]]))
-
-    def after(path):
-        """Log-probabilities after a path."""
-        state = plain.begin(params, jnp.asarray(features[0, -1], jnp.float32))
-        for depth, token in enumerate([texts[1][-1], *path]):
-            logits, state = plain.step(params, state, depth, jnp.asarray(token))
-        return np.asarray(jax.nn.log_softmax(logits))
-
+    drafts, _ = drafts_of(drafter, params)
+    after = along_paths(name, params, 1)
     pool, frontier = [], [((), 0.0)]
     for _ in range(heads):
         level = []
@@ -200,7 +223,7 @@ FOLLOWED = {
     ),
     "medusa, best first, stopped": (
         "medusa",
-        {"tree": "best_first", "nodes": 8, "control": "threshold:0.3"},
+        {"tree": "best_first", "nodes": 30, "control": "threshold:0.5"},
     ),
 }
 

@@ -124,6 +124,22 @@ def test_min_ngram():
     compare(functools.partial(prompt_lookup.lookup, **keys), lambda text: search(text, **keys))
 
 
+@pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
+def test_short_ngrams_propose_few_tokens(factor):
+    keys = {"gamma": 7, "max_ngram": 4, "match": "latest"}
+
+    def oracle(text):
+        for size in range(4, 0, -1):
+            limited = {**keys, "max_ngram": size, "min_ngram": size}
+            if tokens := search(text, **limited):
+                return tokens if size == 4 else tokens[: max(int(factor * size), 1)]
+        return []
+
+    compare(functools.partial(prompt_lookup.lookup, factor=factor, **keys), oracle)
+    with pytest.raises(UserError, match="factor"):
+        prompt_lookup.make(tabular(5), factor=-1.0)
+
+
 def test_skip_and_periodic():
     find = functools.partial(prompt_lookup.lookup, gamma=5, max_ngram=3)
 
