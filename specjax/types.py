@@ -97,8 +97,7 @@ class Draft(struct.PyTreeNode):
     probs: Array | None = None
     # bool[B] whether the drafter's own logits were finite; None = the drafter computes no logits
     finite: Array | None = None
-    # i32[B] the first nodes that the target must be fed although they may be invalid, because
-    # ``update`` reads the target's output there; None = 0
+    # i32[B] the first nodes that are fed even if invalid: ``update`` reads the output; None = 0
     fed: Array | None = None
     # M, the length of the longest possible path; None = N
     depth: int | None = struct.field(pytree_node=False, default=None)
@@ -213,16 +212,13 @@ class Drafter(NamedTuple):
     whole: bool = False
     greedy_only: bool = False  # meant for temperature 0 only (its lossless class holds at any)
     features: bool = False  # whether it reads ``target_out``; a recorded target has none
-    # Whether its state stays valid across rounds in which another drafter proposed (its own
-    # verdicts then have count 0).
+    # Whether its state stays valid across rounds of another drafter (verdicts then count 0).
     gaps: bool = True
     # (params, context) -> f32[B,S,V]: the probs of a draft token after each prefix tokens[:, :i+1],
-    # the same in every round. For measurements: the overlap with the target, and the check of
-    # sampled outputs.
+    # the same in every round. For the overlap with the target and the check of sampled outputs.
     probs: Callable[..., Array] | None = None
-    # (params, final state, prompt lengths) -> its parameters with what these rows added. Runs on
-    # the host, between batches, and only on request (``warm``): it carries text from one row to
-    # others.
+    # (params, final state, prompt lengths) -> its parameters with what these rows added. On the
+    # host, between batches, only on request (``warm``): it carries text from one row to others.
     learn: Callable[[ModelParams, DecodeState, Sequence[int]], Params] | None = None
     training: Training | None = None
 

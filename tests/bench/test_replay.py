@@ -55,7 +55,7 @@ def simulate(conversation, gamma, ngram):
 def test_prompt_lookup_against_plain_python_in_every_batch():
     """Every count of a chain, in total and by category; the same with another batch size."""
     target, texts = recorded_target.recorded(6), conversations(10)
-    drafter = drafters.make("prompt_lookup", target, gamma=4, max_ngram=2)
+    drafter = drafters.make("prompt_lookup", target, gamma=4, max_ngram=2, factor=0.0)
     method = Method("lookup", drafter, accept.load("chain"), ModelParams({}, {}))
     tallies = replay.measure(method, texts, batch_size=4)
     assert list(tallies) == [None, "a", "b"]
@@ -122,7 +122,9 @@ def test_a_replay_has_the_counts_of_the_decoding(name, rule, record):
     tallies = replay.measure(method, texts, batch_size=4, max_new_tokens=NEW)
     for row in range(4):
         for own in counts:
-            jax.tree.map(np.testing.assert_array_equal, own[row], tallies[str(row)].counts)
+            # A recording is not fed: a replay has no such count.
+            mine = own[row]._replace(verified=None)
+            jax.tree.map(np.testing.assert_array_equal, mine, tallies[str(row)].counts)
     assert tallies[None].counts.tokens == 4 * NEW and tallies[None].counts.accepted > 6
 
 

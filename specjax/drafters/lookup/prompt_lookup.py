@@ -127,15 +127,14 @@ def make(
         match: which occurrence of the longest n-gram is used, "earliest" (the original) or
             "latest".
         partial: whether a continuation shorter than gamma may be proposed.
-        rule: the settings of a known program: "specjax", "original", "transformers" or "vllm".
+        rule: the settings of a known program.
         skip: where the last n-gram has no earlier occurrence, whether to look up the n-gram before
-            the newest token and to skip one token of the copied text. So copying continues after
-            one changed word.
+            the newest token and to skip one token of the copied text (one changed word).
         periodic: whether a continuation that reaches the end of the text is repeated from its
-            beginning. Only with ``partial``: otherwise no continuation reaches the end.
+            beginning; needs ``partial``.
 
-        factor: an n-gram of m < max_ngram tokens proposes at most factor * m tokens (at least one);
-            one of max_ngram tokens, whose match may be longer, proposes gamma. 0: no limit.
+        factor: an n-gram of m < max_ngram tokens proposes at most factor * m tokens (at least one),
+            and one of max_ngram gamma; 0: no limit.
 
     Raises:
         UserError: gamma or an n-gram length below 1, a negative factor, max_ngram below min_ngram,

@@ -127,7 +127,7 @@ def test_the_draft_model_reads_the_tokens_that_it_missed():
         mine = np.asarray((after.winner == 1) & ~state.done)
         actual = np.asarray(drafted.probs[:, 0])
         np.testing.assert_allclose(actual[mine], expected[mine], atol=1e-5)
-        behind = np.asarray(state.length - state.draft.states[1].length)
+        behind = np.asarray(state.length - state.draft.states[1].kept.length)
         waited, asked = max(waited, int(behind[mine].max(initial=0))), asked + mine.sum()
     # More tokens were missed than one of its blocks has.
     assert asked > 8 and waited > 3
@@ -239,7 +239,7 @@ def test_a_drafter_that_no_row_needs_does_not_run():
     params = ModelParams(cases.table(0), both.init_params(None))
     state, _ = run(both, params, [[0, 1], [2]])
     # As after prefill.
-    assert np.asarray(state.draft.states[1].length).tolist() == [1, 0]
+    assert np.asarray(state.draft.states[1].kept.length).tolist() == [1, 0]
 
 
 @pytest.mark.fast
@@ -279,11 +279,11 @@ def test_no_drafter_runs_for_a_finished_row_and_slots_are_counted_per_drafter():
         max_len=16,
         limit=jnp.asarray([1, 16]),
     )
-    before = np.asarray(state.draft.states[2].length)
+    before = np.asarray(state.draft.states[2].kept.length)
     *_, (state, _) = decode.stream(target, both, accept.load("chain"), params, state)
     assert np.asarray(state.length).tolist() == [1, 16]
     # It ran in the first round, before any row was known to be finished, and not later.
-    assert (np.asarray(state.draft.states[2].length) - before).max() <= 1
+    assert (np.asarray(state.draft.states[2].kept.length) - before).max() <= 1
 
 
 def test_an_inner_drafter_gets_the_targets_own_noise():
