@@ -1,9 +1,10 @@
 """Finds a method by the name of its file, and checks the keys that it is given.
 
 The methods of a package are its modules and those of its subfolders (families); modules that begin
-with "_" are helpers. A name is unique across families. A module has a function ``make``: its
-keyword-only parameters are the keys of the method. Keys that several methods share are declared
-once, as a dataclass that a module names ``SHARED``; ``make`` then takes them as ``**shared``.
+with "_", and those in the package's ``HELPERS``, are helpers. A name is unique across families. A
+module has a function ``make``: its keyword-only parameters are the keys of the method. Keys that
+several methods share are declared once, as a dataclass that a module names ``SHARED``; ``make``
+then takes them as ``**shared``.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ class Key(NamedTuple):
 def _modules(package: str) -> dict[str, str]:
     """Method name -> dotted name of its module. Raises TypeError for a name that occurs twice."""
     modules: dict[str, str] = {}
+    helpers = getattr(importlib.import_module(package), "HELPERS", ())
     for folder in (package, *_families(package)):
         for module in pkgutil.iter_modules(importlib.import_module(folder).__path__):
-            if module.ispkg or module.name.startswith("_"):
+            if module.ispkg or module.name.startswith("_") or module.name in helpers:
                 continue
             dotted = f"{folder}.{module.name}"
             if module.name in modules:

@@ -212,6 +212,7 @@ class Drafter(NamedTuple):
     whole: bool = False
     greedy_only: bool = False  # meant for temperature 0 only (its lossless class holds at any)
     features: bool = False  # whether it reads ``target_out``; a recorded target has none
+    history: bool = False  # whether drafts depend on earlier rounds too, not on the text alone
     # Whether its state stays valid across rounds of another drafter (verdicts then count 0).
     gaps: bool = True
     # (params, context) -> f32[B,S,V]: the probs of a draft token after each prefix tokens[:, :i+1],
@@ -242,6 +243,7 @@ class Accept(NamedTuple):
     ``sampled(keys, draft, target_probs f32[B,N+1,V]) -> Verdict`` decides from probabilities.
     ``greedy(draft, logits f32[B,N+1,V]) -> Verdict`` decides for rows of temperature 0, so that
     greedy decoding computes no softmax (and a lossy rule can see near-ties).
+    Drafts of 0 nodes (N = 0) occur. ``specjax.accept.verdict`` has what a rule needs.
     """
 
     sampled: AcceptFn

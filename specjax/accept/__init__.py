@@ -1,12 +1,19 @@
-"""Acceptance rules, one file each; the file name is the registry: ``accept.load("chain")``."""
+"""Acceptance rules, one file each; the file name is the registry: ``accept.load("chain")``.
+
+``specjax.accept.verdict`` has what a rule of one's own needs.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from specjax import registry
+from specjax.accept import verdict as verdict
 from specjax.errors import UserError
 from specjax.types import SIBLINGS, Accept, Drafter
+
+# Modules that are no rules.
+HELPERS = ("verdict",)
 
 
 def names() -> list[str]:

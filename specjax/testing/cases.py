@@ -13,13 +13,15 @@ import numpy as np
 from specjax import drafters
 from specjax.data import datastore, ngram_tables
 from specjax.drafters.draft_models import draft_tree
-from specjax.testing.models import tabular
+from specjax.testing.models import tabular, tiny
 from specjax.topology.shapes import Topology
 from specjax.types import LM, Drafter, ModelParams, Params
 
 VOCAB = 3
 PROMPT = [2, 1]
 PROMPTS = (PROMPT, [0, 2], [1, 1], [0, 0])
+# Its last two tokens occurred before, so lookups draft.
+REPEATED = [0, 2, 1, 0, 2, 1]
 # Eight nodes on three levels, with three, two, one and no children.
 IRREGULAR = Topology((-1, -1, -1, 0, 0, 1, 3, 3))
 
@@ -31,6 +33,15 @@ class Case(NamedTuple):
     target: LM
     drafter: Drafter
     params: ModelParams
+
+
+class Models(NamedTuple):
+    """What the cases are made of."""
+
+    target: LM
+    draft: LM
+    other: LM  # a second draft model
+    params: tuple[Params, ...]  # of the three
 
 
 @functools.cache
@@ -60,7 +71,7 @@ def without_first_node(drafter: Drafter) -> Drafter:
         draft, state = drafter.propose(params, keys, context, state)
         return draft.replace(valid=draft.valid & (jnp.arange(drafter.nodes) > 0)), state
 
-    return drafter._replace(propose=propose, name=f"{drafter.name}, ragged")
+    return drafter._replace(propose=propose, name=f"{drafter.name}, ragged", whole=False)
 
 
 def _text(vocab: int) -> list[list[int]]:
@@ -85,27 +96,20 @@ def random_heads(
     return drafters.make(name, target, params=params, **keys)
 
 
-def _heads(name: str, **keys: Any) -> Callable[[LM], Drafter]:
-    return lambda target: random_heads(
-        name, target, jnp.zeros((target.vocab_size + 1,) + (target.vocab_size,) * 2), **keys
-    )
+def _heads(name: str, **keys: Any) -> Callable[[LM, Models], Drafter]:
+    return lambda target, models: random_heads(name, target, models.params[0], **keys)
 
 
-def _escalate(target: LM, draft: LM) -> Drafter:
+def _escalate(target: LM, models: Models) -> Drafter:
     lookup = drafters.make("prompt_lookup", target, gamma=3, max_ngram=2, min_ngram=2)
-    model = drafters.make(
-        "draft_model", target, model=draft, gamma=2, params=table(1, target.vocab_size), gaps=True
-    )
+    own = {"model": models.draft, "params": models.params[1]}
+    model = drafters.make("draft_model", target, gamma=2, gaps=True, **own)
     return drafters.make("escalate", target, drafters=[lookup, model])
 
 
-def _controlled(target: LM, draft: LM) -> Drafter:
-    keys = {
-        "model": draft,
-        "tree": "2x1",
-        "siblings": "top_k",
-        "params": table(1, target.vocab_size),
-    }
+def _controlled(target: LM, models: Models) -> Drafter:
+    own = {"model": models.draft, "params": models.params[1]}
+    keys = {"tree": "2x1", "siblings": "top_k", **own}
     return drafters.make(
         "controlled", target, drafters=[drafters.make("draft_tree", target, **keys)], rate=0.6
     )
@@ -138,24 +142,32 @@ _MODELS: dict[str, Callable[[LM, LM, LM], Drafter]] = {
         draft_tree.make(target, model=draft, tree="2x1", siblings="without_replacement")
     ),
 }
-_NO_MODEL: dict[str, Callable[[LM], Drafter]] = {
-    "none": lambda target: drafters.make("none", target),
-    "prompt_lookup": lambda target: drafters.make("prompt_lookup", target, gamma=2, max_ngram=2),
-    "llma": lambda target: drafters.make(
+_NO_MODEL: dict[str, Callable[[LM, Models], Drafter]] = {
+    "none": lambda target, models: drafters.make("none", target),
+    "prompt_lookup": lambda target, models: drafters.make(
+        "prompt_lookup", target, gamma=2, max_ngram=2
+    ),
+    "llma": lambda target, models: drafters.make(
         "llma", target, gamma=2, max_ngram=2, datastore=_text(target.vocab_size)
     ),
-    "ngram_lm": lambda target: drafters.make(
+    "ngram_lm": lambda target, models: drafters.make(
         "ngram_lm",
         target,
         gamma=2,
         mode="sample",
         tables=ngram_tables.count(_text(target.vocab_size), target.vocab_size, successors=2),
     ),
-    "jacobi": lambda target: drafters.make("jacobi", target, gamma=2),
-    "lookahead": lambda target: drafters.make("lookahead", target, window=2, ngram=3, candidates=2),
-    "token_recycling": lambda target: drafters.make("token_recycling", target, tree="2x1", top_k=2),
-    "trie": lambda target: drafters.make("trie", target, nodes=4, depth=2, max_ngram=2, samples=8),
-    "sam": lambda target: drafters.make(
+    "jacobi": lambda target, models: drafters.make("jacobi", target, gamma=2),
+    "lookahead": lambda target, models: drafters.make(
+        "lookahead", target, window=2, ngram=3, candidates=2
+    ),
+    "token_recycling": lambda target, models: drafters.make(
+        "token_recycling", target, tree="2x1", top_k=2
+    ),
+    "trie": lambda target, models: drafters.make(
+        "trie", target, nodes=4, depth=2, max_ngram=2, samples=8
+    ),
+    "sam": lambda target, models: drafters.make(
         "sam",
         target,
         gamma=2,
@@ -163,10 +175,10 @@ _NO_MODEL: dict[str, Callable[[LM], Drafter]] = {
         bias=1,
         datastore=datastore.build(_text(target.vocab_size)),
     ),
-    "suffix": lambda target: drafters.make(
+    "suffix": lambda target, models: drafters.make(
         "suffix", target, nodes=4, depth=2, max_ngram=4, samples=8
     ),
-    "rest": lambda target: drafters.make(
+    "rest": lambda target, models: drafters.make(
         "rest",
         target,
         nodes=4,
@@ -175,8 +187,8 @@ _NO_MODEL: dict[str, Callable[[LM], Drafter]] = {
         samples=8,
         datastore=datastore.build(_text(target.vocab_size)),
     ),
-    "escalate": lambda target: _escalate(target, models(target.vocab_size)[1]),
-    "controlled": lambda target: _controlled(target, models(target.vocab_size)[1]),
+    "escalate": _escalate,
+    "controlled": _controlled,
     "medusa": _heads("medusa", heads=2, tree="2x1"),
     "hydra": _heads("hydra", heads=2, layers=2, tree="2x1", siblings="without_replacement"),
     "mlp_speculator": _heads("mlp_speculator", heads=2, inner=4, siblings="iid"),
@@ -187,8 +199,27 @@ NAMES = (*_NO_MODEL, *_MODELS)
 
 @functools.cache
 def _drafter(name: str, vocab: int) -> Drafter:
-    target = models(vocab)[0]
-    return _NO_MODEL[name](target) if name in _NO_MODEL else _MODELS[name](*models(vocab))
+    tables = (jnp.zeros((vocab + 1, vocab, vocab)), table(1, vocab), table(2, vocab))
+    return _build(name, Models(*models(vocab), tables))
+
+
+def _build(name: str, models: Models) -> Drafter:
+    if name in _NO_MODEL:
+        return _NO_MODEL[name](models.target, models)
+    return _MODELS[name](models.target, models.draft, models.other)
+
+
+@functools.cache
+def real(name: str) -> Case:
+    """One of NAMES with real decoders: the target, and as draft models smaller ones."""
+    sizes = {"vocab_size": VOCAB, "width": 16}
+    target, params = tiny("llama", 0, **sizes)
+    draft, first = tiny("gpt2", 1, layers=1, **sizes)
+    other, second = tiny("llama", 2, layers=1, **sizes)
+    drafter = _build(name, Models(target, draft, other, (params, first, second)))
+    own = (first, second) if name == "independent" else first
+    own = drafter.init_params(jax.random.key(0)) if name in _NO_MODEL else own
+    return Case(name, target, drafter, ModelParams(params, own))
 
 
 def case(name: str, vocab: int = VOCAB, sparse: bool = False, seed: int = 0) -> Case:

@@ -5,25 +5,49 @@
     assert report.passed
 
 They run the compiled loop over thousands of ragged rows of a table model, and enumerate every
-outcome in float64 where all randomness is coins and draws (``specjax.testing.exact``).
+outcome in float64 where all randomness is coins and draws (``specjax.testing.exact``). What cannot
+be enumerated is counted on 120,000 rows. A check that cannot decide is "not proven", and a report
+with such a check has not passed.
+
+Lines appear on stderr while the checks run. ``quick=True`` gives a first answer in about ten
+seconds: no compiled loop, one setting, nothing counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import jax
-import jax.numpy as jnp
+import functools
+from collections.abc import Iterator, Sequence
 
 from specjax import accept
 from specjax.errors import UserError
-from specjax.testing import cases, drafter_checks, exact, laws, pair_checks
-from specjax.testing.findings import Finding, Report
+from specjax.testing import (
+    acceptance_checks,
+    cases,
+    claims,
+    drafter_checks,
+    forecast_checks,
+    law_checks,
+    pair_checks,
+    plain_cases,
+    state_checks,
+)
+from specjax.testing.findings import Check, Finding, Progress, Report, collect
+from specjax.testing.law_checks import check_law
 from specjax.testing.runner import Runner
-from specjax.theory import statistics
-from specjax.types import LM, Accept, Drafter, ModelParams
+from specjax.types import CHAIN, LM, Accept, Drafter, ModelParams
 
-EXACT = 1e-12
+__all__ = ["check_accept", "check_drafter", "check_law", "check_pair", "lossless_rules"]
+
+# Settings of the enumerated laws; the first one is that of quick checks.
+SETTINGS = (
+    {"temperature": 1.0},
+    {"temperature": 0.6},
+    {"temperature": 1.7, "top_k": 2},
+    {"temperature": 0.7, "top_p": 0.85},
+    {"temperature": 1.2, "min_p": 0.3},
+)
+# Later rounds whose laws are enumerated too.
+LATER = (2, 6)
 
 
 def check_pair(
@@ -38,74 +62,89 @@ def check_pair(
     return pair_checks.all_checks(Runner(drafter, rule, target, params, seed))
 
 
-def check_law(
-    target: LM,
-    drafter: Drafter,
-    rule: Accept,
-    params: ModelParams,
-    prompts: Sequence[Sequence[int]],
-    **settings,
-) -> Finding:
-    """The exact law of one round: its total variation from the target's law is below 1e-12.
-
-    ``passed`` is None where the law cannot be enumerated, and for a rule that is not L1.
-    """
-    name = "exact law of a round"
-    with jax.enable_x64(True):
-        wide = jax.tree.map(_widen, params)
-        steps, worst = drafter.longest + 1, 0.0
-        try:
-            for prompt in prompts:
-                law = exact.exact_law(
-                    target, drafter, rule, wide, list(prompt), steps, rounds=1, **settings
-                )
-                truth = laws.sequence_law(target, wide.target, list(prompt), steps, **settings)
-                worst = max(worst, statistics.total_variation(law, truth))
-        except (exact.NoiseReused, exact.ImpossibleProbs) as error:
-            return Finding(name, False, str(error))
-        except (exact.NotEnumerable, exact.TooLarge) as error:
-            return Finding(name, None, str(error))
-    passed = worst < EXACT if rule.lossless_class == "L1" else None
-    return Finding(name, passed, f"total variation {worst:.1e}, {rule.name}")
-
-
-def _widen(x: jax.Array) -> jax.Array:
-    floating = jnp.issubdtype(x.dtype, jnp.floating)
-    return jnp.asarray(x, jnp.float64) if floating else jnp.asarray(x)
-
-
 def check_drafter(
     drafter: Drafter,
     target: LM,
     params: ModelParams,
     rules: Sequence[Accept] | None = None,
     *,
-    prompts: Sequence[Sequence[int]] = (cases.PROMPT,),
+    prompts: Sequence[Sequence[int]] = (cases.PROMPT, cases.REPEATED),
+    quick: bool = False,
+    first_failure: bool = False,
+    progress: Progress = True,
 ) -> Report:
     """Checks a drafter with the given rules (default: every L1 rule that takes its drafts).
 
     Args:
         drafter: made for ``target``.
-        target: a model with a vocabulary of 3 to 6 tokens, such as ``testing.tabular(3)``.
+        target: a model with a vocabulary of 3 to 6 tokens, such as ``testing.tabular(3)``. For a
+            drafter with a cache of its own, run the check of its state on a real decoder too:
+            ``testing.state_follows_text``.
         params: of the pair; floats become float64 where the law is enumerated.
         rules: acceptance rules.
-        prompts: texts after which the law is enumerated.
+        prompts: texts after which drafts and laws are enumerated. After one of them the drafter
+            should draft: a lookup finds nothing in a text without repetitions.
+        quick: only the drafts themselves and the laws at one setting, without the compiled loop.
+        first_failure: whether to end at the first check that fails.
+        progress: True: finished lines appear on stderr; a function gets each line; False: silence.
 
     Returns:
-        A ``Report``: the form of its drafts, its state, then per rule the exact law of a round and
-        the findings of ``check_pair``.
+        A ``Report``: the form of its drafts, the probs that it declares, its state, its forecast,
+        then per rule the exact law of a round and the findings of ``check_pair``. An exception in
+        the drafter's code is a failed check.
     """
-    findings = [drafter_checks.well_formed(drafter, target, params)]
-    if findings[0].passed is False:
-        return Report(drafter.name, tuple(findings))
-    findings.append(drafter_checks.state_follows_text(drafter, target, params))
-    for rule in lossless_rules(drafter) if rules is None else rules:
-        results = [
-            check_law(target, drafter, rule, params, prompts),
-            *check_pair(drafter, rule, target, params),
-        ]
-        findings += [f._replace(check=f"{rule.name}: {f.check}") for f in results]
-    return Report(drafter.name, tuple(findings))
+    chosen = lossless_rules(drafter) if rules is None else list(rules)
+    for rule in chosen:
+        accept.check_pair(drafter, rule)
+    checks = _drafter_checks(drafter, target, params, chosen, prompts, quick)
+    return collect(drafter.name, checks, progress=progress, first_failure=first_failure)
+
+
+def _drafter_checks(
+    drafter: Drafter,
+    target: LM,
+    params: ModelParams,
+    rules: Sequence[Accept],
+    prompts: Sequence[Sequence[int]],
+    quick: bool,
+) -> Iterator[Check]:
+    own = (drafter, target, params)
+    yield "drafts are well formed", functools.partial(drafter_checks.well_formed, *own)
+    settings = SETTINGS[:1] if quick else SETTINGS
+    pair = (target, drafter, params)
+    yield (
+        "tokens are drawn from the declared probs",
+        functools.partial(claims.drawn_as_declared, *pair, prompts, settings),
+    )
+    if not quick:
+        yield "its state follows the text", functools.partial(state_checks.state_follows_text, *own)
+        if drafter.probs is not None:
+            name = "its first token is drawn from Drafter.probs"
+            yield name, functools.partial(drafter_checks.probs_of_text, *own)
+        if drafter.training is not None and drafter.training.foresee is not None:
+            check = functools.partial(forecast_checks.forecast_equals_decoding, *own)
+            yield "its forecast equals decoding", check
+    for number, rule in enumerate(rules):
+        exact = rule.lossless_class == "L1"
+        # What the drafter declares was enumerated at all settings; here one rule shows its effect.
+        for each in (settings if number == 0 else SETTINGS[:1]) if exact else ():
+            keys = {"count": not quick, "after": LATER, **each}
+            law = functools.partial(check_law, target, drafter, rule, params, list(prompts), **keys)
+            yield _named(rule.name, "exact law of a round", law)
+        if not quick:
+            loop = functools.partial(check_pair, drafter, rule, target, params)
+            yield _named(rule.name, "the compiled loop", loop)
+
+
+def _named(prefix: str, name: str, check) -> Check:
+    """The check; ``prefix`` is put before the names of its findings."""
+
+    def run() -> list[Finding]:
+        results = check()
+        results = [results] if isinstance(results, Finding) else results
+        return [f._replace(check=f"{prefix}: {f.check}") for f in results]
+
+    return f"{prefix}: {name}", run
 
 
 def lossless_rules(drafter: Drafter) -> list[Accept]:
@@ -115,41 +154,86 @@ def lossless_rules(drafter: Drafter) -> list[Accept]:
 
 
 def check_accept(
-    rule: Accept, names: Sequence[str] | None = None, *, loop_case: str | None = None
+    rule: Accept,
+    names: Sequence[str] = (),
+    *,
+    loop_case: str | None = None,
+    quick: bool = False,
+    first_failure: bool = False,
+    progress: Progress = True,
 ) -> Report:
-    """Checks a rule on one drafter of every kind that it takes (``cases.NAMES``).
+    """Checks a rule on drafts of every kind of siblings that it takes.
 
     Args:
         rule: an L1 rule must have the target's law; any rule must be greedy decoding at temperature
             0 with the settings it was made with.
-        names: the cases to enumerate; default: all that fit.
-        loop_case: the case for the compiled loop; default: the last of them.
+        names: cases of ``cases.NAMES``, real drafters, that are enumerated in addition to the
+            chains of four and the trees of three levels.
+        loop_case: the case for the compiled loop; default: one that fits.
+        quick: only the enumeration of those drafts at one setting, without the compiled loop.
+        first_failure: whether to end at the first check that fails.
+        progress: True: finished lines appear on stderr; a function gets each line; False: silence.
 
     Returns:
-        A ``Report``.
+        A ``Report``: empty drafts, the exact laws, the chance of acceptance against its closed form
+        and the best possible, the compiled loop. An exception in the rule is a failed check.
 
     Raises:
         UserError: an unknown case, or one that the rule does not take.
     """
-    for name in (*(names or ()), *([loop_case] if loop_case else ())):
+    for name in (*names, *([loop_case] if loop_case else ())):
         if name not in cases.NAMES:
             raise UserError(f"unknown case {name!r}; it must be one of {', '.join(cases.NAMES)}")
-    every = [cases.case(name) for name in names or cases.NAMES]
-    fit = {case.name: case for case in every if case.drafter.siblings in rule.siblings}
-    if not fit:
-        raise UserError(
-            f"rule {rule.name} takes none of the cases {', '.join(names or cases.NAMES)}"
-        )
-    if loop_case and loop_case not in fit:
-        raise UserError(f"rule {rule.name} does not take the case {loop_case}")
-    findings = []
-    for case in fit.values():
-        for settings in pair_checks.SETTINGS if rule.lossless_class == "L1" else ():
-            finding = check_law(
-                case.target, case.drafter, rule, case.params, [cases.PROMPT], **settings
-            )
-            name = f"{case.name}, {pair_checks.setting_name(settings)}: {finding.check}"
-            findings.append(finding._replace(check=name))
-    chosen = fit[loop_case] if loop_case else list(fit.values())[-1]
-    findings += check_pair(chosen.drafter, rule, chosen.target, chosen.params)
-    return Report(rule.name, tuple(findings))
+        if cases.case(name).drafter.siblings not in rule.siblings:
+            raise UserError(f"rule {rule.name} does not take the case {name}")
+    checks = _rule_checks(rule, names, loop_case, quick)
+    return collect(rule.name, checks, progress=progress, first_failure=first_failure)
+
+
+# Kind of siblings -> a real drafter that drafts them.
+LOOP_CASES = {
+    CHAIN: "chain",
+    "iid": "iid",
+    "independent": "independent",
+    "without_replacement": "without_replacement",
+    "deterministic": "irregular",
+}
+
+
+def _rule_checks(
+    rule: Accept, names: Sequence[str], loop_case: str | None, quick: bool
+) -> Iterator[Check]:
+    exact = rule.lossless_class == "L1"
+    for kind in rule.siblings if exact else ():
+        empty = functools.partial(acceptance_checks.empty_drafts, rule, kind)
+        yield f"{kind}: a draft of 0 nodes", empty
+        # With two tokens a residual is one token: four show how it is computed.
+        yield _law(rule, plain_cases.star(kind, 1 if kind == CHAIN else 3, 4), {}, count=False)
+        deep = [
+            (plain_cases.deep(kind), SETTINGS[0]),
+            (plain_cases.deep(kind, holes=True), SETTINGS[1]),
+            (plain_cases.deep(kind, sparse=True), SETTINGS[3]),
+        ]
+        for number, (case, settings) in enumerate(deep[:2] if quick else deep):
+            yield _law(rule, case, settings, count=not quick, depths=number == 0)
+        for width in (1,) if kind == CHAIN or quick else (1, 2):
+            chance = functools.partial(acceptance_checks.chance_of, rule, kind, width)
+            yield f"{kind}: chance of acceptance", chance
+    for case in map(cases.case, names if exact else ()):
+        for settings in pair_checks.SETTINGS:
+            yield _law(rule, case, settings, count=not quick)
+    if quick:
+        return
+    fit = [LOOP_CASES[kind] for kind in rule.siblings]
+    for name in dict.fromkeys([loop_case] if loop_case else [fit[0], fit[-1]]):
+        case = cases.case(name)
+        loop = functools.partial(check_pair, case.drafter, rule, case.target, case.params)
+        yield _named(name, "the compiled loop", loop)
+
+
+def _law(rule: Accept, case: cases.Case, settings: dict, **keys) -> Check:
+    prompts = [plain_cases.prompt(case)]
+    law = functools.partial(
+        law_checks.check_law, case.target, case.drafter, rule, case.params, prompts
+    )
+    return _named(case.name, "exact law of a round", functools.partial(law, **keys, **settings))

@@ -1,96 +1,61 @@
 """The exact law of what a drafter and a rule emit, by running the real code on every outcome.
 
-``expand`` runs a function with a ``Script`` in place of ``RowKeys`` until every history has been
-run once; the probabilities of the histories add up to 1. Nothing is sampled and nothing is assumed
-about the rule. jit is off meanwhile, so that loops run in Python and the script can read values.
+Every history of a round is run once (``specjax.testing.expansion``). Nothing is sampled and nothing
+is assumed about the rule.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from specjax import decode, rng, sampling, step
-from specjax.testing import laws
-from specjax.testing.script import (
-    Branches,
-    ImpossibleProbs,
-    NoiseReused,
-    NotEnumerable,
-    Pending,
-    Script,
-)
-from specjax.types import LM, Accept, Context, DecodeState, Drafter, ModelParams, StepInfo
+from specjax import accept, decode, rng, sampling, step
+from specjax.testing import expansion, laws, verdicts
+from specjax.testing import rounds as one_round
+from specjax.testing.expansion import Expanded, TooLarge, expand
+from specjax.testing.script import ImpossibleProbs, NoiseReused, NotEnumerable, Script
+from specjax.testing.verdicts import WrongVerdict
+from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams, StepInfo
 
 __all__ = [
+    "Enumerated",
     "Expanded",
     "Histories",
     "ImpossibleProbs",
     "NoiseReused",
     "NotEnumerable",
     "TooLarge",
+    "WrongVerdict",
+    "drafts",
+    "enumerated",
     "exact_law",
     "expand",
     "histories",
 ]
 
-# Rows of every run: one number, because every new shape compiles every operation again.
-ROWS = 4096
 # Drafts that are judged together; bounds the memory for their histories.
-CHUNK = 4 * ROWS
-# Histories of one function.
-LARGEST = 4_000_000
+CHUNK = 4 * expansion.ROWS
 
 
-class TooLarge(ValueError):
-    """There are too many histories to enumerate."""
+class Enumerated(NamedTuple):
+    """What drafter and rule emit, over all histories."""
+
+    law: np.ndarray  # f64[V,...,V] of the tokens
+    truth: np.ndarray  # f64[V,...,V] the target's law of the same tokens
+    drafted: float  # the expected number of nodes that the first round could test
+    accepted: np.ndarray  # f64[M+1] the probability of each number of accepted nodes in that round
 
 
-class Expanded(NamedTuple):
-    """Every history of a function."""
-
-    value: Any  # what the function returned, a row per history
-    source: np.ndarray  # i64[R] the row that each history began from
-    chance: np.ndarray  # f64[R] its probability, given that row
-    ledger: frozenset[tuple] = frozenset()  # the noise that was requested
+def exact_law(*args, **keys) -> np.ndarray:
+    """The law alone, f64[V,...,V]; the arguments are those of ``enumerated``."""
+    return enumerated(*args, **keys).law
 
 
-def expand(function: Callable, rows: Any, batch: int, ledger: Iterable[tuple] = ()) -> Expanded:
-    """All outcomes of ``function(script, rows)``; ``rows`` is a pytree of arrays [batch, ...].
-
-    ``ledger`` is noise that was requested before, in the same round. The order of the histories is
-    arbitrary.
-    """
-    waiting = Pending(np.arange(batch), np.zeros((batch, 8), np.int32), np.zeros(batch, np.int64))
-    runs: list[tuple[Any, np.ndarray, np.ndarray]] = []
-    requested, count = frozenset(ledger), 0
-    while len(waiting.source):
-        waiting, now = waiting.split(ROWS)
-        branches = Branches(now, ROWS)
-        script = Script(branches, ledger)
-        given = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[branches.source]), rows)  # noqa: B023
-        with jax.disable_jit():
-            value = function(script, given)
-        waiting = Pending.join([waiting, *branches.pending()])
-        kept = branches.histories
-        value = jax.tree.map(lambda x: np.asarray(x)[kept], value)  # noqa: B023
-        runs.append((value, branches.source[kept], branches.chance[kept]))
-        requested, count = requested | script.ledger, count + len(kept)
-        if count + len(waiting.source) > LARGEST:
-            raise TooLarge(
-                f"more than {LARGEST} histories; take a smaller vocabulary or a smaller draft"
-            )
-    values, sources, chances = zip(*runs, strict=True)
-    value = jax.tree.map(lambda *x: np.concatenate(x), *values)
-    return Expanded(value, np.concatenate(sources), np.concatenate(chances), requested)
-
-
-def exact_law(
+def enumerated(
     target: LM,
     drafter: Drafter,
     rule: Accept,
@@ -99,8 +64,9 @@ def exact_law(
     steps: int,
     *,
     rounds: int | None = None,
+    after: int = 0,
     **settings,
-) -> np.ndarray:
+) -> Enumerated:
     """The exact law of the next ``steps`` tokens after ``prompt``, as drafter and rule emit them.
 
     Args:
@@ -110,25 +76,29 @@ def exact_law(
         steps: number of tokens; the table has V**steps entries.
         rounds: number of real rounds, commits included; the target alone continues after them.
             None: all.
+        after: rounds that are played first, with one outcome each; the law is that of the tokens
+            after them.
         settings: of ``sampling.make_sampling``.
-
-    Returns:
-        float64[V,...,V], ``steps`` axes.
 
     Raises:
         NotEnumerable: raw noise was requested.
         NoiseReused: the same noise was requested twice in a round.
+        WrongVerdict: a verdict whose path is not a path of the draft, or has other tokens.
         TooLarge: there are more than LARGEST histories.
     """
-    truth = laws.sequence_law(target, params.target, prompt, steps, **settings)
     law = np.zeros((target.vocab_size,) * steps)
-    state, shared = _begin(target, drafter, params, prompt, steps, settings)
-    weight = np.ones(1)
-    for _ in itertools.count() if rounds is None else range(rounds):
+    state, shared = _begin(target, drafter, params, prompt, steps, settings, after)
+    prompt = state["tokens"][0, : int(state["length"][0])].tolist()
+    truth = laws.sequence_law(target, params.target, prompt, steps, **settings)
+    weight, drafted, accepted = np.ones(1), 0.0, np.zeros(drafter.longest + 1)
+    for number in itertools.count() if rounds is None else range(rounds):
         if not len(weight):
             break
         states, weights = [], []
         for part in _round(target, drafter, rule, params, state, shared, weight):
+            if number == 0:
+                drafted += float((part.info.drafted * part.weight).sum())
+                accepted += np.bincount(part.info.accepted, part.weight, len(accepted))
             done = np.asarray(part.rows["done"])
             _add(law, truth, part.rows, part.weight, done, len(prompt))
             states.append(jax.tree.map(lambda x: x[~done], part.rows))  # noqa: B023
@@ -136,7 +106,25 @@ def exact_law(
         state = jax.tree.map(lambda *x: np.concatenate(x), *states)
         weight = np.concatenate(weights)
     _add(law, truth, state, weight, np.ones(len(weight), bool), len(prompt))
-    return law
+    return Enumerated(law, truth, drafted, accepted)
+
+
+def drafts(
+    target: LM,
+    drafter: Drafter,
+    params: ModelParams,
+    prompt: Sequence[int],
+    *,
+    after: int = 0,
+    **settings,
+) -> Expanded:
+    """Every draft that the drafter can propose after ``prompt`` and ``after`` rounds.
+
+    ``value`` is a ``Draft``.
+    """
+    state, shared = _begin(target, drafter, params, prompt, drafter.longest + 1, settings, after)
+    propose = _proposer(drafter, params, shared)
+    return expand(lambda *given: propose(*given)[0], state, 1)
 
 
 class Histories(NamedTuple):
@@ -170,10 +158,16 @@ def histories(
     return Histories(info, np.concatenate([part.weight for part in parts]))
 
 
-def _begin(target, drafter, params, prompt, steps: int, settings: dict) -> tuple[dict, dict]:
-    packed, lengths = decode.pack_prompts([list(prompt)])
-    # Rounded up, so that few different shapes occur.
-    room = -(-(len(prompt) + steps + 1) // 8) * 8
+_play = jax.jit(one_round.play, static_argnums=(0, 1, 2))
+
+
+def _begin(
+    target, drafter, params, prompt, steps: int, settings: dict, after: int = 0
+) -> tuple[dict, dict]:
+    """A state with ``steps`` tokens to go, after ``after`` rounds with the rule "match"."""
+    # Rounded up, so that few different shapes occur: each compiles every operation again.
+    packed, lengths = decode.pack_prompts([list(prompt)], width=-(-len(prompt) // 8) * 8)
+    longest = len(prompt) + after * (drafter.longest + 1) + steps + 1
     # For one row, compiling would take longer than running without jit.
     with jax.disable_jit():
         state = decode.prefill(
@@ -183,11 +177,12 @@ def _begin(target, drafter, params, prompt, steps: int, settings: dict) -> tuple
             packed,
             lengths,
             rng.row_keys(0, 1),
-            max_len=room,
-            limit=lengths + steps,
+            max_len=-(-longest // 32) * 32,
             sampling=sampling.make_sampling(1, **settings),
         )
-    return _rows(state)
+    for _ in range(after):
+        state, _ = _play(target, drafter, accept.load("match"), params, state)
+    return _rows(state.replace(limit=state.length + steps))
 
 
 # Fields of a DecodeState that are not divided into rows.
@@ -213,20 +208,17 @@ def _round(
     target, drafter, rule, params, state: dict, shared: dict, weight: np.ndarray
 ) -> Iterator[_Part]:
     """Every history of one round from states with these weights, a part at a time."""
-
-    def propose(script, rows):
-        context = Context(rows["tokens"], rows["length"], rows["sampling"])
-        return drafter.propose(params, script, context, rows["draft"])
+    rule = verdicts.enforced(rule)
 
     def decide(script, given):
         rows, draft, draft_state = given
         state = DecodeState(**rows, **shared)
-        proposed = drafter._replace(propose=lambda *_: (draft, draft_state))
-        scored = step.propose(target, proposed, params, state, script)
-        after, info = step.decide(target, drafter, rule, params, state, script, scored, None)
+        after, info = one_round.judge(
+            target, drafter, rule, params, state, script, draft, draft_state
+        )
         return _rows(after)[0], info
 
-    drafted = expand(propose, state, len(weight))
+    drafted = expand(_proposer(drafter, params, shared), state, len(weight))
     weight = weight[drafted.source] * drafted.chance
     state = jax.tree.map(lambda x: x[drafted.source], state)
     for start in range(0, len(weight), CHUNK):
@@ -236,6 +228,16 @@ def _round(
         rows, info = decided.value
         yield _Part(rows, info, weight[part][decided.source] * decided.chance)
     shared["round"] = shared["round"] + 1
+
+
+def _proposer(drafter: Drafter, params: ModelParams, shared: dict) -> Callable:
+    """The function of a script and of the rows of states that gives drafts and draft states."""
+
+    def propose(script: Script, rows: dict) -> Any:
+        state = DecodeState(**rows, **shared)
+        return drafter.propose(params, script, step.context_of(state), state.draft)
+
+    return propose
 
 
 def _add(law, truth, rows: dict, weight, chosen, begin: int) -> None:

@@ -1,16 +1,32 @@
-"""The result of a check of a method, and its text."""
+"""The results of the checks of a method, and how a list of checks is run."""
 
 from __future__ import annotations
 
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
+
+# Parts of the paths of frames that do not show where a user's code failed.
+_LIBRARIES = ("/jax/", "/jaxlib/", "/numpy/", "/flax/", "<frozen")
+_OWN = "/specjax/"
 
 
 class Finding(NamedTuple):
-    """The result of one check; ``passed`` None: not checked, ``detail`` gives the reason."""
+    """The result of one check.
+
+    ``passed`` None: not proven. Nothing failed, but the check could not decide; ``detail`` gives
+    the reason.
+    """
 
     check: str
     passed: bool | None
     detail: str
+
+    def __str__(self) -> str:
+        mark = {True: "ok  ", False: "FAIL", None: "?   "}[self.passed]
+        return f"{mark} {self.check}  {self.detail}"
 
 
 class Report(NamedTuple):
@@ -21,12 +37,78 @@ class Report(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        """Whether no check failed."""
-        return all(f.passed is not False for f in self.findings)
+        """Whether every check passed. False if one failed, and if one is not proven."""
+        return all(f.passed is True for f in self.findings)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a check failed."""
+        return any(f.passed is False for f in self.findings)
+
+    @property
+    def not_proven(self) -> tuple[Finding, ...]:
+        """The checks that could not decide."""
+        return tuple(f for f in self.findings if f.passed is None)
 
     def __str__(self) -> str:
-        mark = {True: "ok  ", False: "FAIL", None: "-   "}
         width = max(len(f.check) for f in self.findings)
-        lines = [f"{mark[f.passed]} {f.check:{width}}  {f.detail}" for f in self.findings]
-        result = "passed all checks" if self.passed else "FAILED"
+        lines = [str(f._replace(check=f"{f.check:{width}}")) for f in self.findings]
+        result = "FAILED" if self.failed else "passed all checks"
+        if not self.failed and self.not_proven:
+            result = f"did not fail; not proven: {len(self.not_proven)} of {len(lines)} checks"
         return "\n".join([f"{self.name} {result}", *lines])
+
+
+Check = tuple[str, Callable[[], Finding | list[Finding]]]
+"""A check: the name of its line if it raises, and the function that runs it."""
+
+Progress = bool | Callable[[str], None]
+"""True: lines on stderr; False: nothing; a function: it is called with each line."""
+
+
+def collect(
+    name: str, checks: Iterable[Check], *, progress: Progress = False, first_failure: bool = False
+) -> Report:
+    """Runs the checks in order; an exception in one of them is a finding that failed.
+
+    Args:
+        name: of the method.
+        checks: may be lazy: the next one is requested when the last one has ended.
+        progress: where the finished lines are shown while the checks run.
+        first_failure: whether to end at the first check that fails.
+    """
+    findings: list[Finding] = []
+    show = _shower(progress)
+    for title, check in checks:
+        begin = time.perf_counter()
+        try:
+            results = check()
+        except Exception as error:
+            results = Finding(title, False, where(error))
+        for finding in [results] if isinstance(results, Finding) else results:
+            findings.append(finding)
+            show(f"{finding} ({time.perf_counter() - begin:.1f} s)")
+        if first_failure and any(f.passed is False for f in findings):
+            break
+    return Report(name, tuple(findings))
+
+
+def where(error: BaseException) -> str:
+    """The exception in one line: the innermost place of the user's code, its type, its message."""
+    frames = traceback.extract_tb(error.__traceback__)
+    known = [f for f in frames if not any(part in f.filename for part in _LIBRARIES)]
+    users = [f for f in known if _OWN not in f.filename]
+    place = ""
+    if users or known:
+        frame = (users or known)[-1]
+        place = f"{frame.filename.rpartition('/')[2]}:{frame.lineno}, in {frame.name}: "
+    message = " ".join(str(error).split())
+    return f"{place}{type(error).__name__}: {message[:300]}"
+
+
+def _shower(progress: Progress) -> Callable[[str], None]:
+    if callable(progress):
+        return progress
+    if progress:
+        return lambda line: print(line, file=sys.stderr, flush=True)
+    return lambda line: None

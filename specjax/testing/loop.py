@@ -13,7 +13,7 @@ import numpy as np
 import scipy.stats
 
 from specjax import decode, rng, sampling
-from specjax.testing import laws
+from specjax.testing import laws, verdicts
 from specjax.theory import statistics
 from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams
 
@@ -83,11 +83,17 @@ def counts(
     """The number of rows that gave each continuation, i64[V,...,V], ``steps`` axes.
 
     With ``steps`` > drafter.longest + 1 no single round can emit them all, so noise that is reused
-    between rounds changes their joint law.
+    between rounds changes their joint law. Raises WrongVerdict for a verdict with a mistake.
     """
     state = begin(target, drafter, params, [list(prompt)] * rows, steps, seed, **settings)
-    state = finish(target, drafter, rule, params, state)
+    marks = verdicts.marks(target.vocab_size)
+    state = finish(target, drafter, verdicts.marked(rule), params, state, marks)
     tokens = np.asarray(state.tokens[:, len(prompt) : len(prompt) + steps])
+    wrong = verdicts.marked_rows(tokens, target.vocab_size)
+    if len(wrong):
+        raise verdicts.WrongVerdict(
+            f"in {len(wrong)} rows the rule gave {verdicts.MISTAKES[wrong[0]]}"
+        )
     shape = (target.vocab_size,) * steps
     return np.bincount(
         np.ravel_multi_index(tuple(tokens.T), shape), minlength=int(np.prod(shape))

@@ -23,7 +23,8 @@ def with_draft(change: Callable) -> Callable[[Drafter], Drafter]:
             draft, state = drafter.propose(params, keys, context, state)
             return change(draft, keys, context), state
 
-        return drafter._replace(propose=propose, name=change.__name__)
+        # A change may make nodes invalid.
+        return drafter._replace(propose=propose, name=change.__name__, whole=False)
 
     return mutate
 
@@ -92,3 +93,139 @@ def draws_with_coin_noise(draft, keys, context):
     total = jnp.cumsum(draft.probs, -1)
     first = jnp.argmax(total > u[..., None] * total[..., -1:], -1).astype(jnp.int32)
     return draft.replace(tokens=jnp.concatenate([first[:, :1], draft.tokens[:, 1:]], 1))
+
+
+def claims_another_temperature(draft, keys, context):
+    """Declares the probs of temperature 1 and draws with the row's own."""
+    heat = jnp.where(context.sampling.greedy, 1, context.sampling.temperature)[:, None, None]
+    plain = draft.probs ** heat.astype(draft.probs.dtype)
+    return draft.replace(probs=plain / plain.sum(-1, keepdims=True))
+
+
+def length_after_looking(draft, keys, context):
+    """Chooses the length from the drawn tokens: it ends before the first unlikely token.
+
+    Confidence 1 for token 0, 1/2 for the others.
+    """
+    confidence = jnp.cumprod(jnp.where(draft.tokens == 0, 1.0, 0.5), -1)
+    return draft.replace(valid=draft.valid & (confidence > 0.6))
+
+
+def length_from_a_later_token(draft, keys, context):
+    """Drops the whole draft because of its second token."""
+    return draft.replace(valid=draft.valid & (draft.tokens[:, 1:2] != 0))
+
+
+def never_drafts_eos(draft, keys, context):
+    """Makes a drawn token 0 invalid, as if it were an end-of-sequence token."""
+    return draft.replace(valid=draft.valid & (draft.tokens != 0))
+
+
+def flattering_probs(draft, keys, context):
+    """Of two distributions it declares the one in which the drawn token is less probable."""
+    chance = 1 / draft.probs.shape[-1]
+    high = (_own_probs(draft) > chance)[..., None]
+    return draft.replace(probs=jnp.where(high, jnp.full_like(draft.probs, chance), draft.probs))
+
+
+def probs_of_the_next_sibling(draft, keys, context):
+    """Declares for each of two drafters the probs of the other."""
+    return draft.replace(probs=draft.probs[:, jnp.array([2, 3, 0, 1])])
+
+
+def drafts_from_the_next_row(draft, keys, context):
+    """Its tokens are those of another row's draft."""
+    return draft.replace(tokens=jnp.roll(draft.tokens, 1, axis=0))
+
+
+def wrong_in_later_rounds(drafter: Drafter) -> Drafter:
+    """Declares other probs from the second round on. It counts the rounds in its own state."""
+
+    def init(*args):
+        state = drafter.init(*args)
+        return state, jnp.zeros(args[1].length.shape, jnp.int32)
+
+    def propose(params, keys, context, state):
+        draft, inner = drafter.propose(params, keys, context, state[0])
+        wrong, late = declares_other_probs(draft, keys, context), state[1] > 0
+        draft = jax.tree.map(
+            lambda a, b: jnp.where(late.reshape(-1, *[1] * (a.ndim - 1)), a, b), wrong, draft
+        )
+        return draft, (inner, state[1] + 1)
+
+    def update(params, state, *rest):
+        return drafter.update(params, state[0], *rest), state[1]
+
+    return drafter._replace(init=init, propose=propose, update=update, name="wrong_in_later_rounds")
+
+
+def corrupt_below_the_newest(drafter: Drafter) -> Drafter:
+    """Its cache is zero below the newest three entries."""
+
+    def update(params, state, *rest):
+        return jax.tree.map(_zero_old, drafter.update(params, state, *rest), is_leaf=_is_cache)
+
+    return drafter._replace(update=update, name="corrupt_below_the_newest")
+
+
+def _is_cache(part) -> bool:
+    return hasattr(part, "length") and (hasattr(part, "k") or hasattr(part, "tokens"))
+
+
+def _zero_old(part):
+    if not _is_cache(part):
+        return part
+
+    def zero(x, axis):
+        slot = jnp.arange(x.shape[axis]) < part.length[:, None] - 3
+        return jnp.where(slot.reshape(slot.shape[0], *_ones(x, axis)), 0, x)
+
+    if hasattr(part, "tokens"):
+        return part.replace(tokens=zero(part.tokens, 1))
+    return part.replace(k=tuple(zero(x, 2) for x in part.k), v=tuple(zero(x, 2) for x in part.v))
+
+
+def _ones(x, axis: int) -> tuple[int, ...]:
+    """The shape of a mask [B,S] without B, to be broadcast to ``x``, whose slots are ``axis``."""
+    return tuple(x.shape[axis] if place == axis else 1 for place in range(1, x.ndim))
+
+
+def commits_another_node(drafter: Drafter) -> Drafter:
+    """Its cache keeps the first node of each level, also where another one was accepted."""
+
+    def update(params, state, draft, verdict, target_out):
+        first = jnp.argmax(_siblings(draft), -1)
+        path = jnp.where(
+            verdict.path >= 0, jnp.take_along_axis(first, jnp.maximum(verdict.path, 0), 1), -1
+        )
+        wrong = verdict.replace(path=path.astype(verdict.path.dtype))
+        return drafter.update(params, state, draft, wrong, target_out)
+
+    return drafter._replace(update=update, name="commits_another_node")
+
+
+def forgets_the_last_round(drafter: Drafter) -> Drafter:
+    """``update`` keeps the state of the round before, as if nothing had been accepted."""
+
+    def update(params, state, draft, verdict, target_out):
+        nothing = verdict.replace(path=jnp.full_like(verdict.path, -1))
+        return drafter.update(params, state, draft, nothing, target_out)
+
+    return drafter._replace(update=update, name="forgets_the_last_round")
+
+
+def optimistic_forecast(drafter: Drafter) -> Drafter:
+    """Its forecast of the acceptance is a tenth too high."""
+    assert drafter.training is not None and drafter.training.foresee is not None
+    foresee = drafter.training.foresee
+
+    def more(*args):
+        return jnp.minimum(1.1 * foresee(*args), 1)
+
+    training = drafter.training._replace(foresee=more)
+    return drafter._replace(training=training, name="optimistic_forecast")
+
+
+def needless_history(drafter: Drafter) -> Drafter:
+    """Declares history, so that a state that follows the text is not compared."""
+    return drafter._replace(history=True, name="needless_history")

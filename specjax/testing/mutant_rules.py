@@ -1,6 +1,7 @@
 """Wrong acceptance rules: functions (keys, draft, target_probs) -> Verdict.
 
-The registry, with the mistake and its source, is ``specjax.testing.mutants``.
+Those for trees are in ``mutant_tree_rules``. The registry, with the mistake and its source, is
+``specjax.testing.mutants``.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import rng
-from specjax.accept import _verdict, _walk, block, chain, k_seq, recursive, traversal
-from specjax.types import Draft, Verdict
+from specjax.accept import _verdict, _walk, block, chain, recursive
 
 
 def _accepted(keys, draft, target_probs):
@@ -88,107 +88,6 @@ def block_with_chain_residual(keys, draft, target_probs):
     return _emit(keys, draft, accepted, chain.leftover(accepted, draft, target_probs))
 
 
-def equal_siblings_are_merged(keys, draft, target_probs):
-    """Makes every sibling invalid that repeats the token of an earlier one."""
-    parents = _walk.parents(draft)
-    same = (draft.tokens[:, :, None] == draft.tokens[:, None]) & (
-        parents[:, :, None] == parents[:, None]
-    )
-    earlier = jnp.tril(jnp.ones(same.shape[1:], bool), -1) & draft.valid[:, None]
-    valid = draft.valid & ~(same & earlier).any(-1)
-    return recursive.recursive(keys, draft.replace(valid=valid), target_probs)
-
-
-def best_child_first(keys, draft, target_probs):
-    """Tests the first level in the order of the target's probs: the order depends on the draws."""
-    before = _walk.before(draft, target_probs)
-    own = jnp.take_along_axis(before, draft.tokens[..., None], -1)[..., 0]
-    parents = _walk.parents(draft)
-    order = jnp.argsort(jnp.where(parents < 0, -own, jnp.inf), axis=-1)
-
-    def take(x):
-        return jnp.take_along_axis(x, order.reshape(*order.shape, *[1] * (x.ndim - 2)), 1)
-
-    where = jnp.argsort(order, -1)
-    moved = jnp.where(parents < 0, -1, jnp.take_along_axis(where, jnp.maximum(parents, 0), 1))
-    changed = Draft(
-        take(draft.tokens), take(draft.valid), take(moved), take(draft.probs), depth=draft.depth
-    )
-    rows = jnp.concatenate([jnp.zeros_like(order[:, :1]), order + 1], 1)
-    probs = jnp.take_along_axis(target_probs, rows[..., None], 1)
-    verdict = recursive.recursive(keys, changed, probs)
-    path = jnp.take_along_axis(order, jnp.maximum(verdict.path, 0), 1)
-    path = jnp.where(verdict.path >= 0, path, -1).astype(jnp.int32)
-    return Verdict(verdict.tokens, verdict.count, path)
-
-
-def longest_of_separate_chains(keys, draft, target_probs):
-    """Tests each root-to-leaf chain with its own noise, and takes the longest."""
-    coins = keys.coins(draft.tokens.shape[1], target_probs.dtype)
-    before = _walk.before(draft, target_probs)
-    own = jnp.take_along_axis(before, draft.tokens[..., None], -1)[..., 0]
-    drawn = jnp.take_along_axis(draft.probs, draft.tokens[..., None], -1)[..., 0]
-    path, end = _verdict.deepest(draft, coins.flip(own, drawn))
-    children = draft.valid & (_walk.parents(draft) == end[:, None] - 1)
-    at_end = _verdict.at(target_probs, end)
-    rejected = recursive.residual(at_end, _verdict.at(draft.probs, jnp.argmax(children, -1)))
-    probs = jnp.where(children.any(-1)[:, None], rejected, at_end)
-    return _verdict.along(draft, path, keys.draw(rng.RESIDUAL, probs))
-
-
-def traversal_with_wrong_weight(keys, draft, target_probs):
-    """Divides the residual mass by the remaining draft mass, Z / sum(D without x)."""
-    coins = keys.coins(draft.tokens.shape[1], target_probs.dtype)
-
-    def turn(carry):
-        visit, probs = carry
-        visit = traversal.descend(visit, probs, draft)
-        accepted = traversal.accepts(visit, coins)
-        after, rest = traversal.leave(visit, probs, draft, accepted)
-        node, parent = jnp.maximum(visit.at - 1, 0), after.at
-        drawn = _verdict.at(draft.probs, node)
-        weight = _verdict.at(visit.weight, parent)[:, None]
-        residual = jnp.maximum(weight * _verdict.at(probs, parent) - drawn, 0).sum(-1)
-        wrong = jnp.minimum(1, residual / jnp.maximum(1 - drawn.max(-1), 1e-9))
-        changed = (~visit.done & ~accepted)[:, None] & (
-            jnp.arange(visit.weight.shape[1]) == parent[:, None]
-        )
-        return after.replace(weight=jnp.where(changed, wrong[:, None], after.weight)), rest
-
-    start = (traversal.begin(draft, target_probs), target_probs)
-    visit, probs = jax.lax.while_loop(lambda carry: ~carry[0].done.all(), turn, start)
-    return traversal.finish(keys, draft, visit, probs)
-
-
-def k_seq_with_small_rho(keys, draft, target_probs):
-    """Divides by a rho below the smallest for which the residual is nowhere negative."""
-    coins = keys.coins(draft.tokens.shape[1], target_probs.dtype)
-
-    def level(walk):
-        some = k_seq.candidates(walk, draft)
-        rho = 1 + 0.5 * (k_seq.solve(some.number, walk.probs, some.probs) - 1)
-        return k_seq.try_all(walk, draft, target_probs, some, rho, coins)
-
-    walk = jax.lax.while_loop(lambda w: w.open.any(), level, _walk.begin(draft, target_probs))
-    return _verdict.along(draft, walk.path, keys.draw(rng.RESIDUAL, walk.probs))
-
-
-def padding_is_tested(keys, draft, target_probs):
-    """Tests nodes that do not exist, as token 0."""
-    tokens = jnp.where(draft.valid, draft.tokens, 0)
-    all_valid = draft.replace(tokens=tokens, valid=jnp.ones_like(draft.valid))
-    return recursive.recursive(keys, all_valid, target_probs)
-
-
-def invalid_siblings_are_subtracted(keys, draft, target_probs):
-    """Subtracts the probs of an invalid sibling, as if it had been tested and rejected."""
-    valid = draft.valid
-    residual = recursive.residual(target_probs[:, 0], draft.probs[:, 0])
-    right = (valid[:, 0] | ~valid[:, 1])[:, None]
-    first = jnp.where(right, target_probs[:, 0], residual)
-    return recursive.recursive(keys, draft, target_probs.at[:, 0].set(first))
-
-
 def residual_with_draft_noise(keys, draft, target_probs):
     """Draws the residual token with the key that drew the first draft token."""
     accepted = _verdict.first_failure(_accepted(keys, draft, target_probs))
@@ -218,3 +117,56 @@ def coins_requested_twice(keys, draft, target_probs):
     kept = jnp.concatenate([first[:, :1], again[:, :-1]], 1) & draft.valid
     accepted = _verdict.first_failure(kept)
     return _emit(keys, draft, accepted, chain.leftover(accepted, draft, target_probs))
+
+
+def third_token_against_second_probs(keys, draft, target_probs):
+    """Tests the third token against the target's probs of the second."""
+    shifted = target_probs.at[:, 2].set(target_probs[:, 1])
+    coins = keys.coins(draft.tokens.shape[1], target_probs.dtype)
+    kept = coins.flip(*chain.masses(draft, shifted)) & draft.valid
+    accepted = _verdict.first_failure(kept)
+    return _emit(keys, draft, accepted, chain.leftover(accepted, draft, target_probs))
+
+
+def coins_keyed_by_position(keys, draft, target_probs):
+    """Block verification with coins of text positions: those of rejected tokens come again."""
+    size = draft.tokens.shape[1]
+    weight = block.weights(draft, target_probs)
+    noise = jax.vmap(jax.vmap(jax.random.uniform))(keys.at_position(jnp.arange(size)))
+    kept, total = block.chances(draft, target_probs, weight)
+    passed = noise * total < kept
+    accepted = jnp.max(jnp.where(passed, jnp.arange(1, size + 1), 0), -1)
+    return _emit(keys, draft, accepted, block.after(accepted, draft, target_probs, weight))
+
+
+def fails_on_empty_drafts(keys, draft, target_probs):
+    """Reads the probs of the last node; a draft of 0 nodes has none."""
+    last = draft.probs[:, -1] if draft.probs is not None else draft.tokens[:, -1]
+    del last
+    return chain.chain(keys, draft, target_probs)
+
+
+def residual_of_the_node_before_at_the_end(keys, draft, target_probs):
+    """After a rejection of the last token it subtracts the draft's probs one node earlier."""
+    size = draft.tokens.shape[1]
+    accepted = _verdict.first_failure(_accepted(keys, draft, target_probs))
+    last = (accepted == size - 1)[:, None]
+    wrong = recursive.residual(_verdict.at(target_probs, accepted), draft.probs[:, size - 2])
+    right = chain.leftover(accepted, draft, target_probs)
+    return _emit(keys, draft, accepted, jnp.where(last, wrong, right))
+
+
+def coins_of_the_first_row(keys, draft, target_probs):
+    """All rows use the key of the first row for their coins."""
+    shared = keys.replace(base=jnp.broadcast_to(keys.base[:1], keys.base.shape))
+    accepted = _verdict.first_failure(_accepted(shared, draft, target_probs))
+    return _emit(keys, draft, accepted, chain.leftover(accepted, draft, target_probs))
+
+
+def greedy_accepts_ties(draft, logits):
+    """At temperature 0 it accepts every token that ties with the best."""
+    before = _walk.before(draft, logits)
+    own = jnp.take_along_axis(before, jnp.clip(draft.tokens, 0)[..., None], -1)[..., 0]
+    path, end = _verdict.deepest(draft, own == before.max(-1))
+    best = jnp.argmax(_verdict.at(logits, end), -1)
+    return _verdict.along(draft, path, best)

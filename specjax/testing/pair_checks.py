@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import rng
-from specjax.testing import cases, laws, loop
+from specjax.testing import cases, laws, loop, verdicts
 from specjax.testing.findings import Finding
-from specjax.testing.runner import BATCH, NEW, WIDTH, Outputs, Rows, Runner
+from specjax.testing.runner import BATCH, MASKS, NEW, WIDTH, Outputs, Rows, Runner
 from specjax.theory import statistics
 
 # Rows of the output law, in batches of BATCH; a p-value below LEVEL fails.
@@ -27,7 +27,7 @@ def all_checks(run: Runner) -> list[Finding]:
     findings = [greedy(run), greedy_among_sampled(run), ends(run), independent_rows(run)]
     if run.rule.lossless_class == "L1":
         findings += [output_law(run, settings) for settings in SETTINGS]
-    return [*findings, frozen(run), compiled_once(run), donated(run)]
+    return [*findings, paths(run), frozen(run), compiled_once(run), donated(run)]
 
 
 def greedy(run: Runner) -> Finding:
@@ -55,7 +55,8 @@ def greedy_among_sampled(run: Runner) -> Finding:
 def ends(run: Runner) -> Finding:
     """EOS and length limits cut the text that is generated without EOS, and change nothing else."""
     eos = 0
-    (long, _), (short, lengths) = run.mixture(), run.mixture(eos)
+    long, cut = run.mixture().tokens, run.mixture(eos)
+    short, lengths = cut.tokens, cut.lengths
     begin = np.asarray(run.ragged.lengths)
     limit = begin + np.asarray(run.ragged.new)
     place = np.arange(long.shape[1])
@@ -99,36 +100,52 @@ def output_law(run: Runner, settings: dict) -> Finding:
     """Chi-square of more tokens than one round can emit, against the target's exact law.
 
     Every fourth row is greedy and not counted. The counted rows are tested together, and by the
-    three ways in which ``masked`` makes nodes invalid.
+    ways in which ``masked`` makes nodes invalid. Not proven if no node was drafted.
     """
     steps = min(run.drafter.longest + 2, NEW, int(np.log(ROWS) / np.log(run.vocab)))
-    first, greedy = np.arange(ROWS) % 3, np.arange(ROWS) // 3 % 4 == 0
-    prompts = np.concatenate([first[:, None] % run.vocab, np.tile(cases.PROMPT, (ROWS, 1))], 1)
-    prompts = np.pad(prompts, ((0, 0), (0, WIDTH - 3)), constant_values=-1)
+    mask, greedy = np.arange(ROWS) % len(MASKS), np.arange(ROWS) // len(MASKS) % 4 == 0
+    prompt = np.asarray(cases.REPEATED)
     temperature = np.where(greedy, 0.0, settings["temperature"])
-    keys, new = rng.row_keys(1, ROWS), []
+    keys, new, drafted = rng.row_keys(1, ROWS), [], 0.0
     for start in range(0, ROWS, BATCH):
         part = slice(start, start + BATCH)
         rows = Rows(
-            jnp.asarray(prompts[part], jnp.int32),
-            jnp.full((BATCH,), 3, jnp.int32),
+            jnp.asarray(np.tile(prompt, (BATCH, 1)), jnp.int32),
+            jnp.full((BATCH,), WIDTH, jnp.int32),
             jnp.full((BATCH,), steps, jnp.int32),
-            settings | {"temperature": temperature[part]},
+            settings | {"temperature": temperature[part], "min_p": np.asarray(MASKS)[mask[part]]},
             keys[part],
         )
-        new.append(run.run(rows).tokens[:, 3 : 3 + steps])
-    law = laws.sequence_law(run.plain, run.params.target, [0, *cases.PROMPT], steps, **settings)
-    cells = np.asarray(np.ravel_multi_index(tuple(np.concatenate(new).T), law.shape))
-    groups = [~greedy, *(~greedy & (first == f) for f in range(3))]
+        outputs = run.run(rows)
+        new.append(outputs.tokens[:, WIDTH : WIDTH + steps])
+        drafted += outputs.drafted * BATCH / ROWS
+    name, tokens = f"law, {setting_name(settings)}", np.concatenate(new)
+    if (tokens >= run.vocab).any() or (tokens < 0).any():
+        return Finding(name, False, "rows without a text, because of a wrong verdict")
+    law = laws.sequence_law(run.plain, run.params.target, cases.REPEATED, steps, **settings)
+    cells = np.asarray(np.ravel_multi_index(tuple(tokens.T), law.shape))
+    groups = [~greedy, *(~greedy & (mask == kind) for kind in range(len(MASKS)))]
     counts = [np.bincount(cells[group], minlength=law.size) for group in groups]
     values = [statistics.chi_square(count, law)[2] for count in counts]
     rows_counted = int((~greedy).sum())
     detail = (
-        f"{steps} tokens, {rows_counted} rows, p = {values[0]:.2g} (a total variation of "
-        f"{loop.detectable(law, rows_counted):.3f} would fail); no node valid, all, some: "
-        + ", ".join(f"{value:.2g}" for value in values[1:])
+        f"{steps} tokens, {rows_counted} rows, {drafted:.2g} nodes per round, p = {values[0]:.2g} "
+        f"(a total variation of {loop.detectable(law, rows_counted):.3f} would fail); all nodes "
+        "valid, none, some, every second: " + ", ".join(f"{value:.2g}" for value in values[1:])
     )
-    return Finding(f"law, {setting_name(settings)}", min(values) > LEVEL, detail)
+    passed = min(values) > LEVEL
+    if passed and not drafted and run.drafter.nodes:
+        return Finding(name, None, f"no node was drafted, so no rule was tested; {detail}")
+    return Finding(name, passed, detail)
+
+
+def paths(run: Runner) -> Finding:
+    """In every run, each verdict's path is a path of the draft and has the emitted tokens."""
+    name = "paths are paths of the draft"
+    if not run.mistakes.any():
+        return Finding(name, True, "and have the emitted tokens, in every run")
+    worst = int(np.argmax(run.mistakes))
+    return Finding(name, False, f"{run.mistakes.sum()} rows; most often {verdicts.MISTAKES[worst]}")
 
 
 def frozen(run: Runner) -> Finding:

@@ -14,12 +14,17 @@ import numpy as np
 
 from specjax import decode, rng, sampling
 from specjax.drafters import none
+from specjax.testing import verdicts
+from specjax.testing.whole_text import is_table, whole_text
 from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams
 
 # Rows of a run, the longest prompt, the most new tokens, and the rounds in one call of generate.
 BATCH, WIDTH, NEW, STEPS = 3_000, 6, 9, 3
 # An id outside every vocabulary: no token ends a row.
 NO_EOS = -5
+# Values of min_p that exclude no token. They choose which nodes ``masked`` makes invalid: no node,
+# all, all but some at the top, and every second one.
+MASKS = (0.0, 1e-30, 2e-30, 3e-30)
 
 
 class Rows(NamedTuple):
@@ -37,6 +42,7 @@ class Outputs(NamedTuple):
 
     tokens: np.ndarray  # i32[B,S]
     lengths: np.ndarray  # i32[B]
+    drafted: float = 0.0  # nodes per round and row that could be tested
 
     def equal(self, other: Outputs) -> np.ndarray:
         """bool[B]: which rows have the same text."""
@@ -47,23 +53,22 @@ class Outputs(NamedTuple):
 
 
 def masked(drafter: Drafter) -> Drafter:
-    """The drafter with nodes made invalid by the first token of the text.
+    """The drafter with nodes made invalid by the row's ``min_p``, one of ``MASKS``.
 
-    0: all nodes. 1: none. Another token: the first node of a tree and its descendants, or all
-    nodes of a chain but the first. This depends on committed text only, so any drafter may do it
-    and every rule must accept it.
+    0: no node. 1: all. 2: the first node of a tree and its descendants, or all nodes of a chain but
+    the first. 3: every second node, so that a valid node can have an invalid child. This depends on
+    the settings only, so any drafter may do it and every rule must accept it.
     """
 
     def propose(params, keys, context, state):
         draft, state = drafter.propose(params, keys, context, state)
-        first = context.tokens[:, :1]
+        kind = jnp.round(context.sampling.min_p / MASKS[1])[:, None]
         node = jnp.arange(drafter.nodes)
-        keep = jnp.where(
-            first == 0, False, (first == 1) | (node == 0 if draft.parents is None else node > 0)
-        )
+        some = node == 0 if draft.parents is None else node > 0
+        keep = jnp.where(kind == 2, some, jnp.where(kind == 3, node % 2 == 0, kind != 1))
         return draft.replace(valid=draft.valid & keep), state
 
-    return drafter._replace(propose=propose)
+    return drafter._replace(propose=propose, whole=False)
 
 
 class _Prepared(NamedTuple):
@@ -78,6 +83,8 @@ class _Prepared(NamedTuple):
 @functools.lru_cache(maxsize=4)  # the rules of one drafter share its compiled programs
 def _prepare(drafter: Drafter, target: LM) -> _Prepared:
     traces: list[int] = []
+    # A table reads two tokens: a wrong cache entry could stay unseen.
+    target = whole_text(target) if is_table(target) else target
 
     def counted(*args):
         traces.append(1)
@@ -94,15 +101,18 @@ class Runner:
             settings; every third row is greedy.
         finished, frozen, donated: what held in all runs: every row ended, finished rows kept their
             tokens and lengths, the buffers of the previous state were freed.
+        mistakes: how often each of ``verdicts.MISTAKES`` occurred, in all runs.
     """
 
     def __init__(
         self, drafter: Drafter, rule: Accept, target: LM, params: ModelParams, seed: int = 0
     ):
         self.plain, self.target, self.drafter, self._traces = _prepare(drafter, target)
-        self.rule, self.params, self.vocab = rule, params, target.vocab_size
+        self.rule, self.vocab = verdicts.marked(rule), target.vocab_size
+        self.params = params._replace(target=tied(params.target)) if is_table(target) else params
         self.ragged = _ragged_rows(self.vocab, seed)
         self.finished = self.frozen = self.donated = True
+        self.mistakes = np.zeros(len(verdicts.MISTAKES), int)
         self._outputs: dict[tuple[str, int], Outputs] = {}
         self._traced_once: int | None = None
 
@@ -112,22 +122,24 @@ class Runner:
         return len(self._traces) - (self._traced_once or 0)
 
     def run(self, rows: Rows, eos: int = NO_EOS) -> Outputs:
-        """Decodes all rows; updates ``finished``, ``frozen`` and ``donated``."""
-        state = self._begin(rows)
+        """Decodes all rows; updates ``finished``, ``frozen``, ``donated`` and ``mistakes``."""
+        state, drafted, tried = self._begin(rows), 0, 0
         done, before = np.asarray(state.done), _texts(state)
         for _ in range(NEW + 2):
             if done.all():
                 break
             previous = state
-            state, _ = decode.generate(
+            state, records = decode.generate(
                 self.target,
                 self.drafter,
                 self.rule,
                 self.params,
                 state,
                 max_steps=STEPS,
-                eos_id=(eos,),
+                eos_id=(eos, *verdicts.marks(self.vocab)),
             )
+            drafted += int(records.drafted.sum())
+            tried += int((records.emitted > 0).sum())
             self.donated &= all(
                 x.is_deleted() for x in jax.tree.leaves(previous.cache) if x.ndim > 1
             )
@@ -140,11 +152,17 @@ class Runner:
         decode.check(state)
         if self._traced_once is None:
             self._traced_once = len(self._traces)
-        return Outputs(np.asarray(state.tokens), np.asarray(state.length))
+        outputs = Outputs(
+            np.asarray(state.tokens), np.asarray(state.length), drafted / (tried or 1)
+        )
+        wrong = verdicts.marked_rows(outputs.tokens, self.vocab)
+        self.mistakes += np.bincount(wrong, minlength=len(self.mistakes))
+        return outputs
 
     def greedy(self, eos: int = NO_EOS) -> Outputs:
         """The ragged rows, all greedy; decoded once."""
-        return self._once("greedy", self.ragged._replace(settings={"temperature": 0.0}), eos)
+        settings = {"temperature": 0.0, "min_p": self.ragged.settings["min_p"]}
+        return self._once("greedy", self.ragged._replace(settings=settings), eos)
 
     def mixture(self, eos: int = NO_EOS) -> Outputs:
         """The ragged rows with their mixture of settings; decoded once."""
@@ -186,6 +204,13 @@ class Runner:
         )
 
 
+def tied(table: jax.Array) -> jax.Array:
+    """The logits f[...,V] of a table with two best tokens in half of the contexts."""
+    second = jnp.sort(table, -1)[..., -2:-1]
+    chosen = np.random.default_rng(0).random((*table.shape[:-1], 1)) < 0.5
+    return jnp.where(jnp.asarray(chosen), jnp.minimum(table, second), table)
+
+
 def _ragged_rows(vocab: int, seed: int) -> Rows:
     random, row = np.random.default_rng(seed), np.arange(BATCH)
     lengths = random.integers(1, WIDTH + 1, BATCH)
@@ -193,6 +218,7 @@ def _ragged_rows(vocab: int, seed: int) -> Rows:
     settings = {
         "temperature": np.select([row % 3 == 0, row % 3 == 1], [0.0, 1.0], 0.6),
         "top_p": np.where(row % 2 == 0, 1.0, 0.8),
+        "min_p": np.asarray(MASKS)[row // 6 % len(MASKS)],
     }
     return Rows(
         jnp.asarray(np.where(np.arange(WIDTH) < lengths[:, None], tokens, -1), jnp.int32),

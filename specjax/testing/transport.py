@@ -6,6 +6,7 @@ A bound to compare rules with several candidates against.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import scipy.optimize
@@ -26,10 +27,21 @@ def best_acceptance(target: np.ndarray, draft: np.ndarray, count: int) -> float:
     Raises:
         ArithmeticError: the linear program was not solved.
     """
-    target, draft = np.asarray(target, np.float64), np.asarray(draft, np.float64)
+    draft = np.asarray(draft, np.float64)
+    draws = list(itertools.product(range(len(draft)), repeat=count))
+    return best_coverage(target, draws, [float(np.prod(draft[list(each)])) for each in draws])
+
+
+def best_coverage(
+    target: np.ndarray, draws: Sequence[Collection[int]], chances: Sequence[float]
+) -> float:
+    """The largest chance that the emitted token is in the set of candidates.
+
+    The maximum is over all rules that emit ``target`` f[V]. ``draws`` are the sets that can occur,
+    ``chances`` their probabilities. Raises ArithmeticError if the linear program was not solved.
+    """
+    target, mass = np.asarray(target, np.float64), np.asarray(chances, np.float64)
     vocab = len(target)
-    draws = list(itertools.product(range(vocab), repeat=count))
-    mass = np.array([np.prod(draft[list(each)]) for each in draws])
     gain = np.array([[token in each for token in range(vocab)] for each in draws], float)
     size = len(draws)
     of_draws = scipy.sparse.kron(scipy.sparse.eye(size), np.ones((1, vocab)))

@@ -14,7 +14,14 @@ import pytest
 
 from specjax import accept, drafters, testing
 from specjax.errors import UserError
-from specjax.testing import cases, conformance, drafter_checks
+from specjax.testing import (
+    cases,
+    claims,
+    conformance,
+    drafter_checks,
+    forecast_checks,
+    state_checks,
+)
 from specjax.types import SIBLINGS
 
 RULES = {name: accept.load(name) for name in accept.names()}
@@ -107,12 +114,19 @@ def test_other_pairs_are_refused_before_compiling():
 )
 def test_check_drafter_takes_every_lossless_rule(case, rules, monkeypatch):
     finding = testing.Finding("a check", True, "")
-    for name in ("well_formed", "state_follows_text"):
-        monkeypatch.setattr(drafter_checks, name, lambda *args: finding)
-    monkeypatch.setattr(conformance, "check_law", lambda *args: finding)
+    for module, name in (
+        (drafter_checks, "well_formed"),
+        (drafter_checks, "probs_of_text"),
+        (claims, "drawn_as_declared"),
+        (state_checks, "state_follows_text"),
+        (forecast_checks, "forecast_equals_decoding"),
+        (conformance, "check_law"),
+    ):
+        monkeypatch.setattr(module, name, lambda *args, **keys: finding)
     monkeypatch.setattr(conformance, "check_pair", lambda *args: [finding])
     _, target, drafter, params = cases.case(case)
-    report = testing.check_drafter(drafter, target, params)
+    report = testing.check_drafter(drafter, target, params, progress=False)
+    assert report.passed
     names = {f.check.split(":")[0] for f in report.findings if f.check.endswith(": a check")}
     assert names == set(rules.split())
 
@@ -124,5 +138,12 @@ def test_check_accept_refuses_unknown_cases():
             testing.check_accept(RULES["chain"], **given)
     with pytest.raises(UserError, match="does not take the case iid"):
         testing.check_accept(RULES["chain"], ["chain"], loop_case="iid")
-    with pytest.raises(UserError, match="takes none of the cases iid, trie"):
-        testing.check_accept(RULES["chain"], ["iid", "trie"])
+    with pytest.raises(UserError, match="does not take the case trie"):
+        testing.check_accept(RULES["chain"], ["trie"])
+
+
+@pytest.mark.fast
+def test_check_drafter_refuses_a_rule_for_other_drafts():
+    _, target, drafter, params = cases.case("iid")
+    with pytest.raises(UserError, match="the rule chain takes drafts with siblings chain"):
+        testing.check_drafter(drafter, target, params, [RULES["chain"]])

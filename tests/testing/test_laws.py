@@ -3,8 +3,8 @@
 The total variation from the target's law is below 1e-12 in float64. Every draft, every coin and
 every residual draw of a round is run once, in the real drafter, round and rule; nothing is sampled.
 
-By default each kind of siblings has one tree of eight nodes on three levels; ``-m slow`` runs
-larger trees too.
+Chains have four tokens. Each kind of siblings has a tree of three levels with three siblings;
+``-m slow`` runs other trees, and larger ones, too.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import pytest
 
 from specjax import accept, drafters, testing
 from specjax.drafters.draft_models import draft_tree
-from specjax.testing import cases, mutants
-from specjax.types import Draft, ModelParams
+from specjax.testing import cases, mutants, plain_cases
+from specjax.types import SIBLINGS, Draft, ModelParams
 
 L1 = [name for name in accept.names() if accept.load(name).lossless_class == "L1"]
 # Rules for siblings of every kind.
@@ -64,17 +64,44 @@ def law_error(
         return testing.total_variation(law, truth)
 
 
-@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
-@pytest.mark.parametrize("rule", L1)
-def test_chain(rule, sparse):
-    assert law_error(drafter_of("chain"), rule, seed=int(sparse), sparse=sparse) < EXACT
+def deep_cases():
+    """Every rule on deep drafts of every kind that it takes.
+
+    "holes": some inner nodes are invalid, and in half of the contexts a token has probability 0.
+    """
+    for kind in SIBLINGS:
+        for name in L1:
+            if kind in accept.load(name).siblings:
+                for variant in ("dense", "sparse", "holes"):
+                    # K-SEQ flips the coins of all siblings at once, which gives more histories.
+                    slow = name == "k_seq" and kind == "iid" and variant == "dense"
+                    slow |= variant == "sparse" and kind != "chain"
+                    slow |= variant == "holes" and name in ("deterministic", "match")
+                    marks = [pytest.mark.slow] if slow else []
+                    yield pytest.param(kind, name, variant, marks=marks)
 
 
+@pytest.mark.parametrize(("kind", "rule", "variant"), list(deep_cases()))
+def test_deep_drafts(kind, rule, variant):
+    """Chains of four; trees of three levels with three siblings."""
+    keys = {"holes": variant == "holes", "sparse": variant != "dense"}
+    with jax.enable_x64(True):
+        case = plain_cases.deep(kind, **keys)
+        prompt, steps = plain_cases.prompt(case), case.drafter.longest + 1
+        arguments = (case.target, case.drafter, accept.load(rule), case.params, prompt, steps)
+        result = testing.enumerated(*arguments, rounds=1)
+    assert testing.total_variation(result.law, result.truth) < EXACT
+    if variant == "dense":
+        assert (result.accepted[1:] > 0).all()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", TREES)
 def test_irregular_tree_deterministic(rule):
     assert law_error(drafter_of("irregular", "top_k"), rule) < EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["recursive", "traversal"])
 def test_irregular_tree_without_replacement(rule):
     assert law_error(drafter_of("irregular", "without_replacement"), rule) < EXACT
@@ -85,6 +112,7 @@ def test_irregular_tree_iid(rule):
     assert law_error(drafter_of("irregular", "iid"), rule, sparse=True) < EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", TREES)
 def test_several_drafters(rule):
     assert law_error(drafter_of("several drafters"), rule) < EXACT

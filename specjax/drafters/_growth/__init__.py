@@ -2,7 +2,7 @@
 
 A method is a ``Stepper``: the logits after the pending token, and the logits and the memory of
 further nodes. ``build`` makes the drafter: it grows the draft in the shape of a ``Plan``, asks the
-controller, and tells the stepper which nodes were accepted.
+controller, and gives the accepted nodes back to the stepper.
 
 - ``stepper``: what a method provides.
 - ``plans``: from keys to the shape of a draft.

@@ -72,6 +72,8 @@ def make(
         update=lambda params, state, draft, verdict, target_out: state,
         nodes=gamma,
         name="llma",
+        # Without documents it copies from the prompt, and not from the output.
+        history=documents is None,
     )
 
 

@@ -104,6 +104,7 @@ def _build(settings: Settings) -> Drafter:
         siblings=DETERMINISTIC,
         depth=settings.shape.depth,
         features=True,
+        history=True,
         learn=_learn,
     )
 

@@ -90,6 +90,8 @@ def make(
         name="trie",
         siblings=DETERMINISTIC,
         depth=min(depth, nodes),
+        # Occurrences in the prompt and in the output have different weights.
+        history=True,
         learn=_memory.learner(store, max_ngram, keys.memory),
     )
 

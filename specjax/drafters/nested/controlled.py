@@ -86,6 +86,8 @@ def make(target: LM, *, drafters: Stages, rate: float = 0.8) -> Drafter:
         depth=stage.depth,
         # The recorded continuation needs the target.
         features=True,
+        # The continuation of the prompt, and not of the text.
+        history=True,
         gaps=stage.gaps,
         constant_cost=stage.constant_cost,
         # Every round costs the same.

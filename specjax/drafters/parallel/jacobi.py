@@ -81,6 +81,7 @@ def _build(settings: Settings) -> Drafter:
         name="jacobi",
         whole=True,
         features=True,
+        history=True,
     )
 
 

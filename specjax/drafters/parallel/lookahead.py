@@ -129,6 +129,7 @@ def _build(settings: Settings) -> Drafter:
         siblings=DETERMINISTIC,
         depth=settings.rows,
         features=True,
+        history=True,
     )
 
 

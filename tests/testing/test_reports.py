@@ -1,0 +1,245 @@
+"""What ``check_accept`` and ``check_drafter`` report: statuses, progress, exceptions."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from specjax import accept, drafters, rng, testing, types
+from specjax.errors import UserError
+from specjax.testing import cases, conformance, findings, law_checks, mutants, plain_cases
+from specjax.testing.findings import Finding, Report
+from specjax.types import Accept
+
+
+def law_of(drafter, rule, **keys):
+    _, target, _, params = cases.case("chain")
+    return law_checks.check_law(target, drafter, rule, params, [cases.PROMPT], **keys)
+
+
+@pytest.mark.fast
+def test_not_proven_is_not_passed():
+    good, unknown = Finding("a", True, ""), Finding("b", None, "raw noise")
+    report = Report("it", (good, unknown))
+    assert not report.passed and not report.failed and report.not_proven == (unknown,)
+    assert str(report).startswith("it did not fail; not proven: 1 of 2 checks")
+    assert Report("it", (good,)).passed and "passed all checks" in str(Report("it", (good,)))
+    bad = Report("it", (good, Finding("c", False, "wrong")))
+    assert bad.failed and not bad.passed and "FAILED" in str(bad) and "FAIL c" in str(bad)
+
+
+@pytest.mark.fast
+def test_lines_appear_as_checks_end_and_the_first_failure_can_end_them():
+    lines, run = [], []
+
+    def check(number):
+        run.append(number)
+        return Finding(str(number), number != 2, "")
+
+    checks = [(str(number), lambda n=number: check(n)) for number in range(4)]
+    report = findings.collect("it", checks, progress=lines.append)
+    assert run == [0, 1, 2, 3] and report.failed
+    assert [line[:6] for line in lines] == ["ok   0", "ok   1", "FAIL 2", "ok   3"]
+    assert findings.collect("it", checks, first_failure=True).findings[-1].check == "2"
+
+
+@pytest.mark.fast
+def test_progress_is_shown_on_stderr(capsys):
+    findings.collect("it", [("a", lambda: Finding("a", True, "fine"))], progress=True)
+    shown = capsys.readouterr()
+    assert "ok   a  fine" in shown.err and not shown.out
+
+
+def test_an_exception_is_a_line_that_names_its_place():
+    def sampled(keys, draft, target_probs):
+        last = draft.tokens[:, -1]  # a draft of 0 nodes has none
+        return accept.load("chain").sampled(
+            keys, draft.replace(tokens=draft.tokens + 0 * last[:, None]), target_probs
+        )
+
+    rule = Accept(sampled, accept.verdict.greedy, "mine", "L1")
+    report = testing.check_accept(rule, quick=True, first_failure=True, progress=False)
+    assert not report.passed
+    line = report.findings[-1].detail
+    assert "test_reports.py:" in line and "in sampled: IndexError" in line
+
+
+@pytest.mark.fast
+def test_an_exception_of_a_drafter_is_a_line():
+    def propose(*args):
+        raise KeyError("the table")
+
+    _, target, drafter, params = cases.case("chain")
+    broken = drafter._replace(propose=propose)
+    report = testing.check_drafter(broken, target, params, first_failure=True, progress=False)
+    assert len(report.findings) == 1 and "in propose: KeyError: 'the table'" in str(report)
+
+
+@pytest.mark.fast
+def test_whole_is_checked():
+    _, target, drafter, params = cases.case("prompt_lookup")
+    report = testing.check_drafter(
+        drafter._replace(whole=True), target, params, first_failure=True, progress=False
+    )
+    assert "has an invalid node, and the drafter declares whole" in report.findings[0].detail
+
+
+def test_a_law_without_a_draft_is_not_proven():
+    _, target, _, params = cases.case("prompt_lookup")
+    drafter = drafters.make("prompt_lookup", target, gamma=2, max_ngram=2)
+    rule = accept.load("chain")
+    finding = law_of(drafter, rule)
+    assert finding.passed is None and finding.detail.startswith("nothing was drafted")
+    finding = law_checks.check_law(target, drafter, rule, params, [cases.REPEATED])
+    assert finding.passed and "2 nodes drafted" in finding.detail
+
+
+def test_raw_noise_is_counted_or_not_proven():
+    drafter = cases.case("chain").drafter
+    rule = mutants.named("coins_keyed_by_position").rule()._replace(lossless_class="L1")
+    finding = law_of(drafter, rule, count=False)
+    assert finding.passed is None and "raw noise" in finding.detail
+    finding = law_of(drafter, rule)
+    assert finding.passed is False and "counted, not enumerated" in finding.detail
+    assert "120000 rows" in finding.detail
+
+    def raw(keys, draft, target_probs):
+        """Right, with raw keys."""
+        noise = jax.vmap(lambda k: jax.random.uniform(k, draft.tokens.shape[1:]))
+        coins = rng.Coins(noise(keys.at_round(rng.ACCEPT)))
+        target_mass, draft_mass = accept.verdict.masses(draft, target_probs)
+        accepted = accept.verdict.first_failure(coins.flip(target_mass, draft_mass) & draft.valid)
+        rest = accept.verdict.leftover(accepted, draft, target_probs)
+        return accept.verdict.prefix(draft, accepted, keys.draw(rng.RESIDUAL, rest))
+
+    finding = law_of(drafter, Accept(raw, accept.verdict.greedy, "raw", "L1"))
+    assert finding.passed and "counted, not enumerated" in finding.detail
+
+
+def test_a_report_names_what_failed():
+    """A correct drafter passes, and the report of a wrong one names the failed check."""
+    _, target, drafter, params = cases.case("chain")
+    rule = accept.load("chain")
+    report = testing.check_drafter(drafter, target, params, [rule], quick=True, progress=False)
+    assert report.passed and "passed all checks" in str(report) and "exact law" in str(report)
+    wrong = mutants.named("declares_other_probs").change(drafter)
+    finding = law_of(wrong, rule)
+    report = testing.Report("wrong", (finding,))
+    assert not report.passed and "FAIL" in str(report)
+    assert finding.check == "exact law of a round"
+
+
+@pytest.mark.slow
+def test_a_full_report_of_a_drafter():
+    _, target, drafter, params = cases.case("chain")
+    report = testing.check_drafter(drafter, target, params, [accept.load("chain")], progress=False)
+    assert report.passed, str(report)
+    for line in ("its state follows the text", "its forecast equals decoding", "top_p", "min_p"):
+        assert line in str(report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", accept.names())
+def test_a_full_report_of_a_rule(name):
+    report = testing.check_accept(accept.load(name), progress=False)
+    assert report.passed, str(report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["prompt_lookup", "token_recycling", "lookahead", "jacobi"])
+def test_full_reports_of_drafters_without_a_model(name):
+    """Nothing of them is left unproven: they draft, and raw noise is counted."""
+    _, target, drafter, params = cases.case(name)
+    rules = [r for r in conformance.lossless_rules(drafter) if r.name in ("match", "deterministic")]
+    report = testing.check_drafter(drafter, target, params, rules, progress=False)
+    assert report.passed, str(report)
+
+
+def test_a_report_of_a_rule():
+    wrong = mutants.named("block_stops_at_first_rejection").rule()
+    wrong = wrong._replace(lossless_class="L1", siblings=("chain",))
+    report = testing.check_accept(wrong, quick=True, first_failure=True, progress=False)
+    assert report.failed and "deep chain" in report.findings[-1].check
+
+
+@pytest.mark.fast
+def test_the_example_of_a_rule_is_complete():
+    """The docstring of ``specjax.accept.verdict`` has a rule; it passes."""
+    text = accept.verdict.__doc__
+    lines = [line[4:] for line in text.splitlines() if line.startswith("    ") or not line]
+    code = "\n".join(lines).strip()
+    assert 10 <= len([line for line in code.splitlines() if line]) <= 15
+    names = {"verdict": accept.verdict, "rng": rng, "types": types, "Accept": Accept}
+    exec(code.replace("print(testing", "# print(testing"), names)
+    report = testing.check_accept(names["rule"], quick=True, progress=False)
+    assert report.passed, str(report)
+
+
+@pytest.mark.fast
+def test_the_names_for_rules_are_public():
+    import specjax.accept.verdict as public
+
+    assert public is accept.verdict and "verdict" not in accept.names()
+    assert {"prefix", "along", "first_failure", "greedy", "draft_probs_at"} <= set(public.__all__)
+    with pytest.raises(UserError, match="unknown acceptance rule 'verdict'"):
+        accept.load("verdict")
+
+
+@pytest.mark.slow
+def test_the_chance_of_acceptance_of_every_rule():
+    """Against closed forms, on one and two siblings of every kind."""
+    from specjax.testing import acceptance_checks
+
+    known = 0
+    for name in accept.names():
+        rule = accept.load(name)
+        for kind in rule.siblings if rule.lossless_class == "L1" else ():
+            for width in (1,) if kind == "chain" else (1, 2):
+                finding = acceptance_checks.chance_of(rule, kind, width)
+                assert finding.passed, f"{name}: {finding}"
+                known += "closed form" in finding.detail
+    assert known >= 25
+
+
+@pytest.mark.fast
+def test_copies_on_a_path_are_accepted():
+    """The parent of a node may be a copy of the node before it, and no other node."""
+    from specjax.testing import verdicts
+
+    mistakes = jax.jit(verdicts.mistakes, static_argnums=2)
+    draft = types.Draft(
+        tokens=jnp.array([[0, 0, 1, 2]]),
+        valid=jnp.ones((1, 4), bool),
+        parents=jnp.array([[-1, -1, -1, 1]]),
+        depth=2,
+    )
+
+    def mistake(path, tokens, count):
+        verdict = types.Verdict(jnp.array([tokens]), jnp.array([count]), jnp.array([path]))
+        return int(mistakes(draft, verdict, 3)[0])
+
+    assert mistake([0, 3], [0, 2, 1], 3) == mistake([1, 3], [0, 2, 1], 3) == -1
+    assert mistake([-1, -1], [2, -1, -1], 1) == -1
+    wrong = [
+        mistake([-1, 1], [0, 1, -1], 2),
+        mistake([0, 7], [0, 2, 1], 3),
+        mistake([2, 3], [1, 2, 1], 3),
+        mistake([0, 3], [1, 2, 1], 3),
+        mistake([0, 3], [0, 2, 1], 2),
+        mistake([0, 3], [0, 2, 9], 3),
+    ]
+    assert wrong[1:] == [1, 2, 3, 4, 5] and wrong[0] == 0
+
+
+@pytest.mark.slow
+def test_quick_checks_of_real_methods_pass():
+    for name in ("block", "traversal"):
+        rule = accept.load(name)._replace(siblings=("chain",))
+        report = testing.check_accept(rule, quick=True, progress=False)
+        assert report.passed, str(report)
+    case = plain_cases.named("deep chain")
+    report = conformance.check_drafter(
+        case.drafter, case.target, case.params, quick=True, progress=False
+    )
+    assert report.passed, str(report)
