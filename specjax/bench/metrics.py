@@ -44,13 +44,16 @@ class Counts(NamedTuple):
 
     def plus(self, other: Counts) -> Counts:
         """The sums over both."""
+        verified = None
+        if self.verified is not None and other.verified is not None:
+            verified = self.verified + other.verified
         return Counts(
             self.tokens + other.tokens,
             self.rounds + other.rounds,
             self.accepted + other.accepted,
             self.tested + other.tested,
             self.passed + other.passed,
-            None if None in (self.verified, other.verified) else self.verified + other.verified,
+            verified,
         )
 
 

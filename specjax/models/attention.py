@@ -6,6 +6,7 @@ scaling (2407.21783 and its released configuration).
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -67,6 +68,9 @@ def rotate(x: jax.Array, angle: jax.Array) -> jax.Array:
     first, second = jnp.split(x.astype(cos.dtype), 2, axis=-1)
     rotated = [first * cos - second * sin, second * cos + first * sin]
     return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
+
+
+FEW = 16
 
 
 class Past(NamedTuple):
@@ -152,22 +156,24 @@ def _attend(
         product = product.reshape(batch, heads, rows // size, size, -1) / math.sqrt(width)
         return jnp.where(mask[:, None, None], product, jnp.finfo(product.dtype).min)
 
-    scores = score(keys, visible)
-    peak = scores.max(-1, keepdims=True)
+    def weigh(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Weights that are not normalised, [B,K,G*T,S], and their sums."""
+        weights = jnp.exp(scores - peak)
+        return weights.astype(q.dtype).reshape(batch, heads, rows, -1), weights.sum(-1)
+
+    # One softmax over both parts, without a copy of the scores.
+    parts = [score(keys, visible)]
     if slots:
         committed = jnp.arange(slots) < past.length[:, None, None]
-        old_scores = score(stored.k_cache, committed)
-        peak = jnp.maximum(peak, old_scores.max(-1, keepdims=True))
-    weights = jnp.exp(scores - peak)
-    total = weights.sum(-1, keepdims=True)
-    flat = weights.astype(q.dtype).reshape(batch, heads, rows, -1)
-    out = _block_values(flat, visible, values.astype(q.dtype))
+        parts.append(score(stored.k_cache, committed))
+    peaks = [part.max(-1, keepdims=True) for part in parts]
+    peak = jax.lax.stop_gradient(functools.reduce(jnp.maximum, peaks))
+    weights, total = weigh(parts[0])
+    out = _block_values(weights, visible, values.astype(q.dtype))
     if slots:
-        old_weights = jnp.exp(old_scores - peak)
-        total = total + old_weights.sum(-1, keepdims=True)
-        flat = old_weights.astype(q.dtype).reshape(batch, heads, rows, -1)
+        weights, more = weigh(parts[1])
         cached = stored.v_cache.astype(q.dtype)
-        out = out + jnp.einsum("bkqs,bksd->bkqd", flat, cached)
+        out, total = out + jnp.einsum("bkqs,bksd->bkqd", weights, cached), total + more
     return (out / total.reshape(batch, heads, rows, 1)).astype(q.dtype)
 
 
@@ -180,7 +186,8 @@ def _block_values(weights: jax.Array, visible: jax.Array, values: jax.Array) -> 
     size = visible.shape[1]
     if size == 1 and values.shape[2] == 1:
         return weights * values
-    if values.shape[2] <= 16:
+    # For few tokens one small loop is faster than a product and its guards.
+    if values.shape[2] <= FEW:
         group = weights.shape[2] // size
         seen = jnp.tile(visible, (1, group, 1))[:, None, :, :, None]
         products = weights[..., None] * values[:, :, None]
