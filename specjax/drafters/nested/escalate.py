@@ -106,7 +106,6 @@ def make(
         depth=None if settings.siblings == CHAIN else settings.longest,
         features=any(stage.features for stage in stages),
         history=least > 0 or any(stage.history for stage in stages),
-        # Which drafter proposes depends on the text.
         constant_cost=False,
         learn=functools.partial(_learn, settings) if any(s.learn for s in stages) else None,
     )

@@ -42,7 +42,7 @@ def tables():
     return ModelParams(cases.table(0), cases.table(1))
 
 
-@pytest.mark.parametrize("control", ["", shared.CONTROL])
+@pytest.mark.parametrize("control", [pytest.param("", marks=pytest.mark.slow), shared.CONTROL])
 @pytest.mark.parametrize("label", list(shapes()))
 def test_exact_law(label, control):
     """With a controller, in some rows and histories the draft stops after 0, 1, ... levels."""
@@ -216,6 +216,7 @@ def test_a_chain_is_one_loop():
     assert sizes[0] == sizes[1]
 
 
+@pytest.mark.slow
 def test_a_chain_is_the_same_in_the_loop_and_level_by_level():
     """The compiled loop, its form with a controller that never stops, and the growth of trees."""
     chain = drafters.make("draft_model", TARGET, model=DRAFT, gamma=3)
