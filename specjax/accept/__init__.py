@@ -1,6 +1,6 @@
 """Acceptance rules, one file each; the file name is the registry: ``accept.load("chain")``.
 
-``specjax.accept.verdict`` has what a rule of one's own needs.
+``specjax.accept.verdict`` has what a new rule needs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a rule of one's own needs: verdicts from accepted nodes, and reading a draft.
+"""What a new rule needs: verdicts from accepted nodes, and reading a draft.
 
 A complete rule for chains. It tests the tokens one after another, and draws the token after them
 from what is left of the target's probabilities:

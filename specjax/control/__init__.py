@@ -1,6 +1,6 @@
 """Controllers of the draft length, one per file: they decide per row whether a draft goes on.
 
-A controller is asked before each level of a draft, with what the draft knows at that moment
+A controller is asked before each level of a draft, with what is computed at that moment
 (``Ahead``): the draft's logits at its places, and the paths up to them. It never gets a token of
 the level itself or of a later one. If the length of a draft depended on the tokens that are then
 left out, the output law would change (the example of DSpark, 2607.05147, appendix A).

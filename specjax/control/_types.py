@@ -11,7 +11,7 @@ from specjax.types import Draft, Verdict
 
 
 class Ahead(NamedTuple):
-    """What a draft knows before the tokens of its next level are drawn.
+    """What is computed before the tokens of the next level are drawn.
 
     The level's places are the n nodes that would get children; a chain has one. All of it is a
     function of the committed text and of tokens that stay in the draft.

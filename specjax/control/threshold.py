@@ -22,7 +22,7 @@ from specjax.control._types import Ahead, Controller
 
 
 def make(*, least: float) -> Controller:
-    """Goes on while the draft's highest probability is at least ``least``, in [0, 1].
+    """Continues while the highest probability of the draft is at least ``least``, in [0, 1].
 
     Raises:
         UserError: ``least`` out of range.
