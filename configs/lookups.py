@@ -4,7 +4,8 @@
         --config.prompts=question.jsonl --config.chat=own
 
 "nothing" never finds a match: it measures what a round without a draft costs more than a step of
-plain decoding. Two minutes per ten prompts on two CPU cores for a model of 135 M parameters.
+plain decoding. On two CPU cores a model of 135 M parameters takes about 40 seconds per method and
+repeat for 13 prompts with 96 new tokens each.
 """
 
 from ml_collections import ConfigDict
