@@ -64,6 +64,9 @@ def deepest(
     lower node. Returns its nodes i32[B,M], and the index i32[B] of its end in the target's output
     (0 is the pending token).
     """
+    if not draft.tokens.shape[1]:
+        batch = draft.tokens.shape[0]
+        return jnp.full((batch, draft.longest), -1, jnp.int32), jnp.zeros((batch,), jnp.int32)
     alive = tree.exists(draft.valid & passed, draft.parents)
     if draft.parents is None:
         count = alive.sum(-1)

@@ -9,8 +9,8 @@ outcome in float64 where all randomness is coins and draws (``specjax.testing.ex
 be enumerated is counted on 120,000 rows. A check that cannot decide is "not proven", and a report
 with such a check has not passed.
 
-Lines appear on stderr while the checks run. ``quick=True`` gives a first answer in about ten
-seconds: no compiled loop, one setting, nothing counted.
+Lines appear on stderr while the checks run. ``quick=True`` gives a first answer: no compiled loop,
+one setting.
 """
 
 from __future__ import annotations

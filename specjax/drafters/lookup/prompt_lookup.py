@@ -14,8 +14,8 @@ rule              gamma  max   min  factor  match     a continuation
 ================  =====  ====  ===  ======  ========  ============================================
 
 A short n-gram is weak evidence, so with a ``factor`` it proposes few tokens (SuffixDecoding's rule,
-2411.04975, section 4.1). On a CPU, where every verified token costs time, this is faster; where a
-wide pass costs no more than a narrow one, 0 accepts more per round.
+2411.04975, section 4.1): fewer tokens are verified in vain. Where a wide pass costs no more than a
+narrow one, 0 accepts at least as many per round.
 
 (transformers also cuts a draft before an end-of-sequence token; here the decode loop cuts after the
 verdict. vLLM has no default for gamma.)
