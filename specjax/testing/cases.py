@@ -171,6 +171,7 @@ _NO_MODEL: dict[str, Callable[[LM, Models], Drafter]] = {
         "sam",
         target,
         gamma=2,
+        min_match=1,
         max_ngram=3,
         bias=1,
         datastore=datastore.build(_text(target.vocab_size)),

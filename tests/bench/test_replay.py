@@ -55,7 +55,7 @@ def simulate(conversation, gamma, ngram):
 def test_prompt_lookup_against_plain_python_in_every_batch():
     """Every count of a chain, in total and by category; the same with another batch size."""
     target, texts = recorded_target.recorded(6), conversations(10)
-    drafter = drafters.make("prompt_lookup", target, gamma=4, max_ngram=2, factor=0.0)
+    drafter = drafters.make("prompt_lookup", target, gamma=4, max_ngram=2)
     method = Method("lookup", drafter, accept.load("chain"), ModelParams({}, {}))
     tallies = replay.measure(method, texts, batch_size=4)
     assert list(tallies) == [None, "a", "b"]

@@ -4,18 +4,17 @@ Deterministic, no weights, L1. Saxena 2023 (github.com/apoorvumang/prompt-lookup
 n-grams from ``max_ngram`` down to ``min_ngram`` tokens the longest that occurs earlier is used.
 Prompt and output are both searched. ``rule`` selects the settings of a known program:
 
-================  =====  ====  ===  ======  ========  ============================================
-rule              gamma  max   min  factor  match     a continuation
-================  =====  ====  ===  ======  ========  ============================================
-"specjax"         10     3     1    1       earliest  may be shorter than gamma
-"original"        10     3     1    0       earliest  has gamma tokens, begins before the n-gram
-"transformers"    10     2     1    0       earliest  may be shorter than gamma
-"vllm"            5      5     5    0       earliest  may be shorter than gamma
-================  =====  ====  ===  ======  ========  ============================================
+================  =====  ====  ===  ========  ============================================
+rule              gamma  max   min  match     a continuation
+================  =====  ====  ===  ========  ============================================
+"specjax"         10     3     2    earliest  may be shorter than gamma
+"original"        10     3     1    earliest  has gamma tokens, begins before the n-gram
+"transformers"    10     2     1    earliest  may be shorter than gamma
+"vllm"            5      5     5    earliest  may be shorter than gamma
+================  =====  ====  ===  ========  ============================================
 
-A short n-gram is weak evidence, so with a ``factor`` it proposes few tokens (SuffixDecoding's rule,
-2411.04975, section 4.1): fewer tokens are verified in vain. Where a wide pass costs no more than a
-narrow one, 0 accepts at least as many per round.
+One equal token is weak evidence: its continuation is rejected so often that verifying it costs more
+than it gains, unless a wide pass costs as little as a narrow one (configs/lookups.py has figures).
 
 (transformers also cuts a draft before an end-of-sequence token; here the decode loop cuts after the
 verdict. vLLM has no default for gamma.)
@@ -29,7 +28,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.checks import ngrams, number, one_of, whole, yes_or_no
+from specjax.checks import ngrams, one_of, whole, yes_or_no
 from specjax.drafters.lookup import _match
 from specjax.errors import UserError
 from specjax.types import LM, Draft, Drafter
@@ -37,17 +36,16 @@ from specjax.types import LM, Draft, Drafter
 _SPECJAX: dict[str, Any] = {
     "gamma": 10,
     "max_ngram": 3,
-    "min_ngram": 1,
+    "min_ngram": 2,
     "match": "earliest",
     "partial": True,
     "overlap": True,
-    "factor": 1.0,
 }
 RULES: dict[str, dict[str, Any]] = {
     "specjax": _SPECJAX,
-    "original": _SPECJAX | {"partial": False, "overlap": False, "factor": 0.0},
-    "transformers": _SPECJAX | {"max_ngram": 2, "factor": 0.0},
-    "vllm": _SPECJAX | {"gamma": 5, "max_ngram": 5, "min_ngram": 5, "factor": 0.0},
+    "original": _SPECJAX | {"min_ngram": 1, "partial": False, "overlap": False},
+    "transformers": _SPECJAX | {"max_ngram": 2, "min_ngram": 1},
+    "vllm": _SPECJAX | {"gamma": 5, "max_ngram": 5, "min_ngram": 5},
 }
 
 
@@ -63,13 +61,12 @@ def lookup(
     overlap: bool = True,
     skip: bool = False,
     periodic: bool = False,
-    factor: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
     """The continuation of one row, (tokens i32[gamma], valid bool[gamma]). O(max_ngram * S).
 
     Args:
         tokens, length: the text, i32[S] and i32[].
-        gamma, max_ngram, min_ngram, match, partial, skip, periodic, factor: see ``make``.
+        gamma, max_ngram, min_ngram, match, partial, skip, periodic: see ``make``.
         overlap: whether a continuation may begin inside the last n-gram itself.
     """
     slots = tokens.shape[0]
@@ -96,9 +93,6 @@ def lookup(
         ahead = ahead % jnp.maximum(length - start, 1)
     place = start + ahead
     valid = (place < length) & (best > 0)
-    if factor:
-        most = jnp.where(best < max_ngram, jnp.maximum(jnp.floor(factor * best), 1), gamma)
-        valid &= jnp.arange(gamma) < most
     return jnp.take(tokens, place, mode="clip"), valid
 
 
@@ -113,17 +107,17 @@ def make(
     rule: str = "specjax",
     skip: bool = False,
     periodic: bool = False,
-    factor: float | None = None,
 ) -> Drafter:
     """Drafts by looking up the last n-gram.
 
-    For gamma, max_ngram, min_ngram, match, partial and factor, None takes the value of ``rule``.
+    For gamma, max_ngram, min_ngram, match and partial, None takes the value of ``rule``.
 
     Args:
         target: any model; only its vocabulary's size is read.
         gamma: longest continuation proposed.
         max_ngram: longest n-gram searched; shorter ones are tried down to ``min_ngram``.
-        min_ngram: shortest n-gram searched.
+        min_ngram: shortest n-gram searched. With rule "specjax" 2, or 1 if ``max_ngram`` is given
+            and this key is not.
         match: which occurrence of the longest n-gram is used, "earliest" (the original) or
             "latest".
         partial: whether a continuation shorter than gamma may be proposed.
@@ -133,11 +127,8 @@ def make(
         periodic: whether a continuation that reaches the end of the text is repeated from its
             beginning; needs ``partial``.
 
-        factor: an n-gram of m < max_ngram tokens proposes at most factor * m tokens (at least one),
-            and one of max_ngram gamma; 0: no limit.
-
     Raises:
-        UserError: gamma or an n-gram length below 1, a negative factor, max_ngram below min_ngram,
+        UserError: gamma or an n-gram length below 1, max_ngram below min_ngram,
             unknown ``match`` or ``rule``, ``periodic`` without ``partial``.
     """
     one_of("rule", rule, tuple(RULES))
@@ -147,13 +138,13 @@ def make(
         "min_ngram": min_ngram,
         "match": match,
         "partial": partial,
-        "factor": factor,
     }
     keys = RULES[rule] | {name: value for name, value in chosen.items() if value is not None}
     whole("gamma", keys["gamma"], 1)
+    if rule == "specjax" and max_ngram is not None and min_ngram is None:
+        keys["min_ngram"] = 1
     ngrams(keys["max_ngram"], keys["min_ngram"])
     one_of("match", keys["match"], ("earliest", "latest"))
-    number("factor", keys["factor"], ">= 0", lambda x: x >= 0)
     for name, value in (("partial", keys["partial"]), ("skip", skip), ("periodic", periodic)):
         yes_or_no(name, value)
     if periodic and not keys["partial"]:

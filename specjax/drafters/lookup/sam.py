@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specjax.checks import counts, number, whole
+from specjax.checks import counts, whole
 from specjax.drafters._keys import DatastoreKeys
 from specjax.drafters.lookup import _automaton, _memory
 from specjax.drafters.lookup._suffix_array import follow, longest_match, sample
@@ -44,7 +44,6 @@ class Settings(NamedTuple):
     min_match: int
     max_ngram: int
     bias: int
-    factor: float
     reach: int  # of the datastore
 
 
@@ -52,10 +51,9 @@ def make(
     target: LM,
     *,
     gamma: int = 15,
-    min_match: int = 1,
+    min_match: int = 2,
     max_ngram: int = 16,
     bias: int = 5,
-    factor: float = 1.0,
     **shared: Any,
 ) -> Drafter:
     """Drafts a chain from the longest match.
@@ -64,13 +62,11 @@ def make(
         target: the model to be accelerated; only its vocabulary is read.
         gamma: most tokens drafted (the original's n_predicts).
         min_match: shorter matches are not used. The paper uses 5 together with another drafter
-            (``escalate``).
+            (``escalate``). With 1, most drafts follow a single equal token and are rejected.
         max_ngram: longest match in the datastore (or in what was learnt; with neither, this key and
             ``bias`` have no effect); matches in the row's own text have no limit.
         bias: a match in the datastore is used if it is longer than the match in the row's own text
             by more than this number of tokens.
-        factor: a match of m tokens proposes at most factor * m tokens, and at least one
-            (SuffixDecoding's rule, 2411.04975, section 4.1). 0: no limit, as in the paper.
         shared: ``DatastoreKeys``.
 
     Raises:
@@ -79,7 +75,6 @@ def make(
     keys = DatastoreKeys(**shared)
     counts(gamma=gamma, min_match=min_match, max_ngram=max_ngram)
     whole("bias", bias, 0)
-    number("factor", factor, ">= 0", lambda x: x >= 0)
     if min_match > max_ngram:
         raise UserError(
             f"min_match is {min_match} and max_ngram {max_ngram}: "
@@ -87,7 +82,7 @@ def make(
         )
     store = _memory.load(target, keys.datastore, max_ngram)
     reach = _memory.reach(store, max_ngram)
-    settings = Settings(gamma, min_match, max_ngram, bias, factor, reach)
+    settings = Settings(gamma, min_match, max_ngram, bias, reach)
     return Drafter(
         init_params=lambda key: _memory.params(store),
         init=_init,
@@ -109,16 +104,12 @@ def _propose(settings: Settings, params, keys, context, automaton):
     automaton = _automaton.extend(automaton, *text)
     match = _automaton.occurrence(automaton, settings.gamma, settings.min_match)
     own = functools.partial(_own, settings.gamma)
-    tokens, used = jax.vmap(own)(*text, match.end, match.longest), match.longest
+    tokens = jax.vmap(own)(*text, match.end, match.longest)
     if params.draft:
         stored = jax.vmap(functools.partial(_stored, settings), (None, None, 0, 0))
         others, size = stored(params.draft["tokens"], params.draft["order"], *text)
         use_own = (match.longest > 0) & (match.longest >= size - settings.bias)
         tokens = jnp.where(use_own[:, None], tokens, others)
-        used = jnp.where(use_own, used, size)
-    if settings.factor:
-        most = jnp.maximum(jnp.floor(settings.factor * used), 1)
-        tokens = jnp.where(jnp.arange(settings.gamma) < most[:, None], tokens, -1)
     return Draft(jnp.maximum(tokens, 0), tokens >= 0), automaton
 
 

@@ -11,7 +11,9 @@ import pytest
 
 from specjax.drafters.lookup import prompt_lookup
 from specjax.errors import UserError
+from specjax.sampling import make_sampling
 from specjax.testing import tabular
+from specjax.types import Context
 
 pytestmark = pytest.mark.fast
 ROWS, SLOTS = 10_000, 24
@@ -124,20 +126,13 @@ def test_min_ngram():
     compare(functools.partial(prompt_lookup.lookup, **keys), lambda text: search(text, **keys))
 
 
-@pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
-def test_short_ngrams_propose_few_tokens(factor):
-    keys = {"gamma": 7, "max_ngram": 4, "match": "latest"}
-
-    def oracle(text):
-        for size in range(4, 0, -1):
-            limited = {**keys, "max_ngram": size, "min_ngram": size}
-            if tokens := search(text, **limited):
-                return tokens if size == 4 else tokens[: max(int(factor * size), 1)]
-        return []
-
-    compare(functools.partial(prompt_lookup.lookup, factor=factor, **keys), oracle)
-    with pytest.raises(UserError, match="factor"):
-        prompt_lookup.make(tabular(5), factor=-1.0)
+def test_a_single_equal_token_is_no_match_by_default():
+    """Sizes that are given are searched down to 1."""
+    text = Context(jnp.asarray([[3, 1, 4, 3], [3, 1, 3, 1]]), jnp.asarray([4, 4]), make_sampling(2))
+    for keys, drafted in (({}, [0, 2]), ({"max_ngram": 1}, [3, 2]), ({"min_ngram": 1}, [3, 2])):
+        drafter = prompt_lookup.make(tabular(5), gamma=4, **keys)
+        draft, _ = drafter.propose(None, None, text, ())
+        assert draft.valid.sum(1).tolist() == drafted, keys
 
 
 def test_skip_and_periodic():

@@ -139,26 +139,23 @@ def stored(text, max_ngram, least):
     return [], 0
 
 
-def drafted(text, min_match, max_ngram, bias, factor, warm):
+def drafted(text, min_match, max_ngram, bias, warm):
     size, end, longest = chosen(text, GAMMA, min_match)
     mine = text[end : end + GAMMA] if size else []
     others, other_size = stored(text, max_ngram, min_match) if warm else ([], 0)
     own = not warm or (longest and longest >= other_size - bias)
-    most = max(int(factor * (longest if own else other_size)), 1) if factor else GAMMA
-    return (mine if own else others)[:most]
+    return mine if own else others
 
 
 @pytest.mark.parametrize(
-    ("min_match", "bias", "factor", "warm"),
-    [(1, 5, 0.0, False), (2, 1, 0.0, True), (1, 5, 1.0, False), (1, 0, 0.5, True)],
+    ("min_match", "bias", "warm"), [(1, 5, False), (2, 1, True), (2, 5, False), (1, 0, True)]
 )
-def test_drafts_equal_a_plain_model_for_any_growth_of_the_text(min_match, bias, factor, warm):
+def test_drafts_equal_a_plain_model_for_any_growth_of_the_text(min_match, bias, warm):
     """Between two drafts the text may grow by any number of tokens, with other drafters too."""
     rng, rows = np.random.default_rng(3), 100
     tokens, length = texts(2, rows), rng.integers(1, 9, rows)
     store = datastore.build(DOCUMENTS) if warm else None
     keys = {"gamma": GAMMA, "min_match": min_match, "max_ngram": 6, "bias": bias}
-    keys["factor"] = factor
     drafter = sam.make(tabular(VOCAB), datastore=store, **keys)
     params, settings = ModelParams({}, drafter.init_params(None)), make_sampling(rows)
 
@@ -175,13 +172,13 @@ def test_drafts_equal_a_plain_model_for_any_growth_of_the_text(min_match, bias, 
         proposed, valid = np.asarray(draft.tokens), np.asarray(draft.valid)
         for row in range(rows):
             text = tokens[row, : length[row]].tolist()
-            expected = drafted(text, min_match, 6, bias, factor, warm)
+            expected = drafted(text, min_match, 6, bias, warm)
             assert proposed[row][valid[row]].tolist() == expected, text
             assert not valid[row, len(expected) :].any()
             full += len(expected) == GAMMA
-            from_store += expected != drafted(text, min_match, 6, bias, factor, False)
+            from_store += expected != drafted(text, min_match, 6, bias, False)
         length = np.minimum(length + rng.integers(0, 6, rows), SLOTS)
-    assert full > (50 if factor else 200) and (from_store > 50) == warm
+    assert full > 200 and (from_store > 50) == warm
 
 
 def test_decoding_is_plain_and_finished_rows_keep_their_state():
@@ -228,7 +225,7 @@ def test_decoding_is_plain_and_finished_rows_keep_their_state():
 
 
 def test_learn_adds_the_outputs_to_the_datastore():
-    drafter = sam.make(tabular(VOCAB), gamma=2, memory=16, factor=0)
+    drafter = sam.make(tabular(VOCAB), gamma=2, memory=16, min_match=1)
     params = ModelParams({}, drafter.init_params(None))
     assert params.draft == {} and drafter.learn is not None
     state = types.SimpleNamespace(
