@@ -140,6 +140,13 @@ def to_probs(logits: jax.Array, sampling: Sampling) -> jax.Array:
         f32[B,...,V] (float64 if the logits are). Rows sum to 1, excluded tokens are exactly 0.
         "Standardised sampling", Leviathan et al. 2023 (2211.17192), section 2.2.
     """
+    # One program, also outside a compiled function and where jit is off.
+    with jax.disable_jit(False):
+        return _to_probs(logits, sampling)
+
+
+@jax.jit
+def _to_probs(logits: jax.Array, sampling: Sampling) -> jax.Array:
     dtype = dtype_of(logits)
 
     def per_row(value):  # [B] -> [B,1,...,1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from decode_cases import (
     texts,
     tiny,
 )
+from marks import by_default
 
 from specjax import accept, decode, drafters, testing
 from specjax.errors import UserError
@@ -41,26 +43,13 @@ def targets(request):
 
 
 MODELS = ["llama", "gpt2", "stories260K"]
-# Every drafter on one model, and the others on the drafters that differ most.
-MATRIX = [
-    ("llama", "stranger"),
-    ("llama", "itself"),
-    ("llama", "itself, gamma 1"),
-    ("llama", "lookup"),
-    ("llama", "lookup, original rule"),
-    ("gpt2", "itself"),
-    ("gpt2", "lookup"),
-    ("stories260K", "itself"),
-    ("stories260K", "lookup"),
-]
-REST = [
-    pytest.param(model, name, marks=pytest.mark.slow)
-    for model in ("gpt2", "stories260K")
-    for name in ("stranger", "itself, gamma 1", "lookup, original rule")
-]
+DRAFTS = ["stranger", "itself", "itself, gamma 1", "lookup", "lookup, original rule"]
+ALL = list(itertools.product(MODELS, DRAFTS))
+# The drafters that differ most on one model, and one drafter on the others.
+QUICK = [("llama", name) for name in ("stranger", "itself", "lookup")] + [("gpt2", "lookup")]
 
 
-@pytest.mark.parametrize(("name", "draft"), MATRIX + REST)
+@pytest.mark.parametrize(("name", "draft"), by_default(ALL, QUICK))
 def test_greedy_equals_autoregressive(targets, name, draft):
     model, params = targets(name)
     drafter, both = pair(model, params, draft)
@@ -73,15 +62,10 @@ def test_greedy_equals_autoregressive(targets, name, draft):
     assert (np.asarray(records.accepted) <= np.asarray(records.drafted)).all()
 
 
-ALONE = [("llama", "itself"), ("llama", "lookup")]
-ALONE += [
-    pytest.param(model, name, marks=pytest.mark.slow)
-    for model in ("gpt2", "stories260K")
-    for name in ("itself", "lookup")
-]
+ALONE = itertools.product(MODELS, ("itself", "lookup"))
 
 
-@pytest.mark.parametrize(("name", "draft"), ALONE)
+@pytest.mark.parametrize(("name", "draft"), by_default(ALONE, [("llama", "lookup")]))
 def test_greedy_equals_autoregressive_with_one_row(targets, name, draft):
     model, params = targets(name)
     drafter, both = pair(model, params, draft)
@@ -121,7 +105,7 @@ def test_eos_inside_accepted_drafts(targets, name):
             assert speculate(model, drafter, "chain", both, eos_id=eos)[0] == expected
 
 
-@pytest.mark.parametrize("rule", ["chain", "match", "traversal"])
+@pytest.mark.parametrize("rule", by_default(["chain", "match", "traversal"], ["chain"]))
 def test_limits_per_row(rule):
     """Each row stops at its own limit, also inside an accepted draft; no slot after it is used."""
     model, params = tiny("llama")
@@ -145,15 +129,10 @@ def test_greedy_and_sampled_rows_in_one_batch():
 
 @pytest.mark.parametrize(
     ("name", "draft"),
-    [
-        ("llama", "itself"),
-        ("llama", "lookup"),
-        ("gpt2", "lookup"),
-        ("stories260K", "lookup"),
-        pytest.param("llama", "stranger", marks=pytest.mark.slow),
-        pytest.param("gpt2", "stranger", marks=pytest.mark.slow),
-        pytest.param("stories260K", "stranger", marks=pytest.mark.slow),
-    ],
+    by_default(
+        itertools.product(MODELS, ("itself", "lookup", "stranger")),
+        [("llama", "itself"), ("stories260K", "lookup")],
+    ),
 )
 def test_match_is_seeded_plain_decoding(targets, name, draft):
     """Sample-then-match emits, token for token, what plain sampling emits with the same keys."""
@@ -179,7 +158,7 @@ def of_a_table(name):
     return drafters.make(name, tabular(7), gamma=3, **keys)
 
 
-@pytest.mark.parametrize("rule", ["chain", "match"])
+@pytest.mark.parametrize("rule", by_default(["chain", "match"], ["chain"]))
 @pytest.mark.parametrize("name", ["draft_model", "prompt_lookup"])
 def test_a_row_alone_equals_that_row_in_a_batch(name, rule):
     """Sampled, ragged, with rows that end early: the other rows of the batch have no effect."""

@@ -6,6 +6,7 @@ is assumed about the rule.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -87,6 +88,7 @@ def enumerated(
         TooLarge: there are more than LARGEST histories.
     """
     law = np.zeros((target.vocab_size,) * steps)
+    target = compiled(target)
     state, shared = _begin(target, drafter, params, prompt, steps, settings, after)
     prompt = state["tokens"][0, : int(state["length"][0])].tolist()
     truth = laws.sequence_law(target, params.target, prompt, steps, **settings)
@@ -122,6 +124,7 @@ def drafts(
 
     ``value`` is a ``Draft``.
     """
+    target = compiled(target)
     state, shared = _begin(target, drafter, params, prompt, drafter.longest + 1, settings, after)
     propose = _proposer(drafter, params, shared)
     return expand(lambda *given: propose(*given)[0], state, 1)
@@ -152,10 +155,27 @@ def histories(
     **settings,
 ) -> Histories:
     """Every history of the first round after ``prompt``, with its probability."""
+    target = compiled(target)
     state, shared = _begin(target, drafter, params, prompt, drafter.longest + 1, settings)
     parts = list(_round(target, drafter, rule, params, state, shared, np.ones(1)))
     info = jax.tree.map(lambda *x: np.concatenate(x), *(part.info for part in parts))
     return Histories(info, np.concatenate([part.weight for part in parts]))
+
+
+@functools.cache
+def compiled(target: LM) -> LM:
+    """The model; each call is one program, also where jit is off. It needs no randomness."""
+
+    def on(function: Callable) -> Callable:
+        program = jax.jit(function)
+
+        def call(*args, **keys):
+            with jax.disable_jit(False):
+                return program(*args, **keys)
+
+        return call
+
+    return target._replace(apply=on(target.apply), commit=on(target.commit))
 
 
 _play = jax.jit(one_round.play, static_argnums=(0, 1, 2))
@@ -182,7 +202,9 @@ def _begin(
         )
     for _ in range(after):
         state, _ = _play(target, drafter, accept.load("match"), params, state)
-    return _rows(state.replace(limit=state.length + steps))
+    rows, shared = _rows(state.replace(limit=state.length + steps))
+    # Not jax arrays: every new number of rows would compile their indexing again.
+    return jax.tree.map(np.asarray, rows), shared
 
 
 # Fields of a DecodeState that are not divided into rows.

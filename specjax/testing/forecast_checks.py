@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from specjax import accept, decode, rng, sampling
+from specjax import accept, decode, sampling
+from specjax.testing import loop
 from specjax.testing.findings import Finding
 from specjax.train import examine
 from specjax.types import LM, Batch, Drafter, ModelParams
@@ -52,24 +53,15 @@ def _rounds(
     random = np.random.default_rng(0)
     starts = random.integers(1, LONGEST + 1, ROWS).tolist()
     prompts = [random.integers(0, target.vocab_size, n).tolist() for n in starts]
-    packed, lengths = decode.pack_prompts(prompts)
-    rows = sampling.make_sampling(ROWS, temperature)
-    state = decode.prefill(
-        target,
-        drafter,
-        params,
-        packed,
-        lengths,
-        rng.row_keys(11, ROWS),
-        max_len=LONGEST + NEW,
-        limit=lengths + NEW,
-        sampling=rows,
+    state = loop.begin(
+        target, drafter, params, prompts, NEW, 11, width=LONGEST, temperature=temperature
     )
     rule = accept.load(examine.RULES.get(drafter.siblings, "recursive"))
     state, records = decode.generate(target, drafter, rule, params, state, max_steps=NEW)
     decode.check(state)
     text = np.maximum(np.asarray(state.tokens), 0)[:, : LONGEST + NEW]
     assert drafter.training is not None and drafter.training.foresee is not None
+    rows = sampling.make_sampling(ROWS, temperature)
     kept = jax.jit(drafter.training.foresee)(params, Batch(jax.numpy.asarray(text)), rows)
     kept, ends = np.asarray(kept, np.float64), np.asarray(state.length).tolist()
     expected = [

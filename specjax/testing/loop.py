@@ -36,13 +36,15 @@ def begin(
     new,
     seed: int,
     ids=None,
+    width: int | None = None,
     **settings,
 ) -> DecodeState:
     """The state before the first round.
 
-    ``new`` tokens per row (one number or one per row); ``ids`` are the numbers of the rows.
+    ``new`` tokens per row (one number or one per row); ``ids`` are the numbers of the rows;
+    ``width`` is that of the packed prompts, by default their longest length.
     """
-    packed, lengths = decode.pack_prompts(prompts)
+    packed, lengths = decode.pack_prompts(prompts, width)
     new = jnp.broadcast_to(jnp.asarray(new, jnp.int32), lengths.shape)
     return decode.prefill(
         target,

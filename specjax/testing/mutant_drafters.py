@@ -229,3 +229,13 @@ def optimistic_forecast(drafter: Drafter) -> Drafter:
 def needless_history(drafter: Drafter) -> Drafter:
     """Declares history, so that a state that follows the text is not compared."""
     return drafter._replace(history=True, name="needless_history")
+
+
+def believes_every_node(drafter: Drafter) -> Drafter:
+    """Its state takes what the target computed for nodes that do not exist."""
+
+    def update(params, state, draft, *rest):
+        every = draft.replace(tokens=jnp.maximum(draft.tokens, 0), valid=jnp.ones_like(draft.valid))
+        return drafter.update(params, state, every, *rest)
+
+    return drafter._replace(update=update, name="believes_every_node")

@@ -11,7 +11,8 @@ from specjax.testing.mutant_drafters import with_draft
 from specjax.types import SIBLINGS, Accept, Drafter
 
 ENUMERATION, LEDGER, COUNTING, CONFORMANCE = "enumeration", "ledger", "counting", "conformance"
-PATHS, CLAIMS, STATE, FORECAST, USE = "paths", "claims", "state", "forecast", "use"
+PATHS, CLAIMS, STATE, FORECAST = "paths", "claims", "state", "forecast"
+WIDTHS, USE = "widths", "use"
 
 
 class Mutant(NamedTuple):

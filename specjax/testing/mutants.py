@@ -17,6 +17,7 @@ from specjax.testing.mutant_entry import (
     PATHS,
     STATE,
     USE,
+    WIDTHS,
     Mutant,
 )
 from specjax.testing.mutants_published import PUBLISHED
@@ -33,6 +34,7 @@ __all__ = [
     "PATHS",
     "STATE",
     "USE",
+    "WIDTHS",
     "Mutant",
     "named",
     "with_draft",

@@ -15,6 +15,7 @@ from specjax.testing.mutant_entry import (
     PATHS,
     STATE,
     USE,
+    WIDTHS,
     drafter_mutant,
     rule_mutant,
 )
@@ -222,6 +223,14 @@ _STATES = (
         "forecasts a tenth more acceptance",
         "a forecast that is not compared with decoding",
         FORECAST,
+    ),
+    drafter_mutant(
+        drafters.believes_every_node,
+        "token_recycling",
+        deterministic.make,
+        "the state takes what the target computed for nodes that do not exist",
+        "an update without the mask of the draft",
+        WIDTHS,
     ),
 )
 UNSEEN = (*_RULES, *_DRAFTS, *_STATES)

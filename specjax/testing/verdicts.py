@@ -36,6 +36,13 @@ def mistakes(draft: Draft, verdict: Verdict, vocab: int) -> jax.Array:
 
     ``draft`` as the rule received it: nodes that do not exist are not valid.
     """
+    # One program, where the outcomes of a round are enumerated too.
+    with jax.disable_jit(False):
+        return _mistakes(draft, verdict, vocab)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _mistakes(draft: Draft, verdict: Verdict, vocab: int) -> jax.Array:
     batch, size = draft.tokens.shape
     path, count = verdict.path, verdict.count
     node, on = jnp.clip(path, 0, max(size - 1, 0)), path >= 0

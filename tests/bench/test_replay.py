@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import by_default
 
 from specjax import accept, decode, drafters, rng, sampling
 from specjax.bench import metrics, recorded_target, replay
@@ -91,7 +92,11 @@ def record():
 
 
 @pytest.mark.parametrize(
-    "name, rule", [("escalate", "chain"), ("suffix", "deterministic"), ("independent", "recursive")]
+    "name, rule",
+    by_default(
+        [("escalate", "chain"), ("suffix", "deterministic"), ("independent", "recursive")],
+        [("suffix", "deterministic"), ("independent", "recursive")],
+    ),
 )
 def test_a_replay_has_the_counts_of_the_decoding(name, rule, record):
     """Three ways of decoding agree in every count of every row: the replay, the loop with the table

@@ -19,8 +19,12 @@ from specjax.testing import (
     mutants,
     plain_cases,
     state_checks,
+    width_checks,
 )
 from specjax.types import ModelParams
+
+# Enumeration runs each operation alone: on one worker each is compiled once for all these files.
+pytestmark = pytest.mark.xdist_group("enumeration")
 
 
 def caught_by(test):
@@ -143,6 +147,14 @@ def test_states_detect(mutant):
 def test_forecasts_detect(mutant):
     _, target, drafter, params = cases.case(mutant.case)
     finding = forecast_checks.forecast_equals_decoding(mutant.change(drafter), target, params)
+    assert finding.passed is False
+
+
+@caught_by(mutants.WIDTHS)
+def test_widths_detect(mutant):
+    _, target, drafter, params = cases.case(mutant.case)
+    assert width_checks.widths_do_not_matter(drafter, target, params).passed
+    finding = width_checks.widths_do_not_matter(mutant.change(drafter), target, params)
     assert finding.passed is False
 
 

@@ -12,6 +12,9 @@ from specjax.testing import cases, conformance, findings, law_checks, mutants, p
 from specjax.testing.findings import Finding, Report
 from specjax.types import Accept
 
+# Enumeration runs each operation alone: on one worker each is compiled once for all these files.
+pytestmark = pytest.mark.xdist_group("enumeration")
+
 
 def law_of(drafter, rule, **keys):
     _, target, _, params = cases.case("chain")

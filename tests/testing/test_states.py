@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import by_default
 
 from specjax import testing, tree
 from specjax.models import lm
-from specjax.testing import cases, forecast_checks, state_checks
+from specjax.testing import cases, forecast_checks, state_checks, width_checks
 
 # One with a cache that grows by levels, one with a cache over the target's features.
 DEFAULT = ("without_replacement", "hydra")
@@ -24,10 +25,6 @@ FORECASTS = [
 ]
 
 
-def by_default(names, default):
-    return [pytest.param(name, marks=() if name in default else pytest.mark.slow) for name in names]
-
-
 @pytest.mark.parametrize("name", by_default(STATES, DEFAULT))
 def test_states_on_real_decoders(name):
     """After every round a draft equals that after a fresh prefill of the same text."""
@@ -35,6 +32,15 @@ def test_states_on_real_decoders(name):
     finding = state_checks.state_follows_text(drafter, target, params)
     assert finding.passed, str(finding)
     assert drafter.history == ("exempt" in finding.detail)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STATES)
+def test_widths_do_not_matter(name):
+    """On the table, whose logits are equal at every width."""
+    _, target, drafter, params = cases.case(name)
+    finding = width_checks.widths_do_not_matter(drafter, target, params)
+    assert finding.passed, str(finding)
 
 
 @pytest.mark.parametrize("name", by_default(FORECASTS, ("medusa",)))

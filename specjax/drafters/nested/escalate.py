@@ -269,7 +269,7 @@ def _part_of(
     elif parents is None:
         parents = jnp.full_like(draft.tokens, -1)
     nodes = Draft(draft.tokens, draft.valid, parents, draft.probs)
-    nodes = jax.tree.map(lambda x: _sized(x, n, stage.whole), nodes)
+    nodes = _sized(nodes, n, stage.whole)
     own_draft = nodes.replace(finite=draft.finite, depth=stage.depth)
     own_verdict = Verdict(
         jnp.where(keep, verdict.tokens[:, : m + 1], -1),
@@ -277,18 +277,16 @@ def _part_of(
         jnp.where(keep, verdict.path[:, :m], -1),
     )
     whole = stage.whole and stage.features
-    own_out = Output(*jax.tree.map(lambda x: _sized(x, n + 1, whole), tuple(target_out)))
+    own_out = Output(*_sized(tuple(target_out), n + 1, whole))
     return own_draft, own_verdict, own_out
 
 
-def _sized(values: jax.Array, size: int, whole: bool) -> jax.Array:
-    """The first ``size`` of values [B,n,...]; with ``whole`` padded with zeros if n is smaller.
+def _sized(block, size: int, whole: bool):
+    """The first ``size`` tokens of a block; with ``whole`` padded if it has fewer.
 
     Only a drafter whose drafts are whole needs padding, in rounds in which it did not propose.
     """
-    values = values[:, :size]
-    more = size - values.shape[1] if whole else 0
-    return jnp.pad(values, [(0, 0), (0, more), *[(0, 0)] * (values.ndim - 2)])
+    return tree.sized(block, size) if whole else jax.tree.map(lambda x: x[:, :size], block)
 
 
 def _learn(settings: Settings, params, state, lengths):

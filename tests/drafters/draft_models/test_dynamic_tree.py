@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import by_default
 
 from specjax import accept, decode, drafters, rng, sampling, testing
 from specjax.errors import NonFiniteLogits, UserError
@@ -106,7 +107,7 @@ def assert_holds_the_text(model, params, cache, state, behind):
             )
 
 
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("name", by_default(TREES, ("dynamic", "iid, irregular")))
 def test_greedy_identity_and_the_draft_cache(name):
     """Three rounds at a time the draft cache holds the committed text.
 

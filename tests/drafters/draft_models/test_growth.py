@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import by_default
 
 from specjax import accept, decode, drafters, rng, step, testing
 from specjax import tree as tree_lib
@@ -42,8 +43,8 @@ def tables():
     return ModelParams(cases.table(0), cases.table(1))
 
 
-@pytest.mark.parametrize("control", [pytest.param("", marks=pytest.mark.slow), shared.CONTROL])
-@pytest.mark.parametrize("label", list(shapes()))
+@pytest.mark.parametrize("control", by_default(["", shared.CONTROL], [shared.CONTROL]))
+@pytest.mark.parametrize("label", list(shapes(("dynamic",))))
 def test_exact_law(label, control):
     """With a controller, in some rows and histories the draft stops after 0, 1, ... levels."""
     drafter, rule = made(label, control)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import by_default
 
 from specjax import accept, decode, drafters, rng, sampling, testing
 from specjax.errors import NonFiniteLogits, UserError
@@ -135,7 +136,7 @@ def start(params):
     )
 
 
-@pytest.mark.parametrize("rule", ["recursive", "match", "deterministic"])
+@pytest.mark.parametrize("rule", by_default(["recursive", "match", "deterministic"], ["recursive"]))
 def test_a_path_over_several_models(rule):
     """The accepted path begins at one model's node and continues below another model's.
 
