@@ -49,3 +49,8 @@ class Controller(NamedTuple):
     name: str
     init: Callable[[int], Any] = _no_state
     update: Callable[[Any, Draft, Verdict], Any] = _same_state
+
+    @property
+    def has_state(self) -> bool:
+        """Whether its answers may depend on earlier rounds."""
+        return bool(jax.tree.leaves(jax.eval_shape(lambda: self.init(1))))

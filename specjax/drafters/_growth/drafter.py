@@ -68,6 +68,7 @@ def build(
         constant_cost=plan.controller is None,
         # Also without replacement, although there can be fewer tokens than siblings: it is rare.
         whole=plan.controller is None,
+        history=plan.controller is not None and plan.controller.has_state,
         features=features,
         gaps=gaps,
         probs=probs,

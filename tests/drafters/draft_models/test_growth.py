@@ -177,6 +177,7 @@ def test_a_controller_has_a_state(tree):
     drafter = drafters.make(
         "draft_model", TARGET, model=DRAFT, tree=tree, control=rising_and_falling(), **keys
     )
+    assert drafter.history
     rule, params = accept.load("match"), ModelParams(cases.table(0), cases.table(0))
     new = jnp.asarray([30, 30, 3, 30])
     state = loop.begin(TARGET, drafter, params, [[1, 2], [2, 0], [1], [0, 0, 1]], new, 0)
