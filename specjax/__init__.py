@@ -12,6 +12,7 @@ from specjax.decode import (
     stream,
 )
 from specjax.errors import NonFiniteLogits, UserError
+from specjax.references import cite
 from specjax.rng import RowKeys, row_keys
 from specjax.sampling import Sampling, make_sampling, to_probs
 from specjax.types import (
@@ -48,6 +49,7 @@ __all__ = [
     "Verdict",
     "autoregressive",
     "check",
+    "cite",
     "generate",
     "make_sampling",
     "outputs",

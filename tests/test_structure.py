@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "specjax"
 LAYERS = (
     ("errors",),
     ("checks", "config", "files", "registry"),
+    ("references",),
     ("sampling",),
     ("rng",),
     ("types",),
@@ -33,7 +34,7 @@ LAYERS = (
     ("bench",),
     ("report", "train"),
     ("run",),
-    ("testing",),
+    ("testing", "__main__"),
 )
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
 FILES = sorted(PACKAGE.rglob("*.py"))

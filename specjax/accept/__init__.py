@@ -1,6 +1,7 @@
 """Acceptance rules, one file each; the file name is the registry: ``accept.load("chain")``.
 
-``specjax.accept.verdict`` has what a new rule needs.
+``specjax.accept.verdict`` has what a new rule needs. ``load`` also takes the name of a rule outside
+the package, "my_module:make".
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from typing import Any
 from specjax import registry
 from specjax.accept import verdict as verdict
 from specjax.errors import UserError
-from specjax.types import SIBLINGS, Accept, Drafter
+from specjax.types import CHAIN, DETERMINISTIC, SIBLINGS, Accept, Drafter
 
 # Modules that are no rules.
 HELPERS = ("verdict",)
+# Siblings -> the recommended rule; "recursive" for the others.
+_DEFAULT = {CHAIN: "chain", DETERMINISTIC: "deterministic"}
 
 
 def names() -> list[str]:
@@ -22,8 +25,30 @@ def names() -> list[str]:
 
 
 def load(name: str, **keys: Any) -> Accept:
-    """The rule ``name``, made with ``keys``. Raises UserError for an unknown name or key."""
-    return registry.call(__name__, name, "acceptance rule", **keys)
+    """The rule ``name``, made with ``keys``.
+
+    Raises UserError for an unknown name or key, or a function that makes no rule.
+    """
+    rule = registry.call(__name__, name, "acceptance rule", **keys)
+    return registry.check_type(name, "acceptance rule", rule, Accept)
+
+
+def default_rule(drafter: Drafter) -> str:
+    """The name of the recommended rule, by the siblings of the drafts; its class is L1.
+
+    "chain" for chains, "deterministic" for deterministic trees, "recursive" for sampled siblings.
+    Raises UserError for siblings that are none of ``types.SIBLINGS``.
+    """
+    _check_siblings(drafter)
+    return _DEFAULT.get(drafter.siblings, "recursive")
+
+
+def _check_siblings(drafter: Drafter) -> None:
+    if drafter.siblings not in SIBLINGS:
+        raise UserError(
+            f"{drafter.name} declares siblings {drafter.siblings!r}; "
+            f"it must be one of {', '.join(SIBLINGS)}"
+        )
 
 
 def check_pair(drafter: Drafter, rule: Accept) -> None:
@@ -31,11 +56,7 @@ def check_pair(drafter: Drafter, rule: Accept) -> None:
 
     The message names the rules that are admissible.
     """
-    if drafter.siblings not in SIBLINGS:
-        raise UserError(
-            f"{drafter.name} declares siblings {drafter.siblings!r}; "
-            f"it must be one of {', '.join(SIBLINGS)}"
-        )
+    _check_siblings(drafter)
     if drafter.siblings in rule.siblings:
         return
     others = [n for n in names() if drafter.siblings in load(n).siblings]

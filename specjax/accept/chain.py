@@ -9,9 +9,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from specjax import references
 from specjax.accept import _verdict
 from specjax.rng import RESIDUAL, RowKeys
 from specjax.types import Accept, Draft, Verdict
+
+REFERENCE = (references.LEVIATHAN2023FAST, references.CHEN2023ACCELERATING)
 
 
 def masses(draft: Draft, target_probs: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -16,9 +16,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from specjax import references
 from specjax.accept import _verdict, _walk
 from specjax.rng import RESIDUAL, Coins, RowKeys
 from specjax.types import CHAIN, IID, Accept, Draft, Verdict
+
+REFERENCE = references.SUN2023SPECTR
 
 # Halvings of the interval [1, k]. The upper end is valid after each; more of them only gain
 # acceptance.

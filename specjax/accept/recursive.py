@@ -23,9 +23,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from specjax import references
 from specjax.accept import _verdict, _walk
 from specjax.rng import RESIDUAL, RowKeys
 from specjax.types import SIBLINGS, Accept, Draft, Verdict
+
+REFERENCE = (references.MIAO2024SPECINFER, references.CHEN2024SEQUOIA, references.JEON2024RECURSIVE)
 
 
 def residual(target: jax.Array, draft: jax.Array) -> jax.Array:

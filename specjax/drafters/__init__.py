@@ -1,15 +1,17 @@
-"""Drafters, one method per file; the file name is the registry: ``drafters.load("medusa")``."""
+"""Drafters, one method per file; the file name is the registry: ``drafters.load("medusa")``.
+
+Each function also takes the name of a drafter outside the package, "my_module:make".
+"""
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 from specjax import registry
 from specjax.types import LM, Drafter
 
 # Keys that only Python code can give: they have no form on a command line.
-_PYTHON_ONLY = frozenset({"params", "dtype", "gaps", "drafters"})
+PYTHON_ONLY = frozenset({"params", "dtype", "gaps"})
 
 
 def names() -> list[str]:
@@ -17,7 +19,15 @@ def names() -> list[str]:
     return registry.names(__name__)
 
 
-def load(name: str) -> ModuleType:
+def families() -> dict[str, list[str]]:
+    """Family -> its methods: "lookup", "heads", ...; "" for those of no family."""
+    result: dict[str, list[str]] = {}
+    for name in names():
+        result.setdefault(registry.family(__name__, name), []).append(name)
+    return dict(sorted(result.items()))
+
+
+def load(name: str) -> Any:
     """The module of that file name. Raises UserError for an unknown name."""
     return registry.load(__name__, name, "drafter")
 
@@ -29,12 +39,13 @@ def check(name: str, **keys: Any) -> None:
 
 def keys() -> dict[str, type]:
     """Every key that a drafter takes from a configuration: key -> int, float, bool or str."""
-    return registry.keys(__name__, _PYTHON_ONLY)
+    return registry.keys(__name__, PYTHON_ONLY | {"drafters"})
 
 
 def make(name: str, target: LM, **keys: Any) -> Drafter:
     """``load(name).make(target, **keys)`` with checked keys.
 
-    Raises UserError for an unknown name or key.
+    Raises UserError for an unknown name or key, or a function that makes no drafter.
     """
-    return registry.call(__name__, name, "drafter", target, **keys)
+    drafter = registry.call(__name__, name, "drafter", target, **keys)
+    return registry.check_type(name, "drafter", drafter, Drafter)

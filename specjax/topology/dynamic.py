@@ -18,9 +18,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import sampling
+from specjax import references, sampling
 from specjax.checks import whole
 from specjax.errors import UserError
+
+RINGEL2026ACCELERATING = """\
+@misc{ringel2026accelerating,
+  title = {{Accelerating Speculative Decoding with Block Diffusion Draft Trees}},
+  author = {Ringel, Liran and Romano, Yaniv},
+  year = {2026},
+  eprint = {2604.12989},
+  archiveprefix = {arXiv},
+}"""
+REFERENCE = (references.LI2024EAGLE2, RINGEL2026ACCELERATING)
 
 
 def candidates(frontier: int, top_k: int, most: int | None = None) -> np.ndarray:

@@ -12,6 +12,7 @@ import functools
 import os
 from typing import Any
 
+from specjax import references
 from specjax.checks import whole
 from specjax.drafters import _growth
 from specjax.drafters._growth.plans import Fixed, Method
@@ -20,6 +21,8 @@ from specjax.drafters.draft_models import _small_model
 from specjax.errors import UserError
 from specjax.topology import shapes
 from specjax.types import CHAIN, LM, Drafter, Params, Training
+
+REFERENCE = (references.LEVIATHAN2023FAST, references.CHEN2023ACCELERATING)
 
 SHARED = TreeKeys
 GAMMA = 5

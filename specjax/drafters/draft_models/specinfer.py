@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import control as controllers
+from specjax import references
 from specjax import tree as tree_lib
 from specjax.drafters._growth import Fixed, Plan
 from specjax.drafters._growth.levels import node_paths
@@ -41,6 +42,8 @@ from specjax.types import (
     Params,
     Verdict,
 )
+
+REFERENCE = references.MIAO2024SPECINFER
 
 
 class _Setup(NamedTuple):

@@ -49,8 +49,10 @@ def loss(
     in the memory of one head (Stern et al. 2018, 1811.03115, section 6).
 
     The metrics ``agreement_<d>``, d from 1, are how often a head prefers the same token as the
-    target. The target's logits are constants; its features are not, for a caller that
-    differentiates ``target_params``.
+    target. ``scale`` is the sum of the weights of all head tokens, per labelled position: the loss
+    divided by it is a mean per head token. ``uniform`` is the loss of heads that give all tokens
+    the same probability. The target's logits are constants; its features are not, for a caller
+    that differentiates ``target_params``.
 
     Raises:
         UserError: weights out of range, a batch of fewer than 3 tokens.
@@ -65,14 +67,16 @@ def loss(
     term = functools.partial(_term, heads, _Labels(batch, teachers, first, ce, teacher))
     if slots == "one":
         depth = jax.random.randint(key, (), 0, heads.depth)
-        value, _, _ = jax.checkpoint(term)(pair, state, depth)
-        return decay**depth * value, {"weight": weight}
-    total, metrics = jnp.zeros(()), {}
+        value, sizes, _ = jax.checkpoint(term)(pair, state, depth)
+        sizes = {name: decay**depth * sizes[name] for name in ("scale", "uniform")}
+        return decay**depth * value, {**sizes, "weight": weight}
+    total, metrics = jnp.zeros(()), {"scale": jnp.zeros(()), "uniform": jnp.zeros(())}
     for depth in range(heads.depth):
         # The logits of one depth at a time: the backward pass computes them again.
-        value, agreement, state = jax.checkpoint(term, static_argnums=2)(pair, state, depth)
+        value, sizes, state = jax.checkpoint(term, static_argnums=2)(pair, state, depth)
         total += decay**depth * value
-        metrics[f"agreement_{depth + 1}"] = agreement
+        metrics[f"agreement_{depth + 1}"] = sizes.pop("agreement")
+        metrics |= {name: metrics[name] + decay**depth * size for name, size in sizes.items()}
     return total, {**metrics, "weight": weight}
 
 
@@ -92,8 +96,8 @@ def _check(heads: Heads, batch: Batch, ce: float, teacher: float, decay: float, 
 
 def _term(
     heads: Heads, labels: _Labels, pair: ModelParams, state: Any, depth: Any
-) -> tuple[jax.Array, jax.Array, Any]:
-    """(loss of one depth, agreement with the target, state of the next depth)."""
+) -> tuple[jax.Array, dict[str, jax.Array], Any]:
+    """(loss of one depth; its agreement, scale and uniform, see ``loss``; the next state)."""
     batch, teachers, first, ce, teacher = labels
     size = teachers.shape[1]
     logits, state = heads.step(pair, state, depth, _text.ahead(batch.tokens, depth + 1, size))
@@ -101,15 +105,21 @@ def _term(
     target_logits = _text.ahead(teachers, depth + 1, size)
     log_probs = jax.nn.log_softmax(logits)
     value = jnp.zeros(tokens.shape, logits.dtype)
+    # Of a guess that gives all tokens the same probability.
+    uniform = (ce + teacher) * jnp.log(logits.shape[-1])
     if ce:
         value -= ce * jnp.take_along_axis(log_probs, tokens[..., None], -1)[..., 0]
     if teacher:
         target_log_probs = jax.nn.log_softmax(target_logits)
+        impossible, target_probs = jnp.isneginf(target_log_probs), jnp.exp(target_log_probs)
         value += teacher * jnp.where(
-            jnp.isneginf(target_log_probs),
-            0,
-            jnp.exp(target_log_probs) * (target_log_probs - log_probs),
+            impossible, 0, target_probs * (target_log_probs - log_probs)
         ).sum(-1)
+        uniform += teacher * jnp.where(impossible, 0, target_probs * target_log_probs).sum(-1)
     same = counted & (sampling.argmax(logits) == sampling.argmax(target_logits))
-    agreement = same.sum() / jnp.maximum(counted.sum(), 1)
-    return jnp.where(counted, value, 0).sum() / first, agreement, state
+    sizes = {
+        "agreement": same.sum() / jnp.maximum(counted.sum(), 1),
+        "scale": (ce + teacher) * counted.sum() / first,
+        "uniform": jnp.where(counted, uniform, 0).sum() / first,
+    }
+    return jnp.where(counted, value, 0).sum() / first, sizes, state

@@ -20,10 +20,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax import references
 from specjax.checks import whole
 from specjax.drafters._keys import HeadKeys
 from specjax.drafters.heads import _drafter, _family, _given
 from specjax.types import LM, Drafter, ModelParams, Params
+
+REFERENCE = references.STERN2018BLOCKWISE
 
 SHARED = HeadKeys
 HEADS = 3

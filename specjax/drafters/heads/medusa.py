@@ -19,10 +19,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax import references
 from specjax.checks import whole
 from specjax.drafters._keys import HeadKeys
 from specjax.drafters.heads import _drafter, _family, _given
 from specjax.types import LM, Drafter, ModelParams, Params
+
+REFERENCE = references.CAI2024MEDUSA
 
 SHARED = HeadKeys
 HEADS, LAYERS = 4, 1

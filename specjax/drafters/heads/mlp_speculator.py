@@ -29,6 +29,16 @@ from specjax.drafters.heads._given import Given
 from specjax.errors import UserError
 from specjax.types import LM, Drafter, ModelParams, Params
 
+REFERENCE = """\
+@misc{wertheimer2024accelerating,
+  title = {{Accelerating Production LLMs with Combined Token/Embedding Speculators}},
+  author = {Wertheimer, Davis and Rosenkranz, Joshua and Parnell, Thomas and Suneja, Sahil and
+            Ranganathan, Pavithra and Ganti, Raghu and Srivatsa, Mudhakar},
+  year = {2024},
+  eprint = {2404.19124},
+  archiveprefix = {arXiv},
+}"""
+
 SHARED = HeadKeys
 HEADS = 3
 EPS = 1e-6

@@ -26,12 +26,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from specjax import references
 from specjax.checks import counts, ngrams, number, one_of
 from specjax.drafters._keys import DatastoreKeys
 from specjax.drafters.lookup import _frequency, _match, _memory
 from specjax.drafters.lookup._suffix_array import find, follow, last_tokens, sample
 from specjax.errors import UserError
 from specjax.types import CHAIN, DETERMINISTIC, LM, Draft, Drafter
+
+REFERENCE = references.OLIARO2025SUFFIXDECODING
 
 SHARED = DatastoreKeys
 SIZE = 16  # nodes and depth, where they are not given

@@ -3,9 +3,10 @@
 For measuring the system apart from the models: every round does all the work of the inner drafter,
 and then its tokens are replaced. At each depth the draft has the target's own greedy continuation
 with probability ``rate``, independently, and otherwise a token that greedy decoding does not
-choose. So at temperature 0 the acceptance rate is ``rate`` at every depth, for any size of model
-and with random weights, and the text is that of plain greedy decoding. (A rule that ignores the
-target, such as vLLM's "synthetic" rule, also controls acceptance, but its text has no meaning.)
+choose. So at temperature 0 the acceptance rate (alpha of Leviathan et al. 2023, 2211.17192,
+section 3.1) is ``rate`` at every depth, for any size of model and with random weights, and the text
+is that of plain greedy decoding. (A rule that ignores the target, such as vLLM's "synthetic" rule,
+also controls acceptance, but its text has no meaning.)
 
 The continuation is decoded while the prompt is read, before any time is measured. On sampled text
 the class is L1 too, but the acceptance rate is not ``rate``; the command line refuses it.
@@ -20,13 +21,15 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from specjax import decode, rng, sampling, tree
+from specjax import decode, references, rng, sampling, tree
 from specjax.checks import number
 from specjax.drafters import none
 from specjax.drafters.nested import _stages
 from specjax.drafters.nested._stages import Stages
 from specjax.errors import UserError
 from specjax.types import CHAIN, DETERMINISTIC, LM, DecodeState, Draft, Drafter, ModelParams
+
+REFERENCE = references.LEVIATHAN2023FAST
 
 
 class State(struct.PyTreeNode):

@@ -18,12 +18,15 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from specjax import rng, tree
+from specjax import references, rng, tree
 from specjax.checks import number
 from specjax.drafters.nested import _stages
 from specjax.drafters.nested._stages import Stages, stage_params
 from specjax.errors import UserError
 from specjax.types import CHAIN, DETERMINISTIC, LM, Draft, Drafter, Output, Verdict
+
+REFERENCE = references.SPECTOR2023ACCELERATING
+DECAY = 0.8
 
 
 class State(struct.PyTreeNode):
@@ -59,9 +62,6 @@ class Settings(NamedTuple):
 def check(drafters: Stages, **_: Any) -> None:
     """Raises UserError unless all inner drafters have known names and keys they take."""
     _stages.check("escalate", drafters)
-
-
-DECAY = 0.8
 
 
 def make(
