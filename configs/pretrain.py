@@ -72,8 +72,8 @@ def train() -> ConfigDict:
     """Settings of the training loop."""
     train = ConfigDict()
     train.log_every = 10
-    train.eval_every = 100
-    train.eval_batches = 12
+    train.eval_every = 0  # 0: every 100 steps, or a twentieth of the steps if that is more
+    train.eval_batches = 12  # of the held-out text
     train.checkpoint_every = 100
     train.accumulate = 1  # parts of a batch, processed one after the other
     train.ema = 0.0  # decay of averaged parameters; 0: none
@@ -106,8 +106,9 @@ def optimiser(name: str, learning_rate: float) -> ConfigDict:
 
 
 def examine() -> ConfigDict:
-    """Block efficiency at every evaluation: forecast from the target's text, and decoded."""
+    """Tokens per round (tau): forecast from the target's text, and decoded."""
     examine = ConfigDict()
+    examine.every = 100  # steps, at least, from one measurement to the next; and after the last
     examine.prompts = 16  # held-out prompts; 0: off
     examine.prompt_tokens = 32
     examine.new_tokens = 64

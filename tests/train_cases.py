@@ -115,6 +115,7 @@ def train(
     log_every=4,
     eval_every=10,
     checkpoint_every=6,
+    examine_every=1,
     **settings,
 ):
     """Trains the tiny model; ``settings`` are those of ``Settings``."""
@@ -131,7 +132,7 @@ def train(
         examine,
         rewrite,
     )
-    schedule = Schedule(steps, log_every, eval_every, checkpoint_every)
+    schedule = Schedule(steps, log_every, eval_every, checkpoint_every, examine_every)
     config = {"a": 1} if config is None else config
     return loop.train(task, optimiser, schedule, workdir, Settings(**settings), config)
 

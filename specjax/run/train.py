@@ -16,8 +16,8 @@ def train(config: Config, workdir: Path) -> None:
     from specjax.train import recipes
 
     summary = recipes.run(config, workdir)
-    numbers = ", ".join(
-        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+    lines = [
+        f"  {key}: {value:.4g}" if isinstance(value, float) else f"  {key}: {value}"
         for key, value in summary.items()
-    )
-    terminal.console().print(Text(f"{workdir}: {numbers}", "dim"))
+    ]
+    terminal.console().print(Text("\n".join([f"{workdir}", *lines]), "dim"))

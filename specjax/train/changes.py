@@ -17,9 +17,12 @@ def check_same(
 ) -> None:
     """Compares two configurations (plain JSON); names the keys in which they differ.
 
-    Raises UserError if they differ; with ``report``, calls it with a message instead.
+    A larger ``train.steps`` is no difference: it lengthens the run. Raises UserError if they
+    differ; with ``report``, calls it with a message instead.
     """
     before, now = dict(_flat(stored)), dict(_flat(json.loads(json.dumps(config))))
+    if "train.steps" in before and before["train.steps"] < now.get("train.steps", 0):
+        before["train.steps"] = now["train.steps"]
     keys = [key for key in sorted(before | now) if before.get(key) != now.get(key)]
     if not keys:
         return

@@ -27,13 +27,42 @@ def _bar(title: str) -> Progress | None:
     return Progress(*columns, TextColumn("{task.fields[status]}"), console=console)
 
 
+def _values(record: dict[str, Any]) -> list[str]:
+    """The main values of a record of training, as text; see docs/training.md for their meaning."""
+    parts = []
+    if "language" in record:
+        parts.append(f"language loss {record['language']:.3f}")
+    heads = "loss_per_token" in record
+    name, unit = ("loss_per_token", " per head token") if heads else ("loss", "")
+    text = f"loss {record[name]:.3f}{unit}"
+    if "uniform_per_token" in record:
+        text += f" (uniform guess {record['uniform_per_token']:.3f})"
+    parts.append(text)
+    if f"heldout_{name}" in record:
+        parts.append(f"held-out {record[f'heldout_{name}']:.3f}")
+    if "heldout_alpha" in record:
+        parts.append(f"alpha {record['heldout_alpha']:.3f}")
+    taus = [key for key in record if key.startswith("heldout_tau_t")]
+    parts += [f"tau {record[key]:.2f} at temperature {key[13:]}" for key in taus]
+    if record["tokens_per_second"]:
+        parts.append(f"{record['tokens_per_second']:,.0f} tokens/s")
+    return parts
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 class Display:
     """The progress of training: a bar with the loss on a terminal, elsewhere a line every ten
     seconds."""
 
     def __init__(self, start: int, steps: int):
-        self._steps, self._first, self._began = steps, start, time.monotonic()
-        self._reported = float("-inf")
+        self._steps, self._reported = steps, float("-inf")
+        # (time, step) after the first step: that one is mostly compilation.
+        self._first: tuple[float, int] | None = None
         self._bar = _bar("training")
         if self._bar is not None:
             self._task = self._bar.add_task("", total=steps, completed=start, status="")
@@ -49,21 +78,21 @@ class Display:
 
     def advance(self, step: int) -> None:
         """Shows that ``step`` is done."""
+        self._first = self._first or (time.monotonic(), step)
         if self._bar is not None:
             self._bar.update(self._task, completed=step)
 
     def show(self, record: dict[str, Any]) -> None:
         """Shows the main values of a record."""
-        names = ("loss", "heldout_loss", "heldout_alpha", "heldout_tau")
-        parts = [f"{name} {record[name]:.3f}" for name in names if name in record]
-        if record["tokens_per_second"]:
-            parts.append(f"{record['tokens_per_second']:,.0f} tokens/s")
-        now, step = time.monotonic(), record["step"]
+        parts, now, step = _values(record), time.monotonic(), record["step"]
         if self._bar is not None:
-            self._bar.update(self._task, status="  ".join(parts))
+            self._bar.update(self._task, status=", ".join(parts))
         elif now - self._reported >= _SECONDS or step == self._steps:
-            left = (now - self._began) / (step - self._first) * (self._steps - step)
-            report("  ".join([f"step {step}/{self._steps}", *parts, f"{left:.0f} s left"]))
+            began, first = self._first or (now, step)
+            if first < step < self._steps:
+                left = (now - began) / (step - first) * (self._steps - step)
+                parts.append(f"{_duration(left)} left")
+            report(", ".join([f"step {step}/{self._steps}", *parts]))
             self._reported = now
 
 

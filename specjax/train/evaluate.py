@@ -45,7 +45,8 @@ def mean(records: Sequence[dict]) -> dict[str, float]:
     """Means over the records, weighted by their value "weight" where they have one.
 
     Where "weight" is a dict, each value has its own weights (equal ones if it is not named), and
-    "loss" is the sum of the means of "terms" (see ``objectives``).
+    "loss" is the sum of the means of "terms" (see ``objectives``). The metrics "scale" and
+    "uniform" become "loss_per_token" and "uniform_per_token", quotients of means.
     """
     names = [name for name in records[0] if name not in ("weight", "terms")]
     values = {name: _average(records, name, [record[name] for record in records]) for name in names}
@@ -54,6 +55,19 @@ def mean(records: Sequence[dict]) -> dict[str, float]:
             _average(records, term, [record["terms"][term] for record in records])
             for term in records[0]["terms"]
         )
+    return _per_token(values)
+
+
+def _per_token(values: dict[str, float]) -> dict[str, float]:
+    """The values with "loss_per_token" (for heads) and "uniform_per_token" for scale, uniform."""
+    values = dict(values)
+    scale, uniform = values.pop("scale", None), values.pop("uniform", None)
+    # A batch without labels has scale 0.
+    divisor = 1.0 if scale is None else scale or 1.0
+    if scale is not None:
+        values["loss_per_token"] = values.get("heads", values["loss"]) / divisor
+    if uniform is not None:
+        values["uniform_per_token"] = uniform / divisor
     return values
 
 

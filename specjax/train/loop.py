@@ -42,9 +42,8 @@ class Task(NamedTuple):
     target_params: Any
     batches: Source
     eval_batches: Sequence[Batch] = ()  # logged as heldout_*: means of loss and metrics
-    examine: Callable[[Any], dict[str, float]] | None = (
-        None  # of parameters, on the host; heldout_*
-    )
+    # Of parameters, on the host; logged as heldout_*, not at every evaluation (see ``Schedule``).
+    examine: Callable[[Any], dict[str, float]] | None = None
     rewrite: Rewrite | None = None  # changes each batch before the update; is compiled
 
 
@@ -125,6 +124,7 @@ class _Run:
         # Metrics of the steps since the last record. They stay on the device until they are needed,
         # so that no step waits for the device.
         self._recent: list[dict[str, Any]] = []
+        self._part = "first_evaluation"  # of the wall time, to which the next evaluation belongs
 
     def train(self, start: int, state: Any) -> Any:
         """All steps after ``start``; returns the state whose parameters are kept."""
@@ -172,7 +172,7 @@ class _Run:
         """Logs, evaluates and saves, if the schedule demands it."""
         last, schedule = step == self._schedule.steps, self._schedule
         logged = last or step % schedule.log_every == 0
-        evaluated = last or step % schedule.eval_every == 0
+        evaluated = schedule.evaluates(step)
         saved = last or step % schedule.checkpoint_every == 0
         if logged or evaluated or saved:
             self._collect(step)
@@ -202,10 +202,12 @@ class _Run:
 
     def _evaluate(self, step: int, state: Any, record: dict[str, Any]) -> float | None:
         """Adds held-out values and the best step to ``record``; returns the value that decides."""
-        with self._clock("evaluate"):
-            record |= self._held_out(self._programs.averaged(state))
-        _check_finite(record, step, self._checkpoints)
         best = self._settings.best
+        examined = self._settings.examine_always or self._schedule.examines(step)
+        with self._clock(self._part):
+            record |= self._held_out(self._programs.averaged(state), examined)
+        self._part = "evaluate"
+        _check_finite(record, step, self._checkpoints)
         value = record.get(best)
         if value is not None:
             record["best_step"], record["best_value"] = self._checkpoints.best_with(step, value)
@@ -214,11 +216,11 @@ class _Run:
             raise UserError(f"config.train.best is {best!r}; it must be one of {names}")
         return value
 
-    def _held_out(self, params: Any) -> dict[str, float]:
+    def _held_out(self, params: Any, examined: bool) -> dict[str, float]:
         task, values = self._task, {}
         if task.eval_batches:
             values |= self._programs.evaluate(params, task.target_params, task.eval_batches)
-        if task.examine:
+        if task.examine and examined:
             values |= task.examine(jax.device_put(params, self._placement.first))
         return {f"heldout_{name}": float(value) for name, value in values.items()}
 

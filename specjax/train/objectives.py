@@ -7,6 +7,12 @@ define their own (``Training.loss``).
 A loss that is a sum of means over different labels has them in the metric "terms", {name: f32[]},
 whose sum is the scalar; "weight" is then a dict too, with the number of labels of every term and
 every other metric. So each term is averaged over its own labels, however a batch is divided.
+
+Two metrics explain the size of a loss. "uniform" is the loss of a guess that gives all tokens the
+same probability (log V for a cross-entropy, V tokens in the vocabulary). "scale" is what the loss
+is divided by to be a mean per predicted token; without it the loss is one already. The loss of
+heads adds up several tokens per position. In a joint loss both belong to its metric "heads".
+``evaluate.mean`` makes "loss_per_token" and "uniform_per_token" of them.
 """
 
 from __future__ import annotations
@@ -128,8 +134,10 @@ def pretrain_loss(model: LM) -> Loss:
     def loss(params, target_params, batch, key):
         del target_params, key
         labels, mask = _labels(batch)
-        value = cross_entropy(_logits(model, params, batch), labels, mask)
-        return value, {"weight": _weight(mask, labels)}
+        logits = _logits(model, params, batch)
+        value = cross_entropy(logits, labels, mask)
+        uniform = jnp.log(jnp.float32(logits.shape[-1]))
+        return value, {"uniform": uniform, "weight": _weight(mask, labels)}
 
     return loss
 
@@ -163,7 +171,11 @@ def distill_loss(
         labels, mask = _labels(batch)
         theirs = jax.lax.stop_gradient(_logits(target, target_params, batch)) / temperature
         ours = _logits(draft, params, batch) / temperature
-        metrics = {"alpha": overlap(theirs, ours, mask), "agreement": agreement(theirs, ours, mask)}
+        metrics = {
+            "alpha": overlap(theirs, ours, mask),
+            "agreement": agreement(theirs, ours, mask),
+            "uniform": measure(theirs, jnp.zeros_like(ours), mask, **keys),
+        }
         return measure(theirs, ours, mask, **keys), {**metrics, "weight": _weight(mask, labels)}
 
     return loss

@@ -12,8 +12,18 @@ from typing import Any
 from specjax import files
 from specjax.errors import UserError
 
-# What wall time is divided into. "rewrite" is ``Task.rewrite``, "step" is what remains.
-PARTS: tuple[str, ...] = ("data", "rewrite", "step", "evaluate", "checkpoint")
+# What wall time is divided into, and how the summary of a run names it. "rewrite" is
+# ``Task.rewrite``, "step" is what remains. The first evaluation compiles its programs.
+_NAMES = {
+    "data": "waiting for data",
+    "rewrite": "on-policy text",
+    "step": "steps",
+    "first_evaluation": "first evaluation (mostly compilation)",
+    "evaluate": "other evaluations",
+    "checkpoint": "checkpoints",
+}
+PARTS: tuple[str, ...] = tuple(_NAMES)
+_NOT_TRAINING = ("first_evaluation", "evaluate", "checkpoint")
 
 
 class Clock:
@@ -59,11 +69,15 @@ class Clock:
 
     def summary(self) -> str | None:
         """One line about the whole run; None if there was no training step after compilation."""
-        rate, shares = _shares(self._tokens, self._whole, time.perf_counter() - self._began)
+        seconds = time.perf_counter() - self._began
+        rate, shares = _shares(self._tokens, self._whole, seconds)
         if rate is None or shares is None:
             return None
-        parts = ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares.items())
-        return f"trained on {rate:,.0f} tokens/s; wall time: {parts}"
+        parts = [f"{_NAMES[name]} {100 * share:.0f} %" for name, share in shares.items() if share]
+        return (
+            f"trained on {rate:,.0f} tokens/s; {seconds:.0f} s after the first step: "
+            f"{', '.join(parts)}"
+        )
 
 
 def _shares(
@@ -72,7 +86,7 @@ def _shares(
     if not tokens or seconds <= 0:
         return None, None
     step = max(seconds - sum(parts.values()), 0.0)
-    training = seconds - parts["evaluate"] - parts["checkpoint"]
+    training = seconds - sum(parts[part] for part in _NOT_TRAINING)
     shares = {name: (step if name == "step" else parts[name]) / seconds for name in PARTS}
     return tokens / max(training, 1e-9), shares
 

@@ -29,11 +29,12 @@ class Writer(NamedTuple):
 
 
 def make_writer(target: hf.Loaded, keys: Mapping, rule: str = "chain", seed: int = 0) -> Writer:
-    """The target with the drafter of these keys and a rule.
+    """The target with the drafter of these keys and a rule; "" is the recommended rule.
 
     Raises UserError if the drafter or the rule does not exist, or they do not fit together.
     """
-    drafter, accepts = drafters.make(target=target.lm, **keys), accept.load(rule)
+    drafter = drafters.make(target=target.lm, **keys)
+    accepts = accept.load(rule or accept.default_rule(drafter))
     accept.check_pair(drafter, accepts)
     params = ModelParams(target.params, drafter.init_params(jax.random.key(seed)))
     return Writer(target.lm, params, drafter, accepts, target.config.eos_token_id)

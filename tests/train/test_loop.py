@@ -22,8 +22,8 @@ from train_cases import (
 )
 
 from specjax.errors import UserError
-from specjax.train import checkpoint, evaluate, loop, records
-from specjax.train.settings import Schedule
+from specjax.train import checkpoint, display, evaluate, loop, records
+from specjax.train.settings import Schedule, Settings
 from specjax.types import Batch
 
 fast = pytest.mark.fast
@@ -60,7 +60,7 @@ def test_a_resumed_run_is_bit_identical(tmp_path, capfd, mode):
     assert one[-1]["tokens_per_second"] > 0 and set(one[-1]["time_share"]) == set(records.PARTS)
     assert sum(one[-1]["time_share"].values()) == pytest.approx(1)
     err = capfd.readouterr().err
-    assert "resuming from step 12 of 20" in err and "tokens/s; wall time: data" in err
+    assert "resuming from step 12 of 20" in err and "first evaluation (mostly compilation)" in err
     finished = Steps()
     assert equal(train(tmp_path / "b", batches=finished, **options), resumed)
     assert set(finished.asked) <= {0}  # no step is left
@@ -133,6 +133,7 @@ def test_the_best_is_kept_and_recorded(tmp_path):
         return {"tau": next(scores)}
 
     options = {"eval_every": 4, "checkpoint_every": 7, "best": "heldout_tau", "examine": examine}
+    options["examine_every"] = 100  # what decides is measured at every evaluation
     last = train(tmp_path, **options)
     logged = metrics(tmp_path)
     assert [record.get("heldout_tau") for record in logged] == [0.2, 0.9, 0.5, 0.4, 0.3]
@@ -151,12 +152,77 @@ def test_the_best_is_kept_and_recorded(tmp_path):
     assert not (tmp_path / "y").exists()
 
 
+def test_tokens_per_round_are_measured_less_often_than_the_loss(tmp_path):
+    train(tmp_path, 5, eval_every=1, examine_every=2, examine=lambda params: {"tau": 1.0})
+    logged = metrics(tmp_path)
+    assert all("heldout_loss" in record for record in logged)
+    assert [record["step"] for record in logged if "heldout_tau" in record] == [2, 4, 5]
+    assert not Settings().examine_always
+    assert Settings(best="heldout_tau").examine_always and Settings(keep="best").examine_always
+
+
+@fast
+@pytest.mark.parametrize(
+    ("steps", "evaluations"),
+    [(60, [60]), (250, [100, 200, 250]), (4000, list(range(200, 4001, 200)))],
+)
+def test_evaluations_are_spread_over_the_run(steps, evaluations):
+    schedule = Schedule(steps)
+    assert [step for step in range(1, steps + 1) if schedule.evaluates(step)] == evaluations
+    assert all(schedule.examines(step) for step in evaluations)
+    # Where an interval skips multiples, the next evaluation measures.
+    uneven = Schedule(20, eval_every=4, examine_every=6)
+    assert [step for step in (4, 8, 12, 16, 20) if uneven.examines(step)] == [8, 12, 20]
+
+
+@fast
+def test_a_sum_over_heads_is_shown_per_token():
+    """Two batches with other numbers of head tokens per label: the quotient of the sums."""
+    batches = [
+        {"loss": 8.0, "scale": 2.0, "uniform": 4.0, "weight": 3.0},
+        {"loss": 2.0, "scale": 1.0, "uniform": 2.0, "weight": 1.0},
+    ]
+    values = evaluate.mean(batches)
+    assert values == pytest.approx(
+        {"loss": 6.5, "loss_per_token": 26 / 7, "uniform_per_token": 14 / 7}
+    )
+    joint = evaluate.mean([{**batch, "heads": 5.0} for batch in batches])
+    assert joint["loss"] == 6.5 and joint["loss_per_token"] == pytest.approx(5.0 / 1.75)
+    empty = evaluate.mean([{"loss": 0.0, "scale": 0.0, "uniform": 0.0, "weight": 0.0}])
+    assert empty == {"loss": 0.0, "loss_per_token": 0.0, "uniform_per_token": 0.0}
+    alone = evaluate.mean([{"loss": 2.0, "uniform": 3.0, "weight": 1.0}])
+    assert alone == {"loss": 2.0, "uniform_per_token": 3.0}
+
+
+@fast
+def test_what_a_line_of_progress_has(capfd, monkeypatch):
+    now = iter([100.0, 100.0, 112.0, 600.0])
+    monkeypatch.setattr(display.time, "monotonic", lambda: next(now))
+    record = {"loss": 32.9, "tokens_per_second": 1234.0}
+    heads = {"loss_per_token": 8.225, "uniform_per_token": 6.238}
+    with display.Display(0, 61) as shown:
+        start = {"step": 1, "loss": 32.9, "tokens_per_second": None, "uniform_per_token": 40.0}
+        shown.show(start)
+        shown.advance(1)
+        shown.show({"step": 11, **record, **heads})
+        held_out = {"heldout_loss_per_token": 8.1, "heldout_tau_t0": 1.5, "heldout_tau_t0.5": 1.2}
+        shown.show({"step": 61, **record, **heads, **held_out})
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[1:] == [
+        "step 11/61, loss 8.225 per head token (uniform guess 6.238), 1,234 tokens/s, 60 s left",
+        "step 61/61, loss 8.225 per head token (uniform guess 6.238), held-out 8.100, tau 1.50 at "
+        "temperature 0, tau 1.20 at temperature 0.5, 1,234 tokens/s",
+    ]
+    assert lines[0] == "step 1/61, loss 32.900 (uniform guess 40.000)"
+
+
 @fast
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"steps": 0}, "train.steps is 0; it must be a whole number >= 1"),
-        ({"eval_every": 0}, "train.eval_every is 0"),
+        ({"eval_every": -1}, "train.eval_every is -1; it must be a whole number >= 0"),
+        ({"examine_every": 0}, "config.examine.every is 0; it must be a whole number >= 1"),
         (
             {"accumulate": 3},
             r"4 rows cannot be divided among 3 parts \(accumulate\); take a multiple of 3",

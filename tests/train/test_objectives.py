@@ -170,6 +170,43 @@ def test_no_gradient_reaches_a_frozen_target_and_pretraining_ignores_it():
     assert value == pytest.approx(-picked.mean(), abs=1e-5)
 
 
+def entropy(probs):
+    return -(probs * np.log(probs)).sum(-1).mean()
+
+
+@pytest.mark.parametrize("divergence", objectives.DIVERGENCES)
+def test_the_loss_of_a_uniform_guess(divergence):
+    """It is the loss of a draft whose logits are all equal."""
+    loss = jax.jit(objectives.distill_loss(LM, LM, divergence=divergence))
+    flat = jax.tree.map(jnp.zeros_like, MINE)
+    value, metrics = loss(flat, THEIRS, Batch(TOKENS), KEY)
+    assert metrics["uniform"] == pytest.approx(float(value), abs=1e-6)
+    other, metrics = loss(MINE, THEIRS, Batch(TOKENS), KEY)
+    assert metrics["uniform"] == pytest.approx(float(value), abs=1e-6) != float(other)
+    if divergence == "forward_kl":
+        target = softmax(np.asarray(logits(THEIRS, TOKENS), np.float64))
+        assert value == pytest.approx(np.log(V) - entropy(target), abs=1e-5)
+    _, metrics = jax.jit(objectives.pretrain_loss(LM))(MINE, {}, Batch(TOKENS), KEY)
+    assert metrics["uniform"] == pytest.approx(np.log(V))
+
+
+@pytest.mark.parametrize(
+    "weights", [{}, {"decay": 0.5}, {"slots": "one"}, {"ce": 0.5, "teacher": 1.5, "decay": 0.8}]
+)
+def test_the_loss_of_heads_per_token(weights):
+    """Heads with equal logits: the loss is ``uniform``, and log V for each head token."""
+    draft = jax.tree.map(jnp.zeros_like, HEADS.training.start(MINE, KEY))
+    loss = jax.jit(functools.partial(HEADS.training.loss, **weights))
+    value, metrics = loss(draft, MINE, Batch(TOKENS), KEY)
+    assert metrics["uniform"] == pytest.approx(float(value), rel=1e-5)
+    per_token = float(value) / float(metrics["scale"])
+    if not weights.get("teacher"):
+        assert per_token == pytest.approx(np.log(V), rel=1e-5)
+    else:
+        # The divergence from the target is smaller by the target's entropy.
+        assert 0.25 * np.log(V) < per_token < np.log(V)
+
+
 def test_the_target_is_trained_with_its_heads():
     draft = HEADS.training.start(MINE, KEY)
     loss = objectives.joint_loss(LM, HEADS, language="kl", heads=0.5, decay=0.8)

@@ -188,9 +188,9 @@ def test_other_files_are_not_overwritten(target_run, text_file, tmp_path):
     heads = small_config("medusa", target=str(target_run[0]), data__files=text_file)
     with pytest.raises(UserError, match=r"a config\.json of another kind of run"):
         recipes.run(heads, target_run[0])
-    config.train.steps, config.train.resume_changed = 40, True
+    config.train.steps, config.train.resume_changed = 20, True
     # It is finished and cannot be resumed.
-    with pytest.raises(UserError, match="train.steps was 30, is 40"):
+    with pytest.raises(UserError, match="train.steps was 30, is 20"):
         recipes.run(config, target_run[0])
 
 

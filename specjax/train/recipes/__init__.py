@@ -24,10 +24,15 @@ from specjax.train.recipes import checks, common, distill, generated, heads, loo
 _PREPARE = {"pretrain": pretrain.prepare, "distill": distill.prepare, "heads": heads.prepare}
 # Keys of config.train that may differ between a run and its resumption.
 _FREE = ("log_every", "eval_every", "checkpoint_every", "resume_changed")
+# In config.examine.
+_FREE_EXAMINE = ("every",)
 
 
 def run(config: Config, workdir: str | Path) -> dict:
     """Runs ``config.objective`` in ``workdir``; returns its summary. Resumes an unfinished run.
+
+    A run with fewer ``config.train.steps`` in ``workdir``, finished or not, is lengthened: it goes
+    on from its last state, with the learning rates of the longer schedule.
 
     Raises UserError for a mistake in the configuration; then nothing is written.
     """
@@ -55,6 +60,7 @@ def _train(config: Config, workdir: Path) -> dict:
         files.write_json(workdir / "config.json", resolved)
     # A resumed run must also have the same text and the same target.
     same = {"corpus": prepared.material.digest, "target_sha256": prepared.target}
+    _announce(config)
     params = loop.train(
         prepared.task,
         optimiser,
@@ -72,17 +78,52 @@ def _train(config: Config, workdir: Path) -> dict:
 
 
 def _is_finished(config: Config, resolved: dict, workdir: Path) -> bool:
-    """Whether the run in ``workdir`` is finished.
+    """Whether the run in ``workdir`` is finished with these steps.
 
     Raises UserError if ``workdir`` holds something else, or a run with another configuration.
     """
     stored = _stored_config(workdir, config.objective)
     if stored is None:
         return False
-    finished = (workdir / "model").exists()
+    before = stored["train"]["steps"]
+    longer = config.train.steps > before
+    # While a finished run is being lengthened, the shorter one's model and summary are still there.
+    written = (workdir / "model").exists()
+    finished = written and not longer and _summary_steps(workdir) == before
     allowed = config.train.resume_changed and not finished
     check_same(_lasting(stored), _lasting(resolved), workdir, report if allowed else None)
+    if longer:
+        _report_lengthened(config, before, workdir)
     return finished
+
+
+def _summary_steps(workdir: Path) -> int:
+    return files.read_json(workdir / "summary.json")["steps"]
+
+
+def _report_lengthened(config: Config, before: int, workdir: Path) -> None:
+    """One line: what more steps mean for the learning rate."""
+    rates = [
+        float(optimise.optimiser(**config.optimiser, steps=steps).schedule(before))
+        for steps in (before, config.train.steps)
+    ]
+    report(
+        f"the run of {before} steps in {workdir} is lengthened to {config.train.steps}: the "
+        f"learning rate is that of the longer {config.optimiser.schedule} schedule "
+        f"({rates[1]:.2g} at step {before + 1}; the shorter one had come to {rates[0]:.2g})"
+    )
+
+
+def _announce(config: Config) -> None:
+    train, schedule = config.train, checks.schedule(config)
+    what = config.drafter.name if config.objective == "heads" else config.objective
+    when = "after the last step"
+    if schedule.eval_interval < train.steps:
+        when = f"every {schedule.eval_interval} steps and {when}"
+    report(
+        f"{what}: {train.steps} steps of {train.batch_size} x {train.length} tokens, evaluated "
+        f"{when}"
+    )
 
 
 def _stored_config(workdir: Path, objective: str) -> dict | None:
@@ -108,7 +149,8 @@ def _stored_config(workdir: Path, objective: str) -> dict | None:
 def _lasting(config: dict) -> dict:
     """The configuration without the keys that may differ when a run is resumed."""
     train = {name: value for name, value in config["train"].items() if name not in _FREE}
-    return config | {"train": train}
+    examine = {key: value for key, value in config["examine"].items() if key not in _FREE_EXAMINE}
+    return config | {"train": train, "examine": examine}
 
 
 def _summary(config: Config, workdir: Path, size: int, tokens_per_byte: float | None) -> dict:

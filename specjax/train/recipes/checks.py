@@ -38,7 +38,8 @@ _GENERATION = {
 def schedule(config: Config) -> Schedule:
     """The schedule of ``config.train``."""
     train = config.train
-    return Schedule(train.steps, train.log_every, train.eval_every, train.checkpoint_every)
+    every = config.examine.get("every", Schedule.examine_every)
+    return Schedule(train.steps, train.log_every, train.eval_every, train.checkpoint_every, every)
 
 
 def settings(config: Config) -> Settings:
@@ -57,7 +58,7 @@ def settings(config: Config) -> Settings:
 
 def check_training(config: Config) -> None:
     """Checks the values for the objectives pretrain, distill and heads."""
-    for group, optional in (("train", ("ema",)), ("examine", ("prompts",))):
+    for group, optional in (("train", ("ema", "eval_every")), ("examine", ("prompts",))):
         for name, value in config[group].items():
             if isinstance(value, int) and not isinstance(value, bool):
                 checks.whole(f"config.{group}.{name}", value, 0 if name in optional else 1)
@@ -213,7 +214,8 @@ def check_generate(config: Config) -> list[float]:
     if "name" not in keys:
         raise UserError("config.drafter.name is empty; name a drafter, such as prompt_lookup")
     drafters.check(**keys)
-    rule = accept.load(config.get("accept", "chain"))
+    # An empty name is the recommended rule, which is L1.
+    rule = accept.load(config.get("accept") or "chain")
     if rule.lossless_class != "L1":
         raise UserError(
             f"config.accept={rule.name} has lossless class {rule.lossless_class}: the law of the "

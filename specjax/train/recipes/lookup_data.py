@@ -148,7 +148,7 @@ def _texts(config: Config, workdir: Path) -> list[str]:
     texts = []
     for path in paths:
         pieces = text_files.pieces(path)
-        texts += pieces if path.suffix == ".jsonl" else ["".join(pieces)]
+        texts += pieces if text_files.is_jsonl(path) else ["".join(pieces)]
     return texts
 
 
