@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from experiments.accelerator.models import Scale, bytes_per_step, make_job, weights
 from experiments.loops import Loop, clock, forward, repeat, tie
 from specjax import accept, drafters, rng, step, theory
-from specjax.bench import passes
+from specjax.bench import costs, passes
 from specjax.bench.passes import Job, Method, Pass
 from specjax.models import lm
 from specjax.tree import layout
@@ -83,7 +83,7 @@ def autoregressive(name: str, size: Scale, params: dict) -> list[dict]:
                 "spread": [min(rates), max(rates)],
                 "with_prefill": statistics.median(p.tokens / max(p.walls) for p in runs),
                 "step_ms": 1e3 * statistics.median(p.loop / p.loops for p in runs),
-                "pass_alone_ms": 1e3 * passes.time_of_verify(job, None, 1),
+                "pass_alone_ms": 1e3 * costs.time_of_verify(job, None, 1),
                 "bytes_per_step": bytes_per_step(config, params, job.batch_size, length),
             }
         )
@@ -210,9 +210,9 @@ def rounds(job: Job, methods: Sequence[Method], rates: Sequence[float]) -> list[
             own.append(passes.run_pass(job, method))
     one = methods[0]
     cost = {
-        "step": passes.time_of_verify(job, None, 1),
-        "draft": passes.time_of_draft(job, one),
-        "verify": passes.time_of_verify(job, one, one.drafter.nodes + 1),
+        "step": costs.time_of_verify(job, None, 1),
+        "draft": costs.time_of_draft(job, one),
+        "verify": costs.time_of_verify(job, one, one.drafter.nodes + 1),
         "accept": time_of_accept(job, one),
     }
     return [

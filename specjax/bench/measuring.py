@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from specjax.bench import passes, token_probs
+from specjax.bench import costs, passes, token_probs
 from specjax.bench.passes import Job, Method, Pass
 from specjax.bench.progress import Progress
 from specjax.bench.timing import Clock
-from specjax.errors import NonFiniteLogits
+from specjax.errors import NonFiniteLogits, UserError
 
 Task = Callable[[], object]
 
@@ -42,6 +42,7 @@ def warm(
         Seconds to trace and compile the loop and the prefill of each method, by name (None: plain
         decoding), while other programs are compiled on the same cores.
     """
+    _check_names(methods)
     seconds: dict[str | None, float] = {}
     shapes = {(job.batch_size, job.width): job for job in jobs}
     tasks = list(also)
@@ -70,7 +71,7 @@ def _compile_pass(job: Job, method: Method | None, seconds: dict[str | None, flo
 def _compile_clocks(job: Job, method: Method | None) -> None:
     drafter, params = passes.drafter_and_params(job, method)
     state = passes.begin(job, drafter, params, *next(passes.batches(job)), brief=True)
-    for clock in passes.clocks(job, method).values():
+    for clock in costs.clocks(job, method).values():
         clock.compile(params, state)
 
 
@@ -88,6 +89,13 @@ def _comparisons(job: Job, methods: Sequence[Method]) -> Iterator[Task]:
             method.drafter,
             width=width,
         )
+
+
+def _check_names(methods: Sequence[Method]) -> None:
+    """Raises UserError if two methods have one name: their measurements would be mixed."""
+    names = [method.name for method in methods]
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise UserError(f"two methods are called {twice[0]!r}; give every method its own name")
 
 
 def measure(
@@ -109,11 +117,13 @@ def measure(
         name: identifies this job in ``progress``.
 
     Raises:
+        UserError: two methods of one name.
         NonFiniteLogits: with the name of the method.
     """
+    _check_names(methods)
     progress = Progress() if progress is None else progress
     entries = list(enumerate((None, *methods)))
-    parts = [passes.clocks(job, method) for _, method in entries]
+    parts = [costs.clocks(job, method) for _, method in entries]
     results: list[list[Pass]] = [[] for _ in entries]
     for repeat in range(job.repeats):
         # Rotate the order: no method always runs first.
@@ -139,4 +149,4 @@ def _timed_pass(job: Job, method: Method | None, parts: dict[str, Clock]) -> Pas
     except NonFiniteLogits as error:
         name = method.name if method else "plain decoding"
         raise NonFiniteLogits(f"{name}: {error}") from None
-    return one._replace(costs=passes.sample(job, method, parts))
+    return one._replace(costs=costs.of_pass(job, method, parts, one))

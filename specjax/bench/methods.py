@@ -10,16 +10,42 @@ import jax
 from specjax import accept, drafters
 from specjax.bench.passes import Method
 from specjax.errors import UserError
-from specjax.types import LM, ModelParams
+from specjax.types import LM, Accept, Drafter, ModelParams
+
+
+class Objects(NamedTuple):
+    """A drafter and its rule."""
+
+    drafter: Drafter
+    rule: Accept
 
 
 class MethodChoice(NamedTuple):
     """The keys of one method, as a configuration gives them."""
 
     drafter: dict  # its keys, "name" among them
-    rule: str
+    rule: str  # "": the recommended rule for the drafter
     rule_keys: dict
     warm: bool = False  # whether it learns from other prompts before it is measured
+
+
+def objects(target: LM, choice: MethodChoice, temperatures: Sequence[float]) -> Objects:
+    """The drafter and its rule, without parameters. Raises UserError: see ``build``."""
+    drafter = drafters.make(target=target, **choice.drafter)
+    rule = accept.load(choice.rule or accept.default_rule(drafter), **choice.rule_keys)
+    accept.check_pair(drafter, rule)
+    if drafter.greedy_only and any(temperatures):
+        raise UserError(
+            f"drafter {drafter.name} is for temperature 0 only; set config.sampling.temperature=0"
+        )
+    if choice.warm and drafter.learn is None:
+        raise UserError(f"drafter {drafter.name} does not learn from other prompts; leave warm out")
+    if not choice.warm and "memory" in choice.drafter:
+        raise UserError(
+            f"memory is {choice.drafter['memory']}: it limits what a warm drafter learns, and this "
+            "one is not warm; set warm=True in a bench, or leave memory out"
+        )
+    return Objects(drafter, rule)
 
 
 def build(
@@ -44,19 +70,6 @@ def build(
         UserError: unknown names and keys, a rule or a temperature that does not fit the drafter, a
             warm run of a drafter that does not learn, ``memory`` for a run that is not warm.
     """
-    drafter = drafters.make(target=target, **choice.drafter)
-    rule = accept.load(choice.rule, **choice.rule_keys)
-    accept.check_pair(drafter, rule)
-    if drafter.greedy_only and any(temperatures):
-        raise UserError(
-            f"drafter {drafter.name} is for temperature 0 only; set config.sampling.temperature=0"
-        )
+    drafter, rule = objects(target, choice, temperatures)
     params = ModelParams(target_params, drafter.init_params(jax.random.key(seed)))
-    if choice.warm and drafter.learn is None:
-        raise UserError(f"drafter {drafter.name} does not learn from other prompts; leave warm out")
-    if not choice.warm and "memory" in choice.drafter:
-        raise UserError(
-            f"memory is {choice.drafter['memory']}: it limits what a warm drafter learns, and this "
-            "one is not warm; set warm=True in a bench, or leave memory out"
-        )
     return Method(label or drafter.name, drafter, rule, params, choice.warm)

@@ -6,8 +6,8 @@ and for methods, and are reported separately.
 
 from __future__ import annotations
 
-import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import decode, rng, sampling
-from specjax.bench import metrics, timing
+from specjax.bench import metrics
 from specjax.drafters import none
 from specjax.step import Widths
 from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams, Records
@@ -73,6 +73,8 @@ class Pass(NamedTuple):
     loop: float
     host: float  # around the compiled programs: packing, dispatch, fetching tokens and records
     loops: int  # iterations of the compiled loop
+    # Iterations of the compiled loop that verified so many tokens; the keys are numbers as text.
+    widths: dict[str, int] = {}  # noqa: RUF012  (never mutated)
     # Seconds of "step", or of "draft" and "verify".
     costs: dict[str, float] = {}  # noqa: RUF012  (never mutated)
 
@@ -93,6 +95,7 @@ class Pass(NamedTuple):
             self.loop + other.loop,
             self.host + other.host,
             self.loops + other.loops,
+            dict(Counter(self.widths) + Counter(other.widths)),
         )
 
 
@@ -169,12 +172,15 @@ def _run_batch(
     real = [i for i, r in enumerate(rows) if r >= 0]
     if records is None:
         emitted, counts = [[1] * len(outputs[i]) for i in real], []
-        loops = max(map(len, outputs))
+        loops, widths = max(map(len, outputs)), {}
     else:
         single = [[i == j for j in range(len(rows))] for i in real]
         counts = [metrics.count(records, only, drafter.longest) for only in single]
         emitted = [[int(n) for n in records.emitted[:, i] if n] for i in real]
         loops = int(records.emitted.any(1).sum())
+        # All rows of a round verify the same number of tokens; a finished row has 0.
+        verified = records.verified.max(1)[:loops].tolist()
+        widths = {str(width): count for width, count in Counter(verified).items()}
     prefill, loop, host = np.diff(times).tolist()
     return Pass(
         outputs=[outputs[i] for i in real],
@@ -186,6 +192,7 @@ def _run_batch(
         loop=loop,
         host=host,
         loops=loops,
+        widths=widths,
     )
 
 
@@ -254,45 +261,3 @@ def from_json(value: dict) -> Pass:
     ]
     fields: dict[str, Any] = value | {"counts": counts}
     return Pass(**fields)
-
-
-# The cost of the parts of a round ----------------------------------------------------------------
-
-
-def clocks(job: Job, method: Method | None) -> dict[str, timing.Clock]:
-    """The clocks of a method, "draft" and "verify", or of plain decoding (None), "step".
-
-    None of them if a method drafts nothing, or if the cost of a draft depends on the text.
-    """
-    if method is None:
-        return {"step": timing.of_pass(job.target, 1)}
-    if not method.drafter.nodes or not method.drafter.constant_cost:
-        return {}
-    return {
-        "draft": timing.of_draft(method.drafter),
-        "verify": timing.of_verify(job.target, method.drafter),
-    }
-
-
-def sample(job: Job, method: Method | None, parts: dict[str, timing.Clock]) -> dict[str, float]:
-    """Seconds of each part, one sample, after the prompts of the first batch."""
-    if not parts:
-        return {}
-    drafter, params = drafter_and_params(job, method)
-    state = jax.block_until_ready(begin(job, drafter, params, *next(batches(job))))
-    return {name: clock.sample(params, state) for name, clock in parts.items()}
-
-
-def time_of_verify(job: Job, method: Method | None, size: int, samples: int = 5) -> float:
-    """Median seconds of one target pass over a chain of ``size`` tokens per row.
-
-    The buffers are those of the method, or of plain decoding (None).
-    """
-    parts = {"pass": timing.of_pass(job.target, size)}
-    return statistics.median(sample(job, method, parts)["pass"] for _ in range(samples))
-
-
-def time_of_draft(job: Job, method: Method, samples: int = 5) -> float:
-    """Median seconds of one call of the drafter's ``propose``."""
-    parts = {"draft": timing.of_draft(method.drafter)}
-    return statistics.median(sample(job, method, parts)["draft"] for _ in range(samples))

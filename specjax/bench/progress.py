@@ -45,7 +45,7 @@ def fingerprint(settings: dict, prompts: Sequence[Sequence[int]]) -> str:
     ]
     sources = _stamps(PACKAGE.rglob("*.py"))
     ids = [list(map(int, p)) for p in prompts]
-    parts = [head, flags, sources, settings, _named_files(settings), ids]
+    parts = [head, flags, sources, settings, named_files(settings), ids]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -55,11 +55,11 @@ def _stamps(paths: Any) -> list:
     return sorted((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats)
 
 
-def _named_files(value: Any) -> list:
+def named_files(value: Any) -> list:
     """The stamps of the files that are named in the settings, and of those in named directories."""
     if isinstance(value, dict | list):
         inner = value.values() if isinstance(value, dict) else value
-        return [stamp for each in inner for stamp in _named_files(each)]
+        return [stamp for each in inner for stamp in named_files(each)]
     try:
         path = Path(value).expanduser() if isinstance(value, str) and value else None
         if path is None or not path.exists():

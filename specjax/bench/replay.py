@@ -259,7 +259,7 @@ def method(
                 "give config.vocab_size"
             ) from None
         raise
-    rule = accept.load(choice.rule, **choice.rule_keys)
+    rule = accept.load(choice.rule or accept.default_rule(drafter), **choice.rule_keys)
     fold(drafter, rule)  # raises for a pair that cannot be replayed
     return Method(label, drafter, rule, ModelParams({}, drafter.init_params(jax.random.key(seed))))
 

@@ -1,4 +1,18 @@
-"""The rows of results.json, and the files of a workdir: written at the end, all at once."""
+"""The rows of results.json, and the files of a workdir: written at the end, all at once.
+
+Keys of results.json beside ``rows``: ``head()``, "command", and what ``write`` is given:
+
+target
+    ``provenance.target``: name, dtype, number of parameters, hash of the weights.
+max_new_tokens, seed, repeats
+    As configured.
+git
+    ``provenance.commit``: of specjax, if it runs from a checkout.
+uncertainty
+    {"level", "method"} of the standard errors and intervals in the rows.
+
+A key that does not apply is null, in rows too. Files of earlier versions lack some keys.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +28,7 @@ from pathlib import Path
 import jax
 
 from specjax import __version__
-from specjax.bench import metrics
+from specjax.bench import metrics, provenance
 from specjax.errors import UserError
 from specjax.files import write_all
 from specjax.types import Accept
@@ -29,7 +43,11 @@ UNMEASURED = (
     "predicted_speedup",
     "time_split",
     "lossless",
+    "standard_errors",
+    "speedup_interval",
 )
+# Keys of results.json that ``write`` takes; null if they are not given.
+SETTINGS = ("target", "max_new_tokens", "seed", "repeats", "uncertainty")
 
 
 def new_row(
@@ -42,12 +60,17 @@ def new_row(
     prompts: int,
     rate: float | None = None,
     category: str | None = None,
+    status: str | None = None,
 ) -> dict:
-    """A row without a baseline: what was not measured is None. ``rate`` is in tokens per second."""
+    """A row without a baseline: what was not measured is None.
+
+    ``rate`` is in tokens per second; ``status`` that of the lossless class (``proofs.status``).
+    """
     return {
         "method": name,
         "accept": rule.name,
         "class": rule.lossless_class,
+        "class_status": status,
         "temperature": temperature,
         "batch_size": batch_size,
         "prompts": prompts,
@@ -100,7 +123,7 @@ def write(
         rows: of results.json and metrics.jsonl.
         files: further files, relative name -> text.
         command: the command line, for results.json.
-        more: further keys of results.json.
+        more: further keys of results.json, those of ``SETTINGS`` among them.
 
     Returns:
         The path of results.json.
@@ -108,7 +131,8 @@ def write(
     Raises:
         UserError: the directory cannot be written.
     """
-    results = head() | {"rows": rows, "command": command, **more}
+    facts = {key: more.pop(key, None) for key in SETTINGS} | {"git": provenance.commit()}
+    results = head() | facts | {"rows": rows, "command": command, **more}
     contents = {
         "config.json": config_json,
         "metrics.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
@@ -143,4 +167,12 @@ def check_workdir(workdir: Path) -> None:
         raise UserError(
             f"cannot write into {workdir}: {existing} is not a writable directory; "
             "choose another --workdir"
+        )
+
+
+def check_no_training(workdir: Path) -> None:
+    """Raises UserError if the directory holds a training run, which results would overwrite."""
+    if any((workdir / name).exists() for name in ("model", "checkpoints")):
+        raise UserError(
+            f"{workdir} holds a training run, which this would overwrite; choose another --workdir"
         )

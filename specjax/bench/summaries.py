@@ -3,7 +3,8 @@
 They hold medians and spreads, predicted speed-up and system efficiency, the shares of the time, the
 result of the lossless check, and the overlap of target and draft. The counts (tokens, rounds, and
 what follows from them: tau, alpha) of a sampled row are pooled over all timed passes, as its speed
-is; greedy passes are equal, and their row has the counts of one.
+is; greedy passes are equal, and their row has the counts of one. Standard errors and intervals are
+over prompts (``specjax.bench.uncertainty``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 import jax
 
 from specjax import theory
-from specjax.bench import lossless, metrics, results
+from specjax.bench import lossless, metrics, passes, proofs, results, uncertainty
 from specjax.bench.measuring import Measured
 from specjax.bench.overlap import overlap
 from specjax.bench.passes import Job, Method, Pass
@@ -27,6 +28,7 @@ def measured_rows(
     compiled: dict[str | None, float] | None = None,
     *,
     check: bool = True,
+    proven: Sequence[proofs.Proof] = (),
 ) -> list[dict]:
     """A row per method, each followed by one row per category of the prompts, if they have any.
 
@@ -37,15 +39,18 @@ def measured_rows(
         compiled: seconds of compilation by name of the method (``measuring.warm``).
         check: whether to check the outputs and compute the overlap, which takes a forward pass of
             both models.
+        proven: reports on the lossless class of drafters and rules that are not the package's.
     """
     rows = []
     for method, runs in zip(methods, measured.methods, strict=True):
+        status = proofs.status(method.drafter, method.accept, job.target, proven)
         row = _method_row(job, method, runs, measured.plain, (compiled or {}).get(method.name))
+        row["class_status"] = status
         if check:
             row |= _checks(job, method, runs, measured.plain)
         rows.append(row)
         for category in dict.fromkeys(c for c in job.categories if c is not None):
-            rows.append(_category_row(job, method, runs, measured.plain, category))
+            rows.append(_category_row(job, method, runs, measured.plain, category, row))
     return rows
 
 
@@ -59,9 +64,22 @@ def _different(job: Job, runs: Sequence[Pass]) -> Sequence[Pass]:
     return runs[:1] if same and job.settings["temperature"] == 0 else runs
 
 
-def _rates(passes: Sequence[Pass]) -> list[float]:
+def _by_prompt(runs: Sequence[Pass], prompts: Sequence[int]) -> list[metrics.Counts]:
+    """The counts of each prompt, over these passes."""
+    return [metrics.total([run.counts[i] for run in runs]) for i in prompts]
+
+
+def _interval(
+    speedup: float, runs: Sequence[Pass], plain: Sequence[Pass], groups: Sequence[Sequence[int]]
+) -> list[float] | None:
+    """The confidence interval of the speed-up over groups of prompts decoded together."""
+    ours, other = (uncertainty.works(each, groups) for each in (runs, plain))
+    return uncertainty.speedup_interval(speedup, ours, other)
+
+
+def _rates(runs: Sequence[Pass]) -> list[float]:
     """Tokens per second of the decode loop, per pass."""
-    return [p.tokens / p.loop for p in passes]
+    return [p.tokens / p.loop for p in runs]
 
 
 def _method_row(
@@ -71,10 +89,12 @@ def _method_row(
     ratios = [a / b for a, b in zip(fast, slow, strict=True)]
     speedup = statistics.median(fast) / statistics.median(slow)
     predicted, costs, split = _prediction(method, runs, plain)
+    counts = _by_prompt(_different(job, runs), range(len(job.prompts)))
+    groups = [[row for row in rows if row >= 0] for rows, _ in passes.batches(job)]
     row = results.new_row(
         method.name,
         method.accept,
-        metrics.total([c for run in _different(job, runs) for c in run.counts]),
+        metrics.total(counts),
         temperature=float(job.settings["temperature"]),
         batch_size=job.batch_size,
         prompts=len(job.prompts),
@@ -87,8 +107,10 @@ def _method_row(
         "prompt_set": job.name,
         "context": statistics.fmean(map(len, job.prompts)),
         "parameters": {"target": size(job.params), "draft": size(method.params.draft)},
+        "standard_errors": uncertainty.standard_errors(counts),
         "autoregressive_tokens_per_second": statistics.median(slow),
         "speedup": speedup,
+        "speedup_interval": _interval(speedup, runs, plain, groups),
         "predicted_speedup": predicted,
         "system_efficiency": None if predicted is None else speedup / predicted,
         "spread": {
@@ -161,21 +183,24 @@ def _checks(job: Job, method: Method, runs: list[Pass], plain: list[Pass]) -> di
 
 
 def _category_row(
-    job: Job, method: Method, runs: list[Pass], plain: list[Pass], category: str
+    job: Job, method: Method, runs: list[Pass], plain: list[Pass], category: str, whole: dict
 ) -> dict:
     """The row of one category: its counts, and with batch size 1 its speed.
 
-    A larger batch may contain several categories.
+    A larger batch may contain several categories. The costs of the parts of a round are those of
+    ``whole``, the row over all prompts: they depend on shapes, not on the text.
     """
     own = [i for i, c in enumerate(job.categories) if c == category]
+    counts = _by_prompt(_different(job, runs), own)
     row = results.new_row(
         method.name,
         method.accept,
-        metrics.total([run.counts[i] for run in _different(job, runs) for i in own]),
+        metrics.total(counts),
         temperature=float(job.settings["temperature"]),
         batch_size=job.batch_size,
         prompts=len(own),
         category=category,
+        status=whole["class_status"],
     )
     row |= {
         "drafter": method.drafter.name,
@@ -184,22 +209,46 @@ def _category_row(
         "prompt_set": job.name,
         "context": statistics.fmean(len(job.prompts[i]) for i in own),
         "warm": method.warm,
+        "parameters": whole["parameters"],
+        "standard_errors": uncertainty.standard_errors(counts),
+        "system_efficiency": None,
+        "costs_ms": whole["costs_ms"],
+        "spread": dict.fromkeys(whole["spread"]) | {"costs_ms": whole["spread"]["costs_ms"]},
     }
-    if job.batch_size == 1:
-        fast, slow = _category_rate(runs, own), _category_rate(plain, own)
-        row |= {
-            "tokens_per_second": fast,
-            "autoregressive_tokens_per_second": slow,
-            "speedup": fast / slow,
-        }
-    return row
+    return row | (_category_speed(runs, plain, own, row) if job.batch_size == 1 else {})
 
 
-def _category_rate(passes: Sequence[Pass], prompts: Sequence[int]) -> float:
-    """Tokens per second of some prompts, median over the passes."""
-    return statistics.median(
-        sum(len(p.outputs[i]) for i in prompts) / sum(p.seconds[i] for i in prompts) for p in passes
-    )
+def _category_speed(runs: list[Pass], plain: list[Pass], own: Sequence[int], row: dict) -> dict:
+    """The fields of a category's row that hold its speed, at batch size 1."""
+    fast, slow = _category_rates(runs, own), _category_rates(plain, own)
+    speedup, costs = statistics.median(fast) / statistics.median(slow), row["costs_ms"]
+    predicted = None
+    if costs:
+        # At batch size 1 a round is an iteration of the loop, and plain decoding gives one token.
+        gains = [metrics.summary(metrics.total([r.counts[i] for i in own])) for r in runs]
+        gain = statistics.median(each["block_efficiency"] or 0.0 for each in gains)
+        predicted = theory.speedup(gain, costs["draft"], costs["verify"], costs["step"])
+    return {
+        "tokens_per_second": statistics.median(fast),
+        "autoregressive_tokens_per_second": statistics.median(slow),
+        "speedup": speedup,
+        "speedup_interval": _interval(speedup, runs, plain, [[i] for i in own]),
+        "predicted_speedup": predicted,
+        "system_efficiency": speedup / predicted if predicted else None,
+        "spread": row["spread"]
+        | {
+            "tokens_per_second": _range(fast),
+            "autoregressive_tokens_per_second": _range(slow),
+            "speedup": _range([a / b for a, b in zip(fast, slow, strict=True)]),
+        },
+    }
+
+
+def _category_rates(runs: Sequence[Pass], prompts: Sequence[int]) -> list[float]:
+    """Tokens per second of some prompts, per pass."""
+    return [
+        sum(len(p.outputs[i]) for i in prompts) / sum(p.seconds[i] for i in prompts) for p in runs
+    ]
 
 
 def size(params: object) -> int:

@@ -63,25 +63,27 @@ def of_draft(drafter: Drafter) -> Clock:
     return Clock(functools.partial(_draft_loop, drafter))
 
 
-def of_verify(target: LM, drafter: Drafter) -> Clock:
-    """Times the target pass that verifies a draft.
+def of_verify(target: LM, drafter: Drafter, width: int | None = None) -> Clock:
+    """Times the target pass that verifies the first ``width`` - 1 nodes of a draft (None: all).
 
     For a tree: the tree that the drafter proposes after the text of the state.
     """
+    size = drafter.nodes + 1 if width is None else width
 
     def loop(params, state, iterations):
-        layout = _proposed(drafter, params, state) if drafter.siblings != CHAIN else None
-        return _pass_loop(target, drafter.nodes + 1, layout, params, state, iterations)
+        chain = drafter.siblings == CHAIN
+        layout = None if chain else _proposed(drafter, size - 1, params, state)
+        return _pass_loop(target, size, layout, params, state, iterations)
 
     return Clock(loop)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _proposed(drafter: Drafter, params: ModelParams, state: DecodeState):
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _proposed(drafter: Drafter, nodes: int, params: ModelParams, state: DecodeState):
     """The layout of the block that the target verifies."""
     keys = RowKeys(state.keys, state.round, state.length)
     draft, _ = drafter.propose(params, keys, step.context_of(state), state.draft)
-    return tree.block_layout(draft)
+    return tree.block_layout(tree.first_nodes(draft, nodes))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

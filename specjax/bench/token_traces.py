@@ -56,10 +56,12 @@ def record(
     or 1, they are those of temperature 1.
 
     Returns:
-        {"schema", "method", "drafter", "accept", "class", "temperature", "category",
-        "prompt": text, "rounds": [{
-            "out": [[text, id, origin, target_prob, draft_prob, rank], ...],
-            "draft": [[text, id, parent, target_prob, draft_prob, rank, accepted], ...]}, ...]}
+        The trace::
+
+            {"schema", "method", "drafter", "accept", "class", "temperature", "category",
+            "prompt": text, "rounds": [{
+                "out": [[text, id, origin, target_prob, draft_prob, rank], ...],
+                "draft": [[text, id, parent, target_prob, draft_prob, rank, accepted], ...]}, ...]}
 
         ``origin`` is an index of ORIGINS; ``parent`` an index of the round's nodes, -1 = child of
         the pending token. ``draft_prob`` is 1 for deterministic drafts, and None if the drafter

@@ -1,1 +1,5 @@
-"""Shows results and traces: tables in the terminal, plots, and an HTML report."""
+"""Shows results and traces: tables in the terminal and elsewhere, plots, and an HTML report."""
+
+from specjax.report.tables import to_frame
+
+__all__ = ["to_frame"]

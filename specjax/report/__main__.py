@@ -1,6 +1,7 @@
-"""Builds the HTML report of a bench.
+"""Builds the HTML report of a bench, or prints its table in another format.
 
 python -m specjax.report DIR_or_results.json [--trace FILE] [--out report.html]
+python -m specjax.report DIR_or_results.json --format=csv|latex|markdown [--categories]
 """
 
 from __future__ import annotations
@@ -14,18 +15,42 @@ from typing import NoReturn
 from rich.text import Text
 
 from specjax.errors import UserError
-from specjax.report import _text, html, inputs, terminal
+from specjax.report import _text, html, inputs, tables, terminal
+
+HTML = "html"
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(
-            f"{message}; usage: python -m specjax.report DIR [--trace FILE] [--out FILE]"
+            f"{message}; usage: python -m specjax.report DIR [--trace FILE] [--out FILE] "
+            "[--format csv|latex|markdown [--categories]]"
         )
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line ``argv`` (without the program's name); returns the exit status."""
+    try:
+        args = _parser().parse_args(argv)
+        if args.format != HTML:
+            return _print_table(args)
+        if args.categories:
+            raise UserError("--categories is for --format csv, latex or markdown")
+        path, notices = html.build(args.results, args.out, trace=args.trace)
+        results = inputs.read_results(inputs.results_path(args.results))
+        rows, _ = inputs.finished_rows(results["rows"])
+    except UserError as error:
+        return terminal.fail(str(error))
+    console = terminal.console()
+    if rows:
+        console.print(terminal.table(rows))
+    for notice in [*terminal.notes(rows), *(f"notice: {notice}" for notice in notices)]:
+        console.print(Text(notice))
+    console.print(Text(_text.visible(f"wrote {path}"), "dim"))
+    return 0
+
+
+def _parser() -> _Parser:
     parser = _Parser("python -m specjax.report", description=__doc__, add_help=True)
     parser.add_argument("results", type=Path, help="the workdir of a bench, or its results.json")
     parser.add_argument(
@@ -34,19 +59,36 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--out", type=Path, help="the report; default report.html beside results.json"
     )
-    try:
-        args = parser.parse_args(argv)
-        path, notices = html.build(args.results, args.out, trace=args.trace)
-        results = inputs.read_results(html.results_path(args.results))
-        rows, _ = inputs.finished_rows(results["rows"])
-    except UserError as error:
-        return terminal.fail(str(error))
-    console = terminal.console()
-    if rows:
-        console.print(terminal.table(rows))
-    for notice in notices:
-        console.print(Text(f"notice: {notice}"))
-    console.print(Text(_text.visible(f"wrote {path}"), "dim"))
+    parser.add_argument(
+        "--format",
+        default=HTML,
+        choices=(HTML, *tables.FORMATS),
+        help="html writes the report; csv, latex and markdown print the table to stdout",
+    )
+    parser.add_argument(
+        "--categories",
+        action="store_true",
+        help="print the rows of the categories of prompts, not those over all prompts",
+    )
+    return parser
+
+
+def _print_table(args: argparse.Namespace) -> int:
+    """Prints the table to stdout and notices to stderr. Raises UserError."""
+    for name in ("trace", "out"):
+        if getattr(args, name) is not None:
+            raise UserError(f"--{name} is for the HTML report; a table is printed to stdout")
+    path = inputs.results_path(args.results)
+    results = inputs.read_results(path)
+    rows, notices = inputs.finished_rows(results["rows"])
+    if not any((row.get("category") is not None) == args.categories for row in rows):
+        kind = "of categories" if args.categories else "over all prompts"
+        raise UserError(f"{path} has no finished rows {kind}; there is nothing to print")
+    for notice in _text.first_notices(notices, "rows are left out"):
+        print(_text.one_line(f"notice: {notice}"), file=sys.stderr)
+    text = tables.FORMATS[args.format](results, categories=args.categories)
+    sys.stdout.buffer.write(text.encode(errors="replace"))
+    sys.stdout.flush()
     return 0
 
 

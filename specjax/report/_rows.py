@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+# An efficiency above this was not measured well: the parts of a round took less time in the loop
+# than alone. Somewhat more than 1 is possible, see ``columns``.
+MOST_EFFICIENT = 1.2
+# Rows that agree in these keys are one measurement, as a whole and by category.
+SAME = ("method", "accept", "temperature", "batch_size", "prompt_set", "warm")
 RANGE = 1e15  # no measurement is larger, and matplotlib cannot lay out an axis that is much longer
 TIME_PARTS = ("draft", "verify", "accept", "host")  # the parts of the decoding time, in order
 
@@ -51,3 +56,40 @@ def by_label(rows: Sequence[dict]) -> dict[str, list[dict]]:
     for row in rows:
         groups.setdefault(label(row), []).append(row)
     return groups
+
+
+def owners(rows: Sequence[dict]) -> list[dict | None]:
+    """For each row of a category the row over all prompts that it is a part of.
+
+    That is a row with the same settings: if several lengths of prompts were measured, the one with
+    its own mean length, else the last one before it. None if there is none, and for other rows.
+    """
+    whole: dict[str, list[tuple[int, dict]]] = {}
+    for index, row in enumerate(rows):
+        if row.get("category") is None:
+            whole.setdefault(_settings(row), []).append((index, row))
+    result: list[dict | None] = []
+    for index, row in enumerate(rows):
+        known = whole.get(_settings(row), []) if row.get("category") is not None else []
+        alike = [each for each in known if each[1].get("context") == row.get("context")]
+        choice = alike or known
+        before = [each for at, each in choice if at < index]
+        result.append(before[-1] if before else choice[0][1] if choice else None)
+    return result
+
+
+def _settings(row: dict) -> str:
+    return repr([row.get(key) for key in SAME])
+
+
+def lossless_class(row: dict) -> str:
+    """The class of a row's rule, and whether it is proven: "L1 proven"; "" if it has none."""
+    status = row.get("class_status")
+    shown = f" {status}" if status in ("proven", "declared") else ""
+    return f"{row.get('class') or ''}{shown}" if row.get("class") else ""
+
+
+def too_efficient(row: dict) -> bool:
+    """Whether the system efficiency is so far above 1 that it was not measured."""
+    value = number(row, "system_efficiency")
+    return value is not None and value > MOST_EFFICIENT

@@ -180,7 +180,8 @@ def predicted(rows: Sequence[dict]) -> Figure | None:
     title = "Measured speed-up against the predicted one"
     figure, (ax,) = _canvas.canvas(title, [""], 3.4, caption, legend.lines)
     shown = [row for group in groups.values() for row in group]
-    most = max(max(row["speedup"], row["predicted_speedup"]) for row in shown) * 1.08
+    ends = [row["speedup"] + above for row, above in zip(shown, _spread(shown)[1], strict=True)]
+    most = max(*ends, *(row["predicted_speedup"] for row in shown)) * 1.08
     ax.plot([0, most], [0, most], color=_canvas.GREY, linewidth=1, linestyle=(0, (4, 3)))
     handles: list[Any] = []
     for index, group in enumerate(groups.values()):

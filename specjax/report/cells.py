@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from specjax.report import _rows
 from specjax.report._rows import TIME_PARTS
 from specjax.report._text import cut
 from specjax.report.columns import COLUMNS, FACTS, Column
 from specjax.report.inputs import number_of, passed
 
 DASH = "\N{EN DASH}"  # not measured
+NOT_MEASURABLE = "n/m"
 # Characters shown of the first column, and of the other columns.
 MOST, MOST_OTHERS = 60, 24
-# Rows that agree in these keys are one measurement, as a whole and by category.
-SAME = ("method", "accept", "temperature", "batch_size", "prompt_set", "warm")
 
 
 class Cell(NamedTuple):
@@ -50,15 +50,13 @@ def lines(rows: Sequence[dict]) -> list[Line]:
 
     A row of a category without such a row has a line of its own.
     """
-    whole = {_measurement(row) for row in rows if row.get("category") is None}
-    categories: dict[str, list[dict]] = {}
-    for row in rows:
-        if row.get("category") is not None:
-            categories.setdefault(_measurement(row), []).append(row)
+    parts: dict[int, list[dict]] = {}
+    for row, owner in zip(rows, _rows.owners(rows), strict=True):
+        parts.setdefault(id(row if owner is None else owner), []).append(row)
     return [
-        _line(row, categories.get(_measurement(row), []) if row.get("category") is None else [])
+        _line(row, [part for part in parts[id(row)] if part is not row])
         for row in rows
-        if row.get("category") is None or _measurement(row) not in whole
+        if id(row) in parts
     ]
 
 
@@ -77,10 +75,6 @@ def verdict(shown: Sequence[Line]) -> str:
     parts += [f"{others} had no check or no clear result"] if others else []
     parts += [f"{sum(lossy)} of class L3: lossy by design"] if any(lossy) else []
     return ", ".join(parts) + "."
-
-
-def _measurement(row: dict) -> str:
-    return repr([row.get(key) for key in SAME])
 
 
 def _line(row: dict, categories: Sequence[dict]) -> Line:
@@ -118,6 +112,8 @@ def _facts(row: dict, overlap: dict) -> list[tuple[str, str]]:
     sizes = _object(row.get("parameters"))
     facts += [(f"{key} parameters", _spell(value, "{:,.0f}")) for key, value in sizes.items()]
     facts += _costs(row)
+    if ends := _ends(row.get("speedup_interval"), "{:.2f}"):
+        facts.append(("95% interval of the speed-up", ends))
     if overlap:
         alpha, tokens = overlap.get("alpha"), overlap.get("tokens")
         facts.append(("overlap", f"{_spell(alpha, '{:.3f}')}, {_spell(tokens, '{:,.0f}')} tokens"))
@@ -141,13 +137,18 @@ def _cell(row: dict, column: Column) -> Cell:
         return Cell(str(value), str(value or ""), below=count)
     if column.key == "class":
         lossy = "lossy" if value == "L3" else ""
-        return Cell(str(value or DASH), str(value or ""), lossy, lossy)
+        status = _rows.lossless_class(row).partition(" ")[2]
+        return Cell(str(value or DASH), str(value or ""), lossy, lossy or status)
     if not column.number_format:
         return Cell(str(value or DASH), str(value or ""))
     number, below = number_of(value), ""
     if column.key == "speedup":
         below = _ends(_object(row.get("spread")).get("speedup"), "{:.2f}")
+    elif column.key in ("block_efficiency", "acceptance_rate"):
+        below = _error(row, column.key)
     text = _spell(value, column.number_format)
+    if column.key == "system_efficiency" and _rows.too_efficient(row):
+        text, below = NOT_MEASURABLE, text
     return Cell(text, "" if number is None else number, "number", below)
 
 
@@ -190,6 +191,12 @@ def _costs(row: dict) -> list[tuple[str, str]]:
     return facts
 
 
+def _error(row: dict, key: str) -> str:
+    """A standard error with its sign; "" if it is not known."""
+    error = number_of(_object(row.get("standard_errors")).get(key))
+    return "" if error is None else f"\N{PLUS-MINUS SIGN} {error:.2f}"
+
+
 def _ends(values: Any, number_format: str) -> str:
     """The minimum and the maximum of several passes; "" if there are none."""
     ends = [number_of(end) for end in values] if isinstance(values, list) else []
@@ -210,8 +217,8 @@ def _category(row: dict, overlap: dict) -> list[str]:
     return [
         cut(str(row["category"]), MOST),
         _spell(row.get("prompts"), "{:g}"),
-        _spell(row.get("block_efficiency"), "{:.2f}"),
-        _spell(row.get("acceptance_rate"), "{:.2f}"),
+        f"{_spell(row.get('block_efficiency'), '{:.2f}')} {_error(row, 'block_efficiency')}",
+        f"{_spell(row.get('acceptance_rate'), '{:.2f}')} {_error(row, 'acceptance_rate')}",
         _spell(overlap.get("alpha"), "{:.3f}"),
         _spell(row.get("tokens_per_second"), "{:,.0f}"),
         _spell(row.get("speedup"), "{:.2f}x"),

@@ -29,7 +29,8 @@ COLUMNS = (
         "class",
         "class",
         "L1: the output law is the target's; L2: identical under greedy decoding; "
-        "L3: lossy by design",
+        "L3: lossy by design; proven: by the tests of specjax, or by a report of its checks; "
+        "declared: by the method's author",
     ),
     Column("temperature", "T", "the sampling temperature; 0 is greedy decoding", "{:g}"),
     Column("batch_size", "batch", "rows decoded together", "{:g}"),
@@ -38,14 +39,16 @@ COLUMNS = (
         "block_efficiency",
         "tau",
         "block efficiency: tokens per round of a row, including the target's own token, after "
-        "cutting at end-of-sequence and limits; between 1 and gamma + 1",
+        "cutting at end-of-sequence and limits; between 1 and gamma + 1; below it the standard "
+        "error over prompts",
         "{:.2f}",
     ),
     Column(
         "acceptance_rate",
         "alpha",
         "acceptance rate: accepted / tested draft tokens; a token is tested if all tokens before "
-        "it were accepted (on a tree: some sibling at a tested depth)",
+        "it were accepted (on a tree: some sibling at a tested depth); below it the standard "
+        "error over prompts",
         "{:.2f}",
     ),
     Column(
@@ -75,7 +78,11 @@ COLUMNS = (
         "{:.2f}x",
     ),
     Column(
-        "system_efficiency", "eff", "system efficiency: speed-up / predicted speed-up", "{:.2f}"
+        "system_efficiency",
+        "eff",
+        "system efficiency: speed-up / predicted speed-up; n/m, not measurable: it is far above 1, "
+        "so the parts of a round took longer alone than in the loop",
+        "{:.2f}",
     ),
     Column(
         "lossless",
@@ -99,6 +106,11 @@ DETAILS = (
         "overlap",
         "Σ min(target's probability, draft's probability) over the vocabulary, mean over all "
         "positions of the target's text",
+    ),
+    (
+        "95% interval of the speed-up",
+        "on other prompts of this kind: Student t of the log ratio over prompts, or over batches; "
+        "it does not cover what the machine does",
     ),
     (
         "step, draft, verify",

@@ -87,7 +87,7 @@ def build(
         UserError: results.json, or the file named by ``trace``, cannot be used (see ``inputs``);
             there is nothing to show; ``out`` cannot be written, or is a file that is read.
     """
-    path = results_path(workdir)
+    path = inputs.results_path(workdir)
     results = inputs.read_results(path)
     beside = path.with_name("trace.jsonl")
     trace_path = trace or (beside if os.path.lexists(beside) else None)
@@ -106,12 +106,6 @@ def build(
     svgs, more = _plots(rows)
     title = title or path.resolve().parent.name
     return out, write(out, results, traces, title, plots=svgs, notices=[*notices, *more])
-
-
-def results_path(workdir: Path) -> Path:
-    """The results.json in a directory, or the file itself."""
-    is_file = workdir.is_file() or (workdir.suffix == ".json" and not workdir.is_dir())
-    return workdir if is_file else workdir / "results.json"
 
 
 def pack(trace: dict) -> str:
@@ -209,14 +203,32 @@ def _asset(name: str) -> str:
 
 def _facts(results: dict) -> list[tuple[str, str]]:
     """(name, value) of what is shown below the heading."""
-    facts = [("date", str(results["date"]))] if results.get("date") else []
+    facts = _target_facts(results.get("target"))
+    facts += [("date", str(results["date"]))] if results.get("date") else []
     machine, versions = results.get("machine"), results.get("versions")
     if isinstance(machine, dict):
         cores = f", {machine['cores']} cores" if machine.get("cores") else ""
         facts.append(("machine", f"{machine.get('cpu') or 'unknown'}{cores}"))
     if isinstance(versions, dict):
         facts += [(str(name), str(value)) for name, value in versions.items() if value is not None]
+    git = results.get("git")
+    if isinstance(git, dict) and isinstance(git.get("commit"), str):
+        dirty = ", changed since" if git.get("dirty") is True else ""
+        facts.append(("commit", f"{git['commit'][:10]}{dirty}"))
+    for name, head in (("max_new_tokens", "new tokens"), ("repeats", "passes")):
+        if inputs.number_of(results.get(name)) is not None:
+            facts.append((head, f"{results[name]}"))
     return facts
+
+
+def _target_facts(target: object) -> list[tuple[str, str]]:
+    """(name, value) of the target: its name, size and precision; [] if they are not known."""
+    if not isinstance(target, dict):
+        return []
+    facts = [("target", _text.cut(str(target["name"]), cells.MOST))] if target.get("name") else []
+    if (size := inputs.number_of(target.get("parameters"))) is not None:
+        facts.append(("parameters", f"{size:,.0f}"))
+    return facts + ([("precision", str(target["dtype"]))] if target.get("dtype") else [])
 
 
 def _label(number: int, trace: dict) -> str:

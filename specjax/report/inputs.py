@@ -21,6 +21,12 @@ ROUNDING = 1e-3  # a probability may exceed its range by this much
 GIVE_RESULTS = "give the results.json that a bench wrote"
 
 
+def results_path(workdir: Path) -> Path:
+    """The results.json in a directory, or the file itself."""
+    is_file = workdir.is_file() or (workdir.suffix == ".json" and not workdir.is_dir())
+    return workdir if is_file else workdir / "results.json"
+
+
 def read_results(path: Path) -> dict:
     """The object in results.json; its ``rows`` are a list whose entries are not checked.
 

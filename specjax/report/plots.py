@@ -195,10 +195,12 @@ def by_category(rows: Sequence[dict]) -> Figure | None:
     """Block efficiency of each category of prompts, from the rows of one category."""
     merged: dict[tuple, dict] = {}
     repeated = False
-    for row in rows:
+    for row, owner in zip(rows, _rows.owners(rows), strict=True):
         tau = number(row, "block_efficiency")
         if row.get("category") is not None and tau is not None:
-            settings = tuple(_labels.settings_of(row).items())
+            # Categories have prompts of different lengths: the length of all prompts counts.
+            context = None if owner is None else number(owner, "context")
+            settings = tuple((_labels.settings_of(row) | {"context": context}).items())
             by_name = merged.setdefault(settings, {**row, "tau": {}})["tau"]
             repeated = repeated or str(row["category"]) in by_name
             by_name.setdefault(str(row["category"]), tau)

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specjax.report import _text, inputs
+from specjax.report import _rows, _text, inputs
+from specjax.report.cells import NOT_MEASURABLE
 
 STYLES = ("green", "bold red", "bold blue", "bold")  # by origin: accepted, residual, bonus, plain
 REJECTED = "magenta strike dim"
@@ -23,6 +24,11 @@ def console() -> Console:
     if not console.is_terminal:
         console.width = WIDTH
     return console
+
+
+def has_colours(console: Console) -> bool:
+    """Whether styles are visible: not in a file or a pipe, nor with NO_COLOR."""
+    return console.color_system is not None and not console.no_color
 
 
 def fail(message: str, status: int = 2) -> int:
@@ -53,7 +59,7 @@ def table(rows: Sequence[dict]) -> Table:
             _cell(row.get("method"), 100),
             *([_cell(name, 60)] if prompts else []),
             _cell(row.get("accept"), 18),
-            _cell(row.get("class"), 5),
+            _cell(_rows.lossless_class(row) or None, 11),
             _number(row, "temperature", "{:g}"),
             _number(row, "batch_size", "{:g}"),
             _number(row, "block_efficiency"),
@@ -62,10 +68,26 @@ def table(rows: Sequence[dict]) -> Table:
             _number(row, "autoregressive_tokens_per_second", "{:.0f}"),
             _number(row, "speedup", "{:.2f}x"),
             _number(row, "predicted_speedup", "{:.2f}x"),
-            _number(row, "system_efficiency"),
+            NOT_MEASURABLE if _rows.too_efficient(row) else _number(row, "system_efficiency"),
             Text(_lossless(row.get("lossless"))),
         )
     return out
+
+
+def notes(rows: Sequence[dict]) -> list[str]:
+    """What the table's marks mean, one line each; none without marks."""
+    lines = []
+    if any(_rows.too_efficient(row) for row in rows):
+        lines.append(
+            f"{NOT_MEASURABLE}: not measurable: the speed-up is far above what the costs of the "
+            "parts allow, so too little was timed, or the machine was busy"
+        )
+    if any(_rows.lossless_class(row).endswith("declared") for row in rows):
+        lines.append(
+            "declared: the method's author declares the class; "
+            "testing.check_drafter and testing.check_accept prove it"
+        )
+    return lines
 
 
 def _prompts(rows: Sequence[dict]) -> list[str]:
@@ -102,7 +124,7 @@ def _lossless(check: Any) -> str:
     return _text.one_line(f"{text}, {detail}", 60)
 
 
-def legend() -> Text:
+def legend(rejected: bool = True) -> Text:
     """The meaning of the colours of ``trace``."""
     meanings = (
         "accepted draft token",
@@ -111,22 +133,24 @@ def legend() -> Text:
         "nothing drafted",
     )
     parts: list[tuple[str, str]] = list(zip(meanings, STYLES, strict=True))
-    parts.insert(1, ("rejected draft token", REJECTED))
+    if rejected:
+        parts.insert(1, ("rejected draft token", REJECTED))
     return Text("  ").join(Text(meaning, style) for meaning, style in parts)
 
 
-def trace(record: dict) -> Text:
+def trace(record: dict, rejected: bool = True) -> Text:
     """One continuation of trace.jsonl, with the first rejected draft token of each round.
 
     Args:
         record: a trace for which ``inputs.trace_problem`` is None.
+        rejected: False leaves the rejected tokens out: without colours they would look like text.
     """
     out = Text()
     out.append(_text.visible(record["prompt"]), "dim")
     for one in record["rounds"]:
         for index, token in enumerate(one["out"]):
             if index + 1 == len(one["out"]):
-                for node in inputs.rejected_nodes(one)[:1]:
+                for node in inputs.rejected_nodes(one)[:1] if rejected else ():
                     out.append(_text.visible(node[0].replace("\n", "↵")), REJECTED)
             out.append(_text.visible(token[0]), STYLES[token[2]])
     return out

@@ -243,9 +243,13 @@
     if (target.matches("select, input[type=range]")) return; // the element uses the keys itself
     if (event.key === "Escape") return tokenTip.hide();
     const at = viewer.getBoundingClientRect(), visible = at.top < innerHeight && at.bottom > 0;
-    const onPage = target === document.body && visible && event.key.startsWith("Arrow");
+    // Elsewhere on the page the left and right arrows step, except in boxes that scroll with them.
+    const around = target.closest(".scroll, .plots figure, .command");
+    const scrolls = around && around.scrollWidth > around.clientWidth;
+    const sideways = event.key === "ArrowLeft" || event.key === "ArrowRight";
+    const onPage = !scrolls && visible && sideways;
     if (!within && !onPage) return;
-    if (event.key === " " && !target.matches("button, input")) go.play.click();
+    if (event.key === " " && !target.matches("button, input, summary")) go.play.click();
     else if (keys[event.key]) { play(false); moves[keys[event.key]](); }
     else return;
     event.preventDefault();

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from specjax import ModelParams, accept, drafters, testing
-from specjax.bench import metrics, passes, summaries
+from specjax.bench import measuring, metrics, passes, summaries
 from specjax.bench.measuring import Measured
+from specjax.errors import UserError
 from specjax.testing import cases
 
 TARGET, DRAFT = testing.tabular(3), testing.tabular(3, "draft")
@@ -36,6 +37,17 @@ def check(whole: dict, parts: list[dict], runs: list[passes.Pass]) -> None:
     assert whole["prompts"] == 3 and [part["prompts"] for part in parts] == [2, 1]
     for key in ("tokens", "rounds"):
         assert sum(part[key] for part in parts) == whole[key]
+
+
+@pytest.mark.fast
+def test_two_methods_of_one_name_are_refused():
+    drafter = drafters.make("prompt_lookup", TARGET)
+    params = ModelParams(cases.table(0))
+    method = passes.Method("same", drafter, accept.load("chain"), params)
+    job = passes.Job(TARGET, cases.table(0), PROMPTS, {"temperature": 0.0}, 1, 4, (), 0, 1)
+    for call in (measuring.warm, lambda job, some: measuring.measure(job[0], some)):
+        with pytest.raises(UserError, match="two methods have the name 'same'; give each its own"):
+            call([job], [method, method])
 
 
 MODEL = {"model": DRAFT, "params": cases.table(1), "gamma": 2}

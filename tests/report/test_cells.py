@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import report_cases
 
-from specjax.report import _canvas, _rows, cells, html
+from specjax.report import _canvas, _rows, cells, columns, html
 
 pytestmark = pytest.mark.fast
 
@@ -18,6 +18,39 @@ def test_categories_are_details_of_their_row_or_have_a_line():
     assert lines[0].categories[0][4] == "0.810"  # the overlap of the category's row
     [alone] = cells.lines([report_cases.row(category="code")])
     assert alone.cells[0].below == "category code"
+
+
+def test_categories_of_several_lengths_are_details_of_their_own_row():
+    def rows(context: float, *parts: float) -> list[dict]:
+        names = ("code", "chat")
+        categories = [
+            report_cases.row(category=name, context=each, tokens_per_second=each)
+            for name, each in zip(names, parts, strict=True)
+        ]
+        return [report_cases.row(context=context), *categories]
+
+    for one, other in [((20.0, 11.0, 33.0), (90.0, 81.0, 97.0)), ((5.0, 5, 5), (9.0, 9, 9))]:
+        lines = cells.lines([*rows(*one), *rows(*other)])
+        speeds = [[float(part[5]) for part in line.categories] for line in lines]
+        assert speeds == [list(one[1:]), list(other[1:])]
+
+
+def test_classes_errors_and_intervals():
+    """And a system efficiency far above 1 is not shown as a measurement."""
+    errors = {"block_efficiency": 0.123, "acceptance_rate": 0.05}
+    row = report_cases.row(class_status="declared", standard_errors=errors)
+    row |= {"speedup_interval": [1.1, 2.25], "system_efficiency": 1.45}
+    [line] = cells.lines([row])
+    by_key = {column.key: cell for column, cell in zip(columns.COLUMNS, line.cells, strict=True)}
+    assert (by_key["class"].text, by_key["class"].below) == ("L1", "declared")
+    assert by_key["block_efficiency"].below == "± 0.12"
+    assert by_key["acceptance_rate"].below == "± 0.05"
+    efficiency = by_key["system_efficiency"]
+    assert (efficiency.text, efficiency.below) == (cells.NOT_MEASURABLE, "1.45")
+    assert dict(line.facts)["95% interval of the speed-up"] == f"1.10{cells.DASH}2.25"
+    [usual] = cells.lines([row | {"system_efficiency": 1.13, "class": "L3", "class_status": None}])
+    assert "1.13" in [cell.text for cell in usual.cells]
+    assert [cell.below for cell in usual.cells if cell.style == "lossy"] == ["lossy"]
 
 
 def test_rows_of_earlier_versions_have_dashes():

@@ -57,6 +57,25 @@ def test_page_has_all_parts_and_makes_no_requests():
     ]
 
 
+def test_the_header_names_target_precision_and_commit():
+    """And a file of an earlier version has a page without them."""
+    more = {
+        "target": {"name": "a<b>", "dtype": "bfloat16", "parameters": 7671168},
+        "git": {"commit": "0123456789abcdef", "dirty": True},
+        "max_new_tokens": 48,
+        "repeats": 3,
+    }
+    page = html.render(report_cases.results() | more, [], "t", plots={})
+    facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.partition("</header>")[0]))
+    assert facts["target"] == "a&lt;b&gt;" and facts["precision"] == "bfloat16"
+    assert facts["parameters"] == "7,671,168" and facts["commit"] == "0123456789, changed since"
+    assert (facts["new tokens"], facts["passes"]) == ("48", "3")
+    odd = {"target": {"name": 3, "parameters": "x"}, "git": {"commit": 5}, "repeats": "many"}
+    for changes in ({}, dict.fromkeys(more), odd):
+        head = html.render(report_cases.results() | changes, [], "t", plots={})
+        assert "precision" not in head.partition("</header>")[0]
+
+
 def test_embedded_traces_are_safe_and_complete():
     rounds = [
         {"out": [[text, n, 3, None, None, None]], "draft": []} for n, text in enumerate(DIFFICULT)

@@ -45,6 +45,27 @@ def test_rows_of_categories_are_only_in_their_plot():
     assert {"code", "prose"} <= set(texts(figure))
 
 
+def test_categories_of_unequal_length_are_one_series_per_method():
+    """The mean length of the prompts differs between categories: it is no setting of a method."""
+    methods, lengths = ("a", "b", "c"), {"qa": 30.0, "summaries": 700.5, "code": 120.0}
+    rows = []
+    for context in (None, 512.0):  # prompts as they are, and cut to one length
+        for method in methods:
+            rows.append(row(method, context=context or 283.5))
+            rows += [row(method, category=k, context=context or n) for k, n in lengths.items()]
+    whole = rows[: len(rows) // 2]
+    figure = plots.by_category(whole)
+    assert legend(figure) == list(methods) and len(figure.axes[0].patches) == 9
+    assert len({bar.get_facecolor() for bar in figure.axes[0].patches}) == 3
+    assert "is shown" not in caption(figure)
+    # Without the rows over all prompts too.
+    parts = [each for each in whole if each["category"] is not None]
+    assert legend(plots.by_category(parts)) == list(methods)
+    several = legend(plots.by_category(rows))
+    lengths = [f"{name}, {n} tokens of context" for name in methods for n in (284, 512)]
+    assert sorted(several) == lengths
+
+
 def test_overlap_by_class_has_the_rows_with_an_overlap():
     rows = [row(overlap=CLASSES), row("other", overlap=CLASSES, batch=2), row("none")]
     figure = plots.draw(rows)["overlap_by_class"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import report_cases
-from browser_cases import PHONE, inside, status
+from browser_cases import LAPTOP, PHONE, inside, status
 
 from specjax.report import html
 
@@ -38,6 +38,26 @@ def test_the_table_sorts_and_unfolds(visit, report):
     assert body.locator(".unfold").get_attribute("aria-expanded") == "true"
     colour = "e => getComputedStyle(e).backgroundColor"
     assert details.locator(".split .part-draft").evaluate(colour) == "rgb(0, 114, 178)"
+
+
+@pytest.mark.parametrize("width", [1400, 1280, 1000])
+def test_plots_fit_into_their_cards(visit, report, width):
+    page = visit(report, {"width": width, "height": 900})
+    wider = "all => all.filter(e => e.scrollWidth > e.clientWidth).length"
+    assert page.locator(".plots figure").count() == 2
+    assert page.eval_on_selector_all(".plots figure", wider) == 0
+    assert page.locator(".plots svg").first.bounding_box()["width"] >= 500
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_the_table_fits_into_a_laptop(visit, tmp_path):
+    """With every mark that a cell can have."""
+    errors = {"block_efficiency": 0.12, "acceptance_rate": 0.05}
+    row = report_cases.row("token_recycling", "deterministic", class_status="declared")
+    row |= {"standard_errors": errors, "system_efficiency": 1.5}
+    html.write(tmp_path / "a.html", report_cases.results([row]), [], "a", plots={})
+    scroll = visit(tmp_path / "a.html", LAPTOP).locator(".scroll")
+    assert scroll.evaluate("e => e.scrollWidth - e.clientWidth") <= 1
 
 
 def test_a_long_label_does_not_make_a_high_row(visit, tmp_path):

@@ -35,6 +35,19 @@ def test_table_fits_and_accepts_malformed_rows():
     assert any("0.93" in line for line in lines) and "and more" in "\n".join(lines)
 
 
+def test_a_class_is_proven_or_declared_and_notes_explain_the_marks():
+    rows = [report_cases.row(class_status="proven"), report_cases.row("b", system_efficiency=1.13)]
+    assert terminal.notes(rows) == []
+    text = "\n".join(printed(terminal.table(rows)))
+    assert "L1 proven" in text and "1.13" in text
+    own = report_cases.row("own", class_status="declared", system_efficiency=1.5)
+    lines = printed(terminal.table([*rows, own]))
+    assert "L1 declared" in lines[-1] and "n/m" in lines[-1] and "1.50" not in lines[-1]
+    assert width_of(lines) <= 120
+    efficiency, declared = terminal.notes([*rows, own])
+    assert efficiency.startswith("n/m: not measurable: ") and "testing.check_drafter" in declared
+
+
 def test_only_true_and_false_are_results_of_a_check():
     text = "\n".join(printed(terminal.table([report_cases.row(lossless={"passed": "no"})])))
     assert "?, -" in text and "yes" not in text

@@ -83,6 +83,40 @@ def test_buttons_and_keys_step_through_the_rounds(visit, report):
     assert page.locator(".mark").count() == 0
 
 
+def test_arrow_keys_step_wherever_the_focus_is(visit, report):
+    page = visit(report)
+    page.locator(".definitions summary").focus()
+    page.locator("#viewer").evaluate("e => e.scrollIntoView()")
+    page.keyboard.press("ArrowRight")
+    assert status(page).startswith("Round 2 of 80")
+    page.locator(".unfold").first.evaluate("e => e.focus({ preventScroll: true })")
+    page.keyboard.press("ArrowLeft")
+    assert status(page).startswith("Round 1 of 80")
+    # A box that scrolls sideways keeps its keys, and so does the rest of the page.
+    page.locator(".scroll").evaluate("e => { e.style.width = '300px' }")
+    page.locator(".scroll").evaluate("e => e.focus({ preventScroll: true })")
+    page.keyboard.press("ArrowRight")
+    assert status(page).startswith("Round 1 of 80")
+    page.evaluate("scrollTo(0, 0)")
+    page.locator(".definitions summary").focus()
+    page.evaluate("document.getElementById('trace').style.marginTop = '2000px'")  # out of sight
+    page.keyboard.press("ArrowRight")
+    assert status(page).startswith("Round 1 of 80")
+
+
+def test_the_summary_of_a_long_prompt_keeps_its_keys(visit, tmp_path):
+    trace = report_cases.trace(9, prompt="long " * 200)
+    html.write(tmp_path / "a.html", report_cases.results(), [trace], "a", plots={})
+    page = visit(tmp_path / "a.html")
+    page.locator(".prompt summary").focus()
+    page.keyboard.press("ArrowRight")
+    assert status(page).startswith("Round 2 of 9")
+    page.locator(".prompt summary").focus()
+    page.keyboard.press("Space")
+    assert page.locator("details.prompt").get_attribute("open") is not None
+    assert page.locator("[data-go=play]").inner_text() == "play"
+
+
 def test_the_tab_key_reaches_the_tokens_of_a_round(visit, report):
     page = visit(report)
     active = "document.activeElement"

@@ -1,0 +1,142 @@
+"""A caller's objects as what a bench measures: the target, the methods, the prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from specjax import accept
+from specjax.bench.passes import Method
+from specjax.data.prompts import Prompt, PromptSet
+from specjax.errors import UserError
+from specjax.models import hf
+from specjax.types import LM, Accept, Drafter, ModelParams
+
+# A drafter, a rule, and the drafter's parameters or the pair's; without them those of
+# ``Drafter.init_params``.
+Given = tuple[Drafter, Accept] | tuple[Drafter, Accept, Any]
+Text = str | Sequence[int] | Prompt
+
+
+class Model(NamedTuple):
+    """A target with what is needed to read and to show text."""
+
+    lm: LM
+    params: Any
+    encode: Callable[[str], list[int]] | None  # None: prompts are token ids
+    spell: Callable[[list[int]], str]
+    eos_id: tuple[int, ...]
+    directory: str | None
+
+
+def model_of(target: hf.Loaded | tuple[LM, Any]) -> Model:
+    """The model of ``hf.load``, or of an ``LM`` with its parameters, which has no tokenizer.
+
+    Text without a tokenizer is shown as token ids. Raises UserError for other objects.
+    """
+    if isinstance(target, hf.Loaded):
+        tokenizer = target.tokenizer
+        return Model(
+            target.lm,
+            target.params,
+            None if tokenizer is None else lambda text: tokenizer.encode(text).ids,
+            _numbers if tokenizer is None else tokenizer.decode,
+            target.config.eos_token_id,
+            target.directory,
+        )
+    if isinstance(target, tuple) and len(target) == 2 and isinstance(target[0], LM):
+        return Model(*target, None, _numbers, (), None)
+    raise UserError(
+        f"target is {_kind(target)}; it must be what hf.load returns, or (LM, its parameters)"
+    )
+
+
+def method_of(
+    model: Model, given: Given, *, name: str, seed: int, temperatures: Sequence[float]
+) -> Method:
+    """The method, with its parameters.
+
+    Args:
+        model: the target.
+        given: see ``Given``.
+        name: in tables.
+        seed: for parameters that are drawn at random.
+        temperatures: every temperature at which the method will run.
+
+    Raises:
+        UserError: other objects, a rule or a temperature that does not fit the drafter.
+    """
+    # Drafter and Accept are tuples too.
+    if not isinstance(given, tuple) or len(given) not in (2, 3) or isinstance(given, Accept):
+        raise UserError(f"method {name} is {_kind(given)}; it must be (drafter, rule[, params])")
+    drafter, rule = given[:2]
+    for value, kind in ((drafter, Drafter), (rule, Accept)):
+        if not isinstance(value, kind):
+            raise UserError(
+                f"method {name} has {_kind(value)} where a {kind.__name__} belongs; "
+                "it must be (drafter, rule[, params])"
+            )
+    accept.check_pair(drafter, rule)
+    if drafter.greedy_only and any(temperatures):
+        raise UserError(f"method {name} is for temperature 0 only; leave other temperatures out")
+    own = given[2] if len(given) == 3 else drafter.init_params(jax.random.key(seed))
+    draft = own.draft if isinstance(own, ModelParams) else own
+    return Method(name, drafter, rule, ModelParams(model.params, draft))
+
+
+def prompts_of(
+    model: Model, prompts: Sequence[Text] | Mapping[str, Sequence[Text]], name: str | None = None
+) -> PromptSet:
+    """The prompts: texts, token ids or ``Prompt``; a mapping has them by category.
+
+    Raises UserError for none, an empty one, text without a tokenizer, ids outside the vocabulary.
+    """
+    by_category = prompts if isinstance(prompts, Mapping) else {None: prompts}
+    result = []
+    for category, some in by_category.items():
+        if isinstance(some, str):
+            raise UserError("prompts is one text; it must be a list of texts or of token ids")
+        result += [_prompt(model, each, category, len(result) + n) for n, each in enumerate(some)]
+    if not result:
+        raise UserError("there are no prompts; give at least one")
+    return PromptSet(name, result, [])
+
+
+def _prompt(model: Model, given: Text, category: str | None, number: int) -> Prompt:
+    if isinstance(given, Prompt):
+        prompt = given if category is None else given._replace(category=category)
+    elif isinstance(given, str):
+        if model.encode is None:
+            raise UserError("the target has no tokenizer; give the prompts as token ids")
+        prompt = Prompt(given, model.encode(given), category, number)
+    else:
+        ids = [int(token) for token in np.asarray(given).reshape(-1)]
+        prompt = Prompt(model.spell(ids), ids, category, number)
+    size = model.lm.vocab_size
+    if not prompt.ids or not all(0 <= token < size for token in prompt.ids):
+        raise UserError(
+            f"prompt {number + 1} is empty or has an id outside 0..{size - 1}; "
+            "give token ids of the target's vocabulary"
+        )
+    return prompt
+
+
+def check_length(model: Model, prompts: Sequence[Prompt], new: int) -> None:
+    """Raises UserError if a prompt with ``new`` more tokens does not fit into the model."""
+    positions, longest = model.lm.max_positions, max(len(prompt.ids) for prompt in prompts)
+    if positions is not None and longest + new > positions:
+        raise UserError(
+            f"the longest prompt has {longest} tokens, with max_new_tokens = {new} that is "
+            f"{longest + new}, and the model has {positions} positions; shorten one of them"
+        )
+
+
+def _numbers(ids: list[int]) -> str:
+    return "".join(f" {token}" for token in ids)
+
+
+def _kind(value: Any) -> str:
+    return f"an object of type {type(value).__name__}"

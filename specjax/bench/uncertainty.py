@@ -1,0 +1,134 @@
+"""How far a measurement would differ on other prompts: standard errors and intervals over prompts.
+
+The prompts are the sample: the rounds of one prompt depend on each other, so prompts and not rounds
+are counted. Neither number covers what the machine does; the spread over the passes shows that.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from specjax.bench.metrics import Counts
+from specjax.bench.passes import Pass
+
+LEVEL = 0.95
+# The key "uncertainty" of results.json.
+ABOUT = {
+    "level": LEVEL,
+    "method": "standard errors: ratio estimator over prompts; intervals of speed-ups: Student t of "
+    "the log ratio, linearised, over prompts (at a batch size above 1 over batches), with the "
+    "median rate of each over the passes",
+}
+
+
+class Work(NamedTuple):
+    """Tokens and seconds of one prompt, or of the prompts of one batch."""
+
+    tokens: float
+    seconds: float
+
+
+def standard_errors(counts: Sequence[Counts]) -> dict[str, float | None]:
+    """The standard errors of tau and alpha; ``counts`` has one entry per prompt."""
+    tested = [int(c.tested.sum()) for c in counts]
+    passed = [int(c.passed.sum()) for c in counts]
+    return {
+        "block_efficiency": ratio_error([c.tokens for c in counts], [c.rounds for c in counts]),
+        "acceptance_rate": ratio_error(passed, tested),
+    }
+
+
+def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float | None:
+    """The standard error of sum(parts) / sum(wholes) over independent pairs.
+
+    Linearised (Cochran, Sampling Techniques, 1977, section 6.4). None for fewer than two pairs with
+    a whole above 0.
+    """
+    a, b = (np.asarray(x, np.float64) for x in (parts, wholes))
+    a, b = a[b > 0], b[b > 0]
+    if len(b) < 2:
+        return None
+    rest = a - a.sum() / b.sum() * b
+    return float(math.sqrt(len(b) / (len(b) - 1) * (rest**2).sum()) / b.sum())
+
+
+def speedup_interval(
+    speedup: float, fast: Sequence[Work], plain: Sequence[Work], level: float = LEVEL
+) -> list[float] | None:
+    """[low, high]: a confidence interval of a speed-up over prompts.
+
+    The logarithm of the ratio of two rates is linearised in the four sums; its error has a Student
+    t distribution. Both methods decode the same prompts, so what slows down both cancels.
+
+    Args:
+        speedup: the centre, on the scale of logarithms.
+        fast, plain: of the method and of plain decoding, one entry per prompt (or batch).
+        level: of confidence.
+
+    Returns:
+        None for fewer than two entries that have tokens.
+    """
+    rows = np.array([(*a, *b) for a, b in zip(fast, plain, strict=True)], np.float64)
+    rows = rows.reshape(-1, 4)
+    rows = rows[(rows > 0).all(1)]
+    if len(rows) < 2 or speedup <= 0:
+        return None
+    count = len(rows)
+    effect = rows / rows.sum(0) @ np.array([1.0, -1.0, -1.0, 1.0])
+    error = math.sqrt(count / (count - 1) * (effect**2).sum())
+    factor = math.exp(student_t(level, count - 1) * error)
+    return [speedup / factor, speedup * factor]
+
+
+def works(passes: Sequence[Pass], groups: Sequence[Sequence[int]]) -> list[Work]:
+    """Tokens and seconds of each group of prompts: of all passes the median rate.
+
+    Args:
+        passes: of one method.
+        groups: numbers of prompts that were decoded together.
+    """
+    result = []
+    for group in groups:
+        tokens = [sum(len(p.outputs[i]) for i in group) for p in passes]
+        # The seconds of every prompt are those of its batch.
+        slowness = [p.seconds[group[0]] / n for p, n in zip(passes, tokens, strict=True) if n]
+        mean = statistics.fmean(tokens)
+        result.append(Work(mean, mean * statistics.median(slowness) if slowness else 0.0))
+    return result
+
+
+def student_t(level: float, freedom: int) -> float:
+    """The number t with P(-t < T < t) = level, T having ``freedom`` degrees of freedom."""
+    low, high = 0.0, math.pi / 2
+    while True:
+        angle = (low + high) / 2
+        if angle in (low, high):
+            return math.sqrt(freedom) * math.tan(angle)
+        if _within(angle, freedom) < level:
+            low = angle
+        else:
+            high = angle
+
+
+def _within(angle: float, freedom: int) -> float:
+    """P(|T| < sqrt(freedom) tan(angle)).
+
+    The finite sum for whole degrees of freedom (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4).
+    """
+    sine, cosine = math.sin(angle), math.cos(angle)
+    if freedom % 2:
+        term, total = cosine, 0.0
+        for n in range(3, freedom + 1, 2):
+            total += term
+            term *= cosine**2 * (n - 1) / n
+        return 2 / math.pi * (angle + sine * total)
+    term, total = 1.0, 0.0
+    for n in range(2, freedom + 1, 2):
+        total += term
+        term *= cosine**2 * (n - 1) / n
+    return sine * total
