@@ -25,10 +25,16 @@ def get_config() -> ConfigDict:
     config.show_trace = False  # print one continuation, coloured by the origin of each token
     # Number of prompts traced for the report, with every method and temperature.
     config.trace_prompts = 1
+    # New tokens of a traced continuation; at least config.max_new_tokens.
+    config.trace_tokens = 96
     config.report = True  # report.html and plots/
+    config.again = False  # measure again although the same bench is finished
+    # Files that specjax.bench.proofs.write made of reports of testing.check_drafter and
+    # check_accept: a drafter or a rule of one's own is then "L1 proven" in the tables.
+    config.proof = ()
     config.grid = ConfigDict()  # values set here replace the single value
     # Label -> drafter keys, instead of config.drafter. A method may have its own accept and
-    # accept_keys.
+    # accept_keys. --methods=suffix,prompt_lookup makes it.
     config.grid.methods = ConfigDict()
     config.grid.temperatures = ()  # instead of config.sampling.temperature
     config.grid.batch_sizes = ()  # instead of config.batch_size

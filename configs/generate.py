@@ -20,14 +20,17 @@ def get_config() -> ConfigDict:
     config = ConfigDict()
     config.mode = "generate"
     config.target = ""  # a Hugging Face style directory, or a trained run's workdir
+    config.dtype = ""  # of the target: float32, bfloat16; empty: float32 on CPUs, else bfloat16
+    # The name of a drafter, or of a function of your own: my_module:make.
     config.drafter = drafter("prompt_lookup")
-    # A rule that fits the drafter. For trees: recursive, traversal, deterministic or match.
-    config.accept = "chain"
+    # A rule that fits the drafter, or a function of your own: my_module:make. Empty: chain for
+    # chains, deterministic for deterministic trees, recursive for sampled ones.
+    config.accept = ""
     config.accept_keys = accept_keys()
     config.sampling = sampling(0.0)
     config.prompt = ""  # one text
     # Or a file: .txt (one prompt per line), .jsonl with a "prompt" key, Spec-Bench, MT-bench,
-    # HumanEval, GSM8K or MBPP as published (.gz too); or "stdlib".
+    # HumanEval, GSM8K or MBPP as published (.gz and .xz too); or "stdlib".
     config.prompts = ""
     # Kind of the file, if its first line does not show it: see specjax/data/prompt_files.py.
     config.prompt_kind = "auto"
@@ -36,7 +39,9 @@ def get_config() -> ConfigDict:
     # Longer prompts keep this many tokens: the beginning-of-text token, if the tokenizer has one,
     # and the last ones; 0 = no limit.
     config.max_prompt_tokens = 0
-    config.num_prompts = 0  # largest number of prompts; 0 = all, of "stdlib" 32
+    # Largest number of prompts, evenly from the categories of a file; a conversation counts once,
+    # and each of its turns is decoded. 0 = all, of "stdlib" 32.
+    config.num_prompts = 0
     config.prompt_tokens = 64  # "stdlib": the length of each, with its beginning-of-text token
     # "stdlib": where the corpus was built; empty: the data folder of the target's run.
     config.data_dir = ""

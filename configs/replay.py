@@ -2,8 +2,7 @@
 
     python -m specjax.run --config=configs/replay.py --config.traces=FILE.jsonl
     python -m specjax.run --config=configs/replay.py --config.traces=FILE.jsonl \\
-        --config.target=DIR --config.drafter.name=draft_tree --config.drafter.model=DRAFT_DIR \\
-        --config.accept=recursive
+        --config.target=DIR --config.drafter.name=draft_tree --config.drafter.model=DRAFT_DIR
 
 No target model is run. A line of the file is one conversation as token ids, as the target
 answered it at temperature 0: {"id": ..., "category": ..., "prompt_ids": [...], "output_ids":
@@ -30,7 +29,8 @@ def get_config() -> ConfigDict:
     config.target = ""
     config.drafter = generate.drafter("prompt_lookup")  # any drafter that reads tokens only
     # A lossless rule that fits the drafter. At temperature 0 all of them accept the same tokens.
-    config.accept = "chain"
+    # Empty: the recommended one.
+    config.accept = ""
     config.accept_keys = generate.accept_keys()
     # A recording is one text: only temperature 0 can be replayed.
     config.sampling = ConfigDict({"temperature": 0.0})

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,7 +41,7 @@ def test_there_are_two():
 @pytest.mark.fast
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_committed_notebook_is_clean(name):
-    """Valid, without outputs, with one cell of parameters, and without paths of a machine."""
+    """Valid, with small outputs, one cell of parameters, and without paths of a machine."""
     nbformat = pytest.importorskip(
         "nbformat", reason="nbformat is not installed; pip install -e '.[test]'"
     )
@@ -50,12 +51,32 @@ def test_a_committed_notebook_is_clean(name):
     assert (book.nbformat, book.nbformat_minor) == (4, 5)
     assert book.metadata.kernelspec.name == "python3"
     code = [cell for cell in book.cells if cell.cell_type == "code"]
-    assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
+    outputs = [output for cell in code for output in cell.outputs]
+    assert len(outputs) >= 8 and len(text) < 300_000
+    kinds = {output.output_type for output in outputs}
+    assert kinds <= {"stream", "display_data", "execute_result"}  # no error
+    assert not any(output.get("name") == "stderr" for output in outputs)
+    assert "<iframe" not in json.dumps(outputs)
     assert [cell.id for cell in code if "parameters" in cell.metadata.get("tags", [])] != []
     assert len({cell.id for cell in book.cells}) == len(book.cells)
     assert not re.search(r"/(work|tmp|home|root|Users)/", text)
     for cell in code:
         ast.parse(cell.source)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_the_address_of_the_repository_has_one_place(name):
+    """Badge and install cell have the address of pyproject.toml, as colab/store_outputs.py does."""
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    address = pyproject["project"]["urls"]["Repository"]
+    assert f'REPOSITORY = "{address}"' in sources(name, "code")[0].splitlines()
+    place = address.removeprefix("https://github.com/")
+    page = f"https://colab.research.google.com/github/{place}/blob/main/colab/{name}.ipynb"
+    badge = sources(name, "markdown")[0].splitlines()[0]
+    assert badge.startswith("[![Open in Colab](") and badge.endswith(f"({page})")
+    pages = (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
+    assert not [path.name for path in pages if address in path.read_text(encoding="utf-8")]
 
 
 @pytest.mark.fast

@@ -80,7 +80,7 @@ def read(file: str | Path) -> tuple[list[Conversation], int]:
     path = Path(file).expanduser()
     where = f"dialogue file {path}"
     conversations, skipped = [], 0
-    for number, line in jsonl.lines(jsonl.read(path, where)):
+    for number, line in jsonl.lines(jsonl.read(path, where, compressed=True)):
         messages = _answered(_messages(jsonl.parse(line), f"{where} line {number}"))
         if messages:
             conversations.append(Conversation(f"{path} line {number}", messages))

@@ -4,30 +4,39 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import zlib
 from pathlib import Path
 from typing import Any
 
 from specjax.errors import UserError
 
+# Suffix of a compressed file -> the name of its format, and how it is decompressed.
+COMPRESSED = {".gz": ("gzip", gzip.decompress), ".xz": ("xz", lzma.decompress)}
 
-def read(path: Path, where: str, *, gz: bool = False) -> str:
+
+def plain_suffix(path: Path) -> str:
+    """The suffix of a file in lower case, without .gz or .xz: ".jsonl" of "a.jsonl.gz"."""
+    compressed = path.suffix.lower() in COMPRESSED
+    return (path.with_suffix("") if compressed else path).suffix.lower()
+
+
+def read(path: Path, where: str, *, compressed: bool = False) -> str:
     """The text of a file, without a byte order mark.
 
-    ``where`` (what the file is, and its path) begins every message. With ``gz``, a file with the
-    suffix .gz is decompressed.
+    ``where`` (what the file is, and its path) begins every message. With ``compressed``, a file
+    with the suffix .gz or .xz is decompressed.
 
-    Raises UserError: the file cannot be read, is not a complete gzip file but has that suffix, or
-    is not UTF-8.
+    Raises UserError: the file cannot be read, is not a complete compressed file but has that
+    suffix, or is not UTF-8.
     """
+    suffix = path.suffix.lower() if compressed else ""
+    name, decompress = COMPRESSED.get(suffix, ("", bytes))
     try:
-        content = path.read_bytes()
-        if gz and path.suffix.lower() == ".gz":
-            content = gzip.decompress(content)
-        return content.decode("utf-8-sig")
-    except (gzip.BadGzipFile, EOFError, zlib.error):
+        return decompress(path.read_bytes()).decode("utf-8-sig")
+    except (gzip.BadGzipFile, lzma.LZMAError, EOFError, zlib.error):
         raise UserError(
-            f"{where} is not a complete gzip file; copy it again, or use a name without .gz"
+            f"{where} is not a complete {name} file; copy it again, or use a name without {suffix}"
         ) from None
     except OSError as error:
         raise UserError(

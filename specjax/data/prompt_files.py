@@ -1,6 +1,6 @@
 """Files of prompts as conversations: the public evaluation sets as published, and a user's own.
 
-The keys of the first line give the kind. Every file may be compressed with gzip (``.gz``).
+The keys of the first line give the kind. Every file may be compressed (``.gz`` or ``.xz``).
 
 - ``spec_bench``: {"question_id", "category", "turns": [text, ...]}; MT-bench and vicuna-bench have
   the same lines.
@@ -16,6 +16,7 @@ The keys of the first line give the kind. Every file may be compressed with gzip
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -75,6 +76,24 @@ def task(category: str | None) -> str | None:
     return "mt_bench" if category in MT_BENCH else category
 
 
+def sample(conversations: Sequence[Conversation], count: int) -> list[Conversation]:
+    """``count`` conversations, evenly from the categories, in the order of ``conversations``.
+
+    From each category the first ones. The numbers for two categories differ by one at most, unless
+    a category has no more; the categories that get one more are spread over the tasks (``task``).
+    So a larger sample contains a smaller one.
+    """
+    of_task: dict[str | None, dict[str | None, list[int]]] = {}
+    for number, each in enumerate(conversations):
+        of_category = of_task.setdefault(task(each.category), {})
+        of_category.setdefault(each.category, []).append(number)
+    # One category of each task, then the second category of each task, ...
+    turns = itertools.zip_longest(*(list(some.values()) for some in of_task.values()))
+    categories = [numbers for turn in turns for numbers in turn if numbers]
+    order = (n for turn in itertools.zip_longest(*categories) for n in turn if n is not None)
+    return [conversations[n] for n in sorted(itertools.islice(order, count))]
+
+
 def read(path: Path, where: str, kind: str = "auto") -> list[Conversation]:
     """The conversations of a file, in its order.
 
@@ -90,12 +109,11 @@ def read(path: Path, where: str, kind: str = "auto") -> list[Conversation]:
     """
     if kind not in KINDS:
         raise UserError(f"there is no kind of prompts {kind!r}; choose one of {', '.join(KINDS)}")
-    text = jsonl.read(path, where, gz=True)
+    text = jsonl.read(path, where, compressed=True)
     lines = jsonl.lines(text)
     if not lines:
         raise UserError(f"{where} has no prompts; give at least one")
-    name = path.with_suffix("") if path.suffix.lower() == ".gz" else path
-    objects = kind not in ("auto", "prompts") or name.suffix.lower() in (".jsonl", ".json")
+    objects = kind not in ("auto", "prompts") or jsonl.plain_suffix(path) in (".jsonl", ".json")
     first = jsonl.parse(lines[0][1])
     if first is None and _is_one_value(text, lines[0][1].strip(), objects):
         raise UserError(

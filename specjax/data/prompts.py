@@ -39,6 +39,16 @@ class PromptSet(NamedTuple):
     prompts: list[Prompt]
     others: list[Prompt]  # ``warm_prompts`` further ones, to learn from
 
+    def about(self) -> str:
+        """The numbers of conversations and turns, and of the conversations of each category."""
+        category = {prompt.question: prompt.category for prompt in self.prompts}
+        counts = Counter(each for each in category.values() if each is not None)
+        parts = ", ".join(f"{name} {count}" for name, count in counts.items())
+        size = f"{len(category)} conversations, {len(self.prompts)} turns"
+        if len(category) == len(self.prompts):
+            size = f"{len(category)} prompts"
+        return f"{self.name or 'prompt'}: {size}" + (f" ({parts})" if parts else "")
+
 
 @dataclasses.dataclass(frozen=True)
 class PromptSource:
@@ -51,7 +61,8 @@ class PromptSource:
     # Template for conversations: "" none, "own" the model's, or a name that ``data.chat`` defines.
     chat: str = ""
     max_prompt_tokens: int = 0  # longer prompts keep their opening and their end; 0 = no limit
-    # Conversations read from a file (every turn is a prompt); 0 = all, of "stdlib" 32.
+    # Conversations read from a file, evenly from its categories (every turn is a prompt); 0 = all,
+    # of "stdlib" 32.
     num_prompts: int = 0
     prompt_tokens: int = 64  # length of each prompt of "stdlib", its opening included
     warm_prompts: int = 0  # further prompts, to learn from
@@ -86,13 +97,7 @@ def read(
         every = _held_out(source, target, count, context or source.prompt_tokens)
         return PromptSet(STDLIB, every[: len(every) - extra], every[len(every) - extra :])
     where = f"config.prompts: {Path(name).expanduser()}"
-    conversations = _conversations(source, name, where)
-    if len(conversations) <= extra:
-        raise UserError(
-            f"there are {len(conversations)} prompts, and config.warm_prompts takes {extra} "
-            "of them; give more"
-        )
-    measured = {each.id for each in conversations[: len(conversations) - extra]}
+    conversations, measured = _conversations(source, name, where)
     every = _all_turns(source, target, conversations, answer)
     prompts, others = (
         [p for p in every if (p.question in measured) == wanted] for wanted in (True, False)
@@ -132,12 +137,45 @@ def _check(source: PromptSource, name: str) -> None:
         )
 
 
-def _conversations(source: PromptSource, name: str, where: str) -> list[Conversation]:
-    if source.text:
-        result = [Conversation(1, None, (source.text,))]
+def check(source: PromptSource, name: str, batch_size: int) -> None:
+    """Checks what ``read`` would read, without a tokenizer. Raises UserError."""
+    _check(source, name)
+    if name == STDLIB:
+        count, what = source.num_prompts or STDLIB_PROMPTS, "prompts"
     else:
-        result = prompt_files.read(Path(name).expanduser(), where, source.kind)
-    return result[: source.num_prompts + source.warm_prompts] if source.num_prompts else result
+        where = f"config.prompts: {Path(name).expanduser()}"
+        conversations, measured = _conversations(source, name, where)
+        if source.chat and all(each.completion for each in conversations):
+            raise _no_template(source)
+        turns = [len(each.turns) for each in conversations if each.id in measured]
+        count, what = sum(turns), "turns" if max(turns) > 1 else "prompts"
+    if batch_size > count:
+        raise UserError(
+            f"the batch size is {batch_size} and there are {count} {what}; give more, or lower it"
+        )
+
+
+def _conversations(
+    source: PromptSource, name: str, where: str
+) -> tuple[list[Conversation], set[str | int]]:
+    """The conversations, and the ids of those that are measured; the others are learnt from."""
+    if source.text:
+        every = [Conversation(1, None, (source.text,))]
+    else:
+        every = prompt_files.read(Path(name).expanduser(), where, source.kind)
+    extra = source.warm_prompts
+    if source.num_prompts:
+        every = prompt_files.sample(every, source.num_prompts + extra)
+    if len(every) <= extra:
+        raise UserError(
+            f"there are {len(every)} prompts, and config.warm_prompts takes {extra} "
+            "of them; give more"
+        )
+    if source.num_prompts:
+        measured = prompt_files.sample(every, min(source.num_prompts, len(every) - extra))
+    else:
+        measured = every[: len(every) - extra]
+    return every, {each.id for each in measured}
 
 
 def _label(name: str, names: Sequence[str]) -> str:
@@ -185,12 +223,16 @@ def _template(source: PromptSource, target: hf.Loaded, conversations: Sequence[C
     from specjax.data import chat
 
     if all(each.completion for each in conversations):
-        raise UserError(
-            f"config.chat is {source.chat!r}, and these prompts are texts to be continued; "
-            "a template does not fit"
-        )
+        raise _no_template(source)
     assert target.tokenizer is not None
     return chat.load("" if source.chat == OWN else source.chat, target.directory, target.tokenizer)
+
+
+def _no_template(source: PromptSource) -> UserError:
+    return UserError(
+        f"config.chat is {source.chat!r}, and these prompts are texts to be continued; "
+        "a template does not fit"
+    )
 
 
 def _prompt(

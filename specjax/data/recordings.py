@@ -54,7 +54,7 @@ def read(
     path = Path(path).expanduser()
     where = f"config.traces: {path}"
     traces, skipped = [], []
-    for number, line in jsonl.lines(jsonl.read(path, where)):
+    for number, line in jsonl.lines(jsonl.read(path, where, compressed=True)):
         if most and len(traces) == most:
             break
         trace = _trace(line, vocab_size or LARGEST)

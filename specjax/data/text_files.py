@@ -1,5 +1,6 @@
 """Reads plain text to train on: local .txt and .jsonl files, a TFDS dataset, the embedded corpus.
 
+Local files may be compressed (``.txt.gz``, ``.jsonl.xz``).
 ``corpora`` holds the datasets; ``token_streams`` makes tokens and batches from the texts.
 """
 
@@ -72,10 +73,15 @@ def load_files(files: str | Sequence[str], split: str) -> list[Text]:
     for path in map(Path, [files] if isinstance(files, str) else files):
         parts = pieces(path)
         chosen = parts[share([len(part) for part in parts], split)]
-        if path.suffix != ".jsonl":
+        if not is_jsonl(path):
             chosen = ["".join(chosen)]
         texts += [(str(path), text) for text in chosen if text]
     return texts
+
+
+def is_jsonl(path: Path) -> bool:
+    """Whether a file holds JSON Lines, by its name."""
+    return jsonl.plain_suffix(path) == ".jsonl"
 
 
 def pieces(path: Path) -> list[str]:
@@ -84,10 +90,10 @@ def pieces(path: Path) -> list[str]:
     Raises UserError for a file that is missing, empty, malformed or not UTF-8.
     """
     where = f"data file {path}"
-    text = jsonl.read(path, where)
+    text = jsonl.read(path, where, compressed=True)
     if not text.strip():
         raise UserError(f"{where} is empty; give a file with text")
-    if path.suffix != ".jsonl":
+    if not is_jsonl(path):
         return text.splitlines(keepends=True)
     return [record["text"] for record in jsonl.objects(text, "text", where)]
 

@@ -5,4 +5,4 @@ import sys
 from specjax.run.command_line import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    sys.exit(main())

@@ -16,7 +16,7 @@ def target(settings: Settings) -> hf.Loaded:
         raise UserError(
             "config.target is empty; give a Hugging Face style directory or a trained run's workdir"
         )
-    loaded = hf.load(settings.target)
+    loaded = hf.load(settings.target, dtype=settings.dtype or None)
     if loaded.tokenizer is None:
         raise UserError(f"{loaded.directory} has no tokenizer.json; text needs one")
     return loaded
@@ -55,8 +55,9 @@ def job(
             raise UserError(f"config.{name} is {value}; it must be at least 1")
     count = len(prompts.prompts)
     if batch_size > count:
+        what = "turns" if any(prompt.turn for prompt in prompts.prompts) else "prompts"
         raise UserError(
-            f"the batch size is {batch_size} and there are {count} prompts; give more, or lower it"
+            f"the batch size is {batch_size} and there are {count} {what}; give more, or lower it"
         )
     longest = max(len(prompt.ids) for prompt in prompts.prompts)
     total, positions = longest + settings.max_new_tokens, target.config.max_positions

@@ -1,91 +1,190 @@
 """Runs a configuration.
 
     python -m specjax.run --config=configs/<name>.py [--workdir=DIR] [--config.key=value ...]
+    python -m specjax.run --list             modes, drafters, rules and configurations
+    python -m specjax.run --explain=medusa   a drafter, a rule or a controller, with its keys
+    python -m specjax.run --config=bench --help   the keys of a configuration
 
-``config.mode`` is train, generate, bench or replay. ``config.prepare`` may name configurations of
-``config.stages`` that run first, in that order, each into ``<workdir>/<its name>``; finished stages
-are skipped. "{workdir}" in a text is replaced by the workdir. A user's mistake gives one line on
-stderr and exit status 2, and nothing is written.
+``config.mode`` is train, generate, bench or replay. ``--methods=suffix,prompt_lookup`` measures
+several drafters. ``config.prepare`` may name configurations of ``config.stages`` that run first, in
+that order, each into ``<workdir>/<its name>``; finished stages are skipped, and those whose result
+the configuration does not use. "{workdir}" in a text is replaced by the workdir. A user's mistake
+gives one line on stderr and exit status 2, and nothing is written.
 """
 
 from __future__ import annotations
 
-import re
+import importlib.util
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from absl import flags, logging
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
+from rich.text import Text
 
+from specjax import registry
 from specjax.config import Config
 from specjax.errors import UserError
 from specjax.report import terminal
+from specjax.run import catalog, key_help, overrides
 from specjax.run.bench import NotLossless
 from specjax.run.dispatch import run
+
+FLAGS = ("config", "workdir", "methods", "list", "explain", "help")
+NO_CONFIG = (
+    "no configuration; give --config=configs/<name>.py (--list shows the configurations, "
+    "--help how to begin)"
+)
+
+
+class Arguments(NamedTuple):
+    """A command line in parts."""
+
+    config: str | None  # the value of --config
+    rest: list[str]  # the others, with the program's name first
+    help: bool
+
+
+def split(argv: Sequence[str]) -> Arguments:
+    """Takes --config and --help out of a command line, and reads --flagfile. Raises UserError."""
+    try:
+        argv = flags.FlagValues().read_flags_from_files(list(argv), force_gnu=False)
+    except flags.Error as error:
+        raise UserError(f"{error}") from None
+    config, rest, values = None, [argv[0]], iter(argv[1:])
+    wants_help = False
+    for this in values:
+        name, equals, value = this.lstrip("-").partition("=")
+        if this.startswith("-") and name == "config":
+            config = value if equals else next(values, "")
+        elif this in ("--help", "-h", "-help"):
+            wants_help = True
+        else:
+            rest.append(this)
+    return Arguments(config, rest, wants_help)
 
 
 def parse(argv: list[str]) -> tuple[Config, Path]:
     """Command line -> (configuration, workdir). Raises UserError for any mistake in it."""
+    arguments = split(argv)
+    if not arguments.config:
+        _read_flags(flags.FlagValues(), arguments.rest, ConfigDict(), [], known=True)
+        raise UserError(NO_CONFIG)
+    file = find(arguments.config.partition(":")[0])
+    config = _load(file, arguments.config.partition(":")[2])
+    settings = overrides.given(arguments.rest)
     values = flags.FlagValues()  # its own flags: nothing is registered globally
-    config_flags.DEFINE_config_file(
-        "config", None, "configs/<name>.py", flag_values=values, sys_argv=argv
-    )
+    methods = _option(arguments.rest, "methods")
+    if methods is not None:
+        overrides.choose_methods(config, methods, settings)
+    overrides.add_own_keys(config, settings)
+    if arguments.help:
+        terminal.console().print(key_help.page(config, file))
+        sys.exit(0)
+    overrides.check(config, settings)
+    _read_flags(values, arguments.rest, config, settings)
+    workdir = values.workdir or Path("runs") / file.stem
+    return config, Path(workdir).expanduser()
+
+
+def find(name: str) -> Path:
+    """The file of a configuration: a path, or the name of one of the package's.
+
+    Raises UserError if there is none.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    # "quickstart", and "configs/quickstart.py" from any working directory.
+    own = catalog.configs_dir() / f"{path.stem}.py"
+    if path.parent in (Path("."), Path("configs")) and path.suffix in ("", ".py") and own.is_file():
+        return own
+    names = [each.stem for each in catalog.configs_dir().glob("*.py")]
+    hint = registry.nearest(path.stem, names) or "; --list shows them"
+    raise UserError(f"there is no configuration file {path}{hint}")
+
+
+def _load(file: Path, argument: str) -> Config:
+    """The result of ``get_config`` in the file, locked. Raises UserError."""
+    # A configuration may import another ("from configs import bench"), from any working directory.
+    sys.path.insert(0, str(file.resolve().parent.parent))
+    spec = importlib.util.spec_from_file_location("config_config", file)
+    if spec is None or spec.loader is None:
+        raise UserError(f"configuration {file} is no Python file; its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # a dataclass in the file needs its module
+    try:
+        spec.loader.exec_module(module)
+        config = module.get_config(*([argument] if argument else []))
+    except UserError:
+        raise
+    except Exception as error:  # a user's program
+        raise UserError(f"configuration {file}: {type(error).__name__}: {error}") from None
+    if not isinstance(config, ConfigDict):
+        raise UserError(
+            f"configuration {file}: get_config returns {config!r:.60}; "
+            "it must return an ml_collections.ConfigDict"
+        )
+    config.lock()
+    return config
+
+
+def _option(arguments: Sequence[str], name: str) -> str | None:
+    """The value of --name, before flags are parsed; None if it is not given."""
+    for this, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        flag, equals, value = this.lstrip("-").partition("=")
+        if this.startswith("-") and flag == name:
+            return value if equals else following
+    return None
+
+
+def _read_flags(
+    values: flags.FlagValues,
+    arguments: list[str],
+    config: Config,
+    settings: list[overrides.Override],
+    known: bool = False,
+) -> None:
+    """Reads the flags and puts the settings into the configuration. Raises UserError.
+
+    ``known``: settings are left out, because there is no configuration.
+    """
+    if known:
+        arguments = [each for each in arguments if not each.lstrip("-").startswith("config.")]
     flags.DEFINE_string(
         "workdir", "", "where results go; default runs/<name of the file>", flag_values=values
     )
-    if "--help" in argv or "-h" in argv:
-        terminal.console().print(__doc__)
-        sys.exit(0)
-    file = Path(_config_file(argv)).expanduser()
-    # A configuration may import another ("from configs import bench"), from any working directory.
-    sys.path.insert(0, str(file.resolve().parent.parent))
+    flags.DEFINE_string("methods", "", "drafters to measure, a,b,c", flag_values=values)
     try:
-        rest = values(argv)
-        config = values.config
-        if config is not None:
-            config.to_dict()  # a file that cannot be loaded raises only when the value is used
+        config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=arguments)
+        rest = values(arguments)
+    except flags.UnrecognizedFlagError as error:
+        name = error.flagname
+        near = overrides.near(config, config, name)
+        hint = f"; {near.replace('config.', '--config.')}" if near.startswith("did") else ""
+        raise UserError(f"Unknown command line flag {name!r}{hint}") from None
     except flags.Error as error:
-        raise UserError(str(error).partition(": Traceback")[0]) from None
-    except OSError:
-        raise UserError(
-            f"there is no configuration file {file}; the repository's are in configs/"
-        ) from None
-    except Exception as error:  # a user's program; ml_collections raises many kinds for overrides
-        raise _bad_configuration(file, error) from None
+        message = str(error).partition(": Traceback")[0]
+        raise UserError(overrides.type_error(config, settings, message) or message) from None
+    except Exception as error:  # ml_collections raises many kinds for overrides
+        message = f"{type(error).__name__}: {error}"
+        raise UserError(overrides.type_error(config, settings, message) or message) from None
     if len(rest) > 1:
         raise UserError(
             f"unexpected argument {rest[1]!r}; settings are given as --config.key=value"
         )
-    if config is None:
-        raise UserError("no configuration; give --config=configs/<name>.py")
-    workdir = values.workdir or Path("runs") / file.name.partition(".py")[0]
-    return config, Path(workdir).expanduser()
 
 
-def _bad_configuration(file: Path, error: Exception) -> UserError:
-    text = str(error)
-    key = re.fullmatch(r"\W*(\w+)\W*", text.partition("Did you")[0].replace("\\n", "\n"))
-    if key and isinstance(error, AttributeError | KeyError):
-        hint = re.search(r"Did you mean \W*(\w+)", text)
-        meant = f"did you mean {hint[1]}?" if hint else "the configuration file lists the keys"
-        return UserError(f"unknown configuration key {key[1]!r}; {meant}")
-    return UserError(f"configuration {file}: {type(error).__name__}: {error}")
-
-
-def _config_file(argv: list[str]) -> str:
-    """The configuration file that the command line names."""
-    for this, following in zip(argv, [*argv[1:], ""], strict=True):
-        name, _, value = this.lstrip("-").partition("=")
-        if name == "config":
-            return (value or following).partition(":")[0]
-    return "?"
-
-
-def main(argv: list[str]) -> int:
-    """Entry point: returns the exit status."""
+def main(argv: list[str] | None = None) -> int:
+    """Entry point, also of the console command ``specjax``: returns the exit status."""
+    argv = sys.argv if argv is None else argv
     logging.set_verbosity(logging.WARNING)  # JAX logs every accelerator that it does not find
     try:
+        if _shows(argv):
+            return 0
         run(*parse(argv), shlex.join(["python", "-m", "specjax.run", *argv[1:]]))
     except UserError as error:
         return terminal.fail(str(error))
@@ -99,3 +198,18 @@ def main(argv: list[str]) -> int:
         message = "interrupted; the same command resumes training runs and benches"
         return terminal.fail(message, 130)
     return 0
+
+
+def _shows(argv: Sequence[str]) -> bool:
+    """Prints what --list, --explain, or --help without --config asks for; False: none of them."""
+    arguments, console = split(argv), terminal.console()
+    if any(each in ("--list", "-list") for each in arguments.rest):
+        console.print(catalog.listing())
+        return True
+    if (name := _option(arguments.rest, "explain")) is not None:
+        console.print(catalog.explanation(name))
+        return True
+    if arguments.help and not arguments.config:
+        console.print(Text(__doc__ or ""))
+        return True
+    return False

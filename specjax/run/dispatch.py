@@ -11,6 +11,8 @@ from specjax.bench import results
 from specjax.config import Config
 from specjax.errors import UserError
 from specjax.report import terminal
+from specjax.run import stages as stages_lib
+from specjax.run import workdirs
 from specjax.run.bench import bench
 from specjax.run.generate import generate
 from specjax.run.replay import replay
@@ -41,6 +43,37 @@ NEEDS = {
 
 def run(config: Config, workdir: Path, command: str | None = None) -> None:
     """Runs one configuration; ``command`` is written to results.json. Raises UserError."""
+    mode = _check_keys(config)
+    workdirs.check(workdir)
+    _fill(config, str(workdir))
+    stages, skipped = stages_lib.planned(config, workdir)
+    settings = None
+    if mode != "train":
+        settings = resolve(config)
+        results.check_no_training(workdir)
+        if mode == "bench" and not settings.again and workdirs.is_finished(settings, workdir):
+            workdirs.show_finished(workdir)
+            return
+    if stages or skipped:
+        for stage in stages:
+            _check_keys(stage.config)
+        decodes = mode in ("generate", "bench")
+        stages_lib.check(settings if decodes else None, stages)
+    for name, _, result in skipped:
+        line = Text.assemble((name, "bold"), f": skipped, no setting uses {result}")
+        terminal.console().print(line)
+    for name, stage, result in stages:
+        line = Text.assemble((name, "bold"), f": {stage.mode}, {result}")
+        terminal.console().print(line)
+        run(stage, Path(result))
+    if settings is None:
+        train(config, workdir)
+    else:
+        DECODING[mode](settings, workdir, command)
+
+
+def _check_keys(config: Config) -> str:
+    """The mode of a configuration that has the keys of its mode. Raises UserError."""
     mode = config.get("mode")
     if mode not in MODES:
         raise UserError(f"config.mode is {mode!r}; it must be one of {', '.join(MODES)}")
@@ -50,30 +83,7 @@ def run(config: Config, workdir: Path, command: str | None = None) -> None:
             f"mode {mode} needs the key {missing[0]!r}; "
             "start from a configuration made for it, see configs/"
         )
-    results.check_workdir(workdir)
-    _fill(config, str(workdir))
-    stages = [(name, config.get("stages", {}).get(name)) for name in config.get("prepare") or ()]
-    for name, stage in stages:
-        if stage is None:
-            raise UserError(
-                f"config.prepare names {name!r}, and config.stages has no such configuration"
-            )
-    settings = None
-    if mode != "train":
-        settings = resolve(config)
-        if any((workdir / name).exists() for name in ("model", "checkpoints")):
-            raise UserError(
-                f"{workdir} holds a training run, which this would overwrite; "
-                "choose another --workdir"
-            )
-    for name, stage in stages:
-        line = Text.assemble((name, "bold"), f": {stage.mode}, {workdir / name}")
-        terminal.console().print(line)
-        run(stage, workdir / name)
-    if settings is None:
-        train(config, workdir)
-    else:
-        DECODING[mode](settings, workdir, command)
+    return mode
 
 
 def _fill(config: Config, workdir: str) -> None:
@@ -83,3 +93,8 @@ def _fill(config: Config, workdir: str) -> None:
             _fill(value, workdir)
         elif isinstance(value, str) and "{workdir}" in value:
             config[key] = value.replace("{workdir}", workdir)
+        elif isinstance(value, tuple) and any("{workdir}" in str(each) for each in value):
+            config[key] = tuple(
+                each.replace("{workdir}", workdir) if isinstance(each, str) else each
+                for each in value
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,13 +11,13 @@ import numpy as np
 from rich.text import Text
 
 from specjax import decode
-from specjax.bench import metrics, passes, results
+from specjax.bench import metrics, passes, proofs, provenance, results
 from specjax.data import prompts as prompts_lib
 from specjax.data import recordings
 from specjax.data.prompts import Prompt, PromptSet
 from specjax.errors import UserError
 from specjax.report import terminal
-from specjax.run import build
+from specjax.run import build, workdirs
 from specjax.run.resolve import Settings
 
 
@@ -43,11 +44,14 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
         settings.prompts, target, turns.decode, name=settings.prompts.names[0]
     )
     job = build.job(settings, target, chosen, temperature, settings.batch_size)
+    workdirs.announce_replacement(settings, workdir)
     if len(chosen.prompts) == 1 and console.is_terminal:
+        began, rate = time.perf_counter(), None
         counts, outputs = _stream(job, method, chosen.prompts[0], tokenizer.decode, console)
-        rate = None
+        speed = f"{time.perf_counter() - began:.1f} seconds, compilation included"
     else:
         counts, outputs, rate = turns.results(chosen.prompts)
+        speed = f"{rate:.1f} tokens/s without prefill and compilation"
     texts = [
         _continuation(tokenizer, p.ids, ids) for p, ids in zip(chosen.prompts, outputs, strict=True)
     ]
@@ -62,14 +66,28 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
         batch_size=settings.batch_size,
         prompts=len(chosen.prompts),
         rate=rate,
+        status=proofs.status(method.drafter, method.accept, target.lm),
     )
+    console.print(Text(_summary(row, chosen.prompts, speed), "dim"))
     more = {"texts": texts, "token_ids": outputs}
+    more |= {"max_new_tokens": settings.max_new_tokens, "seed": settings.seed}
+    more["target"] = provenance.target(target.params, name="", directory=target.directory)
     path = results.write(settings.config_json, workdir, [row], command=command, **more)
     console.print(Text(f"wrote {path}", "dim"))
     if settings.record:
         categories = [prompt.category for prompt in chosen.prompts]
         recordings.record(settings.record, job.prompts, outputs, categories=categories)
         console.print(Text(f"wrote {settings.record}", "dim"))
+
+
+def _summary(row: dict, prompts: list[Prompt], speed: str) -> str:
+    """What was decoded, how many tokens a round gave, and how fast."""
+    what = "turn" if any(prompt.turn for prompt in prompts) else "prompt"
+    what = f"{len(prompts)} {what}" + "s" * (len(prompts) > 1)
+    return (
+        f"{row['method']}, {row['accept']}: {row['tokens']} tokens of {what}, "
+        f"tau {row['block_efficiency']:.2f} tokens per round, {speed}"
+    )
 
 
 class _Turns:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from rich.text import Text
 
+from specjax.bench import proofs, results
 from specjax.bench import replay as replay_lib
-from specjax.bench import results
 from specjax.report import terminal
+from specjax.run import workdirs
 from specjax.run.resolve import Settings
 
 
@@ -32,6 +33,7 @@ def replay(settings: Settings, workdir: Path, command: str | None) -> None:
         replay_lib.method(target, choice, settings.seed, label, guessed)
         for label, choice in settings.methods.items()
     ]
+    workdirs.announce_replacement(settings, workdir)
     batch_size = min(settings.batch_size, len(recording.traces))
     rows = []
     with console.status("compiling") as status:
@@ -53,6 +55,7 @@ def replay(settings: Settings, workdir: Path, command: str | None) -> None:
                     batch_size=batch_size,
                     prompts=tally.prompts,
                     category=category,
+                    status=proofs.status(method.drafter, method.accept, target),
                 )
                 rows.append(row)
     console.print(replay_lib.table(rows))
@@ -61,10 +64,15 @@ def replay(settings: Settings, workdir: Path, command: str | None) -> None:
         f"{recording.vocab_size}; {time.perf_counter() - began:.1f} seconds, "
         "compilation included[/dim]"
     )
-    if recording.skipped:
-        console.print(Text(_skipped(recording.skipped)))
+    _show_skipped(console, recording.skipped)
     path = results.write(
-        settings.config_json, workdir, rows, command=command, skipped=recording.skipped
+        settings.config_json,
+        workdir,
+        rows,
+        command=command,
+        max_new_tokens=settings.max_new_tokens,
+        seed=settings.seed,
+        skipped=recording.skipped,
     )
     console.print(Text(f"wrote {path}", "dim"))
 
@@ -73,7 +81,9 @@ def _show_status(status, method: str, message: str) -> None:
     status.update(Text(f"{method}: {message}"))
 
 
-def _skipped(lines: list[dict]) -> str:
+def _show_skipped(console, lines: list[dict]) -> None:
+    if not lines:
+        return
     some = "; ".join(f"line {bad['line']}: {bad['why']}" for bad in lines[:3])
     more = f"; and {len(lines) - 3} more" if len(lines) > 3 else ""
-    return f"left out {len(lines)} bad lines: {some}{more}"
+    console.print(Text(f"left out {len(lines)} bad lines: {some}{more}"))

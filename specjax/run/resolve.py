@@ -6,16 +6,21 @@ Nothing below ``specjax.run`` and the training recipes sees a configuration itse
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from specjax import accept, drafters, registry, sampling
 from specjax.bench.methods import MethodChoice
-from specjax.checks import whole
+from specjax.checks import one_of, whole
 from specjax.config import Config, given
 from specjax.data.prompts import PromptSource
 from specjax.errors import UserError
+from specjax.run.overrides import label_of
+
+FREE = ("again",)  # keys that change no result
+DTYPES = ("", "float32", "bfloat16")  # of config.dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +33,9 @@ class BenchOptions:
     repeats: int
     show_trace: bool
     trace_prompts: int
+    trace_tokens: int
     report: bool
+    proof: tuple[str, ...]  # files of ``proofs.write``
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +53,7 @@ class Settings:
     """A configuration of mode generate, bench or replay."""
 
     target: str
+    dtype: str  # of the target's parameters; "": float32 on CPUs, bfloat16 elsewhere
     methods: Mapping[str, MethodChoice]  # label -> method
     sampling: Mapping[str, Any]  # arguments of ``sampling.make_sampling``
     batch_size: int
@@ -58,23 +66,35 @@ class Settings:
     bench: BenchOptions
     replay: ReplayOptions
     config_json: str  # the text of config.json
+    sources: tuple[str, ...]  # files of drafters and rules that are not part of specjax
+    again: bool  # measure a finished bench again
+
+    @property
+    def measured(self) -> dict:
+        """What the measurements depend on: the configuration, and the files of own methods."""
+        config = {k: v for k, v in json.loads(self.config_json).items() if k not in FREE}
+        return config | {"sources": list(self.sources)}
 
 
 def resolve(config: Config) -> Settings:
     """The settings of a configuration. Raises UserError; no model and no file is read."""
     if not 0 <= config.seed < 2**32:
         raise UserError(f"config.seed is {config.seed}; it must be in 0..{2**32 - 1}")
-    accept.load(config.accept, **given(config.get("accept_keys")))
+    dtype = config.get("dtype") or ""
+    one_of("config.dtype", dtype, DTYPES)
+    _check_rule("config.accept", config.accept, given(config.get("accept_keys")))
     grid = config.get("grid") or {}
     _check_grid(config, grid)
     chosen = methods(config)
-    for choice in chosen.values():
-        accept.load(choice.rule, **choice.rule_keys)
+    for label, choice in chosen.items():
+        _check_rule(f"config.grid.methods.{label}.accept", choice.rule, choice.rule_keys)
         drafters.check(**choice.drafter)
     _check_warm(config, chosen.values())
+    _check_mode(config)
     _check_accept_keys(config, chosen.values())
     return Settings(
         target=config.target,
+        dtype=dtype,
         methods=chosen,
         sampling=config.sampling.to_dict(),
         batch_size=config.batch_size,
@@ -93,7 +113,9 @@ def resolve(config: Config) -> Settings:
             repeats=config.get("repeats", 1),
             show_trace=config.get("show_trace", False),
             trace_prompts=config.get("trace_prompts", 1),
+            trace_tokens=config.get("trace_tokens", 0),
             report=config.get("report", True),
+            proof=tuple(config.get("proof") or ()),
         ),
         replay=ReplayOptions(
             recording=config.get("traces", ""),
@@ -102,6 +124,8 @@ def resolve(config: Config) -> Settings:
             vocab_size=config.get("vocab_size", 0),
         ),
         config_json=config.to_json_best_effort(indent=2) + "\n",
+        sources=_sources(chosen.values()),
+        again=bool(config.get("again", False)),
     )
 
 
@@ -109,9 +133,10 @@ def methods(config: Config) -> dict[str, MethodChoice]:
     """Label -> method: those of ``config.grid.methods`` if there are any, else ``config.drafter``.
 
     The rule is ``config.accept`` with ``config.accept_keys``, unless a method of the grid has its
-    own ``accept`` (and ``accept_keys``). ``config.grid.gammas`` and ``config.grid.models`` replace
-    every method that takes such a key by one method per value. Raises UserError for
-    ``accept_keys`` without ``accept``, and for gammas or models if no method takes the key.
+    own ``accept`` (and ``accept_keys``); an empty name is the recommended rule for the drafter.
+    ``config.grid.gammas`` and ``config.grid.models`` replace every method that takes such a key by
+    one method per value. Raises UserError for ``accept_keys`` without ``accept``, and for gammas or
+    models if no method takes the key.
     """
     grid = config.get("grid")
     several = grid.methods.to_dict() if grid and grid.methods else {}
@@ -129,6 +154,8 @@ def methods(config: Config) -> dict[str, MethodChoice]:
             raise UserError(
                 f"method {label} has accept_keys and no rule of its own; give it accept as well"
             )
+        if registry.is_import(keys["name"]) and label == label_of(keys["name"]):
+            label = keys["name"]
         chosen[label] = MethodChoice(keys, rule, rule_keys, bool(keys.pop("warm", False)))
     for values, key, name in (("gammas", "gamma", "gamma {}"), ("models", "model", "{}")):
         if wanted := (grid or {}).get(values):
@@ -160,6 +187,27 @@ def _one_per_value(
     return result
 
 
+def _sources(chosen: Collection[MethodChoice]) -> tuple[str, ...]:
+    """The files of the drafters and rules that are named as "my_module:make"."""
+    names = [choice.rule for choice in chosen]
+    groups: list[Any] = [choice.drafter for choice in chosen]
+    while groups:
+        group = groups.pop()
+        names += [value for key, value in group.items() if key == "name"]
+        groups += [value for value in group.values() if isinstance(value, Mapping)]
+    return tuple(registry.sources(names))
+
+
+def _check_rule(key: str, name: str, keys: dict) -> None:
+    """Raises UserError unless ``name`` is "" without keys, or a rule that takes the keys."""
+    if name:
+        accept.load(name, **keys)
+    elif keys:
+        raise UserError(
+            f"accept_keys.{next(iter(keys))} is a key of a rule, and {key} is empty; name the rule"
+        )
+
+
 def _widths(value: Any) -> tuple[int, ...] | None:
     """``config.verify_widths``: "auto", "full", or numbers separated by commas."""
     if value == "auto":
@@ -189,8 +237,21 @@ def _check_grid(config: Config, grid: Any) -> None:
         values = list(grid.get(name) or ())
         if len({float(f"{v:g}") if isinstance(v, float) else v for v in values}) != len(values):
             raise UserError(f"config.grid.{name} contains a value twice; give each once")
+    for gamma in grid.get("gammas", ()):
+        whole("a draft length in config.grid.gammas", gamma, 1)
     for context in grid.get("contexts", ()):
         whole("a context length in config.grid.contexts", context, 1)
+
+
+def _check_mode(config: Config) -> None:
+    """Checks the keys of modes generate and bench that need no model."""
+    if config.mode not in ("generate", "bench"):
+        return
+    if config.mode == "bench" and config.get("record"):
+        raise UserError("config.record is for mode generate; leave it out")
+    for name, least in (("max_new_tokens", 1), ("repeats", 1), ("trace_prompts", 0)):
+        if config.get(name, least) < least:
+            raise UserError(f"config.{name} is {config[name]}; it must be at least {least}")
 
 
 def _check_warm(config: Config, chosen: Sequence[MethodChoice] | Any) -> None:

@@ -3,6 +3,7 @@
 import collections
 import gzip
 import json
+import lzma
 
 import pytest
 
@@ -122,7 +123,7 @@ def test_the_content_decides_whatever_the_file_name_is(file):
 
 def test_only_prompts_are_decompressed(file):
     path = file({"prompt": "a"}, name="p.jsonl.gz")
-    assert jsonl.read(path, "p", gz=True) == '{"prompt": "a"}\n'
+    assert jsonl.read(path, "p", compressed=True) == '{"prompt": "a"}\n'
     with pytest.raises(UserError, match="is not UTF-8"):
         jsonl.read(path, "p")
 
@@ -264,3 +265,32 @@ def test_prompts_with_and_without_a_template():
     refuses = Template("mine", "{{ raise_exception('one turn only') }}", {}, ())
     with pytest.raises(UserError, match="mine does not take this conversation: one turn only"):
         prompt_files.spell(conversation, 0, [], refuses)
+
+
+def test_a_sample_takes_every_category_in_turn():
+    """The first prompts of each; every task of Spec-Bench before a second category of one task."""
+    names = ["writing"] * 3 + ["roleplay"] * 3 + ["translation"] * 3 + ["qa"] * 1 + ["rag"] * 3
+    every = [prompt_files.Conversation(n, name, ("x",)) for n, name in enumerate(names)]
+    samples = {n: [each.id for each in prompt_files.sample(every, n)] for n in range(15)}
+    assert [names[i] for i in samples[4]] == ["writing", "translation", "qa", "rag"]
+    assert [names[i] for i in samples[5]] == list(dict.fromkeys(names))
+    assert samples[5] == [0, 3, 6, 9, 10] and samples[7] == [0, 1, 3, 6, 7, 9, 10]
+    assert samples[13] == samples[14] == list(range(13))
+    assert all(set(samples[n]) <= set(samples[n + 1]) for n in range(14))
+    for n in range(10):  # until the smallest category is empty, numbers differ by one at most
+        counts = [sum(names[i] == name for i in samples[n]) for name in set(names) - {"qa"}]
+        assert max(counts) - min(counts) <= 1
+    plain = [prompt_files.Conversation(n, None, ("x",)) for n in range(5)]
+    assert [each.id for each in prompt_files.sample(plain, 3)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("suffix, pack", [(".gz", gzip.compress), (".xz", lzma.compress)])
+def test_a_compressed_file_is_read_and_a_part_of_one_is_one_line(tmp_path, suffix, pack):
+    path = tmp_path / f"p.jsonl{suffix}"
+    content = pack(b'{"prompt": "a"}\n{"prompt": "b"}\n' * 50)
+    path.write_bytes(pack(b'{"prompt": "a"}\n'))
+    assert prompt_files.read(path, "p")[0].turns == ("a",)
+    for cut in (content[:-5], content[:20], b"plain text"):
+        path.write_bytes(cut)
+        with pytest.raises(UserError, match=f"copy it again, or use a name without {suffix}"):
+            prompt_files.read(path, "p")

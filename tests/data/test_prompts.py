@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from tokenizers.processors import TemplateProcessing
 
@@ -76,3 +78,21 @@ def test_a_prompt_without_text_is_refused(target):
             ids(target, "stdlib", **keys)
     else:
         assert [len(each) for each in ids(target, "stdlib", **keys)] == [1, 1]
+
+
+def test_a_sample_of_a_file_and_what_is_learnt_from(target, tmp_path):
+    path = tmp_path / "q.jsonl"
+    names = ["writing"] * 4 + ["math"] * 4 + ["qa"] * 4
+    lines = [{"question_id": n, "category": c, "turns": ["x", "y"]} for n, c in enumerate(names)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    source = PromptSource(names=(str(path),), num_prompts=4, warm_prompts=2)
+    result = prompts.read(source, target, lambda turn: [[5] for _ in turn], name=str(path))
+    # In the order of the file, and each turn is a prompt.
+    assert [prompt.question for prompt in result.prompts] == [0, 0, 1, 1, 4, 4, 8, 8]
+    assert [prompt.question for prompt in result.others] == [5, 5, 9, 9]
+    assert result.about() == "q: 4 conversations, 8 turns (writing 2, math 1, qa 1)"
+    prompts.check(source, str(path), 8)
+    with pytest.raises(UserError, match="the batch size is 9 and there are 8 turns"):
+        prompts.check(source, str(path), 9)
+    with pytest.raises(UserError, match="there are 12 prompts, and config.warm_prompts takes 12"):
+        prompts.check(PromptSource(names=(str(path),), warm_prompts=12), str(path), 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import lzma
 import os
 import signal
 import subprocess
@@ -230,3 +232,23 @@ def test_sources(few, tmp_path):
 def test_the_folder_of_datasets(tmp_path):
     assert text_files.folder(TextSource(), tmp_path) == tmp_path / "data"
     assert text_files.folder(TextSource(dir="~/x"), tmp_path) == Path.home() / "x"
+
+
+@fast
+@pytest.mark.parametrize("suffix, pack", [(".gz", gzip.compress), (".xz", lzma.compress)])
+def test_compressed_text(tmp_path, suffix, pack):
+    """The same pieces as of the plain file; a part of a file is one line."""
+    lines = "".join(json.dumps({"text": f"text {n}"}) + "\n" for n in range(40))
+    for name, text in (("a.txt", TEXT), ("b.jsonl", lines)):
+        plain, packed = tmp_path / name, tmp_path / f"{name}{suffix}"
+        plain.write_text(text)
+        packed.write_bytes(pack(text.encode()))
+        assert text_files.pieces(packed) == text_files.pieces(plain)
+        for split in ("train", "test", "valid"):
+            expected = [text for _, text in text_files.load_files(str(plain), split)]
+            assert [text for _, text in text_files.load_files(str(packed), split)] == expected
+        packed.write_bytes(packed.read_bytes()[:-9])
+        with pytest.raises(
+            UserError, match=f"is not a complete {'gzip' if 'g' in suffix else 'xz'}"
+        ):
+            text_files.pieces(packed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from commandline import BENCH, GENERATE
 
 from configs import bench as bench_file
 from configs import generate as generate_config
+from specjax import files
 from specjax.bench import lossless, metrics, passes, progress, summaries
 from specjax.report import inputs
 from specjax.run import resolve
@@ -45,9 +47,41 @@ def results(workdir):
     return json.loads((workdir / "results.json").read_text())
 
 
+def check_rows_of_categories(row, parts):
+    """Rows of categories have speed, costs and spreads, and every row has its uncertainty."""
+    low, high = row["speedup_interval"]
+    assert low < row["speedup"] < high and row["class_status"] == "proven"
+    assert row["standard_errors"]["block_efficiency"] >= 0
+    for part in parts:
+        assert part["costs_ms"] == row["costs_ms"] and part["time_split"] is None
+        low, high = part["spread"]["speedup"]
+        assert 0 < low <= high and set(part["spread"]) == set(row["spread"])
+        assert part["system_efficiency"] == pytest.approx(
+            part["speedup"] / part["predicted_speedup"]
+        )
+        assert part["class_status"] == "proven" and set(part["standard_errors"]) == set(
+            row["standard_errors"]
+        )
+        assert (part["speedup_interval"] is None) == (part["prompts"] < 2)
+
+
+def check_provenance(written, common):
+    """The target with its hash, the settings, and the commit if there is one."""
+    directory = common[1].partition("=")[2]
+    target = written["target"]
+    assert target["name"] == "target" and target["dtype"] == "float32"
+    assert target["weights_sha256"] == files.sha256(Path(directory) / "model.safetensors")
+    assert (written["max_new_tokens"], written["seed"], written["repeats"]) == (10, 0, 2)
+    assert written["uncertainty"]["level"] == 0.95
+    assert written["git"] is None or len(written["git"]["commit"]) == 40
+
+
 def test_a_grid_and_what_it_leaves(cli, common):
     status, out, err, workdir = cli(
-        *common, "--config.grid.gammas=(1,2)", "--config.show_trace=True"
+        *common,
+        "--config.grid.gammas=(1,2)",
+        "--config.show_trace=True",
+        "--config.trace_tokens=16",
     )
     assert (status, err) == (0, "")
     written = results(workdir)
@@ -95,7 +129,8 @@ def test_a_grid_and_what_it_leaves(cli, common):
             sum(p["tokens"] for p in parts) == row["tokens"]
             and sum(p["rounds"] for p in parts) == row["rounds"]
         )
-        assert all(p["speedup"] > 0 for p in parts)
+        check_rows_of_categories(row, parts)
+    check_provenance(written, common)
     answers = [
         json.loads(line)
         for line in (workdir / "answers" / "autoregressive_temperature_0_batch_1.jsonl").open()
@@ -119,6 +154,8 @@ def test_a_grid_and_what_it_leaves(cli, common):
     traces, notices = inputs.read_traces(workdir / "trace.jsonl")
     assert [t["method"] for t in traces] == [row["method"] for row in whole] and not notices
     texts = ["".join(token[0] for one in t["rounds"] for token in one["out"]) for t in traces]
+    lengths = {sum(len(one["out"]) for one in t["rounds"]) for t in traces}
+    assert lengths == {16}  # longer than what was measured, and the same text
     assert texts[0] == texts[1] and texts[0].strip().startswith(
         answers[0]["choices"][0]["turns"][0]
     )
@@ -209,7 +246,7 @@ def test_sets_of_like_names_are_measured_apart(cli, target, tmp_path):
     (tmp_path / "set.v2.txt").write_text("sub(a, b\n")
     files_ = tuple(str(tmp_path / name) for name in ("set.v1.txt", "set.v2.txt"))
     keys = [BENCH, f"--config.target={target}", "--config.max_new_tokens=4", "--config.repeats=1"]
-    keys += ["--config.report=False", "--config.drafter.gamma=1"]
+    keys += ["--config.report=False", "--config.drafter.gamma=1", "--config.trace_tokens=0"]
     status, _, err, workdir = cli(*keys, f"--config.grid.prompts={files_!r}")
     assert (status, err) == (0, "")
     written = [
@@ -302,6 +339,8 @@ def test_mistakes(cli, common, tmp_path, questions):
         (["--config.grid.batch_sizes=(1,1)"], "config.grid.batch_sizes contains a value twice"),
         (["--config.record=x.jsonl"], "config.record is for mode generate"),
         (["--config.trace_prompts=-1"], "config.trace_prompts is -1"),
+        (["--config.trace_tokens=-1"], "config.trace_tokens is -1"),
+        (["--config.proof=('none.json',)"], "the proof none.json cannot be read"),
         (
             ["--config.mode=generate", "--config.grid.gammas=(1,2)"],
             "mode generate decodes with one method",

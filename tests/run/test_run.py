@@ -189,7 +189,20 @@ def nan_model(path):
 MISTAKES = {
     "unknown key": (["--config.foo=1"], "unknown configuration key 'foo'"),
     "misspelt key": (["--config.drafter.gama=1"], "did you mean gamma?"),
-    "wrong type": (["--config.max_new_tokens=many"], "max_new_tokens=many"),
+    "wrong type": (
+        ["--config.max_new_tokens=many"],
+        "--config.max_new_tokens=many: 'many' is not a whole number (int)",
+    ),
+    "no truth": (["--config.ignore_eos=7"], "config.ignore_eos=7: '7' is not True or False (bool)"),
+    "no number": (
+        ["--config.sampling.top_p", "high"],
+        "--config.sampling.top_p=high: 'high' is not a number (float)",
+    ),
+    "key of a value": (["--config.target.size=1"], "config.target is"),
+    "key of a group": (["--config.temperature=1"], "did you mean config.sampling.temperature?"),
+    "no prefix": (["--temperature=1"], "did you mean --config.sampling.temperature?"),
+    "dtype": (["--config.dtype=int8"], "config.dtype is 'int8'; it must be one of"),
+    "methods of one": (["--methods=suffix"], "--methods is for modes bench and replay"),
     "unknown flag": (["--wrkdir=x"], "Unknown command line flag 'wrkdir'"),
     "stray argument": (["generate"], "unexpected argument 'generate'"),
     "unknown mode": (
@@ -233,8 +246,12 @@ MISTAKES = {
         "draft_model does not take the key 'max_ngram'",
     ),
     "key of another rule": (
-        ["--config.accept_keys.lenience=0.5"],
+        ["--config.accept=chain", "--config.accept_keys.lenience=0.5"],
         "chain does not take the key 'lenience'; it takes none",
+    ),
+    "key of no rule": (
+        ["--config.accept_keys.lenience=0.5"],
+        "accept_keys.lenience is a key of a rule, and config.accept is empty; name the rule",
     ),
     "key out of range": (
         ["--config.accept=lenient", "--config.accept_keys.lenience=2.0"],
@@ -417,7 +434,10 @@ def test_a_rule_for_each_method(cli, target, draft, tmp_path):
             "and dynamic_tree drafts deterministic; rules for it are",
         ),
         (["--config.grid.methods.dynamic_tree.nodes=7"], "ask for at most 6 nodes"),
-        (["--config.accept_keys.top=3"], "chain does not take the key 'top'"),
+        (
+            ["--config.accept=chain", "--config.accept_keys.top=3"],
+            "chain does not take the key 'top'",
+        ),
     ):
         status, out, err, workdir = cli(*own, *args, workdir=tmp_path / "not")
         assert (status, out) == (2, "") and message in err and err.count("\n") == 1, err
@@ -448,7 +468,7 @@ def test_trees_by_flags(cli, target, draft):
         texts.append(json.loads((workdir / "results.json").read_text())["token_ids"])
     assert texts[0] == texts[1]  # both say what the target message
     for keys, kind in ((tree, "without_replacement"), (several, "independent")):
-        status, out, err, _ = cli(*common, *keys)
+        status, out, err, _ = cli(*common, *keys, "--config.accept=chain")
         assert (status, out) == (2, "") and err.count("\n") == 1
         assert (
             "the rule chain takes drafts with siblings chain" in err
@@ -480,7 +500,7 @@ def test_old_configurations_need_no_accept_keys(target):
     resolve.resolve(config)
     assert resolve.methods(config)["prompt_lookup"] == (
         {"name": "prompt_lookup"},
-        "chain",
+        "",
         {},
         False,
     )

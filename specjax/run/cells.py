@@ -1,0 +1,204 @@
+"""Measures the cells of a bench and shows the results: for mode bench, and for Python.
+
+A cell is a job with its prompts and methods: one temperature, batch size, prompt set and length of
+prompts.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.text import Text
+
+from specjax.bench import measuring, passes, progress, proofs, summaries, token_traces
+from specjax.data.prompts import PromptSet
+from specjax.report import terminal
+
+
+class NotLossless(Exception):
+    """A method that claims to be lossless failed its check."""
+
+
+class Cell(NamedTuple):
+    """One cell of the grid: a job, its prompts, and the methods (``_taught`` gives them texts)."""
+
+    job: passes.Job
+    prompts: PromptSet
+    methods: list[passes.Method]
+    name: str
+    uncut: bool  # whether the prompts are as in the file, not cut to a context length
+
+
+class Tracing(NamedTuple):
+    """Which continuations are traced, and how long they are."""
+
+    prompts: int  # of each temperature and method
+    tokens: int  # at least those that are measured
+    show: bool  # whether the terminal shows one
+
+
+class _Traced(NamedTuple):
+    """A continuation to trace."""
+
+    cell: Cell
+    method: passes.Method
+    number: int  # of the prompt
+
+
+class Results(NamedTuple):
+    """What was measured."""
+
+    rows: list[dict]  # of results.json
+    traces: list[dict]  # of trace.jsonl
+    passes: list[tuple[Cell, measuring.Measured]]
+
+
+def measure(
+    cells: Sequence[Cell],
+    tracing: Tracing,
+    done: progress.Progress,
+    console,
+    proven: Sequence[proofs.Proof] = (),
+) -> Results:
+    """Measures every cell with every method. Raises NonFiniteLogits and UserError."""
+    rows, measured = [], []
+    with console.status("compiling") as status:
+        cells = [_taught(cell) for cell in cells]
+        traced = _traced(cells, tracing)
+        compiled = measuring.warm(
+            [cell.job for cell in cells],
+            cells[0].methods,
+            [
+                functools.partial(token_traces.compile, t.cell.job, t.method)
+                for t in _shapes(traced)
+            ],
+        )
+        for number, cell in enumerate(cells):
+            report = functools.partial(_show_status, status, cell.name)
+            one = measuring.measure(cell.job, cell.methods, report, done, f"setting {number}")
+            report("losslessness and overlap")
+            rows += summaries.measured_rows(cell.job, cell.methods, one, compiled, proven=proven)
+            measured.append((cell, one))
+        status.update("tracing")
+        traces = [
+            token_traces.record(
+                t.cell.job,
+                t.method,
+                t.number,
+                category=t.cell.prompts.prompts[t.number].category,
+            )
+            for t in traced
+        ]
+    return Results(rows, traces, measured)
+
+
+def _show_status(status, cell: str, message: str) -> None:
+    status.update(Text(f"{cell}: {message}"))
+
+
+def _taught(cell: Cell) -> Cell:
+    others = [prompt.ids for prompt in cell.prompts.others]
+    return cell._replace(methods=[passes.teach(cell.job, m, others) for m in cell.methods])
+
+
+def _traced(cells: Sequence[Cell], tracing: Tracing) -> list[_Traced]:
+    """What to trace: the first prompts of the first cell of each temperature, with every method.
+
+    Only one continuation if only the terminal shows it.
+    """
+    first = {cell.job.settings["temperature"]: cell for cell in reversed(cells)}
+    first = {key: _longer(cell, tracing.tokens) for key, cell in first.items()}
+    result = [
+        _Traced(cell, method, number)
+        for cell in list(first.values())[::-1]
+        for method in cell.methods
+        for number in range(min(tracing.prompts, len(cell.job.prompts)))
+    ]
+    if tracing.show and not result:
+        cell = next(reversed(first.values()))
+        method = next((m for m in cell.methods if m.drafter.nodes), cell.methods[0])
+        result = [_Traced(cell, method, 0)]
+    return result
+
+
+def _longer(cell: Cell, tokens: int) -> Cell:
+    """The cell with texts of at least ``tokens`` new tokens, or as many as the model has room for.
+
+    A short measured text is the beginning of the traced one: a row does not depend on its limit.
+    """
+    job = cell.job
+    positions = job.target.max_positions
+    room = tokens if positions is None else min(tokens, positions - job.width)
+    return cell._replace(job=job._replace(max_new_tokens=max(job.max_new_tokens, room)))
+
+
+def _shapes(traced: Sequence[_Traced]) -> list[_Traced]:
+    """The first of each shape: the others run the same program."""
+    keyed = {(id(t.method.drafter), t.cell.job.width): t for t in reversed(traced)}
+    return list(keyed.values())
+
+
+def note_proofs(console, proven: Sequence[proofs.Proof], methods: Sequence[passes.Method]) -> None:
+    """Prints a line for each proof that proves nothing here."""
+    names = [each.name for method in methods for each in (method.drafter, method.accept)]
+    for line in proofs.unused(proven, names):
+        console.print(Text(f"notice: {line}"))
+
+
+def trace_file(traces: Sequence[dict]) -> dict[str, str]:
+    """trace.jsonl -> its text; nothing without traces."""
+    text = "".join(json.dumps(trace) + "\n" for trace in traces)
+    return {"trace.jsonl": text} if traces else {}
+
+
+def check_lossless(rows: Sequence[dict]) -> None:
+    """Raises NotLossless if a row that claims to be lossless failed its check."""
+    for row in rows:
+        claims = row["class"] == "L1" or (row["class"] == "L2" and row["temperature"] == 0)
+        if claims and (row["lossless"] or {}).get("passed") is False:
+            detail = row["lossless"]["detail"]
+            raise NotLossless(f"{row['method']} is not lossless: {detail}; see results.json")
+
+
+def show(console, rows: Sequence[dict], repeats: int) -> None:
+    """Prints the table with its definitions."""
+    console.print(terminal.table(rows))
+    console.print(
+        "[dim]tau: tokens per round; alpha: acceptance rate; plain: our autoregressive tokens/s, "
+        f"same batch; speed-up: tokens/s over plain, median of {repeats} interleaved passes; "
+        "eff: speed-up over predicted[/dim]"
+    )
+    for note in terminal.notes(rows):
+        console.print(Text(note, "dim"))
+
+
+def show_trace(console, traces: Sequence[dict]) -> None:
+    """Prints the first continuation that has a draft, coloured by the origin of each token."""
+    drafted = (t for t in traces if any(one["draft"] for one in t["rounds"]))
+    shown = next(drafted, traces[0] if traces else None)
+    if shown is not None:
+        head = f", temperature {shown['temperature']:g}: "
+        console.print(Text.assemble("\n", (shown["method"], "bold"), head), end="")
+        colours = terminal.has_colours(console)
+        console.print(terminal.legend(colours))
+        console.print(terminal.trace(shown, colours))
+
+
+def write_report(console, path: Path, rows: Sequence[dict], *, draw: bool) -> None:
+    """Writes report.html and plots/ beside results.json if ``draw``; prints what was written."""
+    written = [path]
+    if draw:
+        # Imported here because matplotlib takes a second to import.
+        from specjax.report import html, plots
+
+        plots.save(plots.draw(rows), path.parent / "plots")
+        report, notices = html.build(path)
+        written.append(report)
+        for notice in notices:
+            console.print(Text(f"notice: {notice}", "dim"))
+    for each in written:
+        console.print(Text(f"wrote {each}", "dim"))

@@ -1,0 +1,226 @@
+"""The configurations that run before a run: which of them are needed, and whether all will work.
+
+A stage writes into ``<workdir>/<its name>``. One whose result no setting uses is skipped, for
+example because a target was given. Everything is checked before the first stage starts: settings,
+files, and every drafter with its rule, made for stand-ins of the models that are not trained yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from specjax import drafters
+from specjax.bench import methods as methods_lib
+from specjax.config import Config, given
+from specjax.data import prompts as prompts_lib
+from specjax.data import text_files
+from specjax.errors import UserError
+from specjax.models import hf
+from specjax.run import build, stand_ins
+from specjax.run.resolve import Settings, resolve
+from specjax.types import LM
+
+TRAINED = ("pretrain", "distill")  # objectives that make a model
+
+
+class Stage(NamedTuple):
+    """A configuration that runs first."""
+
+    name: str
+    config: Config
+    result: str  # the directory that it writes into
+
+
+def planned(config: Config, workdir: Path) -> tuple[list[Stage], list[Stage]]:
+    """(the stages of ``config.prepare`` that are needed, the others).
+
+    If ``config.target`` is not the result of a stage, the other stages get this target in place of
+    that result. Raises UserError for a name without a configuration.
+    """
+    stages = []
+    for name in config.get("prepare") or ():
+        stage = config.get("stages", {}).get(name)
+        if stage is None:
+            raise UserError(
+                f"config.prepare names {name!r}, and config.stages has no such configuration"
+            )
+        stages.append(Stage(name, stage, str(workdir / name)))
+    if config.get("mode") != "train":
+        _use_given_target(config, stages)
+    rest = {key: config[key] for key in config if key not in ("stages", "prepare")}
+    used = list(_texts(rest))
+    needed: list[Stage] = []
+    for stage in reversed(stages):  # a stage uses results of earlier ones
+        # The result of another mode may be more than the directory.
+        if stage.config.get("mode") != "train" or _uses(used, stage.result):
+            needed.insert(0, stage)
+            used += _texts(stage.config)
+    return needed, [stage for stage in stages if stage not in needed]
+
+
+def _use_given_target(config: Config, stages: Sequence[Stage]) -> None:
+    results = {stage.result for stage in stages}
+    if not config.get("target") or config.target in results:
+        return
+    targets = {stage.config.get("target") for stage in stages} & results
+    for stage in stages:
+        if stage.config.get("target") in targets:
+            old, stage.config.target = stage.config.target, config.target
+            data = stage.config.get("data")
+            if data is not None and _is_in(data.get("dir") or "", old):
+                beside = Path(hf.resolve(config.target)).parent / "data"
+                data.dir = str(beside) if beside.is_dir() else ""
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | ConfigDict):
+        for key in value:
+            yield from _texts(value[key])
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
+
+
+def _uses(texts: Sequence[str], result: str) -> bool:
+    return any(_is_in(part.strip(), result) for text in texts for part in text.split(","))
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder}/")
+
+
+# Checks before the first stage -------------------------------------------------------------------
+
+
+def check(settings: Settings | None, stages: Sequence[Stage]) -> None:
+    """Raises UserError for a mistake that a run after these stages would report.
+
+    ``settings`` are those of the run in mode generate or bench; None: another mode.
+    """
+    results = {stage.result: stage.config for stage in stages}
+    for stage in stages:
+        if stage.config.get("mode") == "train":
+            _check_training(stage, results)
+        else:
+            resolve(stage.config)
+    if settings is None:
+        return
+    target = _target(settings, results)
+    model = target.lm if isinstance(target, hf.Loaded) else target
+    for choice in settings.methods.values():
+        keys = _with_stand_ins(choice.drafter, results, model.vocab_size)
+        # A model that exists fits the trained target or not: nothing is known before.
+        known = isinstance(target, hf.Loaded) or not _names_files(keys)
+        if keys is not None and known:
+            temperatures = settings.bench.temperatures
+            methods_lib.objects(model, choice._replace(drafter=keys), temperatures)
+    _check_prompts(settings, target)
+
+
+def _check_training(stage: Stage, results: Mapping[str, Config]) -> None:
+    """The settings of a training stage, its target if that exists, and its files of text."""
+    # Imported here because Orbax takes seconds to import.
+    from specjax.train import optimise
+    from specjax.train.recipes import checks
+
+    config = stage.config
+    try:
+        if config.objective in (*TRAINED, "heads"):
+            checks.check_training(config)
+            optimise.optimiser(**config.optimiser, steps=config.train.steps)
+            checks.text_kind(config.data)
+        elif config.objective == "generate":
+            checks.check_generate(config)
+        else:
+            checks.check_lookup_data(config)
+        _check_loss(config)
+        if config.objective == "heads":
+            drafters.check(**given(config.drafter))
+        if config.target and config.target not in results:
+            hf.resolve(config.target)
+        for name in text_files.split_names(config.data.get("files") or ""):
+            text_files.pieces(Path(name).expanduser())
+    except UserError as error:
+        raise UserError(f"{error} (stage {stage.name}: config.stages.{stage.name})") from None
+
+
+def _check_loss(config: Config) -> None:
+    from specjax.train import objectives
+    from specjax.train.recipes import common
+
+    if config.objective == "pretrain":
+        common.check_loss_keys(config.loss, (), "pretrain")
+    elif config.objective == "distill":
+        models = stand_ins.target(), stand_ins.target()
+        common.make_loss(objectives.distill_loss, config.loss, "distill", *models)
+
+
+def _target(settings: Settings, results: Mapping[str, Config]) -> hf.Loaded | LM:
+    """The target, or a stand-in of its shape for one that a stage trains."""
+    if (stage := results.get(settings.target)) is None:
+        return build.target(settings)
+    shape = stage.get("model")
+    if shape is None or not shape.get("vocab_size"):
+        return stand_ins.target()
+    return stand_ins.target(vocab_size=shape.vocab_size, max_positions=shape.max_positions)
+
+
+def _with_stand_ins(
+    keys: Mapping[str, Any], results: Mapping[str, Config], vocab_size: int
+) -> dict | None:
+    """The keys of a drafter, with objects in place of results of stages; None: one has no object.
+
+    Heads have none: they are made for the features of one target.
+    """
+    changed: dict[str, Any] = {}
+    for key, value in keys.items():
+        if isinstance(value, Mapping):
+            inner = _with_stand_ins(value, results, vocab_size)
+            if inner is None:
+                return None
+            changed[key] = inner
+        elif isinstance(value, str) and any(_uses([value], each) for each in results):
+            made = results.get(value)
+            if made is None or made.get("objective") not in (*TRAINED, "datastore", "ngram"):
+                return None
+            changed[key] = stand_ins.value(key, vocab_size)
+        else:
+            changed[key] = value
+    return changed
+
+
+def _names_files(keys: Mapping[str, Any] | None) -> bool:
+    """Whether a key of a drafter, or of one inside it, names a model or a table on disk."""
+    files = ("model", "models", "datastore", "tables")
+    return any(
+        _names_files(value)
+        if isinstance(value, Mapping)
+        else key in files and isinstance(value, str)
+        for key, value in (keys or {}).items()
+    )
+
+
+def _check_prompts(settings: Settings, target: hf.Loaded | LM) -> None:
+    """Reads the prompts. Without a target, their number and their form are checked."""
+    sizes = settings.bench.batch_sizes
+    for name in settings.prompts.names:
+        if not isinstance(target, hf.Loaded):
+            prompts_lib.check(settings.prompts, name, max(sizes))
+            continue
+        for context in settings.bench.contexts:
+            chosen = prompts_lib.read(
+                settings.prompts, target, _no_answers, name=name, context=context
+            )
+            for size in sizes:
+                build.job(settings, target, chosen, 0.0, size)
+
+
+def _no_answers(prompts: list[prompts_lib.Prompt]) -> list[list[int]]:
+    """Empty answers: the later turns of conversations become as short as they can be."""
+    return [[] for _ in prompts]

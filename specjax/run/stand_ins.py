@@ -1,0 +1,57 @@
+"""Objects in place of those that are not there yet: a drafter can be made and its keys checked.
+
+A configuration that trains first has no target and no draft model before its stages have run, and
+``--explain`` has none at all. None of these objects has weights, and none starts a backend.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from specjax import drafters, registry
+from specjax.data import datastore, ngram_tables
+from specjax.models import lm
+from specjax.models.transformer_config import TransformerConfig
+from specjax.types import LM
+
+REACH = 32  # of the datastore
+VOCABULARY = 2048
+INNER = "prompt_lookup"  # the drafter inside a nested one
+
+
+def target(**changes: Any) -> LM:
+    """A small Llama without weights; ``changes`` are fields of its configuration."""
+    shape = {
+        "family": "llama",
+        "vocab_size": VOCABULARY,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 4,
+        "head_dim": 16,
+        "max_positions": 2048,
+    }
+    return lm.from_config(TransformerConfig(**(shape | changes)), jnp.float32)
+
+
+def value(key: str, vocab_size: int = VOCABULARY) -> Any:
+    """An object for the key of a drafter that needs a file, or nested drafters; None for others."""
+    if key == "model":
+        return target(vocab_size=vocab_size)
+    if key == "models":
+        return [target(vocab_size=vocab_size)]
+    if key == "datastore":
+        return datastore.build([[0, 1, 0, 1]], REACH)
+    if key == "tables":
+        sizes = {"successors": 1, "contexts": 1, "smoothing": 1.0}
+        return ngram_tables.count([[0, 1, 0, 1]], vocab_size, **sizes)
+    return {INNER: {}} if key == "drafters" else None
+
+
+def keys(name: str) -> dict[str, Any]:
+    """Values for the keys that the drafter ``name`` needs; None for a key of another kind."""
+    needed = registry.keys_of(drafters.load(name)).items()
+    return {key: value(key) for key, (_, required, _) in needed if required}

@@ -1,0 +1,107 @@
+"""What a workdir holds before a run: whether it can be written, and results of an earlier run."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from specjax import files
+from specjax.bench import progress, results
+from specjax.errors import UserError
+from specjax.report import terminal
+from specjax.run.resolve import FREE, Settings
+
+
+def check(workdir: Path) -> None:
+    """Tries to write into the workdir, and leaves it as it was. Raises UserError."""
+    made: list[Path] = []
+    try:
+        results.check_workdir(workdir)
+        for folder in [*reversed(workdir.absolute().parents), workdir.absolute()]:
+            if not folder.exists():
+                folder.mkdir()
+                made.append(folder)
+        with tempfile.TemporaryFile(dir=workdir):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"cannot write into {workdir}: {error.strerror or error}; choose another --workdir"
+        ) from None
+    finally:
+        for folder in reversed(made):
+            folder.rmdir()
+
+
+def earlier(workdir: Path) -> dict[str, Any] | None:
+    """The results.json in a workdir; None if there is none that can be read."""
+    try:
+        stored = json.loads((workdir / "results.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return stored if isinstance(stored, dict) else None
+
+
+def is_finished(settings: Settings, workdir: Path) -> bool:
+    """Whether the workdir holds the results of this very bench.
+
+    That is: of the same configuration, made with the same versions on the same machine, none of the
+    files that it names is newer, and every check of losslessness passed.
+    """
+    stored = earlier(workdir)
+    if stored is None or not same_configuration(settings, workdir):
+        return False
+    if (workdir / progress.NAME).exists():  # killed before the report was written
+        return False
+    head = results.head()
+    if any(stored.get(key) != head[key] for key in ("schema", "machine", "versions")):
+        return False
+    written = (workdir / "results.json").stat().st_mtime_ns
+    if any(time > written for _, _, time in progress.named_files(settings.measured)):
+        return False
+    return all(_keeps_its_claim(row) for row in stored.get("rows") or [{}])
+
+
+def _keeps_its_claim(row: dict) -> bool:
+    claims = row.get("class") == "L1" or (row.get("class") == "L2" and row.get("temperature") == 0)
+    return not claims or (row.get("lossless") or {}).get("passed") is not False
+
+
+def same_configuration(settings: Settings, workdir: Path) -> bool:
+    """Whether config.json in the workdir is the configuration of these settings."""
+    path = workdir / "config.json"
+    try:
+        stored = files.read_json(path) if path.is_file() else None
+    except UserError:
+        return False
+    own = json.loads(settings.config_json)
+    return isinstance(stored, dict) and _lasting(stored) == _lasting(own)
+
+
+def _lasting(config: dict) -> dict:
+    return {key: value for key, value in config.items() if key not in FREE}
+
+
+def show_finished(workdir: Path) -> None:
+    """Prints the table of a finished bench, and how it is measured again."""
+    console, stored = terminal.console(), earlier(workdir) or {}
+    console.print(terminal.table(stored.get("rows") or []))
+    console.print(
+        Text(
+            f"{workdir / 'results.json'}: this bench is finished ({stored.get('date')}); "
+            "--config.again=True measures it again"
+        )
+    )
+
+
+def announce_replacement(settings: Settings, workdir: Path) -> None:
+    """Prints a notice if the results of another run will be replaced."""
+    stored = earlier(workdir)
+    if stored is None or same_configuration(settings, workdir):
+        return
+    command = stored.get("command") or "another configuration"
+    text = f"notice: {workdir} holds the results of another run, which will be replaced: {command}"
+    terminal.console().print(Text(text))

@@ -1,0 +1,106 @@
+"""--list, --explain, and --help with a configuration: they say what exists, and start nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from commandline import BENCH, ROOT
+
+from specjax import accept, control, drafters, run
+from specjax.run import catalog, key_help
+
+
+def call(capsys, *args):
+    status = run.main(["specjax", *args])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_the_list_has_everything_once(capsys):
+    status, out, err = call(capsys, "--list")
+    assert (status, err) == (0, "")
+    names = [line.split()[0] for line in out.splitlines() if line.startswith("  ")]
+    configs = {path.stem for path in (ROOT / "configs").glob("*.py")}
+    expected = [*catalog.MODES, *drafters.names(), *accept.names(), *control.names(), *configs]
+    assert sorted(names) == sorted(expected)
+    assert "drafters, lookup" in out and "chain          L1  Speculative sampling" in out
+    assert "k_seq          L1  K-SEQ: k i.i.d. candidates per position" in out
+
+
+@pytest.mark.parametrize("kind", catalog.KINDS)
+def test_everything_is_explained(capsys, kind):
+    """Each key with its type, and each key of the command line with a comment."""
+    package = catalog.KINDS[kind]
+    for name in package.names():
+        status, out, err = call(capsys, f"--explain={name}")
+        assert (status, err) == (0, "") and f"{name}: {kind}" in out and f"/{name}.py" in out
+        module = catalog.registry.load(package.__name__, name, kind)
+        lines = catalog.key_lines(module)
+        assert all(line.comment for line in lines), name
+        assert all(line.name in out for line in lines)
+
+
+def test_what_an_explanation_says(capsys):
+    _, out, _ = call(capsys, "--explain=medusa")
+    assert "medusa: drafter, heads" in out and "Cai et al. 2024" in out
+    assert "config.drafter.layers" in out and "int = 0" in out and "residual blocks" in out
+    assert "siblings: chain" in out and "default rule: chain" in out
+    _, out, _ = call(capsys, "--explain", "draft_tree")
+    assert "default rule: recursive" in out and "required" in out
+    _, out, _ = call(capsys, "--explain=typical")
+    assert "lossless class: L3" in out and "config.accept_keys.epsilon" in out
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("medsa", "no drafter, rule or controller is called 'medsa'; did you mean medusa?"),
+        ("zzzzzz", "'zzzzzz'; --list prints the names"),
+        ("no_such_module:make", "there is no module no_such_module"),
+    ],
+)
+def test_an_unknown_name_is_one_line(capsys, name, message):
+    status, out, err = call(capsys, f"--explain={name}")
+    assert (status, out) == (2, "") and message in err and err.count("\n") == 1
+
+
+def test_the_list_starts_no_backend():
+    code = (
+        "import sys; from specjax import run; run.main(['specjax', '--list'])\n"
+        "from jax._src import xla_bridge; sys.exit(bool(xla_bridge._backends))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, check=False)
+    assert done.returncode == 0
+
+
+def test_help_lists_the_keys_of_a_configuration(capsys):
+    with pytest.raises(SystemExit) as stop:
+        run.main(["specjax", BENCH, "--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert not stop.value.code
+    assert "--config.repeats=3" in out and "config.drafter.max_ngram=None longest n-gram" in out
+    assert "--config.again=False measure again although the same bench is finished" in out
+    assert "--config.target= a Hugging Face style directory, or a trained run's workdir" in out
+    assert "output_weight" not in out  # a key of another drafter
+    status, out, err = call(capsys, "--help")
+    assert (status, err) == (0, "") and "--explain=medusa" in out
+
+
+def test_comments_of_keys():
+    source = (
+        "def get_config():\n"
+        "    # two lines\n"
+        "    # of text\n"
+        "    config.a.b = 1\n"
+        "    config.c = 2  # behind\n"
+        "    d = 3  # no key\n"
+        "def train():\n"
+        "    train.steps = 1  # how many\n"
+    )
+    assert key_help.comments_in(source) == {
+        "a.b": "two lines of text",
+        "c": "behind",
+        "train.steps": "how many",
+    }

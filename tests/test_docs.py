@@ -1,0 +1,204 @@
+"""The README and the documentation: complete, with links that lead somewhere and code that runs."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+import specjax
+from specjax import accept, control, drafters, run
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md"))
+    if not {"_build", "_generated", "api", "notebooks", "jupyter_execute"} & set(path.parts)
+}
+FENCE = re.compile(r"^```(\S*).*?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def generated():
+    """The modules of docs/_ext; ``parts`` is everything that they write."""
+    sys.path.insert(0, str(DOCS / "_ext"))
+    try:
+        names = ("api_pages", "config_pages", "method_pages", "result_tables", "source_text")
+        modules = {name: importlib.import_module(name) for name in names}
+        modules["parts"] = importlib.import_module("generated_pages").parts()
+        yield modules
+    finally:
+        sys.path.remove(str(DOCS / "_ext"))
+
+
+# The README ------------------------------------------------------------------------------------
+
+
+@pytest.mark.fast
+def test_the_readme_is_short_and_names_every_drafter_and_rule():
+    text = PAGES["README.md"]
+    assert len(text.splitlines()) <= 120
+    lists = text.partition("## What there is")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(\w+)`", lists))
+    assert named == {*drafters.names(), *accept.names()}
+    lossy = set(re.findall(r"`(\w+)`", lists.partition("Lossy by design")[2].partition("\n")[0]))
+    assert lossy == {n for n in accept.names() if accept.load(n).lossless_class != "L1"}
+
+
+@pytest.mark.fast
+def test_the_picture_of_the_readme_is_small():
+    [picture] = re.findall(r"!\[[^]]+\]\((.+?)\)", PAGES["README.md"])
+    assert (ROOT / picture).stat().st_size < 300_000
+
+
+@pytest.mark.fast
+def test_one_command_runs_the_tests():
+    command = 'pip install -e ".[test]" && pytest'
+    assert command in PAGES["README.md"]
+    assert command.replace("pip install", "pip install -q") in (ROOT / ".ci/run").read_text()
+    assert "| `pytest` |" in PAGES["CONTRIBUTING.md"]
+
+
+def _run(page: str, folder, monkeypatch, target: str, draft: str) -> None:
+    """Runs the blocks "python" of a page in one namespace, with tiny models for the folders."""
+    monkeypatch.chdir(folder)
+    names: dict = {}
+    blocks = [code for kind, code in FENCE.findall(PAGES[page]) if kind == "python"]
+    assert blocks
+    for code in blocks:
+        code = code.replace('"DIR"', repr(target)).replace('"DRAFT_DIR"', repr(draft))
+        exec(compile(code, page, "exec"), names)
+
+
+def test_the_code_of_the_readme_runs(tmp_path, monkeypatch, capsys, target):
+    _run("README.md", tmp_path, monkeypatch, target, "")
+    texts = eval(capsys.readouterr().out)
+    assert len(texts) == 2 and all(texts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [n for n, t in PAGES.items() if "\n```python\n" in t])
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, target, draft):
+    _run(page, tmp_path, monkeypatch, target, draft)
+
+
+# Links and commands ----------------------------------------------------------------------------
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("page", PAGES)
+def test_links_to_files_lead_to_files(page):
+    """Sphinx checks links inside docs/; this also covers the README, and needs no Sphinx."""
+    for link in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", PAGES[page])):
+        path = link.partition("#")[0]
+        if "://" in link or not path:
+            continue
+        path = path.replace("notebooks/", "../colab/") if path.startswith("notebooks/") else path
+        assert ((ROOT / page).parent / path).exists(), link
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("page", PAGES)
+def test_named_files_exist(page):
+    """Paths of the repository in code style, apart from patterns and names to be chosen."""
+    folders = "specjax|configs|tests|experiments|colab|docs"
+    for path in re.findall(rf"`((?:{folders})/[\w./]+)(?::\w+)?`", PAGES[page]):
+        if not re.search(r"[A-Z]{3}", path) and path != "docs/_build":
+            assert (ROOT / path).exists(), path
+
+
+def _commands(text: str) -> list[list[str]]:
+    """The commands of a page that run a configuration."""
+    blocks = "\n".join(code for kind, code in FENCE.findall(text) if kind in ("", "console"))
+    lines = [line.removeprefix("$ ") for line in blocks.replace("\\\n", " ").splitlines()]
+    commands = [shlex.split(line, comments=True) for line in lines if "-m specjax.run" in line]
+    return [c for c in commands if c[3].startswith("--config=configs/") and "NAME" not in c[3]]
+
+
+@pytest.mark.fast
+def test_commands_have_keys_that_exist(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    commands = [each for text in PAGES.values() for each in _commands(text)]
+    assert len(commands) > 10
+    for command in commands:
+        # --methods is no key of a configuration, and a reader's own module does not exist here.
+        flags = [f for f in command[3:] if not re.match(r"--methods=|\S+=my_\w+:make$", f)]
+        config, _ = run.parse(["specjax.run", *flags])  # UserError for a key that does not exist
+        if "drafter" in config and "name" in config.drafter and ":" not in config.drafter.name:
+            drafters.load(config.drafter.name)
+
+
+# What is generated ------------------------------------------------------------------------------
+
+
+@pytest.mark.fast
+def test_every_public_name_is_in_the_reference(generated):
+    text = "\n".join(t for name, t in generated["parts"].items() if name.startswith("api/"))
+    documented = set()
+    for module, members in re.findall(
+        r"^\.\. automodule:: (\S+)(?:\n   :members: (.*))?", text, re.MULTILINE
+    ):
+        documented |= {module, *(f"{module}.{name}" for name in members.split(", "))}
+    required = set(generated["api_pages"].required())
+    assert required <= documented, sorted(required - documented)
+    home = generated["api_pages"].home
+    assert {home("specjax", name) for name in specjax.__all__} <= required
+    # Autodoc leaves out what has no docstring.
+    assert not required & set(generated["api_pages"].undocumented())
+    pages = sorted(name for name in generated["parts"] if name.startswith("api/"))
+    listed = re.findall(r"^api/\w+$", generated["parts"]["_generated/reference.md"], re.MULTILINE)
+    assert sorted(f"{name}.rst" for name in listed) == pages
+
+
+@pytest.mark.fast
+def test_every_method_and_configuration_has_a_section(generated):
+    included = {
+        f"_generated/{name}.md"
+        for page, text in PAGES.items()
+        for name in re.findall(r"\{include\} (?:\.\./)?_generated/(\w+)\.md", text)
+    }
+    parts = {n: t for n, t in generated["parts"].items() if n.startswith("_generated/")}
+    assert included == set(parts)
+    labels = re.findall(r"^\(([\w-]+)\)=$", "\n".join(parts.values()), re.MULTILINE)
+    assert len(labels) == len(set(labels))
+    expected = [f"drafter-{n}" for n in drafters.names()] + [f"rule-{n}" for n in accept.names()]
+    expected += [f"controller-{name}" for name in control.names()]
+    expected += [f"config-{path.stem}" for path in (ROOT / "configs").glob("[!_]*.py")]
+    assert set(expected) == set(labels)
+
+
+@pytest.mark.fast
+def test_keys_have_types_defaults_and_meanings(generated):
+    pages = generated["method_pages"]
+    for name in drafters.names():
+        rows = pages.key_rows(drafters.load(name))
+        assert [row.name for row in rows] == list(pages.keys(drafters.load(name)))
+        assert all(row.meaning and row.kind for row in rows), name
+    [gamma] = [r for r in pages.key_rows(drafters.load("draft_model")) if r.name == "gamma"]
+    assert gamma == ("gamma", "int | None", "`None`", "draft tokens per round of a chain; None: 5.")
+    [tree] = [r for r in pages.key_rows(drafters.load("medusa")) if r.name == "tree"]
+    assert tree.default == "`''`" and tree.meaning.startswith("A shape as")
+
+
+@pytest.mark.fast
+def test_every_committed_result_has_a_table_and_its_source(generated):
+    studies = {path.parent.name for path in (ROOT / "experiments").glob("*/results.json")}
+    tables = generated["result_tables"].parts()
+    assert set(tables) == studies
+    for text in tables.values():
+        assert re.search(r"- Command: `PYTHONPATH=\. python experiments/\w+/run\.py", text)
+        assert re.search(r"- Date: \d{4}-\d\d-\d\d\n", text) and "- Machine: " in text
+        assert text.count("\n| ") > 8 and "None" not in text
+
+
+@pytest.mark.fast
+def test_indented_code_of_docstrings_becomes_literal(generated):
+    literal = generated["source_text"].literal_blocks
+    assert literal(["Runs it.", "", "    a command", "", "Text."])[2:4] == ["::", ""]
+    for lines in (["- a list", "", "    more of it"], ["Args:", "    x: a number"]):
+        assert literal(lines) == lines
