@@ -1,0 +1,240 @@
+"""Sections about drafters, rules and controllers, made from their modules."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+from types import ModuleType
+from typing import NamedTuple
+
+from source_text import arguments, docstring, field_comments
+
+from specjax import accept, control, drafters, registry, testing
+from specjax.data import datastore, ngram_tables
+from specjax.report import columns
+from specjax.types import CHAIN, DETERMINISTIC, Drafter
+
+FAMILIES = ("lookup", "parallel", "draft_models", "heads", "nested")
+VOCAB = 32
+
+
+class Row(NamedTuple):
+    """A key of a method."""
+
+    name: str
+    kind: str
+    default: str
+    meaning: str
+
+
+def parts() -> dict[str, str]:
+    """Name of a part -> its MyST text."""
+    parts = {
+        f"drafters_{family}": "\n\n".join(map(drafter_section, drafters_of(family)))
+        for family in FAMILIES
+    }
+    parts["rules"] = "\n\n".join(map(rule_section, accept.names()))
+    parts["controllers"] = "\n\n".join(map(controller_section, control.names()))
+    parts["drafter_none"] = drafter_section("none")
+    parts["choosing"] = choosing()
+    parts["rules_table"] = rules_table()
+    parts["definitions"] = definitions()
+    return parts
+
+
+def drafters_of(family: str) -> list[str]:
+    """The drafters of a folder of specjax/drafters."""
+    return [n for n in drafters.names() if f".{family}." in drafters.load(n).__name__]
+
+
+def default(name: str) -> Drafter:
+    """The drafter with its default keys; needed keys get tiny values."""
+    target = testing.tabular(VOCAB)
+    tokens = [[number % VOCAB for number in range(64)]]
+    tiny = {
+        "model": lambda: testing.tabular(VOCAB, "draft"),
+        "models": lambda: [testing.tabular(VOCAB, name) for name in ("draft 1", "draft 2")],
+        "datastore": lambda: datastore.build(tokens),
+        "tables": lambda: ngram_tables.count(tokens, VOCAB),
+        "drafters": lambda: [drafters.make("prompt_lookup", target)],
+    }
+    needed = [key for key, facts in keys(drafters.load(name)).items() if facts.required]
+    return drafters.make(name, target, **{key: tiny[key]() for key in needed})
+
+
+def keys(module: ModuleType) -> dict[str, registry.Key]:
+    """The keys of a method."""
+    return registry.keys_of(module)
+
+
+def drafter_section(name: str) -> str:
+    """A drafter: what it is, its facts, its keys, its source."""
+    module = drafters.load(name)
+    facts = [
+        f"- Drafts: {drafts_of(default(name))}. Default rule: {link(default_rule(default(name)))}.",
+        f"- Needs: {needs(name)}.",
+        f"- File: `{module.__name__.replace('.', '/')}.py`.",
+    ]
+    parts = [
+        f"(drafter-{name})=\n## `{name}`",
+        eval_rst(docstring(module)),
+        "\n".join(facts),
+        key_table(key_rows(module)),
+        references(module),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def rule_section(name: str) -> str:
+    """A rule: what it is, its class, the drafts that it takes, its keys, its source."""
+    module = importlib.import_module(f"specjax.accept.{name}")
+    rule = accept.load(name)
+    kinds = ", ".join(f"`{kind}`" for kind in rule.siblings)
+    parts = [
+        f"(rule-{name})=\n## `{name}`",
+        eval_rst(docstring(module)),
+        f"- Class: {rule.lossless_class}. It takes drafts with siblings {kinds}.\n"
+        f"- File: `specjax/accept/{name}.py`.",
+        key_table(key_rows(module)),
+        references(module),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def controller_section(name: str) -> str:
+    """A controller: what it is, and its keys."""
+    module = importlib.import_module(f"specjax.control.{name}")
+    numbers = ",".join(f"{key}=..." for key in keys(module))
+    parts = [
+        f"(controller-{name})=\n## `{name}`",
+        eval_rst(docstring(module)),
+        eval_rst(docstring(module.make)),
+        f'As a key of a drafter: `control="{name}:{numbers}"`.',
+    ]
+    return "\n\n".join(parts)
+
+
+def needs(name: str) -> str:
+    """What a drafter needs besides the text, in words."""
+    what = {
+        "model": "a draft model (`model`)",
+        "models": "draft models (`models`)",
+        "datastore": "a datastore (`datastore`, built by `configs/datastore.py`)",
+        "tables": "n-gram tables (`tables`, built by `configs/ngram_tables.py`)",
+        "drafters": "other drafters (`drafters`)",
+    }
+    module = drafters.load(name)
+    required = [key for key, facts in keys(module).items() if facts.required]
+    texts = [what.get(key, f"`{key}`") for key in required]
+    if ".heads." in module.__name__:
+        texts.append("trained heads (`model`)")
+    return ", ".join(texts) or "nothing"
+
+
+def drafts_of(drafter: Drafter) -> str:
+    """The shape and the siblings of the drafts."""
+    if drafter.nodes == 0:
+        return "none"
+    if drafter.siblings == CHAIN:
+        return "a chain"
+    return f"a tree, siblings `{drafter.siblings}`"
+
+
+def default_rule(drafter: Drafter) -> str:
+    """The rule that the command line takes for ``config.accept=""``."""
+    if hasattr(accept, "default_rule"):
+        return accept.default_rule(drafter)
+    return {CHAIN: "chain", DETERMINISTIC: "deterministic"}.get(drafter.siblings, "recursive")
+
+
+def link(rule: str) -> str:
+    return f"[`{rule}`](#rule-{rule})"
+
+
+def choosing() -> str:
+    """A table of all drafters."""
+    lines = ["| drafter | family | needs | drafts | default rule |", "|---|---|---|---|---|"]
+    for family in FAMILIES:
+        page = f"[{family}](drafters/{family}.md)"
+        for name in drafters_of(family):
+            drafter = default(name)
+            rule = link(default_rule(drafter))
+            lines.append(
+                f"| [`{name}`](#drafter-{name}) | {page} | {needs(name)} | {drafts_of(drafter)} "
+                f"| {rule} |"
+            )
+    return "\n".join(lines)
+
+
+def definitions() -> str:
+    """Every reported number with its meaning, as the report defines it."""
+    lines = ["| column | key of results.json | meaning |", "|---|---|---|"]
+    for column in columns.COLUMNS:
+        lines.append(f"| {column.head} | `{column.key}` | {cell(column.meaning)} |")
+    more = ["| value | meaning |", "|---|---|"]
+    more += [f"| {term} | {cell(meaning)} |" for term, meaning in columns.DETAILS]
+    return "\n".join([*lines, "", "In the details of a row, and in traces:", "", *more])
+
+
+def cell(text: str) -> str:
+    """A text for a table of a MyST page."""
+    return text.replace("``", "`").replace("|", r"\|").replace("*", r"\*")
+
+
+def rules_table() -> str:
+    """A table of all rules."""
+    lines = ["| rule | class | takes siblings | what it is |", "|---|---|---|---|"]
+    for name in accept.names():
+        rule = accept.load(name)
+        first = docstring(importlib.import_module(f"specjax.accept.{name}"))[0]
+        first = re.sub(r" L\d(, lossy)?\.$", "", first.replace("``", "`"))
+        kinds = ", ".join(rule.siblings)
+        lines.append(f"| {link(name)} | {rule.lossless_class} | {kinds} | {first} |")
+    return "\n".join(lines)
+
+
+def key_rows(module: ModuleType) -> list[Row]:
+    """The keys of a method with types, defaults and meanings, the shared ones last."""
+    meanings = arguments(module.make)
+    rows = []
+    for name, parameter in inspect.signature(module.make).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            needed = parameter.default is parameter.empty
+            default = "needed" if needed else f"`{parameter.default!r}`"
+            rows.append(Row(name, str(parameter.annotation), default, meanings.get(name, "")))
+    if shared := getattr(module, "SHARED", None):
+        comments: dict[str, str] = {}
+        for cls in reversed(shared.__mro__[:-1]):
+            comments |= field_comments(cls)
+        for field in dataclasses.fields(shared):
+            text = comments.get(field.name, "")
+            rows.append(Row(field.name, str(field.type), f"`{field.default!r}`", text))
+    return rows
+
+
+def key_table(rows: list[Row]) -> str:
+    """The keys as a MyST table; "" if there are none."""
+    if not rows:
+        return ""
+    lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for name, kind, default, meaning in rows:
+        cells = [f"`{name}`", f"`{kind}`", default, meaning.replace("``", "`")]
+        lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def references(module: ModuleType) -> str:
+    """The BibTeX entries of a method, folded."""
+    entries = getattr(module, "REFERENCE", ())
+    entries = [entries] if isinstance(entries, str) else list(entries)
+    if not entries:
+        return ""
+    text = "\n\n".join(entry.strip() for entry in entries)
+    return f"BibTeX:\n\n```bibtex\n{text}\n```"
+
+
+def eval_rst(lines: list[str]) -> str:
+    """RST inside of a MyST page."""
+    return "```{eval-rst}\n" + "\n".join(lines) + "\n```"

@@ -1,0 +1,219 @@
+"""Tables of the studies, made from ``experiments/*/results.json``. No number is typed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+
+
+def parts() -> dict[str, str]:
+    """Study -> its MyST text: where the numbers come from, and its tables."""
+    return {path.parent.name: study(path) for path in sorted(EXPERIMENTS.glob("*/results.json"))}
+
+
+def study(path: Path) -> str:
+    """The text of one study. Raises KeyError for a study without a table here."""
+    results = json.loads(path.read_text(encoding="utf-8"))
+    return TABLES[path.parent.name](results)
+
+
+def source(*layers: dict) -> str:
+    """Command, machine, versions and date: of the first layer that has them."""
+
+    def first(key: str) -> Any:
+        return next((layer[key] for layer in layers if layer.get(key)), None)
+
+    machine, versions = first("machine") or {}, first("versions") or {}
+    named = [
+        f"{name} {versions[name]}" for name in ("jax", "torch", "transformers") if name in versions
+    ]
+    lines = [
+        f"- Command: `PYTHONPATH=. {first('command')}`",
+        f"- Machine: {machine.get('cpu')}, {machine.get('cores')} cores; {', '.join(named)}",
+        f"- Date: {str(first('date'))[:10]}",
+    ]
+    others = [layer["others_cpu"] for layer in layers if layer.get("others_cpu") is not None]
+    if others:
+        share = max(0.0, others[0])
+        lines.append(f"- Share of the machine that other processes used: {share:.3f}")
+    return "\n".join(lines)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A MyST table."""
+    lines = [list(heads), ["---"] * len(heads), *[list(row) for row in rows]]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def number(value: float | None, spec: str) -> str:
+    return "" if value is None else format(value, spec)
+
+
+def system_efficiency(results: dict) -> str:
+    """Speed-up, prediction and their ratio for each rate and length."""
+    rows = sorted(results["rows"], key=lambda row: (row["gamma"], row["acceptance_rate"]))
+    lines = [
+        (
+            row["method"],
+            number(row["block_efficiency"], ".2f"),
+            f"{row['speedup']:.2f}x",
+            f"{row['predicted_speedup']:.2f}x",
+            number(row["system_efficiency"], ".3f"),
+        )
+        for row in rows
+    ]
+    heads = ("setting", "tau", "speed-up", "predicted", "system efficiency")
+    return f"{source(results)}\n\n{table(heads, lines)}"
+
+
+def vs_transformers(results: dict) -> str:
+    """Both sides, row by row."""
+    lines = [
+        (
+            row["pair"],
+            row["method"],
+            number(row["temperature"], "g"),
+            number(row["specjax"]["tokens_per_second"], ",.0f"),
+            number(row["transformers"]["tokens_per_second"], ",.0f"),
+            f"{row['ratio']:.2f}x",
+            f"{row['specjax']['block_efficiency']:.2f}",
+            f"{row['transformers']['block_efficiency']:.2f}",
+            row["identical"] or "",
+        )
+        for row in results["rows"]
+    ]
+    models = "\n".join(f"- `{name}`: {what}" for name, what in results["models"].items())
+    heads = (
+        "models",
+        "method",
+        "T",
+        "specjax tokens/s",
+        "transformers tokens/s",
+        "ratio",
+        "tau",
+        "its tau",
+        "same texts",
+    )
+    return f"{source(results)}\n{models}\n- Precision: {results['dtype']}\n\n{table(heads, lines)}"
+
+
+def tree_cost(results: dict) -> str:
+    """The parts of a round, in ms and as shares of the forward."""
+    lines = [
+        (
+            row["name"].replace("_", " "),
+            number(row["ms"], ".2f"),
+            f"{row['of_tree_forward']:.1%}",
+            f"{row['of_one_token_forward']:.1%}",
+        )
+        for row in results["rows"]
+    ]
+    tree = results["tree"]
+    where = f"- Model: {results['model']}\n- Tree: {tree['spec']}, {tree['nodes']} nodes; context "
+    heads = ("part", "ms", "of the tree's forward", "of a one-token forward")
+    return f"{source(results)}\n{where}{results['context']}\n\n{table(heads, lines)}"
+
+
+def draft_cost(results: dict) -> str:
+    """The cost of each drafter per round."""
+    rows = sorted(results["rows"], key=lambda row: row["ms"])
+    lines = [
+        (
+            row["drafter"],
+            row["nodes"],
+            number(row["ms"], ".3f"),
+            f"{row['share']:.2%}",
+            f"{row['share_of_verify']:.2%}",
+        )
+        for row in rows
+    ]
+    one = results["forward_ms"]["forward_1"]
+    heads = ("drafter", "nodes", "ms per round", "of a one-token pass", "of the verifying pass")
+    return f"{source(results)}\n- One-token pass: {one:.1f} ms\n\n{table(heads, lines)}"
+
+
+def training_free(results: dict) -> str:
+    """One table per target: a row per method, a column per temperature."""
+    texts = []
+    for name, target in results["targets"].items():
+        rows = target["rows"]
+        texts.append(f"**{name}**\n\n{source(target, results)}\n\n{_by_temperature(rows, (1, 8))}")
+    return "\n\n".join(texts)
+
+
+def trained_drafters(results: dict) -> str:
+    """One table per target, and how far forecasts and decoding are apart."""
+    texts = []
+    for name, target in results["targets"].items():
+        text = f"**{name}**\n\n{source(target, results)}\n\n"
+        text += _by_temperature(target["rows"], (1,), depths=True)
+        apart = [abs(f["foreseen"] / f["decoded"] - 1) for f in target["forecasts"].values()]
+        if apart:
+            text += (
+                f"\n\ntau at temperature 1, forecast from the target's text and decoded: at most "
+                f"{max(apart):.1%} apart for {len(apart)} drafters."
+            )
+        texts.append(text)
+    return "\n\n".join(texts)
+
+
+def _by_temperature(rows: list[dict], batches: Sequence[int], depths: bool = False) -> str:
+    """Columns per temperature: tau (alpha by depth), and tokens/s and speed-up per batch size."""
+    rows = [row for row in rows if row["category"] is None]
+    temperatures = sorted({row["temperature"] for row in rows})
+    heads = ["method"]
+    for temperature in temperatures:
+        heads.append(f"T={temperature:g}: tau")
+        if depths:
+            heads.append("alpha by depth")
+        heads += [f"batch {batch}: tokens/s, speed-up" for batch in batches]
+    at = {(row["method"], row["temperature"], row["batch_size"]): row for row in rows}
+    lines = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        line = [method]
+        for temperature in temperatures:
+            first = at.get((method, temperature, batches[0]))
+            line.append("" if first is None else f"{first['block_efficiency']:.2f}")
+            if depths:
+                alphas = (first or {}).get("acceptance_by_depth") or []
+                line.append(" ".join(number(alpha, ".2f") for alpha in alphas))
+            line += [_speed(at.get((method, temperature, batch))) for batch in batches]
+        lines.append(line)
+    plain = ["plain decoding"]
+    for temperature in temperatures:
+        plain += ["1.00", *([""] if depths else [])]
+        plain += [_plain(rows, temperature, batch) for batch in batches]
+    return table(heads, [plain, *lines])
+
+
+def _speed(row: dict | None) -> str:
+    if row is None or row["tokens_per_second"] is None:
+        return ""
+    return f"{row['tokens_per_second']:,.0f}, {row['speedup']:.2f}x"
+
+
+def _plain(rows: list[dict], temperature: float, batch: int) -> str:
+    """The range of plain decoding over the rows: runs in several processes have several values."""
+    rates = [
+        row["autoregressive_tokens_per_second"]
+        for row in rows
+        if (row["temperature"], row["batch_size"]) == (temperature, batch)
+    ]
+    if not rates:
+        return ""
+    low, high = f"{min(rates):,.0f}", f"{max(rates):,.0f}"
+    return low if low == high else f"{low} to {high}"
+
+
+TABLES: dict[str, Callable[[dict], str]] = {
+    "system_efficiency": system_efficiency,
+    "vs_transformers": vs_transformers,
+    "tree_cost": tree_cost,
+    "draft_cost": draft_cost,
+    "training_free": training_free,
+    "trained_drafters": trained_drafters,
+}
