@@ -123,9 +123,9 @@ def detectable(law: np.ndarray, rows: int, level: float = 1e-3, missed: float = 
     """The power of the chi-square test, as a total variation.
 
     *Any* deviation of this size or more from ``law`` gives p < ``level`` with probability
-    1 - ``missed``. The noncentrality of Pearson's test is rows * sum(d^2 / law) >= rows *
-    (sum |d|)^2 = 4 rows TV^2, by Cauchy-Schwarz, so the evenly spread deviation is the hardest to
-    detect. (Rare cells, which the test pools, are not counted here.)
+    1 - ``missed``. The noncentrality of Pearson's test is ``rows * sum(d^2 / law)``, at least
+    ``rows * (sum |d|)^2 = 4 rows TV^2`` by Cauchy-Schwarz, so the evenly spread deviation is the
+    hardest to detect. (Rare cells, which the test pools, are not counted here.)
     """
     freedom = max(int((np.asarray(law).ravel() * rows >= 5).sum()) - 1, 1)
     critical = scipy.stats.chi2.isf(level, freedom)

@@ -36,7 +36,7 @@ def overlap(target: npt.ArrayLike, draft: npt.ArrayLike) -> np.ndarray:
 
 
 def divergence(target: npt.ArrayLike, draft: npt.ArrayLike) -> np.ndarray:
-    """D_LK = sum_x |target(x) - M(x)|, M the mean of both: the probability of a rejection.
+    """``D_LK = sum_x |target(x) - M(x)|``, M the mean of both: the probability of a rejection.
 
     Probabilities [...,V] -> f64[...], symmetric, 0 for equal and 1 for disjoint distributions. It
     is the total variation distance, and 1 - ``overlap`` (Lemma 3.3). Definition 3.2.
