@@ -144,8 +144,8 @@ def drafts_of(drafter: Drafter) -> str:
 
 def default_rule(drafter: Drafter) -> str:
     """The rule that the command line takes for ``config.accept=""``."""
-    if hasattr(accept, "default_rule"):
-        return accept.default_rule(drafter)
+    if rule := getattr(accept, "default_rule", None):
+        return rule(drafter)
     return {CHAIN: "chain", DETERMINISTIC: "deterministic"}.get(drafter.siblings, "recursive")
 
 
