@@ -232,8 +232,11 @@ def call(package: str, name: str, kind: str, *args: Any, **keys: Any) -> Any:
 
 
 def check_type(name: str, kind: str, value: Any, wanted: type) -> Any:
-    """``value``, which the method ``name`` made. Raises UserError unless it is a ``wanted``."""
-    if not isinstance(value, wanted):
+    """``value``, which the method ``name`` made.
+
+    Raises UserError if the method is outside the package and this is no ``wanted``.
+    """
+    if is_import(name) and not isinstance(value, wanted):
         raise UserError(
             f"{kind} {name} gives {value!r:.60}; it must give a specjax.{wanted.__name__}"
         )
