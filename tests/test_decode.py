@@ -74,7 +74,7 @@ def test_greedy_equals_autoregressive_with_one_row(targets, name, draft):
         assert speculate(model, drafter, "chain", both, [prompt], max_len=50)[0] == expected
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", by_default(MODELS, ("llama",)))
 def test_a_perfect_draft_is_always_accepted(targets, name):
     """The draft cache is right in every round: a drafter with the target's weights never errs."""
     model, params = targets(name)
@@ -89,7 +89,7 @@ def test_a_perfect_draft_is_always_accepted(targets, name):
         assert int(records.emitted.sum()) == NEW * len(PROMPTS)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", by_default(MODELS, ("llama",)))
 def test_eos_inside_accepted_drafts(targets, name):
     """Output ends right after the first end-of-sequence token, also inside an accepted draft."""
     model, params = targets(name)
@@ -131,7 +131,7 @@ def test_greedy_and_sampled_rows_in_one_batch():
     ("name", "draft"),
     by_default(
         itertools.product(MODELS, ("itself", "lookup", "stranger")),
-        [("llama", "itself"), ("stories260K", "lookup")],
+        [("llama", "itself")],
     ),
 )
 def test_match_is_seeded_plain_decoding(targets, name, draft):

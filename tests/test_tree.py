@@ -89,7 +89,7 @@ def random_block(prompts, seed):
     return jnp.asarray(tokens, jnp.int32), jnp.asarray(parents, jnp.int32)
 
 
-@pytest.mark.parametrize("seed", by_default(range(4), (0, 2)))
+@pytest.mark.parametrize("seed", by_default(range(4), (0,)))
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_random_trees(family, seed):
     """One random tree per row.

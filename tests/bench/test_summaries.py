@@ -46,7 +46,7 @@ def test_two_methods_of_one_name_are_refused():
     method = passes.Method("same", drafter, accept.load("chain"), params)
     job = passes.Job(TARGET, cases.table(0), PROMPTS, {"temperature": 0.0}, 1, 4, (), 0, 1)
     for call in (measuring.warm, lambda job, some: measuring.measure(job[0], some)):
-        with pytest.raises(UserError, match="two methods have the name 'same'; give each its own"):
+        with pytest.raises(UserError, match="two methods are called 'same'"):
             call([job], [method, method])
 
 

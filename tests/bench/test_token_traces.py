@@ -216,6 +216,7 @@ def test_the_overlap_is_not_the_acceptance_rate_of_a_loop():
     assert counts.passed.sum() / counts.tested.sum() < 0.81
 
 
+@pytest.mark.slow
 def test_a_clock_times_its_own_part():
     """A pass over many tokens takes longer than one over one token, a draft of many tokens longer
     than a draft of one; the number of iterations follows from the time of one."""

@@ -240,6 +240,7 @@ def test_contexts_and_prompt_sets(cli, target, tmp_path, questions):
     assert not (workdir / "answers").exists()  # cut prompts are not the questions
 
 
+@pytest.mark.slow
 def test_sets_of_like_names_are_measured_apart(cli, target, tmp_path):
     """And what an earlier bench left in the workdir goes with its results."""
     (tmp_path / "set.v1.txt").write_text("def add\nreturn a\n")

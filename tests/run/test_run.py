@@ -392,6 +392,7 @@ def test_sampled_generation_repeats_with_its_seed(cli, target):
     assert np.isfinite(ids).all()
 
 
+@pytest.mark.slow
 def test_a_rule_for_each_method(cli, target, draft, tmp_path):
     """Methods of a grid have their own rules and keys; tree drafters are configured by flags."""
     prompts = tmp_path / "p.txt"
@@ -444,6 +445,7 @@ def test_a_rule_for_each_method(cli, target, draft, tmp_path):
         assert not workdir.exists()
 
 
+@pytest.mark.slow
 def test_trees_by_flags(cli, target, draft):
     """Tree, siblings and draft models are set by flags; a rule that does not fit gives one line."""
     common = [
