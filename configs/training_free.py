@@ -16,7 +16,8 @@ from configs import datastore, generate, ngram_tables, quickstart
 
 TREE = {"nodes": 16, "accept": "deterministic"}
 METHODS = {
-    "prompt_lookup": {"gamma": 5},
+    # A single equal token is a match, as in the publications. configs/lookups.py has the defaults.
+    "prompt_lookup": {"gamma": 5, "min_ngram": 1},
     "llma": {"gamma": 5},
     "ngram_lm": {"gamma": 4, "tables": "{workdir}/tables"},
     "ngram_lm sampled": {"gamma": 4, "tables": "{workdir}/tables", "mode": "sample"},
@@ -25,7 +26,7 @@ METHODS = {
     "token_recycling": {"tree": "4x2x1", "accept": "deterministic"},
     "trie": TREE | {"depth": 6},
     "suffix": TREE | {"depth": 8},
-    "sam": {"gamma": 5},
+    "sam": {"gamma": 5, "min_match": 1},
     "rest": TREE | {"depth": 6, "datastore": "{workdir}/store"},
     "escalate": {"least": 0.2},
 }
