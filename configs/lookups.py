@@ -8,8 +8,8 @@ plain decoding. Measured with SmolLM2-135M-Instruct, the first two prompts of ea
 13 categories, greedy, batch 1, --config.max_new_tokens=128 --config.repeats=1, two cores of an
 Intel Xeon, 2026-11-22, 15 minutes: prompt_lookup 1.16x of plain decoding (least 0.97x, "writing";
 most 1.79x, "extraction"), sam 1.16x (0.95x, "writing"; 1.74x), nothing 0.985x; the texts are those
-of plain decoding. A pass over 6 tokens costs 1.8 times a pass over one there. With a single equal
-token as a match (min_ngram=1) most rounds draft, and the gain is lost: 1.02x.
+of plain decoding. A pass over 6 tokens costs about 1.8 times a pass over one there, so
+drafts after a match of a single token (min_ngram=1), which are mostly rejected, cost time.
 """
 
 from ml_collections import ConfigDict

@@ -20,6 +20,7 @@ import os
 import pkgutil
 import re
 import sys
+import traceback
 from collections.abc import Iterable
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -228,6 +229,16 @@ def call(package: str, name: str, kind: str, *args: Any, **keys: Any) -> Any:
         except TypeError as error:
             form = "make(target, *, key=...)" if args else "make(*, key=...)"
             raise UserError(f"{kind} {name} cannot be made: {error}; its form is {form}") from None
+        try:
+            return make(*args, **keys)
+        except UserError:
+            raise
+        except Exception as error:  # the user's program
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            raise UserError(
+                f"{kind} {name} cannot be made: {type(error).__name__}: {error} "
+                f"({os.path.basename(place.filename)}, line {place.lineno})"
+            ) from error
     return make(*args, **keys)
 
 

@@ -3,7 +3,8 @@
 The tests of specjax prove the class of the package's own rules and drafters. Objects from elsewhere
 declare a class. It counts as proven when a report of ``testing.check_drafter`` (of a drafter) or
 ``testing.check_accept`` (of a rule) is given that passed all checks, of an object of that name, in
-this version of specjax.
+this version of specjax. A quick report proves nothing, and neither does one of a drafter without a
+rule.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ class Report(Protocol):
     @property
     def passed(self) -> bool: ...
 
+    @property
+    def proves(self) -> str: ...  # "drafter", "rule", or "" for an incomplete report
+
 
 class Proof(NamedTuple):
     """What a report says about one object."""
@@ -43,11 +47,13 @@ class Proof(NamedTuple):
     name: str  # of the drafter or the rule
     version: str  # of specjax, in which the checks were made
     passed: bool
+    proves: str  # "drafter", "rule", or "" for an incomplete report
 
 
 def of_report(report: Report) -> Proof:
     """The proof that a report made in this process is."""
-    return Proof(report.name, __version__, bool(report.passed and report.findings))
+    passed = bool(report.passed and report.findings)
+    return Proof(report.name, __version__, passed, report.proves)
 
 
 def write(report: Report, path: Path) -> None:
@@ -67,7 +73,7 @@ def read(path: str | Path) -> Proof:
         value = json.loads(path.read_text(encoding="utf-8"))
         if value["schema"] != SCHEMA:
             raise ValueError
-        proof = Proof(value["name"], value["version"], value["passed"])
+        proof = Proof(value["name"], value["version"], value["passed"], value["proves"])
         results = [finding[1] for finding in value["findings"]]
     except OSError as error:
         raise UserError(
@@ -91,8 +97,9 @@ def status(
     """
     if rule.lossless_class == "L3":
         return None
-    known = {p.name for p in proofs if p.passed and p.version == __version__}
-    good = (of_package(each, target) or each.name in known for each in (drafter, rule))
+    known = {(p.proves, p.name) for p in proofs if p.passed and p.version == __version__}
+    parts = (("drafter", drafter), ("rule", rule))
+    good = (of_package(each, target) or (kind, each.name) in known for kind, each in parts)
     return PROVEN if all(good) else DECLARED
 
 
@@ -107,6 +114,8 @@ def unused(proofs: Iterable[Proof], names: Iterable[str]) -> list[str]:
             why = f"it was made with specjax {proof.version}, and this is {__version__}"
         elif not proof.passed:
             why = "not all of its checks passed"
+        elif not proof.proves:
+            why = "it is the report of quick checks, or of a drafter without a rule"
         elif proof.name not in measured:
             why = "no drafter and no rule has this name"
         else:

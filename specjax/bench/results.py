@@ -24,6 +24,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -168,6 +169,12 @@ def check_workdir(workdir: Path) -> None:
             f"cannot write into {workdir}: {existing} is not a writable directory; "
             "choose another --workdir"
         )
+
+
+def breaks_its_claim(row: Mapping[str, Any]) -> bool:
+    """Whether a row of a method that claims to be lossless failed its check."""
+    claims = row.get("class") == "L1" or (row.get("class") == "L2" and row.get("temperature") == 0)
+    return claims and (row.get("lossless") or {}).get("passed") is False
 
 
 def check_no_training(workdir: Path) -> None:

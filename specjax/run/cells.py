@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from specjax.bench import measuring, passes, progress, proofs, summaries, token_traces
+from specjax.bench import measuring, passes, progress, proofs, results, summaries, token_traces
 from specjax.data.prompts import PromptSet
 from specjax.report import terminal
 
@@ -158,8 +158,7 @@ def trace_file(traces: Sequence[dict]) -> dict[str, str]:
 def check_lossless(rows: Sequence[dict]) -> None:
     """Raises NotLossless if a row that claims to be lossless failed its check."""
     for row in rows:
-        claims = row["class"] == "L1" or (row["class"] == "L2" and row["temperature"] == 0)
-        if claims and (row["lossless"] or {}).get("passed") is False:
+        if results.breaks_its_claim(row):
             detail = row["lossless"]["detail"]
             raise NotLossless(f"{row['method']} is not lossless: {detail}; see results.json")
 

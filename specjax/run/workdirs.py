@@ -62,12 +62,7 @@ def is_finished(settings: Settings, workdir: Path) -> bool:
     written = (workdir / "results.json").stat().st_mtime_ns
     if any(time > written for _, _, time in progress.named_files(settings.measured)):
         return False
-    return all(_keeps_its_claim(row) for row in stored.get("rows") or [{}])
-
-
-def _keeps_its_claim(row: dict) -> bool:
-    claims = row.get("class") == "L1" or (row.get("class") == "L2" and row.get("temperature") == 0)
-    return not claims or (row.get("lossless") or {}).get("passed") is not False
+    return not any(results.breaks_its_claim(row) for row in stored.get("rows") or [])
 
 
 def same_configuration(settings: Settings, workdir: Path) -> bool:

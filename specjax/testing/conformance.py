@@ -98,7 +98,10 @@ def check_drafter(
     for rule in chosen:
         accept.check_pair(drafter, rule)
     checks = _drafter_checks(drafter, target, params, chosen, prompts, quick)
-    return collect(drafter.name, checks, progress=progress, first_failure=first_failure)
+    # Without a rule no law is compared.
+    proves = "drafter" if chosen and not quick else ""
+    how = {"progress": progress, "first_failure": first_failure, "proves": proves}
+    return collect(drafter.name, checks, **how)
 
 
 def _drafter_checks(
@@ -190,7 +193,9 @@ def check_accept(
         if cases.case(name).drafter.siblings not in rule.siblings:
             raise UserError(f"rule {rule.name} does not take the case {name}")
     checks = _rule_checks(rule, names, loop_case, quick)
-    return collect(rule.name, checks, progress=progress, first_failure=first_failure)
+    proves = "" if quick else "rule"
+    how = {"progress": progress, "first_failure": first_failure, "proves": proves}
+    return collect(rule.name, checks, **how)
 
 
 # Kind of siblings -> a real drafter that drafts them.

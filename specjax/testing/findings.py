@@ -34,6 +34,8 @@ class Report(NamedTuple):
 
     name: str
     findings: tuple[Finding, ...]
+    # What it proves if all checks passed: "drafter", "rule", or "" if some checks were left out.
+    proves: str = ""
 
     @property
     def passed(self) -> bool:
@@ -67,7 +69,12 @@ Progress = bool | Callable[[str], None]
 
 
 def collect(
-    name: str, checks: Iterable[Check], *, progress: Progress = False, first_failure: bool = False
+    name: str,
+    checks: Iterable[Check],
+    *,
+    progress: Progress = False,
+    first_failure: bool = False,
+    proves: str = "",
 ) -> Report:
     """Runs the checks in order; an exception in one of them is a finding that failed.
 
@@ -76,6 +83,7 @@ def collect(
         checks: may be lazy: the next one is requested when the last one has ended.
         progress: where the finished lines are shown while the checks run.
         first_failure: whether to end at the first check that fails.
+        proves: see ``Report``.
     """
     findings: list[Finding] = []
     show = _shower(progress)
@@ -90,7 +98,7 @@ def collect(
             show(f"{finding} ({time.perf_counter() - begin:.1f} s)")
         if first_failure and any(f.passed is False for f in findings):
             break
-    return Report(name, tuple(findings))
+    return Report(name, tuple(findings), proves)
 
 
 def where(error: BaseException) -> str:

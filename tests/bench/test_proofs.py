@@ -19,8 +19,9 @@ TARGET = testing.tabular(3)
 LOOKUP, CHAIN = drafters.make("prompt_lookup", TARGET, gamma=2), accept.load("chain")
 
 
-def report(name: str, *passed: bool | None) -> Report:
-    return Report(name, tuple(Finding(f"check {n}", each, "") for n, each in enumerate(passed)))
+def report(name: str, *passed: bool | None, proves: str = "rule") -> Report:
+    findings = tuple(Finding(f"check {n}", each, "") for n, each in enumerate(passed))
+    return Report(name, findings, proves)
 
 
 def own_rule(name: str = "mine"):
@@ -84,11 +85,15 @@ def test_a_report_of_this_version_proves_the_object_of_its_name():
     assert status(report("mine", True, None)) == "declared"  # a check that could not decide
     assert status(report("mine")) == "declared"  # no check at all
     assert status(report("other", True)) == "declared"
-    old = proofs.Proof("mine", "0.0.1", True)
+    assert status(report("mine", True, proves="")) == "declared"  # quick
+    assert status(report("mine", True, proves="drafter")) == "declared"  # a drafter of this name
+    old = proofs.Proof("mine", "0.0.1", True, "rule")
     assert proofs.status(LOOKUP, rule, TARGET, [old]) == "declared"
-    given = [old, *(proofs.of_report(each) for each in (report("x", True), report("y", False)))]
-    lines = proofs.unused([*given, proofs.Proof("mine", proofs.__version__, True)], ["mine"])
-    assert len(lines) == 3 and "made with specjax 0.0.1" in lines[0]
+    reports = report("x", True), report("y", False), report("mine", True, proves="")
+    given = [old, *(proofs.of_report(each) for each in reports)]
+    good = proofs.Proof("mine", proofs.__version__, True, "rule")
+    lines = proofs.unused([*given, good], ["mine"])
+    assert len(lines) == 4 and "quick checks" in lines[3] and "made with specjax 0.0.1" in lines[0]
     assert "no rule has this name" in lines[1] and "not all of its checks passed" in lines[2]
 
 
@@ -96,7 +101,7 @@ def test_proofs_go_to_disk_and_back(tmp_path):
     path = tmp_path / "proof.json"
     for passed in (True, False, None):
         proofs.write(report("mine", True, passed), path)
-        expected = proofs.Proof("mine", proofs.__version__, passed is True)
+        expected = proofs.Proof("mine", proofs.__version__, passed is True, "rule")
         assert proofs.read(path) == expected
     value = json.loads(path.read_text()) | {"passed": True}
     path.write_text(json.dumps(value))

@@ -87,3 +87,16 @@ def visit(browser):
     for context in contexts:
         context.close()
     assert [url for url in requests if not url.startswith("data:")] == [] and messages == []
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs ``python -m specjax.report`` in this process: (exit status, stdout, stderr)."""
+    from specjax.report import __main__ as program
+
+    def call(*argv) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = program.main([str(arg) for arg in argv])
+        return status, *capsys.readouterr()
+
+    return call

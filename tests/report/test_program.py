@@ -11,7 +11,6 @@ import pytest
 import report_cases
 from report_cases import notices_of
 
-from specjax.report import __main__ as program
 from specjax.report import _text, html, inputs, terminal
 
 pytestmark = pytest.mark.fast
@@ -23,18 +22,6 @@ def workdir(tmp_path):
     (tmp_path / "results.json").write_text(json.dumps(report_cases.results()))
     (tmp_path / "trace.jsonl").write_text(json.dumps(report_cases.trace(5)) + "\n")
     return tmp_path
-
-
-@pytest.fixture
-def run(capsys):
-    """Runs the program: (exit status, stdout, stderr)."""
-
-    def call(*argv) -> tuple[int, str, str]:
-        capsys.readouterr()
-        status = program.main([str(arg) for arg in argv])
-        return status, *capsys.readouterr()
-
-    return call
 
 
 def is_error(result: tuple[int, str, str], message: str) -> bool:

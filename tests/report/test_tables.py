@@ -13,7 +13,6 @@ import report_cases
 
 from specjax import report
 from specjax.errors import UserError
-from specjax.report import __main__ as program
 from specjax.report import tables
 
 pytestmark = pytest.mark.fast
@@ -34,16 +33,6 @@ def workdir(tmp_path):
     }
     (tmp_path / "results.json").write_text(json.dumps(results))
     return tmp_path
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*argv) -> tuple[int, str, str]:
-        capsys.readouterr()
-        status = program.main([str(arg) for arg in argv])
-        return status, *capsys.readouterr()
-
-    return call
 
 
 def test_csv_has_all_values_and_totals_apart_from_categories(workdir, run):

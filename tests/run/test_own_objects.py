@@ -59,6 +59,10 @@ def nothing(target):
 
 def bare():
     return None
+
+
+def failing(target):
+    return {}["a key"]
 '''
 
 
@@ -150,6 +154,7 @@ def test_the_explanation_of_ones_own(capsys, own):
         (["drafter.name=broken_module:make"], "importing broken_module failed: ZeroDivisionError"),
         (["drafter.name={own}:number"], "gives 7; it must give a specjax.Drafter"),
         (["drafter.name={own}:nothing"], "gives 7; it must give a specjax.Drafter"),
+        (["drafter.name={own}:failing"], "cannot be made: KeyError: 'a key' (own_"),
         (["drafter.name={own}:bare"], "cannot be made: too many positional arguments"),
         (["drafter.name={own}:make", "drafter.size=1"], "unknown configuration key 'size'"),
         (["drafter.name={own}:make", "drafter.max_ngram=1"], "does not take the key 'max_ngram'"),
