@@ -165,6 +165,7 @@ def _prefill(target, drafter, params, prompt, lengths, limit, keys, sampling, *,
     real = jnp.arange(width) < lengths[:, None]
     tokens = tokens.at[:, :width].set(jnp.where(real, prompt, -1))
     cache = target.init_cache(batch, slots)
+    target = drafter.tapped(target)
     out, cache = feed(target, params.target, tokens[:, : width - 1], lengths - 1, cache, chunk)
     newest = jnp.maximum(lengths - 2, 0)[:, None, None]
     taps = tuple(_last_tap(tap, newest) for tap in out.taps)

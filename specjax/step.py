@@ -171,8 +171,11 @@ class Scored(NamedTuple):
     block: Any
 
 
-def score(target: LM, params: ModelParams, state: DecodeState, draft: Draft) -> Scored:
-    """The target's pass over the pending token and the draft."""
+def score(
+    target: LM, drafter: Drafter, params: ModelParams, state: DecodeState, draft: Draft
+) -> Scored:
+    """The target's pass over the pending token and the draft, with the taps of ``drafter``."""
+    target = drafter.tapped(target)
     pending = context_of(state).pending
     tokens = jnp.concatenate([pending[:, None], draft.tokens], axis=1)
     return Scored(*target.apply(params.target, tokens, state.cache, tree.block_layout(draft)))
@@ -224,7 +227,7 @@ def _pass(
 ) -> _Judged:
     """Verifies the pending token and the first ``width`` - 1 nodes."""
     longest, draft = draft.longest, tree.first_nodes(draft, width - 1)
-    scored = score(fixed.target, params, state, draft)
+    scored = score(fixed.target, fixed.drafter, params, state, draft)
     return _judge(fixed, params, state, draft, scored, longest)
 
 

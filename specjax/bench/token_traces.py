@@ -114,7 +114,7 @@ def _step(
     keys = RowKeys(state.keys, state.round, state.length, nodes=drafter.nodes)
     draft, draft_state = step.propose(target, drafter, params, state, keys)
     state = state.replace(draft=draft_state)
-    scored = step.score(target, params, state, draft)
+    scored = step.score(target, drafter, params, state, draft)
     after, info = step.decide(target, drafter, accept, params, state, keys, draft, scored, eos_id)
     how = state.sampling.replace(
         temperature=jnp.where(state.sampling.greedy, 1.0, state.sampling.temperature)

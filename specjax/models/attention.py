@@ -16,6 +16,7 @@ from flax import nnx
 
 from specjax import tree
 from specjax.cache import KVBlock, KVCache
+from specjax.models.norm import Norm
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Layout
 
@@ -109,23 +110,33 @@ def stored(cache: KVCache, block: KVBlock | None, layer: int) -> Stored:
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention over a cache and a block."""
+    """Grouped-query attention over a cache and a block.
 
-    def __init__(self, config: TransformerConfig, dtype, rngs: nnx.Rngs):
+    ``read`` is the width of its input; None: the hidden size, the width of its output.
+    """
+
+    def __init__(self, config: TransformerConfig, dtype, rngs: nnx.Rngs, read: int | None = None):
         self.heads, self.kv_heads = config.num_heads, config.num_kv_heads
         self.width = config.head_dim
         kw = linear_options(config.attention_bias, dtype, rngs)
-        self.q = Linear(config.hidden_size, self.heads * self.width, **kw)
-        self.k = Linear(config.hidden_size, self.kv_heads * self.width, **kw)
-        self.v = Linear(config.hidden_size, self.kv_heads * self.width, **kw)
+        read = config.hidden_size if read is None else read
+        self.q = Linear(read, self.heads * self.width, **kw)
+        self.k = Linear(read, self.kv_heads * self.width, **kw)
+        self.v = Linear(read, self.kv_heads * self.width, **kw)
         self.o = Linear(self.heads * self.width, config.hidden_size, **kw)
+        self.qk_norm = config.qk_norm
+        if config.qk_norm:
+            self.q_norm = Norm(config, dtype, self.width)
+            self.k_norm = Norm(config, dtype, self.width)
 
     def __call__(self, x, angle, past: Past, stored: Stored):
-        """x [B,T,E] -> ([B,T,E], keys and values of the T tokens [B,T,H,D])."""
+        """x [B,T,read] -> ([B,T,E], keys and values of the T tokens [B,T,H,D])."""
         batch, size, _ = x.shape
         q = self.q(x).reshape(batch, size, self.heads, self.width)
         k = self.k(x).reshape(batch, size, self.kv_heads, self.width)
         v = self.v(x).reshape(batch, size, self.kv_heads, self.width)
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
         if angle is not None:
             q, k = rotate(q, angle), rotate(k, angle)
         group = self.heads // self.kv_heads

@@ -104,6 +104,8 @@ def from_config(
         width=config.hidden_size,
         embed=embed,
         unembed=unembed,
+        layers=config.num_layers,
+        tapping=lambda layers: from_config(config, dtype, tuple(layers), name, remat).apply,
     )
 
 

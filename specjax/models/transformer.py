@@ -26,27 +26,9 @@ from specjax.models.attention import (
     rope_angle,
     stored,
 )
+from specjax.models.norm import Norm
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Layout
-
-
-class Norm(nnx.Module):
-    """RMSNorm, or LayerNorm with a bias; computed in float32."""
-
-    def __init__(self, config: TransformerConfig, dtype):
-        self.eps = config.norm_eps
-        self.centred = config.family == "gpt2"
-        self.scale = nnx.Param(jnp.ones((config.hidden_size,), dtype))
-        if self.centred:
-            self.bias = nnx.Param(jnp.zeros((config.hidden_size,), dtype))
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        if self.centred:
-            y = y - y.mean(-1, keepdims=True)
-        y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.eps)
-        y = y.astype(x.dtype) * self.scale[...]
-        return y + self.bias[...] if self.centred else y
 
 
 class Mlp(nnx.Module):

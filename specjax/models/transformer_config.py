@@ -38,5 +38,6 @@ class TransformerConfig:
     tie_embeddings: bool = True
     attention_bias: bool = False
     mlp_bias: bool = False
+    qk_norm: bool = False  # a norm of each head's queries and keys before the rotation (Qwen3)
     bos_token_id: int | None = None
     eos_token_id: tuple[int, ...] = ()

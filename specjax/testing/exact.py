@@ -175,7 +175,9 @@ def compiled(target: LM) -> LM:
 
         return call
 
-    return target._replace(apply=on(target.apply), commit=on(target.commit))
+    tapping = target.tapping
+    tapped = None if tapping is None else functools.cache(lambda layers: on(tapping(layers)))
+    return target._replace(apply=on(target.apply), commit=on(target.commit), tapping=tapped)
 
 
 _play = jax.jit(one_round.play, static_argnums=(0, 1, 2))

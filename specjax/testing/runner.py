@@ -6,6 +6,7 @@ Every run has the same shapes, so one compiled program serves every check of a p
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -86,11 +87,17 @@ def _prepare(drafter: Drafter, target: LM) -> _Prepared:
     # A table reads two tokens: a wrong cache entry could stay unseen.
     target = whole_text(target) if is_table(target) else target
 
-    def counted(*args):
-        traces.append(1)
-        return target.apply(*args)
+    def counting(apply: Callable) -> Callable:
+        def counted(*args):
+            traces.append(1)
+            return apply(*args)
 
-    return _Prepared(target, target._replace(apply=counted), masked(drafter), traces)
+        return counted
+
+    tapping = target.tapping
+    tapped = None if tapping is None else functools.cache(lambda layers: counting(tapping(layers)))
+    counted = target._replace(apply=counting(target.apply), tapping=tapped)
+    return _Prepared(target, counted, masked(drafter), traces)
 
 
 class Runner:

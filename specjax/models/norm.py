@@ -1,0 +1,35 @@
+"""The norms of a decoder.
+
+Sources: RMSNorm (1910.07467), LayerNorm (1607.06450).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specjax.models.transformer_config import TransformerConfig
+
+
+class Norm(nnx.Module):
+    """RMSNorm, or LayerNorm with a bias, of the last axis; computed in float32.
+
+    ``size`` is the length of that axis; None: the hidden size.
+    """
+
+    def __init__(self, config: TransformerConfig, dtype, size: int | None = None):
+        self.eps = config.norm_eps
+        self.centred = config.family == "gpt2"
+        size = config.hidden_size if size is None else size
+        self.scale = nnx.Param(jnp.ones((size,), dtype))
+        if self.centred:
+            self.bias = nnx.Param(jnp.zeros((size,), dtype))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        if self.centred:
+            y = y - y.mean(-1, keepdims=True)
+        y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.eps)
+        y = y.astype(x.dtype) * self.scale[...]
+        return y + self.bias[...] if self.centred else y

@@ -1,0 +1,112 @@
+"""A method that proposes tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from flax import struct
+
+from specjax.sampling import Sampling
+from specjax.types.draft import CHAIN, Draft
+from specjax.types.model import LM, Array, ModelParams, Params
+from specjax.types.state import DecodeState
+
+
+class Context(struct.PyTreeNode):
+    """What a drafter may read when it proposes: text, sampling settings, the target's cache.
+
+    A drafter made of the target's own layers (early exit, layer skipping) needs no other cache.
+    """
+
+    tokens: Array  # i32[B,S] prompt and output; entries beyond ``length`` have no meaning
+    length: Array  # i32[B]
+    sampling: Sampling
+    cache: Any = None  # the target's, without the pending token; None: there is no target
+    # [B,E] each: ``Output.taps`` at the token before the pending one (zeros if there is none)
+    taps: tuple[Array, ...] = ()
+
+    @property
+    def pending(self) -> Array:
+        """i32[B] the newest committed token of each row."""
+        return jax.vmap(lambda row, n: row[n - 1])(self.tokens, self.length)
+
+
+class Training(NamedTuple):
+    """Functions of a drafter with trained parameters: loss, initial parameters, forecasts."""
+
+    # (params, target_params, Batch, key) -> (f32[], metrics). ``params`` are the drafter's own;
+    # gradients also reach ``target_params`` where the caller differentiates them (Medusa-2).
+    # None: trained by ``specjax.train.objectives``.
+    loss: Callable[..., Any] | None = None
+    # (target_params, key) -> new parameters to start training with.
+    start: Callable[[Params, Array], Params] | None = None
+    # (params, Batch, Sampling) -> f32[B,T,M]: for text that the target wrote, the probability that
+    # a draft made with tokens[:, t] pending has its token at depth d accepted, given that those
+    # before it were: by the chain rule, or of a deterministic tree by any lossless rule. The mean
+    # path length is the block efficiency, without decoding.
+    foresee: Callable[..., Array] | None = None
+    # (params, Batch) -> i32[B,T,K]: at depth d of K, how many tokens the drafter prefers to the
+    # text's token (-1: it could not draft there). Measures the accuracies for a tree search.
+    ranks: Callable[..., Array] | None = None
+    # (key, value) pairs that config.json holds about the parameters, in addition to their shapes.
+    facts: tuple[tuple[str, Any], ...] = ()
+
+
+class Drafter(NamedTuple):
+    """A method that proposes tokens: functions of a round, static facts, optional training part.
+
+    A method is a function ``make(target, **keys) -> Drafter``. ``params`` is always the pair
+    ``ModelParams``.
+
+    - ``init_params(key) -> params``: {} for a drafter without parameters.
+    - ``init(params, context, target_out, slots) -> state``: after the target has read the prompt.
+      ``target_out`` covers every prompt token except the pending one; its ``logits`` are empty.
+    - ``propose(params, keys, context, state) -> (Draft, state)``.
+    - ``update(params, state, draft, verdict, target_out) -> state``: after the verdict. A row with
+      verdict count 0 keeps its state.
+    """
+
+    init_params: Callable[..., Any]
+    init: Callable[..., Any]
+    propose: Callable[..., tuple[Draft, Any]]
+    update: Callable[..., Any]
+    nodes: int  # N, static: the number of slots of a draft
+    name: str = "drafter"
+    siblings: str = CHAIN  # one of SIBLINGS
+    depth: int | None = None  # longest path of a draft, static; None = nodes
+    # Whether a draft costs the same for every text. If not, no speed-up is predicted.
+    constant_cost: bool = True
+    # Whether all nodes of every draft are valid. Otherwise a round may verify only the first n
+    # (``step.widths``): ``update`` then gets a draft of n nodes and outputs of n + 1 tokens.
+    whole: bool = False
+    greedy_only: bool = False  # meant for temperature 0 only (its lossless class holds at any)
+    features: bool = False  # whether it reads ``target_out``; a recorded target has none
+    # Layers of the target whose hidden states it reads, in ``Output.taps`` and ``Context.taps``;
+    # (): those that the given target has.
+    taps: tuple[int, ...] = ()
+    history: bool = False  # whether drafts depend on earlier rounds too, not on the text alone
+    # Whether its state stays valid across rounds of another drafter (verdicts then count 0).
+    gaps: bool = True
+    # (params, context) -> f32[B,S,V]: the probs of a draft token after each prefix tokens[:, :i+1],
+    # the same in every round. For the overlap with the target and the check of sampled outputs.
+    probs: Callable[..., Array] | None = None
+    # (params, final state, prompt lengths) -> its parameters with what these rows added. On the
+    # host, between batches, only on request (``warm``): it carries text from one row to others.
+    learn: Callable[[ModelParams, DecodeState, Sequence[int]], Params] | None = None
+    training: Training | None = None
+
+    def tapped(self, target: LM) -> LM:
+        """``target`` with the taps that the drafter reads. Raises UserError if it has none."""
+        return target.with_taps(self.taps) if self.taps else target
+
+    @property
+    def tag(self) -> str:
+        """Identifies the drafter that a state was prefilled for."""
+        return f"{self.name} with {self.nodes} nodes"
+
+    @property
+    def longest(self) -> int:
+        """M: the largest number of draft tokens that can be accepted in a round."""
+        return self.nodes if self.depth is None else self.depth

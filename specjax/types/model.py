@@ -1,0 +1,82 @@
+"""Language models as pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from specjax.errors import UserError
+
+Array = jax.Array
+Params = Any  # a pytree of arrays; for models a plain nested dict
+
+
+class Cache(Protocol):
+    """What a model remembers between blocks: any pytree with these two members."""
+
+    @property
+    def length(self) -> Array: ...  # i32[B] tokens committed, per row
+
+    def replace(self, **changes: Any) -> Any: ...
+
+
+class Output(NamedTuple):
+    """The result of one forward pass. The compiler removes the parts that are not used."""
+
+    logits: Array  # f32[B,T,V]
+    hidden: Array  # [B,T,E] the vector that the LM head multiplies
+    taps: tuple[Array, ...] = ()  # [B,T,E] each: hidden states after the requested layers
+
+
+class LM(NamedTuple):
+    """A language model as pure functions: a target, or the inner model of a drafter.
+
+    ``init_cache(batch, slots)`` gives an empty cache; ``slots`` may be 0. ``apply(params, tokens
+    i32[B,T], cache, layout=None, block=None) -> (Output, block)`` scores T tokens after the
+    committed text and changes nothing. It returns what the model computed for them (keys and
+    values), the *block*: a pytree of arrays [B,T,...]. ``layout`` is a ``tree.Layout`` (None: a
+    chain). The argument ``block`` has the tokens of the same block that earlier calls were fed, so
+    a drafter can grow a tree level by level (``tree.join``, ``tree.put``). ``commit(cache, block,
+    count i32[B], path i32[B,M] | None) -> cache`` appends the tokens at ``path[:count]`` of the
+    block (None: 0, 1, 2, ...) to the committed text.
+
+    ``embed(params, tokens[...]) -> [...,E]`` and ``unembed(params, hidden[...,E]) -> f32[...,V]``
+    are the first and the last map of the model. Heads that share them, or start as copies of
+    them, need both.
+    """
+
+    init_cache: Callable[[int, int], Any]
+    apply: Callable[..., tuple[Output, Any]]
+    commit: Callable[..., Any]
+    vocab_size: int
+    max_positions: int | None = None  # None: unbounded
+    vocabulary: str | None = None  # fingerprint of the tokenizer's vocabulary; None: not available
+    name: str = "lm"
+    width: int | None = None  # E
+    embed: Callable[[Params, Array], Array] | None = None
+    unembed: Callable[[Params, Array], Array] | None = None
+    layers: int | None = None  # how many layers can be tapped, numbered from 0
+    # (layer numbers) -> ``apply`` with these ``Output.taps``; equal numbers give the same function.
+    # None: the model has no hidden states to tap.
+    tapping: Callable[[tuple[int, ...]], Callable[..., tuple[Output, Any]]] | None = None
+
+    def with_taps(self, layers: tuple[int, ...]) -> LM:
+        """The model with the output hidden states of ``layers`` in ``Output.taps``.
+
+        Raises UserError if it has none, or not these.
+        """
+        if self.tapping is None:
+            raise UserError(
+                f"hidden states of layers {list(layers)} of {self.name} are needed, and it gives "
+                "none; take a model with hidden states"
+            )
+        return self._replace(apply=self.tapping(layers))
+
+
+class ModelParams(NamedTuple):
+    """Parameters of the pair. A drafter gets both: heads and early exits read the target's."""
+
+    target: Params
+    draft: Params = {}  # noqa: RUF012  (an empty pytree; never mutated)

@@ -1,0 +1,27 @@
+"""Text to train on."""
+
+from __future__ import annotations
+
+from flax import struct
+
+from specjax.types.model import Array
+
+
+class Features(struct.PyTreeNode):
+    """What a target computed for the T tokens of a text, stored: parts of its ``Output``."""
+
+    hidden: Array  # [B,T,E]
+    taps: tuple[Array, ...] = ()  # [B,T,E] each
+
+
+class Batch(struct.PyTreeNode):
+    """Text to train on. Position t of the T that a model is fed has the label ``tokens[:, t + 1]``.
+
+    Padding and prompts are not labels. Attention stays inside one document.
+    """
+
+    tokens: Array  # i32[B,T+1]
+    labelled: Array | None = None  # bool[B,T+1] tokens that may be a label; None = all
+    segments: Array | None = None  # i32[B,T+1] number of the document; None = one per row
+    # Of the first T tokens; None: a loss that needs them runs the target.
+    features: Features | None = None
