@@ -15,16 +15,17 @@ from specjax.models.transformer_config import TransformerConfig
 class Norm(nnx.Module):
     """RMSNorm, or LayerNorm with a bias, of the last axis; computed in float32.
 
-    ``size`` is the length of that axis; None: the hidden size.
+    ``size`` is the length of that axis; None: the hidden size. (n, length): n norms, of the n
+    vectors in the last two axes.
     """
 
-    def __init__(self, config: TransformerConfig, dtype, size: int | None = None):
+    def __init__(self, config: TransformerConfig, dtype, size: int | tuple[int, int] | None = None):
         self.eps = config.norm_eps
         self.centred = config.family == "gpt2"
         size = config.hidden_size if size is None else size
-        self.scale = nnx.Param(jnp.ones((size,), dtype))
+        self.scale = nnx.Param(jnp.ones(size, dtype))
         if self.centred:
-            self.bias = nnx.Param(jnp.zeros((size,), dtype))
+            self.bias = nnx.Param(jnp.zeros(size, dtype))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         y = x.astype(jnp.promote_types(x.dtype, jnp.float32))

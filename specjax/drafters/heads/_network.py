@@ -1,0 +1,167 @@
+"""A small decoder over a target's features: the draft network of EAGLE-1, EAGLE-2 and EAGLE-3.
+
+Slot t of its text reads token t + 1 and the feature of token t, at rotary position t, and predicts
+token t + 2. Where the target has not computed a feature yet, the network's own output at the slot
+before takes its place. So a draft needs no further pass of the target.
+
+This file is the one description for drafting and training; ``_eagle_layers`` has the modules.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from specjax import cache as kv
+from specjax.drafters.heads import _eagle_layers as layers
+from specjax.drafters.heads import _family
+from specjax.drafters.heads._eagle_layers import Fed, Shape
+from specjax.drafters.heads._family import Ends
+from specjax.models.attention import past, rope_angle
+from specjax.tree import Layout
+from specjax.types import ModelParams, Output, Params
+
+__all__ = ["Fed", "Network", "Shape", "build"]
+
+
+class Network(NamedTuple):
+    """A draft network as pure functions; ``params`` is always the pair ``ModelParams``.
+
+    ``apply`` and ``commit`` are as in ``types.LM``, with features beside the tokens:
+    ``apply(params, tokens i32[B,T], features [B,T,D], cache, layout=None, block=None) ->
+    (Fed, block)``.
+    """
+
+    name: str
+    width: int  # D
+    taps: tuple[int, ...]  # layers of the target that it reads; (): ``Output.hidden``
+    init_cache: Callable[[int, int], Any]
+    # (params, Output) -> [B,T,D]: the target's features as the network reads them.
+    read: Callable[[ModelParams, Output], jax.Array]
+    apply: Callable[..., tuple[Fed, Any]]
+    commit: Callable[..., Any]
+    # (params, ``Fed.hidden`` [...,D]) -> f[...,V_d], in float32 at least.
+    logits: Callable[[ModelParams, jax.Array], jax.Array]
+    # (target_params, key) -> new parameters to start training with.
+    start: Callable[[Params, jax.Array], Params]
+    # i32[V_d] ascending: the token of each logit; None: all tokens.
+    ids: np.ndarray | None = None
+    # What config.json must hold about the parameters in addition to their shapes.
+    facts: tuple[tuple[str, Any], ...] = ()
+
+
+def build(
+    name: str,
+    shape: Shape,
+    ends: Ends,
+    *,
+    own_embedding: bool = False,
+    ids: np.ndarray | None = None,
+    dtype: Any = jnp.float32,
+    facts: tuple[tuple[str, Any], ...] = (),
+) -> Network:
+    """The network of this shape on a target.
+
+    Args:
+        name: of the method.
+        shape: of the network.
+        ends: what it uses of the target.
+        own_embedding: whether the parameters have an embedding; otherwise it is the target's.
+        ids: i32[V_d] ascending, the tokens that it can draft; None: all.
+        dtype: of parameters, activations and cache.
+        facts: see ``Network``.
+    """
+    dtype, config = jnp.dtype(dtype), shape.config
+    init_cache = functools.partial(
+        kv.zeros, config.num_layers, heads=config.num_kv_heads, width=config.head_dim, dtype=dtype
+    )
+    embed = _own_embedding if own_embedding else lambda params, ids: ends.embed(params.target, ids)
+    return Network(
+        name=name,
+        width=config.hidden_size,
+        taps=shape.taps,
+        init_cache=lambda batch, slots: init_cache(batch=batch, slots=slots),
+        read=functools.partial(_read, shape, dtype),
+        apply=functools.partial(_apply, shape, dtype, embed),
+        commit=kv.commit,
+        logits=functools.partial(_logits, shape, dtype, ends),
+        start=functools.partial(_start, shape, ends, ids),
+        ids=ids,
+        facts=facts,
+    )
+
+
+def merge(shape: Shape, params: Params, dtype: Any = jnp.float32) -> Any:
+    """The module with these parameters (inside a traced function, free at run time)."""
+    graph, state = layers.abstract(shape, jnp.dtype(dtype))
+    # A copy: tracers must not be written into the cached state.
+    state = jax.tree.map(lambda x: x, state)
+    nnx.replace_by_pure_dict(state, {key: x for key, x in params.items() if key != "embed"})
+    return nnx.merge(graph, state)
+
+
+def _own_embedding(params: ModelParams, tokens: jax.Array) -> jax.Array:
+    table = params.draft["embed"]["embedding"]
+    return table[jnp.clip(tokens, 0, table.shape[0] - 1)]
+
+
+def _read(shape: Shape, dtype: Any, params: ModelParams, out: Output) -> jax.Array:
+    if not shape.taps:
+        return out.hidden.astype(dtype)
+    read = jnp.stack(out.taps, -2).astype(dtype)
+    return merge(shape, params.draft, dtype).read(read)
+
+
+def _apply(
+    shape: Shape,
+    dtype: Any,
+    embed: Callable[[ModelParams, jax.Array], jax.Array],
+    params: ModelParams,
+    tokens: jax.Array,
+    features: jax.Array,
+    cache: kv.KVCache,
+    layout: Layout | None = None,
+    block: kv.KVBlock | None = None,
+) -> tuple[Fed, kv.KVBlock]:
+    """tokens i32[B,T] and features [B,T,D] -> (``Fed``, keys and values of these slots)."""
+    fed = 0 if block is None else block.output.shape[1]
+    view = past(cache, tokens.shape[1], layout, fed)
+    angle = rope_angle(shape.config, view.positions)
+    embedded = embed(params, tokens).astype(dtype)
+    module = merge(shape, params.draft, dtype)
+    return module(embedded, features.astype(dtype), angle, view, cache, block)
+
+
+def _logits(
+    shape: Shape, dtype: Any, ends: Ends, params: ModelParams, hidden: jax.Array
+) -> jax.Array:
+    if shape.vocab is None:
+        return _family.in_float32(ends.unembed(params.target, hidden))
+    return _family.in_float32(merge(shape, params.draft, dtype).head(hidden))
+
+
+def _start(
+    shape: Shape, ends: Ends, ids: np.ndarray | None, target_params: Params, key: jax.Array
+) -> Params:
+    """New parameters: the network begins as a copy of the feature that it reads.
+
+    Both residual branches end in zeros. A head of its own begins as the target's.
+    """
+    params = layers.new(shape, key)
+    for layer in params["layers"].values():
+        for module, name in (("attention", "o"), ("mlp", "down")):
+            layer[module][name] = jax.tree.map(jnp.zeros_like, layer[module][name])
+    kernel = params["fc"]["kernel"]
+    rows, width = kernel.shape
+    params["fc"]["kernel"] = kernel.at[rows - width :].add(jnp.eye(width))
+    if shape.vocab is not None:
+        with jax.default_matmul_precision("highest"):
+            head = ends.unembed(target_params, jnp.eye(ends.width))
+        params["head"]["kernel"] = head if ids is None else head[:, jnp.asarray(ids)]
+    return params
