@@ -2,12 +2,15 @@
 
     python -m specjax.run --config=configs/self_generate.py --workdir=runs/generated \\
         --config.target=runs/target --config.data.dir=runs/target/data
+    ... --config.generation.prompts=questions.jsonl --config.generation.chat=own \\
+        --config.generation.prompt_tokens=256 --config.generation.new_tokens=256
     ... --config=configs/medusa.py --config.data.generated=runs/generated
 
-Continues the beginnings of lines of the corpus at each temperature, with lossless speculative
-decoding, and stores prompts and outputs as array_record with a manifest. The same command resumes
-a killed run. With a trained drafter (--config.drafter.name=medusa --config.drafter.model=DIR) the
-text has the same law, and is written faster where a pass over several tokens costs little.
+Continues the beginnings of lines of the corpus (or answers questions, with a chat template) at each
+temperature, with lossless speculative decoding, and stores prompts and outputs as array_record with
+a manifest. The same command resumes a killed run. With a trained drafter
+(--config.drafter.name=medusa --config.drafter.model=DIR) the text has the same law, and is written
+faster where a pass over several tokens costs little.
 
 786,432 tokens of stories260K take 45 seconds on two CPU cores (AMD EPYC, 17,000 tokens/s,
 2026-11-21); the quickstart's target writes about two thousand tokens per second.
@@ -29,6 +32,10 @@ def get_config() -> ConfigDict:
     config.generation = ConfigDict()
     config.generation.num_prompts = 1024
     config.generation.prompt_tokens = 32
+    # Files of questions, separated by commas, as in mode bench: the target answers their first
+    # turns, if they have at most prompt_tokens tokens. Empty: it continues lines of config.data.
+    config.generation.prompts = ""
+    config.generation.chat = ""  # template of the questions; "own": the target's
     config.generation.new_tokens = 96
     config.generation.temperatures = (0.0, 1.0)
     config.generation.top_k = 0

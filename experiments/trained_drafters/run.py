@@ -30,7 +30,7 @@ import jax
 from tokenizers import Tokenizer
 
 from experiments.common import without_folder
-from experiments.trained_drafters.trained import DRAFT_MODELS, TRAINED, methods
+from experiments.trained_drafters.trained import DRAFT_MODELS, NETWORKS, TRAINED, methods
 from specjax import drafters
 from specjax.bench.results import machine
 from specjax.data import corpora, text_files, token_streams
@@ -52,7 +52,7 @@ PROMPT_TOKENS = 32
 
 
 def run_config(
-    config: Path, workdir: Path, keys: Mapping[str, Any], env: dict[str, str] | None = None
+    config: str | Path, workdir: Path, keys: Mapping[str, Any], env: dict[str, str] | None = None
 ) -> None:
     """Runs a configuration with these keys in its own process."""
     flags = [f"--config.{key}={value}" for key, value in keys.items()]
@@ -77,10 +77,14 @@ def text_keys(args: argparse.Namespace) -> dict[str, Any]:
     return {"target": args.target, "data.dir": corpus_dir(args)}
 
 
-def generate(args: argparse.Namespace) -> None:
-    """Lets the target generate text to train on."""
-    keys = {"generation.num_prompts": args.generated, "generation.batch_size": 64}
-    run_config(CONFIGS / "self_generate.py", args.workdir / "generated", text_keys(args) | keys)
+def generate(args: argparse.Namespace, share: float = 1.0) -> Path:
+    """Lets the target generate text to train on, from a share of the prompts; its directory."""
+    count = max(round(args.generated * share), 1)
+    keys = {"generation.num_prompts": count, "generation.batch_size": args.rows}
+    keys |= {"generation.prompt_tokens": args.start, "generation.new_tokens": args.continued}
+    workdir = args.workdir / ("generated" if share == 1 else f"generated-{count}")
+    run_config(CONFIGS / "self_generate.py", workdir, text_keys(args) | keys)
+    return workdir
 
 
 def train(name: str, args: argparse.Namespace) -> Path:
@@ -88,11 +92,12 @@ def train(name: str, args: argparse.Namespace) -> Path:
     chosen = TRAINED[name]
     keys: dict[str, Any] = text_keys(args)
     if chosen.generated:
-        keys = {"target": args.target, "data.generated": args.workdir / "generated"}
+        keys = {"target": args.target, "data.generated": generate(args, chosen.share)}
     keys |= chosen.keys
     if chosen.init:
         keys["init"] = train(chosen.init, args)
-    if chosen.config in DRAFT_MODELS:
+    config, _, form = chosen.config.partition(":")
+    if config in DRAFT_MODELS:
         keys |= {
             "model.hidden_size": args.width,
             "model.intermediate_size": 3 * args.width,
@@ -112,7 +117,7 @@ def train(name: str, args: argparse.Namespace) -> Path:
         "examine.prompts": args.examined,
     }
     workdir = args.workdir / name.replace(", ", "-").replace(" ", "_")
-    run_config(CONFIGS / f"{chosen.config}.py", workdir, keys)
+    run_config(f"{CONFIGS / config}.py" + (f":{form}" if form else ""), workdir, keys)
     return workdir
 
 
@@ -196,12 +201,14 @@ def verify(
     tokenizer = tokenizer_of(target)
     prompts = held_out(args, tokenizer, count, seed=2)
     for name, workdir in trained.items():
-        config = TRAINED[name].config
+        config = TRAINED[name].config.partition(":")[0]
         if config in DRAFT_MODELS:
             drafter = drafters.make("draft_model", target.lm, model=workdir, gamma=4)
         else:
+            # Draft networks draft trees by default.
+            extra = {"gamma": 4} if name in NETWORKS else {}
             drafter = drafters.make(
-                config, target.lm, model=workdir, siblings="without_replacement"
+                config, target.lm, model=workdir, siblings="without_replacement", **extra
             )
         look = examine.examiner(
             target.lm,
@@ -250,6 +257,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--width", type=int, default=128, help="of the draft models, which have one layer")
     add("--length", type=int, default=128)
     add("--generated", type=int, default=4096, help="prompts that the target continues, twice each")
+    add("--start", type=int, default=32, help="tokens of these prompts")
+    add("--continued", type=int, default=96, help="tokens that the target writes after each")
+    add("--rows", type=int, default=64, help="prompts that it continues at once")
     add("--examined", type=int, default=64, help="held-out prompts of the forecasts")
     add("--prompts", type=int, default=32, help="of the bench")
     add("--new", type=int, default=64)
@@ -268,8 +278,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> None:
     """Entry point."""
     args = parse(argv)
-    if any(TRAINED[name].generated for name in args.names):
-        generate(args)
     trained = {name: train(name, args) for name in args.names}
     rows = bench(args, trained)
     verified = verify(args, trained, args.verified) if args.verified else {}

@@ -18,6 +18,7 @@ class Trained(NamedTuple):
     generated: bool = False
     init: str = ""  # the drafter that it starts from
     rate_divisor: float = 1.0  # of the learning rate of heads
+    share: float = 1.0  # of the prompts that the target continues, for text that it generated
 
 
 def _distilled(divergence: str) -> dict[str, Trained]:
@@ -48,6 +49,43 @@ TRAINED: dict[str, Trained] = {
     ),
 }
 
+# Draft networks over the target's features: the methods, each without one of its parts, and with
+# less text.
+NETWORKS: dict[str, Trained] = {
+    "redrafter": Trained("redrafter", {"drafter.heads": 5}, generated=True),
+    "eagle": Trained("eagle", generated=True),
+    "eagle, no shift": Trained("eagle", {"drafter.shift": 0}, generated=True),
+    "eagle, no noise": Trained("eagle", {"loss.noise": 0.0}, generated=True),
+    "hass": Trained("eagle:hass", generated=True),
+    "eagle3": Trained("eagle3", generated=True),
+    "eagle3, one step": Trained("eagle3", {"loss.steps": 1}, generated=True),
+    **{
+        f"{name}, {label} of the text": Trained(name, generated=True, share=share)
+        for name in ("eagle", "eagle3")
+        for label, share in (("1/16", 1 / 16), ("1/4", 1 / 4))
+    },
+}
+TRAINED |= NETWORKS
+
+
+def _drafts(config: str) -> dict[str, dict[str, Any]]:
+    """What follows the name in a label -> the keys of the drafter."""
+    sampled = {"siblings": "without_replacement"}
+    if config == "redrafter":
+        beam = {"tree": "beam", "top_k": 4, "depth": 4, "accept": "deterministic"}
+        return {"": {"gamma": 4}, ", sampled": {"gamma": 4, **sampled}, ", beam": beam}
+    tree = {"nodes": 12, "accept": "deterministic"}
+    if config in ("eagle", "eagle3"):
+        dynamic = {"tree": "dynamic", "nodes": 12, "depth": 4, "top_k": 4}
+        return {
+            "": {"gamma": 4},
+            ", sampled": {"gamma": 4, **sampled},
+            ", fixed tree": {"tree": "search", **tree},
+            ", dynamic tree": {**dynamic, "accept": "deterministic"},
+        }
+    plain = {"": {}, ", sampled": sampled}
+    return plain | ({", tree": tree} if config in ("medusa", "hydra") else {})
+
 
 def methods(workdirs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Label -> drafter keys of the bench, for drafters with these workdirs, and prompt lookup."""
@@ -55,14 +93,11 @@ def methods(workdirs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         "prompt_lookup": {"name": "prompt_lookup", "gamma": 4, "accept": "chain"}
     }
     for name, workdir in workdirs.items():
-        config = TRAINED[name].config
+        config = TRAINED[name].config.partition(":")[0]
         keys = {"model": str(workdir), "accept": "chain"}
         if config in DRAFT_MODELS:
             result[name] = {"name": "draft_model", "gamma": 4, **keys}
             continue
-        heads = {"name": config, **keys}
-        result[name] = heads
-        result[f"{name}, sampled"] = heads | {"siblings": "without_replacement"}
-        if config in ("medusa", "hydra"):
-            result[f"{name}, tree"] = heads | {"nodes": 12, "accept": "deterministic"}
+        for label, own in _drafts(config).items():
+            result[f"{name}{label}"] = {"name": config, **keys, **own}
     return result

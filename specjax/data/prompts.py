@@ -61,13 +61,13 @@ class PromptSource:
     # Template for conversations: "" none, "own" the model's, or a name that ``data.chat`` defines.
     chat: str = ""
     max_prompt_tokens: int = 0  # longer prompts keep their opening and their end; 0 = no limit
-    # Conversations read from a file, evenly from its categories (every turn is a prompt); 0 = all,
-    # of "stdlib" 32.
+    # Conversations of a file, evenly from its categories; 0 = all, of "stdlib" 32.
     num_prompts: int = 0
     prompt_tokens: int = 64  # length of each prompt of "stdlib", its opening included
     warm_prompts: int = 0  # further prompts, to learn from
     data_dir: str = ""  # where the corpus of "stdlib" is; "" = the data folder beside the target
     seed: int = 0  # chooses the lines of "stdlib"
+    first_turns: bool = False  # only these are prompts, not every turn of a conversation
 
 
 # Decodes the prompts of a turn: prompts -> new token ids.
@@ -163,6 +163,7 @@ def _conversations(
         every = [Conversation(1, None, (source.text,))]
     else:
         every = prompt_files.read(Path(name).expanduser(), where, source.kind)
+    every = [each._replace(turns=each.turns[: 1 if source.first_turns else None]) for each in every]
     extra = source.warm_prompts
     if source.num_prompts:
         every = prompt_files.sample(every, source.num_prompts + extra)

@@ -53,24 +53,26 @@ def write(
     settings: Mapping[str, float],
     new_tokens: int,
     batch_size: int,
+    width: int | None = None,
 ) -> tuple[list[list[int]], list[int]]:
     """(new tokens, rounds) of each prompt.
 
     Args:
         writer: see ``make_writer``.
-        prompts: token ids, at most ``batch_size`` prompts. Prompts of one length and one
-            ``batch_size`` compile once.
+        prompts: token ids, at most ``batch_size`` prompts. One ``width`` and one ``batch_size``
+            compile once.
         keys: key[n], one per prompt.
         settings: of ``sampling.make_sampling``.
         new_tokens: the most that continue a prompt.
         batch_size: rows of the batch.
+        width: of the buffer for prompts; None: the longest one.
 
     Raises UserError for prompts that do not fit the model; NonFiniteLogits.
     """
     # Repeat the last prompt to fill the batch; the limit below finishes these rows at once.
     rows = np.minimum(np.arange(batch_size), len(prompts) - 1)
     real = np.arange(batch_size) < len(prompts)
-    packed, lengths = decode.pack_prompts([prompts[row] for row in rows])
+    packed, lengths = decode.pack_prompts([prompts[row] for row in rows], width)
     state = decode.prefill(
         writer.target,
         writer.drafter,

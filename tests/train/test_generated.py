@@ -282,3 +282,47 @@ def test_a_token_that_the_tokenizer_puts_before_every_text(folder, tmp_path):
     generated.run(config(folder, **changes), tmp_path / "run")
     assert [r["prompt_ids"][0] for r in records(tmp_path / "run")] == [0, 0]
     assert [len(r["prompt_ids"]) for r in records(tmp_path / "run")] == [9, 9]
+
+
+def test_the_target_answers_questions(folder):
+    """First turns of different lengths, through a chat template; too long ones are left out."""
+    lines = [
+        {"question_id": i, "category": "code", "turns": [f"return {'x ' * i}", "and then?"]}
+        for i in range(1, 30)
+    ]
+    lines.append({"question_id": 99, "category": "code", "turns": ["def " * 120]})
+    questions = folder / "questions.jsonl"
+    questions.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    asked = {"prompts": str(questions), "chat": "chatml", "num_prompts": 29, "prompt_tokens": 112}
+    changes = {f"generation__{key}": value for key, value in asked.items()} | {"data__files": ""}
+    made = config(folder)
+    made.generation.update({"prompts": "", "chat": ""})
+    made.update_from_flattened_dict({k.replace("__", "."): v for k, v in changes.items()})
+    generated.run(made, folder / "answers")
+    written = records(folder / "answers")
+    assert len(written) == 58 and len({tuple(each["prompt_ids"]) for each in written}) == 29
+    target = hf.load(folder / "target")
+    texts = [target.tokenizer.decode(each["prompt_ids"]) for each in written]
+    assert all("user\nreturn" in text and "and then" not in text for text in texts)
+    # A row equals plain decoding, although the prompts of its batch have other lengths.
+    one = next(each for each in written if each["temperature"] == 0 and each["prompt"] == 3)
+    state = decode.prefill(
+        target.lm,
+        none.make(target.lm),
+        ModelParams(target.params),
+        *decode.pack_prompts([one["prompt_ids"]]),
+        rng.row_keys(0, 1),
+        max_len=len(one["prompt_ids"]) + NEW,
+        sampling=sampling.make_sampling(1, 0.0),
+    )
+    eos = target.config.eos_token_id
+    state = decode.autoregressive(
+        target.lm, ModelParams(target.params), state, max_steps=NEW, eos_id=eos
+    )
+    assert decode.outputs(state, [len(one["prompt_ids"])])[0] == one["output_ids"]
+    made.generation.num_prompts = 30
+    with pytest.raises(UserError, match=r"29 different prompts of at most 112 tokens"):
+        generated.run(made, folder / "more")
+    made.data.files = str(folder / "text.txt")
+    with pytest.raises(UserError, match="give one of them"):
+        generated.run(made, folder / "both")

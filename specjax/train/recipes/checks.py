@@ -201,6 +201,7 @@ def check_generate(config: Config) -> list[float]:
     sizes = config.generation
     for name, least in _GENERATION.items():
         checks.whole(f"config.generation.{name}", sizes[name], least)
+    _check_questions(config)
     temperatures = list(sizes.temperatures)
     if not temperatures:
         raise UserError("config.generation.temperatures is empty; give one number or more")
@@ -222,6 +223,22 @@ def check_generate(config: Config) -> list[float]:
             "text would not be the target's; choose an L1 rule"
         )
     return [float(temperature) for temperature in temperatures]
+
+
+def _check_questions(config: Config) -> None:
+    """The keys of ``questions.read``."""
+    questions, chat = (config.generation.get(key) or "" for key in ("prompts", "chat"))
+    if chat and not questions:
+        raise UserError(
+            f"config.generation.chat is {chat!r}, the template of questions, and there are none; "
+            "give config.generation.prompts, or leave chat out"
+        )
+    for key in ("files", "tfds"):
+        if questions and config.data.get(key):
+            raise UserError(
+                f"config.generation.prompts has questions, and config.data.{key} a text to "
+                "continue; give one of them"
+            )
 
 
 def check_lookup_data(config: Config) -> None:

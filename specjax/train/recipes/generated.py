@@ -26,7 +26,7 @@ from specjax.errors import UserError
 from specjax.models import hf
 from specjax.train.changes import check_same
 from specjax.train.display import Meter
-from specjax.train.recipes import checks, common
+from specjax.train.recipes import checks, common, questions
 from specjax.train.recipes import material as materials
 from specjax.train.writer import Writer, make_writer, row_keys, write
 
@@ -76,7 +76,7 @@ def run(config: Config, workdir: Path) -> dict:
 
 
 def _prompts(config: Config, workdir: Path, target: hf.Loaded) -> list[Prompt]:
-    """Starts of lines of the corpus, numbered; those of the train split are first."""
+    """Questions, or starts of lines of the corpus, numbered; the train split comes first."""
     sizes, tokenizer = config.generation, target.tokenizer
     if tokenizer is None:
         raise UserError(f"{target.directory} has no tokenizer.json; prompts need a tokenizer")
@@ -90,6 +90,12 @@ def _prompts(config: Config, workdir: Path, target: hf.Loaded) -> list[Prompt]:
         )
     valid = max(1, sizes.num_prompts // _VALID)
     prompts: list[Prompt] = []
+    if sizes.get("prompts"):
+        last = sizes.num_prompts - valid
+        return [
+            Prompt(number, "train" if number < last else "valid", ids)
+            for number, ids in enumerate(questions.read(config, target))
+        ]
     for split, count in (("train", sizes.num_prompts - valid), ("valid", valid)):
         texts = materials.texts(config, workdir, split)
         try:
@@ -127,7 +133,9 @@ def _plan(
         "accept": config.get("accept", "chain"),
         "seed": config.seed,
         "prompts": {
-            "sources": text_files.names(materials.text_source(config.data)),
+            "sources": questions.sources(config)
+            if sizes.get("prompts")
+            else text_files.names(materials.text_source(config.data)),
             "tokens": sizes.prompt_tokens,
             "train": sum(prompt.split == "train" for prompt in prompts),
             "valid": sum(prompt.split == "valid" for prompt in prompts),
@@ -147,12 +155,13 @@ def _write_shards(
     size = config.generation.shard_prompts
     parts = [prompts[start : start + size] for start in range(0, len(prompts), size)]
     totals: dict[str, dict] = {}
+    width = max(len(prompt.ids) for prompt in prompts)
     with Meter("the target writes", len(prompts) * len(temperatures)) as meter:
         for number, chosen in enumerate(parts):
             path = folder / f"shard-{number:05}-of-{len(parts):05}.array_record"
             records = _finished(path, chosen, temperatures)
             if records is None:
-                records = _records(config, writer, chosen, temperatures, meter)
+                records = _records(config, writer, chosen, temperatures, width, meter)
                 shards.write(path, records)
             else:
                 meter.skip(len(records))
@@ -165,6 +174,7 @@ def _records(
     writer: Writer,
     prompts: Sequence[Prompt],
     temperatures: Sequence[float],
+    width: int,
     meter: Meter,
 ) -> list[dict]:
     """The records of a shard: prompt by prompt, each with all temperatures in their order."""
@@ -175,7 +185,9 @@ def _records(
             chosen = prompts[start : start + sizes.batch_size]
             keys = row_keys(config.seed, [prompt.number for prompt in chosen], index)
             ids = [prompt.ids for prompt in chosen]
-            outputs, rounds = write(writer, ids, keys, settings, sizes.new_tokens, sizes.batch_size)
+            outputs, rounds = write(
+                writer, ids, keys, settings, sizes.new_tokens, sizes.batch_size, width
+            )
             for prompt, output, count in zip(chosen, outputs, rounds, strict=True):
                 rows[prompt.number, index] = {
                     "prompt": prompt.number,
