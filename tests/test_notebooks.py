@@ -34,8 +34,8 @@ def source_with(name: str, part: str) -> str:
 
 
 @pytest.mark.fast
-def test_there_are_two():
-    assert list(NOTEBOOKS) == ["new_drafter", "quickstart"]
+def test_all_are_there():
+    assert list(NOTEBOOKS) == ["new_drafter", "quickstart", "train_eagle"]
 
 
 @pytest.mark.fast
@@ -91,9 +91,9 @@ def test_named_files_exist(name):
 
 
 @pytest.mark.fast
-def test_both_have_the_same_installation():
-    first, second = (sources(name, "code")[0] for name in NOTEBOOKS)
-    assert first == second and "SPECJAX_SOURCE" in first
+def test_all_have_the_same_installation():
+    [install] = {sources(name, "code")[0] for name in NOTEBOOKS}
+    assert "SPECJAX_SOURCE" in install
 
 
 @pytest.mark.fast
@@ -227,3 +227,17 @@ def test_new_drafter(folder, monkeypatch):
     page = (folder / "runs/new_drafter.html").read_text(encoding="utf-8")
     assert "bigram_cache" in page
     assert "&lt;!doctype html&gt;" in output_of(outputs, "html.render")
+
+
+@pytest.mark.notebooks
+@pytest.mark.xdist_group("notebooks")
+def test_train_eagle(folder, monkeypatch):
+    outputs = execute("train_eagle", folder, monkeypatch)
+    assert "3 layers of width 32, 300 tokens" in output_of(outputs, "hf.load(folder)")
+    curve = re.findall(r"step +(\d+): tau ([\d.]+)", output_of(outputs, "axes.plot"))
+    assert [step for step, _ in curve] == ["5", "10"] and all(float(tau) >= 1 for _, tau in curve)
+    table = output_of(outputs, "run.measure")
+    assert "eagle3, chain" in table and "eagle3, tree" in table and "yes, 2/2 prompts" in table
+    exported = output_of(outputs, "convert_heads.convert")
+    first, second = re.search(r"(\d+) and (\d+) rounds; the same text: True", exported).groups()
+    assert first == second and "Eagle3Speculator" in exported

@@ -73,7 +73,8 @@ def _drafts(config: str) -> dict[str, dict[str, Any]]:
     sampled = {"siblings": "without_replacement"}
     if config == "redrafter":
         beam = {"tree": "beam", "top_k": 4, "depth": 4, "accept": "deterministic"}
-        return {"": {"gamma": 4}, ", sampled": {"gamma": 4, **sampled}, ", beam": beam}
+        chain = {"tree": "chain:4"}
+        return {"": chain, ", sampled": chain | sampled, ", beam": beam}
     tree = {"nodes": 12, "accept": "deterministic"}
     if config in ("eagle", "eagle3"):
         dynamic = {"tree": "dynamic", "nodes": 12, "depth": 4, "top_k": 4}

@@ -32,7 +32,6 @@ from specjax.types.draft import (
     SIBLINGS,
     WITHOUT_REPLACEMENT,
     Accept,
-    AcceptFn,
     Draft,
     Verdict,
 )
@@ -50,7 +49,6 @@ __all__ = [
     "SIBLINGS",
     "WITHOUT_REPLACEMENT",
     "Accept",
-    "AcceptFn",
     "Array",
     "Batch",
     "Cache",
