@@ -19,17 +19,19 @@ from specjax.types import Params
 class TreeKeys:
     """The shape of a draft, for every drafter with parameters (``drafters/_growth``)."""
 
-    # A shape as ``topology.shapes.parse`` reads it, or "dynamic" (EAGLE-2), or "best_first" (only
-    # for heads that do not read the draft's tokens). "" is the method's default, or with ``nodes``
-    # the tree that a search returns.
+    # A shape as ``topology.shapes.parse`` reads it, or "dynamic" (EAGLE-2), "beam" (ReDrafter's
+    # beam search), or "best_first" (only for heads that do not read the draft's tokens), or
+    # "search": the best fixed shape of ``nodes`` nodes. "" is the method's default; with ``nodes``
+    # "search" if the default is a fixed shape.
     tree: Topology | str = ""
-    # Nodes of a dynamic or best-first tree (0: 32, or as many as there can be); else the size of
-    # the tree to search for, with the accuracies measured at the end of training; 0: no search.
+    # Nodes of a dynamic or best-first tree (0: 32, or as many as there can be), or of the paths of
+    # a beam search (0: room for all); else the size of the tree to search for, with the accuracies
+    # measured at the end of training; 0: no search.
     nodes: int = 0
-    # Levels of a dynamic or best-first tree; 0: the number of heads, or 5.
+    # Levels of a dynamic, beam or best-first tree; 0: the number of heads, or 5.
     depth: int = 0
-    # Dynamic: how many nodes of a level get children, and how many each; 0: 6. Best-first: the
-    # most children of a node; 0: no limit.
+    # Dynamic: how many nodes of a level get children, and how many each; 0: 6. Beam: how many paths
+    # there are; 0: 6. Best-first: the most children of a node; 0: no limit.
     top_k: int = 0
     # The search: "optimal" (Sequoia's dynamic program) or "greedy" (Medusa's: the likeliest next
     # node).
@@ -55,6 +57,21 @@ class HeadKeys(TreeKeys):
     # dtype in which ``model`` is read; None: float32 on CPUs, bfloat16 elsewhere. Read float32 to
     # train the heads further.
     dtype: Any = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EagleKeys(TreeKeys):
+    """A draft network over the target's features: where it comes from, and the shape of a draft."""
+
+    # Directory of a network, trained by specjax or released by the authors of the method.
+    model: str | os.PathLike | None = None
+    # Its parameters, instead of ``model``.
+    params: Params = None
+    # dtype in which ``model`` is read; None: float32 on CPUs, bfloat16 elsewhere. Read float32 to
+    # train the network further.
+    dtype: Any = None
+    # A chain of so many tokens, instead of ``tree`` or ``nodes``; 0: not given.
+    gamma: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,8 @@ and the chosen nodes are functions of the context alone.
   sum of scores, the expected length of the accepted path under the draft's probabilities, is the
   largest possible. A level gets every child that can be among them (``most`` in ``expand``), and
   the reranking of EAGLE-2 does the rest: no heap is needed.
+- Beam search (ReDrafter, Cheng et al. 2024, 2403.09919, section 3.2): the best paths of a level are
+  continued, and the tree has the paths to the best nodes of the last level, common prefixes once.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ RINGEL2026ACCELERATING = """\
   eprint = {2604.12989},
   archiveprefix = {arXiv},
 }"""
-REFERENCE = (references.LI2024EAGLE2, RINGEL2026ACCELERATING)
+REFERENCE = (references.LI2024EAGLE2, references.CHENG2024RECURRENT, RINGEL2026ACCELERATING)
 
 
 def candidates(frontier: int, top_k: int, most: int | None = None) -> np.ndarray:
@@ -121,3 +123,50 @@ def rerank(total: jax.Array, parents: jax.Array, nodes: int) -> tuple[jax.Array,
     # The parent is chosen too: its index is the number of chosen nodes before it.
     place = (chosen[..., None, :] < parent[..., None]).sum(-1)
     return chosen, jnp.where(parent < 0, -1, place).astype(jnp.int32)
+
+
+def paths(
+    parents: jax.Array, valid: jax.Array, beams: int, nodes: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The paths that a beam search ends with, as a tree in topological order.
+
+    The pool has the ``beams`` best candidates of each level, best first, at indices from
+    ``level * beams`` on. ``parents`` i32[B,P] are indices in the pool, -1 for a child of the
+    pending token; ``valid`` bool[B,P] is False in the levels that a row does not have. The tree has
+    the paths to the nodes of the row's last level. A prefix of several paths is one node of the
+    pool, so the tree has it once. While there are more than ``nodes``, the path with the lowest
+    score is left out.
+
+    Returns:
+        chosen: i32[B,nodes] indices in the pool; ascending, and then nodes outside of the tree.
+        parents: i32[B,nodes] their parents, as indices in ``chosen``, or -1.
+        kept: bool[B,P] the nodes of the tree.
+
+    Raises:
+        UserError: a pool of fewer than ``nodes``, ``nodes`` below the number of levels.
+    """
+    batch, size = parents.shape
+    depth = size // whole("beams", beams, 1)
+    if not depth <= whole("nodes", nodes, 1) <= size:
+        raise UserError(f"nodes is {nodes}; give at least {depth} and at most {size}")
+    index = jnp.broadcast_to(jnp.arange(beams), (batch, beams))
+    rows, none = jnp.arange(batch)[:, None], jnp.full((batch, beams), beams)
+    # The first of the paths through each node; ``beams``: no path.
+    first, below, exist = none, none, jnp.zeros((batch, 1), bool)
+    firsts = []
+    for level in reversed(range(depth)):
+        own = slice(level * beams, (level + 1) * beams)
+        first = jnp.where(valid[:, own] & ~exist, index, none)
+        if firsts:
+            under = parents[:, own.stop : own.stop + beams] - own.start
+            first = first.at[rows, under].min(below)
+        exist, below = valid[:, own], first
+        firsts.insert(0, first)
+    first = jnp.concatenate(firsts, 1)
+    count = (first[:, None] <= jnp.arange(beams)[:, None]).sum(-1)  # [B,beams] of the first paths
+    kept = first < (count <= nodes).sum(-1, keepdims=True)
+    chosen = jnp.argsort(~kept, axis=-1, stable=True)[:, :nodes].astype(jnp.int32)
+    place = jnp.cumsum(kept, -1) - 1
+    above = jnp.take_along_axis(jnp.where(kept, parents, -1), chosen, 1)
+    parent = jnp.take_along_axis(place, jnp.maximum(above, 0), 1)
+    return chosen, jnp.where(above < 0, -1, parent).astype(jnp.int32), kept

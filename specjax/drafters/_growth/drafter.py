@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from specjax.drafters._growth import chain, levels, pool
 from specjax.drafters._growth import rows as growing
-from specjax.drafters._growth.plans import Fixed, Plan
+from specjax.drafters._growth.plans import Fixed, Plan, Pooled
 from specjax.drafters._growth.rows import Job
 from specjax.drafters._growth.stepper import Drafted, Nodes, State, Stepper
 from specjax.rng import RowKeys
@@ -56,6 +56,8 @@ def build(
     The other arguments are those of ``Drafter``. L1 with a rule that takes its siblings.
     """
     setup, growth = _Setup(stepper, plan), plan.growth
+    # Paths of a beam search with a common prefix leave nodes unused.
+    full = plan.controller is None and not (isinstance(growth, Pooled) and growth.beams)
     return Drafter(
         init_params=init_params,
         init=functools.partial(_init, setup),
@@ -65,9 +67,9 @@ def build(
         name=name,
         siblings=growth.siblings,
         depth=growth.depth,
-        constant_cost=plan.controller is None,
+        constant_cost=full,
         # Also without replacement, although there can be fewer tokens than siblings: it is rare.
-        whole=plan.controller is None,
+        whole=full,
         history=plan.controller is not None and plan.controller.has_state,
         features=features,
         gaps=gaps,
@@ -107,6 +109,11 @@ def _empty(setup: _Setup, params: ModelParams, kept: Any, batch: int, fed: int) 
     return jax.tree.map(lambda x: jnp.zeros((batch, fed, *x.shape[2:]), x.dtype), shapes)
 
 
+def _room(places: int, memory: jax.Array) -> jax.Array:
+    """Zeros for so many places like that of ``memory`` [B,1,...]."""
+    return jnp.zeros((memory.shape[0], places, *memory.shape[2:]), memory.dtype)
+
+
 def _propose(
     setup: _Setup, params: ModelParams, keys: RowKeys, context: Context, state: State
 ) -> tuple[Draft, State]:
@@ -117,7 +124,12 @@ def _propose(
     if not isinstance(growth, Fixed):
         draft, places, block, rows = pool.grow(job, rows, growth)
     elif setup.is_chain and stepper.looped and growth.nodes > 1:
-        draft, block, rows = chain.grow(job, rows, growth.nodes, growth.how, state.block)
+        room = state.block
+        if room is None and begun.memory is not None:
+            room = jax.tree.map(functools.partial(_room, growth.nodes), begun.memory)
+        elif room is None:
+            room = _empty(setup, params, begun.kept, job.batch, growth.nodes - 1)
+        draft, block, rows = chain.grow(job, rows, growth.nodes, growth.how, room)
     else:
         draft, block, rows = levels.grow(job, rows, growth.shape, growth.how)
         if setup.is_chain:

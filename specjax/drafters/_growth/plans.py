@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any, NamedTuple
 
 from specjax.checks import counts, one_of, whole
 from specjax.control import Controller, parse
 from specjax.drafters._growth.siblings import KINDS
-from specjax.drafters._keys import TreeKeys
+from specjax.drafters._keys import EagleKeys, TreeKeys
 from specjax.errors import UserError
 from specjax.topology import dynamic, shapes
 from specjax.topology import search as tree_search
@@ -17,8 +18,12 @@ from specjax.types import CHAIN, DETERMINISTIC
 
 SEARCHES = {"optimal": tree_search.optimal, "greedy": tree_search.greedy}
 # The values of the key "tree" for trees whose shape depends on the context.
-DYNAMIC, BEST_FIRST = "dynamic", "best_first"
-# EAGLE-2's values for trees with a small draft model.
+DYNAMIC, BEAM, BEST_FIRST = "dynamic", "beam", "best_first"
+POOLED = (DYNAMIC, BEAM, BEST_FIRST)
+# The value for the best tree of a fixed shape, which is also what ``nodes`` alone asks for where
+# the default is a fixed shape.
+SEARCHED = "search"
+# EAGLE-2's values for trees with a small draft model; TOP_K is also the width of a beam search.
 NODES, DEPTH, TOP_K = 32, 5, 6
 
 
@@ -45,7 +50,7 @@ class Fixed(NamedTuple):
 
 
 class Pooled(NamedTuple):
-    """The ``nodes`` best of a pool of candidates."""
+    """A tree that is chosen from a pool of candidates: the ``nodes`` best, or the best paths."""
 
     nodes: int
     # For each level: how many of its candidates get children (0: the last level), and the number of
@@ -53,6 +58,9 @@ class Pooled(NamedTuple):
     levels: tuple[tuple[int, int], ...]
     # Best-first: children that cannot be among so many best ones are left out. None: EAGLE-2.
     most: int | None = None
+    # Beam search: how many candidates of a level are kept; the draft has the paths to those of the
+    # last level. None: all are kept.
+    beams: int | None = None
 
     @property
     def depth(self) -> int:
@@ -76,12 +84,15 @@ class Method(NamedTuple):
     """What a method determines of its drafts."""
 
     name: str
-    tree: Topology | str  # the shape without keys
+    # The shape without keys. If it is one of POOLED, ``nodes``, ``depth`` and ``top_k`` without
+    # ``tree`` belong to it.
+    tree: Topology | str
     siblings: str  # how siblings are chosen without a key
-    vocab_size: int
+    vocab_size: int  # of the draft
     heads: int | None = None  # the largest depth; None: any
     independent: bool = False  # as ``Stepper.independent``
     accuracy: Any = None  # f64[K,W] how often the token at depth d was the choice of rank r
+    steps: int | None = None  # the depth of a pooled tree without a key; None: ``heads``, or 5
 
 
 def read(method: Method, keys: TreeKeys) -> Plan:
@@ -94,13 +105,18 @@ def read(method: Method, keys: TreeKeys) -> Plan:
     one_of("search", keys.search, tuple(SEARCHES))
     for key in ("nodes", "depth", "top_k"):
         whole(key, getattr(keys, key), 0)
-    controller = parse(keys.control)
-    if keys.tree in (DYNAMIC, BEST_FIRST):
+    controller, keys = parse(keys.control), _with_chain(method, keys)
+    if not keys.tree and method.tree in POOLED:
+        keys = dataclasses.replace(keys, tree=method.tree)
+    if keys.tree in POOLED:
         return Plan(_pooled(method, keys), controller)
+    if keys.tree == SEARCHED:
+        if not keys.nodes:
+            raise UserError(f"the tree is {SEARCHED!r}, and nodes, its size, is 0; give nodes")
+        keys = dataclasses.replace(keys, tree="")
     if isinstance(keys.tree, str) and keys.tree.isidentifier():
-        raise UserError(
-            f'the tree is {keys.tree!r}; give "{DYNAMIC}", "{BEST_FIRST}", {shapes.FORMS}'
-        )
+        names = ", ".join(f'"{name}"' for name in (*POOLED, SEARCHED))
+        raise UserError(f"the tree is {keys.tree!r}; give {names}, {shapes.FORMS}")
     for key in ("depth", "top_k"):
         if getattr(keys, key):
             raise UserError(
@@ -110,6 +126,20 @@ def read(method: Method, keys: TreeKeys) -> Plan:
     how = keys.siblings or method.siblings
     one_of("siblings", how, tuple(KINDS))
     return Plan(Fixed(_shape(method, keys), how), controller)
+
+
+def _with_chain(method: Method, keys: TreeKeys) -> TreeKeys:
+    """The keys with the chain that ``gamma`` asks for. Raises UserError."""
+    gamma = whole("gamma", keys.gamma, 0) if isinstance(keys, EagleKeys) else 0
+    if not gamma:
+        return keys
+    for key in ("tree", "nodes"):
+        if getattr(keys, key):
+            raise UserError(
+                f"{method.name} was given gamma={gamma}, a chain, and {key}="
+                f"{getattr(keys, key)!r}; give one of them"
+            )
+    return dataclasses.replace(keys, tree=shapes.chain(gamma))
 
 
 def _shape(method: Method, keys: TreeKeys) -> Topology:
@@ -122,14 +152,14 @@ def _shape(method: Method, keys: TreeKeys) -> Topology:
             "tree, or leave search out"
         )
     if keys.nodes:
-        if method.accuracy is None or method.heads is None:
+        if method.accuracy is None:
             raise UserError(
                 f"{name} has no measured accuracies to search a tree of {keys.nodes} nodes with; "
                 "give tree, or train the heads with specjax"
             )
-        branching = tree_search.acceptance_table(method.accuracy).shape[1]
-        branching = min(branching, method.vocab_size)
-        shape, _ = SEARCHES[keys.search](method.accuracy, keys.nodes, method.heads, branching)
+        measured, ranks = tree_search.acceptance_table(method.accuracy).shape
+        depth, branching = method.heads or measured, min(ranks, method.vocab_size)
+        shape, _ = SEARCHES[keys.search](method.accuracy, keys.nodes, depth, branching)
     else:
         shape = shapes.parse(keys.tree or method.tree)
     shape = shapes.check(shape.parents, method.vocab_size)
@@ -152,11 +182,14 @@ def _pooled(method: Method, keys: TreeKeys) -> Pooled:
                 f"{key} is {getattr(keys, key)!r} and has no effect on the tree {keys.tree!r}, "
                 "which has the most probable tokens; leave it out"
             )
-    depth = keys.depth or method.heads or DEPTH
+    depth = keys.depth or method.steps or method.heads or DEPTH
     _check_depth(method, depth)
     if keys.tree == BEST_FIRST:
         return _best_first(method, keys, depth)
-    return eagle2(method.vocab_size, keys.nodes, depth, keys.top_k)
+    if not keys.depth and keys.nodes:
+        depth = min(depth, keys.nodes)
+    shape = beam if keys.tree == BEAM else eagle2
+    return shape(method.vocab_size, keys.nodes, depth, keys.top_k)
 
 
 def eagle2(vocab_size: int, nodes: int, depth: int, top_k: int) -> Pooled:
@@ -164,11 +197,30 @@ def eagle2(vocab_size: int, nodes: int, depth: int, top_k: int) -> Pooled:
     top_k = top_k or min(TOP_K, vocab_size)
     counts(depth=depth, top_k=top_k)
     size = top_k + (depth - 1) * top_k**2
-    nodes = nodes or min(NODES, size)
+    nodes = nodes or min(max(NODES, depth), size)
     counts(nodes=nodes)
     _check_children(vocab_size, top_k)
     _check_nodes(nodes, depth, top_k, size)
+    _check_room(nodes, depth)
     return Pooled(nodes, ((top_k, top_k),) * (depth - 1) + ((0, top_k),))
+
+
+def beam(vocab_size: int, nodes: int, depth: int, top_k: int) -> Pooled:
+    """The paths of a beam search of width ``top_k``; 0 nodes: room for all, 0 top_k: 6.
+
+    ReDrafter (2403.09919), section 3.2. Paths share their prefixes, so a draft has at most
+    ``top_k`` nodes in each level. If more than ``nodes`` remain, the paths with the lowest scores
+    are left out.
+    """
+    top_k = top_k or min(TOP_K, vocab_size)
+    counts(depth=depth, top_k=top_k)
+    nodes = nodes or depth * top_k
+    counts(nodes=nodes)
+    _check_children(vocab_size, top_k)
+    _check_nodes(nodes, depth, top_k, depth * top_k)
+    _check_room(nodes, depth)
+    levels = ((top_k, top_k),) * (depth - 1) + ((0, top_k),)
+    return Pooled(nodes, levels, beams=top_k)
 
 
 def _best_first(method: Method, keys: TreeKeys, depth: int) -> Pooled:
@@ -200,6 +252,14 @@ def _check_children(vocab_size: int, top_k: int) -> None:
         raise UserError(
             f"top_k is {top_k} and the vocabulary has {vocab_size} tokens; "
             f"it must be at most {vocab_size}"
+        )
+
+
+def _check_room(nodes: int, depth: int) -> None:
+    if nodes < depth:
+        raise UserError(
+            f"nodes is {nodes} and depth is {depth}, so no path of {depth} tokens fits; give at "
+            f"least {depth} nodes, or a depth of at most {nodes}"
         )
 
 

@@ -1,7 +1,7 @@
 """A tree whose shape depends on the context: candidates level by level, then the best of all.
 
-EAGLE-2's dynamic tree, and the best-first tree of a stepper whose logits depend on the depth alone
-(``topology.dynamic``).
+EAGLE-2's dynamic tree, ReDrafter's beam search, and the best-first tree of a stepper whose logits
+depend on the depth alone (``topology.dynamic``).
 """
 
 from __future__ import annotations
@@ -68,12 +68,18 @@ def grow(job: Job, rows: Rows, plan: Pooled) -> tuple[Draft, jax.Array, Any, Row
             # Nodes that do not exist are the last to be chosen.
             level = level.replace(total=jnp.where(rows.going[:, None], level.total, -jnp.inf))
         level = level.replace(valid=jnp.broadcast_to(rows.going[:, None], level.tokens.shape))
+        if plan.beams:
+            level, above = at((level, above), dynamic.frontier(level.total, plan.beams))
         if width:
             front, level = _frontier(front, level, above, width, size)
         size += level.tokens.shape[1]
         levels.append(level)
     pool: _Pool = jax.tree.map(lambda *parts: jnp.concatenate(parts, 1), *levels)
-    chosen, parents = dynamic.rerank(pool.total, pool.parents, plan.nodes)
+    if plan.beams:
+        chosen, parents, kept = dynamic.paths(pool.parents, pool.valid, plan.beams, plan.nodes)
+        pool = pool.replace(valid=pool.valid & kept)
+    else:
+        chosen, parents = dynamic.rerank(pool.total, pool.parents, plan.nodes)
     best: _Pool = at(pool, chosen)
     draft = Draft(best.tokens, best.valid, parents, finite=rows.finite, depth=plan.depth)
     return draft, best.places, block, rows

@@ -27,7 +27,7 @@ TREES = {
     "iid, irregular": ("draft_tree", {"tree": Topology((-1, -1, 1, 2, 3, 1)), "siblings": "iid"}),
     "top_k": ("draft_tree", {"tree": "3x2x1x1", "siblings": "top_k"}),
     "dynamic": ("dynamic_tree", {"nodes": 12, "depth": 4, "top_k": 3}),
-    "dynamic, one path": ("dynamic_tree", {"nodes": 2, "depth": 3, "top_k": 1}),
+    "dynamic, one path": ("dynamic_tree", {"nodes": 2, "depth": 2, "top_k": 1}),
 }
 
 

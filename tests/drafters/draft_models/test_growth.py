@@ -257,7 +257,7 @@ def test_keys():
         ({"tree": "dynamic", "nodes": 13, "depth": 2, "top_k": 3}, "ask for at most 12 nodes"),
         ({"tree": "dynamic", "top_k": 4}, "top_k is 4 and the vocabulary has 3 tokens"),
         ({"tree": "best_first"}, "draft_model reads the tokens of its draft"),
-        ({"tree": "dynamik"}, 'the tree is \'dynamik\'; give "dynamic", "best_first", "4x2x1"'),
+        ({"tree": "dynamik"}, 'the tree is \'dynamik\'; give "dynamic", "beam", "best_first"'),
         ({"control": "treshold:0.4"}, "unknown controller 'treshold'; it must be one of"),
         ({"control": "threshold"}, "controller threshold needs the key 'least'"),
     ]
