@@ -93,6 +93,15 @@ LI2024EAGLE2 = """\
   archiveprefix = {arXiv},
 }"""
 
+CHENG2024RECURRENT = """\
+@misc{cheng2024recurrent,
+  title = {{Recurrent Drafter for Fast Speculative Decoding in Large Language Models}},
+  author = {Cheng, Yunfei and Zhang, Aonan and Zhang, Xuanyu and Wang, Chong and Wang, Yi},
+  year = {2024},
+  eprint = {2403.09919},
+  archiveprefix = {arXiv},
+}"""
+
 CAI2024MEDUSA = """\
 @inproceedings{cai2024medusa,
   title = {{Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads}},
@@ -146,9 +155,9 @@ def cite(*names: str) -> str:
     """The BibTeX entries of the methods that were used: ``cite("medusa", "recursive")``.
 
     Names are drafters, acceptance rules, controllers, and modules of ``specjax.topology`` ("search"
-    is Sequoia, "dynamic" the trees of EAGLE-2 and DDTree). Entries are in the order of the names,
-    each once, with an empty line between two; a method without a publication ("none") has none.
-    Raises UserError for an unknown name; the message has the nearest names.
+    is Sequoia, "dynamic" the trees of EAGLE-2, ReDrafter and DDTree). Entries are in the order of
+    the names, each once, with an empty line between two; a method without a publication ("none")
+    has none. Raises UserError for an unknown name; the message has the nearest names.
     """
     entries: dict[str, str] = {}
     for name in names:

@@ -180,7 +180,7 @@ def assert_foreign_is_refused(name, target, params) -> None:
 
     other_heads = f"the parameters are not those of {name} heads .*give the parameters"
     other_target = "on this target it must be"
-    other = "bpd" if name == "medusa" else "medusa"
+    other = "bpd" if name in ("medusa", "redrafter") else "medusa"
     start = drafters.make(other, target).training.start
     foreign = jax.eval_shape(start, cases.table(0, VOCAB), jax.random.key(0))
     for wrong in ({}, [], {0: np.zeros(3)}, 3.0, foreign):

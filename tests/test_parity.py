@@ -71,6 +71,7 @@ def options(name, stories, known):
         "hydra": lambda: heads("hydra", prefix=True, head_dim=64, tree="4x2x1x1"),
         "mlp_speculator": lambda: heads("mlp_speculator", heads=3, tie=True, scale_input=True),
         "bpd": lambda: heads("bpd", tree="4x2x1"),
+        "redrafter": lambda: heads("redrafter"),
         "controlled": lambda: {"drafters": {"lookup": {"name": "prompt_lookup"}}},
         "escalate": lambda: {
             "drafters": {"first": {"name": "suffix", "mode": "path"}, "second": {"name": "jacobi"}}

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from specjax.drafters import _growth
-from specjax.drafters._growth import Begun, Fixed, Nodes, Plan, Stepper
+from specjax.drafters._growth import Begun, Nodes, Plan, Stepper
 from specjax.drafters._growth.plans import Method
 from specjax.drafters._keys import HeadKeys
 from specjax.drafters.heads import _loss, _prefix, _text
@@ -19,7 +19,6 @@ from specjax.drafters.heads._given import Given
 from specjax.errors import UserError
 from specjax.topology import shapes
 from specjax.types import (
-    CHAIN,
     LM,
     Context,
     Drafter,
@@ -43,19 +42,20 @@ class State(struct.PyTreeNode):
 
 
 def build(target: LM, heads: Heads, keys: HeadKeys, given: Given) -> Drafter:
-    """The drafter of these heads; without keys, a chain of the most probable tokens.
+    """The drafter of these heads; without keys, their default shape of the most probable tokens.
 
     L1 with a rule that takes its siblings. Raises UserError for a tree deeper than there are heads,
     and for a search without measured accuracies.
     """
     method = Method(
         heads.name,
-        shapes.chain(heads.depth),
+        heads.tree or shapes.chain(heads.depth),
         "top_k",
         target.vocab_size,
-        heads.depth,
+        None if heads.looped else heads.depth,
         heads.independent,
         given.config.get("accuracy"),
+        heads.depth,
     )
     plan = _growth.read(method, keys)
     stepper = Stepper(
@@ -63,6 +63,7 @@ def build(target: LM, heads: Heads, keys: HeadKeys, given: Given) -> Drafter:
         begin=functools.partial(_begin, heads),
         step=functools.partial(_step, heads),
         commit=functools.partial(_commit, heads),
+        looped=heads.looped,
         independent=heads.independent,
     )
     return _growth.build(
@@ -76,18 +77,12 @@ def build(target: LM, heads: Heads, keys: HeadKeys, given: Given) -> Drafter:
 
 
 def _training(target: LM, heads: Heads, plan: Plan) -> Training:
-    growth, foresee = plan.growth, None
-    # Drafts of another shape in each context have no forecast.
-    if isinstance(growth, Fixed) and plan.controller is None:
-        if growth.how == "top_k":
-            foresee = functools.partial(_text.foresee_tree, heads, target, growth.shape)
-        elif growth.siblings == CHAIN:
-            foresee = functools.partial(_text.foresee_chain, heads, target, growth.depth)
+    along = functools.partial(_text.along, heads, target)
     return Training(
         loss=functools.partial(_loss.loss, heads, target),
         start=heads.start,
-        foresee=foresee,
-        ranks=functools.partial(_text.ranks, heads, target),
+        foresee=_text.foresee(along, plan),
+        ranks=functools.partial(_text.ranks, along, heads.depth),
         facts=heads.facts,
     )
 
@@ -111,7 +106,8 @@ def _init(
     if prefix is not None:
         cache = prefix.init_cache(batch, slots)
         if size:
-            features, cache = _prefix.feed(prefix, params, features, count, cache)
+            apply = functools.partial(prefix.apply, params)
+            features, cache = _prefix.feed(apply, prefix.commit, features, count, cache)
     if not size:
         return State(jnp.zeros((batch, features.shape[-1]), features.dtype), count > 0, cache)
     return State(_at(features, jnp.maximum(count - 1, 0)), count > 0, cache)

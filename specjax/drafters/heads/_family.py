@@ -36,6 +36,11 @@ class Heads(NamedTuple):
     independent: bool = False
     # None: heads read one feature.
     prefix: Prefix | None = None
+    # Whether all depths have the same parameters: a draft may be deeper than ``depth``, and
+    # ``step`` takes a traced depth.
+    looped: bool = False
+    # The shape of a draft without keys, as ``Method.tree``; "": a chain of ``depth`` tokens.
+    tree: str = ""
     # What config.json must hold about the parameters in addition to their shapes.
     facts: tuple[tuple[str, Any], ...] = ()
 

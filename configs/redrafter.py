@@ -1,0 +1,27 @@
+"""ReDrafter (Cheng et al. 2024): one small recurrent network, drafting by beam search.
+
+    python -m specjax.run --config=configs/redrafter.py --workdir=runs/redrafter \\
+        --config.target=runs/target --config.data.dir=runs/target/data
+    ... --config.loss.ce=0 --config.loss.teacher=1   # local distillation, as in the paper
+    python -m specjax.run --config=configs/bench.py --config.target=runs/target \\
+        --config.prompts=stdlib --config.accept=deterministic \\
+        --config.drafter.name=redrafter --config.drafter.model=runs/redrafter
+
+``config.drafter.heads`` is the number of steps that training predicts (5) and the default length
+of the beam search; ``config.drafter.top_k`` is its width (6).
+"""
+
+from ml_collections import ConfigDict, config_dict
+
+from configs import heads
+
+
+def get_config() -> ConfigDict:
+    """The configuration."""
+    config = heads.get_config("redrafter")
+    config.drafter.layers = config_dict.placeholder(int)  # residual blocks; None: 2
+    # width of the blocks; None: twice the target's
+    config.drafter.inner = config_dict.placeholder(int)
+    # whether the state is the sum of the embeddings, without a recurrent network
+    config.drafter.running_sum = config_dict.placeholder(bool)
+    return config
