@@ -18,7 +18,7 @@ from specjax import tree
 from specjax.cache import KVBlock, KVCache
 from specjax.models.norm import Norm
 from specjax.models.transformer_config import TransformerConfig
-from specjax.tree import Layout
+from specjax.tree import Columns, Layout
 
 
 class Linear(nnx.Linear):
@@ -78,7 +78,7 @@ class Past(NamedTuple):
     """What a block of T tokens attends to: committed slots, and P tokens of the block."""
 
     length: jax.Array  # i32[B] committed slots
-    layout: Layout
+    layout: Layout | Columns
 
     @property
     def positions(self) -> jax.Array:
@@ -96,7 +96,7 @@ class Stored(NamedTuple):
     v_fed: jax.Array | None = None
 
 
-def past(cache: KVCache, new: int, layout: Layout | None, fed: int = 0) -> Past:
+def past(cache: KVCache, new: int, layout: Layout | Columns | None, fed: int = 0) -> Past:
     """The view of ``new`` tokens after a cache and ``fed`` tokens of their block."""
     if layout is None:
         layout = tree.chain_layout(cache.length.shape[0], new, fed)
@@ -147,7 +147,11 @@ class Attention(nnx.Module):
         if stored.k_fed is not None and stored.v_fed is not None:
             keys = jnp.concatenate([stored.k_fed, k], 1)
             values = jnp.concatenate([stored.v_fed, v], 1)
-        out = _attend(q, past, stored, keys.swapaxes(1, 2), values.swapaxes(1, 2))
+        keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)
+        if isinstance(past.layout, Columns):
+            out = _attend_in_columns(q, past.layout.visible, keys, values)
+        else:
+            out = _attend(q, past, stored, keys, values)
         out = out.reshape(batch, self.kv_heads, group, size, self.width).transpose(0, 3, 1, 2, 4)
         return self.o(out.reshape(batch, size, -1)), k, v
 
@@ -208,6 +212,40 @@ def _block_values(weights: jax.Array, visible: jax.Array, values: jax.Array) -> 
     reaches = (visible & ~finite.all((1, 3))[:, None]).any(-1)  # bool[B,T]
     reaches = jnp.tile(reaches, (1, weights.shape[2] // size))[:, None, :, None]
     return jnp.where(reaches, jnp.nan, out)
+
+
+def _attend_in_columns(
+    q: jax.Array, visible: jax.Array, keys: jax.Array, values: jax.Array
+) -> jax.Array:
+    """Attention of queries [B,K,G*T,D] in the layout ``Columns`` of steps after a text.
+
+    Keys and values [B,K,(j+1)T,D] are those of the text and of j steps. The scores of a step are
+    one number per query, so no array is larger than the scores of the text. There is no guard for
+    values that are not finite.
+    """
+    batch, heads, rows, width = q.shape
+    size = visible.shape[1]
+    text, *steps = _parts(keys, size)
+    text_values, *step_values = _parts(values.astype(q.dtype), size)
+    scores = jnp.einsum("bkqd,bksd->bkqs", q, text, preferred_element_type=jnp.float32)
+    wide = scores.dtype
+    scores = scores.reshape(batch, heads, -1, size, size) / math.sqrt(width)
+    scores = jnp.where(visible[:, None, None], scores, jnp.finfo(wide).min)
+    query = q.reshape(batch, heads, -1, size, width).astype(wide)
+    own = [(query * key[:, :, None].astype(wide)).sum(-1) / math.sqrt(width) for key in steps]
+    peak = jax.lax.stop_gradient(functools.reduce(jnp.maximum, [scores.max(-1), *own]))
+    weights, own = jnp.exp(scores - peak[..., None]), [jnp.exp(each - peak) for each in own]
+    total = functools.reduce(jnp.add, [weights.sum(-1), *own])[..., None]
+    weights = weights.astype(q.dtype).reshape(batch, heads, rows, size)
+    out = jnp.einsum("bkqs,bksd->bkqd", weights, text_values).reshape(query.shape)
+    for weight, value in zip(own, step_values, strict=True):
+        out = out + weight[..., None] * value[:, :, None]
+    return (out / total).astype(q.dtype).reshape(q.shape)
+
+
+def _parts(x: jax.Array, size: int) -> list[jax.Array]:
+    """[B,K,n*size,D] -> n arrays [B,K,size,D]."""
+    return [x[:, :, start : start + size] for start in range(0, x.shape[2], size)]
 
 
 def linear_options(bias: bool, dtype, rngs: nnx.Rngs) -> dict:

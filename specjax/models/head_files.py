@@ -2,7 +2,7 @@
 
 No code from a file is ever run. Released configs are often wrong (Medusa's state two heads and have
 five): every number that follows from the tensors is taken from them. ``head_layouts`` has the names
-of the tensors, ``head_tensors`` reads them.
+of the tensors, ``head_tensors`` reads them, ``eagle_files`` adds what only the files of EAGLE have.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ from safetensors.numpy import save_file
 
 from specjax import files
 from specjax.errors import UserError
+from specjax.models import eagle_dialects, eagle_files, eagle_layouts, head_tensors, hf
 from specjax.models import head_layouts as layouts
-from specjax.models import head_tensors, hf
-from specjax.models.head_layouts import Layout
+from specjax.models.head_places import Layout
 from specjax.models.head_tensors import FILES
 
 KINDS = tuple(FILES)
 # Other libraries choose the class to load by this key of config.json.
-_ARCHITECTURE = {"mlp_speculator": ["MLPSpeculatorPreTrainedModel"]}
+_ARCHITECTURE = {"mlp_speculator": ["MLPSpeculatorPreTrainedModel"], "redrafter": ["Drafter"]}
+_MODEL_TYPE = {"redrafter": "recurrent_drafting_drafter"}
+_EAGLE = ("eagle", "eagle3")
+_KIND_OF_TYPE = {kind: kind for kind in KINDS} | {name: kind for kind, name in _MODEL_TYPE.items()}
 
 
 class Head(NamedTuple):
@@ -55,11 +58,17 @@ def read(directory: str | os.PathLike, kind: str, *, dtype: Any = None) -> Head:
         mlp_speculator: {emb [n,V,I], proj_in [D,I], proj [n-1,I,I], head [n,I,V],
                 ln: {scale [n,I], bias [n,I]}}; shared stages have the leading axis 1
         bpd: {up: {kernel [K-1,D,I], bias [K-1,I]}, down: {kernel [K-1,I,D], bias [K-1,D]}}
+        redrafter: {rnn: {w: {kernel [D,D]}, u: {kernel [D,D], bias [D]}},
+                input_proj: {kernel [2D,F], bias [F]},
+                block: {kernel [L,F,F], bias [L,F]}, head: {kernel [F,V]}};
+                without rnn the state is a running sum, without input_proj F is 2D
+        eagle, eagle3: as in ``docs/head_files.md``
 
     Empty leaves are left out. Medusa's ``head`` is left out if the file has none (the old "version
     2") or its config has vLLM's ``original_lm_head``: the target's LM head is used instead. Blocks
     that are copies of one module stay separate; ``config["tied"]`` is then true. ``config`` always
-    has ``hidden_size`` and ``vocab_size`` (None if no tensor depends on it).
+    has ``hidden_size`` and ``vocab_size`` (None if no tensor depends on it); ``docs/head_files.md``
+    has the further keys of eagle and eagle3.
 
     Raises UserError: a directory without such heads; missing, unexpected or empty tensors, by name;
     sizes that differ.
@@ -71,13 +80,13 @@ def read(directory: str | os.PathLike, kind: str, *, dtype: Any = None) -> Head:
 
 def _read(path: Path, kind: str, dtype: Any) -> Head:
     config = hf.read_json(path / "config.json") if (path / "config.json").is_file() else {}
-    if config.get("model_type") in KINDS and config["model_type"] != kind:
-        raise UserError(
-            f"{path} has {config['model_type']} heads; give a directory of {kind} heads"
-        )
+    _check_kind_of_files(path, kind, config)
     dtype = hf.parameter_dtype(dtype)
+    maps: dict[str, np.ndarray] = {}
     with contextlib.ExitStack() as stack:
         tensors = head_tensors.open_file(path, kind, stack)
+        if kind in eagle_layouts.KINDS:
+            tensors, maps = eagle_files.split_maps(path, kind, tensors)
         tensors = head_tensors.of_heads(path, kind, tensors, config)
         layout = layouts.of_names(kind, list(tensors))
         head_tensors.check_names(path, kind, tensors, layout)
@@ -86,7 +95,11 @@ def _read(path: Path, kind: str, dtype: Any) -> Head:
             stages = sum(place.path == ("emb",) for place in layout.values())
             config, layout = config | {"n_predict": stages}, layouts.mlp_speculator(1, 1)
         leaves, sizes = head_tensors.stack_leaves(path, layout, tensors, dtype)
-    config = config | _facts(path, kind, leaves, sizes, tied, config)
+    if kind in _EAGLE:
+        eagle_files.add_output_biases(leaves)
+        config = eagle_files.config_of_files(path, kind, config, leaves, maps)
+    else:
+        config = config | _facts(path, kind, leaves, sizes, tied, config)
     params = unflatten_dict({leaf: jnp.asarray(value) for leaf, value in leaves.items()})
     return Head(params, config, str(path))
 
@@ -98,6 +111,7 @@ def write(
     config: dict,
     tokenizer_fingerprint: str | None = None,
     extra: dict | None = None,
+    layout: str = "",
 ) -> None:
     """Writes heads for ``read``, all at once, with the released names; ``params`` keep their dtype.
 
@@ -106,24 +120,34 @@ def write(
         kind: one of ``KINDS``.
         params: as ``read`` returns them.
         config: keys of config.json: ``base_model_name_or_path``; for mlp_speculator also
-            ``scale_input``, ``n_candidates``, ``top_k_tokens_per_head``, and ``n_predict`` if tied.
-            Numbers that follow from the parameters are taken from them.
+            ``scale_input``, ``n_candidates``, ``top_k_tokens_per_head``, and ``n_predict`` if tied;
+            for eagle and eagle3 what no tensor shows, as ``read`` returns it: ``head_dim`` or
+            ``num_attention_heads``, ``rms_norm_eps``, ``rope_theta``, ``rope_scaling``; for eagle3
+            also ``taps``, ``norm_output``, ``norm_before_residual``, and with a draft vocabulary
+            ``draft_ids`` and ``vocab_size``. Numbers that follow from the parameters are taken
+            from them.
         tokenizer_fingerprint: ``LM.vocabulary``, stored as "vocabulary".
         extra: further keys of config.json.
+        layout: one of ``eagle_layouts.LAYOUTS`` of the kind; "" is the first.
 
     Raises:
         UserError: the parameters are not of this kind, the directory holds anything but heads, or
             the operating system reports an error; the directory then stays unchanged.
     """
     _check_kind(kind)
+    layout = _check_layout(kind, layout)
     leaves = {leaf: np.asarray(value) for leaf, value in flatten_dict(params).items()}
     leaves = {leaf: value for leaf, value in leaves.items() if value.size}
-    layout = layouts.of_leaves(kind, leaves)
-    tensors = _file_tensors(layout, leaves)
+    table = layouts.of_leaves(kind, leaves, layout)
+    tensors = _file_tensors(table, leaves)
     raw = config | (extra or {})
     raw |= {"vocabulary": tokenizer_fingerprint} if tokenizer_fingerprint else {}
-    raw |= _facts_to_write(kind, layout, leaves, tensors, config)
-    raw |= {"torch_dtype": str(next(iter(tensors.values())).dtype)}
+    made = _facts_to_write(kind, table, leaves, tensors, config)
+    kept = str(next(iter(tensors.values())).dtype)
+    if kind in _EAGLE:
+        raw, maps = eagle_files.to_write(kind, layout, leaves, raw)
+        tensors |= maps
+    raw |= made | {"torch_dtype": kept}
     raw |= {"architectures": _ARCHITECTURE[kind]} if kind in _ARCHITECTURE else {}
     path = Path(directory).expanduser().resolve()
     with _one_line(path, "written"):
@@ -140,10 +164,34 @@ def _check_kind(kind: str) -> None:
         raise UserError(f"there are no heads of kind {kind!r}; there are {', '.join(KINDS)}")
 
 
+def _check_layout(kind: str, layout: str) -> str:
+    """The layout, or the default of the kind. Raises UserError for one that does not exist."""
+    names = eagle_layouts.LAYOUTS.get(kind, ())
+    if layout and layout not in names:
+        solution = f"there is {', '.join(names)}" if names else "leave it out"
+        raise UserError(f"{kind} heads have no layout {layout!r}; {solution}")
+    return layout or next(iter(names), "")
+
+
+def _check_kind_of_files(path: Path, kind: str, config: dict) -> None:
+    """Raises UserError for a directory whose config.json is that of other heads."""
+    own = config.get(eagle_dialects.OWN)
+    other = _KIND_OF_TYPE.get(str(config.get("model_type")))
+    # vLLM writes the model_type eagle for EAGLE-3 too.
+    if isinstance(own, dict) and own.get("kind") in KINDS:
+        other = own["kind"]
+    elif kind in _EAGLE and other in _EAGLE:
+        other = kind
+    if other not in (None, kind):
+        raise UserError(f"{path} has {other} heads; give a directory of {kind} heads")
+
+
 def _check_replaceable(path: Path) -> None:
     """Raises UserError for a file, or a directory that holds something else than heads."""
-    config = path / "config.json"
-    ours = config.is_file() and hf.read_json(config).get("model_type") in KINDS
+    file, config = path / "config.json", {}
+    if file.is_file():
+        config = hf.read_json(file)
+    ours = eagle_dialects.OWN in config or str(config.get("model_type")) in _KIND_OF_TYPE
     if path.is_file() or (any(path.glob("*")) and not ours):
         raise UserError(f"{path} exists and is no directory of heads; name a new one to save heads")
 
@@ -183,6 +231,8 @@ def _facts_to_write(
     readers: head_tensors.Tensors = {
         name: functools.partial(np.asarray, tensor) for name, tensor in tensors.items()
     }
+    if kind in _EAGLE:
+        return {}
     tied = head_tensors.all_copies_equal(kind, layout, readers)
     return _facts("the parameters", kind, leaves, sizes, tied, config)
 
@@ -197,7 +247,7 @@ def _facts(
 ) -> dict:
     """What follows from the tensors, under the keys of released configs."""
     facts: dict[str, Any] = {
-        "model_type": kind,
+        "model_type": _MODEL_TYPE.get(kind, kind),
         "hidden_size": sizes["D"],
         "vocab_size": sizes.get("V"),
     }
@@ -213,6 +263,8 @@ def _facts(
             "tied": tied,
             "hydra_head_arch": "prefix-mlp" if prefix else "mlp",
         }
+    if kind == "redrafter":
+        return facts | eagle_files.redrafter_facts(where, leaves, sizes, config)
     if kind == "bpd":
         return facts | {"bpd_num_heads": len(leaves["up", "kernel"]), "inner_dim": sizes["I"]}
     stages = len(leaves["emb",])

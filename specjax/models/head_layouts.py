@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from flax.traverse_util import flatten_dict
 
 from specjax.errors import UserError
+from specjax.models import eagle_layouts
+from specjax.models.head_places import Layout, Place, factors, linear, stacked_shapes
 
 PREFIX = "prefix_embeding_layer."  # (sic)
 # Module here -> (module in the file, dimensions, the part of ``hydra`` that has its optional bias).
@@ -40,18 +42,6 @@ _PREFIX_NORMS = {
 }
 
 
-class Place(NamedTuple):
-    """The place of a file's tensor among the parameters."""
-
-    path: tuple[str, ...]  # the leaf
-    at: tuple[int, ...]  # index along its leading axes
-    dims: str  # of the tensor in the parameters: letters; "3D" is three times D
-    transposed: bool = False  # the file has the transposed tensor
-
-
-Layout = dict[str, Place]
-
-
 def medusa(
     heads: int, layers: int, own_head: bool, biases: bool = True, vllm: bool = False
 ) -> Layout:
@@ -60,10 +50,10 @@ def medusa(
     for i in range(heads):
         for j in range(layers):
             name = f"blocks.{i}.layers.{j}" if vllm else f"{i}.{j}.linear"
-            layout |= _linear(name, ("block",), (i, j), "D D", biases)
+            layout |= linear(name, ("block",), (i, j), "D D", biases)
         if own_head:
             name = f"lm_heads.{i}" if vllm else f"{i}.{layers}"
-            layout |= _linear(name, ("head",), (i,), "D V", False)
+            layout |= linear(name, ("head",), (i,), "D V", False)
     return layout
 
 
@@ -78,18 +68,18 @@ def hydra(heads: int, layers: int, dropout: bool, prefix: Collection[str] = ()) 
     first, step, last = (1, 2, ".1") if dropout else (0, 1, "")
     for i in range(heads):
         name, path, dims = f"hydra_mlp.{i}", ("mlp", str(i)), f"{i + 2}D D"
-        layout |= _linear(f"{name}.{first}.linear", (*path, "in"), (), dims, True)
-        layout |= _linear(f"{name}.{first}.res_connection", (*path, "skip"), (), dims, True)
+        layout |= linear(f"{name}.{first}.linear", (*path, "in"), (), dims, True)
+        layout |= linear(f"{name}.{first}.res_connection", (*path, "skip"), (), dims, True)
         for j in range(1, layers):
             block = f"{name}.{first + j * step}.linear"
-            layout |= _linear(block, (*path, "blocks"), (j - 1,), "D D", True)
+            layout |= linear(block, (*path, "blocks"), (j - 1,), "D D", True)
     for i in range(heads):
-        layout |= _linear(f"hydra_lm_head.{i}{last}", ("head",), (i,), "D V", True)
+        layout |= linear(f"hydra_lm_head.{i}{last}", ("head",), (i,), "D V", True)
     if "layer" in prefix:
         for module, (name, dims, part) in _PREFIX_LINEAR.items():
             if module != "mlp.gate" or "gate" in prefix:
                 path, bias = ("prefix", *module.split(".")), f"{part} bias" in prefix
-                layout |= _linear(PREFIX + name, path, (), dims, bias)
+                layout |= linear(PREFIX + name, path, (), dims, bias)
         for module, name in _PREFIX_NORMS.items():
             layout[f"{PREFIX}{name}.weight"] = Place(("prefix", module, "scale"), (), "D")
             if "norm bias" in prefix:
@@ -119,13 +109,16 @@ def bpd(heads: int) -> Layout:
     """K - 1 feed-forward layers; there are no released files, so the names are specjax's."""
     layout: Layout = {}
     for i in range(heads):
-        layout |= _linear(f"bpd.{i}.up", ("up",), (i,), "D I", True)
-        layout |= _linear(f"bpd.{i}.down", ("down",), (i,), "I D", True)
+        layout |= linear(f"bpd.{i}.up", ("up",), (i,), "D I", True)
+        layout |= linear(f"bpd.{i}.down", ("down",), (i,), "I D", True)
     return layout
 
 
 def of_names(kind: str, names: Collection[str]) -> Layout:
     """The complete layout of a file with these tensor names; some may be missing in the file."""
+
+    if kind in eagle_layouts.KINDS:
+        return eagle_layouts.of_names(kind, names)
 
     def count(pattern: str) -> int:
         # Counts different matches instead of using the highest index: a wrong index can be huge.
@@ -155,16 +148,17 @@ def of_names(kind: str, names: Collection[str]) -> Layout:
     return bpd(count(r"bpd\.(\d+)\."))
 
 
-def of_leaves(kind: str, leaves: Mapping[tuple, np.ndarray]) -> Layout:
+def of_leaves(kind: str, leaves: Mapping[tuple, np.ndarray], name: str = "") -> Layout:
     """The layout of the file for these parameters.
 
+    ``name`` is one of ``eagle_layouts.LAYOUTS`` of the kind; "" is its first.
     Raises UserError if they are not those of such heads.
     """
     problem = f"the parameters are not those of {kind} heads"
     solution = "give the parameters of such heads"
     try:
-        layout = _layout_of_leaves(kind, leaves)
-    except (KeyError, TypeError, ValueError) as error:
+        layout = _layout_of_leaves(kind, leaves, name)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
         raise UserError(f"{problem} ({type(error).__name__}: {error}); {solution}") from None
     expected = stacked_shapes(layout)
     for leaf in sorted(leaves.keys() | expected.keys()):
@@ -177,7 +171,9 @@ def of_leaves(kind: str, leaves: Mapping[tuple, np.ndarray]) -> Layout:
     return layout
 
 
-def _layout_of_leaves(kind: str, leaves: Mapping[tuple, np.ndarray]) -> Layout:
+def _layout_of_leaves(kind: str, leaves: Mapping[tuple, np.ndarray], name: str) -> Layout:
+    if kind in eagle_layouts.KINDS:
+        return eagle_layouts.of_leaves(kind, leaves, name)
     if kind == "medusa":
         heads, layers = leaves["block", "kernel"].shape[:2]
         return medusa(heads, layers, ("head", "kernel") in leaves)
@@ -209,6 +205,9 @@ def check(kind: str, params: Any, sizes: Mapping[str, int]) -> None:
         for (factor, letter), size in zip(dims, own, strict=False):
             if factor == 1:
                 known.setdefault(letter, int(size))
+        for (factor, letter), size in zip(dims, own, strict=False):
+            if letter not in known and size % factor == 0:
+                known[letter] = int(size // factor)
         expected = [factor * known.get(letter, 0) for factor, letter in dims]
         if own.tolist() != expected:
             name, shape = ".".join(place.path), [*stacked.tolist(), *own.tolist()]
@@ -247,28 +246,3 @@ def hydra_sizes(leaves: Mapping[tuple, np.ndarray]) -> tuple[int, int, set[str]]
     }
     heads = len(leaves["head", "kernel"])
     return heads, 1 + len(leaves.get(("mlp", "0", "blocks", "kernel"), ())), prefix
-
-
-def factors(dims: str) -> list[tuple[int, str]]:
-    """(factor, letter) of each of a ``Place``'s dimensions: "3D V" is [(3, "D"), (1, "V")]."""
-    return [(int(dim[:-1] or 1), dim[-1]) for dim in dims.split()]
-
-
-def stacked_shapes(layout: Layout) -> dict[tuple, tuple[int, ...]]:
-    """Leaf -> shape of its stacked axes."""
-    shapes: dict[tuple, tuple[int, ...]] = {}
-    for place in layout.values():
-        before = shapes.get(place.path, (0,) * len(place.at))
-        shapes[place.path] = tuple(
-            max(size, at + 1) for size, at in zip(before, place.at, strict=True)
-        )
-    return shapes
-
-
-def _linear(
-    name: str, path: tuple[str, ...], index: tuple[int, ...], dims: str, bias: bool
-) -> Layout:
-    layout = {f"{name}.weight": Place((*path, "kernel"), index, dims, True)}
-    if bias:
-        layout[f"{name}.bias"] = Place((*path, "bias"), index, dims.split()[-1])
-    return layout

@@ -15,8 +15,9 @@ from safetensors import SafetensorError
 
 from specjax.errors import UserError
 from specjax.models import head_layouts as layouts
+from specjax.models import head_places as places
 from specjax.models import hf_weights, torch_pickle
-from specjax.models.head_layouts import Layout, Place
+from specjax.models.head_places import Layout, Place
 
 # The files of each kind, in the order of preference; the first is the one that is written.
 # model.safetensors may have shards.
@@ -25,6 +26,9 @@ FILES = {
     "hydra": ("hydra_lm_head.safetensors", "hydra_lm_head.pt"),
     "mlp_speculator": ("model.safetensors",),
     "bpd": ("bpd_heads.safetensors",),
+    "eagle": ("model.safetensors", "pytorch_model.bin"),
+    "eagle3": ("model.safetensors", "pytorch_model.bin"),
+    "redrafter": ("model.safetensors", "pytorch_model.bin"),
 }
 # Leaves that may hold copies of one module: blocks of a head, or the stages of a tied speculator.
 _REPEATED = {
@@ -32,6 +36,9 @@ _REPEATED = {
     "hydra": ("blocks",),
     "mlp_speculator": ("emb", "head", "ln", "proj"),
     "bpd": (),
+    "eagle": (),
+    "eagle3": (),
+    "redrafter": (),
 }
 _FLOATS = (np.float32, np.float16, ml_dtypes.bfloat16, np.float64)
 
@@ -50,7 +57,7 @@ def open_file(path: Path, kind: str, stack: contextlib.ExitStack) -> Tensors:
             sources = [path / name]
         else:
             continue
-        if name.endswith(".pt"):
+        if name.endswith((".pt", ".bin")):
             arrays = torch_pickle.load(sources[0])
             return {key: functools.partial(np.asarray, array) for key, array in arrays.items()}
         tensors: Tensors = {}
@@ -168,10 +175,14 @@ def bind_sizes(
             f"{where}: {name} is stored as {tensor.dtype}; supported: 16, 32 and 64 bit floats"
         )
     order = -1 if place.transposed else 1
-    dims = layouts.factors(place.dims)
+    dims = places.factors(place.dims)
     for (factor, letter), size in zip(dims, tensor.shape[::order], strict=False):
         if factor == 1:
             sizes.setdefault(letter, size)
+    for (factor, letter), size in zip(dims, tensor.shape[::order], strict=False):
+        # Some letters have no tensor with the factor 1.
+        if letter not in sizes and size % factor == 0:
+            sizes[letter] = size // factor
     expected = tuple(factor * sizes.get(letter, 0) for factor, letter in dims)[::order]
     if tensor.shape != expected:
         raise UserError(
@@ -188,7 +199,7 @@ def stack_leaves(
     Reads one tensor at a time: a file is never in memory as a whole.
     Raises UserError for a tensor that cannot be read, and what ``bind_sizes`` raises.
     """
-    leaves, sizes, stacked = {}, {}, layouts.stacked_shapes(layout)
+    leaves, sizes, stacked = {}, {}, places.stacked_shapes(layout)
     for name, place in layout.items():
         try:
             tensor = tensors[name]()

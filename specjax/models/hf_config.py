@@ -108,7 +108,7 @@ def config_from_hf(raw: dict) -> TransformerConfig:
             raise UserError(
                 f"head_dim {values['head_dim']} is odd; rotary positions need an even one"
             )
-        values["rope_theta"], values["rope_scaling"] = _rope(raw, values["max_positions"])
+        values["rope_theta"], values["rope_scaling"] = rope(raw, values["max_positions"])
     return TransformerConfig(
         family=family, bos_token_id=raw.get("bos_token_id"), eos_token_id=eos_ids(raw), **values
     )
@@ -184,8 +184,8 @@ def value_of(raw: dict, key: str, kind: type = int, default: Any = None) -> Any:
     return value
 
 
-def _rope(raw: dict, positions: int) -> tuple[float, RopeScaling | None]:
-    """(base, scaling) of the rotary positions."""
+def rope(raw: dict, positions: int) -> tuple[float, RopeScaling | None]:
+    """(base, scaling) of the rotary positions in a config.json. Raises UserError."""
     loose = {key: raw[key] for key in ("rope_theta", "partial_rotary_factor") if key in raw}
     given = loose | (raw.get("rope_parameters") or raw.get("rope_scaling") or {})
     theta = value_of(given, "rope_theta", float, 10000.0)

@@ -98,7 +98,7 @@ def test_bad_directories(tmp_path):
         assert "\n" not in str(caught.value)
 
     refused("is no directory")
-    refused("there are no heads of kind 'eagle'; there are medusa, hydra", "eagle")
+    refused("there are no heads of kind 'prefix'; there are medusa, hydra", "prefix")
     (tmp_path / "m").mkdir()
     refused(
         "has no medusa heads; such a directory has medusa_lm_head.safetensors "
@@ -216,7 +216,7 @@ def test_bad_writes_leave_nothing(tmp_path):
         assert sorted(tmp_path.rglob("*")) == before
 
     refused("not those of hydra heads", kind="hydra")
-    refused("no heads of kind 'eagle'", kind="eagle")
+    refused("no heads of kind 'prefix'", kind="prefix")
     refused(r"not those of medusa heads \(extra", {**params, "extra": np.zeros(3)})
     refused(
         r"not those of medusa heads \(block.bias", {"block": {"kernel": params["block"]["kernel"]}}

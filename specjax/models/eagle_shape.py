@@ -1,0 +1,99 @@
+"""The shape of the decoder layers of EAGLE heads: widths of attention heads, rotary positions.
+
+The rotary base is the one in the heads' own config.json, at the top level or inside
+``rope_parameters``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from specjax.errors import UserError
+from specjax.models.hf_config import config_from_hf, value_of
+from specjax.models.transformer_config import TransformerConfig
+
+# Defaults of the authors' code, for what config.json leaves out. The target's values are never
+# taken: most published EAGLE-3 heads were trained with the base 10000 on targets with another.
+THETA, EPS = 10000.0, 1e-6
+
+
+def decoder(where: object, config: Mapping[str, Any]) -> TransformerConfig:
+    """The shape of the decoder layers that ``Head.config`` describes.
+
+    ``where`` is named in messages. Raises UserError for layers that cannot be computed.
+    """
+    raw = {key: value for key, value in config.items() if key not in ("model_type", "bias")}
+    raw |= {"architectures": ["LlamaForCausalLM"], "vocab_size": config.get("vocab_size") or 1}
+    raw |= {"tie_word_embeddings": False, "mlp_bias": False, "eos_token_id": None}
+    raw.pop("rope_parameters", None)
+    try:
+        shape = config_from_hf(raw)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    return dataclasses.replace(shape, qk_norm=bool(config.get("qk_norm")), bos_token_id=None)
+
+
+def head_dim_of(
+    where: object, layer: Mapping[str, Any], norm: np.ndarray | None, queries: int, keys: int
+) -> int:
+    """The width of an attention head: of its norm, or from config.json.
+
+    ``queries`` and ``keys`` are the widths of all heads. Raises UserError.
+    """
+    if norm is not None:
+        head_dim = len(norm)
+    elif layer.get("head_dim") is not None:
+        head_dim = checked(where, layer, "head_dim", int, None)
+    elif layer.get("num_attention_heads") is not None:
+        heads = checked(where, layer, "num_attention_heads", int, None)
+        head_dim = queries // heads if queries % heads == 0 else 0
+    else:
+        raise UserError(
+            f"{where}: config.json must give num_attention_heads or head_dim; the tensors do not "
+            "show the width of an attention head"
+        )
+    if not head_dim or queries % head_dim or keys % head_dim or queries % keys:
+        raise UserError(
+            f"{where}: queries of {queries} and keys of {keys} cannot be split into attention "
+            "heads as config.json states; correct num_attention_heads or head_dim"
+        )
+    return head_dim
+
+
+def rope_of(where: object, layer: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
+    """(base, scaling as in config.json) of the rotary positions, from the heads' own config.
+
+    ``layer`` has the keys of the decoder layers. Raises UserError.
+    """
+    nested = layer.get("rope_parameters") or layer.get("rope_scaling") or {}
+    if not isinstance(nested, dict):
+        raise UserError(f"{where}: rope_scaling is {nested!r}; it must be an object or null")
+    given = {
+        checked(where, x, "rope_theta", float, THETA) for x in (layer, nested) if "rope_theta" in x
+    }
+    if len(given) > 1:
+        raise UserError(
+            f"{where}: rope_theta is {layer['rope_theta']}, and {nested['rope_theta']} in the "
+            "object of the scaling; they must be equal"
+        )
+    for part in (layer, nested):
+        if checked(where, part, "partial_rotary_factor", float, 1.0) != 1:
+            raise UserError(
+                f"{where}: partial_rotary_factor {part['partial_rotary_factor']} is not "
+                "supported; supported: 1"
+            )
+    kind = nested.get("rope_type", nested.get("type", "default"))
+    scaling = {key: value for key, value in nested.items() if key != "rope_theta"}
+    return next(iter(given), THETA), None if kind == "default" else scaling
+
+
+def checked(where: object, raw: Mapping[str, Any], key: str, kind: type, default: Any) -> Any:
+    """``hf_config.value_of`` with ``where`` in front of the message."""
+    try:
+        return value_of(dict(raw), key, kind, default)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None

@@ -1,0 +1,267 @@
+"""A network that is trained, exported and read back keeps its tau, in every layout.
+
+A file that is read in a wrong way gives fewer accepted tokens and the same text, so no other test
+notices it. Therefore each trap of the layouts is also sprung on purpose: tau must fall.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from specjax import drafters, testing
+from specjax.errors import UserError
+from specjax.models import eagle_layouts, head_files, lm
+from specjax.sampling import Sampling
+from specjax.testing import models
+from specjax.types import Batch, ModelParams
+
+VOCAB, WIDTH, DEPTH = 16, 16, 2
+# Offsets of these ids ascend too: read as ids, they are a draft vocabulary without an error.
+IDS = np.array([0, 2, 4, 6, 8, 11, 13, 15])
+IDS_KEY = "eagle_aux_hidden_state_layer_ids"
+# Least fall of tau that counts.
+FALL = 0.02
+SHAPE = {"heads": 2, "kv_heads": 1, "head_dim": 8}
+CHAIN = {"tree": f"chain:{DEPTH}", "siblings": "iid"}
+
+
+@functools.cache
+def world():
+    """A random target, and texts i32[32,21] that it wrote."""
+    target, params = testing.tiny(layers=3, width=WIDTH, vocab_size=VOCAB, scale=40.0)
+
+    @jax.jit
+    def write(params, keys):
+        def step(carry, key):
+            cache, token = carry
+            out, block = target.apply(params, token[:, None], cache)
+            cache = target.commit(cache, block, jnp.ones_like(token))
+            new = jax.random.categorical(key, out.logits[:, 0]).astype(jnp.int32)
+            return (cache, new), new
+
+        first = jnp.arange(32, dtype=jnp.int32) % VOCAB
+        _, rest = jax.lax.scan(step, (target.init_cache(32, 21), first), keys)
+        return jnp.concatenate([first[:, None], rest.T], 1)
+
+    return target, params, Batch(write(params, jax.random.split(jax.random.key(0), 20)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A trained network, and the config.json facts that training writes."""
+
+    name: str
+    params: dict
+    facts: dict
+    tau: float
+
+
+def tau(training, params) -> float:
+    """Tokens per round at temperature 1 of drafts at every place of the texts."""
+    _, target_params, batch = world()
+    rows = len(batch.tokens)
+    sampling = Sampling(*(jnp.full(rows, x) for x in (1.0, 0, 1.0, 0.0)))
+    pair = ModelParams(target_params, params)
+    accepted = training.foresee(pair, batch, sampling)[:, : -DEPTH - 1]
+    return 1 + float(jnp.cumprod(accepted, -1).sum(-1).mean())
+
+
+def train(name, keys, loss=None, steps=120) -> Trained:
+    """Trains a new network on the texts until it knows them."""
+    target, target_params, batch = world()
+    drafter = drafters.make(name, target, **CHAIN, **keys)
+    training, rule = drafter.training, optax.adam(0.01)
+
+    @jax.jit
+    def run(params):
+        def step(carry, key):
+            params, state = carry
+            gradient = jax.grad(
+                lambda p: training.loss(p, target_params, batch, key, **(loss or {}))[0]
+            )(params)
+            updates, state = rule.update(gradient, state)
+            return (optax.apply_updates(params, updates), state), None
+
+        keys = jax.random.split(jax.random.key(1), steps)
+        return jax.lax.scan(step, (params, rule.init(params)), keys)[0][0]
+
+    params = jax.device_get(run(training.start(target_params, jax.random.key(0))))
+    facts = dict(training.facts) | {"vocab_size": VOCAB}
+    return Trained(name, params, facts, tau(training, params))
+
+
+@functools.cache
+def eagle3() -> Trained:
+    """With parts that a reading could lose: norms of queries and keys, a draft vocabulary."""
+    keys = SHAPE | {"qk_norm": True, "taps": (0, 1), "draft_ids": IDS}
+    return train("eagle3", keys, {"steps": 2})
+
+
+@functools.cache
+def eagle31() -> Trained:
+    keys = SHAPE | {"taps": (1, 2), "fc_norm": True, "norm_output": True}
+    return train("eagle3", keys, {"steps": 2})
+
+
+@functools.cache
+def eagle() -> Trained:
+    return train("eagle", SHAPE)
+
+
+@functools.cache
+def redrafter() -> Trained:
+    return train("redrafter", {"heads": DEPTH, "inner": 24})
+
+
+def read_back(folder, trained, layout="", config=lambda raw: raw, tensors=lambda x: x) -> float:
+    """tau of the network after a change of its files by ``config`` and ``tensors``."""
+    head_files.write(folder, trained.name, trained.params, trained.facts, layout=layout)
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config(raw)))
+    save_file(tensors(load_file(folder / "model.safetensors")), folder / "model.safetensors")
+    drafter = drafters.make(trained.name, world()[0], model=folder, **CHAIN)
+    return tau(drafter.training, drafter.init_params(None))
+
+
+def columns(name, by):
+    """Rotates the columns of some [out, in] tensors: the parts that are read change places."""
+
+    def change(tensors):
+        return {
+            key: np.ascontiguousarray(np.roll(x, by, 1)) if name in key and x.ndim == 2 else x
+            for key, x in tensors.items()
+        }
+
+    return change
+
+
+def without(*keys, **changes):
+    """Removes and changes keys of config.json. ``specjax`` would contradict the others."""
+
+    def change(raw):
+        raw = {key: value for key, value in raw.items() if key not in keys}
+        return raw | {key: new(raw[key]) for key, new in changes.items()}
+
+    return change
+
+
+def exchanged(first, second):
+    """Exchanges two tensors [D] or [D,D]."""
+    pair = {f"{first}.weight": f"{second}.weight", f"{second}.weight": f"{first}.weight"}
+    return lambda tensors: tensors | {name: tensors[other] for name, other in pair.items()}
+
+
+def absolute(tensors):
+    """d2t for a reader that adds nothing: logit i belongs to the token d2t[i]."""
+    d2t = tensors["d2t"]
+    return {k: x for k, x in tensors.items() if k != "t2d"} | {"d2t": d2t - np.arange(len(d2t))}
+
+
+def test_eagle3_keeps_tau_in_every_layout(tmp_path):
+    trained = eagle3()
+    assert trained.tau > 1.4, "the network has learnt nothing that could be lost"
+    for layout in eagle_layouts.LAYOUTS["eagle3"]:
+        assert abs(read_back(tmp_path / layout, trained, layout) - trained.tau) < 1e-6, layout
+
+
+NORMS = ("q_norm.weight", "k_norm.weight")
+
+
+def shift(ids):
+    return [i + 1 for i in ids]
+
+
+TRAPS = {
+    "the next layers": {"config": without("specjax", **{IDS_KEY: shift})},
+    "the normed state is recycled": {"config": without("specjax", norm_output=lambda x: not x)},
+    "another rotary base": {"config": without(rope_theta=lambda theta: 100.0)},
+    "another base, nested": {
+        "layout": "speculators",
+        "config": without(transformer_layer_config=lambda layer: layer | {"rope_theta": 100.0}),
+    },
+    "the residual is normed": {"config": without(norm_before_residual=lambda x: not x)},
+    "d2t as ids": {"tensors": absolute},
+    "feature before token": {"tensors": columns("self_attn.q_proj", WIDTH)},
+    "feature before token, all": {"tensors": columns("_proj.weight", WIDTH)},
+    "taps in another order": {"tensors": columns("fc.weight", WIDTH)},
+    "no norms of queries and keys": {
+        "tensors": lambda x: {key: value for key, value in x.items() if not key.endswith(NORMS)}
+    },
+    "norms of token and feature exchanged": {
+        "tensors": exchanged("midlayer.hidden_norm", "midlayer.input_layernorm")
+    },
+}
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_traps_of_eagle3(tmp_path, trap):
+    trained = eagle3()
+    got = read_back(tmp_path / "a", trained, **TRAPS[trap])
+    assert got < trained.tau - FALL, (got, trained.tau)
+
+
+def test_networks_for_another_target(tmp_path):
+    trained = eagle3()
+    head_files.write(tmp_path / "a", "eagle3", trained.params, trained.facts)
+
+    def refused(match, **shape):
+        config = models.tiny_config(**{"layers": 3, "width": WIDTH, "vocab_size": VOCAB} | shape)
+        with pytest.raises(UserError, match=match) as caught:
+            drafters.make("eagle3", lm.from_config(config), model=tmp_path / "a")
+        assert "\n" not in str(caught.value)
+
+    refused("is made for features of width 16, and the target has 32", width=32)
+    refused("is made for a vocabulary of 16, and the target has 18", vocab_size=18)
+    refused(r"reads the layers \[0, 1\], and the target's are 0..0", layers=1)
+
+
+@pytest.mark.slow
+def test_eagle31(tmp_path):
+    """The output norm in all layouts, and SpecForge's older meaning of the same key."""
+    trained = eagle31()
+    for layout in eagle_layouts.LAYOUTS["eagle3"]:
+        assert abs(read_back(tmp_path / layout, trained, layout) - trained.tau) < 1e-6, layout
+    for i, (layout, config) in enumerate(
+        [
+            ("eagle3", without("specjax", norm_output=lambda x: not x)),
+            # Without the key ``specjax`` true is read as plain EAGLE-3.
+            ("specforge", without("specjax")),
+        ]
+    ):
+        got = read_back(tmp_path / str(i), trained, layout, config)
+        assert got < trained.tau - FALL, (layout, got, trained.tau)
+    got = read_back(tmp_path / "norms", trained, tensors=exchanged("fc_norm.0", "fc_norm.1"))
+    assert got < trained.tau, (got, trained.tau)
+
+
+@pytest.mark.slow
+def test_eagle(tmp_path):
+    trained = eagle()
+    assert trained.tau > 1.4
+    assert abs(read_back(tmp_path / "a", trained) - trained.tau) < 1e-6
+    changes = (
+        {"tensors": columns("fc.weight", WIDTH)},
+        {"config": without(rope_theta=lambda theta: 100.0)},
+    )
+    for change in changes:
+        got = read_back(tmp_path / "b", trained, **change)
+        assert got < trained.tau - FALL, (got, trained.tau)
+
+
+@pytest.mark.slow
+def test_redrafter(tmp_path):
+    trained = redrafter()
+    assert trained.tau > 1.4
+    assert abs(read_back(tmp_path / "a", trained) - trained.tau) < 1e-6
+    for change in (columns("input_proj.weight", WIDTH), exchanged("rnn_w", "rnn_u")):
+        got = read_back(tmp_path / "b", trained, tensors=change)
+        assert got < trained.tau - FALL, (got, trained.tau)
