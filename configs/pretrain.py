@@ -44,7 +44,7 @@ def get_config() -> ConfigDict:
 
 
 def data() -> ConfigDict:
-    """The source of text: at most one of files, tfds, dialogues and generated.
+    """The source of text: at most one of files, tfds, dialogues, generated and features.
 
     None of them: the embedded corpus.
     """
@@ -59,6 +59,8 @@ def data() -> ConfigDict:
     # Chat template: chatml, vicuna, llama2, plain, a .jinja file; empty: the target's own.
     data.template = ""
     data.generated = ""  # workdir of configs/self_generate.py: text written by the target
+    # Workdir of configs/features.py: stored text and features of the target, for heads.
+    data.features = ""
     data.temperature = config_dict.placeholder(float)  # of generated text; None: all of it
     data.labels = "output"  # labels of dialogues and generated text: "output", or "all"
     # Other text: "crops" of one stream, or whole "documents", packed with document masks.

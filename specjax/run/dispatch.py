@@ -30,6 +30,7 @@ NEEDS = {
     "train distill": (*_TRAINS, "model", "pruned"),
     "train heads": (*_TRAINS, "drafter", "joint"),
     "train generate": ("target", "data", "generation", "drafter", "seed"),
+    "train features": ("target", "data", "features", "train", "examine", "seed"),
     "train datastore": ("target", "data", "reach"),
     "train ngram": (
         *("target", "data", "from_target", "generation", "seed"),

@@ -137,6 +137,8 @@ def _check_training(stage: Stage, results: Mapping[str, Config]) -> None:
             checks.text_kind(config.data)
         elif config.objective == "generate":
             checks.check_generate(config)
+        elif config.objective == "features":
+            checks.check_features(config)
         else:
             checks.check_lookup_data(config)
         _check_loss(config)

@@ -15,7 +15,7 @@ from specjax.train import recipes
         (
             "pretrain",
             {"objective": "other"},
-            "must be one of pretrain, distill, heads, generate, datastore, ngram",
+            "must be one of pretrain, distill, heads, generate, features, datastore, ngram",
         ),
         ("pretrain", {"model__family": "t5"}, "must be one of llama, gpt2"),
         ("pretrain", {"model__num_heads": 3}, "hidden_size 32 is no even multiple of num_heads 3"),

@@ -19,7 +19,16 @@ from specjax.errors import UserError
 from specjax.train import loop, optimise
 from specjax.train.changes import check_same
 from specjax.train.display import report
-from specjax.train.recipes import checks, common, distill, generated, heads, lookup_data, pretrain
+from specjax.train.recipes import (
+    checks,
+    common,
+    distill,
+    features,
+    generated,
+    heads,
+    lookup_data,
+    pretrain,
+)
 
 _PREPARE = {"pretrain": pretrain.prepare, "distill": distill.prepare, "heads": heads.prepare}
 # Keys of config.train that may differ between a run and its resumption.
@@ -40,8 +49,10 @@ def run(config: Config, workdir: str | Path) -> dict:
         return lookup_data.run(config, Path(workdir))
     if config.objective == "generate":
         return generated.run(config, Path(workdir))
+    if config.objective == "features":
+        return features.run(config, Path(workdir))
     if config.objective not in _PREPARE:
-        known = ", ".join((*_PREPARE, "generate", *lookup_data.OBJECTIVES))
+        known = ", ".join((*_PREPARE, "generate", "features", *lookup_data.OBJECTIVES))
         raise UserError(f"config.objective is {config.objective!r}; it must be one of {known}")
     return _train(config, Path(workdir).expanduser())
 
@@ -132,7 +143,7 @@ def _stored_config(workdir: Path, objective: str) -> dict | None:
     Raises UserError if there is something else.
     """
     others = [path.name for path in workdir.glob("*.safetensors")]
-    names = ("generated", *(f"{name}.json" for name in lookup_data.OBJECTIVES.values()))
+    names = ("generated", "features", *(f"{name}.json" for name in lookup_data.OBJECTIVES.values()))
     others += [name for name in names if (workdir / name).exists()]
     path = workdir / "config.json"
     stored = files.read_json(path) if path.exists() else None

@@ -6,11 +6,12 @@ import jax
 
 from specjax import accept, checks, drafters, sampling
 from specjax.config import Config, given
+from specjax.data.feature_records import DTYPES
 from specjax.errors import UserError
-from specjax.train.settings import Schedule, Settings
+from specjax.train.settings import PRECISIONS, Schedule, Settings
 
 # Keys of config.data that name a source of text.
-KINDS = ("files", "tfds", "dialogues", "generated")
+KINDS = ("files", "tfds", "dialogues", "generated", "features")
 # Keys of config.data that belong to one source only: key -> (source, value that means unset).
 _OWNED = {
     "template": ("dialogues", ""),
@@ -21,6 +22,7 @@ _OWNED = {
 _NOT_FOR_GENERATE = {
     "dialogues": "",
     "generated": "",
+    "features": "",
     "template": "",
     "temperature": None,
     "on_policy": 0.0,
@@ -78,8 +80,36 @@ def check_training(config: Config) -> None:
             raise UserError(
                 f"config.{name} is not a key of objective {config.objective}; leave it out"
             )
+    if config.data.get("features") and (config.objective != "heads" or config.joint):
+        raise UserError(
+            "config.data.features are those of a fixed target, which only objective heads reads, "
+            "without config.joint; leave it out"
+        )
     if config.objective == "pretrain":
         _check_pretrain(config)
+
+
+def check_features(config: Config) -> None:
+    """Checks the values for the objective features."""
+    features, train = config.features, config.train
+    for name in ("batch_size", "length", "eval_batches"):
+        checks.whole(f"config.train.{name}", train[name], 1)
+    for name, least in (("rows", 0), ("shard_megabytes", 1)):
+        checks.whole(f"config.features.{name}", features[name], least)
+    for name, least in (("prompts", 0), ("prompt_tokens", 1)):
+        checks.whole(f"config.examine.{name}", config.examine[name], least)
+    checks.one_of("config.features.dtype", features.dtype, tuple(DTYPES))
+    checks.one_of("config.train.precision", train.precision, PRECISIONS)
+    taps = tuple(features.taps)
+    if not all(isinstance(tap, int) and not isinstance(tap, bool) for tap in taps):
+        raise UserError(f"config.features.taps is {taps}; give layer numbers, such as (1, 5, 8)")
+    if len(set(taps)) < len(taps):
+        raise UserError(f"config.features.taps is {taps}; give each layer once")
+    check_seed(config.seed)
+    if text_kind(config.data) == "features":
+        raise UserError("config.data.features is what this objective writes; leave it out")
+    if config.data.on_policy:
+        raise UserError("config.data.on_policy is for objective distill only; leave it 0")
 
 
 def check_seed(seed: int) -> None:
@@ -177,12 +207,13 @@ def text_kind(data: Config) -> str:
                 "leave it out"
             )
     checks.one_of("config.data.labels", data.labels, ("output", "all"))
-    if kind in ("dialogues", "generated") and (data.packing != "crops" or data.dir):
+    if kind not in ("files", "tfds") and (data.packing != "crops" or data.dir):
+        what = "stored rows" if kind == "features" else "packed documents"
         raise UserError(
             f"config.data.{'dir' if data.dir else 'packing'} belongs to plain text, "
-            f"and {kind} are packed documents; leave it out"
+            f"and {kind} are {what}; leave it out"
         )
-    if kind in ("files", "tfds") and data.labels != "output":
+    if kind not in ("dialogues", "generated") and data.labels != "output":
         raise UserError("config.data.labels belongs to dialogues and generated text; leave it out")
     return kind
 

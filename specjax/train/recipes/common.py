@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +15,7 @@ from tokenizers import Tokenizer
 
 from specjax import files
 from specjax.config import Config
-from specjax.data import generated_text
+from specjax.data import feature_store, generated_text
 from specjax.errors import UserError
 from specjax.models import hf, lm
 from specjax.models.transformer_config import TransformerConfig
@@ -67,14 +66,14 @@ def load_target(config: Config) -> hf.Loaded:
 
 def fingerprint(target: hf.Loaded) -> str:
     """SHA-256 over the weight files and config.json of a model directory."""
-    folder = Path(target.directory)
-    paths = (folder / "config.json", *sorted(folder.glob("*.safetensors")))
-    return hashlib.sha256("".join(map(files.sha256, paths)).encode()).hexdigest()
+    return feature_store.target_fingerprint(target.directory)
 
 
 def language_model(config: Config, shape: TransformerConfig) -> LM:
     """A decoder in ``config.train.precision``, recomputing layers with ``config.train.remat``."""
-    return lm.from_config(shape, jnp.dtype(config.train.precision), remat=config.train.remat)
+    return lm.from_config(
+        shape, jnp.dtype(config.train.precision), remat=config.train.get("remat", False)
+    )
 
 
 def decoder_shape(

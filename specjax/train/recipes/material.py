@@ -1,12 +1,13 @@
 """From ``config.data`` to batches, held-out batches and held-out prompts.
 
-The text has one source: local files, a TFDS dataset, dialogues, text that the target wrote, or the
-embedded corpus. Crops of one long stream do not separate documents; packed documents have masks,
-and only their labelled tokens count.
+The text has one source: local files, a TFDS dataset, dialogues, text that the target wrote, stored
+features of the target, or the embedded corpus. Crops of one long stream do not separate documents;
+packed documents have masks, and only their labelled tokens count.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,13 +17,21 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from specjax.config import Config
-from specjax.data import chat, dialogues, generated_text, packing, text_files, token_streams
+from specjax.data import (
+    chat,
+    dialogues,
+    feature_store,
+    generated_text,
+    packing,
+    text_files,
+    token_streams,
+)
 from specjax.data.packing import Document
 from specjax.data.text_files import TextSource
 from specjax.errors import UserError
 from specjax.models import hf
 from specjax.train.loop import Source
-from specjax.train.recipes import checks
+from specjax.train.recipes import checks, stored_features
 from specjax.types import Batch
 
 _SPLITS = ("train", "valid")
@@ -32,10 +41,52 @@ class Material(NamedTuple):
     """The text of a run."""
 
     batches: Source
-    held_out: list[Batch]
+    held_out: Sequence[Batch]
     prompts: list[list[int]]  # for ``examine``: of the valid split; [] if none are wanted
     digest: str  # of all tokens and labels, held-out ones too; a resumed run must have the same
     tokens_per_byte: float | None  # of the valid split; None if only some tokens are labels
+    counts: np.ndarray  # i64[n]: how often each token id is a label of the train split
+
+    def tapped(self, layers: Sequence[int]) -> Material:
+        """With these taps in ``Batch.features``, if features are stored.
+
+        Raises UserError if they are stored without these taps.
+        """
+        if not isinstance(self.batches, feature_store.Stored):
+            return self
+        assert isinstance(self.held_out, feature_store.HeldOut)
+        places = self.batches.store.chosen(layers)
+        batches = dataclasses.replace(self.batches, places=places)
+        return self._replace(batches=batches, held_out=self.held_out.with_places(places))
+
+
+class Text(NamedTuple):
+    """Both splits as token ids: one stream each, or documents."""
+
+    streams: dict[str, np.ndarray]  # {}: there are documents
+    documents: dict[str, list[Document]]
+    prompts: list[list[int]]
+    tokens_per_byte: float | None
+
+    @property
+    def digest(self) -> str:
+        """Of all tokens and labels."""
+        arrays = (
+            array
+            for documents in self.documents.values()
+            for document in documents
+            for array in (document.ids, document.labelled)
+        )
+        return _digest(self.streams.values() if self.streams else arrays)
+
+    @property
+    def counts(self) -> np.ndarray:
+        """i64[n]: how often each token id is a label of the train split."""
+        if self.streams:
+            return np.bincount(self.streams["train"][1:])
+        # The first token of a document is no label.
+        parts = [each.ids[1:][each.labelled[1:]] for each in self.documents["train"]]
+        return np.bincount(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
 
 
 def text_source(data: Config) -> TextSource:
@@ -90,55 +141,45 @@ def _given_tokenizer(config: Config) -> Tokenizer:
 def gather(config: Config, workdir: Path, tokenizer: Tokenizer, directory: str | None) -> Material:
     """The tokenised material of ``config.data``.
 
-    ``directory`` is the model directory whose chat template dialogues may use. Raises UserError for
-    two sources at once, for keys that belong to another source, and for too little text.
+    ``directory`` is the model directory whose chat template dialogues may use, and which stored
+    features must be of. Raises UserError for two sources at once, for keys that belong to another
+    source, and for too little text.
     """
+    if checks.text_kind(config.data) == "features":
+        return Material(*stored_features.open_store(config, directory))
+    text = read(config, workdir, tokenizer, directory)
+    size, length, count = config.train.batch_size, config.train.length, config.train.eval_batches
+    if text.streams:
+        batches: Source = token_streams.Batches(text.streams["train"], size, length, config.seed)
+        held_out = token_streams.held_out_batches(text.streams["valid"], size, length, count)
+    else:
+        batches = packing.Packed(text.documents["train"], size, length, config.seed)
+        held_out = packing.held_out(text.documents["valid"], size, length, count)
+    digest, counts = text.digest, text.counts
+    return Material(batches, held_out, text.prompts, digest, text.tokens_per_byte, counts)
+
+
+def read(config: Config, workdir: Path, tokenizer: Tokenizer, directory: str | None) -> Text:
+    """The text of any source but stored features. Raises UserError."""
     kind = checks.text_kind(config.data)
     if kind in ("dialogues", "generated"):
         splits = {split: _documents(config, kind, tokenizer, directory, split) for split in _SPLITS}
-        prompts = _document_prompts(splits["valid"], config, tokenizer)
-        return _packed(config, splits, prompts)
+        return Text({}, splits, _document_prompts(splits["valid"], config, tokenizer), None)
     plain = {split: texts(config, workdir, split) for split in _SPLITS}
     if config.data.packing == "crops":
+        # Long streams are stored here.
         folder = text_files.folder(text_source(config.data), workdir) / "tokens"
-        return _crops(config, plain, tokenizer, folder)
+        streams = {
+            split: token_streams.cached_tokens(tokenizer, plain[split], folder) for split in _SPLITS
+        }
+        prompts = _line_prompts(plain["valid"], config, tokenizer)
+        size = max(1, sum(len(text.encode()) for text in plain["valid"]))
+        return Text(streams, {}, prompts, len(streams["valid"]) / size)
     splits = {
         split: _unmasked(token_streams.tokenise(tokenizer, [text]) for text in plain[split])
         for split in _SPLITS
     }
-    return _packed(config, splits, _line_prompts(plain["valid"], config, tokenizer))
-
-
-def _crops(
-    config: Config, plain: dict[str, list[str]], tokenizer: Tokenizer, folder: Path
-) -> Material:
-    """Crops of one stream per split; ``folder`` is where long streams are stored."""
-    size, length = config.train.batch_size, config.train.length
-    streams = {
-        split: token_streams.cached_tokens(tokenizer, plain[split], folder) for split in _SPLITS
-    }
-    prompts = _line_prompts(plain["valid"], config, tokenizer)
-    batches = token_streams.Batches(streams["train"], size, length, config.seed)
-    held_out = token_streams.held_out_batches(
-        streams["valid"], size, length, config.train.eval_batches
-    )
-    tokens_per_byte = len(streams["valid"]) / sum(len(text.encode()) for text in plain["valid"])
-    return Material(batches, held_out, prompts, _digest(streams.values()), tokens_per_byte)
-
-
-def _packed(
-    config: Config, splits: dict[str, list[Document]], prompts: list[list[int]]
-) -> Material:
-    size, length = config.train.batch_size, config.train.length
-    batches = packing.Packed(splits["train"], size, length, config.seed)
-    held_out = packing.held_out(splits["valid"], size, length, config.train.eval_batches)
-    arrays = (
-        array
-        for documents in splits.values()
-        for document in documents
-        for array in (document.ids, document.labelled)
-    )
-    return Material(batches, held_out, prompts, _digest(arrays), None)
+    return Text({}, splits, _line_prompts(plain["valid"], config, tokenizer), None)
 
 
 def _documents(

@@ -1,0 +1,240 @@
+"""Objective features: what the target computes for a text, stored once for training heads.
+
+``<workdir>/features`` holds array_record shards of rows (``data.feature_records``), how often each
+token is a label, and manifest.json, which is written last. A killed command resumes with the first
+missing shard. ``config.data.features`` reads the directory.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import files
+from specjax.config import Config
+from specjax.data import feature_records, feature_store, packing, token_streams
+from specjax.data.feature_records import Layout
+from specjax.errors import UserError
+from specjax.models import hf, lm
+from specjax.train import update
+from specjax.train.changes import check_same
+from specjax.train.display import Meter, report
+from specjax.train.programs import place
+from specjax.train.recipes import checks, common
+from specjax.train.recipes import material as materials
+from specjax.train.recipes.material import Text
+from specjax.types import LM, Batch
+
+# Rows -> their records, in order.
+Compute = Callable[[Sequence[Batch]], list[bytes]]
+
+
+class Rows(NamedTuple):
+    """The rows of one split; they do not change from epoch to epoch."""
+
+    size: int
+    row: Callable[[int], Batch]
+
+
+def run(config: Config, workdir: Path) -> dict:
+    """Writes the features into ``<workdir>/features``; returns their summary.
+
+    Reads ``config.target``, ``config.seed``, ``config.data``, ``config.features``, ``config.train``
+    and ``config.examine``. Writes config.json and plan.json, then the shards, summary.json and the
+    manifest. Resumes a killed command; finished features are left unchanged. Raises UserError.
+    """
+    workdir, resolved = Path(workdir).expanduser(), common.as_json(config)
+    folder = workdir / "features"
+    for other in ("model", "checkpoints", "generated"):
+        if (workdir / other).exists():
+            raise UserError(f"{workdir} holds another run ({other}); choose another --workdir")
+    if (folder / "manifest.json").exists():
+        check_same(files.read_json(workdir / "config.json"), resolved, workdir)
+        return files.read_json(workdir / "summary.json")
+    checks.check_features(config)
+    target = common.load_target(config)
+    assert target.tokenizer is not None
+    taps = tuple(config.features.taps)
+    model = target.lm.with_taps(taps)
+    text = materials.read(config, workdir, target.tokenizer, target.directory)
+    rows = _rows(config, text)
+    assert model.width is not None
+    stored = config.features.dtype
+    layout = Layout(config.train.length, model.width, taps, stored, bool(text.documents))
+    plan = _plan(config, target, text, rows, layout)
+    if (folder / "plan.json").exists():
+        check_same(files.read_json(folder / "plan.json"), plan, workdir)
+    _check_room(workdir, folder, plan["bytes"])
+    with common.writing(workdir):
+        folder.mkdir(parents=True, exist_ok=True)
+        files.write_json(workdir / "config.json", resolved)
+        files.write_json(folder / "plan.json", plan)
+        with files.replacing(folder / feature_store.COUNTS) as fresh, open(fresh, "wb") as file:
+            np.save(file, text.counts)
+        report(_sizes(plan, folder))
+        compute = _computer(config, target, model, layout)
+        totals = _write_shards(folder, layout, plan, rows, compute)
+        summary = _summary(plan, totals)
+        files.write_json(workdir / "summary.json", summary)
+        files.write_json(folder / "manifest.json", plan | {"shards": totals})
+    return summary
+
+
+def _rows(config: Config, text: Text) -> dict[str, Rows]:
+    """Documents as they are packed in the first epoch of training on them; of a stream all tokens.
+
+    A row of a stream begins with the last token of the row before. Raises UserError for too little
+    text.
+    """
+    length, most = config.train.length, config.features.rows
+    count = config.train.batch_size * config.train.eval_batches
+    if text.streams:
+        stream = text.streams["train"]
+        token_streams.Batches(stream, 1, length)  # raises if it is too short
+        train = Rows((len(stream) - 1) // length, functools.partial(_cut, stream, length))
+        held_out = token_streams.held_out_batches(text.streams["valid"], 1, length, count)
+    else:
+        packed = packing.Packed(text.documents["train"], 1, length, config.seed)
+        train = Rows(packed.rows, packed.batch)
+        held_out = packing.held_out(text.documents["valid"], 1, length, count)
+    if most:
+        train = train._replace(size=min(train.size, most))
+    return {"train": train, "valid": Rows(len(held_out), held_out.__getitem__)}
+
+
+def _cut(stream: np.ndarray, length: int, number: int) -> Batch:
+    # Any: a NumPy array, which is moved to the devices later.
+    row: Any = stream[None, number * length : (number + 1) * length + 1]
+    return Batch(row)
+
+
+def _plan(
+    config: Config, target: hf.Loaded, text: Text, rows: dict[str, Rows], layout: Layout
+) -> dict:
+    """Everything that the shards depend on: a resumed command must have the same plan."""
+    assert target.tokenizer is not None
+    size, counts = layout.record.itemsize, {split: each.size for split, each in rows.items()}
+    return {
+        "format": feature_store.FORMAT,
+        "schema": feature_store.SCHEMA,
+        "target": {"name": config.target, "sha256": common.fingerprint(target)},
+        "tokenizer": hf.fingerprint(target.tokenizer),
+        "text": text.digest,
+        **layout._asdict(),
+        "taps": list(layout.taps),
+        "precision": config.train.precision,
+        # Sums are rounded differently in a batch of another size.
+        "batch_size": config.train.batch_size,
+        "seed": config.seed,
+        "rows": counts,
+        "bytes_per_token": layout.bytes_per_token,
+        "bytes": sum(counts.values()) * size,
+        "shard_rows": max(1, config.features.shard_megabytes * 10**6 // size),
+        "prompts": {"tokens": config.examine.prompt_tokens, "ids": text.prompts},
+    }
+
+
+def _check_room(workdir: Path, folder: Path, needed: int) -> None:
+    """Raises UserError if the disk has too little room for the bytes that are not yet there."""
+    existing = next(path for path in (workdir, *workdir.absolute().parents) if path.exists())
+    there = sum(path.stat().st_size for path in folder.glob("*.array_record"))
+    free = shutil.disk_usage(existing).free
+    if needed - there > free:
+        raise UserError(
+            f"the features take {_bytes(needed - there)} more and {existing} has {_bytes(free)}; "
+            "store fewer rows (config.features.rows) or in fewer bits (config.features.dtype)"
+        )
+
+
+def _sizes(plan: dict, folder: Path) -> str:
+    """One line: what is stored, and how large it becomes."""
+    vectors = 1 + len(plan["taps"])
+    each = "1 vector" if vectors == 1 else f"{vectors} vectors"
+    return (
+        f"features of {plan['rows']['train']:,} rows and {plan['rows']['valid']:,} held-out rows "
+        f"of {plan['length']:,} tokens: {plan['bytes_per_token']:,} bytes per token ({each} of "
+        f"{plan['width']:,} {plan['dtype']}), {_bytes(plan['bytes'])} in {folder}"
+    )
+
+
+def _bytes(size: int) -> str:
+    for unit, scale in (("GB", 10**9), ("MB", 10**6)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size / 10**3:.1f} kB"
+
+
+def _computer(config: Config, target: hf.Loaded, model: LM, layout: Layout) -> Compute:
+    """The target's features of rows, in batches of ``config.train.batch_size``."""
+    placement, size = place(None), config.train.batch_size
+    params = update.cast(target.params, config.train.precision)
+    params = jax.device_put(params, placement.everywhere)
+
+    @jax.jit
+    def forward(params: Any, batch: Batch) -> tuple[jax.Array, jax.Array | None]:
+        segments = None if batch.segments is None else batch.segments[:, :-1]
+        out = lm.forward(model, params, batch.tokens[:, :-1], segments)
+        return feature_records.in_bits(jnp.stack([out.hidden, *out.taps], 1), layout.dtype)
+
+    def parts(rows: Sequence[Batch]) -> Iterator[tuple[int, Batch, Any]]:
+        for start in range(0, len(rows), size):
+            chosen = list(rows[start : start + size])
+            # All batches have the same shape: one compiled program.
+            whole = jax.tree.map(
+                lambda *each: np.concatenate(each), *chosen, *[chosen[0]] * (size - len(chosen))
+            )
+            yield len(chosen), whole, forward(params, placement.batch(whole))
+
+    def compute(rows: Sequence[Batch]) -> list[bytes]:
+        found: list[bytes] = []
+        waiting: tuple[int, Batch, Any] | None = None
+        # The device computes a batch while the one before is turned into records.
+        for part in itertools.chain(parts(rows), [None]):
+            if waiting is not None:
+                count, batch, (values, scales) = waiting
+                scales = None if scales is None else np.asarray(scales)
+                found += feature_records.records(layout, batch, np.asarray(values), scales)[:count]
+            waiting = part
+        return found
+
+    return compute
+
+
+def _write_shards(
+    folder: Path, layout: Layout, plan: dict, rows: dict[str, Rows], compute: Compute
+) -> dict[str, dict]:
+    """Writes the missing shards; returns file name -> rows and bytes, of all shards."""
+    size, totals = plan["shard_rows"], {}
+    with Meter("the target reads", sum(each.size for each in rows.values())) as meter:
+        for split, (count, row) in rows.items():
+            for number, start in enumerate(range(0, count, size)):
+                chosen = [row(index) for index in range(start, min(start + size, count))]
+                path = folder / feature_records.name_of(split, number, -(-count // size))
+                if feature_records.is_finished(path, layout, chosen):
+                    meter.skip(len(chosen))
+                else:
+                    feature_records.write(path, compute(chosen))
+                    meter.add(len(chosen), len(chosen) * layout.length, 0)
+                totals[path.name] = {"rows": len(chosen), "bytes": path.stat().st_size}
+    return totals
+
+
+def _summary(plan: dict, totals: dict[str, dict]) -> dict:
+    rows = plan["rows"]
+    return {
+        "rows": rows["train"],
+        "held_out_rows": rows["valid"],
+        "tokens": sum(rows.values()) * plan["length"],
+        "bytes_per_token": plan["bytes_per_token"],
+        "bytes": plan["bytes"],
+        "bytes_on_disk": sum(facts["bytes"] for facts in totals.values()),
+        "shards": len(totals),
+    }

@@ -1,0 +1,272 @@
+"""Features that are stored once: what is written, resuming, training from them, wrong stores."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from train_cases import close, equal, small_config
+
+from specjax import drafters
+from specjax.data import feature_records, feature_store
+from specjax.errors import UserError
+from specjax.models import head_files, hf, lm
+from specjax.train import recipes
+from specjax.train.recipes import material
+
+T, ROWS = 32, 4
+
+
+def features_config(target, text_file, **changes):
+    config = importlib.import_module("configs.features").get_config()
+    config.target, config.data.files = str(target), text_file
+    config.train.update({"batch_size": ROWS, "length": T, "eval_batches": 2})
+    config.examine.update({"prompts": 4, "prompt_tokens": 6})
+    config.features.update({"dtype": "float32", "shard_megabytes": 1})
+    changes = {key.replace("__", "."): value for key, value in changes.items()}
+    config.update_from_flattened_dict(changes)
+    return config
+
+
+@pytest.fixture(scope="module")
+def written(target_run, text_file, tmp_path_factory):
+    """(workdir of a float32 store of a stream, its summary, the lines that were printed)."""
+    workdir, lines = tmp_path_factory.mktemp("runs") / "features", []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specjax.train.recipes.features.report", lines.append)
+        summary = recipes.run(
+            features_config(target_run[0], text_file, features__taps=(0,)), workdir
+        )
+    return workdir, summary, lines
+
+
+def heads_config(target, store, name="medusa", **changes):
+    changes = {"target": str(target), "data__features": str(store), **changes}
+    return small_config(name, **changes, train__steps=5, train__eval_every=5)
+
+
+def gathered(target, store, **changes):
+    config, loaded = heads_config(target, store, **changes), hf.load(target)
+    return material.gather(config, store, loaded.tokenizer, loaded.directory)
+
+
+def test_what_is_written(target_run, written, text_file):
+    """The features are those of the target, the rows are the whole text, the sizes as stated."""
+    (workdir, summary, lines), target = written, hf.load(target_run[0], dtype=jnp.float32)
+    store = feature_store.Store(workdir)
+    config = features_config(target_run[0], text_file)
+    text = material.read(config, workdir, target.tokenizer, target.directory)
+    stream, rows = text.streams["train"], store.size("train")
+    whole = store.read("train", range(rows), (0,))
+    assert rows == (len(stream) - 1) // T and whole.labelled is None and whole.segments is None
+    np.testing.assert_array_equal(whole.tokens[:, 1:].ravel(), stream[1 : rows * T + 1])
+    np.testing.assert_array_equal(store.counts, np.bincount(stream[1:]))
+    forward = jax.jit(lambda t: lm.forward(target.lm.with_taps((0,)), target.params, t))
+    for split, numbers in (("train", [7, 3, rows - 1, 0]), ("valid", [5, 2, 0, 1])):
+        batch = store.read(split, numbers, (0,))
+        out = forward(batch.tokens[:, :-1])
+        np.testing.assert_allclose(batch.features.hidden, out.hidden, atol=1e-6)
+        np.testing.assert_allclose(batch.features.taps[0], out.taps[0], atol=1e-6)
+    # Two vectors of 32 numbers of 4 bytes; a row also has its tokens.
+    assert summary["bytes_per_token"] == 256 and summary["held_out_rows"] == 8
+    assert summary["bytes"] == (rows + 8) * (T * 256 + (T + 1) * 4)
+    assert summary["shards"] == 1 + -(-rows // store.manifest["shard_rows"]) > 2
+    # array_record works in blocks of 64 KiB.
+    assert 0 <= summary["bytes_on_disk"] - summary["bytes"] < 2 * 65536 * summary["shards"]
+    assert f"{rows:,} rows and 8 held-out rows of 32 tokens: 256 bytes per token" in lines[0]
+    assert f"(2 vectors of 32 float32), {summary['bytes'] / 1e6:.1f} MB in {workdir}" in lines[0]
+
+
+def test_batches_are_a_function_of_the_step(target_run, written):
+    found = gathered(target_run[0], written[0]).tapped((0,))
+    assert found.tapped(()).batches.batch(0).features.taps == ()
+    source, rows = found.batches, feature_store.Store(written[0]).size("train")
+    steps = -(-rows // ROWS)
+    order = np.concatenate([source.numbers(step) for step in range(2 * steps)])
+    for start in (0, rows):  # every row once in an epoch
+        assert sorted(order[start : start + rows]) == list(range(rows))
+    assert order[:rows].tolist() != order[rows : 2 * rows].tolist() != list(range(rows))
+    again = gathered(target_run[0], written[0]).tapped((0,))
+    assert equal(source.batch(3), again.batches.batch(3))
+    assert not equal(source.batch(3), source.batch(4))
+    assert len(found.held_out) == 2 and len(list(found.held_out)) == 2
+    assert len(found.prompts) == 4 and found.digest == again.digest
+    np.testing.assert_array_equal(found.counts, again.counts)
+
+
+def test_a_killed_command_is_resumed(target_run, written, text_file, tmp_path, monkeypatch):
+    """The finished shard is kept, and all files are those of a run that was not killed."""
+    config, write = features_config(target_run[0], text_file, features__taps=(0,)), []
+
+    def killed(path, rows):
+        if write:
+            raise KeyboardInterrupt
+        write.append(path)
+        original(path, rows)
+
+    original = feature_records.write
+    monkeypatch.setattr(feature_records, "write", killed)
+    with pytest.raises(KeyboardInterrupt):
+        recipes.run(config, tmp_path / "f")
+    with pytest.raises(UserError, match="f has no finished features"):
+        feature_store.Store(tmp_path / "f")
+    kept = write[0].stat()
+    monkeypatch.setattr(feature_records, "write", original)
+    changed = features_config(target_run[0], text_file, features__dtype="float8")
+    with pytest.raises(UserError, match=r"dtype was 'float32', is 'float8'"):
+        recipes.run(changed, tmp_path / "f")
+    summary = recipes.run(config, tmp_path / "f")
+    assert write[0].stat().st_mtime_ns == kept.st_mtime_ns and summary == written[1]
+    for path in (written[0] / "features").iterdir():
+        assert path.read_bytes() == (tmp_path / "f" / "features" / path.name).read_bytes(), path
+    assert recipes.run(config, tmp_path / "f") == summary  # finished: nothing is done
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float8", marks=pytest.mark.slow)])
+def test_documents(target_run, text_file, tmp_path, dtype):
+    """Packed documents keep their labels and segments; a pass reads each document alone."""
+    changes = {"data__packing": "documents", "features__dtype": dtype, "features__rows": 12}
+    config = features_config(target_run[0], text_file, **changes)
+    summary = recipes.run(config, tmp_path / "f")
+    assert (
+        summary["rows"] == 12
+        and summary["bytes_per_token"] == {"float32": 128, "float8": 36}[dtype]
+    )
+    target = hf.load(target_run[0], dtype=jnp.float32)
+    batch = feature_store.Store(tmp_path / "f").read("train", range(12))
+    assert batch.labelled.any() and not batch.labelled.all() and batch.segments.max() >= 1
+    out = lm.forward(target.lm, target.params, batch.tokens[:, :-1], batch.segments[:, :-1])
+    scale = np.abs(out.hidden).max(-1, keepdims=True)
+    error = np.abs(np.asarray(batch.features.hidden, np.float32) - out.hidden) / scale
+    assert error.max() < (1e-6 if dtype == "float32" else 0.04)
+
+
+def gradient_of(drafter, params, target_params, batch):
+    loss = jax.jit(jax.value_and_grad(drafter.training.loss, has_aux=True))
+    (value, _), gradient = loss(params, target_params, batch, jax.random.key(0))
+    return value, gradient
+
+
+def test_the_loss_from_stored_features(target_run, written):
+    """The loss and its gradient are those of a run of the target, also with fewer bits nearly."""
+    target = hf.load(target_run[0], dtype=jnp.float32)
+    drafter = drafters.make("medusa", target.lm, heads=1)
+    params = drafter.training.start(target.params, jax.random.key(0))
+    batch = gathered(target_run[0], written[0]).tapped(()).batches.batch(0)
+    expected = gradient_of(drafter, params, target.params, batch.replace(features=None))
+    assert close(gradient_of(drafter, params, target.params, batch), expected, 1e-6)
+    values = jnp.asarray(batch.features.hidden)[:, None]
+    for dtype, least, most in (("bfloat16", 1e-7, 1e-2), ("float8", 1e-5, 5e-2)):
+        layout = feature_records.Layout(T, values.shape[-1], (), dtype, False)
+        bits, scales = feature_records.in_bits(values, dtype)
+        scales = None if scales is None else np.asarray(scales)
+        raw = feature_records.records(layout, batch, np.asarray(bits), scales)
+        fewer = feature_records.batch_of(layout, raw, ())
+        value, _ = gradient_of(drafter, params, target.params, fewer)
+        assert least < abs(float(value / expected[0]) - 1) < most, dtype
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["medusa", "hydra"])
+def test_training_from_stored_features(target_run, written, tmp_path, monkeypatch, name):
+    """The parameters are those of a run of the target over the same batches; also resumed."""
+    keys = {"train__checkpoint_every": 3, "examine__prompts": 0, "optimiser__warmup": 0.0}
+    keys["optimiser__schedule"] = "constant"
+    config = heads_config(target_run[0], written[0], name, **keys)
+    shorter = heads_config(target_run[0], written[0], name, **keys)
+    shorter.train.steps = 3
+    recipes.run(config, tmp_path / "whole")
+    recipes.run(shorter, tmp_path / "resumed")
+    recipes.run(config, tmp_path / "resumed")
+    read = feature_store.Store.read
+
+    def without(self, *args):
+        return read(self, *args).replace(features=None)
+
+    monkeypatch.setattr(feature_store.Store, "read", without)
+    recipes.run(config, tmp_path / "direct")
+    whole, resumed, direct = (
+        head_files.read(tmp_path / run, name, dtype=jnp.float32).params
+        for run in ("whole", "resumed", "direct")
+    )
+    assert equal(whole, resumed) and close(whole, direct, 1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8"])
+def test_training_in_fewer_bits(target_run, written, text_file, tmp_path, dtype):
+    config = features_config(target_run[0], text_file, features__dtype=dtype)
+    recipes.run(config, tmp_path / "f")
+    losses = []
+    for store, run in ((written[0], "a"), (tmp_path / "f", "b")):
+        changes = {"examine__prompts": 0, "train__precision": "float32"}
+        result = recipes.run(heads_config(target_run[0], store, **changes), tmp_path / run)
+        losses.append(result["heldout_loss"])
+    assert 0 < abs(losses[1] / losses[0] - 1) < 0.02, losses
+
+
+def test_wrong_stores_are_refused(target_run, written, text_file, tmp_path):
+    target, store = target_run[0], written[0]
+
+    def refused(message, **changes):
+        config = heads_config(changes.pop("target", target), store, **changes)
+        with pytest.raises(UserError, match=message) as caught:
+            recipes.run(config, tmp_path / "never")
+        assert "\n" not in str(caught.value) and not (tmp_path / "never").exists()
+
+    other = tmp_path / "other"
+    shutil.copytree(target / "model", other)
+    config = (other / "config.json").read_text()
+    (other / "config.json").write_text(config + "\n")
+    refused("and config.target is another model; store those of this target", target=str(other))
+    refused(
+        "config.train.length is 16, and the rows of .* have 32 tokens; give 32", train__length=16
+    )
+    refused("has 8 held-out rows, fewer than one batch of 16", train__batch_size=16)
+    refused("fewer than one batch of 9999", train__batch_size=9999)
+    refused("asks for 9 prompts of 6 tokens, and .* has 4 of 6; ask for these", examine__prompts=9)
+    refused("config.data names files and features; give one of them", data__files=text_file)
+    refused(
+        "config.data.packing belongs to plain text, and features are", data__packing="documents"
+    )
+    refused("which only objective heads reads, without config.joint", joint=True)
+    with pytest.raises(UserError, match=r"reads the target's layers \[0, 3\], and .* has the taps"):
+        gathered(target, store).tapped((0, 3))
+    damaged = tmp_path / "damaged"
+    shutil.copytree(store, damaged)
+    path = min((damaged / "features").glob("train-*.array_record"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 255
+    path.write_bytes(content)
+    stored = feature_store.Store(damaged)
+    with pytest.raises(UserError, match="is damaged .*; remove .* and store the features again"):
+        stored.read("train", range(stored.manifest["shard_rows"]))
+
+
+def test_wrong_settings_are_refused(target_run, text_file, tmp_path, monkeypatch):
+    def refused(message, **changes):
+        with pytest.raises(UserError, match=message) as caught:
+            config = features_config(changes.pop("target", target_run[0]), text_file, **changes)
+            recipes.run(config, tmp_path / "never")
+        assert "\n" not in str(caught.value) and not (tmp_path / "never").exists()
+
+    refused("dtype is 'float16'; it must be one of float32", features__dtype="float16")
+    refused(r"taps are \(4,\); layers are numbered 0..0", features__taps=(4,))
+    refused(r"config.features.taps is \(0, 0\); give each layer once", features__taps=(0, 0))
+    refused(r"config.features.taps is \('low',\); give layer numbers", features__taps=("low",))
+    refused("config.features.rows is -1; it must be a whole number >= 0", features__rows=-1)
+    refused("config.train.length 4096 is beyond the target's 64 positions", train__length=4096)
+    refused("config.target is empty", target="")
+    refused(
+        "config.data.features is what this objective writes", data__files="", data__features="x"
+    )
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10_000))
+    refused("the features take .* MB more and .* has 10.0 kB; store fewer rows")
+    (tmp_path / "model").mkdir()
+    with pytest.raises(UserError, match=r"holds another run \(model\); choose another --workdir"):
+        recipes.run(features_config(target_run[0], text_file), tmp_path)
