@@ -26,6 +26,19 @@ class Layout(struct.PyTreeNode):
     depth: jax.Array  # i32[B,P] position of a token, counted from the first uncommitted one
 
 
+class Columns(struct.PyTreeNode):
+    """What T tokens attend to that continue, side by side, the T prefixes of one text.
+
+    The block is the T tokens of the text, then T tokens for each further step. Token t of the
+    newest step attends to the text as ``visible`` defines it, to token t of each step before, and
+    to itself. For training: what a draft computes at every place of a text. There is no committed
+    text.
+    """
+
+    visible: jax.Array  # bool[B,T,T]
+    depth: jax.Array  # i32[B,T] positions of the newest tokens
+
+
 def layout(parents: jax.Array, new: int | None = None) -> Layout:
     """The layout of a tree whose newest ``new`` tokens are fed (None: all of them).
 
@@ -56,6 +69,11 @@ def segments(numbers: jax.Array) -> Layout:
     start = jax.lax.cummax(jnp.where(begins, place, 0), axis=1)
     visible = (place <= place[:, None]) & (place >= start[..., None])
     return Layout(visible, place - start)
+
+
+def columns(text: Layout, step: int) -> Columns:
+    """The layout of step ``step``, from 1, after a text with its own layout."""
+    return Columns(text.visible, text.depth + step)
 
 
 def join(*parts: Any) -> Any:

@@ -17,6 +17,7 @@ LAYERS = (
     ("checks", "config", "files", "registry"),
     ("references",),
     ("sampling",),
+    ("divergences",),
     ("rng",),
     ("types",),
     ("tree",),

@@ -17,13 +17,14 @@ heads adds up several tokens per position. In a joint loss both belong to its me
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from specjax import sampling
+from specjax import divergences
 from specjax.checks import number, one_of
 from specjax.errors import UserError
 from specjax.models import lm
@@ -44,85 +45,25 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array | None =
     return _mean(jax.nn.logsumexp(logits, axis=-1) - picked, mask)
 
 
-def forward_kl(
-    target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array | None = None
-) -> jax.Array:
-    """Mean KL(target || draft) in nats per token: two f32[B,T,V], mask bool[B,T] -> f32[].
+def _averaged(values: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """The mean of a function of ``specjax.divergences``, with its name and documentation."""
 
-    The supervised objective of DistillSpec (Zhou et al. 2023, arXiv:2310.08461, section 3.1).
-    """
-    return _mean(_kl(jax.nn.log_softmax(target_logits), jax.nn.log_softmax(draft_logits)), mask)
+    @functools.wraps(values)
+    def mean(target_logits, draft_logits, mask=None, **keys):
+        return _mean(values(target_logits, draft_logits, **keys), mask)
 
-
-def reverse_kl(
-    target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array | None = None
-) -> jax.Array:
-    """Mean KL(draft || target) in nats per token: two f32[B,T,V], mask bool[B,T] -> f32[].
-
-    Infinite where the target has probability 0 and the draft has not. DistillSpec, section 3.1.
-    """
-    return _mean(_kl(jax.nn.log_softmax(draft_logits), jax.nn.log_softmax(target_logits)), mask)
+    return mean
 
 
-def jensen_shannon(
-    target_logits: jax.Array,
-    draft_logits: jax.Array,
-    mask: jax.Array | None = None,
-    *,
-    beta: float = 0.5,
-) -> jax.Array:
-    """Mean generalised Jensen-Shannon divergence JSD_beta in nats per token -> f32[].
-
-    Two f32[B,T,V], mask bool[B,T]. beta KL(target || m) + (1 - beta) KL(draft || m) with
-    m = beta target + (1 - beta) draft, 0 < beta < 1 (Agarwal et al. 2023, arXiv:2306.13649,
-    section 2; DistillSpec, section 3.1).
-    """
-    target, draft = jax.nn.log_softmax(target_logits), jax.nn.log_softmax(draft_logits)
-    mixed = jnp.logaddexp(target + jnp.log(beta), draft + jnp.log1p(-beta))
-    return _mean(beta * _kl(target, mixed) + (1 - beta) * _kl(draft, mixed), mask)
-
-
-def total_variation(
-    target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array | None = None
-) -> jax.Array:
-    """Mean of half the L1 distance: two f32[B,T,V], mask bool[B,T] -> f32[].
-
-    It is 1 - alpha at temperature 1. Its gradient vanishes where the distributions hardly overlap:
-    start with another divergence. DistillSpec, section 3.1.
-    """
-    difference = jnp.abs(jax.nn.softmax(target_logits) - jax.nn.softmax(draft_logits)).sum(-1)
-    return _mean(difference / 2, mask)
-
-
-DIVERGENCES: dict[str, Callable[..., jax.Array]] = {
-    "forward_kl": forward_kl,
-    "reverse_kl": reverse_kl,
-    "jensen_shannon": jensen_shannon,
-    "total_variation": total_variation,
-}
-
-
-def overlap(
-    target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array | None = None
-) -> jax.Array:
-    """Mean of sum_x min(target(x), draft(x)): two f32[B,T,V], mask bool[B,T] -> f32[].
-
-    It is the acceptance rate (alpha) at temperature 1. Leviathan et al. 2022, arXiv:2211.17192,
-    section 3.2 (corollary 3.6).
-    """
-    target, draft = jax.nn.softmax(target_logits), jax.nn.softmax(draft_logits)
-    return _mean(jnp.minimum(target, draft).sum(-1), mask)
-
-
-def agreement(
-    target_logits: jax.Array, draft_logits: jax.Array, mask: jax.Array | None = None
-) -> jax.Array:
-    """How often both prefer the same token: two f32[B,T,V], mask bool[B,T] -> f32[].
-
-    It is the acceptance rate at temperature 0.
-    """
-    same = sampling.argmax(target_logits) == sampling.argmax(draft_logits)
-    return _mean(same.astype(jnp.float32), mask)
+# Name -> mean of the divergence over positions: (target f32[B,T,V], draft f32[B,T,V], mask
+# bool[B,T] or None, **keys) -> f32[].
+DIVERGENCES = {name: _averaged(values) for name, values in divergences.DIVERGENCES.items()}
+forward_kl = DIVERGENCES["forward_kl"]
+reverse_kl = DIVERGENCES["reverse_kl"]
+jensen_shannon = DIVERGENCES["jensen_shannon"]
+total_variation = DIVERGENCES["total_variation"]
+overlap = _averaged(divergences.overlap)
+agreement = _averaged(divergences.agreement)
 
 
 # --- losses of a batch --------------------------------------------------------------------------
@@ -174,7 +115,8 @@ def distill_loss(
         metrics = {
             "alpha": overlap(theirs, ours, mask),
             "agreement": agreement(theirs, ours, mask),
-            "uniform": measure(theirs, jnp.zeros_like(ours), mask, **keys),
+            # [V] only: XLA would fold a constant of the whole shape, slowly.
+            "uniform": measure(theirs, jnp.zeros(ours.shape[-1]), mask, **keys),
         }
         return measure(theirs, ours, mask, **keys), {**metrics, "weight": _weight(mask, labels)}
 
@@ -236,14 +178,6 @@ def _labels(batch: Batch) -> tuple[jax.Array, jax.Array | None]:
 
 def _weight(mask: jax.Array | None, labels: jax.Array) -> jax.Array:
     return jnp.float32(labels.size) if mask is None else mask.sum().astype(jnp.float32)
-
-
-def _kl(first: jax.Array, second: jax.Array) -> jax.Array:
-    """KL(first || second) f[...] of log-probabilities f[...,V]."""
-    # exp(-inf) * (-inf - x) is nan where it should be 0: a token may have probability 0.
-    zero = jnp.isneginf(first)
-    terms = jnp.exp(first) * (jnp.where(zero, 0.0, first) - second)
-    return jnp.where(zero, 0.0, terms).sum(-1)
 
 
 def _mean(values: jax.Array, mask: jax.Array | None) -> jax.Array:

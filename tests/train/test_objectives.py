@@ -36,12 +36,22 @@ def jsd(target, draft, beta=0.5):
     return beta * kl(target, middle) + (1 - beta) * kl(draft, middle)
 
 
+def hybrid(target, draft, alpha):
+    """The LK loss with the weight of KL at the acceptance rate ``alpha``."""
+    weight = np.exp(-3 * alpha)
+    return weight * kl(target, draft) + (1 - weight) * np.abs(target - draft).sum(-1) / 2
+
+
 PLAIN = {
     "forward_kl": kl,
     "reverse_kl": lambda target, draft: kl(draft, target),
     "jensen_shannon": jsd,
     "total_variation": lambda target, draft: np.abs(target - draft).sum(-1) / 2,
+    "lk": lambda target, draft: -np.log(np.minimum(target, draft).sum(-1)),
+    "lk_hybrid": lambda target, draft: hybrid(target, draft, np.minimum(target, draft).sum(-1)),
 }
+# Not differentiable where the draft is the target.
+NOT_SMOOTH = ("total_variation", "lk", "lk_hybrid")
 
 
 @fast
@@ -78,12 +88,15 @@ def test_gradients_are_finite_differences(name):
     gradient = jax.grad(objectives.DIVERGENCES[name], argnums=1)(
         jnp.asarray(target), jnp.asarray(draft)
     )
+    plain = PLAIN[name]
+    if name == "lk_hybrid":
+        # Its weight is a constant: that of the place at which the gradient is taken.
+        alpha = np.minimum(softmax(target), softmax(draft)).sum(-1)
+        plain = functools.partial(hybrid, alpha=alpha)
     for place in np.ndindex(draft.shape):
         step = np.zeros_like(draft)
         step[place] = 1e-5
-        up, down = (
-            PLAIN[name](softmax(target), softmax(draft + sign * step)).mean() for sign in (1, -1)
-        )
+        up, down = (plain(softmax(target), softmax(draft + sign * step)).mean() for sign in (1, -1))
         assert gradient[place] == pytest.approx((up - down) / 2e-5, abs=2e-4)
 
 
@@ -94,8 +107,7 @@ def test_the_minimum_is_the_target(name):
     target = jnp.asarray(np.random.default_rng(0).normal(size=(1, 1, 4)))
     measure = objectives.DIVERGENCES[name]
     value, slope = jax.value_and_grad(measure, argnums=1)(target, target)
-    # Total variation is not differentiable there.
-    limit = 0.3 if name == "total_variation" else 1e-6
+    limit = 0.3 if name in NOT_SMOOTH else 1e-6
     assert abs(value) < 1e-6 and np.abs(slope).max() < limit
 
     @jax.jit
@@ -118,10 +130,26 @@ def test_tokens_of_target_probability_zero():
         [1 / 3 - 1 / 2, 1 / 3, 1 / 3 - 1 / 2], abs=1e-6
     )  # draft - target
     assert np.isinf(objectives.reverse_kl(target, draft))
-    for name in ("jensen_shannon", "total_variation"):
+    for name in ("jensen_shannon", "total_variation", "lk", "lk_hybrid"):
         value, gradient = jax.value_and_grad(objectives.DIVERGENCES[name], argnums=1)(target, draft)
         expected = PLAIN[name](np.array([0.5, 1e-12, 0.5]), np.full(3, 1 / 3))
         assert value == pytest.approx(expected, abs=1e-5) and np.isfinite(gradient).all()
+
+
+@fast
+def test_acceptance_losses_learn_where_nothing_overlaps():
+    """-log alpha keeps its gradient where total variation has none, also below float32's range."""
+    target, draft = jnp.array([[[90.0, -90.0, -90.0]]]), jnp.array([[[-90.0, 0.0, 0.0]]])
+    slopes = {
+        name: jax.grad(objectives.DIVERGENCES[name], argnums=1)(target, draft)
+        for name in ("total_variation", "lk", "lk_hybrid")
+    }
+    assert np.abs(slopes["total_variation"]).max() < 1e-6
+    for name in ("lk", "lk_hybrid"):
+        np.testing.assert_allclose(slopes[name][0, 0], [-1, 0.5, 0.5], atol=1e-4)
+    apart = jnp.array([[[200.0, 0.0]]]), jnp.array([[[-200.0, 0.0]]])
+    value, slope = jax.value_and_grad(objectives.DIVERGENCES["lk"], argnums=1)(*apart)
+    assert value == pytest.approx(200 - np.log(2), rel=1e-5) and np.isfinite(slope).all()
 
 
 # --- losses of a batch --------------------------------------------------------------------------

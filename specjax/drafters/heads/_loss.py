@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 
 from specjax import sampling
 from specjax.checks import number, one_of
+from specjax.divergences import DIVERGENCES
 from specjax.drafters.heads import _text
 from specjax.drafters.heads._family import Heads
 from specjax.errors import UserError
@@ -25,7 +27,8 @@ class _Labels(NamedTuple):
     teachers: jax.Array  # f[B,T,V] the target's logits, constants
     first: jax.Array  # f32[] number of labels of the first depth, at least 1
     ce: float  # weight of the cross-entropy
-    teacher: float  # weight of KL(target || head)
+    teacher: float  # weight of the divergence
+    divergence: Callable[..., jax.Array]  # (target's logits, head's logits) -> f[B,T]
 
 
 def loss(
@@ -40,13 +43,15 @@ def loss(
     teacher: float = 0.0,
     decay: float = 1.0,
     slots: str = "all",
+    divergence: str = "forward_kl",
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Loss f32[] per labelled position, and metrics.
 
-    The sum over depths d of decay^d (ce * cross-entropy with the text + teacher * KL(target ||
-    head)). Every depth is divided by the number of labels of the first, so that micro-batches add
-    up. ``slots`` "one" draws one depth per batch, uniformly: in expectation the mean over depths,
-    in the memory of one head (Stern et al. 2018, 1811.03115, section 6).
+    The sum over depths d of decay^d (ce * cross-entropy with the text + teacher * divergence from
+    the target to the head, one of ``divergences.DIVERGENCES``). Every depth is divided by the
+    number of labels of the first, so that micro-batches add up. ``slots`` "one" draws one depth per
+    batch, uniformly: in expectation the mean over depths, in the memory of one head (Stern et al.
+    2018, 1811.03115, section 6).
 
     The metrics ``agreement_<d>``, d from 1, are how often a head prefers the same token as the
     target. ``scale`` is the sum of the weights of all head tokens, per labelled position: the loss
@@ -57,14 +62,15 @@ def loss(
     Raises:
         UserError: weights out of range, a batch of fewer than 3 tokens.
     """
-    _check(heads, batch, ce, teacher, decay, slots)
+    _check(heads, batch, ce, teacher, decay, slots, divergence)
     pair = ModelParams(target_params, params)
     out, state = _text.begin(heads, target, pair, batch)
     teachers = jax.lax.stop_gradient(out.logits)
     count = _text.label(batch, 2)[1].sum()
     # ``weight`` is 0 for a micro-batch without labels.
     first, weight = jnp.maximum(count, 1), count.astype(jnp.float32)
-    term = functools.partial(_term, heads, _Labels(batch, teachers, first, ce, teacher))
+    labels = _Labels(batch, teachers, first, ce, teacher, DIVERGENCES[divergence])
+    term = functools.partial(_term, heads, labels)
     if slots == "one":
         depth = jax.random.randint(key, (), 0, heads.depth)
         value, sizes, _ = jax.checkpoint(term)(pair, state, depth)
@@ -80,10 +86,24 @@ def loss(
     return total, {**metrics, "weight": weight}
 
 
-def _check(heads: Heads, batch: Batch, ce: float, teacher: float, decay: float, slots: str) -> None:
+def _check(
+    heads: Heads,
+    batch: Batch,
+    ce: float,
+    teacher: float,
+    decay: float,
+    slots: str,
+    divergence: str,
+) -> None:
     for name, value in (("ce", ce), ("teacher", teacher), ("decay", decay)):
         number(f"loss.{name}", value, ">= 0", lambda x: x >= 0)
     one_of("loss.slots", slots, SLOTS)
+    one_of("loss.divergence", divergence, tuple(DIVERGENCES))
+    if divergence != "forward_kl" and not teacher:
+        raise UserError(
+            f"loss.divergence is {divergence!r} and loss.teacher, its weight, is 0; give "
+            "loss.teacher, or leave loss.divergence out"
+        )
     if not ce and not teacher:
         raise UserError("loss.ce and loss.teacher are both 0; make one of them positive")
     if slots == "one" and not heads.independent:
@@ -98,24 +118,21 @@ def _term(
     heads: Heads, labels: _Labels, pair: ModelParams, state: Any, depth: Any
 ) -> tuple[jax.Array, dict[str, jax.Array], Any]:
     """(loss of one depth; its agreement, scale and uniform, see ``loss``; the next state)."""
-    batch, teachers, first, ce, teacher = labels
+    batch, teachers, first, ce, teacher, divergence = labels
     size = teachers.shape[1]
     logits, state = heads.step(pair, state, depth, _text.ahead(batch.tokens, depth + 1, size))
     tokens, counted = _text.label(batch, depth + 2)
     target_logits = _text.ahead(teachers, depth + 1, size)
-    log_probs = jax.nn.log_softmax(logits)
     value = jnp.zeros(tokens.shape, logits.dtype)
     # Of a guess that gives all tokens the same probability.
-    uniform = (ce + teacher) * jnp.log(logits.shape[-1])
+    uniform = jnp.full(tokens.shape, ce * jnp.log(logits.shape[-1]), logits.dtype)
     if ce:
+        log_probs = jax.nn.log_softmax(logits)
         value -= ce * jnp.take_along_axis(log_probs, tokens[..., None], -1)[..., 0]
     if teacher:
-        target_log_probs = jax.nn.log_softmax(target_logits)
-        impossible, target_probs = jnp.isneginf(target_log_probs), jnp.exp(target_log_probs)
-        value += teacher * jnp.where(
-            impossible, 0, target_probs * (target_log_probs - log_probs)
-        ).sum(-1)
-        uniform += teacher * jnp.where(impossible, 0, target_probs * target_log_probs).sum(-1)
+        value += teacher * divergence(target_logits, logits)
+        # [V] only: XLA would fold a constant of the whole shape, slowly.
+        uniform += teacher * divergence(target_logits, jnp.zeros(logits.shape[-1]))
     same = counted & (sampling.argmax(logits) == sampling.argmax(target_logits))
     sizes = {
         "agreement": same.sum() / jnp.maximum(counted.sum(), 1),

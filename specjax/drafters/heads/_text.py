@@ -2,11 +2,16 @@
 
 The feature at position s of T predicts, at depth d from 0, tokens[s+2+d]: tokens[s+1] is the
 pending token, drawn from f[s].
+
+``foresee_chain``, ``foresee_tree`` and ``ranks`` take a function ``along(params, batch, depth)``
+that gives for each depth the labels i32[B,T], and the logits of the drafter and of the target
+f[B,T,V]; entry s belongs to feature s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -14,32 +19,45 @@ import jax.numpy as jnp
 
 from specjax import tree
 from specjax.drafters import _foresee
+from specjax.drafters._growth import Fixed, Plan
 from specjax.drafters.heads._family import Heads
 from specjax.models import lm
 from specjax.sampling import Sampling
 from specjax.topology.shapes import Topology
-from specjax.types import LM, Batch, ModelParams, Output
+from specjax.types import CHAIN, LM, Batch, ModelParams, Output, Params
+
+Texts = Iterator[tuple[jax.Array, jax.Array, jax.Array]]
+Along = Callable[[ModelParams, Batch, int], Texts]
+
+
+def output(target: LM, params: Params, batch: Batch) -> Output:
+    """The target's output for all tokens but the last; from ``Batch.features`` if it has them.
+
+    ``params`` are the target's.
+    """
+    if batch.features is None:
+        segments = None if batch.segments is None else batch.segments[:, :-1]
+        return lm.forward(target, params, batch.tokens[:, :-1], segments)
+    assert target.embed is not None and target.unembed is not None
+    # Features may be stored in fewer bits than the model computes in.
+    dtype = jax.eval_shape(target.embed, params, batch.tokens).dtype
+    stored = jax.tree.map(lambda x: x.astype(dtype), batch.features)
+    return Output(target.unembed(params, stored.hidden), stored.hidden, tuple(stored.taps))
 
 
 def begin(heads: Heads, target: LM, params: ModelParams, batch: Batch) -> tuple[Output, Any]:
     """The target's output along the text, and the state of the heads at each feature."""
-    segments = None if batch.segments is None else batch.segments[:, :-1]
-    out = lm.forward(target, params.target, batch.tokens[:, :-1], segments)
+    out = output(target, params.target, batch)
     features = out.hidden
     if heads.prefix is not None:
         cache = heads.prefix.init_cache(features.shape[0], 0)
-        layout = None if segments is None else tree.segments(segments)
+        layout = None if batch.segments is None else tree.segments(batch.segments[:, :-1])
         features, _ = heads.prefix.apply(params, features, cache, layout)
     return out, heads.begin(params, features)
 
 
-def along(
-    heads: Heads, target: LM, params: ModelParams, batch: Batch, depth: int
-) -> Iterator[tuple[jax.Array, jax.Array, jax.Array]]:
-    """For each depth: labels i32[B,T], logits of the head and of the target f[B,T,V].
-
-    Entry s belongs to feature s.
-    """
+def along(heads: Heads, target: LM, params: ModelParams, batch: Batch, depth: int) -> Texts:
+    """``Along`` of heads, after its first two arguments."""
     out, state = begin(heads, target, params, batch)
     size = out.hidden.shape[1]
     for d in range(depth):
@@ -67,31 +85,43 @@ def label(batch: Batch, by: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def foresee_chain(
-    heads: Heads, target: LM, depth: int, params: ModelParams, batch: Batch, sampling: Sampling
+    along: Along, depth: int, params: ModelParams, batch: Batch, sampling: Sampling
 ) -> jax.Array:
-    """f32[B,T,depth]: ``Training.foresee`` of a chain drawn from the heads' probabilities."""
+    """f32[B,T,depth]: ``Training.foresee`` of a chain drawn from the drafter's probabilities."""
     accepted = [
         _foresee.accept_probs(logits, target_logits, labels, sampling)
-        for labels, logits, target_logits in along(heads, target, params, batch, depth)
+        for labels, logits, target_logits in along(params, batch, depth)
     ]
     return _foresee.of_pending(jnp.stack(accepted, -1))
 
 
 def foresee_tree(
-    heads: Heads, target: LM, shape: Topology, params: ModelParams, batch: Batch, sampling: Sampling
+    along: Along, shape: Topology, params: ModelParams, batch: Batch, sampling: Sampling
 ) -> jax.Array:
     """f32[B,T,depth]: ``Training.foresee`` of the most probable tokens as a tree of this shape."""
     del sampling
-    texts = along(heads, target, params, batch, shape.depth)
+    texts = along(params, batch, shape.depth)
     inside = _foresee.inside_tree(
         (_foresee.rank(logits, labels) for labels, logits, _ in texts), shape
     )
     return _foresee.of_pending(jnp.stack([each.astype(jnp.float32) for each in inside], -1))
 
 
-def ranks(heads: Heads, target: LM, params: ModelParams, batch: Batch) -> jax.Array:
-    """i32[B,T,K]: ``Training.ranks``."""
-    texts = along(heads, target, params, batch, heads.depth)
+def ranks(along: Along, depth: int, params: ModelParams, batch: Batch) -> jax.Array:
+    """i32[B,T,depth]: ``Training.ranks``."""
+    texts = along(params, batch, depth)
     each = [_foresee.rank(logits, labels) for labels, logits, _ in texts]
     # + 1 and - 1: the first pending token, which has no feature, gets -1.
     return _foresee.of_pending(jnp.stack(each, -1) + 1) - 1
+
+
+def foresee(along: Along, plan: Plan) -> Callable[..., jax.Array] | None:
+    """``Training.foresee`` of a plan; None for drafts of another shape in each context."""
+    growth = plan.growth
+    if not isinstance(growth, Fixed) or plan.controller is not None:
+        return None
+    if growth.how == "top_k":
+        return functools.partial(foresee_tree, along, growth.shape)
+    if growth.siblings == CHAIN:
+        return functools.partial(foresee_chain, along, growth.depth)
+    return None

@@ -10,9 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from specjax import drafters, files
+from specjax import checks, drafters, files
 from specjax.config import Config, given
+from specjax.data import draft_vocabulary
 from specjax.errors import UserError
 from specjax.models import head_files, hf
 from specjax.train import objectives
@@ -27,14 +29,20 @@ from specjax.types import Batch, Drafter, ModelParams, Training
 def prepare(config: Config, workdir: Path) -> Prepared:
     """Makes the run; with ``config.joint`` the target is trained too. Raises UserError."""
     target = common.load_target(config)
-    drafter = _drafter(config, target)
+    assert target.tokenizer is not None
+    gather = functools.partial(
+        materials.gather, config, workdir, target.tokenizer, target.directory
+    )
+    # A draft vocabulary depends on the text; other drafters are checked before the text is read.
+    material = gather() if config.drafter.get("draft_vocab") else None
+    drafter = _drafter(config, target, material)
     training = _training(drafter)
     if drafter.longest >= config.train.length:
         raise UserError(
-            f"{drafter.longest} heads look beyond config.train.length {config.train.length}; "
-            "raise it"
+            f"a draft of {drafter.longest} tokens looks beyond config.train.length "
+            f"{config.train.length}; raise it"
         )
-    assert training.start is not None and target.tokenizer is not None
+    assert training.start is not None
     key = jax.random.key(config.seed)
     draft = drafter.init_params(key) if config.init else training.start(target.params, key)
     params = {"target": target.params, "draft": draft} if config.joint else draft
@@ -42,14 +50,15 @@ def prepare(config: Config, workdir: Path) -> Prepared:
     # Tracing the loss finds invalid weights of its terms.
     batch = Batch(jnp.zeros((1, config.train.length + 1), jnp.int32))
     jax.eval_shape(loss, params, target.params, batch, jax.random.key(0))
-    material = materials.gather(config, workdir, target.tokenizer, target.directory)
+    material = (gather() if material is None else material).tapped(drafter.taps)
     examine = examined.examiner(config, drafter, target, material, moving=config.joint)
     task = Task(loss, params, target.params, material.batches, material.held_out, examine)
     save = _saver(config, workdir, target, drafter, material)
     return Prepared(task, material, save, common.fingerprint(target))
 
 
-def _drafter(config: Config, target: hf.Loaded) -> Drafter:
+def _drafter(config: Config, target: hf.Loaded, material: Material | None) -> Drafter:
+    """The drafter that is trained; ``material`` is needed for a draft vocabulary."""
     keys = given(config.drafter)
     if not keys.get("name"):
         raise UserError("config.drafter.name is empty; name a drafter, such as medusa")
@@ -61,7 +70,23 @@ def _drafter(config: Config, target: hf.Loaded) -> Drafter:
     if config.init and keys["name"] in head_files.KINDS:
         # The files also hold the shape of the heads.
         keys |= {"model": config.init, "dtype": jnp.float32}
+    if material is not None:
+        ids = _draft_ids(config, target, material)
+        whole = len(ids) == target.lm.vocab_size
+        keys |= {"draft_vocab": 0} if whole else {"draft_ids": ids}
     return drafters.make(target=target.lm, **keys)
+
+
+def _draft_ids(config: Config, target: hf.Loaded, material: Material) -> np.ndarray:
+    """i32[draft_vocab]: the most frequent labels of the text, and the tokens that end a text."""
+    size = checks.whole("config.drafter.draft_vocab", config.drafter.draft_vocab, 1)
+    if config.init:
+        raise UserError(
+            f"config.drafter.draft_vocab is {size}, and {config.init} has its draft vocabulary; "
+            "leave draft_vocab out"
+        )
+    ends = target.config.eos_token_id
+    return draft_vocabulary.most_frequent(material.counts, size, target.lm.vocab_size, ends)
 
 
 def _training(drafter: Drafter) -> Training:
@@ -111,6 +136,11 @@ def _saver(
             hf.save(base, target.config, own, tokenizer)
         files.write_json(workdir / "summary.json", summary)
         facts = {"base_model_name_or_path": base.name, **dict(training.facts)}
+        if "draft_ids" in facts:
+            facts["vocab_size"] = target.lm.vocab_size
+        if config.drafter.get("draft_vocab"):
+            # The text that the draft vocabulary is from.
+            extra["draft_vocab_text"] = material.digest
         head_files.write(
             workdir / "model",
             drafter.name,

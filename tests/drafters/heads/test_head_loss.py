@@ -12,9 +12,11 @@ import pytest
 from head_cases import silu, softmax
 
 from specjax import testing
+from specjax.drafters.heads import _text
 from specjax.errors import UserError
 from specjax.testing import cases
-from specjax.types import Batch
+from specjax.train import objectives
+from specjax.types import Batch, ModelParams
 
 TARGET, TABLE = testing.tabular(shared.VOCAB), cases.table(0, shared.VOCAB)
 TOKENS = np.array([[0, 1, 2, 3, 4], [4, 3, 1, 1, 0]], np.int32)
@@ -106,6 +108,27 @@ def test_gradients_are_finite_differences(weights):
         assert float(jnp.abs(slopes[1]).max()) > 0
 
 
+@pytest.mark.parametrize("name", ["total_variation", "lk", "lk_hybrid"])
+def test_every_divergence_can_be_the_teacher(name):
+    """One head: the mean of the divergence over its labels."""
+    drafter = cases.random_heads("medusa", TARGET, TABLE, heads=1)
+    params, batch = (
+        drafter.init_params(None),
+        Batch(*map(jnp.asarray, (TOKENS, LABELLED, SEGMENTS))),
+    )
+    heads = shared.heads_of("medusa", TARGET, params=params)
+    texts = _text.along(heads, TARGET, ModelParams(TABLE, params), batch, 1)
+    _, logits, target_logits = next(texts)
+    mask = _text.label(batch, 2)[1]
+    value, metrics = drafter.training.loss(
+        params, TABLE, batch, jax.random.key(0), ce=0.0, teacher=2.0, divergence=name
+    )
+    measure = objectives.DIVERGENCES[name]
+    assert value == pytest.approx(2 * float(measure(target_logits, logits, mask)), rel=1e-5)
+    uniform = measure(target_logits, jnp.zeros_like(logits), mask)
+    assert metrics["uniform"] == pytest.approx(2 * float(uniform), rel=1e-5)
+
+
 @pytest.mark.fast
 def test_errors():
     drafter = cases.random_heads("medusa", TARGET, TABLE, heads=2)
@@ -119,4 +142,6 @@ def test_errors():
     refused("loss.teacher is nan; it must be a number >= 0", teacher=float("nan"))
     refused("loss.ce and loss.teacher are both 0; make one of them positive", ce=0)
     refused("loss.slots is 'some'; it must be one of all, one", slots="some")
+    refused("loss.divergence is 'kl'; it must be one of forward_kl, .*, lk_hybrid", divergence="kl")
+    refused("loss.divergence is 'lk' and loss.teacher, its weight, is 0", divergence="lk")
     refused("raise train.length to 2 or more", TOKENS[:, :2])

@@ -1,0 +1,33 @@
+"""EAGLE-3 (Li et al. 2025): reads three layers of the target; trained on its own drafts.
+
+    python -m specjax.run --config=configs/eagle3.py --workdir=runs/eagle3 \\
+        --config.target=runs/target --config.data.dir=runs/target/data
+    ... --config.drafter.draft_vocab=8192   # drafts only the most frequent tokens of the text
+    ... --config.drafter.fc_norm=True --config.drafter.norm_output=True   # EAGLE-3.1
+
+The seven steps of a draft are unrolled (training-time test), so a training step costs several times
+that of configs/eagle.py. Shapes of drafts as there.
+"""
+
+from ml_collections import ConfigDict, config_dict
+
+from configs import eagle
+
+
+def get_config() -> ConfigDict:
+    """The configuration."""
+    config = eagle.network("eagle3")
+    # Layers of the target, from 0, as "1,5,9"; None: a low, a middle and a high one.
+    config.drafter.taps = config_dict.placeholder(str)
+    config.drafter.draft_vocab = config_dict.placeholder(int)  # tokens that can be drafted
+    config.drafter.fc_norm = config_dict.placeholder(bool)
+    config.drafter.norm_output = config_dict.placeholder(bool)
+    config.drafter.norm_before_residual = config_dict.placeholder(bool)
+    config.loss.steps = 7
+    config.loss.decay = 0.8
+    config.loss.noise = 0.0  # uniform noise on the target's outputs that the first step reads
+    config.loss.weight = 1.0  # of the divergence from the target's probs
+    # Whether positions at which the target prefers a token outside the draft vocabulary are left
+    # out, as published.
+    config.loss.in_vocabulary = True
+    return config

@@ -1,0 +1,46 @@
+"""The training part of a draft network: its loss, its forecasts along a text, its facts."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from specjax.drafters._growth import Plan
+from specjax.drafters.heads import _columns, _rollout_loss, _text
+from specjax.drafters.heads._network import Network
+from specjax.drafters.heads._vocabulary import spread
+from specjax.types import LM, Batch, ModelParams, Training
+
+
+def training(
+    network: Network, target: LM, plan: Plan, defaults: Mapping[str, Any] | None = None
+) -> Training:
+    """The training part of a drafter that grows this network in the way of ``plan``.
+
+    ``defaults`` are the method's values for keys of ``_rollout_loss.loss``.
+    """
+    if network.taps:
+        target = target.with_taps(network.taps)
+    texts = functools.partial(along, network, target)
+    return Training(
+        loss=functools.partial(_rollout_loss.loss, network, target, **(defaults or {})),
+        start=network.start,
+        foresee=_text.foresee(texts, plan),
+        ranks=functools.partial(_text.ranks, texts, plan.growth.depth),
+        facts=network.facts,
+    )
+
+
+def along(
+    network: Network, target: LM, params: ModelParams, batch: Batch, depth: int
+) -> _text.Texts:
+    """``_text.Along`` of a network, after its first two arguments."""
+    out, text = _text.output(target, params.target, batch), _columns.text(batch)
+    features, before, size = network.read(params, out), (), out.hidden.shape[1]
+    for number in range(depth):
+        fed, own = _columns.step(network, text, number, params, features, before)
+        logits = spread(network.ids, network.logits(params, fed.hidden), target.vocab_size)
+        labels = _text.label(batch, number + 2)[0]
+        yield labels, logits, _text.ahead(out.logits, number + 1, size)
+        features, before = fed.feature, (*before, own)
