@@ -11,7 +11,7 @@ from specjax import registry
 from specjax.types import LM, Drafter
 
 # Keys that only Python code can give: they have no form on a command line.
-PYTHON_ONLY = frozenset({"params", "dtype", "gaps"})
+PYTHON_ONLY = frozenset({"params", "dtype", "gaps", "draft_ids"})
 
 
 def names() -> list[str]:

@@ -194,6 +194,18 @@ _NO_MODEL: dict[str, Callable[[LM, Models], Drafter]] = {
     "hydra": _heads("hydra", heads=2, layers=2, tree="2x1", siblings="without_replacement"),
     "mlp_speculator": _heads("mlp_speculator", heads=2, inner=4, siblings="iid"),
     "bpd": _heads("bpd", heads=2),
+    "redrafter": _heads("redrafter", heads=2, layers=1, top_k=2),
+    "redrafter chain": _heads("redrafter", layers=1, tree="chain:2", siblings="iid"),
+    "eagle": _heads("eagle", tree="2x1", siblings="without_replacement"),
+    "eagle chain": _heads("eagle", gamma=2, siblings="iid"),
+    "eagle dynamic": _heads("eagle", nodes=5, depth=2, top_k=2),
+    "eagle3": _heads("eagle3", nodes=4, depth=2, top_k=2, draft_ids=(0, 2)),
+    "eagle3 chain": _heads(
+        "eagle3", gamma=2, siblings="iid", control="threshold:0.4", norm_output=True
+    ),
+    "eagle3 tree": _heads(
+        "eagle3", tree="2x1", siblings="iid", draft_ids=(0, 2), fc_norm=True, layers=2
+    ),
 }
 NAMES = (*_NO_MODEL, *_MODELS)
 

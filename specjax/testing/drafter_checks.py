@@ -31,8 +31,11 @@ def well_formed(drafter: Drafter, target: LM, params: ModelParams) -> Finding:
         for number in range(3):
             draft = propose(state.replace(round=jnp.asarray(number)))
             check_draft(draft, target.vocab_size, drafter.siblings, greedy=greedy)
-            if drafter.whole and not np.asarray(draft.valid).all():
-                row = int(np.argmin(np.asarray(draft.valid).all(-1)))
+            # A text of one token has no feature yet.
+            empty = np.asarray(state.length) == 1 if drafter.features else np.zeros(4, bool)
+            full = np.asarray(draft.valid).all(-1) | empty
+            if drafter.whole and not full.all():
+                row = int(np.argmin(full))
                 raise UserError(f"row {row} has an invalid node, and the drafter declares whole")
     except UserError as error:
         return Finding(name, False, str(error))

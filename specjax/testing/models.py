@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
 from specjax import tree
+from specjax.errors import UserError
 from specjax.models import lm
 from specjax.models.transformer_config import TransformerConfig
 from specjax.types import LM, Output
@@ -52,6 +56,27 @@ class TabularCache(struct.PyTreeNode):
     tokens: jax.Array  # i32[B,S]
 
 
+# How many layers of a table can be tapped: the tap of layer i is its hidden vector, rotated by i.
+LAYERS = 3
+
+
+def tapping(apply: Callable) -> Callable:
+    """``LM.tapping`` of a table model with this ``apply``."""
+
+    @functools.cache
+    def tapped(layers: tuple[int, ...]) -> Callable:
+        if any(not 0 <= layer < LAYERS for layer in layers):
+            raise UserError(f"taps are {layers}; layers are numbered 0..{LAYERS - 1}")
+
+        def with_taps(*args):
+            out, block = apply(*args)
+            return out._replace(taps=tuple(jnp.roll(out.hidden, i, -1) for i in layers)), block
+
+        return with_taps
+
+    return tapped
+
+
 def tabular(vocab_size: int, name: str = "tabular") -> LM:
     """A model that is a table: its params are logits f32[V+1,V,V], indexed by the last two tokens.
 
@@ -69,6 +94,8 @@ def tabular(vocab_size: int, name: str = "tabular") -> LM:
         width=vocab_size,
         embed=_embed,
         unembed=_unembed,
+        layers=LAYERS,
+        tapping=TAPPING,
     )
 
 
@@ -91,6 +118,9 @@ def _apply(table, tokens, cache, layout=None, block=None):
     before = jnp.where(above.any(-1), inside, outside)
     logits = table[jnp.clip(before, 0, vocab), jnp.clip(tokens, 0, vocab - 1)]
     return Output(logits, logits), tokens
+
+
+TAPPING = tapping(_apply)
 
 
 def _commit(cache, block, count, path=None):

@@ -30,7 +30,9 @@ def whole_text(table_model: LM) -> LM:
     wrong entry anywhere, or one at a wrong place, changes all later outputs. Such an error is seen
     by comparing texts.
     """
-    return table_model._replace(init_cache=_init_cache, apply=_apply, commit=_commit)
+    return table_model._replace(
+        init_cache=_init_cache, apply=_apply, commit=_commit, tapping=TAPPING
+    )
 
 
 def is_table(model: LM) -> bool:
@@ -63,6 +65,9 @@ def _apply(table, tokens, cache, layout=None, block=None):
     total = jnp.where(layout.visible, entries[:, None], 0).sum(-1) + text[:, None]
     logits = table[total % PRIME % (vocab + 1), jnp.clip(tokens, 0, vocab - 1)]
     return Output(logits, logits), entries[:, first:]
+
+
+TAPPING = models.tapping(_apply)
 
 
 def _mix(text: jax.Array, token: jax.Array, position: jax.Array) -> jax.Array:

@@ -46,6 +46,7 @@ class Shape:
     input_norm: bool = False  # one norm of all taps before fc
     norm_output: bool = False  # EAGLE-3.1: the next slot reads the feature after the last norm
     norm_before_residual: bool = False  # the residual of the first layer is the normed feature
+    shift: int = 1  # see ``Network``
 
 
 class _Layer(nnx.Module):

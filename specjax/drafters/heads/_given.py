@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from specjax.checks import whole
-from specjax.drafters._keys import HeadKeys
+from specjax.drafters._keys import EagleKeys, HeadKeys
 from specjax.drafters.heads._family import Ends, ends
 from specjax.errors import UserError
 from specjax.models import head_layouts as layouts
@@ -22,9 +22,10 @@ class Given(NamedTuple):
     config: dict[str, Any]  # config.json of their files; {} without files
 
 
-def read(name: str, target: LM, keys: HeadKeys) -> Given:
+def read(name: str, target: LM, keys: HeadKeys | EagleKeys) -> Given:
     """The heads that the keys ``model`` or ``params`` give. Raises UserError."""
-    whole("heads", keys.heads, 0)
+    if isinstance(keys, HeadKeys):
+        whole("heads", keys.heads, 0)
     own = ends(name, target)
     if keys.model:
         params, config = _from_files(name, target, keys.model, keys)
@@ -51,19 +52,20 @@ def sizes(stored: Sequence[int] | None, **asked: tuple[int, int]) -> tuple[int, 
     return tuple(stored)
 
 
-def _from_params(name: str, target: LM, keys: HeadKeys) -> Params:
+def _from_params(name: str, target: LM, keys: HeadKeys | EagleKeys) -> Params:
     if keys.dtype is not None:
         raise UserError(
             f"{name} has a dtype, in which files are read, and no files; give model, or leave "
             "dtype out"
         )
-    if keys.params is not None:
+    # ``_eagle_shape`` checks the parameters of a draft network.
+    if keys.params is not None and isinstance(keys, HeadKeys):
         layouts.check(name, keys.params, {"D": target.width or 0, "V": target.vocab_size})
     return keys.params
 
 
 def _from_files(
-    name: str, target: LM, model: str | os.PathLike, keys: HeadKeys
+    name: str, target: LM, model: str | os.PathLike, keys: HeadKeys | EagleKeys
 ) -> tuple[Params, dict[str, Any]]:
     if keys.params is not None:
         raise UserError(f"{name} was given params and a directory {model}; give one of them")
@@ -76,7 +78,7 @@ def _from_files(
         ("hidden_size", "features of width", target.width),
         ("vocab_size", "a vocabulary of", target.vocab_size),
     ):
-        stored = head.config.get(key)
+        stored = head.config.get(f"target_{key}", head.config.get(key))
         if stored is not None and own is not None and stored != own:
             raise UserError(
                 f"{head.directory} is made for {what} {stored}, and the target has {own}; "

@@ -24,7 +24,7 @@ from specjax.drafters.heads import _family
 from specjax.drafters.heads._eagle_layers import Fed, Shape
 from specjax.drafters.heads._family import Ends
 from specjax.models.attention import past, rope_angle
-from specjax.tree import Layout
+from specjax.tree import Columns, Layout
 from specjax.types import ModelParams, Output, Params
 
 __all__ = ["Fed", "Network", "Shape", "build"]
@@ -54,6 +54,8 @@ class Network(NamedTuple):
     ids: np.ndarray | None = None
     # What config.json must hold about the parameters in addition to their shapes.
     facts: tuple[tuple[str, Any], ...] = ()
+    # Slot t reads token t + shift. 0 is an ablation: the token is that of the feature.
+    shift: int = 1
 
 
 def build(
@@ -94,6 +96,7 @@ def build(
         start=functools.partial(_start, shape, ends, ids),
         ids=ids,
         facts=facts,
+        shift=shape.shift,
     )
 
 
@@ -112,6 +115,7 @@ def _own_embedding(params: ModelParams, tokens: jax.Array) -> jax.Array:
 
 
 def _read(shape: Shape, dtype: Any, params: ModelParams, out: Output) -> jax.Array:
+    dtype = _at_least(dtype, params)
     if not shape.taps:
         return out.hidden.astype(dtype)
     read = jnp.stack(out.taps, -2).astype(dtype)
@@ -126,11 +130,11 @@ def _apply(
     tokens: jax.Array,
     features: jax.Array,
     cache: kv.KVCache,
-    layout: Layout | None = None,
+    layout: Layout | Columns | None = None,
     block: kv.KVBlock | None = None,
 ) -> tuple[Fed, kv.KVBlock]:
     """tokens i32[B,T] and features [B,T,D] -> (``Fed``, keys and values of these slots)."""
-    fed = 0 if block is None else block.output.shape[1]
+    dtype, fed = _at_least(dtype, params), 0 if block is None else block.output.shape[1]
     view = past(cache, tokens.shape[1], layout, fed)
     angle = rope_angle(shape.config, view.positions)
     embedded = embed(params, tokens).astype(dtype)
@@ -143,23 +147,28 @@ def _logits(
 ) -> jax.Array:
     if shape.vocab is None:
         return _family.in_float32(ends.unembed(params.target, hidden))
-    return _family.in_float32(merge(shape, params.draft, dtype).head(hidden))
+    module = merge(shape, params.draft, _at_least(dtype, params))
+    return _family.in_float32(module.head(hidden))
+
+
+def _at_least(dtype: Any, params: ModelParams) -> Any:
+    """``dtype``, or float64 for parameters of float64 (exactness tests)."""
+    own = params.draft["fc"]["kernel"].dtype
+    return own if own == jnp.float64 else dtype
 
 
 def _start(
     shape: Shape, ends: Ends, ids: np.ndarray | None, target_params: Params, key: jax.Array
 ) -> Params:
-    """New parameters: the network begins as a copy of the feature that it reads.
+    """New parameters: both residual branches end in zeros, a head of its own is the target's.
 
-    Both residual branches end in zeros. A head of its own begins as the target's.
+    Everything else is random. A network that begins as a copy of the feature that it reads learns
+    more slowly, because it must first unlearn to repeat the prediction of the slot before.
     """
     params = layers.new(shape, key)
     for layer in params["layers"].values():
         for module, name in (("attention", "o"), ("mlp", "down")):
             layer[module][name] = jax.tree.map(jnp.zeros_like, layer[module][name])
-    kernel = params["fc"]["kernel"]
-    rows, width = kernel.shape
-    params["fc"]["kernel"] = kernel.at[rows - width :].add(jnp.eye(width))
     if shape.vocab is not None:
         with jax.default_matmul_precision("highest"):
             head = ends.unembed(target_params, jnp.eye(ends.width))

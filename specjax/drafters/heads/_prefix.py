@@ -59,12 +59,11 @@ class Layer(Block):
 def new(width: int, head_dim: int = 0) -> TransformerConfig:
     """The shape of a new layer: Llama's, with as many key heads as query heads.
 
-    ``head_dim`` 0 takes the largest even divisor of the width up to ``WIDEST``, or 2.
+    ``head_dim`` 0 takes ``default_head_dim``.
     """
-    head_dim = head_dim or max((d for d in range(2, WIDEST + 1, 2) if width % d == 0), default=2)
+    head_dim = head_dim or default_head_dim(width)
     heads = max(width // head_dim, 1)
-    # 8/3 of the width, rounded up, is Llama's inner width.
-    return _config(width, head_dim, heads, heads, 8 * -(-width // 3))
+    return layer(width, head_dim, heads, heads, default_inner(width))
 
 
 def stored(params: Params, config: dict[str, Any], head_dim: int = 0) -> TransformerConfig:
@@ -79,10 +78,10 @@ def stored(params: Params, config: dict[str, Any], head_dim: int = 0) -> Transfo
         raise UserError(_NOT_LLAMA)
     width = params["norm"]["scale"].shape[0]
     queries, keys = (params["attention"][name]["kernel"].shape[1] for name in ("q", "k"))
-    head_dim = _head_dim(config, head_dim, queries, keys)
+    head_dim = stored_head_dim(config, head_dim, queries, keys, "the prefix layer")
     inner = params["mlp"]["up"]["kernel"].shape[1]
     result = dataclasses.replace(
-        _config(width, head_dim, queries // head_dim, keys // head_dim, inner),
+        layer(width, head_dim, queries // head_dim, keys // head_dim, inner),
         rope_theta=value_of(config, "rope_theta", float, THETA),
         norm_eps=value_of(config, "rms_norm_eps", float, EPS),
         attention_bias="bias" in params["attention"]["q"],
@@ -94,9 +93,15 @@ def stored(params: Params, config: dict[str, Any], head_dim: int = 0) -> Transfo
     return result
 
 
-def _head_dim(config: dict[str, Any], asked: int, queries: int, keys: int) -> int:
-    """The width of an attention head; ``queries`` and ``keys`` are the widths of all heads."""
-    head_dim = asked
+def stored_head_dim(
+    config: dict[str, Any], asked: int, queries: int, keys: int, owner: str, default: int = 0
+) -> int:
+    """The width of an attention head of a stored layer of ``owner``.
+
+    ``queries`` and ``keys`` are the widths of all heads. It is in config.json, or it is ``asked``
+    (0: not given), or the ``default`` (0: there is none). Raises UserError.
+    """
+    head_dim = asked or default
     if config.get("head_dim") or config.get("num_attention_heads"):
         default = queries // value_of(config, "num_attention_heads", int, 1)
         head_dim = value_of(config, "head_dim", int, default)
@@ -106,14 +111,24 @@ def _head_dim(config: dict[str, Any], asked: int, queries: int, keys: int) -> in
         )
     if not head_dim:
         raise UserError(
-            "the files do not hold the width of the prefix layer's attention heads; give head_dim"
+            f"the files do not hold the width of {owner}'s attention heads; give head_dim"
         )
     if queries % head_dim or keys % head_dim or queries % keys:
         raise UserError(
-            f"head_dim is {head_dim}, and the prefix layer has queries of {queries} and keys of "
+            f"head_dim is {head_dim}, and {owner} has queries of {queries} and keys of "
             f"{keys} in total; both must be multiples of head_dim, and queries of keys"
         )
     return head_dim
+
+
+def default_head_dim(width: int) -> int:
+    """The largest even divisor of the width up to ``WIDEST``, or 2."""
+    return max((d for d in range(2, WIDEST + 1, 2) if width % d == 0), default=2)
+
+
+def default_inner(width: int) -> int:
+    """Llama's inner width: 8/3 of the width, rounded up."""
+    return 8 * -(-width // 3)
 
 
 def facts(config: TransformerConfig) -> tuple[tuple[str, Any], ...]:
@@ -166,37 +181,60 @@ def _apply(
 
 
 def feed(
-    prefix: Prefix, params: Any, features: jax.Array, count: jax.Array, cache: Any
-) -> tuple[jax.Array, Any]:
-    """Feeds the first count[b] features of [B,T,E] to an empty cache, ``CHUNK`` at a time.
+    apply: Callable[[Any, Any], tuple[Any, Any]],
+    commit: Callable[..., Any],
+    inputs: Any,
+    count: jax.Array,
+    cache: Any,
+) -> tuple[Any, Any]:
+    """Feeds the first count[b] entries of arrays [B,T,...] to an empty cache, ``CHUNK`` at a time.
 
-    Returns the outputs [B,T,E] and the cache.
+    ``apply(inputs, cache) -> (outputs, block)``; ``commit`` as in ``Prefix``. Returns the outputs,
+    arrays [B,T,...], and the cache.
     """
-    batch, size, width = features.shape
+    batch, size = jax.tree.leaves(inputs)[0].shape[:2]
 
     def block(cache, piece, start):
-        out, own = prefix.apply(params, piece, cache)
-        return prefix.commit(cache, own, jnp.clip(count - start, 0, piece.shape[1])), out
+        out, own = apply(piece, cache)
+        width = jax.tree.leaves(piece)[0].shape[1]
+        return commit(cache, own, jnp.clip(count - start, 0, width)), out
+
+    def stack(x: jax.Array) -> jax.Array:
+        return x[:, :whole].reshape(batch, -1, CHUNK, *x.shape[2:]).swapaxes(0, 1)
+
+    def unstack(x: jax.Array) -> jax.Array:
+        return x.swapaxes(0, 1).reshape(batch, whole, *x.shape[3:])
 
     whole, pieces = size // CHUNK * CHUNK, []
     if whole:
-        stacked = features[:, :whole].reshape(batch, -1, CHUNK, width).swapaxes(0, 1)
-        cache, out = jax.lax.scan(
-            lambda cache, xs: block(cache, *xs), cache, (stacked, jnp.arange(0, whole, CHUNK))
-        )
-        pieces.append(out.swapaxes(0, 1).reshape(batch, whole, width))
+        xs = jax.tree.map(stack, inputs), jnp.arange(0, whole, CHUNK)
+        cache, out = jax.lax.scan(lambda cache, xs: block(cache, *xs), cache, xs)
+        pieces.append(jax.tree.map(unstack, out))
     if size > whole:
-        cache, out = block(cache, features[:, whole:], whole)
+        cache, out = block(cache, jax.tree.map(lambda x: x[:, whole:], inputs), whole)
         pieces.append(out)
-    return jnp.concatenate(pieces, 1), cache
+    return jax.tree.map(lambda *each: jnp.concatenate(each, 1), *pieces), cache
 
 
-def _config(width: int, head_dim: int, heads: int, kv_heads: int, inner: int) -> TransformerConfig:
+def layer(
+    width: int, head_dim: int, heads: int, kv_heads: int, inner: int, layers: int = 1
+) -> TransformerConfig:
+    """The shape of Llama layers over features. Raises UserError for an odd ``head_dim``."""
     if head_dim % 2:
         raise UserError(f"head_dim is {head_dim}; rotary positions need an even number")
     # Vocabulary and largest position are 0: the layer has no embeddings and no table of positions.
     return TransformerConfig(
-        "llama", 0, width, inner, 1, heads, kv_heads, head_dim, 0, norm_eps=EPS, rope_theta=THETA
+        "llama",
+        0,
+        width,
+        inner,
+        layers,
+        heads,
+        kv_heads,
+        head_dim,
+        0,
+        norm_eps=EPS,
+        rope_theta=THETA,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from specjax import drafters
 from specjax.errors import UserError
 from specjax.registry import keys_of
-from specjax.types import LM, Drafter, ModelParams
+from specjax.types import LM, Drafter, ModelParams, Output
 
 Stages = Mapping[str, Mapping[str, Any] | Drafter] | Sequence[Drafter]
 
@@ -55,6 +55,22 @@ def build(target: LM, stages: Stages, *, gaps: bool) -> list[Drafter]:
 def stage_params(params: ModelParams, key: int | str) -> ModelParams:
     """The parameters for one inner drafter, at ``key`` in the nested drafter's parameters."""
     return params._replace(draft=params.draft[key])
+
+
+def taps(stages: Sequence[Drafter]) -> tuple[int, ...]:
+    """The layers of the target that any of the inner drafters reads, in ascending order."""
+    return tuple(sorted({layer for stage in stages for layer in stage.taps}))
+
+
+def with_taps(stage: Drafter, every: tuple[int, ...], value: Any) -> Any:
+    """A ``Context`` or ``Output`` with the taps that one inner drafter reads.
+
+    It has those of the layers ``every``. If no inner drafter names layers, it stays as it is.
+    """
+    if not every:
+        return value
+    own = tuple(value.taps[every.index(layer)] for layer in stage.taps)
+    return value._replace(taps=own) if isinstance(value, Output) else value.replace(taps=own)
 
 
 def _in_order(stages: Stages) -> list[tuple[Any, Any]]:

@@ -89,6 +89,7 @@ def make(target: LM, *, drafters: Stages, rate: float = 0.8) -> Drafter:
         depth=stage.depth,
         # The recorded continuation needs the target.
         features=True,
+        taps=stage.taps,
         # The continuation of the prompt, and not of the text.
         history=True,
         gaps=stage.gaps,

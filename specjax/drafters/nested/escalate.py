@@ -105,6 +105,7 @@ def make(
         siblings=settings.siblings,
         depth=None if settings.siblings == CHAIN else settings.longest,
         features=any(stage.features for stage in stages),
+        taps=_stages.taps(stages),
         history=least > 0 or any(stage.history for stage in stages),
         constant_cost=False,
         learn=functools.partial(_learn, settings) if any(s.learn for s in stages) else None,
@@ -137,16 +138,15 @@ def _init_params(settings: Settings, key):
 
 
 def _init(settings: Settings, params, context, target_out, slots):
-    # Each drafter gets the slots that it would have alone.
-    states = tuple(
-        stage.init(
-            stage_params(params, index), context, target_out, slots - settings.nodes + stage.nodes
-        )
-        for index, stage in enumerate(settings.stages)
-    )
+    states, layers = [], _stages.taps(settings.stages)
+    for index, stage in enumerate(settings.stages):
+        own, out = (_stages.with_taps(stage, layers, each) for each in (context, target_out))
+        # Each drafter gets the slots that it would have alone.
+        size = slots - settings.nodes + stage.nodes
+        states.append(stage.init(stage_params(params, index), own, out, size))
     batch, count = context.length.shape[0], len(states)
     return State(
-        states,
+        tuple(states),
         jnp.full((batch,), count, jnp.int32),
         jnp.ones((batch, count), jnp.float32),
         jnp.zeros((batch,), bool),
@@ -159,11 +159,12 @@ def _propose(settings: Settings, params, keys, context, state):
     winner = last = jnp.full((batch,), no_winner, jnp.int32)
     # The text did not grow and the verdict counted 0: the row is finished and needs no drafter.
     finished = state.idle & (context.length == state.seen)
-    states, drafts = [], []
+    states, drafts, layers = [], [], _stages.taps(settings.stages)
     for index, stage in enumerate(settings.stages):
         own, inner_keys = stage_params(params, index), keys.inner(index, same_target=True)
         asked = (winner == no_winner) & (state.rate[:, index] >= settings.least) & ~finished
-        draft, after = _run_if(asked.any(), stage, own, inner_keys, context, state.states[index])
+        seen = _stages.with_taps(stage, layers, context)
+        draft, after = _run_if(asked.any(), stage, own, inner_keys, seen, state.states[index])
         proposed = (
             tree.exists(draft.valid, draft.parents).any(-1)
             if stage.nodes
@@ -245,10 +246,11 @@ def _update(settings: Settings, params, state, draft, verdict, target_out):
     depth = tree.depths(draft.parents, *draft.tokens.shape) + 1
     tried = jnp.where(tree.exists(draft.valid, draft.parents), depth, 0).max(-1, initial=0)
     share = (accepted / jnp.maximum(tried, 1)).astype(jnp.float32)
-    states, rate = [], state.rate
+    states, rate, layers = [], state.rate, _stages.taps(settings.stages)
     for index, stage in enumerate(settings.stages):
         won = (state.winner == index) & (verdict.count > 0)
-        parts = _part_of(stage, won, draft, verdict, target_out)
+        out = _stages.with_taps(stage, layers, target_out)
+        parts = _part_of(stage, won, draft, verdict, out)
         states.append(stage.update(stage_params(params, index), state.states[index], *parts))
         new = settings.decay * rate[:, index] + (1 - settings.decay) * share
         rate = rate.at[:, index].set(jnp.where(won & (tried > 0), new, rate[:, index]))

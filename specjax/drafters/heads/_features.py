@@ -1,0 +1,204 @@
+"""The drafter of a ``Network``: feature autoregression with the token one step ahead.
+
+EAGLE-1 (Li et al. 2024, 2401.15077, section 4). Slot t of the draft cache has the token t + 1 and
+the target's feature of token t, and predicts token t + 2. So when a draft is grown, the cache has
+one slot less than the text has tokens, and its newest slot predicts the children of the pending
+token. A draft node is the next slot, with the network's own output at its parent in the place of
+the feature.
+
+A verdict leaves what the target computed for the pending token and the accepted nodes; the next
+round begins by feeding these slots. So the cache is written once in a round, and holds nothing that
+was computed from the network's own outputs or for a rejected node.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from specjax import tree
+from specjax.cache import KVBlock, KVCache
+from specjax.drafters import _growth
+from specjax.drafters._growth import Begun, Nodes, Plan, Stepper
+from specjax.drafters._growth.plans import DYNAMIC, Method
+from specjax.drafters._keys import EagleKeys
+from specjax.drafters.heads import _prefix, _vocabulary
+from specjax.drafters.heads._given import Given
+from specjax.drafters.heads._network import Network
+from specjax.errors import UserError
+from specjax.types import LM, Context, Drafter, ModelParams, Output, Params, Training, Verdict
+
+
+class Kept(struct.PyTreeNode):
+    """What the stepper keeps from round to round."""
+
+    # The slots of the committed text that were fed, all of them with the target's features.
+    cache: KVCache
+    # [B,M+1,D] the target's features of the slots that follow those of the cache, as the network
+    # reads them.
+    features: jax.Array
+    # [B,D] the network's output at the newest slot of the cache: the children of the pending token
+    # read it.
+    recycled: jax.Array
+    pending: jax.Array  # i32[B] the pending token, while a draft grows
+
+
+class Memory(struct.PyTreeNode):
+    """What the children of fed nodes read."""
+
+    tokens: jax.Array  # i32[B,P]
+    slots: KVBlock
+    feature: jax.Array  # [B,P,D] the network's output
+
+
+def build(
+    target: LM,
+    network: Network,
+    keys: EagleKeys,
+    given: Given,
+    training: Callable[[Plan], Training],
+) -> Drafter:
+    """The drafter of a network; without keys, EAGLE-2's dynamic tree.
+
+    ``training`` makes the training part for drafts of a plan. L1 with a rule that takes its
+    siblings. Raises UserError for keys of a tree that do not fit.
+    """
+    size = target.vocab_size if network.ids is None else len(network.ids)
+    method = Method(network.name, DYNAMIC, "top_k", size, accuracy=given.config.get("accuracy"))
+    plan = _growth.read(method, keys)
+    stepper = Stepper(
+        init=functools.partial(_init, network, plan.growth.depth),
+        begin=functools.partial(_begin, network, target.vocab_size),
+        step=functools.partial(_step, network, target.vocab_size),
+        commit=functools.partial(_commit, network),
+        looped=True,
+    )
+    drafter = _growth.build(
+        network.name,
+        stepper,
+        plan,
+        functools.partial(_init_params, network.name, given.params),
+        training=training(plan),
+        features=True,
+    )
+    return drafter._replace(taps=network.taps)
+
+
+def _init_params(name: str, params: Params, key: Any) -> Params:
+    del key
+    if params is None:
+        raise UserError(
+            f"{name} has no network yet; give model=, a directory of a trained one (mode train "
+            "makes it)"
+        )
+    return params
+
+
+def _init(
+    network: Network,
+    longest: int,
+    params: ModelParams,
+    context: Context,
+    target_out: Output,
+    slots: int,
+) -> Kept:
+    """Feeds all slots of the prompt but the last one, whose feature is kept.
+
+    The prompt's last slot has its pending token and the feature of the token before that.
+    """
+    batch, size = target_out.hidden.shape[:2]
+    cache, count = network.init_cache(batch, slots), context.length - 1
+    if size:
+        features = network.read(params, target_out)
+        shifted = context.tokens[:, network.shift : network.shift + size]
+        inputs = shifted, features
+        feed = functools.partial(_feed, network, params)
+        cache = _prefix.feed(feed, network.commit, inputs, jnp.maximum(count - 1, 0), cache)[1]
+        # A prompt of one token has no slot.
+        newest = jnp.maximum(count - 1, 0)[:, None]
+        first = tree.take(features, newest, (count > 0)[:, None])
+    else:
+        # Only the shapes are needed.
+        with jax.disable_jit(False):
+            like = jax.eval_shape(network.read, params, _one(target_out))
+        first = jnp.zeros((batch, 1, network.width), like.dtype)
+    features = jnp.pad(first, ((0, 0), (0, longest), (0, 0)))
+    return Kept(cache, features, jnp.zeros_like(features[:, 0]), context.pending)
+
+
+def _feed(
+    network: Network, params: ModelParams, inputs: tuple[jax.Array, jax.Array], cache: KVCache
+) -> tuple[None, KVBlock]:
+    return None, network.apply(params, *inputs, cache)[1]
+
+
+def _one(out: Output) -> Output:
+    """The output for one token, of the shapes of an output for none."""
+    return jax.tree.map(lambda x: jnp.zeros((x.shape[0], 1, *x.shape[2:]), x.dtype), out)
+
+
+def _begin(
+    network: Network, vocab_size: int, params: ModelParams, context: Context, kept: Kept
+) -> Begun:
+    """Feeds and commits the slots that the cache lacks; the last of them predicts the first nodes.
+
+    A finished row lacks none, and keeps its state. A row whose text has one token cannot draft.
+    """
+    cache, width = kept.cache, kept.features.shape[1]
+    missing = jnp.clip(context.length - 1 - cache.length, 0, width)
+    places = cache.length[:, None] + network.shift + jnp.arange(width)
+    tokens = jnp.take_along_axis(context.tokens, places, axis=1, mode="clip")
+    fed, slots = network.apply(params, tokens, kept.features, cache)
+    last = jnp.maximum(missing - 1, 0)[:, None, None]
+    hidden, feature = (jnp.take_along_axis(x, last, 1) for x in fed)
+    logits = _vocabulary.spread(network.ids, network.logits(params, hidden), vocab_size)
+    cache = network.commit(cache, slots, missing)
+    recycled = jnp.where((missing > 0)[:, None], feature[:, 0], kept.recycled)
+    kept = Kept(cache, kept.features, recycled, context.pending)
+    return Begun(logits[:, 0], kept, None, cache.length > 0)
+
+
+def _step(
+    network: Network,
+    vocab_size: int,
+    params: ModelParams,
+    kept: Kept,
+    nodes: Nodes,
+    block: Memory | None,
+) -> tuple[jax.Array, Memory]:
+    """``Stepper.step``: a node reads its token and the network's output at its parent."""
+    own, tokens, size = None, nodes.tokens, nodes.tokens.shape[1]
+    above = jnp.broadcast_to(kept.pending[:, None], tokens.shape)
+    feature = jnp.broadcast_to(kept.recycled[:, None], (len(tokens), size, network.width))
+    if block is not None:
+        # A choice, not a product: an output that is not finite reaches only its own children.
+        inside, own = jnp.asarray(nodes.parents) >= 0, block.slots
+        parent: Memory = _growth.at(block, nodes.parents)
+        above = jnp.where(inside, parent.tokens, above)
+        feature = jnp.where(inside[..., None], parent.feature, feature)
+    read = tokens if network.shift else above
+    fed, slots = network.apply(params, read, feature, kept.cache, nodes.layout, own)
+    logits = _vocabulary.spread(network.ids, network.logits(params, fed.hidden), vocab_size)
+    return logits, Memory(tokens, slots, fed.feature)
+
+
+def _commit(
+    network: Network,
+    params: ModelParams,
+    kept: Kept,
+    drafted: None,
+    verdict: Verdict,
+    target_out: Output,
+) -> Kept:
+    """Keeps the target's features of the pending token and the accepted nodes."""
+    fed = jnp.pad(verdict.path + 1, ((0, 0), (1, 0)))
+    inside = jnp.arange(fed.shape[1]) < verdict.count[:, None]
+    hidden, taps = tree.take((target_out.hidden, target_out.taps), fed, inside)
+    features = network.read(params, Output(target_out.logits, hidden, taps))
+    alive = (verdict.count > 0)[:, None, None]
+    return kept.replace(features=jnp.where(alive, features, kept.features))

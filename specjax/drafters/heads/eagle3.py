@@ -1,0 +1,212 @@
+"""EAGLE-3: the draft network reads low, middle and high features, and predicts tokens directly.
+
+Li et al. 2025 (2503.01840, section 3): the outputs of three layers of the target are joined and
+mapped to the network's width; slot t reads this and the embedding of token t + 1; a head of the
+network's own gives the probabilities of token t + 2. The next slot reads the network's own output.
+The head may have a draft vocabulary, the most frequent tokens of the training text
+(``draft_ids``): the others have probability 0 in a draft, and the target emits them.
+
+The switches of EAGLE-3.1 and of the vLLM "speculators" files are keys for a new network:
+``fc_norm``, ``norm_output``, ``norm_before_residual``. They change which tokens are drafted, never
+the text. Drafts, rules and lossless classes are those of ``eagle``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from specjax import references
+from specjax.checks import whole, yes_or_no
+from specjax.drafters._keys import EagleKeys
+from specjax.drafters.heads import (
+    _eagle_shape,
+    _features,
+    _given,
+    _network,
+    _rollout,
+    _rollout_loss,
+)
+from specjax.drafters.heads._eagle_shape import Sizes
+from specjax.drafters.heads._given import Given
+from specjax.drafters.heads._network import Shape
+from specjax.errors import UserError
+from specjax.models.hf_config import value_of
+from specjax.types import LM, Drafter
+
+LI2025EAGLE3 = """\
+@misc{li2025eagle3,
+  title = {{EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time
+            Test}},
+  author = {Li, Yuhui and Wei, Fangyun and Zhang, Chao and Zhang, Hongyang},
+  year = {2025},
+  eprint = {2503.01840},
+  archiveprefix = {arXiv},
+}"""
+REFERENCE = (LI2025EAGLE3, references.LI2024EAGLE2)
+
+SHARED = EagleKeys
+NAME = "eagle3"
+SWITCHES: tuple[str, ...] = ("fc_norm", "norm_output", "norm_before_residual")
+
+
+def make(
+    target: LM,
+    *,
+    taps: Sequence[int] | str = (),
+    draft_vocab: int = 0,
+    draft_ids: np.ndarray | Sequence[int] | None = None,
+    fc_norm: bool = False,
+    norm_output: bool = False,
+    norm_before_residual: bool = False,
+    layers: int = 0,
+    heads: int = 0,
+    kv_heads: int = 0,
+    head_dim: int = 0,
+    inner: int = 0,
+    qk_norm: bool = False,
+    shift: int = 1,
+    **shared: Any,
+) -> Drafter:
+    """Drafts with an EAGLE-3 network.
+
+    The switches are for a new network. In files the tensors and config.json decide, and True is an
+    error where the files do not have it.
+
+    Args:
+        target: the model whose layers it reads.
+        taps: the layers, from 0, whose outputs it reads, as "1,5,9"; empty: as in the files, or for
+            L layers 1, L // 2 - 1 and L - 4 (the first, the middle and the last one if L < 8).
+        draft_vocab: size of the draft vocabulary of a new network; 0: all tokens, or the number of
+            ``draft_ids``.
+        draft_ids: i32[draft_vocab], ascending: its tokens. Training chooses the most frequent ones.
+        fc_norm: a norm of each tap before they are joined (EAGLE-3.1).
+        norm_output: the next slot reads the output after the last norm (EAGLE-3.1).
+        norm_before_residual: the residual of the first layer is the normed feature.
+        layers, heads, kv_heads, head_dim, inner, qk_norm, shift: as for ``eagle``.
+        shared: the keys of ``EagleKeys``; ``model`` may be a released network (EAGLE-3, SpecForge,
+            speculators).
+
+    Raises:
+        UserError: files without a network or of another target, sizes that differ from the files,
+            taps that the target does not have, a wrong draft vocabulary, a tree that does not fit.
+    """
+    given = _given.read(NAME, target, keys := EagleKeys(**shared))
+    flags = dict(zip(SWITCHES, (fc_norm, norm_output, norm_before_residual), strict=True))
+    for key, value in flags.items():
+        yes_or_no(key, value)
+    sizes = Sizes(layers, heads, kv_heads, head_dim, inner, qk_norm)
+    ids, size = _vocabulary(target, given, draft_vocab, draft_ids)
+    shape = _shape(target, given, sizes, _eagle_shape.taps_of(taps), size, flags)
+    shape = dataclasses.replace(shape, shift=_eagle_shape.shift_of(given, shift))
+    network = _network.build(
+        NAME,
+        shape,
+        given.ends,
+        own_embedding=given.params is not None and "embed" in given.params,
+        ids=ids,
+        dtype=_eagle_shape.dtype_of(given.params),
+        facts=_facts(target, shape, ids),
+    )
+    training = functools.partial(_rollout.training, network, target, defaults=_rollout_loss.EAGLE3)
+    return _features.build(target, network, keys, given, training)
+
+
+def _facts(target: LM, shape: Shape, ids: np.ndarray | None) -> tuple[tuple[str, Any], ...]:
+    own: list[tuple[str, Any]] = [
+        (key, getattr(shape, key)) for key in ("norm_output", "norm_before_residual")
+    ]
+    own.append(("taps", shape.taps))
+    if ids is not None:
+        # A drafter is a static argument, so its facts must have a hash.
+        own += [("draft_ids", tuple(ids.tolist())), ("vocab_size", target.vocab_size)]
+    return (*_eagle_shape.facts(shape), *own)
+
+
+def _shape(
+    target: LM,
+    given: Given,
+    sizes: Sizes,
+    asked: tuple[int, ...],
+    vocab: int,
+    flags: dict[str, bool],
+) -> Shape:
+    """The shape of the network; ``asked`` and ``flags`` are the keys. Raises UserError."""
+    read, params = given.ends.width, given.params
+    if params is None:
+        config = _eagle_shape.config_of(NAME, given, read, sizes)
+        return Shape(config, read, _taps(target, given, asked, None), vocab, **flags)
+    kernel = _eagle_shape.matrix(NAME, params, "fc.kernel")
+    _eagle_shape.check_width(NAME, kernel[1], target, "embed" in params)
+    _eagle_shape.agreed("fc_norm", flags.pop("fc_norm"), "fc_norm" in params)
+    shape = Shape(
+        _eagle_shape.config_of(NAME, given, kernel[1], sizes),
+        read,
+        _taps(target, given, asked, kernel),
+        vocab,
+        fc_norm="fc_norm" in params,
+        input_norm="input_norm" in params,
+        **{key: _flag(given, key, value) for key, value in flags.items()},
+    )
+    _eagle_shape.check(NAME, target, shape, params)
+    return shape
+
+
+def _taps(
+    target: LM, given: Given, asked: tuple[int, ...], kernel: tuple[int, ...] | None
+) -> tuple[int, ...]:
+    """The layers that the network reads; ``kernel`` is the shape of a stored fc."""
+    stored = _eagle_shape.taps_of(given.config.get("taps", ()))
+    if asked and stored and asked != stored:
+        raise UserError(
+            f"taps are {list(asked)}, and the network in the files reads {list(stored)}; leave "
+            "them out"
+        )
+    if target.layers is None:
+        # Raises: the target has no layers to read.
+        target.with_taps(asked or stored)
+    assert target.layers is not None
+    taps = asked or stored or _eagle_shape.default_taps(target.layers)
+    _eagle_shape.check_taps(NAME, target, taps)
+    if kernel is not None and kernel[0] != len(taps) * given.ends.width:
+        raise UserError(
+            f"the {NAME} network reads features of width {kernel[0]} in total, and {len(taps)} "
+            f"layers of the target have {len(taps) * given.ends.width}; give the taps that it was "
+            "made for, or use one made for this target"
+        )
+    return taps
+
+
+def _flag(given: Given, key: str, value: bool) -> bool:
+    """A switch that tensors do not show. Raises UserError."""
+    if not given.config:
+        return value
+    stored = value_of(given.config, key, bool, False)
+    _eagle_shape.agreed(key, value, stored)
+    return stored
+
+
+def _vocabulary(
+    target: LM, given: Given, size: int, draft_ids: Any
+) -> tuple[np.ndarray | None, int]:
+    """The draft vocabulary, None: all tokens, and its size. Raises UserError."""
+    whole("draft_vocab", size, 0)
+    stored = given.config.get("draft_ids")
+    if draft_ids is not None and stored is not None and not np.array_equal(draft_ids, stored):
+        raise UserError("draft_ids are not those of the network in the files; leave them out")
+    ids = draft_ids if stored is None else stored
+    if given.params is not None:
+        own = _eagle_shape.matrix(NAME, given.params, "head.kernel")[-1]
+        _given.sizes((own,), draft_vocab=(size, 0))
+    elif size and ids is None and size != target.vocab_size:
+        raise UserError(
+            f"draft_vocab is {size}, and there are no draft_ids; give the tokens, or train the "
+            "network with mode train, which chooses them"
+        )
+    else:
+        own = size or (target.vocab_size if ids is None else len(ids))
+    return _eagle_shape.ids_of(ids, own, target.vocab_size), own

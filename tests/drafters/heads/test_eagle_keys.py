@@ -1,0 +1,219 @@
+"""The keys of EAGLE: defaults, files, nested drafters, and errors of one line."""
+
+from __future__ import annotations
+
+import eagle_cases as shared
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from eagle_cases import TABLE, TARGET
+
+from specjax import accept, decode, drafters, rng, sampling, testing
+from specjax.drafters.heads import _eagle_shape
+from specjax.drafters.nested import _stages
+from specjax.errors import UserError
+from specjax.models import head_files
+from specjax.testing import cases
+from specjax.types import Draft, Drafter, ModelParams
+
+
+def random(name, **keys):
+    return cases.random_heads(name, TARGET, TABLE, scale=0.25, **keys)
+
+
+@pytest.mark.fast
+def test_defaults():
+    for name in ("eagle", "eagle3"):
+        drafter = drafters.make(name, TARGET)
+        assert (drafter.nodes, drafter.longest, drafter.siblings) == (32, 5, "deterministic")
+        assert drafter.features and not drafter.gaps and drafter.whole
+        chain = drafters.make(name, TARGET, gamma=4)
+        assert (chain.nodes, chain.siblings) == (4, "chain")
+        with pytest.raises(UserError, match=f"{name} has no network yet; give model="):
+            drafter.init_params(None)
+    assert drafters.make("eagle", TARGET).taps == ()
+    taps = {1: (0,), 2: (0, 1), 3: (0, 1, 2), 5: (0, 2, 4), 8: (1, 3, 4), 32: (1, 15, 28)}
+    for layers, expected in taps.items():
+        assert _eagle_shape.default_taps(layers) == expected
+        assert expected == tuple(sorted(set(expected)))
+    assert drafters.make("eagle3", TARGET).taps == (0, 1, 2)
+    assert drafters.make("eagle3", TARGET, taps="2,0").taps == (2, 0)
+    # All tokens as a draft vocabulary are no draft vocabulary.
+    every = drafters.make("eagle3", TARGET, draft_ids=range(shared.VOCAB))
+    assert shared.network_of(every).ids is None
+
+
+@pytest.mark.fast
+def test_errors_in_keys():
+    def refused(match, name, target=TARGET, **keys):
+        with pytest.raises(UserError, match=match) as caught:
+            drafters.make(name, target, **keys)
+        assert "\n" not in str(caught.value), caught.value
+
+    refused("reads the layers \\[0, 3\\], and the target's are 0..2", "eagle3", taps="0,3")
+    refused("taps is 'low'; give the numbers of layers", "eagle3", taps="low")
+    refused("each layer may be named once", "eagle3", taps=(1, 1))
+    refused("shift is 2; it must be 1, or 0", "eagle", shift=2)
+    refused("heads is 4 and kv_heads 3; heads must be a multiple", "eagle", heads=4, kv_heads=3)
+    refused("head_dim is 3; rotary positions need an even number", "eagle", head_dim=3)
+    refused("layers is -1", "eagle", layers=-1)
+    refused("qk_norm is 1; it must be True or False", "eagle", qk_norm=1)
+    refused("norm_output is 'no'; it must be True or False", "eagle3", norm_output="no")
+    refused("nodes is 3 and depth is 4", "eagle", nodes=3, depth=4)
+    refused("top_k is 9 and the vocabulary has 8", "eagle", top_k=9)
+    refused("top_k is 3 and the vocabulary has 2", "eagle3", top_k=3, draft_ids=(1, 4))
+    refused("draft_ids has the token 8; the target's tokens are 0..7", "eagle3", draft_ids=(1, 8))
+    refused("draft_ids has the token -1", "eagle3", draft_ids=(-1, 2))
+    refused("draft_ids is not ascending", "eagle3", draft_ids=(3, 1))
+    refused("draft_ids is not ascending", "eagle3", draft_ids=(1, 1))
+    refused("draft_ids must be a list of token ids", "eagle3", draft_ids=(0.5, 1.0))
+    refused(
+        "draft_ids has 2 tokens and the network's head 3", "eagle3", draft_ids=(1, 2), draft_vocab=3
+    )
+    refused("draft_vocab is 4, and there are no draft_ids", "eagle3", draft_vocab=4)
+    recorded = TARGET._replace(tapping=None, layers=None)
+    refused("hidden states of layers .* are needed, and it gives none", "eagle3", recorded)
+    without = TARGET._replace(embed=None)
+    for name in ("eagle", "eagle3"):
+        refused(f"{name} reads the features of its target, and lm has none", name, without)
+        refused("was given gamma=2, a chain, and nodes=4", name, gamma=2, nodes=4)
+
+
+@pytest.mark.fast
+def test_errors_in_parameters():
+    """Those of another network, of another target, and any leaf that is wrong."""
+    for name in ("eagle", "eagle3"):
+        params = random(name).init_params(None)
+
+        def refused(match, params, target=TARGET, name=name, **keys):
+            with pytest.raises(UserError, match=match) as caught:
+                drafters.make(name, target, params=params, **keys)
+            assert "\n" not in str(caught.value), caught.value
+
+        foreign = f"not those of an {name} network"
+        other_target = "made for this target|give the parameters of one"
+        for wrong in ({}, [], 3.0, {0: np.zeros(3)}):
+            refused(foreign, wrong)
+        refused(foreign, params | {"more": np.zeros(3)})
+        leaves, tree = jax.tree.flatten(params)
+        for at, leaf in enumerate(leaves):
+            for shape in ((*leaf.shape[:-1], leaf.shape[-1] + 2), ()):
+                changed = [
+                    np.zeros(shape, np.float32) if i == at else x for i, x in enumerate(leaves)
+                ]
+                with pytest.raises(UserError):
+                    drafters.make(name, TARGET, params=jax.tree.unflatten(tree, changed))
+        wider = testing.tiny(layers=3, width=32, vocab_size=shared.VOCAB)[0]
+        refused(other_target, params, wider)
+        refused("layers is 2, and the heads in the files have 1", params, layers=2)
+        refused("qk_norm is set, and the network in the files does not", params, qk_norm=True)
+        refused("has a dtype, in which files are read", params, dtype=jnp.float32)
+    more = testing.tiny(layers=3, width=16, vocab_size=shared.VOCAB + 1)[0]
+    refused("head has 8 tokens and the vocabulary 9; give draft_ids", params, more)
+    refused("fc_norm is set, and the network in the files does not", params, fc_norm=True)
+    refused("reads features of width 48 in total, and 2 layers", params, taps="0,1")
+
+
+def test_files_hold_what_shapes_do_not_show(tmp_path):
+    target = TARGET._replace(vocabulary="words")
+    for number, (name, keys) in enumerate(shared.NETWORKS.values()):
+        written = random(name, **keys)
+        params, path = written.init_params(None), tmp_path / str(number)
+        head_files.write(path, name, params, dict(written.training.facts), "words")
+        read = drafters.make(name, target, model=path)
+        assert read.taps == written.taps
+        assert dict(read.training.facts) == dict(written.training.facts)
+        jax.tree.map(np.testing.assert_array_equal, read.init_params(None), params)
+        ids = (shared.network_of(each).ids for each in (read, written))
+        np.testing.assert_array_equal(*ids)
+        with pytest.raises(UserError, match="layers is 3, and the heads in the files have"):
+            drafters.make(name, target, model=path, layers=3)
+    wider = testing.tiny(layers=3, width=32, vocab_size=shared.VOCAB)[0]
+    for number, name in ((0, "eagle"), (3, "eagle3")):
+        with pytest.raises(UserError, match="features of width 16, and the target has 32"):
+            drafters.make(name, wider, model=tmp_path / str(number))
+    with pytest.raises(UserError, match="taps are \\[0, 1\\], and the network in the files reads"):
+        drafters.make("eagle3", target, model=tmp_path / "3", taps="0,1")
+    flat = testing.tiny(layers=2, width=16, vocab_size=shared.VOCAB)[0]
+    with pytest.raises(UserError, match="the target's are 0..1; give other taps"):
+        drafters.make("eagle3", flat, model=tmp_path / "3")
+
+
+def reads_taps(layer: int) -> Drafter:
+    """Drafts a token that depends on one tap, in texts of even or odd length; may wait."""
+
+    def token(tap):
+        return jnp.argmax(tap, -1).astype(jnp.int32)
+
+    def propose(params, keys, context, state):
+        valid = (context.length % 2 == layer % 2) & (context.length > 1)
+        return Draft(token(context.taps[0])[:, None], valid[:, None]), state
+
+    def update(params, state, draft, verdict, out):
+        newest = jnp.maximum(verdict.path[:, 0] + 1, 0)[:, None, None]
+        last = jnp.take_along_axis(out.taps[0], newest, 1)[:, 0]
+        return jnp.where(verdict.count > 0, token(last), state)
+
+    return Drafter(
+        init_params=lambda key: {},
+        init=lambda params, context, out, slots: token(context.taps[0]),
+        propose=propose,
+        update=update,
+        nodes=1,
+        name=f"reads tap {layer}",
+        features=True,
+        taps=(layer,),
+    )
+
+
+def test_inner_drafters_see_their_own_taps():
+    """Each of two drafters that read other layers, and one that reads none."""
+    target, table = testing.tabular(3), cases.table(0)
+    stages = [reads_taps(2), reads_taps(1), drafters.make("prompt_lookup", target, gamma=2)]
+    outer = drafters.make("escalate", target, drafters=stages)
+    assert outer.taps == (1, 2) and outer.features
+    params = ModelParams(table, outer.init_params(None))
+    packed, lengths = decode.pack_prompts([[2, 1, 0], [0], [1, 2]])
+    keys = {"max_len": 12, "sampling": sampling.make_sampling(3, 0.0)}
+    state = decode.prefill(target, outer, params, packed, lengths, rng.row_keys(0, 3), **keys)
+    state, _ = decode.generate(target, outer, accept.load("match"), params, state, max_steps=12)
+    decode.check(state)
+    out, _ = decode.feed(
+        target.with_taps((1, 2)),
+        table,
+        state.tokens[:, :12],
+        state.length,
+        target.init_cache(3, 12),
+    )
+    for row in range(3):
+        newest = int(state.length[row]) - 2
+        for tap, expected in zip(state.taps, out.taps, strict=True):
+            np.testing.assert_array_equal(tap[row], expected[row, newest])
+    assert _stages.taps(stages) == (1, 2)
+
+
+@pytest.mark.slow
+def test_eagle_inside_other_drafters():
+    inner = random("eagle3", gamma=2)
+    with pytest.raises(UserError, match="eagle3 must take part in every round"):
+        drafters.make("escalate", TARGET, drafters=[inner])
+    outer = drafters.make("controlled", TARGET, drafters=[inner], rate=0.7)
+    assert outer.taps == inner.taps
+    params = ModelParams(TABLE, outer.init_params(None))
+    packed, lengths = decode.pack_prompts(shared.PROMPTS)
+    state = decode.prefill(
+        TARGET,
+        outer,
+        params,
+        packed,
+        lengths,
+        rng.row_keys(0, 4),
+        max_len=20,
+        sampling=sampling.make_sampling(4, 0.0),
+    )
+    state, records = decode.generate(
+        TARGET, outer, accept.load("chain"), params, state, max_steps=20
+    )
+    decode.check(state)
+    assert bool(state.done.all()) and int(records.accepted.sum()) > 10
