@@ -10,6 +10,7 @@ import tokenizers
 
 from experiments.accelerator import run as accelerator_study
 from experiments.draft_cost import run as draft_cost_study
+from experiments.head_training import run as head_training_study
 from experiments.system_efficiency import run as system_efficiency_study
 from experiments.trained_drafters import run as trained_study
 from experiments.tree_search import run as tree_search_study
@@ -32,6 +33,15 @@ def target(tmp_path_factory):
     hf.save(folder / "target", tiny_config(vocab_size=16), params, tokenizer)
     (folder / "prompts.txt").write_text("w1 w2 w3\nw4 w5 w6\n")
     return folder
+
+
+@pytest.mark.slow
+def test_head_training(tmp_path):
+    out = tmp_path / "results.json"
+    head_training_study.main(["--small", "--length=16", "--samples=1", f"--out={out}"])
+    result = json.loads(out.read_text())
+    assert [row["method"] for row in result["rows"]] == list(head_training_study.METHODS)
+    assert result["forward_ms"] > 0 and all(row["step_ms"] > 0 for row in result["rows"])
 
 
 @pytest.mark.slow
