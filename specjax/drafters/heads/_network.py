@@ -160,15 +160,12 @@ def _at_least(dtype: Any, params: ModelParams) -> Any:
 def _start(
     shape: Shape, ends: Ends, ids: np.ndarray | None, target_params: Params, key: jax.Array
 ) -> Params:
-    """New parameters: both residual branches end in zeros, a head of its own is the target's.
+    """New parameters: random, but a head of its own begins as the target's.
 
-    Everything else is random. A network that begins as a copy of the feature that it reads learns
-    more slowly, because it must first unlearn to repeat the prediction of the slot before.
+    A network that begins as a copy of the feature that it reads learns more slowly, because it must
+    first unlearn to repeat the prediction of the slot before.
     """
     params = layers.new(shape, key)
-    for layer in params["layers"].values():
-        for module, name in (("attention", "o"), ("mlp", "down")):
-            layer[module][name] = jax.tree.map(jnp.zeros_like, layer[module][name])
     if shape.vocab is not None:
         with jax.default_matmul_precision("highest"):
             head = ends.unembed(target_params, jnp.eye(ends.width))

@@ -135,14 +135,12 @@ def test_the_uniform_guess_has_the_feature_zero():
 
 
 def test_noise_is_on_the_inputs_only():
-    """A new network copies its input, so its error shows the noise; the labels have none."""
+    """The error of a network that copies its input shows the noise; the labels have none."""
     network, batch = shared.network(), batch_of(False)
-    target = shared.target()[1]
-    params = shared.random_params(network)
-    fresh = network.start(target, jax.random.key(0))
-    # A copy exactly: no token.
-    kernel = fresh["fc"]["kernel"]
-    fresh["fc"]["kernel"] = jnp.zeros_like(kernel).at[shared.WIDTH :].set(jnp.eye(shared.WIDTH))
+    params, target = shared.random_params(network), shared.target()[1]
+    # Only fc is not 0: each residual branch ends in a kernel.
+    fresh = jax.tree.map(jnp.zeros_like, params.draft)
+    fresh["fc"]["kernel"] = fresh["fc"]["kernel"].at[shared.WIDTH :].set(jnp.eye(shared.WIDTH))
     keys = {"steps": 1, "feature": 1.0, "weight": 0.0}
     hidden = target_of(network, params, batch).hidden
     noise = jax.random.uniform(jax.random.fold_in(KEY, 0), hidden.shape, minval=-0.3, maxval=0.3)
