@@ -263,6 +263,6 @@ def test_a_state_is_for_its_drafter():
     with pytest.raises(UserError) as error:
         run(model, drafter, "chain", both, state)
     assert str(error.value) == (
-        "the state was prefilled for none with 0 nodes, and the drafter is prompt_lookup with "
-        "5 nodes; prefill a state for this drafter"
+        "the state was prefilled for none with 0 nodes (depth 0, chain), and the drafter is "
+        "prompt_lookup with 5 nodes (depth 5, chain); prefill a state for this drafter"
     )

@@ -10,6 +10,7 @@ import tokenizers
 
 from experiments.accelerator import run as accelerator_study
 from experiments.draft_cost import run as draft_cost_study
+from experiments.draft_steps import run as draft_steps_study
 from experiments.head_training import run as head_training_study
 from experiments.system_efficiency import run as system_efficiency_study
 from experiments.trained_drafters import run as trained_study
@@ -24,7 +25,7 @@ from specjax.topology import shapes
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
-    """A folder with a random model, and with a file of prompts for its tokenizer."""
+    """A folder with a random model, and with a text and prompts for its tokenizer."""
     folder = tmp_path_factory.mktemp("models")
     words = {f"w{i}": i for i in range(16)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
@@ -32,6 +33,9 @@ def target(tmp_path_factory):
     _, params = tiny(vocab_size=16)
     hf.save(folder / "target", tiny_config(vocab_size=16), params, tokenizer)
     (folder / "prompts.txt").write_text("w1 w2 w3\nw4 w5 w6\n")
+    random = np.random.default_rng(0)
+    lines = [" ".join(f"w{i}" for i in random.integers(0, 16, 50)) for _ in range(400)]
+    (folder / "text.txt").write_text("\n".join(lines) + "\n")
     return folder
 
 
@@ -80,10 +84,7 @@ def test_tree_search_names_what_is_missing(target, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_trained_drafters(target, tmp_path, capsys):
-    random = np.random.default_rng(0)
-    lines = [" ".join(f"w{i}" for i in random.integers(0, 16, 50)) for _ in range(400)]
-    (tmp_path / "text.txt").write_text("\n".join(lines) + "\n")
-    files = f"--target={target}/target --text={tmp_path}/text.txt --workdir={tmp_path}/runs"
+    files = f"--target={target}/target --text={target}/text.txt --workdir={tmp_path}/runs"
     small = "--steps=4 --generated=80 --examined=4 --verified=4 --prompts=2 --new=8"
     shape = "--width=16 --length=32 --batch=2"
     out = [f"--out={tmp_path}/results.json", "--name=tiny", "--only=pretrained;medusa"]
@@ -174,3 +175,32 @@ def test_draft_cost(tmp_path):
     assert len(result["rows"]) == 13 and all(row["ms"] > 0 for row in result["rows"])
     sizes = {f"forward_{row['nodes'] + 1}" for row in result["rows"]}
     assert set(result["forward_ms"]) == {"forward_1", *sizes}
+
+
+@pytest.mark.slow
+def test_draft_steps(tmp_path):
+    out = tmp_path / "results.json"
+    draft_steps_study.main(["--small", "--length=24", "--turns=2", "--samples=1", f"--out={out}"])
+    rows = json.loads(out.read_text())["rows"]
+    assert len(rows) == 10 and {row["nodes"] for row in rows} == {4, 24}
+    assert all(row["draft_ms"] > 0 and row["first_share"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_draft_networks_are_trained_and_measured(target, tmp_path):
+    """Every kind of network, with its shapes of drafts, and a share of the text."""
+    files = f"--target={target}/target --text={target}/text.txt --workdir={tmp_path}/runs"
+    small = "--steps=4 --generated=160 --examined=4 --verified=4 --prompts=2 --new=8"
+    shape = "--width=16 --length=32 --batch=2"
+    names = "redrafter;eagle;hass;eagle3;eagle, 1/4 of the text"
+    out = [f"--out={tmp_path}/results.json", "--name=tiny", f"--only={names}"]
+    trained_study.main([*files.split(), *small.split(), *shape.split(), *out])
+    result = json.loads((tmp_path / "results.json").read_text())["targets"]["tiny"]
+    labels = {row["method"] for row in result["rows"]}
+    shapes_of = ("", ", sampled", ", fixed tree", ", dynamic tree")
+    assert labels >= {
+        f"{name}{shape}" for name in ("eagle", "hass", "eagle3") for shape in shapes_of
+    }
+    assert {"redrafter", "redrafter, beam", "eagle, 1/4 of the text"} <= labels
+    assert all(row["lossless"]["passed"] is not False for row in result["rows"])
+    assert (tmp_path / "runs/generated-40/generated/manifest.json").is_file()

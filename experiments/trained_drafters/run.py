@@ -206,7 +206,8 @@ def verify(
             drafter = drafters.make("draft_model", target.lm, model=workdir, gamma=4)
         else:
             # Draft networks draft trees by default.
-            extra = {"gamma": 4} if name in NETWORKS else {}
+            chain = {"tree": "chain:4"} if config == "redrafter" else {"gamma": 4}
+            extra = chain if name in NETWORKS else {}
             drafter = drafters.make(
                 config, target.lm, model=workdir, siblings="without_replacement", **extra
             )

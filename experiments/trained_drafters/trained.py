@@ -51,16 +51,17 @@ TRAINED: dict[str, Trained] = {
 
 # Draft networks over the target's features: the methods, each without one of its parts, and with
 # less text.
+CHAIN = {"drafter.gamma": 4}  # of the forecasts in training
 NETWORKS: dict[str, Trained] = {
-    "redrafter": Trained("redrafter", {"drafter.heads": 5}, generated=True),
-    "eagle": Trained("eagle", generated=True),
-    "eagle, no shift": Trained("eagle", {"drafter.shift": 0}, generated=True),
-    "eagle, no noise": Trained("eagle", {"loss.noise": 0.0}, generated=True),
-    "hass": Trained("eagle:hass", generated=True),
-    "eagle3": Trained("eagle3", generated=True),
-    "eagle3, one step": Trained("eagle3", {"loss.steps": 1}, generated=True),
+    "redrafter": Trained("redrafter", generated=True),
+    "eagle": Trained("eagle", CHAIN, generated=True),
+    "eagle, no shift": Trained("eagle", CHAIN | {"drafter.shift": 0}, generated=True),
+    "eagle, no noise": Trained("eagle", CHAIN | {"loss.noise": 0.0}, generated=True),
+    "hass": Trained("eagle:hass", CHAIN, generated=True),
+    "eagle3": Trained("eagle3", CHAIN, generated=True),
+    "eagle3, one step": Trained("eagle3", CHAIN | {"loss.steps": 1}, generated=True),
     **{
-        f"{name}, {label} of the text": Trained(name, generated=True, share=share)
+        f"{name}, {label} of the text": Trained(name, CHAIN, generated=True, share=share)
         for name in ("eagle", "eagle3")
         for label, share in (("1/16", 1 / 16), ("1/4", 1 / 4))
     },

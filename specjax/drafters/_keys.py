@@ -65,7 +65,8 @@ class EagleKeys(TreeKeys):
 
     # Directory of a network, trained by specjax or released by the authors of the method.
     model: str | os.PathLike | None = None
-    # Its parameters, instead of ``model``.
+    # Its parameters, instead of ``model``, with the keys that the network was made with: the
+    # tensors do not show all of them.
     params: Params = None
     # dtype in which ``model`` is read; None: float32 on CPUs, bfloat16 elsewhere. Read float32 to
     # train the network further.

@@ -104,7 +104,9 @@ class Drafter(NamedTuple):
     @property
     def tag(self) -> str:
         """Identifies the drafter that a state was prefilled for."""
-        return f"{self.name} with {self.nodes} nodes"
+        shape = f"depth {self.longest}, {self.siblings}"
+        taps = f", layers {list(self.taps)}" if self.taps else ""
+        return f"{self.name} with {self.nodes} nodes ({shape}{taps})"
 
     @property
     def longest(self) -> int:

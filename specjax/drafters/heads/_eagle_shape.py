@@ -90,14 +90,20 @@ def _stored_config(name: str, given: Given, width: int, sizes: Sizes) -> Transfo
     attention = "layers.0.attention"
     queries, keys = (matrix(name, params, f"{attention}.{part}.kernel")[-1] for part in ("q", "k"))
     inner = matrix(name, params, "layers.0.mlp.up.kernel")[-1]
+    first = params["layers"]["0"]["attention"]
+    if "q_norm" in first:
+        default = np.size(first["q_norm"].get("scale", 0))
+    elif sizes.heads and queries % sizes.heads == 0:
+        default = queries // sizes.heads
+    else:
+        default = _prefix.default_head_dim(width)
     head_dim = _prefix.stored_head_dim(
-        config, sizes.head_dim, queries, keys, "the network", _prefix.default_head_dim(width)
+        config, sizes.head_dim, queries, keys, "the network", default
     )
     own = len(params["layers"]), queries // head_dim, keys // head_dim, head_dim, inner
     asked = sizes._replace(qk_norm=0)._asdict()
     del asked["qk_norm"]
     _given.sizes(own, **{key: (value, 0) for key, value in asked.items()})
-    first = params["layers"]["0"]["attention"]
     agreed("qk_norm", sizes.qk_norm, "q_norm" in first)
     positions = value_of(config, "max_position_embeddings", int, POSITIONS)
     theta, scaling = rope(config, positions)
@@ -141,6 +147,12 @@ def check(name: str, target: LM, shape: Shape, params: Params) -> None:
                 f"{path_name} of the {name} network is {list(np.shape(has[path]))}, and on this "
                 f"target it must be {list(wanted[path].shape)}; use one made for this target"
             )
+    dtypes = {str(leaf.dtype) for leaf in has.values() if hasattr(leaf, "dtype")}
+    if len(dtypes) != 1 or not jnp.issubdtype(jnp.dtype(dtypes.copy().pop()), jnp.floating):
+        raise UserError(
+            f"the parameters of the {name} network are of {', '.join(sorted(dtypes)) or 'no'} "
+            "dtype; give floating-point arrays of one dtype"
+        )
 
 
 def check_width(name: str, width: int, target: LM, embed: bool = False) -> None:
@@ -210,19 +222,37 @@ def default_taps(layers: int) -> tuple[int, ...]:
     return tuple(sorted({0, (layers - 1) // 2, layers - 1}))
 
 
+def layers_of(name: str, target: LM) -> int:
+    """How many layers the target has. Raises UserError if they cannot be read."""
+    if target.tapping is None or target.layers is None:
+        raise UserError(
+            f"{name} reads hidden states of layers of its target, and {target.name} gives none; "
+            "take a target with hidden states"
+        )
+    return target.layers
+
+
 def check_taps(name: str, target: LM, taps: tuple[int, ...]) -> None:
     """Raises UserError if the target does not have these layers."""
-    if target.tapping is None or target.layers is None:
-        target.with_taps(taps)
-    assert target.layers is not None
-    if max(taps) >= target.layers:
+    layers = layers_of(name, target)
+    if max(taps) >= layers:
         raise UserError(
-            f"{name} reads the layers {list(taps)}, and the target's are 0..{target.layers - 1}; "
+            f"{name} reads the layers {list(taps)}, and the target's are 0..{layers - 1}; "
             "give other taps, or a network made for this target"
         )
 
 
-def ids_of(value: Any, size: int, vocab_size: int) -> np.ndarray | None:
+def listed(ids: Any) -> np.ndarray | None:
+    """The key ``draft_ids`` as an array; None: not given. Raises UserError."""
+    if ids is None:
+        return None
+    array = np.asarray(ids)
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise UserError("draft_ids must be a list of token ids")
+    return array
+
+
+def ids_of(value: np.ndarray | None, size: int, vocab_size: int) -> np.ndarray | None:
     """The draft vocabulary i32[V_d]; ``size`` is V_d of the head. Raises UserError."""
     if value is None:
         if size != vocab_size:
@@ -231,9 +261,7 @@ def ids_of(value: Any, size: int, vocab_size: int) -> np.ndarray | None:
                 "draft_ids, the token of each"
             )
         return None
-    ids = np.asarray(value)
-    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
-        raise UserError("draft_ids must be a list of token ids")
+    ids = value
     if len(ids) != size:
         raise UserError(
             f"draft_ids has {len(ids)} tokens and the network's head {size}; give one token each"

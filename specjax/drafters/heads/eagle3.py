@@ -166,11 +166,8 @@ def _taps(
             f"taps are {list(asked)}, and the network in the files reads {list(stored)}; leave "
             "them out"
         )
-    if target.layers is None:
-        # Raises: the target has no layers to read.
-        target.with_taps(asked or stored)
-    assert target.layers is not None
-    taps = asked or stored or _eagle_shape.default_taps(target.layers)
+    layers = _eagle_shape.layers_of(NAME, target)
+    taps = asked or stored or _eagle_shape.default_taps(layers)
     _eagle_shape.check_taps(NAME, target, taps)
     if kernel is not None and kernel[0] != len(taps) * given.ends.width:
         raise UserError(
@@ -198,7 +195,7 @@ def _vocabulary(
     stored = given.config.get("draft_ids")
     if draft_ids is not None and stored is not None and not np.array_equal(draft_ids, stored):
         raise UserError("draft_ids are not those of the network in the files; leave them out")
-    ids = draft_ids if stored is None else stored
+    ids = _eagle_shape.listed(draft_ids if stored is None else stored)
     if given.params is not None:
         own = _eagle_shape.matrix(NAME, given.params, "head.kernel")[-1]
         _given.sizes((own,), draft_vocab=(size, 0))

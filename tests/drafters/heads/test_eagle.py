@@ -11,6 +11,10 @@ import pytest
 
 from specjax import decode, drafters, step, tree
 from specjax.drafters._growth import Nodes
+from specjax.drafters.heads import _eagle_shape, _vocabulary
+from specjax.drafters.heads._family import ends
+from specjax.drafters.heads._given import Given
+from specjax.types import Output
 
 # Programs are shared with test_eagle_mutants.py.
 pytestmark = pytest.mark.xdist_group("eagle")
@@ -112,7 +116,42 @@ def test_slot_reads_the_next_token():
         assert moved == 0 if label == "eagle, no shift" else moved > 1e-3, (label, moved)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("label", [*shared.NETWORKS, "eagle, own embedding"])
+def test_a_pass_is_that_of_the_reference(label):
+    """Every formula and switch, over six slots at once."""
+    drafter, params = shared.made(label.replace(", own embedding", ""))
+    random = np.random.default_rng(0)
+    if "own" in label:
+        table = random.normal(size=(shared.VOCAB, shared.TARGET.width)).astype(np.float32)
+        params = params._replace(draft=params.draft | {"embed": {"embedding": table}})
+        drafter = drafters.make("eagle", shared.TARGET, params=params.draft, gamma=2)
+    net, network = shared.plain_of(drafter, params), shared.network_of(drafter)
+    tokens = random.integers(0, shared.VOCAB, (1, 6))
+    features = random.normal(size=(1, 6, network.width)).astype(np.float32)
+    fed, _ = jax.jit(network.apply)(params, tokens, features, network.init_cache(1, 0))
+    hidden, feature = reference.run(net, tokens[0], features[0].astype(np.float64))
+    assert_close(fed.hidden[0], hidden)
+    assert_close(fed.feature[0], feature)
+    ours = _vocabulary.spread(network.ids, network.logits(params, fed.hidden), shared.VOCAB)
+    assert_close(ours[0, -1], reference.logits(net, hidden[-1], shared.VOCAB))
+    read = [random.normal(size=(1, 6, shared.TARGET.width)) for _ in range(1 + len(network.taps))]
+    out = Output(None, read[0], tuple(read[1:]))
+    stacked = np.stack(read[1:], -2)[0] if network.taps else None
+    assert_close(network.read(params, out)[0], reference.read(net, read[0][0], stacked))
+
+
+def test_config_reaches_the_layers():
+    """What tensors do not show: a file's own rotary base, its scaling, and the norm's epsilon."""
+    params = shared.made("eagle")[1].draft
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
+    scaling |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    stored = {"rope_theta": 500.0, "rms_norm_eps": 1e-2, "rope_scaling": scaling, "head_dim": 8}
+    given = Given(ends("eagle", shared.TARGET), params, stored)
+    config = _eagle_shape.config_of("eagle", given, shared.TARGET.width, _eagle_shape.Sizes())
+    assert (config.rope_theta, config.norm_eps, config.head_dim) == (500.0, 1e-2, 8)
+    assert config.rope_scaling is not None and config.rope_scaling.factor == 8.0
+
+
 def test_nan_stays_in_its_row_and_below_its_node():
     """A token whose embedding is NaN: in the text of one row, and as one of two draft nodes."""
     params = shared.made("eagle", "tree")[1]

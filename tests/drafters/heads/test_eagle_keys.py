@@ -73,7 +73,7 @@ def test_errors_in_keys():
     )
     refused("draft_vocab is 4, and there are no draft_ids", "eagle3", draft_vocab=4)
     recorded = TARGET._replace(tapping=None, layers=None)
-    refused("hidden states of layers .* are needed, and it gives none", "eagle3", recorded)
+    refused("reads hidden states of layers of its target, and lm gives none", "eagle3", recorded)
     without = TARGET._replace(embed=None)
     for name in ("eagle", "eagle3"):
         refused(f"{name} reads the features of its target, and lm has none", name, without)
