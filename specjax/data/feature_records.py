@@ -27,7 +27,7 @@ DTYPES: dict[str, tuple[Any, str]] = {
 _LARGEST = float(ml_dtypes.finfo(ml_dtypes.float8_e4m3fn).max)
 
 
-class Layout(NamedTuple):
+class RecordLayout(NamedTuple):
     """What a record has."""
 
     length: int  # T; a row has one token more
@@ -73,7 +73,7 @@ def in_bits(values: jax.Array, dtype: str) -> tuple[jax.Array, jax.Array | None]
 
 
 def records(
-    layout: Layout, batch: Batch, values: np.ndarray, scales: np.ndarray | None
+    layout: RecordLayout, batch: Batch, values: np.ndarray, scales: np.ndarray | None
 ) -> list[bytes]:
     """One record per row of a batch; ``values`` [B,1+taps,T,E] and ``scales`` as of ``in_bits``."""
     table = np.zeros(len(batch.tokens), layout.record)
@@ -85,7 +85,7 @@ def records(
     return [row.tobytes() for row in table]
 
 
-def batch_of(layout: Layout, stored: Sequence[bytes], places: Sequence[int]) -> Batch:
+def batch_of(layout: RecordLayout, stored: Sequence[bytes], places: Sequence[int]) -> Batch:
     """The batch of these records, with the taps at ``places``.
 
     All NumPy; features that are stored as float8 are bfloat16 on the default device.
@@ -118,7 +118,7 @@ def name_of(split: str, number: int, count: int) -> str:
     return f"{split}-{number:05}-of-{count:05}.array_record"
 
 
-def is_finished(path: Path, layout: Layout, rows: Sequence[Batch]) -> bool:
+def is_finished(path: Path, layout: RecordLayout, rows: Sequence[Batch]) -> bool:
     """Whether a shard has these rows; the first and the last are compared."""
     if not path.is_file():
         return False

@@ -19,7 +19,7 @@ import numpy as np
 
 from specjax import files
 from specjax.data import feature_records, shards
-from specjax.data.feature_records import Layout
+from specjax.data.feature_records import RecordLayout
 from specjax.errors import UserError
 from specjax.types import Batch
 
@@ -43,7 +43,7 @@ class Store:
         self.directory = inner if (inner / "manifest.json").is_file() else folder
         self.manifest = _manifest(self.directory)
         stored = self.manifest
-        self.layout = Layout(
+        self.layout = RecordLayout(
             stored["length"],
             stored["width"],
             tuple(stored["taps"]),

@@ -161,7 +161,7 @@ def test_the_loss_from_stored_features(target_run, written):
     assert close(gradient_of(drafter, params, target.params, batch), expected, 1e-6)
     values = jnp.asarray(batch.features.hidden)[:, None]
     for dtype, least, most in (("bfloat16", 1e-7, 1e-2), ("float8", 1e-5, 5e-2)):
-        layout = feature_records.Layout(T, values.shape[-1], (), dtype, False)
+        layout = feature_records.RecordLayout(T, values.shape[-1], (), dtype, False)
         bits, scales = feature_records.in_bits(values, dtype)
         scales = None if scales is None else np.asarray(scales)
         raw = feature_records.records(layout, batch, np.asarray(bits), scales)

@@ -21,7 +21,7 @@ import numpy as np
 from specjax import files
 from specjax.config import Config
 from specjax.data import feature_records, feature_store, packing, token_streams
-from specjax.data.feature_records import Layout
+from specjax.data.feature_records import RecordLayout
 from specjax.errors import UserError
 from specjax.models import hf, lm
 from specjax.train import update
@@ -68,7 +68,7 @@ def run(config: Config, workdir: Path) -> dict:
     rows = _rows(config, text)
     assert model.width is not None
     stored = config.features.dtype
-    layout = Layout(config.train.length, model.width, taps, stored, bool(text.documents))
+    layout = RecordLayout(config.train.length, model.width, taps, stored, bool(text.documents))
     plan = _plan(config, target, text, rows, layout)
     if (folder / "plan.json").exists():
         check_same(files.read_json(folder / "plan.json"), plan, workdir)
@@ -117,7 +117,7 @@ def _cut(stream: np.ndarray, length: int, number: int) -> Batch:
 
 
 def _plan(
-    config: Config, target: hf.Loaded, text: Text, rows: dict[str, Rows], layout: Layout
+    config: Config, target: hf.Loaded, text: Text, rows: dict[str, Rows], layout: RecordLayout
 ) -> dict:
     """Everything that the shards depend on: a resumed command must have the same plan."""
     assert target.tokenizer is not None
@@ -172,7 +172,7 @@ def _bytes(size: int) -> str:
     return f"{size / 10**3:.1f} kB"
 
 
-def _computer(config: Config, target: hf.Loaded, model: LM, layout: Layout) -> Compute:
+def _computer(config: Config, target: hf.Loaded, model: LM, layout: RecordLayout) -> Compute:
     """The target's features of rows, in batches of ``config.train.batch_size``."""
     placement, size = place(None), config.train.batch_size
     params = update.cast(target.params, config.train.precision)
@@ -209,7 +209,7 @@ def _computer(config: Config, target: hf.Loaded, model: LM, layout: Layout) -> C
 
 
 def _write_shards(
-    folder: Path, layout: Layout, plan: dict, rows: dict[str, Rows], compute: Compute
+    folder: Path, layout: RecordLayout, plan: dict, rows: dict[str, Rows], compute: Compute
 ) -> dict[str, dict]:
     """Writes the missing shards; returns file name -> rows and bytes, of all shards."""
     size, totals = plan["shard_rows"], {}
