@@ -11,7 +11,7 @@ import pytest
 
 from specjax.data import feature_records as records
 from specjax.data import feature_store
-from specjax.data.feature_records import Layout
+from specjax.data.feature_records import RecordLayout
 from specjax.errors import UserError
 from specjax.types import Batch
 
@@ -40,7 +40,7 @@ def stored(layout, batch, values):
 @pytest.mark.parametrize("dtype", BITS)
 @pytest.mark.parametrize("documents", [False, True])
 def test_records(dtype, documents):
-    layout, batch = Layout(T, E, (3, 1), dtype, documents), rows(4, documents)
+    layout, batch = RecordLayout(T, E, (3, 1), dtype, documents), rows(4, documents)
     # Vectors of very different sizes, and one of zeros.
     values = np.random.default_rng(1).normal(size=(4, 3, T, E)).astype(np.float32)
     values *= 10.0 ** np.arange(-9, 9).reshape(1, 3, T, 1)
@@ -63,7 +63,7 @@ def test_records(dtype, documents):
 
 
 def test_shards(tmp_path):
-    layout = Layout(T, E, (), "float32", False)
+    layout = RecordLayout(T, E, (), "float32", False)
     batch = rows(5, False)
     values = np.random.default_rng(0).normal(size=(5, 1, T, E)).astype(np.float32)
     path = tmp_path / records.name_of("train", 0, 1)
