@@ -81,7 +81,7 @@ class Store:
             known = f"the taps {list(self.layout.taps)}" if self.layout.taps else "no taps"
             raise UserError(
                 f"the drafter reads the target's layers {list(taps)}, and {self.directory} has "
-                f"{known}; store the features with config.features.taps={tuple(taps)}"
+                f"{known}; store the features with config.features.taps={','.join(map(str, taps))}"
             )
         return tuple(self.layout.taps.index(layer) for layer in taps)
 

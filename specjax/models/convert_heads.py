@@ -20,7 +20,7 @@ from specjax.errors import UserError
 from specjax.models import eagle_layouts, head_files, head_tensors, hf
 
 _USAGE = (
-    "python -m specjax.models.convert_heads SOURCE DESTINATION --kind=KIND --layout=LAYOUT "
+    "python -m specjax.models.convert_heads SOURCE DESTINATION --kind=KIND [--layout=LAYOUT] "
     "[--norm_output=true|false] [--base_model=NAME]"
 )
 

@@ -50,6 +50,17 @@ _EAGLE_CONFIG = {
     "use_last_layernorm": True,
     "next_layer_regular": True,
 }
+# Keys of the top level or of the layers, with the only value that is computed.
+_ONLY: dict[str, Any] = {
+    "logit_scale": 1.0,
+    "attention_multiplier": None,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "use_sliding_window": False,
+    "parallel_drafting": False,
+}
+# Names of layer numbers in the files of other methods, which count in another way.
+_FOREIGN_IDS = ("target_layer_ids", "aux_hidden_state_layer_ids", "dflash_config")
 
 
 class Meaning(NamedTuple):
@@ -113,6 +124,12 @@ def read(where: object, kind: str, raw: Mapping[str, Any]) -> Meaning:
 
 def _flat(where: object, raw: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of EAGLE-3, of the top level and of ``eagle_config``; UserError if they differ."""
+    for key in _FOREIGN_IDS:
+        if raw.get(key) is not None:
+            raise UserError(
+                f"{where}: {key} is not a key of EAGLE heads, and numbers layers in another way; "
+                f"give {IDS}, in which number i is the output of layer i - 1"
+            )
     nested = raw.get("eagle_config") or {}
     if not isinstance(nested, dict):
         raise UserError(f"{where}: eagle_config is {nested!r}; it must be an object")
@@ -141,6 +158,12 @@ def _layer(where: object, dialect: str, raw: Mapping[str, Any]) -> dict[str, Any
                 "keys of the layers"
             )
         # The library stores what differs from the defaults of transformers.
+        inside = (layer.get("rope_parameters") or {}).get("rope_theta")
+        if raw.get("rope_theta") not in (None, layer.get("rope_theta", inside)):
+            raise UserError(
+                f"{where}: rope_theta is outside of transformer_layer_config, where the layers do "
+                "not read it; move it there"
+            )
         layer = {"model_type": "llama", "num_attention_heads": 32, **layer}
     kind = layer.get("model_type")
     if kind not in (None, *_MODEL_TYPES):
@@ -148,7 +171,7 @@ def _layer(where: object, dialect: str, raw: Mapping[str, Any]) -> dict[str, Any
             f"{where}: layers of model_type {kind!r} are not supported; supported: "
             f"{', '.join(_MODEL_TYPES[:4])}"
         )
-    only = {"logit_scale": 1.0, "use_sliding_window": False, "parallel_drafting": False}
+    only = _ONLY | ({"sliding_window": None} if kind == "mistral" else {})
     for key, expected in only.items():
         value = raw.get(key, layer.get(key))
         if value not in (None, expected):
@@ -181,6 +204,12 @@ def _taps(
         notes["layer_ids"] = "not in the file" if stated is None else f"{OWN}.taps"
         return stated
     check_layers(where, IDS, ids)
+    count = flat.get("num_aux_hidden_states")
+    if count not in (None, len(ids)):
+        raise UserError(
+            f"{where}: num_aux_hidden_states is {count!r} and {IDS} has {len(ids)} layers; they "
+            "must agree"
+        )
     readings = {"entries of hidden_states": [i - 1 for i in ids]}
     if dialect == "specforge" and ids[0] == 1:
         readings = {"outputs of layers": list(ids)} | readings
@@ -218,7 +247,8 @@ def _norm_output(
     """Whether the normed feature is recycled (EAGLE-3.1).
 
     SpecForge wrote true for plain EAGLE-3 until 2026-09-15. Its files have no version, so true in
-    them is plain EAGLE-3 unless ``specjax.norm_output`` states otherwise.
+    them is plain EAGLE-3 unless ``specjax.norm_output`` states otherwise. Before that day false
+    left out the norm before the head; no such network is known, and it cannot be read.
     """
     value, stated = switch(where, flat, "norm_output"), switch(where, own, "norm_output")
     if stated is not None:
@@ -232,7 +262,11 @@ def _norm_output(
     if value and dialect == "specforge":
         notes["norm_output"] = "true is plain EAGLE-3 (SpecForge before 2026-09-15)"
         return False
-    notes["norm_output"] = "not in the file" if value is None else "true recycles the normed state"
+    notes["norm_output"] = {
+        None: "not in the file",
+        True: "true recycles the normed state",
+        False: "false is plain EAGLE-3",
+    }[value]
     return bool(value)
 
 

@@ -69,9 +69,22 @@ def rope_of(where: object, layer: Mapping[str, Any]) -> tuple[float, dict[str, A
 
     ``layer`` has the keys of the decoder layers. Raises UserError.
     """
-    nested = layer.get("rope_parameters") or layer.get("rope_scaling") or {}
-    if not isinstance(nested, dict):
-        raise UserError(f"{where}: rope_scaling is {nested!r}; it must be an object or null")
+    objects = [layer.get(key) or {} for key in ("rope_parameters", "rope_scaling")]
+    for each in objects:
+        if not isinstance(each, dict):
+            raise UserError(f"{where}: rope_scaling is {each!r}; it must be an object or null")
+        if any(isinstance(value, dict) for value in each.values()):
+            raise UserError(
+                f"{where}: rope_parameters has an object per kind of layer ({next(iter(each))}); "
+                "supported: one for all layers"
+            )
+    for key in objects[0].keys() & objects[1].keys():
+        if objects[0][key] != objects[1][key]:
+            raise UserError(
+                f"{where}: rope_parameters.{key} is {objects[0][key]!r} and rope_scaling.{key} is "
+                f"{objects[1][key]!r}; they must be equal"
+            )
+    nested = {**objects[1], **objects[0]}
     given = {
         checked(where, x, "rope_theta", float, THETA) for x in (layer, nested) if "rope_theta" in x
     }

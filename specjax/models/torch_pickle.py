@@ -169,7 +169,7 @@ class _Reader(pickle._Unpickler):
             function = " ".join(f"{module}.{name}".split())  # a name may contain line feeds
             raise UserError(
                 f"{self.archive.path} would run {function} when it is read; "
-                "only tensors are read, convert it to safetensors"
+                "do not load it, and get the heads from another source"
             )
         return self._globals[module, name]
 

@@ -24,7 +24,7 @@ from eagle_file_cases import (
     store,
 )
 
-from specjax.models import head_files
+from specjax.models import eagle_shape, head_files
 
 pytestmark = pytest.mark.fast
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -186,6 +186,33 @@ def test_wrong_configurations(refused):
         specjax={"norm_output": True, "taps": [1, 4, 7]},
     )
     refused("has eagle heads; give a directory of eagle3 heads", specjax={"kind": "eagle"})
+
+
+def test_keys_that_other_programs_read(refused):
+    """Each of them would be ignored, and only acceptance would fall."""
+    refused("target_layer_ids is not a key of EAGLE heads", target_layer_ids=[1, 2, 3])
+    refused("dflash_config is not a key", dflash_config={"target_layer_ids": [1, 2, 3]})
+    refused("attention_multiplier 2.0 is not supported", attention_multiplier=2.0)
+    refused("residual_multiplier 0.2 is not supported", residual_multiplier=0.2)
+    refused("sliding_window 128 is not supported", model_type="mistral", sliding_window=128)
+    five = SPECFORGE["eagle_config"] | {"num_aux_hidden_states": 5}
+    refused("num_aux_hidden_states is 5 and .* has 3 layers", eagle_config=five)
+    by_layer = {"full_attention": {"rope_theta": 1e6}}
+    refused(r"an object per kind of layer \(full_attention\)", rope_parameters=by_layer)
+    scaled = {"rope_type": "llama3", "factor": 8.0}
+    refused(
+        "rope_parameters.factor is 4.0 and rope_scaling.factor is 8.0",
+        rope_parameters={"rope_theta": 1e6, "factor": 4.0},
+        rope_scaling=scaled,
+        drop=("rope_theta",),
+    )
+    refused("rope_theta is outside of transformer_layer_config", "nested", rope_theta=1e6)
+
+
+def test_both_objects_of_the_rotation_are_read():
+    scaling = {"rope_type": "llama3", "factor": 8.0}
+    layer = {"rope_parameters": {"rope_theta": 1e6}, "rope_scaling": scaling}
+    assert eagle_shape.rope_of("x", layer) == (1e6, scaling)
 
 
 def test_wrong_layers(refused):

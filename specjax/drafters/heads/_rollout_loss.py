@@ -149,6 +149,16 @@ def _check_effects(network: Network, target: LM, values: dict[str, Any]) -> None
                 f"loss.{name} is {values[name]!r} and loss.{other}, its weight, is 0; give "
                 f"loss.{other}, or leave loss.{name} out"
             )
+    if values["detach"] and values["steps"] == 1:
+        raise UserError(
+            "loss.detach is True and has no effect on one step; raise loss.steps, or set "
+            "loss.detach to False"
+        )
+    if not values["in_vocabulary"] and network.ids is None:
+        raise UserError(
+            "loss.in_vocabulary is False, and all tokens can be drafted; give "
+            "drafter.draft_vocab, or leave loss.in_vocabulary out"
+        )
     if values["feature"] and (network.taps or network.width != target.width):
         raise UserError(
             f"loss.feature is {values['feature']}, and {network.name} does not predict the "
