@@ -115,5 +115,5 @@ def examine() -> ConfigDict:
     examine.prompt_tokens = 32
     examine.new_tokens = 64
     examine.temperatures = (0.0, 1.0)
-    examine.gamma = 4  # draft models: tokens per round; heads draft one token each
+    examine.gamma = 4  # draft models: tokens per round; other drafters have keys for it
     return examine

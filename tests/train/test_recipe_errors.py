@@ -85,7 +85,7 @@ from specjax.train import recipes
         (
             "medusa",
             {"target": "TARGET", "drafter__heads": 40},
-            "40 heads look beyond config.train.length 32",
+            "a draft of 40 tokens looks beyond config.train.length 32",
         ),
         (
             "medusa",

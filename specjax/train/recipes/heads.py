@@ -37,6 +37,7 @@ def prepare(config: Config, workdir: Path) -> Prepared:
     material = gather() if config.drafter.get("draft_vocab") else None
     drafter = _drafter(config, target, material)
     training = _training(drafter)
+    _check_best(config, drafter, training)
     if drafter.longest >= config.train.length:
         raise UserError(
             f"a draft of {drafter.longest} tokens looks beyond config.train.length "
@@ -55,6 +56,16 @@ def prepare(config: Config, workdir: Path) -> Prepared:
     task = Task(loss, params, target.params, material.batches, material.held_out, examine)
     save = _saver(config, workdir, target, drafter, material)
     return Prepared(task, material, save, common.fingerprint(target))
+
+
+def _check_best(config: Config, drafter: Drafter, training: Training) -> None:
+    best = config.train.best
+    if best.startswith("heldout_tau") and training.foresee is None:
+        raise UserError(
+            f"config.train.best is {best!r}, a forecast, and drafts of {drafter.name} whose shape "
+            "depends on the context have none; give "
+            f"{best.replace('_tau', '_decoded_tau')!r}, or train with a chain"
+        )
 
 
 def _drafter(config: Config, target: hf.Loaded, material: Material | None) -> Drafter:
