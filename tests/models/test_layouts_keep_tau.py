@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from marks import by_default
 from safetensors.numpy import load_file, save_file
 
 from specjax import drafters, testing
@@ -202,7 +203,7 @@ TRAPS = {
 }
 
 
-@pytest.mark.parametrize("trap", TRAPS)
+@pytest.mark.parametrize("trap", by_default(TRAPS, ("the next layers",)))
 def test_traps_of_eagle3(tmp_path, trap):
     trained = eagle3()
     got = read_back(tmp_path / "a", trained, **TRAPS[trap])

@@ -59,7 +59,8 @@ def test_eagle3_from_text_to_a_chain(target_run, text_file, tmp_path):
         recipes.run(config, tmp_path / "third")
 
 
-@pytest.mark.parametrize("method", ["hass", pytest.param("eagle", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["hass", "eagle"])
 def test_a_resumed_run_ends_with_the_same_bits(target_run, text_file, tmp_path, method):
     """Noise included: it is a function of the seed and the step."""
     changes = {"train__checkpoint_every": 2, "examine__prompts": 0, "train__schedule": "constant"}
