@@ -87,7 +87,11 @@ def test_wrong_keys_are_one_line(target_run, text_file, tmp_path):
     refused("draft_vocab is 321; it must be at least 1 and at most", drafter__draft_vocab=321)
     refused("eagle3 does not predict the target's features; leave it 0", loss__feature=1.0)
     refused("loss.steps is 0; it must be a whole number >= 1", loss__steps=0)
-    refused("is 'heldout_tau_t0', a forecast, and drafts", train__best="heldout_tau_t0")
+    refused(
+        "is 'heldout_tau_t0', a forecast, and drafts",
+        train__best="heldout_tau_t0",
+        drafter__gamma=0,
+    )
     refused("loss.divergence is 'mse'; it must be one of", loss__divergence="mse")
     refused("a draft of 40 tokens looks beyond config.train.length 32", drafter__gamma=40)
     config = config_of("eagle", target_run[0], text_file)
