@@ -136,6 +136,23 @@ def draft_cost(results: dict) -> str:
     return f"{source(results)}\n- One-token pass: {one:.1f} ms\n\n{table(heads, lines)}"
 
 
+def draft_steps(results: dict) -> str:
+    """The cost of drafting with parameters, as shares of the target's pass over one token."""
+    parts = ("first", "network", "draft", "growth")
+    lines = [
+        (
+            row["drafter"],
+            row["nodes"],
+            f"{row['draft_ms']:.1f}",
+            *(f"{row[f'{part}_share']:.1%}" for part in parts),
+        )
+        for row in results["rows"]
+    ]
+    one = results["forward_ms"]["forward_1"]
+    heads = ("drafter", "nodes", "ms per draft", "first pass", "all passes", "draft", "growth")
+    return f"{source(results)}\n- One-token pass: {one:.1f} ms\n\n{table(heads, lines)}"
+
+
 def training_free(results: dict) -> str:
     """One table per target: a row per method, a column per temperature."""
     texts = []
@@ -214,6 +231,7 @@ TABLES: dict[str, Callable[[dict], str]] = {
     "vs_transformers": vs_transformers,
     "tree_cost": tree_cost,
     "draft_cost": draft_cost,
+    "draft_steps": draft_steps,
     "training_free": training_free,
     "trained_drafters": trained_drafters,
 }
