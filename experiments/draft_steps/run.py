@@ -34,6 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.common import GPT2, Stopwatch
+from experiments.draft_cost.run import ROOM, passes
 from experiments.loops import Loop, clock, repeat
 from specjax import drafters, rng, sampling, tree
 from specjax.bench.results import machine
@@ -45,7 +46,6 @@ from specjax.types import LM, Context, Drafter, ModelParams, Output, Verdict
 
 TARGET = dataclasses.replace(GPT2, vocab_size=32768)
 PASSES = 4  # in a loop of target passes
-ROOM = 128  # positions after the text
 TREE = {"tree": "dynamic", "nodes": 24, "depth": 4, "top_k": 6}
 CHAIN = {"gamma": 4}
 
@@ -138,20 +138,6 @@ def network(drafter: Drafter, prepared: tuple, iterations: int, steps: bool = Tr
         return tokens + (probe > 1e9).astype(jnp.int32), state.replace(kept=begun.kept)
 
     return repeat(body, iterations, (context.tokens, state), pair, context)
-
-
-def passes(target: LM, params: Any, length: int, size: int, iterations: int) -> Loop:
-    """A loop of passes over ``size`` tokens after ``length`` cached ones."""
-    cache = target.init_cache(1, length + ROOM)
-    cache = cache.replace(length=jnp.full((1,), length, jnp.int32))
-
-    def body(_, carry, params):
-        tokens, cache = carry
-        out, block = target.apply(params, tokens, cache)
-        cache = target.commit(cache, block, jnp.zeros_like(cache.length))
-        return sampling.argmax(out.logits), cache
-
-    return repeat(body, iterations, (jnp.zeros((1, size), jnp.int32), cache), params)
 
 
 def measure(length: int, iterations: int, samples: int, small: bool = False) -> dict[str, Any]:

@@ -160,11 +160,7 @@ def _at_least(dtype: Any, params: ModelParams) -> Any:
 def _start(
     shape: Shape, ends: Ends, ids: np.ndarray | None, target_params: Params, key: jax.Array
 ) -> Params:
-    """New parameters: random, but a head of its own begins as the target's.
-
-    A network that begins as a copy of the feature that it reads learns more slowly, because it must
-    first unlearn to repeat the prediction of the slot before.
-    """
+    """New parameters: random, but a head of its own begins as the target's."""
     params = layers.new(shape, key)
     if shape.vocab is not None:
         with jax.default_matmul_precision("highest"):
