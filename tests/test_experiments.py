@@ -190,10 +190,11 @@ def test_draft_steps(tmp_path):
 def test_draft_networks_are_trained_and_measured(target, tmp_path):
     """Every kind of network, with its shapes of drafts, and a share of the text."""
     files = f"--target={target}/target --text={target}/text.txt --workdir={tmp_path}/runs"
-    small = "--steps=4 --generated=160 --examined=4 --verified=4 --prompts=2 --new=8"
-    shape = "--width=16 --length=32 --batch=2"
+    small = "--steps=4 --generated=160 --examined=2 --verified=4 --prompts=2 --new=8"
+    shape = "--width=16 --length=32 --batch=2 --features=float32"
     names = "redrafter;eagle;hass;eagle3;eagle, 1/4 of the text"
     out = [f"--out={tmp_path}/results.json", "--name=tiny", f"--only={names}"]
+    out += ["--own=hass: train.steps=6; eagle3: drafter.draft_vocab=16 loss.steps=2"]
     trained_study.main([*files.split(), *small.split(), *shape.split(), *out])
     result = json.loads((tmp_path / "results.json").read_text())["targets"]["tiny"]
     labels = {row["method"] for row in result["rows"]}
@@ -203,4 +204,23 @@ def test_draft_networks_are_trained_and_measured(target, tmp_path):
     }
     assert {"redrafter", "redrafter, beam", "eagle, 1/4 of the text"} <= labels
     assert all(row["lossless"]["passed"] is not False for row in result["rows"])
-    assert (tmp_path / "runs/generated-40/generated/manifest.json").is_file()
+    steps = {name: run["curve"][-1][0] for name, run in result["training"].items()}
+    assert steps["hass"] == 6 and steps["eagle"] == 4
+    for folder in ("generated-40/generated", "features-40/features", "features/features"):
+        assert (tmp_path / "runs" / folder / "manifest.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--only=eagle4", "unknown drafter 'eagle4'; it must be one of pretrained; "),
+        ("--methods=eagle, beam", "unknown drafter 'eagle, beam'; it must be one of "),
+        ("--own=eagle=3", "--own has 'eagle=3'; it must be name: key=value key=value"),
+        ("--own=egle: a=3", "unknown drafter 'egle'; it must be one of "),
+    ],
+)
+def test_trained_drafters_names_what_is_unknown(flag, message, tmp_path):
+    files = [f"--target={tmp_path}", f"--workdir={tmp_path}/runs", "--name=tiny"]
+    with pytest.raises(SystemExit, match=message):
+        trained_study.main([*files, flag])
+    assert not (tmp_path / "runs").exists()

@@ -168,6 +168,7 @@ def trained_drafters(results: dict) -> str:
     for name, target in results["targets"].items():
         text = f"**{name}**\n\n{source(target, results)}\n\n"
         text += _by_temperature(target["rows"], (1,), depths=True)
+        text += f"\n\n{_training_times(target['training'])}"
         apart = [abs(f["foreseen"] / f["decoded"] - 1) for f in target["forecasts"].values()]
         if apart:
             text += (
@@ -176,6 +177,12 @@ def trained_drafters(results: dict) -> str:
             )
         texts.append(text)
     return "\n\n".join(texts)
+
+
+def _training_times(training: dict) -> str:
+    """The steps and the wall time of each training run."""
+    parts = [f"{name}: {t['curve'][-1][0]} in {t['seconds']:.0f} s" for name, t in training.items()]
+    return f"Training (steps, seconds): {'; '.join(parts)}."
 
 
 def _by_temperature(rows: list[dict], batches: Sequence[int], depths: bool = False) -> str:

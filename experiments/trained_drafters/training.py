@@ -1,0 +1,136 @@
+"""Trains the drafters of experiments/trained_drafters, each in its own process."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.trained_drafters.trained import DRAFT_MODELS, TRAINED
+from specjax import drafters
+from specjax.models import hf
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+# The metrics of training that are kept: their last values.
+KEPT = (
+    "heldout_loss",
+    "heldout_tau_t0",
+    "heldout_decoded_tau_t0",
+    "heldout_tau_t1",
+    "heldout_decoded_tau_t1",
+)
+
+
+def run_config(
+    config: str | Path, workdir: Path, keys: Mapping[str, Any], env: dict[str, str] | None = None
+) -> None:
+    """Runs a configuration with these keys in its own process."""
+    flags = [f"--config.{key}={value}" for key, value in keys.items()]
+    command = [sys.executable, "-m", "specjax.run", f"--config={config}", f"--workdir={workdir}"]
+    print(f"\n{workdir.name}", file=sys.stderr, flush=True)
+    done = subprocess.run([*command, *flags], stdout=subprocess.DEVNULL, env=env)
+    if done.returncode:
+        raise SystemExit(done.returncode)
+
+
+def corpus_dir(args: argparse.Namespace) -> Path:
+    """The directory of the embedded corpus: the one that the target's run built, or a new one."""
+    target = Path(args.target)
+    built = (target / "data", target.parent / "data")
+    return next((each for each in built if each.is_dir()), args.workdir / "data")
+
+
+def text_keys(args: argparse.Namespace) -> dict[str, Any]:
+    """The keys of the target and the text that all runs have."""
+    if args.text:
+        return {"target": args.target, "data.files": args.text}
+    return {"target": args.target, "data.dir": corpus_dir(args)}
+
+
+def generate(args: argparse.Namespace, share: float = 1.0) -> Path:
+    """Lets the target generate text to train on, from a share of the prompts; its directory."""
+    count = max(round(args.generated * share), 1)
+    keys = {"generation.num_prompts": count, "generation.batch_size": args.rows}
+    keys |= {"generation.prompt_tokens": args.start, "generation.new_tokens": args.continued}
+    keys["generation.temperatures"] = f"({args.temperatures},)"
+    if args.questions:
+        keys |= {"target": args.target, "generation.prompts": args.questions}
+        keys |= {"generation.chat": "own", "generation.shard_prompts": 64}
+    else:
+        keys |= text_keys(args)
+    workdir = args.workdir / ("generated" if share == 1 else f"generated-{count}")
+    run_config(CONFIGS / "self_generate.py", workdir, keys)
+    return workdir
+
+
+def store(args: argparse.Namespace, generated: Path) -> Path:
+    """Stores the target's features of text that it generated; their directory."""
+    taps = drafters.make("eagle3", hf.load(args.target).lm).taps
+    keys = {
+        "target": args.target,
+        "data.generated": generated,
+        "features.taps": taps,
+        "features.dtype": args.features,
+        "train.length": args.length,
+        "train.eval_batches": args.eval_batches,
+        "examine.prompts": args.examined,
+    }
+    workdir = args.workdir / generated.name.replace("generated", "features")
+    run_config(CONFIGS / "features.py", workdir, keys)
+    return workdir
+
+
+def train(name: str, args: argparse.Namespace) -> Path:
+    """Trains one drafter, after the drafter that it starts from; returns its workdir."""
+    chosen = TRAINED[name]
+    config, _, form = chosen.config.partition(":")
+    keys: dict[str, Any] = text_keys(args)
+    if chosen.generated:
+        keys = {"target": args.target, "data.generated": generate(args, chosen.share)}
+        if args.features and config not in DRAFT_MODELS:
+            keys["data.features"] = store(args, keys.pop("data.generated"))
+    keys |= chosen.keys
+    if chosen.init:
+        keys["init"] = train(chosen.init, args)
+    if config in DRAFT_MODELS:
+        keys |= {
+            "model.hidden_size": args.width,
+            "model.intermediate_size": 3 * args.width,
+            "model.num_layers": 1,
+            "model.num_heads": max(args.width // 64, 2),
+            "model.num_kv_heads": 2,
+            "model.vocab_size": 0,
+        }
+    else:
+        keys["optimiser.learning_rate"] = args.rate / chosen.rate_divisor
+    keys |= {
+        "train.steps": args.steps,
+        "train.batch_size": args.batch,
+        "train.eval_every": max(args.steps // args.evaluations, 1),
+        "train.eval_batches": args.eval_batches,
+        "train.checkpoint_every": max(args.steps // 4, 1),
+        "train.length": args.length,
+        "examine.prompts": args.examined,
+        "examine.every": max(args.steps // args.evaluations, 1),
+    }
+    keys |= args.own.get(name, {})
+    workdir = args.workdir / name.replace(", ", "-").replace(" ", "_").replace("/", "_of_")
+    run_config(f"{CONFIGS / config}.py" + (f":{form}" if form else ""), workdir, keys)
+    return workdir
+
+
+def metrics(workdir: Path) -> dict[str, Any]:
+    """The last metrics of a training run, its held-out curve and its time."""
+    records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    examined = [record for record in records if "heldout_loss" in record]
+    summary = json.loads((workdir / "summary.json").read_text())
+    curve = [
+        [record["step"], record["heldout_loss"], record.get("heldout_tau_t0")]
+        for record in examined
+    ]
+    kept = {name: examined[-1].get(name) for name in KEPT}
+    return kept | {"curve": curve, "seconds": summary["seconds"]}
