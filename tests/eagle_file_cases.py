@@ -83,7 +83,7 @@ def eagle3(layers=1, width=W, read=E, taps=N, fc=None, embed=False, **options):
 def redrafter(rnn=True, projection=False):
     width = 5 if projection else 2 * D
     shapes = {
-        "block": {"kernel": (2, width, width), "bias": (2, width)},
+        "block": {str(i): {"kernel": (width, width), "bias": (width,)} for i in range(2)},
         "head": {"kernel": (width, V)},
     }
     if rnn:

@@ -84,11 +84,9 @@ def hydra_formula(params, embedding):
         head = params["mlp"][str(len(since) - 1)]
         x = np.concatenate([feature, *embedding[since]])
         x = linear(head["skip"], x) + silu(linear(head["in"], x))
-        blocks = head.get("blocks", {"kernel": [], "bias": []})
-        for kernel, bias in zip(blocks["kernel"], blocks["bias"], strict=True):
-            x = x + silu(x @ kernel + bias)
-        last = params["head"]
-        return x @ last["kernel"][len(since) - 1] + last["bias"][len(since) - 1]
+        for block in head.get("blocks", {}).values():
+            x = x + silu(linear(block, x))
+        return linear(params["head"][str(len(since) - 1)], x)
 
     return read
 

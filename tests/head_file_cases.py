@@ -43,16 +43,22 @@ def layer(bias=False, norm_bias=False, gate=True):
 
 def hydra(heads, layers, **more):
     def head(i):
-        blocks = {"blocks": linear(layers - 1, D, D)} if layers > 1 else {}
+        blocks = {"blocks": apart(layers - 1, linear(D, D))} if layers > 1 else {}
         return {"in": linear((i + 2) * D, D), "skip": linear((i + 2) * D, D), **blocks}
 
-    return {"mlp": {str(i): head(i) for i in range(heads)}, "head": linear(heads, D, V), **more}
+    last = apart(heads, linear(D, V))
+    return {"mlp": {str(i): head(i) for i in range(heads)}, "head": last, **more}
+
+
+def apart(count, shape):
+    return {str(i): shape for i in range(count)}
 
 
 def speculator(stages, projections):
     ln = {"scale": (stages, W), "bias": (stages, W)}
-    shapes = {"emb": (stages, V, W), "proj_in": (D, W), "head": (stages, W, V), "ln": ln}
-    return shapes | ({"proj": (projections, W, W)} if projections else {})
+    shapes = {"emb": (stages, V, W), "proj_in": (D, W), "ln": ln}
+    shapes["head"] = apart(stages, (W, V))
+    return shapes | ({"proj": apart(projections, (W, W))} if projections else {})
 
 
 SHAPES = {

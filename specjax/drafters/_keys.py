@@ -61,7 +61,7 @@ class HeadKeys(TreeKeys):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EagleKeys(TreeKeys):
-    """A draft network over the target's features: where it comes from, and the shape of a draft."""
+    """A draft network over the target's features: its source, its sizes, the shape of a draft."""
 
     # Directory of a network, trained by specjax or released by the authors of the method.
     model: str | os.PathLike | None = None
@@ -71,8 +71,24 @@ class EagleKeys(TreeKeys):
     # dtype in which ``model`` is read; None: float32 on CPUs, bfloat16 elsewhere. Read float32 to
     # train the network further.
     dtype: Any = None
-    # A chain of so many tokens, instead of ``tree`` or ``nodes``; 0: not given.
-    gamma: int = 0
+    # A chain of so many tokens, instead of ``tree`` or ``nodes``; None: not given.
+    gamma: int | None = None
+    # Sizes of a new network; 0: as in the files, or the default that is named. Decoder layers: 1.
+    layers: int = 0
+    # Attention heads: width / ``head_dim``.
+    heads: int = 0
+    # Key and value heads: ``heads``.
+    kv_heads: int = 0
+    # Width of an attention head: the largest even divisor of the width up to 64.
+    head_dim: int = 0
+    # Width of the feed-forward: 8/3 of the width.
+    inner: int = 0
+    # Whether a new network has a norm of each head's queries and keys; in files the tensors decide,
+    # and True is an error where they are missing.
+    qk_norm: bool = False
+    # 1: a slot reads the token after that of its feature. 0 is an ablation: the token of its
+    # feature, so a node's children do not depend on its own token.
+    shift: int = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

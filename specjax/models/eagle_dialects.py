@@ -61,6 +61,8 @@ _ONLY: dict[str, Any] = {
 }
 # Names of layer numbers in the files of other methods, which count in another way.
 _FOREIGN_IDS = ("target_layer_ids", "aux_hidden_state_layer_ids", "dflash_config")
+# The note of a file whose norm_output may have been meant in another way.
+AMBIGUOUS = "true is plain EAGLE-3 (SpecForge before 2026-09-15)"
 
 
 class Meaning(NamedTuple):
@@ -260,7 +262,7 @@ def _norm_output(
         notes["norm_output"] = "specjax.norm_output"
         return stated
     if value and dialect == "specforge":
-        notes["norm_output"] = "true is plain EAGLE-3 (SpecForge before 2026-09-15)"
+        notes["norm_output"] = AMBIGUOUS
         return False
     notes["norm_output"] = {
         None: "not in the file",

@@ -13,9 +13,16 @@ from typing import Any
 import numpy as np
 
 from specjax.errors import UserError
-from specjax.models import draft_vocabulary, eagle_configs, eagle_dialects, eagle_layouts
+from specjax.models import (
+    draft_vocabulary,
+    eagle_configs,
+    eagle_dialects,
+    eagle_layouts,
+    eagle_shape,
+)
 from specjax.models.eagle_dialects import Meaning
-from specjax.models.eagle_shape import EPS, checked, decoder, head_dim_of, rope_of
+from specjax.models.eagle_shape import checked
+from specjax.models.head_places import listed
 from specjax.models.head_tensors import Tensors
 
 # The layers of a file that names none: entries 2, L / 2 and L - 3 of the target's hidden_states.
@@ -57,8 +64,8 @@ def redrafter_facts(
             f"{where}: rnn is {str(stated).lower()}, and the tensors "
             f"{'have' if rnn else 'lack'} a recurrent layer; correct config.json"
         )
-    blocks, width = leaves["block", "bias"].shape
-    return {"exit_dim": width, "num_draft_layers": blocks, "rnn": rnn}
+    width = leaves["block", "0", "bias"].shape[0]
+    return {"exit_dim": width, "num_draft_layers": listed(leaves, "block"), "rnn": rnn}
 
 
 def add_output_biases(leaves: Leaves) -> None:
@@ -158,27 +165,8 @@ def facts(
 
     ``target_width`` is what config.json states about E. Raises UserError.
     """
-    layer, fc = meaning.layer, leaves["fc", "kernel"]
-    attention = ("layers", "0", "attention")
-    queries, keys = (leaves[(*attention, part, "kernel")].shape[1] for part in ("q", "k"))
-    head_dim = head_dim_of(where, layer, leaves.get((*attention, "q_norm", "scale")), queries, keys)
-    theta, scaling = rope_of(where, layer)
-    result: dict[str, Any] = {
-        "model_type": kind,
-        "hidden_size": fc.shape[1],
-        "num_attention_heads": queries // head_dim,
-        "num_key_value_heads": keys // head_dim,
-        "head_dim": head_dim,
-        "intermediate_size": leaves["layers", "0", "mlp", "up", "kernel"].shape[1],
-        "num_hidden_layers": len({path[1] for path in leaves if path[0] == "layers"}),
-        "max_position_embeddings": checked(where, layer, "max_position_embeddings", int, 2048),
-        "rms_norm_eps": checked(where, layer, "rms_norm_eps", float, EPS),
-        "rope_theta": theta,
-        "rope_scaling": scaling,
-        "attention_bias": (*attention, "q", "bias") in leaves,
-        "qk_norm": (*attention, "q_norm", "scale") in leaves,
-        "hidden_act": layer.get("hidden_act"),
-    }
+    fc = leaves["fc", "kernel"]
+    result = {"model_type": kind, **eagle_shape.facts(where, meaning.layer, leaves)}
     result["target_hidden_size"] = fc.shape[1]
     if kind == "eagle3":
         width = _target_width(where, leaves, meaning, target_width)
@@ -193,7 +181,7 @@ def facts(
                 f"{where} lacks embed_tokens.weight; heads of width {fc.shape[1]} cannot use the "
                 f"embeddings of a target of width {width}"
             )
-    shape = decoder(where, result)
+    shape, scaling = eagle_shape.decoder(where, result), result["rope_scaling"]
     if scaling is not None and shape.rope_scaling is not None:
         original = shape.rope_scaling.original_max_positions
         result["rope_scaling"] = {"original_max_position_embeddings": original, **scaling}

@@ -19,7 +19,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from specjax.models.head_places import Layout, Place, linear
+from specjax.models.head_places import Layout, Place, linear, listed
 
 # Kind -> the ways in which a directory of it can be written; the first is the default.
 LAYOUTS = {
@@ -85,7 +85,7 @@ def redrafter(blocks: int, rnn: bool, projection: bool) -> Layout:
     if projection:
         layout |= linear("input_proj", ("input_proj",), (), "2D F", True)
     for i in range(blocks):
-        layout |= linear(f"lm_head.{i}.linear", ("block",), (i,), f"{width} {width}", True)
+        layout |= linear(f"lm_head.{i}.linear", ("block", str(i)), (), f"{width} {width}", True)
     return layout | linear(f"lm_head.{blocks}", ("head",), (), f"{width} V", False)
 
 
@@ -131,9 +131,7 @@ def of_leaves(kind: str, leaves: Mapping[tuple, Any], layout: str = "") -> Layou
     """The layout for these parameters in one of ``LAYOUTS``; KeyError if they are others."""
     if kind == "redrafter":
         rnn = any(path[0] == "rnn" for path in leaves)
-        return redrafter(
-            leaves["block", "kernel"].shape[0], rnn, ("input_proj", "kernel") in leaves
-        )
+        return redrafter(listed(leaves, "block"), rnn, ("input_proj", "kernel") in leaves)
     paths = set(leaves)
     attention = ("layers", "0", "attention")
     norms = leaves["fc_norm", "scale"].shape[0] if ("fc_norm", "scale") in leaves else 0

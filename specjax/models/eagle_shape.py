@@ -19,6 +19,36 @@ from specjax.models.transformer_config import TransformerConfig
 # Defaults of the authors' code, for what config.json leaves out. The target's values are never
 # taken: most published EAGLE-3 heads were trained with the base 10000 on targets with another.
 THETA, EPS = 10000.0, 1e-6
+# The context of the models whose rotary frequencies a file scales without their own number.
+POSITIONS = 2048
+
+
+def facts(where: object, layer: Mapping[str, Any], leaves: Mapping[tuple, Any]) -> dict[str, Any]:
+    """What the tensors and config.json give of the decoder layers, under the keys of config.json.
+
+    ``leaves`` maps the paths of the parameters to arrays; ``layer`` has the keys of the decoder
+    layers. Raises UserError.
+    """
+    attention = ("layers", "0", "attention")
+    queries, keys = (leaves[(*attention, part, "kernel")].shape[1] for part in ("q", "k"))
+    norm = leaves.get((*attention, "q_norm", "scale"))
+    head_dim = head_dim_of(where, layer, norm, queries, keys)
+    theta, scaling = rope_of(where, layer)
+    return {
+        "hidden_size": leaves["fc", "kernel"].shape[1],
+        "num_attention_heads": queries // head_dim,
+        "num_key_value_heads": keys // head_dim,
+        "head_dim": head_dim,
+        "intermediate_size": leaves["layers", "0", "mlp", "up", "kernel"].shape[1],
+        "num_hidden_layers": len({path[1] for path in leaves if path[0] == "layers"}),
+        "max_position_embeddings": checked(where, layer, "max_position_embeddings", int, POSITIONS),
+        "rms_norm_eps": checked(where, layer, "rms_norm_eps", float, EPS),
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "attention_bias": (*attention, "q", "bias") in leaves,
+        "qk_norm": norm is not None,
+        "hidden_act": layer.get("hidden_act"),
+    }
 
 
 def decoder(where: object, config: Mapping[str, Any]) -> TransformerConfig:
@@ -37,15 +67,13 @@ def decoder(where: object, config: Mapping[str, Any]) -> TransformerConfig:
     return dataclasses.replace(shape, qk_norm=bool(config.get("qk_norm")), bos_token_id=None)
 
 
-def head_dim_of(
-    where: object, layer: Mapping[str, Any], norm: np.ndarray | None, queries: int, keys: int
-) -> int:
+def head_dim_of(where: object, layer: Mapping[str, Any], norm: Any, queries: int, keys: int) -> int:
     """The width of an attention head: of its norm, or from config.json.
 
     ``queries`` and ``keys`` are the widths of all heads. Raises UserError.
     """
     if norm is not None:
-        head_dim = len(norm)
+        head_dim = np.size(norm)
     elif layer.get("head_dim") is not None:
         head_dim = checked(where, layer, "head_dim", int, None)
     elif layer.get("num_attention_heads") is not None:
@@ -59,7 +87,7 @@ def head_dim_of(
     if not head_dim or queries % head_dim or keys % head_dim or queries % keys:
         raise UserError(
             f"{where}: queries of {queries} and keys of {keys} cannot be split into attention "
-            "heads as config.json states; correct num_attention_heads or head_dim"
+            "heads of this number or width; correct num_attention_heads or head_dim"
         )
     return head_dim
 

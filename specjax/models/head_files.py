@@ -52,15 +52,16 @@ def read(directory: str | os.PathLike, kind: str, *, dtype: Any = None) -> Head:
         medusa: {block: {kernel [K,L,D,D], bias [K,L,D]}, head: {kernel [K,D,V]}}
         hydra: {mlp: {"0", "1", ...: {
                     in, skip: {kernel [(i+2)D,D], bias [D]},
-                    blocks: {kernel [L-1,D,D], bias [L-1,D]}}},
-                head: {kernel [K,D,V], bias [K,V]},
+                    blocks: {"0", "1", ...: {kernel [D,D], bias [D]}}}},
+                head: {"0", "1", ...: {kernel [D,V], bias [V]}},
                 prefix: a layer of ``models.transformer`` and its norm}
-        mlp_speculator: {emb [n,V,I], proj_in [D,I], proj [n-1,I,I], head [n,I,V],
-                ln: {scale [n,I], bias [n,I]}}; shared stages have the leading axis 1
+        mlp_speculator: {emb [n,V,I], proj_in [D,I], proj {"0", "1", ...: [I,I]},
+                head {"0", "1", ...: [I,V]}, ln: {scale [n,I], bias [n,I]}}; shared stages have the
+                leading axis 1, and "0" only
         bpd: {up: {kernel [K-1,D,I], bias [K-1,I]}, down: {kernel [K-1,I,D], bias [K-1,D]}}
         redrafter: {rnn: {w: {kernel [D,D]}, u: {kernel [D,D], bias [D]}},
                 input_proj: {kernel [2D,F], bias [F]},
-                block: {kernel [L,F,F], bias [L,F]}, head: {kernel [F,V]}};
+                block: {"0", "1", ...: {kernel [F,F], bias [F]}}, head: {kernel [F,V]}};
                 without rnn the state is a running sum, without input_proj F is 2D
         eagle, eagle3: as in ``docs/head_files.md``
 
@@ -268,7 +269,7 @@ def _facts(
     if kind == "bpd":
         return facts | {"bpd_num_heads": len(leaves["up", "kernel"]), "inner_dim": sizes["I"]}
     stages = len(leaves["emb",])
-    shared = stages == len(leaves.get(("proj",), ())) == 1
+    shared = stages == 1 and ("proj", "0") in leaves
     if shared:
         stages = config.get("n_predict")
         if type(stages) is not int or stages < 2:

@@ -22,7 +22,7 @@ from flax.traverse_util import flatten_dict
 
 from specjax.errors import UserError
 from specjax.models import eagle_layouts
-from specjax.models.head_places import Layout, Place, factors, linear, stacked_shapes
+from specjax.models.head_places import Layout, Place, factors, linear, listed, stacked_shapes
 
 PREFIX = "prefix_embeding_layer."  # (sic)
 # Module here -> (module in the file, dimensions, the part of ``hydra`` that has its optional bias).
@@ -72,9 +72,9 @@ def hydra(heads: int, layers: int, dropout: bool, prefix: Collection[str] = ()) 
         layout |= linear(f"{name}.{first}.res_connection", (*path, "skip"), (), dims, True)
         for j in range(1, layers):
             block = f"{name}.{first + j * step}.linear"
-            layout |= linear(block, (*path, "blocks"), (j - 1,), "D D", True)
+            layout |= linear(block, (*path, "blocks", str(j - 1)), (), "D D", True)
     for i in range(heads):
-        layout |= linear(f"hydra_lm_head.{i}{last}", ("head",), (i,), "D V", True)
+        layout |= linear(f"hydra_lm_head.{i}{last}", ("head", str(i)), (), "D V", True)
     if "layer" in prefix:
         for module, (name, dims, part) in _PREFIX_LINEAR.items():
             if module != "mlp.gate" or "gate" in prefix:
@@ -95,12 +95,12 @@ def mlp_speculator(stages: int, projections: int) -> Layout:
     layout: Layout = {}
     for i in range(stages):
         layout[f"emb.{i}.weight"] = Place(("emb",), (i,), "V I")
-        layout[f"head.{i}.weight"] = Place(("head",), (i,), "I V", True)
+        layout[f"head.{i}.weight"] = Place(("head", str(i)), (), "I V", True)
         layout[f"ln.{i}.weight"] = Place(("ln", "scale"), (i,), "I")
         layout[f"ln.{i}.bias"] = Place(("ln", "bias"), (i,), "I")
     layout["proj.0.weight"] = Place(("proj_in",), (), "D I", True)
     layout |= {
-        f"proj.{i + 1}.weight": Place(("proj",), (i,), "I I", True) for i in range(projections)
+        f"proj.{i + 1}.weight": Place(("proj", str(i)), (), "I I", True) for i in range(projections)
     }
     return {f"speculator.{name}": place for name, place in layout.items()}
 
@@ -182,7 +182,7 @@ def _layout_of_leaves(kind: str, leaves: Mapping[tuple, np.ndarray], name: str) 
         return hydra(heads, layers, bool(prefix), prefix)
     if kind == "mlp_speculator":
         stages = len(leaves["emb",])
-        tied = stages == 1 and ("proj",) in leaves
+        tied = stages == 1 and ("proj", "0") in leaves
         return mlp_speculator(stages, 1 if tied else stages - 1)
     return bpd(len(leaves["up", "kernel"]))
 
@@ -244,5 +244,6 @@ def hydra_sizes(leaves: Mapping[tuple, np.ndarray]) -> tuple[int, int, set[str]]
     prefix |= {
         f"{part} bias" for part, module in biases.items() if ("prefix", *module, "bias") in leaves
     }
-    heads = len(leaves["head", "kernel"])
-    return heads, 1 + len(leaves.get(("mlp", "0", "blocks", "kernel"), ())), prefix
+    blocks = ("mlp", "0", "blocks")
+    more = listed(leaves, *blocks) if any(leaf[:3] == blocks for leaf in leaves) else 0
+    return listed(leaves, "head"), 1 + more, prefix

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -31,6 +32,15 @@ def linear(
 def factors(dims: str) -> list[tuple[int, str]]:
     """(factor, letter) of each of a ``Place``'s dimensions: "3D V" is [(3, "D"), (1, "V")]."""
     return [(int(dim[:-1] or 1), dim[-1]) for dim in dims.split()]
+
+
+def listed(leaves: Iterable[tuple], *path: str) -> int:
+    """How many modules "0", "1", ... the leaves have at a path; KeyError if there are none."""
+    size = len(path)
+    found = {leaf[size] for leaf in leaves if leaf[:size] == path and len(leaf) > size}
+    if not found:
+        raise KeyError(".".join(path))
+    return len(found)
 
 
 def stacked_shapes(layout: Layout) -> dict[tuple, tuple[int, ...]]:

@@ -144,7 +144,13 @@ def all_copies_equal(kind: str, layout: Layout, tensors: Tensors) -> bool:
     """Whether there are tensors that may be copies of one module, and all of them are equal."""
     groups = collections.defaultdict(list)
     for name, place in layout.items():
-        if place.at and set(place.path) & set(_REPEATED[kind]):
+        depth = next((i for i, part in enumerate(place.path) if part in _REPEATED[kind]), None)
+        if depth is None:
+            continue
+        inside = place.path[depth + 1 :]
+        if inside[:1] and inside[0].isdigit():  # one of the modules "0", "1", ...
+            groups[place.path[: depth + 1], inside[1:]].append(name)
+        elif place.at:
             groups[place.path, place.at[:-1]].append(name)
     repeated = [names for names in groups.values() if len(names) > 1]
     return bool(repeated) and all(

@@ -12,7 +12,7 @@ from head_file_cases import assert_same, fill
 from safetensors.numpy import load_file
 
 from specjax.errors import UserError
-from specjax.models import convert_heads, eagle_files, eagle_layouts, head_files
+from specjax.models import convert_heads, eagle_layouts, eagle_shape, head_files
 
 pytestmark = pytest.mark.fast
 
@@ -70,7 +70,7 @@ def test_numbers_follow_from_the_tensors(tmp_path, name):
     assert (got["num_attention_heads"], got["num_key_value_heads"], got["head_dim"]) == (Q, K, H)
     assert got["num_hidden_layers"] == len(CASES[name][1]["layers"])
     assert got["target_hidden_size"] == (12 if "wider" in name else E)
-    shape = eagle_files.decoder("here", got)
+    shape = eagle_shape.decoder("here", got)
     assert (shape.num_heads, shape.num_kv_heads, shape.head_dim) == (Q, K, H)
     assert shape.qk_norm is ("Qwen3" in name) and shape.attention_bias is ("biases" in name)
     assert shape.rope_theta == (10000.0 if name == "eagle of Qwen3" else 500000.0)

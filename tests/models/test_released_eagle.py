@@ -131,7 +131,7 @@ def test_redrafter_of_pytorch(torch, tmp_path):
     new = silu(linear(p["rnn"]["w"], token) + linear(p["rnn"]["u"], state))
     x = linear(p["input_proj"], np.concatenate([feature, new]))
     for i in range(2):
-        x = x + silu(linear({key: value[i] for key, value in p["block"].items()}, x))
+        x = x + silu(linear(p["block"][str(i)], x))
     with torch.no_grad():
         t = [torch.from_numpy(value) for value in (feature, state, token)]
         s = torch.nn.functional.silu(module.rnn_w(t[2]) + module.rnn_u(t[1]))

@@ -110,12 +110,9 @@ def test_hydra_of_pytorch(torch, tmp_path):
 
         hidden = apply(x, mine["skip"]) + silu(apply(x, mine["in"]))
         for j in range(3):
-            hidden = hidden + silu(
-                apply(hidden, {key: value[j] for key, value in mine["blocks"].items()})
-            )
-        np.testing.assert_allclose(
-            apply(hidden, {k: v[i] for k, v in head.params["head"].items()}), expected, atol=1e-5
-        )
+            hidden = hidden + silu(apply(hidden, mine["blocks"][str(j)]))
+        mine = head.params["head"][str(i)]
+        np.testing.assert_allclose(apply(hidden, mine), expected, atol=1e-5)
     got = head.params["prefix"]["attention"]["o"]["kernel"]
     np.testing.assert_array_equal(got, prefix["layers.0.self_attn.o_proj.weight"].numpy().T)
     np.testing.assert_array_equal(
@@ -199,9 +196,12 @@ def test_tied_speculators(tmp_path):
     """The copies in a tied speculator are optional; stages that differ are never tied."""
     once = write_heads(tmp_path / "tied", "tied speculator")
     path = tmp_path / "full"
-    params = {key: np.repeat(x, 4, 0) for key, x in once.items() if key in ("emb", "head")}
+    params = {"emb": np.repeat(once["emb"], 4, 0), "proj_in": once["proj_in"]}
     params |= {"ln": {key: np.repeat(x, 4, 0) for key, x in once["ln"].items()}}
-    params |= {"proj": np.repeat(once["proj"], 3, 0), "proj_in": once["proj_in"]}
+    params |= {
+        name: {str(i): once[name]["0"] for i in range(count)}
+        for name, count in (("head", 4), ("proj", 3))
+    }
     head_files.write(path, "mlp_speculator", params, {"scale_input": True})
     assert_same(head_files.read(path, "mlp_speculator").params, params)
 

@@ -170,7 +170,7 @@ def test_a_second_phase_starts_with_the_shape_in_the_files(target_run, text_file
         key: heads.config[key] for key in ("n_predict", "inner_dim", "tie_weights", "scale_input")
     }
     assert facts == {"n_predict": 2, "inner_dim": 8, "tie_weights": True, "scale_input": True}
-    with pytest.raises(UserError, match="heads is 3, and the heads in the files have 2"):
+    with pytest.raises(UserError, match="heads is 3, and the given heads have 2"):
         recipes.run(
             small_config("mlp_speculator", **changes, **still, drafter__heads=3), tmp_path / "three"
         )

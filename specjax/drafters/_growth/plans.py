@@ -130,9 +130,9 @@ def read(method: Method, keys: TreeKeys) -> Plan:
 
 def _with_chain(method: Method, keys: TreeKeys) -> TreeKeys:
     """The keys with the chain that ``gamma`` asks for. Raises UserError."""
-    gamma = whole("gamma", keys.gamma, 0) if isinstance(keys, EagleKeys) else 0
-    if not gamma:
+    if not isinstance(keys, EagleKeys) or keys.gamma is None:
         return keys
+    gamma = whole("gamma", keys.gamma, 1)
     for key in ("tree", "nodes"):
         if getattr(keys, key):
             raise UserError(

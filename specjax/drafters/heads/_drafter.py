@@ -114,8 +114,14 @@ def _init(
 
 
 def _begin(heads: Heads, params: ModelParams, context: Context, state: State) -> Begun:
-    """``Stepper.begin``: the first head reads the feature and the pending token."""
+    """``Stepper.begin``: the first head reads the feature and the pending token.
+
+    Heads that do not read the draft's tokens give the logits of all depths, the memory [B,1,K,V].
+    """
     inner = heads.begin(params, state.feature[:, None])
+    if heads.every is not None:
+        every = jnp.moveaxis(heads.every(params, inner), 0, 2)
+        return Begun(every[:, 0, 0], state, every, state.known)
     logits, memory = heads.step(params, inner, 0, context.pending[:, None])
     return Begun(logits[:, 0], state, memory, state.known)
 
@@ -124,7 +130,10 @@ def _step(
     heads: Heads, params: ModelParams, state: State, nodes: Nodes, block: Any
 ) -> tuple[jax.Array, Any]:
     """``Stepper.step``: the memory of a node is the heads' state after it."""
-    return heads.step(params, _growth.at(block, nodes.parents), nodes.depth, nodes.tokens)
+    memory = _growth.at(block, nodes.parents)
+    if heads.every is not None:
+        return memory[:, :, nodes.depth], memory
+    return heads.step(params, memory, nodes.depth, nodes.tokens)
 
 
 def _commit(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,16 +17,17 @@ from flax import nnx
 from flax.traverse_util import flatten_dict
 
 from specjax.checks import whole, yes_or_no
+from specjax.drafters._keys import EagleKeys
 from specjax.drafters.heads import _eagle_layers, _given, _prefix
 from specjax.drafters.heads._given import Given
 from specjax.drafters.heads._network import Shape
 from specjax.errors import UserError
-from specjax.models.hf_config import rope, value_of
+from specjax.models import eagle_shape
 from specjax.models.transformer_config import TransformerConfig
 from specjax.types import LM, Params
 
-# The context of the models whose rotary frequencies a file scales without their own number.
-POSITIONS = 2048
+# The keys for the sizes of a new network; 0: not given.
+SIZES = ("layers", "heads", "kv_heads", "head_dim", "inner")
 
 
 class _Object(dict):
@@ -34,17 +35,6 @@ class _Object(dict):
 
     def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         return hash(tuple(sorted(self.items())))
-
-
-class Sizes(NamedTuple):
-    """The keys for the sizes of a new network; 0: as in the files, or the default."""
-
-    layers: int = 0
-    heads: int = 0
-    kv_heads: int = 0
-    head_dim: int = 0
-    inner: int = 0
-    qk_norm: bool = False
 
 
 def matrix(name: str, params: Params, path: str) -> tuple[int, int]:
@@ -66,63 +56,48 @@ def matrix(name: str, params: Params, path: str) -> tuple[int, int]:
     return shape
 
 
-def config_of(name: str, given: Given, width: int, sizes: Sizes) -> TransformerConfig:
+def config_of(name: str, given: Given, width: int, keys: EagleKeys) -> TransformerConfig:
     """The shape of the layers of ``given``, or of new ones; ``width`` is D. Raises UserError."""
-    for key, value in sizes._replace(qk_norm=0)._asdict().items():
-        whole(key, value, 0)
-    yes_or_no("qk_norm", sizes.qk_norm)
+    for key in SIZES:
+        whole(key, getattr(keys, key), 0)
+    yes_or_no("qk_norm", keys.qk_norm)
     if given.params is None:
-        head_dim = sizes.head_dim or _prefix.default_head_dim(width)
-        heads = sizes.heads or max(width // head_dim, 1)
-        kv_heads = sizes.kv_heads or heads
+        head_dim = keys.head_dim or _prefix.default_head_dim(width)
+        heads = keys.heads or max(width // head_dim, 1)
+        kv_heads = keys.kv_heads or heads
         if heads % kv_heads:
             raise UserError(
                 f"heads is {heads} and kv_heads {kv_heads}; heads must be a multiple of kv_heads"
             )
-        inner = sizes.inner or _prefix.default_inner(width)
-        config = _prefix.layer(width, head_dim, heads, kv_heads, inner, sizes.layers or 1)
-        return dataclasses.replace(config, qk_norm=sizes.qk_norm)
-    return _stored_config(name, given, width, sizes)
+        inner = keys.inner or _prefix.default_inner(width)
+        config = _prefix.layer(width, head_dim, heads, kv_heads, inner, keys.layers or 1)
+        return dataclasses.replace(config, qk_norm=keys.qk_norm)
+    return _stored_config(name, given, width, keys)
 
 
-def _stored_config(name: str, given: Given, width: int, sizes: Sizes) -> TransformerConfig:
-    params, config = given.params, given.config
-    attention = "layers.0.attention"
-    queries, keys = (matrix(name, params, f"{attention}.{part}.kernel")[-1] for part in ("q", "k"))
-    inner = matrix(name, params, "layers.0.mlp.up.kernel")[-1]
-    first = params["layers"]["0"]["attention"]
-    if "q_norm" in first:
-        default = np.size(first["q_norm"].get("scale", 0))
-    elif sizes.heads and queries % sizes.heads == 0:
-        default = queries // sizes.heads
-    else:
-        default = _prefix.default_head_dim(width)
-    head_dim = _prefix.stored_head_dim(
-        config, sizes.head_dim, queries, keys, "the network", default
+def _stored_config(name: str, given: Given, width: int, keys: EagleKeys) -> TransformerConfig:
+    layer, where = given.config, f"the {name} network"
+    for path in ("attention.k.kernel", "mlp.up.kernel"):
+        matrix(name, given.params, f"layers.0.{path}")
+    queries = matrix(name, given.params, "layers.0.attention.q.kernel")[-1]
+    if not layer:
+        divided = queries // keys.heads if keys.heads and queries % keys.heads == 0 else 0
+        layer = {"head_dim": keys.head_dim or divided or _prefix.default_head_dim(width)}
+    leaves = flatten_dict(given.params)
+    config = eagle_shape.decoder(where, eagle_shape.facts(where, layer, leaves))
+    own = (
+        *(config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim),
+        config.intermediate_size,
     )
-    own = len(params["layers"]), queries // head_dim, keys // head_dim, head_dim, inner
-    asked = sizes._replace(qk_norm=0)._asdict()
-    del asked["qk_norm"]
-    _given.sizes(own, **{key: (value, 0) for key, value in asked.items()})
-    agreed("qk_norm", sizes.qk_norm, "q_norm" in first)
-    positions = value_of(config, "max_position_embeddings", int, POSITIONS)
-    theta, scaling = rope(config, positions)
-    return dataclasses.replace(
-        _prefix.layer(width, head_dim, own[1], own[2], inner, own[0]),
-        rope_theta=theta,
-        rope_scaling=scaling,
-        norm_eps=value_of(config, "rms_norm_eps", float, _prefix.EPS),
-        attention_bias="bias" in first["q"],
-        qk_norm="q_norm" in first,
-    )
+    _given.sizes(own, **{key: (getattr(keys, key), 0) for key in SIZES})
+    agreed("qk_norm", keys.qk_norm, config.qk_norm)
+    return config
 
 
 def agreed(key: str, value: bool, stored: bool) -> None:
     """Raises UserError if a key is set that stored parameters do not have."""
     if value and not stored:
-        raise UserError(
-            f"{key} is set, and the network in the files does not have it; leave it out"
-        )
+        raise UserError(f"{key} is set, and the given network does not have it; leave it out")
 
 
 def check(name: str, target: LM, shape: Shape, params: Params) -> None:
@@ -171,9 +146,7 @@ def shift_of(given: Given, value: int) -> int:
         if whole("shift", number, 0) > 1:
             raise UserError(f"shift is {number}; it must be 1, or 0 for the ablation")
     if value not in (1, stored):
-        raise UserError(
-            f"shift is {value}, and the network in the files has {stored}; leave it out"
-        )
+        raise UserError(f"shift is {value}, and the given network has {stored}; leave it out")
     return stored
 
 
@@ -202,6 +175,8 @@ def taps_of(value: Any) -> tuple[int, ...]:
             raise UserError(
                 f"taps is {value!r}; give the numbers of layers, from 0, as 1,5,9"
             ) from None
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
     if not isinstance(value, Sequence):
         raise UserError(f"taps is {value!r}; give the numbers of layers, from 0, as 1,5,9")
     taps = tuple(whole("taps", tap, 0) for tap in value)

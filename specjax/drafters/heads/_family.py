@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from specjax.drafters.heads._prefix import Prefix
 from specjax.errors import UserError
-from specjax.types import LM, Params
+from specjax.types import LM, ModelParams, Params
 
 
 class Heads(NamedTuple):
@@ -32,8 +32,10 @@ class Heads(NamedTuple):
     step: Callable[..., tuple[jax.Array, Any]]
     # (target_params, key) -> new parameters to start training with.
     start: Callable[..., Params]
-    # Whether ``step`` ignores tokens, takes a traced depth and returns the state unchanged.
-    independent: bool = False
+    # (params, state) -> f[K,...,V], the logits of all depths in one pass, for heads that do not
+    # read the draft's tokens: ``step`` then takes a traced depth and returns the state unchanged.
+    # None: heads read them.
+    every: Callable[..., jax.Array] | None = None
     # None: heads read one feature.
     prefix: Prefix | None = None
     # Whether all depths have the same parameters: a draft may be deeper than ``depth``, and
@@ -43,6 +45,11 @@ class Heads(NamedTuple):
     tree: str = ""
     # What config.json must hold about the parameters in addition to their shapes.
     facts: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def independent(self) -> bool:
+        """Whether the logits depend on the depth alone and not on the draft's tokens."""
+        return self.every is not None
 
 
 class Ends(NamedTuple):
@@ -58,6 +65,35 @@ def ends(name: str, target: LM) -> Ends:
     if target.embed is None or target.unembed is None or target.width is None:
         raise UserError(f"{name} reads the features of its target, and {target.name} has none")
     return Ends(target.width, target.embed, target.unembed)
+
+
+def step_of(
+    head: Callable[[Params, Params, jax.Array], jax.Array],
+    params: ModelParams,
+    feature: jax.Array,
+    depth: Any,
+    tokens: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """``Heads.step`` of heads that do not read the draft's tokens, see ``at_all_depths``."""
+    del tokens
+    own = jax.tree.map(lambda x: x[depth], params.draft)
+    return head(own, params.target, feature), feature
+
+
+def at_all_depths(
+    head: Callable[[Params, Params, jax.Array], jax.Array],
+    params: ModelParams,
+    feature: jax.Array,
+) -> jax.Array:
+    """f[K,...,V]: ``Heads.every`` of ``head(parameters of one head, the target's, feature)``.
+
+    The leaves of ``params.draft`` are stacked on axis 0. One product of stacks reads the kernels in
+    place; taking one head of a stack copies its kernels.
+    """
+    heads = jax.tree.leaves(params.draft)[0].shape[0]
+    # The feature is repeated: without a stacked axis of its own, the kernels would be transposed.
+    features = jnp.broadcast_to(feature, (heads, *feature.shape))
+    return jax.vmap(head, (0, None, 0))(params.draft, params.target, features)
 
 
 def begin_with_feature(params: Any, feature: jax.Array) -> jax.Array:

@@ -147,7 +147,10 @@ def _begin(
 ) -> Begun:
     """Feeds and commits the slots that the cache lacks; the last of them predicts the first nodes.
 
-    A finished row lacks none, and keeps its state. A row whose text has one token cannot draft.
+    A row that is finished gets no new token. If the round in which it ended has left slots that are
+    not fed yet, the next round feeds them; after that it lacks none, and a round changes nothing:
+    it feeds the same slots, commits 0 of them and keeps ``recycled``. Its draft has no meaning. A
+    row whose text has one token cannot draft.
     """
     cache, width = kept.cache, kept.features.shape[1]
     missing = jnp.clip(context.length - 1 - cache.length, 0, width)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +24,10 @@ class Given(NamedTuple):
 
 
 def read(name: str, target: LM, keys: HeadKeys | EagleKeys) -> Given:
-    """The heads that the keys ``model`` or ``params`` give. Raises UserError."""
+    """The heads that the keys ``model`` or ``params`` give. Raises UserError.
+
+    Warns of files with a key that has two meanings, with the one that was taken.
+    """
     if isinstance(keys, HeadKeys):
         whole("heads", keys.heads, 0)
     own = ends(name, target)
@@ -46,9 +50,7 @@ def sizes(stored: Sequence[int] | None, **asked: tuple[int, int]) -> tuple[int, 
         return tuple(value or default for value, default in asked.values())
     for (name, (value, _)), size in zip(asked.items(), stored, strict=True):
         if value not in (0, size):
-            raise UserError(
-                f"{name} is {value}, and the heads in the files have {size}; leave it out"
-            )
+            raise UserError(f"{name} is {value}, and the given heads have {size}; leave it out")
     return tuple(stored)
 
 
@@ -70,7 +72,7 @@ def _from_files(
     if keys.params is not None:
         raise UserError(f"{name} was given params and a directory {model}; give one of them")
     # Imported here: drafters made from parameters need no file formats.
-    from specjax.models import head_files
+    from specjax.models import eagle_dialects, head_files
 
     head = head_files.read(model, name, dtype=keys.dtype)
     solution = "use heads that were trained for this target"
@@ -87,4 +89,8 @@ def _from_files(
     vocabulary = head.config.get("vocabulary")
     if vocabulary and target.vocabulary and vocabulary != target.vocabulary:
         raise UserError(f"{head.directory} was trained for a target with other tokens; {solution}")
+    note = head.config.get("read_as", {}).get("norm_output")
+    if note == eagle_dialects.AMBIGUOUS:
+        # The text does not depend on it, but a wrong reading makes drafts worse.
+        warnings.warn(f"{head.directory}: norm_output: {note}", stacklevel=2)
     return head.params, head.config

@@ -93,25 +93,21 @@ def stored(params: Params, config: dict[str, Any], head_dim: int = 0) -> Transfo
     return result
 
 
-def stored_head_dim(
-    config: dict[str, Any], asked: int, queries: int, keys: int, owner: str, default: int = 0
-) -> int:
+def stored_head_dim(config: dict[str, Any], asked: int, queries: int, keys: int, owner: str) -> int:
     """The width of an attention head of a stored layer of ``owner``.
 
     ``queries`` and ``keys`` are the widths of all heads. It is in config.json, or it is ``asked``
-    (0: not given), or the ``default`` (0: there is none). Raises UserError.
+    (0: not given). Raises UserError.
     """
-    head_dim = asked or default
+    head_dim = asked
     if config.get("head_dim") or config.get("num_attention_heads"):
         default = queries // value_of(config, "num_attention_heads", int, 1)
         head_dim = value_of(config, "head_dim", int, default)
     if asked not in (0, head_dim):
-        raise UserError(
-            f"head_dim is {asked}, and the heads in the files have {head_dim}; leave it out"
-        )
+        raise UserError(f"head_dim is {asked}, and the given heads have {head_dim}; leave it out")
     if not head_dim:
         raise UserError(
-            f"the files do not hold the width of {owner}'s attention heads; give head_dim"
+            f"the tensors do not show the width of {owner}'s attention heads; give head_dim"
         )
     if queries % head_dim or keys % head_dim or queries % keys:
         raise UserError(

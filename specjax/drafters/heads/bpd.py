@@ -24,7 +24,7 @@ from specjax import references
 from specjax.checks import whole
 from specjax.drafters._keys import HeadKeys
 from specjax.drafters.heads import _drafter, _family, _given
-from specjax.types import LM, Drafter, ModelParams, Params
+from specjax.types import LM, Drafter, Params
 
 REFERENCE = references.STERN2018BLOCKWISE
 
@@ -54,27 +54,27 @@ def make(target: LM, *, inner: int = 0, **shared: Any) -> Drafter:
     width, _, unembed = given.ends
     stored = None if given.params is None else given.params["up"]["bias"].shape
     heads, inner = _given.sizes(stored, heads=(keys.heads, HEADS), inner=(inner, WIDER * width))
+    head = functools.partial(_head, unembed)
     family = _family.Heads(
         name="bpd",
         depth=heads,
         begin=_family.begin_with_feature,
-        step=functools.partial(_step, unembed),
+        step=functools.partial(_family.step_of, head),
         start=functools.partial(_start, heads, width, inner),
-        independent=True,
+        every=functools.partial(_family.at_all_depths, head),
     )
     return _drafter.build(target, family, keys, given)
 
 
-def _step(
+def _head(
     unembed: Callable[[Params, jax.Array], jax.Array],
-    params: ModelParams,
+    own: Params,
+    target_params: Params,
     feature: jax.Array,
-    depth: Any,
-    tokens: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    up, down = (jax.tree.map(lambda x: x[depth], params.draft[name]) for name in ("up", "down"))
+) -> jax.Array:
+    up, down = own["up"], own["down"]
     inside = jax.nn.relu(feature @ up["kernel"] + up["bias"])
-    return unembed(params.target, feature + inside @ down["kernel"] + down["bias"]), feature
+    return unembed(target_params, feature + inside @ down["kernel"] + down["bias"])
 
 
 def _start(heads: int, width: int, inner: int, target_params: Params, key: jax.Array) -> Params:

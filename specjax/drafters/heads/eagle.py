@@ -26,7 +26,6 @@ from specjax.drafters.heads import (
     _rollout,
     _rollout_loss,
 )
-from specjax.drafters.heads._eagle_shape import Sizes
 from specjax.drafters.heads._network import Shape
 from specjax.errors import UserError
 from specjax.types import LM, Drafter
@@ -53,32 +52,11 @@ REFERENCE = (LI2024EAGLE, references.LI2024EAGLE2, ZHANG2024HASS)
 SHARED = EagleKeys
 
 
-def make(
-    target: LM,
-    *,
-    layers: int = 0,
-    heads: int = 0,
-    kv_heads: int = 0,
-    head_dim: int = 0,
-    inner: int = 0,
-    qk_norm: bool = False,
-    shift: int = 1,
-    **shared: Any,
-) -> Drafter:
+def make(target: LM, **shared: Any) -> Drafter:
     """Drafts with an EAGLE network.
 
     Args:
         target: the model whose features it reads.
-        layers: decoder layers; 0: as in the files, or 1 for a new network.
-        heads: attention heads; 0: as in the files, or width / ``head_dim`` for a new network.
-        kv_heads: key and value heads; 0: as in the files, or ``heads`` for a new network.
-        head_dim: width of an attention head; 0: as in the files, or the largest even divisor of the
-            width up to 64.
-        inner: width of the feed-forward; 0: as in the files, or 8/3 of the width.
-        qk_norm: whether a new network has a norm of each head's queries and keys; in files the
-            tensors decide, and True is an error where they are missing.
-        shift: 1: a slot reads the token after that of its feature. 0 is an ablation: the token of
-            its feature, so a node's children do not depend on its own token.
         shared: the keys of ``EagleKeys``; ``model`` may be a released network (EAGLE, HASS).
 
     Raises:
@@ -95,10 +73,9 @@ def make(
                 f"the {name} network reads features of width {rows - own} and gives {own}, and the "
                 f"target's have {width}; use one made for this target"
             )
-    sizes = Sizes(layers, heads, kv_heads, head_dim, inner, qk_norm)
-    config = _eagle_shape.config_of(name, given, width, sizes)
+    config = _eagle_shape.config_of(name, given, width, keys)
     bias = given.params is None or "bias" in given.params["fc"]
-    shape = Shape(config, width, fc_bias=bias, shift=_eagle_shape.shift_of(given, shift))
+    shape = Shape(config, width, fc_bias=bias, shift=_eagle_shape.shift_of(given, keys.shift))
     if given.params is not None:
         _eagle_shape.check(name, target, shape, given.params)
     network = _network.build(

@@ -31,7 +31,6 @@ from specjax.drafters.heads import (
     _rollout,
     _rollout_loss,
 )
-from specjax.drafters.heads._eagle_shape import Sizes
 from specjax.drafters.heads._given import Given
 from specjax.drafters.heads._network import Shape
 from specjax.errors import UserError
@@ -63,13 +62,6 @@ def make(
     fc_norm: bool = False,
     norm_output: bool = False,
     norm_before_residual: bool = False,
-    layers: int = 0,
-    heads: int = 0,
-    kv_heads: int = 0,
-    head_dim: int = 0,
-    inner: int = 0,
-    qk_norm: bool = False,
-    shift: int = 1,
     **shared: Any,
 ) -> Drafter:
     """Drafts with an EAGLE-3 network.
@@ -87,7 +79,6 @@ def make(
         fc_norm: a norm of each tap before they are joined (EAGLE-3.1).
         norm_output: the next slot reads the output after the last norm (EAGLE-3.1).
         norm_before_residual: the residual of the first layer is the normed feature.
-        layers, heads, kv_heads, head_dim, inner, qk_norm, shift: as for ``eagle``.
         shared: the keys of ``EagleKeys``; ``model`` may be a released network (EAGLE-3, SpecForge,
             speculators).
 
@@ -99,10 +90,9 @@ def make(
     flags = dict(zip(SWITCHES, (fc_norm, norm_output, norm_before_residual), strict=True))
     for key, value in flags.items():
         yes_or_no(key, value)
-    sizes = Sizes(layers, heads, kv_heads, head_dim, inner, qk_norm)
     ids, size = _vocabulary(target, given, draft_vocab, draft_ids)
-    shape = _shape(target, given, sizes, _eagle_shape.taps_of(taps), size, flags)
-    shape = dataclasses.replace(shape, shift=_eagle_shape.shift_of(given, shift))
+    shape = _shape(target, given, keys, _eagle_shape.taps_of(taps), size, flags)
+    shape = dataclasses.replace(shape, shift=_eagle_shape.shift_of(given, keys.shift))
     network = _network.build(
         NAME,
         shape,
@@ -130,7 +120,7 @@ def _facts(target: LM, shape: Shape, ids: np.ndarray | None) -> tuple[tuple[str,
 def _shape(
     target: LM,
     given: Given,
-    sizes: Sizes,
+    keys: EagleKeys,
     asked: tuple[int, ...],
     vocab: int,
     flags: dict[str, bool],
@@ -138,13 +128,13 @@ def _shape(
     """The shape of the network; ``asked`` and ``flags`` are the keys. Raises UserError."""
     read, params = given.ends.width, given.params
     if params is None:
-        config = _eagle_shape.config_of(NAME, given, read, sizes)
+        config = _eagle_shape.config_of(NAME, given, read, keys)
         return Shape(config, read, _taps(target, given, asked, None), vocab, **flags)
     kernel = _eagle_shape.matrix(NAME, params, "fc.kernel")
     _eagle_shape.check_width(NAME, kernel[1], target, "embed" in params)
     _eagle_shape.agreed("fc_norm", flags.pop("fc_norm"), "fc_norm" in params)
     shape = Shape(
-        _eagle_shape.config_of(NAME, given, kernel[1], sizes),
+        _eagle_shape.config_of(NAME, given, kernel[1], keys),
         read,
         _taps(target, given, asked, kernel),
         vocab,
@@ -163,8 +153,7 @@ def _taps(
     stored = _eagle_shape.taps_of(given.config.get("taps", ()))
     if asked and stored and asked != stored:
         raise UserError(
-            f"taps are {list(asked)}, and the network in the files reads {list(stored)}; leave "
-            "them out"
+            f"taps are {list(asked)}, and the given network reads {list(stored)}; leave them out"
         )
     layers = _eagle_shape.layers_of(NAME, target)
     taps = asked or stored or _eagle_shape.default_taps(layers)
@@ -194,7 +183,7 @@ def _vocabulary(
     whole("draft_vocab", size, 0)
     stored = given.config.get("draft_ids")
     if draft_ids is not None and stored is not None and not np.array_equal(draft_ids, stored):
-        raise UserError("draft_ids are not those of the network in the files; leave them out")
+        raise UserError("draft_ids are not those of the given network; leave them out")
     ids = _eagle_shape.listed(draft_ids if stored is None else stored)
     if given.params is not None:
         own = _eagle_shape.matrix(NAME, given.params, "head.kernel")[-1]

@@ -94,8 +94,7 @@ def _stored_sizes(params: Params) -> tuple[int, int] | None:
     """(heads, layers)"""
     if params is None:
         return None
-    blocks = params["mlp"]["0"].get("blocks")
-    return len(params["mlp"]), 1 if blocks is None else 1 + blocks["bias"].shape[0]
+    return len(params["mlp"]), 1 + len(params["mlp"]["0"].get("blocks", ()))
 
 
 def _prefix_shape(given: Given, prefix: bool, head_dim: int) -> TransformerConfig | None:
@@ -103,9 +102,7 @@ def _prefix_shape(given: Given, prefix: bool, head_dim: int) -> TransformerConfi
     params = given.params
     if params is not None:
         if prefix and "prefix" not in params:
-            raise UserError(
-                "prefix is set, and the heads in the files have no prefix layer; leave it out"
-            )
+            raise UserError("prefix is set, and the given heads have no prefix layer; leave it out")
         prefix = "prefix" in params
     if not prefix:
         if head_dim:
@@ -142,9 +139,8 @@ def _step(
     head = params.draft["mlp"][str(depth)]
     hidden = _linear(head["skip"], read) + jax.nn.silu(_linear(head["in"], read))
     for layer in range(layers - 1):
-        block = jax.tree.map(lambda x, i=layer: x[i], head["blocks"])
-        hidden = hidden + jax.nn.silu(_linear(block, hidden))
-    last = jax.tree.map(lambda x: x[depth], params.draft["head"])
+        hidden = hidden + jax.nn.silu(_linear(head["blocks"][str(layer)], hidden))
+    last = params.draft["head"][str(depth)]
     return _family.in_float32(_linear(last, hidden)), (feature, path)
 
 
@@ -169,14 +165,12 @@ def _start(
             "skip": {"kernel": skip, "bias": jnp.zeros(size)},
         }
         if layers > 1:
-            mlp[str(head)]["blocks"] = _zeros(layers - 1, size, size)
-    params = {
-        "mlp": mlp,
-        "head": {
-            "kernel": jnp.tile(kernel[None], (heads, 1, 1)),
-            "bias": jnp.zeros((heads, vocab)),
-        },
-    }
+            blocks = {str(layer): _zeros(size, size) for layer in range(layers - 1)}
+            mlp[str(head)]["blocks"] = blocks
+    # Not a stack: taking one head of it copies a matrix of the vocabulary's size, in every draft.
+    # Each has its own buffer: training donates them.
+    last = {str(i): {"kernel": jnp.copy(kernel), "bias": jnp.zeros(vocab)} for i in range(heads)}
+    params = {"mlp": mlp, "head": last}
     return params if prefix is None else params | {"prefix": _prefix.start(prefix, key)}
 
 
@@ -184,5 +178,5 @@ def _linear(params: Params, x: jax.Array) -> jax.Array:
     return x @ params["kernel"] + params["bias"]
 
 
-def _zeros(*shape: int) -> Params:
-    return {"kernel": jnp.zeros(shape), "bias": jnp.zeros((*shape[:-2], shape[-1]))}
+def _zeros(read: int, size: int) -> Params:
+    return {"kernel": jnp.zeros((read, size)), "bias": jnp.zeros(size)}

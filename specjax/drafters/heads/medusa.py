@@ -23,7 +23,7 @@ from specjax import references
 from specjax.checks import whole
 from specjax.drafters._keys import HeadKeys
 from specjax.drafters.heads import _drafter, _family, _given
-from specjax.types import LM, Drafter, ModelParams, Params
+from specjax.types import LM, Drafter, Params
 
 REFERENCE = references.CAI2024MEDUSA
 
@@ -49,32 +49,31 @@ def make(target: LM, *, layers: int = 0, **shared: Any) -> Drafter:
     given = _given.read("medusa", target, keys)
     stored = None if given.params is None else given.params["block"]["bias"].shape[:2]
     heads, layers = _given.sizes(stored, heads=(keys.heads, HEADS), layers=(layers, LAYERS))
+    head = functools.partial(_head, given.ends.unembed)
     family = _family.Heads(
         name="medusa",
         depth=heads,
         begin=_family.begin_with_feature,
-        step=functools.partial(_step, given.ends.unembed, layers),
+        step=functools.partial(_family.step_of, head),
         start=functools.partial(_start, target, heads, layers),
-        independent=True,
+        every=functools.partial(_family.at_all_depths, head),
     )
     return _drafter.build(target, family, keys, given)
 
 
-def _step(
+def _head(
     unembed: Callable[[Params, jax.Array], jax.Array],
-    layers: int,
-    params: ModelParams,
-    feature: jax.Array,
-    depth: Any,
-    tokens: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    block, hidden = jax.tree.map(lambda x: x[depth], params.draft["block"]), feature
-    for layer in range(layers):
+    own: Params,
+    target_params: Params,
+    hidden: jax.Array,
+) -> jax.Array:
+    block = own["block"]
+    for layer in range(block["bias"].shape[0]):
         hidden = hidden + jax.nn.silu(hidden @ block["kernel"][layer] + block["bias"][layer])
     # Some released files have the residual blocks only and share the target's LM head.
-    if "head" not in params.draft:
-        return unembed(params.target, hidden), feature
-    return _family.in_float32(hidden @ params.draft["head"]["kernel"][depth]), feature
+    if "head" not in own:
+        return unembed(target_params, hidden)
+    return _family.in_float32(hidden @ own["head"]["kernel"])
 
 
 def _start(target: LM, heads: int, layers: int, target_params: Params, key: jax.Array) -> Params:

@@ -110,9 +110,7 @@ def _stored(
     flags = (("tie", tie, tied), ("scale_input", scale_input, config.get("scale_input", True)))
     for name, value, stored in flags:
         if value and not stored:
-            raise UserError(
-                f"{name} is set, and the heads in the files do not have it; leave it out"
-            )
+            raise UserError(f"{name} is set, and the given heads do not have it; leave it out")
     return (stages, inner), tied, config.get("scale_input", scale_input)
 
 
@@ -130,11 +128,11 @@ def _step(
 ) -> tuple[jax.Array, jax.Array]:
     """``weight`` is w_e / w_s."""
     own, at = params.draft, 0 if tie else depth
-    into = own["proj_in"] if depth == 0 else own["proj"][0 if tie else depth - 1]
-    state = state @ into + weight * own["emb"][at][tokens]
+    into = own["proj_in"] if depth == 0 else own["proj"][str(0 if tie else depth - 1)]
+    state = state @ into + weight * own["emb"][at, tokens]
     state = _normal(state) * own["ln"]["scale"][at] + own["ln"]["bias"][at]
     state = jax.nn.gelu(state, approximate=False)
-    return _family.in_float32(state @ own["head"][at]), state
+    return _family.in_float32(state @ own["head"][str(at)]), state
 
 
 def _start(
@@ -147,11 +145,17 @@ def _start(
     shapes = {"emb": (stages, vocab, inner), "proj_in": (width, inner)}
     shapes |= {"head": (stages, inner, vocab)} | ({"proj": (after, inner, inner)} if after else {})
     keys = jax.random.split(key, len(shapes))
-    params = {
+    params: Params = {
         name: jax.random.normal(k, shape) / math.sqrt(inner)
         for k, (name, shape) in zip(keys, shapes.items(), strict=True)
     }
+    # Taking one matrix of a stack copies it, in every draft.
+    params |= {name: _apart(params[name]) for name in ("head", "proj") if name in params}
     return params | {"ln": {"scale": jnp.ones((stages, inner)), "bias": jnp.zeros((stages, inner))}}
+
+
+def _apart(stack: jax.Array) -> dict[str, jax.Array]:
+    return {str(index): matrix for index, matrix in enumerate(stack)}
 
 
 def _normal(x: jax.Array) -> jax.Array:

@@ -67,11 +67,11 @@ def make(
     given = _given.read("redrafter", target, keys)
     stored, width = None, given.ends.width
     if given.params is not None:
-        stored = given.params["block"]["bias"].shape
+        block = given.params["block"]
+        stored = len(block), block["0"]["bias"].shape[0]
         if running_sum and "rnn" in given.params:
             raise UserError(
-                "running_sum is set, and the heads in the files have a recurrent network; leave it "
-                "out"
+                "running_sum is set, and the given heads have a recurrent network; leave it out"
             )
         running_sum = "rnn" not in given.params
     layers, inner = _given.sizes(stored, layers=(layers, LAYERS), inner=(inner, 2 * width))
@@ -113,9 +113,9 @@ def _step(
     hidden = jnp.concatenate([feature, past], -1)
     if "input_proj" in own:
         hidden = hidden @ own["input_proj"]["kernel"] + own["input_proj"]["bias"]
-    block = own["block"]
-    for layer in range(block["bias"].shape[0]):
-        hidden = hidden + jax.nn.silu(hidden @ block["kernel"][layer] + block["bias"][layer])
+    for layer in range(len(own["block"])):
+        block = own["block"][str(layer)]
+        hidden = hidden + jax.nn.silu(hidden @ block["kernel"] + block["bias"])
     return _family.in_float32(hidden @ own["head"]["kernel"]), (feature, past)
 
 
@@ -126,7 +126,10 @@ def _start(
     kernel = _family.output_kernel(target, target_params)
     width, vocab = kernel.shape
     params: dict[str, Any] = {
-        "block": {"kernel": jnp.zeros((layers, inner, inner)), "bias": jnp.zeros((layers, inner))},
+        "block": {
+            str(layer): {"kernel": jnp.zeros((inner, inner)), "bias": jnp.zeros(inner)}
+            for layer in range(layers)
+        },
         "head": {"kernel": jnp.zeros((inner, vocab)).at[:width].set(kernel[:inner])},
     }
     if inner != 2 * width:

@@ -93,8 +93,8 @@ def test_errors(tmp_path):
         params=params,
         tree="2x1x1x1",
     )
-    refused("heads is 2, and the heads in the files have 3; leave it out", params=params, heads=2)
-    refused("inner is 5, and the heads in the files have 4; leave it out", params=params, inner=5)
+    refused("heads is 2, and the given heads have 3; leave it out", params=params, heads=2)
+    refused("inner is 5, and the given heads have 4; leave it out", params=params, inner=5)
     refused("inner is -2; it must be a whole number >= 0", inner=-2)
     shared.assert_foreign_is_refused("bpd", TARGET, params)
     shared.assert_files_round_trip("bpd", tmp_path / "heads", heads=2)

@@ -11,6 +11,7 @@ import pytest
 
 from specjax import decode, drafters, step, tree
 from specjax.drafters._growth import Nodes
+from specjax.drafters._keys import EagleKeys
 from specjax.drafters.heads import _eagle_shape, _vocabulary
 from specjax.drafters.heads._family import ends
 from specjax.drafters.heads._given import Given
@@ -147,7 +148,7 @@ def test_config_reaches_the_layers():
     scaling |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
     stored = {"rope_theta": 500.0, "rms_norm_eps": 1e-2, "rope_scaling": scaling, "head_dim": 8}
     given = Given(ends("eagle", shared.TARGET), params, stored)
-    config = _eagle_shape.config_of("eagle", given, shared.TARGET.width, _eagle_shape.Sizes())
+    config = _eagle_shape.config_of("eagle", given, shared.TARGET.width, EagleKeys())
     assert (config.rope_theta, config.norm_eps, config.head_dim) == (500.0, 1e-2, 8)
     assert config.rope_scaling is not None and config.rope_scaling.factor == 8.0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import eagle_cases as shared
 import jax
 import jax.numpy as jnp
@@ -38,7 +40,8 @@ def test_defaults():
         assert _eagle_shape.default_taps(layers) == expected
         assert expected == tuple(sorted(set(expected)))
     assert drafters.make("eagle3", TARGET).taps == (0, 1, 2)
-    assert drafters.make("eagle3", TARGET, taps="2,0").taps == (2, 0)
+    for taps in ("2,0", [2, 0], np.array([2, 0])):
+        assert drafters.make("eagle3", TARGET, taps=taps).taps == (2, 0)
     # All tokens as a draft vocabulary are no draft vocabulary.
     every = drafters.make("eagle3", TARGET, draft_ids=range(shared.VOCAB))
     assert shared.network_of(every).ids is None
@@ -53,6 +56,9 @@ def test_errors_in_keys():
 
     refused("reads the layers \\[0, 3\\], and the target's are 0..2", "eagle3", taps="0,3")
     refused("taps is 'low'; give the numbers of layers", "eagle3", taps="low")
+    refused("taps is 3; give the numbers of layers", "eagle3", taps=np.array(3))
+    refused("taps is 0.5; it must be a whole number", "eagle3", taps=np.array([0.5]))
+    refused("taps is \\[0\\]; it must be a whole number", "eagle3", taps=np.array([[0]]))
     refused("each layer may be named once", "eagle3", taps=(1, 1))
     refused("shift is 2; it must be 1, or 0", "eagle", shift=2)
     refused("heads is 4 and kv_heads 3; heads must be a multiple", "eagle", heads=4, kv_heads=3)
@@ -78,6 +84,8 @@ def test_errors_in_keys():
     for name in ("eagle", "eagle3"):
         refused(f"{name} reads the features of its target, and lm has none", name, without)
         refused("was given gamma=2, a chain, and nodes=4", name, gamma=2, nodes=4)
+        refused("gamma is 0; it must be a whole number >= 1", name, gamma=0)
+        assert drafters.make(name, TARGET, gamma=None).nodes == 32
 
 
 @pytest.mark.fast
@@ -106,12 +114,12 @@ def test_errors_in_parameters():
                     drafters.make(name, TARGET, params=jax.tree.unflatten(tree, changed))
         wider = testing.tiny(layers=3, width=32, vocab_size=shared.VOCAB)[0]
         refused(other_target, params, wider)
-        refused("layers is 2, and the heads in the files have 1", params, layers=2)
-        refused("qk_norm is set, and the network in the files does not", params, qk_norm=True)
+        refused("layers is 2, and the given heads have 1", params, layers=2)
+        refused("qk_norm is set, and the given network does not", params, qk_norm=True)
         refused("has a dtype, in which files are read", params, dtype=jnp.float32)
     more = testing.tiny(layers=3, width=16, vocab_size=shared.VOCAB + 1)[0]
     refused("head has 8 tokens and the vocabulary 9; give draft_ids", params, more)
-    refused("fc_norm is set, and the network in the files does not", params, fc_norm=True)
+    refused("fc_norm is set, and the given network does not", params, fc_norm=True)
     refused("reads features of width 48 in total, and 2 layers", params, taps="0,1")
 
 
@@ -127,17 +135,33 @@ def test_files_hold_what_shapes_do_not_show(tmp_path):
         jax.tree.map(np.testing.assert_array_equal, read.init_params(None), params)
         ids = (shared.network_of(each).ids for each in (read, written))
         np.testing.assert_array_equal(*ids)
-        with pytest.raises(UserError, match="layers is 3, and the heads in the files have"):
+        with pytest.raises(UserError, match="layers is 3, and the given heads have"):
             drafters.make(name, target, model=path, layers=3)
     wider = testing.tiny(layers=3, width=32, vocab_size=shared.VOCAB)[0]
     for number, name in ((0, "eagle"), (3, "eagle3")):
         with pytest.raises(UserError, match="features of width 16, and the target has 32"):
             drafters.make(name, wider, model=tmp_path / str(number))
-    with pytest.raises(UserError, match="taps are \\[0, 1\\], and the network in the files reads"):
+    with pytest.raises(UserError, match="taps are \\[0, 1\\], and the given network reads"):
         drafters.make("eagle3", target, model=tmp_path / "3", taps="0,1")
     flat = testing.tiny(layers=2, width=16, vocab_size=shared.VOCAB)[0]
     with pytest.raises(UserError, match="the target's are 0..1; give other taps"):
         drafters.make("eagle3", flat, model=tmp_path / "3")
+
+
+def test_files_with_two_meanings_are_named(tmp_path, recwarn):
+    """A file of SpecForge with norm_output, which older versions wrote for plain EAGLE-3."""
+    written = random("eagle3")
+    facts = dict(written.training.facts)
+    head_files.write(tmp_path, "eagle3", written.init_params(None), facts, layout="specforge")
+    drafters.make("eagle3", TARGET, model=tmp_path)
+    assert not recwarn.list
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["specjax"]["norm_output"]
+    path.write_text(json.dumps(config | {"norm_output": True}))
+    with pytest.warns(UserWarning, match="norm_output: true is plain EAGLE-3 \\(SpecForge before"):
+        read = drafters.make("eagle3", TARGET, model=tmp_path)
+    assert dict(read.training.facts)["norm_output"] is False
 
 
 def reads_taps(layer: int) -> Drafter:

@@ -18,7 +18,7 @@ from specjax.drafters._growth.plans import BEST_FIRST, Method
 from specjax.drafters._keys import TreeKeys
 from specjax.errors import UserError
 from specjax.testing import cases, loop
-from specjax.types import Context, ModelParams
+from specjax.types import Context, ModelParams, Output
 
 TARGET, TABLE = testing.tabular(head_cases.VOCAB), cases.table(0, head_cases.VOCAB)
 
@@ -51,6 +51,57 @@ def test_exact_law(name, keys, rule):
         drafter = cases.random_heads(name, target, table, heads=2, **own, **keys)
         params = ModelParams(table, drafter.init_params(None))
         assert shared.law_error(drafter, rule, target, params) < shared.EXACT
+
+
+KERNELS = [
+    ("medusa", {}),
+    ("bpd", {}),
+    ("hydra", {"layers": 2, "heads": 2}),
+    ("mlp_speculator", {"heads": 3}),
+    ("redrafter", {"tree": "chain:3"}),
+    ("redrafter", {"top_k": 2, "depth": 3}),
+    ("eagle", {"gamma": 2}),
+    ("eagle3", {"nodes": 4, "depth": 2, "top_k": 2}),
+]
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(("name", "keys"), KERNELS, ids=str)
+def test_no_kernel_is_copied(name, keys):
+    """A draft reads every matrix of the parameters in place: it takes no part of a stack."""
+    target, params = testing.tiny(layers=1, width=32, vocab_size=97)
+    training = drafters.make(name, target, **keys).training
+
+    def draft(params):
+        own = training.start(params, jax.random.key(0))
+        drafter = drafters.make(name, target, params=own, **keys)
+        context = Context(jnp.zeros((1, 8), jnp.int32), jnp.full(1, 4), sampling.make_sampling(1))
+        hidden = jnp.zeros((1, 3, 32))
+        out = Output(jnp.zeros((1, 0, 97)), hidden, (hidden,) * len(drafter.taps))
+        pair, keys_of_row = (
+            ModelParams(params, own),
+            rng.RowKeys(rng.row_keys(0, 1), 0, jnp.ones(1)),
+        )
+        state = drafter.init(pair, context, out, 8)
+        return jax.make_jaxpr(drafter.propose)(pair, keys_of_row, context, state)
+
+    parts = [
+        (each.outvars[0].aval.size, each.invars[0].aval.size)
+        for each in equations(draft(params))
+        if each.primitive.name in ("slice", "dynamic_slice", "gather")
+    ]
+    assert parts and not [size for size, whole in parts if 32 * 32 <= size < whole]
+
+
+def equations(program):
+    """Those of a jaxpr and of all jaxprs inside it."""
+    program = getattr(program, "jaxpr", program)
+    for each in getattr(program, "eqns", ()):
+        yield each
+        for inner in jax.tree.leaves(
+            tuple(each.params.values()), is_leaf=lambda x: hasattr(x, "jaxpr")
+        ):
+            yield from equations(inner)
 
 
 def marginal_tree(log_probs, nodes, **keys):

@@ -72,8 +72,8 @@ def test_errors():
         params=params,
         tree="2x1x1x1",
     )
-    refused("heads is 2, and the heads in the files have 3; leave it out", params=params, heads=2)
-    refused("layers is 2, and the heads in the files have 1; leave it out", params=params, layers=2)
+    refused("heads is 2, and the given heads have 3; leave it out", params=params, heads=2)
+    refused("layers is 2, and the given heads have 1; leave it out", params=params, layers=2)
     refused("prefix is 1; it must be True or False", prefix=1)
     refused("head_dim is 2 and belongs to a prefix layer; leave it out, or set prefix", head_dim=2)
     shared.assert_foreign_is_refused("hydra", TARGET, params)

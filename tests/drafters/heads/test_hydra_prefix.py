@@ -155,7 +155,7 @@ def test_conformance(tree, rule):
     assert report.passed, str(report)
 
 
-NO_HEAD_DIM = "do not hold the width of the prefix layer's attention heads; give head_dim"
+NO_HEAD_DIM = "do not show the width of the prefix layer's attention heads; give head_dim"
 
 
 @pytest.mark.fast
@@ -189,8 +189,8 @@ def test_files_hold_what_shapes_do_not_show(tmp_path):
     refused("hidden_state_offset is 1; only heads on the last feature can be read", "deeper")
     write("text", {"head_dim": "wide"})
     refused("head_dim is 'wide'; it must be a positive integer", "text")
-    refused("head_dim is 4, and the heads in the files have 2; leave it out", "plus", head_dim=4)
-    refused("prefix is set, and the heads in the files have no prefix", "plain", prefix=True)
+    refused("head_dim is 4, and the given heads have 2; leave it out", "plus", head_dim=4)
+    refused("prefix is set, and the given heads have no prefix", "plain", prefix=True)
 
 
 @pytest.mark.fast

@@ -106,8 +106,8 @@ def test_errors_in_keys():
         params=params,
         tree="2x1x1x1",
     )
-    refused("heads is 2, and the heads in the files have 3; leave it out", params=params, heads=2)
-    refused("layers is 2, and the heads in the files have 1; leave it out", params=params, layers=2)
+    refused("heads is 2, and the given heads have 3; leave it out", params=params, heads=2)
+    refused("layers is 2, and the given heads have 1; leave it out", params=params, layers=2)
     refused("heads is -1; it must be a whole number >= 0", heads=-1)
     kinds = "without_replacement, iid, top_k"
     refused(f"siblings is 'beam'; it must be one of {kinds}", params=params, siblings="beam")

@@ -32,11 +32,11 @@ def plain(params, stages, scale_input):
         s = rms_normal(feature) / math.sqrt(2) if scale_input else feature
         for i, token in enumerate(since):
             at = 0 if tied else i
-            w = p["proj_in"] if i == 0 else p["proj"][0 if tied else i - 1]
+            w = p["proj_in"] if i == 0 else p["proj"][str(0 if tied else i - 1)]
             y = rms_normal(s @ w + w_e / w_s * p["emb"][at, token])
             y = y * p["ln"]["scale"][at] + p["ln"]["bias"][at]
             s = y * (1 + ERF(y / math.sqrt(2))) / 2
-        return s @ p["head"][0 if tied else len(since) - 1]
+        return s @ p["head"][str(0 if tied else len(since) - 1)]
 
     return read
 
@@ -48,7 +48,8 @@ def test_forward_is_the_formula(tie, scale_input):
     keys = {"heads": 3, "tie": tie, "scale_input": scale_input}
     params = cases.random_heads("mlp_speculator", TARGET, TABLE, inner=4, **keys).init_params(None)
     assert params["emb"].shape == ((1 if tie else 3), shared.VOCAB, 4)
-    assert params["proj"].shape == ((1 if tie else 2), 4, 4)
+    proj = {str(i): (4, 4) for i in range(1 if tie else 2)}
+    assert jax.tree.map(jnp.shape, params["proj"]) == proj
     tokens = shared.text()
     result = shared.logits_along("mlp_speculator", TARGET, TABLE, params, tokens, **keys)
     read = plain(params, 3, scale_input)
@@ -69,8 +70,9 @@ def test_half_of_the_state_is_left_after_all_stages(n, monkeypatch):
     width = shared.VOCAB
     axes, eye = jnp.eye(width), jnp.tile(jnp.eye(width), (n, 1, 1))
     ln = {"scale": jnp.ones((n, width)), "bias": jnp.zeros((n, width))}
-    params = {"emb": eye, "proj_in": axes, "head": eye, "ln": ln} | (
-        {"proj": eye[1:]} if n > 1 else {}
+    apart = {str(i): axes for i in range(n)}
+    params = {"emb": eye, "proj_in": axes, "head": apart, "ln": ln} | (
+        {"proj": {key: apart[key] for key in list(apart)[:-1]}} if n > 1 else {}
     )
     heads = shared.heads_of("mlp_speculator", TARGET, params=params, scale_input=True)
     pair = ModelParams(TABLE, params)
@@ -116,9 +118,7 @@ def test_files_hold_what_shapes_do_not_show(tmp_path, tie):
     head_files.write(tmp_path / "plain", "mlp_speculator", params, {"n_predict": 4})
     plain = drafters.make("mlp_speculator", target, model=tmp_path / "plain")
     assert not dict(plain.training.facts)["scale_input"]
-    with pytest.raises(
-        UserError, match="scale_input is set, and the heads in the files do not have it"
-    ):
+    with pytest.raises(UserError, match="scale_input is set, and the given heads do not have it"):
         drafters.make("mlp_speculator", target, model=tmp_path / "plain", scale_input=True)
 
 
@@ -134,10 +134,10 @@ def test_errors():
     refused(
         "the tree is 4 levels deep and mlp_speculator has 3 heads", params=params, tree="2x1x1x1"
     )
-    refused("heads is 2, and the heads in the files have 3; leave it out", params=params, heads=2)
-    refused("inner is 5, and the heads in the files have 4; leave it out", params=params, inner=5)
+    refused("heads is 2, and the given heads have 3; leave it out", params=params, heads=2)
+    refused("inner is 5, and the given heads have 4; leave it out", params=params, inner=5)
     refused(
-        "tie is set, and the heads in the files do not have it; leave it out",
+        "tie is set, and the given heads do not have it; leave it out",
         params=params,
         tie=True,
     )

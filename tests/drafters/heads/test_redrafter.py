@@ -37,9 +37,8 @@ def formula(params, embedding):
         z = np.concatenate([feature, state])
         if "input_proj" in params:
             z = z @ params["input_proj"]["kernel"] + params["input_proj"]["bias"]
-        for kernel, bias in zip(*params["block"].values(), strict=True):
-            kernel, bias = (kernel, bias) if kernel.ndim == 2 else (bias, kernel)
-            z = z + shared.silu(z @ kernel + bias)
+        for block in params["block"].values():
+            z = z + shared.silu(z @ block["kernel"] + block["bias"])
         return z @ params["head"]["kernel"]
 
     return read
@@ -158,9 +157,9 @@ def test_keys():
     params = cases.random_heads("redrafter", TARGET, TABLE).init_params(None)
     refused = [
         ({}, "redrafter has no heads yet; give model=, a directory of trained ones"),
-        ({"params": params, "layers": 3}, "layers is 3, and the heads in the files have 2"),
-        ({"params": params, "inner": 9}, "inner is 9, and the heads in the files have 10"),
-        ({"params": params, "running_sum": True}, "running_sum is set, and the heads in the files"),
+        ({"params": params, "layers": 3}, "layers is 3, and the given heads have 2"),
+        ({"params": params, "inner": 9}, "inner is 9, and the given heads have 10"),
+        ({"params": params, "running_sum": True}, "running_sum is set, and the given heads"),
         ({"running_sum": 1}, "running_sum is 1; it must be True or False"),
         ({"heads": -1}, "heads is -1; it must be a whole number >= 0"),
         ({"nodes": 4, "depth": 5}, "nodes is 4 and depth is 5, so no path of 5 tokens fits"),
@@ -179,7 +178,7 @@ def test_files_round_trip(sizes, tmp_path):
     assert drafters.make("redrafter", target, model=tmp_path).longest == 3
     assert drafters.make("redrafter", target, model=tmp_path, heads=4).longest == 4
     if sizes == "rnn":
-        with pytest.raises(UserError, match="running_sum is set, and the heads in the files"):
+        with pytest.raises(UserError, match="running_sum is set, and the given heads"):
             drafters.make("redrafter", target, model=tmp_path, running_sum=True)
 
 
