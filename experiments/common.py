@@ -1,11 +1,18 @@
-"""What the studies share: a model shape, and the record of the machine and its load."""
+"""What the studies share: a model shape, options, the record of the machine and its load."""
 
 from __future__ import annotations
 
+import argparse
+import datetime
 import os
+import shlex
 import time
+from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+from specjax.bench.results import machine
 from specjax.models.transformer_config import TransformerConfig
 
 # The shape of GPT-2. Without an end-of-sequence token, so that no text stops early.
@@ -48,6 +55,28 @@ def _other_processes() -> float:
         int, Path("/proc/stat").read_text().split("\n")[0].split()[1:]
     )
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK") - time.process_time()
+
+
+def options(script: str, description: str | None) -> argparse.ArgumentParser:
+    """A parser with ``--out``: by default results.json beside the script."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    default = Path(script).with_name("results.json")
+    parser.add_argument("--out", type=Path, default=default, help="path of the results")
+    return parser
+
+
+def record(script: str, argv: Sequence[str], stopwatch: Stopwatch) -> dict[str, Any]:
+    """The command, the date, the machine with its load, and the versions."""
+    command = f"experiments/{Path(script).parent.name}/{Path(script).name}"
+    return {
+        "command": shlex.join(["python", command, *argv]),
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(),
+        "others_cpu": stopwatch.others_cpu,
+        "versions": {name: version(name) for name in ("specjax", "jax")},
+    }
 
 
 def without_folder(argument: str) -> str:

@@ -111,6 +111,7 @@ def train(
     config=None,
     examine=None,
     rewrite=None,
+    held_out_loss=None,
     eval_batches=None,
     log_every=4,
     eval_every=10,
@@ -131,6 +132,7 @@ def train(
         eval_batches,
         examine,
         rewrite,
+        held_out_loss,
     )
     schedule = Schedule(steps, log_every, eval_every, checkpoint_every, examine_every)
     config = {"a": 1} if config is None else config

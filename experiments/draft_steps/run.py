@@ -18,26 +18,20 @@ Medians over loops that run in turns and whose iterations depend on each other. 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import datetime
 import functools
-import shlex
 import statistics
 import sys
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.common import GPT2, Stopwatch
+from experiments.common import GPT2, Stopwatch, options, record
 from experiments.draft_cost.run import ROOM, passes
 from experiments.loops import Loop, clock, repeat, tie
 from specjax import drafters, rng, sampling, tree
-from specjax.bench.results import machine
 from specjax.drafters._growth import Nodes
 from specjax.drafters._growth.plans import Fixed
 from specjax.files import write_json
@@ -180,25 +174,16 @@ def measure(length: int, iterations: int, samples: int, small: bool = False) -> 
 
 def main(argv: list[str]) -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__file__, __doc__)
     add = parser.add_argument
     add("--length", type=int, default=512, help="tokens of the text")
     add("--turns", type=int, default=8, help="rounds in a loop")
     add("--samples", type=int, default=9, help="loops of each kind")
     add("--small", action="store_true", help="a tiny model, for a test")
-    add("--out", type=Path, default=Path(__file__).with_name("results.json"))
     args = parser.parse_args(argv)
     stopwatch = Stopwatch()
     result = measure(args.length, args.turns, args.samples, args.small)
-    result |= {
-        "command": shlex.join(["python", "experiments/draft_steps/run.py", *argv]),
-        "date": datetime.date.today().isoformat(),
-        "machine": machine(),
-        "others_cpu": stopwatch.others_cpu,
-        "versions": {name: version(name) for name in ("specjax", "jax")},
-    }
+    result |= record(__file__, argv, stopwatch)
     write_json(args.out, result)
     for row in result["rows"]:
         cells = " ".join(

@@ -13,26 +13,20 @@ machine.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import datetime
 import functools
-import shlex
 import statistics
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.common import Stopwatch
+from experiments.common import Stopwatch, options, record
 from experiments.loops import Loop, clock
 from specjax import drafters
-from specjax.bench.results import machine
 from specjax.drafters.heads import _rollout_loss
 from specjax.files import write_json
 from specjax.models import lm
@@ -120,28 +114,19 @@ def measure(config: TransformerConfig, rows: int, length: int, samples: int) -> 
 
 def main(argv: list[str]) -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__file__, __doc__)
     add = parser.add_argument
     add("--rows", type=int, default=2, help="rows of a batch")
     add("--length", type=int, default=128, help="tokens of a row")
     add("--samples", type=int, default=5, help="steps of each kind")
     add("--small", action="store_true", help="a tiny model, for a test")
-    add("--out", type=Path, default=Path(__file__).with_name("results.json"))
     args = parser.parse_args(argv)
     stopwatch, config = Stopwatch(), TARGET
     if args.small:
         tiny = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "head_dim": 4}
         config = dataclasses.replace(config, num_layers=3, num_heads=4, num_kv_heads=4, **tiny)
     result = measure(config, args.rows, args.length, args.samples)
-    result |= {
-        "command": shlex.join(["python", "experiments/head_training/run.py", *argv]),
-        "date": datetime.date.today().isoformat(),
-        "machine": machine(),
-        "others_cpu": stopwatch.others_cpu,
-        "versions": {name: version(name) for name in ("specjax", "jax")},
-    }
+    result |= record(__file__, argv, stopwatch)
     write_json(args.out, result)
     print(f"the target's forward {result['forward_ms']:.0f} ms")
     for row in result["rows"]:

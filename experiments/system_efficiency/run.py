@@ -19,20 +19,18 @@ idle machine.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import shlex
 import statistics
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from experiments.common import GPT2, Stopwatch
+from experiments.common import GPT2, Stopwatch, options
 from specjax import accept, drafters
 from specjax.bench import measuring, results, summaries, timing
 from specjax.bench.passes import Job, Method
@@ -139,9 +137,7 @@ def show(rows: Sequence[dict], others_cpu: float) -> None:
 
 def main(argv: Sequence[str]) -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__file__, __doc__)
     add = parser.add_argument
     add("--gammas", type=int, nargs="+", default=[1, 2, 4, 8])
     add("--rates", type=float, nargs="+", default=[0.3, 0.6, 0.8, 0.95])
@@ -149,7 +145,6 @@ def main(argv: Sequence[str]) -> None:
     add("--prompts", type=int, default=2)
     add("--repeats", type=int, default=3)
     add("--small", action="store_true", help="tiny models, for a test")
-    add("--out", type=Path, default=Path(__file__).with_name("results.json"))
     args = parser.parse_args(argv)
 
     timing.MIN_SECONDS = SMALL_SAMPLE_SECONDS if args.small else SAMPLE_SECONDS

@@ -26,7 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from experiments.common import Stopwatch, without_folder
+from experiments.common import Stopwatch, options, without_folder
 from specjax.bench.results import machine
 from specjax.files import write_json
 
@@ -108,20 +108,16 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main(argv: list[str]) -> None:
     """Entry point. Arguments that the parser does not know go to both runs."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__file__, __doc__)
     add = parser.add_argument
     add("--quickstart", default="runs/quickstart", help="workdir of the quickstart")
     add("--stories", default="", help="directory of stories260K")
     add("--text", default="", help="file with beginnings of stories, one per line")
     add("--corpus", default="", help=".txt or .jsonl of other stories, for datastore and tables")
     add("--only", default="", choices=("", "quickstart", "stories260K"))
-    add("--out", default=str(Path(__file__).with_name("results.json")))
     args, flags = parser.parse_known_args(argv)
-    out = Path(args.out)
     result: dict[str, Any] = (
-        json.loads(out.read_text()) if args.only and out.exists() else {"targets": {}}
+        json.loads(args.out.read_text()) if args.only and args.out.exists() else {"targets": {}}
     )
     script = ["python", "experiments/training_free/run.py"]
     result["command"] = shlex.join([*script, *map(without_folder, argv)])
@@ -129,7 +125,7 @@ def main(argv: list[str]) -> None:
         result["targets"]["quickstart"] = measure(Path(args.quickstart), flags)
     if args.stories and args.only != "quickstart":
         result["targets"]["stories260K"] = measure_stories(args, flags)
-    write_json(out, result)
+    write_json(args.out, result)
     for name, target in result["targets"].items():
         print(f"\n{name}\n{table(target['rows'])}")
 

@@ -20,18 +20,16 @@ file. Run it on an idle machine: ``others_cpu`` is the share of it that other pr
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import datetime
 import shlex
 import statistics
 import sys
 from importlib.metadata import version
-from pathlib import Path
 
 import numpy as np
 
-from experiments.common import GPT2, Stopwatch
+from experiments.common import GPT2, Stopwatch, options
 from experiments.loops import Loop, clock, forward
 from experiments.tree_cost import parts
 from experiments.tree_cost.parts import RULES
@@ -109,9 +107,7 @@ def show(measured: dict, others_cpu: float) -> None:
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__file__, __doc__)
     add = parser.add_argument
     add("--batch", type=int, default=1)
     add("--tree", default="4x3x2x1", help="see specjax.topology.shapes.parse; default: 64 nodes")
@@ -119,7 +115,6 @@ def main() -> None:
     add("--turns", type=int, default=4, help="passes in a loop of forwards; 10 times for parts")
     add("--repeats", type=int, default=9)
     add("--layers", type=int, default=TARGET.num_layers)
-    add("--out", type=Path, default=Path(__file__).with_name("results.json"))
     args = parser.parse_args()
 
     config, tree = dataclasses.replace(TARGET, num_layers=args.layers), shapes.parse(args.tree)

@@ -36,7 +36,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from experiments.common import Stopwatch
+from experiments.common import Stopwatch, options
 from experiments.tree_search.study import Options, study
 from specjax.bench.passes import Job
 from specjax.bench.results import machine
@@ -121,9 +121,7 @@ def show(measured: dict) -> None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__file__, __doc__)
     add = parser.add_argument
     add("--target", help="directory of the target; default: the quickstart's pair")
     add("--draft", help="directory of the draft model")
@@ -141,7 +139,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--k-ary", nargs="+", default=["2x2", "2x2x2", "4x4"])
     add("--repeats", type=int, default=5)
     add("--seed", type=int, default=0)
-    add("--out", type=Path, default=Path(__file__).with_name("results.json"))
     return parser.parse_args(argv)
 
 

@@ -48,7 +48,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.common import Stopwatch, without_folder
+from experiments.common import Stopwatch, options, without_folder
 from experiments.vs_transformers import sides
 from experiments.vs_transformers.models import Pair, constructed, stories
 from specjax.bench.results import machine
@@ -157,9 +157,7 @@ def table(result: dict) -> str:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__file__, __doc__)
     add = parser.add_argument
     add("--passes", type=int, default=3, help="times that every method decodes all prompts")
     add("--new", type=int, default=48, help="new tokens per prompt (stories: twice as many)")
@@ -168,7 +166,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--device", default="", help="of torch; default: cuda if there is one (not of jax)")
     add("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     add("--small", action="store_true", help="tiny shapes, for a test")
-    add("--out", type=Path, default=Path(__file__).with_name("results.json"))
     return parser.parse_args(argv)
 
 

@@ -68,6 +68,7 @@ class PromptSource:
     data_dir: str = ""  # where the corpus of "stdlib" is; "" = the data folder beside the target
     seed: int = 0  # chooses the lines of "stdlib"
     first_turns: bool = False  # only these are prompts, not every turn of a conversation
+    section: str = "config"  # where these keys are; for messages
 
 
 # Decodes the prompts of a turn: prompts -> new token ids.
@@ -96,8 +97,7 @@ def read(
         count = (source.num_prompts or STDLIB_PROMPTS) + extra
         every = _held_out(source, target, count, context or source.prompt_tokens)
         return PromptSet(STDLIB, every[: len(every) - extra], every[len(every) - extra :])
-    where = f"config.prompts: {Path(name).expanduser()}"
-    conversations, measured = _conversations(source, name, where)
+    conversations, measured = _conversations(source, name)
     every = _all_turns(source, target, conversations, answer)
     prompts, others = (
         [p for p in every if (p.question in measured) == wanted] for wanted in (True, False)
@@ -109,7 +109,8 @@ def read(
         prompts = [p for p in prompts if len(p.ids) == context]
     if not prompts:
         raise UserError(
-            f"{where}: no prompt has {context} tokens; ask for fewer in config.grid.contexts"
+            f"{_where(source, name)}: no prompt has {context} tokens; ask for fewer in "
+            "config.grid.contexts"
         )
     return PromptSet(None if source.text else _label(name, source.names), prompts, others)
 
@@ -143,8 +144,7 @@ def check(source: PromptSource, name: str, batch_size: int) -> None:
     if name == STDLIB:
         count, what = source.num_prompts or STDLIB_PROMPTS, "prompts"
     else:
-        where = f"config.prompts: {Path(name).expanduser()}"
-        conversations, measured = _conversations(source, name, where)
+        conversations, measured = _conversations(source, name)
         if source.chat and all(each.completion for each in conversations):
             raise _no_template(source)
         turns = [len(each.turns) for each in conversations if each.id in measured]
@@ -155,14 +155,16 @@ def check(source: PromptSource, name: str, batch_size: int) -> None:
         )
 
 
-def _conversations(
-    source: PromptSource, name: str, where: str
-) -> tuple[list[Conversation], set[str | int]]:
+def _where(source: PromptSource, name: str) -> str:
+    return f"{source.section}.prompts: {Path(name).expanduser()}"
+
+
+def _conversations(source: PromptSource, name: str) -> tuple[list[Conversation], set[str | int]]:
     """The conversations, and the ids of those that are measured; the others are learnt from."""
     if source.text:
         every = [Conversation(1, None, (source.text,))]
     else:
-        every = prompt_files.read(Path(name).expanduser(), where, source.kind)
+        every = prompt_files.read(Path(name).expanduser(), _where(source, name), source.kind)
     every = [each._replace(turns=each.turns[: 1 if source.first_turns else None]) for each in every]
     extra = source.warm_prompts
     if source.num_prompts:
@@ -231,7 +233,7 @@ def _template(source: PromptSource, target: hf.Loaded, conversations: Sequence[C
 
 def _no_template(source: PromptSource) -> UserError:
     return UserError(
-        f"config.chat is {source.chat!r}, and these prompts are texts to be continued; "
+        f"{source.section}.chat is {source.chat!r}, and these prompts are texts to be continued; "
         "a template does not fit"
     )
 
@@ -295,6 +297,4 @@ def _held_out(source: PromptSource, target: hf.Loaded, count: int, tokens: int) 
     texts = [text for _, text in corpora.load_texts(source.data_dir or str(beside), "test")]
     ids = token_streams.held_out_prompts(texts, target.tokenizer, count, tokens - head, source.seed)
     ids = [_cut(source, target, each) for each in ids]
-    return [
-        Prompt(target.tokenizer.decode(each), each, None, number) for number, each in enumerate(ids)
-    ]
+    return [Prompt(target.tokenizer.decode(each), each, None, n) for n, each in enumerate(ids)]

@@ -27,6 +27,8 @@ def ids_of(
         vocab = len(t2d)
     if d2t is not None:
         ids = _tokens(where, d2t, t2d, width)
+        if vocab != width and not np.any(d2t):
+            _check_zeros(where, t2d, width)
     elif t2d is not None:
         ids = np.flatnonzero(t2d)
         if len(ids) != width:
@@ -96,6 +98,16 @@ def _tokens(where: object, d2t: np.ndarray, t2d: np.ndarray | None, width: int) 
             f"{where}: d2t holds token ids; it must hold offsets, the token id minus the index"
         )
     return offsets + np.arange(width)
+
+
+def _check_zeros(where: object, t2d: np.ndarray | None, width: int) -> None:
+    """Raises UserError unless t2d too marks the first tokens: an unset d2t is all zeros."""
+    if t2d is None or not np.array_equal(np.flatnonzero(t2d), np.arange(width)):
+        wrong = "there is no t2d" if t2d is None else "t2d marks others"
+        raise UserError(
+            f"{where}: d2t is all zeros, which means the first {width} tokens, and {wrong}; copy "
+            "both tensors from the program that trained the heads"
+        )
 
 
 def _check_tokens(where: object, ids: np.ndarray, vocab: int | None) -> None:

@@ -40,8 +40,13 @@ Leaves = dict[tuple, np.ndarray]
 def split_maps(path: Path, kind: str, tensors: Tensors) -> tuple[Tensors, dict[str, np.ndarray]]:
     """(tensors under the names of the table, the tensors d2t and t2d).
 
-    Raises UserError for EAGLE-3 heads read as EAGLE-1, and the reverse.
+    Raises UserError for EAGLE-3 heads read as EAGLE-1, the reverse, and for a target.
     """
+    if eagle_layouts.is_whole_model(tensors):
+        raise UserError(
+            f"{path} is a whole model, not {kind} heads; give a directory of {kind} heads that "
+            "were trained for such a model"
+        )
     clean = eagle_layouts.clean_names(tensors)
     if len(clean) < sum(not name.endswith("rotary_emb.inv_freq") for name in tensors):
         raise UserError(f'{path} has tensors with and without "model." in front; copy it again')

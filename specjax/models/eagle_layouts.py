@@ -155,6 +155,14 @@ def is_eagle3(names: Collection[str]) -> bool:
     return any(name.endswith(".hidden_norm.weight") for name in names)
 
 
+def is_whole_model(names: Collection[str]) -> bool:
+    """Whether these are the names of a language model: a head has fc, or no embedding and norm."""
+    own = {re.sub(r"^(model|transformer)\.", "", name) for name in names}
+    llama = {"embed_tokens.weight", "norm.weight", "layers.0.input_layernorm.weight"} <= own
+    gpt2 = {"wte.weight", "wpe.weight", "ln_f.weight"} <= own
+    return (llama or gpt2) and "fc.weight" not in own and not is_eagle3(own)
+
+
 def _embedding(parts: Parts) -> Layout:
     if not parts.embed:
         return {}

@@ -44,9 +44,9 @@ def evaluator(
 def mean(records: Sequence[dict]) -> dict[str, float]:
     """Means over the records, weighted by their value "weight" where they have one.
 
-    Where "weight" is a dict, each value has its own weights (equal ones if it is not named), and
-    "loss" is the sum of the means of "terms" (see ``objectives``). The metrics "scale" and
-    "uniform" become "loss_per_token" and "uniform_per_token", quotients of means.
+    Where "weight" is a dict, each value has its own weights (equal ones if it is not named). Where
+    there are "terms", "loss" is the sum of their means (see ``objectives``). The metrics "scale"
+    and "uniform" become "loss_per_token" and "uniform_per_token", quotients of means.
     """
     names = [name for name in records[0] if name not in ("weight", "terms")]
     values = {name: _average(records, name, [record[name] for record in records]) for name in names}

@@ -45,6 +45,8 @@ class Task(NamedTuple):
     # Of parameters, on the host; logged as heldout_*, not at every evaluation (see ``Schedule``).
     examine: Callable[[Any], dict[str, float]] | None = None
     rewrite: Rewrite | None = None  # changes each batch before the update; is compiled
+    # Of ``eval_batches``: without the noise that ``loss`` adds in training. None: ``loss``.
+    held_out_loss: Loss | None = None
 
 
 def train(
@@ -79,7 +81,9 @@ def train(
             "keep 'last', or give text to evaluate on"
         )
     placement = place(settings.devices)
-    programs = compile_programs(task.loss, task.rewrite, optimiser, settings, placement)
+    programs = compile_programs(
+        task.loss, task.held_out_loss, task.rewrite, optimiser, settings, placement
+    )
     state = update.fresh(task.params, optimiser, settings.ema)
     state = jax.device_put(state, placement.everywhere)
     _check_rows(task.batches, settings.accumulate, placement.devices)

@@ -2,11 +2,12 @@
 
 A loss is ``loss(params, target_params, Batch, key) -> (scalar, metrics)``; the metric "weight" is
 the number of labels in its mean. A new objective is a new function with this signature; heads
-define their own (``Training.loss``).
+define their own (``Training.loss``). If metrics have other labels than the loss, "weight" is a
+dict: the number of labels of "loss" and of every metric. So each is averaged over its own labels,
+however a batch is divided.
 
 A loss that is a sum of means over different labels has them in the metric "terms", {name: f32[]},
-whose sum is the scalar; "weight" is then a dict too, with the number of labels of every term and
-every other metric. So each term is averaged over its own labels, however a batch is divided.
+whose sum is the scalar; "weight" is then a dict too, which has the number of labels of every term.
 
 Two metrics explain the size of a loss. "uniform" is the loss of a guess that gives all tokens the
 same probability (log V for a cross-entropy, V tokens in the vocabulary). "scale" is what the loss
@@ -149,9 +150,11 @@ def joint_loss(
                 jax.lax.stop_gradient(_logits(target, target_params, batch)), ours, mask
             )
         value, metrics = heads_loss(params["draft"], params["target"], batch, key, **weights)
-        count = metrics.pop("weight")
+        counts = metrics.pop("weight")
+        if not isinstance(counts, dict):
+            counts = dict.fromkeys(("loss", *metrics), counts)
         metrics = {**metrics, "heads": value}
-        counts = dict.fromkeys(metrics, count) | {"language": _weight(mask, labels)}
+        counts |= {"heads": counts["loss"], "language": _weight(mask, labels)}
         terms = {"language": own, "heads": heads * value}
         metrics |= {"language": own, "terms": terms, "weight": counts}
         return terms["language"] + terms["heads"], metrics

@@ -55,12 +55,17 @@ class Programs(NamedTuple):
 
 def compile_programs(
     loss: Loss,
+    held_out_loss: Loss | None,
     rewrite: Rewrite | None,
     optimiser: Optimiser,
     settings: Settings,
     placement: Placement,
 ) -> Programs:
-    """The programs of a run; they are compiled at their first call."""
+    """The programs of a run; they are compiled at their first call.
+
+    ``held_out_loss`` is evaluated; None: ``loss``.
+    """
+    evaluated = update.in_precision(held_out_loss or loss, settings.precision)
     loss = update.in_precision(loss, settings.precision)
     if rewrite is not None:
         rewrite = update.in_precision(rewrite, settings.precision)
@@ -71,5 +76,5 @@ def compile_programs(
     if settings.ema:
         averaged = jax.jit(functools.partial(averaged, ema=settings.ema))
     return Programs(
-        rewrite, advance, averaged, evaluator(loss, placement.batch), optimiser.schedule
+        rewrite, advance, averaged, evaluator(evaluated, placement.batch), optimiser.schedule
     )

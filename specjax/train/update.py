@@ -88,7 +88,7 @@ def whole_weights(loss: Loss, params, target_params, parts: Batch, keys: jax.Arr
 
 
 def _weights(metrics: dict) -> Any:
-    """The metric "weight": f32[], or one for every term and metric; 1 if there is none."""
+    """The metric "weight": f32[], or one for each term or the loss and each metric; default 1."""
     return jax.tree.map(jnp.float32, metrics.get("weight", 1.0))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 
+import jax
 import numpy as np
 import pytest
 from eagle_file_cases import (
@@ -24,7 +25,8 @@ from eagle_file_cases import (
     store,
 )
 
-from specjax.models import eagle_shape, head_files
+from specjax.models import eagle_shape, head_files, hf, lm
+from specjax.models.transformer_config import TransformerConfig
 
 pytestmark = pytest.mark.fast
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -71,6 +73,27 @@ def test_wrong_tensors(tmp_path):
     assert_refused("such a directory has model.safetensors or pytorch_model.bin", tmp_path / "c")
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_target_is_no_head(tmp_path, family):
+    shape = TransformerConfig(
+        vocab_size=V,
+        hidden_size=D,
+        intermediate_size=16,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=4,
+        max_positions=32,
+        family=family,
+        attention_bias=family == "gpt2",
+        mlp_bias=family == "gpt2",
+    )
+    hf.save(tmp_path / "model", shape, lm.init_params(shape, jax.random.key(0)))
+    for kind in ("eagle", "eagle3"):
+        match = f"is a whole model, not {kind} heads; give a directory of {kind} heads"
+        assert_refused(match, tmp_path, kind)
+
+
 def test_wrong_draft_vocabularies(tmp_path):
     def refused(match, config=SPECFORGE, **changes):
         tensors = {k: x for k, x in (released_eagle3() | changes).items() if x is not None}
@@ -97,6 +120,13 @@ def test_wrong_draft_vocabularies(tmp_path):
         "t2d marks a vocabulary of 20 tokens, and the other tensors have 21",
         **{"embed_tokens.weight": embedding},
     )
+    # A buffer that was never filled; it is right only if t2d agrees, or for all tokens.
+    zeros = {"d2t": np.zeros(W, np.int64)}
+    refused("d2t is all zeros, which means the first 6 tokens, and t2d marks others", **zeros)
+    refused("d2t is all zeros, .*, and there is no t2d; copy both", **zeros, t2d=None)
+    first = released_eagle3() | zeros | {"t2d": np.arange(V) < W}
+    head = head_files.read(store(tmp_path, first, SPECFORGE), "eagle3")
+    np.testing.assert_array_equal(head.config["draft_ids"], np.arange(W))
     # One of the two is enough.
     for missing in ("d2t", "t2d"):
         tensors = released_eagle3()

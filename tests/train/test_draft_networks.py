@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 
+import jax
 import numpy as np
 import pytest
 from train_cases import equal, metrics, small_config
@@ -76,6 +77,23 @@ def test_a_resumed_run_ends_with_the_same_bits(target_run, text_file, tmp_path, 
     whole = run(4, tmp_path / "whole")
     run(2, tmp_path / "parts")
     assert equal(whole, run(4, tmp_path / "parts"))
+
+
+def test_held_out_losses_have_no_noise(target_run, text_file, tmp_path):
+    """The key has no effect on them, and they are the losses with ``loss.noise`` 0."""
+    config = config_of("eagle", target_run[0], text_file, "hass", loss__noise=0.5)
+    task = recipes.heads.prepare(config, tmp_path).task
+    config.loss.noise = 0.0
+    quiet = recipes.heads.prepare(config, tmp_path).task.loss
+    batch, losses = task.batches.batch(0), (task.loss, task.held_out_loss, quiet)
+
+    @jax.jit
+    def measure(key):
+        return [loss(task.params, task.target_params, batch, key)[0] for loss in losses]
+
+    (noisy, held_out, expected), again = measure(jax.random.key(1)), measure(jax.random.key(2))
+    assert held_out == again[1] == pytest.approx(float(expected), rel=1e-6)
+    assert abs(noisy - held_out) > 1e-3 and abs(noisy - again[0]) > 1e-4
 
 
 def test_wrong_keys_are_one_line(target_run, text_file, tmp_path):

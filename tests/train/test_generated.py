@@ -323,6 +323,9 @@ def test_the_target_answers_questions(folder):
     made.generation.num_prompts = 30
     with pytest.raises(UserError, match=r"29 different prompts of at most 112 tokens"):
         generated.run(made, folder / "more")
+    made.generation.prompts = str(folder / "none.jsonl")
+    with pytest.raises(UserError, match=r"^config.generation.prompts: .*none.jsonl cannot be read"):
+        generated.run(made, folder / "missing")
     made.data.files = str(folder / "text.txt")
     with pytest.raises(UserError, match="give one of them"):
         generated.run(made, folder / "both")

@@ -124,6 +124,17 @@ def test_average_precision_and_the_parameters_of_the_caller(tmp_path):
     assert close(rounded, after[2], 0.05) and not equal(rounded, after[2])
 
 
+def test_held_out_batches_may_have_a_loss_without_noise(tmp_path):
+    params = train(tmp_path, 2, loss=noisy_loss, held_out_loss=bigram_loss, eval_every=1)
+    record = metrics(tmp_path)[-1]
+    plain, noisy = (
+        evaluate.evaluator(loss)(params, {}, [Steps().batch(77), Steps().batch(78)])
+        for loss in (bigram_loss, noisy_loss)
+    )
+    assert record["heldout_loss"] == pytest.approx(plain["loss"], abs=1e-6)
+    assert abs(plain["loss"] - noisy["loss"]) > 1e-4
+
+
 def test_the_best_is_kept_and_recorded(tmp_path):
     scores = iter([0.2, 0.9, 0.5, 0.4, 0.3])
     examined = []

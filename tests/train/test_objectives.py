@@ -253,8 +253,8 @@ def test_parts_of_a_batch_add_up_even_if_one_has_no_label():
     labelled = jnp.zeros((2, 8), bool).at[1, 3:7].set(True)
     whole, metrics = loss(draft, MINE, Batch(TOKENS, labelled), KEY)
     parts = [loss(draft, MINE, Batch(TOKENS[i : i + 1], labelled[i : i + 1]), KEY) for i in (0, 1)]
-    weights = [float(part["weight"]) for _, part in parts]
-    assert weights == [0, float(metrics["weight"])]
+    weights = [float(part["weight"]["loss"]) for _, part in parts]
+    assert weights == [0, float(metrics["weight"]["loss"])]
     total = sum(weight * float(value) for weight, (value, _) in zip(weights, parts, strict=True))
     assert total / sum(weights) == pytest.approx(float(whole))
 

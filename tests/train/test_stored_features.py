@@ -64,7 +64,9 @@ def test_what_is_written(target_run, written, text_file):
     whole = store.read("train", range(rows), (0,))
     assert rows == (len(stream) - 1) // T and whole.labelled is None and whole.segments is None
     np.testing.assert_array_equal(whole.tokens[:, 1:].ravel(), stream[1 : rows * T + 1])
-    np.testing.assert_array_equal(store.counts, np.bincount(stream[1:]))
+    np.testing.assert_array_equal(
+        store.counts, np.bincount(stream[1 : rows * T + 1], minlength=320)
+    )
     forward = jax.jit(lambda t: lm.forward(target.lm.with_taps((0,)), target.params, t))
     for split, numbers in (("train", [7, 3, rows - 1, 0]), ("valid", [5, 2, 0, 1])):
         batch = store.read(split, numbers, (0,))
@@ -137,7 +139,11 @@ def test_documents(target_run, text_file, tmp_path, dtype):
         and summary["bytes_per_token"] == {"float32": 128, "float8": 36}[dtype]
     )
     target = hf.load(target_run[0], dtype=jnp.float32)
-    batch = feature_store.Store(tmp_path / "f").read("train", range(12))
+    store = feature_store.Store(tmp_path / "f")
+    batch = store.read("train", range(12))
+    labels = batch.labelled[:, 1:] & (batch.segments[:, 1:] == batch.segments[:, :-1])
+    stored = np.bincount(batch.tokens[:, 1:][labels], minlength=320)
+    np.testing.assert_array_equal(store.counts, stored)
     assert batch.labelled.any() and not batch.labelled.all() and batch.segments.max() >= 1
     out = lm.forward(target.lm, target.params, batch.tokens[:, :-1], batch.segments[:, :-1])
     scale = np.abs(out.hidden).max(-1, keepdims=True)

@@ -60,7 +60,8 @@ def test_each_term_of_a_joint_loss_counts_its_own_labels(language, parts):
         assert not close(params, start(), 1e-3)
         assert metrics["weight"] == expected["weight"]
         assert metrics["weight"]["language"] > 1.5 * metrics["weight"]["heads"]
-        for name in ("loss", "language", "heads", "grad_norm"):
+        assert metrics["weight"]["agreement_1"] > 1.1 * metrics["weight"]["agreement_2"] > 0
+        for name in ("loss", "language", "heads", "grad_norm", "agreement_1", "agreement_2"):
             assert metrics[name] == pytest.approx(expected[name], abs=1e-6)
 
 
@@ -70,7 +71,7 @@ def test_held_out_batches_are_averaged_by_the_labels_of_each_term():
     measure = evaluate.evaluator(joint("ce"))
     whole, together = measure(start(), BEFORE, [batch]), measure(start(), BEFORE, parts)
     assert whole["loss"] == pytest.approx(whole["language"] + 0.5 * whole["heads"], abs=1e-6)
-    for name in ("loss", "language", "heads"):
+    for name in ("loss", "language", "heads", "agreement_1", "agreement_2"):
         assert together[name] == pytest.approx(whole[name], abs=1e-6)
 
 

@@ -67,23 +67,23 @@ def loss(
     out, state = _text.begin(heads, target, pair, batch)
     teachers = jax.lax.stop_gradient(out.logits)
     count = _text.label(batch, 2)[1].sum()
-    # ``weight`` is 0 for a micro-batch without labels.
-    first, weight = jnp.maximum(count, 1), count.astype(jnp.float32)
-    labels = _Labels(batch, teachers, first, ce, teacher, DIVERGENCES[divergence])
+    labels = _Labels(batch, teachers, jnp.maximum(count, 1), ce, teacher, DIVERGENCES[divergence])
     term = functools.partial(_term, heads, labels)
     if slots == "one":
         depth = jax.random.randint(key, (), 0, heads.depth)
         value, sizes, _ = jax.checkpoint(term)(pair, state, depth)
         sizes = {name: decay**depth * sizes[name] for name in ("scale", "uniform")}
-        return decay**depth * value, {**sizes, "weight": weight}
+        return decay**depth * value, {**sizes, "weight": jnp.float32(count)}
     total, metrics = jnp.zeros(()), {"scale": jnp.zeros(()), "uniform": jnp.zeros(())}
+    weights = dict.fromkeys(("loss", *metrics), count)
     for depth in range(heads.depth):
         # The logits of one depth at a time: the backward pass computes them again.
         value, sizes, state = jax.checkpoint(term, static_argnums=2)(pair, state, depth)
         total += decay**depth * value
         metrics[f"agreement_{depth + 1}"] = sizes.pop("agreement")
+        weights[f"agreement_{depth + 1}"] = _text.label(batch, depth + 2)[1].sum()
         metrics |= {name: metrics[name] + decay**depth * size for name, size in sizes.items()}
-    return total, {**metrics, "weight": weight}
+    return total, {**metrics, "weight": jax.tree.map(jnp.float32, weights)}
 
 
 def _check(

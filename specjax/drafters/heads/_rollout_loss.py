@@ -74,7 +74,7 @@ def loss(
     top_k_weight: float = 0.0,
     noise: float = 0.1,
     in_vocabulary: bool = True,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
+) -> tuple[jax.Array, dict[str, Any]]:
     """Loss f32[] per labelled position, and metrics.
 
     The sum over steps j of decay^j times
@@ -115,7 +115,16 @@ def loss(
         total += decay**j * value
         metrics |= {f"{name}_{j + 1}": sizes.pop(name) for name in ("agreement", "alpha")}
         metrics |= {name: metrics[name] + decay**j * size for name, size in sizes.items()}
-    return total, {**metrics, "weight": count.astype(jnp.float32)}
+    return total, {**metrics, "weight": _weights(batch, steps)}
+
+
+def _weights(batch: Batch, steps: int) -> dict[str, jax.Array]:
+    """f32[] each: the number of labels of the loss, and of every metric of ``loss``."""
+    counts = [_text.label(batch, j + 2)[1].sum().astype(jnp.float32) for j in range(steps)]
+    weights: dict[str, jax.Array] = dict.fromkeys(("loss", "scale", "uniform"), counts[0])
+    for depth, count in enumerate(counts, 1):
+        weights |= {f"agreement_{depth}": count, f"alpha_{depth}": count}
+    return weights
 
 
 def _check(network: Network, target: LM, batch: Batch, values: dict[str, Any]) -> None:

@@ -77,11 +77,12 @@ def run(config: Config, workdir: Path) -> dict:
         folder.mkdir(parents=True, exist_ok=True)
         files.write_json(workdir / "config.json", resolved)
         files.write_json(folder / "plan.json", plan)
-        with files.replacing(folder / feature_store.COUNTS) as fresh, open(fresh, "wb") as file:
-            np.save(file, text.counts)
         report(_sizes(plan, folder))
         compute = _computer(config, target, model, layout)
-        totals = _write_shards(folder, layout, plan, rows, compute)
+        vocab_size = target.lm.vocab_size
+        totals, counts = _write_shards(folder, layout, plan, rows, compute, vocab_size)
+        with files.replacing(folder / feature_store.COUNTS) as fresh, open(fresh, "wb") as file:
+            np.save(file, counts)
         summary = _summary(plan, totals)
         files.write_json(workdir / "summary.json", summary)
         files.write_json(folder / "manifest.json", plan | {"shards": totals})
@@ -209,10 +210,19 @@ def _computer(config: Config, target: hf.Loaded, model: LM, layout: RecordLayout
 
 
 def _write_shards(
-    folder: Path, layout: RecordLayout, plan: dict, rows: dict[str, Rows], compute: Compute
-) -> dict[str, dict]:
-    """Writes the missing shards; returns file name -> rows and bytes, of all shards."""
-    size, totals = plan["shard_rows"], {}
+    folder: Path,
+    layout: RecordLayout,
+    plan: dict,
+    rows: dict[str, Rows],
+    compute: Compute,
+    vocab_size: int,
+) -> tuple[dict[str, dict], np.ndarray]:
+    """Writes the missing shards.
+
+    Returns file name -> rows and bytes, of all shards; and how often each token id is a label of
+    the train split's rows, i64[vocab_size].
+    """
+    size, totals, counts = plan["shard_rows"], {}, np.zeros(vocab_size, np.int64)
     with Meter("the target reads", sum(each.size for each in rows.values())) as meter:
         for split, (count, row) in rows.items():
             for number, start in enumerate(range(0, count, size)):
@@ -224,7 +234,22 @@ def _write_shards(
                     feature_records.write(path, compute(chosen))
                     meter.add(len(chosen), len(chosen) * layout.length, 0)
                 totals[path.name] = {"rows": len(chosen), "bytes": path.stat().st_size}
-    return totals
+                if split == "train":
+                    labels = np.concatenate([_labels(row) for row in chosen])
+                    counts = counts + np.bincount(labels, minlength=vocab_size)
+    return totals, counts
+
+
+def _labels(row: Batch) -> np.ndarray:
+    """The tokens of a row that are labels, i32[n]."""
+    tokens = np.asarray(row.tokens)[:, 1:]
+    mask = np.ones(tokens.shape, bool)
+    if row.labelled is not None:
+        mask &= np.asarray(row.labelled)[:, 1:]
+    if row.segments is not None:
+        segments = np.asarray(row.segments)
+        mask &= segments[:, 1:] == segments[:, :-1]
+    return tokens[mask]
 
 
 def _summary(plan: dict, totals: dict[str, dict]) -> dict:

@@ -47,13 +47,21 @@ def prepare(config: Config, workdir: Path) -> Prepared:
     key = jax.random.key(config.seed)
     draft = drafter.init_params(key) if config.init else training.start(target.params, key)
     params = {"target": target.params, "draft": draft} if config.joint else draft
-    loss = _loss(config, target, drafter, training)
+    loss, held_out_loss = _losses(config, target, drafter, training)
     # Tracing the loss finds invalid weights of its terms.
     batch = Batch(jnp.zeros((1, config.train.length + 1), jnp.int32))
     jax.eval_shape(loss, params, target.params, batch, jax.random.key(0))
     material = (gather() if material is None else material).tapped(drafter.taps)
     examine = examined.examiner(config, drafter, target, material, moving=config.joint)
-    task = Task(loss, params, target.params, material.batches, material.held_out, examine)
+    task = Task(
+        loss,
+        params,
+        target.params,
+        material.batches,
+        material.held_out,
+        examine,
+        held_out_loss=held_out_loss,
+    )
     save = _saver(config, workdir, target, drafter, material)
     return Prepared(task, material, save, common.fingerprint(target))
 
@@ -110,17 +118,20 @@ def _training(drafter: Drafter) -> Training:
     return training
 
 
-def _loss(
+def _losses(
     config: Config, target: hf.Loaded, drafter: Drafter, training: Training
-) -> objectives.Loss:
+) -> tuple[objectives.Loss, objectives.Loss | None]:
+    """The loss of training, and that of held-out batches if it is another: without noise."""
     assert training.loss is not None
     known = set(inspect.signature(training.loss).parameters)
     if config.joint:
         known |= set(inspect.signature(objectives.joint_loss).parameters)
     common.check_loss_keys(config.loss, known, drafter.name)
+    make = functools.partial(functools.partial, training.loss)
     if config.joint:
-        return objectives.joint_loss(target.lm, drafter, **config.loss.to_dict())
-    return functools.partial(training.loss, **config.loss.to_dict())
+        make = functools.partial(objectives.joint_loss, target.lm, drafter)
+    weights = config.loss.to_dict()
+    return make(**weights), make(**weights | {"noise": 0.0}) if "noise" in known else None
 
 
 def _saver(

@@ -26,7 +26,7 @@ def read(config: Config, target: hf.Loaded) -> list[list[int]]:
     names = text_files.split_names(sizes.prompts)
     chat = sizes.get("chat") or ""
     for name in names:
-        source = PromptSource(names=names, chat=chat, first_turns=True)
+        source = PromptSource(names=names, chat=chat, first_turns=True, section="config.generation")
         for prompt in prompts.read(source, target, _no_answer, name=name).prompts:
             unique[tuple(prompt.ids)] = prompt.ids
     fitting = [ids for ids in unique.values() if len(ids) <= sizes.prompt_tokens]
