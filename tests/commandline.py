@@ -16,7 +16,7 @@ TEXT = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n
 
 
 def save(path, seed=0, text=TEXT, **changes):
-    """A random tiny model with a tokenizer of its own."""
+    """A random tiny model of one layer with a tokenizer of its own."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
@@ -26,7 +26,7 @@ def save(path, seed=0, text=TEXT, **changes):
         show_progress=False,
     )
     tokenizer.train_from_iterator([text], trainer)
-    config = testing.tiny_config("llama", vocab_size=tokenizer.get_vocab_size())
+    config = testing.tiny_config("llama", tokenizer.get_vocab_size(), layers=1)
     params = lm.init_params(config, jax.random.key(seed))
     params = jax.tree.map(lambda x: x * 8 if x.ndim > 1 else x, params)
     params |= changes

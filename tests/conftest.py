@@ -11,9 +11,11 @@ import pytest
 # The tests mostly compile, and none of them measures speed. A persistent compilation cache is not
 # used: writing to it has crashed jaxlib 0.10.2 on the CPU.
 FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-# Shortens compilation; later versions of jaxlib reject the flag.
+# Fewer kernels, one LLVM module per program, and no threads inside an operation, because each
+# worker has about one core. Later versions of jaxlib reject the first of these flags.
 if version("jaxlib").startswith("0.10."):
-    FLAGS += " --xla_cpu_use_fusion_emitters=false"
+    FLAGS += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    FLAGS += " --xla_cpu_multi_thread_eigen=false"
 os.environ.setdefault("XLA_FLAGS", FLAGS)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 

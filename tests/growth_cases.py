@@ -28,6 +28,10 @@ SHAPES = {
     "tree, top_k": ({"tree": "2x2x1", "siblings": "top_k"}, "deterministic"),
     "irregular, iid": ({"tree": cases.IRREGULAR, "siblings": "iid"}, "recursive"),
     "dynamic": ({"tree": "dynamic", "nodes": 6, "depth": 3, "top_k": 2}, "deterministic"),
+    "dynamic, two levels": (
+        {"tree": "dynamic", "nodes": 4, "depth": 2, "top_k": 2},
+        "deterministic",
+    ),
 }
 CONTROL = "threshold:0.55"
 

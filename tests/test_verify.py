@@ -21,7 +21,8 @@ from specjax.types import DETERMINISTIC, Draft, Drafter, ModelParams
 VOCAB = 6
 TEXTS = [[1, 2, 3, 1, 2, 3, 1, 2], [4, 5, 0], [2, 2, 2, 2, 2]]
 SLOW = ("none", "draft_model", "medusa")
-QUICK = ("token_recycling",)
+# test_widths_detect of tests/testing/test_mutants.py has token_recycling by default.
+QUICK = ()
 
 
 def begin(target, drafter, params, texts, temperature, new=24):
@@ -155,16 +156,15 @@ def test_a_rejected_node_may_have_any_activations(family):
     )
     written = set(np.unique(np.asarray(plain.tokens)).tolist())
     bad = next(token for token in range(model.vocab_size) if token not in written)
+    # The LM head must stay as it was.
+    head = model._replace(apply=functools.partial(_with_head, model.apply))
+    drafter = fixed([bad, bad, 1, 2], [-1, 0, -1, 2])
     for value in (np.nan, np.inf):
         table = params["embed"]["embedding"]
         broken = {**params, "embed": {"embedding": table.at[bad].set(value)}}
-        # The LM head must stay as it was.
-        head = model._replace(apply=functools.partial(_with_head, model.apply, params, broken))
-        drafter = fixed([bad, bad, 1, 2], [-1, 0, -1, 2])
-        state = begin(head, drafter, ModelParams(params), TEXTS, 0.0)
-        state, _ = decode.generate(
-            head, drafter, accept.load("match"), ModelParams(params), state, max_steps=40
-        )
+        both = ModelParams((params, broken))
+        state = begin(head, drafter, both, TEXTS, 0.0)
+        state, _ = decode.generate(head, drafter, accept.load("match"), both, state, max_steps=40)
         decode.check(state)
         size = min(plain.tokens.shape[1], state.tokens.shape[1])
         np.testing.assert_array_equal(plain.tokens[:, :size], state.tokens[:, :size])
@@ -172,8 +172,9 @@ def test_a_rejected_node_may_have_any_activations(family):
         assert bool(slots.all())
 
 
-def _with_head(apply, params, broken, _, *args):
+def _with_head(apply, both, *args):
     """A pass with the broken embedding, whose logits come from the right one."""
+    params, broken = both
     out, block = apply(broken, *args)
     logits = out.hidden @ params["embed"]["embedding"].T
     return out._replace(logits=logits.astype(jnp.float32)), block
@@ -215,8 +216,8 @@ def test_packed_documents_are_separate(family):
 def test_a_preallocated_block_is_equal_to_a_grown_one():
     model, params = testing.tiny()
     tokens = jnp.asarray([[1, 2, 3, 4], [4, 3, 2, 1]])
-    cache = model.init_cache(2, 8)
-    whole = model.apply(params, tokens, cache)[0].logits
+    cache, apply = model.init_cache(2, 8), jax.jit(model.apply)
+    whole = apply(params, tokens, cache)[0].logits
     shapes = jax.eval_shape(model.apply, params, tokens, cache)[1]
     block = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     place = jnp.arange(4)
@@ -226,7 +227,7 @@ def test_a_preallocated_block_is_equal_to_a_grown_one():
             jnp.concatenate([fed, jnp.ones((2, 1, 1), bool)], -1),
             jnp.broadcast_to(jnp.append(place, at), (2, 5)),
         )
-        out, own = model.apply(params, tokens[:, at : at + 1], cache, layout, block)
+        out, own = apply(params, tokens[:, at : at + 1], cache, layout, block)
         np.testing.assert_allclose(out.logits[:, 0], whole[:, at], atol=1e-5)
         block = tree.put(block, own, at)
 

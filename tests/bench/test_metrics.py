@@ -152,7 +152,10 @@ def test_the_law_check_does_not_decide_with_few_tokens():
     assert result.passed is None and "3 tokens are too few" in result.detail
 
 
-@pytest.mark.parametrize("name", ["deterministic", "without_replacement", "chain", "ragged"])
+@pytest.mark.parametrize(
+    "name",
+    by_default(["deterministic", "without_replacement", "chain", "ragged"], ["chain", "ragged"]),
+)
 def test_depths_of_a_tree(name):
     """A depth of a tree is tested once, for any number of siblings; a path that ends at a leaf
     tests no further depth."""

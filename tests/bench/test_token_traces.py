@@ -86,12 +86,13 @@ def probs_after(text, name, settings):
     ("name", "temperature"),
     [
         ("chain", 0.7),
-        ("tree", 0.0),
         ("twins", 0.7),
-        ("lookup", 0.7),
         ("none", 0.0),
-        *(pytest.param(name, 0.7, marks=pytest.mark.slow) for name in ("tree", "none")),
-        *(pytest.param(name, 0.0, marks=pytest.mark.slow) for name in ("chain", "twins", "lookup")),
+        *(pytest.param(name, 0.7, marks=pytest.mark.slow) for name in ("tree", "lookup", "none")),
+        *(
+            pytest.param(name, 0.0, marks=pytest.mark.slow)
+            for name in ("chain", "tree", "twins", "lookup")
+        ),
     ],
 )
 def test_a_trace_shows_what_was_decoded(name, temperature):

@@ -74,6 +74,7 @@ def get_config():
     config.repeats = 1
     config.max_new_tokens = 8
     config.batch_size = 2
+    config.report, config.trace_prompts = False, 0
     return config
 """
 

@@ -30,7 +30,7 @@ DRAFTERS = {name: cases.case(name).drafter for name in cases.NAMES}
 ONLY = {"irregular": ("recursive",), "ragged": ("traversal",)}
 DEFAULT = {
     # Chains. A lossy rule depends on the target's probs alone, so it runs with one drafter.
-    "chain": ("block", "chain", "lenient", "match", "rejection", "tolerance", "typical"),
+    "chain": ("chain", "lenient", "rejection", "tolerance", "typical"),
     "none": ("chain",),
     "prompt_lookup": ("block",),
     "llma": ("chain",),
@@ -40,16 +40,15 @@ DEFAULT = {
     "escalate": ("match",),
     "mlp_speculator": ("chain",),
     "bpd": ("match",),
-    # Trees. Together: i.i.d. siblings with k_seq, recursive and traversal; siblings without
-    # replacement with recursive and traversal; deterministic ones with all rules that are exact;
-    # independent ones with recursive (test_laws.py enumerates the others).
-    "iid": ("k_seq", "traversal"),
+    # Trees. Together: i.i.d. siblings with k_seq and recursive; siblings without replacement with
+    # traversal; deterministic ones with match, deterministic, recursive and traversal; independent
+    # ones with recursive (test_laws.py enumerates the others).
+    "iid": ("k_seq",),
     "independent": ("recursive",),
     "without_replacement": ("traversal",),
     "deterministic": ("match",),
     "dynamic": ("deterministic",),
     "irregular": ("recursive",),
-    "ragged": ("traversal",),
     "token_recycling": ("recursive",),
     "trie": ("deterministic",),
     "suffix": ("recursive",),
@@ -59,12 +58,11 @@ DEFAULT = {
     "medusa": ("deterministic",),
     "hydra": ("recursive",),
     "redrafter": ("deterministic",),
-    "redrafter chain": ("chain",),
     "eagle": ("recursive",),
     "eagle3": ("deterministic",),
 }
-# Other shapes of drafts of the same networks.
-SLOW = {"eagle chain", "eagle dynamic", "eagle3 chain", "eagle3 tree"}
+# Other shapes of drafts of the same drafters. In every pair the drafts of some rows are ragged.
+SLOW = {"eagle chain", "eagle dynamic", "eagle3 chain", "eagle3 tree", "ragged", "redrafter chain"}
 PAIRS = [
     (case, rule)
     for case, drafter in DRAFTERS.items()

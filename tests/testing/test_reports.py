@@ -159,6 +159,7 @@ def test_full_reports_of_drafters_without_a_model(name):
     assert report.passed, str(report)
 
 
+@pytest.mark.slow
 def test_a_report_of_a_rule():
     wrong = mutants.named("block_stops_at_first_rejection").rule()
     wrong = wrong._replace(lossless_class="L1", siblings=("chain",))

@@ -50,6 +50,7 @@ def test_eagle3_from_text_to_a_chain(target_run, text_file, tmp_path):
         loss__steps=3,
         data__packing="documents",
         train__steps=1,
+        examine__prompts=0,
         optimiser__learning_rate=1e-9,
     )
     del again.drafter.head_dim, again.drafter.inner

@@ -107,7 +107,7 @@ def assert_holds_the_text(model, params, cache, state, behind):
             )
 
 
-@pytest.mark.parametrize("name", by_default(TREES, ("dynamic", "iid, irregular")))
+@pytest.mark.parametrize("name", by_default(TREES, ("dynamic",)))
 def test_greedy_identity_and_the_draft_cache(name):
     """Three rounds at a time the draft cache holds the committed text.
 

@@ -44,7 +44,7 @@ def tables():
 
 
 @pytest.mark.parametrize("control", by_default(["", shared.CONTROL], [shared.CONTROL]))
-@pytest.mark.parametrize("label", list(shapes(("dynamic",))))
+@pytest.mark.parametrize("label", list(shapes(("dynamic, two levels",))))
 def test_exact_law(label, control):
     """With a controller, in some rows and histories the draft stops after 0, 1, ... levels."""
     drafter, rule = made(label, control)
@@ -121,7 +121,7 @@ def test_state_follows_text(label):
 PASSES = [({"gamma": 4}, 4, 4), ({"tree": "2x1", "siblings": "iid"}, 2, 4)]
 
 
-@pytest.mark.parametrize(("keys", "levels", "nodes"), PASSES)
+@pytest.mark.parametrize(("keys", "levels", "nodes"), by_default(PASSES, PASSES[:1]))
 def test_a_stopped_draft_costs_no_pass(keys, levels, nodes):
     """The draft model runs for the pending token and then once for each further level."""
     passes = []
@@ -170,7 +170,7 @@ def rising_and_falling() -> Controller:
     return Controller(ask, "rising", lambda batch: jnp.full((batch,), 2), update)
 
 
-@pytest.mark.parametrize("tree", ["chain:4", "2x1x1x1", "dynamic"])
+@pytest.mark.parametrize("tree", by_default(["chain:4", "2x1x1x1", "dynamic"], ["dynamic"]))
 def test_a_controller_has_a_state(tree):
     """Each row has its own, from round to round; a row that stopped does not draft again."""
     keys = {"nodes": 12, "depth": 4, "top_k": 2} if tree == "dynamic" else {"siblings": "top_k"}

@@ -74,6 +74,7 @@ def assert_holds_the_text(model, params, cache, state) -> int:
     return int((length - held)[~done].max(initial=0))
 
 
+@pytest.mark.slow
 def test_greedy_identity_and_the_draft_caches():
     """Three rounds at a time both caches hold the committed text.
 

@@ -70,6 +70,7 @@ def test_one_slot_per_batch_is_the_mean_of_all():
         np.testing.assert_allclose(each[first].sum(0), all_of_them, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_forecast_is_decoded():
     drafter = cases.random_heads("bpd", TARGET, TABLE, heads=3, tree="3x2x1")
     shared.assert_forecast_is_decoded(drafter, TARGET, TABLE, shared.PROMPTS * 300, 24)

@@ -22,7 +22,7 @@ from specjax.types import Context, ModelParams, Output
 
 TARGET, TABLE = testing.tabular(head_cases.VOCAB), cases.table(0, head_cases.VOCAB)
 
-# Name of the heads, their keys, keys of growth, rule. All but the first are slow.
+# Name of the heads, their keys, rule.
 LAWS = [
     ("medusa", {"tree": "best_first", "nodes": 4, "depth": 2}, "deterministic"),
     ("medusa", {"tree": "dynamic", "nodes": 4, "depth": 2, "top_k": 2}, "match"),
@@ -38,10 +38,10 @@ LAWS = [
 def law_cases():
     for name, keys, rule in LAWS:
         label = f"{name} {keys.get('tree', 'chain')} {keys.get('siblings', '')} {rule}"
-        quick = keys.get("siblings") == "iid" and name == "hydra"
-        yield pytest.param(name, keys, rule, id=label, marks=[] if quick else [pytest.mark.slow])
+        yield pytest.param(name, keys, rule, id=label)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "keys", "rule"), list(law_cases()))
 def test_exact_law(name, keys, rule):
     target = cases.models(3)[0]

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from head_cases import silu
+from marks import by_default
 
 from specjax import accept, drafters, testing
 from specjax.drafters.heads import _family, medusa
@@ -62,7 +63,7 @@ def test_new_heads_repeat_the_target():
 
 
 @pytest.mark.parametrize(
-    "shape", [pytest.param({}, marks=pytest.mark.slow), {"siblings": "iid"}, {"tree": "3x2x1"}]
+    "shape", by_default([{}, {"siblings": "iid"}, {"tree": "3x2x1"}], [{"siblings": "iid"}])
 )
 def test_forecast_is_decoded(shape):
     drafter = cases.random_heads("medusa", TARGET, TABLE, heads=3, **shape)
