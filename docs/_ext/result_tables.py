@@ -153,6 +153,22 @@ def draft_steps(results: dict) -> str:
     return f"{source(results)}\n- One-token pass: {one:.1f} ms\n\n{table(heads, lines)}"
 
 
+def head_training(results: dict) -> str:
+    """The cost of a training step, in passes of the target over the same tokens."""
+    lines = [
+        (
+            row["method"],
+            f"{row['step_ms']:.0f}",
+            f"{row['ratio']:.2f}",
+            f"{row['forward_ratio']:.2f}",
+        )
+        for row in results["rows"]
+    ]
+    heads = ("method", "ms per step", "step", "loss without gradient")
+    one = f"- The target's pass over the batch, with logits: {results['forward_ms']:.0f} ms"
+    return f"{source(results)}\n{one}\n\n{table(heads, lines)}"
+
+
 def training_free(results: dict) -> str:
     """One table per target: a row per method, a column per temperature."""
     texts = []
@@ -182,7 +198,11 @@ def trained_drafters(results: dict) -> str:
 def _training_times(training: dict) -> str:
     """The steps and the wall time of each training run."""
     parts = [f"{name}: {t['curve'][-1][0]} in {t['seconds']:.0f} s" for name, t in training.items()]
-    return f"Training (steps, seconds): {'; '.join(parts)}."
+    text = f"Training (steps, seconds): {'; '.join(parts)}."
+    waits = [t["data_share"] for t in training.values() if "data_share" in t]
+    if waits:
+        text += f" Waiting for data: {min(waits):.1%} to {max(waits):.1%} of the time of a run."
+    return text
 
 
 def _by_temperature(rows: list[dict], batches: Sequence[int], depths: bool = False) -> str:
@@ -239,6 +259,7 @@ TABLES: dict[str, Callable[[dict], str]] = {
     "tree_cost": tree_cost,
     "draft_cost": draft_cost,
     "draft_steps": draft_steps,
+    "head_training": head_training,
     "training_free": training_free,
     "trained_drafters": trained_drafters,
 }

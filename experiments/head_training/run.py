@@ -48,6 +48,8 @@ TARGET = TransformerConfig(
 # Label -> drafter, its keys, keys of its loss.
 METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "medusa": ("medusa", {"heads": 4}, {}),
+    "hydra": ("hydra", {"heads": 4}, {}),
+    "redrafter": ("redrafter", {}, {}),
     "eagle": ("eagle", {}, {}),
     "hass": ("eagle", {}, _rollout_loss.HASS),
     "eagle3": ("eagle3", {}, {}),

@@ -124,7 +124,7 @@ def train(name: str, args: argparse.Namespace) -> Path:
 
 
 def metrics(workdir: Path) -> dict[str, Any]:
-    """The last metrics of a training run, its held-out curve and its time."""
+    """The last metrics of a training run, its held-out curve, its time and its waits for data."""
     records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     examined = [record for record in records if "heldout_loss" in record]
     summary = json.loads((workdir / "summary.json").read_text())
@@ -133,4 +133,7 @@ def metrics(workdir: Path) -> dict[str, Any]:
         for record in examined
     ]
     kept = {name: examined[-1].get(name) for name in KEPT}
-    return kept | {"curve": curve, "seconds": summary["seconds"]}
+    waits = [record["time_share"]["data"] for record in records if "time_share" in record]
+    # The mean of the records, which are a fixed number of steps apart.
+    share = sum(waits) / len(waits)
+    return kept | {"curve": curve, "seconds": summary["seconds"], "data_share": share}
