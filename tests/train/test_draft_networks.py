@@ -109,7 +109,7 @@ def test_wrong_keys_are_one_line(target_run, text_file, tmp_path):
     refused(
         "is 'heldout_tau_t0', a forecast, and drafts",
         train__best="heldout_tau_t0",
-        drafter__gamma=0,
+        drafter__gamma=None,
     )
     refused("loss.divergence is 'mse'; it must be one of", loss__divergence="mse")
     refused("a draft of 40 tokens looks beyond config.train.length 32", drafter__gamma=40)
