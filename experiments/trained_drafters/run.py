@@ -43,6 +43,7 @@ from specjax.files import write_text
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Markdown: a line per method, with tau, alpha by depth and speed-up at each temperature."""
+    rows = [row for row in rows if row["category"] is None]
     by_key = {(row["method"], row["temperature"]): row for row in rows}
     temperatures = sorted({row["temperature"] for row in rows})
     heads = [f"T={t:g}: tau, alpha by depth, speed-up" for t in temperatures]
