@@ -80,6 +80,8 @@ def record(script: str, argv: Sequence[str], stopwatch: Stopwatch) -> dict[str, 
 
 
 def without_folder(argument: str) -> str:
-    """A command line argument for the record: of a path only the last part."""
+    """A command line argument for the record: of paths, separated by commas, only the last part."""
     flag, equals, value = argument.rpartition("=")
-    return f"{flag}{equals}{Path(value).name}" if "/" in value else argument
+    if "/" not in value or " " in value:  # "1/4 of the text" is no path
+        return argument
+    return f"{flag}{equals}{','.join(Path(path).name for path in value.split(','))}"

@@ -11,6 +11,7 @@ import tokenizers
 from experiments.accelerator import run as accelerator_study
 from experiments.draft_cost import run as draft_cost_study
 from experiments.draft_steps import run as draft_steps_study
+from experiments.common import without_folder
 from experiments.head_training import run as head_training_study
 from experiments.system_efficiency import run as system_efficiency_study
 from experiments.trained_drafters import run as trained_study
@@ -80,6 +81,13 @@ def test_tree_search_names_what_is_missing(target, tmp_path, monkeypatch):
         tree_search_study.main([f"--target={target}/target"])
     with pytest.raises(UserError, match="draft-layers is 2; the target has 2, so give fewer"):
         tree_search_study.main([f"--target={target}/target", "--draft-layers=2"])
+
+
+@pytest.mark.fast
+def test_records_name_files_without_their_folders():
+    assert without_folder("--text=/a/b.txt,/c/d.txt") == "--text=b.txt,d.txt"
+    for other in ("--only=eagle, 1/4 of the text", "--steps=4", "--small"):
+        assert without_folder(other) == other
 
 
 @pytest.mark.slow
