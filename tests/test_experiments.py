@@ -9,9 +9,9 @@ import pytest
 import tokenizers
 
 from experiments.accelerator import run as accelerator_study
+from experiments.common import without_folder
 from experiments.draft_cost import run as draft_cost_study
 from experiments.draft_steps import run as draft_steps_study
-from experiments.common import without_folder
 from experiments.head_training import run as head_training_study
 from experiments.system_efficiency import run as system_efficiency_study
 from experiments.trained_drafters import run as trained_study
