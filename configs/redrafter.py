@@ -9,6 +9,8 @@
 
 ``config.drafter.heads`` is the number of steps that training predicts (5) and the default length
 of the beam search; ``config.drafter.top_k`` is its width (6).
+
+Measured as in configs/eagle.py, with this beam: tau 3.19 greedy and 1.60 at temperature 1.
 """
 
 from ml_collections import ConfigDict, config_dict

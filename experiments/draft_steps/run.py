@@ -9,7 +9,8 @@ shares of one pass of the target over one token:
 - ``step``: the drafter's pass over one node (its logits included);
 - ``draft``: proposing a whole draft, and the update after a verdict;
 - ``network``: the same passes of the drafter's network, one after the other, with layouts that are
-  constants and without choosing tokens, growing a tree or gathering;
+  constants and without choosing tokens, growing a tree or gathering (with what joins the target's
+  taps);
 - ``growth``: the difference between the last two. It should be at most 5 % of the target's pass.
 
 Medians over loops that run in turns and whose iterations depend on each other. Writes
@@ -34,6 +35,7 @@ from experiments.loops import Loop, clock, repeat, tie
 from specjax import drafters, rng, sampling, tree
 from specjax.drafters._growth import Nodes
 from specjax.drafters._growth.plans import Fixed
+from specjax.drafters.heads._network import Network
 from specjax.files import write_json
 from specjax.models import lm
 from specjax.types import LM, Context, Drafter, ModelParams, Output, Verdict
@@ -131,9 +133,22 @@ def network(drafter: Drafter, prepared: tuple, iterations: int, steps: bool = Tr
             logits, memory = stepper.step(pair, begun.kept, nodes, block)
             block = memory if block is None else tree.join(block, memory)
             probe += logits.max(-1).sum()
-        return tokens + (probe > 1e9).astype(jnp.int32), state.replace(kept=begun.kept)
+        kept = read(stepper.begin.args[0], pair, begun.kept, probe) if steps else begun.kept
+        return tokens + (probe > 1e9).astype(jnp.int32), state.replace(kept=kept)
 
     return repeat(body, iterations, (context.tokens, state), pair, context)
+
+
+def read(made_of: Any, pair: ModelParams, kept: Any, probe: jax.Array) -> Any:
+    """With the target's features of the next round, where a network joins them from several taps.
+
+    That is a product with a matrix, once in a round.
+    """
+    if not isinstance(made_of, Network) or not made_of.taps:
+        return kept
+    seen = kept.features + probe * 1e-9  # the target is as wide as the network
+    out = Output(jnp.zeros((*seen.shape[:2], 0)), seen, (seen,) * len(made_of.taps))
+    return kept.replace(features=made_of.read(pair, out))
 
 
 def measure(length: int, iterations: int, samples: int, small: bool = False) -> dict[str, Any]:

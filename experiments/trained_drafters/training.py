@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.trained_drafters.trained import DRAFT_MODELS, TRAINED
+from experiments.trained_drafters.trained import DRAFT_MODELS, TRAINED, Trained
 from specjax import drafters
 from specjax.models import hf
 
@@ -67,7 +67,15 @@ def generate(args: argparse.Namespace, share: float = 1.0) -> Path:
     return workdir
 
 
-def store(args: argparse.Namespace, generated: Path) -> Path:
+def held_out_prompts(args: argparse.Namespace, chosen: Trained) -> int:
+    """How many prompts a training run is examined on; a small share of the text has few."""
+    if not chosen.generated:
+        return args.examined
+    # One of 20 prompts is in the valid split (train/recipes/generated.py).
+    return min(args.examined, max(round(args.generated * chosen.share) // 20, 1))
+
+
+def store(args: argparse.Namespace, generated: Path, chosen: Trained) -> Path:
     """Stores the target's features of text that it generated; their directory."""
     taps = drafters.make("eagle3", hf.load(args.target).lm).taps
     keys = {
@@ -77,7 +85,7 @@ def store(args: argparse.Namespace, generated: Path) -> Path:
         "features.dtype": args.features,
         "train.length": args.length,
         "train.eval_batches": args.eval_batches,
-        "examine.prompts": args.examined,
+        "examine.prompts": held_out_prompts(args, chosen),
     }
     workdir = args.workdir / generated.name.replace("generated", "features")
     run_config(CONFIGS / "features.py", workdir, keys)
@@ -92,7 +100,7 @@ def train(name: str, args: argparse.Namespace) -> Path:
     if chosen.generated:
         keys = {"target": args.target, "data.generated": generate(args, chosen.share)}
         if args.features and config not in DRAFT_MODELS:
-            keys["data.features"] = store(args, keys.pop("data.generated"))
+            keys["data.features"] = store(args, keys.pop("data.generated"), chosen)
     keys |= chosen.keys
     if chosen.init:
         keys["init"] = train(chosen.init, args)
@@ -114,7 +122,7 @@ def train(name: str, args: argparse.Namespace) -> Path:
         "train.eval_batches": args.eval_batches,
         "train.checkpoint_every": max(args.steps // 4, 1),
         "train.length": args.length,
-        "examine.prompts": args.examined,
+        "examine.prompts": held_out_prompts(args, chosen),
         "examine.every": max(args.steps // args.evaluations, 1),
     }
     keys |= args.own.get(name, {})

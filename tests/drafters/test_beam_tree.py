@@ -225,7 +225,7 @@ def test_keys():
         ({"gamma": 3, "tree": "2x1"}, "m was given gamma=3, a chain, and tree='2x1'; give one"),
         ({"gamma": 3, "nodes": 9}, "m was given gamma=3, a chain, and nodes=9; give one of them"),
         ({"gamma": 3, "top_k": 2}, "top_k is 2 and has no effect on a tree of a fixed shape"),
-        ({"gamma": -1}, "gamma is -1; it must be a whole number >= 0"),
+        ({"gamma": -1}, "gamma is -1; it must be a whole number >= 1"),
     ]
     for keys, message in refused:
         with pytest.raises(UserError, match=message) as caught:
