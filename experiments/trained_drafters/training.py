@@ -141,7 +141,7 @@ def metrics(workdir: Path) -> dict[str, Any]:
         for record in examined
     ]
     kept = {name: examined[-1].get(name) for name in KEPT}
-    waits = [record["time_share"]["data"] for record in records if "time_share" in record]
-    # The mean of the records, which are a fixed number of steps apart.
-    share = sum(waits) / len(waits)
-    return kept | {"curve": curve, "seconds": summary["seconds"], "data_share": share}
+    # The mean of the records, which are a fixed number of steps apart; the first has no time.
+    waits = [record["time_share"]["data"] for record in records if record.get("time_share")]
+    share = {"data_share": sum(waits) / len(waits)} if waits else {}
+    return kept | {"curve": curve, "seconds": summary["seconds"]} | share
