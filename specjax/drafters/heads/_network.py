@@ -165,5 +165,6 @@ def _start(
     if shape.vocab is not None:
         with jax.default_matmul_precision("highest"):
             head = ends.unembed(target_params, jnp.eye(ends.width))
+        head = head.astype(params["fc"]["kernel"].dtype)
         params["head"]["kernel"] = head if ids is None else head[:, jnp.asarray(ids)]
     return params
