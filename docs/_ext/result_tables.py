@@ -196,9 +196,12 @@ def trained_drafters(results: dict) -> str:
 
 
 def _training_times(training: dict) -> str:
-    """The steps and the wall time of each training run."""
-    parts = [f"{name}: {t['curve'][-1][0]} in {t['seconds']:.0f} s" for name, t in training.items()]
-    text = f"Training (steps, seconds): {'; '.join(parts)}."
+    """The steps of each training run, and its wall time if it was not paused."""
+    parts = [
+        f"{name}: {t['curve'][-1][0]}" + (f" in {t['seconds']:.0f} s" if "seconds" in t else "")
+        for name, t in training.items()
+    ]
+    text = f"Steps of training: {'; '.join(parts)}."
     waits = [t["data_share"] for t in training.values() if "data_share" in t]
     if waits:
         text += f" Waiting for data: {min(waits):.1%} to {max(waits):.1%} of the time of a run."
