@@ -14,6 +14,7 @@ from experiments.draft_cost import run as draft_cost_study
 from experiments.draft_steps import run as draft_steps_study
 from experiments.head_training import run as head_training_study
 from experiments.system_efficiency import run as system_efficiency_study
+from experiments.trained_drafters import questions as questions_study
 from experiments.trained_drafters import run as trained_study
 from experiments.tree_search import run as tree_search_study
 from experiments.vs_transformers import models as vs_transformers_models
@@ -232,3 +233,29 @@ def test_trained_drafters_names_what_is_unknown(flag, message, tmp_path):
     with pytest.raises(SystemExit, match=message):
         trained_study.main([*files, flag])
     assert not (tmp_path / "runs").exists()
+
+
+def test_questions_are_short_and_not_in_the_test_sets(tmp_path):
+    long, short = "word " * 99, "What is it?"
+    story = "one day, a little cat went to the park."
+    sets = {
+        "gsm8k": [{"question": "How many?"}],
+        "mbpp": [{"task_id": 510, "text": "a"}, {"task_id": 511, "text": "b"}],
+        "dialogues": [{"turns": [{"speaker": "USER", "utterance": "I need a room."}]}],
+        "spec-bench": [
+            {"question_id": i, "category": "qa", "turns": [text, "And why?"]}
+            for i, text in enumerate((long, short, short))
+        ],
+    }
+    (tmp_path / "stories").write_text(story + " it ran.\n\ntoo short.\n")
+    for name, rows in sets.items():
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    names = [*sets, "stories"]
+    questions_study.main([f"--{name}={tmp_path / name}" for name in names] + [f"--out={tmp_path}"])
+    made = {
+        name: [json.loads(line)["turns"] for line in (tmp_path / f"{name}.jsonl").open()]
+        for name in ("gsm8k_train", "mbpp_train", "sgd", "stories", "bench")
+    }
+    assert made["gsm8k_train"] == [["How many?"]] and made["mbpp_train"] == [["b"]]
+    assert made["sgd"] == [["I need a room."]] and made["bench"] == [[short]]
+    assert len(made["stories"]) == 1 and made["stories"][0][0].endswith(story)
