@@ -67,13 +67,14 @@ def generate(
         UserError: a rule that does not take such drafts, a state of another drafter, or wrong
             widths.
     """
-    _check_state(drafter, accept, state)
+    check_state(drafter, accept, state)
     stop = outcome.stop_ids(eos_id)
     static = {"max_steps": max_steps, "verify_widths": verify_widths}
     return _generate(target, drafter, accept, params, state, stop, **static)
 
 
-def _check_state(drafter: Drafter, accept: Accept, state: DecodeState) -> None:
+def check_state(drafter: Drafter, accept: Accept, state: DecodeState) -> None:
+    """Raises UserError for a rule that does not take such drafts, or another drafter's state."""
     check_pair(drafter, accept)
     if state.made_for != drafter.tag:
         raise UserError(
@@ -151,7 +152,7 @@ def stream(
         UserError: a rule that does not take such drafts, or a state of another drafter.
         NonFiniteLogits: names row and round, right after the round.
     """
-    _check_state(drafter, accept, state)
+    check_state(drafter, accept, state)
     stop = outcome.stop_ids(eos_id)
     while not bool(state.done.all()):
         state, info = _step(

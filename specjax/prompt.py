@@ -114,6 +114,17 @@ def prefill(
         UserError: a prompt that is empty, longer than ``max_len``, or has ids outside the
             vocabulary; ``max_len`` beyond the model's positions.
     """
+    limit = check_prefill(target, prompt, lengths, limit, max_len)
+    if sampling is None:
+        sampling = sampling_lib.make_sampling(prompt.shape[0])
+    arrays = (prompt, lengths, limit, keys, sampling)
+    return _prefill(target, drafter, params, *arrays, max_len=max_len, chunk=chunk)
+
+
+def check_prefill(
+    target: LM, prompt: jax.Array, lengths: jax.Array, limit: jax.Array | None, max_len: int
+) -> jax.Array:
+    """Checks the arguments of ``prefill``; returns the limits, i32[B]. Raises UserError."""
     batch, width = prompt.shape
     if target.max_positions is not None and max_len > target.max_positions:
         raise UserError(
@@ -130,10 +141,7 @@ def prefill(
     if not any(isinstance(array, Tracer) for array in (prompt, lengths, limit)):
         host = np.asarray(prompt), np.asarray(lengths), np.asarray(limit)
         _check_prompt(*host, vocab=target.vocab_size, max_len=max_len)
-    if sampling is None:
-        sampling = sampling_lib.make_sampling(batch)
-    arrays = (prompt, lengths, limit, keys, sampling)
-    return _prefill(target, drafter, params, *arrays, max_len=max_len, chunk=chunk)
+    return limit
 
 
 def _check_prompt(

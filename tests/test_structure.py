@@ -27,6 +27,7 @@ LAYERS = (
     ("step",),
     ("prompt",),
     ("decode",),
+    ("sharding",),
     ("topology",),
     ("models",),
     ("data",),

@@ -1,0 +1,30 @@
+"""Many devices: meshes, where parameters are stored, decoding with the rows divided.
+
+    mesh = sharding.make_mesh("data:4,tensor:2")
+    params = sharding.place(mesh, target, params)
+    state = sharding.prefill(mesh, target, drafter, params, prompt, lengths, keys, max_len=512)
+    state, records = sharding.generate(mesh, target, drafter, rule, params, state, max_steps=256)
+
+The axis "data" divides the rows of a batch: every part runs the loop of ``specjax.decode`` by
+itself, without communication, and stops by itself. The axis "tensor" divides the matrices of the
+models and their caches. The axis "fsdp" is for training: it divides rows as well as parameters and
+the state of the optimiser.
+"""
+
+from specjax.sharding.decoding import autoregressive, generate, prefill
+from specjax.sharding.mesh import AXES, make_mesh, parse
+from specjax.sharding.rules import RULES, Rule, param_specs, place, shardings
+
+__all__ = [
+    "AXES",
+    "RULES",
+    "Rule",
+    "autoregressive",
+    "generate",
+    "make_mesh",
+    "param_specs",
+    "parse",
+    "place",
+    "prefill",
+    "shardings",
+]

@@ -1,0 +1,173 @@
+"""Prefill and the decode loops with the rows of a batch divided among devices.
+
+Each part of the rows runs ``specjax.decode`` unchanged: it chooses its own verify widths and stops
+by itself. If the mesh divides rows only, all parts are one program (``shard_map``) without any
+communication. If it divides matrices too, every part is a program of its own on its own devices,
+in which XLA divides the work of each pass by the shardings of parameters and caches: in one program
+for all parts, XLA would exchange data between parts (for example in one permutation over all
+devices) inside loops and conditionals that only some of the parts enter.
+
+The text of a row is that of one device: noise is keyed by the row's own number.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, PartitionSpec
+
+from specjax import decode, outcome
+from specjax import sampling as sampling_lib
+from specjax.errors import UserError
+from specjax.outcome import EosId
+from specjax.prompt import check_prefill
+from specjax.sampling import Sampling
+from specjax.sharding import groups, states
+from specjax.sharding.mesh import DATA
+from specjax.sharding.rules import check_decoding, put, shardings
+from specjax.sharding.states import Specs
+from specjax.step import Widths
+from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams, Records
+
+ROWS, ROUNDS = PartitionSpec(DATA), PartitionSpec(None, DATA)
+WHOLE = PartitionSpec()
+
+
+def prefill(
+    mesh: Mesh,
+    target: LM,
+    drafter: Drafter,
+    params: ModelParams,
+    prompt: Any,
+    lengths: Any,
+    keys: jax.Array,
+    *,
+    max_len: int,
+    sampling: Sampling | None = None,
+    limit: Any = None,
+    chunk: int = 256,
+) -> DecodeState:
+    """``decode.prefill`` on a mesh; the arrays of the state are divided among its devices.
+
+    The arguments are those of ``decode.prefill`` and have all rows; with several processes, all
+    have the same. ``params`` are those of ``place``.
+
+    Raises UserError as ``decode.prefill`` does, and for rows or a target that cannot be divided.
+    """
+    check_decoding(mesh, target)
+    check_rows(mesh, prompt.shape[0])
+    limit = check_prefill(target, prompt, lengths, limit, max_len)
+    if sampling is None:
+        sampling = sampling_lib.make_sampling(prompt.shape[0])
+    arrays = (prompt, lengths, limit, keys, sampling)
+    arrays = put(mesh, arrays, jax.tree.map(lambda _: ROWS, arrays))
+    options = (target, drafter, max_len, chunk)
+    specs = states.specs(mesh, drafter, _prefilled(*options), params, arrays)
+    return groups.run(mesh, _prefill_program, (options, specs), (params, *arrays))
+
+
+def check_rows(mesh: Mesh, rows: int) -> None:
+    """Raises UserError for a number of rows that the mesh cannot divide."""
+    if rows % mesh.shape[DATA]:
+        raise UserError(
+            f"a batch of {rows} rows cannot be divided among data:{mesh.shape[DATA]}; "
+            f"take a multiple of {mesh.shape[DATA]}"
+        )
+
+
+def _prefilled(target: LM, drafter: Drafter, max_len: int, chunk: int) -> Callable:
+    def make(params, prompt, lengths, limit, keys, sampling):
+        settings = {"max_len": max_len, "chunk": chunk, "limit": limit, "sampling": sampling}
+        return decode.prefill(target, drafter, params, prompt, lengths, keys, **settings)
+
+    return make
+
+
+@functools.lru_cache(maxsize=256)
+def _prefill_program(mesh: Mesh, options: tuple, specs: Specs) -> Callable:
+    arrays = (WHOLE, ROWS, ROWS, ROWS, ROWS, ROWS)
+    parts = _by_rows(mesh, _prefilled(*options), arrays, specs.rows)
+    return jax.jit(parts, out_shardings=shardings(mesh, specs.whole))
+
+
+def generate(
+    mesh: Mesh,
+    target: LM,
+    drafter: Drafter,
+    accept: Accept,
+    params: ModelParams,
+    state: DecodeState,
+    *,
+    max_steps: int,
+    eos_id: EosId = None,
+    verify_widths: Widths = None,
+) -> tuple[DecodeState, Records]:
+    """``decode.generate`` on a mesh: every part of the rows runs until its rows are done.
+
+    ``state`` is that of ``prefill`` on the same mesh, and is donated. Raises UserError as
+    ``decode.generate`` does, and for a state that is not on the mesh.
+    """
+    decode.check_state(drafter, accept, state)
+    widths = verify_widths if verify_widths is None else tuple(verify_widths)
+    options = (target, drafter, accept, max_steps, widths)
+    arguments = (params, state, outcome.stop_ids(eos_id))
+    static = (options, states.specs_of(mesh, state))
+    state, rounds, records = groups.run(mesh, _generate_program, static, arguments)
+    return state.replace(round=groups.latest(mesh, rounds)), records
+
+
+@functools.lru_cache(maxsize=256)
+def _generate_program(mesh: Mesh, options: tuple, specs: Specs) -> Callable:
+    target, drafter, accept, max_steps, widths = options
+
+    def loop(params, state, eos_id):
+        settings = {"max_steps": max_steps, "eos_id": eos_id, "verify_widths": widths}
+        state, records = decode.generate(target, drafter, accept, params, state, **settings)
+        return state, state.round[None], records
+
+    out = (specs.rows, ROWS, ROUNDS)
+    parts = _by_rows(mesh, loop, (WHOLE, specs.rows, WHOLE), out)
+    out = shardings(mesh, (specs.whole, ROWS, ROUNDS))
+    return jax.jit(parts, donate_argnums=1, out_shardings=out)
+
+
+def autoregressive(
+    mesh: Mesh,
+    target: LM,
+    params: ModelParams,
+    state: DecodeState,
+    *,
+    max_steps: int,
+    eos_id: EosId = None,
+) -> DecodeState:
+    """``decode.autoregressive`` on a mesh. ``state`` as in ``generate``, also donated."""
+    arguments = (params, state, outcome.stop_ids(eos_id))
+    static = ((target, max_steps), states.specs_of(mesh, state))
+    state, rounds = groups.run(mesh, _plain_program, static, arguments)
+    return state.replace(round=groups.latest(mesh, rounds))
+
+
+@functools.lru_cache(maxsize=256)
+def _plain_program(mesh: Mesh, options: tuple, specs: Specs) -> Callable:
+    target, max_steps = options
+
+    def loop(params, state, eos_id):
+        settings = {"max_steps": max_steps, "eos_id": eos_id}
+        state = decode.autoregressive(target, params, state, **settings)
+        return state, state.round[None]
+
+    parts = _by_rows(mesh, loop, (WHOLE, specs.rows, WHOLE), (specs.rows, ROWS))
+    out = shardings(mesh, (specs.whole, ROWS))
+    return jax.jit(parts, donate_argnums=1, out_shardings=out)
+
+
+def _by_rows(mesh: Mesh, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
+    """``function`` for each part of the rows; itself if there is one part."""
+    if mesh.shape[DATA] == 1:
+        return function
+    return jax.shard_map(
+        function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+    )

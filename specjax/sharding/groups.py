@@ -1,0 +1,89 @@
+"""Runs one program on a mesh, or one on the devices of each part of the rows.
+
+Arrays of the whole mesh and those of its parts have the same buffers: nothing is copied.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from specjax.sharding.mesh import DATA
+
+
+def run(mesh: Mesh, program: Callable[..., Callable], static: tuple, arguments: tuple) -> Any:
+    """``program(mesh, *static)(*arguments)``; one program for each part of the rows, if needed.
+
+    It is needed if the mesh divides more than rows. The arguments are arrays on the mesh, or whole
+    ones of the host. The parts are dispatched at once: their programs are compiled in parallel.
+    """
+    if mesh.shape[DATA] in (1, mesh.size):
+        return program(mesh, *static)(*arguments)
+    parts = [part for part in _parts(mesh) if part.local_devices]
+    inputs = [jax.tree.map(functools.partial(_take, part), arguments) for part in parts]
+    with concurrent.futures.ThreadPoolExecutor(len(parts)) as pool:
+        started = [
+            pool.submit(lambda part, args: program(part, *static)(*args), part, args)
+            for part, args in zip(parts, inputs, strict=True)
+        ]
+        results = [each.result() for each in started]
+    return jax.tree.map(lambda *pieces: _join(mesh, pieces), *results)
+
+
+def latest(mesh: Mesh, rounds: jax.Array) -> jax.Array:
+    """i32[]: the largest of i32[D], one number of each part of the rows."""
+    return _largest(mesh)(rounds)
+
+
+@functools.lru_cache(maxsize=16)
+def _largest(mesh: Mesh) -> Callable:
+    return jax.jit(lambda rounds: rounds.max(), out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
+@functools.lru_cache(maxsize=16)
+def _parts(mesh: Mesh) -> tuple[Mesh, ...]:
+    """A mesh for each part of the rows, with the same axes."""
+    at = mesh.axis_names.index(DATA)
+    pieces = np.split(mesh.devices, mesh.shape[DATA], axis=at)
+    return tuple(Mesh(piece, mesh.axis_names, axis_types=mesh.axis_types) for piece in pieces)
+
+
+def _take(part: Mesh, value: jax.Array) -> jax.Array:
+    """A part of an array: the pieces on these devices."""
+    sharding = getattr(value, "sharding", None)
+    if not isinstance(sharding, NamedSharding):
+        return value
+    shape = _times(sharding.spec, value.shape, 1 / sharding.mesh.shape[DATA])
+    return _array(shape, NamedSharding(part, sharding.spec), [value])
+
+
+def _join(mesh: Mesh, pieces: tuple[jax.Array, ...]) -> jax.Array:
+    """The array of the whole mesh from the parts of this process."""
+    spec = pieces[0].sharding.spec  # pyright: ignore[reportAttributeAccessIssue]
+    shape = _times(spec, pieces[0].shape, mesh.shape[DATA])
+    return _array(shape, NamedSharding(mesh, spec), pieces)
+
+
+def _array(
+    shape: tuple[int, ...], sharding: NamedSharding, pieces: Sequence[jax.Array]
+) -> jax.Array:
+    """An array with the buffers that ``pieces`` have on its devices, in the order of these."""
+    held = {shard.device: shard.data for piece in pieces for shard in piece.addressable_shards}
+    buffers = [held[device] for device in sharding.addressable_devices_indices_map(shape)]
+    return jax.make_array_from_single_device_arrays(shape, sharding, buffers)
+
+
+def _times(spec: PartitionSpec, shape: tuple[int, ...], factor: float) -> tuple[int, ...]:
+    """The shape with the dimension of the rows times ``factor``."""
+    axes = [*spec] + [None] * (len(shape) - len(spec))
+    return tuple(
+        math.floor(size * factor + 0.5) if axis == DATA else size
+        for size, axis in zip(shape, axes, strict=True)
+    )

@@ -1,0 +1,153 @@
+"""Which axis of the mesh divides which parameter: one table for all models and drafters.
+
+A rule is a pattern for the path of a parameter ("layers/0/attention/q/kernel") and the axes of its
+last dimensions. The first rule that fits counts; a parameter without a rule is whole on every
+device. A decoder's layer is divided as in Megatron-LM (Shoeybi et al. 2019, 1909.08053, section 3):
+the first matrix of a pair by columns and the second by rows, with one sum over the devices after
+each pair.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from specjax.cache import KVCache
+from specjax.errors import UserError
+from specjax.sharding.mesh import DATA, FSDP, TENSOR
+from specjax.types import LM, ModelParams
+
+
+class Rule(NamedTuple):
+    """How parameters with such a path are divided."""
+
+    pattern: str  # a regular expression, found anywhere in the path
+    axes: tuple[str | None, ...]  # of the last dimensions; None: not divided
+    # Whether a size that cannot be divided is an error in a target. Otherwise, and in drafters,
+    # such a parameter is whole on every device.
+    needed: bool = False
+
+
+_COLUMNS, _ROWS, _LAST = (None, TENSOR), (TENSOR, None), (TENSOR,)
+RULES = (
+    # Every decoder (Llama, GPT-2), draft models, and the layers of eagle and eagle3.
+    Rule(r"attention/(q|k|v)/kernel$", _COLUMNS, needed=True),
+    Rule(r"attention/(q|k|v)/bias$", _LAST),
+    Rule(r"attention/o/kernel$", _ROWS, needed=True),
+    Rule(r"(mlp/|^)(gate|up)/kernel$", _COLUMNS, needed=True),  # without mlp/: bpd
+    Rule(r"(mlp/|^)up/bias$", _LAST),
+    Rule(r"(mlp/|^)down/kernel$", _ROWS, needed=True),
+    # Tables by tokens. A vocabulary that cannot be divided stays whole.
+    Rule(r"(^|/)embed/embedding$", _ROWS),
+    Rule(r"^emb$", _ROWS),  # mlp_speculator
+    # LM heads: decoders, eagle3, medusa (stacked), redrafter, hydra and mlp_speculator (numbered).
+    Rule(r"(^|/)head(/\d+)?(/kernel)?$", _COLUMNS),
+    Rule(r"(^|/)head/\d+/bias$", _LAST),
+)
+
+
+def param_specs(
+    params: Any, sizes: Mapping[str, int], *, strict: bool = False, fsdp: bool = False
+) -> Any:
+    """The ``PartitionSpec`` of every parameter, a pytree as ``params``.
+
+    Args:
+        params: arrays or ``jax.ShapeDtypeStruct``.
+        sizes: of the axes of the mesh.
+        strict: a parameter of a needed rule that cannot be divided is an error.
+        fsdp: also divide the largest other dimension that can be divided by the axis "fsdp".
+
+    Raises UserError if ``strict``.
+    """
+
+    def one(path, leaf) -> PartitionSpec:
+        axes = _tensor_axes(path_text(path), leaf.shape, sizes[TENSOR], strict)
+        return PartitionSpec(*(_with_fsdp(axes, leaf.shape, sizes[FSDP]) if fsdp else axes))
+
+    return jax.tree_util.tree_map_with_path(one, params)
+
+
+def path_text(path: tuple) -> str:
+    """The path of a leaf: "layers/0/attention/q/kernel"."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _tensor_axes(name: str, shape: tuple[int, ...], size: int, strict: bool) -> list[str | None]:
+    axes: list[str | None] = [None] * len(shape)
+    rule = next((rule for rule in RULES if re.search(rule.pattern, name)), None)
+    if rule is None or len(rule.axes) > len(shape):
+        return axes
+    for number, axis in enumerate(rule.axes, len(shape) - len(rule.axes)):
+        if axis is None:
+            continue
+        if shape[number] % size == 0:
+            axes[number] = axis
+        elif strict and rule.needed:
+            raise UserError(
+                f"parameter {name} has shape {shape}, and {shape[number]} cannot be divided among "
+                f"tensor:{size}; take a divisor of {shape[number]}"
+            )
+    return axes
+
+
+def _with_fsdp(axes: list[str | None], shape: tuple[int, ...], size: int) -> list[str | None]:
+    free = [i for i, axis in enumerate(axes) if axis is None and shape[i] % size == 0]
+    if size > 1 and free:
+        axes[max(free, key=lambda i: shape[i])] = FSDP
+    return axes
+
+
+def shardings(mesh: Mesh, specs: Any) -> Any:
+    """``NamedSharding`` for every ``PartitionSpec`` of a pytree."""
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec),
+        specs,
+        is_leaf=lambda x: isinstance(x, PartitionSpec),
+    )
+
+
+def check_decoding(mesh: Mesh, target: LM) -> None:
+    """Raises UserError for a mesh on which the target cannot decode."""
+    sizes = dict(mesh.shape)
+    if sizes[FSDP] > 1:
+        raise UserError(
+            f"the mesh has fsdp:{sizes[FSDP]}, which divides parameters in training; decoding "
+            f"takes {DATA} and {TENSOR}"
+        )
+    cache = jax.eval_shape(lambda: target.init_cache(1, 1))
+    heads = {x.shape[1] for x in cache.k} if isinstance(cache, KVCache) else set()
+    for count in sorted(heads):
+        if count % sizes[TENSOR]:
+            raise UserError(
+                f"{target.name} has {count} key/value heads, which cannot be divided among "
+                f"tensor:{sizes[TENSOR]}; take a divisor of {count}"
+            )
+
+
+def place(mesh: Mesh, target: LM, params: ModelParams) -> ModelParams:
+    """The parameters of target and drafter on the devices of a mesh.
+
+    Raises UserError for a target whose layers cannot be divided.
+    """
+    check_decoding(mesh, target)
+    sizes = dict(mesh.shape)
+    return ModelParams(
+        put(mesh, params.target, param_specs(params.target, sizes, strict=True)),
+        put(mesh, params.draft, param_specs(params.draft, sizes)),
+    )
+
+
+def put(mesh: Mesh, values: Any, specs: Any) -> Any:
+    """Arrays that every process has in full, on the devices of a mesh."""
+    return jax.tree.map(_put, values, shardings(mesh, specs))
+
+
+def _put(value: Any, sharding: NamedSharding) -> jax.Array:
+    if sharding.is_fully_addressable or getattr(value, "sharding", None) == sharding:
+        return jax.device_put(value, sharding)
+    # Every process gives the parts of its own devices.
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
