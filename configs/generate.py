@@ -54,6 +54,9 @@ def get_config() -> ConfigDict:
     # as "1,5,11" for every batch size. In a larger batch the width depends on all rows, so a row's
     # last bits may depend on the others.
     config.verify_widths = "auto"
+    # Devices, such as "data:4,tensor:2": rows are divided among 4 parts, and matrices and caches
+    # among 2 devices each; "data:-1" takes all devices for rows. Empty: one device.
+    config.mesh = ""
     config.seed = 0
     return config
 

@@ -8,7 +8,7 @@ import jax
 
 from specjax import step
 from specjax.bench import timing
-from specjax.bench.passes import Job, Method, Pass, batches, begin, drafter_and_params
+from specjax.bench.passes import Job, Method, Pass, batches, begin, drafter_and_params, one_part
 
 VERIFY = "verify "  # the clock of one width is "verify 6"
 
@@ -19,6 +19,7 @@ def clocks(job: Job, method: Method | None) -> dict[str, timing.Clock]:
     Those of a method are "draft" and one for each width that its rounds may verify. There are none
     if a method drafts nothing, or if the cost of a draft depends on the text.
     """
+    job, method = one_part(job, method)
     if method is None:
         return {"step": timing.of_pass(job.target, 1)}
     if not method.drafter.nodes or not method.drafter.constant_cost:
@@ -31,9 +32,13 @@ def clocks(job: Job, method: Method | None) -> dict[str, timing.Clock]:
 
 
 def sample(job: Job, method: Method | None, parts: dict[str, timing.Clock]) -> dict[str, float]:
-    """Seconds of each part, one sample, after the prompts of the first batch."""
+    """Seconds of each part, one sample, after the prompts of the first batch.
+
+    On a mesh: on the devices of one part of its rows, as all parts run at the same time.
+    """
     if not parts:
         return {}
+    job, method = one_part(job, method)
     drafter, params = drafter_and_params(job, method)
     state = jax.block_until_ready(begin(job, drafter, params, *next(batches(job))))
     return {name: clock.sample(params, state) for name, clock in parts.items()}

@@ -69,6 +69,7 @@ def _compile_pass(job: Job, method: Method | None, seconds: dict[str | None, flo
 
 
 def _compile_clocks(job: Job, method: Method | None) -> None:
+    job, method = passes.one_part(job, method)
     drafter, params = passes.drafter_and_params(job, method)
     state = passes.begin(job, drafter, params, *next(passes.batches(job)), brief=True)
     for clock in costs.clocks(job, method).values():
@@ -79,14 +80,15 @@ def _comparisons(job: Job, methods: Sequence[Method]) -> Iterator[Task]:
     """Tasks that compile the comparison of target and draft probabilities."""
     text, width = [[0]] * min(8, len(job.prompts)), job.width + job.max_new_tokens
     for method in methods:
+        drafter, params = passes.drafter_and_params(*passes.one_part(job, method))
         yield functools.partial(
             token_probs.compare,
             job.target,
-            method.params,
+            params,
             text,
             text,
             job.settings,
-            method.drafter,
+            drafter,
             width=width,
         )
 

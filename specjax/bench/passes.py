@@ -6,16 +6,18 @@ and for methods, and are reported separately.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from specjax import decode, rng, sampling
+from specjax import decode, rng, sampling, sharding
 from specjax.bench import metrics
 from specjax.drafters import none
 from specjax.step import Widths
@@ -52,6 +54,8 @@ class Job(NamedTuple):
     categories: Sequence[str | None] = ()  # of the prompts
     spell: Callable[[list[int]], str] | None = None  # token ids to text
     verify_widths: Widths = None  # as in ``step.speculative_step``
+    # The rows are divided among its devices; parameters are those of ``sharding.place``. None: one.
+    mesh: Mesh | None = None
 
     @property
     def width(self) -> int:
@@ -121,7 +125,10 @@ def begin(
     limit = min(BRIEF_TOKENS, job.max_new_tokens) if brief else job.max_new_tokens
     new = np.where(np.asarray(rows) < 0, 0, limit)
     keys = rng.row_keys(job.seed, [r if r >= 0 else len(job.prompts) for r in rows])
-    return decode.prefill(
+    prefill = decode.prefill
+    if job.mesh is not None:
+        prefill = functools.partial(sharding.prefill, job.mesh)
+    return prefill(
         job.target,
         drafter,
         params,
@@ -165,9 +172,9 @@ def _run_batch(
     state, records = _decode(job, method, params, state)
     jax.block_until_ready(state.tokens)
     times.append(time.perf_counter())
+    state, records = _fetched(state, records)
     decode.check(state)
     outputs = decode.outputs(state, [len(p) for p in prompts])
-    records = None if records is None else jax.device_get(records)
     times.append(time.perf_counter())
     real = [i for i, r in enumerate(rows) if r >= 0]
     if records is None:
@@ -196,16 +203,41 @@ def _run_batch(
     )
 
 
+def _fetched(state: DecodeState, records: Records | None) -> tuple[DecodeState, Records | None]:
+    """The texts and the records on the host."""
+    parts = state.tokens, state.length, state.failed, records
+    tokens, length, failed, records = sharding.fetch(parts)
+    return state.replace(tokens=tokens, length=length, failed=failed), records
+
+
+@overload
+def one_part(job: Job, method: Method) -> tuple[Job, Method]: ...
+@overload
+def one_part(job: Job, method: Method | None) -> tuple[Job, Method | None]: ...
+def one_part(job: Job, method: Method | None) -> tuple[Job, Method | None]:
+    """Both on the devices of one part of the rows, for what is measured or shown of one part."""
+    if job.mesh is None:
+        return job, method
+    mesh, params = sharding.first_part(job.mesh, job.params)
+    if method is not None:
+        _, draft = sharding.first_part(job.mesh, method.params.draft)
+        method = method._replace(params=ModelParams(params, draft))
+    rows = max(1, job.batch_size // job.mesh.shape[sharding.DATA])
+    return job._replace(mesh=mesh, params=params, batch_size=rows), method
+
+
 def _decode(
     job: Job, method: Method | None, params: ModelParams, state: DecodeState
 ) -> tuple[DecodeState, Records | None]:
     """Decodes a batch; the records are None for plain decoding. ``state`` is donated."""
+    plain, generate = decode.autoregressive, decode.generate
+    if job.mesh is not None:
+        plain = functools.partial(sharding.autoregressive, job.mesh)
+        generate = functools.partial(sharding.generate, job.mesh)
     if method is None:
-        state = decode.autoregressive(
-            job.target, params, state, max_steps=job.max_new_tokens, eos_id=job.eos_id
-        )
+        state = plain(job.target, params, state, max_steps=job.max_new_tokens, eos_id=job.eos_id)
         return state, None
-    return decode.generate(
+    return generate(
         job.target,
         method.drafter,
         method.accept,
@@ -231,6 +263,7 @@ def teach(job: Job, method: Method, prompts: Sequence[Sequence[int]]) -> Method:
     for rows, ids in batches(other):
         state = begin(other, method.drafter, method.params, rows, ids)
         state, _ = _decode(other, method, method.params, state)
+        state, _ = _fetched(state, None)
         decode.check(state)
         draft = learn(method.params, state, [len(i) for i in ids])
         method = method._replace(params=method.params._replace(draft=draft))

@@ -18,7 +18,7 @@ from specjax import theory
 from specjax.bench import lossless, metrics, passes, proofs, results, uncertainty
 from specjax.bench.measuring import Measured
 from specjax.bench.overlap import overlap
-from specjax.bench.passes import Job, Method, Pass
+from specjax.bench.passes import Job, Method, Pass, one_part
 
 
 def measured_rows(
@@ -155,6 +155,7 @@ def _prediction(
 
 def _checks(job: Job, method: Method, runs: list[Pass], plain: list[Pass]) -> dict:
     """The fields "lossless" and "overlap"."""
+    job, method = one_part(job, method)
     width = job.width + job.max_new_tokens
     outputs = [o for run in runs for o in run.outputs]
     if job.settings["temperature"] == 0:

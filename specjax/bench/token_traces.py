@@ -70,6 +70,7 @@ def record(
     Raises:
         NonFiniteLogits, and ValueError for a job without ``spell``.
     """
+    job, method = passes.one_part(job, method)
     if job.spell is None:
         raise ValueError("a trace shows text; give the job a spell")
     prompt = list(job.prompts[number])
@@ -89,7 +90,7 @@ def record(
 
 def compile(job: passes.Job, method: passes.Method) -> None:
     """Compiles the programs of ``record`` for this method."""
-    next(_rounds(job, method, 0))
+    next(_rounds(*passes.one_part(job, method), 0))
 
 
 # Decoding ---------------------------------------------------------------------------------------

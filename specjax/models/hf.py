@@ -55,7 +55,13 @@ def resolve(directory: str | os.PathLike) -> Path:
     return path
 
 
-def load(directory: str | os.PathLike, *, dtype: Any = None, taps: tuple[int, ...] = ()) -> Loaded:
+def load(
+    directory: str | os.PathLike,
+    *,
+    dtype: Any = None,
+    taps: tuple[int, ...] = (),
+    on_host: bool = False,
+) -> Loaded:
     """Reads a model directory or a trained run's workdir.
 
     Args:
@@ -63,6 +69,8 @@ def load(directory: str | os.PathLike, *, dtype: Any = None, taps: tuple[int, ..
         dtype: of parameters and activations; None is float32 on CPUs, where bfloat16 is slow, and
             bfloat16 elsewhere.
         taps: see ``lm.from_config``.
+        on_host: leave the parameters in the memory of the host, as NumPy arrays: for models that
+            are divided among devices (``specjax.sharding``).
 
     Raises UserError if a file is missing, damaged or not supported.
     """
@@ -72,7 +80,8 @@ def load(directory: str | os.PathLike, *, dtype: Any = None, taps: tuple[int, ..
     model = lm.from_config(config, dtype, tuple(taps))
     if tokenizer is not None:
         model = model._replace(vocabulary=fingerprint(tokenizer))
-    return Loaded(model, read_params(path, config, dtype), config, tokenizer, str(path))
+    params = read_params(path, config, dtype, on_host)
+    return Loaded(model, params, config, tokenizer, str(path))
 
 
 def parameter_dtype(dtype: Any) -> Any:

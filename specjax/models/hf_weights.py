@@ -89,11 +89,13 @@ def open_weights(file: Path, stack: contextlib.ExitStack) -> Any:
         raise UserError(f"{file} is damaged or incomplete ({error}); copy it again") from None
 
 
-def read_params(path: Path, config: TransformerConfig, dtype: np.dtype) -> dict:
+def read_params(
+    path: Path, config: TransformerConfig, dtype: np.dtype, on_host: bool = False
+) -> dict:
     """The parameters of a model directory as a nested dict of ``dtype``.
 
-    Reads one tensor at a time: a file is never in memory as a whole. Raises UserError if the
-    tensors are not those of ``config``.
+    ``on_host``: NumPy arrays. Reads one tensor at a time: a file is never in memory as a whole.
+    Raises UserError if the tensors are not those of ``config``.
     """
     layout, opened, params = _layout(config), {}, {}
     # GPT-2 checkpoints exist with and without this prefix.
@@ -112,7 +114,8 @@ def read_params(path: Path, config: TransformerConfig, dtype: np.dtype) -> dict:
             tensor, paths = weights.get_tensor(stored_name), layout[name].paths
             parts = np.split(tensor.T if layout[name].transposed else tensor, len(paths), axis=-1)
             for leaf, part in zip(paths, parts, strict=True):
-                params[leaf] = jnp.asarray(np.asarray(part, dtype, order="C"))
+                array = np.asarray(part, dtype, order="C")
+                params[leaf] = array if on_host else jnp.asarray(array)
     return unflatten_dict(params)
 
 

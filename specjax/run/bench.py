@@ -7,6 +7,7 @@ resumed by the same command.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import re
@@ -112,7 +113,8 @@ def _plain_answers(
 ) -> list[list[int]]:
     """New tokens of plain greedy decoding: what later turns follow, for every method."""
     chosen = PromptSet(None, list(prompts), [])
-    job = build.job(settings, target, chosen, 0.0, min(batch_size, len(prompts)))
+    largest = dataclasses.replace(settings, batch_size=batch_size)
+    job = build.job(settings, target, chosen, 0.0, build.rows(largest, len(prompts)))
     return passes.run_pass(job, None).outputs
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from jax.sharding import Mesh
+
+from specjax import sharding
 from specjax.bench import methods as methods_lib
 from specjax.bench.passes import Job, Method
 from specjax.data.prompts import PromptSet
@@ -16,15 +19,29 @@ def target(settings: Settings) -> hf.Loaded:
         raise UserError(
             "config.target is empty; give a Hugging Face style directory or a trained run's workdir"
         )
-    loaded = hf.load(settings.target, dtype=settings.dtype or None)
+    devices = mesh(settings)
+    loaded = hf.load(settings.target, dtype=settings.dtype or None, on_host=devices is not None)
     if loaded.tokenizer is None:
         raise UserError(f"{loaded.directory} has no tokenizer.json; text needs one")
-    return loaded
+    if devices is None:
+        return loaded
+    return loaded._replace(params=sharding.place_target(devices, loaded.lm, loaded.params))
+
+
+def mesh(settings: Settings) -> Mesh | None:
+    """The devices that decode; None: one. Raises UserError for a mesh that does not fit them."""
+    return sharding.make_mesh(settings.mesh) if settings.mesh else None
+
+
+def rows(settings: Settings, count: int) -> int:
+    """The batch size for ``count`` prompts: not more than needed, and the mesh can divide it."""
+    parts = 1 if (devices := mesh(settings)) is None else devices.shape[sharding.DATA]
+    return min(settings.batch_size, -(-count // parts) * parts)
 
 
 def methods(settings: Settings, target: hf.Loaded, temperatures: tuple[float, ...]) -> list[Method]:
     """The methods, in the order of the settings. Raises UserError."""
-    return [
+    built = [
         methods_lib.build(
             target.lm,
             target.params,
@@ -34,6 +51,14 @@ def methods(settings: Settings, target: hf.Loaded, temperatures: tuple[float, ..
             temperatures=temperatures,
         )
         for label, choice in settings.methods.items()
+    ]
+    if (devices := mesh(settings)) is None:
+        return built
+    return [
+        method._replace(
+            params=method.params._replace(draft=sharding.place_draft(devices, method.params.draft))
+        )
+        for method in built
     ]
 
 
@@ -53,8 +78,14 @@ def job(
     for name, value in (("max_new_tokens", settings.max_new_tokens), ("repeats", repeats)):
         if value < 1:
             raise UserError(f"config.{name} is {value}; it must be at least 1")
-    count = len(prompts.prompts)
-    if batch_size > count:
+    count, devices = len(prompts.prompts), mesh(settings)
+    parts = 1 if devices is None else devices.shape[sharding.DATA]
+    if batch_size % parts:
+        raise UserError(
+            f"the batch size is {batch_size}, and config.mesh={settings.mesh} divides it among "
+            f"{parts} parts; take a multiple of {parts}"
+        )
+    if batch_size > -(-count // parts) * parts:
         what = "turns" if any(prompt.turn for prompt in prompts.prompts) else "prompts"
         raise UserError(
             f"the batch size is {batch_size} and there are {count} {what}; give more, or lower it"
@@ -81,4 +112,5 @@ def job(
         categories=[prompt.category for prompt in prompts.prompts],
         spell=None if target.tokenizer is None else target.tokenizer.decode,
         verify_widths=settings.verify_widths,
+        mesh=devices,
     )

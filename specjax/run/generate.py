@@ -100,7 +100,7 @@ class _Turns:
 
     def decode(self, prompts: list[Prompt]) -> list[list[int]]:
         """New token ids of each prompt."""
-        batch_size = min(self._settings.batch_size, len(prompts))
+        batch_size = build.rows(self._settings, len(prompts))
         chosen = PromptSet(None, prompts, [])
         job = build.job(self._settings, self._target, chosen, self._temperature, batch_size)
         # Another seed for each turn: turns of a conversation must not share noise.

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specjax import accept, drafters, registry, sampling
+from specjax import accept, drafters, registry, sampling, sharding
 from specjax.bench.methods import MethodChoice
 from specjax.checks import one_of, whole
 from specjax.config import Config, given
@@ -60,6 +60,7 @@ class Settings:
     max_new_tokens: int
     ignore_eos: bool
     verify_widths: tuple[int, ...] | None  # as in ``step.speculative_step``
+    mesh: str  # as in ``sharding.make_mesh``; "": one device
     seed: int
     prompts: PromptSource
     record: str  # a file to write the outputs to; "": none
@@ -101,6 +102,7 @@ def resolve(config: Config) -> Settings:
         max_new_tokens=config.max_new_tokens,
         ignore_eos=config.get("ignore_eos", False),
         verify_widths=_widths(config.get("verify_widths", "auto")),
+        mesh=_mesh(config),
         seed=config.seed,
         prompts=_prompt_source(config, grid),
         record=config.get("record", ""),
@@ -224,6 +226,16 @@ def _widths(value: Any) -> tuple[int, ...] | None:
             "separated by commas, such as '1,5,11'"
         )
     return widths
+
+
+def _mesh(config: Config) -> str:
+    """``config.mesh``. Raises UserError for another form, and where it would be ignored."""
+    mesh = config.get("mesh") or ""
+    if mesh:
+        sharding.parse(mesh)
+        if config.mode == "replay":
+            raise UserError("config.mesh is not for mode replay; leave it out")
+    return mesh
 
 
 def _check_grid(config: Config, grid: Any) -> None:

@@ -12,19 +12,35 @@ the state of the optimiser.
 """
 
 from specjax.sharding.decoding import autoregressive, generate, prefill
-from specjax.sharding.mesh import AXES, make_mesh, parse
-from specjax.sharding.rules import RULES, Rule, param_specs, place, shardings
+from specjax.sharding.groups import fetch, first_part
+from specjax.sharding.mesh import AXES, DATA, FSDP, TENSOR, make_mesh, parse
+from specjax.sharding.rules import (
+    RULES,
+    Rule,
+    param_specs,
+    place,
+    place_draft,
+    place_target,
+    shardings,
+)
 
 __all__ = [
     "AXES",
+    "DATA",
+    "FSDP",
     "RULES",
+    "TENSOR",
     "Rule",
     "autoregressive",
+    "fetch",
+    "first_part",
     "generate",
     "make_mesh",
     "param_specs",
     "parse",
     "place",
+    "place_draft",
+    "place_target",
     "prefill",
     "shardings",
 ]

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.sharding.mesh import DATA
@@ -87,3 +88,20 @@ def _times(spec: PartitionSpec, shape: tuple[int, ...], factor: float) -> tuple[
         math.floor(size * factor + 0.5) if axis == DATA else size
         for size, axis in zip(shape, axes, strict=True)
     )
+
+
+def first_part(mesh: Mesh, values: Any) -> tuple[Mesh, Any]:
+    """The mesh of the first part of the rows, and the same arrays there."""
+    part = _parts(mesh)[0]
+    return part, jax.tree.map(functools.partial(_take, part), values)
+
+
+def fetch(values: Any) -> Any:
+    """The arrays of a pytree on the host, whole, in every process."""
+
+    def one(value: Any) -> np.ndarray:
+        if isinstance(value, jax.Array) and not value.is_fully_addressable:
+            return np.asarray(multihost_utils.process_allgather(value, tiled=True))
+        return np.asarray(value)
+
+    return jax.tree.map(one, values)

@@ -123,7 +123,7 @@ def check_decoding(mesh: Mesh, target: LM) -> None:
     for count in sorted(heads):
         if count % sizes[TENSOR]:
             raise UserError(
-                f"{target.name} has {count} key/value heads, which cannot be divided among "
+                f"the target has {count} key/value heads, which cannot be divided among "
                 f"tensor:{sizes[TENSOR]}; take a divisor of {count}"
             )
 
@@ -131,14 +131,21 @@ def check_decoding(mesh: Mesh, target: LM) -> None:
 def place(mesh: Mesh, target: LM, params: ModelParams) -> ModelParams:
     """The parameters of target and drafter on the devices of a mesh.
 
-    Raises UserError for a target whose layers cannot be divided.
+    Those that are on the mesh already stay where they are. Raises UserError for a target whose
+    layers cannot be divided.
     """
+    return ModelParams(place_target(mesh, target, params.target), place_draft(mesh, params.draft))
+
+
+def place_target(mesh: Mesh, target: LM, params: Any) -> Any:
+    """The target's parameters on the devices of a mesh. Raises UserError: see ``place``."""
     check_decoding(mesh, target)
-    sizes = dict(mesh.shape)
-    return ModelParams(
-        put(mesh, params.target, param_specs(params.target, sizes, strict=True)),
-        put(mesh, params.draft, param_specs(params.draft, sizes)),
-    )
+    return put(mesh, params, param_specs(params, dict(mesh.shape), strict=True))
+
+
+def place_draft(mesh: Mesh, params: Any) -> Any:
+    """A drafter's parameters on the devices of a mesh."""
+    return put(mesh, params, param_specs(params, dict(mesh.shape)))
 
 
 def put(mesh: Mesh, values: Any, specs: Any) -> Any:
