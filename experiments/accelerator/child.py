@@ -20,7 +20,7 @@ from typing import Any
 import jax
 
 from experiments.accelerator import sections
-from experiments.accelerator.models import Scale, bytes_needed, scale, weights
+from experiments.accelerator.models import Scale, bytes_needed, cells, scale, weights
 from specjax.models.hf_config import config_to_hf
 
 # Sections that are measured for each size of the target, with one set of weights.
@@ -32,16 +32,16 @@ PER_SIZE = {
 
 
 def measure(task: str, chosen: Sequence[str], size: Scale, file: Path) -> None:
-    """Measures the sections of one task: "bandwidth", "peer", a model, or "model:buffers"."""
+    """Measures one task: "bandwidth", "peer", a model, "model:contexts" or "model:buffers"."""
     if task == "bandwidth":
         return append(file, "bandwidth", sections.bandwidth(size))
     if task == "peer":
         return append(file, "peer", peer(size))
     name, _, variant = task.partition(":")
-    available, needed = device_bytes(), bytes_needed(name, size)
-    if needed > available:
-        why = f"{name} needs about {needed / 1e9:.0f} GB and the device has {available / 1e9:.0f}"
-        return append(file, "skipped", [{"task": task, "why": why}])
+    if variant == "contexts":
+        return contexts(name, size, file)
+    if (needed := bytes_needed(name, size)) > device_bytes():
+        return append(file, "skipped", [{"task": task, "why": too_large(needed)}])
     params = weights(size.models[name], 0)
     if variant:
         rows = sections.buffers(name, size, params)
@@ -49,6 +49,30 @@ def measure(task: str, chosen: Sequence[str], size: Scale, file: Path) -> None:
     for section in (section for section in PER_SIZE if section in chosen):
         rows = PER_SIZE[section](name, size, params)
         append(file, section, [{"model": name} | row for row in rows])
+
+
+def contexts(name: str, size: Scale, file: Path) -> None:
+    """Plain decoding after long prompts: each cell is written when it is complete."""
+    params = None
+    for needed, batch, context in cells(name, size):
+        task = f"{name}, batch {batch}, context {context}"
+        if needed > device_bytes():
+            append(file, "skipped", [{"task": task, "why": too_large(needed)}])
+            continue
+        params = weights(size.models[name], 0) if params is None else params
+        try:
+            row = sections.after_context(name, size, params, batch, context)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            append(file, "skipped", [{"task": task, "why": "the memory of the device was full"}])
+            continue
+        append(file, "contexts", [{"model": name} | row])
+
+
+def too_large(needed: float) -> str:
+    """Why something was not measured."""
+    return f"it needs about {needed / 1e9:.0f} GB and the device has {device_bytes() / 1e9:.0f}"
 
 
 def append(file: Path, section: str, rows: list[dict]) -> None:

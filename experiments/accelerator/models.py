@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -47,6 +48,7 @@ TINY = dataclasses.replace(
     num_kv_heads=2,
     head_dim=16,
 )
+CHUNK = 256  # tokens of a prompt that prefill feeds at once
 
 
 class Scale(NamedTuple):
@@ -62,6 +64,9 @@ class Scale(NamedTuple):
     rates: tuple[float, ...] = (0.3, 0.6, 0.8, 0.95)
     passes: int = 3
     copy: int = 1 << 30  # elements of 2 bytes
+    # Plain decoding after long prompts.
+    contexts: tuple[int, ...] = (1024, 8192)
+    context_batches: tuple[int, ...] = (1, 8, 64)
 
     @property
     def middle_gamma(self) -> int:
@@ -84,6 +89,18 @@ def scale(tiny: bool) -> Scale:
         rates=(0.3, 0.95),
         passes=1,
         copy=1 << 20,
+        contexts=(32,),
+        context_batches=(2,),
+    )
+
+
+def draft_shape(name: str, models: Mapping[str, TransformerConfig]) -> TransformerConfig:
+    """The draft of a size: 1B for 8B, and two layers of 1B for 1B."""
+    config = models["1b"]
+    return (
+        config
+        if name == "8b"
+        else dataclasses.replace(config, num_layers=min(2, config.num_layers))
     )
 
 
@@ -157,3 +174,21 @@ def bytes_needed(name: str, size: Scale) -> float:
     cache = _cache_bytes(config, size.batches[-1] * slots)
     logits = size.batches[-1] * max(size.sizes) * config.vocab_size * 4
     return 2 * count + 2 * (len(size.sizes) + len(size.trees)) * cache + 4 * logits
+
+
+def cells(name: str, size: Scale) -> list[tuple[float, int, int]]:
+    """(bytes, batch, context) of plain decoding after long prompts, the smallest first.
+
+    The bytes are needed in any case: the weights, the cache, and the scores of a chunk of the
+    prompt in float32.
+    """
+    config = size.models[name]
+    weights = 2 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(lm.abstract_params(config)))
+    result = []
+    for context in size.contexts:
+        for batch in size.context_batches:
+            slots = context + size.new
+            scores = 4 * batch * config.num_heads * min(CHUNK, context) * slots
+            cache = _cache_bytes(config, batch * slots)
+            result.append((weights + cache + scores, batch, context))
+    return sorted(result)

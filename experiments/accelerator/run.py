@@ -12,6 +12,8 @@ token and every rate is exact. The text has no meaning. Sections, chosen with ``
 - ``bandwidth``: bytes read and written per second by a copy of a large array.
 - ``autoregressive``: plain decoding at batch 1 and 8, and its share of what that bandwidth allows:
   no step takes less time than reading the weights, and the keys and values of the text so far.
+- ``contexts``: the same at batch 1, 8 and 64 after prompts of 1,024 and 8,192 tokens; what does not
+  fit is named.
 - ``verify``: target passes over 1 to 64 tokens, chains and binary trees, relative to a pass over
   one token.
 - ``controlled``: speculation with the drafter ``controlled`` (a draft model really runs, and its
@@ -23,6 +25,10 @@ token and every rate is exact. The text has no meaning. Sections, chosen with ``
   loops and conditionals inside them. They are a flag, so each variant has its own process.
 - ``peer``: ``transformers.generate``, eager, dynamic cache, same shape, precision and batch, on the
   same device.
+
+Where ``specjax.theory.devices`` has the device, the tables also show the share of the datasheet's
+bandwidth, and tokens per second and speed-up as ``specjax.theory.scaling`` predicts them from the
+datasheet ("on paper"); for other devices the output has the line "no datasheet".
 
 Every size runs in its own process, which writes each section when it is complete: if the study is
 killed, the measured sections are kept. A size that does not fit, and what the time limit ended, is
@@ -46,7 +52,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from experiments.accelerator import paper
 from experiments.accelerator.child import PER_SIZE
+from experiments.accelerator.models import scale
 from experiments.accelerator.tables import markdown
 from specjax.bench.results import machine
 from specjax.errors import UserError
@@ -57,7 +65,7 @@ from specjax.files import write_json
 FLAG = "--xla_gpu_enable_command_buffer="
 BUFFERS = {"default": "", "off": FLAG, "with loops": f"{FLAG}+WHILE,+CONDITIONAL"}
 SIZES = ("1b", "8b")
-SECTIONS = ("bandwidth", *PER_SIZE, "buffers", "peer")
+SECTIONS = ("bandwidth", *PER_SIZE, "buffers", "peer", "contexts")
 ROOT = Path(__file__).parents[2]
 MIN_SECONDS = 20  # a process is not started with less time left
 
@@ -72,7 +80,9 @@ def tasks(chosen: Sequence[str], sizes: Sequence[str], tiny: bool) -> list[tuple
         # Without a GPU the variants are all the same.
         variants = ("with loops",) if tiny else tuple(BUFFERS)
         result += [(f"1b:{name}", BUFFERS[name]) for name in variants]
-    return result + per_size[1:]
+    result += per_size[1:]
+    # Last: prefilling long prompts takes most of this time.
+    return result + [(f"{size}:contexts", "") for size in sizes if "contexts" in chosen]
 
 
 def run(args: argparse.Namespace, result: dict, write: Callable[[], None]) -> None:
@@ -92,6 +102,7 @@ def run(args: argparse.Namespace, result: dict, write: Callable[[], None]) -> No
         seconds = f"{task}: {time.perf_counter() - began:.0f} s"
         print(f"{seconds}; {why}" if why else seconds, flush=True)
         add_shares(result)
+        paper.add(result, scale(args.tiny).models)
         write()
 
 
@@ -130,7 +141,8 @@ def environment(flag: str, tiny: bool) -> dict[str, str]:
 
 def add_shares(result: dict) -> None:
     """Adds to plain decoding the share of the speed that the copy's bandwidth allows."""
-    for row in result.get("autoregressive", []) if result.get("bandwidth") else []:
+    rows = result.get("autoregressive", []) + result.get("contexts", [])
+    for row in rows if result.get("bandwidth") else []:
         steps = row["tokens_per_second"] / row["batch_size"]
         bandwidth = result["bandwidth"][0]["bytes_per_second"]
         row["share_of_bandwidth"] = steps * row["bytes_per_step"] / bandwidth

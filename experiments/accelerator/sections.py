@@ -6,7 +6,6 @@ Processes, files and time limits are in run.py and child.py.
 from __future__ import annotations
 
 import concurrent.futures
-import dataclasses
 import functools
 import os
 import statistics
@@ -16,12 +15,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments.accelerator.models import Scale, bytes_per_step, make_job, weights
+from experiments.accelerator.models import Scale, bytes_per_step, draft_shape, make_job, weights
 from experiments.loops import Loop, clock, forward, repeat, tie
 from specjax import accept, drafters, rng, step, theory
 from specjax.bench import costs, passes
 from specjax.bench.passes import Job, Method, Pass
 from specjax.models import lm
+from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import layout
 from specjax.types import Draft, ModelParams
 
@@ -69,25 +69,42 @@ def bandwidth(size: Scale) -> list[dict]:
 
 def autoregressive(name: str, size: Scale, params: dict) -> list[dict]:
     """Plain decoding: the compiled loop alone, and with prefill and the host."""
-    config, rows = size.models[name], []
-    jobs = [make_job(config, params, batch, size) for batch in size.batches]
+    jobs = [make_job(size.models[name], params, batch, size) for batch in size.batches]
     warm([(job, None) for job in jobs])
-    for job in jobs:
-        runs = [passes.run_pass(job, None) for _ in range(size.passes)]
-        rates = [p.tokens / p.loop for p in runs]
-        length = size.prompt + size.new / 2
-        rows.append(
-            {
-                "batch_size": job.batch_size,
-                "tokens_per_second": statistics.median(rates),
-                "spread": [min(rates), max(rates)],
-                "with_prefill": statistics.median(p.tokens / max(p.walls) for p in runs),
-                "step_ms": 1e3 * statistics.median(p.loop / p.loops for p in runs),
-                "pass_alone_ms": 1e3 * costs.time_of_verify(job, None, 1),
-                "bytes_per_step": bytes_per_step(config, params, job.batch_size, length),
-            }
-        )
-    return rows
+    return [
+        plain_row(job, size.models[name])
+        | {"pass_alone_ms": 1e3 * costs.time_of_verify(job, None, 1)}
+        for job in jobs
+    ]
+
+
+def after_context(name: str, size: Scale, params: dict, batch: int, context: int) -> dict:
+    """Plain decoding after prompts of ``context`` tokens."""
+    size = size._replace(prompt=context, passes=min(2, size.passes))
+    job = make_job(size.models[name], params, batch, size)
+    warm([(job, None)])
+    return plain_row(job, size.models[name])
+
+
+def plain_row(job: Job, config: TransformerConfig) -> dict:
+    """Measures plain decoding; ``context`` is the mean length of the cached text."""
+    runs = [passes.run_pass(job, None) for _ in range(job.repeats)]
+    rates = [p.tokens / p.loop for p in runs]
+    context = mean_context(job)
+    return {
+        "batch_size": job.batch_size,
+        "context": context,
+        "tokens_per_second": statistics.median(rates),
+        "spread": [min(rates), max(rates)],
+        "with_prefill": statistics.median(p.tokens / max(p.walls) for p in runs),
+        "step_ms": 1e3 * statistics.median(p.loop / p.loops for p in runs),
+        "bytes_per_step": bytes_per_step(config, job.params, job.batch_size, context),
+    }
+
+
+def mean_context(job: Job) -> float:
+    """Cached tokens of a row in the middle of decoding."""
+    return job.width + job.max_new_tokens / 2
 
 
 def verify(name: str, size: Scale, params: dict) -> list[dict]:
@@ -146,11 +163,7 @@ def buffers(name: str, size: Scale, params: dict) -> list[dict]:
 
 def speculation(name: str, size: Scale, params: dict) -> Callable[[int, float], Method]:
     """(gamma, rate) -> a method: a draft model runs, and ``controlled`` replaces its tokens."""
-    config = size.models[name]
-    if name == "8b":
-        shape = size.models["1b"]
-    else:
-        shape = dataclasses.replace(config, num_layers=min(2, config.num_layers))
+    config, shape = size.models[name], draft_shape(name, size.models)
     draft_params = weights(shape, 1)
     target, model = (lm.from_config(c, jnp.dtype(jnp.bfloat16)) for c in (config, shape))
 
@@ -233,6 +246,7 @@ def _row(
     tokens, count = (sum(getattr(c, name) for c in first.counts) for name in ("tokens", "rounds"))
     return {
         "batch_size": job.batch_size,
+        "context": mean_context(job),
         "gamma": gamma,
         "rate": rate,
         "block_efficiency": tokens / count,

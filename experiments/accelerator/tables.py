@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+
+SHARES = ("of the copy's bandwidth", "of the datasheet's", "tokens/s on paper")
 
 
 def markdown(result: dict) -> str:
@@ -12,7 +15,7 @@ def markdown(result: dict) -> str:
     parts = [f"{head}: `{result['command']}`"]
     for row in result.get("bandwidth", []):
         parts.append(f"Copy: {row['bytes_per_second'] / 1e9:.0f} GB/s.")
-    parts += [_plain(result), _verify(result)]
+    parts += [_datasheet(result), _plain(result), _contexts(result), _verify(result)]
     for title, section, key in (
         ("Controlled acceptance", "controlled", "model"),
         ("Buffers", "buffers", "buffers"),
@@ -23,10 +26,53 @@ def markdown(result: dict) -> str:
 
 
 def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table without the columns that have no value."""
     if not rows:
         return ""
+    kept = [any(column) for column in zip(*rows, strict=True)]
+    heads, *rows = (list(itertools.compress(row, kept)) for row in (heads, *rows))
     lines = [f"{title}\n", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _datasheet(result: dict) -> str:
+    sheet = result.get("datasheet")
+    if not sheet:
+        return "no datasheet"
+    bandwidth, flops = (
+        f"{sheet['bandwidth'] / 1e9:.0f} GB/s",
+        f"{sheet['flops'] / 1e12:.4g} TFLOP/s",
+    )
+    numbers = f"Datasheet of {sheet['name']}: {bandwidth}, {flops} in bfloat16"
+    return f'{numbers} ({sheet["source"]}). "On paper" is a prediction from it.'
+
+
+def _shares(row: dict) -> tuple[str, ...]:
+    """The shares of the copy's and of the datasheet's bandwidth, and tokens/s on paper."""
+    share, sheet = row.get("share_of_bandwidth"), row.get("share_of_datasheet")
+    measured = "" if share is None else f"{share:.0%}"
+    return measured, *(("", "") if sheet is None else (f"{sheet:.0%}", _on_paper(row)))
+
+
+def _on_paper(row: dict) -> str:
+    value = row.get("paper_tokens_per_second")
+    return "" if value is None else f"{value:.1f}"
+
+
+def _contexts(result: dict) -> str:
+    rows = [
+        (
+            row["model"],
+            str(row["batch_size"]),
+            f"{row['context']:.0f}",
+            f"{row['tokens_per_second']:.1f}",
+            *_shares(row),
+            f"{row['step_ms']:.2f}",
+        )
+        for row in result.get("contexts", [])
+    ]
+    heads = ("model", "batch", "cached tokens", "tokens/s", *SHARES, "step, ms")
+    return _table("Plain decoding after long prompts", heads, rows)
 
 
 def _plain(result: dict) -> str:
@@ -37,20 +83,19 @@ def _plain(result: dict) -> str:
     rows = []
     for row in result.get("autoregressive", []):
         peer = peers.get((row["model"], row["batch_size"]))
-        share = row.get("share_of_bandwidth")
         rows.append(
             (
                 row["model"],
                 str(row["batch_size"]),
                 f"{row['tokens_per_second']:.1f}",
-                "" if share is None else f"{share:.0%}",
+                *_shares(row),
                 f"{row['step_ms']:.2f}",
                 f"{row['pass_alone_ms']:.2f}",
                 f"{row['with_prefill']:.1f}",
                 f"{peer:.1f} ({row['with_prefill'] / peer:.2f}x)" if peer else "",
             )
         )
-    heads = ("model", "batch", "tokens/s", "of the bandwidth", "step, ms", "pass alone, ms")
+    heads = ("model", "batch", "tokens/s", *SHARES, "step, ms", "pass alone, ms")
     return _table("Plain decoding", (*heads, "with prefill", "transformers"), rows)
 
 
@@ -72,7 +117,7 @@ def _verify(result: dict) -> str:
 def _speculation(title: str, key: str, measured: Sequence[dict]) -> str:
     rows = []
     for row in measured:
-        cost = row["costs_ms"]
+        cost, paper = row["costs_ms"], row.get("paper_speedup")
         rows.append(
             (
                 row[key],
@@ -80,8 +125,11 @@ def _speculation(title: str, key: str, measured: Sequence[dict]) -> str:
                 str(row["gamma"]),
                 f"{row['rate']:g}",
                 f"{row['block_efficiency']:.2f}",
+                f"{row['tokens_per_second']:.1f}",
+                _on_paper(row),
                 f"{row['speedup']:.2f}",
                 f"{row['predicted_speedup']:.2f}",
+                "" if paper is None else f"{paper:.2f}",
                 f"{row['system_efficiency']:.2f}",
                 f"{cost['step']:.2f}",
                 " + ".join(f"{cost[part]:.2f}" for part in ("draft", "verify", "accept")),
@@ -89,6 +137,14 @@ def _speculation(title: str, key: str, measured: Sequence[dict]) -> str:
                 f"{row['gap_ms']:.2f}",
             )
         )
-    heads = (key, "batch", "gamma", "rate", "tau", "speed-up", "predicted", "efficiency")
-    heads = (*heads, "step", "draft + verify + accept", "round", "gap")
+    heads = (key, "batch", "gamma", "rate", "tau", "tokens/s", SHARES[-1], "speed-up", "predicted")
+    heads = (
+        *heads,
+        "speed-up on paper",
+        "efficiency",
+        "step",
+        "draft + verify + accept",
+        "round",
+        "gap",
+    )
     return _table(f"{title} (times in ms)", heads, rows)

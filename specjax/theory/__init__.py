@@ -3,7 +3,8 @@
 The functions for chains of draft tokens are names of this package (``theory.expected_tokens``).
 ``theory.goodput`` chooses a draft length under load, ``theory.cascade`` gives the speed-up of
 drafters that use smaller drafters, and ``theory.roofline`` models hardware that is not available.
-For trees see ``specjax.topology.search``.
+``theory.scaling`` predicts speed and memory for the accelerators of ``theory.devices``. For trees
+see ``specjax.topology.search``.
 
 Symbols: alpha is the acceptance rate, gamma the number of draft tokens in a round, c the time of
 drafting one token. Times are multiples of one step, a target pass over one token. Every function
@@ -11,7 +12,7 @@ raises UserError for an invalid argument (a rate outside 0 to 1, a negative or N
 that is not a whole number).
 """
 
-from specjax.theory import cascade, goodput, roofline
+from specjax.theory import cascade, devices, goodput, roofline, scaling
 from specjax.theory.chain import (
     Verify,
     acceptance_rate,
@@ -38,6 +39,7 @@ __all__ = [
     "acceptance_rate",
     "break_even_share",
     "cascade",
+    "devices",
     "divergence",
     "expected_tokens",
     "expected_tokens_by_depth",
@@ -50,6 +52,7 @@ __all__ = [
     "overlap",
     "roofline",
     "rounds",
+    "scaling",
     "speedup",
     "total_cost",
     "used_share",

@@ -2,13 +2,14 @@
 
 A machine is two numbers and a model is four:
 
-    t(B, S, n) = max((W + B S kappa) / bandwidth, B n (F + S G) / flops) + overhead
+    t(B, S, n) = max((W + B S kappa) / bandwidth, B n (F + S G) / flops) + B n X / link + overhead
 
 is the time of a pass over n new tokens in each of B rows with S cached tokens each. W are the bytes
 of weights, kappa those of keys and values per cached token, F the operations per token, and G those
 of attention per token and cached token. A pass is bound by memory or by arithmetic, by the longer
-of both times. Launches, communication, sampling and cache misses are not modelled, except as
-``overhead``.
+of both times. X are the bytes that a chip of several sends per token (``tensor_parallel``; 0 for
+one chip). Launches, latencies of communication, sampling and cache misses are not modelled, except
+as ``overhead``.
 
 Sources: Williams et al. 2009 (the roofline); MagicDec, Chen et al. 2024 (2408.11049), which drafts
 with the target's weights and a constant part of its cache; SPIRe (2504.06419), which models its
@@ -21,10 +22,13 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from specjax import checks
+from specjax.errors import UserError
 from specjax.theory import chain
 
 if TYPE_CHECKING:
     from specjax.models.transformer_config import TransformerConfig
+
+ACTIVATION_BYTES = 2  # of a number that chips exchange
 
 
 class Machine(NamedTuple):
@@ -33,6 +37,7 @@ class Machine(NamedTuple):
     bandwidth: float  # bytes per second between memory and arithmetic
     flops: float  # operations per second
     overhead: float = 0.0  # seconds of every pass
+    link: float = math.inf  # bytes per second that a chip sends to other chips
 
 
 class Model(NamedTuple):
@@ -43,6 +48,9 @@ class Model(NamedTuple):
     kv_bytes: float  # kappa, per cached token
     flops: float  # F, per token
     attention_flops: float = 0.0  # G, per token and cached token
+    # Of tables of which a token reads one row: stored, and not read in full.
+    table_bytes: float = 0.0
+    sent_bytes: float = 0.0  # X, per token, to the other chips that share the model
 
 
 def model_of(config: TransformerConfig, itemsize: int = 2, kv_itemsize: int | None = None) -> Model:
@@ -68,6 +76,38 @@ def model_of(config: TransformerConfig, itemsize: int = 2, kv_itemsize: int | No
         2 * width * config.num_kv_heads * kv_size,
         2 * used,
         4 * width * config.num_heads,
+        looked_up * size,
+    )
+
+
+def tensor_parallel(
+    config: TransformerConfig, chips: int, itemsize: int = 2, kv_itemsize: int | None = None
+) -> Model:
+    """The part of ``model_of`` that each of ``chips`` chips has when they share every layer.
+
+    Weights, heads, keys and values are divided evenly (norms too: they are small). Each layer has
+    two all-reduces of the hidden state, in bfloat16, after attention and after the MLP. In a ring
+    a chip sends 2 (chips - 1) / chips of the reduced bytes: Patarasuk and Yuan 2009, Bandwidth
+    optimal all-reduce algorithms for clusters of workstations. Megatron-LM (1909.08053) describes
+    the division. Raises UserError if ``chips`` does not divide the heads and the key heads.
+    """
+    whole, chips = model_of(config, itemsize, kv_itemsize), checks.count("tensor", chips, 1)
+    heads = math.gcd(config.num_heads, config.num_kv_heads)
+    if heads % chips:
+        right = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+        raise UserError(
+            f"tensor is {chips}; it must divide the {config.num_heads} heads and the "
+            f"{config.num_kv_heads} key heads: {right}"
+        )
+    reduced = 2 * config.num_layers * config.hidden_size * ACTIVATION_BYTES
+    return Model(
+        whole.parameters,
+        whole.weight_bytes / chips,
+        whole.kv_bytes / chips,
+        whole.flops / chips,
+        whole.attention_flops / chips,
+        whole.table_bytes / chips,
+        2 * (chips - 1) / chips * reduced,
     )
 
 
@@ -80,6 +120,7 @@ def parameters(config: TransformerConfig) -> int:
     mlp = (2 if gpt2 else 3) * embed * hidden
     mlp += ((1 if gpt2 else 2) * hidden + embed) * config.mlp_bias
     norm = (2 if gpt2 else 1) * embed
+    attention += 2 * (2 if gpt2 else 1) * config.head_dim * config.qk_norm
     tables = config.vocab_size * embed * (1 if config.tie_embeddings else 2)
     if gpt2:
         tables += config.max_positions * embed
@@ -119,7 +160,17 @@ def pass_time(
     memory, arithmetic, fixed = _parts(machine, model, context, tokens)
     batch = checks.cost("batch", batch, positive=True)
     overhead = checks.cost("overhead", machine.overhead)
-    return max(fixed + batch * memory, batch * arithmetic) + overhead
+    sending = sending_time(machine, model, batch, tokens)
+    return max(fixed + batch * memory, batch * arithmetic) + sending + overhead
+
+
+def sending_time(machine: Machine, model: Model, batch: float, tokens: int = 1) -> float:
+    """B n X / link: seconds of the communication of a pass, without overlap with other work."""
+    sent = checks.cost("batch", batch) * checks.count("tokens", tokens, 1)
+    sent *= checks.cost("sent_bytes", model.sent_bytes)
+    if machine.link == math.inf:
+        return 0.0
+    return sent / checks.cost("link", machine.link, positive=True)
 
 
 def _parts(
@@ -159,12 +210,12 @@ def critical_context(machine: Machine, model: Model, tokens: int) -> float:
     arithmetic). Reading the weights only adds to the memory time, so S*(n) is sufficient at every
     B; below it, ``saturating_batch`` is finite.
 
-    Above S*(gamma + 1) verification costs one plain step at every B. Self-speculation with b < S
-    cached tokens then drafts in a fraction (w + B b kappa') / (w + B S kappa') of a step, where w
-    does not depend on B. This fraction decreases with B towards b/S, so the **speed-up grows with
-    the batch**; on short contexts it shrinks. This holds while drafting is bound by memory too: at
-    every B if b >= S*(1), else up to the ``saturating_batch`` of the draft's pass. MagicDec
-    (2408.11049), analysis of the speed-up.
+    Above S*(gamma + 1) verification costs one plain step at every B, without communication.
+    Self-speculation with b < S cached tokens then drafts in a fraction
+    (w + B b kappa') / (w + B S kappa') of a step, where w does not depend on B. This fraction
+    decreases with B towards b/S, so the **speed-up grows with the batch**; on short contexts it
+    shrinks. This holds while drafting is bound by memory too: at every B if b >= S*(1), else up to
+    the ``saturating_batch`` of the draft's pass. MagicDec (2408.11049), analysis of the speed-up.
     """
     tokens = checks.count("tokens", tokens, 1)
     bandwidth = checks.cost("bandwidth", machine.bandwidth, positive=True)

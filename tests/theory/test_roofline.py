@@ -32,7 +32,13 @@ BATCHES = (1, 4, 16, 64, 256, 1024, 4096)
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize(
-    "more", [{}, {"tie_embeddings": False}, {"attention_bias": True, "mlp_bias": True}]
+    "more",
+    [
+        {},
+        {"tie_embeddings": False},
+        {"attention_bias": True, "mlp_bias": True},
+        {"qk_norm": True},
+    ],
 )
 def test_parameters_are_those_of_the_model(family, more):
     config = TransformerConfig(family, num_kv_heads=2, max_positions=16, **SMALL, **more)
@@ -50,6 +56,27 @@ def test_model_of_a_published_shape():
     assert model.kv_bytes == 131_072 and model.flops == model.weight_bytes
     assert roofline.model_of(LLAMA, 2, 1).kv_bytes == 65_536
     assert model.attention_flops == 2 * 2 * 32 * 128 * 32
+
+
+def test_all_bytes_of_a_model_are_those_of_its_parameters():
+    for config in (LLAMA, TransformerConfig("gpt2", num_kv_heads=2, max_positions=16, **SMALL)):
+        model = roofline.model_of(config)
+        assert model.weight_bytes + model.table_bytes == 2 * model.parameters
+
+
+def test_chips_that_share_a_model_divide_it_and_send():
+    whole, part = roofline.model_of(LLAMA), roofline.tensor_parallel(LLAMA, 4)
+    for name in ("weight_bytes", "kv_bytes", "flops", "attention_flops", "table_bytes"):
+        assert getattr(part, name) == getattr(whole, name) / 4
+    # Two all-reduces per layer of 4096 numbers of two bytes; in a ring 2 * 3/4 of them.
+    assert part.sent_bytes == 2 * 32 * 4096 * 2 * 1.5
+    assert roofline.tensor_parallel(LLAMA, 1) == whole and whole.sent_bytes == 0
+    machine = A100._replace(link=300e9)
+    sending = roofline.sending_time(machine, part, 8, 5)
+    assert sending == pytest.approx(40 * part.sent_bytes / 300e9)
+    alone = roofline.pass_time(A100, part, 8, 1000, 5)
+    assert roofline.pass_time(machine, part, 8, 1000, 5) == pytest.approx(alone + sending)
+    assert roofline.sending_time(machine, whole, 8, 5) == 0
 
 
 def test_reads_are_divided_by_the_tokens_of_a_round():
@@ -128,6 +155,10 @@ def test_multiplier_is_its_formula():
         (
             lambda: roofline.pass_time(roofline.Machine(0, 1), roofline.Model(1, 1, 1, 1), 1, 1),
             "bandwidth is 0",
+        ),
+        (
+            lambda: roofline.tensor_parallel(LLAMA, 3),
+            "tensor is 3; it must divide the 32 heads and the 8 key heads: 1, 2, 4, 8",
         ),
         (lambda: roofline.critical_context(A100, roofline.Model(1, 1, 1, 1), 0), "tokens is 0"),
         (

@@ -1,0 +1,132 @@
+"""Accelerators: what their vendors publish about one chip.
+
+The numbers are peak values of datasheets, not measurements: programs reach less. GB, TB and TFLOPS
+are powers of ten. Operations are those of dense matrix products in bfloat16: half of the value
+where a datasheet counts structured sparsity. The interconnect is what a chip sends per second over
+all its links to other chips: half of the value where a datasheet counts both directions. The
+network between hosts is not in the table.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from specjax.errors import UserError
+from specjax.theory.roofline import Machine
+
+
+class Device(NamedTuple):
+    """One chip, as its vendor describes it."""
+
+    name: str
+    memory: float  # bytes
+    bandwidth: float  # bytes per second between memory and arithmetic
+    flops: float  # dense bfloat16 operations per second
+    interconnect: float  # bytes per second that the chip sends to other chips
+    source: str
+    kinds: tuple[str, ...] = ()  # values of ``jax.Device.device_kind``
+
+    def machine(self, overhead: float = 0.0) -> Machine:
+        """The chip in the roofline model; ``overhead`` are seconds of every pass."""
+        return Machine(self.bandwidth, self.flops, overhead, self.interconnect)
+
+
+DEVICES = (
+    Device(
+        "TPU v5e",
+        memory=16e9,
+        bandwidth=819e9,
+        flops=197e12,
+        interconnect=400e9 / 2,
+        source="Google Cloud documentation, TPU v5e: docs.cloud.google.com/tpu/docs/v5e",
+        kinds=("TPU v5 lite", "TPU v5e"),
+    ),
+    Device(
+        "TPU v5p",
+        memory=95e9,
+        bandwidth=2765e9,
+        flops=459e12,
+        interconnect=1200e9 / 2,
+        source="Google Cloud documentation, TPU v5p: docs.cloud.google.com/tpu/docs/v5p",
+        kinds=("TPU v5", "TPU v5p"),
+    ),
+    Device(
+        "TPU v6e",
+        memory=32e9,
+        bandwidth=1638e9,
+        flops=918e12,
+        interconnect=800e9 / 2,
+        source="Google Cloud documentation, TPU v6e: docs.cloud.google.com/tpu/docs/v6e",
+        kinds=("TPU v6 lite", "TPU v6e"),
+    ),
+    Device(
+        "A100 80GB SXM",
+        memory=80e9,
+        bandwidth=2039e9,
+        flops=312e12,
+        interconnect=600e9 / 2,
+        source="NVIDIA A100 Tensor Core GPU, datasheet, column A100 80GB SXM",
+        kinds=("NVIDIA A100-SXM4-80GB",),
+    ),
+    Device(
+        "H100 SXM",
+        memory=80e9,
+        bandwidth=3350e9,
+        flops=1979e12 / 2,
+        interconnect=900e9 / 2,
+        source="NVIDIA H100 Tensor Core GPU, datasheet, column H100 SXM",
+        kinds=("NVIDIA H100 80GB HBM3",),
+    ),
+    Device(
+        "H200",
+        memory=141e9,
+        bandwidth=4800e9,
+        flops=1979e12 / 2,
+        interconnect=900e9 / 2,
+        source="NVIDIA H200 Tensor Core GPU, datasheet, column H200 SXM",
+        kinds=("NVIDIA H200",),
+    ),
+    Device(
+        "B200",
+        memory=1440e9 / 8,
+        bandwidth=64e12 / 8,
+        flops=4500e12 / 2,
+        interconnect=14.4e12 / 8 / 2,
+        source="NVIDIA DGX B200, datasheet and user guide, an eighth of the system; operations: "
+        "NVIDIA Blackwell architecture technical brief, HGX B200",
+        kinds=("NVIDIA B200",),
+    ),
+)
+"""The table, in the order in which pages show it."""
+
+
+def names() -> tuple[str, ...]:
+    """The names of the devices in the table."""
+    return tuple(device.name for device in DEVICES)
+
+
+def named(name: str | Device) -> Device:
+    """The device with this name, in any case; a ``Device`` is returned as it is.
+
+    ``named("H100 SXM")._replace(bandwidth=...)`` is a device with a measured value. Raises
+    UserError for a name that is not in the table, and for values that are not positive numbers.
+    """
+    if isinstance(name, Device):
+        values = (name.memory, name.bandwidth, name.flops, name.interconnect)
+        if not all(isinstance(v, int | float) and 0 < v < math.inf for v in values):
+            raise UserError(f"{name.name} has the values {values}; all must be positive numbers")
+        return name
+    for device in DEVICES:
+        if isinstance(name, str) and name.casefold() == device.name.casefold():
+            return device
+    raise UserError(f"there is no device {name!r}; known are {', '.join(names())}")
+
+
+def of_kind(kind: str) -> Device | None:
+    """The device with this ``jax.Device.device_kind``; None if the table does not have it.
+
+    Only exact values are recognised: other variants of a chip (PCIe, NVL, parts of a GPU) have
+    other datasheets.
+    """
+    return next((device for device in DEVICES if kind in device.kinds), None)
