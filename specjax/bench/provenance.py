@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax import files
+from specjax import files, sharding
 from specjax.errors import UserError
 from specjax.models import hf_weights
 
@@ -78,7 +78,7 @@ def _of_arrays(params: Any) -> str:
     """The SHA-256 of the names, shapes, dtypes and bytes of all arrays, one array at a time."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        array = np.ascontiguousarray(jax.device_get(leaf))
+        array = np.ascontiguousarray(sharding.fetch(leaf))
         head = f"{jax.tree_util.keystr(path)} {array.shape} {array.dtype}\n"
         digest.update(head.encode())
         digest.update(array.reshape(-1).view(np.uint8).data)

@@ -6,10 +6,12 @@
     python -m specjax.run --config=bench --help   the keys of a configuration
 
 ``config.mode`` is train, generate, bench or replay. ``--methods=suffix,prompt_lookup`` measures
-several drafters. ``config.prepare`` may name configurations of ``config.stages`` that run first, in
-that order, each into ``<workdir>/<its name>``; finished stages are skipped, and those whose result
-the configuration does not use. "{workdir}" in a text is replaced by the workdir. A user's mistake
-gives one line on stderr and exit status 2, and nothing is written.
+several drafters. Several processes compute together with --coordinator=host:port --processes=N
+--process=I, or with --distributed where JAX finds the others. ``config.prepare`` may name
+configurations of ``config.stages`` that run first, in that order, each into ``<workdir>/<its
+name>``; finished stages are skipped, and those whose result the configuration does not use.
+"{workdir}" in a text is replaced by the workdir. A user's mistake gives one line on stderr and exit
+status 2, and nothing is written.
 """
 
 from __future__ import annotations
@@ -29,11 +31,14 @@ from specjax import registry
 from specjax.config import Config
 from specjax.errors import UserError
 from specjax.report import terminal
-from specjax.run import catalog, key_help, overrides
+from specjax.run import catalog, key_help, overrides, several
 from specjax.run.bench import NotLossless
 from specjax.run.dispatch import run
 
-FLAGS = ("config", "workdir", "methods", "list", "explain", "help")
+FLAGS = (
+    *("config", "workdir", "methods", "list", "explain", "help"),
+    *several.FLAGS,
+)
 NO_CONFIG = (
     "no configuration; give --config=configs/<name>.py (--list shows the configurations, "
     "--help how to begin)"
@@ -158,6 +163,7 @@ def _read_flags(
         "workdir", "", "where results go; default runs/<name of the file>", flag_values=values
     )
     flags.DEFINE_string("methods", "", "drafters to measure, a,b,c", flag_values=values)
+    several.define(values)
     try:
         config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=arguments)
         rest = values(arguments)
@@ -185,7 +191,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if _shows(argv):
             return 0
-        run(*parse(argv), shlex.join(["python", "-m", "specjax.run", *argv[1:]]))
+        config, workdir = parse(argv)
+        with several.connected(argv, config):
+            run(config, workdir, shlex.join(["python", "-m", "specjax.run", *argv[1:]]))
     except UserError as error:
         return terminal.fail(str(error))
     except NotLossless as error:

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.text import Text
 
-from specjax import decode
+from specjax import decode, sharding
 from specjax.bench import metrics, passes, proofs, provenance, results
 from specjax.data import prompts as prompts_lib
 from specjax.data import recordings
@@ -45,7 +46,7 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
     )
     job = build.job(settings, target, chosen, temperature, settings.batch_size)
     workdirs.announce_replacement(settings, workdir)
-    if len(chosen.prompts) == 1 and console.is_terminal:
+    if len(chosen.prompts) == 1 and console.is_terminal and jax.process_count() == 1:
         began, rate = time.perf_counter(), None
         counts, outputs = _stream(job, method, chosen.prompts[0], tokenizer.decode, console)
         speed = f"{time.perf_counter() - began:.1f} seconds, compilation included"
@@ -72,6 +73,8 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
     more = {"texts": texts, "token_ids": outputs}
     more |= {"max_new_tokens": settings.max_new_tokens, "seed": settings.seed}
     more["target"] = provenance.target(target.params, name="", directory=target.directory)
+    if not sharding.is_first():  # the others write nothing
+        return
     path = results.write(settings.config_json, workdir, [row], command=command, **more)
     console.print(Text(f"wrote {path}", "dim"))
     if settings.record:

@@ -14,6 +14,8 @@ the state of the optimiser.
 from specjax.sharding.decoding import autoregressive, generate, prefill
 from specjax.sharding.groups import fetch, first_part
 from specjax.sharding.mesh import AXES, DATA, FSDP, TENSOR, make_mesh, parse
+from specjax.sharding.processes import check_same, is_first
+from specjax.sharding.processes import start as start_processes
 from specjax.sharding.rules import (
     RULES,
     Rule,
@@ -32,9 +34,11 @@ __all__ = [
     "TENSOR",
     "Rule",
     "autoregressive",
+    "check_same",
     "fetch",
     "first_part",
     "generate",
+    "is_first",
     "make_mesh",
     "param_specs",
     "parse",
@@ -43,4 +47,5 @@ __all__ = [
     "place_target",
     "prefill",
     "shardings",
+    "start_processes",
 ]
