@@ -7,8 +7,6 @@ the operating system reports it, and otherwise after ``HEARTBEAT`` seconds.
 from __future__ import annotations
 
 import json
-import socket
-import time
 from typing import Any
 
 import jax
@@ -27,7 +25,7 @@ def start(
     """Connects this process with the others; call it before anything else of JAX.
 
     Args:
-        coordinator: "host:port" of process 0, which must be free there; so must the next port.
+        coordinator: "host:port" of process 0; this port and the next one must be free there.
             "": found by JAX, under SLURM, Open MPI and on TPU pods.
         processes: how many there are; with ``coordinator``.
         process: the number of this one, from 0; with ``coordinator``.
@@ -39,8 +37,7 @@ def start(
     host, port = _address(coordinator) if coordinator else ("", 0)
     if coordinator:
         _check_numbers(processes, process)
-        if process:
-            _wait_for(host, port, timeout)
+        watch.start(host, port, processes, process, timeout)
         known = {
             "coordinator_address": coordinator,
             "num_processes": processes,
@@ -60,8 +57,6 @@ def start(
             f"the processes could not be connected ({reason}); give the coordinator's host:port, "
             "the number of processes and the number of this one"
         ) from None
-    if coordinator:
-        watch.start(host, port + 1, processes, process, timeout)
 
 
 def is_first() -> bool:
@@ -105,20 +100,3 @@ def _check_numbers(processes: int, process: int) -> None:
             f"process {process} of {processes} was given; processes are numbered from 0 to their "
             "number minus 1"
         )
-
-
-def _wait_for(host: str, port: int, timeout: float) -> None:
-    """Returns when the coordinator accepts connections. Raises UserError after ``timeout``."""
-    end = time.monotonic() + timeout
-    while True:
-        try:
-            socket.create_connection((host, port), timeout=5).close()
-        except OSError as error:
-            if time.monotonic() > end:
-                raise UserError(
-                    f"the coordinator {host}:{port} could not be reached within {timeout} seconds "
-                    f"({error.strerror or error}); start process 0 there"
-                ) from None
-            time.sleep(0.2)
-        else:
-            return

@@ -26,7 +26,10 @@ _finished = threading.Event()
 
 
 def start(host: str, port: int, processes: int, process: int, timeout: float) -> None:
-    """Starts to watch the others. Raises UserError if they are not reached in ``timeout`` s."""
+    """Starts to watch the others, at the port after ``port``, the coordinator's.
+
+    Raises UserError if they are not reached in ``timeout`` seconds.
+    """
     if processes == 1:
         return
     peers = _accept(port, processes, timeout) if process == 0 else [_connect(host, port, timeout)]
@@ -64,32 +67,37 @@ def fail(status: int) -> None:
 
 def _accept(port: int, processes: int, timeout: float) -> list[socket.socket]:
     try:
-        server = socket.create_server(("", port))
+        server = socket.create_server(("", port + 1))
     except OSError as error:
         raise UserError(
-            f"port {port}, the one after the coordinator's, cannot be used ({error.strerror}); "
-            "take another coordinator port"
+            f"port {port + 1}, the one after the coordinator's, cannot be used "
+            f"({error.strerror}); take another coordinator port"
         ) from None
-    server.settimeout(timeout)
+    end, peers = time.monotonic() + timeout, []
     with server:
-        try:
-            return [_kept_alive(server.accept()[0]) for _ in range(processes - 1)]
-        except TimeoutError:
-            raise UserError(
-                f"not all of {processes} processes connected to port {port} within {timeout} s"
-            ) from None
+        while len(peers) < processes - 1:
+            server.settimeout(max(0.01, end - time.monotonic()))
+            try:
+                peers.append(_kept_alive(server.accept()[0]))
+            except TimeoutError:
+                raise UserError(
+                    f"{len(peers) + 1} of {processes} processes came within {timeout} seconds; "
+                    "start all of them, with the same coordinator"
+                ) from None
+    return peers
 
 
 def _connect(host: str, port: int, timeout: float) -> socket.socket:
     end = time.monotonic() + timeout
     while True:
         try:
-            return _kept_alive(socket.create_connection((host, port), timeout=5))
+            return _kept_alive(socket.create_connection((host, port + 1), timeout=5))
         except OSError as error:
             if time.monotonic() > end:
                 raise UserError(
-                    f"port {port} of process 0, the one after the coordinator's, could not be "
-                    f"reached within {timeout} s ({error.strerror or error})"
+                    f"process 0 could not be reached at {host}, port {port + 1}, within {timeout} "
+                    f"seconds ({error.strerror or error}); start it there, with --process=0 and "
+                    f"--coordinator={host}:{port}"
                 ) from None
             time.sleep(0.1)
 
