@@ -1,0 +1,128 @@
+"""Decodes on several devices and on one; run by test_decoding.py in a process with fake devices.
+
+    python decode_program.py MESH CASE [CASE ...]
+
+Ragged prompts, greedy and sampled rows, limits, an end-of-sequence token, and two calls of the
+loop. Texts, records and states' lengths must be equal.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import accept, decode, rng, sampling, sharding
+from specjax.cache import KVCache
+from specjax.sharding import decoding
+from specjax.testing import cases
+
+ROWS, NEW, EOS = 8, 14, 2
+EXCHANGE = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter|collective-broadcast"
+
+
+def inputs(vocab: int):
+    draw = np.random.default_rng(5)
+    prompts = [draw.integers(0, vocab, size).tolist() for size in (1, 3, 9, 4, 2, 9, 6, 5)]
+    tokens, lengths = decode.pack_prompts(prompts)
+    limit = lengths + jnp.asarray([NEW, 1, NEW, 3, NEW, 7, NEW, 0])
+    how = sampling.make_sampling(ROWS, temperature=jnp.asarray([0.0, 1.0, 0.7, 0.0] * 2))
+    keys = rng.row_keys(3, list(range(ROWS)))
+    return (tokens, lengths, keys), {"max_len": 9 + NEW, "limit": limit, "sampling": how}
+
+
+def check(name: str, mesh: jax.sharding.Mesh) -> None:
+    """Raises AssertionError unless a case gives the same on the mesh."""
+    case = cases.real(name)
+    rule = accept.load(accept.default_rule(case.drafter))
+    model, drafter = case.target, case.drafter
+    arrays, options = inputs(model.vocab_size)
+    texts, counts = [], []
+    placed = sharding.place(mesh, model, case.params)
+    for part in (None, mesh):
+        params, use = (case.params, decode) if part is None else (placed, sharding)
+        first = () if part is None else (part,)
+        state = use.prefill(*first, model, drafter, params, *arrays, **options)
+        for steps in (3, NEW):  # a loop that is continued has the same noise
+            state, records = use.generate(
+                *first, model, drafter, rule, params, state, max_steps=steps, eos_id=EOS
+            )
+        decode.check(state)
+        texts.append(decode.outputs(state, np.asarray(arrays[1]).tolist()))
+        counts.append(jax.device_get((records.emitted, records.accepted, state.round)))
+    assert texts[0] == texts[1], (name, texts)
+    jax.tree.map(np.testing.assert_array_equal, counts[0], counts[1])
+    assert len({len(text) for text in texts[0]}) > 2  # rows end at different times
+
+
+def check_program(name: str, mesh: jax.sharding.Mesh) -> None:
+    """The loop over parts of the rows has no exchange of data, and a second call no new program."""
+    case = cases.real(name)
+    rule = accept.load(accept.default_rule(case.drafter))
+    model, drafter = case.target, case.drafter
+    arrays, options = inputs(model.vocab_size)
+    params = sharding.place(mesh, model, case.params)
+    for _ in range(2):
+        state = sharding.prefill(mesh, model, drafter, params, *arrays, **options)
+        specs = decoding.states.specs_of(mesh, state)
+        static = (model, drafter, rule, 6, None), specs
+        program = decoding._generate_program(mesh, *static)
+        state, _ = sharding.generate(
+            mesh, model, drafter, rule, params, state, max_steps=6, eos_id=EOS
+        )
+    assert program._cache_size() == 1
+    state = sharding.prefill(mesh, model, drafter, params, *arrays, **options)
+    lowered = program.lower(params, state, decode.outcome.stop_ids(EOS))
+    text = lowered.compile().as_text()
+    assert "while" in text and not re.findall(rf" (?:{EXCHANGE})[.\w-]*\(", text)
+
+
+def check_plain(name: str, mesh: jax.sharding.Mesh) -> None:
+    """Plain decoding is the same too."""
+    case = cases.real(name)
+    arrays, options = inputs(case.target.vocab_size)
+    state = decode.prefill(case.target, case.drafter, case.params, *arrays, **options)
+    state = decode.autoregressive(case.target, case.params, state, max_steps=NEW, eos_id=EOS)
+    params = sharding.place(mesh, case.target, case.params)
+    other = sharding.prefill(mesh, case.target, case.drafter, params, *arrays, **options)
+    other = sharding.autoregressive(mesh, case.target, params, other, max_steps=NEW, eos_id=EOS)
+    np.testing.assert_array_equal(state.tokens, other.tokens)
+    assert int(state.round) == int(other.round)
+
+
+def check_shards(mesh: jax.sharding.Mesh) -> None:
+    """Matrices, caches and rows are really divided."""
+    case = cases.real("chain")
+    arrays, options = inputs(case.target.vocab_size)
+    params = sharding.place(mesh, case.target, case.params)
+    state = sharding.prefill(mesh, case.target, case.drafter, params, *arrays, **options)
+    data, tensor = mesh.shape["data"], mesh.shape["tensor"]
+    caches = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, KVCache))
+    caches = [x for x in caches if isinstance(x, KVCache)]
+    assert len(caches) == 2  # of the target and the draft model
+    for cache in caches:
+        shape = cache.k[0].shape
+        divided = (shape[0] // data, shape[1] // tensor, *shape[2:])
+        assert cache.k[0].addressable_shards[0].data.shape == divided
+    kernel = next(iter(params.target["layers"].values()))["mlp"]["up"]["kernel"]
+    assert kernel.addressable_shards[0].data.shape == (16, 32 // tensor)
+
+
+def main() -> None:
+    mesh = sharding.make_mesh(sys.argv[1])
+    names = cases.NAMES if sys.argv[2:] == ["all"] else sys.argv[2:]
+    for name in names:
+        check(name, mesh)
+        print(name, flush=True)
+        jax.clear_caches()
+    check_plain(names[0], mesh)
+    if mesh.shape["data"] == mesh.size:
+        check_program(names[0], mesh)
+    check_shards(mesh)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""Several processes on the loopback address: the text of one process, and what ends them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from commandline import BENCH, GENERATE
+
+ROOT = Path(__file__).parents[2]
+WORDS = "w1 w2 w3\nw4\nw5 w6 w1 w2\nw7 w1\nw3 w3 w3\n"
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text(WORDS)
+    return path
+
+
+def free_port() -> int:
+    """A port that is free, and the next one is too."""
+    for _ in range(100):
+        with socket.socket() as first:
+            first.bind(("", 0))
+            port = first.getsockname()[1]
+            with socket.socket() as second:
+                try:
+                    second.bind(("", port + 1))
+                except OSError:
+                    continue
+                return port
+    raise AssertionError("no two free ports")
+
+
+class Runs:
+    """The same command in several processes, each with fake devices."""
+
+    def __init__(self, folder: Path, devices: int, keys: list[list[str]]):
+        flags = os.environ.get("XLA_FLAGS", "")
+        flags += f" --xla_force_host_platform_device_count={devices}"
+        environment = {"XLA_FLAGS": flags, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+        several = []
+        if len(keys) > 1:
+            several = [f"--coordinator=127.0.0.1:{free_port()}", f"--processes={len(keys)}"]
+        self.errors = [folder / f"{number}.err" for number in range(len(keys))]
+        self.outputs = [folder / f"{number}.out" for number in range(len(keys))]
+        self.started = [
+            subprocess.Popen(
+                [sys.executable, "-m", "specjax.run", *own]
+                + [*several, f"--process={number}"] * bool(several),
+                env=os.environ | environment,
+                stdout=self.outputs[number].open("w"),
+                stderr=self.errors[number].open("w"),
+            )
+            for number, own in enumerate(keys)
+        ]
+
+    def wait(self, seconds: float = 120) -> list[int]:
+        """The exit statuses. All processes are killed after so many seconds."""
+        end = time.monotonic() + seconds
+        try:
+            for each in self.started:
+                each.wait(max(0.1, end - time.monotonic()))
+        finally:
+            for each in self.started:
+                each.kill()
+        return [each.returncode for each in self.started]
+
+    def printed(self, number: int) -> str:
+        """What a process printed, without the lines of JAX's communication library."""
+        lines = self.outputs[number].read_text().splitlines()
+        return "\n".join(line for line in lines if not line.startswith("[Gloo]"))
+
+    def error(self, number: int) -> str:
+        """The last line that a process wrote to stderr."""
+        return self.errors[number].read_text().strip().splitlines()[-1]
+
+
+def generate(target, prompts, folder: Path, mesh: str, **keys) -> list[str]:
+    """The arguments of mode generate."""
+    settings = {
+        "target": target,
+        "prompts": prompts,
+        "batch_size": 4,
+        "max_new_tokens": 12,
+        "sampling.temperature": 0.8,
+        "mesh": mesh,
+        "record": folder / "record.jsonl",
+    } | keys
+    return [
+        GENERATE,
+        f"--workdir={folder}",
+        *(f"--config.{key}={value}" for key, value in settings.items()),
+    ]
+
+
+def texts(tmp_path, target, prompts, processes: int, devices: int, mesh: str) -> str:
+    folder = tmp_path / f"{processes}-{mesh}"
+    folder.mkdir()
+    runs = Runs(folder, devices, [generate(target, prompts, folder, mesh)] * processes)
+    assert runs.wait() == [0] * processes, runs.errors[0].read_text()
+    assert "5 prompts" in runs.printed(0)
+    assert not any(runs.printed(number) for number in range(1, processes))
+    assert (folder / "results.json").is_file()
+    return (folder / "record.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("processes", "devices", "mesh"),
+    [
+        (2, 2, "data:4"),
+        pytest.param(4, 1, "data:2,tensor:2", marks=pytest.mark.slow),  # matrices across processes
+        pytest.param(4, 2, "data:4,tensor:2", marks=pytest.mark.slow),
+        pytest.param(2, 1, "tensor:2", marks=pytest.mark.slow),
+    ],
+)
+def test_processes_write_the_text_of_one(tmp_path, target, prompts, processes, devices, mesh):
+    alone = texts(tmp_path, target, prompts, 1, 1, "")
+    assert texts(tmp_path, target, prompts, processes, devices, mesh) == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_the_death_of_one_ends_the_others(tmp_path, target, prompts, victim):
+    keys = generate(target, prompts, tmp_path, "data:-1", batch_size=3, max_new_tokens=100)
+    runs = Runs(tmp_path, 1, [keys] * 3)
+    while not all("Gloo" in output.read_text() for output in runs.outputs):  # they are connected
+        assert all(each.poll() is None for each in runs.started)
+        time.sleep(0.1)
+    runs.started[victim].send_signal(signal.SIGKILL)
+    began = time.monotonic()
+    statuses = runs.wait(30)
+    assert time.monotonic() - began < 10
+    for number, status in enumerate(statuses):
+        assert status == (-signal.SIGKILL if number == victim else 2)
+        if number != victim:
+            assert "has ended before its work was done; the same comm" in runs.error(number)
+    assert not (tmp_path / "record.jsonl").exists() and not (tmp_path / "results.json").exists()
+
+
+@pytest.mark.slow
+def test_another_configuration_or_a_mistake_in_one_process(tmp_path, target, prompts):
+    keys = generate(target, prompts, tmp_path, "data:2", batch_size=2)
+    runs = Runs(tmp_path, 1, [keys, [*keys, "--config.seed=1"]])
+    assert runs.wait() == [2, 2]
+    assert "of process 1 is not that of process 0: seed is 1 there and 0" in runs.error(0)
+    missing = [each.replace(str(prompts), str(tmp_path / "none.txt")) for each in keys]
+    runs = Runs(tmp_path, 1, [missing, missing])
+    assert runs.wait() == [2, 2]
+    assert any("none.txt" in runs.error(number) for number in (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["--process=1", "--processes=2"], "without a coordinator"),
+        (["--distributed", "--coordinator=a:1"], "give one of the two"),
+        (["--coordinator=a:1", "--config.mesh="], "give config.mesh, such as data:-1"),
+        (["--coordinator=nowhere"], "it must be host:port"),
+    ],
+)
+def test_wrong_flags(cli, target, keys, message):
+    status, _, error, _ = cli(GENERATE, f"--config.target={target}", "--config.mesh=data:-1", *keys)
+    assert status == 2 and message in error
+
+
+def test_a_bench_takes_one_process(cli, target):
+    status, _, error, _ = cli(BENCH, f"--config.target={target}", "--coordinator=127.0.0.1:9")
+    assert status == 2 and "mode bench runs in one process" in error
+
+
+@pytest.mark.parametrize(
+    ("config", "mesh", "message"),
+    [
+        (GENERATE, "data:2", "needs 2 devices, and there are 1"),
+        (GENERATE, "rows:1", "with the axes data, fsdp, tensor"),
+        (BENCH, "tensor:64", "needs 64 devices"),
+    ],
+)
+def test_wrong_meshes_of_a_run(cli, target, config, mesh, message):
+    status, _, error, workdir = cli(
+        config, f"--config.target={target}", "--config.prompt=def", f"--config.mesh={mesh}"
+    )
+    assert status == 2 and message in error and not workdir.exists()
+
+
+CONFIG = """
+from configs import bench
+
+
+def get_config():
+    config = bench.get_config()
+    config.grid.methods = {
+        "lookup": {"name": "prompt_lookup", "gamma": 3},
+        "warm": {"name": "token_recycling", "warm": True},
+        "model": {"name": "draft_model", "model": "DRAFT", "gamma": 2},
+    }
+    config.warm_prompts = 2
+    config.num_prompts = 4
+    config.repeats = 1
+    config.trace_prompts = 1
+    return config
+"""
+
+
+@pytest.mark.slow
+def test_a_bench_on_a_mesh_has_the_counts_of_one_device(tmp_path, target, draft, prompts):
+    prompts.write_text(WORDS + "w9 w1\nw2\n")
+    (tmp_path / "configs").mkdir()
+    config = tmp_path / "configs" / "own.py"
+    config.write_text(CONFIG.replace("DRAFT", draft))
+    results = {}
+    for mesh in ("", "data:4", "data:2,tensor:2"):
+        folder = tmp_path / f"mesh {mesh}"
+        folder.mkdir()
+        keys = generate(target, prompts, folder, mesh)[1:]
+        keys = [key for key in keys if not key.startswith("--config.record")]
+        runs = Runs(folder, 4, [[f"--config={config}", *keys]])
+        assert runs.wait(240) == [0], runs.errors[0].read_text()
+        rows = json.loads((folder / "results.json").read_text())["rows"]
+        results[mesh] = [
+            (row["method"], row["tokens"], row["rounds"], row["acceptance_by_depth"])
+            for row in rows
+        ]
+        assert (folder / "trace.jsonl").is_file()
+    assert len(results[""]) >= 3
+    assert results["data:4"] == results["data:2,tensor:2"] == results[""]
