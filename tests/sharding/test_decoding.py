@@ -29,6 +29,7 @@ def run(devices: int, program: str, *arguments: str, seconds: int = 240) -> str:
     return done.stdout
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize(
     ("mesh", "cases"), [("data:8", ("prompt_lookup", "dynamic")), ("data:2,tensor:2", ("chain",))]
 )
