@@ -256,6 +256,32 @@ def _plain(rows: list[dict], temperature: float, batch: int) -> str:
     return low if low == high else f"{low} to {high}"
 
 
+def tpu_programs(results: dict) -> str:
+    """What each executable shows; numbers of instructions, not of times."""
+    lines = [
+        (
+            row["program"],
+            row["chip"],
+            row["mesh"],
+            f"{row['estimated_cycles'] / 1e6:.2f}",
+            f"{row['traffic']:.2f}x",
+            f"{row['compiler_bytes'] / 1e9:.2f}",
+            f"{row['argument_bytes'] / 1e9:.2f}",
+            f"{row['temporary_bytes'] / 1e6:,.0f}",
+            f"{row['aliased_bytes'] / 1e9:.2f}",
+            "{inside_loops} / {outside_loops}".format(**row["collectives"]),
+            "{within_main} / {from_chip} / {to_chip}".format(**row["copies_in_loops"]),
+            row["float32_of_bfloat16"],
+            row["host_transfers"],
+        )
+        for row in results["rows"]
+    ]
+    heads = "program, chip, mesh, M cycles, traffic, compiler's GB, arguments GB, temporary MB, "
+    heads += "aliased GB, collectives, copies, float32, host"
+    where = f"- libtpu {results['versions']['libtpu']}; no TPU"
+    return f"{source(results)}\n{where}\n\n{table(heads.split(', '), lines)}"
+
+
 TABLES: dict[str, Callable[[dict], str]] = {
     "system_efficiency": system_efficiency,
     "vs_transformers": vs_transformers,
@@ -265,4 +291,5 @@ TABLES: dict[str, Callable[[dict], str]] = {
     "head_training": head_training,
     "training_free": training_free,
     "trained_drafters": trained_drafters,
+    "tpu_programs": tpu_programs,
 }

@@ -16,6 +16,7 @@ from flax import nnx
 
 from specjax import tree
 from specjax.cache import KVBlock, KVCache
+from specjax.models import short_blocks
 from specjax.models.norm import Norm
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Columns, Layout
@@ -25,12 +26,14 @@ class Linear(nnx.Linear):
     """A linear map of the last axis; long blocks are flattened to [B*T,E].
 
     For the gradient of a product with [B,T,E], XLA:CPU copies the weights into another layout. The
-    short blocks of decoding are faster without the reshape.
+    short blocks of decoding are faster without the reshape there (``specjax.models.short_blocks``).
     """
 
     def __call__(self, inputs: jax.Array, out_sharding=None) -> jax.Array:
-        if inputs.shape[-2] <= 16:
-            return super().__call__(inputs, out_sharding)
+        if inputs.shape[-2] <= short_blocks.TOKENS:
+            return short_blocks.product(
+                lambda x: super(Linear, self).__call__(x, out_sharding), inputs
+            )
         flat = super().__call__(inputs.reshape(-1, inputs.shape[-1]), out_sharding)
         return flat.reshape(*inputs.shape[:-1], -1)
 

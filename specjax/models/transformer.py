@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.cache import KVBlock, KVCache
+from specjax.models import short_blocks
 from specjax.models.attention import (
     Attention,
     Linear,
@@ -116,5 +117,6 @@ class Transformer(nnx.Module):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[B,T,E] -> f32[B,T,V]."""
-        out = self.embed.attend(hidden) if self.config.tie_embeddings else self.head(hidden)
+        tied = self.config.tie_embeddings
+        out = short_blocks.product(self.embed.attend, hidden) if tied else self.head(hidden)
         return out.astype(jnp.promote_types(out.dtype, jnp.float32))

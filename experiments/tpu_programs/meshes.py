@@ -1,0 +1,84 @@
+"""The programs of experiments/tpu_programs on several chips."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from experiments.tpu_programs import programs
+from experiments.tpu_programs.programs import Made, Pair, Size
+from specjax import accept, outcome, sharding
+from specjax.sharding import decoding, states
+from specjax.types import ModelParams
+
+
+def _divided(mesh: Mesh, made: Pair, size: Size) -> tuple[ModelParams, Any, Any, Any]:
+    """Parameters, a state with one row for each part of the rows, stop ids, and the specs."""
+    sizes = dict(mesh.shape)
+    arrays = programs.prompts(size, sizes["data"])
+    start = decoding._prefilled(made.target, made.drafter, size.text, 256)
+    specs = states.specs(mesh, made.drafter, start, made.params, arrays)
+    placed = [sharding.shardings(mesh, sharding.param_specs(each, sizes)) for each in made.params]
+    params = ModelParams(
+        *(programs.on(at, each) for at, each in zip(placed, made.params, strict=True))
+    )
+    state = jax.eval_shape(start, made.params, *arrays)
+    state = programs.on(sharding.shardings(mesh, specs.whole), state)
+    stop = programs.on(
+        NamedSharding(mesh, PartitionSpec()), jax.eval_shape(lambda: outcome.stop_ids(2))
+    )
+    return params, state, stop, specs
+
+
+def part_of(mesh: Mesh) -> Mesh:
+    """The mesh of one program: as ``sharding.generate``, one per part if matrices are divided."""
+    parts = mesh.shape["data"]
+    if parts in (1, mesh.size):
+        return mesh
+    pieces = np.split(mesh.devices, parts, axis=mesh.axis_names.index("data"))
+    return Mesh(pieces[0], mesh.axis_names, axis_types=mesh.axis_types)
+
+
+def loop(size: Size, mesh: Mesh, method: str) -> Made:
+    """The loop of ``sharding.generate`` on a mesh, or on one part of it."""
+    made, mesh = programs.pair(method, size), part_of(mesh)
+    params, state, stop, specs = _divided(mesh, made, size)
+    rule = accept.load(accept.default_rule(made.drafter))
+    given = (made.target, made.drafter, rule, size.text - size.prompt, None)
+    program: Any = decoding._generate_program(mesh, given, specs)
+    shapes = programs.shapes_of(params, programs.caches(state))
+    traced = program.trace(params, state, stop)
+    return Made(traced, programs.needed(made.passes, params, state), shapes, loop=True)
+
+
+def autoregressive(size: Size, mesh: Mesh) -> Made:
+    """The loop of ``sharding.autoregressive`` on a mesh, or on one part of it."""
+    made, mesh = programs.pair("plain", size), part_of(mesh)
+    params, state, stop, specs = _divided(mesh, made, size)
+    options = (made.target, size.text - size.prompt)
+    program: Any = decoding._plain_program(mesh, options, specs)
+    traced = program.trace(params, state, stop)
+    return Made(
+        traced,
+        programs.needed(0, params, state),
+        programs.shapes_of(params, programs.caches(state)),
+        loop=True,
+    )
+
+
+def training(size: Size, mesh: Mesh) -> Made:
+    """The same step; rows divided by "data" and "fsdp", the state by "fsdp" and "tensor"."""
+    step, state = programs.step_and_state(size)
+    specs = sharding.param_specs(state, dict(mesh.shape), fsdp=True)
+    where = sharding.shardings(mesh, specs)
+    whole = NamedSharding(mesh, PartitionSpec())
+    rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    key = programs.on(whole, jax.eval_shape(lambda: jax.random.key(0)))
+    state = programs.on(where, state)
+    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    program = jax.jit(step, donate_argnums=0, out_shardings=(where, whole))
+    traced = program.trace(state, {}, programs.on(rows, programs.batch_of(size, parts)), key)
+    return Made(traced, programs.nbytes(state), programs.shapes_of(state["params"]))

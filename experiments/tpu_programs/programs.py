@@ -1,0 +1,251 @@
+"""The programs of experiments/tpu_programs: what is compiled, for which chips, at which sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+
+from specjax import accept, decode, drafters, outcome, prompt, rng, sampling
+from specjax.models import lm
+from specjax.models.transformer_config import RopeScaling, TransformerConfig
+from specjax.sharding import decoding
+from specjax.train import objectives, optimise, update
+from specjax.types import LM, Batch, Drafter, ModelParams
+
+# The shape of Llama 3.2 1B, and a draft model for it.
+TARGET = TransformerConfig(
+    family="llama",
+    vocab_size=128256,
+    hidden_size=2048,
+    intermediate_size=8192,
+    num_layers=16,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=64,
+    max_positions=131072,
+    rope_theta=500000.0,
+    rope_scaling=RopeScaling(32.0, 1.0, 4.0, 8192),
+)
+DRAFT = dataclasses.replace(
+    TARGET, hidden_size=1024, intermediate_size=4096, num_layers=2, num_heads=16
+)
+
+
+class Size(NamedTuple):
+    """The sizes of all programs."""
+
+    target: TransformerConfig = TARGET
+    draft: TransformerConfig = DRAFT
+    prompt: int = 1024
+    text: int = 2048  # the longest text; sizes the cache
+    rows: int = 4  # of a training step, for each device
+    length: int = 512  # tokens of a row of a training step
+
+
+def small() -> Size:
+    """Sizes that compile in seconds. Matrices are as wide as the target's, but there are fewer."""
+    target = dataclasses.replace(TARGET, vocab_size=16384, num_layers=2)
+    draft = dataclasses.replace(DRAFT, vocab_size=16384, num_layers=1)
+    return Size(target, draft, prompt=64, text=512, rows=2, length=64)
+
+
+class Pair(NamedTuple):
+    """Target and drafter as static objects, and the shapes of their parameters."""
+
+    target: LM
+    drafter: Drafter
+    params: ModelParams
+    passes: int  # passes of the draft model in the text of a round
+
+
+class Made(NamedTuple):
+    """A program before it is compiled."""
+
+    traced: Any  # jax.stages.Traced
+    needed: float  # bytes that one round or pass must read: weights and caches
+    shapes: list[tuple[str, tuple[int, ...]]]  # of weights and caches
+    loop: bool = False
+
+
+# Method -> passes of the draft model that are in the text of a round, and the drafter. A chain has
+# one pass before a loop and one inside it.
+DRAFTERS: dict[str, tuple[int, Callable[..., Drafter]]] = {
+    "plain": (0, lambda target, draft: drafters.make("none", target=target)),
+    "chain": (2, lambda target, draft: _draft("draft_model", target, draft, gamma=5)),
+    "tree": (3, lambda target, draft: _draft("draft_tree", target, draft, tree="4x2x1")),
+    "nested": (2, lambda target, draft: _nested(target, draft)),
+}
+
+
+def _draft(name: str, target: LM, draft: LM, **keys: Any) -> Drafter:
+    return drafters.make(name, target=target, model=draft, **keys)
+
+
+def _nested(target: LM, draft: LM) -> Drafter:
+    """A lookup in the text, and the draft model for rows without a match."""
+    stages = [
+        drafters.make("prompt_lookup", target=target, gamma=5),
+        _draft("draft_model", target, draft, gamma=5, gaps=True),
+    ]
+    return drafters.make("escalate", target=target, drafters=stages)
+
+
+@functools.cache
+def pair(method: str, size: Size) -> Pair:
+    """A method with a draft model in bfloat16."""
+    target = lm.from_config(size.target, jnp.dtype(jnp.bfloat16))
+    draft = lm.from_config(size.draft, jnp.dtype(jnp.bfloat16))
+    passes, make = DRAFTERS[method]
+    given = lm.abstract_params(size.draft, jnp.bfloat16)
+    if method == "nested":
+        drafting: Any = ({}, given)
+    else:
+        drafting = given if passes else {}
+    params = ModelParams(lm.abstract_params(size.target, jnp.bfloat16), drafting)
+    return Pair(target, make(target, draft), params, passes)
+
+
+def nbytes(tree: Any) -> float:
+    """Bytes of all arrays on one device."""
+    return sum(
+        math.prod(_shard_shape(x)) * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree)
+    )
+
+
+def _shard_shape(x: jax.ShapeDtypeStruct) -> tuple[int, ...]:
+    """The shape of the part on one device."""
+    return tuple(x.shape if x.sharding is None else x.sharding.shard_shape(x.shape))
+
+
+def shapes_of(*trees: Any) -> list[tuple[str, tuple[int, ...]]]:
+    """Types and shapes of matrices and caches, in the names of HLO."""
+    names = {"bfloat16": "bf16", "float32": "f32"}
+    found = {
+        (names[str(x.dtype)], _shard_shape(x))
+        for x in jax.tree.leaves(trees)
+        if len(x.shape) > 1 and str(x.dtype) in names
+    }
+    return sorted(found)
+
+
+def on(where: Any, tree: Any) -> Any:
+    """The same shapes on a device, or with a pytree of shardings."""
+    if isinstance(where, jax.Device):
+        where = SingleDeviceSharding(where)
+    if isinstance(where, jax.sharding.Sharding):
+        where = jax.tree.map(lambda _: where, tree)
+    return jax.tree.map(
+        lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), tree, where
+    )
+
+
+def forward(size: Size, device: Any, tokens: int, batch: int = 1) -> Made:
+    """A pass over so many tokens, and the commit of one."""
+    target = lm.from_config(size.target, jnp.dtype(jnp.bfloat16))
+    params = on(device, lm.abstract_params(size.target, jnp.bfloat16))
+    cache = on(device, jax.eval_shape(lambda: target.init_cache(batch, size.text)))
+
+    def one(params, tokens, cache):
+        out, block = target.apply(params, tokens, cache)
+        cache = target.commit(cache, block, jnp.ones((batch,), jnp.int32))
+        return jnp.argmax(out.logits, -1).astype(jnp.int32), cache
+
+    given = on(device, jax.ShapeDtypeStruct((batch, tokens), jnp.int32))
+    traced = jax.jit(one, donate_argnums=2).trace(params, given, cache)
+    return Made(traced, nbytes((params, cache)), shapes_of(params, cache.k))
+
+
+def prompts(size: Size, batch: int) -> tuple:
+    """The shapes of prompts, lengths, limits, keys and sampling settings."""
+    return jax.eval_shape(
+        lambda: (
+            jnp.zeros((batch, size.prompt), jnp.int32),
+            jnp.zeros((batch,), jnp.int32),
+            jnp.zeros((batch,), jnp.int32),
+            rng.row_keys(0, batch),
+            sampling.make_sampling(batch),
+        )
+    )
+
+
+def prefill(size: Size, device: Any, batch: int = 1) -> Made:
+    """The prefill of the plain loop."""
+    target, drafter, params, _ = pair("plain", size)
+    static = {"max_len": size.text, "chunk": 256}
+    given = on(device, prompts(size, batch))
+    params = on(device, params)
+    traced = prompt._prefill.trace(target, drafter, params, *given, **static)
+    cache = jax.eval_shape(lambda: target.init_cache(batch, size.text))
+    return Made(traced, nbytes((params, cache)), shapes_of(params, cache.k))
+
+
+def state_of(made: Pair, size: Size, batch: int) -> Any:
+    """The shapes of a state after the prefill."""
+    start = decoding._prefilled(made.target, made.drafter, size.text, 256)
+    return jax.eval_shape(start, made.params, *prompts(size, batch))
+
+
+def caches(state: Any) -> list[jax.ShapeDtypeStruct]:
+    """Keys and values of the target and of the draft model."""
+    return [x for x in jax.tree.leaves((state.cache, state.draft)) if x.ndim == 4 and x.shape[2]]
+
+
+def needed(passes: int, params: ModelParams, state: Any) -> float:
+    """Bytes that a round must read: the target's once, the draft model's in every pass."""
+    drafting = nbytes((params.draft, caches(state.replace(cache=()))))
+    return nbytes((params.target, state.cache)) + passes * drafting
+
+
+def loop(size: Size, device: Any, method: str) -> Made:
+    """The compiled loop over rounds, with one method, for one row."""
+    made = pair(method, size)
+    state = state_of(made, size, 1)
+    stop = jax.eval_shape(lambda: outcome.stop_ids(2))
+    params, state, stop = on(device, (made.params, state, stop))
+    rule = accept.load(accept.default_rule(made.drafter))
+    static = {"max_steps": size.text - size.prompt, "verify_widths": None}
+    traced = decode._generate.trace(made.target, made.drafter, rule, params, state, stop, **static)
+    shapes = shapes_of(params, caches(state))
+    return Made(traced, needed(made.passes, params, state), shapes, loop=True)
+
+
+def autoregressive(size: Size, device: Any) -> Made:
+    """The compiled loop of plain decoding, for one row."""
+    made = pair("plain", size)
+    steps = jax.ShapeDtypeStruct((), jnp.int32)
+    stop = jax.eval_shape(lambda: outcome.stop_ids(2))
+    given = on(device, (made.params, state_of(made, size, 1), steps, stop))
+    traced = decode._autoregressive.trace(made.target, *given)
+    params, state = given[:2]
+    return Made(traced, needed(0, params, state), shapes_of(params, caches(state)), loop=True)
+
+
+def step_and_state(size: Size) -> tuple[Callable, Any]:
+    """A training step of the draft model, and the shapes of its state."""
+    model = lm.from_config(size.draft, jnp.dtype(jnp.bfloat16))
+    optimiser = optimise.optimiser("adamw", steps=100, learning_rate=1e-3)
+    loss = update.in_precision(objectives.pretrain_loss(model), "bfloat16")
+    params = lm.abstract_params(size.draft)
+    state = jax.eval_shape(lambda params: update.fresh(params, optimiser, 0.0), params)
+    return update.step(loss, optimiser, 1, 0.0), state
+
+
+def batch_of(size: Size, devices: int) -> Batch:
+    tokens: Any = jax.ShapeDtypeStruct((devices * size.rows, size.length), jnp.int32)
+    return Batch(tokens)
+
+
+def training(size: Size, device: Any) -> Made:
+    """A step of training the draft model on tokens, in bfloat16 with float32 parameters."""
+    step, state = step_and_state(size)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    arguments = on(device, (state, {}, batch_of(size, 1), key))
+    traced = jax.jit(step, donate_argnums=0).trace(*arguments)
+    return Made(traced, nbytes(arguments[0]), shapes_of(state["params"]))

@@ -1,0 +1,175 @@
+"""Compiles the programs of specjax for TPUs, without a TPU, and reads them.
+
+    pip install "jax[tpu]==<the version of jax>"
+    JAX_PLATFORMS=cpu PYTHONPATH=. python experiments/tpu_programs/run.py     (about 25 minutes)
+
+libtpu compiles for a named topology with no device at all. The target has the shape of Llama 3.2
+1B, the draft model 2 layers of width 1024; bfloat16, one row of text, a cache of 2048 tokens. Of
+each executable: the compiler's memory analysis and estimated cycles, and from its text the bytes
+that one pass or round moves to and from main memory (in multiples of the weights and caches that it
+must read), collectives, copies of buffers in the shape of a weight or a cache inside loops,
+float32 results in the shape of bfloat16 weights, and transfers to the host.
+
+Nothing is run: times on a chip are not known from this. Cycles are the compiler's estimates, of
+computations only: transfers from main memory that run beside them are not in them.
+
+Writes ``results.json`` beside this file. ``--small`` compiles tiny shapes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NamedTuple
+
+import jax
+from jax.experimental import topologies
+
+from experiments.common import Stopwatch, options, record
+from experiments.tpu_programs import facts, hlo, meshes, programs
+from experiments.tpu_programs.programs import Made, Size
+from specjax.errors import UserError
+from specjax.files import write_json
+from specjax.models import short_blocks
+from specjax.sharding import make_mesh
+
+CHIPS = ("v5e", "v5p", "v6e")
+TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
+LARGE = {"v5e": "v5e:4x4", "v5p": "v5p:2x2x4", "v6e": "v6e:4x4"}
+PASSES = (1, 6, 8, 16)
+
+
+class Case(NamedTuple):
+    """One program for one kind of chip."""
+
+    program: str
+    chip: str
+    make: Callable[[], Made]
+    mesh: str = "1 chip"
+
+
+@cache
+def devices(topology: str) -> list[Any]:
+    """The devices of a topology. Raises UserError without libtpu."""
+    # Otherwise libtpu asks a server of Google Cloud for its machine's metadata, and waits.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    try:
+        version("libtpu")
+    except PackageNotFoundError:
+        raise UserError(
+            f'libtpu is not installed; pip install "jax[tpu]=={jax.__version__}"'
+        ) from None
+    return list(topologies.get_topology_desc(topology, "tpu").devices)
+
+
+def cases(size: Size, chips: Sequence[str]) -> list[Case]:
+    """All programs, in the order in which they are compiled; fewer for all chips but the first."""
+    listed = []
+    for chip in chips:
+        one, first = devices(TOPOLOGIES[chip])[0], chip == chips[0]
+        made: dict[str, Callable[[], Made]] = {
+            f"pass over {n}": partial(programs.forward, size, one, n)
+            for n in (PASSES if first else PASSES[:2])
+        }
+        made["plain loop"] = partial(programs.autoregressive, size, one)
+        made["chain loop"] = partial(programs.loop, size, one, "chain")
+        if first:
+            made["prefill"] = partial(programs.prefill, size, one)
+            made["nested loop"] = partial(programs.loop, size, one, "nested")
+            made["tree loop"] = partial(programs.loop, size, one, "tree")
+            made["training step"] = partial(programs.training, size, one)
+        listed += [Case(name, chip, make) for name, make in made.items()]
+    return listed + _on_meshes(size, chips[0])
+
+
+def _on_meshes(size: Size, chip: str) -> list[Case]:
+    """Programs on 4 and on 16 chips."""
+    four, sixteen = TOPOLOGIES[chip], LARGE[chip]
+    makes: list[tuple[str, str, str, Callable]] = [
+        ("plain loop", "data:4", four, meshes.autoregressive),
+        ("chain loop", "data:4", four, partial(meshes.loop, method="chain")),
+        ("plain loop", "tensor:4", four, meshes.autoregressive),
+        ("chain loop", "tensor:4", four, partial(meshes.loop, method="chain")),
+        ("training step", "data:4", four, meshes.training),
+        ("training step", "fsdp:4", four, meshes.training),
+        ("plain loop", "data:16", sixteen, meshes.autoregressive),
+        ("plain loop", "data:2,tensor:8", sixteen, meshes.autoregressive),
+        ("training step", "data:4,fsdp:4", sixteen, meshes.training),
+    ]
+    return [
+        Case(name, chip, partial(make, size, make_mesh(text, devices(where))), text)
+        for name, text, where, make in makes
+    ]
+
+
+def row(case: Case) -> dict[str, Any]:
+    """Compiles a program; what its executable shows."""
+    began = time.perf_counter()
+    made = case.make()
+    compiled = made.traced.lower(lowering_platforms=("tpu",)).compile()
+    seconds = time.perf_counter() - began
+    program = hlo.read(compiled.as_text())
+    whole = facts.sums(program)
+    part = (facts.round_of(program) if made.loop else None) or whole
+    memory = compiled.memory_analysis()
+    return {
+        "program": case.program,
+        "chip": case.chip,
+        "mesh": case.mesh,
+        "compile_seconds": seconds,
+        "needed_bytes": made.needed,
+        "main_memory_bytes": part.read + part.written,
+        "traffic": (part.read + part.written) / made.needed,
+        "compiler_bytes": compiled.cost_analysis()["bytes accessed"],
+        "estimated_cycles": part.cycles,
+        "argument_bytes": memory.argument_size_in_bytes,
+        "temporary_bytes": memory.temp_size_in_bytes,
+        "aliased_bytes": memory.alias_size_in_bytes,
+        "output_bytes": memory.output_size_in_bytes,
+        "collectives": facts.collectives(program),
+        "copies_in_loops": facts.copies(program, made.shapes),
+        "float32_of_bfloat16": facts.wider_copies(program, made.shapes),
+        "host_transfers": facts.transfers(program),
+    }
+
+
+def line(result: dict[str, Any]) -> str:
+    """One line of the output."""
+    copies = result["copies_in_loops"]
+    return (
+        f"{result['program']:14} {result['chip']:4} {result['mesh']:16} "
+        f"{result['estimated_cycles'] / 1e6:8.3f} M cycles  {result['traffic']:5.2f}x traffic  "
+        f"{result['temporary_bytes'] / 2**20:8.1f} MiB temporary  "
+        f"collectives {result['collectives']['inside_loops']}"
+        f"+{result['collectives']['outside_loops']}  copies {copies['within_main']}"
+        f"+{copies['from_chip']}+{copies['to_chip']}  float32 {result['float32_of_bfloat16']}  "
+        f"host {result['host_transfers']}  {result['compile_seconds']:.0f} s"
+    )
+
+
+def main(argv: list[str]) -> None:
+    """Entry point."""
+    parser = options(__file__, __doc__)
+    parser.add_argument("--small", action="store_true", help="tiny shapes, for a test")
+    parser.add_argument("--chips", nargs="+", choices=CHIPS, default=CHIPS)
+    parser.add_argument("--only", nargs="+", default=[""], help="parts of names of programs")
+    args = parser.parse_args(argv)
+    stopwatch = Stopwatch()
+    short_blocks.compile_ahead_for_tpu()
+    size = programs.small() if args.small else Size()
+    rows = []
+    for case in cases(size, args.chips):
+        if any(text in f"{case.program}, {case.mesh}" for text in args.only):
+            rows.append(row(case))
+            print(line(rows[-1]), flush=True)
+            result = {"rows": rows, "small": args.small} | record(__file__, argv, stopwatch)
+            result["versions"]["libtpu"] = version("libtpu")
+            write_json(args.out, result)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
