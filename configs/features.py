@@ -23,6 +23,9 @@ def get_config() -> ConfigDict:
     config.objective = "features"
     config.target = ""  # a model directory, or a trained run's workdir
     config.seed = 0  # of the packing and the prompts
+    # Devices: "" (rows divided among all), or axes with sizes, such as "data:2,fsdp:4,tensor:2":
+    # "data" and "fsdp" divide the rows, "fsdp" and "tensor" the target.
+    config.mesh = ""
     config.data = pretrain.data()
     config.features = ConfigDict()
     # layers whose outputs are stored beside the last feature, numbered from 0, such as (1, 5, 8)

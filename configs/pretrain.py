@@ -17,6 +17,9 @@ def get_config() -> ConfigDict:
     config.mode = "train"
     config.objective = "pretrain"
     config.seed = 0
+    # Devices: "" (rows divided among all), or axes with sizes, such as "data:2,fsdp:4,tensor:2":
+    # "data" and "fsdp" divide the rows, "fsdp" and "tensor" the parameters and optimiser state.
+    config.mesh = ""
     config.target = ""  # train a draft for this target, with its vocabulary
     config.tokenizer = ""  # a tokenizer.json, or a directory with one; empty: train one
     config.init = ""  # a model directory to start from; empty: random parameters

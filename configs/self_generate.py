@@ -28,6 +28,9 @@ def get_config() -> ConfigDict:
     config.objective = "generate"
     config.target = ""  # a model directory, or a trained run's workdir
     config.seed = 0
+    # Devices: "" (one), or axes with sizes, such as "data:4,tensor:2": "data" divides the rows,
+    # "tensor" the matrices of the models.
+    config.mesh = ""
     config.data = pretrain.data()
     config.generation = ConfigDict()
     config.generation.num_prompts = 1024

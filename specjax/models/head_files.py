@@ -8,24 +8,31 @@ of the tensors, ``head_tensors`` reads them, ``eagle_files`` adds what only the 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from specjax import files
 from specjax.errors import UserError
-from specjax.models import eagle_dialects, eagle_files, eagle_layouts, head_tensors, hf
+from specjax.models import (
+    eagle_dialects,
+    eagle_files,
+    eagle_layouts,
+    head_tensors,
+    hf,
+    tensor_files,
+)
 from specjax.models import head_layouts as layouts
 from specjax.models.head_places import Layout
 from specjax.models.head_tensors import FILES
+from specjax.models.tensor_files import Tensor
 
 KINDS = tuple(FILES)
 # Other libraries choose the class to load by this key of config.json.
@@ -116,6 +123,9 @@ def write(
 ) -> None:
     """Writes heads for ``read``, all at once, with the released names; ``params`` keep their dtype.
 
+    Parameters that are divided among devices are gathered one tensor at a time. With several
+    processes all must call it, and the first one writes.
+
     Args:
         directory: a new directory, or one of heads, which is replaced.
         kind: one of ``KINDS``.
@@ -137,27 +147,38 @@ def write(
     """
     _check_kind(kind)
     layout = _check_layout(kind, layout)
-    leaves = {leaf: np.asarray(value) for leaf, value in flatten_dict(params).items()}
-    leaves = {leaf: value for leaf, value in leaves.items() if value.size}
+    leaves = _arrays(params)
     table = layouts.of_leaves(kind, leaves, layout)
-    tensors = _file_tensors(table, leaves)
+    tensors = head_tensors.to_write(table, leaves)
     raw = config | (extra or {})
     raw |= {"vocabulary": tokenizer_fingerprint} if tokenizer_fingerprint else {}
     made = _facts_to_write(kind, table, leaves, tensors, config)
     kept = str(next(iter(tensors.values())).dtype)
     if kind in _EAGLE:
         raw, maps = eagle_files.to_write(kind, layout, leaves, raw)
-        tensors |= maps
+        tensors |= {name: tensor_files.tensor(value) for name, value in maps.items()}
     raw |= made | {"torch_dtype": kept}
     raw |= {"architectures": _ARCHITECTURE[kind]} if kind in _ARCHITECTURE else {}
     path = Path(directory).expanduser().resolve()
     with _one_line(path, "written"):
         _check_replaceable(path)
+        if jax.process_index() > 0:
+            tensor_files.write(None, tensors)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         with files.replacing(path) as fresh:
             fresh.mkdir()
             files.write_json(fresh / "config.json", raw)
-            save_file(tensors, fresh / FILES[kind][0], metadata={"format": "pt"})
+            tensor_files.write(fresh / FILES[kind][0], tensors)
+
+
+def _arrays(params: dict) -> dict[tuple, Any]:
+    """The leaves that are not empty, where they are stored."""
+    leaves: dict[tuple, Any] = {
+        leaf: value if isinstance(value, jax.Array) else np.asarray(value)
+        for leaf, value in flatten_dict(params).items()
+    }
+    return {leaf: value for leaf, value in leaves.items() if value.size}
 
 
 def _check_kind(kind: str) -> None:
@@ -208,32 +229,20 @@ def _one_line(path: Path, action: str) -> Iterator[None]:
         ) from None
 
 
-def _file_tensors(layout: Layout, leaves: Mapping[tuple, np.ndarray]) -> dict[str, np.ndarray]:
-    """Name in the file -> tensor as the file stores it."""
-    tensors = {}
-    for name, place in layout.items():
-        tensor = leaves[place.path][place.at]
-        # safetensors ignores strides: it would store a transposed view untransposed.
-        tensors[name] = np.ascontiguousarray(tensor.T if place.transposed else tensor)
-    return tensors
-
-
 def _facts_to_write(
     kind: str,
     layout: Layout,
-    leaves: dict[tuple, np.ndarray],
-    tensors: Mapping[str, np.ndarray],
+    leaves: dict[tuple, Any],
+    tensors: Mapping[str, Tensor],
     config: dict,
 ) -> dict:
     """``_facts`` of parameters in memory, after a check of their sizes."""
     sizes: dict[str, int] = {}
     for name, place in layout.items():
         head_tensors.bind_sizes("the parameters", sizes, name, place, tensors[name])
-    readers: head_tensors.Tensors = {
-        name: functools.partial(np.asarray, tensor) for name, tensor in tensors.items()
-    }
     if kind in _EAGLE:
         return {}
+    readers: head_tensors.Tensors = {name: tensor.read for name, tensor in tensors.items()}
     tied = head_tensors.all_copies_equal(kind, layout, readers)
     return _facts("the parameters", kind, leaves, sizes, tied, config)
 

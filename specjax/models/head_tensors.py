@@ -6,8 +6,9 @@ import collections
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -16,8 +17,9 @@ from safetensors import SafetensorError
 from specjax.errors import UserError
 from specjax.models import head_layouts as layouts
 from specjax.models import head_places as places
-from specjax.models import hf_weights, torch_pickle
+from specjax.models import hf_weights, tensor_files, torch_pickle
 from specjax.models.head_places import Layout, Place
+from specjax.models.tensor_files import Tensor
 
 # The files of each kind, in the order of preference; the first is the one that is written.
 # model.safetensors may have shards.
@@ -165,7 +167,7 @@ def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def bind_sizes(
-    where: object, sizes: dict[str, int], name: str, place: Place, tensor: np.ndarray
+    where: object, sizes: dict[str, int], name: str, place: Place, tensor: Tensor | np.ndarray
 ) -> None:
     """Adds to ``sizes`` the size of each letter that the tensor, as it is in the file, defines.
 
@@ -222,3 +224,19 @@ def stack_leaves(
         kernel = leaves["block", "kernel"]
         leaves.setdefault(("block", "bias"), np.zeros(kernel.shape[:-1], dtype))
     return leaves, sizes
+
+
+def to_write(layout: Layout, leaves: Mapping[tuple, Any]) -> dict[str, Tensor]:
+    """Name in the file -> tensor as the file stores it, gathered when it is read."""
+
+    def one(place: Place) -> Tensor:
+        leaf = leaves[place.path]
+
+        def read() -> np.ndarray:
+            part = tensor_files.gather(leaf[place.at] if place.at else leaf)
+            return part.T if place.transposed else part
+
+        shape = tuple(leaf.shape[len(place.at) :])
+        return Tensor(shape[::-1] if place.transposed else shape, np.dtype(leaf.dtype), read)
+
+    return {name: one(place) for name, place in layout.items()}

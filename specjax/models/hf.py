@@ -101,6 +101,9 @@ def save(
 ) -> None:
     """Writes a directory for ``load`` and transformers, all at once; ``params`` keep their dtype.
 
+    Parameters that are divided among devices are gathered one tensor at a time. With several
+    processes all must call it, and the first one writes.
+
     Raises UserError if the parameters do not fit the config or the directory holds something else
     than a model, and OSError; the directory then stays unchanged.
     """
@@ -116,6 +119,9 @@ def save(
         raise UserError(
             f"{path} exists and is not a model directory; name a new one to save a model"
         )
+    if jax.process_index() > 0:
+        write_params(None, config, params, max_shard_bytes)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as fresh:
         fresh.mkdir()

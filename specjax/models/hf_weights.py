@@ -17,12 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from specjax import files
 from specjax.errors import UserError
-from specjax.models import lm
+from specjax.models import lm, tensor_files
 from specjax.models.hf_config import read_json, table
+from specjax.models.tensor_files import Tensor
 from specjax.models.transformer_config import TransformerConfig
 
 _MODULES = table("""
@@ -119,10 +119,14 @@ def read_params(
     return unflatten_dict(params)
 
 
-def write_params(path: Path, config: TransformerConfig, params: dict, max_shard_bytes: int) -> None:
+def write_params(
+    path: Path | None, config: TransformerConfig, params: dict, max_shard_bytes: int
+) -> None:
     """Writes model.safetensors, or shards of at most ``max_shard_bytes`` and an index.
 
-    A tensor that is larger than that gets its own shard. Raises OSError.
+    The host holds one tensor at a time. A tensor that is larger than a shard gets its own. ``path``
+    None: writes nothing, and takes part in gathering parameters that are divided among processes.
+    Raises OSError.
     """
     leaves: Any = flatten_dict(params)
     layout, weight_map = _layout(config), {}
@@ -133,17 +137,23 @@ def write_params(path: Path, config: TransformerConfig, params: dict, max_shard_
     for number, names in enumerate(shards, 1):
         shard = f"model-{number:05}-of-{len(shards):05}.safetensors"
         file = shard if len(shards) > 1 else "model.safetensors"
-        tensors = {}
-        for name in names:
-            parts = [np.asarray(leaves[leaf]) for leaf in layout[name].paths]
-            tensor = np.concatenate(parts, axis=-1)
-            # safetensors ignores strides: it would store a transposed view untransposed.
-            tensors[name] = np.ascontiguousarray(tensor.T if layout[name].transposed else tensor)
-        save_file(tensors, path / file, metadata={"format": "pt"})
+        tensors = {name: _to_write(layout[name], leaves) for name in names}
+        tensor_files.write(None if path is None else path / file, tensors)
         weight_map |= dict.fromkeys(names, file)
-    if len(shards) > 1:
+    if len(shards) > 1 and path is not None:
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
         files.write_json(path / "model.safetensors.index.json", index)
+
+
+def _to_write(stored: _Stored, leaves: Mapping[tuple, Any]) -> Tensor:
+    """The tensor as the file has it, gathered when it is read."""
+
+    def read() -> np.ndarray:
+        parts = [tensor_files.gather(leaves[leaf]) for leaf in stored.paths]
+        whole = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+        return whole.T if stored.transposed else whole
+
+    return Tensor(stored.shape, np.dtype(leaves[stored.paths[0]].dtype), read)
 
 
 def _layout(config: TransformerConfig) -> dict[str, _Stored]:

@@ -3,16 +3,16 @@
 Orbax writes a step in the background into a temporary directory and renames it, so a killed save
 leaves nothing. It does not detect later damage: it restores an array with a flipped bit without an
 error. Every step therefore has checksums, written last.
+
+With several processes all write their parts of a state and call the same methods in the same order.
+The first one writes the checksums when all have finished, and decides what is damaged.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import logging
-import os
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,12 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
-from specjax import files
+from specjax import files, sharding
 from specjax.errors import UserError
+from specjax.train import together
 from specjax.train.changes import check_same, difference
+from specjax.train.checkpoint_files import CHECKSUMS, checksums, reason_of, silence
 
-_CHECKSUMS = "checksums.json"
 _METRIC = "value"
 
 
@@ -66,15 +67,15 @@ class Checkpoints:
         self.directory = Path(directory).expanduser().resolve()
         self._config, self._report = config, report
         self._sign = 1 if higher_is_better else -1
-        _silence(True)
+        silence(True)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._manager = _manager(self.directory, self._sign)
         # ValueError: a damaged file that Orbax keeps next to a step.
         except (OSError, ValueError) as error:
-            _silence(False)
+            silence(False)
             raise UserError(
-                f"{self.directory} cannot hold checkpoints ({_reason(error)})"
+                f"{self.directory} cannot hold checkpoints ({reason_of(error)})"
             ) from None
         self._background = ThreadPoolExecutor(1, "checkpoint")
         self._pending: tuple[int, Future] | None = None
@@ -116,7 +117,7 @@ class Checkpoints:
                 step, args=parts, metrics=None if value is None else {_METRIC: value}, force=True
             )
         except Exception as error:
-            raise self._failed(step, error) from error
+            raise self._failed(step, reason_of(error)) from error
         self._pending = step, self._background.submit(self._seal, step)
         if value is not None:
             self._values[step] = value
@@ -124,11 +125,13 @@ class Checkpoints:
     def wait(self) -> None:
         """Returns when the last save is complete; raises UserError if it has failed."""
         pending, self._pending = self._pending, None
-        if pending is not None:
-            try:
-                pending[1].result()
-            except Exception as error:  # for a full disk Orbax raises ValueError
-                raise self._failed(pending[0], error) from error
+        if pending is None:
+            return
+        step, saved = pending
+        error = saved.exception()  # for a full disk Orbax raises ValueError
+        reason = together.first_error(None if error is None else reason_of(error))
+        if reason is not None:
+            raise self._failed(step, reason) from error
 
     def restore(self, like: Any, resume_changed: bool = False) -> tuple[int, Any] | None:
         """(step, state) of the newest undamaged checkpoint, or None if no save was ever finished.
@@ -145,7 +148,7 @@ class Checkpoints:
         """
         self.wait()  # an unfinished save has no checksums yet
         steps = sorted(self._manager.all_steps(), reverse=True)
-        good = next((step for step in steps if self._whole(step)), None)
+        good = self._newest_whole(steps)
         if good is None:
             self._remove_unfinished(steps)
             return None
@@ -161,14 +164,14 @@ class Checkpoints:
         for step in steps[: steps.index(good)]:
             self._remove(step, f"is damaged or incomplete: resuming from {good}")
         best = self.best()
-        if best is not None and best[0] != good and not self._whole(best[0]):
+        if best is not None and best[0] != good and not self._is_whole(best[0]):
             self._remove(best[0], "is the best one and damaged: removed")
         return good, state
 
     def restore_step(self, step: int, like: Any) -> Any:
         """The state of a saved step. Raises UserError if it is damaged or has other arrays."""
         self.wait()
-        if not self._whole(step):
+        if not self._is_whole(step):
             raise UserError(f"checkpoint {step} in {self.directory} is damaged or missing")
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         changed = difference(self._manager.item_metadata(step)["state"].tree, abstract)
@@ -195,20 +198,23 @@ class Checkpoints:
             self._background.shutdown()
             with contextlib.suppress(Exception):  # a failed save has raised it already
                 self._manager.close()
-            _silence(False)
+            silence(False)
 
     def _seal(self, step: int) -> None:
         """Waits for Orbax, then writes the checksums: a run killed before resumes further back."""
         self._manager.wait_until_finished()
+        if not sharding.is_first():
+            return
         folder = self.directory / str(step)
-        files.write_text(folder / _CHECKSUMS, json.dumps(_checksums(folder)))
+        files.write_text(folder / CHECKSUMS, json.dumps(checksums(folder)))
 
     def _remove_unfinished(self, steps: list[int]) -> None:
         """Removes what a run killed during its first save left.
 
         Raises UserError if there was a finished save: then all checkpoints are damaged.
         """
-        if any((self.directory / str(step) / _CHECKSUMS).exists() for step in steps):
+        finished = [step for step in steps if (self.directory / str(step) / CHECKSUMS).exists()]
+        if together.of_first(finished):
             raise UserError(
                 f"no checkpoint in {self.directory} is undamaged; remove it to start again"
             )
@@ -221,24 +227,34 @@ class Checkpoints:
             self._manager.delete(step)
         except OSError as error:
             raise UserError(
-                f"checkpoint {step} in {self.directory} cannot be removed ({_reason(error)})"
+                f"checkpoint {step} in {self.directory} cannot be removed ({reason_of(error)})"
             ) from None
         self._values.pop(step, None)
 
-    def _failed(self, step: int, error: Exception) -> UserError:
+    def _failed(self, step: int, reason: str) -> UserError:
         self._manager.reload()
-        steps = sorted(self._manager.all_steps(), reverse=True)
-        good = next((step for step in steps if self._whole(step)), None)
+        good = self._newest(sorted(self._manager.all_steps(), reverse=True))
         kept = "there is no earlier checkpoint" if good is None else f"checkpoint {good} is intact"
         return UserError(
-            f"checkpoint {step} could not be written to {self.directory} ({_reason(error)}); "
+            f"checkpoint {step} could not be written to {self.directory} ({reason}); "
             f"{kept}; make space, and the same command resumes from there"
         )
+
+    def _newest(self, steps: Sequence[int]) -> int | None:
+        return next((step for step in steps if self._whole(step)), None)
+
+    def _newest_whole(self, steps: Sequence[int]) -> int | None:
+        """The first undamaged one of the steps, as the first process reads them."""
+        return together.of_first(self._newest(steps) if sharding.is_first() else None)
+
+    def _is_whole(self, step: int) -> bool:
+        """Whether a step is undamaged, as the first process reads it."""
+        return together.of_first(self._whole(step) if sharding.is_first() else None)
 
     def _whole(self, step: int) -> bool:
         folder = self.directory / str(step)
         try:
-            return json.loads((folder / _CHECKSUMS).read_text()) == _checksums(folder)
+            return json.loads((folder / CHECKSUMS).read_text()) == checksums(folder)
         except (OSError, ValueError):
             return False
 
@@ -257,41 +273,3 @@ def _manager(directory: Path, sign: int) -> _Manager:
     )
     handlers = {"state": ocp.StandardCheckpointHandler(), "config": ocp.JsonCheckpointHandler()}
     return _Manager(directory, options=options, item_handlers=handlers)
-
-
-def _checksums(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file of a step, without the list of checksums."""
-    paths = (path for path in folder.rglob("*") if path.is_file())
-    return {
-        path.relative_to(folder).as_posix(): files.sha256(path)
-        for path in sorted(paths)
-        if not path.name.startswith(_CHECKSUMS)
-    }
-
-
-def _reason(error: BaseException) -> str:
-    """Why a file could not be written, in one line."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    # TensorStore puts the error number of the system into its message.
-    number = re.search(r"os_error_code='(\d+)'", str(error))
-    return os.strerror(int(number[1])) if number else str(error).partition("\n")[0]
-
-
-class _FromOrbax(logging.Filter):
-    """Drops the log records of Orbax.
-
-    It logs every error that it also raises, with a traceback and from several threads, and warns of
-    intended states (a checkpoint without a metric).
-    """
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return f"{os.sep}orbax{os.sep}" not in record.pathname
-
-
-_FILTER = _FromOrbax()
-
-
-def _silence(on: bool) -> None:
-    logger = logging.getLogger("absl")
-    (logger.addFilter if on else logger.removeFilter)(_FILTER)

@@ -10,18 +10,24 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from specjax import sharding
+
 _SECONDS = 10  # between two lines where there is no terminal
 
 
 def report(line: str) -> None:
-    """Prints a message for the user on stderr."""
-    print(line, file=sys.stderr, flush=True)
+    """Prints a message for the user on stderr; with several processes only the first one does."""
+    if sharding.is_first():
+        print(line, file=sys.stderr, flush=True)
 
 
 def _bar(title: str) -> Progress | None:
-    """A progress bar with a text ``status`` at its end; None if stderr is not a terminal."""
+    """A progress bar with a text ``status`` at its end; None if stderr is not a terminal.
+
+    With several processes only the first one has a bar.
+    """
     console = Console(stderr=True)
-    if not console.is_terminal:
+    if not console.is_terminal or not sharding.is_first():
         return None
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, TextColumn("{task.fields[status]}"), console=console)

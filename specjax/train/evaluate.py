@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,14 +18,17 @@ Evaluate = Callable[[Any, Any, Sequence[Batch]], dict[str, float]]
 
 
 def evaluator(
-    loss: Loss, place: Callable[[Batch], Batch] = lambda batch: jax.tree.map(jnp.asarray, batch)
+    loss: Loss,
+    place: Callable[[Batch], Batch] = lambda batch: jax.tree.map(jnp.asarray, batch),
+    everywhere: Any = None,
 ) -> Evaluate:
     """A function that gives the means of loss and metrics over batches; labels weigh equally.
 
-    ``place`` moves a batch to its devices. Every evaluation uses the same random keys.
+    ``place`` moves a batch to its devices, and ``everywhere`` is the sharding of the values: each
+    process reads them. Every evaluation uses the same random keys.
     """
 
-    @jax.jit
+    @functools.partial(jax.jit, out_shardings=everywhere)
     def measure(params, target_params, batch, key):
         value, metrics = loss(params, target_params, batch, key)
         return {"loss": value, **metrics}

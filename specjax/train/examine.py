@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import accept, decode, rng, sampling
+from specjax import accept, decode, rng, sampling, sharding
 from specjax.bench import metrics
 from specjax.drafters import none
 from specjax.types import CHAIN, DETERMINISTIC, LM, Batch, DecodeState, Drafter, ModelParams
@@ -86,9 +86,10 @@ def write(
     pair = ModelParams(params.target)
     state = _prefill(target, none.make(target), pair, prompts, new_tokens, temperature, seed)
     state = decode.autoregressive(target, params, state, max_steps=new_tokens, eos_id=tuple(eos_id))
-    decode.check(state)
-    tokens = np.maximum(np.asarray(state.tokens), 0)[:, : max(map(len, prompts)) + new_tokens]
-    return Written(Batch(jnp.asarray(tokens)), np.asarray(state.length).tolist())
+    decode.check(state.replace(failed=sharding.fetch(state.failed)))
+    tokens, length = sharding.fetch((state.tokens, state.length))
+    tokens = np.maximum(tokens, 0)[:, : max(map(len, prompts)) + new_tokens]
+    return Written(Batch(jnp.asarray(tokens)), length.tolist())
 
 
 def _prefill(
@@ -146,14 +147,15 @@ def examiner(
             texts[temperature] = write(target, pair, prompts, new_tokens, temperature, eos, seed)
         text = texts[temperature]
         kept = foresee(pair, text.batch, sampling.make_sampling(len(prompts), temperature))
-        return forecast(np.asarray(kept, np.float64), starts, text.lengths)
+        return forecast(np.asarray(sharding.fetch(kept), np.float64), starts, text.lengths)
 
     def decoded(pair: ModelParams, temperature: float) -> float:
         state = _prefill(target, drafter, pair, prompts, new_tokens, temperature, seed)
         state, records = decode.generate(
             target, drafter, rule, pair, state, max_steps=new_tokens, eos_id=eos
         )
-        decode.check(state)
+        decode.check(state.replace(failed=sharding.fetch(state.failed)))
+        records = sharding.fetch(records)
         counts = metrics.count(records, [True] * len(prompts), drafter.longest)
         return counts.tokens / counts.rounds
 
@@ -190,7 +192,7 @@ def accuracy(
     assert drafter.training is not None and drafter.training.ranks is not None
     ranks_of, counts, places = jax.jit(drafter.training.ranks), None, None
     for text in texts:
-        ranks = np.asarray(ranks_of(params, text.batch))
+        ranks = sharding.fetch(ranks_of(params, text.batch))
         depth = ranks.shape[-1]
         counts = np.zeros((depth, width)) if counts is None else counts
         places = np.zeros(depth) if places is None else places

@@ -43,13 +43,13 @@ def pruned(target: hf.Loaded, layers: str) -> tuple[TransformerConfig, dict]:
     return shape, jax.tree.map(jnp.asarray, params)
 
 
-def load(directory: str, config: TransformerConfig, vocabulary: str) -> dict:
+def load(directory: str, config: TransformerConfig, vocabulary: str, on_host: bool = False) -> dict:
     """The float32 parameters of the model ``config.init``.
 
-    ``vocabulary`` is the fingerprint of the tokenizer. Raises UserError if the model has another
-    shape or another tokenizer.
+    ``vocabulary`` is the fingerprint of the tokenizer; ``on_host`` as in ``hf.load``. Raises
+    UserError if the model has another shape or another tokenizer.
     """
-    loaded = hf.load(directory, dtype=jnp.float32)
+    loaded = hf.load(directory, dtype=jnp.float32, on_host=on_host)
     if loaded.lm.vocabulary not in (None, vocabulary):
         raise UserError(
             f"config.init {loaded.directory} has another tokenizer; give a model with the same one"

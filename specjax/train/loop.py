@@ -7,6 +7,7 @@ with exactly the parameters of an uninterrupted run.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +23,8 @@ from specjax.train.display import Display, report
 from specjax.train.evaluate import mean
 from specjax.train.objectives import Loss
 from specjax.train.optimise import Optimiser
-from specjax.train.programs import Placement, Programs, Rewrite, compile_programs, place
+from specjax.train.placement import Placement, place
+from specjax.train.programs import Programs, Rewrite, compile_programs
 from specjax.train.records import Clock, Log
 from specjax.train.settings import Schedule, Settings
 from specjax.types import Batch
@@ -59,6 +61,9 @@ def train(
 ) -> Any:
     """Minimises ``task.loss``; returns the parameters. Resumes from ``workdir/checkpoints``.
 
+    The parameters stay on the mesh if it divides them or other processes have them too; otherwise
+    they are on its first device. All processes must call this with the same arguments.
+
     ``metrics.jsonl`` and ``tensorboard/`` get a record per logged step: means of loss and metrics
     since the last record (weighted by the metric "weight", the number of labels), held-out values,
     and the shares of wall time. Saved are the last two checkpoints and the best one.
@@ -80,15 +85,15 @@ def train(
             "config.train.keep is 'best', but nothing is evaluated; "
             "keep 'last', or give text to evaluate on"
         )
-    placement = place(settings.devices)
+    placement = place(settings.mesh, settings.devices)
+    begin = functools.partial(update.fresh, optimiser=optimiser, ema=settings.ema)
+    state = jax.eval_shape(begin, task.params)
     programs = compile_programs(
-        task.loss, task.held_out_loss, task.rewrite, optimiser, settings, placement
+        *(task.loss, task.held_out_loss, task.rewrite),
+        *(optimiser, settings, placement, placement.state(state)),
     )
-    state = update.fresh(task.params, optimiser, settings.ema)
-    state = jax.device_put(state, placement.everywhere)
-    _check_rows(task.batches, settings.accumulate, placement.devices)
-    target_params = update.cast(task.target_params, settings.precision)
-    target_params = jax.device_put(target_params, placement.everywhere)
+    _check_rows(task.batches, settings.accumulate, placement)
+    target_params = placement.put_params(update.cast(task.target_params, settings.precision))
     # Nothing is written before all arguments are checked.
     workdir = Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
@@ -96,14 +101,16 @@ def train(
         checkpoints = stack.enter_context(
             Checkpoints(workdir / "checkpoints", config or {}, report, settings.higher_is_better)
         )
-        start, state = checkpoints.restore(state, settings.resume_changed) or (0, state)
+        # Restored where it is to be stored.
+        restored = checkpoints.restore(placement.like(state), settings.resume_changed)
+        start, state = restored or (0, placement.begin(begin, task.params))
         _check_start(start, schedule.steps, workdir)
         log = stack.enter_context(Log(workdir, start))
         display = stack.enter_context(Display(start, schedule.steps))
         task = task._replace(target_params=target_params)
         run = _Run(task, programs, placement, schedule, settings, checkpoints, log, display)
-        state = run.train(start, state)
-        return jax.device_put(programs.averaged(state), placement.first)
+        params = programs.averaged(run.train(start, state))
+        return params if placement.spread else jax.device_put(params, placement.first)
 
 
 class _Run:
@@ -136,7 +143,7 @@ class _Run:
         batch: Any = self._fetch(start) if start < steps else None
         for step in range(start + 1, steps + 1):
             batch = self._rewrite(step, state, batch)
-            self._clock.count(batch.tokens[:, 1:].size)
+            self._clock.count(len(batch.tokens) * (batch.tokens.shape[1] - 1))
             state, metrics = self._programs.advance(state, target_params, batch, self._key)
             self._recent.append(metrics)
             if step == start + 1:  # the first step was mostly compilation: it is not counted
@@ -153,7 +160,7 @@ class _Run:
         return state if self._settings.keep == "last" else self._best(state)
 
     def _fetch(self, step: int) -> Batch:
-        return jax.device_put(self._task.batches.batch(step), self._placement.rows)
+        return self._placement.batch(self._task.batches.batch(step))
 
     def _fetch_ahead(self, step: int, metrics: dict[str, Any]) -> Batch:
         """Makes the next batch while the device computes; counts the time that the device waits."""
@@ -225,7 +232,9 @@ class _Run:
         if task.eval_batches:
             values |= self._programs.evaluate(params, task.target_params, task.eval_batches)
         if task.examine and examined:
-            values |= task.examine(jax.device_put(params, self._placement.first))
+            if not self._placement.spread:
+                params = jax.device_put(params, self._placement.first)
+            values |= task.examine(params)
         return {f"heldout_{name}": float(value) for name, value in values.items()}
 
     def _best(self, like: Any) -> Any:
@@ -242,16 +251,17 @@ def _evaluates(task: Task) -> bool:
     return bool(task.eval_batches) or task.examine is not None
 
 
-def _check_rows(batches: Source, accumulate: int, devices: int) -> None:
-    if accumulate * devices == 1:
+def _check_rows(batches: Source, accumulate: int, placement: Placement) -> None:
+    parts = placement.parts
+    if accumulate * parts == 1:
         return
     rows = len(batches.batch(0).tokens)
-    if rows % (accumulate * devices):
-        counts = ((accumulate, "parts (accumulate)"), (devices, "devices"))
-        parts = " on ".join(f"{n} {name}" for n, name in counts if n > 1)
+    if rows % (accumulate * parts):
+        counts = ((accumulate, "parts (accumulate)"), (parts, "devices"))
+        among = " on ".join(f"{n} {name}" for n, name in counts if n > 1)
         raise UserError(
-            f"a batch of {rows} rows cannot be divided among {parts}; "
-            f"take a multiple of {accumulate * devices}"
+            f"a batch of {rows} rows cannot be divided among {among}; "
+            f"take a multiple of {accumulate * parts}"
         )
 
 

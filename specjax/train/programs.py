@@ -1,46 +1,23 @@
-"""The compiled functions of a training run, and where its arrays are stored."""
+"""The compiled functions of a training run."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from specjax.train import update
 from specjax.train.evaluate import Evaluate, evaluator
 from specjax.train.objectives import Loss
 from specjax.train.optimise import Optimiser
+from specjax.train.placement import Placement
 from specjax.train.settings import Settings
 from specjax.types import Batch
 
 # (params, target_params, batch, key) -> the batch to train on instead.
 Rewrite = Callable[[Any, Any, Batch, jax.Array], Batch]
-
-
-class Placement(NamedTuple):
-    """Where arrays are stored."""
-
-    everywhere: NamedSharding  # a copy on every device
-    rows: NamedSharding  # the rows divided among the devices
-    devices: int
-    first: Any  # jax.Device
-
-    def batch(self, batch: Batch) -> Batch:
-        """A held-out batch on the devices: divided if its rows can be divided."""
-        divisible = len(batch.tokens) % self.devices == 0
-        return jax.device_put(batch, self.rows if divisible else self.everywhere)
-
-
-def place(devices: Sequence[Any] | None) -> Placement:
-    """The placement for these devices (jax.Device); None = all local ones."""
-    mesh = Mesh(np.asarray(devices or jax.local_devices()), ("data",), axis_types=(AxisType.Auto,))
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    rows = NamedSharding(mesh, PartitionSpec("data"))
-    return Placement(everywhere, rows, mesh.size, mesh.devices.flat[0])
 
 
 class Programs(NamedTuple):
@@ -60,21 +37,25 @@ def compile_programs(
     optimiser: Optimiser,
     settings: Settings,
     placement: Placement,
+    stored: dict[str, Any],
 ) -> Programs:
     """The programs of a run; they are compiled at their first call.
 
-    ``held_out_loss`` is evaluated; None: ``loss``.
+    ``held_out_loss`` is evaluated; None: ``loss``. ``stored`` has the shardings of the state.
     """
-    evaluated = update.in_precision(held_out_loss or loss, settings.precision)
-    loss = update.in_precision(loss, settings.precision)
+    # Cast first: parameters are gathered in the precision in which they are used.
+    evaluated = placement.gathering(held_out_loss or loss)
+    evaluated = update.in_precision(evaluated, settings.precision)
+    loss = update.in_precision(placement.gathering(loss), settings.precision)
     if rewrite is not None:
-        rewrite = update.in_precision(rewrite, settings.precision)
+        rewrite = update.in_precision(placement.gathering(rewrite), settings.precision)
         rewrite = jax.jit(rewrite, out_shardings=placement.rows)
     step = update.step(loss, optimiser, settings.accumulate, settings.ema)
-    advance = jax.jit(step, donate_argnums=0, out_shardings=placement.everywhere)
+    advance = jax.jit(step, donate_argnums=0, out_shardings=(stored, placement.everywhere))
     averaged = update.averaged
     if settings.ema:
-        averaged = jax.jit(functools.partial(averaged, ema=settings.ema))
-    return Programs(
-        rewrite, advance, averaged, evaluator(evaluated, placement.batch), optimiser.schedule
-    )
+        averaged = jax.jit(
+            functools.partial(averaged, ema=settings.ema), out_shardings=stored["params"]
+        )
+    evaluate = evaluator(evaluated, placement.batch, placement.everywhere)
+    return Programs(rewrite, advance, averaged, evaluate, optimiser.schedule)

@@ -7,9 +7,9 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from specjax import files
+from specjax import files, sharding
 from specjax.errors import UserError
 
 # What wall time is divided into, and how the summary of a run names it. "rewrite" is
@@ -97,10 +97,13 @@ class Log:
     def __init__(self, workdir: Path, start: int):
         """Opens both for appending, without the records after step ``start``.
 
-        A killed run may have written such records after its last checkpoint. Raises UserError if
-        the files cannot be written.
+        With several processes only the first one writes. A killed run may have written such
+        records after its last checkpoint. Raises UserError if the files cannot be written.
         """
         self._start, self._events, self._folder = start, None, workdir / "tensorboard"
+        self._lines: TextIO | None = None
+        if not sharding.is_first():
+            return
         path = workdir / "metrics.jsonl"
         try:
             lines = path.read_bytes().splitlines() if path.exists() else ()
@@ -124,6 +127,8 @@ class Log:
 
         Raises UserError if it cannot be written (a full disk).
         """
+        if self._lines is None:
+            return
         try:
             self._lines.write(json.dumps(record) + "\n")
             self._lines.flush()

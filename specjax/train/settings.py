@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from specjax import checks
+from specjax import checks, sharding
 
 PRECISIONS = ("float32", "bfloat16")
 
@@ -55,7 +55,8 @@ class Schedule:
 class Settings:
     """How a run is computed, and which parameters it returns. Raises UserError for invalid values.
 
-    Every field except ``seed`` and ``devices`` is the key of ``config.train`` of that name.
+    Every field except ``seed``, ``mesh`` and ``devices`` is the key of ``config.train`` of that
+    name.
     """
 
     seed: int = 0
@@ -72,13 +73,17 @@ class Settings:
     # agreement and accuracy.
     best: str = "heldout_loss"
     resume_changed: bool = False  # resume a run although its configuration was different
-    devices: tuple[Any, ...] | None = None  # of jax.Device; None = all local ones
+    # Axes of ``sharding.make_mesh``, such as "data:2,fsdp:4"; "" = "data" with all devices.
+    mesh: str = ""
+    devices: tuple[Any, ...] | None = None  # of jax.Device; None = all
 
     def __post_init__(self):
         checks.whole("config.train.accumulate", self.accumulate, 1)
         checks.number("config.train.ema", self.ema, "in [0, 1), 0 = off", lambda x: 0 <= x < 1)
         checks.one_of("config.train.precision", self.precision, PRECISIONS)
         checks.one_of("config.train.keep", self.keep, ("last", "best"))
+        if self.mesh:
+            sharding.parse(self.mesh)
 
     @property
     def examine_always(self) -> bool:

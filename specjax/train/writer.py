@@ -5,17 +5,19 @@ The text is to be the target's, so the pair of drafter and rule must be lossless
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from specjax import accept, decode, drafters, rng, sampling
+from specjax import accept, decode, drafters, rng, sampling, sharding
 from specjax.bench import metrics
 from specjax.models import hf
-from specjax.types import LM, Accept, Drafter, ModelParams
+from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams
 
 
 class Writer(NamedTuple):
@@ -26,18 +28,25 @@ class Writer(NamedTuple):
     drafter: Drafter
     rule: Accept
     eos_id: tuple[int, ...]
+    mesh: Mesh | None = None  # None: one device
 
 
-def make_writer(target: hf.Loaded, keys: Mapping, rule: str = "chain", seed: int = 0) -> Writer:
+def make_writer(
+    target: hf.Loaded, keys: Mapping, rule: str = "chain", seed: int = 0, mesh: Mesh | None = None
+) -> Writer:
     """The target with the drafter of these keys and a rule; "" is the recommended rule.
 
-    Raises UserError if the drafter or the rule does not exist, or they do not fit together.
+    On a mesh the axis "data" divides the rows, and "tensor" the matrices. Raises UserError if the
+    drafter or the rule does not exist, they do not fit together, or the mesh cannot divide the
+    target.
     """
     drafter = drafters.make(target=target.lm, **keys)
     accepts = accept.load(rule or accept.default_rule(drafter))
     accept.check_pair(drafter, accepts)
     params = ModelParams(target.params, drafter.init_params(jax.random.key(seed)))
-    return Writer(target.lm, params, drafter, accepts, target.config.eos_token_id)
+    if mesh is not None:
+        params = sharding.place(mesh, target.lm, params)
+    return Writer(target.lm, params, drafter, accepts, target.config.eos_token_id, mesh)
 
 
 def row_keys(seed: int, numbers: Sequence[int], index: int = 0) -> jax.Array:
@@ -73,7 +82,8 @@ def write(
     rows = np.minimum(np.arange(batch_size), len(prompts) - 1)
     real = np.arange(batch_size) < len(prompts)
     packed, lengths = decode.pack_prompts([prompts[row] for row in rows], width)
-    state = decode.prefill(
+    prefill, generate = _decoding(writer.mesh)
+    state = prefill(
         writer.target,
         writer.drafter,
         writer.params,
@@ -84,7 +94,7 @@ def write(
         limit=lengths + jnp.where(real, new_tokens, 0),
         sampling=sampling.make_sampling(batch_size, **settings),
     )
-    state, records = decode.generate(
+    state, records = generate(
         writer.target,
         writer.drafter,
         writer.rule,
@@ -93,6 +103,8 @@ def write(
         max_steps=new_tokens,
         eos_id=writer.eos_id,
     )
+    if writer.mesh is not None:
+        state, records = state.replace(**_read(state)), sharding.fetch(records)
     decode.check(state)
     outputs = decode.outputs(state, np.asarray(lengths).tolist())[: len(prompts)]
     # As in ``metrics``: a round that emitted or proposed something was run.
@@ -101,3 +113,15 @@ def write(
         for row in range(len(prompts))
     ]
     return outputs, rounds
+
+
+def _decoding(mesh: Mesh | None) -> tuple[Callable, Callable]:
+    """The functions prefill and generate."""
+    if mesh is None:
+        return decode.prefill, decode.generate
+    return functools.partial(sharding.prefill, mesh), functools.partial(sharding.generate, mesh)
+
+
+def _read(state: DecodeState) -> dict[str, Any]:
+    """The arrays of a state on a mesh that ``decode.check`` and ``decode.outputs`` read."""
+    return sharding.fetch({"tokens": state.tokens, "length": state.length, "failed": state.failed})

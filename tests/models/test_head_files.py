@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 from head_file_cases import SHAPES, D, V, W, assert_same, file_of, fill, rewrite, write_heads
-from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from specjax.errors import UserError
@@ -194,11 +193,9 @@ def test_errors_of_the_operating_system(tmp_path, monkeypatch):
     monkeypatch.undo()
 
     def full(*args, **kwargs):
-        raise SafetensorError(
-            "Error while serializing: I/O error: No space left on device (os error 28)"
-        )
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(head_files, "save_file", full)
+    monkeypatch.setattr(head_files.tensor_files, "write", full)
     with pytest.raises(UserError, match="heads cannot be written .*No space left on device"):
         head_files.write(tmp_path / "heads", "bpd", new, {})
     monkeypatch.setattr(head_files.hf, "read_json", lambda path: fail(path, tmp_path / "heads"))

@@ -184,7 +184,7 @@ def test_a_changed_config_is_named(tmp_path):
 
 @fast
 def test_a_save_runs_in_the_background(tmp_path, monkeypatch):
-    sums, go = checkpoint._checksums, threading.Event()
+    sums, go = checkpoint.checksums, threading.Event()
 
     def slow(folder):
         assert go.wait(20)
@@ -194,7 +194,7 @@ def test_a_save_runs_in_the_background(tmp_path, monkeypatch):
     state = {"w": jnp.arange(1 << 18, dtype=jnp.float32), "step": jnp.int32(0)}
     before = jax.tree.map(np.array, state)
     with checkpoint.Checkpoints(tmp_path, {}) as first:
-        monkeypatch.setattr(checkpoint, "_checksums", slow)
+        monkeypatch.setattr(checkpoint, "checksums", slow)
         first.save(1, state)
         for _ in range(20):  # the loop continues in the same memory
             state = advance(state)
@@ -234,9 +234,9 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path, monkeypatch):
 
     first.save(8, _at(8))
     first.wait()
-    sums = checkpoint._checksums
+    sums = checkpoint.checksums
     monkeypatch.setattr(
-        checkpoint, "_checksums", lambda folder: (full if folder.name == "12" else sums)(folder)
+        checkpoint, "checksums", lambda folder: (full if folder.name == "12" else sums)(folder)
     )
     first.save(12, _at(12))
     with pytest.raises(

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import jax
 
-from specjax import files
+from specjax import files, sharding
 from specjax.config import Config
 from specjax.errors import UserError
-from specjax.train import loop, optimise
+from specjax.train import loop, optimise, together
 from specjax.train.changes import check_same
 from specjax.train.display import report
 from specjax.train.recipes import (
@@ -68,7 +68,7 @@ def _train(config: Config, workdir: Path) -> dict:
     # Nothing is written before the whole configuration is checked.
     with common.writing(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
-        files.write_json(workdir / "config.json", resolved)
+        common.write_json(workdir / "config.json", resolved)
     # A resumed run must also have the same text and the same target.
     same = {"corpus": prepared.material.digest, "target_sha256": prepared.target}
     _announce(config)
@@ -81,11 +81,13 @@ def _train(config: Config, workdir: Path) -> dict:
         _lasting(resolved) | same,
     )
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    summary = _summary(config, workdir, size, prepared.material.tokens_per_byte)
-    summary["seconds"] = time.monotonic() - began
+    summary = {}
+    if sharding.is_first():
+        summary = _summary(config, workdir, size, prepared.material.tokens_per_byte)
+        summary["seconds"] = time.monotonic() - began
     with common.writing(workdir):
         prepared.save(params, summary)
-    return summary
+    return together.of_first(summary)
 
 
 def _is_finished(config: Config, resolved: dict, workdir: Path) -> bool:
@@ -161,7 +163,7 @@ def _lasting(config: dict) -> dict:
     """The configuration without the keys that may differ when a run is resumed."""
     train = {name: value for name, value in config["train"].items() if name not in _FREE}
     examine = {key: value for key, value in config["examine"].items() if key not in _FREE_EXAMINE}
-    return config | {"train": train, "examine": examine}
+    return common.lasting(config) | {"train": train, "examine": examine}
 
 
 def _summary(config: Config, workdir: Path, size: int, tokens_per_byte: float | None) -> dict:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import jax
-
 from specjax import accept, checks, drafters, sampling
 from specjax.config import Config, given
 from specjax.data.feature_records import DTYPES
 from specjax.errors import UserError
+from specjax.train.placement import place
 from specjax.train.settings import PRECISIONS, Schedule, Settings
 
 # Keys of config.data that name a source of text.
@@ -45,7 +44,7 @@ def schedule(config: Config) -> Schedule:
 
 
 def settings(config: Config) -> Settings:
-    """The settings of ``config.train``, on all local devices."""
+    """The settings of ``config.train``, on ``config.mesh``."""
     train = config.train
     return Settings(
         seed=config.seed,
@@ -55,6 +54,7 @@ def settings(config: Config) -> Settings:
         keep=train.keep,
         best=train.best,
         resume_changed=train.resume_changed,
+        mesh=config.get("mesh", ""),
     )
 
 
@@ -68,11 +68,12 @@ def check_training(config: Config) -> None:
     schedule(config)
     settings(config)
     _check_examine(config)
-    parts = config.train.accumulate * jax.local_device_count()
+    mesh = config.get("mesh", "")
+    parts = config.train.accumulate * place(mesh).parts
     if config.train.batch_size % parts:
         raise UserError(
             f"config.train.batch_size is {config.train.batch_size}; it must be a multiple of "
-            f"accumulate * local devices = {parts}"
+            f"accumulate * {'data * fsdp of config.mesh' if mesh else 'devices'} = {parts}"
         )
     _check_on_policy(config)
     for name, objective in (("pruned", "distill"), ("joint", "heads")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from tokenizers import Tokenizer
 
-from specjax import files
+from specjax import files, sharding
 from specjax.config import Config
 from specjax.data import feature_store, generated_text
 from specjax.errors import UserError
@@ -22,6 +23,7 @@ from specjax.models.transformer_config import TransformerConfig
 from specjax.train import initial, objectives
 from specjax.train.display import report
 from specjax.train.loop import Task
+from specjax.train.placement import Placement, place
 from specjax.train.recipes.material import Material
 from specjax.types import LM
 
@@ -35,15 +37,22 @@ class Prepared(NamedTuple):
     target: str | None = None  # fingerprint of the target's files
 
 
+def placement(config: Config) -> Placement:
+    """Where ``config.mesh`` stores arrays; a configuration without this key has "". UserError."""
+    return place(config.get("mesh", ""))
+
+
 def load_target(config: Config) -> hf.Loaded:
     """The target in float32; its ``lm`` computes in ``config.train.precision``.
 
-    Raises UserError if there is no target, or it has no tokenizer or too few positions.
+    Its parameters are on the mesh if that divides them. Raises UserError if there is no target, it
+    has no tokenizer or too few positions, or the mesh cannot divide it.
     """
     if not config.target:
         raise UserError("config.target is empty; give a model directory or a trained run's workdir")
     # float32: parameters that are trained start from it. The loop casts what a loss reads.
-    target = hf.load(config.target, dtype=jnp.float32)
+    where = placement(config)
+    target = hf.load(config.target, dtype=jnp.float32, on_host=where.spread)
     if target.tokenizer is None:
         raise UserError(
             f"{target.directory} has no tokenizer.json; text to train on needs a tokenizer"
@@ -60,8 +69,10 @@ def load_target(config: Config) -> hf.Loaded:
                 f"note: {config.data.generated} was written by another model than "
                 f"{target.directory}"
             )
+    where.check_decoder("the target", target.config)
+    params = where.put_params(target.params) if where.spread else target.params
     model = language_model(config, target.config)
-    return target._replace(lm=model._replace(vocabulary=target.lm.vocabulary))
+    return target._replace(lm=model._replace(vocabulary=target.lm.vocabulary), params=params)
 
 
 def fingerprint(target: hf.Loaded) -> str:
@@ -104,9 +115,10 @@ def draft_vocabulary(config: Config, target: hf.Loaded) -> int:
 
 def first_params(config: Config, shape: TransformerConfig, vocabulary: str) -> dict:
     """The parameters to start from: those of ``config.init``, else random ones."""
+    where = placement(config)
     if config.init:
-        return initial.load(config.init, shape, vocabulary)
-    return lm.init_params(shape, jax.random.key(config.seed))
+        return initial.load(config.init, shape, vocabulary, on_host=where.spread)
+    return where.make(functools.partial(lm.init_params, shape), jax.random.key(config.seed))
 
 
 def model_saver(
@@ -115,7 +127,7 @@ def model_saver(
     """A function (params, summary) that writes summary.json and the model directory."""
 
     def save(params, summary):
-        files.write_json(workdir / "summary.json", summary)
+        write_json(workdir / "summary.json", summary)
         hf.save(workdir / "model", shape, params, tokenizer)
 
     return save
@@ -137,9 +149,20 @@ def check_loss_keys(keys: Mapping[str, Any], known: Any, what: str) -> None:
             raise UserError(f"config.loss.{key} is not a key of the loss of {what}; leave it out")
 
 
+def write_json(path: Path, value: Any) -> None:
+    """``files.write_json``, by the first process only."""
+    if sharding.is_first():
+        files.write_json(path, value)
+
+
 def as_json(config: Config) -> dict:
     """The configuration as plain JSON."""
     return json.loads(config.to_json())
+
+
+def lasting(config: dict) -> dict:
+    """Plain JSON without the keys that change no result beyond the order of sums."""
+    return {key: value for key, value in config.items() if key != "mesh"}
 
 
 @contextlib.contextmanager

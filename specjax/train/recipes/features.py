@@ -18,16 +18,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import files
+from specjax import files, sharding
 from specjax.config import Config
 from specjax.data import feature_records, feature_store, packing, token_streams
 from specjax.data.feature_records import RecordLayout
 from specjax.errors import UserError
 from specjax.models import hf, lm
-from specjax.train import update
+from specjax.train import together, update
 from specjax.train.changes import check_same
 from specjax.train.display import Meter, report
-from specjax.train.programs import place
 from specjax.train.recipes import checks, common
 from specjax.train.recipes import material as materials
 from specjax.train.recipes.material import Text
@@ -57,7 +56,8 @@ def run(config: Config, workdir: Path) -> dict:
         if (workdir / other).exists():
             raise UserError(f"{workdir} holds another run ({other}); choose another --workdir")
     if (folder / "manifest.json").exists():
-        check_same(files.read_json(workdir / "config.json"), resolved, workdir)
+        stored = common.lasting(files.read_json(workdir / "config.json"))
+        check_same(stored, common.lasting(resolved), workdir)
         return files.read_json(workdir / "summary.json")
     checks.check_features(config)
     target = common.load_target(config)
@@ -75,18 +75,19 @@ def run(config: Config, workdir: Path) -> dict:
     _check_room(workdir, folder, plan["bytes"])
     with common.writing(workdir):
         folder.mkdir(parents=True, exist_ok=True)
-        files.write_json(workdir / "config.json", resolved)
-        files.write_json(folder / "plan.json", plan)
+        common.write_json(workdir / "config.json", resolved)
+        common.write_json(folder / "plan.json", plan)
         report(_sizes(plan, folder))
         compute = _computer(config, target, model, layout)
         vocab_size = target.lm.vocab_size
         totals, counts = _write_shards(folder, layout, plan, rows, compute, vocab_size)
-        with files.replacing(folder / feature_store.COUNTS) as fresh, open(fresh, "wb") as file:
-            np.save(file, counts)
+        if sharding.is_first():
+            with files.replacing(folder / feature_store.COUNTS) as fresh, open(fresh, "wb") as file:
+                np.save(file, counts)
         summary = _summary(plan, totals)
-        files.write_json(workdir / "summary.json", summary)
-        files.write_json(folder / "manifest.json", plan | {"shards": totals})
-    return summary
+        common.write_json(workdir / "summary.json", summary)
+        common.write_json(folder / "manifest.json", plan | {"shards": totals})
+    return together.of_first(summary)
 
 
 def _rows(config: Config, text: Text) -> dict[str, Rows]:
@@ -175,15 +176,15 @@ def _bytes(size: int) -> str:
 
 def _computer(config: Config, target: hf.Loaded, model: LM, layout: RecordLayout) -> Compute:
     """The target's features of rows, in batches of ``config.train.batch_size``."""
-    placement, size = place(None), config.train.batch_size
-    params = update.cast(target.params, config.train.precision)
-    params = jax.device_put(params, placement.everywhere)
+    placement, size = common.placement(config), config.train.batch_size
+    params = placement.put_params(update.cast(target.params, config.train.precision))
 
-    @jax.jit
-    def forward(params: Any, batch: Batch) -> tuple[jax.Array, jax.Array | None]:
+    def forward(params: Any, _: Any, batch: Batch) -> tuple[jax.Array, jax.Array | None]:
         segments = None if batch.segments is None else batch.segments[:, :-1]
         out = lm.forward(model, params, batch.tokens[:, :-1], segments)
         return feature_records.in_bits(jnp.stack([out.hidden, *out.taps], 1), layout.dtype)
+
+    features = jax.jit(placement.gathering(forward))
 
     def parts(rows: Sequence[Batch]) -> Iterator[tuple[int, Batch, Any]]:
         for start in range(0, len(rows), size):
@@ -192,7 +193,7 @@ def _computer(config: Config, target: hf.Loaded, model: LM, layout: RecordLayout
             whole = jax.tree.map(
                 lambda *each: np.concatenate(each), *chosen, *[chosen[0]] * (size - len(chosen))
             )
-            yield len(chosen), whole, forward(params, placement.batch(whole))
+            yield len(chosen), whole, features(params, {}, placement.batch(whole))
 
     def compute(rows: Sequence[Batch]) -> list[bytes]:
         found: list[bytes] = []
@@ -200,9 +201,9 @@ def _computer(config: Config, target: hf.Loaded, model: LM, layout: RecordLayout
         # The device computes a batch while the one before is turned into records.
         for part in itertools.chain(parts(rows), [None]):
             if waiting is not None:
-                count, batch, (values, scales) = waiting
-                scales = None if scales is None else np.asarray(scales)
-                found += feature_records.records(layout, batch, np.asarray(values), scales)[:count]
+                count, batch, values = waiting
+                values, scales = sharding.fetch(values)
+                found += feature_records.records(layout, batch, values, scales)[:count]
             waiting = part
         return found
 
@@ -231,9 +232,12 @@ def _write_shards(
                 if feature_records.is_finished(path, layout, chosen):
                     meter.skip(len(chosen))
                 else:
-                    feature_records.write(path, compute(chosen))
+                    records = compute(chosen)
+                    if sharding.is_first():
+                        feature_records.write(path, records)
                     meter.add(len(chosen), len(chosen) * layout.length, 0)
-                totals[path.name] = {"rows": len(chosen), "bytes": path.stat().st_size}
+                stored = path.stat().st_size if sharding.is_first() else 0
+                totals[path.name] = {"rows": len(chosen), "bytes": stored}
                 if split == "train":
                     labels = np.concatenate([_labels(row) for row in chosen])
                     counts = counts + np.bincount(labels, minlength=vocab_size)

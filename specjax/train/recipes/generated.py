@@ -18,12 +18,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from specjax import files
+import jax
+from jax.sharding import Mesh
+
+from specjax import files, sharding
 from specjax.config import Config, given
 from specjax.data import shards, text_files, token_streams
 from specjax.data.generated_text import SCHEMA
 from specjax.errors import UserError
 from specjax.models import hf
+from specjax.sharding.decoding import check_rows
+from specjax.train import together
 from specjax.train.changes import check_same
 from specjax.train.display import Meter
 from specjax.train.recipes import checks, common, questions
@@ -54,25 +59,42 @@ def run(config: Config, workdir: Path) -> dict:
     if any((workdir / other).exists() for other in ("model", "checkpoints")):
         raise UserError(f"{workdir} holds a training run; choose another --workdir")
     if (folder / "manifest.json").exists():
-        check_same(files.read_json(workdir / "config.json"), resolved, workdir)
+        stored = common.lasting(files.read_json(workdir / "config.json"))
+        check_same(stored, common.lasting(resolved), workdir)
         return files.read_json(workdir / "summary.json")
     temperatures = checks.check_generate(config)
-    target = hf.load(config.target)
+    mesh = _mesh(config)
+    target = hf.load(config.target, on_host=mesh is not None)
     drafter, rule = given(config.drafter), config.get("accept", "chain")
-    writer = make_writer(target, drafter, rule, config.seed)
+    writer = make_writer(target, drafter, rule, config.seed, mesh)
     prompts = _prompts(config, workdir, target)
     plan = _plan(config, target, prompts, temperatures)
     if (folder / "plan.json").exists():
         check_same(files.read_json(folder / "plan.json"), plan, workdir)
     with common.writing(workdir):
         folder.mkdir(parents=True, exist_ok=True)
-        files.write_json(workdir / "config.json", resolved)
-        files.write_json(folder / "plan.json", plan)
+        common.write_json(workdir / "config.json", resolved)
+        common.write_json(folder / "plan.json", plan)
         totals = _write_shards(config, writer, folder, prompts, temperatures)
         summary = _summary(totals)
-        files.write_json(workdir / "summary.json", summary)
-        files.write_json(folder / "manifest.json", plan | {"counts": summary, "shards": totals})
-    return summary
+        common.write_json(workdir / "summary.json", summary)
+        common.write_json(folder / "manifest.json", plan | {"counts": summary, "shards": totals})
+    return together.of_first(summary)
+
+
+def _mesh(config: Config) -> Mesh | None:
+    """The mesh of ``config.mesh``; None: one device. Raises UserError."""
+    text = config.get("mesh", "")
+    if text:
+        mesh = sharding.make_mesh(text)
+        check_rows(mesh, config.generation.batch_size)
+        return mesh
+    if jax.process_count() > 1:
+        raise UserError(
+            f"config.mesh is empty, and there are {jax.process_count()} processes; give the axes "
+            "that divide the work, such as data:-1"
+        )
+    return None
 
 
 def _prompts(config: Config, workdir: Path, target: hf.Loaded) -> list[Prompt]:
@@ -97,7 +119,8 @@ def _prompts(config: Config, workdir: Path, target: hf.Loaded) -> list[Prompt]:
             for number, ids in enumerate(questions.read(config, target))
         ]
     for split, count in (("train", sizes.num_prompts - valid), ("valid", valid)):
-        texts = materials.texts(config, workdir, split)
+        with together.first_alone():
+            texts = materials.texts(config, workdir, split)
         try:
             chosen = token_streams.held_out_prompts(
                 texts, tokenizer, count, sizes.prompt_tokens, config.seed
@@ -162,10 +185,12 @@ def _write_shards(
             records = _finished(path, chosen, temperatures)
             if records is None:
                 records = _records(config, writer, chosen, temperatures, width, meter)
-                shards.write(path, records)
+                if sharding.is_first():
+                    shards.write(path, records)
             else:
                 meter.skip(len(records))
-            totals[path.name] = _counts(records) | {"sha256": files.sha256(path)}
+            checksum = files.sha256(path) if sharding.is_first() else ""
+            totals[path.name] = _counts(records) | {"sha256": checksum}
     return totals
 
 

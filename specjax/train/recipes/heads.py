@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import checks, drafters, files
+from specjax import checks, drafters
 from specjax.config import Config, given
 from specjax.data import draft_vocabulary
 from specjax.errors import UserError
@@ -45,7 +45,10 @@ def prepare(config: Config, workdir: Path) -> Prepared:
         )
     assert training.start is not None
     key = jax.random.key(config.seed)
-    draft = drafter.init_params(key) if config.init else training.start(target.params, key)
+    if config.init:
+        draft = drafter.init_params(key)
+    else:
+        draft = common.placement(config).make(training.start, target.params, key)
     params = {"target": target.params, "draft": draft} if config.joint else draft
     loss, held_out_loss = _losses(config, target, drafter, training)
     # Tracing the loss finds invalid weights of its terms.
@@ -156,7 +159,7 @@ def _saver(
         if config.joint:
             base = workdir / "target"
             hf.save(base, target.config, own, tokenizer)
-        files.write_json(workdir / "summary.json", summary)
+        common.write_json(workdir / "summary.json", summary)
         facts = {"base_model_name_or_path": base.name, **dict(training.facts)}
         if "draft_ids" in facts:
             facts["vocab_size"] = target.lm.vocab_size
@@ -166,7 +169,7 @@ def _saver(
         head_files.write(
             workdir / "model",
             drafter.name,
-            jax.device_get(draft),
+            draft,
             facts,
             hf.fingerprint(tokenizer),
             extra,

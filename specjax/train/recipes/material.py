@@ -30,6 +30,7 @@ from specjax.data.packing import Document
 from specjax.data.text_files import TextSource
 from specjax.errors import UserError
 from specjax.models import hf
+from specjax.train import together
 from specjax.train.loop import Source
 from specjax.train.recipes import checks, stored_features
 from specjax.types import Batch
@@ -113,7 +114,8 @@ def tokenizer(config: Config, workdir: Path) -> Tokenizer:
             "a new tokenizer is trained on plain text; "
             "give config.tokenizer for dialogues and generated text"
         )
-    train = texts(config, workdir, "train")
+    with together.first_alone():
+        train = texts(config, workdir, "train")
     return token_streams.train_tokenizer(train, config.model.vocab_size)
 
 
@@ -160,7 +162,12 @@ def gather(config: Config, workdir: Path, tokenizer: Tokenizer, directory: str |
 
 
 def read(config: Config, workdir: Path, tokenizer: Tokenizer, directory: str | None) -> Text:
-    """The text of any source but stored features. Raises UserError."""
+    """The text of any source but stored features; every process has all of it. Raises UserError."""
+    with together.first_alone():
+        return _read(config, workdir, tokenizer, directory)
+
+
+def _read(config: Config, workdir: Path, tokenizer: Tokenizer, directory: str | None) -> Text:
     kind = checks.text_kind(config.data)
     if kind in ("dialogues", "generated"):
         splits = {split: _documents(config, kind, tokenizer, directory, split) for split in _SPLITS}

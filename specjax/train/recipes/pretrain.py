@@ -29,6 +29,7 @@ def prepare(config: Config, workdir: Path) -> Prepared:
         bos, ends = target.config.bos_token_id, target.config.eos_token_id
     shape = common.decoder_shape(config.model, size, bos, ends)
     directory = None if target is None else target.directory
+    common.placement(config).check_decoder("config.model", shape)
     material = materials.gather(config, workdir, tokenizer, directory)
     model = common.language_model(config, shape)
     examine = None if target is None else examined.draft_model(config, target, model, material)
