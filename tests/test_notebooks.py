@@ -35,7 +35,7 @@ def source_with(name: str, part: str) -> str:
 
 @pytest.mark.fast
 def test_all_are_there():
-    assert list(NOTEBOOKS) == ["new_drafter", "quickstart", "train_eagle"]
+    assert list(NOTEBOOKS) == ["new_drafter", "quickstart", "tpu", "train_eagle"]
 
 
 @pytest.mark.fast
@@ -241,3 +241,20 @@ def test_train_eagle(folder, monkeypatch):
     exported = output_of(outputs, "convert_heads.convert")
     first, second = re.search(r"(\d+) and (\d+) rounds; the same text: True", exported).groups()
     assert first == second and "Eagle3Speculator" in exported
+
+
+@pytest.mark.notebooks
+@pytest.mark.xdist_group("notebooks")
+def test_tpu(folder, monkeypatch):
+    outputs = execute("tpu", folder, monkeypatch)
+    assert output_of(outputs, "import jaxlib").startswith("8 devices: cpu, backend cpu\n")
+    same = "8 of 8 rows as on one device"
+    rows, matrices = output_of(outputs, "lookup = "), output_of(outputs, "BOTH = ")
+    assert re.search(rf"(?m)^data:8: .*, {same}$", rows)
+    assert re.search(rf"(?m)^data:4,tensor:2: .*, {same}$", matrices)
+    assert re.search(r"(?m)^layers/0/attention/q/kernel .*\(32, 32\) .*\(32, 16\)$", matrices)
+    assert output_of(outputs, "record = ").endswith(f"\n{same}\n")
+    assert re.search(rf"Medusa, data:8: [\d.]+ tokens .*, {same}", output_of(outputs, "heads = "))
+    speeds = output_of(outputs, "speeds = []")
+    assert len(re.findall(r"(?m)^(?:one device|data:8) .*( +\d+){3} tokens/s$", speeds)) == 2
+    assert "no meaning" in speeds
