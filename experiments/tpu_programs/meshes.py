@@ -12,6 +12,9 @@ from experiments.tpu_programs import programs
 from experiments.tpu_programs.programs import Made, Pair, Size
 from specjax import accept, outcome, sharding
 from specjax.sharding import decoding, states
+from specjax.train.placement import Placement
+from specjax.train.programs import compile_programs
+from specjax.train.settings import Settings
 from specjax.types import ModelParams
 
 
@@ -70,15 +73,15 @@ def autoregressive(size: Size, mesh: Mesh) -> Made:
 
 
 def training(size: Size, mesh: Mesh) -> Made:
-    """The same step; rows divided by "data" and "fsdp", the state by "fsdp" and "tensor"."""
-    step, state = programs.step_and_state(size)
-    specs = sharding.param_specs(state, dict(mesh.shape), fsdp=True)
-    where = sharding.shardings(mesh, specs)
-    whole = NamedSharding(mesh, PartitionSpec())
-    rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
-    key = programs.on(whole, jax.eval_shape(lambda: jax.random.key(0)))
-    state = programs.on(where, state)
-    parts = mesh.shape["data"] * mesh.shape["fsdp"]
-    program = jax.jit(step, donate_argnums=0, out_shardings=(where, whole))
-    traced = program.trace(state, {}, programs.on(rows, programs.batch_of(size, parts)), key)
+    """The same step as ``specjax.train`` compiles it for a mesh."""
+    placement = Placement(mesh)
+    loss, optimiser, state = programs.loss_and_state(size)
+    stored = placement.state(state)
+    settings = Settings(precision="bfloat16")
+    compiled = compile_programs(loss, None, None, optimiser, settings, placement, stored)
+    state = programs.on(stored, state)
+    batch = programs.on(placement.rows, programs.batch_of(size, placement.parts))
+    key = programs.on(placement.everywhere, jax.eval_shape(lambda: jax.random.key(0)))
+    program: Any = compiled.advance
+    traced = program.trace(state, {}, batch, key)
     return Made(traced, programs.nbytes(state), programs.shapes_of(state["params"]))

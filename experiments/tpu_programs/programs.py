@@ -227,14 +227,13 @@ def autoregressive(size: Size, device: Any) -> Made:
     return Made(traced, needed(0, params, state), shapes_of(params, caches(state)), loop=True)
 
 
-def step_and_state(size: Size) -> tuple[Callable, Any]:
-    """A training step of the draft model, and the shapes of its state."""
+def loss_and_state(size: Size) -> tuple[Any, Any, Any]:
+    """Loss and optimiser of the draft model's training, and the shapes of its state."""
     model = lm.from_config(size.draft, jnp.dtype(jnp.bfloat16))
     optimiser = optimise.optimiser("adamw", steps=100, learning_rate=1e-3)
-    loss = update.in_precision(objectives.pretrain_loss(model), "bfloat16")
     params = lm.abstract_params(size.draft)
     state = jax.eval_shape(lambda params: update.fresh(params, optimiser, 0.0), params)
-    return update.step(loss, optimiser, 1, 0.0), state
+    return objectives.pretrain_loss(model), optimiser, state
 
 
 def batch_of(size: Size, devices: int) -> Batch:
@@ -244,7 +243,8 @@ def batch_of(size: Size, devices: int) -> Batch:
 
 def training(size: Size, device: Any) -> Made:
     """A step of training the draft model on tokens, in bfloat16 with float32 parameters."""
-    step, state = step_and_state(size)
+    loss, optimiser, state = loss_and_state(size)
+    step = update.step(update.in_precision(loss, "bfloat16"), optimiser, 1, 0.0)
     key = jax.eval_shape(lambda: jax.random.key(0))
     arguments = on(device, (state, {}, batch_of(size, 1), key))
     traced = jax.jit(step, donate_argnums=0).trace(*arguments)
