@@ -266,6 +266,8 @@ def teach(job: Job, method: Method, prompts: Sequence[Sequence[int]]) -> Method:
         state, _ = _fetched(state, None)
         decode.check(state)
         draft = learn(method.params, state, [len(i) for i in ids])
+        if job.mesh is not None:
+            draft = sharding.place_draft(job.mesh, draft)
         method = method._replace(params=method.params._replace(draft=draft))
     return method
 

@@ -192,7 +192,7 @@ def main(argv: list[str] | None = None) -> int:
         if _shows(argv):
             return 0
         config, workdir = parse(argv)
-        with several.connected(argv, config):
+        with several.connected(split(argv).rest, config):
             run(config, workdir, shlex.join(["python", "-m", "specjax.run", *argv[1:]]))
     except UserError as error:
         return terminal.fail(str(error))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +46,7 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
     chosen = prompts_lib.read(
         settings.prompts, target, turns.decode, name=settings.prompts.names[0]
     )
+    _check_same_prompts(chosen)
     job = build.job(settings, target, chosen, temperature, settings.batch_size)
     workdirs.announce_replacement(settings, workdir)
     if len(chosen.prompts) == 1 and console.is_terminal and jax.process_count() == 1:
@@ -73,6 +76,7 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
     more = {"texts": texts, "token_ids": outputs}
     more |= {"max_new_tokens": settings.max_new_tokens, "seed": settings.seed}
     more["target"] = provenance.target(target.params, name="", directory=target.directory)
+    sharding.check_same("the target", {"hash": more["target"]["weights_sha256"]})
     if not sharding.is_first():  # the others write nothing
         return
     path = results.write(settings.config_json, workdir, [row], command=command, **more)
@@ -81,6 +85,12 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
         categories = [prompt.category for prompt in chosen.prompts]
         recordings.record(settings.record, job.prompts, outputs, categories=categories)
         console.print(Text(f"wrote {settings.record}", "dim"))
+
+
+def _check_same_prompts(chosen: PromptSet) -> None:
+    """Raises UserError if another process has other prompts."""
+    ids = json.dumps([prompt.ids for prompt in chosen.prompts]).encode()
+    sharding.check_same("the text of the prompts", {"hash": hashlib.sha256(ids).hexdigest()})
 
 
 def _summary(row: dict, prompts: list[Prompt], speed: str) -> str:
@@ -132,6 +142,7 @@ def _stream(
     console,
 ) -> tuple[metrics.Counts, list[list[int]]]:
     """Prints the text of one prompt round by round; its counts and its output."""
+    job, method = passes.one_part(job._replace(batch_size=1), method)
     rows, ids = next(passes.batches(job))
     state = passes.begin(job, method.drafter, method.params, rows, ids)
     console.print(Text(prompt.text, "dim"), end="")

@@ -62,6 +62,9 @@ def _ending() -> Iterator[None]:
     """Tells the others how this process ends."""
     try:
         yield
+    except UserError:
+        watch.fail(2)
+        raise
     except (RuntimeError, ValueError) as error:
         watch.fail(2)
         if not any(word in str(error) for word in _ENDED):
@@ -69,8 +72,11 @@ def _ending() -> Iterator[None]:
         raise UserError(
             "another process has ended before its work was done; the same commands resume the run"
         ) from None
+    except KeyboardInterrupt:
+        watch.fail(130)
+        raise
     except BaseException:
-        watch.fail(2)
+        watch.fail(1)
         raise
     watch.finish()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
-from specjax import files
+from specjax import files, sharding
 from specjax.bench import progress, results
 from specjax.errors import UserError
 from specjax.report import terminal
@@ -17,7 +17,12 @@ from specjax.run.resolve import FREE, Settings
 
 
 def check(workdir: Path) -> None:
-    """Tries to write into the workdir, and leaves it as it was. Raises UserError."""
+    """Tries to write into the workdir, and leaves it as it was. Raises UserError.
+
+    With several processes the first one tries, since it writes.
+    """
+    if not sharding.is_first():
+        return
     made: list[Path] = []
     try:
         results.check_workdir(workdir)

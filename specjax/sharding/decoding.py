@@ -27,7 +27,7 @@ from specjax.prompt import check_prefill
 from specjax.sampling import Sampling
 from specjax.sharding import groups, states
 from specjax.sharding.mesh import DATA
-from specjax.sharding.rules import check_decoding, put, shardings
+from specjax.sharding.rules import check_decoding, check_placed, put, shardings
 from specjax.sharding.states import Specs
 from specjax.step import Widths
 from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams, Records
@@ -58,6 +58,7 @@ def prefill(
     Raises UserError as ``decode.prefill`` does, and for rows or a target that cannot be divided.
     """
     check_decoding(mesh, target)
+    check_placed(mesh, params)
     check_rows(mesh, prompt.shape[0])
     limit = check_prefill(target, prompt, lengths, limit, max_len)
     if sampling is None:
@@ -111,6 +112,7 @@ def generate(
     ``decode.generate`` does, and for a state that is not on the mesh.
     """
     decode.check_state(drafter, accept, state)
+    check_placed(mesh, params)
     widths = verify_widths if verify_widths is None else tuple(verify_widths)
     options = (target, drafter, accept, max_steps, widths)
     arguments = (params, state, outcome.stop_ids(eos_id))
@@ -144,6 +146,7 @@ def autoregressive(
     eos_id: EosId = None,
 ) -> DecodeState:
     """``decode.autoregressive`` on a mesh. ``state`` as in ``generate``, also donated."""
+    check_placed(mesh, params)
     arguments = (params, state, outcome.stop_ids(eos_id))
     static = ((target, max_steps), states.specs_of(mesh, state))
     state, rounds = groups.run(mesh, _plain_program, static, arguments)

@@ -61,7 +61,7 @@ def start(
 
 def is_first() -> bool:
     """Whether this process writes files and prints."""
-    return jax.process_index() == 0
+    return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 def check_same(what: str, value: dict) -> None:
@@ -77,7 +77,8 @@ def check_same(what: str, value: dict) -> None:
     for number, other in enumerate(values):
         if other != values[0]:
             keys = sorted(values[0].keys() | other.keys())
-            key = next(k for k in keys if values[0].get(k) != other.get(k))
+            absent = object()
+            key = next(k for k in keys if values[0].get(k, absent) != other.get(k, absent))
             raise UserError(
                 f"{what} of process {number} is not that of process 0: {key} is "
                 f"{other.get(key)!r} there and {values[0].get(key)!r} here; "
@@ -91,7 +92,7 @@ def _address(coordinator: str) -> tuple[str, int]:
         raise UserError(
             f"the coordinator is {coordinator!r}; it must be host:port, such as 10.0.0.1:8476"
         )
-    return host, int(port)
+    return host.strip("[]"), int(port)  # brackets: an IPv6 address
 
 
 def _check_numbers(processes: int, process: int) -> None:

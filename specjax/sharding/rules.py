@@ -148,6 +148,16 @@ def place_draft(mesh: Mesh, params: Any) -> Any:
     return put(mesh, params, param_specs(params, dict(mesh.shape)))
 
 
+def check_placed(mesh: Mesh, params: Any) -> None:
+    """Raises UserError for parameters that are on another mesh."""
+    for leaf in jax.tree.leaves(params):
+        where = getattr(leaf, "sharding", None)
+        if isinstance(where, NamedSharding) and where.mesh != mesh:
+            raise UserError(
+                "the parameters are on the devices of another mesh; place them with sharding.place"
+            )
+
+
 def put(mesh: Mesh, values: Any, specs: Any) -> Any:
     """Arrays that every process has in full, on the devices of a mesh."""
     return jax.tree.map(_put, values, shardings(mesh, specs))

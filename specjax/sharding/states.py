@@ -60,8 +60,13 @@ def specs(mesh: Mesh, drafter: Drafter, make: Callable, params: Any, arrays: tup
 
 
 def specs_of(mesh: Mesh, state: DecodeState) -> Specs:
-    """The specs of a state on the mesh. Raises UserError if it is elsewhere."""
+    """The specs of a state on the mesh. Raises UserError if it is elsewhere, or used up."""
     leaves, treedef = jax.tree.flatten(state)
+    if any(leaf.is_deleted() for leaf in leaves if isinstance(leaf, jax.Array)):
+        raise UserError(
+            "the state was given to an earlier call, which has reused its memory; "
+            "go on with the state that it returned"
+        )
     found = [getattr(leaf, "sharding", None) for leaf in leaves]
     kept = tuple(s.spec for s in found if isinstance(s, NamedSharding) and s.mesh == mesh)
     if len(kept) < len(leaves):

@@ -9,42 +9,79 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
 import socket
 import sys
 import threading
 import time
+from typing import NamedTuple
 
 from specjax.errors import UserError
 
 DONE = b"d"  # sent by a process that has finished its work
+WELCOME = "welcome"
 FAILED = "specjax: {} has ended before its work was done; the same commands resume the run\n"
+LEAVING = 2.0  # seconds that a process which fails waits for the others to end
 
 
-_peers: list[socket.socket] = []
-_finished = threading.Event()
+class _Peer(NamedTuple):
+    """A connection, and how it ended."""
+
+    connection: socket.socket
+    name: str
+    done: threading.Event
+    closed: threading.Event
+
+
+_peers: list[_Peer] = []
+_leaving = threading.Event()
+_first = False
 
 
 def start(host: str, port: int, processes: int, process: int, timeout: float) -> None:
     """Starts to watch the others, at the port after ``port``, the coordinator's.
 
-    Raises UserError if they are not reached in ``timeout`` seconds.
+    Raises UserError if they are not reached in ``timeout`` seconds, or if the processes were
+    started with numbers that do not fit each other.
     """
+    global _first
+    _first = process == 0
     if processes == 1:
         return
-    peers = _accept(port, processes, timeout) if process == 0 else [_connect(host, port, timeout)]
-    name = "another process" if process == 0 else "process 0 or another process"
-    for peer in peers:
-        threading.Thread(target=_wait, args=(peer, name), daemon=True).start()
-    _peers.extend(peers)
+    if process == 0:
+        connections, name = _accept(port, processes, timeout), "another process"
+    else:
+        connections = [_connect(host, port, processes, process, timeout)]
+        name = "process 0 or another process"
+    for connection in connections:
+        peer = _Peer(connection, name, threading.Event(), threading.Event())
+        threading.Thread(target=_wait, args=(peer,), daemon=True).start()
+        _peers.append(peer)
 
 
 def finish() -> None:
-    """Says that this process has done its work: its end is no failure."""
-    _finished.set()
+    """Returns when every process has done its work; its end is then no failure.
+
+    If another one fails before, this process ends (see ``_wait``).
+    """
+    if _first:  # the last one to write: the others wait for it
+        _wait_for_all()
+    _send_done()
+    if not _first:
+        _wait_for_all()
+    _leaving.set()
+
+
+def _wait_for_all() -> None:
+    for peer in _peers:
+        peer.done.wait()
+
+
+def _send_done() -> None:
     for peer in _peers:
         with contextlib.suppress(OSError):
-            peer.sendall(DONE)
+            peer.connection.sendall(DONE)
 
 
 def fail(status: int) -> None:
@@ -52,14 +89,17 @@ def fail(status: int) -> None:
 
     Without it, JAX would wait for the others when the interpreter ends.
     """
-    _finished.set()
+    _leaving.set()
     for peer in _peers:
         with contextlib.suppress(OSError):
-            peer.shutdown(socket.SHUT_RDWR)
+            peer.connection.shutdown(socket.SHUT_WR)
 
     def leave() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
+        end = time.monotonic() + LEAVING
+        for peer in _peers:  # JAX aborts a process whose coordinator has ended
+            peer.closed.wait(max(0.0, end - time.monotonic()))
         os._exit(status)
 
     atexit.register(leave)
@@ -71,27 +111,56 @@ def _accept(port: int, processes: int, timeout: float) -> list[socket.socket]:
     except OSError as error:
         raise UserError(
             f"port {port + 1}, the one after the coordinator's, cannot be used "
-            f"({error.strerror}); take another coordinator port"
+            f"({error.strerror}); start process 0 once, or take another coordinator port"
         ) from None
-    end, peers = time.monotonic() + timeout, []
+    end, found = time.monotonic() + timeout, {}
     with server:
-        while len(peers) < processes - 1:
+        while len(found) < processes - 1:
             server.settimeout(max(0.01, end - time.monotonic()))
             try:
-                peers.append(_kept_alive(server.accept()[0]))
+                connection = server.accept()[0]
             except TimeoutError:
                 raise UserError(
-                    f"{len(peers) + 1} of {processes} processes came within {timeout} seconds; "
+                    f"{len(found) + 1} of {processes} processes came within {timeout} seconds; "
                     "start all of them, with the same coordinator"
                 ) from None
-    return peers
+            _greet(connection, processes, found)
+    for connection in found.values():
+        connection.sendall(_line(WELCOME))
+    return list(found.values())
 
 
-def _connect(host: str, port: int, timeout: float) -> socket.socket:
+def _greet(connection: socket.socket, processes: int, found: dict[int, socket.socket]) -> None:
+    """Adds a process that has connected; something else is ignored.
+
+    Raises UserError, also in that process, for a number that does not fit.
+    """
+    try:
+        connection.settimeout(5)
+        total, number = json.loads(_read_line(connection))["specjax"]
+    except (OSError, ValueError, KeyError, TypeError):
+        connection.close()
+        return
+    if total != processes:
+        problem = f"process {number} was started for {total} processes, process 0 for {processes}"
+    elif number in found:
+        problem = f"process {number} was started twice"
+    else:
+        found[number] = _kept_alive(connection)
+        return
+    problem += "; give every process its own number, and all the same count"
+    for each in (connection, *found.values()):
+        with contextlib.suppress(OSError):
+            each.sendall(_line(problem))
+    raise UserError(problem)
+
+
+def _connect(host: str, port: int, processes: int, process: int, timeout: float) -> socket.socket:
     end = time.monotonic() + timeout
     while True:
         try:
-            return _kept_alive(socket.create_connection((host, port + 1), timeout=5))
+            connection = socket.create_connection((host, port + 1), timeout=timeout)
+            break
         except OSError as error:
             if time.monotonic() > end:
                 raise UserError(
@@ -100,24 +169,57 @@ def _connect(host: str, port: int, timeout: float) -> socket.socket:
                     f"--coordinator={host}:{port}"
                 ) from None
             time.sleep(0.1)
+    try:
+        connection.settimeout(max(1.0, end - time.monotonic()))
+        connection.sendall(_line({"specjax": [processes, process]}))
+        answer = json.loads(_read_line(connection))
+    except (OSError, ValueError):
+        raise UserError(
+            f"process 0 at {host} did not start the run within {timeout} seconds; "
+            "start all processes, with the same coordinator"
+        ) from None
+    if answer != WELCOME:
+        raise UserError(answer)
+    return _kept_alive(connection)
 
 
-def _kept_alive(peer: socket.socket) -> socket.socket:
+def _line(value: object) -> bytes:
+    return json.dumps(value).encode() + b"\n"
+
+
+def _read_line(connection: socket.socket) -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        part = connection.recv(1)
+        if not part or len(line) > 1000:
+            raise OSError("the connection ended")
+        line += part
+    return line
+
+
+def _kept_alive(connection: socket.socket) -> socket.socket:
     """The connection, without a time limit; the system notices a host that is gone."""
-    peer.settimeout(None)
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.settimeout(None)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, seconds in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):
-            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
-    return peer
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+    return connection
 
 
-def _wait(peer: socket.socket, name: str) -> None:
-    """Ends this process when the connection ends before the other side has finished."""
-    received = b""
-    with contextlib.suppress(OSError):
-        received = peer.recv(1)
-    if received != DONE and not _finished.is_set():
-        sys.stderr.write(FAILED.format(name))
+def _wait(peer: _Peer) -> None:
+    """Ends this process when a connection ends before the other side has finished."""
+    received = DONE
+    while received == DONE:
+        try:
+            received = peer.connection.recv(1)
+        except OSError:
+            received = b""
+        if received == DONE:
+            peer.done.set()
+    peer.closed.set()
+    # Process 0 ends first: the others wait for it when they are done.
+    if not (_leaving.is_set() or (peer.done.is_set() and not _first)):
+        sys.stderr.write(FAILED.format(peer.name))
         sys.stderr.flush()
         os._exit(2)

@@ -17,6 +17,7 @@ import numpy as np
 
 from specjax import accept, decode, rng, sampling, sharding
 from specjax.cache import KVCache
+from specjax.errors import UserError
 from specjax.sharding import decoding
 from specjax.testing import cases
 
@@ -80,6 +81,38 @@ def check_program(name: str, mesh: jax.sharding.Mesh) -> None:
     assert "while" in text and not re.findall(rf" (?:{EXCHANGE})[.\w-]*\(", text)
 
 
+def check_options(name: str, mesh: jax.sharding.Mesh) -> None:
+    """The widths of ``verify_widths`` are used; a state is used up; parameters must be placed."""
+    case = cases.real(name)
+    rule = accept.load(accept.default_rule(case.drafter))
+    model, drafter = case.target, case.drafter
+    arrays, options = inputs(model.vocab_size)
+    params = sharding.place(mesh, model, case.params)
+    for widths in ((), (1, drafter.nodes + 1)):
+        state = sharding.prefill(mesh, model, drafter, params, *arrays, **options)
+        after, records = sharding.generate(
+            mesh, model, drafter, rule, params, state, max_steps=4, verify_widths=widths
+        )
+        seen = set(np.asarray(records.verified).ravel().tolist()) - {0}
+        assert seen <= {1, drafter.nodes + 1} and (widths or seen == {drafter.nodes + 1}), seen
+        assert state.cache.k[0].is_deleted() and not after.cache.k[0].is_deleted()
+    for call, message in (
+        (lambda: sharding.autoregressive(mesh, model, params, state, max_steps=1), "reused its"),
+        (
+            lambda: sharding.prefill(
+                sharding.make_mesh("data:1"), model, drafter, params, *arrays, **options
+            ),
+            "another mesh",
+        ),
+    ):
+        try:
+            call()
+        except UserError as error:
+            assert message in str(error), error
+        else:
+            raise AssertionError(message)
+
+
 def check_plain(name: str, mesh: jax.sharding.Mesh) -> None:
     """Plain decoding is the same too."""
     case = cases.real(name)
@@ -107,18 +140,21 @@ def check_shards(mesh: jax.sharding.Mesh) -> None:
         shape = cache.k[0].shape
         divided = (shape[0] // data, shape[1] // tensor, *shape[2:])
         assert cache.k[0].addressable_shards[0].data.shape == divided
-    kernel = next(iter(params.target["layers"].values()))["mlp"]["up"]["kernel"]
-    assert kernel.addressable_shards[0].data.shape == (16, 32 // tensor)
+    for own in params:  # of the target and of the draft model
+        kernel = next(iter(own["layers"].values()))["mlp"]["up"]["kernel"]
+        assert kernel.addressable_shards[0].data.shape == (16, 32 // tensor)
 
 
 def main() -> None:
-    mesh = sharding.make_mesh(sys.argv[1])
+    # Devices in another order than their numbers.
+    mesh = sharding.make_mesh(sys.argv[1], jax.devices()[::-1])
     names = cases.NAMES if sys.argv[2:] == ["all"] else sys.argv[2:]
     for name in names:
         check(name, mesh)
         print(name, flush=True)
         jax.clear_caches()
     check_plain(names[0], mesh)
+    check_options(names[0], mesh)
     if mesh.shape["data"] == mesh.size:
         check_program(names[0], mesh)
     check_shards(mesh)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from commandline import BENCH, GENERATE
+from ports import free_port
 
 ROOT = Path(__file__).parents[2]
 WORDS = "w1 w2 w3\nw4\nw5 w6 w1 w2\nw7 w1\nw3 w3 w3\n"
@@ -25,25 +26,16 @@ def prompts(tmp_path):
     return path
 
 
-def free_port() -> int:
-    """A port that is free, and the next one is too."""
-    for _ in range(100):
-        with socket.socket() as first:
-            first.bind(("", 0))
-            port = first.getsockname()[1]
-            with socket.socket() as second:
-                try:
-                    second.bind(("", port + 1))
-                except OSError:
-                    continue
-                return port
-    raise AssertionError("no two free ports")
-
-
 class Runs:
     """The same command in several processes, each with fake devices."""
 
-    def __init__(self, folder: Path, devices: int, keys: list[list[str]]):
+    def __init__(
+        self,
+        folder: Path,
+        devices: int,
+        keys: list[list[str]],
+        where: Sequence[Path | None] = (),
+    ):
         flags = os.environ.get("XLA_FLAGS", "")
         flags += f" --xla_force_host_platform_device_count={devices}"
         environment = {"XLA_FLAGS": flags, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
@@ -57,6 +49,7 @@ class Runs:
                 [sys.executable, "-m", "specjax.run", *own]
                 + [*several, f"--process={number}"] * bool(several),
                 env=os.environ | environment,
+                cwd=where[number] if where else None,
                 stdout=self.outputs[number].open("w"),
                 stderr=self.errors[number].open("w"),
             )
@@ -103,14 +96,15 @@ def generate(target, prompts, folder: Path, mesh: str, **keys) -> list[str]:
 
 
 def texts(tmp_path, target, prompts, processes: int, devices: int, mesh: str) -> str:
-    folder = tmp_path / f"{processes}-{mesh}"
-    folder.mkdir()
-    runs = Runs(folder, devices, [generate(target, prompts, folder, mesh)] * processes)
+    logs, folder = tmp_path / f"logs {processes}-{mesh}", tmp_path / f"{processes}-{mesh}"
+    logs.mkdir()  # the processes make the workdir
+    keys = generate(target, prompts, folder, mesh, record=tmp_path / f"{mesh}.jsonl")
+    runs = Runs(logs, devices, [keys] * processes)
     assert runs.wait() == [0] * processes, runs.errors[0].read_text()
     assert "5 prompts" in runs.printed(0)
     assert not any(runs.printed(number) for number in range(1, processes))
     assert (folder / "results.json").is_file()
-    return (folder / "record.jsonl").read_text()
+    return (tmp_path / f"{mesh}.jsonl").read_text()
 
 
 @pytest.mark.parametrize(
@@ -147,6 +141,18 @@ def test_the_death_of_one_ends_the_others(tmp_path, target, prompts, victim):
 
 
 @pytest.mark.slow
+def test_other_prompts_in_one_process(tmp_path, target, prompts):
+    first, second = tmp_path / "1", tmp_path / "2"
+    for folder, text in ((first, WORDS), (second, WORDS.replace("w4", "w2"))):
+        folder.mkdir()
+        (folder / "prompts.txt").write_text(text)
+    keys = generate(target, "prompts.txt", tmp_path / "out", "data:2", batch_size=2)
+    runs = Runs(tmp_path, 1, [keys, keys], [first, second])
+    assert runs.wait() == [2, 2]
+    assert "the text of the prompts of process 1 is not that of process 0" in runs.error(0)
+
+
+@pytest.mark.slow
 def test_another_configuration_or_a_mistake_in_one_process(tmp_path, target, prompts):
     keys = generate(target, prompts, tmp_path, "data:2", batch_size=2)
     runs = Runs(tmp_path, 1, [keys, [*keys, "--config.seed=1"]])
@@ -170,6 +176,15 @@ def test_another_configuration_or_a_mistake_in_one_process(tmp_path, target, pro
 def test_wrong_flags(cli, target, keys, message):
     status, _, error, _ = cli(GENERATE, f"--config.target={target}", "--config.mesh=data:-1", *keys)
     assert status == 2 and message in error
+
+
+def test_flags_of_a_file_count(cli, target, tmp_path):
+    path = tmp_path / "flags"
+    path.write_text("--coordinator=nowhere\n")
+    status, _, error, _ = cli(
+        GENERATE, f"--config.target={target}", "--config.mesh=data:-1", f"--flagfile={path}"
+    )
+    assert status == 2 and "it must be host:port" in error
 
 
 def test_a_bench_takes_one_process(cli, target):
