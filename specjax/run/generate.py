@@ -82,9 +82,13 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
     path = results.write(settings.config_json, workdir, [row], command=command, **more)
     console.print(Text(f"wrote {path}", "dim"))
     if settings.record:
-        categories = [prompt.category for prompt in chosen.prompts]
-        recordings.record(settings.record, job.prompts, outputs, categories=categories)
+        _record(settings.record, chosen, outputs)
         console.print(Text(f"wrote {settings.record}", "dim"))
+
+
+def _record(path: str, chosen: PromptSet, outputs: list[list[int]]) -> None:
+    prompts, categories = zip(*((each.ids, each.category) for each in chosen.prompts), strict=True)
+    recordings.record(path, prompts, outputs, categories=categories)
 
 
 def _check_same_prompts(chosen: PromptSet) -> None:
