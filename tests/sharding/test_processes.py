@@ -136,7 +136,9 @@ def test_the_death_of_one_ends_the_others(tmp_path, target, prompts, victim):
     for number, status in enumerate(statuses):
         assert status == (-signal.SIGKILL if number == victim else 2)
         if number != victim:
-            assert "has ended before its work was done; the same comm" in runs.error(number)
+            # Lines of JAX's communication library may follow.
+            line = "has ended before its work was done; the same commands resume the run"
+            assert line in runs.errors[number].read_text()
     assert not (tmp_path / "record.jsonl").exists() and not (tmp_path / "results.json").exists()
 
 
