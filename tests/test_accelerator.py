@@ -33,6 +33,7 @@ def test_predictions_are_printed_beside_measurements():
     expected = scaling.speculative(setup, plan, 8, 1088)
     assert drafted["paper_speedup"] == pytest.approx(expected.speedup)
     text = tables.markdown(result)
+    assert "| SGLang | Llama 2 7B | H100 |" in text
     assert "Datasheet of H100 SXM: 3350 GB/s, 989.5 TFLOP/s in bfloat16" in text
     assert f"| 60% | 50% | {predicted:.1f} |" in text
     assert f"| 100.0 | {expected.tokens_per_second:.1f} | 1.50 | 1.60 |" in text

@@ -24,7 +24,13 @@ token and every rate is exact. The text has no meaning. Sections, chosen with ``
 - ``buffers``: the same at one rate with XLA's command buffers (CUDA graphs): default, off, and with
   loops and conditionals inside them. They are a flag, so each variant has its own process.
 - ``peer``: ``transformers.generate``, eager, dynamic cache, same shape, precision and batch, on the
-  same device.
+  same device. Figures that developers of other engines have published are shown beside them
+  (``published``).
+
+Trained heads are measured by another study, which runs on the same device:
+``experiments/trained_drafters/questions.py``, then ``experiments/trained_drafters/run.py`` with
+``--target=`` a chat model, ``--questions=`` and ``--bench=`` these files and
+``--features=bfloat16``: every drafter, trained for ``--steps`` steps, with tau and speed-up.
 
 Where ``specjax.theory.devices`` has the device, the tables also show the share of the datasheet's
 bandwidth, and tokens per second and speed-up as ``specjax.theory.scaling`` predicts them from the

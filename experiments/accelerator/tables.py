@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from experiments.accelerator import published
+
 SHARES = ("of the copy's bandwidth", "of the datasheet's", "tokens/s on paper")
 
 
@@ -21,6 +23,7 @@ def markdown(result: dict) -> str:
         ("Buffers", "buffers", "buffers"),
     ):
         parts.append(_speculation(title, key, result.get(section, [])))
+    parts.append(published.table())
     parts += [f"Skipped: {row['task']}, {row['why']}." for row in result["skipped"]]
     return "\n\n".join(part for part in parts if part)
 
