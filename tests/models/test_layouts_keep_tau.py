@@ -211,8 +211,10 @@ def test_traps_of_eagle3(tmp_path, trap):
 
 
 def test_networks_for_another_target(tmp_path):
-    trained = eagle3()
-    head_files.write(tmp_path / "a", "eagle3", trained.params, trained.facts)
+    target, params = testing.tiny(layers=3, width=WIDTH, vocab_size=VOCAB)
+    new = drafters.make("eagle3", target, **CHAIN, **SHAPE, taps=(0, 1)).training
+    facts = dict(new.facts) | {"vocab_size": VOCAB}
+    head_files.write(tmp_path / "a", "eagle3", new.start(params, jax.random.key(0)), facts)
 
     def refused(match, **shape):
         config = models.tiny_config(**{"layers": 3, "width": WIDTH, "vocab_size": VOCAB} | shape)
