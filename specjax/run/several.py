@@ -53,7 +53,7 @@ def connected(argv: Sequence[str], config: Config) -> Iterator[None]:
     if not sharding.is_first():
         quiet = contextlib.redirect_stdout(io.StringIO())
     with quiet, _ending():
-        _check_same(config)
+        sharding.check_same("the configuration", json.loads(config.to_json_best_effort()))
         yield
 
 
@@ -79,14 +79,6 @@ def _ending() -> Iterator[None]:
         watch.fail(1)
         raise
     watch.finish()
-
-
-def _check_same(config: Config) -> None:
-    try:
-        sharding.check_same("the configuration", json.loads(config.to_json_best_effort()))
-    except UserError:
-        watch.finish()  # every process raises this error
-        raise
 
 
 def _check_mode(config: Config) -> None:

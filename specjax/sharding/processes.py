@@ -79,6 +79,7 @@ def check_same(what: str, value: dict) -> None:
             keys = sorted(values[0].keys() | other.keys())
             absent = object()
             key = next(k for k in keys if values[0].get(k, absent) != other.get(k, absent))
+            watch.finish()  # every process raises this error: none is to end the others
             raise UserError(
                 f"{what} of process {number} is not that of process 0: {key} is "
                 f"{other.get(key)!r} there and {values[0].get(key)!r} here; "

@@ -67,10 +67,12 @@ def finish() -> None:
     """
     if _first:  # the last one to write: the others wait for it
         _wait_for_all()
-    _send_done()
-    if not _first:
+        _leaving.set()  # before the others may end
+        _send_done()
+    else:
+        _send_done()
         _wait_for_all()
-    _leaving.set()
+        _leaving.set()
 
 
 def _wait_for_all() -> None:
