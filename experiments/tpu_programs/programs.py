@@ -12,27 +12,15 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
+from experiments.accelerator.models import SMALL as TARGET
 from specjax import accept, decode, drafters, outcome, prompt, rng, sampling
 from specjax.models import lm
-from specjax.models.transformer_config import RopeScaling, TransformerConfig
+from specjax.models.transformer_config import TransformerConfig
 from specjax.sharding import decoding
 from specjax.train import objectives, optimise, update
 from specjax.types import LM, Batch, Drafter, ModelParams
 
 # The shape of Llama 3.2 1B, and a draft model for it.
-TARGET = TransformerConfig(
-    family="llama",
-    vocab_size=128256,
-    hidden_size=2048,
-    intermediate_size=8192,
-    num_layers=16,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=64,
-    max_positions=131072,
-    rope_theta=500000.0,
-    rope_scaling=RopeScaling(32.0, 1.0, 4.0, 8192),
-)
 DRAFT = dataclasses.replace(
     TARGET, hidden_size=1024, intermediate_size=4096, num_layers=2, num_heads=16
 )
