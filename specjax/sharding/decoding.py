@@ -66,7 +66,7 @@ def prefill(
     arrays = (prompt, lengths, limit, keys, sampling)
     arrays = put(mesh, arrays, jax.tree.map(lambda _: ROWS, arrays))
     options = (target, drafter, max_len, chunk)
-    specs = states.specs(mesh, drafter, _prefilled(*options), params, arrays)
+    specs = _specs(mesh, options, *_abstract((params, arrays)))
     return groups.run(mesh, _prefill_program, (options, specs), (params, *arrays))
 
 
@@ -85,6 +85,19 @@ def _prefilled(target: LM, drafter: Drafter, max_len: int, chunk: int) -> Callab
         return decode.prefill(target, drafter, params, prompt, lengths, keys, **settings)
 
     return make
+
+
+def _abstract(values: Any) -> tuple[tuple, Any]:
+    """Shapes and dtypes of a pytree, and its structure; both can be hashed."""
+    leaves, treedef = jax.tree.flatten(values)
+    return tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves), treedef
+
+
+@functools.lru_cache(maxsize=256)
+def _specs(mesh: Mesh, options: tuple, leaves: tuple, treedef: Any) -> Specs:
+    """The specs of a state. Kept, because finding them traces the prefill twice."""
+    params, arrays = jax.tree.unflatten(treedef, leaves)
+    return states.specs(mesh, options[1], _prefilled(*options), params, arrays)
 
 
 @functools.lru_cache(maxsize=256)
