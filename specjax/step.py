@@ -150,10 +150,11 @@ def verify(
     fixed = _Round(target, drafter, accept, keys, eos_id)
     branches = [functools.partial(_pass, fixed, width) for width in sizes]
     if len(sizes) == 1:
-        return _finish(target, state, draft, branches[0](params, state, draft), sizes[0])
+        judged = branches[0](params, state, draft)
+        return _finish(fixed, params, state, draft, judged, sizes[0])
     index = jnp.searchsorted(jnp.asarray(sizes), jnp.max(_fed_nodes(draft, state.done)) + 1)
     judged = jax.lax.switch(index, branches, params, state, draft)
-    return _finish(target, state, draft, judged, jnp.asarray(sizes)[index])
+    return _finish(fixed, params, state, draft, judged, jnp.asarray(sizes)[index])
 
 
 def _fed_nodes(draft: Draft, done: jax.Array) -> jax.Array:
@@ -195,7 +196,7 @@ def decide(
     """The second half of ``verify``, for a draft that was scored with all its nodes."""
     fixed = _Round(target, drafter, accept, keys, eos_id)
     judged = _judge(fixed, params, state, draft, scored, draft.longest)
-    return _finish(target, state, draft, judged, drafter.nodes + 1)
+    return _finish(fixed, params, state, draft, judged, drafter.nodes + 1)
 
 
 class _Round(NamedTuple):
@@ -213,6 +214,7 @@ class _Judged(NamedTuple):
 
     verdict: Verdict
     kept: Any  # the block of the emitted tokens' inputs, [B,M+1,...]: pending token, path
+    # The drafter's new state; None: it does not read the target's output (``_finish`` updates it).
     draft_state: Any
     ended: jax.Array  # bool[B]
     failed: jax.Array  # bool[B]
@@ -251,7 +253,9 @@ def _judge(
     # The inputs of the emitted tokens: the pending token, then the accepted nodes.
     more = longest - verdict.path.shape[1]
     verdict = Verdict(_pad(verdict.tokens, more), verdict.count, _pad(verdict.path, more))
-    draft_state = drafter.update(params, state.draft, draft, verdict, out)
+    draft_state = None
+    if drafter.features:
+        draft_state = drafter.update(params, state.draft, draft, verdict, out)
     path = jnp.pad(verdict.path + 1, ((0, 0), (1, 0)))
     place = jnp.arange(longest + 1)
     # The accepted nodes of a chain are the first ones; ``commit`` keeps ``count`` of them.
@@ -264,10 +268,23 @@ def _judge(
 
 
 def _finish(
-    target: LM, state: DecodeState, draft: Draft, judged: _Judged, width: jax.Array | int
+    fixed: _Round,
+    params: ModelParams,
+    state: DecodeState,
+    draft: Draft,
+    judged: _Judged,
+    width: jax.Array | int,
 ) -> tuple[DecodeState, StepInfo]:
-    """Commits the accepted tokens: to the target's cache and to the text."""
-    verdict = judged.verdict
+    """Commits the accepted tokens: to the target's cache and to the text.
+
+    A drafter that does not read the target's output is updated here, once for all widths: a cache
+    in its state would be copied by the conditional over the widths.
+    """
+    target, verdict = fixed.target, judged.verdict
+    draft_state = judged.draft_state
+    if not fixed.drafter.features:
+        nothing = _no_output(target, len(verdict.count))
+        draft_state = fixed.drafter.update(params, state.draft, draft, verdict, nothing)
     cache = target.commit(state.cache, judged.kept, verdict.count)
     info = StepInfo(
         draft,
@@ -279,7 +296,14 @@ def _finish(
         jnp.where(state.done, 0, width).astype(jnp.int32),
     )
     state = outcome.advance(state, verdict, judged.ended, judged.failed)
-    return state.replace(cache=cache, draft=judged.draft_state, taps=judged.taps), info
+    return state.replace(cache=cache, draft=draft_state, taps=judged.taps), info
+
+
+def _no_output(target: LM, batch: int) -> Output:
+    """The target's output for no tokens."""
+    return Output(
+        jnp.zeros((batch, 0, target.vocab_size)), jnp.zeros((batch, 0, target.width or 0))
+    )
 
 
 def _pad(ids: jax.Array, more: int) -> jax.Array:

@@ -198,6 +198,7 @@ def rows(tmp_path_factory) -> dict[tuple[str, str], dict]:
         pytest.skip("libtpu is not installed")
     out = tmp_path_factory.mktemp("tpu") / "results.json"
     programs = ["pass over", "plain loop, 1 chip", "plain loop, data:4", "chain loop, data:4"]
+    programs += ["nested loop"]
     command = [sys.executable, "experiments/tpu_programs/run.py", "--small", "--chips", "v5e"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     subprocess.run(
@@ -218,7 +219,7 @@ def test_one_token_is_not_slower_than_six_on_a_tpu(rows):
 @pytest.mark.slow
 def test_passes_and_loops_on_a_tpu_move_no_more_than_they_must(rows):
     decoding = {key: row for key, row in rows.items() if key[0] != "training step"}
-    assert len(decoding) == 7 and len(rows) == 8
+    assert len(decoding) == 8 and len(rows) == 9
     for key, row in decoding.items():
         assert row["traffic"] <= 1.3, key
         assert row["copies_in_loops"]["within_main"] == 0, key

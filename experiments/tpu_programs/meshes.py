@@ -54,7 +54,7 @@ def loop(size: Size, mesh: Mesh, method: str) -> Made:
     program: Any = decoding._generate_program(mesh, given, specs)
     shapes = programs.shapes_of(params, programs.caches(state))
     traced = program.trace(params, state, stop)
-    return Made(traced, programs.needed(made.passes, params, state), shapes, loop=True)
+    return Made(traced, programs.needed(made, params, state), shapes, loop=True)
 
 
 def autoregressive(size: Size, mesh: Mesh) -> Made:
@@ -66,7 +66,7 @@ def autoregressive(size: Size, mesh: Mesh) -> Made:
     traced = program.trace(params, state, stop)
     return Made(
         traced,
-        programs.needed(0, params, state),
+        programs.needed(made, params, state),
         programs.shapes_of(params, programs.caches(state)),
         loop=True,
     )

@@ -51,6 +51,7 @@ class Pair(NamedTuple):
     drafter: Drafter
     params: ModelParams
     passes: int  # passes of the draft model in the text of a round
+    shared: float = 0.0  # bytes of the target's parameters that such a pass reads too
 
 
 class Made(NamedTuple):
@@ -70,6 +71,13 @@ DRAFTERS: dict[str, tuple[int, Callable[..., Drafter]]] = {
     "tree": (3, lambda target, draft: _draft("draft_tree", target, draft, tree="4x2x1")),
     "nested": (2, lambda target, draft: _nested(target, draft)),
 }
+# Heads on the target's features, as chains: passes, and keys. EAGLE's pass reads the target's LM
+# head too; the pass of other heads is one product for each depth.
+HEADS: dict[str, tuple[int, dict[str, int]]] = {
+    "medusa": (1, {}),
+    "hydra": (1, {}),
+    "eagle": (2, {"gamma": 5}),
+}
 
 
 def _draft(name: str, target: LM, draft: LM, **keys: Any) -> Drafter:
@@ -87,8 +95,10 @@ def _nested(target: LM, draft: LM) -> Drafter:
 
 @functools.cache
 def pair(method: str, size: Size) -> Pair:
-    """A method with a draft model in bfloat16."""
+    """A method with a draft model or heads in bfloat16."""
     target = lm.from_config(size.target, jnp.dtype(jnp.bfloat16))
+    if method in HEADS:
+        return _with_heads(method, size, target)
     draft = lm.from_config(size.draft, jnp.dtype(jnp.bfloat16))
     passes, make = DRAFTERS[method]
     given = lm.abstract_params(size.draft, jnp.bfloat16)
@@ -98,6 +108,19 @@ def pair(method: str, size: Size) -> Pair:
         drafting = given if passes else {}
     params = ModelParams(lm.abstract_params(size.target, jnp.bfloat16), drafting)
     return Pair(target, make(target, draft), params, passes)
+
+
+def _with_heads(method: str, size: Size, target: LM) -> Pair:
+    passes, keys = HEADS[method]
+    given = lm.abstract_params(size.target, jnp.bfloat16)
+    drafter = drafters.make(method, target=target, **keys)
+    assert drafter.training is not None and drafter.training.start is not None
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    fresh = jax.eval_shape(drafter.training.start, given, key)
+    heads = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), fresh)
+    # The target's head and embedding are one matrix.
+    shared = nbytes(given["embed"]) if method == "eagle" else 0.0
+    return Pair(target, drafter, ModelParams(given, heads), passes, shared)
 
 
 def nbytes(tree: Any) -> float:
@@ -165,7 +188,7 @@ def prompts(size: Size, batch: int) -> tuple:
 
 def prefill(size: Size, device: Any, batch: int = 1) -> Made:
     """The prefill of the plain loop."""
-    target, drafter, params, _ = pair("plain", size)
+    target, drafter, params, *_ = pair("plain", size)
     static = {"max_len": size.text, "chunk": 256}
     given = on(device, prompts(size, batch))
     params = on(device, params)
@@ -185,10 +208,13 @@ def caches(state: Any) -> list[jax.ShapeDtypeStruct]:
     return [x for x in jax.tree.leaves((state.cache, state.draft)) if x.ndim == 4 and x.shape[2]]
 
 
-def needed(passes: int, params: ModelParams, state: Any) -> float:
-    """Bytes that a round must read: the target's once, the draft model's in every pass."""
-    drafting = nbytes((params.draft, caches(state.replace(cache=()))))
-    return nbytes((params.target, state.cache)) + passes * drafting
+def needed(made: Pair, params: ModelParams, state: Any) -> float:
+    """Bytes that a round must read: the target's once, the draft model's in every pass.
+
+    Of all devices together those of one: ``params`` and ``state`` may be divided.
+    """
+    drafting = nbytes((params.draft, caches(state.replace(cache=())))) + made.shared
+    return nbytes((params.target, state.cache)) + made.passes * drafting
 
 
 def loop(size: Size, device: Any, method: str) -> Made:
@@ -201,7 +227,7 @@ def loop(size: Size, device: Any, method: str) -> Made:
     static = {"max_steps": size.text - size.prompt, "verify_widths": None}
     traced = decode._generate.trace(made.target, made.drafter, rule, params, state, stop, **static)
     shapes = shapes_of(params, caches(state))
-    return Made(traced, needed(made.passes, params, state), shapes, loop=True)
+    return Made(traced, needed(made, params, state), shapes, loop=True)
 
 
 def autoregressive(size: Size, device: Any) -> Made:
@@ -212,7 +238,7 @@ def autoregressive(size: Size, device: Any) -> Made:
     given = on(device, (made.params, state_of(made, size, 1), steps, stop))
     traced = decode._autoregressive.trace(made.target, *given)
     params, state = given[:2]
-    return Made(traced, needed(0, params, state), shapes_of(params, caches(state)), loop=True)
+    return Made(traced, needed(made, params, state), shapes_of(params, caches(state)), loop=True)
 
 
 def loss_and_state(size: Size) -> tuple[Any, Any, Any]:

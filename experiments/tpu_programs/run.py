@@ -81,6 +81,8 @@ def cases(size: Size, chips: Sequence[str]) -> list[Case]:
             made["prefill"] = partial(programs.prefill, size, one)
             made["nested loop"] = partial(programs.loop, size, one, "nested")
             made["tree loop"] = partial(programs.loop, size, one, "tree")
+            for name in programs.HEADS:
+                made[f"{name} loop"] = partial(programs.loop, size, one, name)
             made["training step"] = partial(programs.training, size, one)
         listed += [Case(name, chip, make) for name, make in made.items()]
     return listed + _on_meshes(size, chips[0])

@@ -42,6 +42,11 @@ def product(compute: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Arra
     return jax.lax.platform_dependent(x, tpu=lambda x: _in_tiles(compute, x), default=compute)
 
 
+def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """``x @ kernel`` for x [...,T,E] or [E] and a kernel [E,F], as ``product``."""
+    return product(lambda x: x @ kernel, x)
+
+
 def _in_tiles(compute: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
     *batch, size, width = x.shape
     more = max(0, -(-TILE // max(1, math.prod(batch))) - size)

@@ -65,7 +65,7 @@ class Drafter(NamedTuple):
       ``target_out`` covers every prompt token except the pending one; its ``logits`` are empty.
     - ``propose(params, keys, context, state) -> (Draft, state)``.
     - ``update(params, state, draft, verdict, target_out) -> state``: after the verdict. A row with
-      verdict count 0 keeps its state.
+      verdict count 0 keeps its state. Without ``features``, ``target_out`` covers no token.
     """
 
     init_params: Callable[..., Any]
@@ -79,10 +79,11 @@ class Drafter(NamedTuple):
     # Whether a draft costs the same for every text. If not, no speed-up is predicted.
     constant_cost: bool = True
     # Whether all nodes of every draft are valid. Otherwise a round may verify only the first n
-    # (``step.widths``): ``update`` then gets a draft of n nodes and outputs of n + 1 tokens.
+    # (``step.widths``): with ``features``, ``update`` gets a draft of n nodes and outputs of n + 1
+    # tokens.
     whole: bool = False
     greedy_only: bool = False  # meant for temperature 0 only (its lossless class holds at any)
-    features: bool = False  # whether it reads ``target_out``; a recorded target has none
+    features: bool = False  # whether ``update`` reads ``target_out``; a recorded target has none
     # Layers of the target whose hidden states it reads, in ``Output.taps`` and ``Context.taps``;
     # (): those that the given target has.
     taps: tuple[int, ...] = ()

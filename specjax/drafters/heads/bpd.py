@@ -24,6 +24,7 @@ from specjax import references
 from specjax.checks import whole
 from specjax.drafters._keys import HeadKeys
 from specjax.drafters.heads import _drafter, _family, _given
+from specjax.models.short_blocks import matmul
 from specjax.types import LM, Drafter, Params
 
 REFERENCE = references.STERN2018BLOCKWISE
@@ -73,8 +74,8 @@ def _head(
     feature: jax.Array,
 ) -> jax.Array:
     up, down = own["up"], own["down"]
-    inside = jax.nn.relu(feature @ up["kernel"] + up["bias"])
-    return unembed(target_params, feature + inside @ down["kernel"] + down["bias"])
+    inside = jax.nn.relu(matmul(feature, up["kernel"]) + up["bias"])
+    return unembed(target_params, feature + matmul(inside, down["kernel"]) + down["bias"])
 
 
 def _start(heads: int, width: int, inner: int, target_params: Params, key: jax.Array) -> Params:

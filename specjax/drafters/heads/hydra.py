@@ -25,6 +25,7 @@ from specjax.drafters._keys import HeadKeys
 from specjax.drafters.heads import _drafter, _family, _given, _prefix
 from specjax.drafters.heads._given import Given
 from specjax.errors import UserError
+from specjax.models.short_blocks import matmul
 from specjax.models.transformer_config import TransformerConfig
 from specjax.types import LM, Drafter, ModelParams, Params
 
@@ -175,7 +176,7 @@ def _start(
 
 
 def _linear(params: Params, x: jax.Array) -> jax.Array:
-    return x @ params["kernel"] + params["bias"]
+    return matmul(x, params["kernel"]) + params["bias"]
 
 
 def _zeros(read: int, size: int) -> Params:

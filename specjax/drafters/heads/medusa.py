@@ -23,6 +23,7 @@ from specjax import references
 from specjax.checks import whole
 from specjax.drafters._keys import HeadKeys
 from specjax.drafters.heads import _drafter, _family, _given
+from specjax.models.short_blocks import matmul
 from specjax.types import LM, Drafter, Params
 
 REFERENCE = references.CAI2024MEDUSA
@@ -69,11 +70,11 @@ def _head(
 ) -> jax.Array:
     block = own["block"]
     for layer in range(block["bias"].shape[0]):
-        hidden = hidden + jax.nn.silu(hidden @ block["kernel"][layer] + block["bias"][layer])
+        hidden = hidden + jax.nn.silu(matmul(hidden, block["kernel"][layer]) + block["bias"][layer])
     # Some released files have the residual blocks only and share the target's LM head.
     if "head" not in own:
         return unembed(target_params, hidden)
-    return _family.in_float32(hidden @ own["head"]["kernel"])
+    return _family.in_float32(matmul(hidden, own["head"]["kernel"]))
 
 
 def _start(target: LM, heads: int, layers: int, target_params: Params, key: jax.Array) -> Params:

@@ -27,6 +27,7 @@ from specjax.drafters._keys import HeadKeys
 from specjax.drafters.heads import _drafter, _family, _given
 from specjax.drafters.heads._given import Given
 from specjax.errors import UserError
+from specjax.models.short_blocks import matmul
 from specjax.types import LM, Drafter, ModelParams, Params
 
 REFERENCE = """\
@@ -129,10 +130,10 @@ def _step(
     """``weight`` is w_e / w_s."""
     own, at = params.draft, 0 if tie else depth
     into = own["proj_in"] if depth == 0 else own["proj"][str(0 if tie else depth - 1)]
-    state = state @ into + weight * own["emb"][at, tokens]
+    state = matmul(state, into) + weight * own["emb"][at, tokens]
     state = _normal(state) * own["ln"]["scale"][at] + own["ln"]["bias"][at]
     state = jax.nn.gelu(state, approximate=False)
-    return _family.in_float32(state @ own["head"][str(at)]), state
+    return _family.in_float32(matmul(state, own["head"][str(at)])), state
 
 
 def _start(

@@ -34,6 +34,7 @@ from specjax.drafters._growth.plans import BEAM
 from specjax.drafters._keys import HeadKeys
 from specjax.drafters.heads import _drafter, _family, _given
 from specjax.errors import UserError
+from specjax.models.short_blocks import matmul
 from specjax.types import LM, Drafter, ModelParams, Params
 
 REFERENCE = references.CHENG2024RECURRENT
@@ -107,16 +108,16 @@ def _step(
     own, token = params.draft, embed(params.target, tokens)
     if "rnn" in own:
         w, u = own["rnn"]["w"]["kernel"], own["rnn"]["u"]
-        past = jax.nn.silu(token @ w + past @ u["kernel"] + u["bias"])
+        past = jax.nn.silu(matmul(token, w) + matmul(past, u["kernel"]) + u["bias"])
     else:
         past = past + token
     hidden = jnp.concatenate([feature, past], -1)
     if "input_proj" in own:
-        hidden = hidden @ own["input_proj"]["kernel"] + own["input_proj"]["bias"]
+        hidden = matmul(hidden, own["input_proj"]["kernel"]) + own["input_proj"]["bias"]
     for layer in range(len(own["block"])):
         block = own["block"][str(layer)]
-        hidden = hidden + jax.nn.silu(hidden @ block["kernel"] + block["bias"])
-    return _family.in_float32(hidden @ own["head"]["kernel"]), (feature, past)
+        hidden = hidden + jax.nn.silu(matmul(hidden, block["kernel"]) + block["bias"])
+    return _family.in_float32(matmul(hidden, own["head"]["kernel"])), (feature, past)
 
 
 def _start(

@@ -181,20 +181,22 @@ def _propose(settings: Settings, params, keys, context, state):
 
 
 def _run_if(needed: jax.Array, stage: Drafter, params, keys, context, state):
-    """The stage's draft and new state if ``needed`` bool[], else zeros and the old state."""
+    """The stage's draft and new state if ``needed`` bool[], else zeros and the old state.
 
-    def run(old):
-        return stage.propose(params, keys, context, old)
+    A loop of at most one turn: a conditional would copy the caches in the state.
+    """
+    fake = rng.RowKeys(
+        rng.row_keys(0, context.length.shape[0]), jnp.zeros((), jnp.int32), context.length
+    )
+    # Only the shapes are needed.
+    with jax.disable_jit(False):
+        shape = jax.eval_shape(lambda old: stage.propose(params, fake, context, old)[0], state)
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape)
 
-    def skip(old):
-        batch = context.length.shape[0]
-        fake = rng.RowKeys(rng.row_keys(0, batch), jnp.zeros((), jnp.int32), context.length)
-        # Only the shapes are needed.
-        with jax.disable_jit(False):
-            shape = jax.eval_shape(lambda s: stage.propose(params, fake, context, s)[0], old)
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape), old
+    def run(carry):
+        return jnp.zeros((), bool), *stage.propose(params, keys, context, carry[2])
 
-    return jax.lax.cond(needed, run, skip, state)
+    return jax.lax.while_loop(lambda carry: carry[0], run, (needed, nothing, state))[1:]
 
 
 def _merge(settings: Settings, drafts: Sequence[Draft], winner: jax.Array) -> Draft:
