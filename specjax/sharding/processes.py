@@ -7,6 +7,8 @@ the operating system reports it, and otherwise after ``HEARTBEAT`` seconds.
 from __future__ import annotations
 
 import json
+import socket
+import sys
 from typing import Any
 
 import jax
@@ -17,6 +19,11 @@ from specjax.errors import UserError
 from specjax.sharding import watch
 
 HEARTBEAT = 60  # seconds after which JAX ends the others if a process is silent
+MEETING = 20  # seconds in which processes that JAX found connect to process 0
+_UNWATCHED = (
+    f"specjax: not all processes can connect to a free port of process 0; if one ends, JAX ends "
+    f"the others after up to {HEARTBEAT} seconds, with a stack trace\n"
+)
 
 
 def start(
@@ -57,6 +64,36 @@ def start(
             f"the processes could not be connected ({reason}); give the coordinator's host:port, "
             "the number of processes and the number of this one"
         ) from None
+    if not coordinator and jax.process_count() > 1:
+        _watch_found()
+
+
+def _watch_found() -> None:
+    """Watches processes that JAX found: all connect to a port that process 0 chooses."""
+    own, server = jax.process_index(), None
+    text = np.zeros(1024, np.uint8)
+    if own == 0:
+        server = watch.listen()
+        where = json.dumps([_own_names(), server.getsockname()[1]]).encode()[: text.size]
+        text[: len(where)] = np.frombuffer(where, np.uint8)
+    text = np.asarray(multihost_utils.broadcast_one_to_all(text), np.uint8)
+    hosts, port = json.loads(text.tobytes().rstrip(b"\0"))
+    met = watch.meet(server, hosts, port, jax.process_count(), own, MEETING)
+    if not np.all(multihost_utils.process_allgather(np.asarray(met))):
+        watch.stop()
+        if own == 0:
+            sys.stderr.write(_UNWATCHED)
+
+
+def _own_names() -> list[str]:
+    """Names and addresses under which other hosts may reach this one."""
+    name = socket.gethostname()
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None, socket.AF_INET)}
+    except OSError:
+        found = set()
+    local = {each for each in found if each.startswith("127.")}
+    return list(dict.fromkeys([name, socket.getfqdn(name), *sorted(found - local)]))[:8]
 
 
 def is_first() -> bool:

@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from specjax.errors import UserError
@@ -45,15 +46,62 @@ def start(host: str, port: int, processes: int, process: int, timeout: float) ->
     Raises UserError if they are not reached in ``timeout`` seconds, or if the processes were
     started with numbers that do not fit each other.
     """
-    global _first
-    _first = process == 0
     if processes == 1:
         return
     if process == 0:
-        connections, name = _accept(port, processes, timeout), "another process"
-    else:
-        connections = [_connect(host, port, processes, process, timeout)]
-        name = "process 0 or another process"
+        _watch(_accept(_coordinator(port), processes, timeout), first=True)
+        return
+    try:
+        connection = _connect([host], port + 1, timeout)
+    except OSError as error:
+        raise UserError(
+            f"process 0 could not be reached at {host}, port {port + 1}, within {timeout} "
+            f"seconds ({error.strerror or error}); start it there, with --process=0 and "
+            f"--coordinator={host}:{port}"
+        ) from None
+    _watch([_welcomed(connection, host, processes, process, timeout)], first=False)
+
+
+def listen() -> socket.socket:
+    """In process 0: a socket at a free port, for ``meet``."""
+    return socket.create_server(("", 0))
+
+
+def meet(
+    server: socket.socket | None,
+    hosts: Sequence[str],
+    port: int,
+    processes: int,
+    process: int,
+    timeout: float,
+) -> bool:
+    """Starts to watch processes that know each other's numbers; False: not all are reached.
+
+    ``server`` is process 0's ``listen``, None in the others. They try its names ``hosts`` in turn.
+    """
+    try:
+        if server is not None:
+            _watch(_accept(server, processes, timeout), first=True)
+        else:
+            connection = _connect(hosts, port, timeout)
+            _watch([_welcomed(connection, hosts[0], processes, process, timeout)], first=False)
+    except (OSError, UserError):
+        return False
+    return True
+
+
+def stop() -> None:
+    """Ends the watch: the end of another process no longer ends this one."""
+    _leaving.set()
+    for peer in _peers:
+        peer.connection.close()
+    _peers.clear()
+
+
+def _watch(connections: Sequence[socket.socket], first: bool) -> None:
+    global _first
+    _first = first
+    name = "another process" if first else "process 0 or another process"
     for connection in connections:
         peer = _Peer(connection, name, threading.Event(), threading.Event())
         threading.Thread(target=_wait, args=(peer,), daemon=True).start()
@@ -107,14 +155,19 @@ def fail(status: int) -> None:
     atexit.register(leave)
 
 
-def _accept(port: int, processes: int, timeout: float) -> list[socket.socket]:
+def _coordinator(port: int) -> socket.socket:
+    """The socket of process 0, at the port after the coordinator's. Raises UserError."""
     try:
-        server = socket.create_server(("", port + 1))
+        return socket.create_server(("", port + 1))
     except OSError as error:
         raise UserError(
             f"port {port + 1}, the one after the coordinator's, cannot be used "
             f"({error.strerror}); start process 0 once, or take another coordinator port"
         ) from None
+
+
+def _accept(server: socket.socket, processes: int, timeout: float) -> list[socket.socket]:
+    """The connections of all others. Raises UserError if one is missing or has a wrong number."""
     end, found = time.monotonic() + timeout, {}
     with server:
         while len(found) < processes - 1:
@@ -157,22 +210,26 @@ def _greet(connection: socket.socket, processes: int, found: dict[int, socket.so
     raise UserError(problem)
 
 
-def _connect(host: str, port: int, processes: int, process: int, timeout: float) -> socket.socket:
+def _connect(hosts: Sequence[str], port: int, timeout: float) -> socket.socket:
+    """A connection to the first of the hosts that answers. Raises OSError after ``timeout``."""
     end = time.monotonic() + timeout
     while True:
-        try:
-            connection = socket.create_connection((host, port + 1), timeout=timeout)
-            break
-        except OSError as error:
-            if time.monotonic() > end:
-                raise UserError(
-                    f"process 0 could not be reached at {host}, port {port + 1}, within {timeout} "
-                    f"seconds ({error.strerror or error}); start it there, with --process=0 and "
-                    f"--coordinator={host}:{port}"
-                ) from None
-            time.sleep(0.1)
+        for host in hosts:
+            left = end - time.monotonic()
+            try:
+                return socket.create_connection((host, port), timeout=max(0.1, left / len(hosts)))
+            except OSError:
+                if host == hosts[-1] and time.monotonic() > end:
+                    raise
+        time.sleep(0.1)
+
+
+def _welcomed(
+    connection: socket.socket, host: str, processes: int, process: int, timeout: float
+) -> socket.socket:
+    """The connection, after process 0 has met all others. Raises UserError."""
     try:
-        connection.settimeout(max(1.0, end - time.monotonic()))
+        connection.settimeout(max(1.0, timeout))
         connection.sendall(_line({"specjax": [processes, process]}))
         answer = json.loads(_read_line(connection))
     except (OSError, ValueError):

@@ -15,6 +15,8 @@ import pytest
 from commandline import BENCH, GENERATE
 from ports import free_port
 
+from specjax.sharding import processes
+
 ROOT = Path(__file__).parents[2]
 WORDS = "w1 w2 w3\nw4\nw5 w6 w1 w2\nw7 w1\nw3 w3 w3\n"
 
@@ -26,8 +28,18 @@ def prompts(tmp_path):
     return path
 
 
+def slurm_step(job: str, process: int, processes: int) -> dict[str, str]:
+    """The variables of a process that SLURM has started; {} without a job."""
+    values = {"JOB_ID": job, "STEP_NODELIST": "localhost", "STEP_NUM_NODES": 1}
+    values |= {"NTASKS": processes, "PROCID": process, "LOCALID": process}
+    return {f"SLURM_{key}": str(value) for key, value in values.items()} if job else {}
+
+
 class Runs:
-    """The same command in several processes, each with fake devices."""
+    """The same command in several processes, each with fake devices.
+
+    ``slurm`` is the number of a job in which they run; "": they get a coordinator.
+    """
 
     def __init__(
         self,
@@ -35,20 +47,24 @@ class Runs:
         devices: int,
         keys: list[list[str]],
         where: Sequence[Path | None] = (),
+        slurm: str = "",
     ):
         flags = os.environ.get("XLA_FLAGS", "")
         flags += f" --xla_force_host_platform_device_count={devices}"
         environment = {"XLA_FLAGS": flags, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
         several = []
-        if len(keys) > 1:
+        if slurm:
+            several = ["--distributed"]
+        elif len(keys) > 1:
             several = [f"--coordinator=127.0.0.1:{free_port()}", f"--processes={len(keys)}"]
         self.errors = [folder / f"{number}.err" for number in range(len(keys))]
         self.outputs = [folder / f"{number}.out" for number in range(len(keys))]
         self.started = [
             subprocess.Popen(
                 [sys.executable, "-m", "specjax.run", *own]
-                + [*several, f"--process={number}"] * bool(several),
-                env=os.environ | environment,
+                + several
+                + [f"--process={number}"] * bool(several and not slurm),
+                env=os.environ | environment | slurm_step(slurm, number, len(keys)),
                 cwd=where[number] if where else None,
                 stdout=self.outputs[number].open("w"),
                 stderr=self.errors[number].open("w"),
@@ -122,10 +138,10 @@ def test_processes_write_the_text_of_one(tmp_path, target, prompts, processes, d
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1, 2])
-def test_the_death_of_one_ends_the_others(tmp_path, target, prompts, victim):
+@pytest.mark.parametrize(("victim", "slurm"), [(0, ""), (1, ""), (2, ""), (0, "4061"), (2, "4062")])
+def test_the_death_of_one_ends_the_others(tmp_path, target, prompts, victim, slurm):
     keys = generate(target, prompts, tmp_path, "data:-1", batch_size=3, max_new_tokens=100)
-    runs = Runs(tmp_path, 1, [keys] * 3)
+    runs = Runs(tmp_path, 1, [keys] * 3, slurm=slurm)
     while not all("Gloo" in output.read_text() for output in runs.outputs):  # they are connected
         assert all(each.poll() is None for each in runs.started)
         time.sleep(0.1)
@@ -139,6 +155,30 @@ def test_the_death_of_one_ends_the_others(tmp_path, target, prompts, victim):
             line = "has ended before its work was done; the same commands resume the run"
             assert line in runs.error(number)
     assert not (tmp_path / "record.jsonl").exists() and not (tmp_path / "results.json").exists()
+
+
+@pytest.mark.slow
+def test_processes_of_a_slurm_job(tmp_path, target, prompts):
+    """JAX finds the numbers and the coordinator; no flag but --distributed is given."""
+    alone = texts(tmp_path, target, prompts, 1, 1, "")
+    keys = generate(target, prompts, tmp_path, "data:2", batch_size=4)
+    runs = Runs(tmp_path, 1, [keys] * 2, slurm="4060")
+    assert runs.wait() == [0, 0], runs.error(0)
+    assert (tmp_path / "record.jsonl").read_text() == alone
+    assert not runs.printed(1) and "not all processes" not in runs.error(0)
+
+
+def test_processes_that_cannot_watch_each_other(monkeypatch, capfd):
+    """All agree that there is no watch, and nothing ends them."""
+    sent, runtime = [], processes.multihost_utils
+    monkeypatch.setattr(processes.watch, "meet", lambda *_: False)
+    monkeypatch.setattr(runtime, "broadcast_one_to_all", lambda text: (sent.append(text), text)[1])
+    monkeypatch.setattr(runtime, "process_allgather", lambda met: [True, met])
+    processes._watch_found()
+    names, port = json.loads(bytes(sent[0]).rstrip(b"\0"))
+    assert names and 0 < port < 65536
+    assert "not all processes can connect" in capfd.readouterr().err
+    assert not processes.watch._peers
 
 
 @pytest.mark.slow
