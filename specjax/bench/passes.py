@@ -6,7 +6,6 @@ and for methods, and are reported separately.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -125,10 +124,7 @@ def begin(
     limit = min(BRIEF_TOKENS, job.max_new_tokens) if brief else job.max_new_tokens
     new = np.where(np.asarray(rows) < 0, 0, limit)
     keys = rng.row_keys(job.seed, [r if r >= 0 else len(job.prompts) for r in rows])
-    prefill = decode.prefill
-    if job.mesh is not None:
-        prefill = functools.partial(sharding.prefill, job.mesh)
-    return prefill(
+    return sharding.loops(job.mesh).prefill(
         job.target,
         drafter,
         params,
@@ -172,7 +168,7 @@ def _run_batch(
     state, records = _decode(job, method, params, state)
     jax.block_until_ready(state.tokens)
     times.append(time.perf_counter())
-    state, records = _fetched(state, records)
+    state, records = sharding.on_host(state), sharding.fetch(records)
     decode.check(state)
     outputs = decode.outputs(state, [len(p) for p in prompts])
     times.append(time.perf_counter())
@@ -203,13 +199,6 @@ def _run_batch(
     )
 
 
-def _fetched(state: DecodeState, records: Records | None) -> tuple[DecodeState, Records | None]:
-    """The texts and the records on the host."""
-    parts = state.tokens, state.length, state.failed, records
-    tokens, length, failed, records = sharding.fetch(parts)
-    return state.replace(tokens=tokens, length=length, failed=failed), records
-
-
 @overload
 def one_part(job: Job, method: Method) -> tuple[Job, Method]: ...
 @overload
@@ -230,20 +219,18 @@ def _decode(
     job: Job, method: Method | None, params: ModelParams, state: DecodeState
 ) -> tuple[DecodeState, Records | None]:
     """Decodes a batch; the records are None for plain decoding. ``state`` is donated."""
-    plain, generate = decode.autoregressive, decode.generate
-    if job.mesh is not None:
-        plain = functools.partial(sharding.autoregressive, job.mesh)
-        generate = functools.partial(sharding.generate, job.mesh)
+    loops, most = sharding.loops(job.mesh), job.max_new_tokens
     if method is None:
-        state = plain(job.target, params, state, max_steps=job.max_new_tokens, eos_id=job.eos_id)
-        return state, None
-    return generate(
+        return loops.autoregressive(
+            job.target, params, state, max_steps=most, eos_id=job.eos_id
+        ), None
+    return loops.generate(
         job.target,
         method.drafter,
         method.accept,
         params,
         state,
-        max_steps=job.max_new_tokens,
+        max_steps=most,
         eos_id=job.eos_id,
         verify_widths=job.verify_widths,
     )
@@ -263,7 +250,7 @@ def teach(job: Job, method: Method, prompts: Sequence[Sequence[int]]) -> Method:
     for rows, ids in batches(other):
         state = begin(other, method.drafter, method.params, rows, ids)
         state, _ = _decode(other, method, method.params, state)
-        state, _ = _fetched(state, None)
+        state = sharding.on_host(state)
         decode.check(state)
         draft = learn(method.params, state, [len(i) for i in ids])
         if job.mesh is not None:

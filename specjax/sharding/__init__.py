@@ -13,6 +13,7 @@ the state of the optimiser.
 
 from specjax.sharding.decoding import autoregressive, generate, prefill
 from specjax.sharding.groups import fetch, first_part
+from specjax.sharding.loops import Loops, loops, on_host
 from specjax.sharding.mesh import AXES, DATA, FSDP, TENSOR, make_mesh, parse
 from specjax.sharding.processes import check_same, is_first
 from specjax.sharding.processes import start as start_processes
@@ -23,6 +24,7 @@ from specjax.sharding.rules import (
     place,
     place_draft,
     place_target,
+    put_leaf,
     shardings,
 )
 
@@ -32,6 +34,7 @@ __all__ = [
     "FSDP",
     "RULES",
     "TENSOR",
+    "Loops",
     "Rule",
     "autoregressive",
     "check_same",
@@ -39,13 +42,16 @@ __all__ = [
     "first_part",
     "generate",
     "is_first",
+    "loops",
     "make_mesh",
+    "on_host",
     "param_specs",
     "parse",
     "place",
     "place_draft",
     "place_target",
     "prefill",
+    "put_leaf",
     "shardings",
     "start_processes",
 ]

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.cache import KVCache
@@ -160,11 +161,12 @@ def check_placed(mesh: Mesh, params: Any) -> None:
 
 def put(mesh: Mesh, values: Any, specs: Any) -> Any:
     """Arrays that every process has in full, on the devices of a mesh."""
-    return jax.tree.map(_put, values, shardings(mesh, specs))
+    return jax.tree.map(put_leaf, values, shardings(mesh, specs))
 
 
-def _put(value: Any, sharding: NamedSharding) -> jax.Array:
-    if sharding.is_fully_addressable or getattr(value, "sharding", None) == sharding:
+def put_leaf(value: Any, sharding: NamedSharding) -> jax.Array:
+    """An array on devices: one that every process has in full, or one that is on devices."""
+    if sharding.is_fully_addressable or not getattr(value, "is_fully_addressable", True):
         return jax.device_put(value, sharding)
     # Every process gives the parts of its own devices.
-    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+    return jax.make_array_from_callback(np.shape(value), sharding, lambda index: value[index])

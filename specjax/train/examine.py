@@ -86,10 +86,10 @@ def write(
     pair = ModelParams(params.target)
     state = _prefill(target, none.make(target), pair, prompts, new_tokens, temperature, seed)
     state = decode.autoregressive(target, params, state, max_steps=new_tokens, eos_id=tuple(eos_id))
-    decode.check(state.replace(failed=sharding.fetch(state.failed)))
-    tokens, length = sharding.fetch((state.tokens, state.length))
-    tokens = np.maximum(tokens, 0)[:, : max(map(len, prompts)) + new_tokens]
-    return Written(Batch(jnp.asarray(tokens)), length.tolist())
+    state = sharding.on_host(state)
+    decode.check(state)
+    tokens = np.maximum(state.tokens, 0)[:, : max(map(len, prompts)) + new_tokens]
+    return Written(Batch(jnp.asarray(tokens)), np.asarray(state.length).tolist())
 
 
 def _prefill(
@@ -154,7 +154,7 @@ def examiner(
         state, records = decode.generate(
             target, drafter, rule, pair, state, max_steps=new_tokens, eos_id=eos
         )
-        decode.check(state.replace(failed=sharding.fetch(state.failed)))
+        decode.check(sharding.on_host(state))
         records = sharding.fetch(records)
         counts = metrics.count(records, [True] * len(prompts), drafter.longest)
         return counts.tokens / counts.rounds

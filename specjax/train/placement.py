@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax import sharding
@@ -108,7 +107,7 @@ class Placement(NamedTuple):
 
     def put(self, values: Any, shardings: Any) -> Any:
         """Arrays on the devices; with several processes every one has them all on the host."""
-        return jax.tree.map(_put, values, shardings)
+        return jax.tree.map(sharding.put_leaf, values, shardings)
 
     def put_params(self, params: Any) -> Any:
         """Parameters on the devices."""
@@ -145,7 +144,7 @@ class Placement(NamedTuple):
         Each process stores the rows of its own devices only.
         """
         where = self.everywhere if len(batch.tokens) % self.parts else self.rows
-        return jax.tree.map(lambda leaf: _put(leaf, where), batch)
+        return jax.tree.map(lambda leaf: sharding.put_leaf(leaf, where), batch)
 
     def check_decoder(self, name: str, shape: TransformerConfig) -> None:
         """Raises UserError for a decoder whose layers cannot be divided among "tensor"."""
@@ -195,10 +194,3 @@ _moved.defvjp(_moved_forward, _moved_backward)
 
 def _names(path: tuple) -> tuple[str, ...]:
     return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)
-
-
-def _put(value: Any, where: NamedSharding) -> jax.Array:
-    if where.is_fully_addressable or not getattr(value, "is_fully_addressable", True):
-        return jax.device_put(value, where)
-    # Of an array that every process has, each stores the parts of its own devices.
-    return jax.make_array_from_callback(jnp.shape(value), where, lambda index: value[index])

@@ -5,9 +5,8 @@ The text is to be the target's, so the pair of drafter and rule must be lossless
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ from jax.sharding import Mesh
 from specjax import accept, decode, drafters, rng, sampling, sharding
 from specjax.bench import metrics
 from specjax.models import hf
-from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams
+from specjax.types import LM, Accept, Drafter, ModelParams
 
 
 class Writer(NamedTuple):
@@ -82,8 +81,8 @@ def write(
     rows = np.minimum(np.arange(batch_size), len(prompts) - 1)
     real = np.arange(batch_size) < len(prompts)
     packed, lengths = decode.pack_prompts([prompts[row] for row in rows], width)
-    prefill, generate = _decoding(writer.mesh)
-    state = prefill(
+    loops = sharding.loops(writer.mesh)
+    state = loops.prefill(
         writer.target,
         writer.drafter,
         writer.params,
@@ -94,7 +93,7 @@ def write(
         limit=lengths + jnp.where(real, new_tokens, 0),
         sampling=sampling.make_sampling(batch_size, **settings),
     )
-    state, records = generate(
+    state, records = loops.generate(
         writer.target,
         writer.drafter,
         writer.rule,
@@ -103,8 +102,7 @@ def write(
         max_steps=new_tokens,
         eos_id=writer.eos_id,
     )
-    if writer.mesh is not None:
-        state, records = state.replace(**_read(state)), sharding.fetch(records)
+    state, records = sharding.on_host(state), sharding.fetch(records)
     decode.check(state)
     outputs = decode.outputs(state, np.asarray(lengths).tolist())[: len(prompts)]
     # As in ``metrics``: a round that emitted or proposed something was run.
@@ -113,15 +111,3 @@ def write(
         for row in range(len(prompts))
     ]
     return outputs, rounds
-
-
-def _decoding(mesh: Mesh | None) -> tuple[Callable, Callable]:
-    """The functions prefill and generate."""
-    if mesh is None:
-        return decode.prefill, decode.generate
-    return functools.partial(sharding.prefill, mesh), functools.partial(sharding.generate, mesh)
-
-
-def _read(state: DecodeState) -> dict[str, Any]:
-    """The arrays of a state on a mesh that ``decode.check`` and ``decode.outputs`` read."""
-    return sharding.fetch({"tokens": state.tokens, "length": state.length, "failed": state.failed})

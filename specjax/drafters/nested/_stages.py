@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specjax import drafters
+import jax
+import jax.numpy as jnp
+
+from specjax import drafters, rng
 from specjax.errors import UserError
 from specjax.registry import keys_of
-from specjax.types import LM, Drafter, ModelParams, Output
+from specjax.rng import RowKeys
+from specjax.types import LM, Context, Draft, Drafter, ModelParams, Output
 
 Stages = Mapping[str, Mapping[str, Any] | Drafter] | Sequence[Drafter]
 
@@ -71,6 +75,32 @@ def with_taps(stage: Drafter, every: tuple[int, ...], value: Any) -> Any:
         return value
     own = tuple(value.taps[every.index(layer)] for layer in stage.taps)
     return value._replace(taps=own) if isinstance(value, Output) else value.replace(taps=own)
+
+
+def run_if(
+    needed: jax.Array,
+    stage: Drafter,
+    params: ModelParams,
+    keys: RowKeys,
+    context: Context,
+    state: Any,
+) -> tuple[Draft, Any]:
+    """The stage's draft and new state if ``needed`` bool[], else zeros and the old state.
+
+    A loop of at most one turn: a conditional would copy the caches in the state.
+    """
+    fake = rng.RowKeys(
+        rng.row_keys(0, context.length.shape[0]), jnp.zeros((), jnp.int32), context.length
+    )
+    # Only the shapes are needed.
+    with jax.disable_jit(False):
+        shape = jax.eval_shape(lambda old: stage.propose(params, fake, context, old)[0], state)
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape)
+
+    def run(carry):
+        return jnp.zeros((), bool), *stage.propose(params, keys, context, carry[2])
+
+    return jax.lax.while_loop(lambda carry: carry[0], run, (needed, nothing, state))[1:]
 
 
 def _in_order(stages: Stages) -> list[tuple[Any, Any]]:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from specjax import references, rng, tree
+from specjax import references, tree
 from specjax.checks import number
 from specjax.drafters.nested import _stages
 from specjax.drafters.nested._stages import Stages, stage_params
@@ -164,7 +164,9 @@ def _propose(settings: Settings, params, keys, context, state):
         own, inner_keys = stage_params(params, index), keys.inner(index, same_target=True)
         asked = (winner == no_winner) & (state.rate[:, index] >= settings.least) & ~finished
         seen = _stages.with_taps(stage, layers, context)
-        draft, after = _run_if(asked.any(), stage, own, inner_keys, seen, state.states[index])
+        draft, after = _stages.run_if(
+            asked.any(), stage, own, inner_keys, seen, state.states[index]
+        )
         proposed = (
             tree.exists(draft.valid, draft.parents).any(-1)
             if stage.nodes
@@ -178,25 +180,6 @@ def _propose(settings: Settings, params, keys, context, state):
     winner = jnp.where(winner == no_winner, last, winner)
     state = State(tuple(states), winner, state.rate, state.idle, context.length)
     return _merge(settings, drafts, winner), state
-
-
-def _run_if(needed: jax.Array, stage: Drafter, params, keys, context, state):
-    """The stage's draft and new state if ``needed`` bool[], else zeros and the old state.
-
-    A loop of at most one turn: a conditional would copy the caches in the state.
-    """
-    fake = rng.RowKeys(
-        rng.row_keys(0, context.length.shape[0]), jnp.zeros((), jnp.int32), context.length
-    )
-    # Only the shapes are needed.
-    with jax.disable_jit(False):
-        shape = jax.eval_shape(lambda old: stage.propose(params, fake, context, old)[0], state)
-    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape)
-
-    def run(carry):
-        return jnp.zeros((), bool), *stage.propose(params, keys, context, carry[2])
-
-    return jax.lax.while_loop(lambda carry: carry[0], run, (needed, nothing, state))[1:]
 
 
 def _merge(settings: Settings, drafts: Sequence[Draft], winner: jax.Array) -> Draft:
