@@ -6,6 +6,7 @@ Arrays of the whole mesh and those of its parts have the same buffers: nothing i
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -18,6 +19,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.sharding.mesh import DATA
 
+# Settings of the calling thread that change what is computed.
+_CONTEXTS: dict[str, Callable[[Any], Any]] = {
+    "default_matmul_precision": jax.default_matmul_precision,
+    "enable_x64": jax.enable_x64,
+    "debug_nans": jax.debug_nans,
+}
+
 
 def run(mesh: Mesh, program: Callable[..., Callable], static: tuple, arguments: tuple) -> Any:
     """``program(mesh, *static)(*arguments)``; one program for each part of the rows, if needed.
@@ -29,11 +37,17 @@ def run(mesh: Mesh, program: Callable[..., Callable], static: tuple, arguments: 
         return program(mesh, *static)(*arguments)
     parts = [part for part in _parts(mesh) if part.local_devices]
     inputs = [jax.tree.map(functools.partial(_take, part), arguments) for part in parts]
+    settings = {name: getattr(jax.config, f"jax_{name}") for name in _CONTEXTS}
+
+    def one(part: Mesh, args: tuple) -> Any:
+        # JAX's context managers change the settings of one thread.
+        with contextlib.ExitStack() as stack:
+            for name, value in settings.items():
+                stack.enter_context(_CONTEXTS[name](value))
+            return program(part, *static)(*args)
+
     with concurrent.futures.ThreadPoolExecutor(len(parts)) as pool:
-        started = [
-            pool.submit(lambda part, args: program(part, *static)(*args), part, args)
-            for part, args in zip(parts, inputs, strict=True)
-        ]
+        started = [pool.submit(one, part, args) for part, args in zip(parts, inputs, strict=True)]
         results = [each.result() for each in started]
     return jax.tree.map(lambda *pieces: _join(mesh, pieces), *results)
 

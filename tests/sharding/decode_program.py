@@ -18,7 +18,7 @@ import numpy as np
 from specjax import accept, decode, rng, sampling, sharding
 from specjax.cache import KVCache
 from specjax.errors import UserError
-from specjax.sharding import decoding
+from specjax.sharding import decoding, groups
 from specjax.testing import cases
 
 ROWS, NEW, EOS = 8, 14, 2
@@ -145,6 +145,19 @@ def check_shards(mesh: jax.sharding.Mesh) -> None:
         assert kernel.addressable_shards[0].data.shape == (16, 32 // tensor)
 
 
+def check_settings(mesh: jax.sharding.Mesh) -> None:
+    """Every part is computed with the settings of the thread that asks for it."""
+    seen = []
+
+    def program(part):
+        return lambda: (seen.append((part.size, jax.config.jax_default_matmul_precision)), ())[1]
+
+    with jax.default_matmul_precision("highest"):
+        groups.run(mesh, program, (), ())
+    parts = 1 if mesh.shape["data"] == mesh.size else mesh.shape["data"]
+    assert seen == [(mesh.size // parts, "highest")] * parts
+
+
 def main() -> None:
     # Devices in another order than their numbers.
     mesh = sharding.make_mesh(sys.argv[1], jax.devices()[::-1])
@@ -158,6 +171,7 @@ def main() -> None:
     if mesh.shape["data"] == mesh.size:
         check_program(names[0], mesh)
     check_shards(mesh)
+    check_settings(mesh)
 
 
 if __name__ == "__main__":
