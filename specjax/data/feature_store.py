@@ -145,6 +145,11 @@ class Stored:
         """tokens i32[B,T+1], labelled and segments or None, and the features."""
         return self.store.read("train", self.numbers(step), self.places)
 
+    def part(self, step: int, rows: Sequence[int]) -> Batch:
+        """The same batch with these rows only: the others are not read."""
+        numbers = self.numbers(step)
+        return self.store.read("train", [numbers[row] for row in rows], self.places)
+
     @functools.cached_property
     def _order(self):
         return functools.lru_cache(maxsize=2)(self._shuffle)

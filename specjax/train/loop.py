@@ -11,7 +11,7 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,17 +23,11 @@ from specjax.train.display import Display, report
 from specjax.train.evaluate import mean
 from specjax.train.objectives import Loss
 from specjax.train.optimise import Optimiser
-from specjax.train.placement import Placement, place
+from specjax.train.placement import Placement, Source, place
 from specjax.train.programs import Programs, Rewrite, compile_programs
 from specjax.train.records import Clock, Log
 from specjax.train.settings import Schedule, Settings
 from specjax.types import Batch
-
-
-class Source(Protocol):
-    """Where batches come from: a pure function of the step (counted from 0)."""
-
-    def batch(self, step: int) -> Batch: ...  # of NumPy arrays
 
 
 class Task(NamedTuple):
@@ -160,7 +154,7 @@ class _Run:
         return state if self._settings.keep == "last" else self._best(state)
 
     def _fetch(self, step: int) -> Batch:
-        return self._placement.batch(self._task.batches.batch(step))
+        return self._placement.fetch(self._task.batches, step)
 
     def _fetch_ahead(self, step: int, metrics: dict[str, Any]) -> Batch:
         """Makes the next batch while the device computes; counts the time that the device waits."""

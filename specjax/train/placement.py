@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax import sharding
@@ -23,6 +24,22 @@ from specjax.models import lm
 from specjax.models.transformer_config import TransformerConfig
 from specjax.sharding import DATA, FSDP, TENSOR
 from specjax.types import Batch
+
+
+class Source(Protocol):
+    """Where batches come from: a pure function of the step (counted from 0)."""
+
+    def batch(self, step: int) -> Batch: ...  # of NumPy arrays
+
+
+@runtime_checkable
+class Divided(Source, Protocol):
+    """A source that can read some rows of a batch: what takes time to read."""
+
+    @property
+    def batch_size(self) -> int: ...
+
+    def part(self, step: int, rows: Sequence[int]) -> Batch: ...
 
 
 class Placement(NamedTuple):
@@ -145,6 +162,26 @@ class Placement(NamedTuple):
         """
         where = self.everywhere if len(batch.tokens) % self.parts else self.rows
         return jax.tree.map(lambda leaf: sharding.put_leaf(leaf, where), batch)
+
+    def fetch(self, source: Source, step: int) -> Batch:
+        """The batch of a step, on the devices.
+
+        With several processes, a ``Divided`` source reads the rows of this process's devices only.
+        """
+        size = source.batch_size if isinstance(source, Divided) else 0
+        if self.rows.is_fully_addressable or not size or size % self.parts:
+            return self.batch(source.batch(step))
+        assert isinstance(source, Divided)
+        held = self.rows.addressable_devices_indices_map((size,)).values()
+        own = np.unique([row for index in held if index for row in range(size)[index[0]]])
+
+        def one(leaf: np.ndarray) -> jax.Array:
+            def part(index: Any) -> np.ndarray:
+                return leaf[np.searchsorted(own, range(size)[index[0]])]
+
+            return jax.make_array_from_callback((size, *leaf.shape[1:]), self.rows, part)
+
+        return jax.tree.map(one, source.part(step, own.tolist()))
 
     def check_decoder(self, name: str, shape: TransformerConfig) -> None:
         """Raises UserError for a decoder whose layers cannot be divided among "tensor"."""

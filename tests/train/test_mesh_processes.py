@@ -39,7 +39,7 @@ def losses(workdir) -> list[float]:
 
 def test_two_processes_give_the_curve_of_one(tmp_path):
     script = """
-    params = m.train(root / "two", "fsdp:2,tensor:2")
+    params = m.train(root / "two", "fsdp:2,tensor:2", source=m.Parts())
     from specjax.models import hf
     hf.save(root / "model", m.SHAPE, params)
     """
