@@ -31,13 +31,18 @@ def compile_ahead_for_tpu() -> None:
     _ahead = True
 
 
+def for_tpu() -> bool:
+    """Whether programs may be compiled for a TPU."""
+    return _ahead or jax.default_backend() == "tpu"
+
+
 def product(compute: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
     """``compute(x)`` for x [...,T,E], a linear map of the last axis: [...,T,F].
 
     Where the program is compiled for a TPU, a short block is computed as [1,R,E] with R >= 8: rows
     of zeros are added and their results dropped. Other platforms' programs do not change.
     """
-    if x.ndim < 2 or x.shape[-2] > TOKENS or not (_ahead or jax.default_backend() == "tpu"):
+    if x.ndim < 2 or x.shape[-2] > TOKENS or not for_tpu():
         return compute(x)
     return jax.lax.platform_dependent(x, tpu=lambda x: _in_tiles(compute, x), default=compute)
 

@@ -27,6 +27,7 @@ from specjax.models.attention import (
     rope_angle,
     stored,
 )
+from specjax.models.logits import in_float32
 from specjax.models.norm import Norm
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Layout
@@ -119,4 +120,4 @@ class Transformer(nnx.Module):
         """[B,T,E] -> f32[B,T,V]."""
         tied = self.config.tie_embeddings
         out = short_blocks.product(self.embed.attend, hidden) if tied else self.head(hidden)
-        return out.astype(jnp.promote_types(out.dtype, jnp.float32))
+        return in_float32(out)

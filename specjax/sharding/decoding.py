@@ -181,9 +181,15 @@ def _plain_program(mesh: Mesh, options: tuple, specs: Specs) -> Callable:
 
 
 def _by_rows(mesh: Mesh, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
-    """``function`` for each part of the rows; itself if there is one part."""
+    """``function`` for each part of the rows; if there is one part, for all devices together."""
     if mesh.shape[DATA] == 1:
-        return function
+
+        def together(*arguments):
+            # The models see that XLA divides their matrices (``models.logits``).
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                return function(*arguments)
+
+        return together
     return jax.shard_map(
         function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )

@@ -108,8 +108,3 @@ def output_kernel(target: LM, target_params: Params) -> jax.Array:
     # By default accelerators multiply float32 in fewer bits.
     with jax.default_matmul_precision("highest"):
         return unembed(target_params, jnp.eye(width))
-
-
-def in_float32(values: jax.Array) -> jax.Array:
-    """In float32 at least: the dtype of logits and probabilities."""
-    return values.astype(jnp.promote_types(values.dtype, jnp.float32))

@@ -20,10 +20,10 @@ from flax import nnx
 
 from specjax import cache as kv
 from specjax.drafters.heads import _eagle_layers as layers
-from specjax.drafters.heads import _family
 from specjax.drafters.heads._eagle_layers import Fed, Shape
 from specjax.drafters.heads._family import Ends
 from specjax.models.attention import past, rope_angle
+from specjax.models.logits import in_float32
 from specjax.tree import Columns, Layout
 from specjax.types import ModelParams, Output, Params
 
@@ -146,9 +146,9 @@ def _logits(
     shape: Shape, dtype: Any, ends: Ends, params: ModelParams, hidden: jax.Array
 ) -> jax.Array:
     if shape.vocab is None:
-        return _family.in_float32(ends.unembed(params.target, hidden))
+        return in_float32(ends.unembed(params.target, hidden))
     module = merge(shape, params.draft, _at_least(dtype, params))
-    return _family.in_float32(module.head(hidden))
+    return in_float32(module.head(hidden))
 
 
 def _at_least(dtype: Any, params: ModelParams) -> Any:

@@ -25,6 +25,7 @@ from specjax.drafters._keys import HeadKeys
 from specjax.drafters.heads import _drafter, _family, _given, _prefix
 from specjax.drafters.heads._given import Given
 from specjax.errors import UserError
+from specjax.models.logits import in_float32
 from specjax.models.short_blocks import matmul
 from specjax.models.transformer_config import TransformerConfig
 from specjax.types import LM, Drafter, ModelParams, Params
@@ -142,7 +143,7 @@ def _step(
     for layer in range(layers - 1):
         hidden = hidden + jax.nn.silu(_linear(head["blocks"][str(layer)], hidden))
     last = params.draft["head"][str(depth)]
-    return _family.in_float32(_linear(last, hidden)), (feature, path)
+    return in_float32(_linear(last, hidden)), (feature, path)
 
 
 def _start(

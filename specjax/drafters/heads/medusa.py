@@ -23,6 +23,7 @@ from specjax import references
 from specjax.checks import whole
 from specjax.drafters._keys import HeadKeys
 from specjax.drafters.heads import _drafter, _family, _given
+from specjax.models.logits import in_float32
 from specjax.models.short_blocks import matmul
 from specjax.types import LM, Drafter, Params
 
@@ -74,7 +75,7 @@ def _head(
     # Some released files have the residual blocks only and share the target's LM head.
     if "head" not in own:
         return unembed(target_params, hidden)
-    return _family.in_float32(matmul(hidden, own["head"]["kernel"]))
+    return in_float32(matmul(hidden, own["head"]["kernel"]))
 
 
 def _start(target: LM, heads: int, layers: int, target_params: Params, key: jax.Array) -> Params:

@@ -27,6 +27,7 @@ from specjax.drafters._keys import HeadKeys
 from specjax.drafters.heads import _drafter, _family, _given
 from specjax.drafters.heads._given import Given
 from specjax.errors import UserError
+from specjax.models.logits import in_float32
 from specjax.models.short_blocks import matmul
 from specjax.types import LM, Drafter, ModelParams, Params
 
@@ -133,7 +134,7 @@ def _step(
     state = matmul(state, into) + weight * own["emb"][at, tokens]
     state = _normal(state) * own["ln"]["scale"][at] + own["ln"]["bias"][at]
     state = jax.nn.gelu(state, approximate=False)
-    return _family.in_float32(matmul(state, own["head"][str(at)])), state
+    return in_float32(matmul(state, own["head"][str(at)])), state
 
 
 def _start(
@@ -161,5 +162,5 @@ def _apart(stack: jax.Array) -> dict[str, jax.Array]:
 
 def _normal(x: jax.Array) -> jax.Array:
     """x divided by its root mean square, which is computed in float32 at least."""
-    wide = _family.in_float32(x)
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + EPS)).astype(x.dtype)

@@ -34,6 +34,7 @@ from specjax.drafters._growth.plans import BEAM
 from specjax.drafters._keys import HeadKeys
 from specjax.drafters.heads import _drafter, _family, _given
 from specjax.errors import UserError
+from specjax.models.logits import in_float32
 from specjax.models.short_blocks import matmul
 from specjax.types import LM, Drafter, ModelParams, Params
 
@@ -117,7 +118,7 @@ def _step(
     for layer in range(len(own["block"])):
         block = own["block"][str(layer)]
         hidden = hidden + jax.nn.silu(matmul(hidden, block["kernel"]) + block["bias"])
-    return _family.in_float32(matmul(hidden, own["head"]["kernel"])), (feature, past)
+    return in_float32(matmul(hidden, own["head"]["kernel"])), (feature, past)
 
 
 def _start(
