@@ -150,11 +150,18 @@ def test_accelerator(tmp_path, capfd):
         assert 1 <= row["block_efficiency"] <= row["gamma"] + 1
     low, high = (row["block_efficiency"] for row in result["controlled"][:2])
     assert low < high  # rates .3 and .95
+    kinds = {(row["implementation"], row["shape"], row["tokens"]) for row in result["attention"]}
+    assert len(kinds) == 6 and all(row["us"] > 0 for row in result["attention"])
+    assert all(row["error"] < 0.02 for row in result["attention"])
     [row] = result["contexts"]
     assert (row["model"], row["batch_size"], row["context"]) == ("1b", 2, 40)
     assert row["share_of_bandwidth"] > 0 and result["datasheet"] is None
     text = capfd.readouterr().out
-    assert "Controlled acceptance" in text and "after long prompts" in text
+    assert (
+        "Controlled acceptance" in text
+        and "Attention of one layer" in text
+        and "after long prompts" in text
+    )
     assert "\nno datasheet\n" in text and "on paper" not in text
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 
-from experiments.accelerator import sections
+from experiments.accelerator import attention, sections
 from experiments.accelerator.models import Scale, bytes_needed, cells, scale, weights
 from specjax.models.hf_config import config_to_hf
 
@@ -32,7 +32,7 @@ PER_SIZE = {
 
 
 def measure(task: str, chosen: Sequence[str], size: Scale, file: Path) -> None:
-    """Measures one task: "bandwidth", "peer", a model, "model:contexts" or "model:buffers"."""
+    """Measures one task: "bandwidth", "peer", a model, "model:contexts" or another variant."""
     if task == "bandwidth":
         return append(file, "bandwidth", sections.bandwidth(size))
     if task == "peer":
@@ -40,6 +40,8 @@ def measure(task: str, chosen: Sequence[str], size: Scale, file: Path) -> None:
     name, _, variant = task.partition(":")
     if variant == "contexts":
         return contexts(name, size, file)
+    if variant == "attention":
+        return append(file, "attention", attention.compare(name, size))
     if (needed := bytes_needed(name, size)) > device_bytes():
         return append(file, "skipped", [{"task": task, "why": too_large(needed)}])
     params = weights(size.models[name], 0)

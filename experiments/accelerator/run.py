@@ -16,6 +16,9 @@ token and every rate is exact. The text has no meaning. Sections, chosen with ``
   fit is named.
 - ``verify``: target passes over 1 to 64 tokens, chains and binary trees, relative to a pass over
   one token.
+- ``attention``: one layer's attention over cached contexts, as it is in the decoder (compiled by
+  XLA), beside ``jax.nn``'s with XLA and, on NVIDIA GPUs, with cuDNN: time, and error in bfloat16.
+  The decoder uses its own everywhere; this section says where another one would be faster.
 - ``controlled``: speculation with the drafter ``controlled`` (a draft model really runs, and its
   tokens are right at a chosen rate): measured speed-up, the speed-up predicted from the costs of
   the parts measured alone, and their ratio, system efficiency. ``gap`` is the time of a round
@@ -71,7 +74,7 @@ from specjax.files import write_json
 FLAG = "--xla_gpu_enable_command_buffer="
 BUFFERS = {"default": "", "off": FLAG, "with loops": f"{FLAG}+WHILE,+CONDITIONAL"}
 SIZES = ("1b", "8b")
-SECTIONS = ("bandwidth", *PER_SIZE, "buffers", "peer", "contexts")
+SECTIONS = ("bandwidth", *PER_SIZE, "attention", "buffers", "peer", "contexts")
 ROOT = Path(__file__).parents[2]
 MIN_SECONDS = 20  # a process is not started with less time left
 
@@ -81,6 +84,7 @@ def tasks(chosen: Sequence[str], sizes: Sequence[str], tiny: bool) -> list[tuple
     result = [("bandwidth", "")] if "bandwidth" in chosen else []
     per_size = [(size, "") for size in sizes if set(PER_SIZE) & set(chosen)]
     result += per_size[:1]
+    result += [(f"{size}:attention", "") for size in sizes if "attention" in chosen]
     result += [("peer", "")] if "peer" in chosen else []
     if "buffers" in chosen:
         # Without a GPU the variants are all the same.

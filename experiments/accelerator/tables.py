@@ -18,6 +18,7 @@ def markdown(result: dict) -> str:
     for row in result.get("bandwidth", []):
         parts.append(f"Copy: {row['bytes_per_second'] / 1e9:.0f} GB/s.")
     parts += [_datasheet(result), _plain(result), _contexts(result), _verify(result)]
+    parts.append(_attention(result))
     for title, section, key in (
         ("Controlled acceptance", "controlled", "model"),
         ("Buffers", "buffers", "buffers"),
@@ -115,6 +116,24 @@ def _verify(result: dict) -> str:
         for row in result.get("verify", [])
     ]
     return _table("Verifying", ("model", "batch", "shape", "tokens", "ms", "relative"), rows)
+
+
+def _attention(result: dict) -> str:
+    rows = [
+        (
+            row["model"],
+            str(row["batch_size"]),
+            str(row["context"]),
+            f"{row['shape']} of {row['tokens']}",
+            row["implementation"],
+            f"{row['us']:.1f}" if "us" in row else row["why"],
+            f"{row['relative']:.2f}" if "us" in row else "",
+            f"{row['error']:.1e}" if "error" in row else "",
+        )
+        for row in result.get("attention", [])
+    ]
+    heads = ("model", "batch", "cached tokens", "block", "attention", "us", "relative", "error")
+    return _table("Attention of one layer", heads, rows)
 
 
 def _speculation(title: str, key: str, measured: Sequence[dict]) -> str:
