@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from specjax.bench.results import machine
-from specjax.models.transformer_config import TransformerConfig
+from specjax.models import families
 
 # The shape of GPT-2. Without an end-of-sequence token, so that no text stops early.
-GPT2 = TransformerConfig(
-    family="gpt2",
+GPT2 = families.shape(
+    "gpt2",
     vocab_size=50257,
     hidden_size=768,
     intermediate_size=3072,
@@ -26,8 +26,6 @@ GPT2 = TransformerConfig(
     num_kv_heads=12,
     head_dim=64,
     max_positions=1024,
-    attention_bias=True,
-    mlp_bias=True,
 )
 
 

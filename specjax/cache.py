@@ -1,5 +1,8 @@
 """The key/value cache: two arrays per layer and a length per row.
 
+A layer with a sliding window of W positions has at most W slots. If the text is longer, they are a
+ring: position p is in slot p mod W, and replaces position p - W, which no later token attends to.
+
 A model reads the cache and returns the keys and values of the tokens that it was fed, a
 ``KVBlock``. ``commit`` writes those of the accepted tokens; nothing else writes to the cache.
 """
@@ -20,6 +23,8 @@ class KVCache(struct.PyTreeNode):
     k: tuple[jax.Array, ...]
     v: tuple[jax.Array, ...]
     length: jax.Array  # i32[B]
+    # The sliding window of each layer, None: it has none; (): no layer has one. Static.
+    windows: tuple[int | None, ...] = struct.field(pytree_node=False, default=())
 
 
 class KVBlock(struct.PyTreeNode):
@@ -32,17 +37,37 @@ class KVBlock(struct.PyTreeNode):
     output: jax.Array
 
 
-def zeros(layers: int, batch: int, heads: int, slots: int, width: int, dtype) -> KVCache:
-    """An empty cache of ``slots`` slots."""
+def zeros(
+    layers: int,
+    batch: int,
+    heads: int,
+    slots: int,
+    width: int,
+    dtype,
+    windows: tuple[int | None, ...] = (),
+) -> KVCache:
+    """An empty cache for texts of ``slots`` tokens; ``windows`` as in ``KVCache``."""
 
-    def one() -> jax.Array:
-        return jnp.zeros((batch, heads, slots, width), dtype)
+    def one(window: int | None) -> jax.Array:
+        own = slots if window is None else min(slots, window)
+        return jnp.zeros((batch, heads, own, width), dtype)
 
+    every = windows or (None,) * layers
     return KVCache(
-        k=tuple(one() for _ in range(layers)),
-        v=tuple(one() for _ in range(layers)),
+        k=tuple(one(window) for window in every),
+        v=tuple(one(window) for window in every),
         length=jnp.zeros((batch,), jnp.int32),
+        windows=windows,
     )
+
+
+def newest(length: jax.Array, slots: int) -> jax.Array:
+    """i32[B,S]: the newest committed position of each slot of a ring; negative: none.
+
+    A ring that is longer than the text has position s in slot s, as a cache without a window.
+    """
+    last = length[:, None] - 1
+    return last - (last - jnp.arange(slots)) % slots
 
 
 def write(buffer: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
@@ -55,6 +80,22 @@ def write(buffer: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
         return jax.lax.dynamic_update_slice(buffer, new, (0, 0, start[0], 0))
     put = jax.vmap(lambda row, block, at: jax.lax.dynamic_update_slice(row, block, (0, at, 0)))
     return put(buffer, new, start)
+
+
+def write_ring(buffer: jax.Array, new: jax.Array, start: jax.Array, count: jax.Array) -> jax.Array:
+    """Puts the first count[b] of ``new`` [B,M,H,D] into the ring ``buffer`` [B,H,S,D].
+
+    Their positions are start[b] + i. No other slot is changed: it may hold a position that later
+    tokens attend to.
+    """
+    size, slots = new.shape[1], buffer.shape[2]
+    place = jnp.arange(size)
+    # Of several tokens for one slot only the last is written.
+    kept = (place < count[:, None]) & (place >= count[:, None] - slots)
+    # A slot outside of the ring is not written.
+    slot = jnp.where(kept, (start[:, None] + place) % slots, slots)
+    put = jax.vmap(lambda row, block, at: row.at[:, at].set(block, mode="drop"))
+    return put(buffer, new.swapaxes(1, 2).astype(buffer.dtype), slot)
 
 
 def write_after(start: jax.Array, output: jax.Array) -> jax.Array:
@@ -81,8 +122,16 @@ def commit(
     kept: KVBlock = tree.mask(block, inside) if path is None else tree.take(block, path, inside)
     # With 64-bit types enabled (exactness tests), all indices of an update must have one type.
     start = write_after(cache.length, kept.output).astype(jnp.result_type(int))
-    return KVCache(
-        k=tuple(write(*pair, start) for pair in zip(cache.k, kept.k, strict=True)),
-        v=tuple(write(*pair, start) for pair in zip(cache.v, kept.v, strict=True)),
+
+    def put(buffer: jax.Array, new: jax.Array, window: int | None) -> jax.Array:
+        # A buffer of fewer slots than the window has room for the whole text.
+        if window is not None and buffer.shape[2] == window:
+            return write_ring(buffer, new, start, count)
+        return write(buffer, new, start)
+
+    windows = cache.windows or (None,) * len(cache.k)
+    return cache.replace(
+        k=tuple(put(*each) for each in zip(cache.k, kept.k, windows, strict=True)),
+        v=tuple(put(*each) for each in zip(cache.v, kept.v, windows, strict=True)),
         length=cache.length + count,
     )

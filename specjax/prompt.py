@@ -112,13 +112,25 @@ def prefill(
 
     Raises:
         UserError: a prompt that is empty, longer than ``max_len``, or has ids outside the
-            vocabulary; ``max_len`` beyond the model's positions.
+            vocabulary; ``max_len`` beyond the model's positions; a draft longer than its sliding
+            window.
     """
+    check_window(target, drafter)
     limit = check_prefill(target, prompt, lengths, limit, max_len)
     if sampling is None:
         sampling = sampling_lib.make_sampling(prompt.shape[0])
     arrays = (prompt, lengths, limit, keys, sampling)
     return _prefill(target, drafter, params, *arrays, max_len=max_len, chunk=chunk)
+
+
+def check_window(model: LM, drafter: Drafter) -> None:
+    """Raises UserError if a draft and the pending token are longer than a window of the model."""
+    if model.window is not None and drafter.longest + 1 > model.window:
+        raise UserError(
+            f"a draft of {drafter.name} has up to {drafter.longest} tokens after the pending one, "
+            f"and the smallest sliding window of {model.name} has {model.window} positions; draft "
+            f"at most {model.window - 1} tokens"
+        )
 
 
 def check_prefill(

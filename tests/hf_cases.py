@@ -16,7 +16,7 @@ from specjax.models import lm
 from specjax.models.transformer_config import RopeScaling, TransformerConfig
 
 SCALED = RopeScaling(
-    factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=16
+    "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=16
 )
 
 

@@ -27,7 +27,7 @@ SMALL = TransformerConfig(
     head_dim=64,
     max_positions=131072,
     rope_theta=500000.0,
-    rope_scaling=RopeScaling(32.0, 1.0, 4.0, 8192),
+    rope_scaling=RopeScaling("llama3", 32.0, 8192),
 )
 LARGE = dataclasses.replace(
     SMALL,
@@ -36,7 +36,7 @@ LARGE = dataclasses.replace(
     num_layers=32,
     head_dim=128,
     tie_embeddings=False,
-    rope_scaling=RopeScaling(8.0, 1.0, 4.0, 8192),
+    rope_scaling=RopeScaling("llama3", 8.0, 8192),
 )
 TINY = dataclasses.replace(
     SMALL,

@@ -1,7 +1,7 @@
-"""Attention over a cache and a block, rotary positions, and the linear map of every layer.
+"""Attention over a cache and a block, and the linear map of every layer.
 
-Sources: grouped-query attention (2305.13245), rotary positions (2104.09864), Llama 3 frequency
-scaling (2407.21783 and its released configuration).
+Sources: grouped-query attention (2305.13245), sliding windows (2004.05150), norms of queries and
+keys (2302.05442), soft caps (Gemma 2, 2408.00118).
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from specjax import cache as cache_lib
 from specjax import tree
 from specjax.cache import KVBlock, KVCache
-from specjax.models import short_blocks
+from specjax.models import rope, short_blocks
 from specjax.models.norm import Norm
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Columns, Layout
@@ -38,40 +39,10 @@ class Linear(nnx.Linear):
         return flat.reshape(*inputs.shape[:-1], -1)
 
 
-def rope_frequencies(config: TransformerConfig) -> jax.Array:
-    """f32[D/2]: the angle per position of each pair of dimensions."""
-    inverse = config.rope_theta ** (
-        -jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
-    )
-    scaling = config.rope_scaling
-    if scaling is None:
-        return inverse
-    wavelength = 2 * math.pi / inverse
-    low = scaling.original_max_positions / scaling.low_freq_factor
-    high = scaling.original_max_positions / scaling.high_freq_factor
-    smooth = (scaling.original_max_positions / wavelength - scaling.low_freq_factor) / (
-        scaling.high_freq_factor - scaling.low_freq_factor
-    )
-    between = (1 - smooth) * inverse / scaling.factor + smooth * inverse
-    return jnp.where(
-        wavelength > low, inverse / scaling.factor, jnp.where(wavelength < high, inverse, between)
-    )
-
-
-def rope_angle(config: TransformerConfig, positions: jax.Array) -> jax.Array:
-    """f32[B,T,D/2]: the rotary angles at ``positions`` i32[B,T]."""
-    return positions[..., None].astype(jnp.float32) * rope_frequencies(config)
-
-
-def rotate(x: jax.Array, angle: jax.Array) -> jax.Array:
-    """Rotary positions for x [B,T,H,D] at angle f32[B,T,D/2].
-
-    The pairs are (i, i + D/2), as in Hugging Face checkpoints.
-    """
-    cos, sin = jnp.cos(angle)[:, :, None], jnp.sin(angle)[:, :, None]
-    first, second = jnp.split(x.astype(cos.dtype), 2, axis=-1)
-    rotated = [first * cos - second * sin, second * cos + first * sin]
-    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
+def rope_angle(config: TransformerConfig, positions: jax.Array) -> jax.Array | None:
+    """f32[B,T,D/2]: the rotary angles of layer 0 at ``positions`` i32[B,T]; None if it has none."""
+    own = config.rope(0)
+    return None if own is None else rope.angle(own, positions)
 
 
 FEW = 16
@@ -112,36 +83,67 @@ def stored(cache: KVCache, block: KVBlock | None, layer: int) -> Stored:
     return Stored(cache.k[layer], cache.v[layer], *own)
 
 
+class Scores(NamedTuple):
+    """How products of queries and keys become scores; static."""
+
+    divisor: float
+    softcap: float | None = None
+    window: int | None = None  # a token attends to those less than this far before it; None: all
+
+    def of(self, products: jax.Array) -> jax.Array:
+        """The scores, without a mask."""
+        scores = products / self.divisor
+        if self.softcap is None:
+            return scores
+        return self.softcap * jnp.tanh(scores / self.softcap)
+
+
 class Attention(nnx.Module):
     """Grouped-query attention over a cache and a block.
 
-    ``read`` is the width of its input; None: the hidden size, the width of its output.
+    ``read`` is the width of its input; None: the hidden size, the width of its output. ``layer`` is
+    its number in the decoder.
     """
 
-    def __init__(self, config: TransformerConfig, dtype, rngs: nnx.Rngs, read: int | None = None):
+    def __init__(
+        self,
+        config: TransformerConfig,
+        dtype,
+        rngs: nnx.Rngs,
+        read: int | None = None,
+        layer: int = 0,
+    ):
         self.heads, self.kv_heads = config.num_heads, config.num_kv_heads
-        self.width = config.head_dim
+        self.width, self.rope = config.head_dim, config.rope(layer)
+        divisor = math.sqrt(config.query_scalar or config.head_dim)
+        self.scores = Scores(divisor, config.attention_softcap, config.window(layer))
         kw = linear_options(config.attention_bias, dtype, rngs)
         read = config.hidden_size if read is None else read
         self.q = Linear(read, self.heads * self.width, **kw)
         self.k = Linear(read, self.kv_heads * self.width, **kw)
         self.v = Linear(read, self.kv_heads * self.width, **kw)
+        if config.output_bias is not None:
+            kw["use_bias"] = config.output_bias
         self.o = Linear(self.heads * self.width, config.hidden_size, **kw)
-        self.qk_norm = config.qk_norm
+        self.qk_norm = ("whole" if config.qk_norm_whole else "head") if config.qk_norm else "none"
         if config.qk_norm:
-            self.q_norm = Norm(config, dtype, self.width)
-            self.k_norm = Norm(config, dtype, self.width)
+            together = (self.heads, self.kv_heads) if config.qk_norm_whole else (1, 1)
+            self.q_norm = Norm(config, dtype, together[0] * self.width)
+            self.k_norm = Norm(config, dtype, together[1] * self.width)
 
     def __call__(self, x, angle, past: Past, stored: Stored):
-        """x [B,T,read] -> ([B,T,E], keys and values of the T tokens [B,T,H,D])."""
+        """x [B,T,read] -> ([B,T,E], keys and values of the T tokens [B,T,H,D]).
+
+        ``angle`` f32[B,T,D/2] is that of ``rope.angle``; it is not read without rotary positions.
+        """
         batch, size, _ = x.shape
-        q = self.q(x).reshape(batch, size, self.heads, self.width)
-        k = self.k(x).reshape(batch, size, self.kv_heads, self.width)
+        q = self._normed_whole("q_norm", self.q(x)).reshape(batch, size, self.heads, self.width)
+        k = self._normed_whole("k_norm", self.k(x)).reshape(batch, size, self.kv_heads, self.width)
         v = self.v(x).reshape(batch, size, self.kv_heads, self.width)
-        if self.qk_norm:
+        if self.qk_norm == "head":
             q, k = self.q_norm(q), self.k_norm(k)
-        if angle is not None:
-            q, k = rotate(q, angle), rotate(k, angle)
+        if self.rope is not None:
+            q, k = rope.rotate(q, angle, self.rope), rope.rotate(k, angle, self.rope)
         group = self.heads // self.kv_heads
         # [B,T,K*G,D] -> [B,K,G*T,D]: one matrix product per key head for all queries of its group.
         q = q.reshape(batch, size, self.kv_heads, group, self.width).transpose(0, 2, 3, 1, 4)
@@ -152,26 +154,31 @@ class Attention(nnx.Module):
             values = jnp.concatenate([stored.v_fed, v], 1)
         keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)
         if isinstance(past.layout, Columns):
-            out = _attend_in_columns(q, past.layout.visible, keys, values)
+            out = _attend_in_columns(q, self.scores, past.layout.visible, keys, values)
         else:
-            out = _attend(q, past, stored, keys, values)
+            out = attend(q, self.scores, past, stored, keys, values)
         out = out.reshape(batch, self.kv_heads, group, size, self.width).transpose(0, 3, 1, 2, 4)
         return self.o(out.reshape(batch, size, -1)), k, v
 
+    def _normed_whole(self, norm: str, x: jax.Array) -> jax.Array:
+        """[B,T,heads*D], after the norm of that name if it is of all heads together."""
+        return getattr(self, norm)(x) if self.qk_norm == "whole" else x
 
-def _attend(
-    q: jax.Array, past: Past, stored: Stored, keys: jax.Array, values: jax.Array
+
+def attend(
+    q: jax.Array, scores: Scores, past: Past, stored: Stored, keys: jax.Array, values: jax.Array
 ) -> jax.Array:
     """Attention of queries [B,K,G*T,D] over the committed slots and the block's [B,K,P,D]."""
-    batch, heads, rows, width = q.shape
-    visible = past.layout.visible
-    size, slots = visible.shape[1], stored.k_cache.shape[2]
+    batch, heads, rows, _ = q.shape
+    slots = stored.k_cache.shape[2]
+    visible = _visible(past, slots, scores.window)
+    size = visible.shape[1]
 
     def score(keys: jax.Array, mask: jax.Array) -> jax.Array:
         product = jnp.einsum(
             "bkqd,bksd->bkqs", q, keys.astype(q.dtype), preferred_element_type=jnp.float32
         )
-        product = product.reshape(batch, heads, rows // size, size, -1) / math.sqrt(width)
+        product = scores.of(product.reshape(batch, heads, rows // size, size, -1))
         return jnp.where(mask[:, None, None], product, jnp.finfo(product.dtype).min)
 
     def weigh(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -182,8 +189,7 @@ def _attend(
     # One softmax over both parts, without a copy of the scores.
     parts = [score(keys, visible)]
     if slots:
-        committed = jnp.arange(slots) < past.length[:, None, None]
-        parts.append(score(stored.k_cache, committed))
+        parts.append(score(stored.k_cache, _committed(past, slots, scores.window)))
     peaks = [part.max(-1, keepdims=True) for part in parts]
     peak = jax.lax.stop_gradient(functools.reduce(jnp.maximum, peaks))
     weights, total = weigh(parts[0])
@@ -193,6 +199,28 @@ def _attend(
         cached = stored.v_cache.astype(q.dtype)
         out, total = out + jnp.einsum("bkqs,bksd->bkqd", weights, cached), total + more
     return (out / total.reshape(batch, heads, rows, 1)).astype(q.dtype)
+
+
+def _short(past: Past, slots: int, window: int) -> bool:
+    """Whether no token can be as far as the window from another; static."""
+    return slots + past.layout.visible.shape[2] <= window
+
+
+def _visible(past: Past, slots: int, window: int | None) -> jax.Array:
+    """bool[B,T,P]: which tokens of the block T tokens attend to."""
+    visible, depth = past.layout.visible, past.layout.depth
+    if window is None or _short(past, slots, window):
+        return visible
+    own = depth[:, depth.shape[1] - visible.shape[1] :]
+    return visible & (own[:, :, None] - depth[:, None] < window)
+
+
+def _committed(past: Past, slots: int, window: int | None) -> jax.Array:
+    """bool[B,1 or T,S]: which slots T tokens attend to; they may be a ring (``cache.commit``)."""
+    if window is None or _short(past, slots, window):
+        return jnp.arange(slots) < past.length[:, None, None]
+    position = cache_lib.newest(past.length, slots)[:, None]
+    return (position >= 0) & (past.positions[:, :, None] - position < window)
 
 
 def _block_values(weights: jax.Array, visible: jax.Array, values: jax.Array) -> jax.Array:
@@ -218,13 +246,13 @@ def _block_values(weights: jax.Array, visible: jax.Array, values: jax.Array) -> 
 
 
 def _attend_in_columns(
-    q: jax.Array, visible: jax.Array, keys: jax.Array, values: jax.Array
+    q: jax.Array, rule: Scores, visible: jax.Array, keys: jax.Array, values: jax.Array
 ) -> jax.Array:
     """Attention of queries [B,K,G*T,D] in the layout ``Columns`` of steps after a text.
 
     Keys and values [B,K,(j+1)T,D] are those of the text and of j steps. The scores of a step are
     one number per query, so no array is larger than the scores of the text. There is no guard for
-    values that are not finite.
+    values that are not finite, and no window: no draft network has one.
     """
     batch, heads, rows, width = q.shape
     size = visible.shape[1]
@@ -232,10 +260,10 @@ def _attend_in_columns(
     text_values, *step_values = _parts(values.astype(q.dtype), size)
     scores = jnp.einsum("bkqd,bksd->bkqs", q, text, preferred_element_type=jnp.float32)
     wide = scores.dtype
-    scores = scores.reshape(batch, heads, -1, size, size) / math.sqrt(width)
+    scores = rule.of(scores.reshape(batch, heads, -1, size, size))
     scores = jnp.where(visible[:, None, None], scores, jnp.finfo(wide).min)
     query = q.reshape(batch, heads, -1, size, width).astype(wide)
-    own = [(query * key[:, :, None].astype(wide)).sum(-1) / math.sqrt(width) for key in steps]
+    own = [rule.of((query * key[:, :, None].astype(wide)).sum(-1)) for key in steps]
     peak = jax.lax.stop_gradient(functools.reduce(jnp.maximum, [scores.max(-1), *own]))
     weights, own = jnp.exp(scores - peak[..., None]), [jnp.exp(each - peak) for each in own]
     total = functools.reduce(jnp.add, [weights.sum(-1), *own])[..., None]

@@ -56,7 +56,8 @@ def decoder(where: object, config: Mapping[str, Any]) -> TransformerConfig:
 
     ``where`` is named in messages. Raises UserError for layers that cannot be computed.
     """
-    raw = {key: value for key, value in config.items() if key not in ("model_type", "bias")}
+    own = ("model_type", "bias", "qk_norm")
+    raw = {key: value for key, value in config.items() if key not in own}
     raw |= {"architectures": ["LlamaForCausalLM"], "vocab_size": config.get("vocab_size") or 1}
     raw |= {"tie_word_embeddings": False, "mlp_bias": False, "eos_token_id": None}
     raw.pop("rope_parameters", None)
@@ -64,6 +65,14 @@ def decoder(where: object, config: Mapping[str, Any]) -> TransformerConfig:
         shape = config_from_hf(raw)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
+    if shape.activation != "silu":
+        given = config["hidden_act"]
+        raise UserError(f"{where}: hidden_act {given!r} is not supported; supported: silu")
+    scaling = shape.rope_scaling
+    if scaling is not None and scaling.kind != "llama3":
+        raise UserError(
+            f"{where}: rope type {scaling.kind!r} is not supported; supported: default, llama3"
+        )
     return dataclasses.replace(shape, qk_norm=bool(config.get("qk_norm")), bos_token_id=None)
 
 

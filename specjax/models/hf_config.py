@@ -1,6 +1,7 @@
 """Translates config.json to and from ``TransformerConfig``.
 
-A setting that the decoder does not support raises a UserError that names the key.
+``families`` has the keys of each family and ``layer_keys`` those that differ by layer. A setting
+that the decoder does not support raises a UserError that names the key.
 """
 
 from __future__ import annotations
@@ -11,50 +12,35 @@ from pathlib import Path
 from typing import Any
 
 from specjax.errors import UserError
-from specjax.models.transformer_config import RopeScaling, TransformerConfig
+from specjax.models import layer_keys
+from specjax.models.config_values import value_of
+from specjax.models.families import ACTIVATIONS, FAMILIES, Family, shape
+from specjax.models.transformer_config import TransformerConfig
 
-FAMILIES = {"llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel"}
-
-
-def table(text: str) -> dict[str, dict[str, str]]:
-    """Parses rows of names: family -> name in specjax -> name in the checkpoint ("-" = none)."""
-    rows = [line.split() for line in text.strip().splitlines()]
-    return {
-        family: {row[0]: row[i] for row in rows if row[i] != "-"}
-        for i, family in enumerate(FAMILIES, 1)
-    }
-
-
-_FIELDS = table("""
-    vocab_size         vocab_size               vocab_size
-    hidden_size        hidden_size              n_embd
-    num_heads          num_attention_heads      n_head
-    num_layers         num_hidden_layers        n_layer
-    intermediate_size  intermediate_size        n_inner
-    num_kv_heads       num_key_value_heads      -
-    head_dim           head_dim                 -
-    max_positions      max_position_embeddings  n_positions
-    norm_eps           rms_norm_eps             layer_norm_epsilon
-    tie_embeddings     tie_word_embeddings      tie_word_embeddings
-    attention_bias     attention_bias           -
-    mlp_bias           mlp_bias                 -
-""")
-# The decoder always computes these; a checkpoint with another value is refused.
-_ONLY: dict[str, dict[str, list]] = {
-    "llama": {"hidden_act": ["silu"]},
-    "gpt2": {
-        "activation_function": ["gelu_new", "gelu_pytorch_tanh"],
-        "scale_attn_weights": [True],
-        "scale_attn_by_inverse_layer_idx": [False],
-        "reorder_and_upcast_attn": [False],
-    },
+_KINDS = {
+    **dict.fromkeys(("tie_embeddings", "attention_bias", "mlp_bias", "parallel"), bool),
+    **dict.fromkeys(("norm_eps", "query_scalar", "attention_softcap", "final_softcap"), float),
 }
-_FLAGS = {"tie_embeddings": True, "attention_bias": True, "mlp_bias": True}
-# The defaults of transformers, for keys that config.json does not have.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": {"max_positions": 2048, "norm_eps": 1e-6} | dict.fromkeys(_FLAGS, False),
-    "gpt2": {"max_positions": 1024, "norm_eps": 1e-5} | _FLAGS,
+# null in config.json means None, not the default.
+_NULLABLE = ("attention_softcap", "final_softcap")
+# Keys that change what a decoder computes. A family that does not read such a key refuses values
+# other than null, false and 0 (of the last line: and 1).
+_CHANGING = {
+    *("attention_bias", "qkv_bias", "use_qkv_bias", "mlp_bias", "lm_head_bias", "qk_norm"),
+    *("use_qk_norm", "qk_layernorm", "sliding_window", "use_sliding_window", "clip_qkv", "alibi"),
+    *("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"),
+    *("attention_chunk_size", "attention_multiplier", "attention_sinks", "rope_interleaved"),
+    *("use_parallel_residual", "parallel_attn", "use_bidirectional_attention"),
+    *("num_experts", "num_local_experts", "n_routed_experts", "kv_lora_rank"),
+    *("num_kv_shared_layers", "add_cross_attention"),
 }
+_FACTORS = {
+    *("partial_rotary_factor", "rotary_pct", "logit_scale", "logits_scaling"),
+    *("embedding_multiplier", "residual_multiplier"),
+}
+_ROTARY = ("partial_rotary_factor", "rotary_pct")
+# Files with another name of a family, whose text model is described in "text_config".
+_NESTED = {"gemma3": "Gemma3ForConditionalGeneration"}
 
 
 def read_json(path: Path) -> dict:
@@ -78,40 +64,94 @@ def read_json(path: Path) -> dict:
 def config_from_hf(raw: dict) -> TransformerConfig:
     """The decoder that a config.json describes, with the keys of transformers 4 or 5.
 
-    Raises UserError: unsupported architecture or setting, missing or wrong values.
+    Of a Gemma 3 with a vision tower, the text model. Raises UserError: unsupported architecture or
+    setting, missing or wrong values.
     """
-    family = _family(raw)
-    for key, allowed in _ONLY[family].items():
+    raw = _text_model(raw)
+    name = _family(raw)
+    family = FAMILIES[name]
+    for key, allowed in family.only.items():
         if raw.get(key) is not None and raw[key] not in allowed:
             raise UserError(
                 f"{key} {raw[key]!r} is not supported; supported: {', '.join(map(str, allowed))}"
             )
-    keys, gpt2 = _FIELDS[family], family == "gpt2"
-    hidden, heads = value_of(raw, keys["hidden_size"]), value_of(raw, keys["num_heads"])
-    if hidden % heads and (gpt2 or raw.get("head_dim") is None):
+    _check_unread(raw, family)
+    values = _sizes(raw, family) | _values(raw, family)
+    values |= layer_keys.read(raw, family, values)
+    return shape(name, bos_token_id=raw.get("bos_token_id"), eos_token_id=eos_ids(raw), **values)
+
+
+def _sizes(raw: dict, family: Family) -> dict[str, Any]:
+    """The fields that follow from the hidden size and the heads where the file has no key."""
+    keys, defaults = family.keys, family.defaults
+    hidden, heads = (
+        value_of(raw, keys[field], int, defaults.get(field))
+        for field in ("hidden_size", "num_heads")
+    )
+    sizes = {"intermediate_size": 4 * hidden, "num_kv_heads": heads}
+    given = raw.get(keys.get("head_dim", ""), defaults.get("head_dim"))
+    if given is None and hidden % heads:
         raise UserError(
             f"the hidden size {hidden} is not a multiple of the {heads} attention heads"
         )
-    values: dict[str, Any] = {"num_kv_heads": heads, "head_dim": hidden // heads}
-    values |= _DEFAULTS[family]
-    values |= {"intermediate_size": 4 * hidden} if gpt2 else {}
-    for field, key in keys.items():
-        kind = type(values[field]) if field in _DEFAULTS[family] else int
-        values[field] = value_of(raw, key, kind, values.get(field))
-    if heads % values["num_kv_heads"]:
+    sizes["head_dim"] = hidden // heads
+    for field in ("num_kv_heads", "head_dim"):
+        if field in keys:
+            default = sizes[field] if keys[field] in raw else defaults.get(field, sizes[field])
+            sizes[field] = value_of(raw, keys[field], int, default)
+    if heads % sizes["num_kv_heads"]:
         raise UserError(
-            f"{heads} attention heads are not a multiple of "
-            f"{values['num_kv_heads']} key/value heads"
+            f"{heads} attention heads are not a multiple of {sizes['num_kv_heads']} key/value heads"
         )
-    if not gpt2:
-        if values["head_dim"] % 2:
-            raise UserError(
-                f"head_dim {values['head_dim']} is odd; rotary positions need an even one"
-            )
-        values["rope_theta"], values["rope_scaling"] = rope(raw, values["max_positions"])
-    return TransformerConfig(
-        family=family, bos_token_id=raw.get("bos_token_id"), eos_token_id=eos_ids(raw), **values
-    )
+    if "n_inner" not in keys.values():
+        del sizes["intermediate_size"]
+    return sizes
+
+
+def _values(raw: dict, family: Family) -> dict[str, Any]:
+    """The other fields with one value for all layers."""
+    values: dict[str, Any] = {}
+    fallback = {"tie_embeddings": True, "norm_eps": 1e-5}
+    for field, key in family.keys.items():
+        default = family.defaults.get(field, fallback.get(field))
+        if field in ("num_kv_heads", "head_dim"):
+            continue
+        if field == "activation":
+            values[field] = _activation(key, raw.get(key) or default or "silu")
+        elif field == "intermediate_size" and key == "n_inner" and raw.get(key) is None:
+            continue
+        elif field in _NULLABLE and raw.get(key, default) is None:
+            values[field] = None
+        else:
+            values[field] = value_of(raw, key, _KINDS.get(field, int), default)
+    return values
+
+
+def _activation(key: str, name: Any) -> str:
+    if name not in ACTIVATIONS:
+        raise UserError(f"{key} {name!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def _check_unread(raw: dict, family: Family) -> None:
+    """Raises UserError for a key that changes the computation and that the family does not read."""
+    own = {*family.keys.values(), *family.only}
+    own |= {"sliding_window"} if family.windows != "none" else set()
+    own |= {"use_sliding_window"} if family.windows in ("after", "unrotated") else set()
+    own |= set(_ROTARY) if family.switches.get("positions") != "learned" else set()
+    if "experts" in family.names:
+        own |= {"num_experts", "num_local_experts", "use_sliding_window"}
+    for key in sorted((_CHANGING | _FACTORS) - own):
+        value = raw.get(key)
+        if value in (None, False, 0) or (key in _FACTORS and value == 1):
+            continue
+        # A switch that every model of the family has.
+        if value is True and family.switches.get(key) is True:
+            continue
+        raise UserError(f"{key} {value!r} is not supported for {family.architecture}")
+    kinds = raw.get("layer_types") or []
+    if family.windows == "none" and any(kind != "full_attention" for kind in kinds):
+        raise UserError(f"layer_types {kinds!r} is not supported for {family.architecture}")
 
 
 def eos_ids(raw: dict) -> tuple[int, ...]:
@@ -131,77 +171,60 @@ def config_to_hf(config: TransformerConfig) -> dict:
 
     Raises UserError for a shape that the architecture cannot express (GPT-2 without biases).
     """
-    raw: dict[str, Any] = {"architectures": [FAMILIES[config.family]], "model_type": config.family}
-    raw |= {key: allowed[0] for key, allowed in _ONLY[config.family].items()}
-    raw |= {key: getattr(config, field) for field, key in _FIELDS[config.family].items()}
+    if config.family not in FAMILIES:
+        raise UserError(f"there is no family {config.family!r}; there are: {', '.join(FAMILIES)}")
+    family = FAMILIES[config.family]
+    raw: dict[str, Any] = {"architectures": [family.architecture], "model_type": config.family}
+    raw |= {key: allowed[0] for key, allowed in family.only.items()}
+    for field, key in family.keys.items():
+        value = getattr(config, field)
+        raw[key] = _written_activation(value, family) if field == "activation" else value
     eos = config.eos_token_id
     raw |= {
         "bos_token_id": config.bos_token_id,
         "eos_token_id": list(eos) if len(eos) > 1 else next(iter(eos), None),
+        # For some families the default of transformers is an id beyond a small vocabulary.
+        "pad_token_id": None,
     }
-    if config.family == "llama":
-        # The keys of transformers 4, which transformers 5 also reads.
-        raw |= {"rope_theta": config.rope_theta, "rope_scaling": None}
-        if config.rope_scaling is not None:
-            scaling = dataclasses.asdict(config.rope_scaling)
-            scaling["original_max_position_embeddings"] = scaling.pop("original_max_positions")
-            raw["rope_scaling"] = {"rope_type": "llama3", **scaling}
+    raw |= layer_keys.write(config, family)
     back = config_from_hf(raw)
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if value != getattr(back, field.name):
-            raise UserError(f"a {FAMILIES[config.family]} cannot have {field.name} {value!r}")
+            raise UserError(f"a {family.architecture} cannot have {field.name} {value!r}")
     return raw
+
+
+def _written_activation(value: str, family: Family) -> str:
+    usual = family.defaults.get("activation", "silu")
+    names = [usual, *(name for name in ACTIVATIONS if ACTIVATIONS[name] == value)]
+    return next((name for name in names if ACTIVATIONS[name] == value), value)
+
+
+def _text_model(raw: dict) -> dict:
+    """The configuration of the text model in the file of a model that also reads images."""
+    nested = raw.get("text_config")
+    kinds = {raw.get("model_type"), *(raw.get("architectures") or [])}
+    if not isinstance(nested, dict) or not kinds & {*_NESTED, *_NESTED.values()}:
+        return raw
+    kept = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
+    outer = {key: raw[key] for key in kept if raw.get(key) is not None and nested.get(key) is None}
+    return nested | outer | {"architectures": [FAMILIES["gemma3_text"].architecture]}
 
 
 def _family(raw: dict) -> str:
     """The family of a config.json, from its architectures or its model_type."""
     kind = raw.get("model_type")
-    names = raw.get("architectures") or ([FAMILIES.get(kind, kind)] if kind else [])
+    known = {family.architecture: name for name, family in FAMILIES.items()}
+    if not raw.get("architectures") and kind in FAMILIES:
+        return kind
+    names = raw.get("architectures") or ([kind] if kind else [])
     if not names:
         raise UserError(
             "not the configuration of a model (no architectures, no model_type); "
             "give a model directory or a trained run's workdir"
         )
-    family = next((family for family, name in FAMILIES.items() if name in names), None)
+    family = next((known[name] for name in names if name in known), None)
     if family is None:
-        raise UserError(
-            f"architecture {names[0]} is not supported; supported: {', '.join(FAMILIES.values())}"
-        )
+        raise UserError(f"architecture {names[0]} is not supported; supported: {', '.join(known)}")
     return family
-
-
-def value_of(raw: dict, key: str, kind: type = int, default: Any = None) -> Any:
-    """A number above 0, or a boolean if ``kind`` is bool, from config.json."""
-    value = default if raw.get(key) is None else raw[key]
-    valid = isinstance(value, (int, kind)) and isinstance(value, bool) == (kind is bool)
-    if not valid or (kind is not bool and value <= 0):
-        expected = f"a positive {'integer' if kind is int else 'number'}"
-        raise UserError(
-            f"{key} is {'missing' if value is None else repr(value)}; "
-            f"it must be {'true or false' if kind is bool else expected}"
-        )
-    return value
-
-
-def rope(raw: dict, positions: int) -> tuple[float, RopeScaling | None]:
-    """(base, scaling) of the rotary positions in a config.json. Raises UserError."""
-    loose = {key: raw[key] for key in ("rope_theta", "partial_rotary_factor") if key in raw}
-    given = loose | (raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    theta = value_of(given, "rope_theta", float, 10000.0)
-    if value_of(given, "partial_rotary_factor", float, 1) != 1:
-        raise UserError(
-            f"partial_rotary_factor {given['partial_rotary_factor']} is not supported; supported: 1"
-        )
-    kind = given.get("rope_type", given.get("type", "default"))
-    if kind == "default":
-        return theta, None
-    if kind != "llama3":
-        raise UserError(f"rope type {kind!r} is not supported; supported: default, llama3")
-    factor, low, high = (
-        value_of(given, key, float) for key in ("factor", "low_freq_factor", "high_freq_factor")
-    )
-    if low >= high:
-        raise UserError(f"low_freq_factor {low} must be below high_freq_factor {high}")
-    original = value_of(given, "original_max_position_embeddings", int, positions)
-    return theta, RopeScaling(factor, low, high, original)

@@ -1,8 +1,7 @@
 """The weights of Hugging Face style directories: safetensors files in, safetensors files out.
 
-A table gives the module names of each family and is used in both directions. Linear kernels are
-[in, out] here and in GPT-2, and [out, in] everywhere else; GPT-2 stores q, k and v side by side in
-one tensor. Nothing is ever unpickled.
+``hf_layout`` gives the tensors of each family and is used in both directions. Nothing is ever
+unpickled.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import contextlib
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,38 +19,16 @@ from safetensors import SafetensorError, safe_open
 
 from specjax import files
 from specjax.errors import UserError
-from specjax.models import lm, tensor_files
-from specjax.models.hf_config import read_json, table
+from specjax.models import tensor_files
+from specjax.models.families import FAMILIES, Family
+from specjax.models.hf_config import read_json
+from specjax.models.hf_layout import Stored, tensors_of
 from specjax.models.tensor_files import Tensor
 from specjax.models.transformer_config import TransformerConfig
 
-_MODULES = table("""
-    embed              model.embed_tokens        transformer.wte
-    positions          -                         transformer.wpe
-    layers             model.layers              transformer.h
-    norm               model.norm                transformer.ln_f
-    head               lm_head                   lm_head
-    attention_norm     input_layernorm           ln_1
-    attention.q        self_attn.q_proj          attn.c_attn
-    attention.k        self_attn.k_proj          attn.c_attn
-    attention.v        self_attn.v_proj          attn.c_attn
-    attention.o        self_attn.o_proj          attn.c_proj
-    mlp_norm           post_attention_layernorm  ln_2
-    mlp.gate           mlp.gate_proj             -
-    mlp.up             mlp.up_proj               mlp.c_fc
-    mlp.down           mlp.down_proj             mlp.c_proj
-""")
 # Buffers that old versions of transformers stored; they are not weights.
-_BUFFERS = re.compile(r"\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$")
+_BUFFERS = re.compile(r"\.(attn|attention)\.(masked_)?bias$|rotary_emb\.inv_freq$")
 _MISMATCH = "the weights do not belong to this config.json, or the copy is incomplete"
-
-
-class _Stored(NamedTuple):
-    """A tensor of a checkpoint; ``paths`` are our leaves, its equal parts along the last axis."""
-
-    paths: list[tuple]
-    shape: tuple[int, ...]  # in the file, after the transposition
-    transposed: bool
 
 
 def weight_files(path: Path) -> Iterator[Path]:
@@ -97,26 +74,58 @@ def read_params(
     ``on_host``: NumPy arrays. Reads one tensor at a time: a file is never in memory as a whole.
     Raises UserError if the tensors are not those of ``config``.
     """
-    layout, opened, params = _layout(config), {}, {}
-    # GPT-2 checkpoints exist with and without this prefix.
-    prefix = _MODULES[config.family]["layers"].partition(".")[0] + "."
+    layout, params = tensors_of(config), {}
     with contextlib.ExitStack() as stack:
-        for file in weight_files(path):
-            weights = open_weights(file, stack)
-            for name in weights.keys():  # noqa: SIM118  (not a dict)
-                tied_head = config.tie_embeddings and name == "lm_head.weight"
-                if not _BUFFERS.search(name) and not tied_head:
-                    opened[prefix + name if prefix + name in layout else name] = (weights, name)
+        opened = _open_all(path, config, layout, stack)
         _check_names(path, layout, opened)
         for name, (weights, stored_name) in opened.items():
             _check_tensor(path, name, weights.get_slice(stored_name), layout[name].shape)
         for name, (weights, stored_name) in opened.items():
-            tensor, paths = weights.get_tensor(stored_name), layout[name].paths
-            parts = np.split(tensor.T if layout[name].transposed else tensor, len(paths), axis=-1)
-            for leaf, part in zip(paths, parts, strict=True):
-                array = np.asarray(part, dtype, order="C")
-                params[leaf] = array if on_host else jnp.asarray(array)
+            stored = layout[name]
+            arrays = _read(weights, stored_name, stored, dtype)
+            for leaf in stored.paths:
+                array = arrays.pop(0)
+                if stored.expert is None:
+                    params[leaf] = array if on_host else jnp.asarray(array)
+                    continue
+                if leaf not in params:
+                    params[leaf] = np.empty((stored.experts, *array.shape), dtype)
+                params[leaf][stored.expert] = array
+    if not on_host:
+        params = {leaf: jnp.asarray(array) for leaf, array in params.items()}
     return unflatten_dict(params)
+
+
+def _read(weights: Any, name: str, stored: Stored, dtype: np.dtype) -> list[np.ndarray]:
+    """The parts of a tensor as our leaves have them; the tensor itself is released."""
+    parts = stored.split(weights.get_tensor(name))
+    return [np.asarray(part, dtype, order="C") for part in parts]
+
+
+def _open_all(
+    path: Path, config: TransformerConfig, layout: Collection[str], stack: contextlib.ExitStack
+) -> dict[str, tuple[Any, str]]:
+    """Name in the layout -> the open file and the name in it; without what is not read."""
+    family, opened = FAMILIES[config.family], {}
+    # Checkpoints exist with and without this prefix.
+    prefix = family.names["layers"].partition(".")[0] + "."
+    for file in weight_files(path):
+        weights = open_weights(file, stack)
+        for name in weights.keys():  # noqa: SIM118  (not a dict)
+            own = _usual_name(family, name)
+            tied_head = config.tie_embeddings and own == f"{family.names['head']}.weight"
+            if _BUFFERS.search(own) or tied_head or own.startswith(family.ignored):
+                continue
+            opened[prefix + own if prefix + own in layout else own] = (weights, name)
+    return opened
+
+
+def _usual_name(family: Family, name: str) -> str:
+    """The name under which the family stores a tensor that a file has under ``name``."""
+    for other, usual in family.renamed.items():
+        if name.startswith(other):
+            return usual + name[len(other) :]
+    return name
 
 
 def write_params(
@@ -129,9 +138,10 @@ def write_params(
     Raises OSError.
     """
     leaves: Any = flatten_dict(params)
-    layout, weight_map = _layout(config), {}
+    layout, weight_map = tensors_of(config), {}
     sizes = {
-        name: sum(leaves[leaf].nbytes for leaf in stored.paths) for name, stored in layout.items()
+        name: sum(leaves[leaf].nbytes for leaf in stored.paths) // stored.experts
+        for name, stored in layout.items()
     }
     shards = _shards(sizes, max_shard_bytes)
     for number, names in enumerate(shards, 1):
@@ -145,35 +155,15 @@ def write_params(
         files.write_json(path / "model.safetensors.index.json", index)
 
 
-def _to_write(stored: _Stored, leaves: Mapping[tuple, Any]) -> Tensor:
+def _to_write(stored: Stored, leaves: Mapping[tuple, Any]) -> Tensor:
     """The tensor as the file has it, gathered when it is read."""
 
     def read() -> np.ndarray:
-        parts = [tensor_files.gather(leaves[leaf]) for leaf in stored.paths]
-        whole = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
-        return whole.T if stored.transposed else whole
+        own = (leaves[leaf] for leaf in stored.paths)
+        parts = own if stored.expert is None else (leaf[stored.expert] for leaf in own)
+        return stored.join([tensor_files.gather(part) for part in parts])
 
     return Tensor(stored.shape, np.dtype(leaves[stored.paths[0]].dtype), read)
-
-
-def _layout(config: TransformerConfig) -> dict[str, _Stored]:
-    """Name in the checkpoint -> tensor, for every parameter of the decoder."""
-    modules, layout = _MODULES[config.family], {}
-    leaves: Any = flatten_dict(lm.abstract_params(config))
-    # q, k, v: their order in GPT-2's fused tensor.
-    for path in sorted(leaves, key=lambda path: "qkv".find(path[-2])):
-        first, *inner, leaf = path
-        name = (
-            f"{modules['layers']}.{inner[0]}.{modules['.'.join(inner[1:])]}"
-            if inner
-            else modules[first]
-        )
-        name += ".bias" if leaf == "bias" else ".weight"
-        transposed = leaf == "kernel" and (config.family == "llama" or first == "head")
-        paths = [*layout[name].paths, path] if name in layout else [path]
-        shape = (*leaves[path].shape[:-1], leaves[path].shape[-1] * len(paths))
-        layout[name] = _Stored(paths, shape[::-1] if transposed else shape, transposed)
-    return layout
 
 
 def _check_names(path: Path, layout: Collection[str], names: Collection[str]) -> None:

@@ -80,7 +80,13 @@ def from_config(
 
     def init_cache(batch: int, slots: int) -> kv.KVCache:
         return kv.zeros(
-            config.num_layers, batch, config.num_kv_heads, slots, config.head_dim, dtype
+            config.num_layers,
+            batch,
+            config.num_kv_heads,
+            slots,
+            config.head_dim,
+            dtype,
+            config.windows,
         )
 
     def apply(params, tokens, cache, layout=None, block=None):
@@ -89,7 +95,7 @@ def from_config(
         return Output(module.logits(hidden), hidden, tapped), own
 
     def embed(params, tokens):
-        return merge(config, params, dtype).embed(jnp.clip(tokens, 0, config.vocab_size - 1))
+        return merge(config, params, dtype).embedded(tokens)
 
     def unembed(params, hidden):
         return merge(config, params, dtype).logits(hidden)
@@ -99,12 +105,13 @@ def from_config(
         apply,
         kv.commit,
         config.vocab_size,
-        config.max_positions,
+        config.longest_text,
         name=name,
         width=config.hidden_size,
         embed=embed,
         unembed=unembed,
         layers=config.num_layers,
+        window=min((size for size in config.windows if size is not None), default=None),
         tapping=lambda layers: from_config(config, dtype, tuple(layers), name, remat).apply,
     )
 

@@ -1,6 +1,6 @@
 """The norms of a decoder.
 
-Sources: RMSNorm (1910.07467), LayerNorm (1607.06450).
+Sources: RMSNorm (1910.07467), LayerNorm (1607.06450), Gemma (2403.08295).
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ class Norm(nnx.Module):
 
     def __init__(self, config: TransformerConfig, dtype, size: int | tuple[int, int] | None = None):
         self.eps = config.norm_eps
-        self.centred = config.family == "gpt2"
+        self.centred = config.norm == "layer"
+        # Gemma's RMSNorm: the factor is 1 + the parameter, and is not rounded.
+        self.around_one = config.norm == "rms1p"
         size = config.hidden_size if size is None else size
-        self.scale = nnx.Param(jnp.ones(size, dtype))
+        self.scale = nnx.Param((jnp.zeros if self.around_one else jnp.ones)(size, dtype))
         if self.centred:
             self.bias = nnx.Param(jnp.zeros(size, dtype))
 
@@ -32,5 +34,7 @@ class Norm(nnx.Module):
         if self.centred:
             y = y - y.mean(-1, keepdims=True)
         y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.eps)
+        if self.around_one:
+            return (y * (1 + self.scale[...].astype(y.dtype))).astype(x.dtype)
         y = y.astype(x.dtype) * self.scale[...]
         return y + self.bias[...] if self.centred else y

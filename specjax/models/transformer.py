@@ -1,21 +1,25 @@
-"""One decoder for the Llama family and GPT-2: from tokens to the input of the LM head.
+"""One decoder for all families: from tokens to the input of the LM head.
 
 Attention reads two parts: the committed text in the cache, and the tokens of the block itself
 through a mask. Prefill, single steps, draft chains, draft trees and packed documents share this
-code. The cache is not written (see ``specjax.cache.commit``).
+code. The cache is not written (see ``specjax.cache.commit``). What a family computes differently is
+a switch of ``TransformerConfig``; ``families`` lists them.
 
-Sources: Llama (2302.13971), grouped-query attention (2305.13245), rotary positions (2104.09864),
-Llama 3 frequency scaling (2407.21783 and its released configuration), GPT-2 (Radford et al. 2019).
+Sources: Llama (2302.13971), grouped-query attention (2305.13245), GPT-2 (Radford et al. 2019),
+GPT-NeoX's parallel residual (2204.06745), OLMo 2's norms (2501.00656), Gemma 2 (2408.00118), Gemma
+3 (2503.19786), Qwen3 (2505.09388).
 """
 
 from __future__ import annotations
+
+import functools
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from specjax.cache import KVBlock, KVCache
-from specjax.models import short_blocks
+from specjax.models import moe, rope, short_blocks
 from specjax.models.attention import (
     Attention,
     Linear,
@@ -24,20 +28,28 @@ from specjax.models.attention import (
     init,
     linear_options,
     past,
-    rope_angle,
     stored,
 )
 from specjax.models.logits import in_float32
 from specjax.models.norm import Norm
+from specjax.models.rope import Rope
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Layout
 
+ACTIVATIONS = {
+    "silu": jax.nn.silu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "relu": jax.nn.relu,
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
+}
+
 
 class Mlp(nnx.Module):
-    """SwiGLU, or two layers with the tanh approximation of GELU."""
+    """Two linear maps with an activation between them, and a gate unless ``gated`` is False."""
 
     def __init__(self, config: TransformerConfig, dtype, rngs: nnx.Rngs):
-        self.gated = config.family == "llama"
+        self.gated, self.activation = config.gated, config.activation
         kw = linear_options(config.mlp_bias, dtype, rngs)
         if self.gated:
             self.gate = Linear(config.hidden_size, config.intermediate_size, **kw)
@@ -45,25 +57,53 @@ class Mlp(nnx.Module):
         self.down = Linear(config.intermediate_size, config.hidden_size, **kw)
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        activation = ACTIVATIONS[self.activation]
         if self.gated:
-            return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
-        return self.down(jax.nn.gelu(self.up(x), approximate=True))
+            return self.down(activation(self.gate(x)) * self.up(x))
+        return self.down(activation(self.up(x)))
 
 
 class Block(nnx.Module):
-    """Pre-norm attention and feed-forward."""
+    """Attention and feed-forward part, with the norms that the configuration has."""
 
-    def __init__(self, config: TransformerConfig, dtype, rngs: nnx.Rngs):
-        self.attention_norm = Norm(config, dtype)
-        self.attention = Attention(config, dtype, rngs)
-        self.mlp_norm = Norm(config, dtype)
-        self.mlp = Mlp(config, dtype, rngs)
+    def __init__(self, config: TransformerConfig, dtype, rngs: nnx.Rngs, layer: int = 0):
+        self.pre, self.post, self.parallel = config.pre_norm, config.post_norm, config.parallel
+        if self.pre:
+            self.attention_norm = Norm(config, dtype)
+        self.attention = Attention(config, dtype, rngs, layer=layer)
+        if self.pre:
+            self.mlp_norm = Norm(config, dtype)
+        self.mlp = _feed_forward(config, dtype, rngs, layer)
+        if self.post:
+            self.attention_post_norm = Norm(config, dtype)
+            self.mlp_post_norm = Norm(config, dtype)
 
     def __call__(self, x, angle, past: Past, stored: Stored):
         """x [B,T,E] -> ([B,T,E], keys and values of the T tokens [B,T,H,D])."""
-        attended, k, v = self.attention(self.attention_norm(x), angle, past, stored)
-        x = x + attended
-        return x + self.mlp(self.mlp_norm(x)), k, v
+        read = self.attention_norm(x) if self.pre else x
+        attended, k, v = self.attention(read, angle, past, stored)
+        attended = self.attention_post_norm(attended) if self.post else attended
+        after = x + attended
+        read = x if self.parallel else after
+        fed = self.mlp(self.mlp_norm(read) if self.pre else read)
+        return after + (self.mlp_post_norm(fed) if self.post else fed), k, v
+
+
+def _feed_forward(
+    config: TransformerConfig, dtype, rngs: nnx.Rngs, layer: int
+) -> Mlp | moe.Experts:
+    if not config.has_experts(layer) or config.experts is None:
+        return Mlp(config, dtype, rngs)
+    own = config.experts
+    return moe.Experts(
+        config.hidden_size,
+        own.intermediate_size,
+        own.experts,
+        own.chosen,
+        own.renormalise,
+        dtype,
+        rngs,
+    )
 
 
 class Transformer(nnx.Module):
@@ -73,12 +113,12 @@ class Transformer(nnx.Module):
         self.config, self.dtype = config, dtype
         kw = {"dtype": dtype, "param_dtype": dtype, "rngs": rngs, "embedding_init": init()}
         self.embed = nnx.Embed(config.vocab_size, config.hidden_size, **kw)
-        if config.family == "gpt2":
+        if config.positions == "learned":
             self.positions = nnx.Embed(config.max_positions, config.hidden_size, **kw)
-        self.layers = nnx.List([Block(config, dtype, rngs) for _ in range(config.num_layers)])
+        self.layers = nnx.List([Block(config, dtype, rngs, i) for i in range(config.num_layers)])
         self.norm = Norm(config, dtype)
         if not config.tie_embeddings:
-            kw = linear_options(False, dtype, rngs)
+            kw = linear_options(config.head_bias, dtype, rngs)
             self.head = Linear(config.hidden_size, config.vocab_size, **kw)
 
     def __call__(
@@ -96,18 +136,15 @@ class Transformer(nnx.Module):
         """
         fed = 0 if block is None else block.output.shape[1]
         view = past(cache, tokens.shape[1], layout, fed)
-        # Ids are out of range only in masked draft nodes and past the length limit; the results of
-        # both are discarded later.
-        x = self.embed(jnp.clip(tokens, 0, self.config.vocab_size - 1))
-        angle = None
-        if self.config.family == "gpt2":
+        x = self.embedded(tokens)
+        if self.config.positions == "learned":
             place = jnp.clip(view.positions, 0, self.config.max_positions - 1)
             x = x + self.positions(place)
-        else:
-            angle = rope_angle(self.config, view.positions)
+        angles = self._angles(view.positions)
         keys, values, tapped = [], [], {}
         for index, layer in enumerate(self.layers):
             call = jax.checkpoint(layer.__call__) if remat else layer
+            angle = angles.get(self.config.rope(index))
             x, k, v = call(x, angle, view, stored(cache, block, index))
             keys.append(k)
             values.append(v)
@@ -116,8 +153,22 @@ class Transformer(nnx.Module):
         own = KVBlock(tuple(keys), tuple(values), hidden[..., 0].astype(jnp.float32))
         return hidden, tuple(tapped[i] for i in taps), own
 
+    def embedded(self, tokens: jax.Array) -> jax.Array:
+        """i32[...] -> [...,E]: the embeddings, without learned positions."""
+        # Ids are out of range only in masked draft nodes and past the length limit; the results of
+        # both are discarded later.
+        x = self.embed(jnp.clip(tokens, 0, self.config.vocab_size - 1))
+        scale = self.config.embedding_scale
+        return x if scale is None else x * jnp.asarray(scale, x.dtype)
+
+    def _angles(self, positions: jax.Array) -> dict[Rope | None, jax.Array]:
+        """The rotary angles at ``positions`` i32[B,T], one array per kind of layer."""
+        ropes = dict.fromkeys(self.config.rope(i) for i in range(self.config.num_layers))
+        return {own: rope.angle(own, positions) for own in ropes if own is not None}
+
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[B,T,E] -> f32[B,T,V]."""
-        tied = self.config.tie_embeddings
+        tied, cap = self.config.tie_embeddings, self.config.final_softcap
         out = short_blocks.product(self.embed.attend, hidden) if tied else self.head(hidden)
-        return in_float32(out)
+        out = in_float32(out)
+        return out if cap is None else cap * jnp.tanh(out / cap)

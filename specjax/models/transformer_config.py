@@ -1,26 +1,32 @@
-"""The shape of a decoder: what config.json holds about it."""
+"""The shape of a decoder and the switches of its computation."""
 
 from __future__ import annotations
 
 import dataclasses
 
+from specjax.models import rope as rope_lib
+from specjax.models.rope import Rope, RopeScaling
+
+__all__ = ["Experts", "Rope", "RopeScaling", "TransformerConfig"]
+
 
 @dataclasses.dataclass(frozen=True)
-class RopeScaling:
-    """Llama 3's frequency scaling (the only kind supported)."""
+class Experts:
+    """A router and experts in the place of a layer's feed-forward part (``moe.Experts``)."""
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_positions: int
+    experts: int
+    chosen: int  # how many of them compute a token
+    intermediate_size: int  # of one expert
+    renormalise: bool = False
+    layers: tuple[int, ...] = ()  # which layers have experts; the others have the plain part
 
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-    """The shape of a decoder.
+    """The shape of a decoder and its switches; the defaults of the switches are Llama's.
 
-    ``family`` is "llama" (RMSNorm, rotary positions, SwiGLU) or "gpt2" (LayerNorm, learned
-    positions, GELU).
+    ``family`` is the row of ``families.FAMILIES`` by which checkpoints are read and written. The
+    computation depends on the other fields alone; ``families.shape`` sets those of a family.
     """
 
     family: str
@@ -36,8 +42,57 @@ class TransformerConfig:
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
     tie_embeddings: bool = True
-    attention_bias: bool = False
+    attention_bias: bool = False  # of q, k and v
     mlp_bias: bool = False
     qk_norm: bool = False  # a norm of each head's queries and keys before the rotation (Qwen3)
     bos_token_id: int | None = None
     eos_token_id: tuple[int, ...] = ()
+    # The rest are switches.
+    output_bias: bool | None = None  # of the attention's output; None: as ``attention_bias``
+    head_bias: bool = False
+    norm: str = "rms"  # "rms", "rms1p" (the factor is 1 + the parameter), or "layer"
+    pre_norm: bool = True  # a norm before attention and before the feed-forward part
+    post_norm: bool = False  # a norm of the result of each, before it is added
+    parallel: bool = False  # both read the input of the layer, and both results are added to it
+    qk_norm_whole: bool = False  # with ``qk_norm``: one norm of all heads together (OLMo 2)
+    activation: str = "silu"  # a key of ``transformer.ACTIVATIONS``
+    gated: bool = True  # activation(gate(x)) * up(x), else activation(up(x))
+    positions: str = "rotary"  # "rotary", or "learned": a table that is added to the embeddings
+    rotary_dim: int | None = None  # dimensions of a head that are rotated; None: all
+    unrotated: tuple[int, ...] = ()  # layers without rotary positions
+    # Per layer: a token attends to the tokens less than this number of positions before it; None:
+    # to all before it. (): no layer has a window.
+    windows: tuple[int | None, ...] = ()
+    local_rope: Rope | None = None  # of layers with a window; None: as the others
+    query_scalar: float | None = None  # scores are divided by its root; None: ``head_dim``
+    attention_softcap: float | None = None  # scores become c tanh(score / c)
+    final_softcap: float | None = None  # and logits
+    embedding_scale: float | None = None  # factor of the embeddings, rounded to their dtype
+    experts: Experts | None = None
+
+    @property
+    def longest_text(self) -> int:
+        """``max_positions``, or less: the end of longrope's short factors (see ``RopeScaling``)."""
+        if self.positions != "rotary":
+            return self.max_positions
+        return rope_lib.max_positions(self.rope_of_full(), self.max_positions)
+
+    def window(self, layer: int) -> int | None:
+        """The sliding window of a layer, or None."""
+        return self.windows[layer] if self.windows else None
+
+    def rope(self, layer: int = 0) -> Rope | None:
+        """The rotary positions of a layer; None if it has none."""
+        if self.positions != "rotary" or layer in self.unrotated:
+            return None
+        if self.local_rope is not None and self.window(layer) is not None:
+            return self.local_rope
+        return self.rope_of_full()
+
+    def rope_of_full(self) -> Rope:
+        """The rotary positions of layers without a window, if there are any."""
+        return Rope(self.rope_theta, self.rotary_dim or self.head_dim, scaling=self.rope_scaling)
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a router chooses experts for the tokens of a layer."""
+        return self.experts is not None and layer in self.experts.layers

@@ -91,7 +91,7 @@ def job(
             f"the batch size is {batch_size} and there are {count} {what}; give more, or lower it"
         )
     longest = max(len(prompt.ids) for prompt in prompts.prompts)
-    total, positions = longest + settings.max_new_tokens, target.config.max_positions
+    total, positions = longest + settings.max_new_tokens, target.config.longest_text
     if total > positions:
         raise UserError(
             f"the longest prompt has {longest} tokens, with config.max_new_tokens = "

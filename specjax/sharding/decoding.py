@@ -23,7 +23,7 @@ from specjax import decode, outcome
 from specjax import sampling as sampling_lib
 from specjax.errors import UserError
 from specjax.outcome import EosId
-from specjax.prompt import check_prefill
+from specjax.prompt import check_prefill, check_window
 from specjax.sampling import Sampling
 from specjax.sharding import groups, states
 from specjax.sharding.mesh import DATA
@@ -60,6 +60,7 @@ def prefill(
     check_decoding(mesh, target)
     check_placed(mesh, params)
     check_rows(mesh, prompt.shape[0])
+    check_window(target, drafter)
     limit = check_prefill(target, prompt, lengths, limit, max_len)
     if sampling is None:
         sampling = sampling_lib.make_sampling(prompt.shape[0])

@@ -35,13 +35,16 @@ class Rule(NamedTuple):
 
 _COLUMNS, _ROWS, _LAST = (None, TENSOR), (TENSOR, None), (TENSOR,)
 RULES = (
-    # Every decoder (Llama, GPT-2), draft models, and the layers of eagle and eagle3.
+    # Every decoder, draft models, and the layers of eagle and eagle3.
     Rule(r"attention/(q|k|v)/kernel$", _COLUMNS, needed=True),
     Rule(r"attention/(q|k|v)/bias$", _LAST),
     Rule(r"attention/o/kernel$", _ROWS, needed=True),
     Rule(r"(mlp/|^)(gate|up)/kernel$", _COLUMNS, needed=True),  # without mlp/: bpd
     Rule(r"(mlp/|^)up/bias$", _LAST),
     Rule(r"(mlp/|^)down/kernel$", _ROWS, needed=True),
+    # Experts: every device has a part of each of them.
+    Rule(r"mlp/(gate|up)$", _COLUMNS, needed=True),
+    Rule(r"mlp/down$", _ROWS, needed=True),
     # Tables by tokens. A vocabulary that cannot be divided stays whole.
     Rule(r"(^|/)embed/embedding$", _ROWS),
     Rule(r"^emb$", _ROWS),  # mlp_speculator

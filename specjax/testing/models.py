@@ -12,7 +12,7 @@ from flax import struct
 
 from specjax import tree
 from specjax.errors import UserError
-from specjax.models import lm
+from specjax.models import families, lm
 from specjax.models.transformer_config import TransformerConfig
 from specjax.types import LM, Output
 
@@ -22,20 +22,18 @@ def tiny_config(
 ) -> TransformerConfig:
     """A decoder small enough to compile in a second.
 
-    "llama" has grouped-query attention, "gpt2" has biases.
+    It has grouped-query attention, unless the family cannot have it (GPT-2, GPT-NeoX).
     """
-    return TransformerConfig(
-        family=family,
+    return families.shape(
+        family,
         vocab_size=vocab_size,
         hidden_size=width,
         intermediate_size=2 * width,
         num_layers=layers,
         num_heads=4,
-        num_kv_heads=2 if family == "llama" else 4,
+        num_kv_heads=2 if "num_kv_heads" in families.FAMILIES[family].keys else 4,
         head_dim=width // 4,
         max_positions=128,
-        attention_bias=family == "gpt2",
-        mlp_bias=family == "gpt2",
     )
 
 

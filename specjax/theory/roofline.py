@@ -58,12 +58,19 @@ def model_of(config: TransformerConfig, itemsize: int = 2, kv_itemsize: int | No
 
     Keys and values take ``kv_itemsize`` bytes each (default: ``itemsize``). Tables of which a token
     reads one row (positions, and input embeddings that are not also the head) count as parameters,
-    but are neither read in full nor multiplied.
+    but are neither read in full nor multiplied. Raises UserError for sliding windows and experts.
     """
+    for what, given in (("sliding windows", config.windows), ("experts", config.experts)):
+        if given:
+            raise UserError(
+                f"the roofline model has no {what}: it takes a decoder that reads all weights for "
+                "every token and the whole cache in every layer"
+            )
     size = checks.count("itemsize", itemsize, 1)
     kv_size = size if kv_itemsize is None else checks.count("kv_itemsize", kv_itemsize, 1)
     total = parameters(config)
-    looked_up = config.max_positions * config.hidden_size if config.family == "gpt2" else 0
+    learned = config.positions == "learned"
+    looked_up = config.max_positions * config.hidden_size if learned else 0
     if not config.tie_embeddings:
         looked_up += config.vocab_size * config.hidden_size
     width = config.num_layers * config.head_dim
@@ -113,18 +120,27 @@ def tensor_parallel(
 
 def parameters(config: TransformerConfig) -> int:
     """The number of parameters of a decoder."""
-    embed, hidden, gpt2 = config.hidden_size, config.intermediate_size, config.family == "gpt2"
+    embed, hidden = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    # A LayerNorm has a bias.
+    norm = 2 if config.norm == "layer" else 1
     attention = 2 * embed * queries + 2 * embed * keys
-    attention += (queries + 2 * keys + embed) * config.attention_bias
-    mlp = (2 if gpt2 else 3) * embed * hidden
-    mlp += ((1 if gpt2 else 2) * hidden + embed) * config.mlp_bias
-    norm = (2 if gpt2 else 1) * embed
-    attention += 2 * (2 if gpt2 else 1) * config.head_dim * config.qk_norm
-    tables = config.vocab_size * embed * (1 if config.tie_embeddings else 2)
-    if gpt2:
-        tables += config.max_positions * embed
-    return tables + config.num_layers * (attention + mlp + 2 * norm) + norm
+    attention += (queries + 2 * keys) * config.attention_bias
+    output_bias = config.attention_bias if config.output_bias is None else config.output_bias
+    normed = queries + keys if config.qk_norm_whole else 2 * config.head_dim
+    attention += embed * output_bias + norm * normed * config.qk_norm
+    attention += 2 * norm * embed * (config.pre_norm + config.post_norm)
+    mlp = (2 + config.gated) * embed * hidden
+    mlp += ((1 + config.gated) * hidden + embed) * config.mlp_bias
+    total = config.num_layers * (attention + mlp) + norm * embed
+    if config.experts is not None:
+        own = config.experts
+        each = 3 * embed * own.intermediate_size
+        total += len(own.layers) * (own.experts * (each + embed) - mlp)
+    total += config.vocab_size * embed * (1 if config.tie_embeddings else 2)
+    if config.positions == "learned":
+        total += config.max_positions * embed
+    return total + config.vocab_size * (config.head_bias and not config.tie_embeddings)
 
 
 class Reads(NamedTuple):

@@ -61,6 +61,8 @@ class LM(NamedTuple):
     # (layer numbers) -> ``apply`` with these ``Output.taps``; equal numbers give the same function.
     # None: the model has no hidden states to tap.
     tapping: Callable[[tuple[int, ...]], Callable[..., tuple[Output, Any]]] | None = None
+    # The smallest sliding window of a layer; None: all layers read the whole text.
+    window: int | None = None
 
     def with_taps(self, layers: tuple[int, ...]) -> LM:
         """The model with the output hidden states of ``layers`` in ``Output.taps``.

@@ -25,8 +25,7 @@ from eagle_file_cases import (
     store,
 )
 
-from specjax.models import eagle_shape, head_files, hf, lm
-from specjax.models.transformer_config import TransformerConfig
+from specjax.models import eagle_shape, families, head_files, hf, lm
 
 pytestmark = pytest.mark.fast
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -75,7 +74,7 @@ def test_wrong_tensors(tmp_path):
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_a_target_is_no_head(tmp_path, family):
-    shape = TransformerConfig(
+    shape = families.shape(
         vocab_size=V,
         hidden_size=D,
         intermediate_size=16,
@@ -85,8 +84,6 @@ def test_a_target_is_no_head(tmp_path, family):
         head_dim=4,
         max_positions=32,
         family=family,
-        attention_bias=family == "gpt2",
-        mlp_bias=family == "gpt2",
     )
     hf.save(tmp_path / "model", shape, lm.init_params(shape, jax.random.key(0)))
     for kind in ("eagle", "eagle3"):

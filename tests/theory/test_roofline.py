@@ -9,8 +9,9 @@ from flax import nnx
 
 from specjax import theory
 from specjax.errors import UserError
+from specjax.models import families
 from specjax.models.transformer import Transformer
-from specjax.models.transformer_config import TransformerConfig
+from specjax.models.transformer_config import Experts, TransformerConfig
 from specjax.theory import roofline
 
 pytestmark = pytest.mark.fast
@@ -38,10 +39,14 @@ BATCHES = (1, 4, 16, 64, 256, 1024, 4096)
         {"tie_embeddings": False},
         {"attention_bias": True, "mlp_bias": True},
         {"qk_norm": True},
+        {"qk_norm": True, "qk_norm_whole": True, "post_norm": True, "head_bias": True},
+        {"norm": "layer", "pre_norm": False, "post_norm": True, "attention_bias": True},
+        {"output_bias": True, "gated": False, "tie_embeddings": False, "head_bias": True},
+        {"experts": Experts(3, 2, 5, layers=(1,)), "gated": True, "mlp_bias": False},
     ],
 )
 def test_parameters_are_those_of_the_model(family, more):
-    config = TransformerConfig(family, num_kv_heads=2, max_positions=16, **SMALL, **more)
+    config = families.shape(family, num_kv_heads=2, max_positions=16, **SMALL, **more)
     model = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
     leaves = nnx.to_flat_state(nnx.state(model, nnx.Param))
     assert roofline.parameters(config) == sum(math.prod(p.shape) for _, p in leaves)
@@ -59,7 +64,7 @@ def test_model_of_a_published_shape():
 
 
 def test_all_bytes_of_a_model_are_those_of_its_parameters():
-    for config in (LLAMA, TransformerConfig("gpt2", num_kv_heads=2, max_positions=16, **SMALL)):
+    for config in (LLAMA, families.shape("gpt2", num_kv_heads=2, max_positions=16, **SMALL)):
         model = roofline.model_of(config)
         assert model.weight_bytes + model.table_bytes == 2 * model.parameters
 

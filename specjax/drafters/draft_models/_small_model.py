@@ -20,6 +20,7 @@ from specjax.drafters import _foresee, _growth
 from specjax.drafters._growth import Begun, Drafted, Nodes, Plan, Stepper
 from specjax.errors import UserError
 from specjax.models.lm import forward
+from specjax.prompt import check_window
 from specjax.sampling import Sampling
 from specjax.types import (
     LM,
@@ -67,6 +68,8 @@ def build(
 
     ``behind``: the largest number of committed tokens that the draft cache may lack when a round
     begins. ``gaps``: it may lack more, because other drafters propose in some rounds.
+
+    Raises UserError for drafts longer than a sliding window of the model.
     """
     stepper = Stepper(
         init=functools.partial(_init, model, plan.growth.nodes, behind),
@@ -76,7 +79,7 @@ def build(
         looped=True,
         commits_block=True,
     )
-    return _growth.build(
+    drafter = _growth.build(
         name,
         stepper,
         plan,
@@ -85,6 +88,8 @@ def build(
         training=training,
         gaps=gaps,
     )
+    check_window(model, drafter)
+    return drafter
 
 
 def _init_params(name: str, params: Params, key: Any) -> Params:

@@ -22,7 +22,7 @@ from specjax.drafters.heads import _eagle_layers, _given, _prefix
 from specjax.drafters.heads._given import Given
 from specjax.drafters.heads._network import Shape
 from specjax.errors import UserError
-from specjax.models import eagle_shape
+from specjax.models import eagle_shape, rope_config
 from specjax.models.transformer_config import TransformerConfig
 from specjax.types import LM, Params
 
@@ -155,9 +155,8 @@ def facts(shape: Shape) -> tuple[tuple[str, Any], ...]:
     config = shape.config
     result = _prefix.facts(config)
     if config.rope_scaling is not None:
-        scaling = dataclasses.asdict(config.rope_scaling)
-        scaling["original_max_position_embeddings"] = scaling.pop("original_max_positions")
-        result += (("rope_scaling", _Object(rope_type="llama3", **scaling)),)
+        written = rope_config.write(config.rope_of_full(), config.head_dim)
+        result += (("rope_scaling", _Object(written["rope_scaling"])),)
     return result if shape.shift else (*result, ("shift", 0))
 
 

@@ -6,6 +6,8 @@ from specjax import accept, checks, drafters, sampling
 from specjax.config import Config, given
 from specjax.data.feature_records import DTYPES
 from specjax.errors import UserError
+from specjax.models.families import FAMILIES, shape
+from specjax.models.hf_config import config_to_hf
 from specjax.train.placement import place
 from specjax.train.settings import PRECISIONS, Schedule, Settings
 
@@ -169,7 +171,7 @@ def _check_pretrain(config: Config) -> None:
 
 def check_shape(model: Config) -> None:
     """Checks that ``config.model`` is a decoder."""
-    checks.one_of("config.model.family", model.family, ("llama", "gpt2"))
+    checks.one_of("config.model.family", model.family, tuple(FAMILIES))
     for name, value in model.items():
         if isinstance(value, int) and name not in ("vocab_size", "tie_embeddings"):
             checks.whole(f"config.model.{name}", value, 1)
@@ -180,6 +182,12 @@ def check_shape(model: Config) -> None:
                 f"config.model.{whole} {model[whole]} is no {'even ' * (unit - 1)}multiple of "
                 f"{part} {model[part]}; change one of them"
             )
+    sizes = {"vocab_size": 1, "head_dim": model.hidden_size // model.num_heads}
+    try:
+        # A model that its family cannot store would be refused at the end of the training.
+        config_to_hf(shape(**(model.to_dict() | sizes)))
+    except UserError as error:
+        raise UserError(f"config.model: {error}") from None
 
 
 def check_positions(config: Config) -> None:

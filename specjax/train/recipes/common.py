@@ -18,7 +18,7 @@ from specjax import files, sharding
 from specjax.config import Config
 from specjax.data import feature_store, generated_text
 from specjax.errors import UserError
-from specjax.models import hf, lm
+from specjax.models import families, hf, lm
 from specjax.models.transformer_config import TransformerConfig
 from specjax.train import initial, objectives
 from specjax.train.display import report
@@ -57,10 +57,10 @@ def load_target(config: Config) -> hf.Loaded:
         raise UserError(
             f"{target.directory} has no tokenizer.json; text to train on needs a tokenizer"
         )
-    if config.train.length > target.config.max_positions:
+    if config.train.length > target.config.longest_text:
         raise UserError(
             f"config.train.length {config.train.length} is beyond the target's "
-            f"{target.config.max_positions} positions"
+            f"{target.config.longest_text} positions"
         )
     if config.data.generated:
         writer = generated_text.target_fingerprint(config.data.generated)
@@ -91,12 +91,9 @@ def decoder_shape(
     model: Config, vocab_size: int, bos: int | None, eos: tuple[int, ...]
 ) -> TransformerConfig:
     """The decoder of ``config.model`` with this vocabulary."""
-    gpt2 = model.family == "gpt2"
-    return TransformerConfig(
+    return families.shape(
         **{**model.to_dict(), "vocab_size": vocab_size},
         head_dim=model.hidden_size // model.num_heads,
-        attention_bias=gpt2,
-        mlp_bias=gpt2,
         bos_token_id=bos,
         eos_token_id=eos,
     )

@@ -36,7 +36,7 @@ def examiner(
     """
     if not material.prompts:
         return None
-    _check_positions(config, material, target.config.max_positions, "target")
+    _check_positions(config, material, target.config.longest_text, "target")
     precision = config.train.precision
     measure = examine.examiner(
         target.lm,

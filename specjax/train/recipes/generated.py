@@ -104,11 +104,11 @@ def _prompts(config: Config, workdir: Path, target: hf.Loaded) -> list[Prompt]:
         raise UserError(f"{target.directory} has no tokenizer.json; prompts need a tokenizer")
     if (
         len(token_streams.opening(tokenizer)) + sizes.prompt_tokens + sizes.new_tokens
-        > target.config.max_positions
+        > target.config.longest_text
     ):
         raise UserError(
             f"config.generation asks for {sizes.prompt_tokens} + {sizes.new_tokens} tokens and the "
-            f"model has {target.config.max_positions} positions; lower one of them"
+            f"model has {target.config.longest_text} positions; lower one of them"
         )
     valid = max(1, sizes.num_prompts // _VALID)
     prompts: list[Prompt] = []

@@ -164,7 +164,7 @@ def from_target(
     target, sizes = hf.load(config.target), config.generation
     length, batch = sizes.prompt_tokens, sizes.batch_size
     head = token_streams.opening(vocabulary.tokenizer)
-    _check_positions(len(head), config, target.config.max_positions)
+    _check_positions(len(head), config, target.config.longest_text)
     long = [ids for ids in documents if len(ids) >= length]
     if not long:
         raise UserError(

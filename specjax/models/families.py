@@ -1,0 +1,299 @@
+"""The families of decoders: one table of switches, keys of config.json, and tensor names.
+
+A family is the name by which checkpoints are read and written (``model_type`` in config.json).
+What its models compute is in the fields of ``TransformerConfig`` that are named here.
+
+Sources: the configurations and modules of transformers 5; the papers in ``transformer``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from specjax.models.transformer_config import TransformerConfig
+
+# The names of activations in config.json. The first one of an activation is written, unless the
+# default of the family is another name of it.
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+}
+
+
+class Family(NamedTuple):
+    """How the checkpoints of a family are read and written."""
+
+    architecture: str
+    keys: Mapping[str, str]  # field of TransformerConfig -> key of config.json
+    names: Mapping[str, str]  # module -> name in the checkpoint; equal names: one fused tensor
+    switches: dict[str, Any] = {}  # noqa: RUF012  (never mutated)
+    # fields that have these values in every model
+    # Fields, or keys of ``layer_keys``, that config.json may lack: the defaults of transformers.
+    defaults: Mapping[str, Any] = {}
+    only: Mapping[str, list] = {}  # keys with the values that can be computed; the first is written
+    scaled: bool = False  # embeddings are multiplied by the root of the hidden size
+    # Which layers have a window by default: "none" (no key), "all", "after" max_window_layers,
+    # "unrotated" ones, or all but every n-th ("2", "6").
+    windows: str = "none"
+    rope: Mapping[str, Any] = {}  # arguments of ``rope_config.read``
+    transposed: bool = True  # whether linear kernels are [out, in] in the checkpoint
+    by_head: bool = False  # whether fused tensors have the parts of a head next to each other
+    renamed: Mapping[str, str] = {}  # other beginnings of names that files have
+    ignored: tuple[str, ...] = ()  # beginnings of names of tensors that are not read
+
+
+_KEYS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "num_layers": "num_hidden_layers",
+    "intermediate_size": "intermediate_size",
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "max_positions": "max_position_embeddings",
+    "norm_eps": "rms_norm_eps",
+    "tie_embeddings": "tie_word_embeddings",
+    "activation": "hidden_act",
+}
+_BIAS, _MLP_BIAS = {"attention_bias": "attention_bias"}, {"mlp_bias": "mlp_bias"}
+_GEMMA_KEYS = {
+    **_KEYS,
+    **_BIAS,
+    "activation": "hidden_activation",
+    "query_scalar": "query_pre_attn_scalar",
+    "attention_softcap": "attn_logit_softcapping",
+    "final_softcap": "final_logit_softcapping",
+}
+_GPT2_KEYS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "n_embd",
+    "num_heads": "n_head",
+    "num_layers": "n_layer",
+    "intermediate_size": "n_inner",
+    "max_positions": "n_positions",
+    "norm_eps": "layer_norm_epsilon",
+    "tie_embeddings": "tie_word_embeddings",
+    "activation": "activation_function",
+}
+_NEOX_KEYS = {
+    **{key: name for key, name in _KEYS.items() if key not in ("num_kv_heads", "head_dim")},
+    **_BIAS,
+    "norm_eps": "layer_norm_eps",
+    "parallel": "use_parallel_residual",
+}
+
+_NAMES = {
+    "embed": "model.embed_tokens",
+    "layers": "model.layers",
+    "norm": "model.norm",
+    "head": "lm_head",
+    "attention_norm": "input_layernorm",
+    "attention.q": "self_attn.q_proj",
+    "attention.k": "self_attn.k_proj",
+    "attention.v": "self_attn.v_proj",
+    "attention.o": "self_attn.o_proj",
+    "attention.q_norm": "self_attn.q_norm",
+    "attention.k_norm": "self_attn.k_norm",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
+}
+_OLMO2_NAMES = {
+    **_NAMES,
+    "attention_post_norm": "post_attention_layernorm",
+    "mlp_post_norm": "post_feedforward_layernorm",
+}
+_GEMMA_NAMES = {**_OLMO2_NAMES, "mlp_norm": "pre_feedforward_layernorm"}
+_PHI3_NAMES = {
+    **_NAMES,
+    **dict.fromkeys(("attention.q", "attention.k", "attention.v"), "self_attn.qkv_proj"),
+    **dict.fromkeys(("mlp.gate", "mlp.up"), "mlp.gate_up_proj"),
+}
+_NEOX_NAMES = {
+    "embed": "gpt_neox.embed_in",
+    "layers": "gpt_neox.layers",
+    "norm": "gpt_neox.final_layer_norm",
+    "head": "embed_out",
+    "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    **dict.fromkeys(("attention.q", "attention.k", "attention.v"), "attention.query_key_value"),
+    "attention.o": "attention.dense",
+    "mlp.up": "mlp.dense_h_to_4h",
+    "mlp.down": "mlp.dense_4h_to_h",
+}
+_GPT2_NAMES = {
+    "embed": "transformer.wte",
+    "positions": "transformer.wpe",
+    "layers": "transformer.h",
+    "norm": "transformer.ln_f",
+    "head": "lm_head",
+    "attention_norm": "ln_1",
+    **dict.fromkeys(("attention.q", "attention.k", "attention.v"), "attn.c_attn"),
+    "attention.o": "attn.c_proj",
+    "mlp_norm": "ln_2",
+    "mlp.up": "mlp.c_fc",
+    "mlp.down": "mlp.c_proj",
+}
+_MOE_NAMES = {**_NAMES, "mlp.router": "mlp.gate", "experts": "mlp.experts"}
+
+_UNTIED = {"tie_embeddings": False, "norm_eps": 1e-6}
+_QWEN = {**_UNTIED, "max_positions": 32768, "sliding_window": 4096}
+_GEMMA = {
+    "norm_eps": 1e-6,
+    "attention_bias": False,
+    "head_dim": 256,
+    "num_kv_heads": 4,
+    "query_scalar": 256,
+    "sliding_window": 4096,
+    "activation": "gelu_pytorch_tanh",
+}
+# Files of Gemma 3 with a vision tower lack them.
+_GEMMA3_SIZES = dict(zip(_KEYS, (262208, 2304, 8, 26, 9216, 4, 256, 131072), strict=False))
+_GEMMA_SWITCHES = {"norm": "rms1p", "post_norm": True}
+_CENTRED = {"norm": "layer", "gated": False, "mlp_bias": True}
+_VISION = ("vision_tower.", "multi_modal_projector.")
+
+FAMILIES = {
+    "llama": Family(
+        "LlamaForCausalLM",
+        _KEYS | _BIAS | _MLP_BIAS,
+        _NAMES,
+        defaults=_UNTIED | {"max_positions": 2048, "attention_bias": False, "mlp_bias": False},
+    ),
+    "gpt2": Family(
+        "GPT2LMHeadModel",
+        _GPT2_KEYS,
+        _GPT2_NAMES,
+        _CENTRED | {"positions": "learned", "attention_bias": True},
+        {"max_positions": 1024, "norm_eps": 1e-5, "activation": "gelu_new"},
+        {
+            "scale_attn_weights": [True],
+            "scale_attn_by_inverse_layer_idx": [False],
+            "reorder_and_upcast_attn": [False],
+            "add_cross_attention": [False],
+        },
+        transposed=False,
+    ),
+    "mistral": Family(
+        "MistralForCausalLM",
+        _KEYS,
+        _NAMES,
+        defaults=_UNTIED | {"max_positions": 131072, "num_kv_heads": 8, "sliding_window": 4096},
+        windows="all",
+    ),
+    "qwen2": Family(
+        "Qwen2ForCausalLM",
+        _KEYS,
+        _NAMES,
+        {"attention_bias": True, "output_bias": False},
+        _QWEN | {"num_kv_heads": 32},
+        windows="after",
+    ),
+    "qwen3": Family(
+        "Qwen3ForCausalLM",
+        _KEYS | _BIAS,
+        _NAMES,
+        {"qk_norm": True},
+        _QWEN | {"num_kv_heads": 32, "head_dim": 128, "attention_bias": False},
+        windows="after",
+    ),
+    "qwen3_moe": Family(
+        "Qwen3MoeForCausalLM",
+        _KEYS | _BIAS,
+        _MOE_NAMES,
+        {"qk_norm": True},
+        _QWEN | {"num_kv_heads": 4, "attention_bias": False},
+        {"hidden_act": ["silu"]},
+        windows="all",
+    ),
+    "smollm3": Family(
+        "SmolLM3ForCausalLM",
+        _KEYS | _BIAS | _MLP_BIAS,
+        _NAMES,
+        defaults={
+            "norm_eps": 1e-6,
+            "max_positions": 32768,
+            "num_kv_heads": 4,
+            "attention_bias": False,
+            "mlp_bias": False,
+        },
+        windows="unrotated",
+        rope={"theta": 2000000.0},
+    ),
+    "olmo2": Family(
+        "Olmo2ForCausalLM",
+        _KEYS | _BIAS,
+        _OLMO2_NAMES,
+        {"pre_norm": False, "post_norm": True, "qk_norm": True, "qk_norm_whole": True},
+        {"tie_embeddings": False, "max_positions": 2048, "attention_bias": False},
+    ),
+    "gemma2": Family(
+        "Gemma2ForCausalLM",
+        _GEMMA_KEYS,
+        _GEMMA_NAMES,
+        _GEMMA_SWITCHES,
+        _GEMMA | {"max_positions": 8192, "attention_softcap": 50.0, "final_softcap": 30.0},
+        scaled=True,
+        windows="2",
+    ),
+    "gemma3_text": Family(
+        "Gemma3ForCausalLM",
+        _GEMMA_KEYS,
+        _GEMMA_NAMES,
+        _GEMMA_SWITCHES | {"qk_norm": True},
+        _GEMMA | _GEMMA3_SIZES,
+        scaled=True,
+        windows="6",
+        rope={"theta": 1000000.0, "local_theta": 10000.0},
+        # A file with the vision tower, which is not read.
+        renamed={
+            "language_model.model.": "model.",
+            "model.language_model.": "model.",
+            "language_model.lm_head.": "lm_head.",
+        },
+        ignored=(*_VISION, *(f"model.{name}" for name in _VISION)),
+    ),
+    "phi3": Family(
+        "Phi3ForCausalLM",
+        _KEYS,
+        _PHI3_NAMES,
+        defaults={"tie_embeddings": False, "max_positions": 4096},
+        windows="all",
+    ),
+    "gpt_neox": Family(
+        "GPTNeoXForCausalLM",
+        _NEOX_KEYS,
+        _NEOX_NAMES,
+        _CENTRED,
+        {
+            "tie_embeddings": False,
+            "max_positions": 2048,
+            "parallel": True,
+            "attention_bias": True,
+            "activation": "gelu",
+        },
+        rope={"partial": 0.25},
+        by_head=True,
+        renamed={"lm_head.": "embed_out."},
+    ),
+}
+
+
+def shape(family: str, **fields: Any) -> TransformerConfig:
+    """A decoder of a family: its switches and ``fields`` (the sizes, and other values)."""
+    row = FAMILIES[family]
+    own: dict[str, Any] = row.switches | {
+        "activation": ACTIVATIONS[row.defaults.get("activation", "silu")]
+    }
+    if row.scaled:
+        own["embedding_scale"] = math.sqrt(fields["hidden_size"])
+    return TransformerConfig(family=family, **own | fields)

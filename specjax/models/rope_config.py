@@ -1,0 +1,247 @@
+"""Translates the keys of config.json about rotary positions to and from ``Rope``.
+
+transformers 4 has ``rope_theta``, ``rope_scaling`` and ``partial_rotary_factor`` next to the other
+keys; transformers 5 has them in ``rope_parameters``, for some families one object per kind of layer
+(``full_attention``, ``sliding_attention``). GPT-NeoX writes ``rotary_emb_base``, ``rotary_pct``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from specjax.errors import UserError
+from specjax.models.config_values import object_of, value_of
+from specjax.models.rope import Rope, RopeScaling
+
+# For each kind: its keys in config.json and the fields of RopeScaling.
+_ORIGINAL = "original_max_position_embeddings"
+_KEYS = {
+    "default": {},
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "low_freq_factor": "low_freq_factor",
+        "high_freq_factor": "high_freq_factor",
+        _ORIGINAL: "original_max_positions",
+    },
+    "yarn": {
+        "factor": "factor",
+        _ORIGINAL: "original_max_positions",
+        "beta_fast": "beta_fast",
+        "beta_slow": "beta_slow",
+        "truncate": "truncate",
+        "attention_factor": "attention_factor",
+    },
+    "longrope": {
+        "short_factor": "short_factors",
+        "long_factor": "long_factors",
+        _ORIGINAL: "original_max_positions",
+        "attention_factor": "attention_factor",
+    },
+}
+# Keys that a file may have and that are not written: others follow from them.
+_READ = {"yarn": {"mscale", "mscale_all_dim"}, "longrope": {"factor"}}
+_COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor", _ORIGINAL}
+
+
+def read(
+    raw: dict,
+    head_dim: int,
+    positions: int,
+    layer_type: str | None = None,
+    *,
+    theta: float = 10000.0,
+    local_theta: float | None = None,
+    partial: float = 1.0,
+    interleaved: bool = False,
+    long: bool = False,
+) -> Rope:
+    """The rotary positions in a config.json.
+
+    Args:
+        raw: the object in the file.
+        head_dim: dimensions of a head.
+        positions: ``max_position_embeddings`` of the model.
+        layer_type: "full_attention" or "sliding_attention" for a family whose kinds of layers
+            differ (Gemma 3, OLMo 3). Keys that do not name a kind are those of full attention;
+            other kinds then have no scaling and the base ``rope_local_base_freq``.
+        theta: the family's base where the file has none.
+        local_theta: the same for kinds other than full attention; None: as for full attention.
+        partial: the family's ``partial_rotary_factor`` where the file has none.
+        interleaved: which dimensions are pairs (see ``Rope``); no key holds it.
+        long: which factors of longrope are used (see ``RopeScaling``); no key holds it.
+
+    Raises UserError: a value of the wrong type or range, an unknown kind or key.
+    """
+    given = _given(raw, layer_type)
+    if layer_type not in (None, "full_attention") and not _per_layer(raw):
+        local = value_of(given, "rope_theta", float, theta) if local_theta is None else local_theta
+        given = {"rope_theta": value_of(raw, "rope_local_base_freq", float, local)} | {
+            key: value for key, value in given.items() if key == "partial_rotary_factor"
+        }
+    theta = float(value_of(given, "rope_theta", float, theta))
+    if theta <= 1:
+        raise UserError(f"rope_theta is {theta}; it must be a number above 1")
+    share = value_of(given, "partial_rotary_factor", float, partial)
+    dim = int(head_dim * share)
+    if share > 1 or dim < 2 or dim % 2:
+        raise UserError(
+            f"partial_rotary_factor {share} of head_dim {head_dim} turns {dim} dimensions; "
+            f"it must be an even number between 2 and {head_dim}"
+            if share != 1
+            else f"head_dim {head_dim} is odd; rotary positions need an even one"
+        )
+    scaling = _scaling(given, dim, positions)
+    if long and scaling is not None and scaling["kind"] == "longrope":
+        scaling["long"] = True
+    return Rope(theta, dim, interleaved, None if scaling is None else RopeScaling(**scaling))
+
+
+def _per_layer(raw: dict) -> bool:
+    """Whether ``rope_parameters`` has one object per kind of layer."""
+    return any(isinstance(value, dict) for value in object_of(raw, "rope_parameters").values())
+
+
+def _given(raw: dict, layer_type: str | None) -> dict[str, Any]:
+    """The keys of one kind of layer; those that are not null."""
+    inner = object_of(raw, "rope_parameters")
+    if _per_layer(raw):
+        if layer_type is None:
+            raise UserError(
+                f"rope_parameters has an object per kind of layer ({', '.join(inner)}); "
+                "this architecture has one kind"
+            )
+        if not isinstance(inner.get(layer_type), dict):
+            raise UserError(f"rope_parameters has no object {layer_type}; add it")
+        inner = inner[layer_type]
+    both = object_of(raw, "rope_scaling")
+    for key in inner.keys() & both.keys():
+        if inner[key] != both[key]:
+            raise UserError(
+                f"{key} is {inner[key]!r} in rope_parameters and {both[key]!r} in rope_scaling; "
+                "give one of them"
+            )
+    loose = {
+        "rope_theta": raw.get("rotary_emb_base"),
+        "partial_rotary_factor": raw.get("rotary_pct"),
+    }
+    names = (*loose, _ORIGINAL)
+    top = {key: raw[key] for key in names if raw.get(key) is not None}
+    given = {key: value for key, value in (inner | both).items() if value is not None}
+    if _ORIGINAL in top and given.get(_ORIGINAL, top[_ORIGINAL]) != top[_ORIGINAL]:
+        raise UserError(
+            f"{_ORIGINAL} is {top[_ORIGINAL]!r}, and {given[_ORIGINAL]!r} among the rotary "
+            "settings; give one of them"
+        )
+    loose = {key: value for key, value in loose.items() if value is not None}
+    return loose | top | given
+
+
+def _scaling(given: dict, dim: int, positions: int) -> dict[str, Any] | None:
+    """The fields of RopeScaling; None for the kind "default"."""
+    kind = given.get("rope_type", given.get("type", "default"))
+    # The first name of longrope, in the first files of Phi-3.
+    kind = "longrope" if kind == "su" else kind
+    if not isinstance(kind, str) or kind not in _KEYS:
+        raise UserError(f"rope type {kind!r} is not supported; supported: {', '.join(_KEYS)}")
+    known = _COMMON | set(_KEYS[kind]) | _READ.get(kind, set())
+    for key in given:
+        if key not in known:
+            raise UserError(f"{key} {given[key]!r} is not supported for the rope type {kind!r}")
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return {"kind": kind, "factor": value_of(given, "factor", float)}
+    original = value_of(given, _ORIGINAL, int, positions)
+    fields = {"kind": kind, "original_max_positions": original}
+    if kind == "llama3":
+        return fields | _llama3(given)
+    if kind == "yarn":
+        return fields | _yarn(given, positions / original)
+    return fields | _longrope(given, dim, original, positions / original)
+
+
+def _llama3(given: dict) -> dict[str, Any]:
+    keys = ("factor", "low_freq_factor", "high_freq_factor")
+    factor, low, high = (value_of(given, key, float) for key in keys)
+    if low >= high:
+        raise UserError(f"low_freq_factor {low} must be below high_freq_factor {high}")
+    return {"factor": factor, "low_freq_factor": low, "high_freq_factor": high}
+
+
+def _yarn(given: dict, ratio: float) -> dict[str, Any]:
+    factor = value_of(given, "factor", float, ratio)
+    fast = value_of(given, "beta_fast", float, 32.0)
+    slow = value_of(given, "beta_slow", float, 1.0)
+    if fast < slow:
+        raise UserError(f"beta_fast {fast} must not be below beta_slow {slow}")
+
+    def scale(factor: float, weight: float = 1.0) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    attention = scale(factor)
+    if "mscale" in given and "mscale_all_dim" in given:
+        above, below = (value_of(given, key, float) for key in ("mscale", "mscale_all_dim"))
+        attention = scale(factor, above) / scale(factor, below)
+    return {
+        "factor": factor,
+        "beta_fast": fast,
+        "beta_slow": slow,
+        "truncate": value_of(given, "truncate", bool, True),
+        "attention_factor": value_of(given, "attention_factor", float, attention),
+    }
+
+
+def _longrope(given: dict, dim: int, original: int, ratio: float) -> dict[str, Any]:
+    lists = {}
+    for key in ("short_factor", "long_factor"):
+        values = given.get(key)
+        if not isinstance(values, list) or len(values) != dim // 2:
+            shape = f"a list of {len(values)}" if isinstance(values, list) else repr(values)
+            raise UserError(
+                f"{key} is {'missing' if values is None else shape}; it must be a list of "
+                f"{dim // 2} numbers, one per pair of dimensions"
+            )
+        lists[key] = tuple(value_of({key: value}, key, float) for value in values)
+    factor = value_of(given, "factor", float, ratio)
+    attention = 1.0
+    if factor > 1 and original > 1:
+        attention = math.sqrt(1 + math.log(factor) / math.log(original))
+    return {
+        "short_factors": lists["short_factor"],
+        "long_factors": lists["long_factor"],
+        "attention_factor": value_of(given, "attention_factor", float, attention),
+    }
+
+
+def write(rope: Rope | dict[str, Rope], head_dim: int) -> dict[str, Any]:
+    """The keys of a config.json: those of transformers 4, which transformers 5 also reads.
+
+    A dict, from kind of layer to its rotary positions, is written as transformers 5 does. Not
+    written are ``interleaved`` and ``long``: no key holds them.
+    """
+    if isinstance(rope, dict):
+        objects = {}
+        for layer_type, each in rope.items():
+            flat = write(each, head_dim)
+            scaling = flat.pop("rope_scaling") or {"rope_type": "default"}
+            flat.pop(_ORIGINAL, None)
+            objects[layer_type] = scaling | flat
+        return {"rope_parameters": objects}
+    raw: dict[str, Any] = {"rope_theta": rope.theta, "rope_scaling": None}
+    if rope.dim != head_dim:
+        share = rope.dim / head_dim
+        raw["partial_rotary_factor"] = (
+            share if int(head_dim * share) == rope.dim else math.nextafter(share, 1.0)
+        )
+    if rope.scaling is not None:
+        kind = rope.scaling.kind
+        values = {key: getattr(rope.scaling, field) for key, field in _KEYS[kind].items()}
+        raw["rope_scaling"] = {"rope_type": kind} | {
+            key: list(value) if isinstance(value, tuple) else value for key, value in values.items()
+        }
+        if kind == "longrope":
+            # Phi-3 has it next to the other keys.
+            raw[_ORIGINAL] = rope.scaling.original_max_positions
+    return raw
