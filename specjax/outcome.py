@@ -128,6 +128,16 @@ def advance(
     )
 
 
+def newest_taps(
+    taps: tuple[jax.Array, ...], place: jax.Array, state: DecodeState, alive: jax.Array
+) -> tuple[jax.Array, ...]:
+    """``DecodeState.taps`` after a round: [B,E] each, from taps [B,T,E] at ``place`` i32[B]."""
+    return tuple(
+        jnp.where(alive[:, None], jnp.take_along_axis(new, place[:, None, None], 1)[:, 0], old)
+        for new, old in zip(taps, state.taps, strict=True)
+    )
+
+
 def stop_ids(eos_id: EosId) -> jax.Array:
     """i32[E]: an array, so that another id does not recompile."""
     return jnp.atleast_1d(jnp.asarray(() if eos_id is None else eos_id, jnp.int32))

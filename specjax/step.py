@@ -152,17 +152,9 @@ def verify(
     if len(sizes) == 1:
         judged = branches[0](params, state, draft)
         return _finish(fixed, params, state, draft, judged, sizes[0])
-    index = jnp.searchsorted(jnp.asarray(sizes), jnp.max(_fed_nodes(draft, state.done)) + 1)
+    index = jnp.searchsorted(jnp.asarray(sizes), jnp.max(tree.fed_nodes(draft, state.done)) + 1)
     judged = jax.lax.switch(index, branches, params, state, draft)
     return _finish(fixed, params, state, draft, judged, jnp.asarray(sizes)[index])
-
-
-def _fed_nodes(draft: Draft, done: jax.Array) -> jax.Array:
-    """i32[B]: how many of the first nodes the target must be fed."""
-    fed = jnp.where(draft.valid, jnp.arange(1, draft.valid.shape[1] + 1), 0).max(-1, initial=0)
-    if draft.fed is not None:
-        fed = jnp.maximum(fed, draft.fed)
-    return jnp.where(done, 0, fed)
 
 
 class Scored(NamedTuple):
@@ -263,7 +255,7 @@ def _judge(
     if draft.parents is not None:
         kept = tree.take(block, path, place < verdict.count[:, None])
     newest = jnp.where(place == verdict.count[:, None] - 1, path, 0).sum(-1)
-    taps = _newest_taps(out.taps, newest, state, verdict.count > 0)
+    taps = outcome.newest_taps(out.taps, newest, state, verdict.count > 0)
     return _Judged(verdict, kept, draft_state, ended, failed, accepted, drafted, tested, taps)
 
 
@@ -283,7 +275,7 @@ def _finish(
     target, verdict = fixed.target, judged.verdict
     draft_state = judged.draft_state
     if not fixed.drafter.features:
-        nothing = _no_output(target, len(verdict.count))
+        nothing = target.no_output(len(verdict.count))
         draft_state = fixed.drafter.update(params, state.draft, draft, verdict, nothing)
     cache = target.commit(state.cache, judged.kept, verdict.count)
     info = StepInfo(
@@ -299,22 +291,5 @@ def _finish(
     return state.replace(cache=cache, draft=draft_state, taps=judged.taps), info
 
 
-def _no_output(target: LM, batch: int) -> Output:
-    """The target's output for no tokens."""
-    return Output(
-        jnp.zeros((batch, 0, target.vocab_size)), jnp.zeros((batch, 0, target.width or 0))
-    )
-
-
 def _pad(ids: jax.Array, more: int) -> jax.Array:
     return jnp.pad(ids, ((0, 0), (0, more)), constant_values=-1)
-
-
-def _newest_taps(
-    taps: tuple[jax.Array, ...], place: jax.Array, state: DecodeState, alive: jax.Array
-) -> tuple[jax.Array, ...]:
-    """``DecodeState.taps`` after a round: [B,E] each, from taps [B,T,E] at ``place`` i32[B]."""
-    return tuple(
-        jnp.where(alive[:, None], jnp.take_along_axis(new, place[:, None, None], 1)[:, 0], old)
-        for new, old in zip(taps, state.taps, strict=True)
-    )

@@ -193,6 +193,14 @@ def block_layout(draft: Draft) -> Layout | None:
     return layout(jnp.pad(draft.parents + 1, ((0, 0), (1, 0)), constant_values=-1))
 
 
+def fed_nodes(draft: Draft, done: jax.Array) -> jax.Array:
+    """i32[B]: how many of the first nodes the target must be fed."""
+    fed = jnp.where(draft.valid, jnp.arange(1, draft.valid.shape[1] + 1), 0).max(-1, initial=0)
+    if draft.fed is not None:
+        fed = jnp.maximum(fed, draft.fed)
+    return jnp.where(done, 0, fed)
+
+
 def check_draft(drafter: Drafter, draft: Draft, vocab: int) -> None:
     """Raises UserError unless a draft has the shapes and the form that its drafter declares."""
     nodes = (draft.tokens.shape[0], drafter.nodes)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 
 from specjax.errors import UserError
 
@@ -75,6 +76,12 @@ class LM(NamedTuple):
                 "none; take a model with hidden states"
             )
         return self._replace(apply=self.tapping(layers))
+
+    def no_output(self, batch: int) -> Output:
+        """The output for no tokens."""
+        return Output(
+            jnp.zeros((batch, 0, self.vocab_size)), jnp.zeros((batch, 0, self.width or 0))
+        )
 
 
 class ModelParams(NamedTuple):
