@@ -48,6 +48,9 @@ def get_config() -> ConfigDict:
     config.max_new_tokens = 128
     config.record = ""  # a .jsonl file to write the outputs to, for configs/replay.py
     config.ignore_eos = False
+    # Texts that end an output, such as "('\\n\\n',)": it ends before the first of them. What was
+    # decoded after it is dropped, but counted in tau and in tokens per second.
+    config.stop = ()
     config.batch_size = 1
     # How many tokens a round verifies: "auto", at batch 1 the smallest of a few widths that covers
     # the draft, for larger batches the whole draft; "full", always the whole draft; or widths such
@@ -97,4 +100,11 @@ def accept_keys() -> ConfigDict:
 
 def sampling(temperature: float) -> ConfigDict:
     """Sampling settings."""
-    return ConfigDict({"temperature": temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0})
+    keys = ConfigDict({"temperature": temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0})
+    # Of prompt and output: positive logits are divided by it, negative ones multiplied; 1 = off.
+    keys.repetition_penalty = 1.0
+    keys.presence_penalty = 0.0  # subtracted once from the logits of tokens of the output
+    keys.frequency_penalty = 0.0  # subtracted for each occurrence in the output
+    keys.min_new_tokens = 0  # end-of-sequence tokens wait for so many new tokens
+    keys.banned = ()  # ids of tokens that are never emitted
+    return keys

@@ -1,10 +1,13 @@
 """specjax: speculative decoding in JAX, every method behind one small interface, exact by test."""
 
+from typing import TYPE_CHECKING, Any
+
 from specjax import _moved
 from specjax.decode import (
     autoregressive,
     check,
     generate,
+    logprobs,
     outputs,
     pack_prompts,
     prefill,
@@ -13,7 +16,7 @@ from specjax.decode import (
 )
 from specjax.errors import NonFiniteLogits, UserError
 from specjax.references import cite
-from specjax.rng import RowKeys, row_keys
+from specjax.rng import RowKeys, row_keys, sample_keys
 from specjax.sampling import Sampling, make_sampling, to_probs
 from specjax.types import (
     LM,
@@ -28,6 +31,9 @@ from specjax.types import (
     StepInfo,
     Verdict,
 )
+
+if TYPE_CHECKING:
+    from specjax.generation import generate_text, load
 
 __version__ = "0.1.0"
 
@@ -51,17 +57,29 @@ __all__ = [
     "check",
     "cite",
     "generate",
+    "generate_text",
+    "load",
+    "logprobs",
     "make_sampling",
     "outputs",
     "pack_prompts",
     "prefill",
     "row_keys",
+    "sample_keys",
     "speculative_step",
     "stream",
     "to_probs",
 ]
 
 
-def __getattr__(name: str):
-    """Modules under their old names."""
+# These read files and make drafters; imported when they are used.
+_GENERATION = ("generate_text", "load")
+
+
+def __getattr__(name: str) -> Any:
+    """``load`` and ``generate_text``, and modules under their old names."""
+    if name in _GENERATION:
+        from specjax import generation
+
+        return getattr(generation, name)
     return _moved.module(name)

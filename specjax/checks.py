@@ -141,6 +141,25 @@ def probabilities(name: str, value: npt.ArrayLike) -> np.ndarray:
     return array
 
 
+def per_row(
+    name: str, value: Any, batch: int, right: str, ok: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """f64[B] from one number, or one for each of the rows.
+
+    Raises UserError for another shape, or values that are not ``ok``; ``right`` names these.
+    """
+    array = np.asarray(value, np.float64)
+    if array.shape not in ((), (batch,)):
+        raise UserError(
+            f"{name} has shape {array.shape}; give one number, or one for each of the {batch} rows"
+        )
+    rows = np.broadcast_to(array, (batch,))
+    bad = ~ok(rows)
+    if bad.any():
+        raise UserError(f"{name} is {rows[bad][0]:g}; it must be {right}")
+    return rows
+
+
 def _scalar(name: str, array: np.ndarray) -> float:
     if array.ndim:
         raise UserError(f"{name} has shape {array.shape}; it must be one number")

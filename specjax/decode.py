@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import outcome
+from specjax import logit_maps, outcome
 from specjax import sampling as sampling_lib
 from specjax import step as step_lib
 from specjax.accept import check_pair
@@ -38,6 +38,7 @@ __all__ = [
     "check",
     "feed",
     "generate",
+    "logprobs",
     "outputs",
     "pack_prompts",
     "prefill",
@@ -184,21 +185,26 @@ def _autoregressive(target, params, state, max_steps, eos_id):
         state, step = carry
         pending = step_lib.context_of(state).pending
         out, block = target.apply(params.target, pending[:, None], state.cache)
+        maps, vocab = state.sampling.maps, target.vocab_size
+        text = logit_maps.read(maps, state.tokens, state.length, vocab)
+        logits = logit_maps.mapped(maps, text, out.logits)
         keys = RowKeys(state.keys, state.round, state.length).at_position(
             jnp.zeros((1,), jnp.int32)
         )
         token = jax.lax.cond(
             jnp.all(state.sampling.greedy | state.done),
-            lambda: sampling_lib.argmax(out.logits),
-            lambda: sampling_lib.draw_rows(keys, outcome.target_probs(out.logits, state.sampling)),
+            lambda: sampling_lib.argmax(logits),
+            lambda: sampling_lib.draw_rows(keys, outcome.target_probs(logits, state.sampling)),
         )
-        failed = ~jnp.isfinite(out.logits.max(-1))[:, 0] & ~state.done
+        failed = ~jnp.isfinite(logits.max(-1))[:, 0] & ~state.done
         batch = token.shape[0]
         verdict = Verdict(token, jnp.ones((batch,), jnp.int32), jnp.zeros((batch, 0), jnp.int32))
         verdict, ended = outcome.cut(verdict, state, eos_id)
         verdict = outcome.withdraw(verdict, failed)
         cache = target.commit(state.cache, block, verdict.count)
-        return outcome.advance(state, verdict, ended, failed).replace(cache=cache), step + 1
+        logprobs = outcome.log_probs(state, verdict, out.logits)
+        state = outcome.advance(state, verdict, ended, failed, logprobs)
+        return state.replace(cache=cache), step + 1
 
     return jax.lax.while_loop(running, body, (state, jnp.zeros((), jnp.int32)))[0]
 
@@ -212,6 +218,17 @@ def check(state: DecodeState) -> None:
             f"NaN or infinite logits in row {row}, round {failed[row]}; "
             "check the weights and the precision of the target and of the draft model"
         )
+
+
+def logprobs(state: DecodeState, lengths: Sequence[int]) -> list[list[float]]:
+    """The log-probability of each new token of each row, by the target's own logits.
+
+    Raises UserError for a state that was prefilled without ``logprobs``.
+    """
+    if state.logprobs is None:
+        raise UserError("the state has no logprobs; prefill it with logprobs=True")
+    values, length = np.asarray(state.logprobs), np.asarray(state.length)
+    return [values[b, int(lengths[b]) : length[b]].tolist() for b in range(values.shape[0])]
 
 
 def outputs(state: DecodeState, lengths: Sequence[int]) -> list[list[int]]:

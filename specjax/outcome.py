@@ -10,13 +10,24 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from specjax import logit_maps, tree
 from specjax import sampling as sampling_lib
-from specjax import tree
 from specjax.rng import RowKeys
 from specjax.sampling import Sampling
 from specjax.types import Accept, DecodeState, Draft, Verdict
 
 EosId = int | Sequence[int] | jax.Array | None
+
+
+def mapped(state: DecodeState, draft: Draft, logits: jax.Array) -> jax.Array:
+    """The logits f[B,N+1,V] after the row's maps, at each node with the tokens of its path."""
+    maps = state.sampling.maps
+    if maps is None:
+        return logits
+    text = logit_maps.read(maps, state.tokens, state.length, logits.shape[-1])
+    # Column i + 1 is node i. The pending token, column 0, is part of the text.
+    visible = tree.block_visible(draft)[:, :, 1:]
+    return logit_maps.mapped(maps, text, logits, draft.tokens, visible)
 
 
 def target_probs(logits: jax.Array, sampling: Sampling) -> jax.Array:
@@ -109,16 +120,38 @@ def cut(verdict: Verdict, state: DecodeState, eos_id: EosId) -> tuple[Verdict, j
     return Verdict(tokens, count, path), (ends & kept).any(-1)
 
 
+def log_probs(state: DecodeState, verdict: Verdict, logits: jax.Array | None) -> jax.Array | None:
+    """f32[B,M+1]: the log-probability of each emitted token, by the unmapped logits f[B,N+1,V].
+
+    None if the state has no place for them.
+    """
+    if state.logprobs is None or logits is None:
+        return None
+    # The first token follows the pending one, the others the nodes of the path.
+    place = jnp.pad(verdict.path + 1, ((0, 0), (1, 0)))
+    rows = jnp.take_along_axis(logits, jnp.maximum(place, 0)[..., None], 1)
+    token = jnp.maximum(verdict.tokens, 0)[..., None]
+    own = jnp.take_along_axis(rows, token, -1)[..., 0]
+    return (own - jax.nn.logsumexp(rows, -1)).astype(jnp.float32)
+
+
 def advance(
-    state: DecodeState, verdict: Verdict, ended: jax.Array, failed: jax.Array
+    state: DecodeState,
+    verdict: Verdict,
+    ended: jax.Array,
+    failed: jax.Array,
+    logprobs: jax.Array | None = None,
 ) -> DecodeState:
     """Appends the verdict's tokens to the text; updates lengths, ``done``, ``failed``, ``round``.
 
     ``ended`` bool[B]: rows that emitted an end-of-sequence token. ``failed`` bool[B]: rows with
-    logits that are not finite.
+    logits that are not finite. ``logprobs`` of ``log_probs``, for the state's.
     """
     put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
     length = state.length + verdict.count
+    if logprobs is not None:
+        emitted = jnp.where(verdict.tokens >= 0, logprobs, 0)
+        state = state.replace(logprobs=put(state.logprobs, emitted, state.length))
     return state.replace(
         tokens=put(state.tokens, verdict.tokens, state.length),
         length=length,

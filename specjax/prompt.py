@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from specjax import logit_maps
 from specjax import sampling as sampling_lib
 from specjax.errors import UserError
 from specjax.sampling import Sampling
@@ -96,6 +97,7 @@ def prefill(
     sampling: Sampling | None = None,
     limit: jax.Array | None = None,
     chunk: int = 256,
+    logprobs: bool = False,
 ) -> DecodeState:
     """Reads the prompts and makes the state that the loops carry.
 
@@ -109,18 +111,21 @@ def prefill(
         sampling: settings per row; None = temperature 1.
         limit: i32[B] length at which a row stops, at most ``max_len`` (the default).
         chunk: tokens of the prompt fed in one pass.
+        logprobs: whether the loops fill ``DecodeState.logprobs``.
 
     Raises:
         UserError: a prompt that is empty, longer than ``max_len``, or has ids outside the
             vocabulary; ``max_len`` beyond the model's positions; a draft longer than its sliding
-            window.
+            window; settings made for another vocabulary.
     """
     check_window(target, drafter)
     limit = check_prefill(target, prompt, lengths, limit, max_len)
     if sampling is None:
         sampling = sampling_lib.make_sampling(prompt.shape[0])
+    logit_maps.check(sampling.maps, target.vocab_size)
     arrays = (prompt, lengths, limit, keys, sampling)
-    return _prefill(target, drafter, params, *arrays, max_len=max_len, chunk=chunk)
+    static = {"max_len": max_len, "chunk": chunk, "logprobs": logprobs}
+    return _prefill(target, drafter, params, *arrays, **static)
 
 
 def check_window(model: LM, drafter: Drafter) -> None:
@@ -174,11 +179,14 @@ def _check_prompt(
         )
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames=("max_len", "chunk"))
-def _prefill(target, drafter, params, prompt, lengths, limit, keys, sampling, *, max_len, chunk):
+@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames=("max_len", "chunk", "logprobs"))
+def _prefill(
+    target, drafter, params, prompt, lengths, limit, keys, sampling, *, max_len, chunk, logprobs
+):
     batch, width = prompt.shape
     # Copies: the state will be donated, and the caller's arrays must stay valid.
     lengths, limit, keys, sampling = jax.tree.map(jnp.copy, (lengths, limit, keys, sampling))
+    sampling = sampling_lib.after_prompt(sampling, lengths)
     # A block of nodes + 1 starts at the pending token, at most at max_len - 1.
     slots = max_len + drafter.nodes
     tokens = jnp.full((batch, slots + 1), -1, jnp.int32)
@@ -202,6 +210,7 @@ def _prefill(target, drafter, params, prompt, lengths, limit, keys, sampling, *,
         round=jnp.zeros((), jnp.int32),
         sampling=sampling,
         taps=taps,
+        logprobs=jnp.zeros((batch, slots + 1), jnp.float32) if logprobs else None,
         made_for=drafter.tag,
     )
 

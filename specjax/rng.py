@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from specjax import sampling
@@ -142,3 +143,22 @@ def row_keys(seed: int, rows: int | Sequence[int]) -> jax.Array:
     """key[B] for the rows numbered ``0..rows-1``, or for the given row numbers."""
     ids = jnp.arange(rows) if isinstance(rows, int) else jnp.asarray(list(rows))
     return jax.vmap(lambda i: jax.random.fold_in(jax.random.key(seed), i))(ids)
+
+
+# Folded into a row's key before the number of a sample. Counters are below 5 * 2^29.
+_SAMPLE = 2**32 - 1
+
+
+def sample_keys(seed: int, prompts: int | Sequence[int], samples: int) -> jax.Array:
+    """key[P*n] for n samples of each prompt, a prompt's next to each other.
+
+    The first sample has the key of ``row_keys``; sample i has the same key for every ``samples``
+    above i. ``prompts`` as in ``row_keys``.
+    """
+
+    def one(key: jax.Array) -> jax.Array:
+        apart = jax.random.fold_in(key, np.uint32(_SAMPLE))
+        others = jax.vmap(jax.random.fold_in, (None, 0))(apart, jnp.arange(1, samples))
+        return jnp.concatenate([key[None], others])
+
+    return jax.vmap(one)(row_keys(seed, prompts)).reshape(-1)

@@ -1,21 +1,25 @@
 """Sampling settings as maps from logits to probabilities, and the one function that draws a token.
 
-Order: temperature, top-k, top-p, min-p. Temperature 0 gives a one-hot distribution on the argmax
-(lowest id on ties). Cut-offs are thresholds on the logit, so tokens that tie with the last one kept
-are kept too: the map treats equal logits equally. Settings are arrays, one value per row: changing
-them does not recompile.
+Penalties, biases and bans depend on the text and are applied before (``specjax.logit_maps``); here
+the order is: temperature, top-k, top-p, min-p. Temperature 0 gives a one-hot distribution on the
+argmax (lowest id on ties). Cut-offs are thresholds on the logit, so tokens that tie with the last
+one kept are kept too: the map treats equal logits equally. Settings are arrays, one value per row:
+changing them does not recompile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from specjax.errors import UserError
+from specjax import logit_maps
+from specjax.checks import per_row
+from specjax.logit_maps import LogitMaps
 
 Scalar = float | Sequence[float] | np.ndarray
 
@@ -27,6 +31,7 @@ class Sampling(struct.PyTreeNode):
     top_k: jax.Array  # i32[B], 0 = off
     top_p: jax.Array  # f32[B], 1 = off
     min_p: jax.Array  # f32[B], 0 = off
+    maps: LogitMaps | None = None  # penalties, biases and bans; None: no operation
 
     @property
     def greedy(self) -> jax.Array:
@@ -40,28 +45,36 @@ def make_sampling(
     top_k: Scalar = 0,
     top_p: Scalar = 1.0,
     min_p: Scalar = 0.0,
+    **maps: Any,
 ) -> Sampling:
     """Settings for ``batch`` rows, from scalars or one value per row.
 
+    Args:
+        batch: the number of rows.
+        temperature, top_k, top_p, min_p: see ``Sampling``.
+        maps: the maps of logits, in the order in which they are applied, before the temperature.
+            ``min_new_tokens`` (0): so many new tokens come before one of ``end_ids``, ids that end
+            a text (those of ``generate``, and others). ``logit_bias``: token id -> number that is
+            added to its logit, or an array f[V]; for all rows, or one for each. ``banned``: ids of
+            tokens that are never emitted, or such a list for each row. A bias and a ban need
+            ``vocab_size``. ``repetition_penalty`` (1): logits of tokens of prompt and output are
+            divided by it where positive, and multiplied where negative (CTRL, Keskar et al. 2019,
+            1909.05858, section 4.1, and transformers). ``frequency_penalty`` (0): subtracted for
+            each occurrence of the token in the output. ``presence_penalty`` (0): subtracted once
+            from tokens of the output. (The last two as in OpenAI's API and vLLM, and the order is
+            vLLM's.)
+
     Raises:
-        UserError: a value out of range.
+        UserError: a value out of range, or maps that let no token stay.
     """
     given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    rows = {}
-    for name, value in given.items():
-        array = np.asarray(value, np.float64)
-        if array.shape not in ((), (batch,)):
-            raise UserError(
-                f"{name} has shape {array.shape}; "
-                f"give one number, or one for each of the {batch} rows"
-            )
-        rows[name] = np.broadcast_to(array, (batch,))
-        _check(name, rows[name])
+    rows = {name: per_row(name, value, batch, *_ALLOWED[name]) for name, value in given.items()}
     return Sampling(
         temperature=jnp.asarray(rows["temperature"], jnp.float32),
         top_k=jnp.asarray(rows["top_k"], jnp.int32),
         top_p=jnp.asarray(rows["top_p"], jnp.float32),
         min_p=jnp.asarray(rows["min_p"], jnp.float32),
+        maps=logit_maps.make(batch, **maps) if maps else None,
     )
 
 
@@ -76,11 +89,12 @@ _ALLOWED = {
 }
 
 
-def _check(name: str, rows: np.ndarray) -> None:
-    right, ok = _ALLOWED[name]
-    bad = ~ok(rows)
-    if bad.any():
-        raise UserError(f"{name} is {rows[bad][0]:g}; it must be {right}")
+def after_prompt(sampling: Sampling, lengths: jax.Array) -> Sampling:
+    """The settings for texts whose first ``lengths`` i32[B] tokens are the prompt."""
+    if sampling.maps is None:
+        return sampling
+    # A copy: states are donated, and the lengths may be a field of the same state.
+    return sampling.replace(maps=sampling.maps.replace(prompt=jnp.copy(lengths)))
 
 
 def argmax(logits: jax.Array) -> jax.Array:

@@ -6,7 +6,7 @@ The map of a round, in order:
 2. The width is chosen: the smallest of a few static widths that covers the valid nodes of every
    row: ``verify``. Steps 3 to 6 are compiled for each width (``_pass``).
 3. The target scores the block (the pending token and the draft): ``target.apply`` in ``score``.
-   It reads the cache and changes nothing.
+   It changes nothing. The row's penalties, biases and bans: ``outcome.mapped``.
 4. A token's probability is computed: ``outcome.target_probs`` turns the logits into the target's
    distribution under the row's sampling settings (``sampling.to_probs``).
 5. A token is accepted: ``accept.sampled`` (from probabilities) or ``accept.greedy`` (from logits),
@@ -160,8 +160,9 @@ def verify(
 class Scored(NamedTuple):
     """The target's output for a pending token and its draft, and their block."""
 
-    out: Output
+    out: Output  # its logits are those after the row's maps (penalties, biases, bans)
     block: Any
+    raw: jax.Array | None = None  # f32[B,N+1,V] the model's own logits, for ``logprobs``
 
 
 def score(
@@ -171,7 +172,8 @@ def score(
     target = drafter.tapped(target)
     pending = context_of(state).pending
     tokens = jnp.concatenate([pending[:, None], draft.tokens], axis=1)
-    return Scored(*target.apply(params.target, tokens, state.cache, tree.block_layout(draft)))
+    out, block = target.apply(params.target, tokens, state.cache, tree.block_layout(draft))
+    return Scored(out._replace(logits=outcome.mapped(state, draft, out.logits)), block, out.logits)
 
 
 def decide(
@@ -214,6 +216,7 @@ class _Judged(NamedTuple):
     drafted: jax.Array  # i32[B]
     tested: jax.Array  # i32[B]
     taps: tuple[jax.Array, ...]
+    logprobs: jax.Array | None  # f32[B,M+1]
 
 
 def _pass(
@@ -235,7 +238,7 @@ def _judge(
 ) -> _Judged:
     """The verdict, its cut, and the drafter's update; ``longest`` is M of all widths."""
     _, drafter, accept, keys, eos_id = fixed
-    out, block = scored
+    out, block, raw = scored
     verdict = outcome.verdict_of(accept, keys, draft, out.logits, state)
     accepted = jnp.where(state.done, 0, (verdict.path >= 0).sum(-1))
     drafted, tested = outcome.counts(draft, verdict, drafter.siblings in (IID, INDEPENDENT))
@@ -256,7 +259,8 @@ def _judge(
         kept = tree.take(block, path, place < verdict.count[:, None])
     newest = jnp.where(place == verdict.count[:, None] - 1, path, 0).sum(-1)
     taps = outcome.newest_taps(out.taps, newest, state, verdict.count > 0)
-    return _Judged(verdict, kept, draft_state, ended, failed, accepted, drafted, tested, taps)
+    more = (taps, outcome.log_probs(state, verdict, raw))
+    return _Judged(verdict, kept, draft_state, ended, failed, accepted, drafted, tested, *more)
 
 
 def _finish(
@@ -287,7 +291,7 @@ def _finish(
         judged.tested,
         jnp.where(state.done, 0, width).astype(jnp.int32),
     )
-    state = outcome.advance(state, verdict, judged.ended, judged.failed)
+    state = outcome.advance(state, verdict, judged.ended, judged.failed, judged.logprobs)
     return state.replace(cache=cache, draft=draft_state, taps=judged.taps), info
 
 

@@ -201,6 +201,14 @@ def fed_nodes(draft: Draft, done: jax.Array) -> jax.Array:
     return jnp.where(done, 0, fed)
 
 
+def block_visible(draft: Draft) -> jax.Array:
+    """bool[B,N+1,N+1]: what each token of that block attends to inside it, for chains too."""
+    parents = draft.parents
+    if parents is None:
+        return chain_layout(draft.tokens.shape[0], draft.tokens.shape[1] + 1).visible
+    return layout(jnp.pad(parents + 1, ((0, 0), (1, 0)), constant_values=-1)).visible
+
+
 def check_draft(drafter: Drafter, draft: Draft, vocab: int) -> None:
     """Raises UserError unless a draft has the shapes and the form that its drafter declares."""
     nodes = (draft.tokens.shape[0], drafter.nodes)

@@ -137,7 +137,19 @@ HF_FAMILIES: dict[str, tuple[str, dict]] = {
             "sliding_window": WINDOW,
         },
     ),
-    "gpt_neox": ("GPTNeoXConfig", {**_NEOX, "layer_norm_eps": 1e-3}),
+    "gpt_neox": (
+        "GPTNeoXConfig",
+        {
+            **_NEOX,
+            "layer_norm_eps": 1e-3,
+            # Two pairs of dimensions: the base has no effect on the first one.
+            "rope_parameters": {
+                "rope_type": "default",
+                "partial_rotary_factor": 0.5,
+                "rope_theta": 300.0,
+            },
+        },
+    ),
     "gpt_neox-serial": (
         "GPTNeoXConfig",
         {

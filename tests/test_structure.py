@@ -16,6 +16,7 @@ LAYERS = (
     ("errors",),
     ("checks", "config", "files", "registry"),
     ("references",),
+    ("logit_maps",),
     ("sampling",),
     ("divergences",),
     ("rng",),
@@ -34,7 +35,7 @@ LAYERS = (
     ("control",),
     ("drafters", "theory"),
     ("bench",),
-    ("report", "train"),
+    ("generation", "report", "train"),
     ("run",),
     ("testing", "__main__"),
 )

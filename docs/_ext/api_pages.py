@@ -16,7 +16,18 @@ import specjax
 
 # Page -> its title; every other part of the package has a page of its name.
 ENGINE = (
-    *("types", "rng", "sampling", "tree", "cache", "step", "outcome", "prompt", "decode"),
+    *(
+        "types",
+        "rng",
+        "logit_maps",
+        "sampling",
+        "tree",
+        "cache",
+        "step",
+        "outcome",
+        "prompt",
+        "decode",
+    ),
     *("errors", "checks", "config", "files", "registry", "references"),
 )
 

@@ -22,7 +22,7 @@ def _divided(mesh: Mesh, made: Pair, size: Size) -> tuple[ModelParams, Any, Any,
     """Parameters, a state with one row for each part of the rows, stop ids, and the specs."""
     sizes = dict(mesh.shape)
     arrays = programs.prompts(size, sizes["data"])
-    start = decoding._prefilled(made.target, made.drafter, size.text, 256)
+    start = decoding._prefilled(made.target, made.drafter, size.text, 256, False)
     specs = states.specs(mesh, made.drafter, start, made.params, arrays)
     placed = [sharding.shardings(mesh, sharding.param_specs(each, sizes)) for each in made.params]
     params = ModelParams(

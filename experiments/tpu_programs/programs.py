@@ -199,7 +199,7 @@ def prefill(size: Size, device: Any, batch: int = 1) -> Made:
 
 def state_of(made: Pair, size: Size, batch: int) -> Any:
     """The shapes of a state after the prefill."""
-    start = decoding._prefilled(made.target, made.drafter, size.text, 256)
+    start = decoding._prefilled(made.target, made.drafter, size.text, 256, False)
     return jax.eval_shape(start, made.params, *prompts(size, batch))
 
 

@@ -60,6 +60,8 @@ def overlap(
     # The probs of a deterministic tree choose its tokens; no token is drawn from them.
     probs = None if drafter.siblings == DETERMINISTIC else drafter.probs
     foresee = None if drafter.training is None else drafter.training.foresee
+    if sampling.make_sampling(1, **settings).maps is not None:
+        foresee = None  # forecasts are made without penalties, biases and bans
     if not sum(map(len, outputs)) or (probs is None and foresee is None):
         return None
     by_token = None

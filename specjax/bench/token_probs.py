@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import sampling
+from specjax import logit_maps, sampling
 from specjax.models import lm
 from specjax.types import LM, Context, Drafter, ModelParams
 
@@ -59,7 +59,8 @@ def compare(
     for start in range(0, len(prompts), batch):
         some = slice(start, start + batch)
         pairs = list(zip(prompts[some], outputs[some], strict=True))
-        context = _pack([[*p, *o] for p, o in pairs], batch, width, settings)
+        begins = [len(p) for p, _ in pairs]
+        context = _pack([[*p, *o] for p, o in pairs], begins, batch, width, settings)
         values = np.stack([np.asarray(v) for v in _compare(target, draft_probs, params, context)])
         # Column t belongs to the token at t + 1.
         columns += [
@@ -68,14 +69,17 @@ def compare(
     return Comparison(*np.concatenate(columns, axis=1).astype(np.float64))
 
 
-def _pack(rows: list[list[int]], batch: int, width: int, settings: dict) -> Context:
+def _pack(
+    rows: list[list[int]], begins: list[int], batch: int, width: int, settings: dict
+) -> Context:
+    """The texts; ``begins`` are the lengths of their prompts."""
     tokens = np.zeros((batch, width), np.int32)
     for i, row in enumerate(rows):
         tokens[i, : len(row)] = row
     lengths = np.array([len(row) for row in rows] + [1] * (batch - len(rows)), np.int32)
-    return Context(
-        jnp.asarray(tokens), jnp.asarray(lengths), sampling.make_sampling(batch, **settings)
-    )
+    how = sampling.make_sampling(batch, **settings)
+    how = sampling.after_prompt(how, jnp.asarray([*begins, *[1] * (batch - len(rows))]))
+    return Context(jnp.asarray(tokens), jnp.asarray(lengths), how)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -83,6 +87,7 @@ def _compare(target, draft_probs, params, context):
     """The fields of ``Comparison`` for every token after the first, f32[B,T-1] each."""
     tokens = context.tokens
     logits = lm.forward(target, params.target, tokens).logits
+    logits = logit_maps.along_text(context.sampling.maps, logits, tokens)
     probs = sampling.to_probs(logits, context.sampling)[:, :-1]
     own = jnp.take_along_axis(probs, tokens[:, 1:, None], -1)
     above = jnp.where(probs > own, probs, 0).sum(-1)

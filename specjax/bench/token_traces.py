@@ -263,10 +263,11 @@ def _draft_prob(
     tokens = np.zeros((1, job.width + job.max_new_tokens), np.int32)
     tokens[0, : len(prompt) + len(output)] = [*prompt, *output]
     settings = job.settings | ({"temperature": 1.0} if job.settings["temperature"] == 0 else {})
+    how = sampling.make_sampling(1, **settings)
     context = Context(
         jnp.asarray(tokens),
         jnp.asarray([len(prompt) + len(output)]),
-        sampling.make_sampling(1, **settings),
+        sampling.after_prompt(how, jnp.asarray([len(prompt)])),
     )
     probs = _call_probs(method.drafter, method.params, context)
     return lambda position, token: float(probs[0, position - 1, token])

@@ -24,7 +24,7 @@ _KINDS = {
 # null in config.json means None, not the default.
 _NULLABLE = ("attention_softcap", "final_softcap")
 # Keys that change what a decoder computes. A family that does not read such a key refuses values
-# other than null, false and 0 (of the last line: and 1).
+# other than null, false and 0.
 _CHANGING = {
     *("attention_bias", "qkv_bias", "use_qkv_bias", "mlp_bias", "lm_head_bias", "qk_norm"),
     *("use_qk_norm", "qk_layernorm", "sliding_window", "use_sliding_window", "clip_qkv", "alibi"),
@@ -34,12 +34,13 @@ _CHANGING = {
     *("num_experts", "num_local_experts", "n_routed_experts", "kv_lora_rank"),
     *("num_kv_shared_layers", "add_cross_attention"),
 }
+# The same for factors, of which 1 has no effect either.
 _FACTORS = {
     *("partial_rotary_factor", "rotary_pct", "logit_scale", "logits_scaling"),
     *("embedding_multiplier", "residual_multiplier"),
 }
 _ROTARY = ("partial_rotary_factor", "rotary_pct")
-# Files with another name of a family, whose text model is described in "text_config".
+# Names of models that also read images; "text_config" describes their text model.
 _NESTED = {"gemma3": "Gemma3ForConditionalGeneration"}
 
 

@@ -10,6 +10,7 @@ from specjax.bench.passes import Job, Method
 from specjax.data.prompts import PromptSet
 from specjax.errors import UserError
 from specjax.models import hf
+from specjax.run import decoding_keys
 from specjax.run.resolve import Settings
 
 
@@ -102,7 +103,7 @@ def job(
         target=target.lm,
         params=target.params,
         prompts=[prompt.ids for prompt in prompts.prompts],
-        settings={**settings.sampling, "temperature": temperature},
+        settings=decoding_keys.complete({**settings.sampling, "temperature": temperature}, target),
         batch_size=batch_size,
         max_new_tokens=settings.max_new_tokens,
         eos_id=() if settings.ignore_eos else target.config.eos_token_id,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -19,6 +18,7 @@ from specjax.data import prompts as prompts_lib
 from specjax.data import recordings
 from specjax.data.prompts import Prompt, PromptSet
 from specjax.errors import UserError
+from specjax.generation import stops
 from specjax.report import terminal
 from specjax.run import build, workdirs
 from specjax.run.resolve import Settings
@@ -51,14 +51,13 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
     workdirs.announce_replacement(settings, workdir)
     if len(chosen.prompts) == 1 and console.is_terminal and jax.process_count() == 1:
         began, rate = time.perf_counter(), None
-        counts, outputs = _stream(job, method, chosen.prompts[0], tokenizer.decode, console)
+        row = stops.Row(list(chosen.prompts[0].ids), tokenizer.decode, settings.stop)
+        counts, outputs = _stream(job, method, chosen.prompts[0], row, console)
         speed = f"{time.perf_counter() - began:.1f} seconds, compilation included"
     else:
         counts, outputs, rate = turns.results(chosen.prompts)
         speed = f"{rate:.1f} tokens/s without prefill and compilation"
-    texts = [
-        _continuation(tokenizer, p.ids, ids) for p, ids in zip(chosen.prompts, outputs, strict=True)
-    ]
+    texts, outputs = _cut(settings, tokenizer, chosen.prompts, outputs)
     if rate is not None:
         for prompt, text in zip(chosen.prompts, texts, strict=True):
             console.print(Text.assemble((prompt.text, "dim"), text, "\n"))
@@ -84,6 +83,18 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
     if settings.record:
         _record(settings.record, chosen, outputs)
         console.print(Text(f"wrote {settings.record}", "dim"))
+
+
+def _cut(
+    settings: Settings, tokenizer, prompts: list[Prompt], outputs: list[list[int]]
+) -> tuple[list[str], list[list[int]]]:
+    """The texts of the outputs up to their stop strings, and the tokens that complete these."""
+    cuts = [
+        stops.cut(ids, settings.stop, tokenizer.decode, prompt.ids)
+        for prompt, ids in zip(prompts, outputs, strict=True)
+    ]
+    kept = [ids[: each.tokens] for ids, each in zip(outputs, cuts, strict=True)]
+    return [each.text for each in cuts], kept
 
 
 def _record(path: str, chosen: PromptSet, outputs: list[list[int]]) -> None:
@@ -125,7 +136,8 @@ class _Turns:
         passes.run_pass(job, self._method, brief=True)
         run = passes.run_pass(job, self._method)
         self._decoded |= {(p.question, p.turn): (run, row) for row, p in enumerate(prompts)}
-        return run.outputs
+        # What follows a stop string is no part of a conversation.
+        return _cut(self._settings, self._target.tokenizer, prompts, run.outputs)[1]
 
     def results(self, prompts: list[Prompt]) -> tuple[metrics.Counts, list[list[int]], float]:
         """Counts over all prompts, the outputs, and tokens per second."""
@@ -142,15 +154,18 @@ def _stream(
     job: passes.Job,
     method: passes.Method,
     prompt: Prompt,
-    spell: Callable[[list[int]], str],
+    row: stops.Row,
     console,
 ) -> tuple[metrics.Counts, list[list[int]]]:
-    """Prints the text of one prompt round by round; its counts and its output."""
+    """Prints the text of one prompt round by round; its counts and its output.
+
+    ``row`` is the text, which may end at a stop string.
+    """
     job, method = passes.one_part(job._replace(batch_size=1), method)
     rows, ids = next(passes.batches(job))
     state = passes.begin(job, method.drafter, method.params, rows, ids)
     console.print(Text(prompt.text, "dim"), end="")
-    shown, output, records = len(spell(prompt.ids)), [], []
+    shown, output, records = 0, [], []
     for _, info in decode.stream(
         job.target,
         method.drafter,
@@ -161,16 +176,14 @@ def _stream(
         verify_widths=job.verify_widths,
     ):
         records.append([np.asarray(x) for x in decode.counts_of(info)])
-        output += [int(t) for t in info.tokens[0][: int(info.emitted[0])]]
-        text = spell(prompt.ids + output)
-        if not text.endswith("\ufffd"):  # half a character: wait for the rest
-            console.print(Text(text[shown:]), end="")
-            shown = len(text)
-    console.print(Text(spell(prompt.ids + output)[shown:]))
+        new = [int(t) for t in info.tokens[0][: int(info.emitted[0])]]
+        output += new
+        ended = row.add(new)
+        console.print(Text(row.settled[shown:]), end="")
+        shown = max(shown, len(row.settled))
+        if ended:
+            break
+    row.add((), last=True)
+    console.print(Text(row.cut().text[shown:]))
     stacked = decode.Records(*(jnp.stack(x) for x in zip(*records, strict=True)))
     return metrics.count(stacked, [True], method.drafter.longest), [output]
-
-
-def _continuation(tokenizer, prompt: list[int], new: list[int]) -> str:
-    """The text of ``new`` after the prompt (some tokenizers drop the first space of a text)."""
-    return tokenizer.decode(prompt + new)[len(tokenizer.decode(prompt)) :]

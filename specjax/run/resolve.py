@@ -11,12 +11,13 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specjax import accept, drafters, registry, sampling, sharding
+from specjax import accept, drafters, registry
 from specjax.bench.methods import MethodChoice
 from specjax.checks import one_of, whole
 from specjax.config import Config, given
 from specjax.data.prompts import PromptSource
 from specjax.errors import UserError
+from specjax.run import decoding_keys
 from specjax.run.overrides import label_of
 
 FREE = ("again",)  # keys that change no result
@@ -59,6 +60,7 @@ class Settings:
     batch_size: int
     max_new_tokens: int
     ignore_eos: bool
+    stop: tuple[str, ...]  # texts that end an output
     verify_widths: tuple[int, ...] | None  # as in ``step.speculative_step``
     mesh: str  # as in ``sharding.make_mesh``; "": one device
     seed: int
@@ -101,8 +103,9 @@ def resolve(config: Config) -> Settings:
         batch_size=config.batch_size,
         max_new_tokens=config.max_new_tokens,
         ignore_eos=config.get("ignore_eos", False),
-        verify_widths=_widths(config.get("verify_widths", "auto")),
-        mesh=_mesh(config),
+        stop=decoding_keys.stops(config),
+        verify_widths=decoding_keys.widths(config.get("verify_widths", "auto")),
+        mesh=decoding_keys.mesh(config),
         seed=config.seed,
         prompts=_prompt_source(config, grid),
         record=config.get("record", ""),
@@ -210,39 +213,11 @@ def _check_rule(key: str, name: str, keys: dict) -> None:
         )
 
 
-def _widths(value: Any) -> tuple[int, ...] | None:
-    """``config.verify_widths``: "auto", "full", or numbers separated by commas."""
-    if value == "auto":
-        return None
-    if value == "full":
-        return ()
-    try:
-        widths = tuple(int(each) for each in str(value).split(","))
-    except ValueError:
-        widths = (0,)
-    if min(widths) < 1:
-        raise UserError(
-            f"config.verify_widths is {value!r}; it must be 'auto', 'full', or whole numbers >= 1 "
-            "separated by commas, such as '1,5,11'"
-        )
-    return widths
-
-
-def _mesh(config: Config) -> str:
-    """``config.mesh``. Raises UserError for another form, and where it would be ignored."""
-    mesh = config.get("mesh") or ""
-    if mesh:
-        sharding.parse(mesh)
-        if config.mode == "replay":
-            raise UserError("config.mesh is not for mode replay; leave it out")
-    return mesh
-
-
 def _check_grid(config: Config, grid: Any) -> None:
     for temperature in [config.sampling.temperature, *grid.get("temperatures", ())]:
         if isinstance(temperature, bool) or not isinstance(temperature, int | float):
             raise UserError(f"temperature is {temperature!r}; it must be a number")
-        sampling.make_sampling(1, **{**config.sampling.to_dict(), "temperature": temperature})
+        decoding_keys.check({**config.sampling.to_dict(), "temperature": temperature})
     for batch_size in [config.batch_size, *grid.get("batch_sizes", ())]:
         whole("batch size", batch_size, 1)
     for name in ("temperatures", "batch_sizes", "contexts", "prompts"):

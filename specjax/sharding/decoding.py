@@ -19,7 +19,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from specjax import decode, outcome
+from specjax import decode, logit_maps, outcome
 from specjax import sampling as sampling_lib
 from specjax.errors import UserError
 from specjax.outcome import EosId
@@ -49,6 +49,7 @@ def prefill(
     sampling: Sampling | None = None,
     limit: Any = None,
     chunk: int = 256,
+    logprobs: bool = False,
 ) -> DecodeState:
     """``decode.prefill`` on a mesh; the arrays of the state are divided among its devices.
 
@@ -64,10 +65,11 @@ def prefill(
     limit = check_prefill(target, prompt, lengths, limit, max_len)
     if sampling is None:
         sampling = sampling_lib.make_sampling(prompt.shape[0])
+    logit_maps.check(sampling.maps, target.vocab_size)
     arrays = (prompt, lengths, limit, keys, sampling)
     arrays = put(mesh, arrays, jax.tree.map(lambda _: ROWS, arrays))
-    options = (target, drafter, max_len, chunk)
-    specs = _specs(mesh, options, *_abstract((params, arrays)))
+    options = (target, drafter, max_len, chunk, logprobs)
+    specs = _specs(mesh, options, *states.abstract((params, arrays)))
     return groups.run(mesh, _prefill_program, (options, specs), (params, *arrays))
 
 
@@ -80,18 +82,14 @@ def check_rows(mesh: Mesh, rows: int) -> None:
         )
 
 
-def _prefilled(target: LM, drafter: Drafter, max_len: int, chunk: int) -> Callable:
+def _prefilled(target: LM, drafter: Drafter, max_len: int, chunk: int, logprobs: bool) -> Callable:
+    static = {"max_len": max_len, "chunk": chunk, "logprobs": logprobs}
+
     def make(params, prompt, lengths, limit, keys, sampling):
-        settings = {"max_len": max_len, "chunk": chunk, "limit": limit, "sampling": sampling}
+        settings = {"limit": limit, "sampling": sampling, **static}
         return decode.prefill(target, drafter, params, prompt, lengths, keys, **settings)
 
     return make
-
-
-def _abstract(values: Any) -> tuple[tuple, Any]:
-    """Shapes and dtypes of a pytree, and its structure; both can be hashed."""
-    leaves, treedef = jax.tree.flatten(values)
-    return tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves), treedef
 
 
 @functools.lru_cache(maxsize=256)

@@ -37,26 +37,42 @@ def specs(mesh: Mesh, drafter: Drafter, make: Callable, params: Any, arrays: tup
 
     Raises UserError for a drafter with an array that belongs to no row: its parts would differ.
     """
-    one = jax.eval_shape(make, params, *_with_rows(arrays, 1))
-    two = jax.eval_shape(make, params, *_with_rows(arrays, 2))
-
-    def spec(path: tuple, a: Any, b: Any) -> PartitionSpec:
-        sizes = zip(a.shape, b.shape, strict=True)
-        at = [number for number, (x, y) in enumerate(sizes) if x != y]
-        name = jax.tree_util.keystr(path, simple=True, separator=".")
-        if name == "round":
-            return PartitionSpec()
-        if len(at) != 1:
-            raise UserError(
-                f"{drafter.name} keeps {name} of shape {a.shape}, which belongs to no row of the "
-                "batch; rows of such a drafter cannot be divided among devices"
-            )
-        return PartitionSpec(*[None] * at[0], DATA)
-
-    by_rows = jax.tree_util.tree_map_with_path(spec, one, two)
-    divided = _divide_caches(by_rows, one, mesh.shape[TENSOR])
+    why = "rows of such a drafter cannot be divided among devices"
+    axes, state = row_axes(drafter, make, params, arrays, why)
+    rows = [PartitionSpec() if at is None else PartitionSpec(*[None] * at, DATA) for at in axes]
+    by_rows = jax.tree.unflatten(jax.tree.structure(state), rows)
+    divided = _divide_caches(by_rows, state, mesh.shape[TENSOR])
     leaves, treedef = jax.tree.flatten(divided, is_leaf=_is_spec)
     return Specs(tuple(leaves), treedef)
+
+
+def row_axes(
+    drafter: Drafter, make: Callable, params: Any, arrays: tuple, why: str
+) -> tuple[tuple[int | None, ...], Any]:
+    """The axis of each leaf of ``make(params, *arrays)`` that has the rows, and the leaves' shapes.
+
+    None: the number of the round, which belongs to no row. Raises UserError for any other such
+    array of the drafter; ``why`` is what cannot be done then.
+    """
+    one = jax.eval_shape(make, params, *_with_rows(arrays, 1))
+    two = jax.eval_shape(make, params, *_with_rows(arrays, 2))
+    axes = []
+    for (path, a), b in zip(jax.tree.leaves_with_path(one), jax.tree.leaves(two), strict=True):
+        at = [n for n, (x, y) in enumerate(zip(a.shape, b.shape, strict=True)) if x != y]
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        if name != "round" and len(at) != 1:
+            raise UserError(
+                f"{drafter.name} keeps {name} of shape {a.shape}, which belongs to no row of the "
+                f"batch; {why}"
+            )
+        axes.append(None if name == "round" else at[0])
+    return tuple(axes), one
+
+
+def abstract(values: Any) -> tuple[tuple, Any]:
+    """Shapes and dtypes of a pytree, and its structure; both can be hashed."""
+    leaves, treedef = jax.tree.flatten(values)
+    return tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves), treedef
 
 
 def specs_of(mesh: Mesh, state: DecodeState) -> Specs:

@@ -90,7 +90,9 @@ def enumerated(
     law = np.zeros((target.vocab_size,) * steps)
     target = compiled(target)
     state, shared = _begin(target, drafter, params, prompt, steps, settings, after)
+    begun = len(prompt)
     prompt = state["tokens"][0, : int(state["length"][0])].tolist()
+    settings["written"] = len(prompt) - begun
     truth = laws.sequence_law(target, params.target, prompt, steps, **settings)
     weight, drafted, accepted = np.ones(1), 0.0, np.zeros(drafter.longest + 1)
     for number in itertools.count() if rounds is None else range(rounds):

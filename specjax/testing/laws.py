@@ -11,20 +11,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import sampling
+from specjax.logit_maps import LogitMaps
 from specjax.models import lm
+from specjax.testing.mapped_logits import mapped_logits
 from specjax.types import LM
 
 
-def sequence_law(model: LM, params, prompt: Sequence[int], steps: int, **settings) -> np.ndarray:
+def sequence_law(
+    model: LM, params, prompt: Sequence[int], steps: int, *, written: int = 0, **settings
+) -> np.ndarray:
     """The exact law of the next ``steps`` tokens after ``prompt``, for any small vocabulary.
 
-    ``settings`` are those of ``sampling.make_sampling``. Returns float64[V,...,V], ``steps`` axes.
+    ``settings`` are those of ``sampling.make_sampling``. The last ``written`` tokens of ``prompt``
+    are output: penalties tell them from the prompt. Returns float64[V,...,V], ``steps`` axes.
     """
     vocab = model.vocab_size
     continuations = list(itertools.product(range(vocab), repeat=steps - 1)) or [()]
     tokens = jnp.asarray([list(prompt) + list(c) for c in continuations], jnp.int32)
     rows = sampling.make_sampling(len(continuations), **settings)
-    probs = np.asarray(_probs(model, params, tokens, rows), np.float64)[:, len(prompt) - 1 :]
+    logits = _logits(model, params, tokens)[:, len(prompt) - 1 :]
+    if rows.maps is not None:
+        logits = _mapped(rows.maps, logits, tokens, len(prompt), len(prompt) - written)
+    probs = np.asarray(sampling.to_probs(logits, rows), np.float64)
     joint = np.ones((len(continuations), 1))
     for row, continuation in enumerate(continuations):
         for place, token in enumerate(continuation):
@@ -33,6 +41,19 @@ def sequence_law(model: LM, params, prompt: Sequence[int], steps: int, **setting
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _probs(model: LM, params, tokens: jax.Array, rows: sampling.Sampling) -> jax.Array:
-    """f[B,T,V]: the adjusted probabilities after each token."""
-    return sampling.to_probs(lm.forward(model, params, tokens).logits, rows)
+def _logits(model: LM, params, tokens: jax.Array) -> jax.Array:
+    """f[B,T,V]: the model's logits after each token."""
+    return lm.forward(model, params, tokens).logits
+
+
+def _mapped(
+    maps: LogitMaps, logits: jax.Array, tokens: jax.Array, begin: int, prompt: int
+) -> jax.Array:
+    """The logits f[B,T,V] after the maps; the first ones follow ``begin`` tokens of each text."""
+    result = np.array(logits, np.float64)
+    for row, text in enumerate(np.asarray(tokens).tolist()):
+        for place in range(result.shape[1]):
+            end = begin + place
+            parts = (text[:prompt], text[prompt:end])
+            result[row, place] = mapped_logits(maps, row, result[row, place], *parts)
+    return jnp.asarray(result, logits.dtype)

@@ -25,6 +25,9 @@ class DecodeState(struct.PyTreeNode):
     round: Array  # i32[]
     sampling: Sampling
     taps: tuple[Array, ...] = ()  # [B,E] each: see ``Context``
+    # f32[B,S] the log-probability of each token of the output, by the target's own logits, before
+    # maps and temperature; 0 elsewhere. None: not wanted.
+    logprobs: Array | None = None
     made_for: str = struct.field(pytree_node=False, default="")  # tag of the drafter
 
 

@@ -25,23 +25,38 @@ ROWS, NEW, EOS = 8, 14, 2
 EXCHANGE = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter|collective-broadcast"
 
 
-def inputs(vocab: int):
+MAPPED = ", mapped"  # after the name of a case: with all maps of logits, and with logprobs
+
+
+def inputs(vocab: int, mapped: bool = False):
     draw = np.random.default_rng(5)
     prompts = [draw.integers(0, vocab, size).tolist() for size in (1, 3, 9, 4, 2, 9, 6, 5)]
     tokens, lengths = decode.pack_prompts(prompts)
     limit = lengths + jnp.asarray([NEW, 1, NEW, 3, NEW, 7, NEW, 0])
-    how = sampling.make_sampling(ROWS, temperature=jnp.asarray([0.0, 1.0, 0.7, 0.0] * 2))
+    maps = {
+        "repetition_penalty": np.linspace(1, 2, ROWS),
+        "presence_penalty": np.linspace(-0.5, 1, ROWS),
+        "frequency_penalty": 0.3,
+        "logit_bias": [None, *[{0: 0.5}] * (ROWS - 1)],
+        "min_new_tokens": np.arange(ROWS),
+        "end_ids": EOS,
+        "vocab_size": vocab,
+    }
+    temperature = jnp.asarray([0.0, 1.0, 0.7, 0.0] * 2)
+    how = sampling.make_sampling(ROWS, temperature, **(maps if mapped else {}))
     keys = rng.row_keys(3, list(range(ROWS)))
-    return (tokens, lengths, keys), {"max_len": 9 + NEW, "limit": limit, "sampling": how}
+    options = {"max_len": 9 + NEW, "limit": limit, "sampling": how, "logprobs": mapped}
+    return (tokens, lengths, keys), options
 
 
 def check(name: str, mesh: jax.sharding.Mesh) -> None:
     """Raises AssertionError unless a case gives the same on the mesh."""
-    case = cases.real(name)
+    mapped = name.endswith(MAPPED)
+    case = cases.real(name.removesuffix(MAPPED))
     rule = accept.load(accept.default_rule(case.drafter))
     model, drafter = case.target, case.drafter
-    arrays, options = inputs(model.vocab_size)
-    texts, counts = [], []
+    arrays, options = inputs(model.vocab_size, mapped)
+    texts, counts, logprobs = [], [], []
     placed = sharding.place(mesh, model, case.params)
     for part in (None, mesh):
         params, use = (case.params, decode) if part is None else (placed, sharding)
@@ -54,8 +69,10 @@ def check(name: str, mesh: jax.sharding.Mesh) -> None:
         decode.check(state)
         texts.append(decode.outputs(state, np.asarray(arrays[1]).tolist()))
         counts.append(jax.device_get((records.emitted, records.accepted, state.round)))
+        logprobs.append(np.asarray(state.logprobs) if mapped else 0)
     assert texts[0] == texts[1], (name, texts)
     jax.tree.map(np.testing.assert_array_equal, counts[0], counts[1])
+    np.testing.assert_allclose(*logprobs, rtol=1e-5)
     assert len({len(text) for text in texts[0]}) > 2  # rows end at different times
 
 

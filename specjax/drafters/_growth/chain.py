@@ -53,7 +53,7 @@ def grow(job: Job, rows: Rows, gamma: int, siblings: str, block: Any) -> tuple[D
 
 def _begin(job: Job, rows: Rows, gamma: int, siblings: str, block: Any) -> _Carry:
     """The chain with its first node."""
-    logits = job.begun.logits[:, None]
+    logits = growing.mapped(job, job.begun.logits[:, None])
     start = jnp.zeros((job.batch, 1), growing.dtype_of(logits))
     one, rows = _next(job, siblings, 0, logits, rows, start)
     empty = jax.tree.map(lambda x: jnp.zeros((x.shape[0], gamma, *x.shape[2:]), x.dtype), one)
@@ -78,6 +78,9 @@ def _level(job: Job, siblings: str, index: jax.Array, carry: _Carry) -> _Carry:
     nodes = Nodes(token, parent, index, layout)
     # The loop ends when no row goes on, so the step needs no condition of its own.
     logits, memory = job.stepper.step(job.params, job.begun.kept, nodes, carry.block)
+    if job.text is not None:
+        above = jnp.arange(carry.draft.tokens.shape[1]) < index
+        logits = growing.mapped(job, logits, carry.draft.tokens, above[None, None])
     one, rows = _next(job, siblings, index, logits, carry.rows, carry.log_prob[:, None])
     return _Carry(
         tree.put(carry.draft, one, index),

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from specjax import logit_maps
 from specjax.drafters._growth import chain, levels, pool
 from specjax.drafters._growth import rows as growing
 from specjax.drafters._growth.plans import Fixed, Plan, Pooled
@@ -119,7 +120,9 @@ def _propose(
 ) -> tuple[Draft, State]:
     stepper, (growth, controller) = setup
     begun = stepper.begin(params, context, state.kept)
-    job = Job(stepper, controller, params, keys, context, begun)
+    vocab, how = begun.logits.shape[-1], context.sampling.maps
+    text = logit_maps.read(how, context.tokens, context.length, vocab)
+    job = Job(stepper, controller, params, keys, context, begun, text)
     rows, places = growing.first_rows(job, state.control), state.places
     if not isinstance(growth, Fixed):
         draft, places, block, rows = pool.grow(job, rows, growth)

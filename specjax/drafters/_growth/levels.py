@@ -40,6 +40,7 @@ def grow(job: Job, rows: Rows, shape: Topology, siblings: str) -> tuple[Draft, A
             nodes = Nodes(tokens, np.array(own), depth, tree.layout(fed, len(own)))
             logits, memory = growing.step(job, rows, nodes, block)
             block = memory if block is None else tree.join(block, memory)
+        logits = _mapped(job, logits, shape, parents, parts)
         which, below = np.arange(len(parents)) % logits.shape[1], family(shape, parents)
         rows = growing.ask(job, rows, Ahead(depth, logits, log_prob, exist))
         going = growing.drawing(job, rows)
@@ -57,6 +58,24 @@ def grow(job: Job, rows: Rows, shape: Topology, siblings: str) -> tuple[Draft, A
     draft = jax.tree.map(lambda *each: jnp.concatenate(each, 1)[:, back], *parts)
     parents = jnp.broadcast_to(jnp.asarray(shape.parents, jnp.int32), (job.batch, shape.nodes))
     return draft.replace(parents=parents, finite=rows.finite, depth=shape.depth), block, rows
+
+
+def _mapped(
+    job: Job, logits: jax.Array, shape: Topology, parents: list[int], parts: list[Draft]
+) -> jax.Array:
+    """The logits after the nodes ``parents``, with the maps of their paths.
+
+    ``parts`` are the levels above. With maps, logits that are the same after all nodes of a level
+    differ: the paths differ.
+    """
+    if job.text is None or not parts:
+        return growing.mapped(job, logits)
+    tokens = jnp.concatenate([part.tokens for part in parts], 1)
+    order = [node for level in shape.levels[: len(parts)] for node in level]
+    paths = node_paths(shape)
+    visible = np.array([np.isin(order, paths[node + 1]) for node in parents])
+    logits = jnp.broadcast_to(logits, (job.batch, len(parents), logits.shape[-1]))
+    return growing.mapped(job, logits, tokens, jnp.asarray(visible)[None])
 
 
 def fed_places(shape: Topology) -> np.ndarray:

@@ -40,6 +40,8 @@ class _Front(struct.PyTreeNode):
     index: jax.Array  # i32[B,K] in the whole pool; -1: the pending token
     place: jax.Array  # i32[B,K] in the block
     above: jax.Array  # i32[B,F] the places of the parents of all nodes that were fed, these last
+    # i32[B,K,L] the tokens of the path, the node's own last; None: rows without maps of logits.
+    path: jax.Array | None
 
 
 def grow(job: Job, rows: Rows, plan: Pooled) -> tuple[Draft, jax.Array, Any, Rows]:
@@ -61,6 +63,7 @@ def grow(job: Job, rows: Rows, plan: Pooled) -> tuple[Draft, jax.Array, Any, Row
             nodes = Nodes(front.tokens, parents, depth, layout)
             logits, memory = growing.step(job, rows, nodes, block)
             block = memory if block is None else tree.join(block, memory)
+        logits = _mapped(job, logits, front)
         exist = jnp.broadcast_to(rows.going[:, None], front.total.shape)
         rows = growing.ask(job, rows, Ahead(depth, logits, front.total, exist))
         level, above = _children(front, logits, top_k, plan.most)
@@ -90,31 +93,45 @@ def _first(job: Job) -> _Front:
     minus = jnp.full((job.batch, 1), -1, jnp.int32)
     total = jnp.zeros((job.batch, 1), growing.dtype_of(job.begun.logits))
     above = minus[:, : job.roots]
-    return _Front(job.context.pending[:, None], total, minus, minus + job.roots, above)
+    path = None if job.text is None else jnp.zeros((job.batch, 1, 0), jnp.int32)
+    return _Front(job.context.pending[:, None], total, minus, minus + job.roots, above, path)
+
+
+def _mapped(job: Job, logits: jax.Array, front: _Front) -> jax.Array:
+    """The logits after the nodes of the frontier, with the maps of their paths."""
+    if front.path is None or not front.path.shape[2]:
+        return growing.mapped(job, logits)
+    batch, size, depth = front.path.shape
+    own = jnp.repeat(jnp.eye(size, dtype=bool), depth, 1)
+    logits = jnp.broadcast_to(logits, (batch, size, logits.shape[-1]))
+    return growing.mapped(job, logits, front.path.reshape(batch, -1), own[None])
 
 
 def _children(
     front: _Front, logits: jax.Array, top_k: int, most: int | None
-) -> tuple[_Pool, jax.Array]:
-    """The children of the frontier, and the places of their parents i32[B,C]."""
+) -> tuple[_Pool, tuple[jax.Array, jax.Array | None]]:
+    """The children of the frontier; places i32[B,C] and paths i32[B,C,L] of their parents."""
     scores = growing.log_probs(logits)
     tokens, total, parent = dynamic.expand(front.total, scores, top_k, most)
-    parents, above = at((front.index, front.place), parent)
+    parents, above, paths = at((front.index, front.place, front.path), parent)
     unfed, every = jnp.full_like(tokens, -1), jnp.ones_like(tokens, bool)
-    return _Pool(tokens, total, parents, unfed, every), above
+    return _Pool(tokens, total, parents, unfed, every), (above, paths)
 
 
 def _frontier(
-    front: _Front, level: _Pool, above: jax.Array, width: int, size: int
+    front: _Front, level: _Pool, above: tuple[jax.Array, jax.Array | None], width: int, size: int
 ) -> tuple[_Front, _Pool]:
     """The ``width`` best nodes of a level, and the level with their places.
 
-    ``size`` is the number of candidates before this level.
+    ``above`` has the places and paths of the parents. ``size`` is the number of candidates before
+    this level.
     """
     best = dynamic.frontier(level.total, width)
-    tokens, total, above = at((level.tokens, level.total, above), best)
+    tokens, total, (above_, paths) = at((level.tokens, level.total, above), best)
     fed = front.above.shape[1] + jnp.arange(width, dtype=jnp.int32)
     place = jnp.broadcast_to(fed, best.shape)
     places = jax.vmap(lambda row, index, to: row.at[index].set(to))(level.places, best, place)
-    every = jnp.concatenate([front.above, above], 1)
-    return _Front(tokens, total, size + best, place, every), level.replace(places=places)
+    every = jnp.concatenate([front.above, above_], 1)
+    if paths is not None:
+        paths = jnp.concatenate([paths, tokens[..., None]], 2)
+    return _Front(tokens, total, size + best, place, every, paths), level.replace(places=places)

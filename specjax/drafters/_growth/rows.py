@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from specjax import tree
+from specjax import logit_maps, tree
 from specjax.control import Ahead, Controller
 from specjax.drafters._growth.stepper import Begun, Nodes, Stepper
 from specjax.rng import RowKeys
@@ -26,6 +26,7 @@ class Job(NamedTuple):
     keys: RowKeys
     context: Context
     begun: Begun
+    text: logit_maps.Text | None  # what the row's maps of logits read of the committed text
 
     @property
     def batch(self) -> int:
@@ -44,6 +45,17 @@ class Rows(struct.PyTreeNode):
     going: jax.Array  # bool[B] whether the row gets further levels
     finite: jax.Array  # bool[B] whether all logits were finite that the row used
     control: Any  # the controller's state
+
+
+def mapped(
+    job: Job, logits: jax.Array, tokens: jax.Array | None = None, visible: Any = None
+) -> jax.Array:
+    """Logits f[B,n,V] after the row's penalties, biases and bans, like the target's.
+
+    ``tokens`` i32[B,P] are nodes of the draft, ``visible`` bool[B,n,P] (or [1,n,P]) those on the
+    path of each of the n places; None: the places follow the committed text.
+    """
+    return logit_maps.for_draft(job.context.sampling.maps, job.text, logits, tokens, visible)
 
 
 def first_rows(job: Job, control: Any) -> Rows:

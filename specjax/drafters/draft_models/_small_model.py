@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax import decode, sampling
+from specjax import decode, logit_maps, sampling
 from specjax.drafters import _foresee, _growth
 from specjax.drafters._growth import Begun, Drafted, Nodes, Plan, Stepper
 from specjax.errors import UserError
@@ -214,6 +214,7 @@ def by_depth(values: jax.Array, depth: int, beyond: float) -> jax.Array:
 def _probs(model: LM, params: ModelParams, context: Context) -> jax.Array:
     """f32[B,S,V]: ``Drafter.probs``, what the model would draw from after each prefix."""
     logits = forward(model, params.draft, context.tokens).logits
+    logits = logit_maps.along_text(context.sampling.maps, logits, context.tokens)
     return sampling.to_probs(logits, context.sampling)
 
 

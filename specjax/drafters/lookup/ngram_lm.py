@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specjax import references, sampling
+from specjax import logit_maps, references, sampling
 from specjax.checks import number, one_of, whole
 from specjax.data import ngram_tables
 from specjax.data.ngram_tables import PROBES, Tables
@@ -123,24 +123,45 @@ def _weight(name: str, value: float | None, default: float, order: int, needed: 
 
 
 def _propose(settings: Settings, params, keys, context, state):
-    tables, weights = params.draft, settings.weights
+    tables, how = params.draft, context.sampling.maps
+    batch, vocab = context.length.shape[0], settings.vocab_size
+    text = logit_maps.read(how, context.tokens, context.length, vocab)
 
     def step(carry, index):
-        before, newest = carry
-        if settings.mode == "argmax":
-            token, probs = _most_probable(tables, weights, before, newest), None
+        before, newest, drawn = carry
+        if drawn is not None:
+            token, probs = _draw_mapped(settings, tables, keys, index, carry, context, text)
+            drawn = drawn.at[:, index].set(token)
+        elif settings.mode == "argmax":
+            token, probs = _most_probable(tables, settings.weights, before, newest), None
         else:
             token, probs = _draw(settings, tables, keys, index, before, newest, context)
-        return (newest, token), (token, probs)
+        return (newest, token, drawn), (token, probs)
 
     second_last = jnp.maximum(context.length - 2, 0)[:, None]
     before = jnp.take_along_axis(context.tokens, second_last, 1)[:, 0]
     before = jnp.where(context.length > 1, before, -1)
-    start = (before, context.pending)
+    drawn = None if how is None else jnp.zeros((batch, settings.gamma), jnp.int32)
+    start = (before, context.pending, drawn)
     _, (tokens, probs) = jax.lax.scan(step, start, jnp.arange(settings.gamma))
     probs = None if probs is None else jnp.moveaxis(probs, 0, 1)
     tokens = tokens.T
     return Draft(tokens=tokens, valid=jnp.ones_like(tokens, bool), probs=probs), state
+
+
+def _draw_mapped(settings: Settings, tables, keys, index, carry, context, text):
+    """As ``_draw`` or ``_most_probable``, after the row's penalties, biases and bans.
+
+    ``carry``: the last two tokens i32[B], and the draft i32[B,gamma] up to ``index``.
+    """
+    before, newest, drawn = carry
+    logits = jnp.log(_mixture(tables, settings.weights, before, newest))[:, None]
+    above = (jnp.arange(settings.gamma) < index)[None, None]
+    logits = logit_maps.for_draft(context.sampling.maps, text, logits, drawn, above)[:, 0]
+    if settings.mode == "argmax":
+        return sampling.argmax(logits), None
+    probs = sampling.to_probs(logits, context.sampling)
+    return keys.draw(DRAFT, probs, index), probs
 
 
 def _draw(settings: Settings, tables, keys, index, before, newest, context):
@@ -162,12 +183,16 @@ def _draw(settings: Settings, tables, keys, index, before, newest, context):
 
 def _probs(settings: Settings, params, context):
     before = jnp.pad(context.tokens[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
-    each = _most_probable if settings.mode == "argmax" else _mixture
+    how, argmax = context.sampling.maps, settings.mode == "argmax"
+    each = _most_probable if argmax and how is None else _mixture
     each = jax.vmap(each, (None, None, 0, 0))
     result = each(params.draft, settings.weights, before, context.tokens)
-    if settings.mode == "argmax":
+    if argmax and how is None:
         return jax.nn.one_hot(result, settings.vocab_size)
-    return sampling.to_probs(jnp.log(result), context.sampling)
+    logits = logit_maps.along_text(how, jnp.log(result), context.tokens)
+    if argmax:
+        return jax.nn.one_hot(sampling.argmax(logits), settings.vocab_size)
+    return sampling.to_probs(logits, context.sampling)
 
 
 class _Row(NamedTuple):

@@ -180,7 +180,8 @@ def _greedy_text(target: LM, params: ModelParams, context, slots: int) -> jax.Ar
         # Greedy decoding does not draw from them.
         keys=rng.row_keys(0, batch),
         round=jnp.zeros((), jnp.int32),
-        sampling=sampling.make_sampling(batch, 0.0),
+        # The row's penalties, biases and bans: the text is the mapped target's.
+        sampling=sampling.make_sampling(batch, 0.0).replace(maps=context.sampling.maps),
         made_for=none.make(target).tag,
     )
     state = decode.autoregressive(target, params, state, max_steps=slots)

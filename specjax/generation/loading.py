@@ -1,0 +1,129 @@
+"""A model to generate with: the target, and perhaps a draft model with the same tokens."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from tokenizers import Tokenizer
+
+from specjax import accept as rules
+from specjax import drafters, registry
+from specjax.bench import methods
+from specjax.bench.methods import MethodChoice
+from specjax.bench.passes import Method
+from specjax.drafters.draft_models import _small_model
+from specjax.errors import UserError
+from specjax.models import hf
+from specjax.types import LM, Drafter, ModelParams
+
+# What a method is: the name of a drafter, its name and keys, or a ready-made one.
+Choice = str | Mapping[str, Any] | Drafter | None
+
+
+class Model:
+    """A target with its tokenizer, and perhaps a draft model; keeps the methods made for it.
+
+    A method that is used again is the same object, so its programs are not compiled again.
+    """
+
+    def __init__(self, target: hf.Loaded, draft: hf.Loaded | None = None):
+        if draft is not None:
+            _small_model.check_vocabulary(target.lm, draft.lm)
+        self.target, self.draft = target, draft
+        self._methods: dict[tuple, Method] = {}
+
+    @property
+    def lm(self) -> LM:
+        """The target as pure functions."""
+        return self.target.lm
+
+    @property
+    def params(self) -> dict:
+        """The target's parameters."""
+        return self.target.params
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises UserError if the model has none."""
+        if self.target.tokenizer is None:
+            raise UserError(f"{self.target.directory} has no tokenizer.json; text needs one")
+        return self.target.tokenizer
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The ids that end a text."""
+        return tuple(self.target.config.eos_token_id)
+
+    def method(
+        self, drafter: Choice = None, accept: str = "", *, temperature: float = 0.0
+    ) -> Method:
+        """The drafter with its rule and its parameters.
+
+        Args:
+            drafter: the name of a drafter, a mapping with "name" and its keys, or a ``Drafter``;
+                None: "draft_model" if there is a draft model, else "prompt_lookup". A drafter that
+                needs a model gets the draft model.
+            accept: the name of a rule; "": the recommended one for the drafter.
+            temperature: of the texts: a few drafters are for temperature 0 only.
+
+        Raises:
+            UserError: unknown names and keys, or a rule that does not fit the drafter.
+        """
+        if isinstance(drafter, Drafter):
+            key = (id(drafter), accept, temperature > 0)
+        else:
+            drafter = self._keys(drafter)
+            named = {k: v if k != "params" else id(v) for k, v in drafter.items()}
+            key = (repr(sorted(named.items())), accept, temperature > 0)
+        if key not in self._methods:
+            self._methods[key] = self._build(drafter, accept, temperature)
+        return self._methods[key]
+
+    def _keys(self, drafter: str | Mapping[str, Any] | None) -> dict[str, Any]:
+        """The keys of a drafter, with its name and perhaps the draft model."""
+        if drafter is None:
+            drafter = "prompt_lookup" if self.draft is None else "draft_model"
+        keys = {"name": drafter} if isinstance(drafter, str) else dict(drafter)
+        if not isinstance(keys.get("name"), str):
+            raise UserError(f"the drafter is {drafter!r}; give a name, or name and keys")
+        needed = registry.keys_of(drafters.load(keys["name"])).get("model")
+        if needed is not None and needed.required and "model" not in keys:
+            if self.draft is None:
+                raise UserError(
+                    f"{keys['name']} needs a draft model; give load(..., draft=...), or the key "
+                    "model of the drafter"
+                )
+            keys |= {"model": self.draft.lm, "params": self.draft.params}
+        return keys
+
+    def _build(self, drafter: dict[str, Any] | Drafter, accept: str, temperature: float) -> Method:
+        if isinstance(drafter, Drafter):
+            rule = rules.load(accept or rules.default_rule(drafter))
+            rules.check_pair(drafter, rule)
+            params = ModelParams(self.params, drafter.init_params(jax.random.key(0)))
+            return Method(drafter.name, drafter, rule, params)
+        choice = MethodChoice(drafter, accept, {})
+        return methods.build(
+            self.lm, self.params, choice, label="", seed=0, temperatures=(temperature,)
+        )
+
+
+def load(
+    name: str | os.PathLike, *, draft: str | os.PathLike | None = None, dtype: Any = None
+) -> Model:
+    """Reads a model to generate with.
+
+    Args:
+        name: what ``models.hf.load`` takes: a directory in Hugging Face layout, or a trained run's
+            workdir.
+        draft: a smaller model with the same tokens, which drafts; None: none.
+        dtype: of the parameters; None: float32 on CPUs, bfloat16 elsewhere.
+
+    Raises:
+        UserError: a model that cannot be read, or a draft model with other tokens.
+    """
+    target = hf.load(name, dtype=dtype)
+    return Model(target, None if draft is None else hf.load(draft, dtype=dtype))

@@ -1,0 +1,247 @@
+"""``generate_text``: from prompts or chats to texts, with any method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import decode, rng, sampling
+from specjax.bench import metrics
+from specjax.checks import whole
+from specjax.errors import UserError
+from specjax.generation import samples as samples_lib
+from specjax.generation import stops
+from specjax.generation.loading import Choice, Model
+from specjax.generation.stops import Cut
+from specjax.types import DecodeState
+
+# A text to continue, the turns of a chat, or token ids.
+Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
+# The packed prompts are a multiple of so many tokens wide, so that few programs are compiled.
+WIDTH = 64
+
+
+class Completion(NamedTuple):
+    """One text."""
+
+    prompt: int  # number of its prompt
+    sample: int  # number among the samples of its prompt
+    text: str  # without the stop string
+    tokens: list[int]  # the new ones, up to the one that ends the text
+    finish: str  # "eos", "stop" (a stop string) or "length"
+    logprobs: list[float] | None  # of the tokens, by the model's own logits; None: not wanted
+
+
+class Generated(NamedTuple):
+    """The texts, prompt by prompt, and what they cost."""
+
+    completions: list[Completion]
+    tau: float  # tokens per round of a row, the target's own included
+    counts: metrics.Counts
+
+    @property
+    def texts(self) -> list[str]:
+        """The text of each completion."""
+        return [each.text for each in self.completions]
+
+
+def generate_text(
+    model: Model,
+    prompts: Prompt | Sequence[Prompt],
+    *,
+    drafter: Choice = None,
+    accept: str = "",
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    stop: str | Sequence[str] = (),
+    n: int = 1,
+    logprobs: bool = False,
+    seed: int = 0,
+    batch_size: int | None = None,
+    ignore_eos: bool = False,
+    chat: str = "",
+    **settings: Any,
+) -> Generated:
+    """Continues texts, or answers chats.
+
+    Args:
+        model: of ``load``.
+        prompts: one or several: a text, the turns of a chat ({"role", "content"}), or token ids.
+        drafter, accept: the method, see ``Model.method``. An L1 rule (every default) leaves the law
+            of the texts unchanged.
+        max_new_tokens: the longest text, in tokens.
+        temperature: 0 is greedy.
+        stop: texts; a text ends before the first of them.
+        n: samples of each prompt. Sample i of a prompt is the same for every ``n`` above i.
+        logprobs: whether to return the log-probability of each token.
+        seed: of the noise. A text depends on the seed and the numbers of its prompt and sample.
+        batch_size: rows that are decoded together; None: all.
+        ignore_eos: whether texts go on after the end-of-sequence token.
+        chat: the template of chats: "" is the model's own; see ``data.chat.load``.
+        settings: further ones of ``sampling.make_sampling``: top_k, top_p, min_p, penalties, bans
+            (one value for all rows). ``end_ids`` are the model's unless they are given.
+
+    Raises:
+        UserError: wrong arguments, a text longer than the model's positions, several greedy
+            samples.
+        NonFiniteLogits: a model gave NaN or infinite logits.
+    """
+    whole("max_new_tokens", max_new_tokens, 1)
+    if whole("n", n, 1) > 1 and temperature == 0:
+        raise UserError(f"n is {n} and the temperature 0: all samples would be equal; raise it")
+    method = model.method(drafter, accept, temperature=temperature)
+    eos = () if ignore_eos else model.eos_ids
+    ends = {"end_ids": model.eos_ids} if settings.get("min_new_tokens") else {}
+    how = {"temperature": temperature, "vocab_size": model.lm.vocab_size, **ends, **settings}
+    run = _Run(model, method, how, max_new_tokens, stops.check(stop), logprobs, eos)
+    ids = encode(model, prompts, chat)
+    rows = [_Row(prompt, i, j) for i, prompt in enumerate(ids) for j in range(n)]
+    size = len(rows) if batch_size is None else min(whole("batch_size", batch_size, 1), len(rows))
+    return _all(run, rows, rng.sample_keys(seed, len(ids), n), size)
+
+
+def _all(run: _Run, rows: list[_Row], keys: jax.Array, size: int) -> Generated:
+    """The completions of all rows, ``size`` at a time."""
+    width = _width(run.model, [row.ids for row in rows], run.max_new_tokens)
+    # A batch has whole prompts, each of which is read once, or samples of single prompts.
+    samples = sum(row.prompt == rows[0].prompt for row in rows)
+    samples = samples if samples <= size else 1
+    size -= size % samples
+    completions, counts = [], []
+    for start in range(0, len(rows), size):
+        # The last part is filled up with rows that are finished from the start.
+        numbers = [*range(start, min(start + size, len(rows)))]
+        count, more = len(numbers), size - len(numbers)
+        numbers += [*range(samples)] * (more // samples)
+        filled = [rows[number] for number in numbers]
+        new, own = _decode(run, filled, count, samples, keys[np.asarray(numbers)], width)
+        completions += new
+        counts.append(own)
+    total = metrics.total(counts)
+    return Generated(completions, total.tokens / max(total.rounds, 1), total)
+
+
+class _Row(NamedTuple):
+    """One text to be written."""
+
+    ids: list[int]
+    prompt: int
+    sample: int
+
+
+class _Run(NamedTuple):
+    """What all batches share."""
+
+    model: Model
+    method: Any
+    settings: dict
+    max_new_tokens: int
+    stops: tuple[str, ...]
+    logprobs: bool
+    eos: tuple[int, ...]
+
+
+def encode(model: Model, prompts: Prompt | Sequence[Prompt], chat: str = "") -> list[list[int]]:
+    """The token ids of each prompt. Raises UserError for one that is empty or of another form."""
+    return [_encode(model, each, chat, i) for i, each in enumerate(_several(prompts))]
+
+
+def _several(prompts: Any) -> list:
+    if isinstance(prompts, str):
+        return [prompts]
+    prompts = list(prompts)
+    if not prompts:
+        raise UserError("there is no prompt; give at least one")
+    first = prompts[0]
+    one = isinstance(first, Mapping | int | np.integer)
+    return [prompts] if one else prompts
+
+
+def _encode(model: Model, prompt: Any, chat: str, number: int) -> list[int]:
+    if isinstance(prompt, str):
+        ids = model.tokenizer.encode(prompt).ids
+    elif prompt and all(isinstance(turn, Mapping) for turn in prompt):
+        # Imported here because it needs Jinja.
+        from specjax.data import chat as chats
+
+        template = chats.load(chat, model.target.directory, model.tokenizer)
+        text = chats.render(template, prompt, add_generation_prompt=True)
+        ids = model.tokenizer.encode(text, add_special_tokens=False).ids
+    else:
+        ids = [int(token) for token in prompt]
+    if not ids:
+        raise UserError(f"prompt {number} is empty; a prompt needs at least one token")
+    return ids
+
+
+def _width(model: Model, ids: Sequence[Sequence[int]], new: int) -> int:
+    """The width of the packed prompts. Raises UserError for a text that is too long."""
+    longest, most = max(map(len, ids)), model.lm.max_positions
+    width = -(-longest // WIDTH) * WIDTH
+    if most is None:
+        return width
+    if longest + new > most:
+        raise UserError(
+            f"the longest prompt has {longest} tokens, with max_new_tokens = {new} that is "
+            f"{longest + new}, and the model has {most} positions; shorten one of them"
+        )
+    return min(width, most - new)
+
+
+def _decode(
+    run: _Run, rows: list[_Row], count: int, samples: int, keys: jax.Array, width: int
+) -> tuple[list[Completion], metrics.Counts]:
+    """The completions of the first ``count`` rows of a batch, and their counts.
+
+    ``samples`` neighbours have one prompt.
+    """
+    model, method, prompts = run.model, run.method, [row.ids for row in rows]
+    packed, lengths = decode.pack_prompts(prompts[::samples], width)
+    new = jnp.where(jnp.arange(len(rows)) < count, run.max_new_tokens, 0)
+    state = samples_lib.prefill(
+        *(model.lm, method.drafter, method.params, packed, lengths, keys, samples),
+        max_len=width + run.max_new_tokens,
+        limit=jnp.repeat(lengths, samples) + new,
+        sampling=sampling.make_sampling(len(rows), **run.settings),
+        logprobs=run.logprobs,
+    )
+    state, records, cuts = stops.decode_until(
+        *(model.lm, method.drafter, method.accept, method.params, state, prompts),
+        stop=run.stops,
+        decode_ids=model.tokenizer.decode,
+        max_steps=run.max_new_tokens,
+        eos_id=run.eos,
+    )
+    counts = metrics.count(records, [i < count for i in range(len(rows))], method.drafter.longest)
+    completions = _completions(run, rows[:count], state, cuts)
+    return completions, counts
+
+
+def _completions(
+    run: _Run, rows: list[_Row], state: DecodeState, cuts: list[Cut]
+) -> list[Completion]:
+    lengths = [len(row.ids) for row in rows]
+    # Rows that fill up the batch have no text.
+    every = [*lengths, *[0] * (len(cuts) - len(rows))]
+    tokens = decode.outputs(state, every)
+    values = decode.logprobs(state, every) if run.logprobs else None
+    result = []
+    for i, row in enumerate(rows):
+        end = cuts[i].tokens
+        own = tokens[i][:end]
+        finish = "eos" if own and own[-1] in run.eos else "length"
+        result.append(
+            Completion(
+                row.prompt,
+                row.sample,
+                cuts[i].text,
+                own,
+                "stop" if cuts[i].stop is not None else finish,
+                None if values is None else values[i][:end],
+            )
+        )
+    return result

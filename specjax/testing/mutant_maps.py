@@ -1,0 +1,176 @@
+"""Mistakes in penalties, biases and bans, each of which changes the law of the text.
+
+Each entry replaces functions of the engine while it is active (``active``). ``SETTINGS`` are those
+with which the law of two rounds shows the mistake.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+
+from specjax import logit_maps, outcome, step
+from specjax.logit_maps import apply
+
+_after, _map = apply._after, apply._map
+_finish, _of_round = step._finish, outcome.mapped
+
+TEMPERATURE = 0.7
+SETTINGS = {
+    "temperature": TEMPERATURE,
+    "repetition_penalty": 1.6,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.7,
+    "min_new_tokens": 2,
+    "end_ids": (2,),
+}
+
+
+class MapMutant(NamedTuple):
+    """One mistake."""
+
+    name: str
+    mistake: str
+    changes: tuple[tuple[Any, str, Callable], ...]  # module, name of its function, replacement
+    case: str = "chain"  # a name for ``plain_cases.named``
+    settings: dict = SETTINGS
+
+
+@contextlib.contextmanager
+def active(mutant: MapMutant) -> Iterator[None]:
+    """The mistake is in the engine; programs that were compiled before do not have it."""
+    with contextlib.ExitStack() as stack:
+        for module, name, function in mutant.changes:
+            stack.enter_context(mock.patch.object(module, name, function))
+        yield
+
+
+def _read(*args: Any, read: Callable = logit_maps.read) -> logit_maps.Text:
+    text = read(*args)
+    assert text is not None
+    return text
+
+
+def _pending_ignored(maps, tokens, length, vocab_size):
+    return _read(maps, tokens, length - 1, vocab_size)
+
+
+def _prompt_is_output(maps, tokens, length, vocab_size):
+    text = _read(maps, tokens, length, vocab_size)
+    every = _read(maps.replace(prompt=jnp.zeros_like(length)), tokens, length, vocab_size)
+    return text.replace(count=every.count)
+
+
+def _prompt_is_new(maps, tokens, length, vocab_size):
+    return _read(maps, tokens, length, vocab_size).replace(new=length)
+
+
+def _prompt_ignored(maps, tokens, length, vocab_size):
+    text = _read(maps, tokens, length, vocab_size)
+    return text.replace(used=text.count > 0)
+
+
+def _ancestors_ignored(used, count, new, nodes, visible, output):
+    return used, count, _after(used, count, new, nodes, visible, output)[2]
+
+
+def _whole_block(used, count, new, nodes, visible, output):
+    every = jnp.ones_like(visible)
+    used, count, _ = _after(used, count, new, nodes, every, every)
+    return used, count, new + visible.sum(-1)
+
+
+def _without_depth(used, count, new, nodes, visible, output):
+    used, count, after = _after(used, count, new, nodes, visible, output)
+    return used, count, jnp.broadcast_to(new, after.shape)
+
+
+def _present_once(used, count, new, nodes, visible, output):
+    used, after, new = _after(used, count, new, nodes, visible, output)
+    return used, jnp.maximum(count, (after > 0).astype(count.dtype)), new
+
+
+def _after_temperature(maps, logits, used, count, new):
+    return TEMPERATURE * _map(maps, logits / TEMPERATURE, used, count, new)
+
+
+def _always_divided(maps, logits, used, count, new):
+    shift = jnp.where(used & (logits < 0), logits / maps.repetition[:, None, None] ** 2, logits)
+    return _map(maps, shift, used, count, new)
+
+
+def _one_too_late(maps, logits, used, count, new):
+    return _map(maps, logits, used, count, new - 1)
+
+
+def _bonus_unmapped(state, draft, logits):
+    result = _of_round(state, draft, logits)
+    return result if state.sampling.maps is None else result.at[:, -1].set(logits[:, -1])
+
+
+def _target_unmapped(state, draft, logits):
+    return logits
+
+
+def _rejected_counted(fixed, params, state, draft, judged, width):
+    """Counts that are carried from round to round, and take all tokens of a draft."""
+    after, info = _finish(fixed, params, state, draft, judged, width)
+    maps, vocab = state.sampling.maps, fixed.target.vocab_size
+    node = jnp.arange(draft.tokens.shape[1])
+    rejected = draft.valid & ~(judged.verdict.path[..., None] == node).any(1)
+    times = (jax.nn.one_hot(draft.tokens, vocab) * rejected[..., None]).sum(1)
+    bias = maps.bias - maps.frequency[:, None] * times
+    return after.replace(sampling=after.sampling.replace(maps=maps.replace(bias=bias))), info
+
+
+def _of_read(function: Callable) -> tuple:
+    return ((logit_maps, "read", function),)
+
+
+def _of_paths(function: Callable) -> tuple:
+    return ((apply, "_after", function),)
+
+
+def _of_maps(function: Callable) -> tuple:
+    return ((apply, "_map", function),)
+
+
+_TREE = "without_replacement"
+_BANNED = {"banned": (0,)}
+MUTANTS = (
+    MapMutant("pending_ignored", "counts without the pending token", _of_read(_pending_ignored)),
+    MapMutant("ancestors_ignored", "counts of the committed text", _of_paths(_ancestors_ignored)),
+    MapMutant("whole_block", "counts with later nodes of a chain", _of_paths(_whole_block)),
+    MapMutant("siblings_counted", "counts with other branches", _of_paths(_whole_block), _TREE),
+    MapMutant(
+        "rejected_counted",
+        "counts with the rejected tokens of earlier rounds",
+        ((step, "_finish", _rejected_counted),),
+        settings=SETTINGS | {"logit_bias": {0: 0.1}},
+    ),
+    MapMutant("prompt_is_output", "presence in the prompt", _of_read(_prompt_is_output)),
+    MapMutant("prompt_ignored", "repetition of the output only", _of_read(_prompt_ignored)),
+    MapMutant("present_once", "a path counts a token once", _of_paths(_present_once)),
+    MapMutant("after_temperature", "penalties after temperature", _of_maps(_after_temperature)),
+    MapMutant("always_divided", "negative logits are divided too", _of_maps(_always_divided)),
+    MapMutant("prompt_is_new", "min_new_tokens with the prompt", _of_read(_prompt_is_new)),
+    MapMutant("one_too_late", "ends wait one token longer", _of_maps(_one_too_late)),
+    MapMutant("without_depth", "ends wait for whole rounds", _of_paths(_without_depth)),
+    MapMutant(
+        "bonus_unmapped",
+        "a banned token comes as the bonus token",
+        ((outcome, "mapped", _bonus_unmapped),),
+        settings=_BANNED,
+    ),
+    MapMutant(
+        "target_unmapped",
+        "only the draft has the maps",
+        ((outcome, "mapped", _target_unmapped),),
+        settings={"presence_penalty": 1.0},
+    ),
+)

@@ -1,0 +1,145 @@
+"""``load`` and ``generate_text``: any prompts, any method, several samples."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax as sj
+from specjax.errors import UserError
+from specjax.generation import samples
+from specjax.testing import cases
+
+
+@pytest.fixture(scope="module")
+def model(data_dir):
+    return sj.load(data_dir / "models" / "stories260K")
+
+
+KEYS: dict[str, Any] = {"max_new_tokens": 24, "drafter": {"name": "prompt_lookup", "gamma": 3}}
+
+
+def test_ten_lines(model):
+    """Texts, tokens, logprobs and the reason of the end; the functional API gives the same."""
+    prompts = ["Once upon a time", "Tom and Lily"]
+    result = sj.generate_text(model, prompts, stop=". ", logprobs=True, **KEYS)
+    assert [each.prompt for each in result.completions] == [0, 1] and result.tau >= 1
+    method, ids = model.method(KEYS["drafter"]), [model.tokenizer.encode(p).ids for p in prompts]
+    packed, lengths = sj.pack_prompts(ids)
+    state = sj.prefill(
+        *(model.lm, method.drafter, method.params, packed, lengths, sj.row_keys(0, 2)),
+        max_len=packed.shape[1] + 24,
+        limit=lengths + 24,
+        sampling=sj.make_sampling(2, 0.0),
+        logprobs=True,
+    )
+    state, _ = sj.generate(
+        *(model.lm, method.drafter, method.accept, method.params, state),
+        max_steps=24,
+        eos_id=model.eos_ids,
+    )
+    sizes = [len(each) for each in ids]
+    for row, each in enumerate(result.completions):
+        tokens = sj.outputs(state, sizes)[row]
+        text = model.tokenizer.decode(ids[row] + tokens)[len(prompts[row]) :]
+        assert each.text == text.split(". ")[0]
+        assert each.finish == ("stop" if ". " in text else "length")
+        assert each.tokens == tokens[: len(each.tokens)]
+        own = sj.logprobs(state, sizes)[row][: len(each.tokens)]
+        assert each.logprobs is not None
+        np.testing.assert_allclose(each.logprobs, own, atol=1e-4)
+    # The method is kept, so a second call compiles nothing.
+    assert model.method(KEYS["drafter"]) is method
+
+
+def test_a_sample_depends_on_its_own_numbers_only(model):
+    """The same for another n, another batch and other prompts beside it."""
+    prompts = ["Once upon a time", "One day"]
+    how = {"temperature": 1.0, "seed": 3, **KEYS}
+    four = sj.generate_text(model, prompts, n=2, **how).completions
+    assert [(each.prompt, each.sample) for each in four] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert len({each.text for each in four}) == 4
+    parts = sj.generate_text(model, prompts, n=3, batch_size=4, **how).completions
+    kept = [each for each in parts if each.sample < 2]
+    assert [each.tokens for each in kept] == [each.tokens for each in four]
+
+
+@pytest.mark.fast
+def test_keys_of_samples():
+    keys = sj.sample_keys(5, 3, 4)
+    assert (sj.sample_keys(5, 3, 2).reshape(3, 2) == keys.reshape(3, 4)[:, :2]).all()
+    assert (keys.reshape(3, 4)[:, 0] == sj.row_keys(5, 3)).all()
+    assert (sj.sample_keys(5, [2], 4) == keys.reshape(3, 4)[2]).all()
+    raw = {tuple(np.asarray(x).tolist()) for x in jax.random.key_data(keys)}
+    assert len(raw) == 12
+
+
+def test_chats_token_ids_and_settings(model, data_dir, tmp_path):
+    """A chat is rendered with the model's template; ids are taken as they are."""
+    own = tmp_path / "chat"
+    shutil.copytree(data_dir / "models" / "stories260K", own)
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    (own / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    chat = sj.load(own)
+    turns = [{"role": "user", "content": "Once upon a time"}]
+    ids = model.tokenizer.encode("Once upon a time", add_special_tokens=False).ids
+    results = [
+        sj.generate_text(m, p, repetition_penalty=1.3, min_new_tokens=4, banned=[430], **KEYS)
+        for m, p in ((chat, turns), (chat, [turns]), (model, ids))
+    ]
+    assert results[0].texts == results[1].texts == results[2].texts
+    assert 430 not in results[0].completions[0].tokens
+    with pytest.raises(UserError, match="no chat template"):
+        sj.generate_text(model, turns)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"n": 2}, "all samples would be equal"),
+        ({"n": 0}, "n is 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"max_new_tokens": 10**6}, "positions; shorten"),
+        ({"stop": [""]}, "a stop string is ''"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"drafter": "draft_model"}, "needs a draft model"),
+        ({"drafter": "nothing"}, "nothing"),
+        ({"drafter": {"gamma": 3}}, "give a name"),
+        ({"accept": "recursiv"}, "recursiv"),
+        ({"prompts": []}, "there is no prompt"),
+        ({"prompts": [[]]}, "prompt 0 is empty"),
+        ({"temperature": -1.0}, "temperature is -1"),
+        ({"banned": [512]}, "banned has the id 512"),
+    ],
+)
+def test_wrong_arguments_are_one_line(model, keys, message):
+    with pytest.raises(UserError, match=message) as error:
+        sj.generate_text(model, keys.pop("prompts", "Once"), **keys)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["chain", "without_replacement", "eagle dynamic", "trie", "jacobi"]
+)
+def test_a_repeated_state_is_that_of_repeated_prompts(name):
+    """Every array of the state, whichever axis has its rows."""
+    case = cases.real(name)
+    packed, lengths = sj.pack_prompts([[0, 1, 2, 0, 1], [2, 1]])
+    keys, limit = sj.sample_keys(0, 2, 3), jnp.repeat(lengths, 3) + 7
+    how = sj.make_sampling(6, [0.0, 1.0, 0.5] * 2, presence_penalty=0.5)
+    given, options = (case.target, case.drafter, case.params), {"max_len": 16, "sampling": how}
+    once = samples.prefill(*given, packed, lengths, keys, 3, limit=limit, **options)
+    rows = (jnp.repeat(packed, 3, 0), jnp.repeat(lengths, 3))
+    every = sj.prefill(*given, *rows, keys, limit=limit, **options)
+    for one, other in zip(jax.tree.leaves(once), jax.tree.leaves(every), strict=True):
+        if jax.dtypes.issubdtype(one.dtype, jax.dtypes.prng_key):
+            one, other = jax.random.key_data(one), jax.random.key_data(other)
+        np.testing.assert_allclose(one, other, atol=1e-5)
