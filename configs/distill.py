@@ -35,7 +35,8 @@ def get_config() -> ConfigDict:
     config = pretrain.get_config()
     del config.tokenizer  # the target's
     config.objective = "distill"
-    config.target = ""  # a model directory, or a trained run's workdir
+    # A model directory, a name of the Hub, a .gguf file, or a trained run's workdir.
+    config.target = ""
     config.pruned = ""  # layers of the target to start from, instead of config.model
     config.model.vocab_size = 0  # the target's
     config.model.hidden_size = 128

@@ -21,7 +21,8 @@ def get_config() -> ConfigDict:
     config = ConfigDict()
     config.mode = "train"
     config.objective = "features"
-    config.target = ""  # a model directory, or a trained run's workdir
+    # A model directory, a name of the Hub, a .gguf file, or a trained run's workdir.
+    config.target = ""
     config.seed = 0  # of the packing and the prompts
     # Devices: "" (rows divided among all), or axes with sizes, such as "data:2,fsdp:4,tensor:2":
     # "data" and "fsdp" divide the rows, "fsdp" and "tensor" the target.

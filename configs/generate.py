@@ -19,8 +19,10 @@ def get_config() -> ConfigDict:
     """The configuration."""
     config = ConfigDict()
     config.mode = "generate"
-    config.target = ""  # a Hugging Face style directory, or a trained run's workdir
-    config.dtype = ""  # of the target: float32, bfloat16; empty: float32 on CPUs, else bfloat16
+    # A Hugging Face style directory, a name of the Hub, a .gguf file, or a trained run's workdir.
+    config.target = ""
+    # Of the target: float32, bfloat16, float16; empty: float32 on CPUs, else bfloat16.
+    config.dtype = ""
     # The name of a drafter, or of a function of your own: my_module:make.
     config.drafter = drafter("prompt_lookup")
     # A rule that fits the drafter, or a function of your own: my_module:make. Empty: chain for

@@ -19,7 +19,8 @@ def get_config(name: str = "medusa", joint: bool = False) -> ConfigDict:
     config = pretrain.get_config()
     del config.tokenizer, config.model  # the target's
     config.objective = "heads"
-    config.target = ""  # a model directory, or a trained run's workdir
+    # A model directory, a name of the Hub, a .gguf file, or a trained run's workdir.
+    config.target = ""
     config.init = ""  # heads to start from
     config.joint = joint  # writes <workdir>/target as well
     config.drafter = ConfigDict({"name": name})

@@ -18,7 +18,9 @@ def get_config() -> ConfigDict:
     config.mode = "train"
     config.objective = "ngram"
     config.seed = 0  # of the text that the target writes
-    config.target = ""  # a model directory, or a trained run's workdir: its tokenizer is used
+    # A model directory, a name of the Hub, a .gguf file, or a trained run's workdir: its tokenizer
+    # is used.
+    config.target = ""
     config.data = ConfigDict()
     config.data.dir = ""  # where the embedded corpus is built; empty: <workdir>/data
     config.data.files = ""  # .txt and .jsonl files to use instead of it, separated by commas

@@ -21,7 +21,8 @@ def get_config() -> ConfigDict:
     # "data" and "fsdp" divide the rows, "fsdp" and "tensor" the parameters and optimiser state.
     config.mesh = ""
     config.target = ""  # train a draft for this target, with its vocabulary
-    config.tokenizer = ""  # a tokenizer.json, or a directory with one; empty: train one
+    # A tokenizer.json, or a model that has one; empty: train one.
+    config.tokenizer = ""
     config.init = ""  # a model directory to start from; empty: random parameters
     config.data = data()
     config.model = ConfigDict()

@@ -26,7 +26,8 @@ def get_config() -> ConfigDict:
     config = ConfigDict()
     config.mode = "train"
     config.objective = "generate"
-    config.target = ""  # a model directory, or a trained run's workdir
+    # A model directory, a name of the Hub, a .gguf file, or a trained run's workdir.
+    config.target = ""
     config.seed = 0
     # Devices: "" (one), or axes with sizes, such as "data:4,tensor:2": "data" divides the rows,
     # "tensor" the matrices of the models.

@@ -14,6 +14,7 @@ import numpy as np
 from specjax import files, sharding
 from specjax.errors import UserError
 from specjax.models import hf_weights
+from specjax.models.sources.origin import Origin, origin
 
 PACKAGE = Path(__file__).parents[1]  # specjax/
 GIT_SECONDS = 10  # git may wait for a lock or a slow disk
@@ -25,33 +26,33 @@ def target(params: Any, *, name: str, directory: str | os.PathLike | None = None
     Args:
         params: its parameters.
         name: shown in reports; "" = the name of the directory.
-        directory: its files; None: only the arrays are known.
+        directory: its directory or .gguf file; None: only the arrays are known.
 
     Returns:
-        {"name", "dtype": of most parameters, "parameters": their number, "weights_sha256",
-        "weights_from"}. The hash is that of the weight file (the number that ``sha256sum`` prints);
-        of several files the hash of their hashes in hexadecimal, joined by line feeds, in the order
-        of their names; without files that of the arrays. ``weights_from`` names the files, or is
-        "arrays".
+        {"name", "dtype": of most parameters, "parameters": their number, "source": "directory",
+        "hub", "gguf" or "arrays", "revision": the commit of a repository of the Hub, or None,
+        "dequantised_from": the types to which a .gguf file had rounded the weights, most bytes
+        first, or None, "weights_sha256", "weights_from"}. The hash is that of the weight file (the
+        number that ``sha256sum`` prints); of several files the hash of their hashes in hexadecimal,
+        joined by line feeds, in the order of their names; without files that of the arrays.
+        ``weights_from`` names the files, or is "arrays".
     """
     sizes: dict[str, int] = {}
     # A single number is a setting, not a parameter.
     for leaf in (x for x in jax.tree.leaves(params) if getattr(x, "ndim", 0)):
         sizes[str(leaf.dtype)] = sizes.get(str(leaf.dtype), 0) + int(leaf.size)
-    digest, source = _weights(params, None if directory is None else Path(directory))
+    digest, files_read = _weights(params, None if directory is None else Path(directory))
+    known = Origin("", "arrays", None, ()) if directory is None else origin(directory)
     return {
-        "name": name or ("" if directory is None else _name(Path(directory))),
+        "name": name or known.name,
         "dtype": max(sizes, key=lambda kind: sizes[kind]) if sizes else None,
         "parameters": sum(sizes.values()),
+        "source": known.source,
+        "revision": known.revision,
+        "dequantised_from": ", ".join(known.dequantised_from) or None,
         "weights_sha256": digest,
-        "weights_from": source,
+        "weights_from": files_read,
     }
-
-
-def _name(directory: Path) -> str:
-    """The name of a model directory; a run keeps its model in the folder "model"."""
-    path = directory.absolute()
-    return path.parent.name if path.name == "model" else path.name
 
 
 def _weights(params: Any, directory: Path | None) -> tuple[str, str]:

@@ -8,7 +8,6 @@ of the recording is unknown, so no draft token is judged beyond it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -205,7 +204,7 @@ def load(
         )
     vocabulary = None
     if target:
-        own, vocabulary = _vocabulary(target)
+        own, vocabulary = vocabulary_of(target)
         if vocab_size not in (0, own):
             raise UserError(
                 f"config.vocab_size is {vocab_size} and {target} has {own} tokens; "
@@ -216,19 +215,13 @@ def load(
     return recorded(texts.vocab_size, vocabulary), texts
 
 
-def _vocabulary(directory: str) -> tuple[int, str | None]:
+def vocabulary_of(directory: str) -> tuple[int, str | None]:
     """A model's vocabulary size and its tokenizer's fingerprint, for any architecture."""
-    path = hf.resolve(directory)
-    try:
-        raw = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path} has no config.json that can be read ({error}); give a model directory"
-        ) from None
-    size = raw.get("vocab_size") if isinstance(raw, dict) else None
+    path = hf.resolve(directory, weights=False)
+    size = hf.read_config(path).get("vocab_size")
     if type(size) is not int or not 0 < size <= recordings.LARGEST:
         raise UserError(
-            f"{path / 'config.json'} has no vocab_size; "
+            f"the config.json of {path} has no vocab_size; "
             "give config.vocab_size instead of config.target"
         )
     tokenizer = hf.load_tokenizer(path, size)

@@ -3,7 +3,7 @@
 Keys of results.json beside ``rows``: ``head()``, "command", and what ``write`` is given:
 
 target
-    ``provenance.target``: name, dtype, number of parameters, hash of the weights.
+    ``provenance.target``: name, dtype, number of parameters, source, hash of the weights.
 max_new_tokens, seed, repeats
     As configured.
 git

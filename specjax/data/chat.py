@@ -95,8 +95,7 @@ def load(name: str, directory: str | Path, tokenizer: Tokenizer) -> Template:
     Raises UserError if the template does not exist or is not valid Jinja.
     """
     folder = hf.resolve(directory)
-    file = folder / "tokenizer_config.json"
-    config = hf.read_json(file) if file.is_file() else {}
+    config = hf.read_tokenizer_config(folder)
     if not name:
         source, title = _own(folder, config), f"the chat template of {folder}"
         if source is None:
@@ -150,7 +149,7 @@ def _words(folder: Path, config: dict, tokenizer: Tokenizer) -> dict[str, str]:
         if isinstance(value, str):
             words[key] = value
     if not config:
-        model = hf.read_json(folder / "config.json")
+        model = hf.read_config(folder)
         for key in ("bos_token", "eos_token"):
             number = model.get(f"{key}_id")
             number = number[0] if isinstance(number, list) and number else number

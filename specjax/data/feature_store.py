@@ -211,7 +211,9 @@ def _manifest(folder: Path) -> dict:
 
 
 def target_fingerprint(directory: str | os.PathLike) -> str:
-    """SHA-256 over the weight files and config.json of a model directory."""
+    """SHA-256 over the weight files and config.json of a model directory, or of a .gguf file."""
     folder = Path(directory)
+    if folder.is_file():
+        return files.sha256(folder)
     paths = (folder / "config.json", *sorted(folder.glob("*.safetensors")))
     return hashlib.sha256("".join(map(files.sha256, paths)).encode()).hexdigest()

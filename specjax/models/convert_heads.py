@@ -54,7 +54,7 @@ def convert(
         )
     if norm_output is not None and kind != "eagle3":
         raise UserError(f"norm_output is for eagle3, and these are {kind} heads; leave it out")
-    path = hf.resolve(source)
+    path = hf.resolve(source, names=head_tensors.FILES[kind])
     if Path(destination).expanduser().resolve() == path.resolve():
         raise UserError(f"{path} is both source and destination; name another destination")
     head = head_files.read(path, kind, dtype=_stored_dtype(path, kind))

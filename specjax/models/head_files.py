@@ -51,7 +51,7 @@ class Head(NamedTuple):
 
 
 def read(directory: str | os.PathLike, kind: str, *, dtype: Any = None) -> Head:
-    """Reads heads of one of ``KINDS``, from a directory or a trained run's workdir.
+    """Reads heads of one of ``KINDS``: of a directory, a name of the Hub or a run's workdir.
 
     ``dtype`` None as in ``hf.load``. With K heads of L blocks, D the hidden width, V the vocabulary
     size, I the inner width, n stages, ``params`` is
@@ -83,7 +83,7 @@ def read(directory: str | os.PathLike, kind: str, *, dtype: Any = None) -> Head:
     """
     _check_kind(kind)
     with _one_line(Path(directory), "read"):
-        return _read(hf.resolve(directory), kind, dtype)
+        return _read(hf.resolve(directory, names=head_tensors.FILES[kind]), kind, dtype)
 
 
 def _read(path: Path, kind: str, dtype: Any) -> Head:

@@ -1,13 +1,15 @@
-"""Reads and writes Hugging Face style directories: config.json, safetensors, tokenizer.json.
+"""Reads models, and writes them as Hugging Face style directories.
 
-``hf_config`` translates the configuration, ``hf_weights`` the tensors, ``hf_tokenizer`` the rest.
+A model is a directory (config.json, safetensors, tokenizer.json), a name of the Hub or a .gguf
+file. ``sources`` makes the last two look like the first; ``hf_config`` translates the
+configuration, ``hf_weights`` the tensors, ``hf_tokenizer`` the rest.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,32 +21,70 @@ from specjax import files
 from specjax.errors import UserError
 from specjax.models import lm
 from specjax.models.hf_config import config_from_hf, config_to_hf, eos_ids, read_json
-from specjax.models.hf_tokenizer import fingerprint, load_tokenizer, save_tokenizer
+from specjax.models.hf_tokenizer import (
+    fingerprint,
+    load_tokenizer,
+    read_tokenizer_config,
+    save_tokenizer,
+)
 from specjax.models.hf_weights import read_params, write_params
+from specjax.models.sources import gguf_config, gguf_file, hub
 from specjax.models.transformer_config import TransformerConfig
 from specjax.types import LM
 
+__all__ = [
+    "Loaded",
+    "fingerprint",
+    "load",
+    "load_tokenizer",
+    "parameter_dtype",
+    "read_config",
+    "read_json",
+    "read_tokenizer_config",
+    "resolve",
+    "same_vocabulary",
+    "save",
+]
+
 
 class Loaded(NamedTuple):
-    """A model directory in memory."""
+    """A model in memory."""
 
     lm: LM
     params: dict
     config: TransformerConfig
     tokenizer: Tokenizer | None
-    directory: str
+    directory: str  # or the .gguf file; of a Hub name the directory in the cache
 
 
-def resolve(directory: str | os.PathLike) -> Path:
-    """The model directory: ``directory``, or the folder ``model`` of a trained run's workdir.
+def resolve(
+    directory: str | os.PathLike, *, weights: bool = True, names: Sequence[str] = ()
+) -> Path:
+    """The directory or the .gguf file of a model.
 
-    Raises UserError if it is not a directory, or the run is not finished.
+    A path that exists is that path, or the folder ``model`` of a trained run's workdir. Otherwise
+    organisation/model or organisation/model@revision is a name of the Hub, whose files are in the
+    cache or downloaded into it.
+
+    Args:
+        directory: a directory, a workdir, a .gguf file, or a name of the Hub.
+        weights: False: of a Hub name only the configuration and the tokenizer are fetched.
+        names: of a Hub name, config.json and the first of these files that exists are fetched
+            instead, for any architecture.
+
+    Raises UserError if there is no such model, or the run is not finished.
     """
     path = Path(directory).expanduser()
+    if gguf_file.is_gguf(path) and not path.is_dir():
+        if not path.is_file():
+            raise UserError(f"there is no file {path}; give the path of a .gguf file")
+        return path
+    if not path.exists() and hub.is_name(text := os.fspath(directory)):
+        return hub.fetch_one_of(text, names) if names else hub.fetch(text, weights)
     if not path.is_dir():
         raise UserError(
-            f"{path} is no directory; "
-            "give a Hugging Face style directory or a trained run's workdir"
+            f"{path} is no directory; give a Hugging Face style directory, a name of the Hub "
+            "(organisation/model), a .gguf file or a trained run's workdir"
         )
     if (path / "model" / "config.json").is_file():
         return path / "model"
@@ -62,7 +102,7 @@ def load(
     taps: tuple[int, ...] = (),
     on_host: bool = False,
 ) -> Loaded:
-    """Reads a model directory or a trained run's workdir.
+    """Reads a model: a directory, a name of the Hub, a .gguf file or a trained run's workdir.
 
     Args:
         directory: see ``resolve``.
@@ -75,7 +115,7 @@ def load(
     Raises UserError if a file is missing, damaged or not supported.
     """
     path = resolve(directory)
-    config = _read_config(path)
+    config = _config(path)
     dtype, tokenizer = parameter_dtype(dtype), load_tokenizer(path, config.vocab_size)
     model = lm.from_config(config, dtype, tuple(taps))
     if tokenizer is not None:
@@ -150,24 +190,36 @@ def same_vocabulary(a: Loaded, b: Loaded) -> str | None:
     return f"{differ} of {size} token ids differ between {a.directory} and {b.directory}"
 
 
-def _read_config(path: Path) -> TransformerConfig:
+def read_config(path: Path) -> dict:
+    """config.json of what ``resolve`` returns; that of a .gguf file is made from its metadata.
+
+    Raises UserError if it is missing, damaged, or of a .gguf file that is not supported.
+    """
+    if gguf_file.is_gguf(path):
+        return gguf_config.of_file(gguf_file.read(path))
+    return read_json(path / "config.json")
+
+
+def _config(path: Path) -> TransformerConfig:
     """config.json, with the end-of-sequence ids of generation_config.json where that exists.
 
     As in transformers 5, that file alone decides where a text ends: without ids in it, texts have
     no end, whatever config.json names. Without the file, the ids are those of config.json; where it
     names none, there are none.
     """
-    config = _translated(path / "config.json", config_from_hf)
+    if gguf_file.is_gguf(path):
+        return _translated(path, read_config(path), config_from_hf)
+    config = _translated(path / "config.json", read_config(path), config_from_hf)
     generation = path / "generation_config.json"
     # Chat models name the token that ends a turn only in this file.
     if generation.is_file():
-        config = dataclasses.replace(config, eos_token_id=_translated(generation, eos_ids))
+        eos = _translated(generation, read_json(generation), eos_ids)
+        config = dataclasses.replace(config, eos_token_id=eos)
     return config
 
 
-def _translated(file: Path, translate: Callable[[dict], Any]) -> Any:
+def _translated(file: Path, raw: dict, translate: Callable[[dict], Any]) -> Any:
     """``translate`` of the JSON object in a file. Raises UserError that names the file."""
-    raw = read_json(file)
     try:
         return translate(raw)
     except UserError as error:

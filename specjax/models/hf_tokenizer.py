@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face style directory: tokenizer.json and tokenizer_config.json."""
+"""The tokenizer of a model: tokenizer.json and tokenizer_config.json, or those of a .gguf file."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from tokenizers import Tokenizer
 
 from specjax import files
 from specjax.errors import UserError
+from specjax.models.hf_config import read_json
+from specjax.models.sources import gguf_file, gguf_tokenizer
 from specjax.models.transformer_config import TransformerConfig
 
 
-def load_tokenizer(path: Path, vocab_size: int) -> Tokenizer | None:
-    """The tokenizer.json of a model directory, without truncation and padding; None if missing.
+def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer | None:
+    """The tokenizer of a directory or a .gguf file, without truncation and padding.
 
-    Raises UserError if it is damaged or has more ids than the model.
+    None if it has none. ``vocab_size``: of the model. Raises UserError if it is damaged, not
+    supported, or has more ids than the model.
     """
-    file = path / "tokenizer.json"
+    file = path if gguf_file.is_gguf(path) else path / "tokenizer.json"
     if not file.is_file():
         return None
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises plain Exceptions
-        raise UserError(f"{file} is damaged ({error}); copy it again") from None
-    if (size := max(tokenizer.get_vocab().values(), default=-1) + 1) > vocab_size:
+    tokenizer = gguf_tokenizer.read(gguf_file.read(path)) if file == path else _read(file)
+    if tokenizer is None:
+        return None
+    size = max(tokenizer.get_vocab().values(), default=-1) + 1
+    if vocab_size is not None and size > vocab_size:
         raise UserError(
             f"{file} has ids up to {size - 1} and the model {vocab_size} tokens; they do not match"
         )
@@ -33,6 +36,24 @@ def load_tokenizer(path: Path, vocab_size: int) -> Tokenizer | None:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _read(file: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exceptions
+        raise UserError(f"{file} is damaged ({error}); copy it again") from None
+
+
+def read_tokenizer_config(path: Path) -> dict:
+    """tokenizer_config.json of a directory, {} if missing; or what a .gguf file has of it.
+
+    Raises UserError if it is damaged.
+    """
+    if gguf_file.is_gguf(path):
+        return gguf_tokenizer.config(gguf_file.read(path))
+    file = path / "tokenizer_config.json"
+    return read_json(file) if file.is_file() else {}
 
 
 def save_tokenizer(path: Path, tokenizer: Tokenizer, config: TransformerConfig) -> None:

@@ -23,6 +23,7 @@ from specjax.models import tensor_files
 from specjax.models.families import FAMILIES, Family
 from specjax.models.hf_config import read_json
 from specjax.models.hf_layout import Stored, tensors_of
+from specjax.models.sources import gguf_file, gguf_tensors, tensors
 from specjax.models.tensor_files import Tensor
 from specjax.models.transformer_config import TransformerConfig
 
@@ -34,10 +35,14 @@ _MISMATCH = "the weights do not belong to this config.json, or the copy is incom
 def weight_files(path: Path) -> Iterator[Path]:
     """The safetensors files of a model directory: one file, or the shards that its index names.
 
+    Of a .gguf file: itself.
+
     Raises UserError if there are none, or one is missing.
     """
     index = path / "model.safetensors.index.json"
-    if (path / "model.safetensors").is_file():
+    if gguf_file.is_gguf(path):
+        yield path
+    elif (path / "model.safetensors").is_file():
         yield path / "model.safetensors"
     elif index.is_file():
         for shard in sorted(set((read_json(index).get("weight_map") or {}).values())):
@@ -59,9 +64,12 @@ def weight_files(path: Path) -> Iterator[Path]:
 
 
 def open_weights(file: Path, stack: contextlib.ExitStack) -> Any:
-    """The open safetensors file; ``stack`` closes it. Raises UserError if it is damaged."""
+    """The open safetensors or .gguf file; ``stack`` closes it. Raises UserError if damaged."""
+    if gguf_file.is_gguf(file):
+        return gguf_tensors.Tensors(file)
     try:
-        return stack.enter_context(safe_open(str(file), framework="np"))
+        opened = stack.enter_context(safe_open(str(file), framework="np"))
+        return tensors.Safetensors(file, opened)
     except (SafetensorError, OSError) as error:
         raise UserError(f"{file} is damaged or incomplete ({error}); copy it again") from None
 
@@ -71,7 +79,8 @@ def read_params(
 ) -> dict:
     """The parameters of a model directory as a nested dict of ``dtype``.
 
-    ``on_host``: NumPy arrays. Reads one tensor at a time: a file is never in memory as a whole.
+    ``on_host``: NumPy arrays. Reads one tensor at a time, the largest first, while little else is
+    in memory.
     Raises UserError if the tensors are not those of ``config``.
     """
     layout, params = tensors_of(config), {}
@@ -80,26 +89,31 @@ def read_params(
         _check_names(path, layout, opened)
         for name, (weights, stored_name) in opened.items():
             _check_tensor(path, name, weights.get_slice(stored_name), layout[name].shape)
-        for name, (weights, stored_name) in opened.items():
-            stored = layout[name]
+        for name in sorted(opened, key=lambda name: -np.prod(layout[name].shape)):
+            (weights, stored_name), stored = opened[name], layout[name]
             arrays = _read(weights, stored_name, stored, dtype)
             for leaf in stored.paths:
-                array = arrays.pop(0)
-                if stored.expert is None:
-                    params[leaf] = array if on_host else jnp.asarray(array)
-                    continue
-                if leaf not in params:
-                    params[leaf] = np.empty((stored.experts, *array.shape), dtype)
-                params[leaf][stored.expert] = array
-    if not on_host:
-        params = {leaf: jnp.asarray(array) for leaf, array in params.items()}
+                _place(params, leaf, arrays.pop(0), stored, on_host)
+    # Each array of experts is released when its copy is made.
+    for leaf in [] if on_host else list(params):
+        params[leaf] = jnp.asarray(params[leaf])
     return unflatten_dict(params)
+
+
+def _place(params: dict, leaf: tuple, array: np.ndarray, stored: Stored, on_host: bool) -> None:
+    """Adds a part of a tensor to ``params``; an expert's is a row of its leaf."""
+    if stored.expert is None:
+        params[leaf] = array if on_host else jnp.asarray(array)
+        return
+    if leaf not in params:
+        params[leaf] = np.empty((stored.experts, *array.shape), array.dtype)
+    params[leaf][stored.expert] = array
 
 
 def _read(weights: Any, name: str, stored: Stored, dtype: np.dtype) -> list[np.ndarray]:
     """The parts of a tensor as our leaves have them; the tensor itself is released."""
-    parts = stored.split(weights.get_tensor(name))
-    return [np.asarray(part, dtype, order="C") for part in parts]
+    parts = stored.split(weights.get_tensor(name, dtype))
+    return [np.asarray(part, order="C") for part in parts]
 
 
 def _open_all(

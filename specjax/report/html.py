@@ -228,7 +228,9 @@ def _target_facts(target: object) -> list[tuple[str, str]]:
     facts = [("target", _text.cut(str(target["name"]), cells.MOST))] if target.get("name") else []
     if (size := inputs.number_of(target.get("parameters"))) is not None:
         facts.append(("parameters", f"{size:,.0f}"))
-    return facts + ([("precision", str(target["dtype"]))] if target.get("dtype") else [])
+    facts += [("precision", str(target["dtype"]))] if target.get("dtype") else []
+    rounded = target.get("dequantised_from")
+    return facts + ([("weights", f"dequantised from {rounded}")] if rounded else [])
 
 
 def _label(number: int, trace: dict) -> str:

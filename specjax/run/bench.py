@@ -30,6 +30,7 @@ from specjax.data import prompts as prompts_lib
 from specjax.data.prompts import Prompt, PromptSet
 from specjax.errors import NonFiniteLogits, UserError
 from specjax.models import hf
+from specjax.models.sources.origin import origin
 from specjax.report import terminal
 from specjax.run import build, cells, workdirs
 from specjax.run.cells import Cell, NotLossless
@@ -124,7 +125,7 @@ def _answers(cell: Cell, measured: measuring.Measured, target: hf.Loaded) -> lis
         return []
     first = [("autoregressive", measured.plain[0])]
     first += [(m.name, runs[0]) for m, runs in zip(cell.methods, measured.methods, strict=True)]
-    model = Path(target.directory).resolve().name
+    model = origin(target.directory).name
     return [
         (
             f"{label}, {cell.name}",

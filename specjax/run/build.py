@@ -18,12 +18,13 @@ def target(settings: Settings) -> hf.Loaded:
     """The target model. Raises UserError if there is none, or if it has no tokenizer."""
     if not settings.target:
         raise UserError(
-            "config.target is empty; give a Hugging Face style directory or a trained run's workdir"
+            "config.target is empty; give a Hugging Face style directory, a name of the Hub, "
+            "a .gguf file or a trained run's workdir"
         )
     devices = mesh(settings)
     loaded = hf.load(settings.target, dtype=settings.dtype or None, on_host=devices is not None)
     if loaded.tokenizer is None:
-        raise UserError(f"{loaded.directory} has no tokenizer.json; text needs one")
+        raise UserError(f"{loaded.directory} has no tokenizer (tokenizer.json); text needs one")
     if devices is None:
         return loaded
     return loaded._replace(params=sharding.place_target(devices, loaded.lm, loaded.params))

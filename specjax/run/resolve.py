@@ -21,7 +21,7 @@ from specjax.run import decoding_keys
 from specjax.run.overrides import label_of
 
 FREE = ("again",)  # keys that change no result
-DTYPES = ("", "float32", "bfloat16")  # of config.dtype
+DTYPES = ("", "float32", "bfloat16", "float16")  # of config.dtype
 
 
 @dataclasses.dataclass(frozen=True)

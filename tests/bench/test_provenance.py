@@ -62,6 +62,9 @@ def test_the_hash_is_that_of_the_weight_file(tmp_path):
         "name": "tiny",
         "dtype": "bfloat16",
         "parameters": 10,
+        "source": "directory",
+        "revision": None,
+        "dequantised_from": None,
         "weights_sha256": hashlib.sha256(b"weights").hexdigest(),
         "weights_from": "model.safetensors",
     }

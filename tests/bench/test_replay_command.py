@@ -116,7 +116,7 @@ MISTAKES = {
         "line 1: output_ids has 4; ids are whole numbers in 0..3",
     ),
     "no target": (["--config.target=/nowhere"], "/nowhere is no directory"),
-    "no model": ([f"--config.target={ROOT}"], "no config.json that can be read"),
+    "no model": ([f"--config.target={ROOT}"], "has no config.json"),
     "batch 0": (["--config.batch_size=0"], "batch size is 0"),
     "lossy": (["--config.accept=typical"], "the rule typical is lossy"),
     "no drafts": (["--config.drafter.gamma=0"], "gamma is 0"),

@@ -60,7 +60,12 @@ def test_page_has_all_parts_and_makes_no_requests():
 def test_the_header_names_target_precision_and_commit():
     """And a file of an earlier version has a page without them."""
     more = {
-        "target": {"name": "a<b>", "dtype": "bfloat16", "parameters": 7671168},
+        "target": {
+            "name": "a<b>",
+            "dtype": "bfloat16",
+            "parameters": 7671168,
+            "dequantised_from": "Q4_1, Q8_0",
+        },
         "git": {"commit": "0123456789abcdef", "dirty": True},
         "max_new_tokens": 48,
         "repeats": 3,
@@ -69,6 +74,7 @@ def test_the_header_names_target_precision_and_commit():
     facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.partition("</header>")[0]))
     assert facts["target"] == "a&lt;b&gt;" and facts["precision"] == "bfloat16"
     assert facts["parameters"] == "7,671,168" and facts["commit"] == "0123456789, changed since"
+    assert facts["weights"] == "dequantised from Q4_1, Q8_0"
     assert (facts["new tokens"], facts["passes"]) == ("48", "3")
     odd = {"target": {"name": 3, "parameters": "x"}, "git": {"commit": 5}, "repeats": "many"}
     for changes in ({}, dict.fromkeys(more), odd):

@@ -41,7 +41,7 @@ def make(
 
     Args:
         target: the model to be accelerated.
-        model: the draft model: an ``LM``, or a directory in Hugging Face layout.
+        model: the draft model: an ``LM``, or any model that ``hf.load`` takes.
         gamma: draft tokens per round of a chain; None: 5.
         gaps: whether other drafters may propose in some rounds; ``escalate`` sets it.
         params: the draft model's parameters when ``model`` is an ``LM``; ``init_params`` returns

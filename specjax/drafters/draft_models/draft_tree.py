@@ -47,7 +47,7 @@ def make(
 
     Args:
         target: the model to be accelerated.
-        model: the draft model: an ``LM``, or a directory in Hugging Face layout.
+        model: the draft model: an ``LM``, or any model that ``hf.load`` takes.
         gaps: whether other drafters may propose in some rounds; ``escalate`` sets it.
         params: the draft model's parameters when ``model`` is an ``LM``.
         shared: the keys of ``TreeKeys``; the default is the tree "4x2x1" with siblings

@@ -40,7 +40,7 @@ def make(
 
     Args:
         target: the model to be accelerated.
-        model: the draft model: an ``LM``, or a directory in Hugging Face layout.
+        model: the draft model: an ``LM``, or any model that ``hf.load`` takes.
         nodes: size of the tree that the target verifies.
         depth: number of levels, the length of the longest path.
         top_k: number of nodes of a level that get children, and number of children of each.

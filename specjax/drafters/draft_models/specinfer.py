@@ -65,7 +65,7 @@ def make(
 
     Args:
         target: the model to be accelerated.
-        models: the draft models: each an ``LM``, or a directory in Hugging Face layout; or the
+        models: the draft models: each an ``LM``, or any model that ``hf.load`` takes; or the
             directories as one text, separated by commas.
         tree: the shape of each model's part, as ``topology.shapes.parse`` reads it.
         control: ends the part of a model early; see ``control.parse``.

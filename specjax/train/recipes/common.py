@@ -49,7 +49,10 @@ def load_target(config: Config) -> hf.Loaded:
     has no tokenizer or too few positions, or the mesh cannot divide it.
     """
     if not config.target:
-        raise UserError("config.target is empty; give a model directory or a trained run's workdir")
+        raise UserError(
+            "config.target is empty; give a model directory, a name of the Hub, a .gguf file "
+            "or a trained run's workdir"
+        )
     # float32: parameters that are trained start from it. The loop casts what a loss reads.
     where = placement(config)
     target = hf.load(config.target, dtype=jnp.float32, on_host=where.spread)

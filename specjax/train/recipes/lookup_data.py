@@ -115,8 +115,8 @@ def _ngram(
 
 def read_vocabulary(directory: str | Path) -> Vocabulary:
     """The tokenizer of a model directory; its weights are not read. Raises UserError."""
-    path = hf.resolve(directory)
-    size = hf_config.config_from_hf(hf_config.read_json(path / "config.json")).vocab_size
+    path = hf.resolve(directory, weights=False)
+    size = hf_config.config_from_hf(hf.read_config(path)).vocab_size
     tokenizer = hf.load_tokenizer(path, size)
     if tokenizer is None:
         raise UserError(f"{path} has no tokenizer.json; text needs a tokenizer")

@@ -30,6 +30,7 @@ from specjax.data.packing import Document
 from specjax.data.text_files import TextSource
 from specjax.errors import UserError
 from specjax.models import hf
+from specjax.models.sources import gguf_file
 from specjax.train import together
 from specjax.train.loop import Source
 from specjax.train.recipes import checks, stored_features
@@ -121,15 +122,16 @@ def tokenizer(config: Config, workdir: Path) -> Tokenizer:
 
 def _given_tokenizer(config: Config) -> Tokenizer:
     size, path = config.model.vocab_size, Path(config.tokenizer).expanduser()
-    path = hf.resolve(path) / "tokenizer.json" if path.is_dir() else path
-    if not path.is_file():
-        raise UserError(
-            f"config.tokenizer: {path} is no file; give a tokenizer.json or a directory with one"
-        )
-    try:
-        result = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise UserError(f"config.tokenizer: {path} is no tokenizer ({error})") from None
+    if not path.is_file() or gguf_file.is_gguf(path):
+        path = hf.resolve(config.tokenizer, weights=False)
+        result = hf.load_tokenizer(path)
+        if result is None:
+            raise UserError(f"config.tokenizer: {path} has no tokenizer.json; give another model")
+    else:
+        try:
+            result = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise UserError(f"config.tokenizer: {path} is no tokenizer ({error})") from None
     if size not in (0, result.get_vocab_size()):
         raise UserError(
             f"config.model.vocab_size is {size}, but {path} has {result.get_vocab_size()} tokens; "

@@ -1,0 +1,269 @@
+"""The metadata of a .gguf file as the config.json of the same model.
+
+Every key of the architecture must be understood: one that is not is refused by name. The keys are
+those of llama.cpp (gguf-py, constants.py); what it computes without a key (the attention scale of
+Gemma, the places of its sliding windows) is taken from its src/llama-model.cpp.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specjax.errors import UserError
+from specjax.models.sources.gguf_file import GgufFile
+
+FACTORS = ("rope_freqs.weight",)  # tensors that belong to the configuration
+
+
+class _Family(NamedTuple):
+    """How llama.cpp's architecture is called in config.json, with what its files do not hold."""
+
+    model_type: str
+    architecture: str
+    fixed: dict[str, Any]
+    # Keys of this family alone: in the file -> in config.json.
+    keys: dict[str, str]
+
+
+_LLAMA = {"hidden_act": "silu"}
+_GELU = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
+_WINDOW = {"attention.sliding_window": "sliding_window"}
+FAMILIES = {
+    "llama": _Family("llama", "LlamaForCausalLM", _LLAMA, {}),
+    "qwen2": _Family("qwen2", "Qwen2ForCausalLM", _LLAMA | {"use_sliding_window": False}, {}),
+    "qwen3": _Family(
+        "qwen3",
+        "Qwen3ForCausalLM",
+        _LLAMA | {"use_sliding_window": False, "attention_bias": False},
+        {},
+    ),
+    "gemma2": _Family(
+        "gemma2",
+        "Gemma2ForCausalLM",
+        _GELU | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        _WINDOW | {key: key for key in ("attn_logit_softcapping", "final_logit_softcapping")},
+    ),
+    "gemma3": _Family(
+        "gemma3_text",
+        "Gemma3ForCausalLM",
+        _GELU | {"rope_local_base_freq": 10000.0},
+        _WINDOW | {"rope.freq_base_swa": "rope_local_base_freq"},
+    ),
+}
+# Layers of Gemma, repeated: all but the last one of a group have a sliding window.
+_GROUP = {"gemma2": 2, "gemma3": 6}
+# The largest models scale queries by the width of a head among the hidden units, not by head_dim.
+_LARGE = {"gemma2": 46, "gemma3": 62}  # number of layers
+_SIZES = {
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "context_length": "max_position_embeddings",
+}
+_READ = {
+    *_SIZES,
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.layer_norm_rms_epsilon",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.attn_factor",
+    "vocab_size",
+}
+# Keys that are accepted with this value alone, which changes nothing.
+_ONLY = {
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "attention.causal": True,
+    "rope.scaling.finetuned": None,  # any
+}
+
+
+def of_file(file: GgufFile) -> dict[str, Any]:
+    """The config.json of a .gguf file.
+
+    Raises UserError for an architecture or a key that is not supported, by name.
+    """
+    family = FAMILIES.get(file.architecture)
+    if family is None:
+        raise UserError(
+            f"{file.path}: the architecture {file.architecture!r} is not supported for .gguf "
+            f"files; supported: {', '.join(FAMILIES)}"
+        )
+    _check_keys(file, family)
+    raw = {"architectures": [family.architecture], "model_type": family.model_type}
+    raw |= {name: _size(file, key) for key, name in _SIZES.items()}
+    heads = raw["num_attention_heads"]
+    head_dim = _value(file, "attention.key_length", raw["hidden_size"] // heads)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if (other := _value(file, key, head_dim)) != head_dim:
+            raise UserError(
+                f"{file.path}: {file.architecture}.{key} is {other} and a head has {head_dim} "
+                "elements; only equal widths are supported"
+            )
+    raw |= family.fixed | {
+        "head_dim": head_dim,
+        "num_key_value_heads": _value(file, "attention.head_count_kv", heads),
+        "rms_norm_eps": _float(_value(file, "attention.layer_norm_rms_epsilon", 1e-6)),
+        "vocab_size": _vocabulary(file),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+    }
+    raw |= {
+        name: value
+        for key, name in family.keys.items()
+        if (value := _value(file, key, None)) is not None
+    }
+    if file.architecture == "llama":
+        raw["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+        raw["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
+    raw |= _positions(file, head_dim)
+    raw |= _gemma(file, raw) if file.architecture in _GROUP else {}
+    return raw | _ends(file)
+
+
+def _check_keys(file: GgufFile, family: _Family) -> None:
+    for key, value in file.fields.items():
+        start, _, name = key.partition(".")
+        if start != file.architecture or name in _READ or name in family.keys:
+            continue
+        if name not in _ONLY or _ONLY[name] not in (None, value):
+            raise UserError(f"{file.path}: {key} = {value!r} is not supported; give another model")
+
+
+def _value(file: GgufFile, key: str, default: Any) -> Any:
+    """A number of the architecture. Raises UserError for one number per layer."""
+    value = file.fields.get(f"{file.architecture}.{key}", default)
+    if isinstance(value, list):
+        if len(set(value)) != 1:
+            raise UserError(
+                f"{file.path}: {file.architecture}.{key} differs between layers; "
+                "only equal layers are supported"
+            )
+        return value[0]
+    return value
+
+
+def _size(file: GgufFile, key: str) -> int:
+    value = _value(file, key, None)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(
+            f"{file.path} has no {file.architecture}.{key}; "
+            "it is no language model, or the file is damaged"
+        )
+    return value
+
+
+def _vocabulary(file: GgufFile) -> int:
+    if "token_embd.weight" not in file.tensors:
+        raise UserError(f"{file.path} has no tensor token_embd.weight; it holds no whole model")
+    return file.tensors["token_embd.weight"].shape[0]
+
+
+def _float(value: float) -> float:
+    """The shortest decimal that has this float32: 1e-05 for 9.999999747378752e-06."""
+    return float(str(np.float32(value)))
+
+
+def _positions(file: GgufFile, head_dim: int) -> dict[str, Any]:
+    """``rope_theta`` and ``rope_scaling``. Raises UserError for scalings that are not supported."""
+    theta = _float(_value(file, "rope.freq_base", 10000.0))
+    kind = _value(file, "rope.scaling.type", "none")
+    if (factor := _value(file, "rope.scaling.attn_factor", 1.0)) != 1.0:
+        raise UserError(
+            f"{file.path}: {file.architecture}.rope.scaling.attn_factor {factor} is not supported"
+        )
+    scaling = None
+    if FACTORS[0] in file.tensors:
+        if kind != "none":
+            raise UserError(f"{file.path} has both rope scaling {kind!r} and {FACTORS[0]}")
+        scaling = _llama3(file, theta, head_dim)
+    elif kind in ("linear", "yarn"):
+        scaling = {"rope_type": kind, "factor": _float(_value(file, "rope.scaling.factor", 1.0))}
+        original = _value(file, "rope.scaling.original_context_length", None)
+        if kind == "yarn" and original is not None:
+            scaling["original_max_position_embeddings"] = original
+    elif kind != "none":
+        raise UserError(
+            f"{file.path}: rope scaling {kind!r} is not supported; "
+            "supported: none, linear, yarn, and the factors of Llama 3"
+        )
+    return {"rope_theta": theta, "rope_scaling": scaling}
+
+
+def _llama3(file: GgufFile, theta: float, head_dim: int) -> dict[str, Any]:
+    """The scaling of Llama 3 whose divisors of the frequencies the file holds.
+
+    A file has one divisor per pair of elements: 1 for high frequencies, ``factor`` for low ones,
+    and between them 1 / (s + (1 - s) / factor), where s = (L / wavelength - low) / (high - low)
+    for the context length L of the first training. L, low and high are known up to one factor;
+    the usual values (8192, 1, 4) are tried first.
+    """
+    stored = file.tensors[FACTORS[0]]
+    given = np.fromfile(file.path, np.float32, stored.shape[0], offset=stored.offset)
+    if stored.kind != "F32" or given.size * 2 != head_dim:
+        raise UserError(f"{file.path}: {FACTORS[0]} does not have {head_dim // 2} numbers")
+    turns = theta ** -(np.arange(0, head_dim, 2) / head_dim) / (2 * np.pi)  # 1 / wavelength
+    factor = _float(given.max())
+    for original, low, high in _candidates(given, turns, factor):
+        smooth = np.clip((original * turns - low) / (high - low), 0.0, 1.0)
+        if np.allclose(1 / (smooth + (1 - smooth) / factor), given, rtol=1e-4):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": low,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": original,
+            }
+    raise UserError(
+        f"{file.path}: the factors in {FACTORS[0]} are not those of a Llama 3 scaling; "
+        "other ones are not supported"
+    )
+
+
+def _candidates(given: np.ndarray, turns: np.ndarray, factor: float) -> list[tuple]:
+    """(context length, low, high) that may have made the divisors; low is 1."""
+    usual = (8192, 1.0, 4.0)
+    between = (given > 1 + 1e-4) & (given < factor * (1 - 1e-4))
+    if between.sum() < 2 or factor <= 1:
+        return [usual]
+    smooth = (1 / given[between] - 1 / factor) / (1 - 1 / factor)
+    # L * turns - s * (high - 1) = 1 for each of them.
+    known = np.stack([turns[between], -smooth], axis=1)
+    (original, span), *_ = np.linalg.lstsq(known, np.ones(len(known)), rcond=None)
+    if original < 1 or span <= 0:
+        return [usual]
+    return [usual, (round(original), 1.0, round(1.0 + float(span), 4))]
+
+
+def _gemma(file: GgufFile, raw: dict[str, Any]) -> dict[str, Any]:
+    """What llama.cpp has in its code for Gemma: the attention scale and the kinds of layers."""
+    kind, layers = file.architecture, raw["num_hidden_layers"]
+    large = layers == _LARGE[kind]
+    heads, width = raw["num_attention_heads"], raw["hidden_size"]
+    places = range(1, layers + 1)
+    more = {
+        "query_pre_attn_scalar": width // heads if large else raw["head_dim"],
+        "layer_types": [
+            "sliding_attention" if number % _GROUP[kind] else "full_attention" for number in places
+        ],
+    }
+    if raw.get("sliding_window") is None:
+        raise UserError(f"{file.path} has no {kind}.attention.sliding_window")
+    return more
+
+
+def _ends(file: GgufFile) -> dict[str, Any]:
+    """The ids of the tokens that begin a text, and that end a text or a turn."""
+    ids = [file.fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    known = list(dict.fromkeys(i for i in ids if i is not None))
+    return {
+        "bos_token_id": file.fields.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": known[0] if len(known) == 1 else known or None,
+    }

@@ -1,0 +1,131 @@
+"""The weights of a .gguf file, under the names and in the form of a Hugging Face style directory.
+
+llama.cpp stores three things in another form: the rows of q and k of Llama are reordered for
+interleaved rotary pairs, the norms of Gemma are 1 + w, and matrices may be quantised. Each is
+undone for the rows that are read, so no tensor is in memory twice.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specjax.errors import UserError
+from specjax.models.sources import gguf_config, gguf_file, tensors
+
+_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+# Gemma has norms before and after each half of a layer.
+_GEMMA = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16)}
+_KINDS = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
+
+
+class Tensors:
+    """The tensors of a .gguf file, with the methods of an open safetensors file.
+
+    Raises UserError for a tensor that the architecture does not have, or of a type that cannot be
+    read.
+    """
+
+    def __init__(self, path: Path):
+        self._file = gguf_file.read(path)
+        self._names = {
+            hf_name(self._file, name): name
+            for name in self._file.tensors
+            if name not in gguf_config.FACTORS
+        }
+        self._readers = {
+            kind: gguf_file.dequantiser(path, kind)
+            for kind in {self._file.tensors[name].kind for name in self._names.values()}
+            if kind not in _DTYPES
+        }
+
+    def keys(self) -> list[str]:
+        """The names, as in a Hugging Face style directory."""
+        return list(self._names)
+
+    def get_slice(self, name: str) -> tensors.Shape:
+        """The shape and the type of a tensor; a quantised one has the type F32."""
+        stored = self._file.tensors[self._names[name]]
+        return tensors.Shape(list(stored.shape), _KINDS.get(stored.kind, "F32"))
+
+    def get_tensor(self, name: str, dtype: Any = None) -> np.ndarray:
+        """A tensor as ``dtype``; None is float16 for tensors of that type, float32 for others."""
+        own = self._names[name]
+        stored = self._file.tensors[own]
+        dtype = np.dtype(dtype or _DTYPES.get(stored.kind, np.float32))
+        result = np.empty(stored.shape, dtype)
+        order = self._order(own)
+        less = 1.0 if self._is_gemma_norm(own) else 0.0
+        for begin, end in tensors.chunks(stored.shape, 4):
+            rows = self._rows(stored, begin, end)
+            result[slice(begin, end) if order is None else order[begin:end]] = (
+                rows - less if less else rows
+            )
+        return result
+
+    def _rows(self, stored: gguf_file.Stored, begin: int, end: int) -> np.ndarray:
+        # Reading, unlike mapping, leaves no page of the file in memory.
+        data = np.fromfile(
+            self._file.path,
+            np.uint8,
+            (end - begin) * stored.row_bytes,
+            offset=stored.offset + begin * stored.row_bytes,
+        )
+        if data.size != (end - begin) * stored.row_bytes:
+            raise UserError(f"{self._file.path} became shorter while it was read; copy it again")
+        if stored.kind in _DTYPES:
+            rows = data.view(_DTYPES[stored.kind])
+        else:
+            rows = self._readers[stored.kind](data.reshape(end - begin, stored.row_bytes))
+        return rows.reshape(end - begin, *stored.shape[1:])
+
+    def _order(self, name: str) -> np.ndarray | None:
+        """Where the rows of q or k of Llama go; None: they are in order."""
+        match = re.fullmatch(r"blk\.\d+\.attn_([qk])\.(weight|bias)", name)
+        if self._file.architecture != "llama" or match is None:
+            return None
+        config = gguf_config.of_file(self._file)
+        heads = config["num_attention_heads" if match[1] == "q" else "num_key_value_heads"]
+        rows = np.arange(self._file.tensors[name].shape[0])
+        # Row (head, i, j) of the file is row (head, j, i) of the directory; j is 0 or 1.
+        return rows.reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
+
+    def _is_gemma_norm(self, name: str) -> bool:
+        return self._file.architecture.startswith("gemma") and name.endswith("norm.weight")
+
+
+def hf_name(file: gguf_file.GgufFile, name: str) -> str:
+    """The name of a tensor in a Hugging Face style directory. Raises UserError for others."""
+    layer = dict(_LAYER, **_GEMMA) if file.architecture.startswith("gemma") else _LAYER
+    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
+    if match is not None:
+        number, part, leaf = match.groups()
+        if number is None and part in _TOP:
+            return f"{_TOP[part]}.{leaf}"
+        if number is not None and part in layer:
+            return f"model.layers.{number}.{layer[part]}.{leaf}"
+    raise UserError(
+        f"{file.path} has the tensor {name}, which is not understood for the architecture "
+        f"{file.architecture}"
+    )

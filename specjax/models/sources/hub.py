@@ -1,0 +1,227 @@
+"""Models of the Hugging Face Hub: the files that are needed, in the cache of ``huggingface_hub``.
+
+config.json comes first, so a model that cannot be computed costs no download of its weights. The
+library keeps the files, and honours its own settings (HF_HOME, HF_HUB_OFFLINE, HF_TOKEN). Pickled
+weights, weights of other programs and anything else in a repository are not fetched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from specjax.errors import UserError
+from specjax.models.hf_config import config_from_hf, read_json
+
+_INSTALL = "pip install 'specjax[hub]'"
+_PART = r"[A-Za-z0-9](?:[\w.-]*\w)?"
+_NAME = re.compile(rf"({_PART}/{_PART})(?:@([\w./-]+))?")
+CONFIG = "config.json"
+_INDEX = "model.safetensors.index.json"
+# What is read besides the weights.
+_SMALL = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
+
+
+class Snapshot(NamedTuple):
+    """A directory of the cache as the model that it holds."""
+
+    name: str  # organisation/model
+    commit: str
+
+
+def is_name(text: str) -> bool:
+    """Whether a text has the form organisation/model or organisation/model@revision."""
+    return _NAME.fullmatch(text) is not None
+
+
+def snapshot_of(path: Path) -> Snapshot | None:
+    """What a directory of the cache holds; None for every other path."""
+    repository = path.parent.parent.name
+    if path.parent.name != "snapshots" or not repository.startswith("models--"):
+        return None
+    return Snapshot(repository.removeprefix("models--").replace("--", "/", 1), path.name)
+
+
+def fetch(text: str, weights: bool = True) -> Path:
+    """The directory of the cache with the files of a model; missing ones are downloaded.
+
+    Args:
+        text: organisation/model, or organisation/model@revision (a branch, a tag or a commit).
+        weights: False: only the configuration and the tokenizer.
+
+    Raises UserError in one line: the library is not installed; no such repository or revision, a
+    gated or a private one; no network and not cached; an architecture that is not supported; no
+    safetensors.
+    """
+    download = _Download(text)
+    folder = download.file(CONFIG).parent
+    if weights:
+        _check_architecture(text, folder / CONFIG)
+    download.files(folder, (*_SMALL, _INDEX) if weights else _SMALL)
+    if not weights:
+        return folder
+    shards = ["model.safetensors"]
+    if (folder / _INDEX).is_file():
+        shards = sorted(set((read_json(folder / _INDEX).get("weight_map") or {}).values()))
+    download.files(folder, shards)
+    if missing := [shard for shard in shards if not (folder / shard).is_file()]:
+        raise UserError(download.without_weights(missing[0]))
+    return folder
+
+
+def fetch_one_of(text: str, names: Sequence[str]) -> Path:
+    """The directory of the cache with config.json and the first of the named files that exists.
+
+    A safetensors file may be divided into shards. Raises UserError as ``fetch``; nothing if no file
+    of these names exists.
+    """
+    download = _Download(text)
+    folder = download.file(CONFIG).parent
+    for name in names:
+        download.files(folder, (name, *([_INDEX] if name == "model.safetensors" else [])))
+        if name == "model.safetensors" and (folder / _INDEX).is_file():
+            weight_map = read_json(folder / _INDEX).get("weight_map") or {}
+            download.files(folder, sorted(set(weight_map.values())))
+            break
+        if (folder / name).is_file():
+            break
+    return folder
+
+
+def _check_architecture(text: str, file: Path) -> None:
+    raw = read_json(file)
+    try:
+        config_from_hf(raw)
+    except UserError as error:
+        raise UserError(f"{text}: {error}") from None
+
+
+class _Download:
+    """Fetches files of one repository, and translates the errors of the library."""
+
+    def __init__(self, text: str):
+        match = _NAME.fullmatch(text)
+        assert match is not None
+        self.text = text
+        self._name, self._revision = match.groups()
+        try:
+            import huggingface_hub
+        except ImportError:
+            raise UserError(
+                f"{text} is no directory here, and to fetch a model of that name from the Hub "
+                f"huggingface_hub is needed: {_INSTALL}"
+            ) from None
+        self._library = huggingface_hub
+
+    def file(self, name: str) -> Path:
+        """The path of one file."""
+        download = self._library.hf_hub_download
+        return Path(self._call(download, filename=name, revision=self._revision))
+
+    def files(self, folder: Path, names: Sequence[str]) -> None:
+        """Fetches those of the files that exist, of the commit of ``folder``.
+
+        Files that are in the cache need no network.
+        """
+        if all((folder / name).is_file() for name in names):
+            return
+        self._call(
+            self._library.snapshot_download,
+            revision=folder.name,
+            allow_patterns=list(names),
+            tqdm_class=progress_bar(),
+        )
+
+    def without_weights(self, missing: str) -> str:
+        """The message for a repository without weights that can be read."""
+        if self._offline():
+            return (
+                f"{self.text}: {missing} is not in the cache, and HF_HUB_OFFLINE is set; "
+                "unset it to download the weights"
+            )
+        return (
+            f"{self.text} has no {missing}; only safetensors are read (pickled weights never are; "
+            "of a repository of .gguf files, download one and give its path)"
+        )
+
+    def _offline(self) -> bool:
+        from huggingface_hub import constants
+
+        return bool(constants.HF_HUB_OFFLINE)
+
+    def _call(self, function: Callable[..., Any], **keys: Any) -> Any:
+        from huggingface_hub import errors
+
+        where, login = f"https://huggingface.co/{self._name}", "log in with: hf auth login"
+        try:
+            with _quiet():
+                return function(self._name, **keys)
+        except errors.GatedRepoError:
+            message = f"access to it must be asked for at {where}; then {login}"
+        except errors.RepositoryNotFoundError:
+            message = (
+                "there is neither a directory nor a model on the Hub of this name; "
+                f"check the name, and if the model is private, {login}"
+            )
+        except errors.RevisionNotFoundError:
+            message = f"there is no revision {self._revision}; see the branches and tags at {where}"
+        except errors.LocalEntryNotFoundError as error:
+            message = self._not_cached(error)
+        except errors.EntryNotFoundError:
+            message = (
+                f"it has no {keys.get('filename')}, so it is no model directory (of a repository "
+                "of .gguf files, download one and give its path)"
+            )
+        except errors.HFValidationError as error:
+            message = f"it is neither a directory nor a name of the Hub ({_first(error)})"
+        except Exception as error:  # those of the network have no common class
+            message = f"fetching it failed ({type(error).__name__}: {_first(error)})"
+        raise UserError(f"{self.text}: {message}") from None
+
+    def _not_cached(self, error: Exception) -> str:
+        if self._offline():
+            return "it is not in the cache, and HF_HUB_OFFLINE is set; unset it to download"
+        # The library keeps what happened on the network as the cause.
+        cause = error.__cause__ or error
+        return (
+            "there is no directory of this name, it is not in the cache, and the Hub cannot be "
+            f"reached ({type(cause).__name__}: {_first(cause)})"
+        )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings of the library: it gives one for each of its tries to connect."""
+    from huggingface_hub.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def _first(error: BaseException) -> str:
+    """The first line of a message, cut where it is long."""
+    return next(iter(str(error).strip().splitlines()), "no reason given")[:200]
+
+
+def progress_bar() -> Any:
+    """The progress bar of the library, only on a terminal."""
+    from huggingface_hub.utils import tqdm
+
+    class Bar(tqdm):
+        def __init__(self, *args: Any, **keys: Any):
+            # None: disabled where stderr is no terminal.
+            super().__init__(*args, **{**keys, "disable": keys.get("disable") or None})
+
+    return Bar

@@ -1,0 +1,70 @@
+"""Reads single tensors of safetensors files with little memory.
+
+The safetensors library maps a file into memory and copies a tensor out of it. The pages that were
+read stay resident as long as the file is open, so a loaded model would count twice. Here a file is
+opened for some rows at a time, which are converted into the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors import safe_open
+
+CHUNK = 1 << 22  # bytes of a tensor, as float32, that are converted at once
+
+
+class Shape(NamedTuple):
+    """The shape and the type of a tensor, with the methods of a slice of a safetensors file."""
+
+    shape: list[int]
+    kind: str  # "F32", "BF16", ...
+
+    def get_shape(self) -> list[int]:
+        """The extents."""
+        return self.shape
+
+    def get_dtype(self) -> str:
+        """The type in the words of safetensors."""
+        return self.kind
+
+
+class Safetensors:
+    """An open safetensors file whose tensors are read some rows at a time."""
+
+    def __init__(self, path: Path, opened: Any):
+        self._path, self._opened = path, opened
+
+    def keys(self) -> list[str]:
+        """The names of the tensors."""
+        return list(self._opened.keys())
+
+    def get_slice(self, name: str) -> Any:
+        """The shape and the type of a tensor; nothing is read."""
+        return self._opened.get_slice(name)
+
+    def get_tensor(self, name: str, dtype: Any = None) -> np.ndarray:
+        """A tensor as ``dtype``; None: as it is stored."""
+        shape = self._opened.get_slice(name).get_shape()
+        if not shape or not shape[0]:
+            return np.array(self._opened.get_tensor(name), dtype)
+        result = None
+        for begin, end in chunks(shape, 4):
+            with safe_open(str(self._path), framework="np") as file:
+                rows = file.get_slice(name)[begin:end]
+            if result is None:
+                result = np.empty(shape, dtype or rows.dtype)
+            result[begin:end] = rows
+        assert result is not None
+        return result
+
+
+def chunks(shape: Sequence[int], item: int) -> Iterator[tuple[int, int]]:
+    """[begin, end) of the rows that are read at once, for ``item`` bytes per element."""
+    row = max(int(np.prod(shape[1:], dtype=np.int64)) * item, 1)
+    step = max(CHUNK // row, 1)
+    for begin in range(0, shape[0], step):
+        yield begin, min(begin + step, shape[0])

@@ -1,0 +1,80 @@
+"""The memory that loading takes beside the parameters: measured in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import gguf_cases
+import pytest
+from marks import by_default
+
+MOST = 1.3  # peak memory while loading, as a multiple of the parameters
+DIRECTORY, FILE = "SPECJAX_TEST_CHAT_MODEL", "SPECJAX_TEST_CHAT_GGUF"  # of a real model
+MEASURE = """
+import contextlib, sys
+import jax, jax.numpy as jnp
+with contextlib.suppress(ImportError):
+    import gguf
+from specjax.models import hf
+
+def resident(name):
+    lines = open("/proc/self/status").read().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+jnp.zeros(1).block_until_ready()
+before = resident("VmRSS")
+model = hf.load(sys.argv[1], dtype=sys.argv[2])
+jax.block_until_ready(model.params)
+weights = sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
+# getrusage would count the memory of the process that started this one.
+print((resident("VmHWM") - before) / weights, weights)
+"""
+# The matrix of embeddings is a third of the model.
+LARGE = {
+    "hidden_size": 512,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "intermediate_size": 1536,
+    "vocab_size": 16_000,
+}
+CASES = [("directory", "float32"), ("gguf", "float32"), ("untied", "float32")]
+
+
+def ratio(path, dtype) -> tuple[float, int]:
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(path), dtype], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    times, weights = done.stdout.split()
+    return float(times), int(weights)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("source", "dtype"), by_default(CASES, CASES[:2]))
+def test_a_model_of_100_megabytes(source, dtype, tmp_path):
+    config = gguf_cases.config_of("llama-untied" if source == "untied" else "llama") | LARGE
+    tensors = gguf_cases.tensors_of(config)
+    path = tmp_path / "m.gguf"
+    if source == "gguf":
+        pytest.importorskip("gguf")
+        gguf_cases.write_gguf(path, config, tensors, "Q8_0")
+    else:
+        path = gguf_cases.write_directory(tmp_path / "m", config, tensors)
+    times, weights = ratio(path, dtype)
+    assert weights > 96e6
+    assert times <= MOST, times
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variable", [DIRECTORY, FILE])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_real_model(variable, dtype):
+    """The environment variables name a chat model, as a directory and as a .gguf file."""
+    if not os.environ.get(variable):
+        pytest.skip(f"{variable} names no model")
+    times, _ = ratio(os.environ[variable], dtype)
+    assert times <= MOST, times
