@@ -63,6 +63,7 @@ def row(
         "rounds": int(5120 / tau),
         "block_efficiency": tau,
         "accepted_per_round": tau - 0.98,
+        "repeated_4grams": 0.13,
         "acceptance_rate": 0.3 + tau / 8,
         "acceptance_by_depth": [0.82, 0.74, 0.7, 0.66],
         "tokens_per_second": plain * speedup,

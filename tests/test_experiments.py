@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -13,12 +14,16 @@ from experiments.common import without_folder
 from experiments.draft_cost import run as draft_cost_study
 from experiments.draft_steps import run as draft_steps_study
 from experiments.head_training import run as head_training_study
+from experiments.real_model import measuring as real_model_measuring
+from experiments.real_model import run as real_model_study
 from experiments.system_efficiency import run as system_efficiency_study
 from experiments.trained_drafters import questions as questions_study
 from experiments.trained_drafters import run as trained_study
 from experiments.tree_search import run as tree_search_study
 from experiments.vs_transformers import models as vs_transformers_models
 from experiments.vs_transformers import run as vs_transformers_study
+from specjax import files
+from specjax.data import shards
 from specjax.errors import UserError
 from specjax.models import hf
 from specjax.testing.models import tiny, tiny_config
@@ -108,6 +113,63 @@ def test_trained_drafters(target, tmp_path, capsys):
     assert labels == {"prompt_lookup", "pretrained", "medusa", "medusa, sampled", "medusa, tree"}
     assert all(row["lossless"]["passed"] is not False for row in result["rows"])
     assert "| medusa, tree |" in capsys.readouterr().out
+
+
+def chat_model(target, folder):
+    """The random model with a chat template, and text that it is said to have written."""
+    shutil.copytree(target / "target", folder / "chat")
+    words = {"chat_template": "{% for m in messages %}{{ m.content }} {% endfor %}"}
+    (folder / "chat" / "tokenizer_config.json").write_text(json.dumps(words))
+    random = np.random.default_rng(1)
+    texts = [
+        {"split": "train", "temperature": 0.0, "prompt_ids": ids[:4], "output_ids": ids[4:]}
+        for ids in random.integers(0, 16, (8, 40)).tolist()
+    ]
+    (folder / "generated").mkdir()
+    shards.write(folder / "generated" / "shard", texts)
+    tokenizer = hf.load(folder / "chat").tokenizer
+    assert tokenizer is not None
+    manifest = {"schema": 1, "tokenizer": hf.fingerprint(tokenizer)}
+    manifest |= {"sampling": {"temperatures": [0.0]}}
+    manifest["shards"] = {"shard": {"sha256": files.sha256(folder / "generated" / "shard")}}
+    files.write_json(folder / "generated" / "manifest.json", manifest)
+    return folder
+
+
+@pytest.mark.slow
+def test_real_model_continues_and_covers_every_task(target, tmp_path, monkeypatch, capsys):
+    folder = chat_model(target, tmp_path)
+    tasks = ("writing", "coding", "qa", "rag")
+    questions = [
+        {"question_id": n, "category": tasks[n % 4], "turns": [f"w{n} w1 w2 " * (1 + n % 4)]}
+        for n in range(12)
+    ]
+    (folder / "q.jsonl").write_text("".join(json.dumps(each) + "\n" for each in questions))
+    monkeypatch.setattr(real_model_measuring, "WIDTHS", (6, 16))
+    files_ = f"--target={folder}/chat --prompts={folder}/q.jsonl --generated={folder}/generated"
+    small = f"--workdir={folder}/run --questions=2 --new=6 --out={folder}/results.json"
+    argv = [*files_.split(), *small.split(), "--methods=prompt_lookup;rest;escalate"]
+    argv += [f"--draft={target}/target"]
+    real_model_study.main([*argv, "--seconds=0"])
+    assert "time is up" in capsys.readouterr().out and not (folder / "results.json").exists()
+    real_model_study.main(argv)
+    cells = sorted((folder / "run" / "cells").iterdir())
+    assert len(cells) == 2 * 2 * 3
+    written = [cell.stat().st_mtime_ns for cell in cells]
+    real_model_study.main(argv)
+    assert [cell.stat().st_mtime_ns for cell in cells] == written  # nothing is measured again
+    result = json.loads((folder / "results.json").read_text())
+    assert str(folder) not in result["command"]
+    rows = result["rows"]
+    assert len(rows) == 3 * 2 * 2 * 4
+    assert {row["category"] for row in rows} == {None, "mt_bench", "qa", "rag"}
+    for row in rows:
+        prompts = 2 if row["batch_size"] == 1 else 4
+        assert row["prompts"] <= prompts * (3 if row["category"] is None else 1)
+        assert row["speedup"] > 0 and 1 <= row["block_efficiency"] <= 1 + row["gamma"]
+        assert row["temperature"] or row["lossless"]["passed"] is True
+    with pytest.raises(SystemExit, match="has cells of other arguments"):
+        real_model_study.main([*argv, "--new=7"])
 
 
 @pytest.mark.slow

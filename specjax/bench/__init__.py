@@ -15,6 +15,7 @@ What is computed
     metrics          tokens per round and acceptance rates
     token_probs      target and draft probabilities at every token of a text
     overlap          the acceptance rate by its definition
+    text_checks      outputs that loop, prompts of random tokens
     lossless         checks of the outputs against plain decoding and the output law
     token_classes    kinds of words, to split the overlap by
     token_traces     one continuation, round by round

@@ -19,6 +19,9 @@ acceptance_rate (alpha)
     is accepted, given that its prefix was.
 acceptance_by_depth
     The same by depth; entry i is conditional on i accepted tokens before it.
+repeated_4grams
+    1 - distinct 4-grams / all 4-grams of the outputs (``specjax.bench.text_checks``). Of the texts,
+    not of the counts: loops raise tau.
 """
 
 from __future__ import annotations

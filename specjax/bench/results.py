@@ -29,7 +29,7 @@ from typing import Any
 import jax
 
 from specjax import __version__
-from specjax.bench import metrics, provenance
+from specjax.bench import metrics, provenance, text_checks
 from specjax.errors import UserError
 from specjax.files import write_all
 from specjax.types import Accept
@@ -46,6 +46,7 @@ UNMEASURED = (
     "lossless",
     "standard_errors",
     "speedup_interval",
+    "random_prompts",
 )
 # Keys of results.json that ``write`` takes; null if they are not given.
 SETTINGS = ("target", "max_new_tokens", "seed", "repeats", "uncertainty")
@@ -62,10 +63,12 @@ def new_row(
     rate: float | None = None,
     category: str | None = None,
     status: str | None = None,
+    outputs: Sequence[Sequence[int]] = (),
 ) -> dict:
     """A row without a baseline: what was not measured is None.
 
-    ``rate`` is in tokens per second; ``status`` that of the lossless class (``proofs.status``).
+    ``rate`` is in tokens per second; ``status`` that of the lossless class (``proofs.status``);
+    ``outputs`` are the new tokens of the texts that were counted.
     """
     return {
         "method": name,
@@ -76,6 +79,7 @@ def new_row(
         "batch_size": batch_size,
         "prompts": prompts,
         **metrics.summary(counts),
+        "repeated_4grams": text_checks.repeated_4grams(outputs),
         "tokens_per_second": rate,
         **dict.fromkeys(UNMEASURED),
         "category": category,

@@ -9,13 +9,22 @@ over prompts (``specjax.bench.uncertainty``).
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 
 import jax
 
 from specjax import theory
-from specjax.bench import lossless, metrics, passes, proofs, results, uncertainty
+from specjax.bench import (
+    lossless,
+    metrics,
+    passes,
+    proofs,
+    results,
+    text_checks,
+    uncertainty,
+)
 from specjax.bench.measuring import Measured
 from specjax.bench.overlap import overlap
 from specjax.bench.passes import Job, Method, Pass, one_part
@@ -69,6 +78,11 @@ def _by_prompt(runs: Sequence[Pass], prompts: Sequence[int]) -> list[metrics.Cou
     return [metrics.total([run.counts[i] for run in runs]) for i in prompts]
 
 
+def _outputs(runs: Sequence[Pass], prompts: Sequence[int]) -> list[list[list[int]]]:
+    """The new tokens of each prompt in each of these passes."""
+    return [[run.outputs[i] for run in runs] for i in prompts]
+
+
 def _interval(
     speedup: float, runs: Sequence[Pass], plain: Sequence[Pass], groups: Sequence[Sequence[int]]
 ) -> list[float] | None:
@@ -89,7 +103,9 @@ def _method_row(
     ratios = [a / b for a, b in zip(fast, slow, strict=True)]
     speedup = statistics.median(fast) / statistics.median(slow)
     predicted, costs, split = _prediction(method, runs, plain)
-    counts = _by_prompt(_different(job, runs), range(len(job.prompts)))
+    every = range(len(job.prompts))
+    counted = _different(job, runs)
+    counts, outputs = _by_prompt(counted, every), _outputs(counted, every)
     groups = [[row for row in rows if row >= 0] for rows, _ in passes.batches(job)]
     row = results.new_row(
         method.name,
@@ -99,6 +115,7 @@ def _method_row(
         batch_size=job.batch_size,
         prompts=len(job.prompts),
         rate=statistics.median(fast),
+        outputs=list(itertools.chain(*outputs)),
     )
     return row | {
         "drafter": method.drafter.name,
@@ -107,7 +124,8 @@ def _method_row(
         "prompt_set": job.name,
         "context": statistics.fmean(map(len, job.prompts)),
         "parameters": {"target": size(job.params), "draft": size(method.params.draft)},
-        "standard_errors": uncertainty.standard_errors(counts),
+        "random_prompts": text_checks.random_prompts(job.prompts, job.target.vocab_size),
+        "standard_errors": uncertainty.standard_errors(counts, outputs),
         "autoregressive_tokens_per_second": statistics.median(slow),
         "speedup": speedup,
         "speedup_interval": _interval(speedup, runs, plain, groups),
@@ -192,7 +210,8 @@ def _category_row(
     ``whole``, the row over all prompts: they depend on shapes, not on the text.
     """
     own = [i for i, c in enumerate(job.categories) if c == category]
-    counts = _by_prompt(_different(job, runs), own)
+    counted = _different(job, runs)
+    counts, outputs = _by_prompt(counted, own), _outputs(counted, own)
     row = results.new_row(
         method.name,
         method.accept,
@@ -202,6 +221,7 @@ def _category_row(
         prompts=len(own),
         category=category,
         status=whole["class_status"],
+        outputs=list(itertools.chain(*outputs)),
     )
     row |= {
         "drafter": method.drafter.name,
@@ -211,7 +231,8 @@ def _category_row(
         "context": statistics.fmean(len(job.prompts[i]) for i in own),
         "warm": method.warm,
         "parameters": whole["parameters"],
-        "standard_errors": uncertainty.standard_errors(counts),
+        "random_prompts": whole["random_prompts"],
+        "standard_errors": uncertainty.standard_errors(counts, outputs),
         "system_efficiency": None,
         "costs_ms": whole["costs_ms"],
         "spread": dict.fromkeys(whole["spread"]) | {"costs_ms": whole["spread"]["costs_ms"]},

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from specjax.bench import text_checks
 from specjax.bench.metrics import Counts
 from specjax.bench.passes import Pass
 
@@ -33,13 +34,23 @@ class Work(NamedTuple):
     seconds: float
 
 
-def standard_errors(counts: Sequence[Counts]) -> dict[str, float | None]:
-    """The standard errors of tau and alpha; ``counts`` has one entry per prompt."""
+def standard_errors(
+    counts: Sequence[Counts], outputs: Sequence[Sequence[Sequence[int]]]
+) -> dict[str, float | None]:
+    """The standard errors of tau, alpha and the share of repeated 4-grams.
+
+    ``counts`` has one entry per prompt, and ``outputs`` the new tokens of each of its texts.
+    """
+    again, grams = zip(
+        *(map(sum, zip(*map(text_checks.repeats, each), strict=True)) for each in outputs),
+        strict=True,
+    )
     tested = [int(c.tested.sum()) for c in counts]
     passed = [int(c.passed.sum()) for c in counts]
     return {
         "block_efficiency": ratio_error([c.tokens for c in counts], [c.rounds for c in counts]),
         "acceptance_rate": ratio_error(passed, tested),
+        "repeated_4grams": ratio_error(again, grams),
     }
 
 

@@ -97,7 +97,7 @@ def read(
         count = (source.num_prompts or STDLIB_PROMPTS) + extra
         every = _held_out(source, target, count, context or source.prompt_tokens)
         return PromptSet(STDLIB, every[: len(every) - extra], every[len(every) - extra :])
-    conversations, measured = _conversations(source, name)
+    conversations, measured = conversations_of(source, name)
     every = _all_turns(source, target, conversations, answer)
     prompts, others = (
         [p for p in every if (p.question in measured) == wanted] for wanted in (True, False)
@@ -144,7 +144,7 @@ def check(source: PromptSource, name: str, batch_size: int) -> None:
     if name == STDLIB:
         count, what = source.num_prompts or STDLIB_PROMPTS, "prompts"
     else:
-        conversations, measured = _conversations(source, name)
+        conversations, measured = conversations_of(source, name)
         if source.chat and all(each.completion for each in conversations):
             raise _no_template(source)
         turns = [len(each.turns) for each in conversations if each.id in measured]
@@ -159,7 +159,7 @@ def _where(source: PromptSource, name: str) -> str:
     return f"{source.section}.prompts: {Path(name).expanduser()}"
 
 
-def _conversations(source: PromptSource, name: str) -> tuple[list[Conversation], set[str | int]]:
+def conversations_of(source: PromptSource, name: str) -> tuple[list[Conversation], set[str | int]]:
     """The conversations, and the ids of those that are measured; the others are learnt from."""
     if source.text:
         every = [Conversation(1, None, (source.text,))]
@@ -203,13 +203,13 @@ def _all_turns(
 ) -> list[Prompt]:
     """Every turn of every conversation as a prompt, with the answers to the earlier turns."""
     assert target.tokenizer is not None
-    template = _template(source, target, conversations)
+    template = template_of(source, target, conversations)
     answers: list[list[str]] = [[] for _ in conversations]
     result: list[list[Prompt]] = [[] for _ in conversations]
     for turn in range(max(len(each.turns) for each in conversations)):
         for number, each in enumerate(conversations):
             if len(each.turns) > turn:
-                prompt = _prompt(source, target, each, turn, answers[number], template)
+                prompt = prompt_of(source, target, each, turn, answers[number], template)
                 result[number].append(prompt)
         unfinished = [n for n, each in enumerate(conversations) if len(each.turns) > turn + 1]
         if unfinished:
@@ -219,7 +219,7 @@ def _all_turns(
     return [prompt for prompts in result for prompt in prompts]
 
 
-def _template(source: PromptSource, target: hf.Loaded, conversations: Sequence[Conversation]):
+def template_of(source: PromptSource, target: hf.Loaded, conversations: Sequence[Conversation]):
     if not source.chat:
         return None
     # Imported here because it needs Jinja.
@@ -238,7 +238,7 @@ def _no_template(source: PromptSource) -> UserError:
     )
 
 
-def _prompt(
+def prompt_of(
     source: PromptSource,
     target: hf.Loaded,
     conversation: Conversation,

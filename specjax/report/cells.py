@@ -218,6 +218,7 @@ def _category(row: dict, overlap: dict) -> list[str]:
         cut(str(row["category"]), MOST),
         _spell(row.get("prompts"), "{:g}"),
         f"{_spell(row.get('block_efficiency'), '{:.2f}')} {_error(row, 'block_efficiency')}",
+        _spell(row.get("repeated_4grams"), "{:.0%}"),
         f"{_spell(row.get('acceptance_rate'), '{:.2f}')} {_error(row, 'acceptance_rate')}",
         _spell(overlap.get("alpha"), "{:.3f}"),
         _spell(row.get("tokens_per_second"), "{:,.0f}"),

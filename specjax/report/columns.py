@@ -44,6 +44,13 @@ COLUMNS = (
         "{:.2f}",
     ),
     Column(
+        "repeated_4grams",
+        "loops",
+        "repeated 4-grams: the share of all sequences of four tokens in an output that occurred in "
+        "it before; text that loops is easy to predict, so a large share explains a large tau",
+        "{:.0%}",
+    ),
+    Column(
         "acceptance_rate",
         "alpha",
         "acceptance rate: accepted / tested draft tokens; a token is tested if all tokens before "
@@ -138,4 +145,13 @@ FACTS = (
     ("compile_seconds", "compilation", "{:.3g} s"),
 )
 
-CATEGORY_HEADS = ("category", "prompts", "tau", "alpha", "overlap", "tokens/s", "speed-up")
+CATEGORY_HEADS = (
+    "category",
+    "prompts",
+    "tau",
+    "loops",
+    "alpha",
+    "overlap",
+    "tokens/s",
+    "speed-up",
+)

@@ -159,6 +159,7 @@ COLUMNS = (
     Column("T", _number("temperature", "{:g}")),
     Column("batch", _number("batch_size", "{:g}")),
     Column("tau", _with_error("block_efficiency")),
+    Column("loops", _number("repeated_4grams", "{:.0%}")),
     Column("alpha", _with_error("acceptance_rate")),
     Column("tokens/s", _number("tokens_per_second", "{:.0f}")),
     Column("plain", _number("autoregressive_tokens_per_second", "{:.0f}")),

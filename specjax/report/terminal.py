@@ -51,7 +51,19 @@ def table(rows: Sequence[dict]) -> Table:
         out.add_column("prompts", overflow="fold", max_width=14)
     for head in ("rule", "class"):
         out.add_column(head, no_wrap=True)
-    for head in ("T", "batch", "tau", "alpha", "tokens/s", "plain", "speed-up", "predicted", "eff"):
+    numbers = (
+        "T",
+        "batch",
+        "tau",
+        "loops",
+        "alpha",
+        "tokens/s",
+        "plain",
+        "speed-up",
+        "pred",
+        "eff",
+    )
+    for head in numbers:
         out.add_column(head, justify="right", no_wrap=True)
     out.add_column("lossless", overflow="fold")
     for row, name in zip(rows, prompts or [""] * len(rows), strict=True):
@@ -63,6 +75,7 @@ def table(rows: Sequence[dict]) -> Table:
             _number(row, "temperature", "{:g}"),
             _number(row, "batch_size", "{:g}"),
             _number(row, "block_efficiency"),
+            _number(row, "repeated_4grams", "{:.0%}"),
             _number(row, "acceptance_rate"),
             _number(row, "tokens_per_second", "{:.0f}"),
             _number(row, "autoregressive_tokens_per_second", "{:.0f}"),
@@ -81,6 +94,15 @@ def notes(rows: Sequence[dict]) -> list[str]:
         lines.append(
             f"{NOT_MEASURABLE}: not measurable: the speed-up is far above what the costs of the "
             "parts allow, so too little was timed, or the machine was busy"
+        )
+    random = {
+        str(row.get("prompt_set") or "-") for row in rows if row.get("random_prompts") is True
+    }
+    if random:
+        names = "" if random == {"-"} else f" ({', '.join(sorted(random))})"
+        lines.append(
+            f"random prompts{names}: these prompts look like token ids drawn at random; what a "
+            "model writes after them is not what it writes for users, so tau and alpha say little"
         )
     if any(_rows.lossless_class(row).endswith("declared") for row in rows):
         lines.append(

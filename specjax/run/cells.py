@@ -167,9 +167,10 @@ def show(console, rows: Sequence[dict], repeats: int) -> None:
     """Prints the table with its definitions."""
     console.print(terminal.table(rows))
     console.print(
-        "[dim]tau: tokens per round; alpha: acceptance rate; plain: our autoregressive tokens/s, "
-        f"same batch; speed-up: tokens/s over plain, median of {repeats} interleaved passes; "
-        "eff: speed-up over predicted[/dim]"
+        "[dim]tau: tokens per round; loops: repeated 4-grams of the outputs; "
+        "alpha: acceptance rate; plain: our autoregressive tokens/s, same batch; speed-up: "
+        f"tokens/s over plain, median of {repeats} interleaved passes; pred: predicted speed-up; "
+        "eff: speed-up over pred[/dim]"
     )
     for note in terminal.notes(rows):
         console.print(Text(note, "dim"))

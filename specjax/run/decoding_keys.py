@@ -43,9 +43,9 @@ def stops(config: Config) -> tuple[str, ...]:
     """``config.stop``. Raises UserError for an empty text, and where it would have no effect."""
     value = config.get("stop") or ()
     result = stops_lib.check(value)
-    if result and config.mode != "generate":
+    if result and config.mode not in ("generate", "chat"):
         raise UserError(
-            f"config.stop is for mode generate, not for mode {config.mode}; leave it out"
+            f"config.stop is for modes generate and chat, not for mode {config.mode}; leave it out"
         )
     return result
 

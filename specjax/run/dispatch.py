@@ -14,12 +14,13 @@ from specjax.report import terminal
 from specjax.run import stages as stages_lib
 from specjax.run import workdirs
 from specjax.run.bench import bench
+from specjax.run.chat import chat
 from specjax.run.generate import generate
 from specjax.run.replay import replay
 from specjax.run.resolve import resolve
 from specjax.run.train import train
 
-DECODING = {"generate": generate, "bench": bench, "replay": replay}
+DECODING = {"generate": generate, "chat": chat, "bench": bench, "replay": replay}
 MODES = ("train", *DECODING)
 _DECODES = ("target", "drafter", "accept", "sampling", "batch_size", "max_new_tokens", "seed")
 _TRAINS = ("objective", "target", "init", "data", "loss", "train", "optimiser", "examine", "seed")
@@ -37,6 +38,7 @@ NEEDS = {
         *("successors", "contexts", "smoothing"),
     ),
     "generate": (*_DECODES, "prompt", "prompts"),
+    "chat": (*_DECODES, "prompt", "prompts", "chat"),
     "bench": (*_DECODES, "prompt", "prompts", "grid", "repeats"),
     "replay": (*_DECODES, "traces", "skip_bad", "vocab_size", "num_traces", "grid"),
 }
@@ -58,7 +60,7 @@ def run(config: Config, workdir: Path, command: str | None = None) -> None:
     if stages or skipped:
         for stage in stages:
             _check_keys(stage.config)
-        decodes = mode in ("generate", "bench")
+        decodes = mode in ("generate", "chat", "bench")
         stages_lib.check(settings if decodes else None, stages)
     for name, _, result in skipped:
         line = Text.assemble((name, "bold"), f": skipped, no setting uses {result}")

@@ -8,11 +8,9 @@ import time
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from rich.text import Text
 
-from specjax import decode, sharding
+from specjax import sharding
 from specjax.bench import metrics, passes, proofs, provenance, results
 from specjax.data import prompts as prompts_lib
 from specjax.data import recordings
@@ -20,7 +18,7 @@ from specjax.data.prompts import Prompt, PromptSet
 from specjax.errors import UserError
 from specjax.generation import stops
 from specjax.report import terminal
-from specjax.run import build, workdirs
+from specjax.run import build, streaming, workdirs
 from specjax.run.resolve import Settings
 
 
@@ -70,6 +68,7 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
         prompts=len(chosen.prompts),
         rate=rate,
         status=proofs.status(method.drafter, method.accept, target.lm),
+        outputs=outputs,
     )
     console.print(Text(_summary(row, chosen.prompts, speed), "dim"))
     more = {"texts": texts, "token_ids": outputs}
@@ -162,28 +161,6 @@ def _stream(
     ``row`` is the text, which may end at a stop string.
     """
     job, method = passes.one_part(job._replace(batch_size=1), method)
-    rows, ids = next(passes.batches(job))
-    state = passes.begin(job, method.drafter, method.params, rows, ids)
     console.print(Text(prompt.text, "dim"), end="")
-    shown, output, records = 0, [], []
-    for _, info in decode.stream(
-        job.target,
-        method.drafter,
-        method.accept,
-        method.params,
-        state,
-        eos_id=job.eos_id,
-        verify_widths=job.verify_widths,
-    ):
-        records.append([np.asarray(x) for x in decode.counts_of(info)])
-        new = [int(t) for t in info.tokens[0][: int(info.emitted[0])]]
-        output += new
-        ended = row.add(new)
-        console.print(Text(row.settled[shown:]), end="")
-        shown = max(shown, len(row.settled))
-        if ended:
-            break
-    row.add((), last=True)
-    console.print(Text(row.cut().text[shown:]))
-    stacked = decode.Records(*(jnp.stack(x) for x in zip(*records, strict=True)))
-    return metrics.count(stacked, [True], method.drafter.longest), [output]
+    counts, output = streaming.stream(job, method, prompt.ids, row, console)
+    return counts, [output]

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.text import Text
 
 from specjax.bench import proofs, results
 from specjax.bench import replay as replay_lib
+from specjax.data.recordings import Trace
 from specjax.report import terminal
 from specjax.run import workdirs
 from specjax.run.resolve import Settings
+
+LEGEND = "tau: tokens per round; alpha: acceptance rate"
 
 
 def replay(settings: Settings, workdir: Path, command: str | None) -> None:
@@ -46,8 +50,8 @@ def replay(settings: Settings, workdir: Path, command: str | None) -> None:
                 seed=settings.seed,
                 report=functools.partial(_show_status, status, method.name),
             )
-            for category, tally in tallies.items():
-                row = results.new_row(
+            rows += [
+                results.new_row(
                     method.name,
                     method.accept,
                     tally.counts,
@@ -56,14 +60,13 @@ def replay(settings: Settings, workdir: Path, command: str | None) -> None:
                     prompts=tally.prompts,
                     category=category,
                     status=proofs.status(method.drafter, method.accept, target),
+                    outputs=_outputs(recording.traces, category, settings.max_new_tokens),
                 )
-                rows.append(row)
+                for category, tally in tallies.items()
+            ]
     console.print(replay_lib.table(rows))
-    console.print(
-        "[dim]tau: tokens per round; alpha: acceptance rate; vocabulary "
-        f"{recording.vocab_size}; {time.perf_counter() - began:.1f} seconds, "
-        "compilation included[/dim]"
-    )
+    seconds = f"{time.perf_counter() - began:.1f} seconds, compilation included"
+    console.print(f"[dim]{LEGEND}; vocabulary {recording.vocab_size}; {seconds}[/dim]")
     _show_skipped(console, recording.skipped)
     path = results.write(
         settings.config_json,
@@ -75,6 +78,12 @@ def replay(settings: Settings, workdir: Path, command: str | None) -> None:
         skipped=recording.skipped,
     )
     console.print(Text(f"wrote {path}", "dim"))
+
+
+def _outputs(traces: Sequence[Trace], category: str | None, most: int) -> list[list[int]]:
+    """The replayed outputs of a category, or of all; ``most`` tokens of each, 0 = no limit."""
+    own = [trace for trace in traces if category in (None, trace.category)]
+    return [trace.output[: most or None] for trace in own]
 
 
 def _show_status(status, method: str, message: str) -> None:

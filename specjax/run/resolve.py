@@ -232,7 +232,7 @@ def _check_grid(config: Config, grid: Any) -> None:
 
 def _check_mode(config: Config) -> None:
     """Checks the keys of modes generate and bench that need no model."""
-    if config.mode not in ("generate", "bench"):
+    if config.mode not in ("generate", "chat", "bench"):
         return
     if config.mode == "bench" and config.get("record"):
         raise UserError("config.record is for mode generate; leave it out")

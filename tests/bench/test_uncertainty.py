@@ -13,6 +13,8 @@ from specjax.bench.uncertainty import Work
 
 pytestmark = pytest.mark.fast
 
+LOOP, PLAIN = [1] * 8, [1, 2, 3, 4, 5]
+
 
 def test_quantiles_of_student_t():
     stats = pytest.importorskip("scipy.stats")
@@ -44,11 +46,13 @@ def test_errors_of_tau_and_alpha():
         return metrics.Counts(tokens, rounds, sum(passed), np.array(tested), np.array(passed))
 
     some = [counts(6, 3, [3, 2], [2, 1]), counts(9, 3, [3, 3], [3, 3])]
-    errors = uncertainty.standard_errors(some)
+    errors = uncertainty.standard_errors(some, [[LOOP], [PLAIN, PLAIN]])
     assert errors["block_efficiency"] == pytest.approx(0.5)  # 2 and 3 tokens, equal weights
     assert errors["acceptance_rate"] == uncertainty.ratio_error([3, 6], [5, 6])
+    assert errors["repeated_4grams"] == uncertainty.ratio_error([4, 0], [5, 4])
     nothing = counts(6, 6, [0], [0])
-    assert uncertainty.standard_errors([nothing] * 3)["acceptance_rate"] is None
+    errors = uncertainty.standard_errors([nothing] * 3, [[[1, 2]]] * 3)
+    assert errors["acceptance_rate"] is errors["repeated_4grams"] is None
 
 
 def test_intervals_contain_the_speedup_of_all_prompts_as_often_as_they_claim():

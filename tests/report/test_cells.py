@@ -15,7 +15,7 @@ def test_categories_are_details_of_their_row_or_have_a_line():
     names = [row[0] for row in lines[0].categories]
     assert len(lines) == 7 and names == ["code", "stories <b>", "chat"]
     assert not any(line.categories for line in lines[1:])
-    assert lines[0].categories[0][4] == "0.810"  # the overlap of the category's row
+    assert lines[0].categories[0][5] == "0.810"  # the overlap of the category's row
     [alone] = cells.lines([report_cases.row(category="code")])
     assert alone.cells[0].below == "category code"
 
@@ -31,7 +31,7 @@ def test_categories_of_several_lengths_are_details_of_their_own_row():
 
     for one, other in [((20.0, 11.0, 33.0), (90.0, 81.0, 97.0)), ((5.0, 5, 5), (9.0, 9, 9))]:
         lines = cells.lines([*rows(*one), *rows(*other)])
-        speeds = [[float(part[5]) for part in line.categories] for line in lines]
+        speeds = [[float(part[6]) for part in line.categories] for line in lines]
         assert speeds == [list(one[1:]), list(other[1:])]
 
 

@@ -59,8 +59,8 @@ def test_markdown(workdir, run):
     assert (status, err) == (0, "")
     head, rule, first, second = out.splitlines()
     assert len({line.replace("\\|", "").count("|") for line in out.splitlines()}) == 1
-    assert head.startswith("| method | rule | class | T | batch | tau | alpha | tokens/s |")
-    assert rule.count("---:") == 9 and "category" not in head
+    assert head.startswith("| method | rule | class | T | batch | tau | loops | alpha | tokens/s |")
+    assert rule.count("---:") == 10 and "category" not in head
     assert "| L1 proven |" in first and "± 0.12 |" in first and "1.50x [1.20, 1.90]" in first
     assert r"a_b\|c & 5%" in second and "| L1 |" in second
     assert "| category |" in run(workdir, "--format=markdown", "--categories")[1]
@@ -70,13 +70,13 @@ def test_latex_is_escaped_and_uses_booktabs(workdir, run):
     status, out, err = run(workdir, "--format", "latex")
     assert (status, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0] == r"\begin{tabular}{lllrrrrrrrrrl}" and lines[-1] == r"\end{tabular}"
+    assert lines[0] == r"\begin{tabular}{lllrrrrrrrrrrl}" and lines[-1] == r"\end{tabular}"
     assert lines[1:4:2] == [r"\toprule", r"\midrule"] and lines[-2] == r"\bottomrule"
-    assert lines[2].startswith(r"method & rule & class & T & batch & $\tau$ & $\alpha$ & ")
+    assert lines[2].startswith(r"method & rule & class & T & batch & $\tau$ & loops & $\alpha$ & ")
     assert all(line.endswith(r" \\") for line in lines[4:6])
     assert r"draft\_model & chain & L1 proven" in lines[4] and r"$\pm$ 0.12" in lines[4]
     assert lines[5].startswith(r"a\_b\textbar{}c \& 5\% & ")
-    assert lines[4].count(" & ") == lines[5].replace(r"\&", "").count(" & ") == 12
+    assert lines[4].count(" & ") == lines[5].replace(r"\&", "").count(" & ") == 13
 
 
 def test_mistakes_are_one_line(workdir, run):

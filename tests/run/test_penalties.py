@@ -96,7 +96,7 @@ def test_wrong_keys_are_one_line(cli, target, key, message):
 @pytest.mark.fast
 def test_stop_strings_are_for_mode_generate(cli, target):
     status, _, err, _ = cli(BENCH, f"--config.target={target}", "--config.stop=('a',)")
-    assert status == 2 and "config.stop is for mode generate, not for mode bench" in err
+    assert status == 2 and "config.stop is for modes generate and chat, not for mode bench" in err
     replay = f"--config={ROOT}/configs/replay.py"
     status, _, err, _ = cli(replay, "--config.sampling.repetition_penalty=1.5")
     assert status == 2 and "repetition_penalty" in err

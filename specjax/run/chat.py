@@ -1,0 +1,195 @@
+"""Mode chat: conversations in a chat model's template, printed as they are written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.text import Text
+
+from specjax.bench import metrics, passes, proofs, provenance, results
+from specjax.data import prompts as prompts_lib
+from specjax.data import recordings
+from specjax.data.prompt_files import Conversation
+from specjax.data.prompts import Prompt, PromptSet
+from specjax.errors import UserError
+from specjax.generation import stops
+from specjax.models import hf
+from specjax.report import terminal
+from specjax.run import build, streaming, workdirs
+from specjax.run.resolve import Settings
+
+
+class _Answer(NamedTuple):
+    """What the model wrote in a turn."""
+
+    prompt: Prompt
+    ids: list[int]
+    text: str
+    counts: metrics.Counts
+    seconds: float  # of decoding, with the prompt's
+
+
+def chat(settings: Settings, workdir: Path, command: str | None) -> None:
+    """Prints every turn and its answer, and writes results.json and ``settings.record``.
+
+    Raises UserError: settings that do not fit, no chat template, a conversation that is too long.
+    """
+    _check(settings)
+    console, name = terminal.console(), settings.prompts.names[0]
+    if settings.record:
+        recordings.check_record(settings.record, workdir, name)
+    prompts_lib.check(settings.prompts, name, 1)
+    target = build.target(settings)
+    assert target.tokenizer is not None
+    [method] = build.methods(settings, target, settings.bench.temperatures)
+    conversations, _ = prompts_lib.conversations_of(settings.prompts, name)
+    template = prompts_lib.template_of(settings.prompts, target, conversations)
+    job = _job(settings, target, conversations, template)
+    workdirs.announce_replacement(settings, workdir)
+    answers: list[_Answer] = []
+    for number, each in enumerate(conversations):
+        before = [] if len(conversations) == 1 else [f"\n{number + 1} of {len(conversations)}"]
+        heading = ", ".join([*before, *([each.category] if each.category else [])])
+        if heading:
+            console.print(Text(heading, "bold"))
+        texts: list[str] = []
+        for turn in range(len(each.turns)):
+            prompt = prompts_lib.prompt_of(settings.prompts, target, each, turn, texts, template)
+            console.print(Text.assemble(("user: ", "bold"), (each.turns[turn], "dim")))
+            row = stops.Row(list(prompt.ids), target.tokenizer.decode, settings.stop)
+            answers.append(_answer(job, method, prompt, len(answers), row, target, console))
+            texts.append(answers[-1].text)
+    path = _write(settings, workdir, command, target, method, answers)
+    console.print(Text(f"wrote {path}", "dim"))
+    if settings.record:
+        prompts = [each.prompt for each in answers]
+        recordings.record(
+            settings.record,
+            [prompt.ids for prompt in prompts],
+            [each.ids for each in answers],
+            categories=[prompt.category for prompt in prompts],
+        )
+        console.print(Text(f"wrote {settings.record}", "dim"))
+
+
+def _check(settings: Settings) -> None:
+    """Raises UserError for settings of other modes."""
+    prompts = settings.prompts
+    if not prompts.chat:
+        raise UserError(
+            "config.chat is empty, and mode chat needs a template; give 'own' (the model's), or "
+            "use configs/generate.py to continue a text"
+        )
+    if prompts.names == (prompts_lib.STDLIB,):
+        raise UserError(
+            "config.prompts is stdlib, which has texts to be continued; give a file of questions"
+        )
+    for key, value, right in (
+        ("batch_size", settings.batch_size, 1),
+        ("mesh", settings.mesh, ""),
+    ):
+        if value != right:
+            raise UserError(
+                f"config.{key} is {value!r}; mode chat decodes one conversation at a time: "
+                "leave it out"
+            )
+    if len(settings.methods) != 1:
+        raise UserError(
+            f"mode chat decodes with one method, and config.grid makes {len(settings.methods)}; "
+            "leave it out"
+        )
+
+
+def _job(
+    settings: Settings, target: hf.Loaded, conversations: Sequence[Conversation], template
+) -> passes.Job:
+    """What decodes every turn, with buffers for the longest one, so that it is compiled once.
+
+    Answers are not known yet: each is taken to have ``max_new_tokens``. Raises UserError.
+    """
+    first, whole = [], []
+    for each in conversations:
+        last = len(each.turns) - 1
+        for sizes, turn in ((first, 0), (whole, last)):
+            prompt = prompts_lib.prompt_of(
+                settings.prompts, target, each, turn, [""] * turn, template
+            )
+            sizes.append(len(prompt.ids) + turn * settings.max_new_tokens)
+    # A first turn that does not fit is an error at once, a later one when it is reached.
+    room = target.config.max_positions - settings.max_new_tokens
+    most = settings.prompts.max_prompt_tokens or max(whole)
+    size = max(*first, min(max(whole), room, most))
+    prompts = PromptSet(None, [Prompt("", [0] * size)], [])
+    return build.job(settings, target, prompts, settings.sampling["temperature"], 1)
+
+
+def _answer(
+    job: passes.Job,
+    method: passes.Method,
+    prompt: Prompt,
+    number: int,
+    row: stops.Row,
+    target: hf.Loaded,
+    console,
+) -> _Answer:
+    """Decodes and prints one answer. Raises UserError if the turn is too long."""
+    size, positions = len(prompt.ids), target.config.max_positions
+    if size + job.max_new_tokens > positions:
+        raise UserError(
+            f"turn {prompt.turn + 1} of conversation {prompt.question} has {size} tokens, with "
+            f"config.max_new_tokens = {job.max_new_tokens} that is {size + job.max_new_tokens}, "
+            f"and the model has {positions} positions; let config.max_prompt_tokens cut prompts"
+        )
+    if size > job.width:
+        job = job._replace(prompts=[[0] * size])
+    began = time.perf_counter()
+    counts, ids = streaming.stream(job, method, prompt.ids, row, console, number=number)
+    seconds = time.perf_counter() - began
+    tau = counts.tokens / counts.rounds
+    note = f"{method.name}: {len(ids)} tokens, tau {tau:.2f}, {len(ids) / seconds:.1f} tokens/s"
+    # The first answer is also compiled.
+    console.print(Text(note + (", compilation included" if number == 0 else ""), "dim"))
+    # What follows a stop string is no part of the conversation.
+    cut = row.cut()
+    return _Answer(prompt, ids[: cut.tokens], cut.text, counts, seconds)
+
+
+def _write(
+    settings: Settings,
+    workdir: Path,
+    command: str | None,
+    target: hf.Loaded,
+    method: passes.Method,
+    answers: Sequence[_Answer],
+) -> Path:
+    """Writes results.json: a row over all answers, and one per category; its path."""
+    rows, categories = [], [answer.prompt.category for answer in answers]
+    named = dict.fromkeys(each for each in categories if each is not None)
+    for category in (None, *named):
+        own = [each for each in answers if category in (None, each.prompt.category)]
+        row = results.new_row(
+            method.name,
+            method.accept,
+            metrics.total([each.counts for each in own]),
+            temperature=float(settings.sampling["temperature"]),
+            batch_size=1,
+            prompts=len(own),
+            category=category,
+            status=proofs.status(method.drafter, method.accept, target.lm),
+            outputs=[each.ids for each in own],
+        )
+        rows.append(row)
+    return results.write(
+        settings.config_json,
+        workdir,
+        rows,
+        command=command,
+        texts=[answer.text for answer in answers],
+        token_ids=[answer.ids for answer in answers],
+        max_new_tokens=settings.max_new_tokens,
+        seed=settings.seed,
+        target=provenance.target(target.params, name="", directory=target.directory),
+    )
