@@ -82,7 +82,7 @@ def test_help_lists_the_keys_of_a_configuration(capsys):
     assert not stop.value.code
     assert "--config.repeats=3" in out and "config.drafter.max_ngram=None longest n-gram" in out
     assert "--config.again=False measure again although the same bench is finished" in out
-    assert "--config.target= a Hugging Face style directory, a name of the Hub, a .gguf file" in out
+    assert "--config.target= A Hugging Face style directory, a name of the Hub, a .gguf file" in out
     assert "output_weight" not in out  # a key of another drafter
     status, out, err = call(capsys, "--help")
     assert (status, err) == (0, "") and "--explain=medusa" in out
