@@ -148,7 +148,10 @@ def per_row(
 
     Raises UserError for another shape, or values that are not ``ok``; ``right`` names these.
     """
-    array = np.asarray(value, np.float64)
+    try:
+        array = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        raise UserError(f"{name} is {value!r}; it must be {right}") from None
     if array.shape not in ((), (batch,)):
         raise UserError(
             f"{name} has shape {array.shape}; give one number, or one for each of the {batch} rows"

@@ -12,8 +12,8 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models
 
 from specjax import testing
-from specjax.models import lm
-from specjax.models.transformer_config import RopeScaling, TransformerConfig
+from specjax.models import hf, lm
+from specjax.models.transformer_config import Experts, RopeScaling, TransformerConfig
 
 SCALED = RopeScaling(
     "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=16
@@ -77,3 +77,10 @@ def reconfigure(directory, **changes):
     """Changes keys of config.json."""
     file = directory / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def hf_keys(family, **changes):
+    """The config.json of a tiny decoder of a family, with other values for some keys."""
+    more = {"query_scalar": 8.0} if family.startswith("gemma") else {}
+    more |= {"experts": Experts(8, 2, 16, layers=(1,))} if family == "qwen3_moe" else {}
+    return hf.config_to_hf(shaped(family, **more)) | changes

@@ -163,7 +163,7 @@ PENALTIES = {
             ("dynamic_tree", (("nodes", 10), ("depth", 3), ("top_k", 3))),
             ("jacobi", ()),
         ],
-        {("draft_tree", (("tree", "3x2x1"), ("siblings", "top_k")))},
+        {("prompt_lookup", (("min_ngram", 1),))},
     ),
 )
 def test_greedy_text_with_penalties_is_that_of_plain_decoding(name, keys, stories):

@@ -71,8 +71,8 @@ class PromptSource:
     section: str = "config"  # where these keys are; for messages
 
 
-# Decodes the prompts of a turn: prompts -> new token ids.
-Answer = Callable[[list[Prompt]], list[list[int]]]
+# Decodes the prompts of a turn: prompts -> the new token ids of each, or its text.
+Answer = Callable[[list[Prompt]], Sequence[list[int] | str]]
 
 
 def read(
@@ -204,8 +204,7 @@ def _all_turns(
     """Every turn of every conversation as a prompt, with the answers to the earlier turns."""
     assert target.tokenizer is not None
     template = template_of(source, target, conversations)
-    answers: list[list[str]] = [[] for _ in conversations]
-    result: list[list[Prompt]] = [[] for _ in conversations]
+    answers, result = ([[] for _ in conversations] for _ in range(2))
     for turn in range(max(len(each.turns) for each in conversations)):
         for number, each in enumerate(conversations):
             if len(each.turns) > turn:
@@ -214,8 +213,9 @@ def _all_turns(
         unfinished = [n for n, each in enumerate(conversations) if len(each.turns) > turn + 1]
         if unfinished:
             outputs = answer([result[number][-1] for number in unfinished])
-            for number, ids in zip(unfinished, outputs, strict=True):
-                answers[number].append(target.tokenizer.decode(ids))
+            decode = target.tokenizer.decode
+            for number, new in zip(unfinished, outputs, strict=True):
+                answers[number].append(new if isinstance(new, str) else decode(new))
     return [prompt for prompts in result for prompt in prompts]
 
 

@@ -1,6 +1,7 @@
 """From a model's name and texts to texts: the functional API, put together.
 
 - ``loading``: a model, and perhaps a draft model.
+- ``prompts``: texts, chats and token ids as token ids.
 - ``texts``: ``generate_text``.
 - ``samples``: several samples of a prompt that is read once.
 - ``stops``: stop strings, looked for between rounds.

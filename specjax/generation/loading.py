@@ -23,6 +23,10 @@ from specjax.types import LM, Drafter, ModelParams
 Choice = str | Mapping[str, Any] | Drafter | None
 
 
+# Values of keys that are equal if they are written in the same way.
+_PLAIN = str | int | float | bool | None
+
+
 class Model:
     """A target with its tokenizer, and perhaps a draft model; keeps the methods made for it.
 
@@ -33,7 +37,7 @@ class Model:
         if draft is not None:
             _small_model.check_vocabulary(target.lm, draft.lm)
         self.target, self.draft = target, draft
-        self._methods: dict[tuple, Method] = {}
+        self._methods: dict[tuple, tuple[Method, Any]] = {}
 
     @property
     def lm(self) -> LM:
@@ -76,17 +80,21 @@ class Model:
             key = (id(drafter), accept, temperature > 0)
         else:
             drafter = self._keys(drafter)
-            named = {k: v if k != "params" else id(v) for k, v in drafter.items()}
+            named = {k: v if isinstance(v, _PLAIN) else id(v) for k, v in drafter.items()}
             key = (repr(sorted(named.items())), accept, temperature > 0)
         if key not in self._methods:
-            self._methods[key] = self._build(drafter, accept, temperature)
-        return self._methods[key]
+            # The objects are kept, so that no other one gets their id.
+            self._methods[key] = self._build(drafter, accept, temperature), drafter
+        return self._methods[key][0]
 
     def _keys(self, drafter: str | Mapping[str, Any] | None) -> dict[str, Any]:
         """The keys of a drafter, with its name and perhaps the draft model."""
         if drafter is None:
             drafter = "prompt_lookup" if self.draft is None else "draft_model"
-        keys = {"name": drafter} if isinstance(drafter, str) else dict(drafter)
+        named = isinstance(drafter, str)
+        keys: dict[str, Any] = {"name": drafter} if named else {}
+        if isinstance(drafter, Mapping):
+            keys = dict(drafter)
         if not isinstance(keys.get("name"), str):
             raise UserError(f"the drafter is {drafter!r}; give a name, or name and keys")
         needed = registry.keys_of(drafters.load(keys["name"])).get("model")
@@ -117,8 +125,8 @@ def load(
     """Reads a model to generate with.
 
     Args:
-        name: what ``models.hf.load`` takes: a directory in Hugging Face layout, or a trained run's
-            workdir.
+        name: what ``models.hf.load`` takes: a directory in Hugging Face layout, a name of the Hub,
+            a .gguf file, or a trained run's workdir.
         draft: a smaller model with the same tokens, which drafts; None: none.
         dtype: of the parameters; None: float32 on CPUs, bfloat16 elsewhere.
 

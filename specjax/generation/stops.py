@@ -38,7 +38,9 @@ class Cut(NamedTuple):
 
 def check(stop: str | Sequence[str]) -> tuple[str, ...]:
     """The stop strings. Raises UserError for one that is empty or no text."""
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    stops: tuple = (stop,)
+    if isinstance(stop, Sequence) and not isinstance(stop, str):
+        stops = tuple(stop)
     for each in stops:
         if not isinstance(each, str) or not each:
             raise UserError(f"a stop string is {each!r}; it must be a text that is not empty")
@@ -102,7 +104,7 @@ class Row:
         if self._found is not None:
             return self._text[: self._found[0]]
         longest = max(map(len, self._stops), default=1)
-        return self._text[: len(self._text) - longest + 1]
+        return self._text[: max(0, len(self._text) - longest + 1)]
 
     def cut(self) -> Cut:
         """The text so far."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,20 +10,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import decode, rng, sampling
+from specjax import decode, logit_maps, rng, sampling
 from specjax.bench import metrics
-from specjax.checks import whole
+from specjax.checks import number, whole
 from specjax.errors import UserError
 from specjax.generation import samples as samples_lib
 from specjax.generation import stops
 from specjax.generation.loading import Choice, Model
+from specjax.generation.prompts import Prompt, encode
 from specjax.generation.stops import Cut
 from specjax.types import DecodeState
 
-# A text to continue, the turns of a chat, or token ids.
-Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
 # The packed prompts are a multiple of so many tokens wide, so that few programs are compiled.
 WIDTH = 64
+_SETTINGS = {
+    *inspect.signature(sampling.make_sampling).parameters,
+    *inspect.signature(logit_maps.make).parameters,
+} - {"batch", "maps", "temperature", "vocab_size"}
 
 
 class Completion(NamedTuple):
@@ -91,6 +95,9 @@ def generate_text(
         NonFiniteLogits: a model gave NaN or infinite logits.
     """
     whole("max_new_tokens", max_new_tokens, 1)
+    number("temperature", temperature, ">= 0", lambda x: x >= 0)
+    if whole("seed", seed, 0) >= 2**32:
+        raise UserError(f"seed is {seed}; it must be in 0..{2**32 - 1}")
     if whole("n", n, 1) > 1 and temperature == 0:
         raise UserError(f"n is {n} and the temperature 0: all samples would be equal; raise it")
     method = model.method(drafter, accept, temperature=temperature)
@@ -98,6 +105,7 @@ def generate_text(
     ends = {"end_ids": model.eos_ids} if settings.get("min_new_tokens") else {}
     how = {"temperature": temperature, "vocab_size": model.lm.vocab_size, **ends, **settings}
     run = _Run(model, method, how, max_new_tokens, stops.check(stop), logprobs, eos)
+    _check_settings(settings)
     ids = encode(model, prompts, chat)
     rows = [_Row(prompt, i, j) for i, prompt in enumerate(ids) for j in range(n)]
     size = len(rows) if batch_size is None else min(whole("batch_size", batch_size, 1), len(rows))
@@ -125,6 +133,31 @@ def _all(run: _Run, rows: list[_Row], keys: jax.Array, size: int) -> Generated:
     return Generated(completions, total.tokens / max(total.rounds, 1), total)
 
 
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    """Raises UserError for unknown settings, and for a value per row: rows are made here."""
+    for name, value in settings.items():
+        if name not in _SETTINGS:
+            raise UserError(
+                f"generate_text has no setting {name!r}; it has {', '.join(sorted(_SETTINGS))}"
+            )
+        own = isinstance(value, list | tuple) and any(
+            each is None or isinstance(each, Mapping) for each in value
+        )
+        depth = 0 if value is None or isinstance(value, Mapping | str) else _depth(value)
+        if own or depth > (name in ("banned", "end_ids", "logit_bias")):
+            raise UserError(
+                f"{name} has a value for each row; generate_text takes one for all texts, "
+                "and prefill takes a value per row"
+            )
+
+
+def _depth(value: Any) -> int:
+    """The number of dimensions; lists of several lengths have one for each level."""
+    if isinstance(value, list | tuple):
+        return 1 + max(map(_depth, value), default=0)
+    return np.ndim(value)
+
+
 class _Row(NamedTuple):
     """One text to be written."""
 
@@ -143,39 +176,6 @@ class _Run(NamedTuple):
     stops: tuple[str, ...]
     logprobs: bool
     eos: tuple[int, ...]
-
-
-def encode(model: Model, prompts: Prompt | Sequence[Prompt], chat: str = "") -> list[list[int]]:
-    """The token ids of each prompt. Raises UserError for one that is empty or of another form."""
-    return [_encode(model, each, chat, i) for i, each in enumerate(_several(prompts))]
-
-
-def _several(prompts: Any) -> list:
-    if isinstance(prompts, str):
-        return [prompts]
-    prompts = list(prompts)
-    if not prompts:
-        raise UserError("there is no prompt; give at least one")
-    first = prompts[0]
-    one = isinstance(first, Mapping | int | np.integer)
-    return [prompts] if one else prompts
-
-
-def _encode(model: Model, prompt: Any, chat: str, number: int) -> list[int]:
-    if isinstance(prompt, str):
-        ids = model.tokenizer.encode(prompt).ids
-    elif prompt and all(isinstance(turn, Mapping) for turn in prompt):
-        # Imported here because it needs Jinja.
-        from specjax.data import chat as chats
-
-        template = chats.load(chat, model.target.directory, model.tokenizer)
-        text = chats.render(template, prompt, add_generation_prompt=True)
-        ids = model.tokenizer.encode(text, add_special_tokens=False).ids
-    else:
-        ids = [int(token) for token in prompt]
-    if not ids:
-        raise UserError(f"prompt {number} is empty; a prompt needs at least one token")
-    return ids
 
 
 def _width(model: Model, ids: Sequence[Sequence[int]], new: int) -> int:

@@ -108,7 +108,8 @@ def _bias(batch: int, logit_bias: Any, banned: Any, vocab_size: int | None) -> n
     result = np.zeros((batch, vocab_size), np.float32)
     for row, (values, out) in enumerate(zip(biases, bans, strict=True)):
         if isinstance(values, Mapping):
-            result[row, _ids("logit_bias", list(values), vocab_size)] = list(values.values())
+            ids = _ids("logit_bias", list(values), vocab_size)
+            result[row, ids] = _numbers(list(values.values()))
         elif values is not None:
             result[row] = _whole(values, vocab_size)
         result[row, _ids("banned", out, vocab_size)] = -np.inf
@@ -122,13 +123,20 @@ def _bias(batch: int, logit_bias: Any, banned: Any, vocab_size: int | None) -> n
 
 def _whole(values: Any, vocab_size: int) -> np.ndarray:
     """f32[V]. Raises UserError for another shape."""
-    array = np.asarray(values, np.float32)
+    array = _numbers(values)
     if array.shape != (vocab_size,):
         raise UserError(
             f"a logit_bias has shape {array.shape}; "
             f"give one number for each of the {vocab_size} tokens, or id -> number"
         )
     return array
+
+
+def _numbers(values: Any) -> np.ndarray:
+    try:
+        return np.asarray(values, np.float32)
+    except (TypeError, ValueError):
+        raise UserError(f"logit_bias has {values!r}; its values must be numbers") from None
 
 
 def _biases(value: Any, batch: int) -> list:

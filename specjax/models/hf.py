@@ -74,7 +74,11 @@ def resolve(
 
     Raises UserError if there is no such model, or the run is not finished.
     """
-    path = Path(directory).expanduser()
+    try:
+        path = Path(directory).expanduser()
+        path.exists()
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"{directory} is no path of a model ({error})") from None
     if gguf_file.is_gguf(path) and not path.is_dir():
         if not path.is_file():
             raise UserError(f"there is no file {path}; give the path of a .gguf file")

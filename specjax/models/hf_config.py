@@ -39,6 +39,11 @@ _FACTORS = {
     *("partial_rotary_factor", "rotary_pct", "logit_scale", "logits_scaling"),
     *("embedding_multiplier", "residual_multiplier"),
 }
+# Other names of the same switches.
+_SPELLINGS = {
+    **dict.fromkeys(("use_qk_norm", "qk_layernorm"), "qk_norm"),
+    **dict.fromkeys(("qkv_bias", "use_qkv_bias"), "attention_bias"),
+}
 _ROTARY = ("partial_rotary_factor", "rotary_pct")
 # Names of models that also read images; "text_config" describes their text model.
 _NESTED = {"gemma3": "Gemma3ForConditionalGeneration"}
@@ -68,6 +73,12 @@ def config_from_hf(raw: dict) -> TransformerConfig:
     Of a Gemma 3 with a vision tower, the text model. Raises UserError: unsupported architecture or
     setting, missing or wrong values.
     """
+    if quantised := raw.get("quantization_config"):
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+        raise UserError(
+            f"quantization_config {method!r} is not supported; give the model with weights in "
+            "float32, bfloat16 or float16, or a .gguf file"
+        )
     raw = _text_model(raw)
     name = _family(raw)
     family = FAMILIES[name]
@@ -147,7 +158,7 @@ def _check_unread(raw: dict, family: Family) -> None:
         if value in (None, False, 0) or (key in _FACTORS and value == 1):
             continue
         # A switch that every model of the family has.
-        if value is True and family.switches.get(key) is True:
+        if value is True and family.switches.get(_SPELLINGS.get(key, key)) is True:
             continue
         raise UserError(f"{key} {value!r} is not supported for {family.architecture}")
     kinds = raw.get("layer_types") or []

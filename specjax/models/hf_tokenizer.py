@@ -27,7 +27,10 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer | Non
     tokenizer = gguf_tokenizer.read(gguf_file.read(path)) if file == path else _read(file)
     if tokenizer is None:
         return None
-    size = max(tokenizer.get_vocab().values(), default=-1) + 1
+    # Added tokens may be beyond the model's vocabulary: Gemma 3 has one for images. A text with one
+    # is refused when it is a prompt.
+    own = tokenizer.get_vocab(with_added_tokens=False)
+    size = max(own.values(), default=-1) + 1
     if vocab_size is not None and size > vocab_size:
         raise UserError(
             f"{file} has ids up to {size - 1} and the model {vocab_size} tokens; they do not match"

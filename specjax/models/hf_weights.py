@@ -21,7 +21,6 @@ from specjax import files
 from specjax.errors import UserError
 from specjax.models import tensor_files
 from specjax.models.families import FAMILIES, Family
-from specjax.models.hf_config import read_json
 from specjax.models.hf_layout import Stored, tensors_of
 from specjax.models.sources import gguf_file, gguf_tensors, tensors
 from specjax.models.tensor_files import Tensor
@@ -45,7 +44,7 @@ def weight_files(path: Path) -> Iterator[Path]:
     elif (path / "model.safetensors").is_file():
         yield path / "model.safetensors"
     elif index.is_file():
-        for shard in sorted(set((read_json(index).get("weight_map") or {}).values())):
+        for shard in tensors.shard_names(index):
             if not (path / shard).is_file():
                 raise UserError(
                     f"{path} lacks {shard}, which {index.name} names; copy the directory again"

@@ -28,6 +28,7 @@ class _Answer(NamedTuple):
     prompt: Prompt
     ids: list[int]
     text: str
+    said: str  # the text as the next turn has it
     counts: metrics.Counts
     seconds: float  # of decoding, with the prompt's
 
@@ -61,7 +62,7 @@ def chat(settings: Settings, workdir: Path, command: str | None) -> None:
             console.print(Text.assemble(("user: ", "bold"), (each.turns[turn], "dim")))
             row = stops.Row(list(prompt.ids), target.tokenizer.decode, settings.stop)
             answers.append(_answer(job, method, prompt, len(answers), row, target, console))
-            texts.append(answers[-1].text)
+            texts.append(answers[-1].said)
     path = _write(settings, workdir, command, target, method, answers)
     console.print(Text(f"wrote {path}", "dim"))
     if settings.record:
@@ -119,7 +120,7 @@ def _job(
             )
             sizes.append(len(prompt.ids) + turn * settings.max_new_tokens)
     # A first turn that does not fit is an error at once, a later one when it is reached.
-    room = target.config.max_positions - settings.max_new_tokens
+    room = target.config.longest_text - settings.max_new_tokens
     most = settings.prompts.max_prompt_tokens or max(whole)
     size = max(*first, min(max(whole), room, most))
     prompts = PromptSet(None, [Prompt("", [0] * size)], [])
@@ -136,7 +137,7 @@ def _answer(
     console,
 ) -> _Answer:
     """Decodes and prints one answer. Raises UserError if the turn is too long."""
-    size, positions = len(prompt.ids), target.config.max_positions
+    size, positions = len(prompt.ids), target.config.longest_text
     if size + job.max_new_tokens > positions:
         raise UserError(
             f"turn {prompt.turn + 1} of conversation {prompt.question} has {size} tokens, with "
@@ -152,9 +153,10 @@ def _answer(
     note = f"{method.name}: {len(ids)} tokens, tau {tau:.2f}, {len(ids) / seconds:.1f} tokens/s"
     # The first answer is also compiled.
     console.print(Text(note + (", compilation included" if number == 0 else ""), "dim"))
-    # What follows a stop string is no part of the conversation.
-    cut = row.cut()
-    return _Answer(prompt, ids[: cut.tokens], cut.text, counts, seconds)
+    assert target.tokenizer is not None
+    cut, spell = row.cut(), target.tokenizer.decode
+    ids = ids[: cut.tokens]
+    return _Answer(prompt, ids, cut.text, streaming.said(cut, ids, spell), counts, seconds)
 
 
 def _write(

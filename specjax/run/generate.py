@@ -55,7 +55,7 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
     else:
         counts, outputs, rate = turns.results(chosen.prompts)
         speed = f"{rate:.1f} tokens/s without prefill and compilation"
-    texts, outputs = _cut(settings, tokenizer, chosen.prompts, outputs)
+    texts, outputs = _texts(settings, tokenizer, chosen.prompts, outputs)
     if rate is not None:
         for prompt, text in zip(chosen.prompts, texts, strict=True):
             console.print(Text.assemble((prompt.text, "dim"), text, "\n"))
@@ -86,14 +86,20 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
 
 def _cut(
     settings: Settings, tokenizer, prompts: list[Prompt], outputs: list[list[int]]
-) -> tuple[list[str], list[list[int]]]:
-    """The texts of the outputs up to their stop strings, and the tokens that complete these."""
+) -> tuple[list[stops.Cut], list[list[int]]]:
+    """The outputs up to their stop strings, and the tokens that complete these."""
     cuts = [
         stops.cut(ids, settings.stop, tokenizer.decode, prompt.ids)
         for prompt, ids in zip(prompts, outputs, strict=True)
     ]
-    kept = [ids[: each.tokens] for ids, each in zip(outputs, cuts, strict=True)]
-    return [each.text for each in cuts], kept
+    return cuts, [ids[: each.tokens] for ids, each in zip(outputs, cuts, strict=True)]
+
+
+def _texts(
+    settings: Settings, tokenizer, prompts: list[Prompt], outputs: list[list[int]]
+) -> tuple[list[str], list[list[int]]]:
+    cuts, outputs = _cut(settings, tokenizer, prompts, outputs)
+    return [each.text for each in cuts], outputs
 
 
 def _record(path: str, chosen: PromptSet, outputs: list[list[int]]) -> None:
@@ -125,8 +131,8 @@ class _Turns:
         self._method, self._temperature = method, temperature
         self._decoded: dict[tuple, tuple[passes.Pass, int]] = {}
 
-    def decode(self, prompts: list[Prompt]) -> list[list[int]]:
-        """New token ids of each prompt."""
+    def decode(self, prompts: list[Prompt]) -> list[str]:
+        """The answer to each prompt."""
         batch_size = build.rows(self._settings, len(prompts))
         chosen = PromptSet(None, prompts, [])
         job = build.job(self._settings, self._target, chosen, self._temperature, batch_size)
@@ -135,8 +141,9 @@ class _Turns:
         passes.run_pass(job, self._method, brief=True)
         run = passes.run_pass(job, self._method)
         self._decoded |= {(p.question, p.turn): (run, row) for row, p in enumerate(prompts)}
-        # What follows a stop string is no part of a conversation.
-        return _cut(self._settings, self._target.tokenizer, prompts, run.outputs)[1]
+        tokenizer = self._target.tokenizer
+        answers = zip(*_cut(self._settings, tokenizer, prompts, run.outputs), strict=True)
+        return [streaming.said(cut, ids, tokenizer.decode) for cut, ids in answers]
 
     def results(self, prompts: list[Prompt]) -> tuple[metrics.Counts, list[list[int]], float]:
         """Counts over all prompts, the outputs, and tokens per second."""

@@ -53,3 +53,11 @@ def stream(
     console.print(Text(row.cut().text[shown:]))
     stacked = decode.Records(*(jnp.stack(x) for x in zip(*records, strict=True)))
     return metrics.count(stacked, [True], method.drafter.longest), output
+
+
+def said(cut: stops.Cut, ids: list[int], spell: stops.Decode) -> str:
+    """An answer as the next turn of its conversation has it: without a stop string.
+
+    ``ids`` are its tokens, up to the one that completes the stop string.
+    """
+    return spell(ids) if cut.stop is None else cut.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +40,27 @@ def pruned(target: hf.Loaded, layers: str) -> tuple[TransformerConfig, dict]:
     key = type(names[0])
     layers_kept = {key(new): by_number[old] for new, old in enumerate(kept)}
     params = {**target.params, "layers": layers_kept}
-    shape = dataclasses.replace(target.config, num_layers=len(kept))
-    return shape, jax.tree.map(jnp.asarray, params)
+    return _renumbered(target.config, kept), jax.tree.map(jnp.asarray, params)
+
+
+def _renumbered(config: TransformerConfig, kept: Sequence[int]) -> TransformerConfig:
+    """The shape of these layers alone: what names layers has their new numbers."""
+
+    def new(layers: Sequence[int]) -> tuple[int, ...]:
+        return tuple(place for place, layer in enumerate(kept) if layer in layers)
+
+    windows = tuple(config.window(layer) for layer in kept) if config.windows else ()
+    experts = config.experts
+    if experts is not None:
+        experts = dataclasses.replace(experts, layers=new(experts.layers))
+        experts = experts if experts.layers else None
+    return dataclasses.replace(
+        config,
+        num_layers=len(kept),
+        windows=windows if any(window is not None for window in windows) else (),
+        unrotated=new(config.unrotated),
+        experts=experts,
+    )
 
 
 def load(directory: str, config: TransformerConfig, vocabulary: str, on_host: bool = False) -> dict:

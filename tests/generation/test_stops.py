@@ -33,7 +33,7 @@ def right(text, stop):
 
 
 tokens = st.lists(st.integers(0, len(PIECES) - 1), max_size=24)
-texts = st.sampled_from(["a", "ab", "bab", "é", "€", "b\nc", "c a", "aéb", "zz"])
+texts = st.sampled_from(["a", "ab", "bab", "é", "€", "b\nc", "c a", "aéb", "zz", "abcabcabc"])
 
 
 @pytest.mark.fast

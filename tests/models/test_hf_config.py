@@ -5,20 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from hf_cases import CONFIGS, shaped
+from hf_cases import CONFIGS, hf_keys
 
 from specjax.errors import UserError
 from specjax.models import families, hf, lm
-from specjax.models.transformer_config import Experts, Rope, RopeScaling
+from specjax.models.transformer_config import Rope, RopeScaling
 
 pytestmark = pytest.mark.fast
-
-
-def hf_keys(family, **changes):
-    """The config.json of a tiny decoder of a family, with other values for some keys."""
-    more = {"query_scalar": 8.0} if family.startswith("gemma") else {}
-    more |= {"experts": Experts(8, 2, 16, layers=(1,))} if family == "qwen3_moe" else {}
-    return hf.config_to_hf(shaped(family, **more)) | changes
 
 
 LATE = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": -1}
@@ -98,6 +91,10 @@ REFUSED = [
     (
         hf_keys("qwen3_moe", num_experts_per_tok=9, num_experts=8),
         "num_experts_per_tok is 9; it must be at most num_experts, which is 8",
+    ),
+    (
+        LLAMA | {"quantization_config": {"quant_method": "awq"}},
+        "quantization_config 'awq' is not supported; give the model with weights in float32",
     ),
     ({"model_type": "gpt_oss"}, "architecture gpt_oss is not supported; supported: Llama"),
     ({"architectures": ["Gemma4ForCausalLM"]}, "architecture Gemma4ForCausalLM is not supported"),
@@ -213,6 +210,8 @@ def test_switches_of_published_models():
     }
     config = hf.config_from_hf(qwen)
     assert config.attention_bias and config.output_bias is False and config.windows == ()
+    assert hf.config_from_hf(hf_keys("qwen3_moe", use_qk_norm=True, qkv_bias=False)).qk_norm
+    assert hf.config_from_hf(hf_keys("qwen2", use_qkv_bias=True)).attention_bias
     pythia = {
         "architectures": ["GPTNeoXForCausalLM"],
         **{"hidden_act": "gelu", "hidden_size": 512, "intermediate_size": 2048},

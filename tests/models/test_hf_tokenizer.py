@@ -47,6 +47,16 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path):
 
 
 @pytest.mark.fast
+def test_added_tokens_may_be_beyond_the_model(tmp_path):
+    """As Gemma 3's token for images: a text with it is refused when it is a prompt."""
+    config, tokenizer = CONFIGS["llama"], words(61)
+    tokenizer.add_special_tokens(["<image>"])
+    hf.save(tmp_path / "m", config, random_params(config), tokenizer)
+    loaded = hf.load(tmp_path / "m")
+    assert loaded.tokenizer is not None and loaded.tokenizer.token_to_id("<image>") >= 61
+
+
+@pytest.mark.fast
 def test_texts_are_neither_truncated_nor_padded(tmp_path):
     """Truncation and padding in tokenizer.json are about one network's inputs and are ignored."""
     config, tokenizer = CONFIGS["llama"], words(61)

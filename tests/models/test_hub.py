@@ -265,7 +265,8 @@ def test_the_progress_is_for_terminals(monkeypatch):
         def isatty(self):
             return True
 
-    monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS", raising=False)
+    # transformers may have turned off all bars of the process.
+    hub.utils.enable_progress_bars()
     bar = sources_hub.progress_bar()
     assert bar(total=1, file=io.StringIO()).disable and not bar(total=1, file=Terminal()).disable
 

@@ -167,6 +167,7 @@ def absolute(tensors):
     return {k: x for k, x in tensors.items() if k != "t2d"} | {"d2t": d2t - np.arange(len(d2t))}
 
 
+@pytest.mark.slow
 def test_eagle3_keeps_tau_in_every_layout(tmp_path):
     trained = eagle3()
     assert trained.tau > 1.4, "the network has learnt nothing that could be lost"

@@ -23,6 +23,7 @@ def flags(**more):
     return [*keys, "--config.max_new_tokens=24"]
 
 
+@pytest.mark.slow
 def test_generate_has_the_text_of_the_library(cli, target, tmp_path):
     prompts = ["def add", "return a"]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts))

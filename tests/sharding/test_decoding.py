@@ -32,7 +32,11 @@ def run(devices: int, program: str, *arguments: str, seconds: int = 240) -> str:
 @pytest.mark.fast
 @pytest.mark.parametrize(
     ("mesh", "cases"),
-    [("data:8", ("prompt_lookup", "chain, mapped")), ("data:2,tensor:2", ("chain",))],
+    [
+        ("data:8", ("prompt_lookup",)),
+        ("data:2,tensor:2", ("chain",)),
+        pytest.param("data:8", ("chain, mapped",), marks=pytest.mark.slow),
+    ],
 )
 def test_rows_have_the_text_of_one_device(mesh, cases):
     run(8, "decode_program.py", mesh, *cases)

@@ -94,7 +94,7 @@ def test_autoregressive_law(setting):
 @pytest.mark.parametrize(
     ("shape", "family"),
     [
-        ("chain", "gpt2"),
+        pytest.param("chain", "gpt2", marks=pytest.mark.slow),
         pytest.param("tree", "llama", marks=pytest.mark.slow),
         pytest.param("chain", "llama", marks=pytest.mark.slow),
         pytest.param("tree", "gpt2", marks=pytest.mark.slow),

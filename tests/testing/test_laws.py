@@ -83,6 +83,7 @@ def deep_cases():
                     # They draw the token first and look for it in the draft, whatever its kind.
                     plain = name in ("deterministic", "match")
                     slow |= plain and (variant == "holes" or kind not in ("chain", "deterministic"))
+                    slow |= name == "k_seq" and variant == "holes"
                     marks = [pytest.mark.slow] if slow else []
                     yield pytest.param(kind, name, variant, marks=marks)
 

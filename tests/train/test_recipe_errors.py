@@ -22,7 +22,7 @@ from specjax.train import recipes
         ("pretrain", {"train__steps": 0}, "train.steps is 0"),
         ("pretrain", {"train__length": 65}, "beyond config.model.max_positions 64"),
         ("pretrain", {"model__vocab_size": 100}, "at least 257"),
-        ("pretrain", {"tokenizer": "nowhere"}, "nowhere is no file"),
+        ("pretrain", {"tokenizer": "nowhere"}, "nowhere is no directory"),
         ("pretrain", {"tokenizer": "TARGET", "model__vocab_size": 999}, "999.*has 320 tokens"),
         ("pretrain", {"optimiser__name": "sg"}, "must be one of adamw, muon, sgd, lion"),
         ("pretrain", {"data__files": "SHORT"}, "fewer than one crop"),

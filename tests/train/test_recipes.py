@@ -145,6 +145,7 @@ def test_heads_from_text_to_a_tree(target_run, text_file, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_second_phase_starts_with_the_shape_in_the_files(target_run, text_file, tmp_path):
     """A tied, scaled speculator of two stages: the second configuration names none of this."""
     changes = {
@@ -216,6 +217,7 @@ def test_a_run_with_another_target_cannot_be_resumed(target_run, text_file, tmp_
         recipes.run(config, tmp_path / "work")
 
 
+@pytest.mark.slow
 def test_the_target_is_trained_with_its_heads(target_run, text_file, tmp_path):
     changes = {
         "target": str(target_run[0]),

@@ -51,7 +51,9 @@ def after(loss, accumulate: int, batch: Batch):
     return state["params"], jax.device_get(metrics)
 
 
-@pytest.mark.parametrize(("language", "parts"), [("ce", (2, 8)), ("kl", (4,))])
+@pytest.mark.parametrize(
+    ("language", "parts"), [("ce", (2, 8)), pytest.param("kl", (4,), marks=pytest.mark.slow)]
+)
 def test_each_term_of_a_joint_loss_counts_its_own_labels(language, parts):
     whole, expected = after(joint(language), 1, ragged())
     for accumulate in parts:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from specjax.errors import UserError
 from specjax.models.hf_config import config_from_hf, read_json
+from specjax.models.sources import tensors
 
 _INSTALL = "pip install 'specjax[hub]'"
 _PART = r"[A-Za-z0-9](?:[\w.-]*\w)?"
@@ -70,7 +71,7 @@ def fetch(text: str, weights: bool = True) -> Path:
         return folder
     shards = ["model.safetensors"]
     if (folder / _INDEX).is_file():
-        shards = sorted(set((read_json(folder / _INDEX).get("weight_map") or {}).values()))
+        shards = tensors.shard_names(folder / _INDEX)
     download.files(folder, shards)
     if missing := [shard for shard in shards if not (folder / shard).is_file()]:
         raise UserError(download.without_weights(missing[0]))
@@ -88,8 +89,7 @@ def fetch_one_of(text: str, names: Sequence[str]) -> Path:
     for name in names:
         download.files(folder, (name, *([_INDEX] if name == "model.safetensors" else [])))
         if name == "model.safetensors" and (folder / _INDEX).is_file():
-            weight_map = read_json(folder / _INDEX).get("weight_map") or {}
-            download.files(folder, sorted(set(weight_map.values())))
+            download.files(folder, tensors.shard_names(folder / _INDEX))
             break
         if (folder / name).is_file():
             break

@@ -7,12 +7,16 @@ opened for some rows at a time, which are converted into the result.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import safe_open
+
+from specjax.errors import UserError
+from specjax.models.hf_config import read_json
 
 CHUNK = 1 << 22  # bytes of a tensor, as float32, that are converted at once
 
@@ -68,3 +72,18 @@ def chunks(shape: Sequence[int], item: int) -> Iterator[tuple[int, int]]:
     step = max(CHUNK // row, 1)
     for begin in range(0, shape[0], step):
         yield begin, min(begin + step, shape[0])
+
+
+def shard_names(index: Path) -> list[str]:
+    """The files that a model.safetensors.index.json names, sorted.
+
+    Raises UserError for one that is damaged, or names a file outside of its directory.
+    """
+    names = read_json(index).get("weight_map") or {}
+    files = set(names.values()) if isinstance(names, dict) else {names}
+    for name in files:
+        if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+\.safetensors", name):
+            raise UserError(
+                f"{index} names {name!r}; its weight_map must name .safetensors files beside it"
+            )
+    return sorted(files)

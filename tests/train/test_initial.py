@@ -1,0 +1,35 @@
+"""The shape of a decoder after layers were taken out."""
+
+from __future__ import annotations
+
+import pytest
+from hf_cases import hf_keys
+
+from specjax.models import hf
+from specjax.models.hf_config import config_to_hf
+from specjax.train import initial
+
+pytestmark = pytest.mark.fast
+
+
+def shape(family, **keys):
+    return hf.config_from_hf(hf_keys(family, **keys))
+
+
+def test_what_names_layers_has_their_new_numbers():
+    own = shape("smollm3", num_hidden_layers=4, no_rope_layers=[1, 1, 1, 0], layer_types=None)
+    assert own.unrotated == (3,)
+    assert initial._renumbered(own, [0, 3]).unrotated == (1,)
+    assert initial._renumbered(own, [0, 1]).unrotated == ()
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    own = shape("gemma3_text", num_hidden_layers=3, layer_types=kinds, sliding_window=8)
+    assert own.windows == (8, 8, None)
+    kept = initial._renumbered(own, [1, 2])
+    assert kept.windows == (8, None) and kept.num_layers == 2
+    assert hf.config_from_hf(config_to_hf(kept)) == kept
+    assert initial._renumbered(own, [2]).windows == ()
+    own = shape("qwen3_moe", num_hidden_layers=3, mlp_only_layers=[1], decoder_sparse_step=1)
+    assert own.experts is not None and own.experts.layers == (0, 2)
+    kept = initial._renumbered(own, [1, 2])
+    assert kept.experts is not None and kept.experts.layers == (1,)
+    assert initial._renumbered(own, [1]).experts is None
