@@ -11,6 +11,7 @@ from marks import by_default
 from specjax import accept, decode, drafters, logit_maps, rng, sampling
 from specjax.errors import UserError
 from specjax.models.lm import forward
+from specjax.testing import tiny
 from specjax.testing.mapped_logits import mapped_logits
 from specjax.types import ModelParams
 
@@ -203,6 +204,31 @@ def test_greedy_text_with_penalties_is_that_of_plain_decoding(name, keys, storie
     other = decode.autoregressive(model, params, begin(off), **loop)
     pairs = zip(texts[0], decode.outputs(other, lengths), strict=True)
     assert all(one != another for one, another in pairs)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "rule", "temperature"),
+    [
+        ("draft_model", {"gamma": 4}, "chain", 1.0),
+        ("draft_tree", {"tree": "2x1x1", "siblings": "without_replacement"}, "recursive", 1.0),
+        pytest.param("draft_model", {"gamma": 4}, "block", 0.7, marks=pytest.mark.slow),
+    ],
+)
+def test_a_draft_model_that_is_the_target_has_every_token_accepted(name, keys, rule, temperature):
+    """Target and draft have the same maps: without them in the draft, tokens are rejected."""
+    model, params = tiny(vocab_size=V)
+    drafter = drafters.make(name, model, model=model, params=params, **keys)
+    pair = ModelParams(params, drafter.init_params(jax.random.key(0)))
+    packed, lengths = decode.pack_prompts(PROMPTS)
+    state = decode.prefill(
+        *(model, drafter, pair, packed, lengths, rng.row_keys(0, 3)),
+        max_len=packed.shape[1] + 18,
+        limit=lengths + 18,
+        sampling=sampling.make_sampling(3, temperature, **MAPS),
+    )
+    _, records = decode.generate(model, drafter, accept.load(rule), pair, state, max_steps=18)
+    ran = np.asarray(records.emitted) > 0
+    assert (np.asarray(records.accepted)[ran] == drafter.longest).all()
 
 
 def check_logprobs(loaded, prompts, outputs, logprobs):

@@ -61,6 +61,8 @@ def accepted_path(draft: Draft, scores: jax.Array, bounds: Bounds) -> tuple[jax.
         passed |= jnp.abs(draft.tokens - best) <= bounds.distance
     if bounds.least:
         passed |= _walk.depths(draft) <= bounds.least
+    # A token that the settings exclude (a ban, a cut-off) is never emitted.
+    passed &= own[..., 0] > -jnp.inf
     score = jax.nn.log_softmax(before, -1)
     score = jnp.take_along_axis(score, tokens[..., None], -1)[..., 0]
     # Finite for a token of probability 0 too, so that the sum along a path is finite.
@@ -78,7 +80,8 @@ def make(*, top: int = 1, gap: float | None = None, distance: int = 0, least: in
             SpecDec; 1 to 3). None: no limit. Only with ``top`` above 1: the best token has no gap;
         distance: or, if positive, if its id differs by at most this much from the best one's
             (epsilon of BPD);
-        least: or if it is among the first ``least`` tokens (the minimum block size of BPD).
+        least: or if it is among the first ``least`` tokens (the minimum block size of BPD). In no
+            case if the sampling settings exclude it.
 
     Raises:
         UserError: a value out of range, or a gap with ``top`` 1.

@@ -44,7 +44,8 @@ class Generated(NamedTuple):
     """The texts, prompt by prompt, and what they cost."""
 
     completions: list[Completion]
-    tau: float  # tokens per round of a row, the target's own included
+    # Tokens per round of a row, the target's own included; what a stop string cut off counts too.
+    tau: float
     counts: metrics.Counts
 
     @property
@@ -189,7 +190,10 @@ def _width(model: Model, ids: Sequence[Sequence[int]], new: int) -> int:
             f"the longest prompt has {longest} tokens, with max_new_tokens = {new} that is "
             f"{longest + new}, and the model has {most} positions; shorten one of them"
         )
-    return min(width, most - new)
+    # Not beyond the positions of the draft model for the sake of padding.
+    draft = None if model.draft is None else model.draft.lm.max_positions
+    most = most if draft is None else min(most, draft)
+    return max(longest, min(width, most - new))
 
 
 def _decode(

@@ -90,7 +90,7 @@ def config_from_hf(raw: dict) -> TransformerConfig:
     _check_unread(raw, family)
     values = _sizes(raw, family) | _values(raw, family)
     values |= layer_keys.read(raw, family, values)
-    return shape(name, bos_token_id=raw.get("bos_token_id"), eos_token_id=eos_ids(raw), **values)
+    return shape(name, bos_token_id=_bos_id(raw), eos_token_id=eos_ids(raw), **values)
 
 
 def _sizes(raw: dict, family: Family) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _values(raw: dict, family: Family) -> dict[str, Any]:
 
 
 def _activation(key: str, name: Any) -> str:
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         raise UserError(f"{key} {name!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
@@ -162,8 +162,17 @@ def _check_unread(raw: dict, family: Family) -> None:
             continue
         raise UserError(f"{key} {value!r} is not supported for {family.architecture}")
     kinds = raw.get("layer_types") or []
+    if family.windows == "none" and not isinstance(kinds, list):
+        raise UserError(f"layer_types is {kinds!r}; it must be a list of names")
     if family.windows == "none" and any(kind != "full_attention" for kind in kinds):
         raise UserError(f"layer_types {kinds!r} is not supported for {family.architecture}")
+
+
+def _bos_id(raw: dict) -> int | None:
+    value = raw.get("bos_token_id")
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise UserError(f"bos_token_id is {value!r}; it must be a token id")
+    return value
 
 
 def eos_ids(raw: dict) -> tuple[int, ...]:
@@ -215,9 +224,10 @@ def _written_activation(value: str, family: Family) -> str:
 
 def _text_model(raw: dict) -> dict:
     """The configuration of the text model in the file of a model that also reads images."""
-    nested = raw.get("text_config")
-    kinds = {raw.get("model_type"), *(raw.get("architectures") or [])}
-    if not isinstance(nested, dict) or not kinds & {*_NESTED, *_NESTED.values()}:
+    nested, names = raw.get("text_config"), raw.get("architectures")
+    kinds = [raw.get("model_type"), *(names if isinstance(names, list) else [])]
+    images = any(each in kinds for each in (*_NESTED, *_NESTED.values()))
+    if not isinstance(nested, dict) or not images:
         return raw
     kept = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
     outer = {key: raw[key] for key in kept if raw.get(key) is not None and nested.get(key) is None}
@@ -226,7 +236,12 @@ def _text_model(raw: dict) -> dict:
 
 def _family(raw: dict) -> str:
     """The family of a config.json, from its architectures or its model_type."""
-    kind = raw.get("model_type")
+    kind, given = raw.get("model_type"), raw.get("architectures") or []
+    for value, whole in ((kind, [kind]), (given, given)):
+        if not isinstance(whole, list) or any(not isinstance(each, str) for each in whole if each):
+            raise UserError(
+                f"model_type and architectures must be a name and a list of names, not {value!r}"
+            )
     known = {family.architecture: name for name, family in FAMILIES.items()}
     if not raw.get("architectures") and kind in FAMILIES:
         return kind

@@ -11,12 +11,16 @@ from specjax.errors import UserError
 from specjax.generation import stops as stops_lib
 from specjax.models import hf
 
+_MOST = 1 << 22  # no vocabulary has so many tokens
+
 
 def check(settings: Mapping[str, Any]) -> None:
     """Checks arguments of ``make_sampling``, before any model is read. Raises UserError."""
     banned = settings.get("banned") or ()
     if any(isinstance(each, bool) or not isinstance(each, int) for each in banned):
         raise UserError(f"config.sampling.banned is {banned!r}; it must hold token ids")
+    if max([*banned, 0]) >= _MOST:
+        raise UserError(f"config.sampling.banned is {banned!r}; no vocabulary has such an id")
     # A vocabulary in which a token stays and another one ends a text.
     size = max([*banned, 0]) + 3
     more = {"end_ids": size - 1, "vocab_size": size}

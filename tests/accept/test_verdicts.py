@@ -146,6 +146,9 @@ def test_tolerance_of_blockwise_decoding_and_specdec():
     assert length([1, 2, 3], top=4, gap=1.0) == 2 and length([1, 2, 3], top=4, gap=2.0) == 3
     assert length([2, 0, 3], distance=1) == 2
     assert length([0, 0, 1], least=1) == 1 and length([0, 0, 1], least=2) == 3
+    logits = logits.at[..., 0].set(-jnp.inf)  # banned: never emitted
+    assert length([0, 0, 1], least=2) == 0 and length([2, 0, 3], distance=1) == 1
+    assert length([1, 2, 0], top=4) == 2
 
 
 def test_lenience_at_temperature_zero_compares_probabilities():

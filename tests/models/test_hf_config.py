@@ -99,6 +99,12 @@ REFUSED = [
     ({"model_type": "gpt_oss"}, "architecture gpt_oss is not supported; supported: Llama"),
     ({"architectures": ["Gemma4ForCausalLM"]}, "architecture Gemma4ForCausalLM is not supported"),
     ({"architectures": ["DeepseekV3ForCausalLM"]}, "architecture DeepseekV3ForCausalLM is not"),
+    ({"architectures": 5}, "must be a name and a list of names, not 5"),
+    ({"architectures": [["a"]]}, "must be a name and a list of names"),
+    ({"model_type": ["llama"]}, "must be a name and a list of names"),
+    (LLAMA | {"hidden_act": ["silu"]}, r"hidden_act \['silu'\] is not supported"),
+    (LLAMA | {"bos_token_id": [1]}, "bos_token_id is .*; it must be a token id"),
+    (LLAMA | {"layer_types": 5}, "layer_types is 5; it must be a list of names"),
     ({"model_type": "mamba"}, "architecture mamba is not supported"),
     ({"mode": "train"}, "no architectures, no model_type"),
 ]

@@ -204,7 +204,7 @@ TRAPS = {
 }
 
 
-@pytest.mark.parametrize("trap", by_default(TRAPS, ("the next layers",)))
+@pytest.mark.parametrize("trap", by_default(TRAPS, ()))
 def test_traps_of_eagle3(tmp_path, trap):
     trained = eagle3()
     got = read_back(tmp_path / "a", trained, **TRAPS[trap])

@@ -69,9 +69,10 @@ def taps(stages: Sequence[Drafter]) -> tuple[int, ...]:
 def with_taps(stage: Drafter, every: tuple[int, ...], value: Any) -> Any:
     """A ``Context`` or ``Output`` with the taps that one inner drafter reads.
 
-    It has those of the layers ``every``. If no inner drafter names layers, it stays as it is.
+    It has those of the layers ``every``. If no inner drafter names layers, or an output has none,
+    it stays as it is.
     """
-    if not every:
+    if not every or (isinstance(value, Output) and not value.taps):
         return value
     own = tuple(value.taps[every.index(layer)] for layer in stage.taps)
     return value._replace(taps=own) if isinstance(value, Output) else value.replace(taps=own)

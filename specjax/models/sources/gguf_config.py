@@ -111,7 +111,7 @@ def of_file(file: GgufFile) -> dict[str, Any]:
     raw |= family.fixed | {
         "head_dim": head_dim,
         "num_key_value_heads": _value(file, "attention.head_count_kv", heads),
-        "rms_norm_eps": _float(_value(file, "attention.layer_norm_rms_epsilon", 1e-6)),
+        "rms_norm_eps": _number(file, "attention.layer_norm_rms_epsilon", 1e-6),
         "vocab_size": _vocabulary(file),
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
@@ -137,8 +137,16 @@ def _check_keys(file: GgufFile, family: _Family) -> None:
             raise UserError(f"{file.path}: {key} = {value!r} is not supported; give another model")
 
 
+def _number(file: GgufFile, key: str, default: float) -> float:
+    """A number of the architecture, as ``_float``. Raises UserError for a text."""
+    value = _value(file, key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UserError(f"{file.path}: {file.architecture}.{key} is {value!r}; it must be a number")
+    return _float(value)
+
+
 def _value(file: GgufFile, key: str, default: Any) -> Any:
-    """A number of the architecture. Raises UserError for one number per layer."""
+    """A value of the architecture. Raises UserError for one number per layer."""
     value = file.fields.get(f"{file.architecture}.{key}", default)
     if isinstance(value, list):
         if len(set(value)) != 1:
@@ -173,7 +181,7 @@ def _float(value: float) -> float:
 
 def _positions(file: GgufFile, head_dim: int) -> dict[str, Any]:
     """``rope_theta`` and ``rope_scaling``. Raises UserError for scalings that are not supported."""
-    theta = _float(_value(file, "rope.freq_base", 10000.0))
+    theta = _number(file, "rope.freq_base", 10000.0)
     kind = _value(file, "rope.scaling.type", "none")
     if (factor := _value(file, "rope.scaling.attn_factor", 1.0)) != 1.0:
         raise UserError(
@@ -185,7 +193,7 @@ def _positions(file: GgufFile, head_dim: int) -> dict[str, Any]:
             raise UserError(f"{file.path} has both rope scaling {kind!r} and {FACTORS[0]}")
         scaling = _llama3(file, theta, head_dim)
     elif kind in ("linear", "yarn"):
-        scaling = {"rope_type": kind, "factor": _float(_value(file, "rope.scaling.factor", 1.0))}
+        scaling = {"rope_type": kind, "factor": _number(file, "rope.scaling.factor", 1.0)}
         original = _value(file, "rope.scaling.original_context_length", None)
         if kind == "yarn" and original is not None:
             scaling["original_max_position_embeddings"] = original
@@ -263,7 +271,11 @@ def _ends(file: GgufFile) -> dict[str, Any]:
     """The ids of the tokens that begin a text, and that end a text or a turn."""
     ids = [file.fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     known = list(dict.fromkeys(i for i in ids if i is not None))
+    begin = file.fields.get("tokenizer.ggml.bos_token_id")
+    for value in (begin, *known):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise UserError(f"{file.path}: {value!r} is no token id")
     return {
-        "bos_token_id": file.fields.get("tokenizer.ggml.bos_token_id"),
+        "bos_token_id": begin,
         "eos_token_id": known[0] if len(known) == 1 else known or None,
     }

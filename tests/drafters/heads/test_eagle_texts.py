@@ -71,7 +71,7 @@ def test_prompt_of_several_chunks(label, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3"])
+@pytest.mark.parametrize("name", ["eagle", pytest.param("eagle3", marks=pytest.mark.slow)])
 def test_parameters_in_bfloat16(name):
     wide = cases.random_heads(name, TARGET, TABLE, scale=0.25, **SIZES).init_params(None)
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), wide)

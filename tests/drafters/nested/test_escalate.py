@@ -12,12 +12,13 @@ import pytest
 from specjax import ModelParams, accept, decode, drafters, make_sampling, rng, row_keys
 from specjax.drafters.nested import escalate
 from specjax.errors import UserError
-from specjax.testing import cases, exact, laws, tabular
+from specjax.testing import cases, exact, laws, tabular, tiny
 from specjax.theory import statistics
 from specjax.types import Context, Draft, Drafter
 
 VOCAB = 3
 target, draft, _ = cases.models(VOCAB)
+lm_target, lm_params = tiny(vocab_size=16)
 
 
 def scripted(nodes: int, tokens, proposes) -> Drafter:
@@ -296,3 +297,20 @@ def test_an_inner_drafter_gets_the_targets_own_noise():
     got, _ = run(both, ModelParams(table, ({},)), prompts, temperature=1.0, rule="match")
     assert got.round == expected.round
     assert (got.tokens[:, :14] == expected.tokens[:, :14]).all()
+
+
+def test_a_drafter_may_read_the_taps_of_the_context_alone():
+    """Its update then gets an output of no tokens, which has no taps."""
+    reads = scripted(2, (1, 2), lambda length: length % 2 == 0)._replace(taps=(0,))
+    drafter = drafters.make("escalate", target=lm_target, drafters=[reads])
+    assert not drafter.features and drafter.taps == (0,)
+    packed, lengths = decode.pack_prompts([[1, 2, 3]])
+    state = decode.prefill(
+        *(lm_target, drafter, ModelParams(lm_params, drafter.init_params(None)), packed, lengths),
+        row_keys(0, 1),
+        max_len=8,
+    )
+    params = ModelParams(lm_params, drafter.init_params(None))
+    rule = accept.load("chain")
+    state, _ = decode.generate(lm_target, drafter, rule, params, state, max_steps=8)
+    assert int(state.length[0]) == 8
