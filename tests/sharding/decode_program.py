@@ -183,10 +183,11 @@ def main() -> None:
         check(name, mesh)
         print(name, flush=True)
         jax.clear_caches()
-    check_plain(names[0], mesh)
-    check_options(names[0], mesh)
+    first = names[0].removesuffix(MAPPED)
+    check_plain(first, mesh)
+    check_options(first, mesh)
     if mesh.shape["data"] == mesh.size:
-        check_program(names[0], mesh)
+        check_program(first, mesh)
     check_shards(mesh)
     check_settings(mesh)
 
