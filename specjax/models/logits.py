@@ -20,7 +20,7 @@ def in_float32(logits: jax.Array) -> jax.Array:
     In a program for a mesh that XLA divides (``jax.set_mesh``, ``jax.sharding.use_abstract_mesh``),
     the vocabulary is gathered once, here. Otherwise each sort, sum and maximum of sampling and
     acceptance is an exchange of its own. Not on TPUs if a part of the vocabulary is not a whole
-    number of tiles: XLA:TPU then joins the parts slowly (``experiments/tpu_programs``).
+    number of tiles: XLA:TPU then joins the parts slowly, by its own estimate of cycles.
     """
     mesh = jax.sharding.get_abstract_mesh()
     axes = zip(mesh.axis_types, mesh.axis_sizes, strict=True)
