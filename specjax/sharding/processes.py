@@ -71,10 +71,10 @@ def start(
 def _watch_found() -> None:
     """Watches processes that JAX found: all connect to a port that process 0 chooses."""
     own, server = jax.process_index(), None
-    text = np.zeros(1024, np.uint8)
+    text = np.zeros(4096, np.uint8)  # more than eight names of the longest kind
     if own == 0:
         server = watch.listen()
-        where = json.dumps([_own_names(), server.getsockname()[1]]).encode()[: text.size]
+        where = json.dumps([_own_names(), server.getsockname()[1]]).encode()
         text[: len(where)] = np.frombuffer(where, np.uint8)
     text = np.asarray(multihost_utils.broadcast_one_to_all(text), np.uint8)
     hosts, port = json.loads(text.tobytes().rstrip(b"\0"))
