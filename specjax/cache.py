@@ -25,6 +25,9 @@ class KVCache(struct.PyTreeNode):
     length: jax.Array  # i32[B]
     # The sliding window of each layer, None: it has none; (): no layer has one. Static.
     windows: tuple[int | None, ...] = struct.field(pytree_node=False, default=())
+    # i32[B], in a sparse view: the first slots that are in use of each layer without a window, in
+    # any order; new tokens still have positions from ``length`` on. None: ``length``.
+    held: jax.Array | None = None
 
 
 class KVBlock(struct.PyTreeNode):
@@ -58,6 +61,15 @@ def zeros(
         v=tuple(one(window) for window in every),
         length=jnp.zeros((batch,), jnp.int32),
         windows=windows,
+    )
+
+
+def select(cache: KVCache, layers: tuple[int, ...]) -> KVCache:
+    """The same cache with only these layers; nothing is copied."""
+    return cache.replace(
+        k=tuple(cache.k[layer] for layer in layers),
+        v=tuple(cache.v[layer] for layer in layers),
+        windows=tuple(cache.windows[layer] for layer in layers) if cache.windows else (),
     )
 
 

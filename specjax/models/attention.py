@@ -53,6 +53,7 @@ class Past(NamedTuple):
 
     length: jax.Array  # i32[B] committed slots
     layout: Layout | Columns
+    held: jax.Array | None = None  # i32[B] slots in use of layers without a window; None: length
 
     @property
     def positions(self) -> jax.Array:
@@ -74,7 +75,7 @@ def past(cache: KVCache, new: int, layout: Layout | Columns | None, fed: int = 0
     """The view of ``new`` tokens after a cache and ``fed`` tokens of their block."""
     if layout is None:
         layout = tree.chain_layout(cache.length.shape[0], new, fed)
-    return Past(cache.length, layout)
+    return Past(cache.length, layout, cache.held)
 
 
 def stored(cache: KVCache, block: KVBlock | None, layer: int) -> Stored:
@@ -217,6 +218,8 @@ def _visible(past: Past, slots: int, window: int | None) -> jax.Array:
 
 def _committed(past: Past, slots: int, window: int | None) -> jax.Array:
     """bool[B,1 or T,S]: which slots T tokens attend to; they may be a ring (``cache.commit``)."""
+    if window is None and past.held is not None:
+        return jnp.arange(slots) < past.held[:, None, None]
     if window is None or _short(past, slots, window):
         return jnp.arange(slots) < past.length[:, None, None]
     position = cache_lib.newest(past.length, slots)[:, None]

@@ -19,7 +19,7 @@ from specjax import tree
 from specjax.errors import UserError
 from specjax.models.transformer import Transformer
 from specjax.models.transformer_config import TransformerConfig
-from specjax.types import LM, Output
+from specjax.types import LM, Output, Sublayers
 
 
 @functools.cache
@@ -60,6 +60,7 @@ def from_config(
     taps: tuple[int, ...] = (),
     name: str = "lm",
     remat: bool = False,
+    part: Sublayers | None = None,
 ) -> LM:
     """The decoder of ``config`` as an ``LM``.
 
@@ -71,10 +72,12 @@ def from_config(
         taps: layer numbers; the output hidden states of these layers are in ``Output.taps``.
         name: for messages and results.
         remat: recompute each layer in the backward pass instead of storing its activations.
+        part: the sublayers that are computed (see ``LM.part``); None: all.
 
-    Raises UserError for taps that are not layers.
+    Raises UserError for taps or sublayers that are not layers.
     """
     dtype = jnp.dtype(dtype)
+    _check_part(config, part)
     if any(not 0 <= tap < config.num_layers for tap in taps):
         raise UserError(f"taps are {taps}; layers are numbered 0..{config.num_layers - 1}")
 
@@ -91,7 +94,8 @@ def from_config(
 
     def apply(params, tokens, cache, layout=None, block=None):
         module = merge(config, params, dtype)
-        hidden, tapped, own = module(tokens, cache, layout, block, taps, remat)
+        cache = cache if part is None else kv.select(cache, part.attention)
+        hidden, tapped, own = module(tokens, cache, layout, block, taps, remat, part)
         return Output(module.logits(hidden), hidden, tapped), own
 
     def embed(params, tokens):
@@ -103,7 +107,7 @@ def from_config(
     return LM(
         init_cache,
         apply,
-        kv.commit,
+        kv.commit if part is None else _no_commit,
         config.vocab_size,
         config.longest_text,
         name=name,
@@ -112,8 +116,24 @@ def from_config(
         unembed=unembed,
         layers=config.num_layers,
         window=min((size for size in config.windows if size is not None), default=None),
-        tapping=lambda layers: from_config(config, dtype, tuple(layers), name, remat).apply,
+        tapping=lambda layers: from_config(config, dtype, tuple(layers), name, remat, part).apply,
+        part=lambda part: from_config(config, dtype, taps, name, remat, part),
     )
+
+
+def _check_part(config: TransformerConfig, part: Sublayers | None) -> None:
+    """Raises UserError for sublayers that the model does not have."""
+    every = set(range(config.num_layers))
+    for kind, layers in zip(("attention", "feed-forward"), part or ((), ()), strict=True):
+        if list(layers) != sorted(set(layers)) or not set(layers) <= every:
+            raise UserError(
+                f"the {kind} part of layers {list(layers)} is asked for; give ascending numbers "
+                f"from 0 to {config.num_layers - 1}"
+            )
+
+
+def _no_commit(*_: Any) -> Any:
+    raise TypeError("a part of a model reads the whole model's cache and commits nothing")
 
 
 def forward(model: LM, params: Any, tokens: jax.Array, segments: jax.Array | None = None) -> Output:

@@ -35,6 +35,7 @@ from specjax.models.norm import Norm
 from specjax.models.rope import Rope
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Layout
+from specjax.types import Sublayers
 
 ACTIVATIONS = {
     "silu": jax.nn.silu,
@@ -80,13 +81,20 @@ class Block(nnx.Module):
 
     def __call__(self, x, angle, past: Past, stored: Stored):
         """x [B,T,E] -> ([B,T,E], keys and values of the T tokens [B,T,H,D])."""
+        after, k, v = self.attend(x, angle, past, stored)
+        return self.feed(x if self.parallel else after, after), k, v
+
+    def attend(self, x, angle, past: Past, stored: Stored):
+        """The attention alone; arguments and results are those of the layer."""
         read = self.attention_norm(x) if self.pre else x
         attended, k, v = self.attention(read, angle, past, stored)
         attended = self.attention_post_norm(attended) if self.post else attended
-        after = x + attended
-        read = x if self.parallel else after
+        return x + attended, k, v
+
+    def feed(self, read, after):
+        """``after`` [B,T,E] with the result of the feed-forward part for ``read`` [B,T,E]."""
         fed = self.mlp(self.mlp_norm(read) if self.pre else read)
-        return after + (self.mlp_post_norm(fed) if self.post else fed), k, v
+        return after + (self.mlp_post_norm(fed) if self.post else fed)
 
 
 def _feed_forward(
@@ -104,6 +112,11 @@ def _feed_forward(
         dtype,
         rngs,
     )
+
+
+def _sublayers(part: Sublayers | None, layer: int) -> tuple[bool, bool]:
+    """Whether attention and feed-forward part of a layer are computed."""
+    return (True, True) if part is None else (layer in part.attention, layer in part.mlp)
 
 
 class Transformer(nnx.Module):
@@ -129,10 +142,12 @@ class Transformer(nnx.Module):
         block: KVBlock | None = None,
         taps: tuple[int, ...] = (),
         remat: bool = False,
+        part: Sublayers | None = None,
     ) -> tuple[jax.Array, tuple[jax.Array, ...], KVBlock]:
         """tokens i32[B,T] -> (hidden [B,T,E], taps, keys and values of these tokens).
 
-        ``layout`` and ``block`` as in ``types.LM``, ``remat`` as in ``lm.from_config``.
+        ``layout`` and ``block`` as in ``types.LM``, ``remat`` and ``part`` as in
+        ``lm.from_config``; cache and block have the layers whose attention is computed.
         """
         fed = 0 if block is None else block.output.shape[1]
         view = past(cache, tokens.shape[1], layout, fed)
@@ -143,11 +158,16 @@ class Transformer(nnx.Module):
         angles = self._angles(view.positions)
         keys, values, tapped = [], [], {}
         for index, layer in enumerate(self.layers):
-            call = jax.checkpoint(layer.__call__) if remat else layer
-            angle = angles.get(self.config.rope(index))
-            x, k, v = call(x, angle, view, stored(cache, block, index))
-            keys.append(k)
-            values.append(v)
+            attends, feeds = _sublayers(part, index)
+            if attends:
+                call = layer.__call__ if feeds else layer.attend
+                call = jax.checkpoint(call) if remat else call
+                angle = angles.get(self.config.rope(index))
+                x, k, v = call(x, angle, view, stored(cache, block, len(keys)))
+                keys.append(k)
+                values.append(v)
+            elif feeds:
+                x = (jax.checkpoint(layer.feed) if remat else layer.feed)(x, x)
             tapped[index] = x
         hidden = self.norm(x)
         own = KVBlock(tuple(keys), tuple(values), hidden[..., 0].astype(jnp.float32))

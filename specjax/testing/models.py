@@ -14,7 +14,7 @@ from specjax import tree
 from specjax.errors import UserError
 from specjax.models import families, lm
 from specjax.models.transformer_config import TransformerConfig
-from specjax.types import LM, Output
+from specjax.types import LM, Output, Sublayers
 
 
 def tiny_config(
@@ -75,6 +75,22 @@ def tapping(apply: Callable) -> Callable:
     return tapped
 
 
+@functools.cache
+def part(vocab_size: int, name: str, sublayers: Sublayers) -> LM:
+    """``LM.part`` of a table: its logits, rolled by the number of sublayers that are left out."""
+    for layers in sublayers:
+        if any(not 0 <= layer < LAYERS for layer in layers):
+            raise UserError(f"sublayers {layers} are asked for; give numbers 0..{LAYERS - 1}")
+    missing = 2 * LAYERS - len(sublayers.attention) - len(sublayers.mlp)
+
+    def apply(*args):
+        out, block = _apply(*args)
+        logits = jnp.roll(out.logits, missing, -1)
+        return out._replace(logits=logits, hidden=logits), block
+
+    return tabular(vocab_size, name)._replace(apply=apply, tapping=tapping(apply))
+
+
 def tabular(vocab_size: int, name: str = "tabular") -> LM:
     """A model that is a table: its params are logits f32[V+1,V,V], indexed by the last two tokens.
 
@@ -94,6 +110,7 @@ def tabular(vocab_size: int, name: str = "tabular") -> LM:
         unembed=_unembed,
         layers=LAYERS,
         tapping=TAPPING,
+        part=functools.partial(part, vocab_size, name),
     )
 
 

@@ -36,7 +36,7 @@ from specjax.types.draft import (
     Verdict,
 )
 from specjax.types.drafter import Context, Drafter, Training
-from specjax.types.model import LM, Array, Cache, ModelParams, Output, Params
+from specjax.types.model import LM, Array, Cache, ModelParams, Output, Params, Sublayers
 from specjax.types.state import DecodeState, Records, StepInfo
 from specjax.types.text import Batch, Features
 
@@ -62,6 +62,7 @@ __all__ = [
     "Params",
     "Records",
     "StepInfo",
+    "Sublayers",
     "Training",
     "Verdict",
 ]

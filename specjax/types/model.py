@@ -31,6 +31,17 @@ class Output(NamedTuple):
     taps: tuple[Array, ...] = ()  # [B,T,E] each: hidden states after the requested layers
 
 
+class Sublayers(NamedTuple):
+    """A part of a decoder: the layers whose attention and whose feed-forward part are computed.
+
+    A sublayer that is left out passes its input on. Embeddings, last norm and head belong to every
+    part.
+    """
+
+    attention: tuple[int, ...]  # ascending
+    mlp: tuple[int, ...]  # ascending
+
+
 class LM(NamedTuple):
     """A language model as pure functions: a target, or the inner model of a drafter.
 
@@ -64,6 +75,10 @@ class LM(NamedTuple):
     tapping: Callable[[tuple[int, ...]], Callable[..., tuple[Output, Any]]] | None = None
     # The smallest sliding window of a layer; None: all layers read the whole text.
     window: int | None = None
+    # The model of these sublayers: it has the parameters and reads the cache of the whole model,
+    # taps have the numbers of its layers, and blocks have the layers ``Sublayers.attention`` alone;
+    # they are not committed. Equal arguments give the same functions. None: it has no parts.
+    part: Callable[[Sublayers], LM] | None = None
 
     def with_taps(self, layers: tuple[int, ...]) -> LM:
         """The model with the output hidden states of ``layers`` in ``Output.taps``.
@@ -76,6 +91,18 @@ class LM(NamedTuple):
                 "none; take a model with hidden states"
             )
         return self._replace(apply=self.tapping(layers))
+
+    def with_part(self, sublayers: Sublayers) -> LM:
+        """The model of these sublayers (``part``).
+
+        Raises UserError if it has no parts, or not these.
+        """
+        if self.part is None:
+            raise UserError(
+                f"a draft with a part of the layers of {self.name} is asked for, and it does not "
+                "give its layers; take a decoder of specjax.models"
+            )
+        return self.part(sublayers)
 
     def no_output(self, batch: int) -> Output:
         """The output for no tokens."""

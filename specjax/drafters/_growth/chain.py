@@ -77,7 +77,7 @@ def _level(job: Job, siblings: str, index: jax.Array, carry: _Carry) -> _Carry:
     parent = jnp.broadcast_to(own - 1, (job.batch, 1))
     nodes = Nodes(token, parent, index, layout)
     # The loop ends when no row goes on, so the step needs no condition of its own.
-    logits, memory = job.stepper.step(job.params, job.begun.kept, nodes, carry.block)
+    logits, memory = job.stepper.step(job.params, job.reads, nodes, carry.block)
     if job.text is not None:
         above = jnp.arange(carry.draft.tokens.shape[1]) < index
         logits = growing.mapped(job, logits, carry.draft.tokens, above[None, None])

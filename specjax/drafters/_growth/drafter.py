@@ -90,19 +90,22 @@ def _init(
     growth = setup.plan.growth
     if isinstance(growth, Fixed):
         fed = sum(bool(children) for children in growth.shape.children[1:])
-        return state.replace(block=_empty(setup, params, kept, batch, fed))
+        return state.replace(block=_empty(setup, params, context, kept, fed))
     fed = sum(width for width, _ in growth.levels)
     places = jnp.full((batch, growth.nodes), -1, jnp.int32)
-    return state.replace(block=_empty(setup, params, kept, batch, fed), places=places)
+    return state.replace(block=_empty(setup, params, context, kept, fed), places=places)
 
 
-def _empty(setup: _Setup, params: ModelParams, kept: Any, batch: int, fed: int) -> Any:
+def _empty(setup: _Setup, params: ModelParams, context: Context, kept: Any, fed: int) -> Any:
     """A block with room for ``fed`` nodes."""
+    batch = context.length.shape[0]
 
     def one() -> Any:
+        begun = setup.stepper.begin(params, context, kept)
         token, parent = jnp.zeros((batch, 1), jnp.int32), jnp.full((batch, 1), -1, jnp.int32)
-        nodes = Nodes(token, parent, 1, chain_layout(batch, 1))
-        return setup.stepper.step(params, kept, nodes, None)[1]
+        roots = 0 if begun.memory is None else 1
+        nodes = Nodes(token, parent, 1, chain_layout(batch, 1, roots))
+        return setup.stepper.step(params, growing.read_of(begun), nodes, begun.memory)[1]
 
     # Only the shapes are needed.
     with jax.disable_jit(False):
@@ -131,7 +134,7 @@ def _propose(
         if room is None and begun.memory is not None:
             room = jax.tree.map(functools.partial(_room, growth.nodes), begun.memory)
         elif room is None:
-            room = _empty(setup, params, begun.kept, job.batch, growth.nodes - 1)
+            room = _empty(setup, params, context, state.kept, growth.nodes - 1)
         draft, block, rows = chain.grow(job, rows, growth.nodes, growth.how, room)
     else:
         draft, block, rows = levels.grow(job, rows, growth.shape, growth.how)

@@ -34,9 +34,19 @@ class Job(NamedTuple):
         return self.context.length.shape[0]
 
     @property
+    def reads(self) -> Any:
+        """What ``Stepper.step`` reads of the committed text."""
+        return read_of(self.begun)
+
+    @property
     def roots(self) -> int:
         """1 if the pending token has a place in the block, else 0."""
         return 0 if self.begun.memory is None else 1
+
+
+def read_of(begun: Begun) -> Any:
+    """What ``Stepper.step`` reads of the committed text."""
+    return begun.kept if begun.reads is None else begun.reads
 
 
 class Rows(struct.PyTreeNode):
@@ -85,7 +95,7 @@ def step(job: Job, rows: Rows, nodes: Nodes, block: Any) -> tuple[jax.Array, Any
     """``Stepper.step``; with a controller it runs only if a row goes on, and else gives zeros."""
 
     def run() -> tuple[jax.Array, Any]:
-        return job.stepper.step(job.params, job.begun.kept, nodes, block)
+        return job.stepper.step(job.params, job.reads, nodes, block)
 
     if job.controller is None:
         return run()

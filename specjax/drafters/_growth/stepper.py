@@ -21,6 +21,9 @@ class Begun(NamedTuple):
     # the block. None: the pending token is in ``kept``.
     memory: Any = None
     ready: jax.Array | None = None  # bool[B] False: the row cannot draft in this round; None = all
+    # What ``step`` reads in the place of ``kept``, and what is not carried to the next round: the
+    # target's cache. None: it reads ``kept``.
+    reads: Any = None
 
 
 class Nodes(NamedTuple):
@@ -49,7 +52,8 @@ class Stepper(NamedTuple):
     - ``begin(params, context, kept) -> Begun``: reads the committed text up to the pending token.
     - ``step(params, kept, Nodes, block) -> (logits f[B,n,V], memory [B,n,...])``: what follows n
       nodes, and what their own children need of them. ``block`` has the memory of the nodes that
-      were fed before (None if there are none). ``kept`` is not changed while a draft grows.
+      were fed before (None if there are none). ``kept`` is not changed while a draft grows; it is
+      ``Begun.reads`` if there is such a thing.
     - ``commit(params, kept, Drafted | None, verdict, target_out) -> kept``: after the verdict. A
       row with verdict count 0 keeps its state.
     """

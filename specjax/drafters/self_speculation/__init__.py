@@ -1,0 +1,1 @@
+"""Drafters that draft with the target's own layers or its own cache."""

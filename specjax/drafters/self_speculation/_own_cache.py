@@ -1,0 +1,122 @@
+"""What these drafters share: a stepper whose model reads the target's cache.
+
+The committed text is in the target's cache already, so the drafter stores nothing of it: a round
+begins by feeding the pending token, and the draft's own keys and values are dropped at its end. A
+method states which model reads the cache (``Inner.model``), and which part of it (``Inner.view``).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from specjax.drafters import _growth
+from specjax.drafters._growth import Begun, Nodes, Plan, Stepper
+from specjax.prompt import check_window
+from specjax.types import (
+    LM,
+    Context,
+    Drafter,
+    ModelParams,
+    Output,
+    Params,
+    Training,
+    Verdict,
+)
+
+
+def _targets(params: ModelParams) -> Params:
+    return params.target
+
+
+def _whole(params: ModelParams, context: Context, kept: Any) -> tuple[Any, Any]:
+    """``Inner.view`` of a model that reads the whole cache."""
+    return context.cache, kept
+
+
+def _nothing(params: ModelParams, context: Context, target_out: Output, slots: int) -> Any:
+    """``Inner.init`` of a model that keeps nothing."""
+    return ()
+
+
+def _unchanged(
+    params: ModelParams, kept: Any, drafted: None, verdict: Verdict, target_out: Output
+) -> Any:
+    """``Inner.commit`` of a model that keeps nothing."""
+    return kept
+
+
+class Inner(NamedTuple):
+    """A model that reads the target's cache."""
+
+    model: LM  # ``LM.part`` of the target, or another model with the same cache
+    # (ModelParams) -> the model's parameters
+    params: Callable[[ModelParams], Params] = _targets
+    # (params, context, kept) -> (the cache that the model reads, kept): at the begin of a round.
+    view: Callable[..., tuple[Any, Any]] = _whole
+    # What the view keeps between rounds: as ``Stepper.init`` and ``Stepper.commit``.
+    init: Callable[..., Any] = _nothing
+    commit: Callable[..., Any] = _unchanged
+    # Whether ``commit`` reads the target's output.
+    features: bool = False
+
+
+def build(
+    name: str,
+    inner: Inner,
+    plan: Plan,
+    *,
+    init_params: Callable[..., Any] | None = None,
+    gaps: bool = True,
+    probs: Callable[..., jax.Array] | None = None,
+    training: Training | None = None,
+) -> Drafter:
+    """The drafter ``name``, which grows its drafts with this model.
+
+    ``gaps``: whether other drafters may propose in some rounds. The other arguments are those of
+    ``Drafter``. L1 with a rule that takes its siblings.
+
+    Raises UserError for drafts longer than a sliding window of the model.
+    """
+    stepper = Stepper(
+        init=inner.init,
+        begin=functools.partial(_begin, inner),
+        step=functools.partial(_step, inner),
+        commit=inner.commit,
+        looped=True,
+    )
+    drafter = _growth.build(
+        name,
+        stepper,
+        plan,
+        init_params or _no_params,
+        probs=probs,
+        training=training,
+        features=inner.features,
+        gaps=gaps,
+    )
+    check_window(inner.model, drafter)
+    return drafter
+
+
+def _no_params(key: Any) -> Params:
+    """``Drafter.init_params`` of a drafter without parameters of its own."""
+    return {}
+
+
+def _begin(inner: Inner, params: ModelParams, context: Context, kept: Any) -> Begun:
+    """``Stepper.begin``: the pending token has the first place of the block."""
+    cache, kept = inner.view(params, context, kept)
+    out, own = inner.model.apply(inner.params(params), context.pending[:, None], cache)
+    return Begun(out.logits[:, 0], kept, own, reads=cache)
+
+
+def _step(
+    inner: Inner, params: ModelParams, cache: Any, nodes: Nodes, block: Any
+) -> tuple[jax.Array, Any]:
+    """``Stepper.step``: the memory of a node is its part of the model's block."""
+    out, own = inner.model.apply(inner.params(params), nodes.tokens, cache, nodes.layout, block)
+    return out.logits, own
