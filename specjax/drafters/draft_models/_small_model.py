@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -42,6 +43,8 @@ BEHIND = 2
 def load(target: LM, model: LM | str | os.PathLike, params: Params) -> tuple[LM, Params]:
     """The draft model and its parameters, from an ``LM`` or a Hugging Face directory.
 
+    Its logits have the size of the target's vocabulary: see ``in_size``.
+
     Raises UserError for a directory that cannot be loaded, or another vocabulary than the target's.
     """
     if not isinstance(model, LM):
@@ -51,7 +54,7 @@ def load(target: LM, model: LM | str | os.PathLike, params: Params) -> tuple[LM,
         loaded = hf.load(model)
         model, params = loaded.lm, loaded.params
     check_vocabulary(target, model)
-    return model, params
+    return in_size(model, target.vocab_size), params
 
 
 def build(
@@ -219,14 +222,51 @@ def _probs(model: LM, params: ModelParams, context: Context) -> jax.Array:
 
 
 def check_vocabulary(target: LM, draft: LM) -> None:
-    """Raises UserError unless both models have the same tokens."""
-    if target.vocab_size != draft.vocab_size:
+    """Raises UserError unless both models have the same tokens.
+
+    The sizes of their vocabularies may differ if both have the same tokenizer: models of one family
+    pad their embeddings to different sizes.
+    """
+    known = target.vocabulary and draft.vocabulary
+    if known and target.vocabulary != draft.vocabulary:
+        raise UserError(
+            f"the draft model has a vocabulary of {draft.vocab_size} tokens and the target of "
+            f"{target.vocab_size}, and they are not the same ones; they must share one tokenizer"
+        )
+    if not known and target.vocab_size != draft.vocab_size:
         raise UserError(
             f"the draft model has a vocabulary of {draft.vocab_size} and the target of "
-            f"{target.vocab_size}; they must share one tokenizer"
+            f"{target.vocab_size}, and not both have a tokenizer that shows that the rest is "
+            "padding; they must share one tokenizer"
         )
-    if target.vocabulary and draft.vocabulary and target.vocabulary != draft.vocabulary:
-        raise UserError(
-            f"draft model and target have {target.vocab_size} tokens each, but not the same ones; "
-            "they must share one tokenizer"
-        )
+
+
+@functools.cache
+def in_size(model: LM, size: int) -> LM:
+    """The model with logits f[B,T,size]: cut, or padded with tokens of probability 0.
+
+    An equal size gives the model itself, and equal arguments the same functions.
+    """
+    if model.vocab_size == size:
+        return model
+    more = max(size - model.vocab_size, 0)
+
+    def fit(logits: jax.Array) -> jax.Array:
+        ends = [(0, 0)] * (logits.ndim - 1) + [(0, more)]
+        return jnp.pad(logits[..., :size], ends, constant_values=-jnp.inf)
+
+    def fitting(apply: Callable[..., Any]) -> Callable[..., Any]:
+        def applied(*args: Any) -> tuple[Output, Any]:
+            out, block = apply(*args)
+            return out._replace(logits=fit(out.logits)), block
+
+        return applied
+
+    tapping, unembed = model.tapping, model.unembed
+    return model._replace(
+        vocab_size=size,
+        apply=fitting(model.apply),
+        unembed=unembed and (lambda params, hidden: fit(unembed(params, hidden))),
+        tapping=tapping and functools.cache(lambda layers: fitting(tapping(layers))),
+        part=None,
+    )
