@@ -170,8 +170,7 @@ def attend(
     q: jax.Array, scores: Scores, past: Past, stored: Stored, keys: jax.Array, values: jax.Array
 ) -> jax.Array:
     """Attention of queries [B,K,G*T,D] over the committed slots and the block's [B,K,P,D]."""
-    batch, heads, rows, _ = q.shape
-    slots = stored.k_cache.shape[2]
+    (batch, heads, rows, _), slots = q.shape, stored.k_cache.shape[2]
     visible = _visible(past, slots, scores.window)
     size = visible.shape[1]
 
@@ -198,7 +197,7 @@ def attend(
     if slots:
         weights, more = weigh(parts[1])
         cached = stored.v_cache.astype(q.dtype)
-        out, total = out + jnp.einsum("bkqs,bksd->bkqd", weights, cached), total + more
+        out, total = out + _weighted(weights, cached), total + more
     return (out / total.reshape(batch, heads, rows, 1)).astype(q.dtype)
 
 
@@ -218,34 +217,39 @@ def _visible(past: Past, slots: int, window: int | None) -> jax.Array:
 
 def _committed(past: Past, slots: int, window: int | None) -> jax.Array:
     """bool[B,1 or T,S]: which slots T tokens attend to; they may be a ring (``cache.commit``)."""
-    if window is None and past.held is not None:
-        return jnp.arange(slots) < past.held[:, None, None]
     if window is None or _short(past, slots, window):
-        return jnp.arange(slots) < past.length[:, None, None]
+        used = past.length if past.held is None or window is not None else past.held
+        return jnp.arange(slots) < used[:, None, None]
     position = cache_lib.newest(past.length, slots)[:, None]
     return (position >= 0) & (past.positions[:, :, None] - position < window)
 
 
 def _block_values(weights: jax.Array, visible: jax.Array, values: jax.Array) -> jax.Array:
-    """The sum of the block's values [B,K,P,D] with weights [B,K,G*T,P].
+    """The sum of the block's values [B,K,P,D] with weights [B,K,G*T,P], in float32 at least.
 
     A token may have values that are not finite; only tokens that attend to it may get NaN. Its
     weight elsewhere is 0, but 0 * NaN is NaN.
     """
-    size = visible.shape[1]
+    size, wide = visible.shape[1], jnp.promote_types(values.dtype, jnp.float32)
     if size == 1 and values.shape[2] == 1:
-        return weights * values
+        return weights.astype(wide) * values.astype(wide)
     # For few tokens one small loop is faster than a product and its guards.
     if values.shape[2] <= FEW:
         group = weights.shape[2] // size
         seen = jnp.tile(visible, (1, group, 1))[:, None, :, :, None]
-        products = weights[..., None] * values[:, :, None]
+        products = weights[..., None].astype(wide) * values[:, :, None].astype(wide)
         return jnp.where(seen, products, 0).sum(3)
     finite = jnp.isfinite(values)
-    out = jnp.einsum("bkqs,bksd->bkqd", weights, jnp.where(finite, values, 0))
+    out = _weighted(weights, jnp.where(finite, values, 0))
     reaches = (visible & ~finite.all((1, 3))[:, None]).any(-1)  # bool[B,T]
     reaches = jnp.tile(reaches, (1, weights.shape[2] // size))[:, None, :, None]
     return jnp.where(reaches, jnp.nan, out)
+
+
+def _weighted(weights: jax.Array, values: jax.Array) -> jax.Array:
+    """The sum of values [B,K,S,D] with weights [B,K,Q,S], in float32 at least."""
+    wide = jnp.promote_types(values.dtype, jnp.float32)
+    return jnp.einsum("bkqs,bksd->bkqd", weights, values, preferred_element_type=wide)
 
 
 def _attend_in_columns(

@@ -36,5 +36,8 @@ class Norm(nnx.Module):
         y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.eps)
         if self.around_one:
             return (y * (1 + self.scale[...].astype(y.dtype))).astype(x.dtype)
-        y = y.astype(x.dtype) * self.scale[...]
-        return y + self.bias[...] if self.centred else y
+        if self.centred:
+            # Rounded once, as PyTorch's LayerNorm is; RMSNorm is rounded before its factor too.
+            scale, bias = (own[...].astype(y.dtype) for own in (self.scale, self.bias))
+            return (y * scale + bias).astype(x.dtype)
+        return y.astype(x.dtype) * self.scale[...]

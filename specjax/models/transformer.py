@@ -58,10 +58,15 @@ class Mlp(nnx.Module):
         self.down = Linear(config.intermediate_size, config.hidden_size, **kw)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        activation = ACTIVATIONS[self.activation]
         if self.gated:
-            return self.down(activation(self.gate(x)) * self.up(x))
-        return self.down(activation(self.up(x)))
+            return self.down(activation(self.activation, self.gate(x)) * self.up(x))
+        return self.down(activation(self.activation, self.up(x)))
+
+
+def activation(name: str, x: jax.Array) -> jax.Array:
+    """The activation of this name, computed in float32 at least and rounded once."""
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    return ACTIVATIONS[name](x.astype(wide)).astype(x.dtype)
 
 
 class Block(nnx.Module):
