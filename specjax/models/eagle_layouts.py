@@ -157,10 +157,12 @@ def is_eagle3(names: Collection[str]) -> bool:
 
 def is_whole_model(names: Collection[str]) -> bool:
     """Whether these are the names of a language model: a head has fc, or no embedding and norm."""
-    own = {re.sub(r"^(model|transformer)\.", "", name) for name in names}
-    llama = {"embed_tokens.weight", "norm.weight", "layers.0.input_layernorm.weight"} <= own
+    own = {re.sub(r"^(model|transformer|gpt_neox)\.", "", name) for name in names}
+    first = "layers.0.self_attn.o_proj.weight"
+    whole = {"embed_tokens.weight", "norm.weight", first} <= own
     gpt2 = {"wte.weight", "wpe.weight", "ln_f.weight"} <= own
-    return (llama or gpt2) and "fc.weight" not in own and not is_eagle3(own)
+    neox = {"embed_in.weight", "final_layer_norm.weight"} <= own
+    return (whole or gpt2 or neox) and "fc.weight" not in own and not is_eagle3(own)
 
 
 def _embedding(parts: Parts) -> Layout:

@@ -39,6 +39,8 @@ _FACTORS = {
     *("partial_rotary_factor", "rotary_pct", "logit_scale", "logits_scaling"),
     *("embedding_multiplier", "residual_multiplier"),
 }
+# A larger number is a mistake in the file, and its layers would fill the memory.
+_MOST_LAYERS = 10_000
 # Other names of the same switches.
 _SPELLINGS = {
     **dict.fromkeys(("use_qk_norm", "qk_layernorm"), "qk_norm"),
@@ -100,6 +102,11 @@ def _sizes(raw: dict, family: Family) -> dict[str, Any]:
         value_of(raw, keys[field], int, defaults.get(field))
         for field in ("hidden_size", "num_heads")
     )
+    layers = value_of(raw, keys["num_layers"], int, defaults.get("num_layers"))
+    if layers > _MOST_LAYERS:
+        raise UserError(
+            f"{keys['num_layers']} is {layers}; decoders with at most {_MOST_LAYERS} are built"
+        )
     sizes = {"intermediate_size": 4 * hidden, "num_kv_heads": heads}
     given = raw.get(keys.get("head_dim", ""), defaults.get("head_dim"))
     if given is None and hidden % heads:

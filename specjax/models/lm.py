@@ -98,12 +98,6 @@ def from_config(
         hidden, tapped, own = module(tokens, cache, layout, block, taps, remat, part)
         return Output(module.logits(hidden), hidden, tapped), own
 
-    def embed(params, tokens):
-        return merge(config, params, dtype).embedded(tokens)
-
-    def unembed(params, hidden):
-        return merge(config, params, dtype).logits(hidden)
-
     return LM(
         init_cache,
         apply,
@@ -112,8 +106,8 @@ def from_config(
         config.longest_text,
         name=name,
         width=config.hidden_size,
-        embed=embed,
-        unembed=unembed,
+        embed=lambda params, tokens: merge(config, params, dtype).embedded(tokens),
+        unembed=lambda params, hidden: merge(config, params, dtype).logits(hidden),
         layers=config.num_layers,
         window=min((size for size in config.windows if size is not None), default=None),
         tapping=lambda layers: from_config(config, dtype, tuple(layers), name, remat, part).apply,

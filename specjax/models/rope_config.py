@@ -146,6 +146,12 @@ def _scaling(given: dict, dim: int, positions: int) -> dict[str, Any] | None:
     if not isinstance(kind, str) or kind not in _KEYS:
         raise UserError(f"rope type {kind!r} is not supported; supported: {', '.join(_KEYS)}")
     known = _COMMON | set(_KEYS[kind]) | _READ.get(kind, set())
+    if kind == "yarn" and "attn_factor" in given:
+        raise UserError(
+            f"attn_factor {given['attn_factor']!r} has no fixed meaning: transformers ignores it, "
+            "others multiply the usual factor by it; put the whole factor under attention_factor "
+            "in its place (the usual one is 1 + 0.1 log(factor))"
+        )
     for key in given:
         if key not in known:
             raise UserError(f"{key} {given[key]!r} is not supported for the rope type {kind!r}")

@@ -51,6 +51,7 @@ REFUSED = [
     (LLAMA | {"head_dim": 7}, "head_dim 7 is odd"),
     (GPT2 | {"n_head": 5}, "hidden size 32 is not a multiple of the 5"),
     (LLAMA | {"num_hidden_layers": 0}, "num_hidden_layers is 0; it must be a positive integer"),
+    (LLAMA | {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; decoders with at"),
     (LLAMA | {"vocab_size": None}, "vocab_size is missing; it must be a positive integer"),
     (LLAMA | {"hidden_size": 32.5}, "hidden_size is 32.5; it must be a positive integer"),
     (LLAMA | {"rms_norm_eps": "1e-5"}, "rms_norm_eps is '1e-5'; it must be a positive number"),

@@ -214,6 +214,7 @@ def test_kinds_of_layers():
         ({"rope_type": ["yarn"]}, "rope type .'yarn'. is not supported"),
         (3, "rope_scaling is 3; it must be an object or null"),
         (LLAMA3 | {"beta_fast": 3}, "beta_fast 3 is not supported for the rope type 'llama3'"),
+        (YARN | {"attn_factor": 0.8}, "put the whole factor under attention_factor in its place"),
         ({"rope_type": "llama3", "factor": 8.0}, "low_freq_factor is missing"),
         (LLAMA3 | {"low_freq_factor": 4.0}, "low_freq_factor 4.0 must be below"),
         ({"rope_type": "linear", "factor": "2"}, "factor is '2'; it must be a positive number"),

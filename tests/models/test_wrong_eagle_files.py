@@ -72,7 +72,7 @@ def test_wrong_tensors(tmp_path):
     assert_refused("such a directory has model.safetensors or pytorch_model.bin", tmp_path / "c")
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "olmo2", "gpt_neox", "phi3"])
 def test_a_target_is_no_head(tmp_path, family):
     shape = families.shape(
         vocab_size=V,
