@@ -109,4 +109,5 @@ def sampling(temperature: float) -> ConfigDict:
     keys.frequency_penalty = 0.0  # subtracted for each occurrence in the output
     keys.min_new_tokens = 0  # end-of-sequence tokens wait for so many new tokens
     keys.banned = ()  # ids of tokens that are never emitted
+    keys.logit_bias = ""  # "12:-1.5,30:2": ids, and what is added to their logits
     return keys

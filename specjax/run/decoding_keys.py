@@ -15,21 +15,24 @@ _MOST = 1 << 22  # no vocabulary has so many tokens
 
 
 def check(settings: Mapping[str, Any]) -> None:
-    """Checks arguments of ``make_sampling``, before any model is read. Raises UserError."""
+    """Checks ``config.sampling``, before any model is read. Raises UserError."""
+    biased = bias(settings.get("logit_bias") or "")
     banned = settings.get("banned") or ()
     if any(isinstance(each, bool) or not isinstance(each, int) for each in banned):
         raise UserError(f"config.sampling.banned is {banned!r}; it must hold token ids")
-    if max([*banned, 0]) >= _MOST:
-        raise UserError(f"config.sampling.banned is {banned!r}; no vocabulary has such an id")
+    for key, ids in (("banned", banned), ("logit_bias", biased)):
+        if max([*ids, 0]) >= _MOST:
+            value = settings[key]
+            raise UserError(f"config.sampling.{key} is {value!r}; no vocabulary has such an id")
     # A vocabulary in which a token stays and another one ends a text.
-    size = max([*banned, 0]) + 3
-    more = {"end_ids": size - 1, "vocab_size": size}
+    size = max([*banned, *biased, 0]) + 3
+    more = {"end_ids": size - 1, "vocab_size": size, "logit_bias": biased}
     sampling.make_sampling(1, **{**settings, **more})
 
 
 def complete(settings: Mapping[str, Any], target: hf.Loaded) -> dict[str, Any]:
     """The arguments of ``make_sampling`` for this target. Raises UserError."""
-    result = dict(settings)
+    result = {**settings, "logit_bias": bias(settings.get("logit_bias") or "")}
     if result.get("min_new_tokens"):
         if not target.config.eos_token_id:
             raise UserError(
@@ -37,9 +40,26 @@ def complete(settings: Mapping[str, Any], target: hf.Loaded) -> dict[str, Any]:
                 "token that could wait; leave it out"
             )
         result["end_ids"] = target.config.eos_token_id
-    if result.get("banned"):
+    if result.get("banned") or result["logit_bias"]:
         result["vocab_size"] = target.lm.vocab_size
     sampling.make_sampling(1, **result)
+    return result
+
+
+def bias(value: Any) -> dict[int, float]:
+    """``config.sampling.logit_bias``: "12:-1.5,30:2", a number for each id. Raises UserError."""
+    result: dict[int, float] = {}
+    try:
+        for each in str(value).split(",") if value else ():
+            token, number = each.split(":")
+            if int(token) < 0 or int(token) in result:
+                raise ValueError
+            result[int(token)] = float(number)
+    except ValueError:
+        raise UserError(
+            f"config.sampling.logit_bias is {value!r}; it must have the form '12:-1.5,30:2': a "
+            "token id and what is added to its logit, each id once"
+        ) from None
     return result
 
 

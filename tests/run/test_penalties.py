@@ -36,9 +36,10 @@ def test_generate_has_the_text_of_the_library(cli, target, tmp_path):
     text = whole.completions[0].text
     stop = text[len(text) // 2 :][:3]
     common = [GENERATE, f"--config.target={target}", f"--config.prompts={tmp_path / 'p.jsonl'}"]
-    for name, batch in (("none", 1), ("prompt_lookup", 2)):
+    ways = ({"banned": f"({banned},)"}, {"logit_bias": f"{banned}:-1e6,{banned + 1}:0"})
+    for name, batch, way in (("none", 1, ways[0]), ("prompt_lookup", 2, ways[1])):
         chosen = [f"--config.drafter.name={name}", f"--config.batch_size={batch}"]
-        more = flags(banned=f"({banned},)")
+        more = flags(**way)
         status, _, err, workdir = cli(*common, *chosen, *more, f"--config.stop=({stop!r},)")
         assert (status, err) == (0, "")
         results = json.loads((workdir / "results.json").read_text())
@@ -82,6 +83,10 @@ def test_a_bench_compares_with_the_mapped_target(cli, target, draft, tmp_path):
         ("sampling.banned=(-3,)", "banned has the id -3"),
         ("sampling.banned=('a',)", "it must hold token ids"),
         ("sampling.banned=(99999,)", "banned has the id 99999"),
+        ("sampling.logit_bias=12", "it must have the form '12:-1.5,30:2'"),
+        ("sampling.logit_bias=1:2,1:3", "it must have the form '12:-1.5,30:2'"),
+        ("sampling.logit_bias=1:nan", "it must be in [-1e6, 1e6]"),
+        ("sampling.logit_bias=99999:2", "logit_bias has the id 99999"),
         ("stop=('',)", "it must be a text that is not empty"),
     ],
 )

@@ -8,6 +8,7 @@ loop. Texts, records and states' lengths must be equal.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 
@@ -15,9 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import accept, decode, rng, sampling, sharding
+from specjax import accept, decode, rng, sampling, sharding, testing
 from specjax.cache import KVCache
 from specjax.errors import UserError
+from specjax.models import lm
+from specjax.models.transformer_config import Experts
 from specjax.sharding import decoding, groups
 from specjax.testing import cases
 
@@ -25,7 +28,22 @@ ROWS, NEW, EOS = 8, 14, 2
 EXCHANGE = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter|collective-broadcast"
 
 
-MAPPED = ", mapped"  # after the name of a case: with all maps of logits, and with logprobs
+# After the name of a case: with all maps of logits, and with logprobs; with a target with experts.
+MAPPED, EXPERTS = ", mapped", ", experts"
+
+
+def case_of(name: str) -> cases.Case:
+    """A case of the kit, perhaps with another target."""
+    case = cases.real(name.removesuffix(MAPPED).removesuffix(EXPERTS))
+    if not name.endswith(EXPERTS):
+        return case
+    config = dataclasses.replace(
+        testing.tiny_config("qwen3_moe", case.target.vocab_size, width=16),
+        experts=Experts(experts=4, chosen=2, intermediate_size=8, layers=(1,)),
+    )
+    params = lm.init_params(config, jax.random.key(0))
+    params = jax.tree.map(lambda x: x * 8 if x.ndim > 1 else x, params)
+    return case._replace(target=lm.from_config(config), params=case.params._replace(target=params))
 
 
 def inputs(vocab: int, mapped: bool = False):
@@ -52,7 +70,7 @@ def inputs(vocab: int, mapped: bool = False):
 def check(name: str, mesh: jax.sharding.Mesh) -> None:
     """Raises AssertionError unless a case gives the same on the mesh."""
     mapped = name.endswith(MAPPED)
-    case = cases.real(name.removesuffix(MAPPED))
+    case = case_of(name)
     rule = accept.load(accept.default_rule(case.drafter))
     model, drafter = case.target, case.drafter
     arrays, options = inputs(model.vocab_size, mapped)
@@ -183,7 +201,7 @@ def main() -> None:
         check(name, mesh)
         print(name, flush=True)
         jax.clear_caches()
-    first = names[0].removesuffix(MAPPED)
+    first = names[0].removesuffix(MAPPED).removesuffix(EXPERTS)
     check_plain(first, mesh)
     check_options(first, mesh)
     if mesh.shape["data"] == mesh.size:
