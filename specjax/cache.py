@@ -40,6 +40,14 @@ class KVBlock(struct.PyTreeNode):
     output: jax.Array
 
 
+class Queries(struct.PyTreeNode):
+    """The queries of T tokens in one layer, of Q heads; Q is a multiple of the key heads."""
+
+    # f32[B,T,Q,D] rotated, and divided as the scores are: a score is their product with a key.
+    q: jax.Array
+    softcap: float | None = struct.field(pytree_node=False, default=None)  # c tanh(score / c)
+
+
 def zeros(
     layers: int,
     batch: int,

@@ -110,7 +110,7 @@ class RowKeys(struct.PyTreeNode):
         )
         return tokens.astype(jnp.int32), scores > -jnp.inf
 
-    def inner(self, index: int, same_target: bool = False) -> RowKeys:
+    def inner(self, index: int | jax.Array, same_target: bool = False) -> RowKeys:
         """Keys for part ``index`` of a combined drafter, or for a system inside this round.
 
         By default the part has another target, and its sampler must not share the noise of the

@@ -168,11 +168,11 @@ class Scored(NamedTuple):
 def score(
     target: LM, drafter: Drafter, params: ModelParams, state: DecodeState, draft: Draft
 ) -> Scored:
-    """The target's pass over the pending token and the draft, with the taps of ``drafter``."""
-    target = drafter.tapped(target)
+    """The target's pass over the pending token and the draft, as ``drafter`` reads it."""
+    target, own = drafter.scoring(target, params)
     pending = context_of(state).pending
     tokens = jnp.concatenate([pending[:, None], draft.tokens], axis=1)
-    out, block = target.apply(params.target, tokens, state.cache, tree.block_layout(draft))
+    out, block = target.apply(own, tokens, state.cache, tree.block_layout(draft))
     return Scored(out._replace(logits=outcome.mapped(state, draft, out.logits)), block, out.logits)
 
 

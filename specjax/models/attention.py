@@ -1,4 +1,4 @@
-"""Attention over a cache and a block, and the linear map of every layer.
+"""Attention over a cache and a block.
 
 Sources: grouped-query attention (2305.13245), sliding windows (2004.05150), norms of queries and
 keys (2302.05442), soft caps (Gemma 2, 2408.00118).
@@ -17,26 +17,11 @@ from flax import nnx
 from specjax import cache as cache_lib
 from specjax import tree
 from specjax.cache import KVBlock, KVCache
-from specjax.models import rope, short_blocks
+from specjax.models import rope
+from specjax.models.linear import Linear, linear_options
 from specjax.models.norm import Norm
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Columns, Layout
-
-
-class Linear(nnx.Linear):
-    """A linear map of the last axis; long blocks are flattened to [B*T,E].
-
-    For the gradient of a product with [B,T,E], XLA:CPU copies the weights into another layout. The
-    short blocks of decoding are faster without the reshape there (``specjax.models.short_blocks``).
-    """
-
-    def __call__(self, inputs: jax.Array, out_sharding=None) -> jax.Array:
-        if inputs.shape[-2] <= short_blocks.TOKENS:
-            return short_blocks.product(
-                lambda x: super(Linear, self).__call__(x, out_sharding), inputs
-            )
-        flat = super().__call__(inputs.reshape(-1, inputs.shape[-1]), out_sharding)
-        return flat.reshape(*inputs.shape[:-1], -1)
 
 
 def rope_angle(config: TransformerConfig, positions: jax.Array) -> jax.Array | None:
@@ -161,6 +146,12 @@ class Attention(nnx.Module):
         out = out.reshape(batch, self.kv_heads, group, size, self.width).transpose(0, 3, 1, 2, 4)
         return self.o(out.reshape(batch, size, -1)), k, v
 
+    def queries(self, x, angle) -> jax.Array:
+        """x [B,T,read] -> [B,T,heads,D]: the queries of ``__call__``."""
+        q = self._normed_whole("q_norm", self.q(x)).reshape(*x.shape[:2], self.heads, self.width)
+        q = self.q_norm(q) if self.qk_norm == "head" else q
+        return q if self.rope is None else rope.rotate(q, angle, self.rope)
+
     def _normed_whole(self, norm: str, x: jax.Array) -> jax.Array:
         """[B,T,heads*D], after the norm of that name if it is of all heads together."""
         return getattr(self, norm)(x) if self.qk_norm == "whole" else x
@@ -284,17 +275,3 @@ def _attend_in_columns(
 def _parts(x: jax.Array, size: int) -> list[jax.Array]:
     """[B,K,n*size,D] -> n arrays [B,K,size,D]."""
     return [x[:, :, start : start + size] for start in range(0, x.shape[2], size)]
-
-
-def linear_options(bias: bool, dtype, rngs: nnx.Rngs) -> dict:
-    return {
-        "use_bias": bias,
-        "dtype": dtype,
-        "param_dtype": dtype,
-        "rngs": rngs,
-        "kernel_init": init(),
-    }
-
-
-def init():
-    return nnx.initializers.normal(0.02)

@@ -81,38 +81,61 @@ def from_config(
     if any(not 0 <= tap < config.num_layers for tap in taps):
         raise UserError(f"taps are {taps}; layers are numbered 0..{config.num_layers - 1}")
 
-    def init_cache(batch: int, slots: int) -> kv.KVCache:
-        return kv.zeros(
-            config.num_layers,
-            batch,
-            config.num_kv_heads,
-            slots,
-            config.head_dim,
-            dtype,
-            config.windows,
-        )
+    extended = functools.partial(_extended, config, dtype, taps, remat, part)
 
     def apply(params, tokens, cache, layout=None, block=None):
-        module = merge(config, params, dtype)
-        cache = cache if part is None else kv.select(cache, part.attention)
-        hidden, tapped, own = module(tokens, cache, layout, block, taps, remat, part)
-        return Output(module.logits(hidden), hidden, tapped), own
+        return extended((params, None), tokens, cache, layout, block)
 
     return LM(
-        init_cache,
+        functools.partial(_init_cache, config, dtype),
         apply,
         kv.commit if part is None else _no_commit,
         config.vocab_size,
         config.longest_text,
         name=name,
         width=config.hidden_size,
-        embed=lambda params, tokens: merge(config, params, dtype).embedded(tokens),
-        unembed=lambda params, hidden: merge(config, params, dtype).logits(hidden),
+        embed=functools.partial(_embed, config, dtype),
+        unembed=functools.partial(_unembed, config, dtype),
         layers=config.num_layers,
         window=min((size for size in config.windows if size is not None), default=None),
         tapping=lambda layers: from_config(config, dtype, tuple(layers), name, remat, part).apply,
         part=lambda part: from_config(config, dtype, taps, name, remat, part),
+        queries=None if part is not None else functools.partial(_queries, config, dtype),
+        last_norm=functools.partial(_last_norm, config, dtype),
+        extended=extended,
     )
+
+
+def _init_cache(config: TransformerConfig, dtype, batch: int, slots: int) -> kv.KVCache:
+    heads, width = config.num_kv_heads, config.head_dim
+    return kv.zeros(config.num_layers, batch, heads, slots, width, dtype, config.windows)
+
+
+def _embed(config: TransformerConfig, dtype: np.dtype, params: dict, tokens: jax.Array):
+    return merge(config, params, dtype).embedded(tokens)
+
+
+def _unembed(config: TransformerConfig, dtype: np.dtype, params: dict, hidden: jax.Array):
+    return merge(config, params, dtype).logits(hidden)
+
+
+def _queries(
+    config: TransformerConfig, dtype: np.dtype, params: dict, tokens: jax.Array, cache: kv.KVCache
+):
+    return merge(config, params, dtype).queries(tokens, cache)
+
+
+def _last_norm(config: TransformerConfig, dtype: np.dtype, params: dict, hidden: jax.Array):
+    return merge(config, params, dtype).norm(hidden)
+
+
+def _extended(config, dtype, taps, remat, part, pair, tokens, cache, layout=None, block=None):
+    """``LM.extended``, and without rows ``LM.apply``."""
+    params, rows = pair
+    module = merge(config, params, dtype)
+    cache = cache if part is None else kv.select(cache, part.attention)
+    hidden, tapped, own = module(tokens, cache, layout, block, taps, remat, part, rows=rows)
+    return Output(module.logits(hidden), hidden, tapped), own
 
 
 def _check_part(config: TransformerConfig, part: Sublayers | None) -> None:
@@ -138,3 +161,23 @@ def forward(model: LM, params: Any, tokens: jax.Array, segments: jax.Array | Non
     """
     layout = None if segments is None else tree.segments(segments)
     return model.apply(params, tokens, model.init_cache(tokens.shape[0], 0), layout)[0]
+
+
+def layers_left_out(
+    config: TransformerConfig,
+    params: dict,
+    tokens: jax.Array,
+    kept: jax.Array,
+    segments: jax.Array | None = None,
+    remat: bool = False,
+) -> tuple[jax.Array, ...]:
+    """The outputs [B,T,E] of all layers, of which each row computes some: for training.
+
+    tokens i32[B,T]; kept bool[B,L]: the other layers pass their input on. ``segments`` as in
+    ``forward``, ``remat`` as in ``from_config``. Computed in the dtype of ``params``.
+    """
+    dtype = params["embed"]["embedding"].dtype
+    layout = None if segments is None else tree.segments(segments)
+    every = tuple(range(config.num_layers))
+    cache = from_config(config, dtype).init_cache(tokens.shape[0], 0)
+    return merge(config, params, dtype)(tokens, cache, layout, None, every, remat, kept=kept)[1]

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from specjax.models.attention import Linear, init, linear_options
+from specjax.models.linear import Linear, init, linear_options
 
 
 class Experts(nnx.Module):

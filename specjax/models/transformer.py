@@ -18,18 +18,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from specjax.cache import KVBlock, KVCache
+from specjax.cache import KVBlock, KVCache, Queries
 from specjax.models import moe, rope, short_blocks
-from specjax.models.attention import (
-    Attention,
-    Linear,
-    Past,
-    Stored,
-    init,
-    linear_options,
-    past,
-    stored,
-)
+from specjax.models.attention import Attention, Past, Stored, past, stored
+from specjax.models.linear import Linear, init, linear_options
 from specjax.models.logits import in_float32
 from specjax.models.norm import Norm
 from specjax.models.rope import Rope
@@ -86,20 +78,38 @@ class Block(nnx.Module):
 
     def __call__(self, x, angle, past: Past, stored: Stored):
         """x [B,T,E] -> ([B,T,E], keys and values of the T tokens [B,T,H,D])."""
-        after, k, v = self.attend(x, angle, past, stored)
-        return self.feed(x if self.parallel else after, after), k, v
+        attended, k, v = self._attended(x, angle, past, stored)
+        if self.parallel:
+            # In the order in which GPT-NeoX adds and rounds.
+            return x + (attended + self._fed(x)), k, v
+        after = x + attended
+        return after + self._fed(after), k, v
 
     def attend(self, x, angle, past: Past, stored: Stored):
         """The attention alone; arguments and results are those of the layer."""
+        attended, k, v = self._attended(x, angle, past, stored)
+        return x + attended, k, v
+
+    def _attended(self, x, angle, past: Past, stored: Stored):
+        """What the attention adds to x; keys and values."""
         read = self.attention_norm(x) if self.pre else x
         attended, k, v = self.attention(read, angle, past, stored)
-        attended = self.attention_post_norm(attended) if self.post else attended
-        return x + attended, k, v
+        return self.attention_post_norm(attended) if self.post else attended, k, v
+
+    def queries(self, x, angle) -> Queries:
+        """x [B,T,E] -> the queries of its attention."""
+        q = self.attention.queries(self.attention_norm(x) if self.pre else x, angle)
+        rule = self.attention.scores
+        return Queries(q.astype(jnp.float32) / rule.divisor, rule.softcap)
 
     def feed(self, read, after):
         """``after`` [B,T,E] with the result of the feed-forward part for ``read`` [B,T,E]."""
+        return after + self._fed(read)
+
+    def _fed(self, read):
+        """What the feed-forward part adds."""
         fed = self.mlp(self.mlp_norm(read) if self.pre else read)
-        return after + (self.mlp_post_norm(fed) if self.post else fed)
+        return self.mlp_post_norm(fed) if self.post else fed
 
 
 def _feed_forward(
@@ -148,22 +158,23 @@ class Transformer(nnx.Module):
         taps: tuple[int, ...] = (),
         remat: bool = False,
         part: Sublayers | None = None,
+        kept: jax.Array | None = None,
+        rows: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple[jax.Array, ...], KVBlock]:
         """tokens i32[B,T] -> (hidden [B,T,E], taps, keys and values of these tokens).
 
         ``layout`` and ``block`` as in ``types.LM``, ``remat`` and ``part`` as in
-        ``lm.from_config``; cache and block have the layers whose attention is computed.
+        ``lm.from_config``, ``rows`` as in ``LM.extended``; cache and block have the layers whose
+        attention is computed. ``kept`` bool[B,L]: the layers of each row that change its hidden
+        states; None: all.
         """
         fed = 0 if block is None else block.output.shape[1]
         view = past(cache, tokens.shape[1], layout, fed)
-        x = self.embedded(tokens)
-        if self.config.positions == "learned":
-            place = jnp.clip(view.positions, 0, self.config.max_positions - 1)
-            x = x + self.positions(place)
+        x = self._first(tokens, view, rows)
         angles = self._angles(view.positions)
         keys, values, tapped = [], [], {}
         for index, layer in enumerate(self.layers):
-            attends, feeds = _sublayers(part, index)
+            (attends, feeds), before = _sublayers(part, index), x
             if attends:
                 call = layer.__call__ if feeds else layer.attend
                 call = jax.checkpoint(call) if remat else call
@@ -173,10 +184,33 @@ class Transformer(nnx.Module):
                 values.append(v)
             elif feeds:
                 x = (jax.checkpoint(layer.feed) if remat else layer.feed)(x, x)
+            if kept is not None:
+                x = jnp.where(kept[:, index, None, None], x, before)
             tapped[index] = x
         hidden = self.norm(x)
         own = KVBlock(tuple(keys), tuple(values), hidden[..., 0].astype(jnp.float32))
         return hidden, tuple(tapped[i] for i in taps), own
+
+    def queries(self, tokens: jax.Array, cache: KVCache) -> tuple[Queries, ...]:
+        """For each layer the queries of tokens i32[B,T] after a cache, in sequence."""
+        view = past(cache, tokens.shape[1], None)
+        angles, every = self._angles(view.positions), range(self.config.num_layers)
+        _, after, _ = self(tokens, cache, taps=tuple(every))
+        reads = (self._first(tokens, view), *after)
+        return tuple(
+            self.layers[i].queries(reads[i], angles.get(self.config.rope(i))) for i in every
+        )
+
+    def _first(self, tokens: jax.Array, view: Past, rows: jax.Array | None = None) -> jax.Array:
+        """[B,T,E]: the input of the first layer; ``rows`` [L,E]: for ids beyond the vocabulary."""
+        x = self.embedded(tokens)
+        if rows is not None:
+            own = tokens - self.config.vocab_size
+            more = rows[jnp.clip(own, 0, len(rows) - 1)].astype(x.dtype)
+            x = jnp.where((own >= 0)[..., None], more, x)
+        if self.config.positions == "learned":
+            x = x + self.positions(jnp.clip(view.positions, 0, self.config.max_positions - 1))
+        return x
 
     def embedded(self, tokens: jax.Array) -> jax.Array:
         """i32[...] -> [...,E]: the embeddings, without learned positions."""

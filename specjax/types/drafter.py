@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 from flax import struct
 
+from specjax.errors import UserError
 from specjax.sampling import Sampling
 from specjax.types.draft import CHAIN, Draft
 from specjax.types.model import LM, Array, ModelParams, Params
@@ -96,11 +97,29 @@ class Drafter(NamedTuple):
     # (params, final state, prompt lengths) -> its parameters with what these rows added. On the
     # host, between batches, only on request (``warm``): it carries text from one row to others.
     learn: Callable[[ModelParams, DecodeState, Sequence[int]], Params] | None = None
+    # (params) -> [L,E]: embeddings of the ids from the vocabulary's size on, which some invalid
+    # nodes of its drafts have (see ``Draft.fed``). None: its drafts have no such ids.
+    rows: Callable[[ModelParams], Array] | None = None
     training: Training | None = None
 
     def tapped(self, target: LM) -> LM:
         """``target`` with the taps that the drafter reads. Raises UserError if it has none."""
         return target.with_taps(self.taps) if self.taps else target
+
+    def scoring(self, target: LM, params: ModelParams) -> tuple[LM, Any]:
+        """``target`` and its parameters as they score a draft: with the taps and the rows.
+
+        Raises UserError if the target cannot give the taps or take the rows.
+        """
+        target = self.tapped(target)
+        if self.rows is None:
+            return target, params.target
+        if target.extended is None:
+            raise UserError(
+                f"{self.name} has its own input embeddings, and {target.name} takes none; take a "
+                "decoder of specjax.models"
+            )
+        return target._replace(apply=target.extended), (params.target, self.rows(params))
 
     @property
     def tag(self) -> str:

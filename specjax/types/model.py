@@ -79,6 +79,16 @@ class LM(NamedTuple):
     # taps have the numbers of its layers, and blocks have the layers ``Sublayers.attention`` alone;
     # they are not committed. Equal arguments give the same functions. None: it has no parts.
     part: Callable[[Sublayers], LM] | None = None
+    # (params, tokens i32[B,T], cache) -> for each layer the ``cache.Queries`` of T tokens after the
+    # committed text. None: it has no queries.
+    queries: Callable[..., tuple[Any, ...]] | None = None
+    # (params, output of a layer [...,E]) -> [...,E]: what the LM head would multiply if this layer
+    # were the last one. None: the model has no such norm.
+    last_norm: Callable[[Params, Array], Array] | None = None
+    # ``apply`` with more tokens than the vocabulary: its first argument is (params, rows [L,E]),
+    # and the ids from ``vocab_size`` on have these rows as embeddings. Equal models have the same
+    # function. None: the model takes no embeddings.
+    extended: Callable[..., tuple[Output, Any]] | None = None
 
     def with_taps(self, layers: tuple[int, ...]) -> LM:
         """The model with the output hidden states of ``layers`` in ``Output.taps``.

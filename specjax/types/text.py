@@ -25,3 +25,6 @@ class Batch(struct.PyTreeNode):
     segments: Array | None = None  # i32[B,T+1] number of the document; None = one per row
     # Of the first T tokens; None: a loss that needs them runs the target.
     features: Features | None = None
+    # i32[B] the number of the training step, from 0, the same in every row: for a loss that changes
+    # during training. None: the loss does not depend on it.
+    step: Array | None = None

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.cache import KVBlock, KVCache
-from specjax.models.attention import Attention, Linear, Past, linear_options, stored
+from specjax.models.attention import Attention, Past, stored
+from specjax.models.linear import Linear, linear_options
 from specjax.models.norm import Norm
 from specjax.models.transformer import Mlp
 from specjax.models.transformer_config import TransformerConfig

@@ -1,0 +1,38 @@
+"""The linear map of every layer of a decoder."""
+
+from __future__ import annotations
+
+import jax
+from flax import nnx
+
+from specjax.models import short_blocks
+
+
+class Linear(nnx.Linear):
+    """A linear map of the last axis; long blocks are flattened to [B*T,E].
+
+    For the gradient of a product with [B,T,E], XLA:CPU copies the weights into another layout. The
+    short blocks of decoding are faster without the reshape there (``specjax.models.short_blocks``).
+    """
+
+    def __call__(self, inputs: jax.Array, out_sharding=None) -> jax.Array:
+        if inputs.shape[-2] <= short_blocks.TOKENS:
+            return short_blocks.product(
+                lambda x: super(Linear, self).__call__(x, out_sharding), inputs
+            )
+        flat = super().__call__(inputs.reshape(-1, inputs.shape[-1]), out_sharding)
+        return flat.reshape(*inputs.shape[:-1], -1)
+
+
+def linear_options(bias: bool, dtype, rngs: nnx.Rngs) -> dict:
+    return {
+        "use_bias": bias,
+        "dtype": dtype,
+        "param_dtype": dtype,
+        "rngs": rngs,
+        "kernel_init": init(),
+    }
+
+
+def init():
+    return nnx.initializers.normal(0.02)
