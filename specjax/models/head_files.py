@@ -70,6 +70,9 @@ def read(directory: str | os.PathLike, kind: str, *, dtype: Any = None) -> Head:
                 input_proj: {kernel [2D,F], bias [F]},
                 block: {"0", "1", ...: {kernel [F,F], bias [F]}}, head: {kernel [F,V]}};
                 without rnn the state is a running sum, without input_proj F is 2D
+        early_exit: some of attention_norm: {scale [D]}, attention: {q, k, v, o: {kernel}},
+                linear: {kernel [D,D]}, norm: {scale [D]}, head: {kernel [D,V]}
+        pass: {look_ahead [L,D]}, L embeddings
         eagle, eagle3: as in ``docs/head_files.md``
 
     Empty leaves are left out. Medusa's ``head`` is left out if the file has none (the old "version
@@ -277,6 +280,8 @@ def _facts(
         return facts | eagle_files.redrafter_facts(where, leaves, sizes, config)
     if kind == "bpd":
         return facts | {"bpd_num_heads": len(leaves["up", "kernel"]), "inner_dim": sizes["I"]}
+    if kind in ("early_exit", "pass"):
+        return facts
     stages = len(leaves["emb",])
     shared = stages == 1 and ("proj", "0") in leaves
     if shared:

@@ -6,6 +6,7 @@ tensor with a letter defines its size. Linear weights are (out, in) in files and
 
     D  hidden width of the target      V  vocabulary size      I  inner width (mlp_speculator, bpd)
     A  width of a prefix layer's queries      C  of its keys and values      F  of its feed-forward
+    L  number of look-ahead embeddings (pass)
 
 Sources: FasterDecoding/Medusa, zankner/Hydra, foundation-model-stack/fms-extras,
 vllm/model_executor/models/medusa.py.
@@ -114,6 +115,35 @@ def bpd(heads: int) -> Layout:
     return layout
 
 
+# Parts of an early exit's adapter, for ``early_exit``: a leaf and a tensor that show them.
+_EXIT_MARKS = {
+    "layer": (("attention", "q", "kernel"), "layers.0.self_attn.q_proj.weight"),
+    "linear": (("linear", "kernel"), "linear.weight"),
+    "norm": (("norm", "scale"), "norm.weight"),
+    "head": (("head", "kernel"), "lm_head.weight"),
+}
+
+
+def early_exit(parts: Collection[str]) -> Layout:
+    """An adapter of some of the parts of ``_EXIT_MARKS``; the names are specjax's."""
+    layout: Layout = {}
+    if "layer" in parts:
+        layout["layers.0.input_layernorm.weight"] = Place(("attention_norm", "scale"), (), "D")
+        for module in ("q", "k", "v", "o"):
+            name, dims, _ = _PREFIX_LINEAR[f"attention.{module}"]
+            layout |= linear(name, ("attention", module), (), dims, False)
+    if "linear" in parts:
+        layout |= linear("linear", ("linear",), (), "D D", False)
+    if "norm" in parts:
+        layout["norm.weight"] = Place(("norm", "scale"), (), "D")
+    return layout | (linear("lm_head", ("head",), (), "D V", False) if "head" in parts else {})
+
+
+def look_ahead() -> Layout:
+    """L input embeddings; there are no released files, so the name is specjax's."""
+    return {"look_ahead.weight": Place(("look_ahead",), (), "L D")}
+
+
 def of_names(kind: str, names: Collection[str]) -> Layout:
     """The complete layout of a file with these tensor names; some may be missing in the file."""
 
@@ -133,6 +163,8 @@ def of_names(kind: str, names: Collection[str]) -> Layout:
             return medusa(heads, layers, own_head, biases, vllm=True)
         own_head = count(r"\d+\.\d+\.(weight)$") > 0
         return medusa(count(r"(\d+)\."), count(r"\d+\.(\d+)\.linear\."), own_head)
+    if kind == "pass":
+        return look_ahead()
     if kind == "hydra":
         layers = count(r"hydra_mlp\.\d+\.(\d+)\.linear\.")
         dropout = count(r"hydra_lm_head\.\d+\.(1)\.") > 0
@@ -145,6 +177,8 @@ def of_names(kind: str, names: Collection[str]) -> Layout:
             return mlp_speculator(1, 1)
         stages = max(stages, projections)
         return mlp_speculator(stages, stages - 1)
+    if kind == "early_exit":
+        return early_exit({part for part, (_, name) in _EXIT_MARKS.items() if name in names})
     return bpd(count(r"bpd\.(\d+)\."))
 
 
@@ -177,6 +211,8 @@ def _layout_of_leaves(kind: str, leaves: Mapping[tuple, np.ndarray], name: str) 
     if kind == "medusa":
         heads, layers = leaves["block", "kernel"].shape[:2]
         return medusa(heads, layers, ("head", "kernel") in leaves)
+    if kind == "pass":
+        return look_ahead()
     if kind == "hydra":
         heads, layers, prefix = hydra_sizes(leaves)
         return hydra(heads, layers, bool(prefix), prefix)
@@ -184,6 +220,11 @@ def _layout_of_leaves(kind: str, leaves: Mapping[tuple, np.ndarray], name: str) 
         stages = len(leaves["emb",])
         tied = stages == 1 and ("proj", "0") in leaves
         return mlp_speculator(stages, 1 if tied else stages - 1)
+    if kind == "early_exit":
+        parts = {part for part, (leaf, _) in _EXIT_MARKS.items() if leaf in leaves}
+        if not parts:
+            raise KeyError("norm.scale")
+        return early_exit(parts)
     return bpd(len(leaves["up", "kernel"]))
 
 

@@ -31,6 +31,8 @@ FILES = {
     "eagle": ("model.safetensors", "pytorch_model.bin"),
     "eagle3": ("model.safetensors", "pytorch_model.bin"),
     "redrafter": ("model.safetensors", "pytorch_model.bin"),
+    "early_exit": ("early_exit.safetensors",),
+    "pass": ("look_ahead.safetensors",),
 }
 # Leaves that may hold copies of one module: blocks of a head, or the stages of a tied speculator.
 _REPEATED = {
@@ -41,6 +43,8 @@ _REPEATED = {
     "eagle": (),
     "eagle3": (),
     "redrafter": (),
+    "early_exit": (),
+    "pass": (),
 }
 _FLOATS = (np.float32, np.float16, ml_dtypes.bfloat16, np.float64)
 

@@ -75,11 +75,11 @@ def pretrain_loss(model: LM) -> Loss:
 
     def loss(params, target_params, batch, key):
         del target_params, key
-        labels, mask = _labels(batch)
+        labels, mask = labels_of(batch)
         logits = _logits(model, params, batch)
         value = cross_entropy(logits, labels, mask)
         uniform = jnp.log(jnp.float32(logits.shape[-1]))
-        return value, {"uniform": uniform, "weight": _weight(mask, labels)}
+        return value, {"uniform": uniform, "weight": count_of(mask, labels)}
 
     return loss
 
@@ -110,7 +110,7 @@ def distill_loss(
 
     def loss(params, target_params, batch, key):
         del key
-        labels, mask = _labels(batch)
+        labels, mask = labels_of(batch)
         theirs = jax.lax.stop_gradient(_logits(target, target_params, batch)) / temperature
         ours = _logits(draft, params, batch) / temperature
         metrics = {
@@ -119,7 +119,7 @@ def distill_loss(
             # [V] only: XLA would fold a constant of the whole shape, slowly.
             "uniform": measure(theirs, jnp.zeros(ours.shape[-1]), mask, **keys),
         }
-        return measure(theirs, ours, mask, **keys), {**metrics, "weight": _weight(mask, labels)}
+        return measure(theirs, ours, mask, **keys), {**metrics, "weight": count_of(mask, labels)}
 
     return loss
 
@@ -141,7 +141,7 @@ def joint_loss(
     heads_loss = drafter.training.loss
 
     def loss(params, target_params, batch, key):
-        labels, mask = _labels(batch)
+        labels, mask = labels_of(batch)
         ours = _logits(target, params["target"], batch)
         if language == "ce":
             own = cross_entropy(ours, labels, mask)
@@ -154,7 +154,7 @@ def joint_loss(
         if not isinstance(counts, dict):
             counts = dict.fromkeys(("loss", *metrics), counts)
         metrics = {**metrics, "heads": value}
-        counts |= {"heads": counts["loss"], "language": _weight(mask, labels)}
+        counts |= {"heads": counts["loss"], "language": count_of(mask, labels)}
         terms = {"language": own, "heads": heads * value}
         metrics |= {"language": own, "terms": terms, "weight": counts}
         return terms["language"] + terms["heads"], metrics
@@ -167,7 +167,7 @@ def _logits(model: LM, params: Any, batch: Batch) -> jax.Array:
     return lm.forward(model, params, batch.tokens[:, :-1], segments).logits
 
 
-def _labels(batch: Batch) -> tuple[jax.Array, jax.Array | None]:
+def labels_of(batch: Batch) -> tuple[jax.Array, jax.Array | None]:
     """i32[B,T], and which of them count, bool[B,T] or None for all.
 
     Those count that may be labels and follow a token of their own document.
@@ -179,7 +179,8 @@ def _labels(batch: Batch) -> tuple[jax.Array, jax.Array | None]:
     return batch.tokens[:, 1:], mask
 
 
-def _weight(mask: jax.Array | None, labels: jax.Array) -> jax.Array:
+def count_of(mask: jax.Array | None, labels: jax.Array) -> jax.Array:
+    """f32[]: how many labels count; arguments as ``labels_of`` returns them."""
     return jnp.float32(labels.size) if mask is None else mask.sum().astype(jnp.float32)
 
 

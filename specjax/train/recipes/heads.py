@@ -114,6 +114,11 @@ def _draft_ids(config: Config, target: hf.Loaded, material: Material) -> np.ndar
 def _training(drafter: Drafter) -> Training:
     training = drafter.training
     if training is None or training.start is None or training.loss is None:
+        if drafter.name in head_files.KINDS:
+            raise UserError(
+                f"drafter {drafter.name} has no parameters with these keys; give "
+                "config.drafter.adapter or config.drafter.head=own"
+            )
         raise UserError(
             f"drafter {drafter.name} has nothing to train; "
             f"drafters that have are {', '.join(head_files.KINDS)}"

@@ -1,4 +1,7 @@
-"""Objective pretrain: a decoder that learns text; a target, or a draft for ``config.target``."""
+"""Objective pretrain: a decoder that learns text; a target, or a draft for ``config.target``.
+
+With keys in ``config.loss`` it also learns to exit at every layer (LayerSkip).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from pathlib import Path
 from specjax.config import Config
 from specjax.data import token_streams
 from specjax.models import hf
-from specjax.train import objectives
+from specjax.train import layer_skip, objectives
 from specjax.train.loop import Task
 from specjax.train.recipes import checks, common, examined
 from specjax.train.recipes import material as materials
@@ -33,14 +36,21 @@ def prepare(config: Config, workdir: Path) -> Prepared:
     material = materials.gather(config, workdir, tokenizer, directory)
     model = common.language_model(config, shape)
     examine = None if target is None else examined.draft_model(config, target, model, material)
-    common.check_loss_keys(config.loss, (), "pretrain")
+    loss, batches = objectives.pretrain_loss(model), material.batches
+    plain = None
+    if config.loss:
+        sizes = model, shape, config.train.steps, config.train.get("remat", False)
+        make = layer_skip.layer_skip_loss
+        plain, loss = loss, common.make_loss(make, config.loss, "pretrain", *sizes)
+        batches = layer_skip.Numbered(batches)
     task = Task(
-        objectives.pretrain_loss(model),
+        loss,
         common.first_params(config, shape, hf.fingerprint(tokenizer)),
         {} if target is None else target.params,
-        material.batches,
+        batches,
         material.held_out,
         examine,
+        held_out_loss=plain,
     )
     save = common.model_saver(workdir, shape, tokenizer)
     return Prepared(task, material, save, None if target is None else common.fingerprint(target))
