@@ -23,6 +23,7 @@ class Ahead(NamedTuple):
     logits: jax.Array
     log_prob: jax.Array  # f[B,n] log of the product of the draft's probabilities on the path
     valid: jax.Array  # bool[B,n] whether the place exists
+    token_log_prob: jax.Array  # f[B,n] that of the place's own token; 0 for the pending token
 
 
 def _no_state(batch: int) -> Any:

@@ -48,7 +48,7 @@ def value(key: str, vocab_size: int = VOCABULARY) -> Any:
     if key == "tables":
         sizes = {"successors": 1, "contexts": 1, "smoothing": 1.0}
         return ngram_tables.count([[0, 1, 0, 1]], vocab_size, **sizes)
-    return {INNER: {}} if key == "drafters" else None
+    return {"drafters": {INNER: {}}, "skip_attention": "0", "skip_mlp": ""}.get(key)
 
 
 def keys(name: str) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def test_threshold():
     with np.errstate(divide="ignore"):
         logits = jnp.asarray(np.log(probs) + 100, jnp.float32)
     valid = jnp.asarray([[True, True], [True, True], [True, True], [True, False]])
-    ahead = Ahead(0, logits, jnp.zeros((4, 2)), valid)
+    ahead = Ahead(0, logits, jnp.zeros((4, 2)), valid, jnp.zeros((4, 2)))
     for least, expected in (
         (0.45, [True, False, True, False]),
         (0.0, [True, True, True, True]),
@@ -65,6 +65,7 @@ def test_threshold():
 
 def test_logits_that_are_not_finite_stop_the_row():
     logits = jnp.asarray([[[jnp.nan, 0.0]], [[jnp.inf, 0.0]], [[0.0, -jnp.inf]]])
-    ahead = Ahead(0, logits, jnp.zeros((3, 1)), jnp.ones((3, 1), bool))
+    zero = jnp.zeros((3, 1))
+    ahead = Ahead(0, logits, zero, jnp.ones((3, 1), bool), zero)
     answer, _ = control.load("threshold", least=0.5).ask((), ahead)
     assert answer.tolist() == [False, False, True]

@@ -25,7 +25,8 @@ class _Carry(struct.PyTreeNode):
     draft: Draft  # all gamma nodes; those beyond the last drawn one are empty
     block: Any  # the memory of the nodes that were fed
     rows: Rows
-    log_prob: jax.Array  # f[B] of the path, for the controller
+    # f[B,1] each, for the controller: of the path, and of its newest token
+    log_prob: tuple[jax.Array, jax.Array]
 
 
 def grow(job: Job, rows: Rows, gamma: int, siblings: str, block: Any) -> tuple[Draft, Any, Rows]:
@@ -55,9 +56,9 @@ def _begin(job: Job, rows: Rows, gamma: int, siblings: str, block: Any) -> _Carr
     """The chain with its first node."""
     logits = growing.mapped(job, job.begun.logits[:, None])
     start = jnp.zeros((job.batch, 1), growing.dtype_of(logits))
-    one, rows = _next(job, siblings, 0, logits, rows, start)
+    one, rows = _next(job, siblings, 0, logits, rows, (start, start))
     empty = jax.tree.map(lambda x: jnp.zeros((x.shape[0], gamma, *x.shape[2:]), x.dtype), one)
-    return _Carry(tree.put(empty, one, 0), block, rows, _after(job, start[:, 0], logits, one))
+    return _Carry(tree.put(empty, one, 0), block, rows, _after(job, (start, start), logits, one))
 
 
 def _level(job: Job, siblings: str, index: jax.Array, carry: _Carry) -> _Carry:
@@ -81,7 +82,7 @@ def _level(job: Job, siblings: str, index: jax.Array, carry: _Carry) -> _Carry:
     if job.text is not None:
         above = jnp.arange(carry.draft.tokens.shape[1]) < index
         logits = growing.mapped(job, logits, carry.draft.tokens, above[None, None])
-    one, rows = _next(job, siblings, index, logits, carry.rows, carry.log_prob[:, None])
+    one, rows = _next(job, siblings, index, logits, carry.rows, carry.log_prob)
     return _Carry(
         tree.put(carry.draft, one, index),
         tree.put(carry.block, memory, own),
@@ -91,10 +92,16 @@ def _level(job: Job, siblings: str, index: jax.Array, carry: _Carry) -> _Carry:
 
 
 def _next(
-    job: Job, siblings: str, index: Any, logits: jax.Array, rows: Rows, log_prob: jax.Array
+    job: Job,
+    siblings: str,
+    index: Any,
+    logits: jax.Array,
+    rows: Rows,
+    log_prob: tuple[jax.Array, jax.Array],
 ) -> tuple[Draft, Rows]:
     """Node ``index``, drawn from ``logits`` f[B,1,V], and the rows that have it."""
-    rows = growing.ask(job, rows, Ahead(index, logits, log_prob, rows.going[:, None]))
+    path, token = log_prob
+    rows = growing.ask(job, rows, Ahead(index, logits, path, rows.going[:, None], token))
     zero = np.zeros(1, int)
     level = Family(jnp.reshape(index, (1,)), zero, zero, jnp.reshape(index, (1,)) - 1)
     going = growing.drawing(job, rows)
@@ -102,8 +109,11 @@ def _next(
     return one.replace(valid=one.valid & rows.going[:, None]), rows
 
 
-def _after(job: Job, log_prob: jax.Array, logits: jax.Array, one: Draft) -> jax.Array:
-    """The log-probability f[B] of the path with its new token; only a controller reads it."""
+def _after(
+    job: Job, log_prob: tuple[jax.Array, jax.Array], logits: jax.Array, one: Draft
+) -> tuple[jax.Array, jax.Array]:
+    """``_Carry.log_prob`` of the path with its new token; only a controller reads it."""
     if job.controller is None:
         return log_prob
-    return growing.path_log_prob(log_prob[:, None], logits, one.tokens)[:, 0]
+    token = growing.token_log_prob(logits, one.tokens).astype(log_prob[0].dtype)
+    return log_prob[0] + token, token

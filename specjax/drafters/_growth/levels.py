@@ -23,7 +23,7 @@ def grow(job: Job, rows: Rows, shape: Topology, siblings: str) -> tuple[Draft, A
     block, parts, children = job.begun.memory, [], shape.children
     # The nodes that get children in a level, their tokens, and what a controller reads of them.
     parents, tokens = [-1], job.context.pending[:, None]
-    log_prob = jnp.zeros((job.batch, 1), growing.dtype_of(job.begun.logits))
+    log_prob = token = jnp.zeros((job.batch, 1), growing.dtype_of(job.begun.logits))
     exist = rows.going[:, None]
     # Place in the block of each node (-1: the pending token), and of the parent at each place.
     places, above = {-1: job.roots - 1}, [-1] * job.roots
@@ -42,7 +42,7 @@ def grow(job: Job, rows: Rows, shape: Topology, siblings: str) -> tuple[Draft, A
             block = memory if block is None else tree.join(block, memory)
         logits = _mapped(job, logits, shape, parents, parts)
         which, below = np.arange(len(parents)) % logits.shape[1], family(shape, parents)
-        rows = growing.ask(job, rows, Ahead(depth, logits, log_prob, exist))
+        rows = growing.ask(job, rows, Ahead(depth, logits, log_prob, exist, token))
         going = growing.drawing(job, rows)
         part = draw(job.keys, job.context, logits, which, below, siblings, going)
         part = part.replace(valid=part.valid & rows.going[:, None])
@@ -52,7 +52,8 @@ def grow(job: Job, rows: Rows, shape: Topology, siblings: str) -> tuple[Draft, A
         tokens = part.tokens[:, inner]
         if job.controller is not None:
             up = below.above[inner]
-            log_prob = growing.path_log_prob(log_prob[:, up], logits[:, which[up]], tokens)
+            token = growing.token_log_prob(logits[:, which[up]], tokens).astype(log_prob.dtype)
+            log_prob = log_prob[:, up] + token
             exist = exist[:, up] & part.valid[:, inner]
     back = np.argsort(np.array([node for level in shape.levels for node in level]))
     draft = jax.tree.map(lambda *each: jnp.concatenate(each, 1)[:, back], *parts)

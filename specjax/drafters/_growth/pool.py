@@ -37,11 +37,20 @@ class _Front(struct.PyTreeNode):
 
     tokens: jax.Array  # i32[B,K]
     total: jax.Array  # f[B,K]
+    own: jax.Array  # f[B,K] log-probability of the token itself
     index: jax.Array  # i32[B,K] in the whole pool; -1: the pending token
     place: jax.Array  # i32[B,K] in the block
     above: jax.Array  # i32[B,F] the places of the parents of all nodes that were fed, these last
     # i32[B,K,L] the tokens of the path, the node's own last; None: rows without maps of logits.
     path: jax.Array | None
+
+
+class _Above(struct.PyTreeNode):
+    """What the candidates of a level have from their parents."""
+
+    places: jax.Array  # i32[B,C] places of the parents in the block
+    paths: jax.Array | None  # i32[B,C,L] the parents' paths; None: rows without maps of logits
+    own: jax.Array  # f[B,C] log-probability of the candidate itself, given its parent
 
 
 def grow(job: Job, rows: Rows, plan: Pooled) -> tuple[Draft, jax.Array, Any, Rows]:
@@ -65,7 +74,7 @@ def grow(job: Job, rows: Rows, plan: Pooled) -> tuple[Draft, jax.Array, Any, Row
             block = memory if block is None else tree.join(block, memory)
         logits = _mapped(job, logits, front)
         exist = jnp.broadcast_to(rows.going[:, None], front.total.shape)
-        rows = growing.ask(job, rows, Ahead(depth, logits, front.total, exist))
+        rows = growing.ask(job, rows, Ahead(depth, logits, front.total, exist, front.own))
         level, above = _children(front, logits, top_k, plan.most)
         if job.controller is not None:
             # Nodes that do not exist are the last to be chosen.
@@ -94,7 +103,8 @@ def _first(job: Job) -> _Front:
     total = jnp.zeros((job.batch, 1), growing.dtype_of(job.begun.logits))
     above = minus[:, : job.roots]
     path = None if job.text is None else jnp.zeros((job.batch, 1, 0), jnp.int32)
-    return _Front(job.context.pending[:, None], total, minus, minus + job.roots, above, path)
+    pending = job.context.pending[:, None]
+    return _Front(pending, total, total, minus, minus + job.roots, above, path)
 
 
 def _mapped(job: Job, logits: jax.Array, front: _Front) -> jax.Array:
@@ -109,29 +119,32 @@ def _mapped(job: Job, logits: jax.Array, front: _Front) -> jax.Array:
 
 def _children(
     front: _Front, logits: jax.Array, top_k: int, most: int | None
-) -> tuple[_Pool, tuple[jax.Array, jax.Array | None]]:
-    """The children of the frontier; places i32[B,C] and paths i32[B,C,L] of their parents."""
+) -> tuple[_Pool, _Above]:
+    """The children of the frontier, and what is known of their parents."""
     scores = growing.log_probs(logits)
     tokens, total, parent = dynamic.expand(front.total, scores, top_k, most)
-    parents, above, paths = at((front.index, front.place, front.path), parent)
+    known = front.index, front.place, front.path, front.total
+    parents, places, paths, before = at(known, parent)
     unfed, every = jnp.full_like(tokens, -1), jnp.ones_like(tokens, bool)
-    return _Pool(tokens, total, parents, unfed, every), (above, paths)
+    own = jnp.where(jnp.isfinite(total), total - before, -jnp.inf)
+    return _Pool(tokens, total, parents, unfed, every), _Above(places, paths, own)
 
 
 def _frontier(
-    front: _Front, level: _Pool, above: tuple[jax.Array, jax.Array | None], width: int, size: int
+    front: _Front, level: _Pool, above: _Above, width: int, size: int
 ) -> tuple[_Front, _Pool]:
     """The ``width`` best nodes of a level, and the level with their places.
 
-    ``above`` has the places and paths of the parents. ``size`` is the number of candidates before
-    this level.
+    ``size`` is the number of candidates before this level.
     """
     best = dynamic.frontier(level.total, width)
-    tokens, total, (above_, paths) = at((level.tokens, level.total, above), best)
+    tokens, total, above = at((level.tokens, level.total, above), best)
+    paths = above.paths
     fed = front.above.shape[1] + jnp.arange(width, dtype=jnp.int32)
     place = jnp.broadcast_to(fed, best.shape)
     places = jax.vmap(lambda row, index, to: row.at[index].set(to))(level.places, best, place)
-    every = jnp.concatenate([front.above, above_], 1)
+    every = jnp.concatenate([front.above, above.places], 1)
     if paths is not None:
         paths = jnp.concatenate([paths, tokens[..., None]], 2)
-    return _Front(tokens, total, size + best, place, every, paths), level.replace(places=places)
+    front = _Front(tokens, total, above.own, size + best, place, every, paths)
+    return front, level.replace(places=places)

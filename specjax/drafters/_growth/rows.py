@@ -117,13 +117,9 @@ def log_probs(logits: jax.Array) -> jax.Array:
     return jax.nn.log_softmax(logits.astype(dtype_of(logits)), -1)
 
 
-def path_log_prob(above: jax.Array, logits: jax.Array, tokens: jax.Array) -> jax.Array:
-    """f[B,n]: the log-probability of paths f[B,n] with one more token i32[B,n].
-
-    ``logits`` f[B,n,V] are those that the token was chosen from.
-    """
-    values = log_probs(logits)
-    return above + jnp.take_along_axis(values, tokens[..., None], -1)[..., 0].astype(above.dtype)
+def token_log_prob(logits: jax.Array, tokens: jax.Array) -> jax.Array:
+    """f[B,n]: the log-probability of tokens i32[B,n], chosen from ``logits`` f[B,n,V]."""
+    return jnp.take_along_axis(log_probs(logits), tokens[..., None], -1)[..., 0]
 
 
 def where_rows(rows: jax.Array, new: Any, old: Any) -> Any:

@@ -90,7 +90,7 @@ def draw(
             index = jnp.asarray(level.parents) + 1
             drawn, exist = keys.draw_distinct(DRAFT, weights, most, index)
             tokens, valid = (x[:, level.above, level.ranks] for x in (drawn, exist))
-            probs = _without_replacement(probs, drawn)[:, level.above, level.ranks]
+            probs = without_replacement(probs, drawn)[:, level.above, level.ranks]
         if most == 1:
             # One child: in greedy rows its probabilities are one-hot, so it is the best token.
             return tokens, valid, probs
@@ -106,7 +106,7 @@ def draw(
     return Draft(tokens, valid, probs=probs)
 
 
-def _without_replacement(probs: jax.Array, drawn: jax.Array) -> jax.Array:
+def without_replacement(probs: jax.Array, drawn: jax.Array) -> jax.Array:
     """f[B,n,k,V]: the probabilities of each draw, given the draws before it.
 
     ``probs`` f[B,n,V] are those of the first draw, ``drawn`` i32[B,n,k] the tokens in order.

@@ -1,0 +1,25 @@
+"""PaSS (Monea et al. 2023): look-ahead embeddings for a frozen target, its only new parameters.
+
+    python -m specjax.run --config=configs/pass.py --workdir=runs/pass \\
+        --config.target=runs/target --config.data.dir=runs/target/data
+    python -m specjax.run --config=configs/bench.py --config.target=runs/target \\
+        --config.prompts=stdlib --config.drafter.name=pass --config.drafter.model=runs/pass
+
+The embeddings serve both variants: ``config.drafter.calls=1`` drafts and verifies in one pass of
+the target. Minutes on two CPU cores for a small target.
+"""
+
+from ml_collections import ConfigDict, config_dict
+
+from configs import heads
+
+
+def get_config() -> ConfigDict:
+    """The configuration."""
+    config = heads.get_config("pass")
+    config.drafter.calls = config_dict.placeholder(int)  # passes per round; None: 2
+    # Random tokens of each row behind which the embeddings are put, in each step.
+    config.loss.places = 32
+    config.optimiser.learning_rate = 1e-2
+    config.optimiser.weight_decay = 0.0
+    return config

@@ -1,0 +1,114 @@
+"""Stops a draft after a token that the draft model was unsure of; the threshold adapts. Per row.
+
+The stopping rule of Draft & Verify (Zhang et al. 2023, 2309.08168, section 3.3): after a token
+whose probability is below the threshold the draft ends. That token itself stays in the draft and is
+tested: the length of a draft depends only on tokens that the target sees, so the output law does
+not change. (To leave the token out would make a token's presence depend on its own value.) The
+probability is the draft's own, without the row's temperature and cut-offs, as in the authors' code.
+
+After every round the threshold moves. With r the mean of the rounds' accepted shares, in which each
+round counts ``memory`` times as much as the next one, the aim is the threshold plus ``step`` where
+r is below ``target``; otherwise the threshold minus ``step``, or unchanged if the draft had full
+length. The new threshold is ``keep`` parts of the old one and 1 - ``keep`` parts of the aim. Unlike
+the authors', it stays in [0, 1]: otherwise a long time of rejections takes it far above 1, and a
+draft would have one token for as long afterwards.
+
+A tree stops as a whole: when the token at each place of a level is below the threshold. Accepted
+and drafted tokens are then counted as levels.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from specjax import references
+from specjax.checks import number
+from specjax.control._types import Ahead, Controller
+from specjax.types import Draft, Verdict
+
+REFERENCE = references.ZHANG2024DRAFT
+
+
+class State(struct.PyTreeNode):
+    """What a row keeps from round to round, and of the draft that grows."""
+
+    threshold: jax.Array  # f32[B]
+    share: jax.Array  # f32[B] the mean of the accepted shares, newer rounds count more
+    levels: jax.Array  # i32[B] levels of the draft; 0: nothing was drafted since the last round
+    stopped: jax.Array  # bool[B] whether the draft ended before its full length
+
+
+def make(
+    *,
+    start: float = 0.8,
+    target: float = 0.9,
+    step: float = 0.01,
+    keep: float = 0.9,
+    memory: float = 0.5,
+) -> Controller:
+    """Continues after tokens of at least a probability that follows the acceptance of the row.
+
+    Args:
+        start: the first threshold; the authors take 0.8 for greedy decoding and 0.5 for sampling.
+        target: the share of accepted tokens at which the threshold stays.
+        step: how far the aim is from the threshold.
+        keep: share of the old threshold in the new one; 1 keeps ``start``.
+        memory: share of the earlier rounds in the mean of the accepted shares, which begins at 0.
+
+    Raises:
+        UserError: a number outside [0, 1].
+    """
+    values = {"start": start, "target": target, "step": step, "keep": keep, "memory": memory}
+    for name, value in values.items():
+        number(f"adaptive's {name}", value, "between 0 and 1", lambda x: 0 <= x <= 1)
+    return Controller(
+        _ask,
+        f"adaptive:{start:g}",
+        functools.partial(_init, start),
+        functools.partial(_update, target, step, keep, memory),
+    )
+
+
+def _init(start: float, batch: int) -> State:
+    return State(
+        jnp.full((batch,), start, jnp.float32),
+        jnp.zeros((batch,), jnp.float32),
+        jnp.zeros((batch,), jnp.int32),
+        jnp.zeros((batch,), bool),
+    )
+
+
+def _ask(state: State, ahead: Ahead) -> tuple[jax.Array, State]:
+    # The pending token has probability 1, so every draft has a first token.
+    sure = jnp.exp(ahead.token_log_prob) >= state.threshold[:, None]
+    goes_on = (sure & ahead.valid).any(-1)
+    levels = jnp.asarray(ahead.depth, jnp.int32) + goes_on.astype(jnp.int32)
+    return goes_on, state.replace(levels=levels, stopped=~goes_on)
+
+
+def _update(
+    target: float,
+    step: float,
+    keep: float,
+    memory: float,
+    state: State,
+    draft: Draft,
+    verdict: Verdict,
+) -> State:
+    accepted = (verdict.path >= 0).sum(-1)
+    newest = accepted / jnp.maximum(state.levels, 1)
+    share = memory * state.share + (1 - memory) * newest
+    lower = jnp.where(state.stopped, state.threshold - step, state.threshold)
+    aim = jnp.where(share < target, state.threshold + step, lower)
+    threshold = jnp.clip(keep * state.threshold + (1 - keep) * aim, 0, 1)
+    drafted = state.levels > 0
+    return State(
+        jnp.where(drafted, threshold, state.threshold).astype(state.threshold.dtype),
+        jnp.where(drafted, share, state.share).astype(state.share.dtype),
+        jnp.zeros_like(state.levels),
+        jnp.zeros_like(state.stopped),
+    )

@@ -1,0 +1,233 @@
+"""Look-ahead embeddings along a text: their loss, and which drafts would have been accepted.
+
+Behind the token at place s, embedding i (from 0) predicts tokens[s+2+i]. With one pass per round
+they are behind the token before the pending one, with two behind the pending one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specjax import sampling, tree
+from specjax.checks import number, one_of, whole
+from specjax.divergences import DIVERGENCES
+from specjax.drafters import _foresee
+from specjax.drafters._growth import Fixed, Plan
+from specjax.drafters.heads import _text
+from specjax.drafters.self_speculation import _look_ahead
+from specjax.drafters.self_speculation._look_ahead import Setup
+from specjax.errors import UserError
+from specjax.types import CHAIN, Array, Batch, ModelParams, Params, Training
+
+PLACES = 32
+
+
+def training(setup: Setup, plan: Plan) -> Training:
+    """The training part of the drafter."""
+    along = functools.partial(_along, setup)
+    foresee = _text.foresee(along, plan) if setup.calls == 1 else _foresee_of_two(along, plan)
+    ranks = _text.ranks if setup.calls == 1 else _ranks_of_two
+    return Training(
+        loss=functools.partial(loss, setup),
+        start=functools.partial(_start, setup),
+        foresee=foresee,
+        ranks=functools.partial(ranks, along, setup.depth),
+    )
+
+
+def _start(setup: Setup, target_params: Params, key: Array) -> Params:
+    """The embeddings of random tokens."""
+    some = jax.random.randint(key, (setup.rows,), 0, setup.target.vocab_size)
+    return {"look_ahead": setup.ends.embed(target_params, some).astype(jnp.float32)}
+
+
+def outputs(setup: Setup, params: ModelParams, batch: Batch, places: Array) -> tuple[Array, Array]:
+    """Hidden vectors of the text [B,T,E], and of the embeddings behind ``places`` [B,P,L,E].
+
+    ``places`` i32[B,P] are of the T tokens of the text that are fed. One pass.
+    """
+    text = batch.tokens[:, :-1]
+    (rows, size), (_, count) = text.shape, places.shape
+    if batch.segments is None:
+        own = tree.chain_layout(rows, size)
+    else:
+        own = tree.segments(batch.segments[:, :-1])
+    fed = jnp.concatenate([text, _look_ahead.ids(setup, rows, count).reshape(rows, -1)], 1)
+    # The text sees itself. An embedding sees what its place sees, and those before it there.
+    each = jnp.repeat(places, setup.rows, 1)
+    before = jnp.take_along_axis(own.visible, each[..., None], 1)
+    group, step = jnp.divmod(jnp.arange(count * setup.rows), setup.rows)
+    among = (group[:, None] == group) & (step <= step[:, None])
+    among = jnp.broadcast_to(among, (rows, *among.shape))
+    above = jnp.pad(own.visible, ((0, 0), (0, 0), (0, count * setup.rows)))
+    visible = jnp.concatenate([above, jnp.concatenate([before, among], 2)], 1)
+    depth = jnp.take_along_axis(own.depth, each, 1) + 1 + step
+    layout = tree.Layout(visible, jnp.concatenate([own.depth, depth], 1).astype(jnp.int32))
+    cache = setup.target.init_cache(rows, 0)
+    hidden = _look_ahead.apply(setup, params, fed, cache, layout).hidden
+    return hidden[:, :size], hidden[:, size:].reshape(rows, count, setup.rows, -1)
+
+
+def loss(
+    setup: Setup,
+    params: Params,
+    target_params: Params,
+    batch: Batch,
+    key: Array,
+    *,
+    ce: float = 1.0,
+    teacher: float = 0.0,
+    decay: float = 1.0,
+    places: int = PLACES,
+    divergence: str = "forward_kl",
+) -> tuple[Array, dict[str, Any]]:
+    """Loss f32[] per label of the first embedding, and metrics.
+
+    The embeddings follow ``places`` random tokens of each row, or all of them where there are
+    fewer. The loss is the sum over the embeddings i of decay^i (ce * cross-entropy with the text +
+    teacher * divergence from the target, one of ``divergences.DIVERGENCES``). The metrics
+    ``agreement_<i>``, i from 1, are how often an embedding's best token is the target's; ``scale``
+    and ``uniform`` are as in the loss of heads.
+
+    Raises:
+        UserError: weights out of range, a batch of fewer than 3 tokens.
+    """
+    _check(batch, ce, teacher, decay, places, divergence)
+    pair, size = ModelParams(target_params, params), batch.tokens.shape[1] - 1
+    chosen = _places(key, batch.tokens.shape[0], size, places)
+    text, hidden = outputs(setup, pair, batch, chosen)
+    teachers = jax.lax.stop_gradient(setup.ends.unembed(target_params, text))
+    first = jnp.maximum(_at(_text.label(batch, 2)[1], chosen).sum(), 1)
+    labels = _Labels(batch, chosen, teachers, first, ce, teacher, DIVERGENCES[divergence])
+    total, metrics = jnp.zeros(()), {"scale": jnp.zeros(()), "uniform": jnp.zeros(())}
+    weights = dict.fromkeys(("loss", *metrics), first)
+    for depth in range(setup.rows):
+        logits = setup.ends.unembed(target_params, hidden[:, :, depth])
+        value, sizes = _term(labels, depth, logits)
+        total += decay**depth * value
+        metrics[f"agreement_{depth + 1}"] = sizes.pop("agreement")
+        weights[f"agreement_{depth + 1}"] = sizes.pop("labels")
+        metrics |= {name: metrics[name] + decay**depth * each for name, each in sizes.items()}
+    return total, {**metrics, "weight": jax.tree.map(jnp.float32, weights)}
+
+
+class _Labels(NamedTuple):
+    """What the logits of an embedding are compared with."""
+
+    batch: Batch
+    places: Array  # i32[B,P]
+    teachers: Array  # f[B,T,V] the target's logits, constants
+    first: Array  # i32[] number of labels of the first embedding, at least 1
+    ce: float
+    teacher: float
+    divergence: Callable[..., Array]
+
+
+def _term(labels: _Labels, depth: int, logits: Array) -> tuple[Array, dict[str, Array]]:
+    """The loss of one embedding from its logits f[B,P,V]; its metrics."""
+    batch, places, teachers, first, ce, teacher, divergence = labels
+    tokens, counted = (_at(x, places) for x in _text.label(batch, depth + 2))
+    own = _text.ahead(teachers, depth + 1, teachers.shape[1])
+    own = jnp.take_along_axis(own, places[..., None], 1)
+    value = jnp.zeros(tokens.shape, logits.dtype)
+    # Of a guess that gives all tokens the same probability.
+    uniform = jnp.full(tokens.shape, ce * jnp.log(logits.shape[-1]), logits.dtype)
+    if ce:
+        log_probs = jax.nn.log_softmax(logits)
+        value -= ce * jnp.take_along_axis(log_probs, tokens[..., None], -1)[..., 0]
+    if teacher:
+        value += teacher * divergence(own, logits)
+        uniform += teacher * divergence(own, jnp.zeros(logits.shape[-1]))
+    same = counted & (sampling.argmax(logits) == sampling.argmax(own))
+    sizes = {
+        "agreement": same.sum() / jnp.maximum(counted.sum(), 1),
+        "labels": counted.sum(),
+        "scale": (ce + teacher) * counted.sum() / first,
+        "uniform": jnp.where(counted, uniform, 0).sum() / first,
+    }
+    return jnp.where(counted, value, 0).sum() / first, sizes
+
+
+def _at(values: Array, places: Array) -> Array:
+    """values [B,T] at ``places`` i32[B,P]."""
+    return jnp.take_along_axis(values, places, 1)
+
+
+def _places(key: Array, rows: int, size: int, most: int) -> Array:
+    """i32[B,P]: different places of each row, at random."""
+    order = jax.vmap(lambda own: jax.random.permutation(own, size))(jax.random.split(key, rows))
+    return order[:, : min(most, size)].astype(jnp.int32)
+
+
+def _check(
+    batch: Batch, ce: float, teacher: float, decay: float, places: int, divergence: str
+) -> None:
+    for name, value in (("ce", ce), ("teacher", teacher), ("decay", decay)):
+        number(f"loss.{name}", value, ">= 0", lambda x: x >= 0)
+    whole("loss.places", places, 1)
+    one_of("loss.divergence", divergence, tuple(DIVERGENCES))
+    if divergence != "forward_kl" and not teacher:
+        raise UserError(
+            f"loss.divergence is {divergence!r} and loss.teacher, its weight, is 0; give "
+            "loss.teacher, or leave loss.divergence out"
+        )
+    if not ce and not teacher:
+        raise UserError("loss.ce and loss.teacher are both 0; make one of them positive")
+    if batch.tokens.shape[1] < 3:
+        raise UserError(
+            "look-ahead embeddings predict two tokens ahead; raise train.length to 2 or more"
+        )
+
+
+def _along(setup: Setup, params: ModelParams, batch: Batch, depth: int) -> _text.Texts:
+    """For each depth the labels, the draft's logits, and the target's, at every place of the text.
+
+    With one pass per round an entry belongs to the token before the pending one, with two to the
+    pending token.
+    """
+    size = batch.tokens.shape[1] - 1
+    places = jnp.broadcast_to(jnp.arange(size), (batch.tokens.shape[0], size))
+    text, hidden = outputs(setup, params, batch, places)
+    unembed = functools.partial(setup.ends.unembed, params.target)
+    own, more = unembed(text), 2 - setup.calls
+    for d in range(depth):
+        # With two passes, depth 0 is the target's own output.
+        behind = d - (setup.calls == 2)
+        logits = own if behind < 0 else unembed(hidden[:, :, behind])
+        yield _text.label(batch, d + 1 + more)[0], logits, _text.ahead(own, d + more, size)
+
+
+def _foresee_of_two(along: _text.Along, plan: Plan):
+    """``_text.foresee`` where an entry belongs to the pending token."""
+    growth = plan.growth
+    if not isinstance(growth, Fixed) or plan.controller is not None:
+        return None
+    if growth.how == "top_k":
+        return functools.partial(_foresee_tree, along, growth.shape)
+    return functools.partial(_foresee_chain, along, growth) if growth.siblings == CHAIN else None
+
+
+def _foresee_chain(along, growth: Fixed, params, batch, settings) -> Array:
+    every = [
+        _foresee.accept_probs(logits, target_logits, labels, settings)
+        for labels, logits, target_logits in along(params, batch, growth.depth)
+    ]
+    return jnp.stack(every, -1)
+
+
+def _foresee_tree(along, shape, params, batch, settings) -> Array:
+    del settings
+    texts = along(params, batch, shape.depth)
+    ranks = (_foresee.rank(logits, labels) for labels, logits, _ in texts)
+    inside = _foresee.inside_tree(ranks, shape)
+    return jnp.stack([each.astype(jnp.float32) for each in inside], -1)
+
+
+def _ranks_of_two(along, depth: int, params: ModelParams, batch: Batch) -> Array:
+    texts = along(params, batch, depth)
+    return jnp.stack([_foresee.rank(logits, labels) for labels, logits, _ in texts], -1)

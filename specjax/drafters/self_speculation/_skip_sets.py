@@ -1,0 +1,111 @@
+"""Sets of sublayers that a draft leaves out: from keys and files to ``Sublayers``."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from specjax import files
+from specjax.errors import UserError
+from specjax.types import LM, Sublayers
+
+# The file that a search writes into its directory, and the keys that are read of it.
+FILE = "skips.json"
+ATTENTION, MLP = "skip_attention", "skip_mlp"
+FORM = "give layers, as in '3-6,9', or the file of a search"
+
+Layers = str | os.PathLike | Sequence[int]
+
+
+class Skips(NamedTuple):
+    """The layers whose attention and whose feed-forward part are left out, ascending."""
+
+    attention: tuple[int, ...]
+    mlp: tuple[int, ...]
+
+    def left(self, layers: int) -> Sublayers:
+        """The sublayers that a model of so many layers still computes."""
+        every = range(layers)
+        return Sublayers(
+            tuple(layer for layer in every if layer not in self.attention),
+            tuple(layer for layer in every if layer not in self.mlp),
+        )
+
+
+def read(target: LM, attention: Layers, mlp: Layers) -> Skips:
+    """The set that the two keys name, each by numbers or by the file of a search.
+
+    Raises UserError: layers that the target does not have, a set that leaves nothing.
+    """
+    return check(target, Skips(layers(ATTENTION, attention), layers(MLP, mlp)))
+
+
+def layers(name: str, value: Layers) -> tuple[int, ...]:
+    """Layer numbers, ascending, each once: of "3-6,9", of a sequence, or of a search's file.
+
+    ``name`` is the key, and the entry of the file. Raises UserError.
+    """
+    if isinstance(value, str | os.PathLike):
+        if re.fullmatch(r"[\d\s,-]*", os.fspath(value)):
+            return _numbers(name, os.fspath(value))
+        value = _of_file(name, Path(value).expanduser())
+    numbers = list(value) if isinstance(value, Sequence) else [value]
+    if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
+        raise UserError(f"{name} is {value!r}; {FORM}")
+    return tuple(sorted(set(numbers)))
+
+
+def files_of(choices: str | Sequence[str | os.PathLike]) -> list[str]:
+    """The files of the key ``choices``: names separated by commas, or a sequence of them."""
+    names = choices.split(",") if isinstance(choices, str) else choices
+    found = [os.fspath(name).strip() for name in names]
+    for name in found if choices else ():
+        if re.fullmatch(r"[\d\s,-]*", name):
+            raise UserError(f"choices has {name!r}; give files of searches, separated by commas")
+    return found if choices else []
+
+
+def _numbers(name: str, text: str) -> tuple[int, ...]:
+    found: set[int] = set()
+    for part in text.split(",") if text.strip() else ():
+        match = re.fullmatch(r"\s*(\d{1,5})\s*(?:-\s*(\d{1,5})\s*)?", part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise UserError(f"{name} is {text!r}; {FORM}")
+        found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return tuple(sorted(found))
+
+
+def _of_file(name: str, path: Path) -> Sequence[int]:
+    """The layers of this kind in a search's file, or in the file in its directory."""
+    path = path / FILE if path.is_dir() else path
+    if not path.is_file():
+        raise UserError(f"{name} is {str(path)!r}, and there is no such file; {FORM}")
+    values = files.read_json(path)
+    if not isinstance(values, dict) or name not in values or isinstance(values[name], str):
+        raise UserError(f"{path} has no list {name}; give the {FILE} of a search")
+    return values[name]
+
+
+def check(target: LM, skips: Skips) -> Skips:
+    """The set, if the target has these layers and something is left. Raises UserError."""
+    if target.layers is None:
+        raise UserError(
+            f"layer_skip leaves out layers of the target, and {target.name} does not give its "
+            "layers; take a decoder of specjax.models"
+        )
+    for name, numbers in zip((ATTENTION, MLP), skips, strict=True):
+        outside = [number for number in numbers if not 0 <= number < target.layers]
+        if outside:
+            raise UserError(
+                f"{name} has layer {outside[0]}, and {target.name} has the layers 0 to "
+                f"{target.layers - 1}; name some of these"
+            )
+    if not any(skips.left(target.layers)):
+        raise UserError(
+            "every attention and every feed-forward part is skipped, so the draft would not depend "
+            "on the text; leave at least one of them"
+        )
+    return skips
