@@ -23,7 +23,7 @@ V, GAMMA = 3, 3
 ROWS, CHECKED = 20_000, 300
 PARENTS = [-1, -1, 0, 0, 2]
 # Rules that do not read ``Draft.probs``.
-IDS_ONLY = ("deterministic", "match", "tolerance", "typical")
+IDS_ONLY = ("deterministic", "match", "rollback", "tolerance", "typical")
 load = functools.cache(accept.load)
 
 
@@ -203,14 +203,14 @@ def test_admissible_pairs():
     assert chains == {"block", "chain", "lenient", "rejection"}
     assert takes["k_seq"] == {CHAIN, "iid"}
     assert {name for name, kinds in takes.items() if kinds == set(SIBLINGS)} == {
-        "deterministic", "match", "recursive", "tolerance", "traversal", "typical"
+        "deterministic", "match", "recursive", "rollback", "tolerance", "traversal", "typical"
     }  # fmt: skip
     with pytest.raises(UserError) as error:
         accept.check_pair(tree("without_replacement"), load("k_seq"))
     assert str(error.value) == (
         "the rule k_seq takes drafts with siblings chain or iid, and draft_tree drafts "
-        "without_replacement; rules for it are deterministic, match, recursive, tolerance, "
-        "traversal, typical"
+        "without_replacement; rules for it are deterministic, match, recursive, rollback, "
+        "tolerance, traversal, typical"
     )
 
 
@@ -229,6 +229,7 @@ def test_a_tree_is_refused(name):
         ("lenient", {"upper": 1.5}, "upper is 1.5; it must be a number in (0, 1]"),
         ("typical", {"epsilon": 0.0}, "epsilon is 0.0; it must be a number in (0, 1)"),
         ("typical", {"delta": -1.0}, "delta is -1.0; it must be above 0"),
+        ("rollback", {"threshold": -1.0}, "threshold is -1.0; it must be a number at least 0"),
         ("tolerance", {"top": 0}, "top is 0; it must be a whole number >= 1"),
         ("tolerance", {"gap": -1.0}, "gap is -1.0; it must be at least 0"),
         ("tolerance", {"gap": 2.0}, "gap is 2.0 and top 1: only the best token passes"),

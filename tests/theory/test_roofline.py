@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -152,6 +153,27 @@ def test_multiplier_is_its_formula():
     plain, verify = (roofline.pass_time(A100, target, 32, 8000, n) for n in (1, 4))
     small = roofline.pass_time(A100, draft, 32, 256)
     assert gain == pytest.approx(theory.expected_tokens(0.7, 3) * plain / (3 * small + verify))
+
+
+def test_a_small_draft_with_a_constant_cache_gains_with_the_context():
+    """SPIRe: two layers of the target and 260 slots, beside the two drafts that it combines."""
+    target = roofline.model_of(LLAMA)
+    draft = roofline.model_of(dataclasses.replace(LLAMA, num_layers=2))
+    keys = {"batch": 64, "gamma": 4, "alpha": 0.7}
+    contexts = (1000, 4000, 16000, 64000)
+
+    def gain(draft, context, **more):
+        return roofline.multiplier(A100, target, draft, context=context, **keys, **more)
+
+    sparse = [gain(draft, context, budget=260) for context in contexts]
+    whole = [gain(draft, context) for context in contexts]
+    itself = [gain(target, context, budget=260) for context in contexts]
+    assert sparse == sorted(sparse)
+    # At the same acceptance rate, fewer cached tokens and fewer weights cost less.
+    assert all(a > max(b, c) for a, b, c in zip(sparse, whole, itself, strict=True))
+    # Its cost does not depend on the context: the gain tends to the tokens of a round.
+    assert theory.expected_tokens(0.7, 4) * 0.99 < gain(draft, 10**7, budget=260)
+    assert gain(draft, 10**7) < theory.expected_tokens(0.7, 4) * 0.9
 
 
 @pytest.mark.parametrize(

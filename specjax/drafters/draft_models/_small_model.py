@@ -18,12 +18,13 @@ import jax.numpy as jnp
 
 from specjax import decode, logit_maps, sampling
 from specjax.drafters import _foresee, _growth
-from specjax.drafters._growth import Begun, Drafted, Nodes, Plan, Stepper
+from specjax.drafters._growth import Begun, Drafted, Fixed, Nodes, Plan, Stepper
 from specjax.errors import UserError
 from specjax.models.lm import forward
 from specjax.prompt import check_window
 from specjax.sampling import Sampling
 from specjax.types import (
+    CHAIN,
     LM,
     Batch,
     Context,
@@ -87,7 +88,7 @@ def build(
         stepper,
         plan,
         functools.partial(_init_params, name, params),
-        probs=functools.partial(_probs, model),
+        probs=functools.partial(probs, model),
         training=training,
         gaps=gaps,
     )
@@ -113,13 +114,18 @@ def _init(
     slots: int,
 ) -> Any:
     """The cache of the prompt without its pending token, with room for ``room`` tokens more."""
-    if model.max_positions is not None and slots - nodes > model.max_positions:
-        raise UserError(
-            f"prompt and new tokens need {slots - nodes} positions, and the draft model has "
-            f"{model.max_positions}; shorten them or take another draft model"
-        )
+    check_positions(model, slots - nodes)
     cache = model.init_cache(context.tokens.shape[0], slots + room)
     return decode.feed(model, params.draft, context.tokens[:, :-1], context.length - 1, cache)[1]
+
+
+def check_positions(model: LM, longest: int) -> None:
+    """Raises UserError if the draft model has fewer positions than the longest text."""
+    if model.max_positions is not None and longest > model.max_positions:
+        raise UserError(
+            f"prompt and new tokens need {longest} positions, and the draft model has "
+            f"{model.max_positions}; shorten them or take another draft model"
+        )
 
 
 def _begin(
@@ -186,6 +192,16 @@ def _commit(
     return model.commit(cache, drafted.block, drafted.count, drafted.places)
 
 
+def training_of(target: LM, model: LM, plan: Plan) -> Training:
+    """``Drafter.training`` of a model that is trained by distillation."""
+    growth, forecast = plan.growth, None
+    # A draft that stops early, or is no sampled chain, has no forecast.
+    sampled = isinstance(growth, Fixed) and growth.how != "top_k"
+    if sampled and growth.siblings == CHAIN and plan.controller is None:
+        forecast = functools.partial(foresee, target, model, growth.depth)
+    return Training(foresee=forecast, ranks=functools.partial(ranks, model, growth.depth))
+
+
 def foresee(
     target: LM, model: LM, depth: int, params: ModelParams, batch: Batch, sampling_: Sampling
 ) -> jax.Array:
@@ -214,7 +230,7 @@ def by_depth(values: jax.Array, depth: int, beyond: float) -> jax.Array:
     return jnp.stack([padded[:, d : d + values.shape[1]] for d in range(depth)], -1)
 
 
-def _probs(model: LM, params: ModelParams, context: Context) -> jax.Array:
+def probs(model: LM, params: ModelParams, context: Context) -> jax.Array:
     """f32[B,S,V]: ``Drafter.probs``, what the model would draw from after each prefix."""
     logits = forward(model, params.draft, context.tokens).logits
     logits = logit_maps.along_text(context.sampling.maps, logits, context.tokens)

@@ -76,7 +76,7 @@ def make(
             each model.
     """
     shape = shapes.parse(tree)
-    models = _list(models)
+    models = list_of(models)
     each_params = [None] * len(models) if params is None else list(params)
     if len(each_params) != len(models):
         raise UserError(
@@ -110,8 +110,8 @@ def make(
     )
 
 
-def _list(models: Sequence[LM | str | os.PathLike] | str) -> list[LM | str | os.PathLike]:
-    """The draft models, one entry each. Raises UserError for an empty list."""
+def list_of(models: Sequence[LM | str | os.PathLike] | str) -> list[LM | str | os.PathLike]:
+    """The models of the key ``models``, one entry each. Raises UserError for an empty list."""
     if isinstance(models, LM | os.PathLike):
         raise UserError(
             "models is one draft model; give a list of them, or directories separated by commas"

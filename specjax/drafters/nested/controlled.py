@@ -90,6 +90,7 @@ def make(target: LM, *, drafters: Stages, rate: float = 0.8) -> Drafter:
         # The recorded continuation needs the target.
         features=True,
         taps=stage.taps,
+        rows=None if stage.rows is None else functools.partial(_rows, stage),
         # The continuation of the prompt, and not of the text.
         history=True,
         gaps=stage.gaps,
@@ -110,6 +111,12 @@ def _init_params(settings: Settings, rate: float, key):
 
 def _inner(params: ModelParams) -> ModelParams:
     return _stages.stage_params(params, "drafter")
+
+
+def _rows(stage: Drafter, params: ModelParams) -> jax.Array:
+    """``Drafter.rows`` of the inner drafter."""
+    assert stage.rows is not None
+    return stage.rows(_inner(params))
 
 
 def _init(settings: Settings, params, context, target_out, slots):

@@ -1,0 +1,166 @@
+"""One draft, written by several systems in turn and at its end by a drafter without a model.
+
+Each part continues the tokens of the parts before it; the horizontal cascade of CS Drafting (Chen
+et al. 2023, 2312.11462).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from specjax import tree
+from specjax.drafters.nested import _system
+from specjax.drafters.nested._system import System
+from specjax.errors import UserError
+from specjax.rng import RowKeys
+from specjax.types import (
+    Array,
+    Context,
+    Draft,
+    Drafter,
+    ModelParams,
+    Output,
+    Verdict,
+)
+
+
+class State(struct.PyTreeNode):
+    """The states of the parts."""
+
+    systems: tuple[_system.State, ...]
+    leaf: Any
+
+
+class Row(NamedTuple):
+    """The parts, in the order of their tokens. Static."""
+
+    systems: tuple[System, ...]
+    leaf: Drafter | None  # chains; if a system is before it, without a state
+    vocab_size: int
+
+    @property
+    def nodes(self) -> int:
+        """The number of tokens."""
+        own = sum(system.gamma for system in self.systems)
+        return own + (self.leaf.nodes if self.leaf else 0)
+
+
+def build(name: str, row: Row, init_params: Any) -> Drafter:
+    """The drafter ``name`` of this row. L1 with a rule for chains."""
+    leaf = row.leaf
+    if leaf is not None and not row.systems:
+        return leaf
+    return Drafter(
+        init_params=init_params,
+        init=functools.partial(_init, name, row),
+        propose=functools.partial(_propose, row),
+        update=functools.partial(_update, row),
+        nodes=row.nodes,
+        name=name,
+        # The number of inner rounds depends on the text.
+        constant_cost=False,
+        whole=leaf is None,
+        features=any(system.reader.features for system in row.systems),
+        history=any(part.drafter.history for part in row.systems),
+        # An overlay has no room for the tokens of rounds in which another drafter proposes.
+        gaps=False,
+    )
+
+
+def shortened(leaf: Drafter, count: int) -> Drafter:
+    """A drafter of chains with at most ``count`` tokens."""
+    if count == leaf.nodes:
+        return leaf
+
+    def propose(*args: Any) -> tuple[Draft, Any]:
+        draft, state = leaf.propose(*args)
+        return tree.first_nodes(draft, count), state
+
+    return leaf._replace(propose=propose, nodes=count)
+
+
+def with_params(leaf: Drafter, key: str) -> Drafter:
+    """The drafter with its parameters at ``key`` of those of the drafter that it is a part of."""
+
+    def own(params: ModelParams) -> ModelParams:
+        return params._replace(draft=params.draft[key])
+
+    return leaf._replace(
+        init=lambda params, *rest: leaf.init(own(params), *rest),
+        propose=lambda params, *rest: leaf.propose(own(params), *rest),
+        update=lambda params, *rest: leaf.update(own(params), *rest),
+    )
+
+
+def _init(
+    name: str, row: Row, params: ModelParams, context: Context, target_out: Output, slots: int
+) -> State:
+    given = params, context, target_out, slots
+    leaf = () if row.leaf is None else row.leaf.init(*given)
+    if row.leaf is not None and jax.tree.leaves(leaf):
+        raise UserError(
+            f"{name}: {row.leaf.name} keeps a state between rounds and cannot continue the drafts "
+            "of a model; let it draft for a model only, or take prompt_lookup or ngram_lm"
+        )
+    return State(tuple(_system.init(system, *given) for system in row.systems), leaf)
+
+
+def _propose(
+    row: Row, params: ModelParams, keys: RowKeys, context: Context, state: State
+) -> tuple[Draft, State]:
+    states, parts, text = [], [], context
+    for index, system in enumerate(row.systems):
+        old = state.systems[index]
+        drawn, new = _system.draw(system, params, keys.inner(index), text, old)
+        probs = _system.probs_of(context, drawn)
+        parts.append(Draft(drawn.tokens, drawn.valid, probs=probs, finite=drawn.finite))
+        states.append(new)
+        text = _longer(text, drawn.tokens)
+    if row.leaf is not None:
+        own = keys.inner(len(row.systems))
+        parts.append(row.leaf.propose(params, own, text, state.leaf)[0])
+    return _joined(row, parts), State(tuple(states), state.leaf)
+
+
+def _longer(context: Context, tokens: Array) -> Context:
+    """The context with draft tokens i32[B,n] after its text."""
+    put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
+    text = put(context.tokens, tokens.astype(context.tokens.dtype), context.length)
+    return context.replace(tokens=text, length=context.length + tokens.shape[1])
+
+
+def _joined(row: Row, parts: list[Draft]) -> Draft:
+    """The parts as one chain; a token that was not drawn has probability 1."""
+    probs = [
+        jax.nn.one_hot(part.tokens, row.vocab_size) if part.probs is None else part.probs
+        for part in parts
+    ]
+    dtype = functools.reduce(jnp.promote_types, [each.dtype for each in probs])
+    finite = [part.finite for part in parts if part.finite is not None]
+    return Draft(
+        jnp.concatenate([part.tokens for part in parts], 1),
+        jnp.concatenate([part.valid for part in parts], 1),
+        probs=jnp.concatenate([each.astype(dtype) for each in probs], 1),
+        finite=functools.reduce(jnp.logical_and, finite),
+    )
+
+
+def _update(
+    row: Row,
+    params: ModelParams,
+    state: State,
+    draft: Draft,
+    verdict: Verdict,
+    target_out: Output,
+) -> State:
+    accepted = (verdict.path >= 0).sum(-1)
+    settled = [
+        _system.settle(system, params, old, accepted, verdict, target_out)
+        for system, old in zip(row.systems, state.systems, strict=True)
+    ]
+    return state.replace(systems=tuple(settled))
