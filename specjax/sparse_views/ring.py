@@ -1,0 +1,174 @@
+"""Views of some fixed tokens and of the most recent ones, which are a ring.
+
+Sources: StreamingLLM, Xiao et al. 2023 (2309.17453), for the first tokens; SnapKV, Li et al. 2024
+(2404.14469), for those that the prompt attends to; MagicDec, Chen et al. 2024 (2408.11049), for
+drafting with both.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specjax.cache import KVCache, Queries, newest
+from specjax.errors import UserError
+from specjax.sparse_views import view
+from specjax.sparse_views.view import View
+from specjax.types import LM, Context, Params
+
+
+class Ring(NamedTuple):
+    """``fixed`` slots, then a ring of ``window`` slots.
+
+    The first ``fixed`` + ``window`` tokens of a text are in their order, so nothing is missing
+    until the buffer is full. Later tokens replace the oldest of the ring.
+    """
+
+    fixed: int
+    window: int
+
+    @property
+    def slots(self) -> int:
+        return self.fixed + self.window
+
+    def slot(self, position: jax.Array, end: jax.Array) -> jax.Array:
+        """The slot of a token; ``slots`` for one that a token before ``end`` replaces."""
+        place = self.fixed + (position - self.fixed) % self.window
+        replaced = position < end - self.window
+        place = jnp.where(replaced, self.slots, place)
+        return jnp.where(position < self.fixed, position, place)
+
+    def positions(self, length: jax.Array) -> jax.Array:
+        """i32[B,slots]: the token in each slot after texts of ``length`` i32[B] tokens."""
+        ring = newest(length - self.fixed, self.window) + self.fixed
+        first = jnp.broadcast_to(jnp.arange(self.fixed), (len(length), self.fixed))
+        return jnp.concatenate([first, ring], 1).astype(jnp.int32)
+
+
+class Selection(NamedTuple):
+    """How SnapKV chooses the fixed tokens."""
+
+    queries: int  # of the last tokens before the pending one
+    pool: int  # masses are averaged over so many neighbours; odd
+
+
+def streaming(model: LM, *, budget: int, sinks: int, most: int) -> View:
+    """The first ``sinks`` tokens and the ``budget`` - ``sinks`` most recent ones.
+
+    ``most``: tokens that a round may add to the text. Raises UserError for a budget without room
+    for a recent token, and for a model without keys and values.
+    """
+    view.check("streaming", model)
+    if budget <= sinks:
+        raise UserError(
+            f"budget is {budget} and sinks is {sinks}: there is no room for the most recent "
+            f"tokens; give a budget of at least {sinks + 1}"
+        )
+    ring = Ring(sinks, budget - sinks)
+
+    def init(params: Params, context: Context) -> KVCache:
+        cache = context.cache
+        at = ring.positions(cache.length)[:, None]
+        return view.gathered(cache, [at] * len(view.full_layers(cache)))
+
+    read = functools.partial(_read, ring, most)
+    return View("streaming", ring.slots, init, read, _unchanged)
+
+
+def snapkv(model: LM, *, budget: int, window: int, queries: int, pool: int, most: int) -> View:
+    """The most recent ``window`` tokens, and those of the prompt that its end attends to most.
+
+    The last ``queries`` tokens before the pending one ask. Their attention, with scores divided by
+    the square root of the head's width as in the model (MagicDec's published code leaves this out),
+    is summed over them, averaged over the query heads of a key head and over ``pool`` neighbours.
+    Each key head keeps the ``budget`` - ``window`` tokens of the largest mass. They are chosen
+    once, when the prompt has been read; a prompt of up to ``budget`` tokens is kept whole. ``most``
+    as in ``streaming``.
+
+    Raises UserError for a budget without room for a chosen token, and for a model without keys and
+    values or with sliding windows.
+    """
+    view.check("snapkv", model, windows=False)
+    if budget <= window:
+        raise UserError(
+            f"budget is {budget} and window is {window}: there is no room for chosen tokens; give "
+            f"a budget of at least {window + 1}"
+        )
+    if pool % 2 == 0:
+        raise UserError(f"pool is {pool}; it must be odd, so that it is centred")
+    ring, how = Ring(budget - window, window), Selection(queries, pool)
+    init = functools.partial(_select, model, ring, how)
+    read = functools.partial(_read, ring, most)
+    return View("snapkv", ring.slots, init, read, _unchanged, history=True)
+
+
+def _read(
+    ring: Ring, most: int, params: Params, context: Context, kept: KVCache
+) -> tuple[KVCache, KVCache]:
+    """``View.read``."""
+    kept = view.caught_up(kept, context.cache, most, ring.slot)
+    return view.beside(context.cache, kept, jnp.minimum(kept.length, ring.slots)), kept
+
+
+def _unchanged(kept: Any, grown: jax.Array) -> Any:
+    """``View.commit`` of a view that counts no rounds."""
+    return kept
+
+
+def _select(model: LM, ring: Ring, how: Selection, params: Params, context: Context) -> KVCache:
+    """``View.init`` of SnapKV."""
+    cache, layers = context.cache, view.full_layers(context.cache)
+    plain = ring.positions(cache.length)[:, None]
+    if cache.k[0].shape[2] <= ring.slots:
+        # No text is longer than the view.
+        return view.gathered(cache, [plain] * len(layers))
+    first = jnp.maximum(cache.length - how.queries, 0)
+    place = first[:, None] + jnp.arange(how.queries)
+    tokens = jnp.take_along_axis(context.tokens, place, 1, mode="clip")
+    asked = model.queries(params, tokens, cache.replace(length=first))  # type: ignore[misc]
+    before, full = cache.length - ring.window, cache.length >= ring.slots
+
+    def positions(layer: int) -> jax.Array:
+        mass = attention_mass(asked[layer], cache.k[layer], first, cache.length)
+        chosen = most_attended(mass, before, how.pool, ring.fixed)
+        fixed = jnp.where(full[:, None, None], chosen, plain[..., : ring.fixed])
+        rest = jnp.broadcast_to(plain[..., ring.fixed :], (*fixed.shape[:2], ring.window))
+        return jnp.concatenate([fixed, rest], 2)
+
+    return view.gathered(cache, [positions(layer) for layer in layers])
+
+
+def attention_mass(
+    asked: Queries, keys: jax.Array, first: jax.Array, length: jax.Array
+) -> jax.Array:
+    """f32[B,H,S]: the attention that T tokens pay to each cached one.
+
+    The T tokens are those at the positions from ``first`` i32[B] to ``length`` - 1; their own keys
+    are in ``keys`` [B,H,S,D]. It is summed over the tokens and averaged over the query heads of a
+    key head.
+    """
+    batch, heads, slots, width = keys.shape
+    size = asked.q.shape[1]
+    query = asked.q.reshape(batch, size, heads, -1, width)
+    scores = jnp.einsum("bthgd,bhsd->bhgts", query, keys.astype(query.dtype))
+    if asked.softcap is not None:
+        scores = asked.softcap * jnp.tanh(scores / asked.softcap)
+    own = (first[:, None] + jnp.arange(size))[:, None, None, :, None]
+    scores = jnp.where(jnp.arange(slots) <= own, scores, -jnp.inf)
+    weights = jnp.where(own < length[:, None, None, None, None], jax.nn.softmax(scores, -1), 0)
+    return weights.sum(3).mean(2)
+
+
+def most_attended(mass: jax.Array, before: jax.Array, pool: int, count: int) -> jax.Array:
+    """i32[B,H,count]: the tokens before ``before`` i32[B] with the largest mean of neighbours.
+
+    ``mass`` f32[B,H,S]. Tokens from ``before`` on have mass 0, as has what is beyond the ends.
+    """
+    inside = jnp.arange(mass.shape[2]) < before[:, None, None]
+    padded = jnp.pad(jnp.where(inside, mass, 0), ((0, 0), (0, 0), (pool // 2, pool // 2)))
+    # The sum has the order of the mean.
+    pooled = sum(padded[..., shift : shift + mass.shape[2]] for shift in range(pool))
+    return jax.lax.top_k(jnp.where(inside, pooled, -jnp.inf), count)[1].astype(jnp.int32)

@@ -1,0 +1,124 @@
+"""What all sparse views share: buffers of a constant size beside the target's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specjax.cache import KVCache
+from specjax.errors import UserError
+from specjax.types import LM
+
+
+class View(NamedTuple):
+    """A sparse view of the cache of one model, as pure functions; ``params`` are the model's.
+
+    - ``init(params, context) -> kept``: after the model has read the prompt.
+    - ``read(params, context, kept) -> (KVCache, kept)``: the view at the beginning of a round, with
+      all tokens that were committed since the last one.
+    - ``commit(kept, grown bool[B]) -> kept``: after a round, with the rows whose text has grown.
+    """
+
+    name: str
+    slots: int  # tokens that each layer without a sliding window can hold
+    init: Callable[..., Any]
+    read: Callable[..., tuple[KVCache, Any]]
+    commit: Callable[..., Any]
+    history: bool = False  # whether it depends on earlier rounds too, not on the text alone
+
+
+def check(name: str, model: LM, windows: bool = True) -> None:
+    """Raises UserError unless the cache of ``model`` has keys and values that a view can choose.
+
+    ``windows``: whether some of its layers may have sliding windows.
+    """
+    cache = jax.eval_shape(lambda: model.init_cache(1, 1))
+    if not isinstance(cache, KVCache) or model.queries is None:
+        raise UserError(
+            f"the view {name} chooses among keys and values, and {model.name} has none; take a "
+            "decoder of specjax.models"
+        )
+    if not full_layers(cache):
+        raise UserError(
+            f"all layers of {model.name} have a sliding window, so the view {name} can leave out "
+            "nothing; take a model with layers that read the whole text"
+        )
+    if not windows and any(cache.windows):
+        raise UserError(
+            f"the view {name} reads the prompt's last tokens again, and the layers of {model.name} "
+            "with a sliding window no longer have what these attended to; take streaming or "
+            "retrieval"
+        )
+
+
+def full_layers(cache: KVCache) -> tuple[int, ...]:
+    """The layers without a sliding window."""
+    windows = cache.windows or (None,) * len(cache.k)
+    return tuple(layer for layer, window in enumerate(windows) if window is None)
+
+
+def take(buffer: jax.Array, positions: jax.Array) -> jax.Array:
+    """[B,H,M,D]: the entries of ``buffer`` [B,H,S,D] at ``positions`` i32[B,1 or H,M].
+
+    A position outside of the buffer gives its first or last entry.
+    """
+    inside = jnp.clip(positions, 0, buffer.shape[2] - 1)
+    return jnp.take_along_axis(buffer, inside[..., None], 2)
+
+
+def gathered(cache: KVCache, positions: Sequence[jax.Array]) -> KVCache:
+    """Buffers with the entries at ``positions`` i32[B,1 or H,M], one array per full layer."""
+    pairs = list(zip(full_layers(cache), positions, strict=True))
+    return KVCache(
+        k=tuple(take(cache.k[layer], at) for layer, at in pairs),
+        v=tuple(take(cache.v[layer], at) for layer, at in pairs),
+        length=cache.length,
+    )
+
+
+def beside(cache: KVCache, kept: KVCache, held: jax.Array) -> KVCache:
+    """The cache, with the first ``held`` i32[B] slots of ``kept`` in the place of full layers."""
+    k, v = list(cache.k), list(cache.v)
+    for own, layer in enumerate(full_layers(cache)):
+        k[layer], v[layer] = kept.k[own], kept.v[own]
+    return cache.replace(k=tuple(k), v=tuple(v), held=held)
+
+
+def caught_up(
+    kept: KVCache,
+    cache: KVCache,
+    most: int,
+    slot: Callable[[jax.Array, jax.Array], jax.Array],
+) -> KVCache:
+    """``kept`` with the tokens of the cache from ``kept.length`` on, ``most`` at a time.
+
+    ``slot(position i32[B,M], end i32[B,1])`` gives the slots of tokens when those before ``end``
+    are being added; a slot outside of the buffers is not written.
+    """
+    layers = full_layers(cache)
+
+    def lacking(kept: KVCache) -> jax.Array:
+        return (kept.length < cache.length).any()
+
+    def more(kept: KVCache) -> KVCache:
+        end = jnp.minimum(kept.length + most, cache.length)
+        position = kept.length[:, None] + jnp.arange(most, dtype=jnp.int32)
+        nowhere = kept.k[0].shape[2]
+        to = jnp.where(position < end[:, None], slot(position, end[:, None]), nowhere)
+
+        def added(buffers: Sequence[jax.Array], whole: Sequence[jax.Array]) -> tuple:
+            new = [take(whole[layer], position[:, None]) for layer in layers]
+            return tuple(put(*each, to) for each in zip(buffers, new, strict=True))
+
+        return kept.replace(k=added(kept.k, cache.k), v=added(kept.v, cache.v), length=end)
+
+    return jax.lax.while_loop(lacking, more, kept)
+
+
+def put(buffer: jax.Array, new: jax.Array, slots: jax.Array) -> jax.Array:
+    """``buffer`` [B,H,S,D] with ``new`` [B,H,M,D] at ``slots`` i32[B,M]; S: not written."""
+    write = jax.vmap(lambda row, block, at: row.at[:, at].set(block, mode="drop"))
+    return write(buffer, new, slots)
