@@ -37,6 +37,7 @@ def losses(workdir) -> list[float]:
     return [record["loss"] for record in metrics(workdir)]
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_curve_of_one(tmp_path):
     script = """
     params = m.train(root / "two", "fsdp:2,tensor:2", source=m.Parts())

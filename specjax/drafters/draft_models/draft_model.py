@@ -8,19 +8,18 @@ drafter with other defaults.
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import Any
 
 from specjax import references
 from specjax.checks import whole
 from specjax.drafters import _growth
-from specjax.drafters._growth.plans import Fixed, Method
+from specjax.drafters._growth.plans import Method
 from specjax.drafters._keys import TreeKeys
 from specjax.drafters.draft_models import _small_model
 from specjax.errors import UserError
 from specjax.topology import shapes
-from specjax.types import CHAIN, LM, Drafter, Params, Training
+from specjax.types import LM, Drafter, Params
 
 REFERENCE = (references.LEVIATHAN2023FAST, references.CHEN2023ACCELERATING)
 
@@ -60,12 +59,5 @@ def make(
     model, params = _small_model.load(target, model, params)
     method = Method("draft_model", shapes.chain(gamma), "iid", target.vocab_size)
     plan = _growth.read(method, keys)
-    growth, foresee = plan.growth, None
-    # A draft that stops early, or is no sampled chain, has no forecast.
-    sampled = isinstance(growth, Fixed) and growth.how != "top_k"
-    if sampled and growth.siblings == CHAIN and plan.controller is None:
-        foresee = functools.partial(_small_model.foresee, target, model, growth.depth)
-    training = Training(
-        foresee=foresee, ranks=functools.partial(_small_model.ranks, model, growth.depth)
-    )
+    training = _small_model.training_of(target, model, plan)
     return _small_model.build("draft_model", model, params, plan, gaps=gaps, training=training)

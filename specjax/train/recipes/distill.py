@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from specjax.config import Config
 from specjax.errors import UserError
 from specjax.models import hf
+from specjax.models.spire.model import with_memory
 from specjax.models.transformer_config import TransformerConfig
 from specjax.train import initial, objectives, on_policy
 from specjax.train.loop import Task
-from specjax.train.recipes import checks, common, examined
+from specjax.train.recipes import checks, common, examined, spire
 from specjax.train.recipes import material as materials
 from specjax.train.recipes.common import Prepared
+from specjax.types import LM
+
+
+class _Draft(NamedTuple):
+    """The model that is trained."""
+
+    decoder: TransformerConfig
+    model: LM
+    params: Any  # to start from
+    save: Callable[[Any, dict], None]
 
 
 def prepare(config: Config, workdir: Path) -> Prepared:
     """Makes the run. Raises UserError."""
     target = common.load_target(config)
     assert target.tokenizer is not None
-    shape, params = _draft(config, target)
-    if shape.max_positions < config.train.length:
+    make = _spire if config.get("spire") else _plain
+    decoder, model, params, save = make(config, workdir, target)
+    if decoder.max_positions < config.train.length:
         raise UserError(
             f"config.train.length {config.train.length} is beyond the draft's "
-            f"{shape.max_positions} positions"
+            f"{decoder.max_positions} positions"
         )
-    model = common.language_model(config, shape)
     loss = common.make_loss(objectives.distill_loss, config.loss, "distill", target.lm, model)
     material = materials.gather(config, workdir, target.tokenizer, target.directory)
     rewrite = None
@@ -39,11 +51,31 @@ def prepare(config: Config, workdir: Path) -> Prepared:
         )
     examine = examined.draft_model(config, target, model, material)
     task = Task(loss, params, target.params, material.batches, material.held_out, examine, rewrite)
-    save = common.model_saver(workdir, shape, target.tokenizer)
     return Prepared(task, material, save, common.fingerprint(target))
 
 
-def _draft(config: Config, target: hf.Loaded) -> tuple[TransformerConfig, Any]:
+def _plain(config: Config, workdir: Path, target: hf.Loaded) -> _Draft:
+    """A decoder."""
+    assert target.tokenizer is not None
+    decoder, params = _layers(config, target)
+    save = common.model_saver(workdir, decoder, target.tokenizer)
+    return _Draft(decoder, common.language_model(config, decoder), params, save)
+
+
+def _spire(config: Config, workdir: Path, target: hf.Loaded) -> _Draft:
+    """A decoder with the sparse attention and the memory of ``config.spire``."""
+    assert target.tokenizer is not None
+    if config.init and not config.pruned:
+        shape, params = spire.load(config, hf.fingerprint(target.tokenizer))
+    else:
+        decoder, params = _layers(config, target)
+        shape = spire.shape_of(config, decoder)
+        params = with_memory(shape, params)
+    save = spire.saver(workdir, shape, target.tokenizer, config.pruned)
+    return _Draft(shape.decoder, spire.language_model(config, shape), params, save)
+
+
+def _layers(config: Config, target: hf.Loaded) -> tuple[TransformerConfig, Any]:
     """The shape and the initial parameters: of ``config.pruned``, else of ``config.model``."""
     if config.pruned:
         shape, params = initial.pruned(target, config.pruned)

@@ -66,6 +66,7 @@ def test_padding_has_probability_zero_and_cut_tokens_are_left_out():
     assert _small_model.in_size(model, VOCAB) is model
 
 
+@pytest.mark.slow
 def test_a_real_draft_model_of_another_size_gives_plain_text():
     target, params = testing.tiny("llama", 0, vocab_size=17, width=16)
     target = target._replace(vocabulary=TOKENS)
