@@ -97,6 +97,8 @@ def accept_keys() -> ConfigDict:
     keys.distance = config_dict.placeholder(int)
     # tolerance: always accept this many tokens
     keys.least = config_dict.placeholder(int)
+    # rollback: the largest loss of a token that is kept, in nats; 0: greedy decoding
+    keys.threshold = config_dict.placeholder(float)
     return keys
 
 

@@ -133,12 +133,58 @@ OLIARO2025SUFFIXDECODING = """\
   archiveprefix = {arXiv},
 }"""
 
+ELHOUSHI2024LAYERSKIP = """\
+@inproceedings{elhoushi2024layerskip,
+  title = {{LayerSkip: Enabling Early Exit Inference and Self-Speculative Decoding}},
+  author = {Elhoushi, Mostafa and Shrivastava, Akshat and Liskovich, Diana and Hosmer, Basil and
+            Wasti, Bram and Lai, Liangzhen and Mahmoud, Anas and Acun, Bilge and Agarwal, Saurabh
+            and Roman, Ahmed and Aly, Ahmed A. and Chen, Beidi and Wu, Carole-Jean},
+  booktitle = {Annual Meeting of the Association for Computational Linguistics},
+  year = {2024},
+  eprint = {2404.16710},
+  archiveprefix = {arXiv},
+}"""
+
 SPECTOR2023ACCELERATING = """\
 @misc{spector2023accelerating,
   title = {{Accelerating LLM Inference with Staged Speculative Decoding}},
   author = {Spector, Benjamin and R{\\'e}, Christopher},
   year = {2023},
   eprint = {2308.04623},
+  archiveprefix = {arXiv},
+}"""
+
+CHEN2024CASCADE = """\
+@inproceedings{chen2024cascade,
+  title = {{Cascade Speculative Drafting for Even Faster LLM Inference}},
+  author = {Chen, Ziyi and Yang, Xiaocong and Lin, Jiacheng and Sun, Chenkai and
+            Chang, Kevin Chen-Chuan and Huang, Jie},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year = {2024},
+  eprint = {2312.11462},
+  archiveprefix = {arXiv},
+}"""
+
+KIM2023SPECULATIVE = """\
+@inproceedings{kim2023speculative,
+  title = {{Speculative Decoding with Big Little Decoder}},
+  author = {Kim, Sehoon and Mangalam, Karttikeya and Moon, Suhong and Malik, Jitendra and
+            Mahoney, Michael W. and Gholami, Amir and Keutzer, Kurt},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year = {2023},
+  eprint = {2302.07863},
+  archiveprefix = {arXiv},
+}"""
+
+ZHANG2024DRAFT = """\
+@inproceedings{zhang2024draft,
+  title = {{Draft \\& Verify: Lossless Large Language Model Acceleration via Self-Speculative
+            Decoding}},
+  author = {Zhang, Jun and Wang, Jue and Li, Huan and Shou, Lidan and Chen, Ke and Chen, Gang and
+            Mehrotra, Sharad},
+  booktitle = {Annual Meeting of the Association for Computational Linguistics},
+  year = {2024},
+  eprint = {2309.08168},
   archiveprefix = {arXiv},
 }"""
 

@@ -14,8 +14,10 @@ from experiments.common import without_folder
 from experiments.draft_cost import run as draft_cost_study
 from experiments.draft_steps import run as draft_steps_study
 from experiments.head_training import run as head_training_study
+from experiments.long_context import run as long_context_study
 from experiments.real_model import measuring as real_model_measuring
 from experiments.real_model import run as real_model_study
+from experiments.self_speculation import run as self_speculation_study
 from experiments.system_efficiency import run as system_efficiency_study
 from experiments.trained_drafters import questions as questions_study
 from experiments.trained_drafters import run as trained_study
@@ -53,6 +55,47 @@ def test_head_training(tmp_path):
     result = json.loads(out.read_text())
     assert [row["method"] for row in result["rows"]] == list(head_training_study.METHODS)
     assert result["forward_ms"] > 0 and all(row["step_ms"] > 0 for row in result["rows"])
+
+
+@pytest.mark.slow
+def test_long_context(target, tmp_path):
+    out = tmp_path / "results.json"
+    small = "--contexts=40,60 --batches=1,2 --views=streaming,retrieval --budget=16 --gamma=2"
+    small += f" --refresh=2 --new=8 --apart=9 --repeats=1 --out={out}"
+    long_context_study.main([*small.split(), "--parts=cost"])
+    cost = json.loads(out.read_text())
+    assert len(cost["rows"]) == 8 and cost["fit"]["bandwidth"] != 0
+    assert all(row["draft_ms"] > 0 for row in cost["rows"])
+    out.unlink()
+    files_ = [f"--target={target}/target", f"--texts={target}/text.txt"]
+    long_context_study.main([*small.split(), *files_])
+    result = json.loads(out.read_text())
+    assert all(
+        1 <= row["tau"] <= 3 and row["equal_texts"] == row["batch"] for row in result["rows"]
+    )
+    # What was measured is kept.
+    before = out.stat().st_mtime_ns
+    long_context_study.main([*small.split(), *files_])
+    assert out.stat().st_mtime_ns == before
+    with pytest.raises(UserError, match="a random target has no text to decode"):
+        long_context_study.main(small.split())
+
+
+@pytest.mark.slow
+def test_self_speculation(target, tmp_path):
+    out = tmp_path / "results.json"
+    files = f"--target={target}/target --prompts={target}/prompts.txt --out={out}"
+    small = "--chat=none --questions=2 --new=6 --exits 1 2 --gamma=2 --repeats=1 --parts"
+    self_speculation_study.main([*files.split(), *small.split(), "acceptance", "steps"])
+    self_speculation_study.main([*files.split(), *small.split(), "drafts"])
+    parts = json.loads(out.read_text())["parts"]
+    assert list(parts) == ["acceptance", "steps", "drafts"]
+    assert [row["exit_layer"] for row in parts["acceptance"]["rows"]] == [1, 2]
+    last = parts["acceptance"]["rows"][-1]
+    assert last["acceptance_t0"] == 1 and last["acceptance_t1"] == pytest.approx(1, abs=1e-5)
+    last = parts["drafts"]["rows"][-1]
+    assert last["tau_t0"] == last["expected_tau_t0"] == 3
+    assert all(row["ms"] > 0 and row["share"] > 0 for row in parts["steps"]["rows"])
 
 
 @pytest.mark.slow

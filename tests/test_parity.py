@@ -9,6 +9,9 @@ import pytest
 
 from specjax import accept, decode, drafters, rng, sampling
 from specjax.data import datastore, ngram_tables
+from specjax.models.spire import model as spire
+from specjax.models.spire.config import SpireConfig
+from specjax.train import initial
 from specjax.types import ModelParams
 
 torch = pytest.importorskip("torch")
@@ -57,12 +60,23 @@ def options(name, stories, known):
         training = drafters.make(name, stories.lm, **keys).training
         return {"params": training.start(stories.params, jax.random.key(0)), **keys}
 
+    def layers():
+        decoder, params = initial.pruned(stories, "0,1")
+        config = SpireConfig(decoder, sinks=2, window=16)
+        params = spire.with_memory(config, params)
+        return {"model": spire.from_config(config), "params": params}
+
     itself = {"model": stories.lm, "params": stories.params}
+    twice = {"models": [stories.lm] * 2, "params": [stories.params] * 2}
     makers = {
         "draft_model": lambda: {**itself, "gamma": 3},
         "draft_tree": lambda: {**itself, "tree": "2x1"},
         "dynamic_tree": lambda: {**itself, "nodes": 4, "depth": 2, "top_k": 2},
         "specinfer": lambda: {"models": [stories.lm], "params": [stories.params], "tree": "2x1"},
+        "bild": lambda: {**itself, "gamma": 4},
+        "cascade": lambda: {**twice, "lengths": "3,1,2;2,2;3"},
+        "staged": lambda: {**itself, "gamma": 3},
+        "spire": lambda: {**layers(), "tree": "2x2x1"},
         "rest": lambda: {"datastore": datastore.build(known), "nodes": 8},
         "ngram_lm": lambda: {"tables": ngram_tables.count(known, stories.lm.vocab_size)},
         "token_recycling": lambda: {"tree": "4x2"},
@@ -72,6 +86,10 @@ def options(name, stories, known):
         "mlp_speculator": lambda: heads("mlp_speculator", heads=3, tie=True, scale_input=True),
         "bpd": lambda: heads("bpd", tree="4x2x1"),
         "redrafter": lambda: heads("redrafter"),
+        "magicdec": lambda: {"budget": 24},
+        "triforce": lambda: {**itself, "budget": 24, "model_budget": 24, "gamma": 4},
+        "layer_skip": lambda: {"skip_attention": "1,3", "skip_mlp": "2", "tree": "2x2x1"},
+        "pass": lambda: heads("pass", calls=1, tree="4x2x1"),
         "controlled": lambda: {"drafters": {"lookup": {"name": "prompt_lookup"}}},
         "escalate": lambda: {
             "drafters": {"first": {"name": "suffix", "mode": "path"}, "second": {"name": "jacobi"}}

@@ -32,7 +32,7 @@ LAYERS = (
     ("topology",),
     ("models",),
     ("data",),
-    ("control",),
+    ("control", "sparse_views"),
     ("drafters", "theory"),
     ("bench",),
     ("generation", "report", "train"),

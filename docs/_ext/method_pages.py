@@ -13,10 +13,11 @@ from source_text import arguments, docstring, field_comments
 
 from specjax import accept, control, drafters, registry, testing
 from specjax.data import datastore, ngram_tables
+from specjax.drafters._keys import HeadKeys
 from specjax.report import columns
 from specjax.types import CHAIN, DETERMINISTIC, Drafter
 
-FAMILIES = ("lookup", "parallel", "draft_models", "heads", "nested")
+FAMILIES = ("lookup", "parallel", "draft_models", "heads", "self_speculation", "nested")
 VOCAB = 32
 
 
@@ -51,14 +52,18 @@ def drafters_of(family: str) -> list[str]:
 
 def default(name: str) -> Drafter:
     """The drafter with its default keys; needed keys get tiny values."""
-    target = testing.tabular(VOCAB)
+    # Some drafters choose among keys and values.
+    table = testing.keyed if name in ("magicdec", "triforce") else testing.tabular
+    target = table(VOCAB)
     tokens = [[number % VOCAB for number in range(64)]]
     tiny = {
-        "model": lambda: testing.tabular(VOCAB, "draft"),
+        "model": lambda: table(VOCAB, "draft"),
         "models": lambda: [testing.tabular(VOCAB, name) for name in ("draft 1", "draft 2")],
         "datastore": lambda: datastore.build(tokens),
         "tables": lambda: ngram_tables.count(tokens, VOCAB),
         "drafters": lambda: [drafters.make("prompt_lookup", target)],
+        "skip_attention": lambda: (0,),
+        "skip_mlp": lambda: (1,),
     }
     needed = [key for key, facts in keys(drafters.load(name)).items() if facts.required]
     return drafters.make(name, target, **{key: tiny[key]() for key in needed})
@@ -124,11 +129,13 @@ def needs(name: str) -> str:
         "datastore": "a datastore (`datastore`, built by `configs/datastore.py`)",
         "tables": "n-gram tables (`tables`, built by `configs/ngram_tables.py`)",
         "drafters": "other drafters (`drafters`)",
+        "skip_attention": "layers to skip (`skip_attention`)",
+        "skip_mlp": "and (`skip_mlp`), from `python -m specjax.bench.skip_search`",
     }
     module = drafters.load(name)
     required = [key for key, facts in keys(module).items() if facts.required]
     texts = [what.get(key, f"`{key}`") for key in required]
-    if ".heads." in module.__name__:
+    if ".heads." in module.__name__ or getattr(module, "SHARED", None) is HeadKeys:
         texts.append("trained heads (`model`)")
     return ", ".join(texts) or "nothing"
 

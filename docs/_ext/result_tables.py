@@ -334,6 +334,128 @@ def _gain(row: dict) -> str:
     return f"{number(row['speedup'], '.2f')}x{ends}"
 
 
+def long_context(results: dict) -> str:
+    """Times of passes and drafts, tau and speed-ups, for each context, batch size and view."""
+    lines = [
+        (
+            row["view"],
+            row["batch"],
+            f"{row['context']:,}",
+            *(number(row.get(key), ".1f") for key in ("plain_ms", "verify_ms", "draft_ms")),
+            number(row.get("tau"), ".2f"),
+            number(row.get("alpha"), ".2f"),
+            *(number(row.get(key), ".2f") for key in ("speedup", "predicted", "roofline")),
+        )
+        for row in results["rows"]
+    ]
+    settings, fit = results["settings"], results["fit"]
+    facts = [f"- Target: {settings['target']}, float32; budget {settings['budget']}, gamma "]
+    facts[0] += f"{settings['gamma']}, chunks chosen every {settings['refresh']} rounds"
+    if fit:
+        facts.append(
+            f"- Fitted to the plain passes: {fit['bandwidth'] / 1e9:.1f} GB/s, "
+            f"{fit['flops'] / 1e9:.0f} GFLOPS, {1e3 * fit['overhead']:.1f} ms for each pass"
+        )
+        critical = results.get("critical_context")
+        facts.append(f"- Critical context: {'none' if critical is None else f'{critical:,.0f}'}")
+    heads = ("view", "batch", "context", "plain ms", "verify ms", "draft ms", "tau", "alpha")
+    heads += ("speed-up", "from the times", "roofline")
+    return "\n".join([source(results), *facts, "", table(heads, lines)])
+
+
+def self_speculation(results: dict) -> str:
+    """One table per part, each with its command."""
+    tables = {
+        "acceptance": _exits,
+        "steps": _exit_steps,
+        "drafts": _exit_drafts,
+        "adapters": _exit_adapters,
+        "targets": _exit_targets,
+    }
+    parts = results["parts"].items()
+    return "\n\n".join(f"{source(part)}\n{tables[name](part)}" for name, part in parts)
+
+
+def _exits(part: dict) -> str:
+    """The acceptance of every exit layer."""
+    tokens = " and ".join(f"{count} at T={t}" for t, count in part["tokens"].items())
+    lines = [
+        (
+            row["exit_layer"],
+            *(f"{row[f'acceptance_t{t}']:.3f} ± {row[f'error_t{t}']:.3f}" for t in (0, 1)),
+            f"{row['parameter_share']:.3f}",
+            *(f"{row[f'best_gamma_t{t}']}: {row[f'predicted_speedup_t{t}']:.2f}x" for t in (0, 1)),
+        )
+        for row in part["rows"]
+    ]
+    heads = "exit layer, T=0: first choices agree, T=1: acceptance, parameters read, "
+    heads += "T=0: best gamma: predicted speed-up, T=1: best gamma: predicted speed-up"
+    where = f"- {part['prompts']} prompts; tokens that the target wrote: {tokens}"
+    return f"{where}\n\n{table(heads.split(', '), lines)}"
+
+
+def _exit_steps(part: dict) -> str:
+    """The cost of a draft step."""
+    lines = [
+        (
+            row["exit_layer"],
+            f"{row['ms']:.2f}",
+            *(f"{row[key]:.3f}" for key in ("share", "layer_share", "parameter_share")),
+            f"{row['reuse_saves']:.1%}",
+        )
+        for row in part["rows"]
+    ]
+    heads = "exit layer, ms of a step, of a pass, E / L, parameters read, "
+    heads += "reuse would save of the verification"
+    return f"\n{table(heads.split(', '), lines)}"
+
+
+def _exit_drafts(part: dict) -> str:
+    """Measured tokens per round."""
+    lines = [
+        (
+            row["exit_layer"],
+            row["gamma"],
+            *(f"{row[f'{key}_t{t}']:.2f}" for t in (0, 1) for key in ("tau", "expected_tau")),
+        )
+        for row in part["rows"]
+    ]
+    heads = ("exit layer", "gamma", "T=0: tau", "from alpha", "T=1: tau", "from alpha")
+    return f"\n{table(heads, lines)}"
+
+
+def _exit_adapters(part: dict) -> str:
+    """Adapters that were trained on a small target."""
+    lines = [
+        (
+            row["exit_layer"],
+            row["adapter"],
+            f"{row['parameters']:,}",
+            *(f"{row[key]:.3f}" for key in ("agreement", "alpha")),
+            *(f"{row[key]:.2f}" for key in ("tau_t0", "tau_t1")),
+        )
+        for row in part["rows"]
+    ]
+    heads = "exit layer, adapter, parameters, T=0: agreement, T=1: acceptance, T=0: tau, T=1: tau"
+    where = f"- Adapters on {part['small']}, {part['steps']} steps; chains of {part['gamma']}"
+    return f"{where}\n\n{table(heads.split(', '), lines)}"
+
+
+def _exit_targets(part: dict) -> str:
+    """Targets that learnt to exit."""
+    lines = [
+        (
+            row["target"],
+            f"{row['loss']:.3f}",
+            *(f"{alpha:.2f}" for alpha in row["acceptance_t1"][:-1]),
+        )
+        for row in part["rows"]
+    ]
+    layers = len(part["rows"][0]["acceptance_t1"])
+    heads = ("target", "held-out loss", *(f"T=1: exit {n}" for n in range(1, layers)))
+    return f"- Targets that were trained here, {part['steps']} steps\n\n{table(heads, lines)}"
+
+
 TABLES: dict[str, Callable[[dict], str]] = {
     "system_efficiency": system_efficiency,
     "vs_transformers": vs_transformers,
@@ -345,4 +467,6 @@ TABLES: dict[str, Callable[[dict], str]] = {
     "trained_drafters": trained_drafters,
     "tpu_programs": tpu_programs,
     "real_model": real_model,
+    "long_context": long_context,
+    "self_speculation": self_speculation,
 }

@@ -5,7 +5,8 @@
   its forecast of its speed. The first one wants a real decoder.
 - ``exact_law``, ``histories``: the exact law of what a drafter and a rule emit, from the real code.
 - ``loop_fit``: chi-square of the compiled loop's outputs, with its power.
-- ``tabular``, ``whole_text``, ``tiny``: small models; ``cases``: drafters of every kind on them.
+- ``tabular``, ``keyed``, ``whole_text``, ``tiny``: small models; ``cases``: drafters of every kind
+  on them.
 - ``mutants``: wrong rules and drafters that a test must be able to detect.
 """
 
@@ -24,6 +25,7 @@ from specjax.testing.exact import (
 )
 from specjax.testing.findings import Finding, Report
 from specjax.testing.forecast_checks import forecast_equals_decoding
+from specjax.testing.keyed import keyed
 from specjax.testing.laws import sequence_law
 from specjax.testing.loop import Fit, detectable, loop_fit
 from specjax.testing.models import random_table, tabular, tiny, tiny_config
@@ -53,6 +55,7 @@ __all__ = [
     "exact_law",
     "forecast_equals_decoding",
     "histories",
+    "keyed",
     "loop_fit",
     "random_table",
     "sequence_law",

@@ -13,7 +13,9 @@ import numpy as np
 from specjax import drafters
 from specjax.data import datastore, ngram_tables
 from specjax.drafters.draft_models import draft_tree
-from specjax.testing.models import tabular, tiny
+from specjax.testing import nested_cases, view_cases
+from specjax.testing.keyed import keyed
+from specjax.testing.models import tabular, tiny, tiny_spire
 from specjax.topology.shapes import Topology
 from specjax.types import LM, Drafter, ModelParams, Params
 
@@ -100,19 +102,15 @@ def _heads(name: str, **keys: Any) -> Callable[[LM, Models], Drafter]:
     return lambda target, models: random_heads(name, target, models.params[0], **keys)
 
 
-def _escalate(target: LM, models: Models) -> Drafter:
-    lookup = drafters.make("prompt_lookup", target, gamma=3, max_ngram=2, min_ngram=2)
-    own = {"model": models.draft, "params": models.params[1]}
-    model = drafters.make("draft_model", target, gamma=2, gaps=True, **own)
-    return drafters.make("escalate", target, drafters=[lookup, model])
+def _skipping(**keys: Any) -> Callable[[LM, Models], Drafter]:
+    """A draft without two sublayers: layers that tables and the real decoder both have."""
+    own = {"skip_attention": (1,), "skip_mlp": (0,)}
+    return lambda target, models: drafters.make("layer_skip", target, **own, **keys)
 
 
-def _controlled(target: LM, models: Models) -> Drafter:
-    own = {"model": models.draft, "params": models.params[1]}
-    keys = {"tree": "2x1", "siblings": "top_k", **own}
-    return drafters.make(
-        "controlled", target, drafters=[drafters.make("draft_tree", target, **keys)], rate=0.6
-    )
+def _spire(target: LM, **keys: Any) -> Drafter:
+    model, params = tiny_spire(1, vocab_size=target.vocab_size, width=16)
+    return drafters.make("spire", target, model=model, params=params, **keys)
 
 
 # Name -> its drafter, from the target and two draft models; ``case`` gives the parameters.
@@ -188,8 +186,16 @@ _NO_MODEL: dict[str, Callable[[LM, Models], Drafter]] = {
         samples=8,
         datastore=datastore.build(_text(target.vocab_size)),
     ),
-    "escalate": _escalate,
-    "controlled": _controlled,
+    "early_exit": lambda target, models: drafters.make("early_exit", target, exit_layer=1, gamma=2),
+    "early_exit tree": lambda target, models: drafters.make(
+        "early_exit", target, exit_layer=1, tree="2x1", siblings="without_replacement"
+    ),
+    "early_exit layer": _heads("early_exit", exit_layer=1, adapter="layer", gamma=2),
+    "early_exit linear": _heads(
+        "early_exit", exit_layer=1, adapter="linear", head="own", nodes=4, tree="dynamic", depth=2
+    ),
+    "spire": lambda target, models: _spire(target, gamma=2),
+    "spire tree": lambda target, models: _spire(target, tree="2x1", siblings="iid"),
     "medusa": _heads("medusa", heads=2, tree="2x1"),
     "hydra": _heads("hydra", heads=2, layers=2, tree="2x1", siblings="without_replacement"),
     "mlp_speculator": _heads("mlp_speculator", heads=2, inner=4, siblings="iid"),
@@ -206,14 +212,31 @@ _NO_MODEL: dict[str, Callable[[LM, Models], Drafter]] = {
     "eagle3 tree": _heads(
         "eagle3", tree="2x1", siblings="iid", draft_ids=(0, 2), fc_norm=True, layers=2
     ),
+    "layer_skip": _skipping(gamma=2),
+    "layer_skip adaptive": _skipping(gamma=2, control="adaptive:0.4,0.4,0.3,0.3"),
+    "layer_skip tree": _skipping(
+        tree="2x1", siblings="without_replacement", control="adaptive:0.4,0.4,0.3,0.3"
+    ),
+    "pass": _heads("pass", heads=2),
+    "pass tree": _heads("pass", heads=2, tree="best_first", nodes=5),
+    "pass merged": _heads("pass", heads=2, calls=1, tree="2x1", siblings="without_replacement"),
 }
+_NO_MODEL |= nested_cases.NO_MODEL | view_cases.NO_MODEL
+_MODELS |= view_cases.MODELS
 NAMES = (*_NO_MODEL, *_MODELS)
+
+
+def _tables(name: str, vocab: int) -> tuple[LM, LM, LM]:
+    """The tables of a case: target and two draft models."""
+    if name not in view_cases.NAMES:
+        return models(vocab)
+    return keyed(vocab), keyed(vocab, "draft"), keyed(vocab, "other draft")
 
 
 @functools.cache
 def _drafter(name: str, vocab: int) -> Drafter:
     tables = (jnp.zeros((vocab + 1, vocab, vocab)), table(1, vocab), table(2, vocab))
-    return _build(name, Models(*models(vocab), tables))
+    return _build(name, Models(*_tables(name, vocab), tables))
 
 
 def _build(name: str, models: Models) -> Drafter:
@@ -237,7 +260,7 @@ def real(name: str) -> Case:
 
 def case(name: str, vocab: int = VOCAB, sparse: bool = False, seed: int = 0) -> Case:
     """One of NAMES; a name always gives the same drafter object, so its programs are shared."""
-    target = models(vocab)[0]
+    target = _tables(name, vocab)[0]
     drafter = _drafter(name, vocab)
     draft = table(seed + 1, vocab, sparse)
     if name in _NO_MODEL:

@@ -179,7 +179,9 @@ def compiled(target: LM) -> LM:
 
     tapping = target.tapping
     tapped = None if tapping is None else functools.cache(lambda layers: on(tapping(layers)))
-    return target._replace(apply=on(target.apply), commit=on(target.commit), tapping=tapped)
+    more = None if target.extended is None else on(target.extended)
+    own = {"apply": on(target.apply), "commit": on(target.commit)}
+    return target._replace(tapping=tapped, extended=more, **own)
 
 
 _play = jax.jit(one_round.play, static_argnums=(0, 1, 2))

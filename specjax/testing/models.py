@@ -13,6 +13,8 @@ from flax import struct
 from specjax import tree
 from specjax.errors import UserError
 from specjax.models import families, lm
+from specjax.models.spire import model as spire
+from specjax.models.spire.config import SpireConfig
 from specjax.models.transformer_config import TransformerConfig
 from specjax.types import LM, Output, Sublayers
 
@@ -47,19 +49,36 @@ def tiny(family: str = "llama", seed: int = 0, scale: float = 8.0, **shape) -> t
     return lm.from_config(config), jax.tree.map(lambda x: x * scale if x.ndim > 1 else x, params)
 
 
+def tiny_spire(
+    seed: int = 0, sinks: int = 1, window: int = 3, scale: float = 8.0, **shape
+) -> tuple[LM, dict]:
+    """A random SPIRe draft model with feedback memory, and its params.
+
+    Its cache has four slots, so texts of a few tokens do not fit; ``scale`` as in ``tiny``.
+    """
+    config = SpireConfig(tiny_config(**shape), sinks, window)
+    params = lm.init_params(config.decoder, jax.random.key(seed))
+    params = jax.tree.map(lambda x: x * scale if x.ndim > 1 else x, params)
+    return spire.from_config(config), spire.with_memory(config, params)
+
+
 class TabularCache(struct.PyTreeNode):
     """The committed text."""
 
     length: jax.Array  # i32[B]
     tokens: jax.Array  # i32[B,S]
 
+    def score(self, table, tokens, layout=None, block=None) -> tuple[Output, jax.Array]:
+        """``LM.apply`` of a table after this text; ``HashCache`` has it too, so parts read both."""
+        return _apply(table, tokens, self, layout, block)
+
 
 # How many layers of a table can be tapped: the tap of layer i is its hidden vector, rotated by i.
 LAYERS = 3
 
 
-def tapping(apply: Callable) -> Callable:
-    """``LM.tapping`` of a table model with this ``apply``."""
+def tapping(apply: Callable, missing: int = 0) -> Callable:
+    """``LM.tapping`` of a table model with this ``apply``; ``missing`` as in ``_rolled``."""
 
     @functools.cache
     def tapped(layers: tuple[int, ...]) -> Callable:
@@ -68,11 +87,32 @@ def tapping(apply: Callable) -> Callable:
 
         def with_taps(*args):
             out, block = apply(*args)
-            return out._replace(taps=tuple(jnp.roll(out.hidden, i, -1) for i in layers)), block
+            taps = tuple(jnp.roll(out.hidden, i, -1) for i in layers)
+            return _rolled(out, missing)._replace(taps=taps), block
 
         return with_taps
 
     return tapped
+
+
+def _rolled(out: Output, missing: int) -> Output:
+    """The output of a part that lacks so many sublayers; taps are those of the whole model."""
+    logits = jnp.roll(out.logits, missing, -1) if missing else out.logits
+    return out._replace(logits=logits, hidden=logits)
+
+
+def _score(table, tokens, cache, layout=None, block=None):
+    return cache.score(table, tokens, layout, block)
+
+
+def _extended(pair, tokens, cache, layout=None, block=None):
+    """``LM.extended`` of a table: a row is added to the logits of the last token."""
+    table, rows = pair
+    out, block = cache.score(table, tokens, layout, block)
+    own = tokens - table.shape[-1]
+    more = rows[jnp.clip(own, 0, len(rows) - 1)]
+    logits = out.logits + jnp.where((own >= 0)[..., None], more, 0)
+    return Output(logits, logits), block
 
 
 @functools.cache
@@ -84,11 +124,10 @@ def part(vocab_size: int, name: str, sublayers: Sublayers) -> LM:
     missing = 2 * LAYERS - len(sublayers.attention) - len(sublayers.mlp)
 
     def apply(*args):
-        out, block = _apply(*args)
-        logits = jnp.roll(out.logits, missing, -1)
-        return out._replace(logits=logits, hidden=logits), block
+        out, block = _score(*args)
+        return _rolled(out, missing), block
 
-    return tabular(vocab_size, name)._replace(apply=apply, tapping=tapping(apply))
+    return tabular(vocab_size, name)._replace(apply=apply, tapping=tapping(_score, missing))
 
 
 def tabular(vocab_size: int, name: str = "tabular") -> LM:
@@ -111,6 +150,7 @@ def tabular(vocab_size: int, name: str = "tabular") -> LM:
         layers=LAYERS,
         tapping=TAPPING,
         part=functools.partial(part, vocab_size, name),
+        extended=_extended,
     )
 
 

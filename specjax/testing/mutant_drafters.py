@@ -214,6 +214,33 @@ def forgets_the_last_round(drafter: Drafter) -> Drafter:
     return drafter._replace(update=update, name="forgets_the_last_round")
 
 
+def probs_of_the_depth_before(draft, keys, context):
+    """Declares for each token of a chain the probs of the depth before it."""
+    return draft.replace(probs=jnp.concatenate([draft.probs[:, :1], draft.probs[:, :-1]], 1))
+
+
+def embeddings_behind_the_pending_token(drafter: Drafter) -> Drafter:
+    """Continues from the outputs behind the pending token, also where nodes were accepted."""
+
+    def update(params, state, draft, verdict, target_out):
+        first = verdict.replace(count=jnp.minimum(verdict.count, 1))
+        return drafter.update(params, state, draft, first, target_out)
+
+    return drafter._replace(update=update, name="embeddings_behind_the_pending_token")
+
+
+def one_threshold_for_the_batch(drafter: Drafter) -> Drafter:
+    """All rows have the threshold of the first row."""
+
+    def update(params, state, *rest):
+        state = drafter.update(params, state, *rest)
+        own = state.control.threshold
+        first = jnp.broadcast_to(own[:1], own.shape)
+        return state.replace(control=state.control.replace(threshold=first))
+
+    return drafter._replace(update=update, name="one_threshold_for_the_batch")
+
+
 def optimistic_forecast(drafter: Drafter) -> Drafter:
     """Its forecast of the acceptance is a tenth too high."""
     assert drafter.training is not None and drafter.training.foresee is not None

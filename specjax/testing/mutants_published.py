@@ -141,7 +141,7 @@ PUBLISHED = (
         "chain",
         chain.make,
         "drafts the argmax and declares the softmax",
-        "keras-hub, toyllm",
+        "keras-hub, toyllm; self_speculative_sample of Draft & Verify (2309.08168) by default",
     ),
     drafter_mutant(
         drafters.declares_other_probs,
@@ -155,7 +155,7 @@ PUBLISHED = (
         "chain",
         chain.make,
         "drops a token because of its own value",
-        "adaptive draft lengths; the counterexample in DSpark, appendix A",
+        "adaptive draft lengths, such as Draft & Verify's without the unsure token; DSpark, app. A",
     ),
     drafter_mutant(
         drafters.top_k_with_iid_probs,

@@ -183,6 +183,32 @@ _DRAFTS = (
         CONFORMANCE,
     ),
 )
+_SELF = (
+    drafter_mutant(
+        drafters.probs_of_the_depth_before,
+        "pass",
+        chain.make,
+        "declares the marginal of the depth before",
+        "look-ahead embeddings counted from the pending token's own output",
+        CLAIMS,
+    ),
+    drafter_mutant(
+        drafters.embeddings_behind_the_pending_token,
+        "pass merged",
+        recursive.make,
+        "the next draft continues from the pending token of the last round",
+        "PaSS in one call, with the embeddings of the first place of the block",
+        STATE,
+    ),
+    drafter_mutant(
+        drafters.one_threshold_for_the_batch,
+        "layer_skip adaptive",
+        chain.make,
+        "the adaptive threshold of all rows is that of the first",
+        "Draft & Verify's threshold (2309.08168), which is one number, in a batch",
+        CONFORMANCE,
+    ),
+)
 _STATES = (
     drafter_mutant(
         drafters.corrupt_below_the_newest,
@@ -233,4 +259,4 @@ _STATES = (
         WIDTHS,
     ),
 )
-UNSEEN = (*_RULES, *_DRAFTS, *_STATES)
+UNSEEN = (*_RULES, *_DRAFTS, *_SELF, *_STATES)

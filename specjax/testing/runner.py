@@ -96,7 +96,8 @@ def _prepare(drafter: Drafter, target: LM) -> _Prepared:
 
     tapping = target.tapping
     tapped = None if tapping is None else functools.cache(lambda layers: counting(tapping(layers)))
-    counted = target._replace(apply=counting(target.apply), tapping=tapped)
+    more = None if target.extended is None else counting(target.extended)
+    counted = target._replace(apply=counting(target.apply), tapping=tapped, extended=more)
     return _Prepared(target, counted, masked(drafter), traces)
 
 

@@ -190,8 +190,8 @@ class Script:
             return jnp.asarray(tokens[:, 0]), jnp.asarray(exist[:, 0])
         return jnp.asarray(tokens), jnp.asarray(exist)
 
-    def inner(self, index: int, same_target: bool = False) -> _Inner:
-        return _Inner(self, index, same_target)
+    def inner(self, index: int | jax.Array, same_target: bool = False) -> _Inner:
+        return _Inner(self, int(index), same_target)
 
     def __getattr__(self, name: str):
         raise NotEnumerable(f"RowKeys.{name} is raw noise; only coins and draws can be enumerated")

@@ -21,6 +21,10 @@ class HashCache(struct.PyTreeNode):
     # i32[B,S] a hash of the token, of its position and of all tokens before it
     entries: jax.Array
 
+    def score(self, table, tokens, layout=None, block=None) -> tuple[Output, jax.Array]:
+        """``LM.apply`` of a table after this text; see ``TabularCache.score``."""
+        return _apply(table, tokens, self, layout, block)
+
 
 def whole_text(table_model: LM) -> LM:
     """The model of the same table, indexed by a hash of the whole text and by the last token.

@@ -33,7 +33,7 @@ def run(devices: int, program: str, *arguments: str, seconds: int = 240) -> str:
 @pytest.mark.parametrize(
     ("mesh", "cases"),
     [
-        ("data:8", ("prompt_lookup",)),
+        pytest.param("data:8", ("prompt_lookup",), marks=pytest.mark.slow),
         ("data:2,tensor:2", ("chain",)),
         pytest.param("data:8", ("chain, mapped",), marks=pytest.mark.slow),
         pytest.param("data:2,tensor:2", ("chain, experts",), marks=pytest.mark.slow),

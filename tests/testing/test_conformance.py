@@ -30,7 +30,7 @@ DRAFTERS = {name: cases.case(name).drafter for name in cases.NAMES}
 ONLY = {"irregular": ("recursive",), "ragged": ("traversal",)}
 DEFAULT = {
     # Chains. A lossy rule depends on the target's probs alone, so it runs with one drafter.
-    "chain": ("chain", "lenient", "rejection", "tolerance", "typical"),
+    "chain": ("chain", "lenient", "rejection", "rollback", "tolerance", "typical"),
     "none": ("chain",),
     "prompt_lookup": ("block",),
     "llma": ("chain",),
@@ -40,6 +40,8 @@ DEFAULT = {
     "escalate": ("match",),
     "mlp_speculator": ("chain",),
     "bpd": ("match",),
+    "bild": ("chain",),
+    "cascade": ("chain",),
     # Trees. Together: i.i.d. siblings with k_seq and recursive; siblings without replacement with
     # traversal; deterministic ones with match, deterministic, recursive and traversal; independent
     # ones with recursive (test_laws.py enumerates the others).
@@ -55,14 +57,39 @@ DEFAULT = {
     "rest": ("traversal",),
     "lookahead": ("deterministic",),
     "controlled": ("recursive",),
+    "early_exit": ("chain",),
+    "staged": ("recursive",),
+    "spire": ("chain",),
     "medusa": ("deterministic",),
     "hydra": ("recursive",),
     "redrafter": ("deterministic",),
     "eagle": ("recursive",),
     "eagle3": ("deterministic",),
+    "magicdec": ("chain",),
+    "triforce": ("chain",),
+    "layer_skip adaptive": ("chain",),
+    "pass merged": ("recursive",),
 }
 # Other shapes of drafts of the same drafters. In every pair the drafts of some rows are ragged.
-SLOW = {"eagle chain", "eagle dynamic", "eagle3 chain", "eagle3 tree", "ragged", "redrafter chain"}
+SLOW = {
+    "cascade in parts",
+    "eagle chain",
+    "eagle dynamic",
+    "eagle3 chain",
+    "eagle3 tree",
+    "early_exit layer",
+    "early_exit linear",
+    "early_exit tree",
+    "layer_skip",
+    "layer_skip tree",
+    "magicdec snapkv",
+    "magicdec tree",
+    "pass",
+    "pass tree",
+    "ragged",
+    "redrafter chain",
+    "spire tree",
+}
 PAIRS = [
     (case, rule)
     for case, drafter in DRAFTERS.items()

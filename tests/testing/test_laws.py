@@ -192,7 +192,13 @@ def test_deterministic_takes_any_draft():
 
 
 @pytest.mark.parametrize(
-    ("rule", "keys"), [("typical", {}), ("tolerance", {"top": 2}), ("lenient", {"lenience": 0.5})]
+    ("rule", "keys"),
+    [
+        ("typical", {}),
+        ("tolerance", {"top": 2}),
+        ("lenient", {"lenience": 0.5}),
+        ("rollback", {"threshold": 1.5}),
+    ],
 )
 def test_a_lossy_rule_changes_the_law(rule, keys):
     """The measure can fail: every lossy rule with room to be lossy misses the target's law."""

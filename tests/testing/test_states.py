@@ -53,7 +53,9 @@ def test_forecasts_equal_decoding(name):
 @pytest.mark.fast
 def test_the_drafters_whose_drafts_depend_on_history():
     names = {name for name in cases.NAMES if cases.case(name).drafter.history}
-    assert names == {"jacobi", "lookahead", "token_recycling", "trie", "controlled"}
+    views = {"magicdec snapkv", "magicdec tree", "triforce"}
+    more = views | {"layer_skip adaptive", "layer_skip tree"}
+    assert names == {"jacobi", "lookahead", "token_recycling", "trie", "controlled"} | more
 
 
 # The model that depends on its whole cache.

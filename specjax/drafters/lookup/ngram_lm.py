@@ -23,17 +23,11 @@ from specjax.errors import UserError
 from specjax.rng import DRAFT
 from specjax.types import LM, Draft, Drafter
 
-CHEN2024CASCADE = """\
-@inproceedings{chen2024cascade,
-  title = {{Cascade Speculative Drafting for Even Faster LLM Inference}},
-  author = {Chen, Ziyi and Yang, Xiaocong and Lin, Jiacheng and Sun, Chenkai and
-            Chang, Kevin Chen-Chuan and Huang, Jie},
-  booktitle = {Advances in Neural Information Processing Systems},
-  year = {2024},
-  eprint = {2312.11462},
-  archiveprefix = {arXiv},
-}"""
-REFERENCE = (references.LEVIATHAN2023FAST, references.SPECTOR2023ACCELERATING, CHEN2024CASCADE)
+REFERENCE = (
+    references.LEVIATHAN2023FAST,
+    references.SPECTOR2023ACCELERATING,
+    references.CHEN2024CASCADE,
+)
 
 MODES = ("argmax", "sample")
 BIGRAM_WEIGHT, TRIGRAM_WEIGHT = 0.9, 0.8
