@@ -78,7 +78,7 @@ def from_config(
 
     def apply(params, tokens, cache, layout=None, block=None):
         own, weights = _split(params)
-        job = passes.Pass(config, _module(config, own), weights, cache, taps, remat)
+        job = passes.SpirePass(config, _module(config, own), weights, cache, taps, remat)
         done = passes.run(job, tokens, layout, block)
         out = Output(job.module.logits(done.hidden), done.hidden, done.taps)
         return out, KVBlock(done.k, done.v, done.hidden[..., 0].astype(jnp.float32))

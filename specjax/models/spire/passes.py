@@ -30,7 +30,7 @@ class _View(NamedTuple):
     slots: jax.Array  # bool[B,T,S]
 
 
-class Pass(NamedTuple):
+class SpirePass(NamedTuple):
     """A pass: what is the same for all its tokens."""
 
     config: SpireConfig
@@ -50,7 +50,9 @@ class Computed(NamedTuple):
     v: Arrays
 
 
-def run(pass_: Pass, tokens: jax.Array, layout: Layout | None, block: KVBlock | None) -> Computed:
+def run(
+    pass_: SpirePass, tokens: jax.Array, layout: Layout | None, block: KVBlock | None
+) -> Computed:
     """The pass, in the order that the dependencies of its tokens need."""
     (batch, size), fed = tokens.shape, 0 if block is None else block.output.shape[1]
     chain = layout is None
@@ -70,7 +72,7 @@ def run(pass_: Pass, tokens: jax.Array, layout: Layout | None, block: KVBlock | 
     return _by_levels(pass_, tokens, view, known, above.max() + 1)
 
 
-def _view(pass_: Pass, layout: Layout, new: int) -> _View:
+def _view(pass_: SpirePass, layout: Layout, new: int) -> _View:
     config, every = pass_.config, pass_.cache.length[:, None] + layout.depth
     fed = every.shape[1] - new
     own = every[:, fed:]
@@ -87,7 +89,7 @@ def _view(pass_: Pass, layout: Layout, new: int) -> _View:
 
 
 def _room(
-    pass_: Pass, batch: int, size: int, before: tuple[Arrays, Arrays] | None
+    pass_: SpirePass, batch: int, size: int, before: tuple[Arrays, Arrays] | None
 ) -> tuple[Arrays, Arrays]:
     """Keys and values of the block, with places for ``size`` further tokens."""
     decoder, dtype = pass_.config.decoder, pass_.module.embed.embedding[...].dtype
@@ -97,7 +99,7 @@ def _room(
 
 
 def _in_order(
-    pass_: Pass, tokens: jax.Array, view: _View, known: tuple[Arrays, Arrays]
+    pass_: SpirePass, tokens: jax.Array, view: _View, known: tuple[Arrays, Arrays]
 ) -> Computed:
     """One token after the other."""
     size = tokens.shape[1]
@@ -136,7 +138,11 @@ def _scan(step: Any, known: Any, xs: Any, remat: bool) -> tuple[Any, Any]:
 
 
 def _by_levels(
-    pass_: Pass, tokens: jax.Array, view: _View, known: tuple[Arrays, Arrays], levels: jax.Array
+    pass_: SpirePass,
+    tokens: jax.Array,
+    view: _View,
+    known: tuple[Arrays, Arrays],
+    levels: jax.Array,
 ) -> Computed:
     """All tokens in every pass; after pass n those with fewer than n new ancestors are right."""
     size, places = tokens.shape[1], known[0][0].shape[1]
@@ -153,7 +159,7 @@ def _by_levels(
 
 
 def _together(
-    pass_: Pass, tokens: jax.Array, view: _View, known: tuple[Arrays, Arrays] | None
+    pass_: SpirePass, tokens: jax.Array, view: _View, known: tuple[Arrays, Arrays] | None
 ) -> Computed:
     """T tokens at once; ``known`` are keys and values of the places in ``view.block``."""
     module, own = pass_.module, None
@@ -179,7 +185,7 @@ def _together(
 
 
 def _parallel(
-    pass_: Pass, tokens: jax.Array, view: _View, before: tuple[Arrays, Arrays] | None
+    pass_: SpirePass, tokens: jax.Array, view: _View, before: tuple[Arrays, Arrays] | None
 ) -> Computed:
     """T tokens of a plain decoder: a layer's keys and values come from its input."""
     size, places = tokens.shape[1], view.block.shape[2]
@@ -209,7 +215,7 @@ def _parallel(
     return Computed(pass_.module.norm(x), taps, tuple(keys), tuple(values))
 
 
-def _parts(pass_: Pass, index: int, view: _View) -> list[Part]:
+def _parts(pass_: SpirePass, index: int, view: _View) -> list[Part]:
     """The committed slots of a layer, if there are any."""
     if not pass_.cache.slots:
         return []
@@ -228,7 +234,7 @@ def _read(layer: Block, x: jax.Array) -> jax.Array:
     return layer.attention_norm(x) if layer.pre else x
 
 
-def _mixture(pass_: Pass, outputs: list[jax.Array]) -> jax.Array:
+def _mixture(pass_: SpirePass, outputs: list[jax.Array]) -> jax.Array:
     """m_t [B,T,E] from the embedding and the outputs of all layers."""
     assert pass_.weights is not None
     wide = jnp.promote_types(pass_.weights.dtype, jnp.float32)
@@ -237,14 +243,14 @@ def _mixture(pass_: Pass, outputs: list[jax.Array]) -> jax.Array:
     return jnp.asarray(total, outputs[0].dtype)
 
 
-def _embedded(pass_: Pass, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+def _embedded(pass_: SpirePass, tokens: jax.Array, positions: jax.Array) -> jax.Array:
     x, decoder = pass_.module.embedded(tokens), pass_.config.decoder
     if decoder.positions == "learned":
         x = x + pass_.module.positions(jnp.clip(positions, 0, decoder.max_positions - 1))
     return x
 
 
-def _angles(pass_: Pass, positions: jax.Array) -> dict[Any, jax.Array]:
+def _angles(pass_: SpirePass, positions: jax.Array) -> dict[Any, jax.Array]:
     """The rotary angles at ``positions`` i32[B,T], one array per kind of layer."""
     decoder = pass_.config.decoder
     ropes = dict.fromkeys(decoder.rope(index) for index in range(decoder.num_layers))
