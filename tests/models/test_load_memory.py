@@ -26,6 +26,7 @@ def resident(name):
 # What is imported and started by the first load is not memory of the model.
 hf.load(sys.argv[3], dtype=sys.argv[2])
 before = resident("VmRSS")
+open("/proc/self/clear_refs", "w").write("5")  # VmHWM begins anew
 model = hf.load(sys.argv[1], dtype=sys.argv[2])
 jax.block_until_ready(model.params)
 weights = sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
@@ -46,16 +47,23 @@ CASES = [("directory", "float32"), ("gguf", "float32"), ("untied", "float32")]
 
 
 def ratio(path, dtype, folder) -> tuple[float, int]:
-    """The peak memory of loading over that of the parameters, and the latter in bytes."""
+    """The peak memory of loading over that of the parameters, and the latter in bytes.
+
+    Pages that the kernel had taken back and that are read again count as new memory. This only adds
+    to the result, so it is the smallest one of up to three processes.
+    """
     config = gguf_cases.config_of("llama")
     small = gguf_cases.write_directory(folder / "small", config, gguf_cases.tensors_of(config))
     arguments = [str(path), dtype, str(small)]
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, *arguments], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    times, weights = done.stdout.split()
-    return float(times), int(weights)
+    results = []
+    while len(results) < 3 and min(results, default=(MOST + 1, 0))[0] > MOST:
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURE, *arguments], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        times, weights = done.stdout.split()
+        results.append((float(times), int(weights)))
+    return min(results)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
