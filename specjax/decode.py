@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import logit_maps, outcome
+from specjax import logit_maps, outcome, tree
 from specjax import sampling as sampling_lib
 from specjax import step as step_lib
 from specjax.accept import check_pair
@@ -21,7 +21,8 @@ from specjax.errors import NonFiniteLogits, UserError
 from specjax.outcome import EosId
 from specjax.prompt import feed, pack_prompts, prefill
 from specjax.rng import RowKeys
-from specjax.step import Widths, speculative_step
+from specjax.step import speculative_step
+from specjax.tree import Widths
 from specjax.types import (
     LM,
     Accept,
@@ -100,25 +101,59 @@ def _generate(
         state, _, step = carry
         return (step < max_steps) & ~state.done.all()
 
-    def body(carry):
-        state, records, step = carry
-        state, info = speculative_step(
-            target,
-            drafter,
-            accept,
-            params,
-            state,
-            eos_id=eos_id,
-            verify_widths=verify_widths,
-        )
-        counts = counts_of(info)
-        records = jax.tree.map(lambda all_, now: all_.at[step].set(now), records, counts)
-        return state, records, step + 1
+    def round_with(one):
+        def body(carry):
+            state, records, step = carry
+            state, info = one(target, drafter, accept, params, state, eos_id=eos_id)
+            counts = counts_of(info)
+            records = jax.tree.map(lambda all_, now: all_.at[step].set(now), records, counts)
+            return state, records, step + 1
 
-    state, records, _ = jax.lax.while_loop(
-        running, body, (state, Records(*[zeros] * len(Records._fields)), jnp.zeros((), jnp.int32))
-    )
-    return state, records
+        return body
+
+    full = round_with(functools.partial(speculative_step, verify_widths=verify_widths))
+    start = state, Records(*[zeros] * len(Records._fields)), jnp.zeros((), jnp.int32)
+    if drafter.rest is None:
+        return jax.lax.while_loop(running, full, start)[:2]
+    idle = round_with(idle_step)
+
+    # Two loops in a loop: a conditional would copy the caches.
+    def both(carry):
+        rests = lambda carry: resting(drafter, carry[0])  # noqa: E731
+        carry = jax.lax.while_loop(lambda c: running(c) & rests(c), idle, carry)
+        return jax.lax.while_loop(lambda c: running(c) & ~rests(c), full, carry)
+
+    return jax.lax.while_loop(running, both, start)[:2]
+
+
+def idle_step(
+    target: LM,
+    drafter: Drafter,
+    accept: Accept,
+    params: ModelParams,
+    state: DecodeState,
+    *,
+    eos_id: EosId = None,
+) -> tuple[DecodeState, StepInfo]:
+    """``speculative_step`` for a round in which all rows rest (``Drafter.rest``), at less cost.
+
+    It emits the same tokens, apart from rounding.
+    """
+    assert drafter.rest is not None
+    keys, context = step_lib.keys_of(drafter, state), step_lib.context_of(state)
+    # Only the shapes are needed.
+    with jax.disable_jit(False):
+        like, _ = jax.eval_shape(drafter.propose, params, keys, context, state.draft)
+    draft = tree.no_draft(like)
+    state = state.replace(draft=drafter.rest.idle(params, keys, context, state.draft))
+    return step_lib.verify(target, drafter, accept, params, state, keys, draft, eos_id, empty=True)
+
+
+def resting(drafter: Drafter, state: DecodeState) -> jax.Array:
+    """bool[]: whether the next round may be an ``idle_step``."""
+    if drafter.rest is None:
+        return jnp.zeros((), bool)
+    return (drafter.rest.rows(state.draft) | state.done).all()
 
 
 def counts_of(info: StepInfo) -> Records:
@@ -126,6 +161,8 @@ def counts_of(info: StepInfo) -> Records:
     return Records(info.emitted, info.accepted, info.drafted, info.tested, info.verified)
 
 
+_idle = jax.jit(idle_step, static_argnums=(0, 1, 2), donate_argnums=(4,))
+_resting = jax.jit(resting, static_argnums=0)
 _step = jax.jit(
     speculative_step,
     static_argnums=(0, 1, 2),
@@ -155,10 +192,12 @@ def stream(
     """
     check_state(drafter, accept, state)
     stop = outcome.stop_ids(eos_id)
+    pair = (target, drafter, accept, params)
     while not bool(state.done.all()):
-        state, info = _step(
-            target, drafter, accept, params, state, eos_id=stop, verify_widths=verify_widths
-        )
+        if drafter.rest is not None and bool(_resting(drafter, state)):
+            state, info = _idle(*pair, state, eos_id=stop)
+        else:
+            state, info = _step(*pair, state, eos_id=stop, verify_widths=verify_widths)
         check(state)
         yield state, info
 

@@ -1,10 +1,15 @@
-"""Reading and writing files: JSON, checksums, and writes that complete or change no file."""
+"""Reading and writing files: JSON, checksums, and writes that complete or change no file.
+
+And what a file of measurements says about the host.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
+import os
+import platform
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -90,3 +95,14 @@ def sha256(path: Path) -> str:
     """The SHA-256 of a file's bytes, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def machine() -> dict:
+    """The host: its processor as named in /proc/cpuinfo, and the cores this process may use."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"cpu": names[0] if names else platform.processor() or "unknown", "cores": cores}

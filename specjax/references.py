@@ -188,6 +188,41 @@ ZHANG2024DRAFT = """\
   archiveprefix = {arXiv},
 }"""
 
+MAMOU2024DYNAMIC = """\
+@inproceedings{mamou2024dynamic,
+  title = {{Dynamic Speculation Lookahead Accelerates Speculative Decoding of Large Language
+            Models}},
+  author = {Mamou, Jonathan and Pereg, Oren and Korat, Daniel and Berchansky, Moshe and
+            Timor, Nadav and Wasserblat, Moshe and Schwartz, Roy},
+  booktitle = {NeurIPS Efficient Natural Language and Speech Processing Workshop},
+  year = {2024},
+  eprint = {2405.04304},
+  archiveprefix = {arXiv},
+}"""
+
+ZHANG2025DRAFT = """\
+@inproceedings{zhang2025draft,
+  title = {{Draft Model Knows When to Stop: Self-Verification Speculative Decoding for Long-Form
+            Generation}},
+  author = {Zhang, Ziyin and Xu, Jiahao and Liang, Tian and Chen, Xingyu and He, Zhiwei and
+            Wang, Rui and Tu, Zhaopeng},
+  booktitle = {Empirical Methods in Natural Language Processing},
+  year = {2025},
+  eprint = {2411.18462},
+  archiveprefix = {arXiv},
+}"""
+
+AGRAWAL2024ADAEDL = """\
+@inproceedings{agrawal2024adaedl,
+  title = {{AdaEDL: Early Draft Stopping for Speculative Decoding of Large Language Models via an
+            Entropy-based Lower Bound on Token Acceptance Probability}},
+  author = {Agrawal, Sudhanshu and Jeon, Wonseok and Lee, Mingu},
+  booktitle = {NeurIPS Efficient Natural Language and Speech Processing Workshop},
+  year = {2024},
+  eprint = {2410.18351},
+  archiveprefix = {arXiv},
+}"""
+
 
 def of(module: ModuleType) -> dict[str, str]:
     """BibTeX key -> entry, of a method's module; empty for a module without ``REFERENCE``."""

@@ -30,9 +30,9 @@ import jax.numpy as jnp
 
 from specjax import outcome, tree
 from specjax.accept import check_pair
-from specjax.errors import UserError
 from specjax.outcome import EosId
 from specjax.rng import RowKeys
+from specjax.tree import Widths
 from specjax.types import (
     IID,
     INDEPENDENT,
@@ -47,10 +47,6 @@ from specjax.types import (
     StepInfo,
     Verdict,
 )
-
-# None: the widths of ``widths`` at batch 1, the whole draft for larger batches. Otherwise the
-# numbers of tokens that a round may verify, the pending token included.
-Widths = tuple[int, ...] | None
 
 
 def speculative_step(
@@ -74,19 +70,24 @@ def speculative_step(
         params: the pair's parameters.
         state: from ``prefill`` or the last round.
         eos_id: an id or several; None: no token ends a row.
-        verify_widths: see ``widths``. The tokens do not depend on it, apart from rounding: a pass
-            over fewer tokens may differ in the last bit of a logit. With several rows, the width
-            depends on the other rows.
+        verify_widths: see ``tree.widths``. The tokens do not depend on it, apart from rounding: a
+            pass over fewer tokens may differ in the last bit of a logit. With several rows, the
+            width depends on the other rows.
 
     Raises:
         UserError: a rule that does not take such drafts, a draft of another size than
             ``drafter.nodes``, which all buffers are sized for, or wrong widths.
     """
     check_pair(drafter, accept)
-    keys = RowKeys(state.keys, state.round, state.length, nodes=drafter.nodes)
+    keys = keys_of(drafter, state)
     draft, draft_state = propose(target, drafter, params, state, keys)
     proposed = state.replace(draft=draft_state)
     return verify(target, drafter, accept, params, proposed, keys, draft, eos_id, verify_widths)
+
+
+def keys_of(drafter: Drafter, state: DecodeState) -> RowKeys:
+    """The keys of the next round."""
+    return RowKeys(state.keys, state.round, state.length, nodes=drafter.nodes)
 
 
 def context_of(state: DecodeState) -> Context:
@@ -108,29 +109,6 @@ def propose(
     return draft.replace(valid=draft.valid & real & ~state.done[:, None]), draft_state
 
 
-def widths(drafter: Drafter, batch: int, chosen: Widths = None) -> tuple[int, ...]:
-    """The numbers of tokens that a round may verify, ascending; the last one is nodes + 1.
-
-    One width if every draft is whole. By default one width too if there are several rows, otherwise
-    1 (nothing was proposed), nodes + 1 and two sizes between them. Of the widths in
-    ``chosen`` those below nodes + 1 are used, so that one choice serves several drafters.
-
-    Raises:
-        UserError: widths that are not whole numbers of at least 1.
-    """
-    most = drafter.nodes + 1
-    if drafter.whole or (chosen is None and batch > 1):
-        return (most,)
-    if chosen is not None:
-        if not all(isinstance(width, int) and width >= 1 for width in chosen):
-            raise UserError(
-                f"the widths to verify are {list(chosen)}; they must be whole numbers >= 1"
-            )
-        return tuple(sorted({most, *(width for width in chosen if width < most)}))
-    between = (1 / drafter.nodes, 0.4) if 1 < most <= 17 else (1 / 16, 1 / 4)
-    return tuple(sorted({1, most, *(1 + round(share * drafter.nodes) for share in between)}))
-
-
 def verify(
     target: LM,
     drafter: Drafter,
@@ -141,12 +119,15 @@ def verify(
     draft: Draft,
     eos_id: EosId,
     verify_widths: Widths = None,
+    *,
+    empty: bool = False,
 ) -> tuple[DecodeState, StepInfo]:
     """The rest of a round: the target's pass, the verdict and its cut, and the commit.
 
-    ``state.draft`` is the drafter's state after its proposal.
+    ``state.draft`` is the drafter's state after its proposal. ``empty``: whether no node of the
+    draft is valid, known before the round.
     """
-    sizes = widths(drafter, draft.tokens.shape[0], verify_widths)
+    sizes = (1,) if empty else tree.widths(drafter, draft.tokens.shape[0], verify_widths)
     fixed = _Round(target, drafter, accept, keys, eos_id)
     branches = [functools.partial(_pass, fixed, width) for width in sizes]
     if len(sizes) == 1:

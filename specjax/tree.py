@@ -18,6 +18,10 @@ from flax import struct
 from specjax.errors import UserError
 from specjax.types import CHAIN, DETERMINISTIC, Draft, Drafter
 
+# None: the widths of ``widths`` at batch 1, the whole draft for larger batches. Otherwise the
+# numbers of tokens that a round may verify, the pending token included.
+Widths = tuple[int, ...] | None
+
 
 class Layout(struct.PyTreeNode):
     """What the newest T tokens of a block of P attend to inside the block, and their positions."""
@@ -237,3 +241,37 @@ def check_draft(drafter: Drafter, draft: Draft, vocab: int) -> None:
             f"drafter {drafter.name} declares siblings {DETERMINISTIC!r} and gave probs; "
             "probs must be None"
         )
+
+
+def widths(drafter: Drafter, batch: int, chosen: Widths = None) -> tuple[int, ...]:
+    """The numbers of tokens that a round may verify, ascending; the last one is nodes + 1.
+
+    One width if every draft is whole. By default one width too if there are several rows and no
+    controller limits their drafts, otherwise 1 (nothing was proposed), nodes + 1 and two sizes
+    between them. Of the widths in ``chosen`` those below nodes + 1 are used, so that one choice
+    serves several drafters.
+
+    Raises:
+        UserError: widths that are not whole numbers of at least 1.
+    """
+    most = drafter.nodes + 1
+    if drafter.whole or (chosen is None and batch > 1 and drafter.rest is None):
+        return (most,)
+    if chosen is not None:
+        if not all(isinstance(width, int) and width >= 1 for width in chosen):
+            raise UserError(
+                f"the widths to verify are {list(chosen)}; they must be whole numbers >= 1"
+            )
+        return tuple(sorted({most, *(width for width in chosen if width < most)}))
+    between = (1 / drafter.nodes, 0.4) if 1 < most <= 17 else (1 / 16, 1 / 4)
+    return tuple(sorted({1, most, *(1 + round(share * drafter.nodes) for share in between)}))
+
+
+def no_draft(like: Draft) -> Draft:
+    """A draft without valid nodes, of the shapes and dtypes of ``like``."""
+    draft: Draft = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+    if draft.parents is not None:
+        draft = draft.replace(parents=jnp.full_like(draft.parents, -1))
+    if draft.finite is not None:
+        draft = draft.replace(finite=jnp.ones_like(draft.finite))
+    return draft

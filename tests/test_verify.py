@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from marks import by_default
 
-from specjax import accept, decode, drafters, rng, sampling, step, testing, tree
+from specjax import accept, decode, drafters, rng, sampling, testing, tree
 from specjax.data import datastore
 from specjax.drafters import none
 from specjax.errors import UserError
@@ -92,7 +92,7 @@ def test_the_width_does_not_change_the_text(drafter):
             np.testing.assert_array_equal(getattr(full, name), getattr(few, name))
         ran = full.emitted > 0
         assert (full.verified[ran] == drafter.nodes + 1).all() and (full.verified[~ran] == 0).all()
-        assert set(few.verified[ran]) <= set(step.widths(drafter, len(texts), widths))
+        assert set(few.verified[ran]) <= set(tree.widths(drafter, len(texts), widths))
         if not drafter.whole and drafter.name not in ("lookahead", "escalate"):
             assert few.verified[ran].min() < drafter.nodes + 1
 
@@ -111,16 +111,16 @@ def test_widths():
     short = drafters.make("prompt_lookup", target(), gamma=5)
     long = drafters.make("prompt_lookup", target(), gamma=10)
     tall = drafters.make("trie", target(), nodes=64, depth=4)
-    assert step.widths(short, 1) == (1, 2, 3, 6)
-    assert step.widths(long, 1) == (1, 2, 5, 11)
-    assert step.widths(tall, 1) == (1, 5, 17, 65)
-    assert step.widths(short, 2) == (6,)
-    assert step.widths(short, 2, (1, 5, 11)) == (1, 5, 6)
-    assert step.widths(none.make(target()), 1) == (1,)
-    assert step.widths(drafters.make("jacobi", target(), gamma=3), 1, (1, 2)) == (4,)
+    assert tree.widths(short, 1) == (1, 2, 3, 6)
+    assert tree.widths(long, 1) == (1, 2, 5, 11)
+    assert tree.widths(tall, 1) == (1, 5, 17, 65)
+    assert tree.widths(short, 2) == (6,)
+    assert tree.widths(short, 2, (1, 5, 11)) == (1, 5, 6)
+    assert tree.widths(none.make(target()), 1) == (1,)
+    assert tree.widths(drafters.make("jacobi", target(), gamma=3), 1, (1, 2)) == (4,)
     for wrong in ((0,), (1.5,), ("a",)):
         with pytest.raises(UserError, match="whole numbers >= 1"):
-            step.widths(short, 1, wrong)
+            tree.widths(short, 1, wrong)
 
 
 def fixed(tokens, parents):

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from specjax import decode, rng, sampling, sharding
 from specjax.bench import metrics
 from specjax.drafters import none
-from specjax.step import Widths
+from specjax.tree import Widths
 from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams, Records
 
 # New tokens of a brief pass. It compiles the programs and touches their memory: with memory that

@@ -19,7 +19,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import platform
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,7 @@ import jax
 from specjax import __version__
 from specjax.bench import metrics, provenance, text_checks
 from specjax.errors import UserError
-from specjax.files import write_all
+from specjax.files import machine, write_all
 from specjax.types import Accept
 
 SCHEMA = 1
@@ -98,17 +97,6 @@ def head() -> dict:
         "machine": machine(),
         "versions": versions,
     }
-
-
-def machine() -> dict:
-    """The host: its processor as named in /proc/cpuinfo, and the cores this process may use."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cpu": names[0] if names else platform.processor() or "unknown", "cores": cores}
 
 
 def write(

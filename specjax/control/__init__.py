@@ -5,16 +5,32 @@ A controller is asked before each level of a draft, with what is computed at tha
 the level itself or of a later one. If the length of a draft depended on the tokens that are then
 left out, the output law would change (the example of DSpark, 2607.05147, appendix A).
 
+Some controllers know the longest draft of a round before it begins (``Controller.limit``); they
+also limit the drafts of lookups.
+
 The file name is the registry: ``control.parse("threshold:0.4")``.
 """
 
 from __future__ import annotations
 
 from specjax import registry
-from specjax.control._types import Ahead, Controller
+from specjax.control._types import Ahead, Controller, longest
 from specjax.errors import UserError
 
-__all__ = ["Ahead", "Controller", "load", "names", "parse"]
+# Modules of this folder that are no controllers.
+HELPERS = ("costs",)
+
+__all__ = [
+    "Ahead",
+    "Controller",
+    "limiting",
+    "load",
+    "longest",
+    "names",
+    "parse",
+    "read",
+    "wants_profile",
+]
 
 
 def names() -> list[str]:
@@ -22,7 +38,12 @@ def names() -> list[str]:
     return registry.names(__name__)
 
 
-def load(name: str, **keys: float) -> Controller:
+def limiting() -> list[str]:
+    """The controllers that any drafter takes: they know the longest draft before the round."""
+    return [name for name in names() if getattr(registry.load(__name__, name, ""), "LIMITS", False)]
+
+
+def load(name: str, **keys: float | str) -> Controller:
     """The controller ``name``, made with ``keys``. Raises UserError for an unknown name or key."""
     return registry.call(__name__, name, "controller", **keys)
 
@@ -33,7 +54,8 @@ def parse(text: str | Controller) -> Controller | None:
     ``text`` is a name and the values of its keys: "threshold:0.4", or "threshold:least=0.4".
 
     Raises:
-        UserError: an unknown name or key, a value that is not a number, too many values.
+        UserError: an unknown name or key, a value that is no number where one belongs, too many
+            values.
     """
     if isinstance(text, Controller):
         return text
@@ -41,16 +63,39 @@ def parse(text: str | Controller) -> Controller | None:
         raise UserError(f"control is {text!r}; give a controller, as in 'threshold:0.4'")
     if not text:
         return None
+    name, values = read(text)
+    return load(name, **values)._replace(name=text)
+
+
+def read(text: str) -> tuple[str, dict[str, float | str]]:
+    """The name of a controller and the values of its keys, of a text as ``parse`` takes it.
+
+    Raises UserError.
+    """
     name, _, rest = text.partition(":")
-    keys = list(registry.keys_of(registry.load(__name__, name, "controller")))
+    known = registry.keys_of(registry.load(__name__, name, "controller"))
+    keys = list(known)
     parts = [part.strip() for part in rest.split(",")] if rest else []
     if len(parts) > len(keys):
         raise UserError(f"control is {text!r}; {name} takes {len(keys)} values ({', '.join(keys)})")
-    values = {}
+    values: dict[str, float | str] = {}
     for place, part in enumerate(parts):
         key, equals, value = part.rpartition("=")
-        values[key.strip() if equals else keys[place]] = _number(text, value)
-    return load(name, **values)._replace(name=text)
+        key = key.strip() if equals else keys[place]
+        word = key in known and registry.type_of(known[key].annotation) is str
+        values[key] = value.strip() if word else _number(text, value)
+    return name, values
+
+
+def wants_profile(text: str | Controller | None) -> bool:
+    """Whether the controller reads measured costs, and the text names neither a file nor costs."""
+    if not isinstance(text, str) or not text:
+        return False
+    name, values = read(text)
+    module = registry.load(__name__, name, "controller")
+    return "profile" in registry.keys_of(module) and not {"profile", "draft", "verify"} & set(
+        values
+    )
 
 
 def _number(text: str, value: str) -> float:

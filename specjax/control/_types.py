@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-from specjax.types import Draft, Verdict
+from specjax.types import Context, Draft, Verdict
 
 
 class Ahead(NamedTuple):
@@ -24,10 +25,13 @@ class Ahead(NamedTuple):
     log_prob: jax.Array  # f[B,n] log of the product of the draft's probabilities on the path
     valid: jax.Array  # bool[B,n] whether the place exists
     token_log_prob: jax.Array  # f[B,n] that of the place's own token; 0 for the pending token
+    # f[B,n] the drafter's own estimate that the next token at each place is accepted; None: it has
+    # none
+    confidence: jax.Array | None = None
 
 
-def _no_state(batch: int) -> Any:
-    del batch
+def _no_state(context: Context) -> Any:
+    del context
     return ()
 
 
@@ -39,19 +43,33 @@ def _same_state(state: Any, draft: Draft, verdict: Verdict) -> Any:
 class Controller(NamedTuple):
     """A controller as pure functions; its state is a pytree of arrays [B,...].
 
+    It has ``ask``, ``limit`` or both:
+
     - ``ask(state, Ahead) -> (bool[B], state)``: whether the row's draft gets the next level. A row
       that stopped is not asked again in this round: its answer and its new state are dropped.
-    - ``init(batch) -> state``: before the first round.
-    - ``update(state, draft, verdict) -> state``: after the verdict; rows with verdict count 0 keep
-      their state.
+    - ``limit(state) -> i32[B]``: the longest draft of the next round, in levels. It is known before
+      the draft begins, so a round of limit 0 in all rows costs what plain decoding costs.
+    - ``init(context) -> state``: after the prompt was read.
+    - ``update(state, draft, verdict) -> state``: after the verdict, also of a draft without nodes.
+      Rows with verdict count 0 keep their state, except where it is ``shared``.
     """
 
-    ask: Callable[[Any, Ahead], tuple[jax.Array, Any]]
     name: str
-    init: Callable[[int], Any] = _no_state
+    ask: Callable[[Any, Ahead], tuple[jax.Array, Any]] | None = None
+    init: Callable[[Context], Any] = _no_state
     update: Callable[[Any, Draft, Verdict], Any] = _same_state
+    limit: Callable[[Any], jax.Array] | None = None
+    # Whether its answers depend on the other rows of the batch. The output law of a row does not.
+    shared: bool = False
 
     @property
     def has_state(self) -> bool:
         """Whether its answers may depend on earlier rounds."""
-        return bool(jax.tree.leaves(jax.eval_shape(lambda: self.init(1))))
+        return self.update is not _same_state
+
+
+def longest(controller: Controller | None, state: Any) -> jax.Array | None:
+    """i32[B] the longest draft of the next round, at least 0; None: the controller has no limit."""
+    if controller is None or controller.limit is None:
+        return None
+    return jnp.maximum(controller.limit(state), 0).astype(jnp.int32)

@@ -28,7 +28,7 @@ from flax import struct
 from specjax import references
 from specjax.checks import number
 from specjax.control._types import Ahead, Controller
-from specjax.types import Draft, Verdict
+from specjax.types import Context, Draft, Verdict
 
 REFERENCE = references.ZHANG2024DRAFT
 
@@ -66,14 +66,15 @@ def make(
     for name, value in values.items():
         number(f"adaptive's {name}", value, "between 0 and 1", lambda x: 0 <= x <= 1)
     return Controller(
-        _ask,
         f"adaptive:{start:g}",
+        _ask,
         functools.partial(_init, start),
         functools.partial(_update, target, step, keep, memory),
     )
 
 
-def _init(start: float, batch: int) -> State:
+def _init(start: float, context: Context) -> State:
+    batch = context.length.shape[0]
     return State(
         jnp.full((batch,), start, jnp.float32),
         jnp.zeros((batch,), jnp.float32),

@@ -17,41 +17,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax import references
 from specjax.checks import number
 from specjax.control._types import Ahead, Controller
 
-REFERENCE = """\
-@inproceedings{mamou2024dynamic,
-  title = {{Dynamic Speculation Lookahead Accelerates Speculative Decoding of Large Language
-            Models}},
-  author = {Mamou, Jonathan and Pereg, Oren and Korat, Daniel and Berchansky, Moshe and
-            Timor, Nadav and Wasserblat, Moshe and Schwartz, Roy},
-  booktitle = {NeurIPS Efficient Natural Language and Speech Processing Workshop},
-  year = {2024},
-  eprint = {2405.04304},
-  archiveprefix = {arXiv},
-}
-
-@inproceedings{zhang2025draft,
-  title = {{Draft Model Knows When to Stop: Self-Verification Speculative Decoding for Long-Form
-            Generation}},
-  author = {Zhang, Ziyin and Xu, Jiahao and Liang, Tian and Chen, Xingyu and He, Zhiwei and
-            Wang, Rui and Tu, Zhaopeng},
-  booktitle = {Empirical Methods in Natural Language Processing},
-  year = {2025},
-  eprint = {2411.18462},
-  archiveprefix = {arXiv},
-}
-
-@inproceedings{agrawal2024adaedl,
-  title = {{AdaEDL: Early Draft Stopping for Speculative Decoding of Large Language Models via an
-            Entropy-based Lower Bound on Token Acceptance Probability}},
-  author = {Agrawal, Sudhanshu and Jeon, Wonseok and Lee, Mingu},
-  booktitle = {NeurIPS Efficient Natural Language and Speech Processing Workshop},
-  year = {2024},
-  eprint = {2410.18351},
-  archiveprefix = {arXiv},
-}"""
+REFERENCE = "\n\n".join(
+    [references.MAMOU2024DYNAMIC, references.ZHANG2025DRAFT, references.AGRAWAL2024ADAEDL]
+)
 
 
 def make(*, least: float) -> Controller:
@@ -61,7 +33,7 @@ def make(*, least: float) -> Controller:
         UserError: ``least`` out of range.
     """
     number("the threshold", least, "between 0 and 1", lambda x: 0 <= x <= 1)
-    return Controller(functools.partial(_ask, least), f"threshold:{least:g}")
+    return Controller(f"threshold:{least:g}", functools.partial(_ask, least))
 
 
 def _ask(least: float, state: Any, ahead: Ahead) -> tuple[jax.Array, Any]:

@@ -99,3 +99,6 @@ class DatastoreKeys:
     datastore: Store | str | os.PathLike | None = None
     # Tokens of earlier outputs that are kept in addition to the datastore, with ``learn``.
     memory: int = 65536
+    # Limits the drafts by what earlier rounds accepted: one of the controllers in
+    # ``control.limiting``, as ``control.parse`` reads it ("heuristic:5"). "": no limit.
+    control: str = ""

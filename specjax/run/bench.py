@@ -32,7 +32,7 @@ from specjax.errors import NonFiniteLogits, UserError
 from specjax.models import hf
 from specjax.models.sources.origin import origin
 from specjax.report import terminal
-from specjax.run import build, cells, workdirs
+from specjax.run import build, cells, profiles, workdirs
 from specjax.run.cells import Cell, NotLossless
 from specjax.run.resolve import Settings
 
@@ -61,6 +61,9 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
     if len(done):
         console.print(f"[dim]resuming after {len(done)} passes that were measured before[/dim]")
     cells.note_proofs(console, proven, methods)
+    with console.status("measuring costs") as status:
+        show = lambda message: status.update(Text(message))  # noqa: E731
+        grid = profiles.with_profiles(settings, target, grid, workdir, done, show)
     options = settings.bench
     tracing = cells.Tracing(options.trace_prompts, options.trace_tokens, options.show_trace)
     try:

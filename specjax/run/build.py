@@ -6,6 +6,7 @@ from jax.sharding import Mesh
 
 from specjax import sharding
 from specjax.bench import methods as methods_lib
+from specjax.bench.methods import MethodChoice
 from specjax.bench.passes import Job, Method
 from specjax.data.prompts import PromptSet
 from specjax.errors import UserError
@@ -41,8 +42,13 @@ def rows(settings: Settings, count: int) -> int:
     return min(settings.batch_size, -(-count // parts) * parts)
 
 
-def methods(settings: Settings, target: hf.Loaded, temperatures: tuple[float, ...]) -> list[Method]:
-    """The methods, in the order of the settings. Raises UserError."""
+def methods(
+    settings: Settings,
+    target: hf.Loaded,
+    temperatures: tuple[float, ...],
+    choices: dict[str, MethodChoice] | None = None,
+) -> list[Method]:
+    """The methods, in the order of the settings, or of ``choices``. Raises UserError."""
     built = [
         methods_lib.build(
             target.lm,
@@ -52,7 +58,7 @@ def methods(settings: Settings, target: hf.Loaded, temperatures: tuple[float, ..
             seed=settings.seed,
             temperatures=temperatures,
         )
-        for label, choice in settings.methods.items()
+        for label, choice in (choices or settings.methods).items()
     ]
     if (devices := mesh(settings)) is None:
         return built

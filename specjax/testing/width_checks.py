@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from specjax import accept, decode, step
+from specjax import accept, decode, tree
 from specjax.testing import loop
 from specjax.testing.findings import Finding
 from specjax.testing.state_checks import PROMPTS, TEMPERATURES
@@ -21,7 +21,7 @@ def widths_do_not_matter(drafter: Drafter, target: LM, params: ModelParams) -> F
     when they are not verified. The law of the output does not show it.
     """
     name = "verified widths do not matter"
-    widths = step.widths(drafter, 1)
+    widths = tree.widths(drafter, 1)
     if len(widths) == 1:
         return Finding(name, True, "its rounds have one width")
     wrong, narrow, rounds = [], 0, 0

@@ -35,7 +35,7 @@ from specjax.types.draft import (
     Draft,
     Verdict,
 )
-from specjax.types.drafter import Context, Drafter, Training
+from specjax.types.drafter import Context, Drafter, Rest, Training
 from specjax.types.model import LM, Array, Cache, ModelParams, Output, Params, Sublayers
 from specjax.types.state import DecodeState, Records, StepInfo
 from specjax.types.text import Batch, Features
@@ -61,6 +61,7 @@ __all__ = [
     "Output",
     "Params",
     "Records",
+    "Rest",
     "StepInfo",
     "Sublayers",
     "Training",

@@ -9,6 +9,7 @@ import jax
 from flax import struct
 
 from specjax.errors import UserError
+from specjax.rng import RowKeys
 from specjax.sampling import Sampling
 from specjax.types.draft import CHAIN, Draft
 from specjax.types.model import LM, Array, ModelParams, Params
@@ -55,6 +56,19 @@ class Training(NamedTuple):
     facts: tuple[tuple[str, Any], ...] = ()
 
 
+class Rest(NamedTuple):
+    """Rounds without drafts that are known before they begin.
+
+    Where all rows rest, the decode loop does not call ``Drafter.propose``, and the target reads the
+    pending tokens alone: the round costs what plain decoding costs.
+    """
+
+    # (state) -> bool[B]: the rows whose next draft will be empty.
+    rows: Callable[[Any], Array]
+    # (params, RowKeys, context, state) -> state: in the place of ``propose`` in such a round.
+    idle: Callable[[ModelParams, RowKeys, Context, Any], Any]
+
+
 class Drafter(NamedTuple):
     """A method that proposes tokens: functions of a round, static facts, optional training part.
 
@@ -80,7 +94,7 @@ class Drafter(NamedTuple):
     # Whether a draft costs the same for every text. If not, no speed-up is predicted.
     constant_cost: bool = True
     # Whether all nodes of every draft are valid. Otherwise a round may verify only the first n
-    # (``step.widths``): with ``features``, ``update`` gets a draft of n nodes and outputs of n + 1
+    # (``tree.widths``): with ``features``, ``update`` gets a draft of n nodes and outputs of n + 1
     # tokens.
     whole: bool = False
     greedy_only: bool = False  # meant for temperature 0 only (its lossless class holds at any)
@@ -91,6 +105,8 @@ class Drafter(NamedTuple):
     history: bool = False  # whether drafts depend on earlier rounds too, not on the text alone
     # Whether its state stays valid across rounds of another drafter (verdicts then count 0).
     gaps: bool = True
+    # Rounds without drafts, known before they begin. None: the drafter always proposes.
+    rest: Rest | None = None
     # (params, context) -> f32[B,S,V]: the probs of a draft token after each prefix tokens[:, :i+1],
     # the same in every round. For the overlap with the target and the check of sampled outputs.
     probs: Callable[..., Array] | None = None

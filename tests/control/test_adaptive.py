@@ -12,7 +12,13 @@ from specjax import accept, control, decode, drafters, rng, sampling, step, test
 from specjax.control import Ahead
 from specjax.errors import UserError
 from specjax.testing import cases
-from specjax.types import Draft, ModelParams, Verdict
+from specjax.types import Context, Draft, ModelParams, Verdict
+
+
+def rows(count):
+    """A context of so many rows."""
+    tokens, length = jnp.zeros((count, 1), jnp.int32), jnp.ones((count,), jnp.int32)
+    return Context(tokens, length, sampling.make_sampling(count, 1.0))
 
 
 def ahead(depth, probs, valid=None):
@@ -26,7 +32,7 @@ def ahead(depth, probs, valid=None):
 def test_it_stops_after_an_unsure_token():
     """At every place of a tree; the pending token is always sure."""
     own = control.load("adaptive", start=0.5)
-    state = own.init(4)
+    state = own.init(rows(4))
     answer, state = own.ask(state, ahead(0, np.ones((4, 1))))
     assert answer.all() and (state.levels == 1).all() and not state.stopped.any()
     probs = [[0.5, 0.1], [0.4, 0.3], [0.1, 0.9], [0.1, 0.9]]
@@ -53,7 +59,7 @@ def reference(threshold, share, accepted, drafted, most):
 def test_it_moves_as_published(start):
     """40 rounds of four rows: one accepts all of full drafts, one all of shorter drafts."""
     most, own = 4, control.load("adaptive", start=start)
-    state, draw = own.init(4), np.random.default_rng(0)
+    state, draw = own.init(rows(4)), np.random.default_rng(0)
     expected = [(start, 0.0)] * 4
     for _ in range(40):
         drafted = np.array([most, 2, *draw.integers(1, most + 1, 2)])

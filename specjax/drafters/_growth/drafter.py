@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specjax import logit_maps
+from specjax import control, logit_maps
 from specjax.drafters._growth import chain, levels, pool
 from specjax.drafters._growth import rows as growing
 from specjax.drafters._growth.plans import Fixed, Plan, Pooled
@@ -25,6 +25,7 @@ from specjax.types import (
     Drafter,
     ModelParams,
     Output,
+    Rest,
     Training,
     Verdict,
 )
@@ -72,6 +73,7 @@ def build(
         # Also without replacement, although there can be fewer tokens than siblings: it is rare.
         whole=full,
         history=plan.controller is not None and plan.controller.has_state,
+        rest=_rest(setup),
         features=features,
         gaps=gaps,
         probs=probs,
@@ -79,12 +81,28 @@ def build(
     )
 
 
+def _rest(setup: _Setup) -> Rest | None:
+    """``Drafter.rest``: the rounds for which the controller's limit is 0."""
+    controller = setup.plan.controller
+    if controller is None or controller.limit is None:
+        return None
+
+    def idle(params: ModelParams, keys: RowKeys, context: Context, state: State) -> State:
+        del keys
+        if setup.stepper.lazy:
+            return state
+        # The logits are not read, so they are not computed.
+        return state.replace(kept=setup.stepper.begin(params, context, state.kept).kept)
+
+    return Rest(lambda state: control.longest(controller, state.control) == 0, idle)
+
+
 def _init(
     setup: _Setup, params: ModelParams, context: Context, target_out: Output, slots: int
 ) -> State:
     kept = setup.stepper.init(params, context, target_out, slots)
     batch, controller = context.length.shape[0], setup.plan.controller
-    state = State(kept, () if controller is None else controller.init(batch))
+    state = State(kept, () if controller is None else controller.init(context))
     if not setup.stepper.commits_block:
         return state
     growth = setup.plan.growth
@@ -125,7 +143,8 @@ def _propose(
     begun = stepper.begin(params, context, state.kept)
     vocab, how = begun.logits.shape[-1], context.sampling.maps
     text = logit_maps.read(how, context.tokens, context.length, vocab)
-    job = Job(stepper, controller, params, keys, context, begun, text)
+    most = control.longest(controller, state.control)
+    job = Job(stepper, controller, params, keys, context, begun, text, most)
     rows, places = growing.first_rows(job, state.control), state.places
     if not isinstance(growth, Fixed):
         draft, places, block, rows = pool.grow(job, rows, growth)
@@ -160,11 +179,11 @@ def _update(
     stepper, (_, controller) = setup
     drafted = _drafted(setup, state, verdict) if stepper.commits_block else None
     kept = stepper.commit(params, state.kept, drafted, verdict, target_out)
-    control = state.control
+    own = state.control
     if controller is not None:
-        new = controller.update(control, draft, verdict)
-        control = growing.where_rows(verdict.count > 0, new, control)
-    return state.replace(kept=kept, control=control)
+        new = controller.update(own, draft, verdict)
+        own = new if controller.shared else growing.where_rows(verdict.count > 0, new, own)
+    return state.replace(kept=kept, control=own)
 
 
 def _drafted(setup: _Setup, state: State, verdict: Verdict) -> Drafted:

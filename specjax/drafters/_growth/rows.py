@@ -27,6 +27,7 @@ class Job(NamedTuple):
     context: Context
     begun: Begun
     text: logit_maps.Text | None  # what the row's maps of logits read of the committed text
+    limit: jax.Array | None = None  # i32[B] the controller's limit of levels; None: it has none
 
     @property
     def batch(self) -> int:
@@ -71,7 +72,8 @@ def mapped(
 def first_rows(job: Job, control: Any) -> Rows:
     """All rows that can draft."""
     every = jnp.ones((job.batch,), bool)
-    return Rows(every if job.begun.ready is None else job.begun.ready, every, control)
+    going = every if job.begun.ready is None else job.begun.ready
+    return Rows(going if job.limit is None else going & (job.limit > 0), every, control)
 
 
 def ask(job: Job, rows: Rows, ahead: Ahead) -> Rows:
@@ -80,6 +82,10 @@ def ask(job: Job, rows: Rows, ahead: Ahead) -> Rows:
     rows = rows.replace(finite=rows.finite & (good | ~rows.going))
     if job.controller is None:
         return rows
+    going = rows.going if job.limit is None else rows.going & (ahead.depth < job.limit)
+    if job.controller.ask is None:
+        return rows.replace(going=going)
+    rows = rows.replace(going=going)
     answer, control = job.controller.ask(rows.control, ahead)
     return rows.replace(
         going=rows.going & answer, control=where_rows(rows.going, control, rows.control)

@@ -69,6 +69,9 @@ class Stepper(NamedTuple):
     independent: bool = False
     # Whether ``commit`` reads the block.
     commits_block: bool = False
+    # Whether ``begin`` may be left out in rounds without drafts: it catches up later, or has
+    # nothing to catch up with.
+    lazy: bool = False
 
 
 class State(struct.PyTreeNode):

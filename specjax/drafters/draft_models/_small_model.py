@@ -39,6 +39,8 @@ from specjax.types import (
 # Tokens that the draft cache may lack: the pending one, and the last accepted node if it was never
 # fed.
 BEHIND = 2
+# How many tokens are fed at once to a cache that lacks more than that.
+CATCH_UP = 16
 
 
 def load(target: LM, model: LM | str | os.PathLike, params: Params) -> tuple[LM, Params]:
@@ -71,17 +73,20 @@ def build(
     """The drafter ``name``, which grows its drafts with this model.
 
     ``behind``: the largest number of committed tokens that the draft cache may lack when a round
-    begins. ``gaps``: it may lack more, because other drafters propose in some rounds.
+    begins. ``gaps``: it may lack more, because other drafters propose in some rounds. It may also
+    lack more after rounds in which a controller let all rows rest.
 
     Raises UserError for drafts longer than a sliding window of the model.
     """
+    lazy = gaps or (plan.controller is not None and plan.controller.limit is not None)
     stepper = Stepper(
-        init=functools.partial(_init, model, plan.growth.nodes, behind),
-        begin=functools.partial(_begin, model, behind, gaps),
+        init=functools.partial(_init, model, plan.growth.nodes, max(behind, CATCH_UP * lazy)),
+        begin=functools.partial(_begin, model, behind, lazy),
         step=functools.partial(_step, model),
         commit=functools.partial(_commit, model),
         looped=True,
         commits_block=True,
+        lazy=lazy,
     )
     drafter = _growth.build(
         name,
@@ -129,41 +134,31 @@ def check_positions(model: LM, longest: int) -> None:
 
 
 def _begin(
-    model: LM, behind: int, gaps: bool, params: ModelParams, context: Context, cache: Any
+    model: LM, behind: int, lazy: bool, params: ModelParams, context: Context, cache: Any
 ) -> Begun:
-    """Commits the tokens that the cache lacks: 1 to ``behind``, or with ``gaps`` any number.
+    """Commits the tokens that the cache lacks: 1 to ``behind``, or if ``lazy`` any number.
 
-    They are fed ``behind`` at a time. The pending token is the last of them.
+    The pending token is the last of them. All but the last ``behind`` are fed in larger pieces.
     """
-    feed = functools.partial(_feed, model, behind, params.draft, context)
-    if not gaps:
-        return Begun(*feed(cache))
-
-    def more(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
-        # Rows that lack no token keep their logits.
-        ended = carry[1].length >= context.length
-        logits, cache = feed(carry[1])
-        return jnp.where(ended[:, None], carry[0], logits), cache
-
-    # Only the shapes are needed.
-    with jax.disable_jit(False):
-        shape = jax.eval_shape(lambda cache: feed(cache)[0], cache)
-    start = jnp.zeros(shape.shape, shape.dtype), cache
-    lacking = lambda carry: (carry[1].length < context.length).any()  # noqa: E731
-    return Begun(*jax.lax.while_loop(lacking, more, start))
+    if lazy:
+        most = context.length - behind
+        early = functools.partial(_feed, model, CATCH_UP, params.draft, context.tokens, most)
+        lacking = lambda cache: (cache.length < most).any()  # noqa: E731
+        cache = jax.lax.while_loop(lacking, lambda cache: early(cache)[1], cache)
+    return Begun(*_feed(model, behind, params.draft, context.tokens, context.length, cache))
 
 
 def _feed(
-    model: LM, width: int, params: Params, context: Context, cache: Any
+    model: LM, width: int, params: Params, tokens: jax.Array, end: jax.Array, cache: Any
 ) -> tuple[jax.Array, Any]:
-    """Feeds and commits up to ``width`` committed tokens after those in the cache.
+    """Feeds and commits up to ``width`` of the tokens i32[B,S] before ``end`` i32[B].
 
-    Returns the logits f[B,V] after the last of them, and the cache.
+    It begins after those in the cache. Returns the logits f[B,V] after the last, and the cache.
     """
     slots = cache.length[:, None] + jnp.arange(width)
-    block = jnp.take_along_axis(context.tokens, slots, axis=1, mode="clip")
+    block = jnp.take_along_axis(tokens, slots, axis=1, mode="clip")
     # 0 in a finished row, whose draft is not used.
-    missing = jnp.clip(context.length - cache.length, 0, width)
+    missing = jnp.clip(end - cache.length, 0, width)
     out, own = model.apply(params, block, cache)
     last = jnp.maximum(missing - 1, 0)[:, None, None]
     return jnp.take_along_axis(out.logits, last, axis=1)[:, 0], model.commit(cache, own, missing)

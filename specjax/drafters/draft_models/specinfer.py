@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -40,6 +40,7 @@ from specjax.types import (
     ModelParams,
     Output,
     Params,
+    Rest,
     Verdict,
 )
 
@@ -106,8 +107,32 @@ def make(
         depth=shape.depth,
         constant_cost=plan.controller is None,
         whole=plan.controller is None,
+        history=parts[0].history,
+        rest=_rest(parts),
         gaps=False,
     )
+
+
+def _rest(parts: Sequence[Drafter]) -> Rest | None:
+    """``Drafter.rest``: a row rests where all models do."""
+    rests = [part.rest for part in parts if part.rest is not None]
+    if len(rests) < len(parts):
+        return None
+
+    def rows(state: tuple[Any, ...]) -> jax.Array:
+        return jnp.stack([rest.rows(own) for rest, own in _each(rests, state)]).all(0)
+
+    def idle(
+        params: ModelParams, keys: RowKeys, context: Context, state: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        own = enumerate(_each(rests, state))
+        return tuple(rest.idle(_of(params, i), keys, context, each) for i, (rest, each) in own)
+
+    return Rest(rows, idle)
+
+
+def _each(rests: list[Rest], state: tuple[Any, ...]) -> Iterator[tuple[Rest, Any]]:
+    return zip(rests, state, strict=True)
 
 
 def list_of(models: Sequence[LM | str | os.PathLike] | str) -> list[LM | str | os.PathLike]:

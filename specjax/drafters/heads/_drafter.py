@@ -65,6 +65,7 @@ def build(target: LM, heads: Heads, keys: HeadKeys, given: Given) -> Drafter:
         commit=functools.partial(_commit, heads),
         looped=heads.looped,
         independent=heads.independent,
+        lazy=True,
     )
     return _growth.build(
         heads.name,

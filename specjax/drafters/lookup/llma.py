@@ -20,6 +20,7 @@ import numpy as np
 from specjax.checks import ngrams, one_of, whole
 from specjax.data import datastore as stores
 from specjax.data.datastore import Store
+from specjax.drafters._limited import limited
 from specjax.drafters.lookup import _match
 from specjax.errors import UserError
 from specjax.types import LM, Draft, Drafter
@@ -52,6 +53,7 @@ def make(
     max_ngram: int = 5,
     min_ngram: int = 1,
     match: str = "earliest",
+    control: str = "",
 ) -> Drafter:
     """Drafts by copying from references.
 
@@ -66,6 +68,7 @@ def make(
         max_ngram: longest n-gram searched; shorter ones are tried down to ``min_ngram``.
         min_ngram: shortest n-gram searched.
         match: which occurrence of the longest n-gram is used, "earliest" or "latest".
+        control: limits the drafts by what earlier rounds accepted; see ``control.parse``.
 
     Raises:
         UserError: gamma or an n-gram length below 1, max_ngram below min_ngram, unknown ``match``,
@@ -75,7 +78,7 @@ def make(
     ngrams(max_ngram, min_ngram)
     one_of("match", match, ("earliest", "latest"))
     documents = _documents(target, datastore)
-    return Drafter(
+    drafter = Drafter(
         init_params=lambda key: {} if documents is None else {"documents": jnp.asarray(documents)},
         init=lambda params, context, target_out, slots: context.length,
         propose=functools.partial(_propose, Settings(gamma, max_ngram, min_ngram, match)),
@@ -85,6 +88,7 @@ def make(
         # Without documents it copies from the prompt, and not from the output.
         history=documents is None,
     )
+    return limited(drafter, control)
 
 
 def _propose(settings: Settings, params, keys, context, prompt_length):

@@ -19,6 +19,7 @@ from specjax import logit_maps, references, sampling
 from specjax.checks import number, one_of, whole
 from specjax.data import ngram_tables
 from specjax.data.ngram_tables import PROBES, Tables
+from specjax.drafters._limited import limited
 from specjax.errors import UserError
 from specjax.rng import DRAFT
 from specjax.types import LM, Draft, Drafter
@@ -59,6 +60,7 @@ def make(
     order: int = 3,
     bigram_weight: float | None = None,
     trigram_weight: float | None = None,
+    control: str = "",
 ) -> Drafter:
     """Drafts with tables of n-gram counts.
 
@@ -72,6 +74,7 @@ def make(
         bigram_weight, trigram_weight: in [0, 1], the weight of a row where there is one; the lower
             orders get the rest. Below 1, every token has a positive probability. None: 0.9 and 0.8.
             A weight of n-grams longer than ``order`` is refused, because they are not used.
+        control: limits the drafts by what earlier rounds accepted; see ``control.parse``.
 
     Raises:
         UserError: numbers out of range, unknown mode, a weight that ``order`` excludes, a directory
@@ -89,7 +92,7 @@ def make(
         _weight("trigram_weight", trigram_weight, TRIGRAM_WEIGHT, order, 3),
     )
     settings = Settings(target.vocab_size, gamma, mode, weights)
-    return Drafter(
+    drafter = Drafter(
         init_params=lambda key: jax.tree.map(jnp.asarray, counts),
         init=lambda params, context, target_out, slots: (),
         propose=functools.partial(_propose, settings),
@@ -98,6 +101,7 @@ def make(
         name="ngram_lm",
         probs=functools.partial(_probs, settings),
     )
+    return limited(drafter, control)
 
 
 def _weight(name: str, value: float | None, default: float, order: int, needed: int) -> float:

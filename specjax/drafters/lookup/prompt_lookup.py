@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.checks import ngrams, one_of, whole, yes_or_no
+from specjax.drafters._limited import limited
 from specjax.drafters.lookup import _match
 from specjax.errors import UserError
 from specjax.types import LM, Draft, Drafter
@@ -116,6 +117,7 @@ def make(
     rule: str = "specjax",
     skip: bool = False,
     periodic: bool = False,
+    control: str = "",
 ) -> Drafter:
     """Drafts by looking up the last n-gram.
 
@@ -135,6 +137,7 @@ def make(
             the newest token and to skip one token of the copied text (one changed word).
         periodic: whether a continuation that reaches the end of the text is repeated from its
             beginning; needs ``partial``.
+        control: limits the drafts by what earlier rounds accepted; see ``control.parse``.
 
     Raises:
         UserError: gamma or an n-gram length below 1, max_ngram below min_ngram,
@@ -161,7 +164,7 @@ def make(
             "periodic is True and partial False: a continuation of gamma tokens never reaches the "
             "end of the text; allow partial ones, or leave periodic out"
         )
-    return _build(target.vocab_size, skip=skip, periodic=periodic, **keys)
+    return limited(_build(target.vocab_size, skip=skip, periodic=periodic, **keys), control)
 
 
 # Equal arguments give the same drafter, so that no program is compiled twice.

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from specjax.checks import counts, ngrams
 from specjax.data.datastore import Store
+from specjax.drafters._limited import limited
 from specjax.drafters.lookup import _frequency, _memory
 from specjax.drafters.lookup._suffix_array import follow, longest_match, sample
 from specjax.errors import UserError
@@ -54,6 +55,7 @@ def make(
     samples: int = 64,
     depth: int = 10,
     nodes: int = 64,
+    control: str = "",
 ) -> Drafter:
     """Drafts by looking up the end of the text in a datastore.
 
@@ -67,6 +69,7 @@ def make(
         samples: K, occurrences used; the tree costs K^2 * depth comparisons.
         depth: longest continuation.
         nodes: size of the tree.
+        control: limits the drafts by what earlier rounds accepted; see ``control.parse``.
 
     Raises:
         UserError: numbers below 1, min_ngram > max_ngram, max_ngram > reach, a directory without a
@@ -78,7 +81,7 @@ def make(
     if store is None:
         raise UserError("rest needs a datastore; build one with configs/datastore.py")
     settings = Settings(max_ngram, min_ngram, samples, depth, nodes, store.reach)
-    return Drafter(
+    drafter = Drafter(
         init_params=lambda key: _memory.params(store),
         init=lambda params, context, target_out, slots: (),
         propose=functools.partial(_propose, settings),
@@ -88,6 +91,7 @@ def make(
         siblings=DETERMINISTIC,
         depth=min(depth, nodes),
     )
+    return limited(drafter, control)
 
 
 def _propose(settings: Settings, params, keys, context, state):

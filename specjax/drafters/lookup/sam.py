@@ -29,6 +29,7 @@ import jax.numpy as jnp
 
 from specjax.checks import counts, whole
 from specjax.drafters._keys import DatastoreKeys
+from specjax.drafters._limited import limited
 from specjax.drafters.lookup import _automaton, _memory
 from specjax.drafters.lookup._suffix_array import follow, longest_match, sample
 from specjax.errors import UserError
@@ -94,7 +95,7 @@ def make(
     store = _memory.load(target, keys.datastore, max_ngram)
     reach = _memory.reach(store, max_ngram)
     settings = Settings(gamma, min_match, max_ngram, bias, reach)
-    return Drafter(
+    drafter = Drafter(
         init_params=lambda key: _memory.params(store),
         init=_init,
         propose=functools.partial(_propose, settings),
@@ -103,6 +104,7 @@ def make(
         name="sam",
         learn=_memory.learner(store, max_ngram, keys.memory),
     )
+    return limited(drafter, keys.control)
 
 
 def _init(params, context, target_out, slots):

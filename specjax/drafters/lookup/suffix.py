@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from specjax import references
 from specjax.checks import counts, ngrams, number, one_of
 from specjax.drafters._keys import DatastoreKeys
+from specjax.drafters._limited import limited
 from specjax.drafters.lookup import _frequency, _match, _memory
 from specjax.drafters.lookup._suffix_array import find, follow, last_tokens, sample
 from specjax.errors import UserError
@@ -113,10 +114,13 @@ def make(
     limits = _limits(nodes, max_ngram, min_ngram, factor, offset)
     store = _memory.load(target, keys.datastore, max_ngram)
     reach = _memory.reach(store, max_ngram)
-    return _build(
-        Settings(nodes, depth, mode, max_ngram, limits, min_prob, min_score, samples, reach),
-        init_params=lambda key: _memory.params(store),
-        learn=_memory.learner(store, max_ngram, keys.memory),
+    return limited(
+        _build(
+            Settings(nodes, depth, mode, max_ngram, limits, min_prob, min_score, samples, reach),
+            init_params=lambda key: _memory.params(store),
+            learn=_memory.learner(store, max_ngram, keys.memory),
+        ),
+        keys.control,
     )
 
 

@@ -23,6 +23,7 @@ from flax import struct
 
 from specjax import sampling, tree
 from specjax.checks import whole
+from specjax.drafters._limited import limited
 from specjax.errors import UserError
 from specjax.topology import shapes
 from specjax.topology.shapes import Topology
@@ -76,7 +77,9 @@ def default_tree() -> Topology:
     return shapes.from_ranks(paths)
 
 
-def make(target: LM, *, tree: Topology | str | Sequence[int] = "", top_k: int = 8) -> Drafter:
+def make(
+    target: LM, *, tree: Topology | str | Sequence[int] = "", top_k: int = 8, control: str = ""
+) -> Drafter:
     """Drafts by walking through the target's own latest predictions.
 
     Equal arguments give the same drafter, so that no program is compiled twice.
@@ -85,6 +88,7 @@ def make(target: LM, *, tree: Topology | str | Sequence[int] = "", top_k: int = 
         target: any model; only its vocabulary's size is read.
         tree: the shape of a draft, in the forms of ``topology.parse``; "" is ``default_tree``.
         top_k: successors kept for each token; at least the largest number of children in the tree.
+        control: limits the drafts by what earlier rounds accepted; see ``control.parse``.
 
     Raises:
         UserError: an invalid shape, more children than top_k, top_k above the vocabulary's size.
@@ -101,7 +105,7 @@ def make(target: LM, *, tree: Topology | str | Sequence[int] = "", top_k: int = 
             f"top_k is {top_k} and the vocabulary has {target.vocab_size} tokens; "
             "lower top_k, and use a tree with no more children per node"
         )
-    return _build(Settings(target.vocab_size, shape, int(top_k)))
+    return limited(_build(Settings(target.vocab_size, shape, int(top_k))), control)
 
 
 @functools.cache

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 
 from specjax.checks import counts, ngrams, number
 from specjax.drafters._keys import DatastoreKeys
+from specjax.drafters._limited import limited
 from specjax.drafters.lookup import _frequency, _match, _memory
 from specjax.drafters.lookup._suffix_array import follow, longest_match, sample
 from specjax.types import DETERMINISTIC, LM, Draft, Drafter
@@ -92,7 +93,7 @@ def make(
     store = _memory.load(target, keys.datastore, max_ngram)
     reach = _memory.reach(store, max_ngram)
     settings = Settings(nodes, depth, max_ngram, min_ngram, samples, output_weight, reach)
-    return Drafter(
+    drafter = Drafter(
         init_params=lambda key: _memory.params(store),
         init=lambda params, context, target_out, slots: context.length,
         propose=functools.partial(_propose, settings),
@@ -105,6 +106,7 @@ def make(
         history=True,
         learn=_memory.learner(store, max_ngram, keys.memory),
     )
+    return limited(drafter, keys.control)
 
 
 def _propose(settings: Settings, params, keys, context, prompt_length):

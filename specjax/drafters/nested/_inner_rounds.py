@@ -132,11 +132,11 @@ def _round(
 def _scored(
     model: LM, drafter: Drafter, params: ModelParams, state: DecodeState, draft: Draft
 ) -> Scored:
-    """The model's pass over the smallest width that covers the draft (``step.widths``).
+    """The model's pass over the smallest width that covers the draft (``tree.widths``).
 
     Where fewer nodes are scored, logits and block are zero beyond; those nodes are not valid.
     """
-    sizes = step.widths(drafter, draft.tokens.shape[0])
+    sizes = tree.widths(drafter, draft.tokens.shape[0])
     if len(sizes) == 1:
         return step.score(model, drafter, params, state, draft)
 

@@ -167,7 +167,7 @@ def rising_and_falling() -> Controller:
         whole = verdict.count - 1 >= levels
         return jnp.where(whole, jnp.minimum(levels + 1, 4), jnp.maximum(levels - 1, 1))
 
-    return Controller(ask, "rising", lambda batch: jnp.full((batch,), 2), update)
+    return Controller("rising", ask, lambda context: jnp.full(context.length.shape, 2), update)
 
 
 @pytest.mark.parametrize("tree", by_default(["chain:4", "2x1x1x1", "dynamic"], ["dynamic"]))

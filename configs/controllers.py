@@ -1,0 +1,44 @@
+"""Fixed draft lengths beside controllers, for one drafter: what adapting the length gains.
+
+    python -m specjax.run --config=configs/controllers.py   # trains the quickstart's models first
+    python -m specjax.run --config=configs/controllers.py:draft_model,runs/quickstart
+    python -m specjax.run --config=configs/controllers.py:prompt_lookup --config.target=DIR \\
+        --config.prompts=FILE
+
+The argument is a drafter, and optionally a folder with a target and a draft. Held-out Python code,
+greedy and at temperature 1, in batches of 1 and 8. ``goodput`` measures what rounds cost before the
+bench begins, and the acceptance on 4 prompts that are not measured. It should be within a few
+percent of the better of plain decoding and the best fixed length in every row.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import generate, quickstart
+
+LENGTHS = (1, 2, 4, 8)
+# Those that any drafter takes, and those that ask while a draft grows.
+LIMITS = ("heuristic:5", "bass:5", "bandit:ucb", "goodput")
+ASKS = ("threshold:0.4", "confidence:0.4", "confidence:0.4,1", "entropy:0.3", "adaedl", "calibrated")
+
+
+def get_config(what: str = "draft_model") -> ConfigDict:
+    """The configuration; ``what`` is a drafter, and after a comma a folder of models."""
+    name, _, models = what.partition(",")
+    config = quickstart.get_config()
+    if models:
+        config.prepare = ()
+        config.target = f"{models}/target"
+    methods = config.grid.methods = ConfigDict()
+    texts = [f"fixed:{length}" for length in LENGTHS] + list(LIMITS)
+    if name == "draft_model":
+        texts += ASKS
+    for text in texts:
+        keys = methods[text.replace(":", " ").replace(",", " ")] = generate.drafter(name)
+        keys.control = text
+        if name == "draft_model":
+            keys.model = f"{models or '{workdir}'}/draft"
+        if name != "token_recycling":
+            keys.gamma = max(LENGTHS)
+    config.warm_prompts = 4
+    config.show_trace = False
+    return config

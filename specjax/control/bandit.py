@@ -1,0 +1,164 @@
+"""A draft length per row and round, chosen by what earlier rounds of that length gained.
+
+The lengths, 0 among them, are the arms of a bandit (BanditSpec, Hou et al. 2025, 2505.15141). The
+gain of a round is the number of its tokens over its time; the time of each length is measured
+(``profile``), or two numbers, in units of a round without a draft. Policies:
+
+- ``ucb``: the arm with the highest mean gain plus ``width`` sqrt(ln rounds / rounds of the arm);
+- ``exp3``: an arm drawn in proportion to exponential weights of the gains, mixed with ``width`` of
+  the uniform distribution.
+
+EXP3's noise is a function of the row's prompt and of the number of rounds. So a length depends on
+committed text alone, and a row's output does not depend on the batch.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from specjax.checks import number, one_of
+from specjax.control import _counts
+from specjax.control import costs as costs_lib
+from specjax.control._types import Controller
+from specjax.control.costs import Costs, Profile
+from specjax.types import Context, Draft, Verdict
+
+REFERENCE = """\
+@inproceedings{hou2025banditspec,
+  title = {{BanditSpec: Adaptive Speculative Decoding via Bandit Algorithms}},
+  author = {Hou, Yunlong and Zhang, Fengzhuo and Du, Cunxiao and Zhang, Xuan and Pan, Jiachun and
+            Pang, Tianyu and Du, Chao and Tan, Vincent Y. F. and Yang, Zhuoran},
+  booktitle = {International Conference on Machine Learning},
+  year = {2025},
+  eprint = {2505.15141},
+  archiveprefix = {arXiv},
+}"""
+
+POLICIES = ("ucb", "exp3")
+
+LIMITS = True
+
+
+class State(struct.PyTreeNode):
+    """What a row keeps from round to round."""
+
+    times: jax.Array  # f32[B,A] of a round with each length, in rounds without a draft
+    rounds: jax.Array  # f32[B,A] of each arm
+    # f32[B,A] ucb: the sum of the gains of each arm; exp3: the logs of the weights
+    score: jax.Array
+    arm: jax.Array  # i32[B] of the next round
+    share: jax.Array  # f32[B] the probability with which exp3 drew the arm
+    seed: jax.Array  # u32[B] of the noise, from the prompt
+
+
+class _Setup(NamedTuple):
+    """The static settings."""
+
+    known: Costs | Profile
+    policy: str
+    width: float
+
+    def costs(self, batch: int) -> Costs:
+        """The costs of a batch size."""
+        return costs_lib.known_of(self.known, batch)
+
+
+def make(
+    *,
+    policy: str = "ucb",
+    profile: str = "",
+    most: int = 8,
+    draft: float = 0.1,
+    verify: float = 0.05,
+    width: float = 0.2,
+) -> Controller:
+    """One of the lengths of the costs, for each row by itself.
+
+    Args:
+        policy: "ucb" or "exp3".
+        profile: a file that mode bench wrote into profiles/ of its workdir; "": the next three keys.
+        most: the longest draft; the lengths are 0, 1, 2, 3, 4, 6, 8, 12, 16 up to it.
+        draft, verify: what drafting and verifying one more token costs, in units of a round without
+            a draft.
+        width: how much is explored.
+
+    Raises:
+        UserError: an unknown policy, a number out of range, a profile that cannot be read.
+    """
+    one_of("bandit's policy", policy, POLICIES)
+    number("bandit's width", width, "above 0 and at most 1", lambda x: 0 < x <= 1)
+    linear = costs_lib.linear(most, draft, verify, costs_lib.ACCEPTANCE)
+    setup = _Setup(costs_lib.read(profile) if profile else linear, policy, width)
+    return Controller(
+        f"bandit:{policy}",
+        init=functools.partial(_init, setup),
+        update=functools.partial(_update, setup),
+        limit=functools.partial(_limit, setup),
+    )
+
+
+def _init(setup: _Setup, context: Context) -> State:
+    batch, arms = len(context.length), len(setup.costs(len(context.length)).lengths)
+    place = jnp.arange(context.tokens.shape[1])
+    real = place < context.length[:, None]
+    # Any function of the prompt that differs between most prompts.
+    mixed = (
+        context.tokens.astype(jnp.uint32)
+        * (2 * place.astype(jnp.uint32) + 1)
+        * jnp.uint32(2654435761)
+    )
+    seed = jnp.where(real, mixed, 0).sum(-1, dtype=jnp.uint32)
+    zeros = jnp.zeros((batch, arms), jnp.float32)
+    nothing = jnp.zeros((batch,), jnp.int32)
+    times = setup.costs(batch).each("times", context)
+    ones = jnp.ones((batch,), jnp.float32)
+    return _next(setup, State(times, zeros, zeros, nothing, ones, seed))
+
+
+def _limit(setup: _Setup, state: State) -> jax.Array:
+    lengths = setup.costs(len(state.arm)).lengths
+    return jnp.asarray(lengths, jnp.int32)[state.arm]
+
+
+def _update(setup: _Setup, state: State, draft: Draft, verdict: Verdict) -> State:
+    costs = setup.costs(len(state.arm))
+    # Gains are divided by the highest one that any length can have.
+    best = ((1 + jnp.asarray(costs.lengths)) / state.times).max(-1)
+    # A draft that was shorter than the arm's length costs what its own length costs.
+    drafted = _counts.drafted(draft)
+    index = jnp.searchsorted(jnp.asarray(costs.lengths), drafted)
+    index = jnp.minimum(index, len(costs.lengths) - 1)
+    time = jnp.take_along_axis(state.times, index[:, None], 1)[:, 0]
+    gain = verdict.count / time / best
+    here = jax.nn.one_hot(state.arm, len(costs.lengths), dtype=jnp.float32)
+    rounds = state.rounds + here
+    if setup.policy == "ucb":
+        return _next(setup, state.replace(rounds=rounds, score=state.score + here * gain[:, None]))
+    rate = setup.width / len(costs.lengths)
+    weight = here * (rate * gain / state.share)[:, None]
+    return _next(setup, state.replace(rounds=rounds, score=state.score + weight))
+
+
+def _next(setup: _Setup, state: State) -> State:
+    """The state with the arm of the next round."""
+    arms = state.rounds.shape[1]
+    total = state.rounds.sum(-1)
+    if setup.policy == "ucb":
+        mean = state.score / jnp.maximum(state.rounds, 1)
+        more = jnp.sqrt(jnp.log(jnp.maximum(total, 2))[:, None] / jnp.maximum(state.rounds, 1))
+        index = jnp.where(state.rounds > 0, mean + setup.width * more, jnp.inf)
+        return state.replace(arm=jnp.argmax(index, -1).astype(jnp.int32))
+    probs = (1 - setup.width) * jax.nn.softmax(state.score, -1) + setup.width / arms
+
+    def draw(seed: jax.Array, count: jax.Array, row: jax.Array) -> jax.Array:
+        key = jax.random.fold_in(jax.random.key(seed), count)
+        return jax.random.categorical(key, jnp.log(row))
+
+    arm = jax.vmap(draw)(state.seed, total.astype(jnp.int32), probs).astype(jnp.int32)
+    share = jnp.take_along_axis(probs, arm[:, None], -1)[:, 0].astype(jnp.float32)
+    return state.replace(arm=arm, share=share)

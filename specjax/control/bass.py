@@ -1,0 +1,89 @@
+"""One draft length for the whole batch, by the acceptance of its best row.
+
+BASS (Qian et al. 2024, 2404.15778, section 3.2): if any row accepted all drafted tokens, the next
+drafts are longer; otherwise they are shorter, though not shorter than what the best row accepted,
+and shrink faster in a series of such rounds. Rounds without drafts change nothing.
+
+The length depends on all rows, so the noise of a row's drafts does too; its output law does not. On
+a mesh, the rows of a device share one length.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from specjax.checks import whole
+from specjax.control import _counts
+from specjax.control._types import Controller
+from specjax.types import Context, Draft, Verdict
+
+REFERENCE = """\
+@inproceedings{qian2024bass,
+  title = {{BASS: Batched Attention-optimized Speculative Sampling}},
+  author = {Qian, Haifeng and Gonugondla, Sujan Kumar and Ha, Sungsoo and Shang, Mingyue and
+            Gouda, Sanjay Krishna and Nallapati, Ramesh and Sengupta, Sudipta and Ma, Xiaofei and
+            Deoras, Anoop},
+  booktitle = {Findings of the Association for Computational Linguistics},
+  year = {2024},
+  eprint = {2404.15778},
+  archiveprefix = {arXiv},
+}"""
+
+LIMITS = True
+
+
+class State(struct.PyTreeNode):
+    """Equal in all rows."""
+
+    length: jax.Array  # i32[B]
+    shrunk: jax.Array  # i32[B] 1 if the last round made the drafts shorter
+
+
+def make(*, start: int = 7, up: int = 2, most: int = 32, divide: int = 10) -> Controller:
+    """One length for all rows, between 1 and ``most``.
+
+    Args:
+        start: in the first round.
+        up: how many levels more after a round in which a row accepted all.
+        most: the upper bound.
+        divide: a shorter draft has 1 / ``divide`` of the length less, rounded up, and one less
+            again after a round that made it shorter.
+
+    Raises:
+        UserError: a number below 1, ``start`` above ``most``.
+    """
+    for name, value in {"start": start, "up": up, "divide": divide}.items():
+        whole(f"bass's {name}", value, 1)
+    whole("bass's most", most, start)
+    return Controller(
+        f"bass:{start}",
+        limit=lambda state: state.length,
+        init=functools.partial(_init, start),
+        update=functools.partial(_update, up, most, divide),
+        shared=True,
+    )
+
+
+def _init(start: int, context: Context) -> State:
+    length = jnp.full(context.length.shape, start, jnp.int32)
+    return State(length, jnp.zeros_like(length))
+
+
+def _update(up: int, most: int, divide: int, state: State, draft: Draft, verdict: Verdict) -> State:
+    live = verdict.count > 0
+    drafted = jnp.where(live, _counts.drafted(draft), 0)
+    accepted = jnp.where(live, _counts.accepted(verdict), 0)
+    whole_draft = (live & (drafted > 0) & (accepted >= drafted)).any()
+    longer = jnp.minimum(state.length + up, most)
+    step = -(-state.length // divide) + state.shrunk
+    shorter = jnp.maximum(jnp.maximum(state.length - step, accepted.max()), 1)
+    new = State(
+        jnp.where(whole_draft, longer, shorter).astype(state.length.dtype),
+        jnp.broadcast_to(~whole_draft, state.shrunk.shape).astype(state.shrunk.dtype),
+    )
+    any_draft = (drafted > 0).any()
+    return jax.tree.map(lambda a, b: jnp.where(any_draft, a, b), new, state)

@@ -1,0 +1,112 @@
+"""Goes on while the expected tokens per second rise, by calibrated confidences. Per row.
+
+The scheduler of DSpark (2607.05147, algorithm 1, for one row). The confidence c_j is the chance
+that the token at depth j is accepted if those before it were, so the product of the first j
+survives with s_j. A draft of k tokens is expected to emit 1 + s_1 + ... + s_k tokens in the time of
+such a round; it ends at the first k at which this rate does not rise. A confidence is known before
+its token is drawn, and depends on the tokens before it alone, so the output law does not change.
+(To choose the best length afterwards, among the confidences of drawn tokens, would change it:
+appendix A.)
+
+The confidence is the drafter's own (``Ahead.confidence``); without one, the highest probability of
+the draft. Confidences are usually too high, and their product more so. ``profile`` holds a
+temperature for each depth that was fitted to measured acceptance one depth after the other
+(``theory.calibration``); without a profile they are taken as they are.
+
+A tree stops as a whole: its survival is that of its best place.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from specjax.control import costs as costs_lib
+from specjax.control._types import Ahead, Controller
+from specjax.control.costs import Costs, Profile, RoundCosts
+from specjax.types import Context
+
+REFERENCE = """\
+@misc{dspark2026,
+  title = {{DSpark}},
+  year = {2026},
+  eprint = {2607.05147},
+  archiveprefix = {arXiv},
+}"""
+
+
+class State(struct.PyTreeNode):
+    """Of the draft that grows."""
+
+    times: jax.Array  # f32[B,K+1] of a round with each length, in rounds without a draft
+    heats: jax.Array  # f32[B,K] the temperature of the confidence at each depth
+    survival: jax.Array  # f32[B] the product of the confidences so far
+    tokens: jax.Array  # f32[B] the expected tokens of the round so far
+
+
+def make(
+    *, profile: str = "", most: int = 16, draft: float = 0.1, verify: float = 0.05
+) -> Controller:
+    """Goes on while expected tokens over time rise.
+
+    Args:
+        profile: a file that mode bench wrote into profiles/ of its workdir: times, and temperatures of
+            the confidences; "": the next three keys, and no calibration.
+        most: the longest draft.
+        draft, verify: what drafting and verifying one more token costs, in units of a round without
+            a draft.
+
+    Raises:
+        UserError: a number out of range, a profile that cannot be read or lacks the batch size.
+    """
+    linear = costs_lib.linear(most, draft, verify, costs_lib.ACCEPTANCE)
+    return of_costs(costs_lib.read(profile) if profile else linear)
+
+
+def of_costs(known: Costs | Profile) -> Controller:
+    """The controller for these costs; see ``make``."""
+    return Controller("calibrated", _ask, functools.partial(_init, known))
+
+
+def _init(known: Costs | Profile, context: Context) -> State:
+    costs = costs_lib.known_of(known, len(context.length))
+    unit = (1.0,) * costs.longest
+    filled = costs._replace(
+        **{kind: _filled(costs, getattr(costs, kind), unit) for kind in ("greedy", "sampled")}
+    )
+    ones = jnp.ones(context.length.shape, jnp.float32)
+    return State(filled.each("times", context), filled.each("heats", context), ones, ones)
+
+
+def _filled(costs: Costs, own: RoundCosts, unit: tuple[float, ...]) -> RoundCosts:
+    """With a time for every length up to the longest, and a temperature for every depth."""
+    times = np.interp(np.arange(costs.longest + 1), costs.lengths, own.times)
+    return own._replace(times=tuple(times.tolist()), heats=own.heats or unit)
+
+
+def _ask(state: State, ahead: Ahead) -> tuple[jax.Array, State]:
+    longest = state.heats.shape[1]
+    depth = jnp.asarray(ahead.depth, jnp.int32)
+    survival, tokens = (jnp.where(depth == 0, 1, x) for x in (state.survival, state.tokens))
+    here = jnp.minimum(depth, longest - 1)
+    sure = _confidence(ahead)
+    logit = jnp.log(sure) - jnp.log1p(-jnp.minimum(sure, 1 - 1e-6))
+    sure = jax.nn.sigmoid(logit / state.heats[:, here, None])
+    survival = survival * jnp.where(ahead.valid, sure, 0).max(-1)
+    more = tokens + survival
+    rises = more * state.times[:, here] > tokens * state.times[:, here + 1]
+    new = state.replace(survival=survival.astype(jnp.float32), tokens=more.astype(jnp.float32))
+    return rises & (depth < longest), new
+
+
+def _confidence(ahead: Ahead) -> jax.Array:
+    """f32[B,n]: the chance that the next token at each place is accepted, by the drafter."""
+    if ahead.confidence is not None:
+        return ahead.confidence.astype(jnp.float32)
+    logits = ahead.logits.astype(jnp.promote_types(ahead.logits.dtype, jnp.float32))
+    highest = 1 / jnp.exp(logits - logits.max(-1, keepdims=True)).sum(-1)
+    return jnp.broadcast_to(highest, ahead.valid.shape).astype(jnp.float32)

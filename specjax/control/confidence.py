@@ -1,0 +1,129 @@
+"""Stops a draft after a token of low probability; the threshold may be refitted. Per row.
+
+Transformers' assisted generation with ``assistant_confidence_threshold`` (Mamou et al. 2024,
+2405.04304; 0.4 by default): a draft ends after the first token whose probability is below the
+threshold. That token stays in the draft and is tested. The probability is the draft's own, without
+the row's temperature and cut-offs.
+
+With ``refit``, as in transformers, every round chooses the threshold anew among the probabilities
+of the row's last tested tokens: the one that minimises FPR + 3 FNR, the shares of rejected tokens
+at or above it and of accepted ones below it. It takes more than five tokens, of both kinds. The
+last token of a draft of full length is not among them, as no question follows it. Transformers
+keeps all tokens and the threshold for the next prompt; here a row keeps the last ``memory`` tokens
+and begins anew.
+
+A tree stops as a whole: after a level without a token above the threshold. It is never refitted: of
+most of its tokens it is not known whether they would be accepted.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from specjax import references
+from specjax.checks import whole
+from specjax.control import _counts
+from specjax.control._types import Ahead, Controller
+from specjax.errors import UserError
+from specjax.types import Context, Draft, Verdict
+
+REFERENCE = references.MAMOU2024DYNAMIC
+
+# A refit takes more than so many tokens; a missed token weighs so much against a wrong one.
+LEAST_TOKENS, MISS_WEIGHT = 5, 3.0
+DEEPEST = 64  # levels of a draft that are recorded
+
+
+class State(struct.PyTreeNode):
+    """What a row keeps from round to round, and of the draft that grows."""
+
+    threshold: jax.Array  # f32[B]
+    probs: jax.Array  # f32[B,D] of the tokens of the draft that grows; -1: not known
+    # f32[B,H], bool[B,H]: probabilities of the last tested tokens (-1: none yet), and whether they
+    # were accepted; and how many were written, i32[B].
+    history: tuple[jax.Array, jax.Array, jax.Array] | None = None
+
+
+def make(*, threshold: float = 0.4, refit: int = 0, memory: int = 64) -> Controller:
+    """Goes on after tokens of at least ``threshold``.
+
+    Args:
+        threshold: the probability; the first one, with ``refit``.
+        refit: 1: the threshold follows the row's tested tokens; only for chains. 0: it stays.
+        memory: how many tested tokens a row keeps for that.
+
+    Raises:
+        UserError: a threshold outside [0, 1], ``refit`` other than 0 or 1, ``memory`` below 6.
+    """
+    _counts.share("the threshold of confidence", threshold)
+    refit = whole("confidence's refit", refit, 0)
+    if refit > 1:
+        raise UserError(f"confidence's refit is {refit}; it must be 0 or 1")
+    whole("confidence's memory", memory, LEAST_TOKENS + 1)
+    name = f"confidence:{threshold:g}" + (",1" if refit else "")
+    if not refit:
+        return Controller(name, functools.partial(_ask_constant, threshold))
+    init = functools.partial(_init, threshold, memory)
+    return Controller(name, _ask, init, _update)
+
+
+def _ask_constant(threshold: float, state: tuple, ahead: Ahead) -> tuple[jax.Array, tuple]:
+    # The pending token has probability 1, so every draft has a first token.
+    sure = (jnp.exp(ahead.token_log_prob) >= threshold) & ahead.valid
+    return sure.any(-1), state
+
+
+def _init(threshold: float, memory: int, context: Context) -> State:
+    batch = context.length.shape[0]
+    history = (
+        jnp.full((batch, memory), -1, jnp.float32),
+        jnp.zeros((batch, memory), bool),
+        jnp.zeros((batch,), jnp.int32),
+    )
+    probs = jnp.full((batch, DEEPEST), -1, jnp.float32)
+    return State(jnp.full((batch,), threshold, jnp.float32), probs, history)
+
+
+def _ask(state: State, ahead: Ahead) -> tuple[jax.Array, State]:
+    prob = jnp.where(ahead.valid, jnp.exp(ahead.token_log_prob), 0).max(-1)
+    # The token of level ``depth``; the pending token, at depth 0, belongs to no level.
+    here = jnp.arange(DEEPEST) == jnp.asarray(ahead.depth) - 1
+    single = ahead.valid.shape[1] == 1
+    probs = jnp.where(here & single, prob[:, None], state.probs).astype(jnp.float32)
+    return prob >= state.threshold, state.replace(probs=probs)
+
+
+def _update(state: State, draft: Draft, verdict: Verdict) -> State:
+    assert state.history is not None
+    probs, passed, count = state.history
+    memory, accepted = probs.shape[1], _counts.accepted(verdict)
+    tested = jnp.minimum(accepted + 1, _counts.drafted(draft))
+    level = jnp.arange(DEEPEST)
+    known = (level < tested[:, None]) & (state.probs >= 0)
+    # The place of each tested token in the ring; others are written outside of it.
+    place = (count[:, None] + jnp.cumsum(known, -1) - 1) % memory
+    place = jnp.where(known, place, memory)
+    put = jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))
+    probs = put(probs, place, state.probs)
+    passed = put(passed, place, level < accepted[:, None])
+    count = count + known.sum(-1)
+    threshold = _fitted(probs, passed, state.threshold)
+    return State(threshold, jnp.full_like(state.probs, -1), (probs, passed, count))
+
+
+def _fitted(probs: jax.Array, passed: jax.Array, threshold: jax.Array) -> jax.Array:
+    """The threshold f32[B] for the tokens of probabilities f32[B,H] that passed, bool[B,H]."""
+    known = probs >= 0
+    good, bad = known & passed, known & ~passed
+    above = probs[:, None, :] >= probs[:, :, None]  # [B, candidate, token]
+    wrong = (above & bad[:, None]).sum(-1) / jnp.maximum(bad.sum(-1), 1)[:, None]
+    missed = (~above & good[:, None]).sum(-1) / jnp.maximum(good.sum(-1), 1)[:, None]
+    cost = jnp.where(known, wrong + MISS_WEIGHT * missed, jnp.inf)
+    # The highest of equally good thresholds, as the first point of a ROC curve.
+    best = jnp.where(cost <= cost.min(-1, keepdims=True), probs, -1).max(-1)
+    enough = (known.sum(-1) > LEAST_TOKENS) & good.any(-1) & bad.any(-1)
+    return jnp.where(enough, best, threshold).astype(threshold.dtype)

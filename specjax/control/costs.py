@@ -1,0 +1,163 @@
+"""What rounds cost, and how much of a draft is accepted: measured, in a file, or as two numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.checks import number, whole
+from specjax.errors import UserError
+from specjax.files import machine
+from specjax.types import Context
+
+SCHEMA = 1
+MAKE = "mode bench writes one into profiles/ of its workdir"
+# Draft lengths to choose from, where no profile names them.
+LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
+# The acceptance of a token after accepted ones, where it was not measured.
+ACCEPTANCE = 0.7
+
+
+class RoundCosts(NamedTuple):
+    """What was measured with greedy rows, or with sampled ones."""
+
+    # The time of a whole round with a draft of each length, in units of a round without a draft:
+    # the first is 1.
+    times: tuple[float, ...]
+    # The share of tokens accepted at each depth if those before were, as many as the longest draft
+    # has.
+    acceptance: tuple[float, ...]
+    # A temperature for the drafter's confidence at each depth; (): not fitted.
+    heats: tuple[float, ...] = ()
+
+
+class Costs(NamedTuple):
+    """The rounds that a controller chooses among, for one batch size."""
+
+    lengths: tuple[int, ...]  # draft lengths, ascending from 0
+    greedy: RoundCosts
+    sampled: RoundCosts
+
+    @property
+    def longest(self) -> int:
+        """The longest draft."""
+        return self.lengths[-1]
+
+    def each(self, field: str, context: Context) -> jax.Array:
+        """f32[B,n]: a field of ``RoundCosts`` for each row: greedy or sampled."""
+        pair = (jnp.asarray(getattr(kind, field), jnp.float32) for kind in self[1:])
+        return jnp.where(context.sampling.greedy[:, None], *pair)
+
+
+class Profile(NamedTuple):
+    """RoundCosts costs and acceptance of a drafter with a target, on a device."""
+
+    device: str
+    target: str
+    drafter: str
+    batches: dict[int, Costs]  # batch size -> the costs
+
+    def of(self, batch: int) -> Costs:
+        """The costs of a batch size. Raises UserError if it, or this device, was not measured."""
+        if self.device != (here := device()):
+            raise UserError(
+                f"the cost profile was measured on {self.device}, and this is {here}; measure one "
+                "here"
+            )
+        if batch not in self.batches:
+            known = ", ".join(map(str, sorted(self.batches)))
+            raise UserError(
+                f"the cost profile was measured for batches of {known} rows, and the batch has "
+                f"{batch}; measure a profile with this batch size"
+            )
+        return self.batches[batch]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON data."""
+        batches = {
+            str(size): {
+                "lengths": costs.lengths,
+                "greedy": costs.greedy._asdict(),
+                "sampled": costs.sampled._asdict(),
+            }
+            for size, costs in self.batches.items()
+        }
+        return {"schema": SCHEMA, **self._asdict(), "batches": batches}
+
+
+def device() -> str:
+    """The device that the costs of a profile belong to."""
+    kind = jax.devices()[0].device_kind
+    return machine()["cpu"] if kind == "cpu" else kind
+
+
+def read(path: str | os.PathLike) -> Profile:
+    """The profile in a file. Raises UserError for a file that is missing or is no profile."""
+    try:
+        value = json.loads(Path(path).read_text())
+    except FileNotFoundError:
+        raise UserError(f"there is no cost profile {path}; {MAKE}") from None
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise UserError(f"the cost profile {path} cannot be read: {error}") from None
+    try:
+        if value["schema"] != SCHEMA:
+            raise UserError(
+                f"the cost profile {path} has schema {value['schema']}; this version reads {SCHEMA}"
+            )
+        batches = {int(size): _costs(costs) for size, costs in value["batches"].items()}
+        where, target, drafter = (str(value[key]) for key in ("device", "target", "drafter"))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{path} is no cost profile ({type(error).__name__}: {error}); {MAKE}"
+        ) from None
+    if not batches:
+        raise UserError(f"the cost profile {path} has no batch size; measure it anew")
+    return Profile(where, target, drafter, batches)
+
+
+def _costs(value: dict[str, Any]) -> Costs:
+    """Raises KeyError, TypeError or ValueError for values that are no costs."""
+    lengths = tuple(int(length) for length in value["lengths"])
+    if list(lengths) != sorted(set(lengths)) or len(lengths) < 2 or lengths[0] != 0:
+        raise ValueError(f"lengths are {lengths}; they must ascend from 0")
+    greedy, sampled = (_measured(lengths, value[kind]) for kind in ("greedy", "sampled"))
+    return Costs(lengths, greedy, sampled)
+
+
+def _measured(lengths: tuple[int, ...], value: dict[str, Any]) -> RoundCosts:
+    """Raises KeyError, TypeError or ValueError unless the numbers belong to these lengths."""
+    times, rates, heats = (
+        tuple(float(number) for number in value[key]) for key in RoundCosts._fields
+    )
+    if len(times) != len(lengths) or not (np.isfinite(times).all() and min(times) > 0):
+        raise ValueError(f"times must be {len(lengths)} positive numbers, one per length")
+    if len(rates) != lengths[-1] or not all(0 <= rate <= 1 for rate in rates):
+        raise ValueError(f"acceptance must be {lengths[-1]} numbers between 0 and 1")
+    if heats and (len(heats) != lengths[-1] or not min(heats) > 0):
+        raise ValueError(f"heats must be {lengths[-1]} positive numbers")
+    return RoundCosts(times, rates, heats)
+
+
+def known_of(known: Costs | Profile, batch: int) -> Costs:
+    """The costs for a batch size. Raises UserError for one that the profile lacks."""
+    return known.of(batch) if isinstance(known, Profile) else known
+
+
+def linear(most: int, draft: float, verify: float, acceptance: float) -> Costs:
+    """Costs of 1 + k (``draft`` + ``verify``) for a draft of k tokens.
+
+    Raises UserError: fewer than one token, a negative cost, an acceptance outside [0, 1].
+    """
+    whole("the longest draft", most, 1)
+    for name, value in {"draft": draft, "verify": verify}.items():
+        number(f"the cost {name}", value, "of at least 0", lambda x: x >= 0)
+    number("the acceptance", acceptance, "between 0 and 1", lambda x: 0 <= x <= 1)
+    lengths = tuple(sorted({*(length for length in LENGTHS if length <= most), most}))
+    times = tuple(1 + length * (draft + verify) for length in lengths)
+    return Costs(lengths, *[RoundCosts(times, (acceptance,) * most)] * 2)

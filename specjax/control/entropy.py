@@ -1,0 +1,57 @@
+"""Stops a draft after a token whose distribution had a high entropy. Per row.
+
+SVIP (Zhang et al. 2024, 2411.18462): the acceptance probability of a token is at least
+1 - sqrt(KL / 2), and the divergence of the target from the draft is about a constant times the
+draft's entropy H. A draft ends after the first token with sqrt(scale H) > ``most``. That token
+stays in the draft, so the length depends on nothing that is left out. H is in nats, of the draft's
+own probabilities without the row's temperature and cut-offs.
+
+A tree stops as a whole: when the entropy was high at all places of a level.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from specjax import references
+from specjax.checks import number
+from specjax.control import _counts
+from specjax.control._types import Ahead, Controller
+from specjax.types import Context
+
+REFERENCE = references.ZHANG2025DRAFT
+
+
+def make(*, most: float = 0.3, scale: float = 0.15) -> Controller:
+    """Goes on after tokens with sqrt(``scale`` entropy) of at most ``most``.
+
+    Raises:
+        UserError: a negative number.
+    """
+    number("entropy's most", most, "of at least 0", lambda x: x >= 0)
+    _counts.positive("entropy's scale", scale)
+    return Controller(
+        f"entropy:{most:g}",
+        functools.partial(_ask, most**2 / scale),
+        init=_init,
+    )
+
+
+def _init(context: Context) -> jax.Array:
+    """bool[B]: whether the newest level of the draft that grows had a low entropy."""
+    return jnp.ones(context.length.shape, bool)
+
+
+def _ask(most: float, sure: jax.Array, ahead: Ahead) -> tuple[jax.Array, jax.Array]:
+    low = (entropies(ahead.logits) <= most) & ahead.valid
+    # What is left from the round before does not count: every draft has a first token.
+    return sure | (jnp.asarray(ahead.depth) == 0), low.any(-1)
+
+
+def entropies(logits: jax.Array) -> jax.Array:
+    """f[...]: the entropy of softmax of ``logits`` f[...,V], in nats, in float32 at least."""
+    logp = jax.nn.log_softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), -1)
+    return -jnp.where(logp > -jnp.inf, jnp.exp(logp) * logp, 0).sum(-1)

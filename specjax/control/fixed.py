@@ -1,0 +1,37 @@
+"""The same draft length in every round: the baseline of the other controllers."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from specjax.checks import whole
+from specjax.control._types import Controller
+from specjax.types import Context
+
+LIMITS = True
+
+
+class Length(struct.PyTreeNode):
+    """The length of every draft; a profile of costs replaces it in a state."""
+
+    levels: jax.Array  # i32[B]
+
+
+def make(*, length: int) -> Controller:
+    """At most ``length`` levels in every draft; 0 is plain decoding.
+
+    Raises:
+        UserError: a length below 0.
+    """
+    whole("the draft length", length, 0)
+    return Controller(
+        f"fixed:{length}", limit=lambda state: state.levels, init=functools.partial(_init, length)
+    )
+
+
+def _init(length: int, context: Context) -> Length:
+    return Length(jnp.full(context.length.shape, length, jnp.int32))

@@ -1,0 +1,280 @@
+"""The controllers of the draft length: their traces, and the output law with each of them."""
+
+from __future__ import annotations
+
+import growth_cases as shared
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import accept, control, drafters, testing
+from specjax.control import Ahead
+from specjax.errors import UserError
+from specjax.sampling import make_sampling
+from specjax.testing import cases
+from specjax.types import Context, Draft, ModelParams, Verdict
+
+# With numbers that make every answer occur on the small tables.
+ADVERSARIAL = (
+    "fixed:0",
+    "fixed:2",
+    "heuristic:1,1,1,0",
+    "confidence:0.45",
+    "confidence:0.3,1,6",
+    "entropy:0.4",
+    "adaedl:0.55,0.5,1,0.2,0.2",
+    "bass:1,1,3,2",
+    "bandit:ucb,most=3,draft=0.3",
+    "bandit:exp3,most=3,draft=0.3,width=0.5",
+    "goodput:most=3,draft=0.2,weight=0.5,explore=1",
+    "calibrated:most=3,draft=0.15",
+)
+
+
+def context(rows, temperature=1.0):
+    """A context of so many rows."""
+    tokens = jnp.arange(rows * 3).reshape(rows, 3)
+    return Context(tokens, jnp.full((rows,), 3), make_sampling(rows, temperature))
+
+
+def played(own, state, drafted, accepted, live=None):
+    """The state after a round of chains in which so many tokens were drafted and accepted."""
+    drafted, accepted = jnp.asarray(drafted), jnp.asarray(accepted)
+    rows, most = len(drafted), 8
+    place = jnp.arange(most)
+    draft = Draft(jnp.zeros((rows, most), jnp.int32), place < drafted[:, None])
+    path = jnp.where(place < accepted[:, None], place, -1)
+    count = accepted + 1 if live is None else jnp.where(jnp.asarray(live), accepted + 1, 0)
+    tokens = jnp.zeros((rows, most + 1), jnp.int32)
+    return own.update(state, draft, Verdict(tokens, count, path))
+
+
+@pytest.mark.fast
+def test_heuristic_as_in_transformers():
+    own = control.load("heuristic", start=5, most=8)
+    state = own.init(context(3))
+    state = played(own, state, [5, 5, 0], [5, 4, 0])
+    assert own.limit(state).tolist() == [7, 4, 5]
+    for _ in range(9):
+        state = played(own, state, own.limit(state), [0, 0, 0])
+    assert own.limit(state).tolist() == [1, 1, 1]
+    for _ in range(9):
+        state = played(own, state, own.limit(state), own.limit(state))
+    assert own.limit(state).tolist() == [8, 8, 8]
+
+
+@pytest.mark.fast
+def test_bass_as_published():
+    """l0 = 7; two more after a row that accepted all; else a tenth less, and less again."""
+    own = control.load("bass")
+    state = own.init(context(2))
+    lengths = []
+    for accepted in ([7, 0], [3, 2], [3, 2], [3, 6], [0, 0], [9, 9]):
+        drafted = own.limit(state)
+        state = played(own, state, drafted, jnp.minimum(jnp.asarray(accepted), drafted))
+        lengths.append(own.limit(state).tolist())
+        assert lengths[-1][0] == lengths[-1][1]
+    # 7 -> 9 -> 8 (a tenth) -> 6 (a tenth, and one) -> 8 (a row accepted all 6) -> 7 -> 9
+    assert [row[0] for row in lengths] == [9, 8, 6, 8, 7, 9]
+    # Finished rows do not count, and without a live draft nothing changes.
+    state = played(own, own.init(context(2)), [7, 7], [7, 3], [False, True])
+    assert own.limit(state).tolist() == [6, 6]
+    state = played(own, own.init(context(2)), [0, 0], [0, 0])
+    assert own.limit(state).tolist() == [7, 7]
+
+
+def ahead(depth, probs, tokens=None):
+    """What a controller is asked about one place per row with these probabilities f[B,V]."""
+    probs = jnp.asarray(probs)[:, None]
+    token = jnp.zeros(probs.shape[:2]) if tokens is None else jnp.log(jnp.asarray(tokens))[:, None]
+    valid = jnp.ones(probs.shape[:2], bool)
+    return Ahead(depth, jnp.log(probs), token, valid, token)
+
+
+@pytest.mark.fast
+def test_entropy_stops_after_the_token_of_a_flat_distribution():
+    own = control.load("entropy", most=0.3)
+    flat, sharp = [0.4, 0.3, 0.3], [0.98, 0.01, 0.01]
+    high = 0.15 * -np.sum(np.array(flat) * np.log(flat))
+    assert np.sqrt(high) > 0.3
+    state = own.init(context(2))
+    # What an earlier round left has no effect on the first token.
+    for left in (state, ~state):
+        answer, first = own.ask(left, ahead(0, [flat, sharp]))
+        assert answer.tolist() == [True, True]
+        answer, second = own.ask(first, ahead(1, [sharp, flat]))
+        assert answer.tolist() == [False, True]
+        assert own.ask(second, ahead(2, [flat, flat]))[0].tolist() == [True, False]
+
+
+@pytest.mark.fast
+def test_adaedl_asks_before_the_token_and_follows_acceptance():
+    own = control.load("adaedl", start=0.5, target=0.5, step=0.1, keep=0.0, memory=0.0)
+    state = own.init(context(2))
+    flat, sharp = [0.4, 0.3, 0.3], [0.9, 0.05, 0.05]
+    assert 1 - np.sqrt(0.2 * 1.0889) > 0.5 and 1 - np.sqrt(0.2 * 1.0889) < 0.6
+    assert own.ask(state, ahead(0, [flat, sharp]))[0].tolist() == [True, True]
+    state = played(own, state, [2, 2], [0, 2])
+    np.testing.assert_allclose(state.threshold, [0.6, 0.4], rtol=1e-6)
+    assert own.ask(state, ahead(0, [flat, flat]))[0].tolist() == [False, True]
+    again = played(own, state, [0, 0], [0, 0])
+    np.testing.assert_array_equal(again.threshold, state.threshold)
+
+
+def reference_threshold(probs, passed, threshold):
+    """The rule of transformers, with its own loops."""
+    if len(probs) <= 5 or all(passed) or not any(passed):
+        return threshold
+    best = None
+    for candidate in sorted(set(probs), reverse=True):
+        wrong = np.mean([p >= candidate for p, ok in zip(probs, passed, strict=True) if not ok])
+        missed = np.mean([p < candidate for p, ok in zip(probs, passed, strict=True) if ok])
+        cost = wrong + 3 * missed
+        if best is None or cost < best[0] - 1e-9:
+            best = cost, candidate
+    return best[1]
+
+
+def test_confidence_is_refitted_as_in_transformers():
+    """40 rounds of three rows; every tested token with a known probability is recorded."""
+    own, draw = (
+        control.load("confidence", threshold=0.4, refit=1, memory=64),
+        np.random.default_rng(0),
+    )
+    state = own.init(context(3))
+    history: list[list[tuple[float, bool]]] = [[], [], []]
+    for _ in range(20):
+        probs, accepted = draw.uniform(0.1, 1, (3, 4)), draw.integers(0, 4, 3)
+        for depth in range(4):
+            # The question about level ``depth`` has the token of the level before it.
+            token = np.ones(3) if depth == 0 else probs[:, depth - 1]
+            _, state = own.ask(state, ahead(depth, np.full((3, 3), 1 / 3), token))
+        state = played(own, state, [4, 4, 4], accepted)
+        for row in range(3):
+            for level in range(min(accepted[row] + 1, 3)):
+                history[row].append((np.float32(probs[row, level]), level < accepted[row]))
+            known = history[row][-64:]
+            expected = reference_threshold([p for p, _ in known], [a for _, a in known], 0.4)
+            np.testing.assert_allclose(state.threshold[row], expected, rtol=1e-5)
+
+
+@pytest.mark.fast
+def test_goodput_chooses_the_best_length_of_all_rows():
+    """By the closed form, for acceptance that differs by row, and without finished rows."""
+    own = control.load("goodput", most=8, draft=0.1, verify=0.1, weight=1e-3, memory=1.0)
+    state = own.init(context(2))
+    for _ in range(40):
+        state = played(own, state, [8, 8], [8, 0])
+    lengths = np.array([0, 1, 2, 3, 4, 6, 8])
+    both = (1 + lengths + 1) / (1 + 0.2 * lengths)
+    assert int(own.limit(state)[0]) == lengths[np.argmax(both)] == 8
+    # The row that accepts all is finished: the other one drafts nothing.
+    state = played(own, state, [8, 8], [0, 0], [False, True])
+    assert own.limit(state).tolist() == [0, 0]
+
+
+@pytest.mark.fast
+def test_goodput_tries_again_when_it_has_saved_enough():
+    own = control.load("goodput", most=4, draft=0.2, verify=0.3, acceptance=0.1, explore=0.05)
+    state, tried = own.init(context(1)), []
+    for step in range(42):
+        length = int(own.limit(state)[0])
+        tried += [step] if length else []
+        state = played(own, state, [length], [0])
+    # A trial with one token costs 0.5 of a round, so every tenth round can pay for one.
+    assert len(tried) == 4 and set(np.diff(tried)) <= {10, 11}
+    never = control.load("goodput", most=4, draft=0.5, acceptance=0.1, explore=0.0)
+    state = never.init(context(1))
+    for _ in range(50):
+        state = played(never, state, [0], [0])
+        assert int(never.limit(state)[0]) == 0
+
+
+@pytest.mark.parametrize("policy", ["ucb", pytest.param("exp3", marks=pytest.mark.slow)])
+def test_bandit_finds_the_best_arm(policy):
+    """Tokens are accepted with probability 0.8: 4 is best; rows do not depend on each other."""
+    own = control.load("bandit", policy=policy, most=4, draft=0.05, verify=0.0, width=0.2)
+    draw, state, counts = np.random.default_rng(1), own.init(context(4)), np.zeros(5)
+    update = jax.jit(lambda *args: played(own, *args))
+    for step in range(300):
+        length = np.asarray(own.limit(state))
+        accepted = np.minimum((draw.random((4, 4)) < 0.8).cumprod(1).sum(1), length)
+        state = update(state, length, accepted)
+        if step >= 150:
+            np.add.at(counts, length, 1)
+    assert counts.argmax() == 4 and counts[0] < counts[4] / 4
+
+
+@pytest.mark.fast
+def test_calibrated_stops_at_the_first_fall():
+    own = control.load("calibrated", most=4, draft=0.25, verify=0.0)
+    state = own.init(context(3))
+    sure = np.array([0.9, 0.2, 0.6])
+    flat = np.concatenate([sure[:, None], np.repeat((1 - sure)[:, None] / 9, 9, 1)], 1)
+    going, answers = np.ones(3, bool), []
+    for depth in range(5):
+        answer, state = own.ask(state, ahead(depth, flat))
+        going &= np.asarray(answer)
+        answers.append(going.tolist())
+    expected = []
+    for s in sure:
+        tokens = 1 + np.concatenate([[0], np.cumsum(s ** np.arange(1, 6))])
+        rate = tokens[:5] / (1 + 0.25 * np.arange(5))
+        rises = [*list(rate[1:] > rate[:-1]), False]
+        expected.append(rises.index(False))
+    assert [sum(column) for column in zip(*answers, strict=True)] == expected == [4, 0, 2]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        t if t[:4] in ("good", "conf", "bass") else pytest.param(t, marks=pytest.mark.slow)
+        for t in ADVERSARIAL
+    ],
+)
+def test_exact_law(text):
+    """Two rounds of a draft model, the second one with what the controller learned."""
+    with jax.enable_x64(True):
+        target, draft, _ = cases.models()
+        params = ModelParams(cases.table(0), cases.table(3))
+        drafter = drafters.make("draft_model", target, model=draft, gamma=3, control=text)
+        truth = testing.sequence_law(target, params.target, (2, 1), 3, temperature=0.9)
+        emitted = testing.exact_law(
+            target, drafter, accept.load("chain"), params, (2, 1), 3, temperature=0.9
+        )
+        assert testing.total_variation(emitted, truth) < shared.EXACT
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fixed", "controller fixed needs the key 'length'"),
+        ("fixed:-1", "the draft length is -1; it must be a whole number >= 0"),
+        ("heuristic:5,most=3", "heuristic's most is 3; it must be a whole number >= 5"),
+        ("confidence:1.5", "the threshold of confidence is 1.5"),
+        ("confidence:0.4,2", "confidence's refit is 2; it must be 0 or 1"),
+        ("entropy:-1", "entropy's most is -1"),
+        ("adaedl:start=2", "adaedl's start is 2; it must be a number between 0 and 1"),
+        ("bass:0", "bass's start is 0; it must be a whole number >= 1"),
+        ("bandit:greedy", "bandit's policy is 'greedy'; it must be one of"),
+        ("goodput:explore=2", "goodput's explore is 2; it must be a number between 0 and 1"),
+        ("goodput:draft=-1", "the cost draft is -1; it must be a number of at least 0"),
+        ("goodput:no_such_file", "there is no cost profile no_such_file; mode bench writes one"),
+    ],
+)
+def test_errors(text, message):
+    with pytest.raises(UserError, match=message):
+        control.parse(text)
+
+
+@pytest.mark.fast
+def test_lookups_take_only_limits():
+    target = cases.models()[0]
+    with pytest.raises(UserError, match="prompt_lookup has none; take one of bandit, bass, fixed"):
+        drafters.make("prompt_lookup", target, control="threshold:0.4")
+    for text in ("bandit", "bass", "fixed:1", "goodput", "heuristic"):
+        limited = drafters.make("prompt_lookup", target, gamma=3, control=text)
+        assert limited is drafters.make("prompt_lookup", target, gamma=3, control=text)
+        assert limited.rest is not None and not limited.whole
