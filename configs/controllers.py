@@ -18,7 +18,14 @@ from configs import generate, quickstart
 LENGTHS = (1, 2, 4, 8)
 # Those that any drafter takes, and those that ask while a draft grows.
 LIMITS = ("heuristic:5", "bass:5", "bandit:ucb", "goodput")
-ASKS = ("threshold:0.4", "confidence:0.4", "confidence:0.4,1", "entropy:0.3", "adaedl", "calibrated")
+ASKS = (
+    "threshold:0.4",
+    "confidence:0.4",
+    "confidence:0.4,1",
+    "entropy:0.3",
+    "adaedl",
+    "calibrated",
+)
 
 
 def get_config(what: str = "draft_model") -> ConfigDict:

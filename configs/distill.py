@@ -38,6 +38,9 @@ def get_config() -> ConfigDict:
     # A model directory, a name of the Hub, a .gguf file, or a trained run's workdir.
     config.target = ""
     config.pruned = ""  # layers of the target to start from, instead of config.model
+    # Directories of draft models, separated by commas: the loss leaves out the labels to which one
+    # of them gives the highest probability (configs/boost.py).
+    config.boosted = ""
     config.model.vocab_size = 0  # the target's
     config.model.hidden_size = 128
     config.model.intermediate_size = 384

@@ -22,5 +22,5 @@ def get_config(skips: str = "") -> ConfigDict:
     config.drafter.skip_attention = skips  # layers, or the file of a search
     config.drafter.skip_mlp = skips
     # Ends a draft after an unsure token, as the authors do; 0.5 at temperature 1.
-    config.drafter.control = "adaptive:0.8"
+    config.drafter.control = "matchness:0.8"
     return config

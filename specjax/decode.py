@@ -101,13 +101,14 @@ def _generate(
         state, _, step = carry
         return (step < max_steps) & ~state.done.all()
 
-    def round_with(one):
+    def round_with(one, fields=Records._fields):
         def body(carry):
             state, records, step = carry
             state, info = one(target, drafter, accept, params, state, eos_id=eos_id)
             counts = counts_of(info)
-            records = jax.tree.map(lambda all_, now: all_.at[step].set(now), records, counts)
-            return state, records, step + 1
+            # Other fields stay 0.
+            new = {f: getattr(records, f).at[step].set(getattr(counts, f)) for f in fields}
+            return state, records._replace(**new), step + 1
 
         return body
 
@@ -115,7 +116,7 @@ def _generate(
     start = state, Records(*[zeros] * len(Records._fields)), jnp.zeros((), jnp.int32)
     if drafter.rest is None:
         return jax.lax.while_loop(running, full, start)[:2]
-    idle = round_with(idle_step)
+    idle = round_with(idle_step, ("emitted", "verified"))
 
     # Two loops in a loop: a conditional would copy the caches.
     def both(carry):

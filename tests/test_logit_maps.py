@@ -210,8 +210,18 @@ def test_greedy_text_with_penalties_is_that_of_plain_decoding(name, keys, storie
     ("name", "keys", "rule", "temperature"),
     [
         ("draft_model", {"gamma": 4}, "chain", 1.0),
-        ("draft_tree", {"tree": "2x1x1", "siblings": "without_replacement"}, "recursive", 1.0),
-        pytest.param("draft_model", {"gamma": 4}, "block", 0.7, marks=pytest.mark.slow),
+        *[
+            pytest.param(*slow, marks=pytest.mark.slow)
+            for slow in (
+                (
+                    "draft_tree",
+                    {"tree": "2x1x1", "siblings": "without_replacement"},
+                    "recursive",
+                    1.0,
+                ),
+                ("draft_model", {"gamma": 4}, "block", 0.7),
+            )
+        ],
     ],
 )
 def test_a_draft_model_that_is_the_target_has_every_token_accepted(name, keys, rule, temperature):

@@ -335,6 +335,13 @@ def _gain(row: dict) -> str:
 
 
 def long_context(results: dict) -> str:
+    """The table of each target that was measured."""
+    others = sorted((EXPERIMENTS / "long_context").glob("*.json"))
+    parts = [json.loads(p.read_text(encoding="utf-8")) for p in others if p.name != "results.json"]
+    return "\n\n".join(map(_contexts, [results, *parts]))
+
+
+def _contexts(results: dict) -> str:
     """Times of passes and drafts, tau and speed-ups, for each context, batch size and view."""
     lines = [
         (
@@ -456,6 +463,26 @@ def _exit_targets(part: dict) -> str:
     return f"- Targets that were trained here, {part['steps']} steps\n\n{table(heads, lines)}"
 
 
+def draft_lengths(results: dict) -> str:
+    """The best fixed length, and each controller's share of it, for each setting."""
+    names = list(dict.fromkeys(n for s in results["settings"] for n in s["ratios"]))
+    lines = [
+        (
+            each["target"],
+            each["drafter"],
+            f"{each['temperature']:g}",
+            each["batch_size"],
+            each["best"].replace("fixed:", ""),
+            f"{each['best_speedup']:.2f}",
+            *(number(each["ratios"].get(name), ".2f") for name in names),
+        )
+        for each in results["settings"]
+    ]
+    heads = ("target", "drafter", "T", "batch", "best length", "its speed-up")
+    commands = [f"- Bench: `{command}`" for command in results["commands"]]
+    return "\n".join([source(results), *commands, "", table([*heads, *names], lines)])
+
+
 TABLES: dict[str, Callable[[dict], str]] = {
     "system_efficiency": system_efficiency,
     "vs_transformers": vs_transformers,
@@ -468,5 +495,6 @@ TABLES: dict[str, Callable[[dict], str]] = {
     "tpu_programs": tpu_programs,
     "real_model": real_model,
     "long_context": long_context,
+    "draft_lengths": draft_lengths,
     "self_speculation": self_speculation,
 }

@@ -81,7 +81,8 @@ def make(
 
     Args:
         policy: "ucb" or "exp3".
-        profile: a file that mode bench wrote into profiles/ of its workdir; "": the next three keys.
+        profile: a file that mode bench wrote into profiles/ of its workdir; "": the next three
+            keys.
         most: the longest draft; the lengths are 0, 1, 2, 3, 4, 6, 8, 12, 16 up to it.
         draft, verify: what drafting and verifying one more token costs, in units of a round without
             a draft.

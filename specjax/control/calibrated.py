@@ -25,10 +25,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from specjax.control import _counts
 from specjax.control import costs as costs_lib
 from specjax.control._types import Ahead, Controller
 from specjax.control.costs import Costs, Profile, RoundCosts
-from specjax.types import Context
+from specjax.types import Context, Draft, Verdict
 
 REFERENCE = """\
 @misc{dspark2026,
@@ -54,8 +55,8 @@ def make(
     """Goes on while expected tokens over time rise.
 
     Args:
-        profile: a file that mode bench wrote into profiles/ of its workdir: times, and temperatures of
-            the confidences; "": the next three keys, and no calibration.
+        profile: a file that mode bench wrote into profiles/ of its workdir: times, and
+            temperatures of the confidences; "": the next three keys, and no calibration.
         most: the longest draft.
         draft, verify: what drafting and verifying one more token costs, in units of a round without
             a draft.
@@ -110,3 +111,45 @@ def _confidence(ahead: Ahead) -> jax.Array:
     logits = ahead.logits.astype(jnp.promote_types(ahead.logits.dtype, jnp.float32))
     highest = 1 / jnp.exp(logits - logits.max(-1, keepdims=True)).sum(-1)
     return jnp.broadcast_to(highest, ahead.valid.shape).astype(jnp.float32)
+
+
+class Recorded(struct.PyTreeNode):
+    """The confidences of a row's last rounds, and what was accepted: to fit temperatures to."""
+
+    now: jax.Array  # f32[B,K] of the draft that grows; -1: none
+    confidences: jax.Array  # f32[B,R,K] of the rounds so far; -1: no token
+    accepted: jax.Array  # i32[B,R] levels; -1: no round yet
+    rounds: jax.Array  # i32[B]
+
+
+def recorder(longest: int, rounds: int) -> Controller:
+    """Full drafts of ``longest`` levels; its state has the confidences of ``rounds`` rounds."""
+
+    def init(context: Context) -> Recorded:
+        batch = len(context.length)
+        return Recorded(
+            jnp.full((batch, longest), -1, jnp.float32),
+            jnp.full((batch, rounds, longest), -1, jnp.float32),
+            jnp.full((batch, rounds), -1, jnp.int32),
+            jnp.zeros((batch,), jnp.int32),
+        )
+
+    def ask(state: Recorded, ahead: Ahead) -> tuple[jax.Array, Recorded]:
+        sure = jnp.where(ahead.valid, _confidence(ahead), -1).max(-1)
+        here = jnp.arange(longest) == jnp.asarray(ahead.depth)
+        return jnp.ones(sure.shape, bool), state.replace(
+            now=jnp.where(here, sure[:, None], state.now)
+        )
+
+    def update(state: Recorded, draft: Draft, verdict: Verdict) -> Recorded:
+        levels = _counts.drafted(draft)[:, None]
+        now = jnp.where(jnp.arange(longest) < levels, state.now, -1)
+        here = jnp.arange(rounds) == (state.rounds % rounds)[:, None]
+        return Recorded(
+            jnp.full_like(now, -1),
+            jnp.where(here[..., None], now[:, None], state.confidences),
+            jnp.where(here, _counts.accepted(verdict)[:, None], state.accepted),
+            state.rounds + 1,
+        )
+
+    return Controller("recorder", ask, init, update)

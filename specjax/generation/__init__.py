@@ -3,12 +3,24 @@
 - ``loading``: a model, and perhaps a draft model.
 - ``prompts``: texts, chats and token ids as token ids.
 - ``texts``: ``generate_text``.
+- ``refill``: many prompts in a constant number of rows.
 - ``samples``: several samples of a prompt that is read once.
 - ``stops``: stop strings, looked for between rounds.
 """
 
 from specjax.generation.loading import Model, load
+from specjax.generation.refill import Finished, decode_all
 from specjax.generation.stops import cut, decode_until
 from specjax.generation.texts import Completion, Generated, generate_text
 
-__all__ = ["Completion", "Generated", "Model", "cut", "decode_until", "generate_text", "load"]
+__all__ = [
+    "Completion",
+    "Finished",
+    "Generated",
+    "Model",
+    "cut",
+    "decode_all",
+    "decode_until",
+    "generate_text",
+    "load",
+]

@@ -28,7 +28,7 @@ from specjax.sharding import states
 from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams, Records
 
 
-class Answer(NamedTuple):
+class Finished(NamedTuple):
     """The text of one prompt."""
 
     number: int  # of its prompt
@@ -59,7 +59,7 @@ def decode_all(
     eos_id: EosId = None,
     seed: int = 0,
     **settings: Any,
-) -> Iterator[Answer]:
+) -> Iterator[Finished]:
     """Decodes all prompts in ``batch_size`` rows; yields each answer when its row is replaced.
 
     Args:
@@ -99,7 +99,7 @@ def _answers(
     batch_size: int,
     segment: int,
     stop: jax.Array,
-) -> Iterator[Answer]:
+) -> Iterator[Finished]:
     """The answers; ``read(numbers)`` gives the state of these prompts."""
     rows = list(range(batch_size))  # the prompt of each row
     state = read(rows)
@@ -116,7 +116,7 @@ def _answers(
             if number < 0 or not done[row]:
                 continue
             ids = tokens[row, sizes[number] : length[row]].tolist()
-            yield Answer(number, ids, int(rounds[row]))
+            yield Finished(number, ids, int(rounds[row]))
             rows[row], rounds[row] = next(waiting, -1), 0
             if rows[row] >= 0:
                 state = _inserted(state, read([rows[row]]), jnp.asarray(row), axes)

@@ -11,6 +11,7 @@ from specjax import control
 from specjax.bench import profile
 from specjax.bench.passes import Job, Method
 from specjax.bench.progress import Progress
+from specjax.control import Controller
 from specjax.control.costs import ACCEPTANCE, Costs, Profile, device
 from specjax.files import write_json
 from specjax.models import hf
@@ -45,7 +46,10 @@ def with_profiles(
         if measured is None:
             make = functools.partial(_method, settings, target, label)
             jobs, known = _jobs(cells)
-            costs = profile.measure(jobs, make, lambda now, label=label: report(f"{label}: {now}"))
+            own = functools.partial(_report, report, label)
+            # Without other prompts the temperatures would be fitted to the measured ones.
+            fitted = known and control.read(str(text))[0] == "calibrated"
+            costs = profile.measure(jobs, make, own, confidences=fitted)
             if not known:
                 costs = {size: _without_acceptance(each) for size, each in costs.items()}
             model = Path(target.directory).name
@@ -59,11 +63,15 @@ def with_profiles(
     return [cell._replace(methods=methods) for cell in cells]
 
 
-def _method(settings: Settings, target: hf.Loaded, label: str, text: str) -> Method:
+def _method(settings: Settings, target: hf.Loaded, label: str, text: str | Controller) -> Method:
     """The method with another controller."""
     choice = settings.methods[label]
     own = choice._replace(drafter=choice.drafter | {"control": text})
     return build.methods(settings, target, settings.bench.temperatures, {label: own})[0]
+
+
+def _report(report: Callable[[str], None], label: str, message: str) -> None:
+    report(f"{label}: {message}")
 
 
 def _jobs(cells: Sequence[Cell]) -> tuple[list[Job], bool]:
@@ -76,7 +84,7 @@ def _jobs(cells: Sequence[Cell]) -> tuple[list[Job], bool]:
     for cell in cells:
         key = cell.job.batch_size, not cell.job.settings["temperature"]
         chosen = others or list(cell.job.prompts)
-        filled = (chosen * -(-key[0] // len(chosen)))[: key[0]]
+        filled = (chosen * -(-key[0] // len(chosen)))[: max(key[0], len(others))]
         jobs.setdefault(key, cell.job._replace(prompts=filled, eos_id=()))
     return list(jobs.values()), bool(others)
 

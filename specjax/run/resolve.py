@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specjax import accept, drafters, registry
+from specjax import accept, control, drafters, registry
 from specjax.bench.methods import MethodChoice
 from specjax.checks import one_of, whole
 from specjax.config import Config, given
@@ -243,7 +243,9 @@ def _check_mode(config: Config) -> None:
 
 def _check_warm(config: Config, chosen: Sequence[MethodChoice] | Any) -> None:
     extra, warm = config.get("warm_prompts", 0), sum(choice.warm for choice in chosen)
-    if (warm > 0) != (extra > 0) or extra < 0:
+    # A profile may be measured on them too.
+    profiled = any(control.wants_profile(choice.drafter.get("control")) for choice in chosen)
+    if (warm and not extra) or (extra and not warm and not profiled) or extra < 0:
         raise UserError(
             f"config.warm_prompts is {extra}, and {warm} methods have warm=True; "
             "a bench needs both or none"

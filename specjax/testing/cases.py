@@ -213,9 +213,9 @@ _NO_MODEL: dict[str, Callable[[LM, Models], Drafter]] = {
         "eagle3", tree="2x1", siblings="iid", draft_ids=(0, 2), fc_norm=True, layers=2
     ),
     "layer_skip": _skipping(gamma=2),
-    "layer_skip adaptive": _skipping(gamma=2, control="adaptive:0.4,0.4,0.3,0.3"),
+    "layer_skip matchness": _skipping(gamma=2, control="matchness:0.4,0.4,0.3,0.3"),
     "layer_skip tree": _skipping(
-        tree="2x1", siblings="without_replacement", control="adaptive:0.4,0.4,0.3,0.3"
+        tree="2x1", siblings="without_replacement", control="matchness:0.4,0.4,0.3,0.3"
     ),
     "pass": _heads("pass", heads=2),
     "pass tree": _heads("pass", heads=2, tree="best_first", nodes=5),

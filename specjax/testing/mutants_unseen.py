@@ -202,7 +202,7 @@ _SELF = (
     ),
     drafter_mutant(
         drafters.one_threshold_for_the_batch,
-        "layer_skip adaptive",
+        "layer_skip matchness",
         chain.make,
         "the adaptive threshold of all rows is that of the first",
         "Draft & Verify's threshold (2309.08168), which is one number, in a batch",

@@ -67,7 +67,7 @@ DEFAULT = {
     "eagle3": ("deterministic",),
     "magicdec": ("chain",),
     "triforce": ("chain",),
-    "layer_skip adaptive": ("chain",),
+    "layer_skip matchness": ("chain",),
     "pass merged": ("recursive",),
 }
 # Other shapes of drafts of the same drafters. In every pair the drafts of some rows are ragged.

@@ -56,14 +56,10 @@ def p_value(drafter, rule, setting):
 
 
 def three_token_cases():
-    """By default the tree; test_dropping_by_row_and_round_keeps_the_law has the chain."""
-    for shape, rule, settings in (
-        ("chain", "chain", ()),
-        ("tree", "recursive", ("top_k",)),
-    ):
+    """None by default: test_dropping_by_row_and_round_keeps_the_law counts through the loop."""
+    for shape, rule in (("chain", "chain"), ("tree", "recursive")):
         for setting in SETTINGS:
-            marks = [] if setting in settings else [pytest.mark.slow]
-            yield pytest.param(shape, rule, setting, marks=marks)
+            yield pytest.param(shape, rule, setting, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("shape", "rule", "setting"), list(three_token_cases()))

@@ -31,7 +31,7 @@ PAIRS = [
     for rule in conformance.lossless_rules(cases.case(name).drafter)
 ]
 # A chain, and trees of every kind that is grown in another way; the others are slow.
-DEFAULT = {("chain", "chain"), ("without_replacement", "recursive"), ("ngram_lm", "block")}
+DEFAULT = {("chain", "chain"), ("ngram_lm", "block")}
 
 
 def error_of(name: str, rule: str, **settings) -> float:

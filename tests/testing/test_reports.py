@@ -98,6 +98,7 @@ def test_a_law_without_a_draft_is_not_proven():
     assert finding.passed and "2 nodes drafted" in finding.detail
 
 
+@pytest.mark.slow
 def test_raw_noise_is_counted_or_not_proven():
     drafter = cases.case("chain").drafter
     rule = mutants.named("coins_keyed_by_position").rule()._replace(lossless_class="L1")

@@ -54,7 +54,7 @@ def test_forecasts_equal_decoding(name):
 def test_the_drafters_whose_drafts_depend_on_history():
     names = {name for name in cases.NAMES if cases.case(name).drafter.history}
     views = {"magicdec snapkv", "magicdec tree", "triforce"}
-    more = views | {"layer_skip adaptive", "layer_skip tree"}
+    more = views | {"layer_skip matchness", "layer_skip tree"}
     assert names == {"jacobi", "lookahead", "token_recycling", "trie", "controlled"} | more
 
 

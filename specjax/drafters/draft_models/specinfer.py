@@ -3,8 +3,8 @@
 SpecInfer's merged trees (Miao et al. 2024, 2305.09781, sections 3 and 4). Every node is drawn from
 its model's probabilities, independently of the other models, and ``Draft.probs`` holds these. Equal
 tokens of several models stay separate nodes, and rules test each (``recursive`` is the paper's
-multi-step speculative sampling). Siblings are tested in the order of the nodes; the paper tests
-them in a random order. Rows at temperature 0 take the most probable tokens.
+multi-step speculative sampling). Siblings are tested in the order of the models, or as in the paper
+in a random order (``sibling_order``). Rows at temperature 0 take the most probable tokens.
 
 The accepted path may contain nodes of several models, so a model may have proposed only a part of
 it. Each model keeps in its cache the part of the emitted text that its own draft has, and is fed
@@ -20,13 +20,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from specjax import control as controllers
 from specjax import references
 from specjax import tree as tree_lib
+from specjax.checks import one_of
 from specjax.drafters._growth import Fixed, Plan
 from specjax.drafters._growth.levels import node_paths
-from specjax.drafters.draft_models import _small_model
+from specjax.drafters.draft_models import _order, _small_model
 from specjax.errors import UserError
 from specjax.rng import RowKeys
 from specjax.topology import shapes
@@ -52,6 +54,14 @@ class _Setup(NamedTuple):
 
     parts: Sequence[Drafter]  # one per model
     shape: Topology  # of each part
+    mixed: bool  # whether the nodes of a level are in a random order
+
+
+class State(struct.PyTreeNode):
+    """What is carried from round to round."""
+
+    parts: tuple[Any, ...]  # of each model
+    order: jax.Array | None = None  # i32[B,N] with a random order: the node at each place
 
 
 def make(
@@ -60,6 +70,7 @@ def make(
     models: Sequence[LM | str | os.PathLike] | str,
     tree: Topology | str | Sequence[int] = "chain:4",
     control: str = "",
+    sibling_order: str = "models",
     params: Sequence[Params] | None = None,
 ) -> Drafter:
     """Drafts with several small language models.
@@ -68,14 +79,16 @@ def make(
         target: the model to be accelerated.
         models: the draft models: each an ``LM``, or any model that ``hf.load`` takes; or the
             directories as one text, separated by commas.
-        tree: the shape of each model's part, as ``topology.shapes.parse`` reads it.
-        control: ends the part of a model early; see ``control.parse``.
-        params: their parameters, when they are LMs.
+        tree: the shape of each model's part, as ``topology.shapes.parse`` reads it. control: ends
+        the part of a model early; see ``control.parse``. sibling_order: in which siblings are
+        tested: "models", one model after the other, or "random". params: their parameters, when
+        they are LMs.
 
     Raises:
-        UserError: no model, not as many parameters as models, and the errors of ``draft_tree`` for
-            each model.
+        UserError: no model, not as many parameters as models, an unknown order, and the errors of
+            ``draft_tree`` for each model.
     """
+    one_of("sibling_order", sibling_order, ("models", "random"))
     shape = shapes.parse(tree)
     models = list_of(models)
     each_params = [None] * len(models) if params is None else list(params)
@@ -92,7 +105,7 @@ def make(
     for model, own in zip(models, each_params, strict=True):
         lm, loaded = _small_model.load(target, model, own)
         parts.append(_small_model.build("specinfer", lm, loaded, plan, behind=behind))
-    setup = _Setup(parts, shape)
+    setup = _Setup(parts, shape, sibling_order == "random" and shape.nodes * len(parts) > 1)
     return Drafter(
         init_params=functools.partial(_init_params, setup),
         init=functools.partial(_init, setup),
@@ -119,20 +132,19 @@ def _rest(parts: Sequence[Drafter]) -> Rest | None:
     if len(rests) < len(parts):
         return None
 
-    def rows(state: tuple[Any, ...]) -> jax.Array:
+    def rows(state: State) -> jax.Array:
         return jnp.stack([rest.rows(own) for rest, own in _each(rests, state)]).all(0)
 
-    def idle(
-        params: ModelParams, keys: RowKeys, context: Context, state: tuple[Any, ...]
-    ) -> tuple[Any, ...]:
+    def idle(params: ModelParams, keys: RowKeys, context: Context, state: State) -> State:
         own = enumerate(_each(rests, state))
-        return tuple(rest.idle(_of(params, i), keys, context, each) for i, (rest, each) in own)
+        parts = (rest.idle(_of(params, i), keys, context, each) for i, (rest, each) in own)
+        return state.replace(parts=tuple(parts))
 
     return Rest(rows, idle)
 
 
-def _each(rests: list[Rest], state: tuple[Any, ...]) -> Iterator[tuple[Rest, Any]]:
-    return zip(rests, state, strict=True)
+def _each(rests: list[Rest], state: State) -> Iterator[tuple[Rest, Any]]:
+    return zip(rests, state.parts, strict=True)
 
 
 def list_of(models: Sequence[LM | str | os.PathLike] | str) -> list[LM | str | os.PathLike]:
@@ -174,40 +186,53 @@ def _init(
 ) -> tuple[Any, ...]:
     # As many slots as each model would have alone.
     own = slots - setup.shape.nodes * len(setup.parts) + setup.shape.nodes
-    return tuple(
+    parts = tuple(
         part.init(_of(params, i), context, target_out, own) for i, part in enumerate(setup.parts)
     )
+    size = setup.shape.nodes * len(setup.parts)
+    every = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (len(context.length), size))
+    return State(parts, every if setup.mixed else None)
 
 
 def _propose(
-    setup: _Setup, params: ModelParams, keys: RowKeys, context: Context, state: tuple[Any, ...]
-) -> tuple[Draft, tuple[Any, ...]]:
+    setup: _Setup, params: ModelParams, keys: RowKeys, context: Context, state: State
+) -> tuple[Draft, State]:
     pairs = [
         part.propose(_of(params, i), keys.inner(i), context, each)
-        for i, (part, each) in enumerate(zip(setup.parts, state, strict=True))
+        for i, (part, each) in enumerate(zip(setup.parts, state.parts, strict=True))
     ]
-    drafts, state = zip(*pairs, strict=True)
-    return drafts[0] if len(drafts) == 1 else _merge(drafts, setup.shape), state
+    drafts, parts = zip(*pairs, strict=True)
+    draft = drafts[0] if len(drafts) == 1 else _merge(drafts, setup.shape)
+    if not setup.mixed:
+        return draft, State(parts)
+    if draft.parents is None:  # a chain has no siblings
+        return draft, State(parts, state.order)
+    firsts = range(0, len(parts) * setup.shape.nodes, setup.shape.nodes)
+    levels = [[first + node for first in firsts for node in level] for level in setup.shape.levels]
+    draft, order = _order.shuffled(keys.inner(len(parts)), draft, levels)
+    return draft, State(parts, order)
 
 
 def _update(
     setup: _Setup,
     params: ModelParams,
-    state: tuple[Any, ...],
+    state: State,
     draft: Draft,
     verdict: Verdict,
     target_out: Output,
-) -> tuple[Any, ...]:
+) -> State:
     after, shape = [], setup.shape
     # The round may have verified the first nodes only.
     more = ((0, 0), (0, shape.nodes * len(setup.parts) - draft.tokens.shape[1]))
     tokens, valid = jnp.pad(draft.tokens, more), jnp.pad(draft.valid, more)
-    for i, (part, each) in enumerate(zip(setup.parts, state, strict=True)):
+    if state.order is not None:
+        tokens, valid = (_order.restored(x, state.order) for x in (tokens, valid))
+    for i, (part, each) in enumerate(zip(setup.parts, state.parts, strict=True)):
         here = slice(i * shape.nodes, (i + 1) * shape.nodes)
         mine = Draft(tokens[:, here], valid[:, here], _parents(shape, len(tokens)))
         own = verdict.replace(path=_own_path(mine, verdict, shape))
         after.append(part.update(_of(params, i), each, mine, own, target_out))
-    return tuple(after)
+    return State(tuple(after), state.order)
 
 
 def _probs(setup: _Setup, params: ModelParams, context: Context) -> jax.Array:

@@ -4,7 +4,7 @@ Draft & Verify (self-speculative decoding), Zhang et al. 2023 (2309.08168). A su
 skipped passes its input on. The draft reads the target's keys and values of the committed text, so
 it has no cache and no parameters; what it computes for its own tokens is dropped.
 
-The authors stop a draft after an unsure token: ``control="adaptive:0.8"`` (0.5 for sampling), with
+The authors stop a draft after an unsure token: ``control="matchness:0.8"`` (0.5 for sampling), with
 drafts of up to 8 tokens. Their sampled variant drafts the most probable token by default and judges
 it by the probability of drawing it; that is biased. Here a sampled draft is drawn from the
 probabilities that it is judged by.

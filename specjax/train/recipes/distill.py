@@ -6,12 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+
 from specjax.config import Config
+from specjax.drafters.draft_models._small_model import check_vocabulary, in_size
 from specjax.errors import UserError
 from specjax.models import hf
 from specjax.models.spire.model import with_memory
 from specjax.models.transformer_config import TransformerConfig
-from specjax.train import initial, objectives, on_policy
+from specjax.train import boosting, initial, objectives, on_policy
 from specjax.train.loop import Task
 from specjax.train.recipes import checks, common, examined, spire
 from specjax.train.recipes import material as materials
@@ -40,6 +43,11 @@ def prepare(config: Config, workdir: Path) -> Prepared:
             f"{decoder.max_positions} positions"
         )
     loss = common.make_loss(objectives.distill_loss, config.loss, "distill", target.lm, model)
+    theirs = target.params
+    if config.boosted:
+        earlier = _earlier(config, target)
+        loss = boosting.boosted(loss, [each.lm for each in earlier])
+        theirs = {"target": theirs, "earlier": [each.params for each in earlier]}
     material = materials.gather(config, workdir, target.tokenizer, target.directory)
     rewrite = None
     if config.data.on_policy:
@@ -50,8 +58,19 @@ def prepare(config: Config, workdir: Path) -> Prepared:
             config.loss.get("temperature", 1.0),
         )
     examine = examined.draft_model(config, target, model, material)
-    task = Task(loss, params, target.params, material.batches, material.held_out, examine, rewrite)
+    task = Task(loss, params, theirs, material.batches, material.held_out, examine, rewrite)
     return Prepared(task, material, save, common.fingerprint(target))
+
+
+def _earlier(config: Config, target: hf.Loaded) -> list[hf.Loaded]:
+    """The draft models of ``config.boosted``. Raises UserError for another vocabulary."""
+    where = common.placement(config)
+    models = []
+    for name in str(config.boosted).split(","):
+        model = hf.load(name.strip(), dtype=jnp.float32, on_host=where.spread)
+        check_vocabulary(target.lm, model.lm)
+        models.append(model._replace(lm=in_size(model.lm, target.lm.vocab_size)))
+    return models
 
 
 def _plain(config: Config, workdir: Path, target: hf.Loaded) -> _Draft:

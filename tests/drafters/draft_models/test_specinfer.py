@@ -89,7 +89,7 @@ def test_greedy_identity_and_the_draft_caches():
                 target, drafter, accept.load("recursive"), params, state, max_steps=3
             )
             accepted += int(records.accepted.sum())
-            for model, own, part in zip(models, params.draft, state.draft, strict=True):
+            for model, own, part in zip(models, params.draft, state.draft.parts, strict=True):
                 most = max(most, assert_holds_the_text(model, own, part.kept, state))
         decode.check(state)
         text = decode.outputs(state, [len(p) for p in PROMPTS])
@@ -155,8 +155,8 @@ def test_a_path_over_several_models(rule):
         assert info.draft.parents.tolist() == [[-1, 0, 1, -1, 3, 4, -1, 6, 7]]
         assert int(info.accepted[0]) == 3
         text += info.tokens[0].tolist()
-        lacking.append([len(text) - int(part.kept.length[0]) for part in state.draft])
-        for cache in (part.kept for part in state.draft):
+        lacking.append([len(text) - int(part.kept.length[0]) for part in state.draft.parts])
+        for cache in (part.kept for part in state.draft.parts):
             held = int(cache.length[0])
             assert cache.tokens[0, :held].tolist() == text[:held]
     assert text == [7, *(i % 8 for i in range(len(text) - 1))]

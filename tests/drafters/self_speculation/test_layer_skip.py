@@ -117,10 +117,10 @@ LAWS = shared.SHAPES
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", list(LAWS))
-@pytest.mark.parametrize("controlled", [False, True], ids=["", "adaptive"])
+@pytest.mark.parametrize("controlled", [False, True], ids=["", "matchness"])
 def test_exact_law(shape, controlled):
     keys, rule = LAWS[shape]
-    keys = keys | ({"control": "adaptive:0.5,0.9,0.2,0.5"} if controlled else {})
+    keys = keys | ({"control": "matchness:0.5,0.9,0.2,0.5"} if controlled else {})
     target = cases.models()[0]
     with jax.enable_x64(True):
         drafter = drafters.make("layer_skip", target, skip_attention=(1,), skip_mlp=(0,), **keys)

@@ -152,7 +152,7 @@ def test_greedy_text_is_the_targets(keys):
 
 LAWS = [
     ({"heads": 2}, "chain"),
-    ({"heads": 2, "control": "adaptive:0.4"}, "block"),
+    ({"heads": 2, "control": "matchness:0.4"}, "block"),
     ({"heads": 2, "tree": "2x1", "siblings": "without_replacement"}, "recursive"),
     ({"heads": 2, "tree": "best_first", "nodes": 5}, "deterministic"),
     ({"heads": 2, "calls": 1}, "recursive"),

@@ -31,7 +31,7 @@ def ahead(depth, probs, valid=None):
 @pytest.mark.fast
 def test_it_stops_after_an_unsure_token():
     """At every place of a tree; the pending token is always sure."""
-    own = control.load("adaptive", start=0.5)
+    own = control.load("matchness", start=0.5)
     state = own.init(rows(4))
     answer, state = own.ask(state, ahead(0, np.ones((4, 1))))
     assert answer.all() and (state.levels == 1).all() and not state.stopped.any()
@@ -58,7 +58,7 @@ def reference(threshold, share, accepted, drafted, most):
 @pytest.mark.parametrize("start", [0.0, 0.6, 1.0])
 def test_it_moves_as_published(start):
     """40 rounds of four rows: one accepts all of full drafts, one all of shorter drafts."""
-    most, own = 4, control.load("adaptive", start=start)
+    most, own = 4, control.load("matchness", start=start)
     state, draw = own.init(rows(4)), np.random.default_rng(0)
     expected = [(start, 0.0)] * 4
     for _ in range(40):
@@ -94,7 +94,7 @@ def unsure(seed=3):
 def test_the_unsure_token_is_submitted_and_the_next_is_not():
     """Each draft ends with the first token below the threshold, or has full length."""
     target, draft, params = unsure()
-    keys = {"model": draft, "gamma": 4, "control": "adaptive:0.4,0.9,0,1"}
+    keys = {"model": draft, "gamma": 4, "control": "matchness:0.4,0.9,0,1"}
     drafter = drafters.make("draft_model", target, **keys)
     rows = 64
     packed, lengths = decode.pack_prompts(
@@ -139,7 +139,7 @@ def test_exact_law_of_chains(keys, rule):
     with jax.enable_x64(True):
         target, draft, params = unsure()
         drafter = drafters.make(
-            "draft_model", target, model=draft, control="adaptive:0.5,0.9,0.2,0.5", **keys
+            "draft_model", target, model=draft, control="matchness:0.5,0.9,0.2,0.5", **keys
         )
         for settings in ({"temperature": 1.0}, {"temperature": 0.6, "top_k": 2}):
             assert shared.law_error(drafter, rule, target, params, **settings) < shared.EXACT
@@ -159,7 +159,7 @@ def test_exact_law_of_chains(keys, rule):
 def test_exact_law_of_trees(keys, rule):
     with jax.enable_x64(True):
         target, draft, params = unsure()
-        own = {"model": draft, "control": "adaptive:0.5,0.9,0.2,0.5"}
+        own = {"model": draft, "control": "matchness:0.5,0.9,0.2,0.5"}
         drafter = drafters.make("draft_tree", target, **own, **keys)
         assert shared.law_error(drafter, rule, target, params) < shared.EXACT
 
@@ -170,7 +170,7 @@ def test_exact_law_of_later_rounds():
     with jax.enable_x64(True):
         target, draft, params = unsure()
         drafter = drafters.make(
-            "draft_model", target, model=draft, gamma=2, control="adaptive:0.4,0.9,1,0"
+            "draft_model", target, model=draft, gamma=2, control="matchness:0.4,0.9,1,0"
         )
         law = testing.exact_law(
             target, drafter, accept.load("chain"), params, [2, 1], 3, rounds=3, temperature=1.0
@@ -183,6 +183,6 @@ def test_exact_law_of_later_rounds():
 @pytest.mark.parametrize("key", ["start", "target", "step", "keep", "memory"])
 def test_errors(key):
     for value in (-0.1, 1.5, float("nan"), True):
-        with pytest.raises(UserError, match=f"adaptive's {key} is .* a number between 0 and 1"):
-            control.load("adaptive", **{key: value})
-    assert control.parse("adaptive:0.5").name == "adaptive:0.5"
+        with pytest.raises(UserError, match=f"matchness's {key} is .* a number between 0 and 1"):
+            control.load("matchness", **{key: value})
+    assert control.parse("matchness:0.5").name == "matchness:0.5"

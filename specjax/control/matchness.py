@@ -64,9 +64,9 @@ def make(
     """
     values = {"start": start, "target": target, "step": step, "keep": keep, "memory": memory}
     for name, value in values.items():
-        number(f"adaptive's {name}", value, "between 0 and 1", lambda x: 0 <= x <= 1)
+        number(f"matchness's {name}", value, "between 0 and 1", lambda x: 0 <= x <= 1)
     return Controller(
-        f"adaptive:{start:g}",
+        f"matchness:{start:g}",
         _ask,
         functools.partial(_init, start),
         functools.partial(_update, target, step, keep, memory),
