@@ -50,9 +50,11 @@ def overlay(model: LM) -> LM:
         apply=_apply_of(model.apply),
         commit=_commit,
         tapping=None if model.tapping is None else _tapping_of(model.tapping),
-        # Its buffer has all layers, and the block of a part has some; queries read a real cache.
+        # Its buffer has all layers, and the block of a part has some; the other functions read a
+        # real cache.
         part=None,
         queries=None,
+        extended=None,
     )
 
 

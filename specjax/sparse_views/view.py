@@ -23,7 +23,7 @@ class View(NamedTuple):
     """
 
     name: str
-    slots: int  # tokens that each layer without a sliding window can hold
+    slots: int  # the most tokens that each layer without a sliding window can hold
     init: Callable[..., Any]
     read: Callable[..., tuple[KVCache, Any]]
     commit: Callable[..., Any]
@@ -70,7 +70,13 @@ def take(buffer: jax.Array, positions: jax.Array) -> jax.Array:
 
 
 def gathered(cache: KVCache, positions: Sequence[jax.Array]) -> KVCache:
-    """Buffers with the entries at ``positions`` i32[B,1 or H,M], one array per full layer."""
+    """Buffers with the entries at ``positions`` i32[B,1 or H,M], one array per full layer.
+
+    They have at most the slots of the cache: a view has no more slots in use than the text has
+    tokens.
+    """
+    most = cache.k[full_layers(cache)[0]].shape[2]
+    positions = [at[..., :most] for at in positions]
     pairs = list(zip(full_layers(cache), positions, strict=True))
     return KVCache(
         k=tuple(take(cache.k[layer], at) for layer, at in pairs),

@@ -86,9 +86,51 @@ def test_streaming_holds_the_first_and_the_most_recent(budget, sinks):
     assert view.slots == budget and not view.history
     for context, cache, _ in rounds(view, model, params):
         assert np.array_equal(cache.length, context.cache.length)
+        assert cache.k[0].shape[2] == min(budget, SLOTS)
         for length, held in zip(np.asarray(cache.length), positions_held(cache), strict=True):
             recent = range(max(0, length - (budget - sinks)), length)
             assert held == sorted({*range(min(sinks, length)), *recent})
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(("budget", "sinks"), [(7, 3), (4, 0), (3, 2), (200, 4)])
+def test_a_streaming_model_holds_the_first_and_the_most_recent(budget, sinks):
+    """Also after blocks of which a part is committed, and blocks longer than the recent part."""
+    model, params = testing.keyed(VOCAB), testing.random_table(0, VOCAB)
+    small = views.streaming_model(model, budget=budget, sinks=sinks)
+    cache = small.init_cache(4, SLOTS)
+    assert cache.k[0].shape[2] == min(budget, SLOTS)
+    random = np.random.default_rng(1)
+    for size in (1, 3, 9, 1, 5, 12, 4):
+        places = cache.length[:, None] + jnp.arange(size)
+        _, block = small.apply(params, jnp.take_along_axis(text(), places, 1), cache)
+        cache = small.commit(cache, block, jnp.asarray(random.integers(0, size + 1, 4), jnp.int32))
+        for length, held in zip(np.asarray(cache.length), positions_held(cache), strict=True):
+            recent = range(max(0, length - (budget - sinks)), length)
+            assert held == sorted({*range(min(sinks, length)), *recent})
+
+
+def test_a_pass_of_a_streaming_model_is_a_pass_with_a_mask():
+    """A decoder that is fed token by token; then a chain of three, after its cache."""
+    model, params = decoder()
+    small, sinks, recent, size = views.streaming_model(model, budget=8, sinks=3), 3, 5, 20
+    cache, tokens = small.init_cache(4, SLOTS), text()[:, : size + 3]
+    one = jnp.ones((4,), jnp.int32)
+    step = jax.jit(
+        lambda cache, token: small.commit(cache, small.apply(params, token, cache)[1], one)
+    )
+    for place in range(size):
+        cache = step(cache, tokens[:, place, None])
+    out, _ = jax.jit(small.apply)(params, tokens[:, size:], cache)
+    own, past = np.arange(size + 3)[:, None], np.arange(size + 3)
+    # What is held when a token is fed: those before it, or before the chain that it is in.
+    end = np.minimum(own, size)
+    visible = (past <= own) & ((past < sinks) | (past >= end - recent))
+    layout = tree.Layout(
+        jnp.broadcast_to(visible, (4, size + 3, size + 3)), jnp.broadcast_to(past, (4, size + 3))
+    )
+    full, _ = jax.jit(model.apply)(params, tokens, model.init_cache(4, 0), layout)
+    np.testing.assert_allclose(out.logits, full.logits[:, size:], atol=1e-4)
 
 
 @pytest.mark.fast

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from specjax import step, tree
+from specjax import logit_maps, step, tree
 from specjax.drafters.self_speculation._own_cache import Inner
 from specjax.models import overlay
 from specjax.rng import RowKeys
@@ -137,19 +137,36 @@ def _scored(
     Where fewer nodes are scored, logits and block are zero beyond; those nodes are not valid.
     """
     sizes = tree.widths(drafter, draft.tokens.shape[0])
-    if len(sizes) == 1:
-        return step.score(model, drafter, params, state, draft)
+    plain = state.replace(sampling=state.sampling.replace(maps=None))
 
     def branch(width: int) -> Callable[[], tuple[Output, Any]]:
         def run() -> tuple[Output, Any]:
             few = tree.first_nodes(draft, width - 1)
-            out, block, _ = step.score(model, drafter, params, state, few)
+            out, block, _ = step.score(model, drafter, params, plain, few)
             return tree.sized((out, block), sizes[-1])
 
         return run
 
-    index = jnp.searchsorted(jnp.asarray(sizes), jnp.max(tree.fed_nodes(draft, state.done)) + 1)
-    return Scored(*jax.lax.switch(index, [branch(width) for width in sizes]))
+    if len(sizes) == 1:
+        out, block = branch(sizes[0])()
+    else:
+        fed = jnp.max(tree.fed_nodes(draft, state.done)) + 1
+        index = jnp.searchsorted(jnp.asarray(sizes), fed)
+        out, block = jax.lax.switch(index, [branch(width) for width in sizes])
+    return Scored(out._replace(logits=_mapped(state, draft, out.logits)), block)
+
+
+def _mapped(state: DecodeState, draft: Draft, logits: Array) -> Array:
+    """The logits f[B,N+1,V] after the row's maps, as those of a draft (``logit_maps.for_draft``).
+
+    The model may have none of the tokens that the maps leave.
+    """
+    maps = state.sampling.maps
+    if maps is None:
+        return logits
+    text = logit_maps.read(maps, state.tokens, state.length, logits.shape[-1])
+    visible = tree.block_visible(draft)[:, :, 1:]
+    return logit_maps.for_draft(maps, text, logits, draft.tokens, visible)
 
 
 def _places(draft: Draft, info: StepInfo) -> Array:

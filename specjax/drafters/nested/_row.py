@@ -107,7 +107,25 @@ def _init(
             f"{name}: {row.leaf.name} keeps a state between rounds and cannot continue the drafts "
             "of a model; let it draft for a model only, or take prompt_lookup or ngram_lm"
         )
-    return State(tuple(_system.init(system, *given) for system in row.systems), leaf)
+    states = tuple(_system.init(system, *given) for system in row.systems)
+    for system, own in zip(row.systems, states, strict=True):
+        if system.offset and jax.tree.leaves(_kept_by_leaves(own.inner)):
+            raise UserError(
+                f"{name}: a drafter that keeps a state between rounds cannot draft for a model "
+                "that continues the drafts of another one; let each draft have tokens of one "
+                "model, or take prompt_lookup or ngram_lm"
+            )
+    return State(states, leaf)
+
+
+def _kept_by_leaves(inner: Any) -> Any:
+    """What drafters without a model keep at all levels inside a system.
+
+    They would read drafts of the parts before it, which may be withdrawn, as committed text.
+    """
+    if not isinstance(inner, State):
+        return inner
+    return [inner.leaf, *(_kept_by_leaves(system.inner) for system in inner.systems)]
 
 
 def _propose(
@@ -158,7 +176,7 @@ def _update(
     verdict: Verdict,
     target_out: Output,
 ) -> State:
-    accepted = (verdict.path >= 0).sum(-1)
+    accepted = (verdict.path >= 0).sum(-1, dtype=jnp.int32)
     settled = [
         _system.settle(system, params, old, accepted, verdict, target_out)
         for system, old in zip(row.systems, state.systems, strict=True)

@@ -90,9 +90,7 @@ def run_if(
 
     A loop of at most one turn: a conditional would copy the caches in the state.
     """
-    fake = rng.RowKeys(
-        rng.row_keys(0, context.length.shape[0]), jnp.zeros((), jnp.int32), context.length
-    )
+    fake = fake_keys(context)
     # Only the shapes are needed.
     with jax.disable_jit(False):
         shape = jax.eval_shape(lambda old: stage.propose(params, fake, context, old)[0], state)
@@ -102,6 +100,12 @@ def run_if(
         return jnp.zeros((), bool), *stage.propose(params, keys, context, carry[2])
 
     return jax.lax.while_loop(lambda carry: carry[0], run, (needed, nothing, state))[1:]
+
+
+def fake_keys(context: Context) -> RowKeys:
+    """Keys for ``jax.eval_shape``, which draws nothing."""
+    rows = rng.row_keys(0, context.length.shape[0])
+    return RowKeys(rows, jnp.zeros((), jnp.int32), context.length)
 
 
 def _in_order(stages: Stages) -> list[tuple[Any, Any]]:

@@ -10,7 +10,8 @@ value. The noise of an inner round is ``RowKeys.inner`` of its number.
 
 No cache is written while the inner rounds run. ``settle`` commits what the outer target accepted.
 The parts of the inner drafter's state that are no overlays return to what they were before the
-inner text; so an inner drafter must not need the model's outputs, and must be able to miss rounds.
+inner text; so an inner drafter must not need the model's outputs, must be able to miss rounds, and
+learns nothing from inner verdicts (``_inside``).
 """
 
 from __future__ import annotations
@@ -27,10 +28,9 @@ from specjax.drafters._growth import Drafted
 from specjax.drafters.nested import _inner_rounds
 from specjax.drafters.nested._inner_rounds import System
 from specjax.drafters.self_speculation._own_cache import Inner
-from specjax.errors import UserError
 from specjax.models import overlay
 from specjax.rng import RowKeys
-from specjax.types import LM, Array, Context, Drafter, ModelParams, Output, Params, Verdict
+from specjax.types import LM, Array, Context, ModelParams, Output, Params, Verdict
 
 # Tokens that a model is fed in one pass to read what its cache lacks.
 CHUNK = 8
@@ -54,20 +54,6 @@ class Drawn(NamedTuple):
     valid: Array  # bool[B,gamma] all, unless logits were not finite
     logits: Array  # f[B,gamma,V] the model's, after the row's maps, that each token was drawn from
     finite: Array  # bool[B]
-
-
-def check(name: str, drafter: Drafter) -> None:
-    """Raises UserError unless ``drafter`` can draft inside the drafter ``name``."""
-    if drafter.features or drafter.taps:
-        raise UserError(
-            f"{name}: {drafter.name} reads the output of the model that it drafts for, and the "
-            "text of an inner model is a draft that may be withdrawn; take a lookup or a model"
-        )
-    if not drafter.gaps:
-        raise UserError(
-            f"{name}: {drafter.name} must take part in every round, and cannot return to an "
-            "earlier text; take a lookup or a model"
-        )
 
 
 def init(

@@ -26,7 +26,7 @@ from specjax import accept, drafters, references
 from specjax.accept import chain, lenient
 from specjax.drafters import none
 from specjax.drafters.draft_models import _small_model, specinfer
-from specjax.drafters.nested import _row, _stages, _system
+from specjax.drafters.nested import _inside, _row, _stages, _system
 from specjax.drafters.nested._lengths import Lengths, parse
 from specjax.drafters.nested._row import Row
 from specjax.drafters.nested._stages import Stages
@@ -111,9 +111,9 @@ def make(
         check_window(model, made)
     made = made._replace(init=functools.partial(_init, cascade, made), greedy_only=lenience < 1)
     first = sizes.rows[0]
-    if first[0] != made.nodes:
+    if first[0] != made.nodes or lenience < 1:
         return made
-    # All tokens are of the first model: its probabilities are those of a draft model.
+    # All tokens are samples of the first model: its probabilities are those of a draft model.
     forecast = functools.partial(_of_first, _small_model.foresee, target, cascade.models[0])
     return made._replace(
         probs=functools.partial(_probs, cascade.models[0]),
@@ -139,7 +139,7 @@ def _leaf(target: LM, sizes: Lengths, stages: Stages | None) -> Drafter | None:
     if stages is None:
         stages = [drafters.make("prompt_lookup", target, gamma=longest)]
     [leaf] = _stages.build(target, stages, gaps=True)
-    _system.check("cascade", leaf)
+    leaf = _inside.allowed("cascade", leaf)
     if leaf.siblings != CHAIN:
         raise UserError(f"cascade takes drafts that are chains; {leaf.name} drafts trees")
     if longest > leaf.nodes:

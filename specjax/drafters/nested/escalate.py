@@ -75,8 +75,8 @@ def make(
             alphabetical order of the labels, because a configuration keeps no other order; or
             ready-made drafters in the given order. All chains, or all deterministic (chains and
             trees).
-        least: a drafter is not asked in a row while its moving average of accepted shares in that
-            row is lower.
+        least: a drafter is not asked in a row any more once its moving average of accepted shares
+            in that row is lower.
         decay: weight of the past in that average, in [0, 1). None: 0.8. Only with ``least`` above
             0: otherwise the average is not used.
 

@@ -19,7 +19,7 @@ from specjax import accept, drafters, references, sampling
 from specjax.checks import whole
 from specjax.drafters._growth.siblings import without_replacement
 from specjax.drafters.draft_models import _small_model
-from specjax.drafters.nested import _row, _stages, _system
+from specjax.drafters.nested import _inside, _row, _stages, _system
 from specjax.drafters.nested._stages import Stages
 from specjax.drafters.nested._system import Drawn, System
 from specjax.errors import UserError
@@ -129,8 +129,7 @@ def _lookup(target: LM, stages: Stages | None) -> Drafter:
     if stages is None:
         stages = [drafters.make("prompt_lookup", target)]
     [lookup] = _stages.build(target, stages, gaps=True)
-    _system.check("staged", lookup)
-    return lookup
+    return _inside.allowed("staged", lookup)
 
 
 def _model_params(params: ModelParams) -> Params:
@@ -243,5 +242,5 @@ def _update(
     target_out: Output,
 ) -> _system.State:
     on_chain = (verdict.path >= 0) & (verdict.path < settings.gamma)
-    accepted = on_chain.sum(-1)
+    accepted = on_chain.sum(-1, dtype=jnp.int32)
     return _system.settle(settings.system, params, state, accepted, verdict, target_out)

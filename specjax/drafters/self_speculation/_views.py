@@ -55,6 +55,12 @@ def inner(target: LM, view: View) -> Inner:
 
 
 def _init(view: View, params: ModelParams, context: Context, target_out: Output, slots: int) -> Any:
+    """``Inner.init``. Raises UserError for a target without keys and values: a recording."""
+    if not hasattr(context.cache, "k"):
+        raise UserError(
+            f"the view {view.name} reads the target's keys and values, and a recording has only "
+            "its tokens; replay takes drafters that need no more, such as prompt_lookup"
+        )
     return view.init(params.target, context)
 
 
