@@ -149,8 +149,8 @@ class Scored(NamedTuple):
 def score(
     target: LM, drafter: Drafter, params: ModelParams, state: DecodeState, draft: Draft
 ) -> Scored:
-    """The target's pass over the pending token and the draft, as ``drafter`` reads it."""
-    target, own = drafter.scoring(target, params)
+    """The target's pass over the pending token and the draft, in the state after its proposal."""
+    target, own = drafter.scoring(target, params, state.draft)
     pending = context_of(state).pending
     tokens = jnp.concatenate([pending[:, None], draft.tokens], axis=1)
     out, block = target.apply(own, tokens, state.cache, tree.block_layout(draft))

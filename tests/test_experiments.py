@@ -86,10 +86,13 @@ def test_self_speculation(target, tmp_path):
     out = tmp_path / "results.json"
     files = f"--target={target}/target --prompts={target}/prompts.txt --out={out}"
     small = "--chat=none --questions=2 --new=6 --exits 1 2 --gamma=2 --repeats=1 --parts"
-    self_speculation_study.main([*files.split(), *small.split(), "acceptance", "steps"])
+    small = f"--reuse-exits 1 --batches 1 2 --timed-questions=2 --timed-new=6 {small}"
+    self_speculation_study.main([*files.split(), *small.split(), "acceptance", "steps", "reuse"])
     self_speculation_study.main([*files.split(), *small.split(), "drafts"])
     parts = json.loads(out.read_text())["parts"]
-    assert list(parts) == ["acceptance", "steps", "drafts"]
+    assert list(parts) == ["acceptance", "steps", "reuse", "drafts"]
+    assert [row["batch"] for row in parts["reuse"]["rows"]] == [1, 2]
+    assert all(row["same_texts"] and row["tau"] >= 1 for row in parts["reuse"]["rows"])
     assert [row["exit_layer"] for row in parts["acceptance"]["rows"]] == [1, 2]
     last = parts["acceptance"]["rows"][-1]
     assert last["acceptance_t0"] == 1 and last["acceptance_t1"] == pytest.approx(1, abs=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -375,6 +376,7 @@ def self_speculation(results: dict) -> str:
     tables = {
         "acceptance": _exits,
         "steps": _exit_steps,
+        "reuse": _exit_reuse,
         "drafts": _exit_drafts,
         "adapters": _exit_adapters,
         "targets": _exit_targets,
@@ -415,6 +417,27 @@ def _exit_steps(part: dict) -> str:
     heads = "exit layer, ms of a step, of a pass, E / L, parameters read, "
     heads += "reuse would save of the verification"
     return f"\n{table(heads.split(', '), lines)}"
+
+
+def _exit_reuse(part: dict) -> str:
+    """Rounds without and with the reuse of the draft's layers in the verification."""
+    lines = [
+        (
+            row["exit_layer"],
+            row["batch"],
+            f"{row['tau']:.2f}",
+            *(f"{row[f'ms_of_round_{label}']:.1f}" for label in ("plain", "reuse")),
+            *(f"{row[f'tokens_per_second_{label}']:.1f}" for label in ("plain", "reuse")),
+            f"{statistics.median(row['ratios']):.2f}x ({row['ratios'][0]:.2f} to "
+            f"{row['ratios'][-1]:.2f})",
+        )
+        for row in part["rows"]
+    ]
+    heads = "exit layer, batch, tau, ms of a round, with reuse, tokens/s, with reuse, "
+    heads += "speed-up by reuse (lowest to highest)"
+    where = f"- {part['prompts']} prompts, {part['new']} tokens of each, temperature 0, "
+    where += f"gamma {part['rows'][0]['gamma']}"
+    return f"{where}\n\n{table(heads.split(', '), lines)}"
 
 
 def _exit_drafts(part: dict) -> str:

@@ -16,7 +16,9 @@ of Spec-Bench (2401.07851), evenly from its tasks, with the model's chat templat
   0 draft tokens);
 - the first E layers without the head are timed over one token and over --gamma + 1 tokens, beside
   the verifying pass: a verification that reuses what drafting has computed needs them for the last
-  draft token alone, so the difference is what it could save at most ("reuse");
+  draft token alone, so the difference is what it could save at most;
+- the same texts are decoded without and with that reuse (the key "reuse"), greedily, in turns, at
+  every batch size of --batches;
 - drafts of the exits are decoded at temperature 0 and 1 with --gamma tokens; tau is compared with
   (1 - alpha^(gamma+1)) / (1 - alpha), which takes the acceptance as independent.
 
@@ -24,19 +26,21 @@ Adapters are trained on --small, a small target, and small targets are trained w
 LayerSkip, on --text (2 MB of TinyStories); their runs are in --workdir (``training.py``).
 
 About 15 minutes on two idle CPU cores. --parts measures some of it again; each part of
-``results.json`` beside this file has its command and date. "steps" are times: run it on an idle
-machine.
+``results.json`` beside this file has its command and date. "steps" and "reuse" are times: run them
+on an idle machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,9 +55,9 @@ from specjax.data import chat, prompt_files
 from specjax.files import write_json
 from specjax.models import hf
 from specjax.theory import chain
-from specjax.types import LM, Drafter, ModelParams, Sublayers
+from specjax.types import LM, DecodeState, Drafter, ModelParams, Records, Sublayers
 
-PARTS = ("acceptance", "steps", "drafts", "adapters", "targets")
+PARTS = ("acceptance", "steps", "reuse", "drafts", "adapters", "targets")
 TEMPERATURES = (0.0, 1.0)
 PASSES = 8  # in a loop of passes
 CONTEXT = 256  # tokens before the timed passes
@@ -83,12 +87,29 @@ def decoded(
     seed: int = 0,
 ) -> tuple[list[list[int]], float]:
     """(the new tokens of each prompt, tokens per round); all prompts are one batch."""
-    packed, lengths = decode.pack_prompts(prompts)
-    params = ModelParams(target.params, drafter.init_params(jax.random.key(0)))
-    state = decode.prefill(
+    state = begun(target, drafter, prompts, temperature, new, seed=seed)
+    lengths = state.length.tolist()
+    state, records = rounds(target, drafter, state, new, target.config.eos_token_id)
+    emitted = np.asarray(records.emitted)
+    return decode.outputs(state, lengths), float(emitted.sum() / (emitted > 0).sum())
+
+
+def begun(
+    target: hf.Loaded,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    temperature: float,
+    new: int,
+    *,
+    seed: int = 0,
+    width: int | None = None,
+) -> DecodeState:
+    """The state after the prefill; ``width`` is that of the packed prompts."""
+    packed, lengths = decode.pack_prompts(prompts, width)
+    return decode.prefill(
         target.lm,
         drafter,
-        params,
+        _pair(target, drafter),
         packed,
         lengths,
         rng.row_keys(seed, len(prompts)),
@@ -96,18 +117,27 @@ def decoded(
         limit=lengths + new,
         sampling=sampling.make_sampling(len(prompts), temperature),
     )
+
+
+def rounds(
+    target: hf.Loaded, drafter: Drafter, state: DecodeState, new: int, eos_id: Any
+) -> tuple[DecodeState, Records]:
+    """All rounds; ``state`` is consumed."""
     state, records = decode.generate(
         target.lm,
         drafter,
         accept.load("chain"),
-        params,
+        _pair(target, drafter),
         state,
         max_steps=new,
-        eos_id=target.config.eos_token_id,
+        eos_id=eos_id,
     )
     decode.check(state)
-    emitted = np.asarray(records.emitted)
-    return decode.outputs(state, lengths.tolist()), float(emitted.sum() / (emitted > 0).sum())
+    return state, records
+
+
+def _pair(target: hf.Loaded, drafter: Drafter) -> ModelParams:
+    return ModelParams(target.params, drafter.init_params(jax.random.key(0)))
 
 
 def acceptance(
@@ -227,6 +257,66 @@ def steps_part(target: hf.Loaded, args: argparse.Namespace) -> dict[str, Any]:
     return {"context": CONTEXT, "rows": rows}
 
 
+class Decoded(NamedTuple):
+    """One pass over all prompts."""
+
+    seconds: float
+    rounds: int  # of all batches
+    emitted: int  # tokens
+    row_rounds: int  # rounds of all rows that were not finished
+    outputs: list[list[int]]
+
+
+def timed(
+    target: hf.Loaded, drafter: Drafter, prompts: Sequence[Sequence[int]], batch: int, new: int
+) -> Decoded:
+    """Decodes batches of ``batch`` prompts greedily, without stops; the prefill is not timed."""
+    width, total = max(map(len, prompts)), Decoded(0.0, 0, 0, 0, [])
+    for first in range(0, len(prompts), batch):
+        some = prompts[first : first + batch]
+        # All batches have one shape, so there is one program.
+        state = begun(target, drafter, some, 0.0, new, width=width)
+        lengths = state.length.tolist()
+        jax.block_until_ready(state)
+        began = time.perf_counter()
+        state, records = rounds(target, drafter, state, new, None)
+        seconds = time.perf_counter() - began
+        emitted = np.asarray(records.emitted)
+        total = Decoded(
+            total.seconds + seconds,
+            total.rounds + int((emitted > 0).any(1).sum()),
+            total.emitted + int(emitted.sum()),
+            total.row_rounds + int((emitted > 0).sum()),
+            total.outputs + decode.outputs(state, lengths),
+        )
+    return total
+
+
+def reuse_part(target: hf.Loaded, args: argparse.Namespace) -> dict[str, Any]:
+    """Rounds without and with ``reuse``, in turns: medians of --repeats passes."""
+    prompts, rows = questions(args, target)[: args.timed_questions], []
+    for each in args.reuse_exits:
+        keys = {"exit_layer": each, "gamma": args.gamma}
+        pair = [drafters.make("early_exit", target.lm, reuse=on, **keys) for on in (False, True)]
+        for batch in args.batches:
+            run = functools.partial(timed, target, prompts=prompts, batch=batch, new=args.timed_new)
+            first = [run(drafter) for drafter in pair]  # compiles
+            passes = [[run(drafter) for drafter in pair] for _ in range(args.repeats)]
+            seconds = np.array([[one.seconds for one in both] for both in passes])
+            row: dict[str, Any] = {"exit_layer": each, "gamma": args.gamma, "batch": batch}
+            row["tau"] = first[0].emitted / first[0].row_rounds
+            # A logit may differ in its last bits, and so may the choice between equal tokens.
+            row["same_texts"] = first[0].outputs == first[1].outputs
+            for label, one, own in zip(("plain", "reuse"), first, seconds.T, strict=True):
+                median = statistics.median(own.tolist())
+                row[f"ms_of_round_{label}"] = 1e3 * median / one.rounds
+                row[f"tokens_per_second_{label}"] = one.emitted / median
+            row["ratios"] = sorted((seconds[:, 0] / seconds[:, 1]).tolist())
+            rows.append(row)
+            print(row, flush=True)
+    return {"prompts": len(prompts), "new": args.timed_new, "rows": rows}
+
+
 def measure(part: str, args: argparse.Namespace, known: dict[str, Any]) -> dict[str, Any]:
     """The numbers of a part; ``known`` has the parts that were measured before."""
     if part == "adapters":
@@ -242,7 +332,7 @@ def measure(part: str, args: argparse.Namespace, known: dict[str, Any]) -> dict[
         if "acceptance" not in known:
             raise SystemExit("the part drafts needs the part acceptance; measure it first")
         return facts | drafts_part(target, args, known["acceptance"]["rows"])
-    return facts | steps_part(target, args)
+    return facts | (reuse_part if part == "reuse" else steps_part)(target, args)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -259,13 +349,17 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--exits", type=int, nargs="+", default=[8, 15, 24, 29, 30])
     add("--gamma", type=int, default=4)
     add("--repeats", type=int, default=9, help="samples of each time")
+    add("--reuse-exits", type=int, nargs="+", default=[8, 15, 24], help="of the part reuse")
+    add("--batches", type=int, nargs="+", default=[1, 4], help="batch sizes of the part reuse")
+    add("--timed-questions", type=int, default=4, help="prompts of the part reuse")
+    add("--timed-new", type=int, default=24, help="new tokens of each of them")
     add("--small", type=Path, help="a small target to train adapters on")
     add("--text", type=Path, help="text to train on")
     add("--workdir", type=Path, default=Path("runs/exits"), help="of the training runs")
     add("--steps", type=int, default=300, help="of each training run")
     add("--adapter-exits", type=int, nargs="+", default=[1, 2, 3])
     args = parser.parse_args(argv)
-    real = {"acceptance", "drafts", "steps"} & set(args.parts)
+    real = {"acceptance", "drafts", "steps", "reuse"} & set(args.parts)
     missing = [key for key in ("target", "prompts") if real and getattr(args, key) is None]
     missing += ["small"] if "adapters" in args.parts and args.small is None else []
     missing += ["text"] if set(args.parts) - real and args.text is None else []

@@ -55,7 +55,7 @@ class Clock:
 
 def of_pass(target: LM, size: int) -> Clock:
     """Times one target pass over a chain of ``size`` tokens per row."""
-    return Clock(lambda params, state, n: _pass_loop(target, size, None, params, state, n))
+    return Clock(lambda params, state, n: _pass_loop(target, None, size, None, params, state, n))
 
 
 def of_draft(drafter: Drafter) -> Clock:
@@ -73,7 +73,7 @@ def of_verify(target: LM, drafter: Drafter, width: int | None = None) -> Clock:
     def loop(params, state, iterations):
         chain = drafter.siblings == CHAIN
         layout = None if chain else _proposed(drafter, size - 1, params, state)
-        return _pass_loop(target, size, layout, params, state, iterations)
+        return _pass_loop(target, drafter, size, layout, params, state, iterations)
 
     return Clock(loop)
 
@@ -86,13 +86,26 @@ def _proposed(drafter: Drafter, nodes: int, params: ModelParams, state: DecodeSt
     return tree.block_layout(tree.first_nodes(draft, nodes))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _pass_loop(target: LM, size: int, layout, params: ModelParams, state: DecodeState, iterations):
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _pass_loop(
+    target: LM,
+    drafter: Drafter | None,
+    size: int,
+    layout,
+    params: ModelParams,
+    state: DecodeState,
+    iterations,
+):
     tokens = jnp.broadcast_to(jnp.maximum(state.tokens[:, :1], 0), (state.tokens.shape[0], size))
 
     def iteration(_, carry):
         tokens, cache = carry
-        out, block = target.apply(params.target, tokens, cache, layout)
+        scoring, own = target, params.target
+        if drafter is not None and drafter.lower is not None:
+            # What drafting has computed depends on the iteration, so that no part is hoisted.
+            draft, _ = jax.lax.optimization_barrier((state.draft, tokens))
+            scoring, own = drafter.scoring(target, params, draft)
+        out, block = scoring.apply(own, tokens, cache, layout)
         # Writes as many tokens as the block has, and does not advance.
         cache = target.commit(cache, block, jnp.zeros_like(cache.length))
         return sampling.argmax(out.logits), cache

@@ -7,6 +7,7 @@ Parameters are a plain nested dict: dispatching 288 leaves then takes a fraction
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from specjax import tree
 from specjax.errors import UserError
 from specjax.models.transformer import Transformer
 from specjax.models.transformer_config import TransformerConfig
-from specjax.types import LM, Output, Sublayers
+from specjax.types import LM, LowerLayers, Output, Sublayers
 
 
 @functools.cache
@@ -103,6 +104,7 @@ def from_config(
         queries=None if part is not None else functools.partial(_queries, config, dtype),
         last_norm=functools.partial(_last_norm, config, dtype),
         extended=extended,
+        above=None if part is not None else functools.partial(_above, config, dtype, taps),
     )
 
 
@@ -136,6 +138,49 @@ def _extended(config, dtype, taps, remat, part, pair, tokens, cache, layout=None
     cache = cache if part is None else kv.select(cache, part.attention)
     hidden, tapped, own = module(tokens, cache, layout, block, taps, remat, part, rows=rows)
     return Output(module.logits(hidden), hidden, tapped), own
+
+
+def _above(
+    config: TransformerConfig, dtype: np.dtype, own: tuple[int, ...], layers: tuple[int, ...]
+) -> Callable[..., tuple[Output, Any]]:
+    """``LM.above``; ``own`` are the model's taps."""
+    return functools.partial(_go_on, config, dtype, tuple(layers) or own)
+
+
+def _go_on(
+    config: TransformerConfig,
+    dtype: np.dtype,
+    taps: tuple[int, ...],
+    pair: tuple[dict, LowerLayers],
+    tokens: jax.Array,
+    cache: kv.KVCache,
+    layout: tree.Layout | None = None,
+) -> tuple[Output, kv.KVBlock]:
+    """``LM.apply`` from the output of the first layers, which some tokens have passed already.
+
+    Raises UserError for taps below these layers' output.
+    """
+    params, known = pair
+    count, size, done = known.count, tokens.shape[1], known.hidden.shape[1]
+    if any(tap < count - 1 for tap in taps):
+        raise UserError(
+            f"taps are {taps}, and the pass goes on from the output of layer {count - 1}; tap "
+            "layers from this one on, or compute the whole pass"
+        )
+    module = merge(config, params, dtype)
+    first, rest = tuple(range(count)), tuple(range(count, config.num_layers))
+    lower = jax.tree.map(lambda x: x[:, :size], (known.hidden, known.block))
+    if size > done:
+        later = None if layout is None else layout.replace(visible=layout.visible[:, done:])
+        own, part = kv.select(cache, first), Sublayers(first, first)
+        more = module(tokens[:, done:], own, later, known.block, (count - 1,), part=part)
+        lower = tree.join(lower, (*more[1], more[2]))
+    x, below = lower
+    own, part = kv.select(cache, rest), Sublayers(rest, rest)
+    hidden, tapped, above = module(tokens, own, layout, None, taps, part=part, start=x)
+    # The output at a token depends on all that was read for it, in the first layers too.
+    block = kv.KVBlock(below.k + above.k, below.v + above.v, above.output)
+    return Output(module.logits(hidden), hidden, tapped), block
 
 
 def _check_part(config: TransformerConfig, part: Sublayers | None) -> None:

@@ -55,6 +55,7 @@ def overlay(model: LM) -> LM:
         part=None,
         queries=None,
         extended=None,
+        above=None,
     )
 
 

@@ -160,17 +160,19 @@ class Transformer(nnx.Module):
         part: Sublayers | None = None,
         kept: jax.Array | None = None,
         rows: jax.Array | None = None,
+        start: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple[jax.Array, ...], KVBlock]:
         """tokens i32[B,T] -> (hidden [B,T,E], taps, keys and values of these tokens).
 
         ``layout`` and ``block`` as in ``types.LM``, ``remat`` and ``part`` as in
         ``lm.from_config``, ``rows`` as in ``LM.extended``; cache and block have the layers whose
         attention is computed. ``kept`` bool[B,L]: the layers of each row that change its hidden
-        states; None: all.
+        states; None: all. ``start`` [B,T,E]: the input of the first layer that is computed; None:
+        the embeddings.
         """
         fed = 0 if block is None else block.output.shape[1]
         view = past(cache, tokens.shape[1], layout, fed)
-        x = self._first(tokens, view, rows)
+        x = self._first(tokens, view, rows) if start is None else start
         angles = self._angles(view.positions)
         keys, values, tapped = [], [], {}
         for index, layer in enumerate(self.layers):

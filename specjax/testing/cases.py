@@ -187,6 +187,9 @@ _NO_MODEL: dict[str, Callable[[LM, Models], Drafter]] = {
         datastore=datastore.build(_text(target.vocab_size)),
     ),
     "early_exit": lambda target, models: drafters.make("early_exit", target, exit_layer=1, gamma=2),
+    "early_exit reuse": lambda target, models: drafters.make(
+        "early_exit", target, exit_layer=1, gamma=2, reuse=True
+    ),
     "early_exit tree": lambda target, models: drafters.make(
         "early_exit", target, exit_layer=1, tree="2x1", siblings="without_replacement"
     ),

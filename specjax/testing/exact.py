@@ -177,11 +177,7 @@ def compiled(target: LM) -> LM:
 
         return call
 
-    tapping = target.tapping
-    tapped = None if tapping is None else functools.cache(lambda layers: on(tapping(layers)))
-    more = None if target.extended is None else on(target.extended)
-    own = {"apply": on(target.apply), "commit": on(target.commit)}
-    return target._replace(tapping=tapped, extended=more, **own)
+    return target.changed(on)._replace(commit=on(target.commit))
 
 
 _play = jax.jit(one_round.play, static_argnums=(0, 1, 2))

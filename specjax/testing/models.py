@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from specjax.models import families, lm
 from specjax.models.spire import model as spire
 from specjax.models.spire.config import SpireConfig
 from specjax.models.transformer_config import TransformerConfig
-from specjax.types import LM, Output, Sublayers
+from specjax.types import LM, LowerLayers, Output, Sublayers
 
 
 def tiny_config(
@@ -115,6 +116,31 @@ def _extended(pair, tokens, cache, layout=None, block=None):
     return Output(logits, logits), block
 
 
+def above(layers: tuple[int, ...]) -> Callable[..., tuple[Output, Any]]:
+    """``LM.above`` of a table."""
+    return functools.partial(_go_on, layers)
+
+
+def _go_on(
+    layers: tuple[int, ...], pair: tuple[jax.Array, LowerLayers], tokens, cache, layout=None
+) -> tuple[Output, Any]:
+    """A pass in which the logits of the first tokens come from the hidden states of a part.
+
+    The other tokens read the part's block, and so does a commit.
+    """
+    table, known = pair
+    size, done = tokens.shape[1], known.hidden.shape[1]
+    logits, block = known.hidden[:, :size], known.block[:, :size]
+    # The output of a layer is the hidden vector, rotated by its number.
+    logits = jnp.roll(logits, 1 - known.count, -1)
+    if size > done:
+        later = None if layout is None else layout.replace(visible=layout.visible[:, done:])
+        out, more = cache.score(table, tokens[:, done:], later, known.block)
+        logits, block = tree.join((logits, block), (out.logits, more))
+    taps = tuple(jnp.roll(logits, layer, -1) for layer in layers)
+    return Output(logits, logits, taps), block
+
+
 @functools.cache
 def part(vocab_size: int, name: str, sublayers: Sublayers) -> LM:
     """``LM.part`` of a table: its logits, rolled by the number of sublayers that are left out."""
@@ -151,6 +177,7 @@ def tabular(vocab_size: int, name: str = "tabular") -> LM:
         tapping=TAPPING,
         part=functools.partial(part, vocab_size, name),
         extended=_extended,
+        above=above,
     )
 
 

@@ -94,11 +94,7 @@ def _prepare(drafter: Drafter, target: LM) -> _Prepared:
 
         return counted
 
-    tapping = target.tapping
-    tapped = None if tapping is None else functools.cache(lambda layers: counting(tapping(layers)))
-    more = None if target.extended is None else counting(target.extended)
-    counted = target._replace(apply=counting(target.apply), tapping=tapped, extended=more)
-    return _Prepared(target, counted, masked(drafter), traces)
+    return _Prepared(target, target.changed(counting), masked(drafter), traces)
 
 
 class Runner:

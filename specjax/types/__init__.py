@@ -36,7 +36,16 @@ from specjax.types.draft import (
     Verdict,
 )
 from specjax.types.drafter import Context, Drafter, Rest, Training
-from specjax.types.model import LM, Array, Cache, ModelParams, Output, Params, Sublayers
+from specjax.types.model import (
+    LM,
+    Array,
+    Cache,
+    LowerLayers,
+    ModelParams,
+    Output,
+    Params,
+    Sublayers,
+)
 from specjax.types.state import DecodeState, Records, StepInfo
 from specjax.types.text import Batch, Features
 
@@ -57,6 +66,7 @@ __all__ = [
     "Draft",
     "Drafter",
     "Features",
+    "LowerLayers",
     "ModelParams",
     "Output",
     "Params",

@@ -12,7 +12,7 @@ from specjax.errors import UserError
 from specjax.rng import RowKeys
 from specjax.sampling import Sampling
 from specjax.types.draft import CHAIN, Draft
-from specjax.types.model import LM, Array, ModelParams, Params
+from specjax.types.model import LM, Array, LowerLayers, ModelParams, Params
 from specjax.types.state import DecodeState
 
 
@@ -116,18 +116,27 @@ class Drafter(NamedTuple):
     # (params) -> [L,E]: embeddings of the ids from the vocabulary's size on, which some invalid
     # nodes of its drafts have (see ``Draft.fed``). None: its drafts have no such ids.
     rows: Callable[[ModelParams], Array] | None = None
+    # (state after ``propose``) -> what drafting has computed of the target's pass over the pending
+    # token and the first nodes; for nodes that are not valid it may be anything finite. The pass
+    # goes on from there. Not together with ``rows``. None: there is nothing to go on from.
+    lower: Callable[[Any], LowerLayers] | None = None
     training: Training | None = None
 
     def tapped(self, target: LM) -> LM:
         """``target`` with the taps that the drafter reads. Raises UserError if it has none."""
         return target.with_taps(self.taps) if self.taps else target
 
-    def scoring(self, target: LM, params: ModelParams) -> tuple[LM, Any]:
-        """``target`` and its parameters as they score a draft: with the taps and the rows.
+    def scoring(self, target: LM, params: ModelParams, state: Any) -> tuple[LM, Any]:
+        """``target`` and its parameters as they score a draft.
 
-        Raises UserError if the target cannot give the taps or take the rows.
+        It has the taps and the rows, and goes on from what drafting has computed; ``state`` is the
+        drafter's after ``propose``.
+
+        Raises UserError if the target cannot give the taps, take the rows or go on from a layer.
         """
         target = self.tapped(target)
+        if self.lower is not None:
+            return target.with_lower(self.taps), (params.target, self.lower(state))
         if self.rows is None:
             return target, params.target
         if target.extended is None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from specjax.errors import UserError
 
@@ -40,6 +42,14 @@ class Sublayers(NamedTuple):
 
     attention: tuple[int, ...]  # ascending
     mlp: tuple[int, ...]  # ascending
+
+
+class LowerLayers(struct.PyTreeNode):
+    """What the first layers of a model have computed for the first P tokens of a block."""
+
+    hidden: Array  # [B,P,E] the output of the last of these layers
+    block: Any  # arrays [B,P,...]: the block of ``LM.part`` with these layers
+    count: int = struct.field(pytree_node=False)  # how many layers, from 1 to all
 
 
 class LM(NamedTuple):
@@ -89,6 +99,11 @@ class LM(NamedTuple):
     # and the ids from ``vocab_size`` on have these rows as embeddings. Equal models have the same
     # function. None: the model takes no embeddings.
     extended: Callable[..., tuple[Output, Any]] | None = None
+    # (layer numbers) -> ``apply`` that goes on from what the first layers have computed: its first
+    # argument is (params, ``LowerLayers``), and it takes no ``block``. The first layers are
+    # computed for the other tokens alone. The taps are those of ``tapping``, or the model's own for
+    # no numbers. None: it cannot go on from a layer.
+    above: Callable[[tuple[int, ...]], Callable[..., tuple[Output, Any]]] | None = None
 
     def with_taps(self, layers: tuple[int, ...]) -> LM:
         """The model with the output hidden states of ``layers`` in ``Output.taps``.
@@ -113,6 +128,35 @@ class LM(NamedTuple):
                 "give its layers; take a decoder of specjax.models"
             )
         return self.part(sublayers)
+
+    def with_lower(self, layers: tuple[int, ...] = ()) -> LM:
+        """The model that goes on from ``LowerLayers`` (``above``), with these taps.
+
+        Raises UserError if it cannot.
+        """
+        if self.above is None:
+            raise UserError(
+                f"a pass that goes on from the first layers of {self.name} is asked for, and it "
+                "cannot begin above a layer; take a decoder of specjax.models"
+            )
+        return self._replace(apply=self.above(layers))
+
+    def changed(self, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> LM:
+        """The model with ``change(apply)`` in the place of each function that is an ``apply``.
+
+        Its parts are not changed.
+        """
+
+        def each(make: Callable | None) -> Callable | None:
+            # Equal numbers give the same function.
+            return make and functools.cache(lambda layers: change(make(layers)))
+
+        return self._replace(
+            apply=change(self.apply),
+            tapping=each(self.tapping),
+            extended=self.extended and change(self.extended),
+            above=each(self.above),
+        )
 
     def no_output(self, batch: int) -> Output:
         """The output for no tokens."""

@@ -15,7 +15,7 @@ controller, and gives the accepted nodes back to the stepper.
 from specjax.drafters._growth.drafter import build
 from specjax.drafters._growth.plans import Fixed, Plan, Pooled, read
 from specjax.drafters._growth.siblings import KINDS, children
-from specjax.drafters._growth.stepper import Begun, Drafted, Nodes, Stepper, at
+from specjax.drafters._growth.stepper import Begun, Drafted, Nodes, State, Stepper, at
 
 __all__ = [
     "KINDS",
@@ -25,6 +25,7 @@ __all__ = [
     "Nodes",
     "Plan",
     "Pooled",
+    "State",
     "Stepper",
     "at",
     "build",

@@ -103,7 +103,7 @@ def _init(
     kept = setup.stepper.init(params, context, target_out, slots)
     batch, controller = context.length.shape[0], setup.plan.controller
     state = State(kept, () if controller is None else controller.init(context))
-    if not setup.stepper.commits_block:
+    if not setup.stepper.keeps_block:
         return state
     growth = setup.plan.growth
     if isinstance(growth, Fixed):
@@ -115,20 +115,22 @@ def _init(
 
 
 def _empty(setup: _Setup, params: ModelParams, context: Context, kept: Any, fed: int) -> Any:
-    """A block with room for ``fed`` nodes."""
+    """A block with room for ``fed`` nodes, and for the pending token if it has a place."""
     batch = context.length.shape[0]
 
-    def one() -> Any:
+    def one() -> tuple[Any, Any]:
         begun = setup.stepper.begin(params, context, kept)
         token, parent = jnp.zeros((batch, 1), jnp.int32), jnp.full((batch, 1), -1, jnp.int32)
         roots = 0 if begun.memory is None else 1
         nodes = Nodes(token, parent, 1, chain_layout(batch, 1, roots))
-        return setup.stepper.step(params, growing.read_of(begun), nodes, begun.memory)[1]
+        memory = setup.stepper.step(params, growing.read_of(begun), nodes, begun.memory)[1]
+        return begun.memory, memory
 
     # Only the shapes are needed.
     with jax.disable_jit(False):
-        shapes = jax.eval_shape(one)
-    return jax.tree.map(lambda x: jnp.zeros((batch, fed, *x.shape[2:]), x.dtype), shapes)
+        root, shapes = jax.eval_shape(one)
+    places = fed if root is None else fed + 1
+    return jax.tree.map(lambda x: jnp.zeros((batch, places, *x.shape[2:]), x.dtype), shapes)
 
 
 def _room(places: int, memory: jax.Array) -> jax.Array:
@@ -163,7 +165,7 @@ def _propose(
         # A row that cannot draft may have logits that are not finite.
         draft = draft.replace(finite=draft.finite | ~begun.ready)
     state = state.replace(kept=begun.kept, control=rows.control)
-    if stepper.commits_block:
+    if stepper.keeps_block:
         state = state.replace(block=state.block if block is None else block, places=places)
     return draft, state
 

@@ -72,6 +72,13 @@ class Stepper(NamedTuple):
     # Whether ``begin`` may be left out in rounds without drafts: it catches up later, or has
     # nothing to catch up with.
     lazy: bool = False
+    # Whether ``Drafter.lower`` reads the block, with the pending token's place.
+    lends_block: bool = False
+
+    @property
+    def keeps_block(self) -> bool:
+        """Whether the drafter's state has the block."""
+        return self.commits_block or self.lends_block
 
 
 class State(struct.PyTreeNode):
@@ -79,7 +86,7 @@ class State(struct.PyTreeNode):
 
     kept: Any  # the stepper's
     control: Any = ()  # the controller's
-    # Arrays [B,P,...], with ``Stepper.commits_block``: the memory of the last draft.
+    # Arrays [B,P,...], with ``Stepper.keeps_block``: the memory of the last draft.
     block: Any = None
     # i32[B,N] place of each node of a dynamic tree in the block, -1: not fed.
     places: jax.Array | None = None

@@ -43,6 +43,8 @@ def build(target: LM, stages: Stages, *, gaps: bool) -> list[Drafter]:
         stages: drafters in a mapping are ordered by label, because a configuration keeps no other
             order.
         gaps: whether rounds may pass in which another drafter proposes.
+
+    Raises UserError for a drafter that gives the target's pass what it has computed.
     """
     built = []
     for label, keys in _in_order(stages):
@@ -53,6 +55,12 @@ def build(target: LM, stages: Stages, *, gaps: bool) -> list[Drafter]:
         if gaps and "gaps" in keys_of(drafters.load(chosen["name"])):
             chosen["gaps"] = True
         built.append(drafters.make(chosen.pop("name"), target, **chosen))
+    for drafter in built:
+        if drafter.lower is not None:
+            raise UserError(
+                f"{drafter.name} with reuse is a drafter inside another one, whose drafts are not "
+                "its own; leave reuse out"
+            )
     return built
 
 

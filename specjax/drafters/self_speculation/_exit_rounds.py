@@ -21,7 +21,7 @@ from specjax.drafters.heads import _prefix
 from specjax.drafters.self_speculation import _exit_adapter
 from specjax.drafters.self_speculation._exit_adapter import LAYER, Adapter
 from specjax.drafters.self_speculation._own_cache import Inner
-from specjax.types import Context, ModelParams, Output, Verdict
+from specjax.types import Context, LowerLayers, ModelParams, Output, Verdict
 
 
 class Kept(struct.PyTreeNode):
@@ -37,13 +37,20 @@ class _Both(NamedTuple):
 
     part: Any
     own: Any = ()  # (): the adapter has no layer
+    hidden: Any = ()  # of a block: [B,P,E] the output of the last layer; (): it is not needed
 
 
-def inner(adapter: Adapter, depth: int) -> Inner:
-    """The model that drafts; ``depth`` is M. Its parameters are the pair ``ModelParams``."""
-    model = adapter.part._replace(apply=functools.partial(_apply, adapter))
+def inner(adapter: Adapter, depth: int, reuse: bool) -> Inner:
+    """The model that drafts; ``depth`` is M. Its parameters are the pair ``ModelParams``.
+
+    ``reuse``: the target's pass goes on from the layers that were computed for a draft.
+    """
+    if reuse:
+        adapter = adapter._replace(part=adapter.part.with_taps(adapter.taps))
+    model = adapter.part._replace(apply=functools.partial(_apply, adapter, reuse))
+    lower = functools.partial(_lower, adapter) if reuse else None
     if adapter.shape.kind != LAYER:
-        return Inner(model, _pair, _view)
+        return Inner(model, _pair, _view, lower=lower)
     return Inner(
         model,
         _pair,
@@ -51,7 +58,13 @@ def inner(adapter: Adapter, depth: int) -> Inner:
         functools.partial(_init, adapter, depth),
         _commit,
         features=True,
+        lower=lower,
     )
+
+
+def _lower(adapter: Adapter, block: _Both) -> LowerLayers:
+    """``Inner.lower``."""
+    return LowerLayers(block.hidden, block.part, adapter.layer)
 
 
 def _pair(params: ModelParams) -> ModelParams:
@@ -61,6 +74,7 @@ def _pair(params: ModelParams) -> ModelParams:
 
 def _apply(
     adapter: Adapter,
+    reuse: bool,
     params: ModelParams,
     tokens: jax.Array,
     cache: _Both,
@@ -70,12 +84,13 @@ def _apply(
     """``LM.apply`` of the exit; the cache and the block are those of both."""
     first = None if block is None else block.part
     out, part = adapter.part.apply(params.target, tokens, cache.part, layout, first)
+    hidden = out.taps[0] if reuse else ()
     if adapter.shape.kind != LAYER:
         logits, _ = _exit_adapter.logits(adapter, params, out)
-        return out._replace(logits=logits), _Both(part)
+        return out._replace(logits=logits), _Both(part, hidden=hidden)
     more = None if block is None else block.own
     logits, own = _exit_adapter.logits(adapter, params, out, cache.own, layout, more)
-    return out._replace(logits=logits), _Both(part, own)
+    return out._replace(logits=logits), _Both(part, own, hidden)
 
 
 def _view(params: ModelParams, context: Context, kept: Any) -> tuple[_Both, Any]:

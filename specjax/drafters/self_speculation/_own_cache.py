@@ -1,8 +1,9 @@
 """What these drafters share: a stepper whose model reads the target's cache.
 
 The committed text is in the target's cache already, so the drafter stores nothing of it: a round
-begins by feeding the pending token, and the draft's own keys and values are dropped at its end. A
-method states which model reads the cache (``Inner.model``), and which part of it (``Inner.view``).
+begins by feeding the pending token, and the draft's own keys and values are dropped at its end, or
+at the end of the verification that goes on from them (``Inner.lower``). A method states which model
+reads the cache (``Inner.model``), and which part of it (``Inner.view``).
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import Any, NamedTuple
 import jax
 
 from specjax.drafters import _growth
-from specjax.drafters._growth import Begun, Nodes, Plan, Stepper
+from specjax.drafters._growth import Begun, Nodes, Plan, State, Stepper
 from specjax.prompt import check_window
 from specjax.types import (
     LM,
     Context,
     Drafter,
+    LowerLayers,
     ModelParams,
     Output,
     Params,
@@ -62,6 +64,8 @@ class Inner(NamedTuple):
     commit: Callable[..., Any] = _unchanged
     # Whether ``commit`` reads the target's output.
     features: bool = False
+    # The block of a draft -> what the target's pass goes on from, ``Drafter.lower``; None: nothing.
+    lower: Callable[[Any], LowerLayers] | None = None
 
 
 def build(
@@ -87,6 +91,7 @@ def build(
         step=functools.partial(_step, inner),
         commit=inner.commit,
         looped=True,
+        lends_block=inner.lower is not None,
     )
     drafter = _growth.build(
         name,
@@ -99,7 +104,14 @@ def build(
         gaps=gaps,
     )
     check_window(inner.model, drafter)
-    return drafter
+    if inner.lower is None:
+        return drafter
+    return drafter._replace(lower=functools.partial(_lower, inner.lower))
+
+
+def _lower(read: Callable[[Any], LowerLayers], state: State) -> LowerLayers:
+    """``Drafter.lower``."""
+    return read(state.block)
 
 
 def _no_params(key: Any) -> Params:

@@ -61,6 +61,7 @@ def make(
     model: str | os.PathLike | None = None,
     params: Params = None,
     dtype: Any = None,
+    reuse: bool = False,
     **shared: Any,
 ) -> Drafter:
     """Drafts with the first ``exit_layer`` layers of the target.
@@ -79,29 +80,28 @@ def make(
         model: directory of an adapter that specjax has trained.
         params: its parameters, instead of ``model``.
         dtype: in which ``model`` is read; None: float32 on CPUs, bfloat16 elsewhere.
+        reuse: whether the verification of a chain goes on from the layers that drafting computed
+            (LayerSkip's cache): only its last token passes them again. Apart from rounding, texts
+            are the same.
         shared: the keys of ``TreeKeys``; the default is a chain, drawn from the exit's
             probabilities ("iid").
 
     Raises:
         UserError: an exit layer that the target does not have, keys without effect, files of
-            another target, a shape that does not fit.
+            another target, a shape that does not fit, reuse for a tree.
     """
     keys = TreeKeys(**shared)
-    for key in ("tree", "nodes"):
-        if gamma is not None and getattr(keys, key):
-            raise UserError(f"gamma is {gamma} and {key} is given too; give one of them")
-    gamma = GAMMA if gamma is None else whole("gamma", gamma, 1)
     whole("exit_layer", exit_layer, 0)
     one_of("adapter", adapter, ("", *_exit_adapter.KINDS))
     one_of("head", head, ("", *_exit_adapter.HEADS))
     asked = _exit_keys.Asked(exit_layer, adapter, head, whole("head_dim", head_dim, 0))
     exit_, own, config = _exit_keys.read(target, asked, model, params, dtype)
-    accuracy = config.get("accuracy")
-    method = Method("early_exit", shapes.chain(gamma), "iid", target.vocab_size, accuracy=accuracy)
-    plan = _growth.read(method, keys)
+    plan = _plan(target, keys, gamma, config.get("accuracy"))
+    if reuse:
+        _check_reuse(target, plan)
     drafter = _own_cache.build(
         "early_exit",
-        _exit_rounds.inner(exit_, plan.growth.depth),
+        _exit_rounds.inner(exit_, plan.growth.depth, reuse),
         plan,
         init_params=functools.partial(_init_params, exit_, own),
         gaps=exit_.shape.kind != _exit_adapter.LAYER,
@@ -109,6 +109,26 @@ def make(
         training=_training(target, exit_, plan),
     )
     return drafter._replace(taps=() if exit_.shape.kind == NONE else exit_.taps)
+
+
+def _plan(target: LM, keys: TreeKeys, gamma: int | None, accuracy: Any) -> Plan:
+    """The shape of the drafts. Raises UserError."""
+    for key in ("tree", "nodes"):
+        if gamma is not None and getattr(keys, key):
+            raise UserError(f"gamma is {gamma} and {key} is given too; give one of them")
+    chain = shapes.chain(GAMMA if gamma is None else whole("gamma", gamma, 1))
+    method = Method("early_exit", chain, "iid", target.vocab_size, accuracy=accuracy)
+    return _growth.read(method, keys)
+
+
+def _check_reuse(target: LM, plan: Plan) -> None:
+    """Raises UserError unless the target can go on from the layers of such a draft."""
+    if plan.growth.siblings != CHAIN:
+        raise UserError(
+            "reuse is True and the draft is a tree, whose leaves have passed no layer; draft a "
+            "chain (gamma), or leave reuse out"
+        )
+    target.with_lower()
 
 
 def _init_params(exit_: Adapter, params: Params, key: jax.Array) -> Params:

@@ -208,11 +208,12 @@ def copies(target, params, drafter):
     return len(re.findall(rf"= f32\[{','.join(map(str, shape))}\]\S* copy\(", text))
 
 
-def test_the_draft_copies_no_cache():
+@pytest.mark.parametrize("reuse", by_default((False, True), (False,)))
+def test_the_draft_copies_no_cache(reuse):
     """The compiled loop has as many copies of a cache buffer as plain decoding's."""
     target, params = tiny()
     # As many slots, so that buffers have one shape.
-    drafter = drafters.make("early_exit", target, exit_layer=2, gamma=3)
+    drafter = drafters.make("early_exit", target, exit_layer=2, gamma=3, reuse=reuse)
     lookup = drafters.make("prompt_lookup", target, gamma=3, min_ngram=1, max_ngram=2)
     own, other = (copies(target, ModelParams(params), each) for each in (drafter, lookup))
     assert own <= other, (own, other)
