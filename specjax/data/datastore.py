@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from specjax import checks
-from specjax.data import array_files
+from specjax.data import array_files, jsonl, recordings
 from specjax.errors import UserError
 from specjax.types import LM
 
@@ -124,10 +125,17 @@ def save(
 
 
 def load(directory: str | os.PathLike, target: LM) -> Store:
-    """Reads the store in ``directory``.
+    """Reads the store in ``directory``, or makes one of a recording (a .jsonl file).
+
+    The documents of a recording are its conversations, prompt and output: the end of a prompt finds
+    the answer that an earlier run gave to it. A recording has no fingerprint of its tokenizer, so
+    only the size of the vocabulary is checked.
 
     Raises UserError if there is none, it is damaged, or it was built with another tokenizer.
     """
+    if jsonl.plain_suffix(Path(directory)) == ".jsonl":
+        texts = recordings.read(directory, target.vocab_size, where="drafter.datastore")
+        return build([text.prompt + text.output for text in texts.traces])
     arrays, manifest = array_files.read(directory, NAME, SCHEMA, target, BUILD)
     reach = manifest.get("reach")
     whole = isinstance(reach, int) and not isinstance(reach, bool) and 0 < reach <= LONGEST

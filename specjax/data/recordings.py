@@ -36,7 +36,12 @@ class Recording(NamedTuple):
 
 
 def read(
-    path: str | os.PathLike, vocab_size: int = 0, *, skip_bad: bool = False, most: int = 0
+    path: str | os.PathLike,
+    vocab_size: int = 0,
+    *,
+    skip_bad: bool = False,
+    most: int = 0,
+    where: str = "config.traces",
 ) -> Recording:
     """Reads a recording.
 
@@ -45,6 +50,7 @@ def read(
         vocab_size: ids must be below it; 0 = the largest id of the file, plus one.
         skip_bad: skip and list lines that cannot be replayed; otherwise the first is an error.
         most: stop after this many conversations; 0 = no limit.
+        where: the setting that names the file, for the messages.
 
     Raises:
         UserError: a file that cannot be read, is not UTF-8 or has no conversation; a bad line, with
@@ -52,7 +58,8 @@ def read(
             outside the vocabulary.
     """
     path = Path(path).expanduser()
-    where = f"config.traces: {path}"
+    by_replay = where == "config.traces"
+    where = f"{where}: {path}"
     traces, skipped = [], []
     for number, line in jsonl.lines(jsonl.read(path, where, compressed=True)):
         if most and len(traces) == most:
@@ -63,10 +70,8 @@ def read(
         elif skip_bad:
             skipped.append({"line": number, "why": trace})
         else:
-            raise UserError(
-                f"{where} line {number}: {trace}; "
-                "correct it, or skip such lines with config.skip_bad=true"
-            )
+            skip = ", or skip such lines with config.skip_bad=true" if by_replay else ""
+            raise UserError(f"{where} line {number}: {trace}; correct it{skip}")
     if not traces and skipped:
         raise UserError(
             f"{where}: none of its {len(skipped)} lines can be replayed; "

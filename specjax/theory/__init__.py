@@ -3,8 +3,9 @@
 The functions for chains of draft tokens are names of this package (``theory.expected_tokens``).
 ``theory.goodput`` chooses a draft length under load, ``theory.cascade`` gives the speed-up of
 drafters that use smaller drafters, and ``theory.roofline`` models hardware that is not available.
-``theory.scaling`` predicts speed and memory for the accelerators of ``theory.devices``. For trees
-see ``specjax.topology.search``.
+``theory.scaling`` predicts speed and memory for the accelerators of ``theory.devices``.
+``theory.load`` simulates a server, with the draft lengths of ``theory.policies``. For trees see
+``specjax.topology.search``.
 
 Symbols: alpha is the acceptance rate, gamma the number of draft tokens in a round, c the time of
 drafting one token. Times are multiples of one step, a target pass over one token. Every function
@@ -12,7 +13,17 @@ raises UserError for an invalid argument (a rate outside 0 to 1, a negative or N
 that is not a whole number).
 """
 
-from specjax.theory import cascade, devices, goodput, roofline, scaling
+from specjax.theory import (
+    acceptance,
+    cascade,
+    devices,
+    goodput,
+    load,
+    policies,
+    roofline,
+    round_costs,
+    scaling,
+)
 from specjax.theory.chain import (
     Verify,
     acceptance_rate,
@@ -36,6 +47,7 @@ from specjax.theory.chain import (
 
 __all__ = [
     "Verify",
+    "acceptance",
     "acceptance_rate",
     "break_even_share",
     "cascade",
@@ -46,11 +58,14 @@ __all__ = [
     "goodput",
     "guaranteed_improvement",
     "improvement_possible",
+    "load",
     "operations",
     "optimal_gamma",
     "oracle_tokens",
     "overlap",
+    "policies",
     "roofline",
+    "round_costs",
     "rounds",
     "scaling",
     "speedup",

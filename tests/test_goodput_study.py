@@ -1,0 +1,90 @@
+"""The study of draft lengths under load: its traces are what decoding does, and it runs."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.goodput import costs as costs_study
+from experiments.goodput import run as study
+from experiments.goodput import traces as traces_study
+from specjax import accept, drafters, files
+from specjax.bench import replay
+from specjax.bench.passes import Method
+from specjax.bench.recorded_target import recorded
+from specjax.data.recordings import Trace
+from specjax.models import hf
+from specjax.testing.models import tiny, tiny_config
+from specjax.theory import load, policies
+from specjax.types import ModelParams
+
+VOCAB, LONGEST, TOKENS = 6, 4, 40
+
+
+@pytest.fixture(scope="module")
+def texts():
+    """Texts of few tokens, so that lookups find and miss."""
+    random = np.random.default_rng(0)
+    return [
+        Trace(
+            random.integers(0, VOCAB, 12 + 3 * i).tolist(), random.integers(0, VOCAB, 60).tolist()
+        )
+        for i in range(3)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["prompt_lookup", "draft_model"])
+def test_a_simulated_request_takes_the_rounds_of_replay(texts, name):
+    """The traces of drafts of 4 tokens give the rounds of every shorter draft."""
+    model, params = tiny(vocab_size=VOCAB)
+    lm = recorded(VOCAB)
+    keys = {"prompt_lookup": {}, "draft_model": {"model": model, "params": params}}[name]
+    longest = drafters.make(name, lm, gamma=LONGEST, **keys)
+    traces, short = traces_study.trace_all(longest, texts, TOKENS)
+    assert short == 0 and traces.accepted.max() >= 1
+    for gamma in (1, 2, LONGEST):
+        drafter = drafters.make(name, lm, gamma=gamma, **keys)
+        rule = accept.load(accept.default_rule(drafter))
+        method = Method(
+            name, drafter, rule, ModelParams({}, drafter.init_params(jax.random.key(0)))
+        )
+        for row, text in enumerate(texts):
+            # The last draft of replay ends with the recording: give it what a trace has beyond.
+            cut = text._replace(output=text.output[:TOKENS])
+            tally = replay.measure(method, [cut], batch_size=1)[None]
+            request = load.Requests(np.zeros(1), np.array([row]), np.array([TOKENS]))
+            served = load.simulate(
+                request, traces, policies.FixedLength(gamma), lambda work: 1.0, max_batch=1
+            )
+            assert len(served.end) == tally.counts.rounds
+
+
+@pytest.mark.slow
+def test_the_study_runs(tmp_path, texts):
+    path = tmp_path / "target"
+    hf.save(path, tiny_config(vocab_size=16), tiny(vocab_size=16)[1])
+    flags = [f"--target={path}", "--rows", "1", "2", "--widths", "1", "3", "--context=8"]
+    flags += ["--more=8", "--prompt=8", "--samples=1", f"--out={tmp_path / 'costs.json'}"]
+    costs_study.main(flags)
+    times = json.loads((tmp_path / "costs.json").read_text())
+    assert [size for size, _ in times["passes"]] == [1, 2, 3, 6, 8]
+    assert len(times["drafts"]) == 2 and times["spread"] >= 0
+    lines = [{"prompt_ids": t.prompt, "output_ids": t.output} for t in texts]
+    recording = tmp_path / "recording.jsonl"
+    recording.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for name, draft in (("lookup", []), ("draft", [f"--draft={path}"])):
+        out = [f"--out={tmp_path / name}.npz", "--longest=3", "--tokens=32"]
+        traces_study.main([f"--recording={recording}", f"--target={path}", *draft, *out])
+    flags = ["--longest=2", "--seeds=2", "--loads", "0.5", "1.2", "--size=0.02"]
+    for out in ("results", "again"):
+        study.main([*flags, f"--files={tmp_path}", f"--out={tmp_path / out}.json"])
+    first, second = (files.read_json(tmp_path / f"{n}.json") for n in ("results", "again"))
+    assert first["rows"] == second["rows"]  # deterministic
+    assert len(first["rows"]) == 3 * 2 * 6
+    for row in first["rows"]:
+        if row["policy"] == row["best_fixed"]["goodput"]:
+            assert row["relative_goodput"] == [1.0, 0.0]
