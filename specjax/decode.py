@@ -147,6 +147,8 @@ def idle_step(
         like, _ = jax.eval_shape(drafter.propose, params, keys, context, state.draft)
     draft = tree.no_draft(like)
     state = state.replace(draft=drafter.rest.idle(params, keys, context, state.draft))
+    # There is no draft whose computation the verification could go on from.
+    drafter = drafter._replace(lower=None)
     return step_lib.verify(target, drafter, accept, params, state, keys, draft, eos_id, empty=True)
 
 

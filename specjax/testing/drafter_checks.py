@@ -33,7 +33,8 @@ def well_formed(drafter: Drafter, target: LM, params: ModelParams) -> Finding:
             check_draft(draft, target.vocab_size, drafter.siblings, greedy=greedy)
             # A text of one token has no feature yet.
             empty = np.asarray(state.length) == 1 if drafter.features else np.zeros(4, bool)
-            full = np.asarray(draft.valid).all(-1) | empty
+            fed = 0 if draft.fed is None else np.asarray(draft.fed)[:, None]
+            full = (np.asarray(draft.valid) | (np.arange(drafter.nodes) < fed)).all(-1) | empty
             if drafter.whole and not full.all():
                 row = int(np.argmin(full))
                 raise UserError(f"row {row} has an invalid node, and the drafter declares whole")

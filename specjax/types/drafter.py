@@ -93,7 +93,7 @@ class Drafter(NamedTuple):
     depth: int | None = None  # longest path of a draft, static; None = nodes
     # Whether a draft costs the same for every text. If not, no speed-up is predicted.
     constant_cost: bool = True
-    # Whether all nodes of every draft are valid. Otherwise a round may verify only the first n
+    # Whether all nodes of every draft are valid or fed. Otherwise a round may verify the first n
     # (``tree.widths``): with ``features``, ``update`` gets a draft of n nodes and outputs of n + 1
     # tokens.
     whole: bool = False

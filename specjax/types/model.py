@@ -115,7 +115,8 @@ class LM(NamedTuple):
                 f"hidden states of layers {list(layers)} of {self.name} are needed, and it gives "
                 "none; take a model with hidden states"
             )
-        return self._replace(apply=self.tapping(layers))
+        # ``extended`` has the taps of this model, and not these.
+        return self._replace(apply=self.tapping(layers), extended=None)
 
     def with_part(self, sublayers: Sublayers) -> LM:
         """The model of these sublayers (``part``).

@@ -100,7 +100,7 @@ def _exit_layer(target: LM, asked: int, config: dict[str, Any]) -> int:
         target.with_part(Sublayers((), ()))
         raise UserError(f"{target.name} does not state how many layers it has")
     stored = value_of(config, "exit_layer", int, 0) if config else 0
-    if config and asked not in (0, stored):
+    if stored and asked not in (0, stored):
         raise UserError(
             f"exit_layer is {asked}, and the given adapter is for {stored}; leave it out"
         )

@@ -21,6 +21,7 @@ from specjax.drafters._growth.plans import Method
 from specjax.drafters._keys import HeadKeys
 from specjax.drafters.heads._family import Ends
 from specjax.drafters.heads._given import Given
+from specjax.drafters.self_speculation import _own_cache
 from specjax.errors import UserError
 from specjax.rng import RowKeys
 from specjax.topology import shapes
@@ -143,6 +144,7 @@ def _unchanged(params: ModelParams, kept: Any, drafted: None, verdict: Verdict, 
 
 
 def _begin_with_pass(setup: Setup, params: ModelParams, context: Context, kept: Any) -> Begun:
+    _own_cache.check_cache("pass", context.cache)
     batch = context.length.shape[0]
     tokens = jnp.concatenate([context.pending[:, None], ids(setup, batch)], 1)
     logits = apply(setup, params, tokens, context.cache).logits

@@ -16,6 +16,8 @@ import jax
 
 from specjax.drafters import _growth
 from specjax.drafters._growth import Begun, Nodes, Plan, State, Stepper
+from specjax.errors import UserError
+from specjax.models import overlay
 from specjax.prompt import check_window
 from specjax.types import (
     LM,
@@ -87,7 +89,7 @@ def build(
     """
     stepper = Stepper(
         init=inner.init,
-        begin=functools.partial(_begin, inner),
+        begin=functools.partial(_begin, name, inner),
         step=functools.partial(_step, inner),
         commit=inner.commit,
         looped=True,
@@ -119,8 +121,18 @@ def _no_params(key: Any) -> Params:
     return {}
 
 
-def _begin(inner: Inner, params: ModelParams, context: Context, kept: Any) -> Begun:
+def check_cache(name: str, cache: Any) -> None:
+    """Raises UserError for the cache of a model that drafts inside another drafter."""
+    if overlay.is_overlay(cache):
+        raise UserError(
+            f"{name} reads the cache of the target that it was made for, and inside another "
+            "drafter it would draft for another model; take a lookup or a draft model there"
+        )
+
+
+def _begin(name: str, inner: Inner, params: ModelParams, context: Context, kept: Any) -> Begun:
     """``Stepper.begin``: the pending token has the first place of the block."""
+    check_cache(name, context.cache)
     cache, kept = inner.view(params, context, kept)
     out, own = inner.model.apply(inner.params(params), context.pending[:, None], cache)
     return Begun(out.logits[:, 0], kept, own, reads=cache)

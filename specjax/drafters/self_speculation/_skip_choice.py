@@ -67,7 +67,8 @@ def build(target: LM, parts: tuple[Sublayers, ...], plan: Plan) -> Drafter:
     )
     drafter = _growth.build("layer_skip", stepper, plan, _no_params, gaps=False)
     check_window(target, drafter)
-    return drafter._replace(history=True)
+    # A draft step costs what those sets cost that the rows have taken.
+    return drafter._replace(history=True, constant_cost=False)
 
 
 def _no_params(key: Any) -> Params:

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specjax import files
 from specjax.errors import UserError
@@ -58,14 +58,21 @@ def layers(name: str, value: Layers) -> tuple[int, ...]:
     return tuple(sorted(set(numbers)))
 
 
-def files_of(choices: str | Sequence[str | os.PathLike]) -> list[str]:
-    """The files of the key ``choices``: names separated by commas, or a sequence of them."""
-    names = choices.split(",") if isinstance(choices, str) else choices
+def files_of(choices: str | os.PathLike | Sequence[str | os.PathLike]) -> list[str]:
+    """The files of the key ``choices``: names separated by commas, or a sequence of them.
+
+    Raises UserError.
+    """
+    names: Any = choices.split(",") if isinstance(choices, str) and choices else choices or ()
+    names = [names] if isinstance(names, os.PathLike) else names
+    kinds = isinstance(names, Sequence) and all(isinstance(x, str | os.PathLike) for x in names)
+    if not kinds:
+        raise UserError(f"choices is {choices!r}; give files of searches, separated by commas")
     found = [os.fspath(name).strip() for name in names]
-    for name in found if choices else ():
+    for name in found:
         if re.fullmatch(r"[\d\s,-]*", name):
             raise UserError(f"choices has {name!r}; give files of searches, separated by commas")
-    return found if choices else []
+    return found
 
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:

@@ -53,7 +53,7 @@ def make(
     *,
     skip_attention: str | os.PathLike | Sequence[int],
     skip_mlp: str | os.PathLike | Sequence[int],
-    choices: str | Sequence[str | os.PathLike] = "",
+    choices: str | os.PathLike | Sequence[str | os.PathLike] = "",
     gamma: int | None = None,
     **shared: Any,
 ) -> Drafter:

@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from exit_cases import PROMPTS, largest_error, outputs, tiny, with_inner
+from exit_cases import PROMPTS, error_of_probs, largest_error, outputs, tiny, with_inner
 from marks import by_default
 
 from specjax import accept, decode, drafters, rng, sampling, testing
 from specjax.drafters.self_speculation import _own_cache
 from specjax.errors import UserError
 from specjax.models import lm
-from specjax.testing import cases, drafter_checks, loop
+from specjax.testing import cases, drafter_checks, loop, rounds
 from specjax.types import ModelParams, Sublayers
 
 SHAPES = {
@@ -186,11 +186,14 @@ def test_wrong_drafts_are_detected(name):
 
 
 def test_probs_of_a_text():
-    """``Drafter.probs`` are those of the first draft token, in every round."""
-    for target, params in (tiny(), (testing.tabular(3), cases.table(0, 3))):
-        drafter = drafters.make("early_exit", target, exit_layer=2, gamma=2)
-        finding = drafter_checks.probs_of_text(drafter, target, ModelParams(params))
-        assert finding.passed, str(finding)
+    """``Drafter.probs`` are those of the first draft token, in every round and at any settings."""
+    target, params = tiny()
+    drafter = drafters.make("early_exit", target, exit_layer=2, gamma=2)
+    assert error_of_probs(drafter, ModelParams(params)) < 1e-4
+    table, logits = testing.tabular(3), cases.table(0, 3)
+    drafter = drafters.make("early_exit", table, exit_layer=2, gamma=2)
+    finding = drafter_checks.probs_of_text(drafter, table, ModelParams(logits))
+    assert finding.passed, str(finding)
 
 
 # What it costs --------------------------------------------------------------------------------
@@ -286,6 +289,25 @@ def test_a_model_without_layers_is_refused():
     drafter = drafters.make("early_exit", tiny()[0], adapter="linear")
     with pytest.raises(UserError, match="early_exit has no adapter yet; give model="):
         drafter.init_params(rng.row_keys(0, 1)[0])
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"name": "early_exit", "exit_layer": 1},
+        {"name": "layer_skip", "skip_attention": "1", "skip_mlp": "0"},
+        {"name": "pass", "params": {"look_ahead": jnp.zeros((2, 32))}},
+    ],
+    ids=lambda keys: keys["name"],
+)
+def test_inside_the_rounds_of_a_draft_model_it_is_refused(keys):
+    """There the cache is that of the draft model, which has other layers."""
+    (target, params), (model, own) = tiny(), testing.tiny("llama", 1)
+    drafter = drafters.make("staged", target, model=model, params=own, drafters={"inner": keys})
+    pair = ModelParams(params, drafter.init_params(rng.row_keys(0, 1)[0]))
+    with pytest.raises(UserError, match=f"{keys['name']} reads the cache of the target that it"):
+        state = loop.begin(target, drafter, pair, PROMPTS, 8, 0)
+        jax.eval_shape(lambda: rounds.propose(drafter, pair, state))
 
 
 @pytest.mark.fast

@@ -93,6 +93,16 @@ def test_drafts_have_the_probs_of_the_formula(label):
     assert largest_error(drafter, params, reference) < 1e-4
 
 
+TREE = {"gamma": None, "tree": "3x1x1", "siblings": "iid"}
+
+
+def test_a_tree_reads_and_keeps_its_paths():
+    """Nodes of a level attend to their own ancestors; kept are the states of the accepted path."""
+    drafter, params = made("layer", **TREE)
+    reference = functools.partial(expected_probs, "layer", params)
+    assert largest_error(drafter, params, reference, "recursive") < 1e-4
+
+
 def test_new_parameters_draft_like_the_exit_without_an_adapter():
     target, params = tiny()
     plain = drafters.make("early_exit", target, exit_layer=2)
@@ -157,6 +167,40 @@ def test_wrong_states_are_detected(change):
     drafter = with_inner(change)(target, params=params.draft, **keys)
     reference = functools.partial(expected_probs, "layer", params)
     assert largest_error(drafter, params, reference) > 1e-3
+
+
+def features_of_the_first_nodes(inner):
+    """Keeps the hidden states of the first nodes of a tree, which in a chain are the path."""
+
+    def commit(params, kept, drafted, verdict, target_out):
+        wrong = jnp.broadcast_to(jnp.arange(verdict.path.shape[1]), verdict.path.shape)
+        return inner.commit(params, kept, drafted, verdict.replace(path=wrong), target_out)
+
+    return inner._replace(commit=commit)
+
+
+def levels_as_chains(inner):
+    """The nodes of a level attend to those before them in the level."""
+
+    def apply(params, tokens, cache, layout=None, block=None):
+        if layout is not None and tokens.shape[1] > 1:
+            before = jnp.tri(tokens.shape[1], dtype=bool)
+            visible = layout.visible.at[:, :, -tokens.shape[1] :].set(before)
+            layout = layout.replace(visible=visible)
+        return inner.model.apply(params, tokens, cache, layout, block)
+
+    return inner._replace(model=inner.model._replace(apply=apply))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [features_of_the_first_nodes, levels_as_chains])
+def test_wrong_paths_of_a_tree_are_detected(change):
+    target, _ = tiny()
+    _, params = made("layer")
+    keys = {"exit_layer": 2, **ADAPTERS["layer"], **TREE}
+    drafter = with_inner(change)(target, params=params.draft, **keys)
+    reference = functools.partial(expected_probs, "layer", params)
+    assert largest_error(drafter, params, reference, "recursive") > 1e-3
 
 
 # Forecasts and losses -------------------------------------------------------------------------

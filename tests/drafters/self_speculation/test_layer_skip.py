@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
+import exit_cases
 import growth_cases as shared
 import jax
 import jax.numpy as jnp
@@ -11,10 +15,12 @@ import numpy as np
 import pytest
 
 from specjax import accept, decode, drafters, rng, sampling, step, testing
-from specjax.drafters.self_speculation import _skip_sets, _skip_text
+from specjax.bench import sublayers
+from specjax.drafters.self_speculation import _skip_choice, _skip_sets, _skip_text
 from specjax.errors import UserError
 from specjax.testing import cases
-from specjax.types import ModelParams, Sublayers
+from specjax.testing.mapped_logits import mapped_logits
+from specjax.types import Context, ModelParams, Sublayers, Verdict
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11], [3, 3, 3, 3]]
 NEW = 16
@@ -79,6 +85,71 @@ def test_something_skipped_is_drafted_differently_and_the_text_is_the_targets():
     plain = drafters.make("none", target)
     expected, _, _ = decoded(target, plain, "chain", ModelParams(params), 0.0)
     assert decode.outputs(state, lengths) == decode.outputs(expected, lengths)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def left_out(target, params, keep, text, length):
+    """f[3,V]: the logits after the pending token at ``length`` - 1 and two draft tokens behind it.
+
+    Before them, the target's own keys and values of the text i32[1,S]. A sublayer whose entry of
+    ``keep`` f[2,L] is 0 has zeros in its last map: no part of the model is asked for.
+    """
+    block = target.apply(params, text, target.init_cache(1, 0))[1]
+    cache = target.init_cache(1, 2 * text.shape[1])
+    cache = target.commit(cache, block, length[None] - 1)
+    tokens = jax.lax.dynamic_slice_in_dim(text, length - 1, 3, 1)
+    return target.apply(sublayers.without(params, *keep), tokens, cache)[0].logits[0]
+
+
+def drafted_probs(keep, params, state, row, drafted):
+    """f[3,V]: the probs of the three draft tokens of a row, from ``left_out`` and its settings."""
+    target, _ = exit_cases.tiny()
+    text = [*exit_cases.texts_of(state)[row], *drafted]
+    padded = np.zeros((1, exit_cases.LONGEST), np.int32)
+    padded[0, : len(text)] = text
+    length = len(text) - len(drafted)
+    logits = left_out(target, params, jnp.asarray(keep), jnp.asarray(padded), jnp.asarray(length))
+    prompt, probs = exit_cases.PROMPTS[row], []
+    for depth, own in enumerate(np.asarray(logits)):
+        new = text[len(prompt) : length + depth]
+        own = mapped_logits(state.sampling.maps, row, own, prompt, new)
+        weights = np.exp((own - own.max()) / float(state.sampling.temperature[row]))
+        probs.append(weights / weights.sum())
+    return np.array(probs)
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one set", "two sets"])
+def test_every_step_leaves_out_the_sublayers_of_its_row(tmp_path, several):
+    """All draft tokens of several rounds of a ragged batch, with penalties and temperatures."""
+    target, params = exit_cases.tiny()
+    sets = [((1,), (0,)), ((0,), (1, 2))]
+    for number, (attention, mlp) in enumerate(sets):
+        content = {"skip_attention": attention, "skip_mlp": mlp}
+        (tmp_path / f"{number}.json").write_text(json.dumps(content))
+    keep = np.ones((2, 2, 3), np.float32)
+    for number, layers in enumerate(sets):
+        for kind in (0, 1):
+            keep[number, kind, list(layers[kind])] = 0
+    first, more = tmp_path / "0.json", str(tmp_path / "1.json") if several else ""
+    keys = {"skip_attention": first, "skip_mlp": first, "choices": more, "gamma": 3}
+    drafter, pair = drafters.make("layer_skip", target, **keys), ModelParams(params)
+    settings = {"temperature": [1.0, 0.6, 1.5, 0.8], "repetition_penalty": 1.6, "vocab_size": 32}
+    along = jax.jit(drafter.probs) if drafter.probs else None
+    worst, taken = 0.0, []
+    for state, info in exit_cases.played(drafter, pair, rounds=6 if several else 3, **settings):
+        choice = np.asarray(state.draft.kept.choice) if several else np.zeros(4, int)
+        taken.append(choice)
+        tokens, probs = np.asarray(info.draft.tokens), np.asarray(info.draft.probs)
+        for row in range(4):
+            right = drafted_probs(keep[choice[row]], params, state, row, tokens[row].tolist())
+            worst = max(worst, np.abs(probs[row] - right).max())
+        if along is not None:
+            context = Context(jnp.maximum(state.tokens, 0), state.length, state.sampling)
+            first = np.asarray(along(pair, context))[np.arange(4), state.length - 1]
+            worst = max(worst, np.abs(probs[:, 0] - first).max())
+    assert worst < 1e-4 and several == (along is None)
+    if several:
+        assert any(len(set(each.tolist())) == 2 for each in taken), "the rows took the same sets"
 
 
 @pytest.mark.slow
@@ -180,7 +251,42 @@ def test_a_row_takes_the_set_that_pays(tmp_path):
     assert (accepted[taken == 1] == 3).all() and (accepted[taken == 0] < 3).any()
     poor = accepted[0] == 0
     assert poor.any() and (taken[2:, poor] == 1).mean() > 0.7
-    assert drafter.history and not drafter.gaps
+    assert drafter.history and not drafter.gaps and not drafter.constant_cost
+
+
+@pytest.mark.fast
+def test_the_next_set_has_the_highest_bound():
+    """UCB1 written out for each row; a finished row, from round 15 on the last one, is frozen."""
+    costs, depth, rows, draw = (0.2, 0.5, 1.0), 4, 4, np.random.default_rng(0)
+    setup = _skip_choice.Setup((None,) * 3, costs, depth)
+    lengths = SimpleNamespace(length=jnp.ones(rows, jnp.int32))
+    state = _skip_choice._init(setup, None, lengths, None, 0)
+    # How often a draft token of each set is accepted.
+    chances = np.array([[0.1, 0.5, 0.9], [0.8, 0.5, 0.9], [0.3, 0.9, 0.9], [0.5, 0.5, 0.5]])
+    seen = [[[] for _ in costs] for _ in range(rows)]
+    for number in range(40):
+        choice = np.asarray(state.choice)
+        accepted = (draw.random((rows, depth)) < chances[np.arange(rows), choice][:, None]).sum(1)
+        count = accepted + 1
+        count[-1] *= number < 15
+        path = np.where(np.arange(depth) < accepted[:, None], np.arange(depth), -1)
+        verdict = Verdict(jnp.zeros((rows, depth + 1), jnp.int32), jnp.asarray(count), path)
+        before, state = state, _skip_choice._commit(setup, None, state, None, verdict, None)
+        for row in range(rows):
+            if not count[row]:
+                own = jax.tree.map(lambda x: np.asarray(x)[row], (before, state))  # noqa: B023
+                jax.tree.map(np.testing.assert_array_equal, *own)
+                continue
+            cost = 1 + depth * costs[choice[row]]
+            seen[row][choice[row]].append((1 + accepted[row]) / cost)
+            total = sum(map(len, seen[row]))
+            bounds = [
+                np.mean(own) + 0.3 * np.sqrt(2 * np.log(total) / len(own)) if own else np.inf
+                for own in seen[row]
+            ]
+            assert bounds[int(state.choice[row])] > max(bounds) - 1e-5 or max(bounds) == np.inf
+            assert max(bounds) < np.inf or not seen[row][int(state.choice[row])]
+    assert len({int(np.argmax([len(own) for own in row])) for row in seen}) > 1
 
 
 @pytest.mark.slow
@@ -215,7 +321,10 @@ def test_errors(tmp_path):
     (tmp_path / "skips.json").write_text('{"skip_mlp": ["1"]}')
     refused("skip_mlp is \\['1'\\]", mlp=tmp_path)
     refused("choices has '1-2'; give files of searches", choices="1-2")
-    refused("skip_attention is 'nowhere.json', and there is no such file", choices="nowhere.json")
+    for wrong in (5, [1], {"a": 1}):
+        refused("choices is .*; give files of searches, separated by commas", choices=wrong)
+    for name in ("nowhere.json", Path("nowhere.json"), ["nowhere.json"]):
+        refused("skip_attention is .nowhere.json., and there is no such file", choices=name)
     refused("gamma is 3 and a tree is given too; give one of them", gamma=3, tree="2x1")
     refused("gamma is 0; it must be a whole number >= 1", gamma=0)
     with pytest.raises(UserError, match="layer_skip needs the key 'skip_attention'"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+
+import exit_cases
 import head_cases
 import jax
 import jax.numpy as jnp
@@ -9,12 +12,12 @@ import numpy as np
 import optax
 import pytest
 
-from specjax import accept, decode, drafters, rng, sampling, step, testing, tree
+from specjax import accept, decode, drafters, rng, sampling, testing, tree
 from specjax.drafters.heads import _family
 from specjax.drafters.self_speculation import _look_ahead, _look_ahead_text
 from specjax.errors import UserError
 from specjax.models import hf
-from specjax.testing import cases, laws
+from specjax.testing import cases, drafter_checks, laws
 from specjax.types import Batch, ModelParams
 
 TARGET, TABLE = testing.tabular(head_cases.VOCAB), cases.table(0, head_cases.VOCAB)
@@ -54,30 +57,46 @@ def test_an_embedding_of_a_token_is_that_token(family):
     np.testing.assert_array_equal(result, expected)
 
 
-@pytest.mark.slow
+@functools.partial(jax.jit, static_argnums=0)
+def behind(target, params, rows, text, length):
+    """f[L+1,V]: the logits after the last of ``length`` tokens, and after L embeddings behind it.
+
+    The embeddings' ids are put into the text i32[1,S], and it is read in one pass.
+    """
+    place = jnp.arange(text.shape[1]) - length
+    fed = jnp.where((place >= 0) & (place < len(rows)), target.vocab_size + place, text)
+    logits = target.extended((params, rows), fed, target.init_cache(1, 0))[0].logits[0]
+    return jax.lax.dynamic_slice_in_dim(logits, length - 1, len(rows) + 1, 0)
+
+
 @pytest.mark.parametrize("calls", [1, 2])
 def test_marginals_are_those_of_the_text(calls):
-    """In decoding and along a text: the embeddings behind a token see the text up to it alone."""
-    target, params = testing.tiny("llama", 0, vocab_size=16)
+    """In rounds of a ragged batch: the embeddings behind a token see the text up to it alone."""
+    target, params = exit_cases.tiny()
     drafter = cases.random_heads("pass", target, params, heads=3, calls=calls, scale=0.3)
+    pair, accepted = ModelParams(params, drafter.init_params(None)), 0
+    rows, rule = _look_ahead.rows_of(pair), accept.default_rule(drafter)
+    for state, info in exit_cases.played(drafter, pair, rule):
+        accepted += int(info.accepted.sum())
+        for row, text in enumerate(exit_cases.texts_of(state)):
+            length = len(text) - (calls == 1)
+            if not length:
+                assert not info.draft.valid[row].any()
+                continue
+            padded = np.zeros((1, exit_cases.LONGEST), np.int32)
+            padded[0, : len(text)] = text
+            logits = behind(target, params, rows, jnp.asarray(padded), jnp.asarray(length))
+            expected = jax.nn.softmax(logits[2 - calls :])
+            np.testing.assert_allclose(info.draft.probs[row, : len(expected)], expected, atol=5e-5)
+    assert accepted
+
+
+@pytest.mark.slow
+def test_marginals_along_a_text():
+    target, params = testing.tiny("llama", 0, vocab_size=16)
+    drafter = cases.random_heads("pass", target, params, heads=3, scale=0.3)
     pair = ModelParams(params, drafter.init_params(None))
-    rows, setup = _look_ahead.rows_of(pair), setup_of(target, 3, calls)
-    state, _ = prefilled(target, drafter, pair, 1.0, [[1, 2, 3], [4, 5], [5, 6, 7, 8, 9], [3] * 4])
-    rule = accept.load(accept.default_rule(drafter))
-    for _ in range(4):
-        noise = rng.RowKeys(state.keys, state.round, state.length, nodes=drafter.nodes)
-        draft, _ = drafter.propose(pair, noise, step.context_of(state), state.draft)
-        for row in range(4):
-            length = int(state.length[row])
-            text = np.asarray(state.tokens[row])[None, : length - (calls == 1)]
-            fed = jnp.concatenate([jnp.asarray(text), _look_ahead.ids(setup, 1)], 1)
-            out = target.extended((params, rows), fed, target.init_cache(1, 0))[0].logits[0]
-            first = text.shape[1] - (calls == 2)
-            expected = jax.nn.softmax(out[first:])
-            size = draft.probs.shape[1] if calls == 2 else setup.depth
-            np.testing.assert_allclose(draft.probs[row, :size], expected, atol=2e-5)
-        state, _ = step.speculative_step(target, drafter, rule, pair, state)
-    # Along the text.
+    rows, setup = _look_ahead.rows_of(pair), setup_of(target, 3)
     batch = Batch(jnp.asarray(np.random.default_rng(0).integers(0, 16, (2, 8)), jnp.int32))
     places = jnp.asarray([[0, 4], [6, 2]])
     _, hidden = _look_ahead_text.outputs(setup, pair, batch, places)
@@ -276,3 +295,19 @@ def test_names():
     drafter = cases.random_heads("pass", TARGET, TABLE, heads=2)
     assert drafter.siblings == "chain" and drafter.nodes == 3 and drafter.gaps
     assert cases.case("pass tree").drafter.siblings == "deterministic"
+
+
+@pytest.mark.fast
+def test_nodes_of_embeddings_are_fed():
+    """They are invalid, and drafts are whole all the same."""
+    _, target, drafter, params = cases.case("pass merged")
+    finding = drafter_checks.well_formed(drafter, target, params)
+    assert finding.passed, str(finding)
+
+
+@pytest.mark.fast
+def test_a_target_with_other_taps_is_refused():
+    """``LM.extended`` would not have them."""
+    tapped = testing.tiny("llama", 0)[0].with_taps((0,))
+    with pytest.raises(UserError, match="has its own input embeddings, and lm takes none"):
+        drafters.make("pass", tapped)
