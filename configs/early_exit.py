@@ -27,6 +27,7 @@ def get_config() -> ConfigDict:
     config.loss = ConfigDict()
     config.loss.ce = 0.0  # cross-entropy with the text
     config.loss.teacher = 1.0  # weight of the divergence from the target's probs
-    # forward_kl, reverse_kl, jensen_shannon, total_variation, lk, lk_hybrid; needs teacher > 0
+    # forward_kl, reverse_kl, jensen_shannon, jeffreys, total_variation, lk, lk_hybrid; needs
+    # teacher > 0
     config.loss.divergence = "forward_kl"
     return config

@@ -27,7 +27,8 @@ def get_config(name: str = "medusa", joint: bool = False) -> ConfigDict:
     config.drafter.heads = config_dict.placeholder(int)  # how many; None: the method's default
     config.loss.ce = 1.0  # cross-entropy with the text
     config.loss.teacher = 0.0  # weight of the divergence from the target's probs
-    # forward_kl, reverse_kl, jensen_shannon, total_variation, lk, lk_hybrid; needs teacher > 0
+    # forward_kl, reverse_kl, jensen_shannon, jeffreys, total_variation, lk, lk_hybrid; needs
+    # teacher > 0
     config.loss.divergence = "forward_kl"
     config.loss.decay = 1.0  # factor on the loss from each head to the next
     if name in ("medusa", "bpd"):

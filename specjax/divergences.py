@@ -14,6 +14,8 @@ import jax.numpy as jnp
 
 from specjax import sampling
 
+# Weights of the two directions of KL in ``jeffreys``, the target's first.
+JEFFREYS = (0.9, 0.1)
 # Exponent of the weight of KL in ``lk_hybrid``.
 ETA = 3.0
 
@@ -45,6 +47,19 @@ def jensen_shannon(
     target, draft = jax.nn.log_softmax(target_logits), jax.nn.log_softmax(draft_logits)
     mixed = jnp.logaddexp(target + jnp.log(beta), draft + jnp.log1p(-beta))
     return beta * _kl(target, mixed) + (1 - beta) * _kl(draft, mixed)
+
+
+def jeffreys(target_logits: jax.Array, draft_logits: jax.Array) -> jax.Array:
+    """0.9 KL(target || draft) + 0.1 KL(draft || target) in nats -> f[...].
+
+    A weighted Jeffreys divergence; infinite where ``reverse_kl`` is. The authors' code of online
+    speculative decoding (Liu et al. 2023, arXiv:2310.07177) has it under the name JSD, which it is
+    not: see ``jensen_shannon``.
+    """
+    forward, reverse = JEFFREYS
+    return forward * forward_kl(target_logits, draft_logits) + reverse * reverse_kl(
+        target_logits, draft_logits
+    )
 
 
 def total_variation(target_logits: jax.Array, draft_logits: jax.Array) -> jax.Array:
@@ -84,6 +99,7 @@ DIVERGENCES: dict[str, Callable[..., jax.Array]] = {
     "forward_kl": forward_kl,
     "reverse_kl": reverse_kl,
     "jensen_shannon": jensen_shannon,
+    "jeffreys": jeffreys,
     "total_variation": total_variation,
     "lk": lk,
     "lk_hybrid": lk_hybrid,

@@ -15,6 +15,7 @@ from experiments.draft_cost import run as draft_cost_study
 from experiments.draft_steps import run as draft_steps_study
 from experiments.head_training import run as head_training_study
 from experiments.long_context import run as long_context_study
+from experiments.online import run as online_study
 from experiments.real_model import measuring as real_model_measuring
 from experiments.real_model import run as real_model_study
 from experiments.self_speculation import run as self_speculation_study
@@ -79,6 +80,34 @@ def test_long_context(target, tmp_path):
     assert out.stat().st_mtime_ns == before
     with pytest.raises(UserError, match="a random target has no text to decode"):
         long_context_study.main(small.split())
+
+
+@pytest.mark.slow
+def test_online(target, tmp_path):
+    lines = (target / "text.txt").read_text().splitlines()
+    (tmp_path / "stories.txt").write_text(". ".join(lines[:40]) + " end")
+    turns = [{"turns": [["U", line]]} for line in lines[40:80]]
+    (tmp_path / "dialogues.jsonl").write_text("\n".join(map(json.dumps, turns)))
+    programs = [{"code": line} for line in lines[80:120]]
+    (tmp_path / "code.jsonl").write_text("\n".join(map(json.dumps, programs)))
+    files_ = f"--target={target}/target --text={target}/text.txt --stories={tmp_path}/stories.txt"
+    files_ += f" --dialogues={tmp_path}/dialogues.jsonl --code={tmp_path}/code.jsonl"
+    small = "--requests=16 --new=6 --window=8 --gamma=2 --steps=4 --width=16"
+    argv = [*files_.split(), *small.split(), f"--workdir={tmp_path}/runs"]
+    argv += [f"--out={tmp_path}/results.json", "--arms=no updates;forward KL"]
+    online_study.main(argv)
+    result = json.loads((tmp_path / "results.json").read_text())
+    assert str(tmp_path) not in result["command"]
+    assert [(row["arm"], row["temperature"]) for row in result["rows"]] == [
+        ("no updates", 0.0),
+        ("no updates", 1.0),
+        ("forward KL", 0.0),
+        ("forward KL", 1.0),
+    ]
+    assert [row["updates"] for row in result["rows"]] == [0, 0, 8, 8]
+    assert all(len(row["windows"]) == 8 for row in result["rows"])
+    with pytest.raises(SystemExit, match="there are 40 beginnings of"):
+        online_study.main([*argv, "--requests=64"])
 
 
 @pytest.mark.slow

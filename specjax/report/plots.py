@@ -16,6 +16,7 @@ from specjax.report._axes import AXES
 from specjax.report._rows import TIME_PARTS, number
 from specjax.report._speedups import predicted, speedup_against
 from specjax.report.figures import save, svg
+from specjax.report.over_time import acceptance_over_time
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,6 +50,7 @@ def draw(rows: Sequence[dict]) -> dict[str, Figure]:
         "overlap_by_class": overlap_by_class,
         "time_split": time_split,
         "efficiency_by_category": by_category,
+        "acceptance_over_time": acceptance_over_time,
     }
     figures = {name: make(rows) for name, make in makers.items()}
     return {name: figure for name, figure in figures.items() if figure is not None}

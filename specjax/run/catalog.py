@@ -24,7 +24,7 @@ from specjax.run import stand_ins
 from specjax.types import Accept, Drafter
 
 KINDS = {"drafter": drafters, "rule": accept, "controller": control}
-MODES = ("train", "generate", "chat", "bench", "replay")
+MODES = ("train", "generate", "chat", "bench", "replay", "online")
 # How the drafts of each kind of siblings are described.
 _SIBLINGS = {
     "chain": "a chain",

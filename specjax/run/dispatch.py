@@ -16,11 +16,18 @@ from specjax.run import workdirs
 from specjax.run.bench import bench
 from specjax.run.chat import chat
 from specjax.run.generate import generate
+from specjax.run.online import online
 from specjax.run.replay import replay
 from specjax.run.resolve import resolve
 from specjax.run.train import train
 
-DECODING = {"generate": generate, "chat": chat, "bench": bench, "replay": replay}
+DECODING = {
+    "generate": generate,
+    "chat": chat,
+    "bench": bench,
+    "replay": replay,
+    "online": online,
+}
 MODES = ("train", *DECODING)
 _DECODES = ("target", "drafter", "accept", "sampling", "batch_size", "max_new_tokens", "seed")
 _TRAINS = ("objective", "target", "init", "data", "loss", "train", "optimiser", "examine", "seed")
@@ -41,6 +48,7 @@ NEEDS = {
     "chat": (*_DECODES, "prompt", "prompts", "chat"),
     "bench": (*_DECODES, "prompt", "prompts", "grid", "repeats"),
     "replay": (*_DECODES, "traces", "skip_bad", "vocab_size", "num_traces", "grid"),
+    "online": (*_DECODES, "prompt", "prompts", "online", "loss", "optimiser"),
 }
 
 
@@ -53,14 +61,15 @@ def run(config: Config, workdir: Path, command: str | None = None) -> None:
     settings = None
     if mode != "train":
         settings = resolve(config)
-        results.check_no_training(workdir)
+        if mode != "online":  # it has checkpoints itself, and checks whose they are
+            results.check_no_training(workdir)
         if mode == "bench" and not settings.again and workdirs.is_finished(settings, workdir):
             workdirs.show_finished(workdir)
             return
     if stages or skipped:
         for stage in stages:
             _check_keys(stage.config)
-        decodes = mode in ("generate", "chat", "bench")
+        decodes = mode in ("generate", "chat", "bench", "online")
         stages_lib.check(settings if decodes else None, stages)
     for name, _, result in skipped:
         line = Text.assemble((name, "bold"), f": skipped, no setting uses {result}")

@@ -17,7 +17,8 @@ from specjax.checks import one_of, whole
 from specjax.config import Config, given
 from specjax.data.prompts import PromptSource
 from specjax.errors import UserError
-from specjax.run import decoding_keys
+from specjax.run import decoding_keys, online_keys
+from specjax.run.online_keys import OnlineOptions
 from specjax.run.overrides import label_of
 
 FREE = ("again",)  # keys that change no result
@@ -51,7 +52,7 @@ class ReplayOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """A configuration of mode generate, bench or replay."""
+    """A configuration of any mode but train."""
 
     target: str
     dtype: str  # of the target's parameters; "": float32 on CPUs, bfloat16 elsewhere
@@ -68,6 +69,7 @@ class Settings:
     record: str  # a file to write the outputs to; "": none
     bench: BenchOptions
     replay: ReplayOptions
+    online: OnlineOptions | None  # None: another mode
     config_json: str  # the text of config.json
     sources: tuple[str, ...]  # files of drafters and rules that are not part of specjax
     again: bool  # measure a finished bench again
@@ -128,6 +130,7 @@ def resolve(config: Config) -> Settings:
             num_traces=config.get("num_traces", 0),
             vocab_size=config.get("vocab_size", 0),
         ),
+        online=online_keys.read(config),
         config_json=config.to_json_best_effort(indent=2) + "\n",
         sources=_sources(chosen.values()),
         again=bool(config.get("again", False)),
@@ -231,8 +234,8 @@ def _check_grid(config: Config, grid: Any) -> None:
 
 
 def _check_mode(config: Config) -> None:
-    """Checks the keys of modes generate and bench that need no model."""
-    if config.mode not in ("generate", "chat", "bench"):
+    """Checks the keys of the modes that decode prompts, without a model."""
+    if config.mode not in ("generate", "chat", "bench", "online"):
         return
     if config.mode == "bench" and config.get("record"):
         raise UserError("config.record is for mode generate; leave it out")

@@ -40,8 +40,11 @@ class Training(NamedTuple):
 
     # (params, target_params, Batch, key) -> (f32[], metrics). ``params`` are the drafter's own;
     # gradients also reach ``target_params`` where the caller differentiates them (Medusa-2).
-    # None: trained by ``specjax.train.objectives``.
+    # None: there is none, or a ``model`` is trained.
     loss: Callable[..., Any] | None = None
+    # The language model that the parameters are of, if its drafts follow its own distribution:
+    # ``specjax.train.objectives.distill_loss`` trains it.
+    model: LM | None = None
     # (target_params, key) -> new parameters to start training with.
     start: Callable[[Params, Array], Params] | None = None
     # (params, Batch, Sampling) -> f32[B,T,M]: for text that the target wrote, the probability that

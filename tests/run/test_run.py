@@ -208,7 +208,7 @@ MISTAKES = {
     "stray argument": (["generate"], "unexpected argument 'generate'"),
     "unknown mode": (
         ["--config.mode=sing"],
-        "config.mode is 'sing'; it must be one of train, generate, chat, bench, replay",
+        "config.mode is 'sing'; it must be one of train, generate, chat, bench, replay, online",
     ),
     "no target": (["--config.target="], "config.target is empty"),
     "missing directory": (["--config.target=/nowhere"], "/nowhere is no directory"),

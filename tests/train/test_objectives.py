@@ -46,6 +46,7 @@ PLAIN = {
     "forward_kl": kl,
     "reverse_kl": lambda target, draft: kl(draft, target),
     "jensen_shannon": jsd,
+    "jeffreys": lambda target, draft: 0.9 * kl(target, draft) + 0.1 * kl(draft, target),
     "total_variation": lambda target, draft: np.abs(target - draft).sum(-1) / 2,
     "lk": lambda target, draft: -np.log(np.minimum(target, draft).sum(-1)),
     "lk_hybrid": lambda target, draft: hybrid(target, draft, np.minimum(target, draft).sum(-1)),

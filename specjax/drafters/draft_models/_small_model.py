@@ -94,7 +94,7 @@ def build(
         plan,
         functools.partial(_init_params, name, params),
         probs=functools.partial(probs, model),
-        training=training,
+        training=Training(model=model) if training is None else training,
         gaps=gaps,
     )
     check_window(model, drafter)
@@ -194,7 +194,8 @@ def training_of(target: LM, model: LM, plan: Plan) -> Training:
     sampled = isinstance(growth, Fixed) and growth.how != "top_k"
     if sampled and growth.siblings == CHAIN and plan.controller is None:
         forecast = functools.partial(foresee, target, model, growth.depth)
-    return Training(foresee=forecast, ranks=functools.partial(ranks, model, growth.depth))
+    ranked = functools.partial(ranks, model, growth.depth)
+    return Training(model=model, foresee=forecast, ranks=ranked)
 
 
 def foresee(

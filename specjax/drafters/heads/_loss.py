@@ -25,7 +25,7 @@ class _Labels(NamedTuple):
 
     batch: Batch
     teachers: jax.Array  # f[B,T,V] the target's logits, constants
-    first: jax.Array  # f32[] number of labels of the first depth, at least 1
+    first: jax.Array  # f32[] ``_text.number_of_labels``, at least 1
     ce: float  # weight of the cross-entropy
     teacher: float  # weight of the divergence
     divergence: Callable[..., jax.Array]  # (target's logits, head's logits) -> f[B,T]
@@ -49,9 +49,9 @@ def loss(
 
     The sum over depths d of decay^d (ce * cross-entropy with the text + teacher * divergence from
     the target to the head, one of ``divergences.DIVERGENCES``). Every depth is divided by the
-    number of labels of the first, so that micro-batches add up. ``slots`` "one" draws one depth per
-    batch, uniformly: in expectation the mean over depths, in the memory of one head (Stern et al.
-    2018, 1811.03115, section 6).
+    number of labels of the first (with ``Batch.depths``: of all), so that micro-batches add up.
+    ``slots`` "one" draws one depth per batch, uniformly: in expectation the mean over depths, in
+    the memory of one head (Stern et al. 2018, 1811.03115, section 6).
 
     The metrics ``agreement_<d>``, d from 1, are how often a head prefers the same token as the
     target. ``scale`` is the sum of the weights of all head tokens, per labelled position: the loss
@@ -66,7 +66,7 @@ def loss(
     pair = ModelParams(target_params, params)
     out, state = _text.begin(heads, target, pair, batch)
     teachers = jax.lax.stop_gradient(out.logits)
-    count = _text.label(batch, 2)[1].sum()
+    count = _text.number_of_labels(batch, heads.depth)
     labels = _Labels(batch, teachers, jnp.maximum(count, 1), ce, teacher, DIVERGENCES[divergence])
     term = functools.partial(_term, heads, labels)
     if slots == "one":
@@ -81,7 +81,7 @@ def loss(
         value, sizes, state = jax.checkpoint(term, static_argnums=2)(pair, state, depth)
         total += decay**depth * value
         metrics[f"agreement_{depth + 1}"] = sizes.pop("agreement")
-        weights[f"agreement_{depth + 1}"] = _text.label(batch, depth + 2)[1].sum()
+        weights[f"agreement_{depth + 1}"] = _text.label(batch, depth + 2, depth)[1].sum()
         metrics |= {name: metrics[name] + decay**depth * size for name, size in sizes.items()}
     return total, {**metrics, "weight": jax.tree.map(jnp.float32, weights)}
 
@@ -121,7 +121,7 @@ def _term(
     batch, teachers, first, ce, teacher, divergence = labels
     size = teachers.shape[1]
     logits, state = heads.step(pair, state, depth, _text.ahead(batch.tokens, depth + 1, size))
-    tokens, counted = _text.label(batch, depth + 2)
+    tokens, counted = _text.label(batch, depth + 2, depth)
     target_logits = _text.ahead(teachers, depth + 1, size)
     value = jnp.zeros(tokens.shape, logits.dtype)
     # Of a guess that gives all tokens the same probability.

@@ -46,7 +46,7 @@ class _Terms(NamedTuple):
 class _Labels(NamedTuple):
     """What the steps are compared with; entry t belongs to feature t. All are constants."""
 
-    first: jax.Array  # number of labels of the first step, at least 1
+    first: jax.Array  # ``_text.number_of_labels``, at least 1
     features: jax.Array  # [B,T,E] the target's
     logits: jax.Array  # f[B,T,V_d] the target's, of the draft vocabulary
     inside: jax.Array  # f[B,T] the target's probability of the draft vocabulary
@@ -86,9 +86,9 @@ def loss(
 
     Distributions are those over the draft vocabulary. With ``in_vocabulary`` the last two terms
     leave out positions at which the target prefers a token outside it. Every step is divided by the
-    number of labels of the first, so that micro-batches add up. ``noise``: uniform in [-noise,
-    noise], added to the target's features that step 0 reads, independent of the length of the text.
-    ``detach``: no gradient passes from a step to the feature of the step before.
+    number of labels of the first (with ``Batch.depths``: of all), so that micro-batches add up.
+    ``noise``: uniform in [-noise, noise], added to the target's features that step 0 reads,
+    independent of the length of the text. ``detach``: steps pass no gradient to the one before.
 
     Metrics for each depth d from 1: ``agreement_<d>`` and ``alpha_<d>``, the acceptance rates at
     temperature 0 and 1. ``scale`` and ``uniform`` as in ``heads._loss``; the uniform guess has the
@@ -100,13 +100,13 @@ def loss(
     _check(network, target, batch, locals())
     pair, text = ModelParams(target_params, params), _columns.text(batch)
     out = _text.output(target, target_params, batch)
-    count = _text.label(batch, 2)[1].sum()
+    count = _text.number_of_labels(batch, steps)
     terms = _Terms(feature, DIVERGENCES[divergence], weight, top_k, top_k_weight, detach)
     labels = _labels(network, terms, in_vocabulary, jax.lax.stop_gradient(out), count)
     features, before = network.read(pair, _noisy(network, out, noise, key)), ()
     total, metrics = jnp.zeros(()), {"scale": jnp.zeros(()), "uniform": jnp.zeros(())}
     for j in range(steps):
-        counted = _text.label(batch, j + 2)[1]
+        counted = _text.label(batch, j + 2, j)[1]
         one = functools.partial(_step, network, text, labels, terms, counted, j)
         # The logits of one step at a time: the backward pass computes them again.
         one = jax.checkpoint(one) if steps > 1 else one
@@ -120,8 +120,9 @@ def loss(
 
 def _weights(batch: Batch, steps: int) -> dict[str, jax.Array]:
     """f32[] each: the number of labels of the loss, and of every metric of ``loss``."""
-    counts = [_text.label(batch, j + 2)[1].sum().astype(jnp.float32) for j in range(steps)]
-    weights: dict[str, jax.Array] = dict.fromkeys(("loss", "scale", "uniform"), counts[0])
+    counts = [_text.label(batch, j + 2, j)[1].sum().astype(jnp.float32) for j in range(steps)]
+    whole = _text.number_of_labels(batch, steps).astype(jnp.float32)
+    weights: dict[str, jax.Array] = dict.fromkeys(("loss", "scale", "uniform"), whole)
     for depth, count in enumerate(counts, 1):
         weights |= {f"agreement_{depth}": count, f"alpha_{depth}": count}
     return weights

@@ -70,10 +70,11 @@ def ahead(x: jax.Array, by: Any, size: int) -> jax.Array:
     return jnp.take(x, jnp.minimum(jnp.arange(size) + by, x.shape[1] - 1), axis=1)
 
 
-def label(batch: Batch, by: Any) -> tuple[jax.Array, jax.Array]:
+def label(batch: Batch, by: Any, depth: Any = None) -> tuple[jax.Array, jax.Array]:
     """The label i32[B,T] of each feature, ``by`` tokens ahead, and whether it counts bool[B,T].
 
-    It counts inside the text and the document of the feature.
+    It counts inside the text and the document of the feature; with ``Batch.depths`` only where it
+    is for this ``depth`` of a draft (None: whatever its depth).
     """
     size = batch.tokens.shape[1] - 1
     counted = jnp.broadcast_to(jnp.arange(size) + by <= size, (batch.tokens.shape[0], size))
@@ -81,7 +82,19 @@ def label(batch: Batch, by: Any) -> tuple[jax.Array, jax.Array]:
         counted &= ahead(batch.labelled, by, size)
     if batch.segments is not None:
         counted &= ahead(batch.segments, by, size) == batch.segments[:, :-1]
+    if batch.depths is not None and depth is not None:
+        counted &= ahead(batch.depths, by, size) == depth
     return ahead(batch.tokens, by, size), counted
+
+
+def number_of_labels(batch: Batch, depths: int) -> jax.Array:
+    """i32[]: what a loss of so many depths divides each of them by.
+
+    The number of labels of the first depth. With ``Batch.depths`` the depths have different labels,
+    and the number is that of all together.
+    """
+    every = range(1 if batch.depths is None else depths)
+    return functools.reduce(jnp.add, (label(batch, d + 2, d)[1].sum() for d in every))
 
 
 def foresee_chain(

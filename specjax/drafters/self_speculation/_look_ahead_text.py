@@ -90,7 +90,8 @@ def loss(
 
     The embeddings follow ``places`` random tokens of each row, or all of them where there are
     fewer. The loss is the sum over the embeddings i of decay^i (ce * cross-entropy with the text +
-    teacher * divergence from the target, one of ``divergences.DIVERGENCES``). The metrics
+    teacher * divergence from the target, one of ``divergences.DIVERGENCES``). It is divided by the
+    number of labels of the first embedding (with ``Batch.depths``: of all). The metrics
     ``agreement_<i>``, i from 1, are how often an embedding's best token is the target's; ``scale``
     and ``uniform`` are as in the loss of heads.
 
@@ -102,8 +103,8 @@ def loss(
     chosen = _places(key, batch.tokens.shape[0], size, places)
     text, hidden = outputs(setup, pair, batch, chosen)
     teachers = jax.lax.stop_gradient(setup.ends.unembed(target_params, text))
-    first = jnp.maximum(_at(_text.label(batch, 2)[1], chosen).sum(), 1)
-    labels = _Labels(batch, chosen, teachers, first, ce, teacher, DIVERGENCES[divergence])
+    first = jnp.maximum(_number_of_labels(setup, batch, chosen), 1)
+    labels = _Labels(setup, batch, chosen, teachers, first, ce, teacher, DIVERGENCES[divergence])
     total, metrics = jnp.zeros(()), {"scale": jnp.zeros(()), "uniform": jnp.zeros(())}
     weights = dict.fromkeys(("loss", *metrics), first)
     for depth in range(setup.rows):
@@ -119,10 +120,11 @@ def loss(
 class _Labels(NamedTuple):
     """What the logits of an embedding are compared with."""
 
+    setup: Setup
     batch: Batch
     places: Array  # i32[B,P]
     teachers: Array  # f[B,T,V] the target's logits, constants
-    first: Array  # i32[] number of labels of the first embedding, at least 1
+    first: Array  # i32[] ``_number_of_labels``, at least 1
     ce: float
     teacher: float
     divergence: Callable[..., Array]
@@ -130,8 +132,8 @@ class _Labels(NamedTuple):
 
 def _term(labels: _Labels, depth: int, logits: Array) -> tuple[Array, dict[str, Array]]:
     """The loss of one embedding from its logits f[B,P,V]; its metrics."""
-    batch, places, teachers, first, ce, teacher, divergence = labels
-    tokens, counted = (_at(x, places) for x in _text.label(batch, depth + 2))
+    setup, batch, places, teachers, first, ce, teacher, divergence = labels
+    tokens, counted = _label(setup, batch, places, depth)
     own = _text.ahead(teachers, depth + 1, teachers.shape[1])
     own = jnp.take_along_axis(own, places[..., None], 1)
     value = jnp.zeros(tokens.shape, logits.dtype)
@@ -151,6 +153,23 @@ def _term(labels: _Labels, depth: int, logits: Array) -> tuple[Array, dict[str, 
         "uniform": jnp.where(counted, uniform, 0).sum() / first,
     }
     return jnp.where(counted, value, 0).sum() / first, sizes
+
+
+def _label(setup: Setup, batch: Batch, places: Array, number: int) -> tuple[Array, Array]:
+    """``_text.label`` of an embedding at the places: i32[B,P], bool[B,P].
+
+    With two passes per round the target's own output is depth 0 of a draft.
+    """
+    tokens, counted = _text.label(batch, number + 2, number + setup.calls - 1)
+    return _at(tokens, places), _at(counted, places)
+
+
+def _number_of_labels(setup: Setup, batch: Batch, places: Array) -> Array:
+    """i32[]: as ``_text.number_of_labels``, of the embeddings at the places."""
+    every = range(1 if batch.depths is None else setup.rows)
+    return functools.reduce(
+        jnp.add, (_label(setup, batch, places, number)[1].sum() for number in every)
+    )
 
 
 def _at(values: Array, places: Array) -> Array:

@@ -178,7 +178,7 @@ def test_drafters_that_cannot_be_inside_are_refused():
     lm, weights = testing.tiny(vocab_size=VOCAB, width=16)
     own = {"model": model, "params": cases.table(1, VOCAB)}
     parts = {"models": [model, model], "params": [own["params"]] * 2, "lengths": "1,1,0;1,0;1"}
-    learns = {"gamma": 2, "control": "adaptive:0.4,0.4,0.3,0.3", "gaps": True, **own}
+    learns = {"gamma": 2, "control": "matchness:0.4,0.4,0.3,0.3", "gaps": True, **own}
     reads = "reads the target's weights or its cache"
     for name, keys, inner, message in [
         ("staged", own, {"magicdec": {"budget": 8}}, f"staged: magicdec {reads}"),

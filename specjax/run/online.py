@@ -1,0 +1,251 @@
+"""Mode online: decodes a stream of requests with a drafter that learns from their corrections.
+
+Writes into the workdir: online.jsonl (a line per request), results.json with alpha and tau of each
+window of requests, config.json, metrics.jsonl, plots/, report.html, checkpoints/, and model/, the
+drafter as it is at the end. A stream that was killed is resumed by the same command.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from specjax import files
+from specjax.bench import metrics, passes, proofs, provenance, results
+from specjax.data import prompts as prompts_lib
+from specjax.data.prompts import Prompt, PromptSet
+from specjax.models import head_files, hf
+from specjax.report import terminal
+from specjax.run import build, cells, workdirs
+from specjax.run.online_keys import FREE
+from specjax.run.resolve import Settings
+
+LEGEND = "alpha: acceptance rate; tau: tokens per round; updates: before the window"
+
+
+def online(settings: Settings, workdir: Path, command: str | None) -> None:
+    """Decodes the stream, updates the drafter, and writes what was measured. Raises UserError."""
+    # Imported here because Orbax takes seconds to import.
+    from specjax.train import stream
+
+    assert settings.online is not None
+    console = terminal.console()
+    _check_workdir(workdir)
+    target = build.target(settings)
+    chosen = _requests(settings, target)
+    job, method, learner = _prepared(settings, target, chosen)
+    workdirs.announce_replacement(settings, workdir)
+    console.print(Text(chosen.about(), "dim"))
+    facts = provenance.target(target.params, name="", directory=target.directory)
+    workdir.mkdir(parents=True, exist_ok=True)
+    # Until the results are written, it says whose checkpoints these are.
+    if not (workdir / "config.json").exists():
+        files.write_text(workdir / "config.json", settings.config_json)
+    state, lines = stream.follow(
+        job,
+        method,
+        learner,
+        workdir,
+        _lasting(settings) | {"requests": _digest(job), "target": facts["weights_sha256"]},
+        settings.online.checkpoint_every,
+    )
+    rows, about = summarise(job, method, lines, settings.online.window)
+    path = results.write(
+        settings.config_json,
+        workdir,
+        rows,
+        command=command,
+        target=facts,
+        max_new_tokens=settings.max_new_tokens,
+        seed=settings.seed,
+        online=about,
+    )
+    _show(console, rows[0]["windows"], about)
+    saved = _save(settings, target, method, learner.params(state.train), workdir)
+    done = f"wrote {saved}" if saved else "the drafter is in checkpoints/ only: it has no files"
+    console.print(Text(done, "dim"))
+    cells.write_report(console, path, rows, draw=settings.bench.report)
+
+
+def _prepared(
+    settings: Settings, target: hf.Loaded, chosen: PromptSet
+) -> tuple[passes.Job, passes.Method, Any]:
+    """The job, the method, and the compiled update (``train.online.Learner``)."""
+    from specjax.train import online as online_lib
+    from specjax.train import optimise
+
+    assert settings.online is not None
+    options = online_lib.Options(**settings.online.update)
+    temperature = float(settings.sampling["temperature"])
+    [method] = build.methods(settings, target, settings.bench.temperatures)
+    job = build.job(settings, target, chosen, temperature, settings.batch_size)
+    loss = online_lib.loss_of(
+        job.target,
+        method.drafter,
+        job.width + job.max_new_tokens,
+        temperature=temperature or 1.0,
+        keys=settings.online.loss,
+    )
+    steps = max(1, len(job.prompts) // options.every)
+    optimiser = optimise.optimiser(**settings.online.optimiser, steps=steps)
+    return job, method, online_lib.learner(job, method, loss, optimiser, options)
+
+
+def _check_workdir(workdir: Path) -> None:
+    """Raises UserError if the directory holds a run of another mode, which this would overwrite."""
+    config = workdir / "config.json"
+    if config.is_file() and files.read_json(config).get("mode") == "online":
+        return
+    results.check_no_training(workdir)
+
+
+def _requests(settings: Settings, target: hf.Loaded) -> PromptSet:
+    """The stream, in the order of the file. Of a conversation only the first turn is a request."""
+    source = dataclasses.replace(settings.prompts, first_turns=True)
+    return prompts_lib.read(source, target, _no_answers, name=source.names[0])
+
+
+def _no_answers(prompts: list[Prompt]) -> list[str]:
+    raise AssertionError(f"{len(prompts)} conversations have a second turn")
+
+
+def _lasting(settings: Settings) -> dict[str, Any]:
+    """The configuration, as plain JSON, that a resumed stream must have."""
+    config = {key: value for key, value in settings.measured.items() if key != "report"}
+    kept = {key: value for key, value in config["online"].items() if key not in FREE}
+    return config | {"online": kept}
+
+
+def _digest(job: passes.Job) -> str:
+    ids = json.dumps([list(map(int, ids)) for ids in job.prompts])
+    return hashlib.sha256(ids.encode()).hexdigest()
+
+
+def summarise(
+    job: passes.Job, method: passes.Method, lines: Sequence[dict], window: int
+) -> tuple[list[dict], dict[str, Any]]:
+    """The rows of results.json, and its key "online".
+
+    The first row is of the whole stream and has "windows"; one row per category follows.
+    """
+    names = list(dict.fromkeys(line["category"] for line in lines if line["category"] is not None))
+    rows = []
+    for name in [None, *names]:
+        own = [line for line in lines if name in (None, line["category"])]
+        rows.append(
+            results.new_row(
+                method.name,
+                method.accept,
+                _total(own),
+                temperature=float(job.settings["temperature"]),
+                batch_size=job.batch_size,
+                prompts=len(own),
+                category=name,
+                status=proofs.status(method.drafter, method.accept, job.target),
+                outputs=[line["output"] for line in own],
+            )
+        )
+    rows[0]["windows"] = [
+        _window(lines[start : start + window]) for start in range(0, len(lines), window)
+    ]
+    updates = [line["update"]["seconds"] for line in lines if line["update"]]
+    about = {
+        "window": window,
+        "updates": len(updates),
+        "wrong": sum(line["wrong"] for line in lines),
+        "seconds_per_update": float(np.median(updates)) if updates else None,
+        "seconds_per_request": float(np.median([line["seconds"] for line in lines])),
+        "seconds": sum(line["seconds"] for line in lines),
+        "seconds_of_updates": sum(updates),
+    }
+    return rows, about
+
+
+def _total(lines: Sequence[dict]) -> metrics.Counts:
+    """The counts of the lines of a journal."""
+    each = (
+        metrics.Counts(
+            line["tokens"],
+            line["rounds"],
+            line["accepted"],
+            *(np.asarray(depths, int) for depths in line["by_depth"]),
+            line["verified"],
+        )
+        for line in lines
+    )
+    return metrics.total(list(each))
+
+
+def _window(lines: Sequence[dict]) -> dict[str, Any]:
+    """Some requests that follow each other: what was counted, and the updates before them."""
+    counts = _total(lines)
+    summary = metrics.summary(counts)
+    categories = Counter(line["category"] for line in lines if line["category"] is not None)
+    return {
+        "first": lines[0]["request"],
+        "last": lines[-1]["request"],
+        "updates": lines[0]["updates"],
+        "categories": dict(categories),
+        "tokens": counts.tokens,
+        "alpha": summary["acceptance_rate"],
+        "tau": summary["block_efficiency"],
+        "wrong": sum(line["wrong"] for line in lines),
+        "seconds": sum(line["seconds"] for line in lines),
+    }
+
+
+def _show(console, windows: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for head in ("requests", "updates", "alpha", "tau", "topics"):
+        table.add_column(head, justify="left" if head == "topics" else "right")
+    for one in windows:
+        table.add_row(
+            f"{one['first']} to {one['last']}",
+            str(one["updates"]),
+            "" if one["alpha"] is None else f"{one['alpha']:.3f}",
+            f"{one['tau']:.2f}",
+            Text(", ".join(f"{name} {count}" for name, count in one["categories"].items())),
+        )
+    console.print(table)
+    console.print(Text(LEGEND, "dim"))
+    cost = f"{1e3 * about['seconds_per_request']:.0f} ms per request"
+    if about["seconds_per_update"] is not None:
+        cost += f", {1e3 * about['seconds_per_update']:.0f} ms per update (medians), "
+        share = about["seconds_of_updates"] / (about["seconds_of_updates"] + about["seconds"])
+        cost += f"{about['updates']} updates: {share:.0%} of the time"
+    console.print(Text(cost, "dim"))
+
+
+def _save(
+    settings: Settings, target: hf.Loaded, method: passes.Method, params: Any, workdir: Path
+) -> Path | None:
+    """Writes the drafter to ``workdir/model``; None for one that has no files. Raises UserError."""
+    [choice], path = settings.methods.values(), workdir / "model"
+    training, name = method.drafter.training, choice.drafter["name"]
+    assert training is not None and target.tokenizer is not None
+    if training.model is None and name not in head_files.KINDS:
+        return None
+    if training.model is None:
+        facts = {"base_model_name_or_path": Path(settings.target).name, **dict(training.facts)}
+        if "draft_ids" in facts:
+            facts["vocab_size"] = target.lm.vocab_size
+        head_files.write(path, name, params, facts, hf.fingerprint(target.tokenizer), {})
+        return path
+    if name == "spire":
+        from specjax.models.spire import directory
+
+        draft = directory.load(choice.drafter["model"])
+        directory.save(path, draft.config, params, draft.tokenizer or target.tokenizer)
+        return path
+    draft = hf.load(choice.drafter["model"])
+    hf.save(path, draft.config, params, draft.tokenizer or target.tokenizer)
+    return path

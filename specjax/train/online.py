@@ -1,0 +1,265 @@
+"""Online speculative decoding: a drafter learns from the target's corrections between requests.
+
+Liu et al. 2023 (2310.07177). Requests are decoded in batches. The texts of the last I of them are
+kept in a ring (``corrections``), and after every I requests one optimiser step is made on them: a
+divergence from the target's distribution to the drafter's, at the places where the target rejected
+the draft. Both distributions are computed again, by one pass of each over the ring: only token ids
+are stored, and drafters that read the target's features get them from the same pass.
+
+Parameters change between batches and never within one: a round accepts a token by the probabilities
+that the token was drawn from. Given the texts before it, a request is decoded with fixed
+parameters, so it has the lossless class of its rule, whatever the updates did.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from specjax import checks, decode
+from specjax.bench import metrics, passes
+from specjax.bench.passes import Job, Method
+from specjax.errors import UserError
+from specjax.train import corrections, evaluate, objectives, update
+from specjax.train.corrections import POSITIONS, Ring
+from specjax.train.objectives import Loss
+from specjax.train.optimise import Optimiser
+from specjax.types import LM, Array, Drafter, ModelParams
+
+_NOTHING = (
+    "drafter {} has no parameters that a loss trains; take a draft model or heads, such as "
+    "draft_model, medusa or eagle"
+)
+
+
+class Options(NamedTuple):
+    """How a drafter is updated. Each field is the key of ``config.online`` of that name."""
+
+    every: int = 8  # I: requests from one update to the next
+    buffer: int = 0  # texts of the ring; 0: ``every``
+    positions: str = "wrong"  # labels: wrong places, or all "emitted" tokens
+    accumulate: int = 1  # the gradient is computed in this many parts of the ring
+    learn: bool = True  # False: no updates, to compare with
+
+    @property
+    def rows(self) -> int:
+        """The number of texts of the ring."""
+        return self.buffer or self.every
+
+
+def check(options: Options, batch_size: int, requests: int | None = None) -> None:
+    """Raises UserError for options out of range, or that do not fit the batches or the stream."""
+    for name, least in (("every", 1), ("buffer", 0), ("accumulate", 1)):
+        checks.whole(f"config.online.{name}", getattr(options, name), least)
+    checks.yes_or_no("config.online.learn", options.learn)
+    checks.one_of("config.online.positions", options.positions, POSITIONS)
+    every, rows = options.every, options.rows
+    if every % batch_size:
+        raise UserError(
+            f"config.online.every is {every} and config.batch_size is {batch_size}: parameters "
+            "change between batches; make every a multiple of the batch size"
+        )
+    if rows < every:
+        raise UserError(
+            f"config.online.buffer is {rows}, fewer than the {every} requests between two updates; "
+            "raise it, or leave it 0"
+        )
+    if rows % options.accumulate:
+        raise UserError(
+            f"config.online.accumulate is {options.accumulate}, which does not divide the {rows} "
+            "texts of the ring; take a divisor"
+        )
+    if requests is not None and options.learn and requests < every:
+        raise UserError(
+            f"the stream has {requests} requests and the first update is after "
+            f"config.online.every = {every}; give more requests, or lower it"
+        )
+
+
+def loss_of(
+    target: LM,
+    drafter: Drafter,
+    size: int,
+    *,
+    temperature: float = 1.0,
+    keys: Mapping[str, Any] | None = None,
+) -> Loss:
+    """The loss of a drafter on texts of at most ``size`` tokens.
+
+    A drafter that is a language model is distilled at ``temperature``, that of decoding. Others
+    have their own loss, whose defaults are here: no cross-entropy with the text, the divergence
+    alone, no noise, and as many steps as a draft has. ``keys`` are keys of the loss.
+
+    Raises UserError for a drafter without trained parameters, and for unknown keys.
+    """
+    training, keys = drafter.training, dict(keys or {})
+    if training is not None and training.model is not None:
+        make = objectives.distill_loss
+        _check_keys(keys, inspect.signature(make).parameters, drafter.name)
+        return make(target, training.model, **{"temperature": temperature, **keys})
+    if training is None or training.loss is None:
+        raise UserError(_NOTHING.format(drafter.name))
+    known = inspect.signature(training.loss).parameters
+    _check_keys(keys, known, drafter.name)
+    usual = {
+        "ce": 0.0,
+        "teacher": 1.0,
+        "noise": 0.0,
+        "steps": drafter.longest,
+        "places": size,
+    }
+    chosen = {name: value for name, value in usual.items() if name in known}
+    return functools.partial(training.loss, **{**chosen, **keys})
+
+
+def _check_keys(keys: Mapping[str, Any], known: Mapping[str, Any], name: str) -> None:
+    for key in keys:
+        if key not in known:
+            raise UserError(f"config.loss.{key} is not a key of the loss of {name}; leave it out")
+
+
+class State(struct.PyTreeNode):
+    """Everything that the next request and the next update depend on; a checkpoint holds it."""
+
+    train: dict[str, Any]  # of ``update.fresh``: parameters in float32, optimiser state, updates
+    ring: Ring
+    requests: Array  # i32[] how many requests have been decoded
+
+
+class Learner(NamedTuple):
+    """The compiled update of a drafter."""
+
+    options: Options
+    begin: Callable[[], State]
+    # (train state, target params, Ring) -> (train state, metrics); donates the first.
+    advance: Callable[..., tuple[dict[str, Any], dict[str, Any]]]
+    # train state -> the drafter's parameters, in the precision in which they decode.
+    params: Callable[[dict[str, Any]], Any]
+
+
+def learner(
+    job: Job, method: Method, loss: Loss, optimiser: Optimiser, options: Options
+) -> Learner:
+    """Compiles the update, so that no request waits for that.
+
+    Raises UserError for options that do not fit, for a loss that does not take such texts, and for
+    parameters that are no floating-point arrays.
+    """
+    check(options, job.batch_size, len(job.prompts))
+    draft = method.params.draft
+    if not jax.tree.leaves(draft):
+        raise UserError(_NOTHING.format(method.drafter.name))
+    if not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(draft)):
+        raise UserError(f"drafter {method.drafter.name} has parameters that no loss can train")
+    size = job.width + job.max_new_tokens
+
+    def begin() -> State:
+        train = update.fresh(draft, optimiser, ema=0.0)
+        return State(train, corrections.empty(options.rows, size), jnp.zeros((), jnp.int32))
+
+    step = update.step(loss, optimiser, options.accumulate, ema=0.0)
+    key = jax.random.key(job.seed)
+
+    def advance(train: dict[str, Any], target_params: Any, ring: Ring):
+        return step(train, target_params, corrections.batch_of(ring, options.positions), key)
+
+    def params(train: dict[str, Any]) -> Any:
+        # The same arrays where decoding is in float32.
+        return jax.tree.map(lambda new, old: new.astype(old.dtype), train["params"], draft)
+
+    state = jax.eval_shape(begin)
+    compiled = jax.jit(advance, donate_argnums=0).lower(state.train, job.params, state.ring)
+    return Learner(options, begin, compiled.compile() if options.learn else advance, params)
+
+
+class Served(NamedTuple):
+    """What a batch of requests gave; lists have one entry per request."""
+
+    first: int  # the number of the first request
+    outputs: list[list[int]]
+    counts: list[metrics.Counts]
+    wrong: list[int]  # wrong places
+    seconds: float  # from the prompts of the batch to its tokens on the host
+    updates: int  # made before the batch
+    update: dict[str, float] | None  # loss and metrics of the update after the batch, "seconds" too
+
+
+def serve(
+    job: Job, method: Method, learner: Learner, state: State
+) -> Iterator[tuple[State, Served]]:
+    """Decodes the requests of the job from ``state.requests`` on, and updates the drafter.
+
+    Yields the state after each batch. It is valid until the next batch, which reuses its buffers.
+    The result is a function of ``state``: a stream that is continued from a stored state goes on
+    with the same bits. Raises NonFiniteLogits, and UserError for a loss that is not finite.
+    """
+    start = int(state.requests)
+    passes.run_pass(job, method, brief=True)  # compiles the programs
+    for rows, prompts in passes.batches(job):
+        if rows[0] < start:
+            continue
+        params = ModelParams(job.params, learner.params(state.train))
+        began, updates = time.perf_counter(), int(state.train["step"])
+        decoded, records = _decode(job, method, params, rows, prompts)
+        lengths = [len(prompt) for prompt in prompts]
+        outputs = decode.outputs(decoded, lengths)
+        seconds = time.perf_counter() - began
+        real = np.asarray(rows) >= 0
+        ring, wrong = corrections.remember(
+            state.ring,
+            decoded.tokens,
+            decoded.length,
+            records,
+            jnp.asarray(lengths, jnp.int32),
+            jnp.asarray(real),
+            positions=learner.options.positions,
+        )
+        state = state.replace(ring=ring, requests=state.requests + int(real.sum()))
+        changed = None
+        if learner.options.learn and int(state.requests) % learner.options.every == 0:
+            state, changed = _update(job, learner, state)
+        depth = method.drafter.longest
+        host, kept = jax.device_get(records), np.flatnonzero(real)
+        counts = [metrics.count(host, np.arange(len(rows)) == i, depth) for i in kept]
+        found = np.asarray(wrong)[kept].tolist()
+        outputs = [outputs[i] for i in kept]
+        yield state, Served(rows[0], outputs, counts, found, seconds, updates, changed)
+
+
+def _decode(job: Job, method: Method, params: ModelParams, rows, prompts):
+    """The state and the records of a batch."""
+    state = passes.begin(job, method.drafter, params, rows, prompts)
+    state, records = decode.generate(
+        job.target,
+        method.drafter,
+        method.accept,
+        params,
+        state,
+        max_steps=job.max_new_tokens,
+        eos_id=job.eos_id,
+        verify_widths=job.verify_widths,
+    )
+    decode.check(state)
+    return state, records
+
+
+def _update(job: Job, learner: Learner, state: State) -> tuple[State, dict[str, float]]:
+    began = time.perf_counter()
+    train, values = learner.advance(state.train, job.params, state.ring)
+    jax.block_until_ready(train)
+    seconds, state = time.perf_counter() - began, state.replace(train=train)
+    values = evaluate.mean([jax.device_get(values)])
+    if not np.isfinite(values["loss"]):
+        raise UserError(
+            f"the loss of update {int(train['step'])} is {values['loss']}; lower "
+            "config.optimiser.learning_rate, or take another config.loss.divergence"
+        )
+    return state, {**{name: float(value) for name, value in values.items()}, "seconds": seconds}
