@@ -11,6 +11,8 @@ bench begins, and the acceptance on 4 prompts that are not measured. It should b
 percent of the better of plain decoding and the best fixed length in every row.
 """
 
+import re
+
 from ml_collections import ConfigDict
 
 from configs import generate, quickstart
@@ -40,7 +42,9 @@ def get_config(what: str = "draft_model") -> ConfigDict:
     if name == "draft_model":
         texts += ASKS
     for text in texts:
-        keys = methods[text.replace(":", " ").replace(",", " ")] = generate.drafter(name)
+        # Labels cannot have dots.
+        label = re.sub(r"[:,.]", " ", text)
+        keys = methods[label] = generate.drafter(name)
         keys.control = text
         if name == "draft_model":
             keys.model = f"{models or '{workdir}'}/draft"

@@ -153,7 +153,9 @@ def assert_learns(name, steps=80, **keys) -> None:
 
         params = drafter.training.start(table, jax.random.key(0))
         keys = jax.random.split(jax.random.key(1), steps)
-        with mock.patch.object(_text, "label", lambda batch, by: label(batch, by + shift)):
+        with mock.patch.object(
+            _text, "label", lambda batch, by, *more: label(batch, by + shift, *more)
+        ):
             (params, _), _ = jax.lax.scan(step, (params, rule.init(params)), keys)
         return drafter.training.ranks(ModelParams(table, params), batch)
 

@@ -115,10 +115,12 @@ def controller_section(name: str) -> str:
     parts = [
         f"(controller-{name})=\n## `{name}`",
         eval_rst(docstring(module)),
-        eval_rst(docstring(module.make)),
+        eval_rst(docstring(module.make)[:1]),
+        key_table(key_rows(module)),
         f'As a key of a drafter: `control="{name}:{numbers}"`.',
+        references(module),
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
 
 
 def needs(name: str) -> str:

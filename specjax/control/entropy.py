@@ -26,7 +26,11 @@ REFERENCE = references.ZHANG2025DRAFT
 
 
 def make(*, most: float = 0.3, scale: float = 0.15) -> Controller:
-    """Goes on after tokens with sqrt(``scale`` entropy) of at most ``most``.
+    """Goes on after tokens of low entropy.
+
+    Args:
+        most: the highest sqrt(``scale`` entropy) of a token after which the draft goes on.
+        scale: the factor of the entropy.
 
     Raises:
         UserError: a negative number.

@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from specjax import references
 from specjax.checks import whole
 from specjax.control._types import Controller
 from specjax.types import Context
 
+REFERENCE = references.LEVIATHAN2023FAST
 LIMITS = True
 
 
@@ -22,7 +24,10 @@ class Length(struct.PyTreeNode):
 
 
 def make(*, length: int) -> Controller:
-    """At most ``length`` levels in every draft; 0 is plain decoding.
+    """The same limit in every round.
+
+    Args:
+        length: of every draft, at most; 0 is plain decoding.
 
     Raises:
         UserError: a length below 0.

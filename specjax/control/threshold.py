@@ -27,7 +27,10 @@ REFERENCE = "\n\n".join(
 
 
 def make(*, least: float) -> Controller:
-    """Continues while the highest probability of the draft is at least ``least``, in [0, 1].
+    """Continues while the highest probability of the draft is at least ``least``.
+
+    Args:
+        least: in [0, 1].
 
     Raises:
         UserError: ``least`` out of range.

@@ -95,7 +95,7 @@ class EagleKeys(TreeKeys):
 class DatastoreKeys:
     """Keys of the drafters that can look up earlier outputs (``lookup/_memory.py``)."""
 
-    # Texts to begin with: a ``Store``, or its directory. None: no text.
+    # Texts to begin with: a ``Store``, its directory, or a recording (.jsonl). None: no text.
     datastore: Store | str | os.PathLike | None = None
     # Tokens of earlier outputs that are kept in addition to the datastore, with ``learn``.
     memory: int = 65536

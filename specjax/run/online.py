@@ -172,17 +172,12 @@ def summarise(
 
 def _total(lines: Sequence[dict]) -> metrics.Counts:
     """The counts of the lines of a journal."""
-    each = (
-        metrics.Counts(
-            line["tokens"],
-            line["rounds"],
-            line["accepted"],
-            *(np.asarray(depths, int) for depths in line["by_depth"]),
-            line["verified"],
-        )
-        for line in lines
-    )
-    return metrics.total(list(each))
+    each = []
+    for line in lines:
+        tested, passed = (np.asarray(depths, int) for depths in line["by_depth"])
+        seen = line["tokens"], line["rounds"], line["accepted"]
+        each.append(metrics.Counts(*seen, tested, passed, line["verified"]))
+    return metrics.total(each)
 
 
 def _window(lines: Sequence[dict]) -> dict[str, Any]:

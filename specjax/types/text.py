@@ -23,11 +23,11 @@ class Batch(struct.PyTreeNode):
     tokens: Array  # i32[B,T+1]
     labelled: Array | None = None  # bool[B,T+1] tokens that may be a label; None = all
     segments: Array | None = None  # i32[B,T+1] number of the document; None = one per row
-    # i32[B,T+1] the depth of a draft, from 0, that a label is for: a loss of several depths counts
-    # it at this depth only. None: labels are for all depths.
-    depths: Array | None = None
     # Of the first T tokens; None: a loss that needs them runs the target.
     features: Features | None = None
     # i32[B] the number of the training step, from 0, the same in every row: for a loss that changes
     # during training. None: the loss does not depend on it.
     step: Array | None = None
+    # i32[B,T+1] the depth of a draft, from 0, that a label is for: a loss of several depths counts
+    # it at this depth only. None: labels are for all depths.
+    depths: Array | None = None

@@ -150,6 +150,7 @@ def test_a_search_finds_what_is_idle_and_continues_after_a_kill(tmp_path, monkey
     assert drafters.make("layer_skip", loaded().lm, **own).nodes == 8
 
 
+@pytest.mark.slow
 def test_the_library_makes_the_same_search_from_the_same_seed(tmp_path, monkeypatch):
     package = pytest.importorskip("bayes_opt")
     runs = [

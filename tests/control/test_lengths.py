@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import by_default
 
 from specjax import accept, control, drafters, testing
 from specjax.control import Ahead
@@ -226,13 +227,7 @@ def test_calibrated_stops_at_the_first_fall():
     assert [sum(column) for column in zip(*answers, strict=True)] == expected == [4, 0, 2]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        t if t[:4] in ("good", "conf", "bass") else pytest.param(t, marks=pytest.mark.slow)
-        for t in ADVERSARIAL
-    ],
-)
+@pytest.mark.parametrize("text", by_default(ADVERSARIAL, ADVERSARIAL[4:5] + ADVERSARIAL[10:11]))
 def test_exact_law(text):
     """Two rounds of a draft model, the second one with what the controller learned."""
     with jax.enable_x64(True):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
+from marks import by_default
 
 from specjax import accept, decode, drafters, rng, sampling, step
 from specjax.control import Controller
@@ -103,23 +104,19 @@ def built(name: str, control: Controller):
     return case.target, drafter, accept.default_rule(drafter), pair
 
 
-@pytest.mark.parametrize(
-    ("name", "temperature"),
-    [
-        ("draft_model", 1.0),
-        ("sam", 0.0),
-        ("token_recycling", 0.0),
-        *[
-            pytest.param(name, 1.0, marks=pytest.mark.slow)
-            for name in DRAFTERS
-            if name != "draft_model"
-        ],
-        pytest.param("draft_model", 0.0, marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize("control", [TOGETHER, APART], ids=["together", "apart"])
+CASES = [
+    (name, temperature, control)
+    for name in DRAFTERS
+    for temperature in (0.0, 1.0)
+    for control in ("together", "apart")
+]
+DEFAULT = [("draft_model", 1.0, "together"), ("token_recycling", 0.0, "together")]
+
+
+@pytest.mark.parametrize(("name", "temperature", "control"), by_default(CASES, DEFAULT))
 def test_a_rest_changes_no_token(name, temperature, control):
     """The loop that leaves out ``propose`` against full rounds; then the compiled loop."""
+    control = TOGETHER if control == "together" else APART
     system = built(name, control)
     texts, infos = decoded(*system, temperature, rests=True)
     expected, full = decoded(*system, temperature, rests=False)

@@ -60,6 +60,7 @@ def results_of(workdir):
     return stored["rows"], stored["online"]
 
 
+@pytest.mark.slow
 def test_a_stream_with_a_change_of_topic(cli, common, draft, tmp_path, monkeypatch):
     status, out, err, workdir = cli(*common)
     assert status == 0, err

@@ -79,10 +79,10 @@ def make(
         target: the model to be accelerated.
         models: the draft models: each an ``LM``, or any model that ``hf.load`` takes; or the
             directories as one text, separated by commas.
-        tree: the shape of each model's part, as ``topology.shapes.parse`` reads it. control: ends
-        the part of a model early; see ``control.parse``. sibling_order: in which siblings are
-        tested: "models", one model after the other, or "random". params: their parameters, when
-        they are LMs.
+        tree: the shape of each model's part, as ``topology.shapes.parse`` reads it.
+        control: ends the part of a model early; see ``control.parse``.
+        sibling_order: in which siblings are tested: "models" (one after the other) or "random".
+        params: their parameters, when they are LMs.
 
     Raises:
         UserError: no model, not as many parameters as models, an unknown order, and the errors of
@@ -183,7 +183,7 @@ def _init_params(setup: _Setup, key: Any) -> tuple[Params, ...]:
 
 def _init(
     setup: _Setup, params: ModelParams, context: Context, target_out: Output, slots: int
-) -> tuple[Any, ...]:
+) -> State:
     # As many slots as each model would have alone.
     own = slots - setup.shape.nodes * len(setup.parts) + setup.shape.nodes
     parts = tuple(

@@ -16,7 +16,8 @@ from specjax.errors import UserError
 from specjax.types import Context, Drafter, ModelParams, Output
 
 
-@jax.tree_util.register_static  # no leaves, so it can be part of a pytree
+# Without leaves, so it can be part of a pytree. The dataclass has a hash, unlike Mapping.
+@jax.tree_util.register_static  # pyright: ignore[reportArgumentType]
 @dataclasses.dataclass(frozen=True)
 class _Unreadable(Mapping):
     """In the place of the target's weights and of its cache; reading it raises UserError."""

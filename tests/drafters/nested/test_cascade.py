@@ -131,7 +131,7 @@ MUTANTS = (
 )
 
 
-@pytest.mark.parametrize("mutant", by_default(MUTANTS, MUTANTS[1:2]))
+@pytest.mark.parametrize("mutant", by_default(MUTANTS, MUTANTS[2:3]))
 def test_mutants_of_the_inner_system_change_the_law(mutant, monkeypatch):
     mutant(monkeypatch)
     target, drafter, params = made("2,0,0;1,0;0")
@@ -224,7 +224,7 @@ REAL = ("3,0,0;2,0;4", "2,2,3;1,2;3", "4,0,0;2,0;0", "1,3,0;2,0;1")
 
 @pytest.mark.parametrize(
     ("lengths", "lenience"),
-    by_default([*((x, 1.0) for x in REAL), (REAL[1], 0.3)], [(REAL[1], 1.0)]),
+    by_default([*((x, 1.0) for x in REAL), (REAL[1], 0.3)], ()),
 )
 def test_greedy_text_is_the_targets_in_ragged_batches(lengths, lenience):
     _, drafter, params = real(lengths, lenience)

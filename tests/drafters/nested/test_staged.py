@@ -87,6 +87,7 @@ def real(**keys):
     return target, drafter, ModelParams(params, drafter.init_params(None))
 
 
+@pytest.mark.slow
 def test_greedy_text_is_the_targets_and_a_tree_is_inside():
     target, drafter, params = real(gamma=3, width=2)
     packed, lengths = decode.pack_prompts(PROMPTS)

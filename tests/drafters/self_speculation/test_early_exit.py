@@ -305,7 +305,7 @@ def test_inside_the_rounds_of_a_draft_model_it_is_refused(keys):
     (target, params), (model, own) = tiny(), testing.tiny("llama", 1)
     drafter = drafters.make("staged", target, model=model, params=own, drafters={"inner": keys})
     pair = ModelParams(params, drafter.init_params(rng.row_keys(0, 1)[0]))
-    with pytest.raises(UserError, match=f"{keys['name']} reads the cache of the target that it"):
+    with pytest.raises(UserError, match=f"{keys['name']} reads the target's weights or its cache"):
         state = loop.begin(target, drafter, pair, PROMPTS, 8, 0)
         jax.eval_shape(lambda: rounds.propose(drafter, pair, state))
 

@@ -180,6 +180,7 @@ def test_probs_of_another_view_are_detected():
     assert good.passed and bad.passed is False
 
 
+@pytest.mark.slow
 def test_a_view_that_forgets_new_tokens_is_detected():
     _, target, drafter, params = cases.real("magicdec")
     finding = state_checks.state_follows_text(forgets_new_tokens(drafter), target, params)
