@@ -49,7 +49,7 @@ def limited(drafter: Drafter, text: str | Controller) -> Drafter:
             f"grows, and {drafter.name} has none; take one of {', '.join(control.limiting())}"
         )
     # A profile may have changed since the last call.
-    if isinstance(text, str) and "profile" not in text:
+    if isinstance(text, str) and not control.read(text)[1].get("profile"):
         return _of_text(drafter, text)
     return _build(drafter, controller)
 

@@ -1,0 +1,56 @@
+"""Cost profiles: files out and in, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from specjax import control
+from specjax.control import costs
+from specjax.errors import UserError
+
+pytestmark = pytest.mark.fast
+
+
+def profile(**changes):
+    """A profile of this device for one and eight rows."""
+    one = costs.linear(4, 0.1, 0.05, 0.6)
+    facts = {"device": costs.device(), "target": "t", "drafter": "d", "batches": {1: one, 8: one}}
+    return costs.Profile(**(facts | changes))
+
+
+def test_a_file_gives_the_profile_again(tmp_path):
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(profile().to_json()))
+    assert costs.read(path) == profile()
+    assert control.parse(f"goodput:{path}") and control.parse(f"bandit:profile={path}")
+    assert not control.wants_profile(f"goodput:{path}")
+    assert control.wants_profile("goodput:explore=0") and not control.wants_profile("heuristic:5")
+
+
+def test_another_device_and_batch_are_refused():
+    with pytest.raises(UserError, match="measured for batches of 1, 8 rows, and the batch has 4"):
+        profile().of(4)
+    with pytest.raises(UserError, match="the cost profile was measured on other, and this is"):
+        profile(device="other").of(1)
+
+
+@pytest.mark.parametrize(
+    "change", ["[]", "{", '{"schema": 2}', '{"schema": 1, "batches": {"1": 3}}']
+)
+def test_a_file_that_is_no_profile_is_one_line(tmp_path, change):
+    path = tmp_path / "p.json"
+    path.write_text(change)
+    with pytest.raises(UserError, match="cost profile") as caught:
+        costs.read(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_times_that_do_not_fit_are_refused(tmp_path):
+    value = profile().to_json()
+    value["batches"]["1"]["greedy"]["times"] = [1.0, -1.0]
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(value))
+    with pytest.raises(UserError, match="times must be 5 positive numbers"):
+        costs.read(path)
