@@ -5,18 +5,19 @@
     python -m specjax.run --config=configs/controllers.py:prompt_lookup --config.target=DIR \\
         --config.prompts=FILE
 
-The argument is a drafter, and optionally a folder with a target and a draft. Held-out Python code,
-greedy and at temperature 1, in batches of 1 and 8. ``goodput`` measures what rounds cost before the
-bench begins, and the acceptance on 4 prompts that are not measured.
+The argument is a drafter, and optionally a folder with a target and a draft (``hydra``: heads).
+Held-out Python code, greedy and at temperature 1, in batches of 1 and 8. ``goodput`` measures what
+rounds cost before the bench begins, and the acceptance on 4 prompts that are not measured.
 """
 
 import re
 
 from ml_collections import ConfigDict
 
-from configs import generate, quickstart
+from configs import generate, hydra, quickstart
 
 LENGTHS = (1, 2, 4, 8)
+HEADS = 4
 # Those that any drafter takes, and those that ask while a draft grows.
 LIMITS = ("heuristic:5", "bass:5", "bandit:ucb", "goodput")
 ASKS = (
@@ -36,18 +37,27 @@ def get_config(what: str = "draft_model") -> ConfigDict:
     if models:
         config.prepare = ()
         config.target = f"{models}/target"
-    methods = config.grid.methods = ConfigDict()
-    texts = [f"fixed:{length}" for length in LENGTHS] + list(LIMITS)
-    if name == "draft_model":
+    elif name == "hydra":
+        config.prepare = ("target", "hydra")
+        config.stages.hydra = hydra.get_config()
+        config.stages.hydra.target = "{workdir}/target"
+        config.stages.hydra.data.dir = "{workdir}/target/data"
+        config.stages.hydra.drafter.heads = HEADS
+    lengths = [n for n in LENGTHS if name != "hydra" or n <= HEADS]
+    texts = [f"fixed:{length}" for length in lengths] + list(LIMITS)
+    if name in ("draft_model", "hydra"):
         texts += ASKS
+    methods = config.grid.methods = ConfigDict()
     for text in texts:
         # Labels cannot have dots.
-        label = re.sub(r"[:,.]", " ", text)
-        keys = methods[label] = generate.drafter(name)
+        keys = methods[re.sub(r"[:,.]", " ", text)] = generate.drafter(name)
         keys.control = text
-        if name == "draft_model":
-            keys.model = f"{models or '{workdir}'}/draft"
-        if name != "token_recycling":
+        if name in ("draft_model", "hydra"):
+            folder = "draft" if name == "draft_model" else name
+            keys.model = f"{models or '{workdir}'}/{folder}"
+        if name == "hydra":
+            keys.tree = f"chain:{HEADS}"
+        elif name != "token_recycling":
             keys.gamma = max(LENGTHS)
     config.warm_prompts = 4
     config.show_trace = False

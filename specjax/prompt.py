@@ -197,12 +197,13 @@ def _prefill(
     out, cache = feed(target, params.target, tokens[:, : width - 1], lengths - 1, cache, chunk)
     newest = jnp.maximum(lengths - 2, 0)[:, None, None]
     taps = tuple(_last_tap(tap, newest) for tap in out.taps)
-    context = Context(tokens[:, :width], lengths, sampling, cache, taps)
+    done = lengths >= limit
+    context = Context(tokens[:, :width], lengths, sampling, cache, taps, done, limit)
     return DecodeState(
         tokens=tokens,
         length=lengths,
         limit=limit,
-        done=lengths >= limit,
+        done=done,
         failed=jnp.full((batch,), -1, jnp.int32),
         cache=cache,
         draft=drafter.init(params, context, out, slots),

@@ -92,7 +92,8 @@ def keys_of(drafter: Drafter, state: DecodeState) -> RowKeys:
 
 def context_of(state: DecodeState) -> Context:
     """What a drafter may read."""
-    return Context(state.tokens, state.length, state.sampling, state.cache, state.taps)
+    fields = ("tokens", "length", "sampling", "cache", "taps", "done", "limit")
+    return Context(**{name: getattr(state, name) for name in fields})
 
 
 def propose(

@@ -247,7 +247,7 @@ def widths(drafter: Drafter, batch: int, chosen: Widths = None) -> tuple[int, ..
     """The numbers of tokens that a round may verify, ascending; the last one is nodes + 1.
 
     One width if every draft is whole. By default one width too if there are several rows and no
-    controller limits their drafts, otherwise 1 (nothing was proposed), nodes + 1 and two sizes
+    controller ends their drafts, otherwise 1 (nothing was proposed), nodes + 1 and two sizes
     between them. Of the widths in ``chosen`` those below nodes + 1 are used, so that one choice
     serves several drafters.
 
@@ -255,7 +255,7 @@ def widths(drafter: Drafter, batch: int, chosen: Widths = None) -> tuple[int, ..
         UserError: widths that are not whole numbers of at least 1.
     """
     most = drafter.nodes + 1
-    if drafter.whole or (chosen is None and batch > 1 and drafter.rest is None):
+    if drafter.whole or (chosen is None and batch > 1 and not drafter.adaptive):
         return (most,)
     if chosen is not None:
         if not all(isinstance(width, int) and width >= 1 for width in chosen):

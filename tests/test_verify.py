@@ -115,6 +115,8 @@ def test_widths():
     assert tree.widths(long, 1) == (1, 2, 5, 11)
     assert tree.widths(tall, 1) == (1, 5, 17, 65)
     assert tree.widths(short, 2) == (6,)
+    unsure = drafters.make("prompt_lookup", target(), gamma=5, control="fixed:3")
+    assert tree.widths(unsure, 2) == tree.widths(short._replace(adaptive=True), 2) == (1, 2, 3, 6)
     assert tree.widths(short, 2, (1, 5, 11)) == (1, 5, 6)
     assert tree.widths(none.make(target()), 1) == (1,)
     assert tree.widths(drafters.make("jacobi", target(), gamma=3), 1, (1, 2)) == (4,)

@@ -506,6 +506,16 @@ def draft_lengths(results: dict) -> str:
     return "\n".join([source(results), *commands, "", table([*heads, *names], lines)])
 
 
+def benches(results: dict) -> str:
+    """One table for each bench."""
+    texts = []
+    for name, each in results["benches"].items():
+        sizes = sorted({row["batch_size"] for row in each["rows"]})
+        shown = _by_temperature(each["rows"], sizes)
+        texts.append(f"**{name}** ({each['target']})\n\n{source(each)}\n\n{shown}")
+    return "\n\n".join(texts)
+
+
 def goodput(results: dict) -> str:
     """Latency and goodput of every policy by load, and of adaptive ones against the best length."""
     parts = [f"{source(results)}\n- Seeds: {results['seeds']}"]
@@ -583,6 +593,7 @@ def online(results: dict) -> str:
 
 
 TABLES: dict[str, Callable[[dict], str]] = {
+    "benches": benches,
     "online": online,
     "system_efficiency": system_efficiency,
     "vs_transformers": vs_transformers,

@@ -2,8 +2,10 @@
 
 The controllers ``goodput``, ``bandit`` and ``calibrated`` read it. Rounds with a draft of every
 length run in the compiled decode loop, one length after the other in turns, on prompts that are not
-measured afterwards. The median of the samples counts. Lookups have no draft in some rounds; these
-cost what a round without a draft costs, and only the others count for a length.
+measured afterwards. The median of the samples counts. A longer draft cannot cost less, so times
+that are not in order are noise and replaced by their mean (isotonic regression). Lookups have no
+draft in some rounds, so their costs are measured with drafts of arbitrary tokens, which cost as
+much to verify.
 """
 
 from __future__ import annotations
@@ -16,19 +18,24 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.optimize import isotonic_regression
 
-from specjax import decode, sharding
+from specjax import decode, sharding, tree
 from specjax.bench import metrics
 from specjax.bench.passes import Job, Method, batches, begin
 from specjax.control import Controller, calibrated
 from specjax.control import costs as control_costs
 from specjax.control.costs import Costs, RoundCosts
 from specjax.control.fixed import Length
+from specjax.drafters import _limited
 from specjax.theory import calibration
-from specjax.types import DecodeState
+from specjax.types import DecodeState, Draft
 
 ROUNDS = 16  # of a sample
-SAMPLES = 3
+# Samples of each length, after one that may compile: at least so many, at most so many, and in
+# between until they took so many seconds.
+SAMPLES = (2, 15)
+ENOUGH_SECONDS = 0.4
 # Rounds of each prompt in which confidences are recorded.
 CONFIDENCE_ROUNDS = 64
 # A rate is counted as if one more token had been tested, and accepted with this probability.
@@ -39,7 +46,6 @@ class _Sample(NamedTuple):
     """One run of the loop."""
 
     seconds: float  # per round
-    drafted: float  # the share of the rounds in which any row had a draft
     counts: metrics.Counts
 
 
@@ -87,21 +93,40 @@ def _measured(job: Job, make: Callable[..., Method], lengths: tuple[int, ...]) -
     method = make(f"fixed:{lengths[-1]}")
     first = next(batches(job))
     state = jax.block_until_ready(begin(job, method.drafter, method.params, *first))
-    runs: dict[int, list[_Sample]] = {length: [] for length in lengths}
-    for _ in range(SAMPLES + 1):
-        for length in lengths:
-            runs[length].append(_run(job, method, state, length))
+    full = _always(method) if isinstance(state.draft, _limited.State) else method
+    runs: dict[int, list[float]] = {length: [] for length in lengths}
+    while lacking := [length for length in lengths if not _enough(runs[length][1:])]:
+        for length in lacking:
+            runs[length].append(_run(job, full, state, length).seconds)
     # The first run of a length may compile.
-    seconds = {n: statistics.median(one.seconds for one in each[1:]) for n, each in runs.items()}
-    plain, times = seconds[0], []
-    for length in lengths:
-        share = statistics.mean(one.drafted for one in runs[length])
-        more = (seconds[length] - plain) / share if share else 0.0
-        times.append(max(1 + more / plain, 0.05))
-    times[0] = 1.0
-    total = metrics.total([one.counts for one in runs[lengths[-1]]])
+    seconds = [statistics.median(runs[length][1:]) for length in lengths]
+    times = [each / seconds[0] for each in seconds]
+    # The first is the unit.
+    fixed = np.where(np.arange(len(times)), 1.0, 1e6)
+    times = np.maximum(isotonic_regression(times, weights=fixed).x, 1.0).tolist()
+    total = _run(job, method, state, lengths[-1]).counts
     rates = (total.passed + PRIOR) / (total.tested + 1)
     return RoundCosts(tuple(times), tuple(np.clip(rates, 0, 1).tolist()))
+
+
+def _always(method: Method) -> Method:
+    """The method with a draft in every round, as long as the controller allows."""
+    drafter = method.drafter
+
+    def propose(params: Any, keys: Any, context: Any, state: Any) -> tuple[Draft, Any]:
+        draft, state = drafter.propose(params, keys, context, state)
+        most = jax.tree.leaves(state.control)[0]
+        depth = tree.depths(draft.parents, *draft.tokens.shape)
+        tokens = jnp.maximum(draft.tokens, 0)
+        return draft.replace(tokens=tokens, valid=depth < most[:, None]), state
+
+    return method._replace(drafter=drafter._replace(propose=propose))
+
+
+def _enough(samples: Sequence[float]) -> bool:
+    least, most = SAMPLES
+    spent = ROUNDS * sum(samples)
+    return len(samples) >= most or (len(samples) >= least and spent >= ENOUGH_SECONDS)
 
 
 def _heats(job: Job, make: Callable[..., Method], longest: int) -> tuple[float, ...]:
@@ -137,7 +162,7 @@ def _run(job: Job, method: Method, state: DecodeState, length: int) -> _Sample:
     ran = np.asarray(records.emitted, int).any(1) | drafted.any(1)
     rows = [True] * drafted.shape[1]
     counts = metrics.count(records, rows, method.drafter.longest)
-    return _Sample(seconds / max(ran.sum(), 1), float(np.mean(drafted[ran].any(1))), counts)
+    return _Sample(seconds / max(ran.sum(), 1), counts)
 
 
 def _generate(job: Job, method: Method, state: DecodeState, rounds: int) -> tuple:

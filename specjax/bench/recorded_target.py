@@ -9,9 +9,7 @@ costs the same at every vocabulary size, while the drafter works on the text its
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +17,7 @@ from flax import struct
 
 from specjax import tree
 from specjax.accept import check_pair
+from specjax.drafters._unreadable import Unreadable
 from specjax.errors import UserError
 from specjax.rng import RowKeys
 from specjax.types import (
@@ -170,7 +169,11 @@ def _update(drafter: Drafter, params: ModelParams, state, shown: Draft, verdict:
 
 
 def _own_params(drafter: Drafter, params: ModelParams) -> ModelParams:
-    return ModelParams(_NotRecorded(drafter.name), params.draft["drafter"])
+    nothing = Unreadable(
+        f"drafter {drafter.name} reads the target's weights, and a recording has only its tokens; "
+        f"{_WITHOUT_A_MODEL}"
+    )
+    return ModelParams(nothing, params.draft["drafter"])
 
 
 def _recorded_text(params: ModelParams, context: Context) -> Context:
@@ -178,19 +181,3 @@ def _recorded_text(params: ModelParams, context: Context) -> Context:
     slots = context.tokens.shape[1]
     committed = jnp.arange(slots) < context.length[:, None]
     return context.replace(tokens=jnp.where(committed, params.draft["record"][:, :slots], -1))
-
-
-@jax.tree_util.register_static  # no leaves, so it can be part of the parameters
-@dataclasses.dataclass(frozen=True)
-class _NotRecorded:
-    """Takes the place of the weights of a recorded target: every access raises UserError."""
-
-    reader: str
-
-    def _refuse(self, *_: Any) -> NoReturn:
-        raise UserError(
-            f"drafter {self.reader} reads the target's weights, and a recording has only its "
-            f"tokens; {_WITHOUT_A_MODEL}"
-        )
-
-    __getattr__ = __getitem__ = __iter__ = __len__ = _refuse

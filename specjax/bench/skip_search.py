@@ -104,6 +104,7 @@ def search(
         settings.objective: best.value,
         "trials": len(done),
         "target": Path(target.directory).name,
+        "layers": layers,
         "settings": settings._asdict(),
     }
     directory.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""What a round drafted and accepted, in levels, and the checks of keys that controllers share."""
+"""What a round drafted and accepted, in levels, and what else controllers share."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,38 @@ def drafted(draft: Draft) -> jax.Array:
 def accepted(verdict: Verdict) -> jax.Array:
     """i32[B]: the accepted levels that were emitted."""
     return (verdict.path >= 0).sum(-1).astype(jnp.int32)
+
+
+class Mover(NamedTuple):
+    """How Draft & Verify moves a threshold towards the acceptance that is aimed at."""
+
+    target: (
+        float  # the share of accepted tokens at which the threshold moves from rising to falling
+    )
+    step: float  # how far the aim is from the threshold
+    keep: float  # share of the old threshold in the new one
+    memory: float  # share of the earlier rounds in the mean of the accepted shares
+
+    def check(self, name: str) -> None:
+        """Raises UserError for a number outside [0, 1], of the controller ``name``."""
+        for field, value in self._asdict().items():
+            share(f"{name}'s {field}", value)
+
+    def moved(
+        self, threshold: jax.Array, mean: jax.Array, newest: jax.Array, falls: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """The new threshold and the new mean of the accepted shares, f32[B].
+
+        Args:
+            threshold, mean: f32[B] the old ones.
+            newest: f32[B] the accepted share of the last round.
+            falls: bool[B] whether the threshold may fall; otherwise it rises or stays.
+        """
+        mean = self.memory * mean + (1 - self.memory) * newest
+        lower = jnp.where(falls, threshold - self.step, threshold)
+        aim = jnp.where(mean < self.target, threshold + self.step, lower)
+        moved = jnp.clip(self.keep * threshold + (1 - self.keep) * aim, 0, 1)
+        return moved.astype(jnp.float32), mean.astype(jnp.float32)
 
 
 def share(name: str, value: Any) -> None:

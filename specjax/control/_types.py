@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specjax.types import Context, Draft, Verdict
+from specjax.types import Context, Draft, Lasting, Verdict
 
 
 class Ahead(NamedTuple):
@@ -30,6 +30,17 @@ class Ahead(NamedTuple):
     confidence: jax.Array | None = None
 
 
+def _constant(state: Any, live: jax.Array) -> jax.Array:
+    del state
+    return jnp.full(live.shape, FOREVER, jnp.int32)
+
+
+# Rounds of a pause that nothing ends.
+FOREVER = 1 << 30
+# The pause of a controller whose limit never changes.
+ENDLESS = Lasting(_constant, lambda state, rounds: state)
+
+
 def _no_state(context: Context) -> Any:
     del context
     return ()
@@ -49,6 +60,10 @@ class Controller(NamedTuple):
       that stopped is not asked again in this round: its answer and its new state are dropped.
     - ``limit(state) -> i32[B]``: the longest draft of the next round, in levels. It is known before
       the draft begins, so a round of limit 0 in all rows costs what plain decoding costs.
+    - ``within(state, i32[B]) -> i32[B]``: a limit at most that of ``limit``, for drafts that are a
+      function of the committed text and have so many levels. None: the same as ``limit``.
+    - ``pause``: where the limit is 0, how long it stays, and the state afterwards. None: only
+      ``update`` knows, round by round.
     - ``init(context) -> state``: after the prompt was read.
     - ``update(state, draft, verdict) -> state``: after the verdict, also of a draft without nodes.
       Rows with verdict count 0 keep their state, except where it is ``shared``.
@@ -59,6 +74,8 @@ class Controller(NamedTuple):
     init: Callable[[Context], Any] = _no_state
     update: Callable[[Any, Draft, Verdict], Any] = _same_state
     limit: Callable[[Any], jax.Array] | None = None
+    within: Callable[[Any, jax.Array], jax.Array] | None = None
+    pause: Lasting | None = None
     # Whether its answers depend on the other rows of the batch. The output law of a row does not.
     shared: bool = False
 
@@ -68,8 +85,17 @@ class Controller(NamedTuple):
         return self.update is not _same_state
 
 
-def longest(controller: Controller | None, state: Any) -> jax.Array | None:
-    """i32[B] the longest draft of the next round, at least 0; None: the controller has no limit."""
+def longest(
+    controller: Controller | None, state: Any, reach: jax.Array | None = None
+) -> jax.Array | None:
+    """i32[B] the longest draft of the next round, at least 0; None: the controller has no limit.
+
+    ``reach`` i32[B]: the levels of drafts that are a function of the committed text; None: not
+    known.
+    """
     if controller is None or controller.limit is None:
         return None
-    return jnp.maximum(controller.limit(state), 0).astype(jnp.int32)
+    most = controller.limit(state)
+    if reach is not None and controller.within is not None:
+        most = jnp.minimum(most, controller.within(state, reach))
+    return jnp.maximum(most, 0).astype(jnp.int32)

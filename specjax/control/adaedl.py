@@ -61,15 +61,15 @@ def make(
     Raises:
         UserError: a number outside [0, 1], a scale that is not positive.
     """
-    values = {"start": start, "target": target, "step": step, "keep": keep, "memory": memory}
-    for name, value in values.items():
-        _counts.share(f"adaedl's {name}", value)
+    mover = _counts.Mover(target, step, keep, memory)
+    mover.check("adaedl")
+    _counts.share("adaedl's start", start)
     _counts.positive("adaedl's scale", scale)
     return Controller(
         f"adaedl:{start:g}",
         functools.partial(_ask, scale),
         functools.partial(_init, start, target),
-        functools.partial(_update, target, step, keep, memory),
+        functools.partial(_update, mover),
     )
 
 
@@ -83,19 +83,8 @@ def _ask(scale: float, state: State, ahead: Ahead) -> tuple[jax.Array, State]:
     return ((bound >= state.threshold[:, None]) & ahead.valid).any(-1), state
 
 
-def _update(
-    target: float,
-    step: float,
-    keep: float,
-    memory: float,
-    state: State,
-    draft: Draft,
-    verdict: Verdict,
-) -> State:
+def _update(mover: _counts.Mover, state: State, draft: Draft, verdict: Verdict) -> State:
     drafted = _counts.drafted(draft)
     newest = _counts.accepted(verdict) / jnp.maximum(drafted, 1)
-    share = memory * state.share + (1 - memory) * newest
-    aim = state.threshold + jnp.where(share < target, step, -step)
-    threshold = jnp.clip(keep * state.threshold + (1 - keep) * aim, 0, 1)
-    new = State(threshold.astype(jnp.float32), share.astype(jnp.float32))
-    return jax.tree.map(lambda a, b: jnp.where(drafted > 0, a, b), new, state)
+    moved = mover.moved(state.threshold, state.share, newest, jnp.ones(drafted.shape, bool))
+    return jax.tree.map(lambda a, b: jnp.where(drafted > 0, a, b), State(*moved), state)

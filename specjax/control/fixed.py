@@ -10,7 +10,7 @@ from flax import struct
 
 from specjax import references
 from specjax.checks import whole
-from specjax.control._types import Controller
+from specjax.control._types import ENDLESS, Controller
 from specjax.types import Context
 
 REFERENCE = references.LEVIATHAN2023FAST
@@ -34,7 +34,10 @@ def make(*, length: int) -> Controller:
     """
     whole("the draft length", length, 0)
     return Controller(
-        f"fixed:{length}", limit=lambda state: state.levels, init=functools.partial(_init, length)
+        f"fixed:{length}",
+        limit=lambda state: state.levels,
+        init=functools.partial(_init, length),
+        pause=ENDLESS,
     )
 
 

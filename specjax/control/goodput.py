@@ -1,11 +1,20 @@
 """The draft length of the batch with the most tokens per second: SmartSpec's goodput.
 
 Liu et al. 2024 (2406.14066, sections 4 and 5; later TurboSpec). Before every round, the tokens that
-all rows together are expected to emit with a draft of k tokens are divided by the time of such a
-round, and the best k is taken, 0 among them. The tokens follow from the acceptance at each depth,
-a mean of what the row's own rounds showed, in which later rounds count more, and of the acceptance
-known before. The times are measured (``profile``), or two numbers. The acceptance rate alone cannot
-choose: under load every verified token costs time.
+the rows are expected to emit with a draft of k tokens are divided by the time of such a round, and
+the best k is taken, 0 among them. The tokens follow from the acceptance at each depth: that of the
+row's own rounds, in which later rounds count more, towards that of the batch, and this towards the
+acceptance known before. The times are measured (``profile``), or two numbers. The acceptance rate
+alone cannot choose: under load every verified token costs time.
+
+``rows="open"`` is the published sum over rows: finished rows are replaced at once, so every token
+counts the same. The decode loop ends with its slowest row, and what other rows gain is lost. So
+``rows="closed"`` takes the length with which the last row is finished first, by the tokens that
+each row may still write.
+
+A lookup finds a draft in some rows only, and knows it before the verification. Only these rows can
+emit more than one token, so the length is then chosen again for the drafts that were found; with
+``rows="closed"`` rows that will be finished early hardly count.
 
 Where the best length is 0 nothing more would be learned. So a draft is tried from time to time: as
 soon as ``explore`` times the rounds without a draft have paid for it. With ``explore=0`` it never
@@ -18,17 +27,19 @@ a mesh, the rows of a device share one length.
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from specjax.checks import one_of
 from specjax.control import _counts
 from specjax.control import costs as costs_lib
-from specjax.control._types import Controller
+from specjax.control._types import FOREVER, Controller
 from specjax.control.costs import Costs, Profile
-from specjax.types import Context, Draft, Verdict
+from specjax.types import Context, Draft, Lasting, Verdict
 
 REFERENCE = """\
 @misc{liu2024optimizing,
@@ -42,17 +53,42 @@ REFERENCE = """\
 
 LIMITS = True
 
+ROWS = ("closed", "open")
+# Tokens left in rows whose limit is not known.
+UNKNOWN = 1e6
+# A row that needs a share x less time than the last one counts exp(-x EARLY) in a lookup's choice.
+EARLY = 10.0
+
 
 class State(struct.PyTreeNode):
     """What is kept from round to round."""
 
     times: jax.Array  # f32[B,A] of a round with each length, in rounds without a draft
+    prior: jax.Array  # f32[B,K] the acceptance known before, at each depth
     # f32[B,K] tokens that were accepted, and tested, at each depth; later ones count more.
     passed: jax.Array
     tested: jax.Array
+    # f32[B,2] rounds with a draft, and rounds that could have one; later ones count more.
+    found: jax.Array
+    left: jax.Array  # f32[B] tokens that the row may still write, before the ``idle`` rounds
     live: jax.Array  # bool[B] the rows that are not finished
     length: jax.Array  # i32[B] of the next draft, equal in all rows
-    saved: jax.Array  # f32[B] what rounds without drafts have paid for a trial, equal in all rows
+    idle: jax.Array  # i32[B] rounds since a draft was made, equal in all rows
+    tries: jax.Array  # bool[B] whether the next draft is a trial, equal in all rows
+
+
+class _Setup(NamedTuple):
+    """The static settings."""
+
+    known: Costs | Profile
+    weight: float
+    memory: float
+    explore: float
+    rows: str
+
+    def costs(self, state: State) -> Costs:
+        """The costs of the batch."""
+        return costs_lib.known_of(self.known, len(state.live))
 
 
 def make(
@@ -65,6 +101,7 @@ def make(
     weight: float = 4.0,
     memory: float = 0.95,
     explore: float = 0.01,
+    rows: str = "closed",
 ) -> Controller:
     """The length with the most expected tokens per second.
 
@@ -74,94 +111,179 @@ def make(
         draft, verify: what drafting and verifying one more token costs, in units of a round without
             a draft.
         acceptance: the share of tokens that is accepted if those before were, as first assumed.
-        weight: of the acceptance known before, in tested tokens.
+        weight: of the acceptance known before, in tested tokens, and of the batch for each row.
         memory: how much a tested token counts against the next one.
         explore: the share of the time that is spent on trials while nothing is drafted.
+        rows: "closed" (the loop ends with its slowest row) or "open" (finished rows are replaced).
 
     Raises:
-        UserError: a number out of range, a profile that cannot be read or lacks the batch size.
+        UserError: a number out of range, a profile that cannot be read or lacks the batch size, an
+            unknown ``rows``.
     """
-    _counts.positive("goodput's weight", weight)
-    _counts.share("goodput's memory", memory)
-    _counts.share("goodput's explore", explore)
     linear = costs_lib.linear(most, draft, verify, acceptance)
-    return of_costs(costs_lib.read(profile) if profile else linear, weight, memory, explore)
+    known = costs_lib.read(profile) if profile else linear
+    return of_costs(known, weight, memory, explore, rows)
 
 
 def of_costs(
-    known: Costs | Profile, weight: float = 4.0, memory: float = 0.95, explore: float = 0.01
+    known: Costs | Profile,
+    weight: float = 4.0,
+    memory: float = 0.95,
+    explore: float = 0.01,
+    rows: str = "closed",
 ) -> Controller:
     """The controller for these costs; see ``make``."""
+    _counts.positive("goodput's weight", weight)
+    _counts.share("goodput's memory", memory)
+    _counts.share("goodput's explore", explore)
+    one_of("goodput's rows", rows, ROWS)
+    setup = _Setup(known, weight, memory, explore, rows)
     return Controller(
         "goodput",
-        init=functools.partial(_init, known, weight),
-        update=functools.partial(_update, known, memory, explore),
+        init=functools.partial(_init, setup),
+        update=functools.partial(_update, setup),
         limit=lambda state: state.length,
+        within=functools.partial(_within, setup),
+        pause=Lasting(functools.partial(_pause, setup), functools.partial(_after, setup)),
         shared=True,
     )
 
 
-def _init(known: Costs | Profile, weight: float, context: Context) -> State:
+def _init(setup: _Setup, context: Context) -> State:
     batch = len(context.length)
-    costs = costs_lib.known_of(known, batch)
-    rates = costs.each("acceptance", context)
+    costs = costs_lib.known_of(setup.known, batch)
+    prior, zeros = costs.each("acceptance", context), jnp.zeros((batch,), jnp.int32)
+    left = jnp.full((batch,), UNKNOWN, jnp.float32)
+    if context.limit is not None:
+        left = (context.limit - context.length).astype(jnp.float32)
     state = State(
         costs.each("times", context),
-        weight * rates,
-        jnp.full(rates.shape, weight, jnp.float32),
-        jnp.ones((batch,), bool),
-        jnp.zeros((batch,), jnp.int32),
-        jnp.zeros((batch,), jnp.float32),
+        prior,
+        jnp.zeros_like(prior),
+        jnp.zeros_like(prior),
+        jnp.zeros((batch, 2), jnp.float32),
+        left,
+        jnp.ones((batch,), bool) if context.done is None else ~context.done,
+        zeros,
+        zeros,
+        jnp.zeros((batch,), bool),
     )
-    return state.replace(length=_spread(state, _choice(costs, state)[0]))
+    return state.replace(length=_spread(state, _choice(setup, state).best))
 
 
-def _update(
-    known: Costs | Profile,
-    memory: float,
-    explore: float,
-    state: State,
-    draft: Draft,
-    verdict: Verdict,
-) -> State:
-    costs = costs_lib.known_of(known, len(verdict.count))
-    drafted, accepted = _counts.drafted(draft)[:, None], _counts.accepted(verdict)[:, None]
-    depth = jnp.arange(costs.longest)
-    tested = depth < jnp.minimum(accepted + 1, drafted)
-    keep = jnp.where(tested, memory, 1)
+def _within(setup: _Setup, state: State, reach: jax.Array) -> jax.Array:
+    """The best length for drafts of which the rows have so many levels; a trial stays as it is."""
+    best = _spread(state, _of_found(setup, state, reach))
+    return jnp.where(state.tries, state.length, best)
+
+
+def _update(setup: _Setup, state: State, draft: Draft, verdict: Verdict) -> State:
+    drafted, accepted = _counts.drafted(draft), _counts.accepted(verdict)
+    depth, live = jnp.arange(setup.costs(state).longest), verdict.count > 0
+    tested = depth < jnp.minimum(accepted + 1, drafted)[:, None]
+    keep = jnp.where(tested, setup.memory, 1)
+    any_draft, asked = (drafted > 0).any(), live & (state.length > 0)
+    found = jnp.stack([asked & (drafted > 0), asked], 1)
+    forget = jnp.where(asked, setup.memory, 1)[:, None]
     state = state.replace(
-        passed=(keep * state.passed + (tested & (depth < accepted))).astype(jnp.float32),
+        passed=(keep * state.passed + (tested & (depth < accepted[:, None]))).astype(jnp.float32),
         tested=(keep * state.tested + tested).astype(jnp.float32),
-        live=verdict.count > 0,
+        found=(forget * state.found + found).astype(jnp.float32),
+        left=jnp.where(any_draft, state.left - state.idle - verdict.count, state.left),
+        live=live,
     )
-    best, trial, price = _choice(costs, state)
-    rests = best == 0
-    saved = jnp.where(rests, state.saved[0] + explore, 0)
-    tries = rests & (saved >= price) & (explore > 0)
-    length = jnp.where(tries, trial, best)
-    saved = jnp.where(tries, saved - price, saved)
-    return state.replace(length=_spread(state, length), saved=_spread(state, saved))
+    return _next(setup, state, jnp.where(any_draft, 0, state.idle[0] + 1))
 
 
-def _choice(costs: Costs, state: State) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The best length, the best one above 0, and what it costs beyond a round without a draft."""
-    lengths = np.array(costs.lengths)
+def _next(setup: _Setup, state: State, idle: jax.Array) -> State:
+    """The state for the next round, after so many rounds i32[] without a draft."""
+    choice = _choice(setup, state)
+    # A lookup may find nothing in the round of a trial: then it is tried in the next one.
+    tries = (choice.best == 0) & (idle >= _due(setup, choice))
+    return state.replace(
+        length=_spread(state, jnp.where(tries, choice.trial, choice.best)),
+        idle=_spread(state, idle),
+        tries=_spread(state, tries),
+    )
+
+
+def _due(setup: _Setup, choice: _Choice) -> jax.Array:
+    """i32[]: the rounds without a draft that pay for a trial."""
+    if not setup.explore:
+        return jnp.int32(FOREVER)
+    return jnp.clip(jnp.ceil(choice.price / setup.explore), 1, FOREVER).astype(jnp.int32)
+
+
+def _pause(setup: _Setup, state: State, live: jax.Array) -> jax.Array:
+    rounds = jnp.maximum(_due(setup, _choice(setup, state)) - state.idle[0], 1)
+    # Another choice follows where other rows are live than the last one was made for.
+    return _spread(state, jnp.where((live == state.live).all(), rounds, 1))
+
+
+def _after(setup: _Setup, state: State, rounds: jax.Array) -> State:
+    return _next(setup, state.replace(live=rounds > 0), state.idle[0] + rounds.max())
+
+
+class _Choice(NamedTuple):
+    """What the numbers of a moment say."""
+
+    best: jax.Array  # i32[] the best length
+    trial: jax.Array  # i32[] the best one above 0
+    price: jax.Array  # f32[] what the trial costs beyond a round without a draft
+    early: jax.Array  # f32[B] how long before the last row each one is finished, as a share
+
+
+def _choice(setup: _Setup, state: State) -> _Choice:
+    """The best length for all rounds from now on."""
+    times, accepted = _times(state), _accepted(setup, state, _rates(setup, state))
+    # In a round in which no row has a draft, none is verified.
+    share = (state.found[:, 0] + setup.weight) / (state.found[:, 1] + setup.weight)
+    drafts = 1 - jnp.prod(jnp.where(state.live, 1 - share, 1))
+    rate = (1 + share[:, None] * accepted) / (1 + drafts * (times - 1))
     live = state.live[:, None]
-    times = (state.times * live).sum(0) / jnp.maximum(live.sum(), 1)
-    rates = state.passed / state.tested
-    # Expected tokens of each row with a draft of each length: the target's own, and the accepted.
+    left = jnp.where(live, jnp.maximum(state.left, 1)[:, None], 0)
+    left = left / jnp.maximum(left.max(), 1)
+    spent = left / rate
+    value = (rate * live).sum(0) if setup.rows == "open" else -spent.max(0)
+    best, trial = jnp.argmax(value), 1 + jnp.argmax(value[1:])
+    lengths = jnp.asarray(setup.costs(state).lengths, jnp.int32)
+    last = jnp.maximum(spent[:, best].max(), 1e-6)
+    early = 1 - spent[:, best] / last
+    return _Choice(lengths[best], lengths[trial], times[trial] - 1, early)
+
+
+def _of_found(setup: _Setup, state: State, reach: jax.Array) -> jax.Array:
+    """i32[] the best length for this round, for drafts of so many levels i32[B]."""
+    costs, rates = setup.costs(state), _rates(setup, state)
+    rates = jnp.where(jnp.arange(costs.longest) < reach[:, None], rates, 0)
+    counts = state.live.astype(jnp.float32)
+    if setup.rows == "closed":
+        counts = counts * jnp.exp(-EARLY * _choice(setup, state).early)
+    tokens = counts[:, None] * (1 + _accepted(setup, state, rates))
+    best = jnp.argmax(tokens.sum(0) / _times(state))
+    return jnp.asarray(costs.lengths, jnp.int32)[best]
+
+
+def _times(state: State) -> jax.Array:
+    """f32[A]: the time of a round with each length; greedy and sampled rows may differ."""
+    live = state.live[:, None]
+    return (state.times * live).sum(0) / jnp.maximum(live.sum(), 1)
+
+
+def _rates(setup: _Setup, state: State) -> jax.Array:
+    """f32[B,K]: the acceptance of each row at each depth."""
+    live, weight = state.live[:, None], setup.weight
+    passed, tested = (state.passed * live).sum(0), (state.tested * live).sum(0)
+    batch = (passed + weight * state.prior) / (tested + weight)
+    return (state.passed + weight * batch) / (state.tested + weight)
+
+
+def _accepted(setup: _Setup, state: State, rates: jax.Array) -> jax.Array:
+    """f32[B,A]: the expected accepted tokens of a draft of each length."""
     accepted = jnp.pad(jnp.cumsum(jnp.cumprod(rates, -1), -1), ((0, 0), (1, 0)))
-    tokens = 1 + accepted[:, lengths]
-    # Without a live row any length will do.
-    rate = (tokens * live).sum(0) / jnp.maximum(times, 1e-6)
-    best = jnp.argmax(rate)
-    trial = 1 + jnp.argmax(rate[1:])
-    lengths = jnp.asarray(lengths, jnp.int32)
-    return lengths[best], lengths[trial], times[trial] - 1
+    return accepted[:, np.array(setup.costs(state).lengths)]
 
 
 def _spread(state: State, value: jax.Array) -> jax.Array:
     """The value in all rows."""
-    return jnp.broadcast_to(value, state.length.shape).astype(
-        state.length.dtype if jnp.issubdtype(value.dtype, jnp.integer) else jnp.float32
-    )
+    return jnp.broadcast_to(value, state.length.shape)

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from specjax import references
-from specjax.checks import number
+from specjax.control import _counts
 from specjax.control._types import Ahead, Controller
 from specjax.types import Context, Draft, Verdict
 
@@ -62,14 +62,14 @@ def make(
     Raises:
         UserError: a number outside [0, 1].
     """
-    values = {"start": start, "target": target, "step": step, "keep": keep, "memory": memory}
-    for name, value in values.items():
-        number(f"matchness's {name}", value, "between 0 and 1", lambda x: 0 <= x <= 1)
+    mover = _counts.Mover(target, step, keep, memory)
+    mover.check("matchness")
+    _counts.share("matchness's start", start)
     return Controller(
         f"matchness:{start:g}",
         _ask,
         functools.partial(_init, start),
-        functools.partial(_update, target, step, keep, memory),
+        functools.partial(_update, mover),
     )
 
 
@@ -91,25 +91,13 @@ def _ask(state: State, ahead: Ahead) -> tuple[jax.Array, State]:
     return goes_on, state.replace(levels=levels, stopped=~goes_on)
 
 
-def _update(
-    target: float,
-    step: float,
-    keep: float,
-    memory: float,
-    state: State,
-    draft: Draft,
-    verdict: Verdict,
-) -> State:
-    accepted = (verdict.path >= 0).sum(-1)
-    newest = accepted / jnp.maximum(state.levels, 1)
-    share = memory * state.share + (1 - memory) * newest
-    lower = jnp.where(state.stopped, state.threshold - step, state.threshold)
-    aim = jnp.where(share < target, state.threshold + step, lower)
-    threshold = jnp.clip(keep * state.threshold + (1 - keep) * aim, 0, 1)
+def _update(mover: _counts.Mover, state: State, draft: Draft, verdict: Verdict) -> State:
+    newest = _counts.accepted(verdict) / jnp.maximum(state.levels, 1)
+    threshold, share = mover.moved(state.threshold, state.share, newest, state.stopped)
     drafted = state.levels > 0
     return State(
-        jnp.where(drafted, threshold, state.threshold).astype(state.threshold.dtype),
-        jnp.where(drafted, share, state.share).astype(state.share.dtype),
+        jnp.where(drafted, threshold, state.threshold),
+        jnp.where(drafted, share, state.share),
         jnp.zeros_like(state.levels),
         jnp.zeros_like(state.stopped),
     )

@@ -1,7 +1,9 @@
 """A controller for drafters that propose their drafts whole: lookups and the like.
 
 It knows the longest draft before the round, and the draft is cut to so many levels. Such a limit
-does not depend on the tokens that are cut off, so the output law does not change.
+does not depend on the tokens that are cut off, so the output law does not change. If the draft is a
+function of the committed text (it has no probabilities), the limit may also depend on how many
+levels each row's draft has.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import jax
 from flax import struct
 
 from specjax import control, tree
-from specjax.control import Controller
+from specjax.control import Controller, _counts
+from specjax.drafters import _growth
 from specjax.drafters._growth.rows import where_rows
 from specjax.errors import UserError
 from specjax.rng import RowKeys
@@ -64,6 +67,9 @@ def _of_text(drafter: Drafter, text: str) -> Drafter:
 
 def _build(drafter: Drafter, controller: Controller) -> Drafter:
     setup, learn = _Setup(drafter, controller), None
+    lasting = None
+    if drafter.gaps and not drafter.features and controller.pause is not None:
+        lasting = _growth.pausing(controller.pause)
     if drafter.learn is not None:
         learn = functools.partial(_learn, setup)
     return drafter._replace(
@@ -73,8 +79,9 @@ def _build(drafter: Drafter, controller: Controller) -> Drafter:
         learn=learn,
         whole=False,
         constant_cost=False,
+        adaptive=True,
         history=drafter.history or controller.has_state,
-        rest=Rest(functools.partial(_rests, setup), functools.partial(_idle, setup)),
+        rest=Rest(functools.partial(_rests, setup), functools.partial(_idle, setup), lasting),
     )
 
 
@@ -107,7 +114,9 @@ def _propose(
     setup: _Setup, params: ModelParams, keys: RowKeys, context: Context, state: State
 ) -> tuple[Draft, State]:
     draft, own = setup.drafter.propose(params, keys, context, state.own)
-    most = control.longest(setup.controller, state.control)
+    # Of a drawn draft, the number of levels may depend on the tokens that were drawn.
+    reach = None if draft.probs is not None else _counts.drafted(draft)
+    most = control.longest(setup.controller, state.control, reach)
     assert most is not None
     depth = tree.depths(draft.parents, *draft.tokens.shape)
     cut = draft.replace(valid=draft.valid & (depth < most[:, None]))

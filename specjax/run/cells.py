@@ -15,6 +15,7 @@ from typing import NamedTuple
 from rich.text import Text
 
 from specjax.bench import measuring, passes, progress, proofs, results, summaries, token_traces
+from specjax.bench.programs import Programs
 from specjax.data.prompts import PromptSet
 from specjax.report import terminal
 
@@ -65,24 +66,23 @@ def measure(
     proven: Sequence[proofs.Proof] = (),
 ) -> Results:
     """Measures every cell with every method. Raises NonFiniteLogits and UserError."""
-    rows, measured = [], []
+    found: dict[int, tuple[measuring.Measured, list[dict]]] = {}
     with console.status("compiling") as status:
         cells = [_taught(cell) for cell in cells]
         traced = _traced(cells, tracing)
-        compiled = measuring.warm(
-            [cell.job for cell in cells],
-            cells[0].methods,
-            [
-                functools.partial(token_traces.compile, t.cell.job, t.method)
-                for t in _shapes(traced)
-            ],
-        )
-        for number, cell in enumerate(cells):
+        made = Programs(cells[0].methods)
+        also: list[measuring.Task] = [
+            functools.partial(token_traces.compile, t.cell.job, t.method) for t in _shapes(traced)
+        ]
+        for number in _by_shape(cells):
+            cell = cells[number]
             report = functools.partial(_show_status, status, cell.name)
+            made.warm(cell.job, also, functools.partial(report, "compiling"))
+            also = []
             one = measuring.measure(cell.job, cell.methods, report, done, f"setting {number}")
             report("losslessness and overlap")
-            rows += summaries.measured_rows(cell.job, cell.methods, one, compiled, proven=proven)
-            measured.append((cell, one))
+            own = summaries.measured_rows(cell.job, cell.methods, one, made.seconds, proven=proven)
+            found[number] = one, own
         status.update("tracing")
         traces = [
             token_traces.record(
@@ -93,7 +93,17 @@ def measure(
             )
             for t in traced
         ]
-    return Results(rows, traces, measured)
+    order = range(len(cells))
+    rows = [row for number in order for row in found[number][1]]
+    # Now all shapes are compiled.
+    rows = [row | {"compile_seconds": made.seconds.get(row["method"])} for row in rows]
+    return Results(rows, traces, [(cells[number], found[number][0]) for number in order])
+
+
+def _by_shape(cells: Sequence[Cell]) -> list[int]:
+    """The numbers of the cells; those that have the same programs follow each other."""
+    shapes = [(cell.job.batch_size, cell.job.width) for cell in cells]
+    return sorted(range(len(cells)), key=lambda number: shapes.index(shapes[number]))
 
 
 def _show_status(status, cell: str, message: str) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from specjax import control
 from specjax.bench import profile
+from specjax.bench.methods import MethodChoice
 from specjax.bench.passes import Job, Method
 from specjax.bench.progress import Progress
 from specjax.control import Controller
@@ -36,31 +38,58 @@ def with_profiles(
     on the prompts that warm drafters learn from (config.warm_prompts), or else on the first ones
     of the bench; acceptance only on the former, so that no measured text is known before.
     """
-    methods = list(cells[0].methods)
+    methods, found = list(cells[0].methods), {}
     for index, (label, choice) in enumerate(settings.methods.items()):
         text = choice.drafter.get("control")
         if not control.wants_profile(text):
             continue
-        name = f"profile of {label}"
-        measured = done.get(name)
-        if measured is None:
-            make = functools.partial(_method, settings, target, label)
-            jobs, known = _jobs(cells)
-            own = functools.partial(_report, report, label)
-            # Without other prompts the temperatures would be fitted to the measured ones.
-            fitted = known and control.read(str(text))[0] == "calibrated"
-            costs = profile.measure(jobs, make, own, confidences=fitted)
-            if not known:
-                costs = {size: _without_acceptance(each) for size, each in costs.items()}
-            model = Path(target.directory).name
-            measured = Profile(device(), model, str(choice.drafter["name"]), costs).to_json()
-            done.put(name, measured)
+        key = _without_control(choice)
+        if key not in found:
+            found[key] = _measured(settings, target, cells, label, done, report)
         path = workdir / FOLDER / f"{label}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, measured)
+        write_json(path, found[key])
         joint = "," if ":" in str(text) else ":"
         methods[index] = _method(settings, target, label, f"{text}{joint}profile={path}")
     return [cell._replace(methods=methods) for cell in cells]
+
+
+def _without_control(choice: MethodChoice) -> str:
+    """What a profile depends on: the same drafter with any controller has the same."""
+    keys = {key: str(value) for key, value in choice.drafter.items() if key != "control"}
+    return json.dumps([keys, str(choice._replace(drafter={}))], sort_keys=True)
+
+
+def _measured(
+    settings: Settings,
+    target: hf.Loaded,
+    cells: Sequence[Cell],
+    label: str,
+    done: Progress,
+    report: Callable[[str], None],
+) -> dict[str, Any]:
+    """The profile of all methods that differ from this one in their controller only."""
+    name = f"profile of {label}"
+    if (known := done.get(name)) is not None:
+        return known
+    choice = settings.methods[label]
+    own = [
+        control.read(str(each.drafter["control"]))[0]
+        for each in settings.methods.values()
+        if each.drafter.get("control") and _without_control(each) == _without_control(choice)
+    ]
+    make = functools.partial(_method, settings, target, label)
+    jobs, others = _jobs(cells)
+    # Without other prompts the temperatures would be fitted to the measured ones.
+    fitted = others and "calibrated" in own
+    lines = functools.partial(_report, report, label)
+    costs = profile.measure(jobs, make, lines, confidences=fitted)
+    if not others:
+        costs = {size: _without_acceptance(each) for size, each in costs.items()}
+    model = Path(target.directory).name
+    measured = Profile(device(), model, str(choice.drafter["name"]), costs).to_json()
+    done.put(name, measured)
+    return measured
 
 
 def _method(settings: Settings, target: hf.Loaded, label: str, text: str | Controller) -> Method:

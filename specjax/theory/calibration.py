@@ -29,15 +29,16 @@ def scaled(confidences: npt.ArrayLike, heats: npt.ArrayLike) -> np.ndarray:
 def error(predicted: npt.ArrayLike, happened: npt.ArrayLike) -> float:
     """The expected calibration error of probabilities f[n] of events bool[n], in [0, 1].
 
-    The mean distance between probability and frequency over bins of equally many events.
+    The mean distance between probability and frequency over bins of about equally many events;
+    equal probabilities share a bin.
     """
     predicted, happened = np.asarray(predicted, float), np.asarray(happened, float)
-    if not len(predicted):
+    if not (size := len(predicted)):
         return 0.0
-    order = np.argsort(predicted, kind="stable")
-    parts = np.array_split(order, min(BINS, len(order)))
-    gaps = [len(part) * abs(predicted[part].mean() - happened[part].mean()) for part in parts]
-    return float(sum(gaps) / len(predicted))
+    below = np.searchsorted(np.sort(predicted), predicted)
+    bins = below * min(BINS, size) // size
+    gaps = np.bincount(bins, predicted) - np.bincount(bins, happened)
+    return float(np.abs(gaps).sum() / size)
 
 
 def fit(confidences: npt.ArrayLike, accepted: npt.ArrayLike) -> np.ndarray:

@@ -35,7 +35,7 @@ from specjax.types.draft import (
     Draft,
     Verdict,
 )
-from specjax.types.drafter import Context, Drafter, Rest, Training
+from specjax.types.drafter import Context, Drafter, Lasting, Rest, Training
 from specjax.types.model import (
     LM,
     Array,
@@ -66,6 +66,7 @@ __all__ = [
     "Draft",
     "Drafter",
     "Features",
+    "Lasting",
     "LowerLayers",
     "ModelParams",
     "Output",

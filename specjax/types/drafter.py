@@ -28,6 +28,9 @@ class Context(struct.PyTreeNode):
     cache: Any = None  # the target's, without the pending token; None: there is no target
     # [B,E] each: ``Output.taps`` at the token before the pending one (zeros if there is none)
     taps: tuple[Array, ...] = ()
+    # bool[B] the rows whose draft is not used, because they are finished; None: not known
+    done: Array | None = None
+    limit: Array | None = None  # i32[B] the greatest ``length`` of the text; None: not known
 
     @property
     def pending(self) -> Array:
@@ -59,6 +62,19 @@ class Training(NamedTuple):
     facts: tuple[tuple[str, Any], ...] = ()
 
 
+class Lasting(NamedTuple):
+    """How a drafter's state changes over many rounds in which all rows rest.
+
+    The drafter then needs neither ``propose`` nor ``update`` in these rounds.
+    """
+
+    # (state, live bool[B]) -> i32[B]: of the next rounds, so many are sure to be rests of the row,
+    # as long as the same rows are live (not finished); at least 1 in a row that rests.
+    rounds: Callable[[Any, Array], Array]
+    # (state, i32[B]) -> state: after so many of these rounds in each row; 0 in a finished row.
+    after: Callable[[Any, Array], Any]
+
+
 class Rest(NamedTuple):
     """Rounds without drafts that are known before they begin.
 
@@ -70,6 +86,8 @@ class Rest(NamedTuple):
     rows: Callable[[Any], Array]
     # (params, RowKeys, context, state) -> state: in the place of ``propose`` in such a round.
     idle: Callable[[ModelParams, RowKeys, Context, Any], Any]
+    # The same for many rounds at once; None: the state changes in every round.
+    lasting: Lasting | None = None
 
 
 class Drafter(NamedTuple):
@@ -100,6 +118,8 @@ class Drafter(NamedTuple):
     # (``tree.widths``): with ``features``, ``update`` gets a draft of n nodes and outputs of n + 1
     # tokens.
     whole: bool = False
+    # Whether a controller decides how long its drafts are: short drafts of all rows are then common.
+    adaptive: bool = False
     greedy_only: bool = False  # meant for temperature 0 only (its lossless class holds at any)
     features: bool = False  # whether ``update`` reads ``target_out``; a recorded target has none
     # Layers of the target whose hidden states it reads, in ``Output.taps`` and ``Context.taps``;

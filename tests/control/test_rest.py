@@ -10,6 +10,7 @@ from flax import struct
 from marks import by_default
 
 from specjax import accept, decode, drafters, rng, sampling, step
+from specjax import control as control_lib
 from specjax.control import Controller
 from specjax.testing import cases
 from specjax.types import Context, Draft, ModelParams, Verdict
@@ -43,8 +44,8 @@ TOGETHER = listed((3, 0, 0, 0, 2) + (0,) * 20 + (1, 3))
 APART = listed((3, 0, 2, 1), (0, 2, 0, 3), (1, 0, 0, 0))
 
 
-def decoded(target, drafter, rule, params, temperature, *, rests: bool):
-    """The texts of three ragged rows, and the drafts of every round."""
+def begun(target, drafter, params, temperature):
+    """The state of three ragged rows, and their lengths."""
     prompts = [[1, 2, 0, 1, 2], [1], [2, 1, 0, 2, 1, 0, 2]]
     packed, lengths = decode.pack_prompts(prompts)
     state = decode.prefill(
@@ -58,6 +59,12 @@ def decoded(target, drafter, rule, params, temperature, *, rests: bool):
         limit=lengths + jnp.asarray([40, 25, 33]),
         sampling=sampling.make_sampling(3, temperature),
     )
+    return state, lengths
+
+
+def decoded(target, drafter, rule, params, temperature, *, rests: bool):
+    """The texts of three ragged rows, and the drafts of every round."""
+    state, _ = begun(target, drafter, params, temperature)
     rule, texts = accept.load(rule), []
     if rests:
         infos = [info for state, info in decode.stream(target, drafter, rule, params, state)]
@@ -87,6 +94,20 @@ DRAFTERS = {
 def built(name: str, control: Controller):
     """(target, drafter, rule, params) of a small real model."""
     case = cases.real("prompt_lookup")
+    if name == "specinfer":
+        models = [
+            cases.tiny("gpt2", seed, layers=1, vocab_size=cases.VOCAB, width=16) for seed in (1, 2)
+        ]
+        drafter = drafters.make(
+            "specinfer",
+            case.target,
+            models=[model for model, _ in models],
+            params=[params for _, params in models],
+            tree="chain:3",
+            control=control,
+        )
+        pair = ModelParams(case.params.target, drafter.init_params(jax.random.key(0)))
+        return case.target, drafter, accept.default_rule(drafter), pair
     keys = dict(DRAFTERS[name])
     if name.startswith("draft_model"):
         model, params = cases.tiny("gpt2", 1, layers=1, vocab_size=cases.VOCAB, width=16)
@@ -125,3 +146,45 @@ def test_a_rest_changes_no_token(name, temperature, control):
     widths = {int(info.verified.max()) for info in infos}
     if control is TOGETHER:
         assert 1 in widths and max(widths) > 1
+
+
+# goodput pauses for a few rounds, tries a draft, and chooses anew where a row has ended.
+PAUSES = {
+    "fixed": lambda: control_lib.load("fixed", length=0),
+    "goodput": lambda: control_lib.load(
+        "goodput", most=3, draft=0.2, verify=0.1, acceptance=0.05, explore=0.06, weight=8.0
+    ),
+}
+PAUSED = [
+    (name, temperature, pause)
+    for name in ("draft_model", "draft_model tree", "prompt_lookup", "sam", "specinfer")
+    for temperature in (0.0, 1.0)
+    for pause in PAUSES
+]
+DEFAULT_PAUSED = [("draft_model", 1.0, "goodput"), ("prompt_lookup", 0.0, "goodput")]
+
+
+@pytest.mark.parametrize(("name", "temperature", "pause"), by_default(PAUSED, DEFAULT_PAUSED))
+def test_a_pause_in_the_compiled_loop_is_its_rounds(name, temperature, pause):
+    """One change of the drafter's state for many rounds against a change in each."""
+    target, drafter, rule, params = built(name, PAUSES[pause]())
+    assert drafter.rest is not None and drafter.rest.lasting is not None
+    _, infos = decoded(target, drafter, rule, params, temperature, rests=True)
+    texts, full = decoded(target, drafter, rule, params, temperature, rests=False)
+    state, lengths = begun(target, drafter, params, temperature)
+    pair = (target, drafter, accept.load(rule), params)
+    # Fewer rounds than it takes, so that a pause is cut off.
+    state, first = decode.generate(*pair, state, max_steps=7)
+    state, second = decode.generate(*pair, state, max_steps=50)
+    assert decode.outputs(state, lengths) == texts
+    size = len(infos)
+    for field in ("emitted", "accepted", "drafted", "tested", "verified"):
+        each = [np.asarray(getattr(records, field)) for records in (first, second)]
+        found = np.concatenate(each)
+        assert found[:size].tolist() == [getattr(info, field).tolist() for info in infos], field
+        assert not found[size:].any()
+    drafted = np.array([info.drafted.tolist() for info in full])
+    assert drafted.tolist() == [info.drafted.tolist() for info in infos]
+    if pause == "goodput":
+        rests = ~drafted.any(1)
+        assert rests.sum() > 4 and drafted.any()

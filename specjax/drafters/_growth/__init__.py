@@ -12,7 +12,7 @@ controller, and gives the accepted nodes back to the stepper.
 - ``drafter``: the functions of a round.
 """
 
-from specjax.drafters._growth.drafter import build
+from specjax.drafters._growth.drafter import build, pausing
 from specjax.drafters._growth.plans import Fixed, Plan, Pooled, read
 from specjax.drafters._growth.siblings import KINDS, children
 from specjax.drafters._growth.stepper import Begun, Drafted, Nodes, State, Stepper, at
@@ -30,5 +30,6 @@ __all__ = [
     "at",
     "build",
     "children",
+    "pausing",
     "read",
 ]

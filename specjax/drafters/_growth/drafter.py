@@ -23,6 +23,7 @@ from specjax.types import (
     Context,
     Draft,
     Drafter,
+    Lasting,
     ModelParams,
     Output,
     Rest,
@@ -73,7 +74,8 @@ def build(
         # Also without replacement, although there can be fewer tokens than siblings: it is rare.
         whole=full,
         history=plan.controller is not None and plan.controller.has_state,
-        rest=_rest(setup),
+        adaptive=plan.controller is not None,
+        rest=_rest(setup, features),
         features=features,
         gaps=gaps,
         probs=probs,
@@ -81,7 +83,18 @@ def build(
     )
 
 
-def _rest(setup: _Setup) -> Rest | None:
+def pausing(pause: Lasting) -> Lasting:
+    """``Rest.lasting`` of a state whose ``control`` is the controller's, and nothing else changes.
+
+    A drafter whose target's outputs are not read, and which can miss rounds.
+    """
+    return Lasting(
+        lambda state, live: pause.rounds(state.control, live),
+        lambda state, rounds: state.replace(control=pause.after(state.control, rounds)),
+    )
+
+
+def _rest(setup: _Setup, features: bool) -> Rest | None:
     """``Drafter.rest``: the rounds for which the controller's limit is 0."""
     controller = setup.plan.controller
     if controller is None or controller.limit is None:
@@ -94,7 +107,11 @@ def _rest(setup: _Setup) -> Rest | None:
         # The logits are not read, so they are not computed.
         return state.replace(kept=setup.stepper.begin(params, context, state.kept).kept)
 
-    return Rest(lambda state: control.longest(controller, state.control) == 0, idle)
+    lasting = None
+    # A lazy stepper begins with what it lacks.
+    if setup.stepper.lazy and not features and controller.pause is not None:
+        lasting = pausing(controller.pause)
+    return Rest(lambda state: control.longest(controller, state.control) == 0, idle, lasting)
 
 
 def _init(

@@ -39,6 +39,7 @@ from specjax.types import (
     Context,
     Draft,
     Drafter,
+    Lasting,
     ModelParams,
     Output,
     Params,
@@ -121,6 +122,7 @@ def make(
         constant_cost=plan.controller is None,
         whole=plan.controller is None,
         history=parts[0].history,
+        adaptive=plan.controller is not None,
         rest=_rest(parts),
         gaps=False,
     )
@@ -140,7 +142,25 @@ def _rest(parts: Sequence[Drafter]) -> Rest | None:
         parts = (rest.idle(_of(params, i), keys, context, each) for i, (rest, each) in own)
         return state.replace(parts=tuple(parts))
 
-    return Rest(rows, idle)
+    return Rest(rows, idle, _lasting(rests))
+
+
+def _lasting(rests: list[Rest]) -> Lasting | None:
+    """The rows rest until one of the models may draft."""
+    each = [rest.lasting for rest in rests]
+    known = [own for own in each if own is not None]
+    if len(known) < len(each):
+        return None
+
+    def rounds(state: State, live: jax.Array) -> jax.Array:
+        pairs = zip(known, state.parts, strict=True)
+        return jnp.stack([own.rounds(part, live) for own, part in pairs]).min(0)
+
+    def after(state: State, rounds: jax.Array) -> State:
+        pairs = zip(known, state.parts, strict=True)
+        return state.replace(parts=tuple(own.after(part, rounds) for own, part in pairs))
+
+    return Lasting(rounds, after)
 
 
 def _each(rests: list[Rest], state: State) -> Iterator[tuple[Rest, Any]]:

@@ -79,7 +79,8 @@ def run(
         ),
         length=context.length,
         limit=context.length + gamma,
-        done=jnp.zeros((batch,), bool),
+        # A row that the outer loop has finished needs no tokens.
+        done=jnp.zeros((batch,), bool) if context.done is None else context.done,
         failed=jnp.full((batch,), -1, jnp.int32),
         cache=cache,
         draft=inner,

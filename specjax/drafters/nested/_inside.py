@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from specjax.drafters._growth import stepper
+from specjax.drafters._unreadable import Unreadable
 from specjax.drafters.nested import _stages
 from specjax.errors import UserError
 from specjax.types import Context, Drafter, ModelParams, Output
-
-
-# Without leaves, so it can be part of a pytree. The dataclass has a hash, unlike Mapping.
-@jax.tree_util.register_static  # pyright: ignore[reportArgumentType]
-@dataclasses.dataclass(frozen=True)
-class _Unreadable(Mapping):
-    """In the place of the target's weights and of its cache; reading it raises UserError."""
-
-    message: str
-
-    def _refuse(self, *_: Any) -> NoReturn:
-        raise UserError(self.message)
-
-    __getitem__ = __iter__ = __len__ = _refuse
-
-    def __getattr__(self, name: str) -> NoReturn:
-        # Python and JAX ask for names with underscores.
-        if name.startswith("_"):
-            raise AttributeError(name)
-        self._refuse()
 
 
 def allowed(name: str, drafter: Drafter) -> Drafter:
@@ -66,7 +45,7 @@ def _init(
     slots: int,
 ) -> Any:
     """``Drafter.init``, with the checks that need a state."""
-    nothing = _Unreadable(
+    nothing = Unreadable(
         f"{name}: {drafter.name} reads the target's weights or its cache, and it would draft for "
         "another model; take a lookup or a model"
     )

@@ -37,8 +37,6 @@ class State(struct.PyTreeNode):
     winner: jax.Array
     # f32[B,n] moving average of the share of its draft that was accepted, 1 at first.
     rate: jax.Array
-    idle: jax.Array  # bool[B] whether the last verdict counted 0
-    seen: jax.Array  # i32[B] length of the text at the last proposal
 
 
 class Settings(NamedTuple):
@@ -149,16 +147,13 @@ def _init(settings: Settings, params, context, target_out, slots):
         tuple(states),
         jnp.full((batch,), count, jnp.int32),
         jnp.ones((batch, count), jnp.float32),
-        jnp.zeros((batch,), bool),
-        jnp.zeros_like(context.length),
     )
 
 
 def _propose(settings: Settings, params, keys, context, state):
     batch, no_winner = context.length.shape[0], len(settings.stages)
     winner = last = jnp.full((batch,), no_winner, jnp.int32)
-    # The text did not grow and the verdict counted 0: the row is finished and needs no drafter.
-    finished = state.idle & (context.length == state.seen)
+    finished = jnp.zeros((batch,), bool) if context.done is None else context.done
     states, drafts, layers = [], [], _stages.taps(settings.stages)
     for index, stage in enumerate(settings.stages):
         own, inner_keys = stage_params(params, index), keys.inner(index, same_target=True)
@@ -178,7 +173,7 @@ def _propose(settings: Settings, params, keys, context, state):
     # A round without proposals belongs to the last drafter asked: its invalid nodes (the window of
     # lookahead) are scored too, and it learns from the target's one token.
     winner = jnp.where(winner == no_winner, last, winner)
-    state = State(tuple(states), winner, state.rate, state.idle, context.length)
+    state = State(tuple(states), winner, state.rate)
     return _merge(settings, drafts, winner), state
 
 
@@ -239,7 +234,7 @@ def _update(settings: Settings, params, state, draft, verdict, target_out):
         states.append(stage.update(stage_params(params, index), state.states[index], *parts))
         new = settings.decay * rate[:, index] + (1 - settings.decay) * share
         rate = rate.at[:, index].set(jnp.where(won & (tried > 0), new, rate[:, index]))
-    return State(tuple(states), state.winner, rate, verdict.count == 0, state.seen)
+    return State(tuple(states), state.winner, rate)
 
 
 def _part_of(

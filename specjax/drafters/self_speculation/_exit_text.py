@@ -83,7 +83,8 @@ def foresee(
 
 def ranks(adapter: Adapter, depth: int, params: ModelParams, batch: Batch) -> jax.Array:
     """i32[B,T,depth]: ``Training.ranks``; depths differ by a shift."""
-    own = logits(adapter, params, batch.tokens[:, :-1])
+    segments = None if batch.segments is None else batch.segments[:, :-1]
+    own = logits(adapter, params, batch.tokens[:, :-1], segments)
     return by_depth(_foresee.rank(own, batch.tokens[:, 1:]), depth, -1)
 
 

@@ -38,20 +38,23 @@ class Skips(NamedTuple):
 def read(target: LM, attention: Layers, mlp: Layers) -> Skips:
     """The set that the two keys name, each by numbers or by the file of a search.
 
-    Raises UserError: layers that the target does not have, a set that leaves nothing.
+    Raises UserError: layers that the target does not have, a set that leaves nothing, a search in a
+    model with another number of layers.
     """
-    return check(target, Skips(layers(ATTENTION, attention), layers(MLP, mlp)))
+    keys = (ATTENTION, attention), (MLP, mlp)
+    return check(target, Skips(*(layers(*each, target.layers) for each in keys)))
 
 
-def layers(name: str, value: Layers) -> tuple[int, ...]:
+def layers(name: str, value: Layers, size: int | None = None) -> tuple[int, ...]:
     """Layer numbers, ascending, each once: of "3-6,9", of a sequence, or of a search's file.
 
-    ``name`` is the key, and the entry of the file. Raises UserError.
+    ``name`` is the key, and the entry of the file; ``size`` the number of layers that the model of
+    the file must have. Raises UserError.
     """
     if isinstance(value, str | os.PathLike):
         if re.fullmatch(r"[\d\s,-]*", os.fspath(value)):
             return _numbers(name, os.fspath(value))
-        value = _of_file(name, Path(value).expanduser())
+        value = _of_file(name, Path(value).expanduser(), size)
     numbers = list(value) if isinstance(value, Sequence) else [value]
     if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
         raise UserError(f"{name} is {value!r}; {FORM}")
@@ -85,7 +88,7 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _of_file(name: str, path: Path) -> Sequence[int]:
+def _of_file(name: str, path: Path, size: int | None) -> Sequence[int]:
     """The layers of this kind in a search's file, or in the file in its directory."""
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
@@ -93,6 +96,12 @@ def _of_file(name: str, path: Path) -> Sequence[int]:
     values = files.read_json(path)
     if not isinstance(values, dict) or name not in values or isinstance(values[name], str):
         raise UserError(f"{path} has no list {name}; give the {FILE} of a search")
+    searched = values.get("layers")
+    if None not in (size, searched) and size != searched:
+        raise UserError(
+            f"{path} was searched in a model of {searched} layers, and the target has {size}; "
+            "search in the target"
+        )
     return values[name]
 
 

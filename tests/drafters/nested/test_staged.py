@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from marks import by_default
 
-from specjax import accept, decode, drafters, rng, sampling, testing
+from specjax import accept, decode, drafters, rng, sampling, step, testing
 from specjax.drafters.nested import staged
 from specjax.errors import UserError
 from specjax.testing import cases, check_draft, exact, law_checks, loop
@@ -68,6 +68,25 @@ def test_siblings_with_the_probs_of_the_chain_are_noticed(monkeypatch):
         result = exact.enumerated(target, drafter, rule, params, prompt, 2, rounds=1)
         errors.append(testing.total_variation(result.law, result.truth))
     assert max(errors) > 1e-3
+
+
+def test_finished_rows_need_no_inner_round():
+    """Their nodes are invalid, the other rows' drafts are the same, and without live rows no
+    inner round runs."""
+    target, drafter, params = made(vocab=6, gamma=3, width=1)
+    packed, lengths = decode.pack_prompts(PROMPTS)
+    state = decode.prefill(target, drafter, params, packed, lengths, rng.row_keys(0, 4), max_len=24)
+    context, keys = step.context_of(state), step.keys_of(drafter, state)
+    assert context.done.tolist() == [False] * 4 and context.limit.tolist() == [24] * 4
+    propose = jax.jit(drafter.propose)
+    full, after = propose(params, keys, context, state.draft)
+    assert full.valid.all() and after.count.min() > 0
+    done = jnp.asarray([False, True, False, True])
+    draft, _ = propose(params, keys, context.replace(done=done), state.draft)
+    assert draft.valid.all(1).tolist() == (~done).tolist() == draft.valid.any(1).tolist()
+    assert np.array_equal(draft.tokens[~done], full.tokens[~done])
+    _, rested = propose(params, keys, context.replace(done=~(done & False)), state.draft)
+    assert not rested.count.any()
 
 
 @pytest.mark.slow

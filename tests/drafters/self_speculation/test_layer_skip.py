@@ -209,6 +209,11 @@ def test_sets(tmp_path):
     file = tmp_path / "skips.json"
     file.write_text(json.dumps({"skip_attention": [1], "skip_mlp": [5, 0]}))
     assert read(file) == read(str(tmp_path)) == (0, 5)
+    searched = {"skip_attention": [1], "skip_mlp": [5, 0], "layers": 8}
+    file.write_text(json.dumps(searched))
+    assert _skip_sets.layers("skip_mlp", file, 8) == read(file) == (0, 5)
+    with pytest.raises(UserError, match="8 layers, and the target has 6"):
+        _skip_sets.layers("skip_mlp", file, 6)
     assert _skip_sets.Skips((1,), (0, 2)).left(3) == Sublayers((0, 2), (1,))
 
 

@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import logit_maps, outcome, tree
+from specjax import logit_maps, outcome
 from specjax import sampling as sampling_lib
 from specjax import step as step_lib
 from specjax.accept import check_pair
+from specjax.decode._rests import idle_step, idle_steps, resting
 from specjax.errors import NonFiniteLogits, UserError
 from specjax.outcome import EosId
 from specjax.prompt import feed, pack_prompts, prefill
@@ -118,6 +119,10 @@ def _generate(
         return jax.lax.while_loop(running, full, start)[:2]
     idle = round_with(idle_step, ("emitted", "verified"))
 
+    if drafter.rest.lasting is not None:
+        pair = (target, drafter, accept, params)
+        idle = lambda carry: idle_steps(*pair, *carry, eos_id=eos_id)  # noqa: E731
+
     # Two loops in a loop: a conditional would copy the caches.
     def both(carry):
         rests = lambda carry: resting(drafter, carry[0])  # noqa: E731
@@ -125,38 +130,6 @@ def _generate(
         return jax.lax.while_loop(lambda c: running(c) & ~rests(c), full, carry)
 
     return jax.lax.while_loop(running, both, start)[:2]
-
-
-def idle_step(
-    target: LM,
-    drafter: Drafter,
-    accept: Accept,
-    params: ModelParams,
-    state: DecodeState,
-    *,
-    eos_id: EosId = None,
-) -> tuple[DecodeState, StepInfo]:
-    """``speculative_step`` for a round in which all rows rest (``Drafter.rest``), at less cost.
-
-    It emits the same tokens, apart from rounding.
-    """
-    assert drafter.rest is not None
-    keys, context = step_lib.keys_of(drafter, state), step_lib.context_of(state)
-    # Only the shapes are needed.
-    with jax.disable_jit(False):
-        like, _ = jax.eval_shape(drafter.propose, params, keys, context, state.draft)
-    draft = tree.no_draft(like)
-    state = state.replace(draft=drafter.rest.idle(params, keys, context, state.draft))
-    # There is no draft whose computation the verification could go on from.
-    drafter = drafter._replace(lower=None)
-    return step_lib.verify(target, drafter, accept, params, state, keys, draft, eos_id, empty=True)
-
-
-def resting(drafter: Drafter, state: DecodeState) -> jax.Array:
-    """bool[]: whether the next round may be an ``idle_step``."""
-    if drafter.rest is None:
-        return jnp.zeros((), bool)
-    return (drafter.rest.rows(state.draft) | state.done).all()
 
 
 def counts_of(info: StepInfo) -> Records:

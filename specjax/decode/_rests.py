@@ -1,0 +1,110 @@
+"""Rounds without drafts that are known before they begin: the drafter is left out."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from specjax import step as step_lib
+from specjax import tree
+from specjax.outcome import EosId
+from specjax.types import (
+    LM,
+    Accept,
+    DecodeState,
+    Draft,
+    Drafter,
+    ModelParams,
+    Records,
+    StepInfo,
+)
+
+
+def resting(drafter: Drafter, state: DecodeState) -> jax.Array:
+    """bool[]: whether the next round may be an ``idle_step``."""
+    if drafter.rest is None:
+        return jnp.zeros((), bool)
+    return (drafter.rest.rows(state.draft) | state.done).all()
+
+
+def idle_step(
+    target: LM,
+    drafter: Drafter,
+    accept: Accept,
+    params: ModelParams,
+    state: DecodeState,
+    *,
+    eos_id: EosId = None,
+) -> tuple[DecodeState, StepInfo]:
+    """``speculative_step`` for a round in which all rows rest (``Drafter.rest``), at less cost.
+
+    It emits the same tokens, apart from rounding.
+    """
+    assert drafter.rest is not None
+    keys, draft = step_lib.keys_of(drafter, state), _no_draft(drafter, params, state)
+    context = step_lib.context_of(state)
+    state = state.replace(draft=drafter.rest.idle(params, keys, context, state.draft))
+    # There is no draft whose computation the verification could go on from.
+    drafter = drafter._replace(lower=None)
+    return step_lib.verify(target, drafter, accept, params, state, keys, draft, eos_id, empty=True)
+
+
+def idle_steps(
+    target: LM,
+    drafter: Drafter,
+    accept: Accept,
+    params: ModelParams,
+    state: DecodeState,
+    records: Records,
+    step: jax.Array,
+    *,
+    eos_id: EosId = None,
+) -> tuple[DecodeState, Records, jax.Array]:
+    """Idle rounds from number ``step`` on, until a row ends or may draft: state, records, rounds.
+
+    For a drafter with ``Rest.lasting``: its state changes once for all these rounds, so each of
+    them has the operations of plain decoding. ``records`` i32[R,B] each bound the rounds.
+    """
+    rest = drafter.rest
+    assert rest is not None and rest.lasting is not None
+    most = len(records.emitted) - step
+    lasting = rest.lasting.rounds(state.draft, ~state.done)
+    # At least one, so that the loop around ends.
+    most = jnp.clip(jnp.where(state.done, most, lasting).min(), 1, most)
+    # Without nodes nothing is reserved for accepted tokens.
+    draft = tree.first_nodes(_no_draft(drafter, params, state), 0)
+    bare = drafter._replace(
+        nodes=0,
+        depth=0,
+        lower=None,
+        update=lambda params, state, draft, verdict, target_out: state,
+    )
+
+    def goes_on(carry: tuple[DecodeState, jax.Array]) -> jax.Array:
+        now, rounds = carry
+        return (rounds < most) & (now.done == state.done).all()
+
+    def one(carry: tuple[DecodeState, jax.Array]) -> tuple[DecodeState, jax.Array]:
+        now, rounds = carry
+        keys = step_lib.keys_of(drafter, now)
+        pair = (target, bare, accept, params, now, keys, draft, eos_id)
+        return step_lib.verify(*pair, empty=True)[0], rounds + 1
+
+    after, rounds = jax.lax.while_loop(goes_on, one, (state, jnp.zeros_like(step)))
+    place = jnp.arange(len(records.emitted))[:, None] - step
+    here = (place >= 0) & (place < rounds) & ~state.done
+    # A row emits one token per round, and none in a round that fails.
+    emitted = here & (place < after.length - state.length)
+    records = records._replace(emitted=records.emitted + emitted, verified=records.verified + here)
+    ran = jnp.where(state.done, 0, rounds)
+    after = after.replace(draft=rest.lasting.after(after.draft, ran))
+    return after, records, step + rounds
+
+
+def _no_draft(drafter: Drafter, params: ModelParams, state: DecodeState) -> Draft:
+    """A draft without valid nodes, as the drafter's are."""
+    keys, context = step_lib.keys_of(drafter, state), step_lib.context_of(state)
+    # Only the shapes are needed.
+    with jax.disable_jit(False):
+        like, _ = jax.eval_shape(drafter.propose, params, keys, context, state.draft)
+    return tree.no_draft(like)

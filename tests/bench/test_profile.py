@@ -1,0 +1,143 @@
+"""Cost profiles: the times of rounds by draft length, the acceptance, and the temperatures."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from marks import by_default
+
+from specjax import accept, drafters, sharding, step, testing
+from specjax.bench import metrics, passes, profile
+from specjax.bench.passes import Job, Method
+from specjax.types import ModelParams
+
+MODEL, TABLE = testing.tabular(6), testing.random_table(0, 6, 3.0)
+NEAR = testing.random_table(0, 6, 2.0)  # a draft whose probabilities are flatter
+PROMPTS = [[1, 2, 3, 1, 2, 3, 1, 2], [4, 5, 0], [2, 2], [5]]
+
+
+def job(temperature=0.0, batch=2, **keys):
+    return Job(MODEL, TABLE, PROMPTS, {"temperature": temperature}, batch, 40, (), 0, 1, **keys)
+
+
+def maker(name="draft_model", **keys):
+    """The method with a controller."""
+    rule = "recursive" if "tree" in keys else "chain"
+    own = {"model": MODEL, "params": NEAR} if name == "draft_model" else {}
+
+    def make(control):
+        drafter = drafters.make(name, MODEL, **own, **keys, control=control)
+        params = ModelParams(TABLE, drafter.init_params(jax.random.key(0)))
+        return Method(name, drafter, accept.load(rule), params)
+
+    return make
+
+
+def counts(passed, tested):
+    """What the rounds of a sample accepted and tested at each depth."""
+    return metrics.Counts(0, 0, 0, np.array(tested), np.array(passed))
+
+
+def test_times_of_a_round(monkeypatch):
+    seconds, order = {0: 2e-4, 1: 2.6e-4, 2: 3.2e-4, 3: 2e-4}, []
+
+    def run(job, method, state, length):
+        order.append(length)
+        # The first run of each length compiles.
+        slow = 100.0 if order.count(length) == 1 else 1.0
+        return profile._Sample(slow * seconds[length], counts([3, 1, 0], [4, 3, 1]))
+
+    monkeypatch.setattr(profile, "_run", run)
+    found = profile._measured(job(), maker(gamma=3), (0, 1, 2, 3))
+    # 1.6 and 1.0 are not in order, so both count as their mean.
+    assert found.times == pytest.approx((1.0, 1.3, 1.3, 1.3))
+    # Each sample takes 16 rounds; the shortest ones are taken until they took 0.4 s.
+    assert order[:8] == [0, 1, 2, 3] * 2 and order.count(0) == order.count(1) == 1 + 15
+    rates = [(p + 0.5) / (t + 1) for p, t in ((3, 4), (1, 3), (0, 1))]
+    assert found.acceptance == pytest.approx(rates)
+
+
+def test_lookups_are_measured_with_drafts_in_every_round():
+    """The prompts have no earlier occurrence; the acceptance is that of real drafts."""
+    own = job()._replace(prompts=[[0, 1], [2, 3]])
+    method = maker("prompt_lookup", gamma=3, min_ngram=3, max_ngram=3)("fixed:3")
+    state = passes.begin(own, method.drafter, method.params, [0, 1], own.prompts)
+    full = profile._always(method)
+    for length in (0, 2, 3):
+        known = state.replace(draft=profile.with_length(state.draft, length))
+        context = step.context_of(known)
+        keys = step.keys_of(full.drafter, known)
+        draft, _ = full.drafter.propose(full.params, keys, context, known.draft)
+        assert np.asarray(draft.valid).sum(1).tolist() == [length] * 2
+        assert int(draft.tokens.min()) >= 0
+        draft, _ = method.drafter.propose(full.params, keys, context, known.draft)
+        assert not np.asarray(draft.valid).any()
+
+
+CHAIN = ("draft_model", {"gamma": 3})
+TREE = ("draft_model", {"tree": "2x1x1", "siblings": "iid"})
+LOOKUP = ("prompt_lookup", {"gamma": 3, "min_ngram": 1})
+
+
+@pytest.mark.parametrize(("name", "keys"), by_default([CHAIN, TREE, LOOKUP], [CHAIN]))
+def test_measured_in_the_loop(name, keys):
+    """Every length, both kinds of sampling, and the acceptance of a drafter that is near."""
+    lines = []
+    jobs = [job(), job(1.0), job(1.0, 4)]
+    found = profile.measure(jobs, maker(name, **keys), lines.append)
+    assert sorted(found) == [2, 4] and len(lines) == 3
+    for costs in found.values():
+        assert costs.lengths == (0, 1, 2, 3)
+        assert costs.greedy.times[0] == costs.sampled.times[0] == 1
+        assert len(costs.greedy.acceptance) == 3 and min(costs.greedy.times) > 0
+    # Batch 4 was measured sampled only.
+    assert found[4].greedy == found[4].sampled != found[2].greedy
+    if name == "draft_model":
+        # The flatter table has the same most probable tokens.
+        assert min(found[2].greedy.acceptance) > 0.9
+        assert max(found[2].sampled.acceptance) < min(found[2].greedy.acceptance)
+
+
+def test_only_the_controllers_number_changes():
+    drafter = maker(gamma=3)("fixed:3").drafter
+    params = ModelParams(TABLE, NEAR)
+    state = passes.begin(job(), drafter, params, [0, 1], PROMPTS[:2])
+    other = profile.with_length(state.draft, 1)
+    changed = [
+        (np.asarray(a), np.asarray(b))
+        for a, b in zip(jax.tree.leaves(state.draft), jax.tree.leaves(other), strict=True)
+        if not np.array_equal(a, b)
+    ]
+    assert [(a.tolist(), b.tolist()) for a, b in changed] == [([3, 3], [1, 1])]
+
+
+@pytest.mark.slow
+def test_temperatures_of_a_drafter_that_is_too_sure():
+    """A draft with sharper probabilities than the target needs temperatures above 1."""
+
+    def make(control):
+        sharp = jax.tree.map(lambda x: 3 * x, TABLE)
+        drafter = drafters.make("draft_model", MODEL, model=MODEL, params=sharp, control=control)
+        params = ModelParams(TABLE, drafter.init_params(jax.random.key(0)))
+        return Method("sharp", drafter, accept.load("chain"), params)
+
+    prompts = [[a, b] for a in range(6) for b in range(6)]
+    own = job(1.0)._replace(prompts=prompts, max_new_tokens=60, batch_size=12)
+    heats = profile._heats(own, make, 4)
+    assert len(heats) == 4 and heats[0] > 1.5
+
+
+@pytest.mark.slow
+def test_on_a_mesh():
+    """The programs of a mesh of one device."""
+    mesh = sharding.make_mesh("data:1")
+
+    def make(control):
+        one = maker(gamma=3)(control)
+        return one._replace(params=sharding.place(mesh, MODEL, one.params))
+
+    own = job(mesh=mesh)
+    found = profile.measure([own._replace(params=make("fixed:0").params.target)], make, print)
+    assert found[2].lengths == (0, 1, 2, 3) and found[2].greedy.times[0] == 1
+    assert min(found[2].greedy.acceptance) > 0.9

@@ -1,0 +1,45 @@
+"""Programs are compiled when a job needs them, and released where memory maps run out."""
+
+from __future__ import annotations
+
+from specjax.bench import programs
+from specjax.bench.passes import Job
+from specjax.run import cells
+
+
+def job(batch, width):
+    return Job(None, None, [[0] * width], {}, batch, 4, (), 0, 1)  # pyright: ignore
+
+
+def test_released_before_the_limit(monkeypatch):
+    """Each shape adds 400 maps; 1000 are allowed, so a third shape needs a release."""
+    used, log = [100], []
+
+    def warm(jobs, methods, also):
+        log.append((jobs[0].batch_size, len(also)))
+        used[0] += 400
+        return {"one": 1.5, None: 0.5}
+
+    monkeypatch.setattr(programs.measuring, "warm", warm)
+    monkeypatch.setattr(programs, "maps", lambda: used[0])
+    monkeypatch.setattr(programs, "most_maps", lambda: 1000)
+    monkeypatch.setattr(programs.jax, "clear_caches", lambda: used.__setitem__(0, 100))
+    made = programs.Programs([])
+    for size in (1, 1, 8, 1, 8):
+        made.warm(job(size, 3), [print])
+    assert log == [(1, 1), (8, 1)] and used == [900]
+    made.warm(job(4, 3))
+    made.warm(job(1, 3))
+    made.warm(job(4, 3))
+    assert log[2:] == [(4, 0), (1, 0)] and used == [900]
+    assert made.seconds == {"one": 6.0, None: 2.0}
+
+
+def test_this_process_has_maps():
+    assert 0 <= programs.maps() < programs.most_maps()
+
+
+def test_cells_of_one_shape_follow_each_other():
+    shapes = [(1, 3), (8, 3), (1, 3), (8, 3), (1, 5)]
+    grid = [cells.Cell(job(*shape), None, [], "", True) for shape in shapes]  # pyright: ignore
+    assert cells._by_shape(grid) == [0, 2, 1, 3, 4]
