@@ -118,7 +118,7 @@ class Drafter(NamedTuple):
     # (``tree.widths``): with ``features``, ``update`` gets a draft of n nodes and outputs of n + 1
     # tokens.
     whole: bool = False
-    # Whether a controller decides how long its drafts are: short drafts of all rows are then common.
+    # Whether a controller ends its drafts: short drafts in all rows are then common.
     adaptive: bool = False
     greedy_only: bool = False  # meant for temperature 0 only (its lossless class holds at any)
     features: bool = False  # whether ``update`` reads ``target_out``; a recorded target has none
