@@ -508,11 +508,12 @@ def draft_lengths(results: dict) -> str:
 
 def benches(results: dict) -> str:
     """One table for each bench."""
-    texts = []
+    texts = [f"- Command: `PYTHONPATH=. {results['command']}`"]
     for name, each in results["benches"].items():
         sizes = sorted({row["batch_size"] for row in each["rows"]})
         shown = _by_temperature(each["rows"], sizes)
-        texts.append(f"**{name}** ({each['target']})\n\n{source(each)}\n\n{shown}")
+        facts = source(each).replace("Command: `PYTHONPATH=. ", "Bench: `")
+        texts.append(f"**{name}** ({each['target']})\n\n{facts}\n\n{shown}")
     return "\n\n".join(texts)
 
 

@@ -64,7 +64,10 @@ def main(argv: Sequence[str]) -> int:
         print(f"benches: {error}", file=sys.stderr)
         return 2
     known = json.loads(args.out.read_text())["benches"] if args.out.exists() else {}
-    write_json(args.out, {"benches": known | new})
+    benches = known | new
+    names = " ".join(f"runs/{name}" for name in benches)
+    command = f"python experiments/benches/run.py {names}"
+    write_json(args.out, {"command": command, "benches": benches})
     return 0
 
 

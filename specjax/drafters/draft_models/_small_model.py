@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -58,6 +58,17 @@ def load(target: LM, model: LM | str | os.PathLike, params: Params) -> tuple[LM,
         model, params = loaded.lm, loaded.params
     check_vocabulary(target, model)
     return in_size(model, target.vocab_size), params
+
+
+def params_of(models: Sequence[Any], params: Sequence[Params] | None) -> list[Params]:
+    """The parameters of each model. Raises UserError for another number of them."""
+    if params is None:
+        return [None] * len(models)
+    if len(params) != len(models):
+        raise UserError(
+            f"there are {len(models)} models and {len(params)} params; give one for each model"
+        )
+    return list(params)
 
 
 def build(

@@ -92,11 +92,7 @@ def make(
     one_of("sibling_order", sibling_order, ("models", "random"))
     shape = shapes.parse(tree)
     models = list_of(models)
-    each_params = [None] * len(models) if params is None else list(params)
-    if len(each_params) != len(models):
-        raise UserError(
-            f"there are {len(models)} models and {len(each_params)} params; give one for each model"
-        )
+    each_params = _small_model.params_of(models, params)
     # A model may have proposed none of the emitted tokens: it then lacks all of them, and the
     # pending one.
     behind = shape.depth + 1
