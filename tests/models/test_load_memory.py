@@ -13,7 +13,7 @@ from marks import by_default
 MOST = 1.3  # peak memory while loading, as a multiple of the parameters
 DIRECTORY, FILE = "SPECJAX_TEST_CHAT_MODEL", "SPECJAX_TEST_CHAT_GGUF"  # of a real model
 MEASURE = """
-import contextlib, sys
+import contextlib, ctypes, sys
 import jax, jax.numpy as jnp
 with contextlib.suppress(ImportError):
     import gguf
@@ -25,6 +25,8 @@ def resident(name):
 
 # What is imported and started by the first load is not memory of the model.
 hf.load(sys.argv[3], dtype=sys.argv[2])
+# Pages of libraries must stay resident: taken back before and read again, they would count as new.
+ctypes.CDLL(None).mlockall(1)  # MCL_CURRENT; not allowed everywhere
 before = resident("VmRSS")
 open("/proc/self/clear_refs", "w").write("5")  # VmHWM begins anew
 model = hf.load(sys.argv[1], dtype=sys.argv[2])
@@ -49,8 +51,8 @@ CASES = [("directory", "float32"), ("gguf", "float32"), ("untied", "float32")]
 def ratio(path, dtype, folder) -> tuple[float, int]:
     """The peak memory of loading over that of the parameters, and the latter in bytes.
 
-    Pages that the kernel had taken back and that are read again count as new memory. This only adds
-    to the result, so it is the smallest one of up to three processes.
+    Where memory cannot be locked, pages that the kernel took back and that are read again count
+    as new memory. This only adds to the result, so it is the smallest one of up to three processes.
     """
     config = gguf_cases.config_of("llama")
     small = gguf_cases.write_directory(folder / "small", config, gguf_cases.tensors_of(config))
