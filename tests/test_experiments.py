@@ -15,6 +15,7 @@ from experiments.draft_cost import run as draft_cost_study
 from experiments.draft_steps import run as draft_steps_study
 from experiments.head_training import run as head_training_study
 from experiments.long_context import run as long_context_study
+from experiments.long_context import target as long_target_study
 from experiments.online import run as online_study
 from experiments.real_model import measuring as real_model_measuring
 from experiments.real_model import run as real_model_study
@@ -80,6 +81,24 @@ def test_long_context(target, tmp_path):
     assert out.stat().st_mtime_ns == before
     with pytest.raises(UserError, match="a random target has no text to decode"):
         long_context_study.main(small.split())
+
+
+@pytest.mark.slow
+def test_a_target_for_long_contexts(target, tmp_path, monkeypatch):
+    monkeypatch.setattr(long_target_study, "STAGES", {16: (4, 3, 0.02), 64: (1, 2, 0.01)})
+    monkeypatch.setattr(long_target_study, "CHUNK", 16)
+    small = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 16, "num_layers": 1}
+    monkeypatch.setattr(long_target_study, "SHAPE", long_target_study.SHAPE | small)
+    argv = [f"--texts={target}/text.txt", f"--workdir={tmp_path}/long"]
+    long_target_study.main(argv)
+    result = json.loads((tmp_path / "long" / "loss.json").read_text())
+    assert result["ends"] == [63] and 1 < result["loss"][0] < 7
+    model = tmp_path / "long" / "books_64"
+    kept = json.loads((model / "config.json").read_text())
+    assert kept["init"].endswith("books_16") and kept["train"]["length"] == 64
+    found = long_context_study.trained(str(model))
+    assert found is not None and found["loss"] == result["loss"]
+    assert long_context_study.trained(str(target / "target")) is None
 
 
 @pytest.mark.slow
@@ -245,6 +264,27 @@ def test_real_model_continues_and_covers_every_task(target, tmp_path, monkeypatc
         assert row["temperature"] or row["lossless"]["passed"] is True
     with pytest.raises(SystemExit, match="has cells of other arguments"):
         real_model_study.main([*argv, "--new=7"])
+
+
+@pytest.mark.slow
+def test_real_model_with_controllers(target, tmp_path, monkeypatch):
+    """Other drafters than those of the study, and a profile for the controller that reads one."""
+    folder = chat_model(target, tmp_path)
+    questions = [
+        {"question_id": n, "category": "qa", "turns": [f"w{n} w1 w2 w1 w2"]} for n in range(6)
+    ]
+    (folder / "q.jsonl").write_text("".join(json.dumps(each) + "\n" for each in questions))
+    monkeypatch.setattr(real_model_measuring, "WIDTHS", (6, 16))
+    methods = [f"prompt_lookup gamma=2 control={each}" for each in ("fixed:2", "goodput:explore=0")]
+    argv = [f"--target={folder}/chat", f"--prompts={folder}/q.jsonl", f"--workdir={folder}/run"]
+    argv += ["--questions=2", "--new=6", f"--out={folder}/results.json", "--batch-sizes=2"]
+    real_model_study.main([*argv, "--methods=" + ";".join(methods), "--temperatures=0"])
+    result = json.loads((folder / "results.json").read_text())
+    assert list(result["profile"]["batches"]) == ["2"]
+    assert {row["method"] for row in result["rows"]} == set(methods)
+    assert all(row["lossless"]["passed"] for row in result["rows"])
+    with pytest.raises(SystemExit, match="is no method"):
+        real_model_study.main([*argv, f"--workdir={folder}/x", "--methods=none gamma=2 x"])
 
 
 @pytest.mark.slow

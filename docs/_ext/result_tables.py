@@ -366,6 +366,11 @@ def _contexts(results: dict) -> str:
         )
         critical = results.get("critical_context")
         facts.append(f"- Critical context: {'none' if critical is None else f'{critical:,.0f}'}")
+    if trained := results.get("trained"):
+        facts.append(f"- Target trained by: `PYTHONPATH=. {trained['command']}`")
+        losses = zip(trained["ends"], trained["loss"], strict=True)
+        each = ", ".join(f"{number(loss, '.2f')} up to token {end:,}" for end, loss in losses)
+        facts.append(f"- Its loss on other text, nats per token: {each}")
     heads = ("view", "batch", "context", "plain ms", "verify ms", "draft ms", "tau", "alpha")
     heads += ("speed-up", "from the times", "roofline")
     return "\n".join([source(results), *facts, "", table(heads, lines)])
@@ -503,7 +508,34 @@ def draft_lengths(results: dict) -> str:
     ]
     heads = ("target", "drafter", "T", "batch", "best length", "its speed-up")
     commands = [f"- Bench: `{command}`" for command in results["commands"]]
-    return "\n".join([source(results), *commands, "", table([*heads, *names], lines)])
+    text = "\n".join([source(results), *commands, "", table([*heads, *names], lines)])
+    others = sorted((EXPERIMENTS / "draft_lengths").glob("*.json"))
+    chats = [json.loads(p.read_text(encoding="utf-8")) for p in others if p.name != "results.json"]
+    return "\n\n".join([text, *map(_lengths_by_task, chats)])
+
+
+def _lengths_by_task(results: dict) -> str:
+    """As ``draft_lengths``, by task, from the rows of experiments/real_model."""
+    cells: dict[tuple, dict[str, float]] = {}
+    for row in results["rows"]:
+        key = row["temperature"], row["batch_size"], row["category"] or "all"
+        control = row["method"].rpartition("control=")[2]
+        cells.setdefault(key, {})[control] = row["speedup_of_totals"]
+    names = [n for n in next(iter(cells.values())) if not n.startswith("fixed:")]
+    lines = []
+    for (temperature, batch, task), speeds in cells.items():
+        fixed = {name: speed for name, speed in speeds.items() if name not in names}
+        label = max(fixed, key=lambda name: fixed[name])
+        best = max(fixed[label], 1.0)
+        length = label.removeprefix("fixed:") if fixed[label] > 1 else "plain"
+        own = (f"{speeds[name]:.2f} ({speeds[name] / best:.2f})" for name in names)
+        each = (f"{speed:.2f}" for speed in fixed.values())
+        lines.append((f"{temperature:g}", batch, task.replace("_", " "), *each, length, *own))
+    heads = ("T", "batch", "task", *(name.replace("fixed:", "length ") for name in fixed))
+    about = f"- Target: {results['target']['name']}; {results['questions']} questions of each task "
+    about += f"or more, {results['new_tokens']} new tokens; speed-ups of totals, and in brackets "
+    about += "the ratio to the best choice"
+    return "\n".join([source(results), about, "", table([*heads, "best", *names], lines)])
 
 
 def benches(results: dict) -> str:

@@ -14,6 +14,8 @@ again, so a long study can be interrupted. Parts:
 - ``decode``: greedy text after prompts of so many tokens: tokens per round (tau), speed-up against
   plain decoding of the same prompts, measured in turns, and whether the texts are equal.
 
+target.py trains a small target with texts of up to 16,000 tokens.
+
 Without ``--target`` the target is a random Llama of 4 layers with 256 x 2 numbers per token and
 layer in its cache, whose cache is filled with random numbers: for ``cost`` only. ``--texts`` are
 files whose texts are joined; row r of a batch begins at a place of its own.
@@ -316,6 +318,12 @@ def predict(target: Target, result: dict, args: argparse.Namespace) -> None:
             )
 
 
+def trained(target: str) -> dict | None:
+    """How target.py trained this target, and its loss; None if it did not."""
+    path = Path(target).parent / "loss.json"
+    return json.loads(path.read_text()) if target and path.exists() else None
+
+
 def main(argv: list[str]) -> None:
     """Entry point."""
     args = _options().parse_args(argv)
@@ -333,6 +341,8 @@ def main(argv: list[str]) -> None:
             rows += cell(target, context, batch, missing, args)
             result = {"settings": settings, "rows": rows, "fit": fitted(target, rows)}
             predict(target, result, args)
+            if trained(args.target):
+                result["trained"] = trained(args.target)
             shown = [without_folder(argument) for argument in argv]
             write_json(args.out, result | record(__file__, shown, stopwatch))
             for row in rows[-len(missing) :]:
