@@ -32,7 +32,7 @@ from specjax import outcome, tree
 from specjax.accept import check_pair
 from specjax.outcome import EosId
 from specjax.rng import RowKeys
-from specjax.tree import Widths
+from specjax.tree import Widths, duplicates
 from specjax.types import (
     IID,
     INDEPENDENT,
@@ -130,12 +130,14 @@ def verify(
     """
     sizes = (1,) if empty else tree.widths(drafter, draft.tokens.shape[0], verify_widths)
     fixed = _Round(target, drafter, accept, keys, eos_id)
+    unique = duplicates.unique(draft) if drafter.merges > 1 and not empty else None
     branches = [functools.partial(_pass, fixed, width) for width in sizes]
     if len(sizes) == 1:
-        judged = branches[0](params, state, draft)
+        judged = branches[0](params, state, draft, unique)
         return _finish(fixed, params, state, draft, judged, sizes[0])
-    index = jnp.searchsorted(jnp.asarray(sizes), jnp.max(tree.fed_nodes(draft, state.done)) + 1)
-    judged = jax.lax.switch(index, branches, params, state, draft)
+    fed = tree.fed_nodes(draft if unique is None else unique.draft, state.done)
+    index = jnp.searchsorted(jnp.asarray(sizes), jnp.max(fed) + 1)
+    judged = jax.lax.switch(index, branches, params, state, draft, unique)
     return _finish(fixed, params, state, draft, judged, jnp.asarray(sizes)[index])
 
 
@@ -202,11 +204,21 @@ class _Judged(NamedTuple):
 
 
 def _pass(
-    fixed: _Round, width: int, params: ModelParams, state: DecodeState, draft: Draft
+    fixed: _Round,
+    width: int,
+    params: ModelParams,
+    state: DecodeState,
+    draft: Draft,
+    unique: duplicates.Unique | None,
 ) -> _Judged:
-    """Verifies the pending token and the first ``width`` - 1 nodes."""
-    longest, draft = draft.longest, tree.first_nodes(draft, width - 1)
-    scored = score(fixed.target, fixed.drafter, params, state, draft)
+    """Verifies the pending token and the first ``width`` - 1 nodes; of ``unique``, if given."""
+    longest = draft.longest
+    if unique is None:
+        draft = tree.first_nodes(draft, width - 1)
+        scored = score(fixed.target, fixed.drafter, params, state, draft)
+    else:
+        unique = unique.first(width - 1)
+        scored = unique.spread(score(fixed.target, fixed.drafter, params, state, unique.draft))
     return _judge(fixed, params, state, draft, scored, longest)
 
 

@@ -1,10 +1,11 @@
 """Several small language models draft a tree each; together they are one tree. L1 with tree rules.
 
 SpecInfer's merged trees (Miao et al. 2024, 2305.09781, sections 3 and 4). Every node is drawn from
-its model's probabilities, independently of the other models, and ``Draft.probs`` holds these. Equal
-tokens of several models stay separate nodes, and rules test each (``recursive`` is the paper's
-multi-step speculative sampling). Siblings are tested in the order of the models, or as in the paper
-in a random order (``sibling_order``). Rows at temperature 0 take the most probable tokens.
+its model's probabilities, independently of the other models, and ``Draft.probs`` holds these. Nodes
+of several models with equal paths are scored once, and rules test each (``recursive`` is the
+paper's multi-step speculative sampling). Siblings are tested in the order of the models, or as in
+the paper in a random order (``sibling_order``). Rows at temperature 0 take the most probable
+tokens.
 
 The accepted path may contain nodes of several models, so a model may have proposed only a part of
 it. Each model keeps in its cache the part of the emitted text that its own draft has, and is fed
@@ -119,6 +120,7 @@ def make(
         whole=plan.controller is None,
         history=parts[0].history,
         adaptive=plan.controller is not None,
+        merges=len(parts),
         rest=_rest(parts),
         gaps=False,
     )

@@ -246,16 +246,18 @@ def check_draft(drafter: Drafter, draft: Draft, vocab: int) -> None:
 def widths(drafter: Drafter, batch: int, chosen: Widths = None) -> tuple[int, ...]:
     """The numbers of tokens that a round may verify, ascending; the last one is nodes + 1.
 
-    One width if every draft is whole. By default one width too if there are several rows and no
-    controller ends their drafts, otherwise 1 (nothing was proposed), nodes + 1 and two sizes
-    between them. Of the widths in ``chosen`` those below nodes + 1 are used, so that one choice
-    serves several drafters.
+    One width if every draft is whole and no nodes are merged. By default one width too if there are
+    several rows, no controller ends their drafts and no nodes are merged; otherwise 1 (nothing was
+    proposed), nodes + 1 and two sizes between them. With merged nodes these are the number of nodes
+    if all models agree, and the middle between that and all nodes. Of the widths in ``chosen``
+    those below nodes + 1 are used, so that one choice serves several drafters.
 
     Raises:
         UserError: widths that are not whole numbers of at least 1.
     """
     most = drafter.nodes + 1
-    if drafter.whole or (chosen is None and batch > 1 and not drafter.adaptive):
+    varies = drafter.adaptive or drafter.merges > 1
+    if (drafter.whole and not varies) or (chosen is None and batch > 1 and not varies):
         return (most,)
     if chosen is not None:
         if not all(isinstance(width, int) and width >= 1 for width in chosen):
@@ -264,6 +266,9 @@ def widths(drafter: Drafter, batch: int, chosen: Widths = None) -> tuple[int, ..
             )
         return tuple(sorted({most, *(width for width in chosen if width < most)}))
     between = (1 / drafter.nodes, 0.4) if 1 < most <= 17 else (1 / 16, 1 / 4)
+    if drafter.merges > 1:
+        agreed = 1 / drafter.merges
+        between = (agreed, (agreed + 1) / 2)
     return tuple(sorted({1, most, *(1 + round(share * drafter.nodes) for share in between)}))
 
 
