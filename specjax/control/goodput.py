@@ -75,6 +75,10 @@ class State(struct.PyTreeNode):
     length: jax.Array  # i32[B] of the next draft, equal in all rows
     idle: jax.Array  # i32[B] rounds since a draft was made, equal in all rows
     tries: jax.Array  # bool[B] whether the next draft is a trial, equal in all rows
+    # What follows from the numbers above.
+    rates: jax.Array  # f32[B,K] the acceptance of each row at each depth
+    early: jax.Array  # f32[B] how long before the last row each one is finished, as a share
+    due: jax.Array  # i32[B] the rounds without a draft that pay for a trial, equal in all rows
 
 
 class _Setup(NamedTuple):
@@ -167,8 +171,11 @@ def _init(setup: _Setup, context: Context) -> State:
         zeros,
         zeros,
         jnp.zeros((batch,), bool),
+        prior,
+        jnp.zeros((batch,), jnp.float32),
+        zeros,
     )
-    return state.replace(length=_spread(state, _choice(setup, state).best))
+    return _next(setup, state, jnp.int32(0))
 
 
 def _within(setup: _Setup, state: State, reach: jax.Array) -> jax.Array:
@@ -197,9 +204,9 @@ def _update(setup: _Setup, state: State, draft: Draft, verdict: Verdict) -> Stat
 
 def _next(setup: _Setup, state: State, idle: jax.Array) -> State:
     """The state for the next round, after so many rounds i32[] without a draft."""
-    choice = _choice(setup, state)
+    state, choice = _chosen(setup, state)
     # A lookup may find nothing in the round of a trial: then it is tried in the next one.
-    tries = (choice.best == 0) & (idle >= _due(setup, choice))
+    tries = (choice.best == 0) & (idle >= state.due[0])
     return state.replace(
         length=_spread(state, jnp.where(tries, choice.trial, choice.best)),
         idle=_spread(state, idle),
@@ -207,15 +214,19 @@ def _next(setup: _Setup, state: State, idle: jax.Array) -> State:
     )
 
 
-def _due(setup: _Setup, choice: _Choice) -> jax.Array:
-    """i32[]: the rounds without a draft that pay for a trial."""
-    if not setup.explore:
-        return jnp.int32(FOREVER)
-    return jnp.clip(jnp.ceil(choice.price / setup.explore), 1, FOREVER).astype(jnp.int32)
+def _chosen(setup: _Setup, state: State) -> tuple[State, _Choice]:
+    """The best length, and the state with what follows from its numbers."""
+    state = state.replace(rates=_rates(setup, state))
+    choice = _choice(setup, state)
+    due = jnp.int32(FOREVER)
+    if setup.explore:
+        rounds = jnp.ceil(choice.price / setup.explore)
+        due = jnp.clip(rounds, 1, FOREVER).astype(jnp.int32)
+    return state.replace(early=choice.early, due=_spread(state, due)), choice
 
 
 def _pause(setup: _Setup, state: State, live: jax.Array) -> jax.Array:
-    rounds = jnp.maximum(_due(setup, _choice(setup, state)) - state.idle[0], 1)
+    rounds = jnp.maximum(state.due[0] - state.idle[0], 1)
     # Another choice follows where other rows are live than the last one was made for.
     return _spread(state, jnp.where((live == state.live).all(), rounds, 1))
 
@@ -235,7 +246,7 @@ class _Choice(NamedTuple):
 
 def _choice(setup: _Setup, state: State) -> _Choice:
     """The best length for all rounds from now on."""
-    times, accepted = _times(state), _accepted(setup, state, _rates(setup, state))
+    times, accepted = _times(state), _accepted(setup, state, state.rates)
     # In a round in which no row has a draft, none is verified.
     share = (state.found[:, 0] + setup.weight) / (state.found[:, 1] + setup.weight)
     drafts = 1 - jnp.prod(jnp.where(state.live, 1 - share, 1))
@@ -254,11 +265,11 @@ def _choice(setup: _Setup, state: State) -> _Choice:
 
 def _of_found(setup: _Setup, state: State, reach: jax.Array) -> jax.Array:
     """i32[] the best length for this round, for drafts of so many levels i32[B]."""
-    costs, rates = setup.costs(state), _rates(setup, state)
-    rates = jnp.where(jnp.arange(costs.longest) < reach[:, None], rates, 0)
+    costs = setup.costs(state)
+    rates = jnp.where(jnp.arange(costs.longest) < reach[:, None], state.rates, 0)
     counts = state.live.astype(jnp.float32)
     if setup.rows == "closed":
-        counts = counts * jnp.exp(-EARLY * _choice(setup, state).early)
+        counts = counts * jnp.exp(-EARLY * state.early)
     tokens = counts[:, None] * (1 + _accepted(setup, state, rates))
     best = jnp.argmax(tokens.sum(0) / _times(state))
     return jnp.asarray(costs.lengths, jnp.int32)[best]
