@@ -5,7 +5,8 @@
     python -m specjax.run --config=configs/controllers.py:prompt_lookup --config.target=DIR \\
         --config.prompts=FILE
 
-The argument is a drafter, and optionally a folder with a target and a draft (``hydra``: heads).
+The argument is a drafter, optionally a folder with a target and a draft (``hydra``: heads), and
+optionally controllers, instead of all: "prompt_lookup,,fixed:2;fixed:8;goodput".
 Held-out Python code, greedy and at temperature 1, in batches of 1 and 8. ``goodput`` measures what
 rounds cost before the bench begins, and the acceptance on 4 prompts that are not measured.
 """
@@ -31,8 +32,8 @@ ASKS = (
 
 
 def get_config(what: str = "draft_model") -> ConfigDict:
-    """The configuration; ``what`` is a drafter, and after a comma a folder of models."""
-    name, _, models = what.partition(",")
+    """The configuration; ``what`` is a drafter, a folder of models, and controllers."""
+    name, models, wanted = [*what.split(",", 2), "", ""][:3]
     config = quickstart.get_config()
     if models:
         config.prepare = ()
@@ -47,6 +48,8 @@ def get_config(what: str = "draft_model") -> ConfigDict:
     texts = [f"fixed:{length}" for length in lengths] + list(LIMITS)
     if name in ("draft_model", "hydra"):
         texts += ASKS
+    if wanted:
+        texts = wanted.split(";")
     methods = config.grid.methods = ConfigDict()
     for text in texts:
         # Labels cannot have dots.

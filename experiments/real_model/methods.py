@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from configs import training_free
+from specjax import control
 from specjax.bench import methods as methods_lib
 from specjax.bench.methods import MethodChoice
 from specjax.bench.passes import Method
@@ -16,37 +18,67 @@ GAMMA = 4  # draft tokens of the distilled model
 
 
 def build(
-    target: hf.Loaded, generated: str, draft: str, names: Sequence[str], temperatures: Sequence
+    target: hf.Loaded,
+    generated: str,
+    draft: str,
+    names: Sequence[str],
+    temperatures: Sequence,
+    profile: Path | None = None,
 ) -> list[Method]:
     """The methods with these labels, or all.
 
     Args:
         target: the model.
-        generated: a workdir of configs/self_generate.py; datastore and tables are of its text.
+        generated: a workdir of configs/self_generate.py; datastore and tables are of its text. ""
+            leaves the methods that need it out.
         draft: a workdir of configs/distill.py; "" leaves the distilled model out.
-        names: labels of ``choices``; none: all of them.
+        names: labels of ``choices``, or drafters with keys (``spelled``); none: all of ``choices``.
         temperatures: at which they will run.
+        profile: the measured costs that controllers without a profile of their own read.
     """
     chosen = choices(target, generated, draft)
-    if unknown := [name for name in names if name not in chosen]:
+    own = {name: spelled(name) for name in names if "=" in name}
+    if unknown := [name for name in names if name not in chosen | own]:
         raise SystemExit(f"unknown method {unknown[0]!r}; it must be one of {'; '.join(chosen)}")
-    return [
-        methods_lib.build(
-            target.lm,
-            target.params,
-            MethodChoice({key: value for key, value in keys.items() if key != "accept"}, rule, {}),
-            label=label,
-            seed=0,
-            temperatures=temperatures,
-        )
-        for label, keys in chosen.items()
-        if not names or label in names
-        for rule in [keys.get("accept", "chain")]
-    ]
+    wanted = {name: (chosen | own)[name] for name in names or chosen}
+    return [make(target, label, keys, temperatures, profile) for label, keys in wanted.items()]
+
+
+def make(
+    target: hf.Loaded,
+    label: str,
+    keys: dict[str, Any],
+    temperatures: Sequence,
+    profile: Path | None = None,
+) -> Method:
+    """One method; ``keys`` are those of the drafter, its name, and its rule if it has another."""
+    own = {key: value for key, value in keys.items() if key != "accept"}
+    if profile is not None and control.wants_profile(own.get("control")):
+        own["control"] += f"{',' if ':' in own['control'] else ':'}profile={profile}"
+    choice = MethodChoice(own, keys.get("accept", "chain"), {})
+    return methods_lib.build(
+        target.lm, target.params, choice, label=label, seed=0, temperatures=temperatures
+    )
+
+
+def spelled(text: str) -> dict[str, Any]:
+    """The keys of a drafter in words: "prompt_lookup gamma=8 control=fixed:4"."""
+    name, *words = text.split()
+    pairs = [word.split("=", 1) for word in words]
+    if any(len(pair) != 2 for pair in pairs):
+        raise SystemExit(f"{text!r} is no method; give a drafter and words key=value")
+    return {"name": name} | {key: int(v) if v.isdigit() else v for key, v in pairs}
 
 
 def choices(target: hf.Loaded, generated: str, draft: str) -> dict[str, dict[str, Any]]:
     """Label -> keys of the drafter, with the objects that it needs."""
+    chosen = _training_free(target, generated) if generated else {}
+    if draft:
+        chosen["draft_model"] = {"name": "draft_model", "model": draft, "gamma": GAMMA}
+    return chosen
+
+
+def _training_free(target: hf.Loaded, generated: str) -> dict[str, dict[str, Any]]:
     assert target.tokenizer is not None
     documents = generated_text.load(generated, hf.fingerprint(target.tokenizer), "train")
     texts = [document.ids.tolist() for document in documents]
@@ -60,6 +92,4 @@ def choices(target: hf.Loaded, generated: str, draft: str) -> dict[str, dict[str
         "first": chosen["prompt_lookup"] | {"min_ngram": 2},
         "second": chosen["ngram_lm"],
     }
-    if draft:
-        chosen["draft_model"] = {"name": "draft_model", "model": draft, "gamma": GAMMA}
     return chosen

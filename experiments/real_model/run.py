@@ -14,6 +14,9 @@ A cell is a batch size, a temperature and a task; each is stored in the workdir 
 same command continues a run that was killed; --seconds ends it early, after the cell that is
 running. ``results.json`` beside this file is written when all cells are there.
 
+``--methods`` takes other drafters too, as in "prompt_lookup gamma=8 control=fixed:4;prompt_lookup
+gamma=8 control=goodput". Controllers that read costs get a profile, measured on other questions.
+
 With the defaults (10 questions of each task, 24 new tokens, one pass) about an hour on two idle CPU
 cores, five minutes of it compilation; --new=18 takes three quarters of an hour. Texts of this
 length hardly loop: configs/replay.py on longer recorded answers shows what loops add to tau.
@@ -44,7 +47,7 @@ from typing import Any, NamedTuple
 import jax
 
 from experiments.common import Stopwatch, options, record, without_folder
-from experiments.real_model import measuring, rows
+from experiments.real_model import measuring, profiles, rows
 from experiments.real_model.measuring import Setting
 from experiments.real_model.methods import build
 from experiments.real_model.rows import PLAIN
@@ -60,6 +63,13 @@ class Question(NamedTuple):
 
     number: int  # in the file; for the noise
     ids: list[int]
+
+
+def others(path: Path, target: hf.Loaded) -> list[list[int]]:
+    """The ids of the last question of each task that has at most 256 tokens: not measured ones."""
+    every = questions(path, target, 1 << 20, 1)
+    short = ([each.ids for each in own if len(each.ids) <= 256] for own in every.values())
+    return [own[-1] for own in short if own]
 
 
 def questions(path: Path, target: hf.Loaded, count: int, batch: int) -> dict[str, list[Question]]:
@@ -144,14 +154,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--target", required=True, help="directory of the chat model")
     add("--prompts", required=True, type=Path, help="the questions of Spec-Bench")
-    add("--generated", required=True, help="workdir of configs/self_generate.py")
+    add("--generated", default="", help="workdir of configs/self_generate.py; empty: no store")
     add("--draft", default="", help="workdir of the distilled model; empty: leave it out")
     add("--workdir", required=True, type=Path, help="for the cells")
     add("--questions", type=int, default=10, help="of each task, at least")
     add("--new", type=int, default=24, help="new tokens of each")
     add("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     add("--batch-sizes", type=int, nargs="+", default=[1, 4])
-    add("--methods", default="", help="labels separated by semicolons; empty: all")
+    add("--methods", default="", help="labels, or drafters with keys, separated by semicolons")
     add("--seed", type=int, default=0)
     add("--seconds", type=float, default=float("inf"), help="start no cell after this time")
     args = parser.parse_args(argv)
@@ -172,7 +182,12 @@ def main(argv: Sequence[str]) -> None:
     args, stopwatch = parse(argv), Stopwatch()
     end = time.perf_counter() + args.seconds
     target = hf.load(args.target)
-    methods = build(target, args.generated, args.draft, args.methods, args.temperatures)
+    profile = args.workdir / "profile.json"
+    if (keys := profiles.wanted(args.methods)) is not None:
+        some = others(args.prompts, target)
+        profiles.measure(profile, target, keys, some, args.batch_sizes, args.temperatures)
+        jax.clear_caches()
+    methods = build(target, args.generated, args.draft, args.methods, args.temperatures, profile)
     for batch in args.batch_sizes:
         if not measure_batch_size(args, target, methods, batch, end):
             print("time is up; the same command continues")
@@ -193,6 +208,7 @@ def main(argv: Sequence[str]) -> None:
         "target": facts,
         "questions": args.questions,
         "new_tokens": args.new,
+        "profile": json.loads(profile.read_text()) if keys is not None else None,
         "uncertainty": uncertainty.ABOUT,
         "rows": every,
     }
