@@ -130,7 +130,8 @@ def verify(
     """
     sizes = (1,) if empty else tree.widths(drafter, draft.tokens.shape[0], verify_widths)
     fixed = _Round(target, drafter, accept, keys, eos_id)
-    unique = duplicates.unique(draft) if drafter.merges > 1 and not empty else None
+    merged = drafter.merges > 1 and draft.parents is not None and not empty
+    unique = duplicates.unique(draft) if merged else None
     branches = [functools.partial(_pass, fixed, width) for width in sizes]
     if len(sizes) == 1:
         judged = branches[0](params, state, draft, unique)

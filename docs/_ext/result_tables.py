@@ -509,9 +509,27 @@ def draft_lengths(results: dict) -> str:
     heads = ("target", "drafter", "T", "batch", "best length", "its speed-up")
     commands = [f"- Bench: `{command}`" for command in results["commands"]]
     text = "\n".join([source(results), *commands, "", table([*heads, *names], lines)])
-    others = sorted((EXPERIMENTS / "draft_lengths").glob("*.json"))
-    chats = [json.loads(p.read_text(encoding="utf-8")) for p in others if p.name != "results.json"]
-    return "\n\n".join([text, *map(_lengths_by_task, chats)])
+    chat, cost = (
+        json.loads((EXPERIMENTS / "draft_lengths" / name).read_text(encoding="utf-8"))
+        for name in ("chat.json", "cost.json")
+    )
+    return "\n\n".join([text, _lengths_by_task(chat), _costs_of_controllers(cost)])
+
+
+def _costs_of_controllers(results: dict) -> str:
+    """The time of rounds with the same drafts, for each controller."""
+    lines = [
+        (
+            row["control"],
+            row["batch"],
+            f"{row['round_ms']:.2f}",
+            f"{row['ratio']:.3f}",
+            " to ".join(f"{each:.2f}" for each in row["quartiles"]),
+        )
+        for row in results["rows"]
+    ]
+    heads = ("controller", "batch", "ms of a round, median", "ratio to none, median", "quartiles")
+    return "\n".join([source(results), "", table(heads, lines)])
 
 
 def _lengths_by_task(results: dict) -> str:

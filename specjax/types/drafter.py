@@ -121,7 +121,7 @@ class Drafter(NamedTuple):
     # Whether a controller ends its drafts: short drafts in all rows are then common.
     adaptive: bool = False
     # How many draft models its trees are of: from 2 on, nodes with equal paths are scored once
-    # (``tree.duplicates``). Not with ``features``.
+    # (``tree.duplicates``). Not together with ``lower`` or ``Draft.fed``.
     merges: int = 1
     greedy_only: bool = False  # meant for temperature 0 only (its lossless class holds at any)
     features: bool = False  # whether ``update`` reads ``target_out``; a recorded target has none
