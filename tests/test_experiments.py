@@ -18,6 +18,7 @@ from experiments.long_context import run as long_context_study
 from experiments.long_context import target as long_target_study
 from experiments.online import run as online_study
 from experiments.real_model import measuring as real_model_measuring
+from experiments.real_model import profiles as real_model_profiles
 from experiments.real_model import run as real_model_study
 from experiments.self_speculation import run as self_speculation_study
 from experiments.system_efficiency import run as system_efficiency_study
@@ -66,7 +67,8 @@ def test_long_context(target, tmp_path):
     small += f" --refresh=2 --new=8 --apart=9 --repeats=1 --out={out}"
     long_context_study.main([*small.split(), "--parts=cost"])
     cost = json.loads(out.read_text())
-    assert len(cost["rows"]) == 8 and cost["fit"]["bandwidth"] != 0
+    assert len(cost["rows"]) == 8
+    assert cost["fit"] is None or cost["fit"]["bandwidth"] > 0
     assert all(row["draft_ms"] > 0 for row in cost["rows"])
     out.unlink()
     files_ = [f"--target={target}/target", f"--texts={target}/text.txt"]
@@ -87,7 +89,7 @@ def test_long_context(target, tmp_path):
 def test_a_target_for_long_contexts(target, tmp_path, monkeypatch):
     monkeypatch.setattr(long_target_study, "STAGES", {16: (4, 3, 0.02), 64: (1, 2, 0.01)})
     monkeypatch.setattr(long_target_study, "CHUNK", 16)
-    small = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 16, "num_layers": 1}
+    small = {"vocab_size": 0, "hidden_size": 16, "intermediate_size": 16, "num_layers": 1}
     monkeypatch.setattr(long_target_study, "SHAPE", long_target_study.SHAPE | small)
     argv = [f"--texts={target}/text.txt", f"--workdir={tmp_path}/long"]
     long_target_study.main(argv)
@@ -275,6 +277,7 @@ def test_real_model_with_controllers(target, tmp_path, monkeypatch):
     ]
     (folder / "q.jsonl").write_text("".join(json.dumps(each) + "\n" for each in questions))
     monkeypatch.setattr(real_model_measuring, "WIDTHS", (6, 16))
+    monkeypatch.setattr(real_model_profiles, "NEW", 40)
     methods = [f"prompt_lookup gamma=2 control={each}" for each in ("fixed:2", "goodput:explore=0")]
     argv = [f"--target={folder}/chat", f"--prompts={folder}/q.jsonl", f"--workdir={folder}/run"]
     argv += ["--questions=2", "--new=6", f"--out={folder}/results.json", "--batch-sizes=2"]

@@ -293,6 +293,8 @@ def fitted(target: Target, rows: list[dict]) -> dict[str, float] | None:
     size = [model.weight_bytes + r["batch"] * r["context"] * model.kv_bytes for r in timed]
     spent = [1e-3 * row["plain_ms"] for row in timed]
     slope, overhead = np.polyfit(size, spent, 1)
+    if slope <= 0:  # noise: these passes are too short to show what reading costs
+        return None
     work = [r["batch"] * WIDE * (model.flops + r["context"] * model.attention_flops) for r in timed]
     flops = [each / (1e-3 * row["wide_ms"]) for each, row in zip(work, timed, strict=True)]
     machine = {"bandwidth": 1 / slope, "flops": max(flops), "overhead": max(overhead, 0.0)}

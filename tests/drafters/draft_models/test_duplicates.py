@@ -137,8 +137,10 @@ def test_text_and_rounds_do_not_change(order):
             np.testing.assert_array_equal(getattr(records, name), getattr(every, name))
         assert (every.verified[every.verified > 0] == drafter.nodes + 1).all()
         assert records.verified.sum() < every.verified.sum()
-        # One width: the nodes are merged all the same.
-        assert decoded(drafter, temperature, (drafter.nodes + 1,))[0] == text
+        # As few tokens as there are paths, and no fewer.
+        narrow, least = decoded(drafter, temperature, tuple(range(1, drafter.nodes + 2)))
+        assert narrow == text and least.verified.sum() <= records.verified.sum()
+        np.testing.assert_array_equal(least.emitted, records.emitted)
 
 
 def test_one_model_merges_nothing():
