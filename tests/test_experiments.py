@@ -89,7 +89,7 @@ def test_long_context(target, tmp_path):
 def test_a_target_for_long_contexts(target, tmp_path, monkeypatch):
     monkeypatch.setattr(long_target_study, "STAGES", {16: (4, 3, 0.02), 64: (1, 2, 0.01)})
     monkeypatch.setattr(long_target_study, "CHUNK", 16)
-    small = {"vocab_size": 0, "hidden_size": 16, "intermediate_size": 16, "num_layers": 1}
+    small = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 16, "num_layers": 1}
     monkeypatch.setattr(long_target_study, "SHAPE", long_target_study.SHAPE | small)
     argv = [f"--texts={target}/text.txt", f"--workdir={tmp_path}/long"]
     long_target_study.main(argv)

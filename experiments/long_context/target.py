@@ -55,7 +55,8 @@ def train(text: Path, workdir: Path, stages: dict[int, tuple[int, int, float]]) 
         keys |= {"train.remat": length > 2048, "optimiser.learning_rate": rate}
         keys["optimiser.adam_learning_rate"] = 1.5 * rate
         if before is not None:
-            keys |= {"init": str(before), "tokenizer": str(before)}
+            # The tokenizer may have fewer tokens than asked for.
+            keys |= {"init": str(before), "tokenizer": str(before), "model.vocab_size": 0}
         config.update_from_flattened_dict(keys)
         before = workdir / f"books_{length}"
         recipes.run(config, before)
