@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import by_default
 
 from specjax import accept, decode, drafters, rng, sampling
 from specjax.testing import tiny
@@ -118,7 +117,8 @@ def decoded(drafter, temperature, widths=None):
     return decode.outputs(state, [len(p) for p in PROMPTS]), jax.device_get(records)
 
 
-@pytest.mark.parametrize("order", by_default(["models", "random"], ["random"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["models", "random"])
 def test_text_and_rounds_do_not_change(order):
     """A model with attention: positions, visible nodes and committed keys must be right.
 
