@@ -208,14 +208,21 @@ def test_early_exits_are_better_after_layer_skip(data_dir, tmp_path):
         plain.write_bytes(file.read(1_000_000))
     settings = {
         "data__files": str(plain),
-        "model__vocab_size": 512,
-        "model__hidden_size": 64,
-        "model__intermediate_size": 192,
-        "model__num_layers": 4,
-        "train__steps": 200,
-        "train__length": 64,
+        "model__vocab_size": 1024,
+        "model__hidden_size": 128,
+        "model__intermediate_size": 384,
+        "model__num_layers": 6,
+        "model__num_heads": 4,
+        "model__num_kv_heads": 2,
+        "model__max_positions": 128,
+        "train__steps": 300,
+        "train__length": 128,
         "train__batch_size": 8,
-        "train__eval_every": 200,
+        "train__eval_every": 300,
+        # With this optimiser the model learns more than the frequency of tokens in so few steps;
+        # the exits of one that has not agree anyway.
+        "optimiser__name": "muon",
+        "optimiser__learning_rate": 0.02,
     }
     alpha, loss = {}, {}
     for name, more in (("pretrain", {}), ("layer_skip", {"loss__rotation": 2})):
@@ -234,5 +241,7 @@ def test_early_exits_are_better_after_layer_skip(data_dir, tmp_path):
         )
         alpha[name] = exits.mean(-1)
     print(alpha, loss)
-    assert (alpha["layer_skip"][1:3] > alpha["pretrain"][1:3] + 0.1).all(), alpha
+    assert (alpha["layer_skip"][:5] > alpha["pretrain"][:5]).all(), alpha
+    # Exits in the middle.
+    assert (alpha["layer_skip"][2:4] > alpha["pretrain"][2:4] + 0.1).all(), alpha
     assert loss["layer_skip"] < loss["pretrain"] + 0.5, loss
