@@ -79,6 +79,8 @@ def compare(args: argparse.Namespace, target: hf.Loaded, batch: int) -> list[dic
         made[label] = method, jax.block_until_ready(state)
     drafted = {label: run(job, *each)[1] for label, each in made.items()}
     same = [n for n, each in drafted.items() if np.array_equal(each, drafted["none"])]
+    if others := ", ".join(label for label in drafted if label not in same):
+        print(f"batch {batch}: not compared, other drafts than without a controller: {others}")
     seconds: dict[str, list[float]] = {label: [] for label in same}
     for turn in range(args.turns):
         # Rotate the order.
@@ -109,11 +111,14 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--controls", default=";".join(CONTROLS))
     args = parser.parse_args(argv)
     args.controls = args.controls.split(";")
+    if "none" not in args.controls or not set(args.controls) <= set(CONTROLS):
+        parser.error(f"--controls must have none, and others of {'; '.join(CONTROLS)}")
     stopwatch, target = Stopwatch(), hf.load(args.target)
     rows = []
     for batch in map(int, args.batches.split(",")):
-        rows += compare(args, target, batch)
-        print(*rows[-len(args.controls) :], sep="\n", flush=True)
+        own = compare(args, target, batch)
+        rows += own
+        print(*own, sep="\n", flush=True)
         shown = [without_folder(argument) for argument in argv]
         facts = {"target": Path(args.target).name, "gamma": GAMMA, "rows": rows}
         write_json(args.out, facts | record(__file__, shown, stopwatch))
