@@ -5,7 +5,7 @@ length run in the compiled decode loop, one length after the other in turns, on 
 measured afterwards. The median of the samples counts. A longer draft cannot cost less, so times
 that are not in order are noise and replaced by their mean (isotonic regression). Lookups have no
 draft in some rounds, so their costs are measured with drafts of arbitrary tokens, which cost as
-much to verify.
+much to verify, and without any; how often they have one is counted.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ SAMPLES = (2, 15)
 ENOUGH_SECONDS = 0.4
 # Rounds of each prompt in which confidences are recorded.
 CONFIDENCE_ROUNDS = 64
+# The key of rounds in which a lookup finds nothing, beside lengths.
+EMPTY = -1
 # A rate is counted as if one more token had been tested, and accepted with this probability.
 PRIOR = 0.5
 
@@ -47,6 +49,7 @@ class _Sample(NamedTuple):
 
     seconds: float  # per round
     counts: metrics.Counts
+    finds: float  # the share of the rows' rounds with a draft
 
 
 def lengths_of(longest: int) -> tuple[int, ...]:
@@ -93,24 +96,32 @@ def _measured(job: Job, make: Callable[..., Method], lengths: tuple[int, ...]) -
     method = make(f"fixed:{lengths[-1]}")
     first = next(batches(job))
     state = jax.block_until_ready(begin(job, method.drafter, method.params, *first))
-    full = _always(method) if isinstance(state.draft, _limited.State) else method
-    runs: dict[int, list[float]] = {length: [] for length in lengths}
-    while lacking := [length for length in lengths if not _enough(runs[length][1:])]:
-        for length in lacking:
-            runs[length].append(_run(job, full, state, length).seconds)
-    # The first run of a length may compile.
-    seconds = [statistics.median(runs[length][1:]) for length in lengths]
-    times = [each / seconds[0] for each in seconds]
+    lookup = isinstance(state.draft, _limited.State)
+    full = _with_drafts(method, True) if lookup else method
+    # Each cell is a length, and for lookups rounds of the longest one in which nothing is found.
+    cells = {length: (full, length) for length in lengths}
+    if lookup:
+        cells |= {EMPTY: (_with_drafts(method, False), lengths[-1])}
+    runs: dict[int, list[float]] = {cell: [] for cell in cells}
+    while lacking := [cell for cell in cells if not _enough(runs[cell][1:])]:
+        for cell in lacking:
+            own, length = cells[cell]
+            runs[cell].append(_run(job, own, state, length).seconds)
+    # The first run of a cell may compile.
+    seconds = {cell: statistics.median(runs[cell][1:]) for cell in cells}
+    times = [seconds[cell] / seconds[0] for cell in sorted(cells, key=lambda x: (x > 0, x < 0, x))]
     # The first is the unit.
     fixed = np.where(np.arange(len(times)), 1.0, 1e6)
     times = np.maximum(isotonic_regression(times, weights=fixed).x, 1.0).tolist()
-    total = _run(job, method, state, lengths[-1]).counts
-    rates = (total.passed + PRIOR) / (total.tested + 1)
-    return RoundCosts(tuple(times), tuple(np.clip(rates, 0, 1).tolist()))
+    empty = times.pop(1) if lookup else 1.0
+    total = _run(job, method, state, lengths[-1])
+    rates = (total.counts.passed + PRIOR) / (total.counts.tested + 1)
+    rates = tuple(np.clip(rates, 0, 1).tolist())
+    return RoundCosts(tuple(times), rates, empty=empty, finds=total.finds if lookup else 1.0)
 
 
-def _always(method: Method) -> Method:
-    """The method with a draft in every round, as long as the controller allows."""
+def _with_drafts(method: Method, found: bool) -> Method:
+    """The method with a draft in every round, as long as the controller allows, or in none."""
     drafter = method.drafter
 
     def propose(params: Any, keys: Any, context: Any, state: Any) -> tuple[Draft, Any]:
@@ -118,7 +129,7 @@ def _always(method: Method) -> Method:
         most = jax.tree.leaves(state.control)[0]
         depth = tree.depths(draft.parents, *draft.tokens.shape)
         tokens = jnp.maximum(draft.tokens, 0)
-        return draft.replace(tokens=tokens, valid=depth < most[:, None]), state
+        return draft.replace(tokens=tokens, valid=found & (depth < most[:, None])), state
 
     return method._replace(drafter=drafter._replace(propose=propose))
 
@@ -158,11 +169,12 @@ def _run(job: Job, method: Method, state: DecodeState, length: int) -> _Sample:
     seconds = time.perf_counter() - began
     decode.check(sharding.on_host(after))
     records = sharding.fetch(records)
-    drafted = np.asarray(records.drafted, int)
-    ran = np.asarray(records.emitted, int).any(1) | drafted.any(1)
+    drafted, emitted = np.asarray(records.drafted, int), np.asarray(records.emitted, int)
+    ran = emitted.any(1) | drafted.any(1)
     rows = [True] * drafted.shape[1]
     counts = metrics.count(records, rows, method.drafter.longest)
-    return _Sample(seconds / max(ran.sum(), 1), counts)
+    finds = ((drafted > 0) & (emitted > 0)).sum() / max((emitted > 0).sum(), 1)
+    return _Sample(seconds / max(ran.sum(), 1), counts, float(finds))
 
 
 def _generate(job: Job, method: Method, state: DecodeState, rounds: int) -> tuple:

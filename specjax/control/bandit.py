@@ -48,6 +48,7 @@ class State(struct.PyTreeNode):
     """What a row keeps from round to round."""
 
     times: jax.Array  # f32[B,A] of a round with each length, in rounds without a draft
+    empty: jax.Array  # f32[B,1] of a round that looks for a draft and has none
     rounds: jax.Array  # f32[B,A] of each arm
     # f32[B,A] ucb: the sum of the gains of each arm; exp3: the logs of the weights
     score: jax.Array
@@ -116,9 +117,9 @@ def _init(setup: _Setup, context: Context) -> State:
     seed = jnp.where(real, mixed, 0).sum(-1, dtype=jnp.uint32)
     zeros = jnp.zeros((batch, arms), jnp.float32)
     nothing = jnp.zeros((batch,), jnp.int32)
-    times = setup.costs(batch).each("times", context)
+    times, empty = (setup.costs(batch).each(name, context) for name in ("times", "empty"))
     ones = jnp.ones((batch,), jnp.float32)
-    return _next(setup, State(times, zeros, zeros, nothing, ones, seed))
+    return _next(setup, State(times, empty, zeros, zeros, nothing, ones, seed))
 
 
 def _limit(setup: _Setup, state: State) -> jax.Array:
@@ -135,6 +136,7 @@ def _update(setup: _Setup, state: State, draft: Draft, verdict: Verdict) -> Stat
     index = jnp.searchsorted(jnp.asarray(costs.lengths), drafted)
     index = jnp.minimum(index, len(costs.lengths) - 1)
     time = jnp.take_along_axis(state.times, index[:, None], 1)[:, 0]
+    time = jnp.where((drafted == 0) & (_limit(setup, state) > 0), state.empty[:, 0], time)
     gain = verdict.count / time / best
     here = jax.nn.one_hot(state.arm, len(costs.lengths), dtype=jnp.float32)
     rounds = state.rounds + here

@@ -16,7 +16,7 @@ from specjax.errors import UserError
 from specjax.files import machine
 from specjax.types import Context
 
-SCHEMA = 1
+SCHEMA = 2
 MAKE = "mode bench writes one into profiles/ of its workdir"
 # Draft lengths to choose from, where no profile names them.
 LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
@@ -35,6 +35,10 @@ class RoundCosts(NamedTuple):
     acceptance: tuple[float, ...]
     # A temperature for the drafter's confidence at each depth; (): not fitted.
     heats: tuple[float, ...] = ()
+    # Of a drafter that may have no draft: the time of a round in which it has none, and the share
+    # of a row's rounds in which it has one.
+    empty: float = 1.0
+    finds: float = 1.0
 
 
 class Costs(NamedTuple):
@@ -50,7 +54,7 @@ class Costs(NamedTuple):
         return self.lengths[-1]
 
     def each(self, field: str, context: Context) -> jax.Array:
-        """f32[B,n]: a field of ``RoundCosts`` for each row: greedy or sampled."""
+        """f32[B,n]: a field of ``RoundCosts`` by row, greedy or sampled; n is 1 for numbers."""
         pair = (jnp.asarray(getattr(kind, field), jnp.float32) for kind in self[1:])
         return jnp.where(context.sampling.greedy[:, None], *pair)
 
@@ -133,15 +137,18 @@ def _costs(value: dict[str, Any]) -> Costs:
 def _measured(lengths: tuple[int, ...], value: dict[str, Any]) -> RoundCosts:
     """Raises KeyError, TypeError or ValueError unless the numbers belong to these lengths."""
     times, rates, heats = (
-        tuple(float(number) for number in value[key]) for key in RoundCosts._fields
+        tuple(float(number) for number in value[key]) for key in ("times", "acceptance", "heats")
     )
+    empty, finds = float(value["empty"]), float(value["finds"])
     if len(times) != len(lengths) or not (np.isfinite(times).all() and min(times) > 0):
         raise ValueError(f"times must be {len(lengths)} positive numbers, one per length")
     if len(rates) != lengths[-1] or not all(0 <= rate <= 1 for rate in rates):
         raise ValueError(f"acceptance must be {lengths[-1]} numbers between 0 and 1")
     if heats and (len(heats) != lengths[-1] or not min(heats) > 0):
         raise ValueError(f"heats must be {lengths[-1]} positive numbers")
-    return RoundCosts(times, rates, heats)
+    if not (np.isfinite(empty) and empty > 0 and 0 <= finds <= 1):
+        raise ValueError("empty must be a positive number, and finds between 0 and 1")
+    return RoundCosts(times, rates, heats, empty, finds)
 
 
 def known_of(known: Costs | Profile, batch: int) -> Costs:

@@ -14,7 +14,8 @@ each row may still write.
 
 A lookup finds a draft in some rows only, and knows it before the verification. Only these rows can
 emit more than one token, so the length is then chosen again for the drafts that were found; with
-``rows="closed"`` rows that will be finished early hardly count.
+``rows="closed"`` rows that will be finished early hardly count. Looking for a draft costs time too,
+also where none is found: a profile has that time, and how often a row has a draft.
 
 Where the best length is 0 nothing more would be learned. So a draft is tried from time to time: as
 soon as ``explore`` times the rounds without a draft have paid for it. With ``explore=0`` it never
@@ -27,16 +28,14 @@ a mesh, the rows of a device share one length.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from flax import struct
 
 from specjax.checks import one_of
 from specjax.control import _counts
 from specjax.control import costs as costs_lib
+from specjax.control._goodput import Choice, Setup, State, choose, of_found, rates_of, spread
 from specjax.control._types import FOREVER, Controller
 from specjax.control.costs import Costs, Profile
 from specjax.types import Context, Draft, Lasting, Verdict
@@ -56,43 +55,6 @@ LIMITS = True
 ROWS = ("closed", "open")
 # Tokens left in rows whose limit is not known.
 UNKNOWN = 1e6
-# A row that needs a share x less time than the last one counts exp(-x EARLY) in a lookup's choice.
-EARLY = 10.0
-
-
-class State(struct.PyTreeNode):
-    """What is kept from round to round."""
-
-    times: jax.Array  # f32[B,A] of a round with each length, in rounds without a draft
-    prior: jax.Array  # f32[B,K] the acceptance known before, at each depth
-    # f32[B,K] tokens that were accepted, and tested, at each depth; later ones count more.
-    passed: jax.Array
-    tested: jax.Array
-    # f32[B,2] rounds with a draft, and rounds that could have one; later ones count more.
-    found: jax.Array
-    left: jax.Array  # f32[B] tokens that the row may still write, before the ``idle`` rounds
-    live: jax.Array  # bool[B] the rows that are not finished
-    length: jax.Array  # i32[B] of the next draft, equal in all rows
-    idle: jax.Array  # i32[B] rounds since a draft was made, equal in all rows
-    tries: jax.Array  # bool[B] whether the next draft is a trial, equal in all rows
-    # What follows from the numbers above.
-    rates: jax.Array  # f32[B,K] the acceptance of each row at each depth
-    early: jax.Array  # f32[B] how long before the last row each one is finished, as a share
-    due: jax.Array  # i32[B] the rounds without a draft that pay for a trial, equal in all rows
-
-
-class _Setup(NamedTuple):
-    """The static settings."""
-
-    known: Costs | Profile
-    weight: float
-    memory: float
-    explore: float
-    rows: str
-
-    def costs(self, state: State) -> Costs:
-        """The costs of the batch."""
-        return costs_lib.known_of(self.known, len(state.live))
 
 
 def make(
@@ -141,7 +103,7 @@ def of_costs(
     _counts.share("goodput's memory", memory)
     _counts.share("goodput's explore", explore)
     one_of("goodput's rows", rows, ROWS)
-    setup = _Setup(known, weight, memory, explore, rows)
+    setup = Setup(known, weight, memory, explore, rows)
     return Controller(
         "goodput",
         init=functools.partial(_init, setup),
@@ -153,7 +115,7 @@ def of_costs(
     )
 
 
-def _init(setup: _Setup, context: Context) -> State:
+def _init(setup: Setup, context: Context) -> State:
     batch = len(context.length)
     costs = costs_lib.known_of(setup.known, batch)
     prior, zeros = costs.each("acceptance", context), jnp.zeros((batch,), jnp.int32)
@@ -162,6 +124,8 @@ def _init(setup: _Setup, context: Context) -> State:
         left = (context.limit - context.length).astype(jnp.float32)
     state = State(
         costs.each("times", context),
+        costs.each("empty", context),
+        costs.each("finds", context),
         prior,
         jnp.zeros_like(prior),
         jnp.zeros_like(prior),
@@ -178,13 +142,13 @@ def _init(setup: _Setup, context: Context) -> State:
     return _next(setup, state, jnp.int32(0))
 
 
-def _within(setup: _Setup, state: State, reach: jax.Array) -> jax.Array:
+def _within(setup: Setup, state: State, reach: jax.Array) -> jax.Array:
     """The best length for drafts of which the rows have so many levels; a trial stays as it is."""
-    best = _spread(state, _of_found(setup, state, reach))
+    best = spread(state, of_found(setup, state, reach))
     return jnp.where(state.tries, state.length, best)
 
 
-def _update(setup: _Setup, state: State, draft: Draft, verdict: Verdict) -> State:
+def _update(setup: Setup, state: State, draft: Draft, verdict: Verdict) -> State:
     drafted, accepted = _counts.drafted(draft), _counts.accepted(verdict)
     depth, live = jnp.arange(setup.costs(state).longest), verdict.count > 0
     tested = depth < jnp.minimum(accepted + 1, drafted)[:, None]
@@ -202,99 +166,34 @@ def _update(setup: _Setup, state: State, draft: Draft, verdict: Verdict) -> Stat
     return _next(setup, state, jnp.where(any_draft, 0, state.idle[0] + 1))
 
 
-def _next(setup: _Setup, state: State, idle: jax.Array) -> State:
+def _next(setup: Setup, state: State, idle: jax.Array) -> State:
     """The state for the next round, after so many rounds i32[] without a draft."""
     state, choice = _chosen(setup, state)
     # A lookup may find nothing in the round of a trial: then it is tried in the next one.
     tries = (choice.best == 0) & (idle >= state.due[0])
     return state.replace(
-        length=_spread(state, jnp.where(tries, choice.trial, choice.best)),
-        idle=_spread(state, idle),
-        tries=_spread(state, tries),
+        length=spread(state, jnp.where(tries, choice.trial, choice.best)),
+        idle=spread(state, idle),
+        tries=spread(state, tries),
     )
 
 
-def _chosen(setup: _Setup, state: State) -> tuple[State, _Choice]:
+def _chosen(setup: Setup, state: State) -> tuple[State, Choice]:
     """The best length, and the state with what follows from its numbers."""
-    state = state.replace(rates=_rates(setup, state))
-    choice = _choice(setup, state)
+    state = state.replace(rates=rates_of(setup, state))
+    choice = choose(setup, state)
     due = jnp.int32(FOREVER)
     if setup.explore:
         rounds = jnp.ceil(choice.price / setup.explore)
         due = jnp.clip(rounds, 1, FOREVER).astype(jnp.int32)
-    return state.replace(early=choice.early, due=_spread(state, due)), choice
+    return state.replace(early=choice.early, due=spread(state, due)), choice
 
 
-def _pause(setup: _Setup, state: State, live: jax.Array) -> jax.Array:
+def _pause(setup: Setup, state: State, live: jax.Array) -> jax.Array:
     rounds = jnp.maximum(state.due[0] - state.idle[0], 1)
     # Another choice follows where other rows are live than the last one was made for.
-    return _spread(state, jnp.where((live == state.live).all(), rounds, 1))
+    return spread(state, jnp.where((live == state.live).all(), rounds, 1))
 
 
-def _after(setup: _Setup, state: State, rounds: jax.Array) -> State:
+def _after(setup: Setup, state: State, rounds: jax.Array) -> State:
     return _next(setup, state.replace(live=rounds > 0), state.idle[0] + rounds.max())
-
-
-class _Choice(NamedTuple):
-    """What the numbers of a moment say."""
-
-    best: jax.Array  # i32[] the best length
-    trial: jax.Array  # i32[] the best one above 0
-    price: jax.Array  # f32[] what the trial costs beyond a round without a draft
-    early: jax.Array  # f32[B] how long before the last row each one is finished, as a share
-
-
-def _choice(setup: _Setup, state: State) -> _Choice:
-    """The best length for all rounds from now on."""
-    times, accepted = _times(state), _accepted(setup, state, state.rates)
-    # In a round in which no row has a draft, none is verified.
-    share = (state.found[:, 0] + setup.weight) / (state.found[:, 1] + setup.weight)
-    drafts = 1 - jnp.prod(jnp.where(state.live, 1 - share, 1))
-    rate = (1 + share[:, None] * accepted) / (1 + drafts * (times - 1))
-    live = state.live[:, None]
-    left = jnp.where(live, jnp.maximum(state.left, 1)[:, None], 0)
-    left = left / jnp.maximum(left.max(), 1)
-    spent = left / rate
-    value = (rate * live).sum(0) if setup.rows == "open" else -spent.max(0)
-    best, trial = jnp.argmax(value), 1 + jnp.argmax(value[1:])
-    lengths = jnp.asarray(setup.costs(state).lengths, jnp.int32)
-    last = jnp.maximum(spent[:, best].max(), 1e-6)
-    early = 1 - spent[:, best] / last
-    return _Choice(lengths[best], lengths[trial], times[trial] - 1, early)
-
-
-def _of_found(setup: _Setup, state: State, reach: jax.Array) -> jax.Array:
-    """i32[] the best length for this round, for drafts of so many levels i32[B]."""
-    costs = setup.costs(state)
-    rates = jnp.where(jnp.arange(costs.longest) < reach[:, None], state.rates, 0)
-    counts = state.live.astype(jnp.float32)
-    if setup.rows == "closed":
-        counts = counts * jnp.exp(-EARLY * state.early)
-    tokens = counts[:, None] * (1 + _accepted(setup, state, rates))
-    best = jnp.argmax(tokens.sum(0) / _times(state))
-    return jnp.asarray(costs.lengths, jnp.int32)[best]
-
-
-def _times(state: State) -> jax.Array:
-    """f32[A]: the time of a round with each length; greedy and sampled rows may differ."""
-    live = state.live[:, None]
-    return (state.times * live).sum(0) / jnp.maximum(live.sum(), 1)
-
-
-def _rates(setup: _Setup, state: State) -> jax.Array:
-    """f32[B,K]: the acceptance of each row at each depth."""
-    live, weight = state.live[:, None], setup.weight
-    passed, tested = (state.passed * live).sum(0), (state.tested * live).sum(0)
-    batch = (passed + weight * state.prior) / (tested + weight)
-    return (state.passed + weight * batch) / (state.tested + weight)
-
-
-def _accepted(setup: _Setup, state: State, rates: jax.Array) -> jax.Array:
-    """f32[B,A]: the expected accepted tokens of a draft of each length."""
-    accepted = jnp.pad(jnp.cumsum(jnp.cumprod(rates, -1), -1), ((0, 0), (1, 0)))
-    return accepted[:, np.array(setup.costs(state).lengths)]
-
-
-def _spread(state: State, value: jax.Array) -> jax.Array:
-    """The value in all rows."""
-    return jnp.broadcast_to(value, state.length.shape)

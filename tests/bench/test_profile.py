@@ -46,7 +46,7 @@ def test_times_of_a_round(monkeypatch):
         order.append(length)
         # The first run of each length compiles.
         slow = 100.0 if order.count(length) == 1 else 1.0
-        return profile._Sample(slow * seconds[length], counts([3, 1, 0], [4, 3, 1]))
+        return profile._Sample(slow * seconds[length], counts([3, 1, 0], [4, 3, 1]), 0.5)
 
     monkeypatch.setattr(profile, "_run", run)
     found = profile._measured(job(), maker(gamma=3), (0, 1, 2, 3))
@@ -63,7 +63,7 @@ def test_lookups_are_measured_with_drafts_in_every_round():
     own = job()._replace(prompts=[[0, 1], [2, 3]])
     method = maker("prompt_lookup", gamma=3, min_ngram=3, max_ngram=3)("fixed:3")
     state = passes.begin(own, method.drafter, method.params, [0, 1], own.prompts)
-    full = profile._always(method)
+    full, empty = (profile._with_drafts(method, found) for found in (True, False))
     for length in (0, 2, 3):
         known = state.replace(draft=profile.with_length(state.draft, length))
         context = step.context_of(known)
@@ -71,8 +71,46 @@ def test_lookups_are_measured_with_drafts_in_every_round():
         draft, _ = full.drafter.propose(full.params, keys, context, known.draft)
         assert np.asarray(draft.valid).sum(1).tolist() == [length] * 2
         assert int(draft.tokens.min()) >= 0
-        draft, _ = method.drafter.propose(full.params, keys, context, known.draft)
-        assert not np.asarray(draft.valid).any()
+        for other in (method, empty):
+            draft, _ = other.drafter.propose(full.params, keys, context, known.draft)
+            assert not np.asarray(draft.valid).any()
+
+
+def test_rounds_of_a_lookup_that_finds_nothing(monkeypatch):
+    """They are measured with the longest draft, between no search and a draft of one token."""
+    seconds, made = {0: 2e-4, 1: 3e-4, 2: 4e-4}, []
+    with_drafts = profile._with_drafts
+
+    def recorded(method, found):
+        made.append((with_drafts(method, found), found))
+        return made[-1][0]
+
+    def run(job, method, state, length):
+        [found] = [found for own, found in made if own is method] or [None]
+        slow = seconds[length] if found in (True, None) else 2.4e-4
+        assert found is not False or length == 2
+        return profile._Sample(slow, counts([3, 1], [4, 3]), 0.25)
+
+    monkeypatch.setattr(profile, "_with_drafts", recorded)
+    monkeypatch.setattr(profile, "_run", run)
+    measured = profile._measured(job(), maker("prompt_lookup", gamma=2), (0, 1, 2))
+    assert measured.empty == pytest.approx(1.2) and measured.finds == 0.25
+    assert measured.times == pytest.approx((1.0, 1.5, 2.0))
+    model = profile._measured(job(), maker(gamma=2), (0, 1, 2))
+    assert model.empty == model.finds == 1.0
+
+
+def test_the_share_of_rounds_with_a_draft():
+    """The text counts 0 to 5 again and again: one row finds drafts at once, one after a cycle."""
+    nexts = np.eye(6)[(np.arange(6) + 1) % 6] * 9.0
+    table = np.broadcast_to(nexts, TABLE.shape).astype(np.float32)
+    own = job()._replace(prompts=[[0, 1, 2, 3, 4, 5, 0], [1]], params=table)
+    method = maker("prompt_lookup", gamma=2, max_ngram=1)("fixed:2")
+    method = method._replace(params=method.params._replace(target=table))
+    state = passes.begin(own, method.drafter, method.params, [0, 1], own.prompts)
+    sample = profile._run(own, method, state, 2)
+    # 40 tokens: 14 rounds of 3 tokens. The other row has 16 rounds, 6 of them without a draft.
+    assert sample.finds == pytest.approx((14 + 10) / (14 + 16))
 
 
 CHAIN = ("draft_model", {"gamma": 3})

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.fast
 def profile(**changes):
     """A profile of this device for one and eight rows."""
     one = costs.linear(4, 0.1, 0.05, 0.6)
+    one = one._replace(sampled=one.sampled._replace(empty=1.2, finds=0.3))
     facts = {"device": costs.device(), "target": "t", "drafter": "d", "batches": {1: one, 8: one}}
     return costs.Profile(**(facts | changes))
 
@@ -37,7 +38,7 @@ def test_another_device_and_batch_are_refused():
 
 
 @pytest.mark.parametrize(
-    "change", ["[]", "{", '{"schema": 2}', '{"schema": 1, "batches": {"1": 3}}']
+    "change", ["[]", "{", '{"schema": 1}', '{"schema": 2, "batches": {"1": 3}}']
 )
 def test_a_file_that_is_no_profile_is_one_line(tmp_path, change):
     path = tmp_path / "p.json"
@@ -53,4 +54,9 @@ def test_times_that_do_not_fit_are_refused(tmp_path):
     path = tmp_path / "p.json"
     path.write_text(json.dumps(value))
     with pytest.raises(UserError, match="times must be 5 positive numbers"):
+        costs.read(path)
+    value = profile().to_json()
+    value["batches"]["8"]["sampled"]["finds"] = 1.5
+    path.write_text(json.dumps(value))
+    with pytest.raises(UserError, match="finds between 0 and 1"):
         costs.read(path)

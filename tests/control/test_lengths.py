@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import growth_cases as shared
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,7 @@ import pytest
 from marks import by_default
 
 from specjax import accept, control, drafters, testing
-from specjax.control import Ahead
+from specjax.control import Ahead, costs, goodput
 from specjax.drafters._limited import limited
 from specjax.errors import UserError
 from specjax.rng import DRAFT
@@ -317,6 +319,33 @@ def test_goodput_counts_the_rows_that_found_a_draft():
     assert best([8] * 4) > best([8, 0, 0, 0]) > best([0] * 4) == 0
     trial = state.replace(tries=jnp.ones((4,), bool), length=jnp.full((4,), 2))
     assert own.within(trial, jnp.asarray([1, 0, 0, 0])).tolist() == [2] * 4
+
+
+@pytest.mark.fast
+def test_goodput_counts_what_a_search_for_a_draft_costs():
+    """By the formula, for several costs of a search and shares of rounds with a draft."""
+    lengths, times, rate, weight = (0, 1, 2), (1.0, 1.5, 1.8), 0.8, 4.0
+    for empty, finds, found in itertools.product((1.0, 1.3), (0.05, 0.9), (0, 12)):
+        measured = costs.RoundCosts(times, (rate, rate), empty=empty, finds=finds)
+        own = goodput.of_costs(costs.Costs(lengths, measured, measured), explore=0.02, memory=1.0)
+        state = own.init(context(1))
+        for _ in range(found):
+            # As asked for a draft of two tokens, with none.
+            state = played(own, state.replace(length=jnp.full((1,), 2)), [0], [0])
+        share = weight * finds / (found + weight)
+        more = np.array([0, rate, rate + rate**2])
+        spent = empty + share * (np.array(times) - empty)
+        spent[0] = 1
+        value = (1 + share * more) / spent
+        best, trial = int(np.argmax(value)), 1 + int(np.argmax(value[1:]))
+        if best:
+            assert own.limit(state).tolist() == [best], (empty, finds, found)
+        price = (1 - share) / share * (empty - 1) + times[trial] - 1
+        assert state.due.tolist() == [np.ceil(price / 0.02)]
+        # A round that has looked for a draft costs a search anyway.
+        gains = (1 + more) / np.array([empty, *times[1:]])
+        open_state = state.replace(tries=jnp.zeros((1,), bool))
+        assert own.within(open_state, jnp.asarray([2])).tolist() == [int(np.argmax(gains))]
 
 
 def if_two(levels):
