@@ -5,14 +5,15 @@ length run in the compiled decode loop, one length after the other in turns, on 
 measured afterwards. The median of the samples counts. A longer draft cannot cost less, so times
 that are not in order are noise and replaced by their mean (isotonic regression). Lookups have no
 draft in some rounds, so their costs are measured with drafts of arbitrary tokens, which cost as
-much to verify, and without any; how often they have one is counted.
+much to verify, and without any; how often they have one is counted. What a call of the loop costs
+without any round is subtracted.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -38,8 +39,8 @@ SAMPLES = (2, 15)
 ENOUGH_SECONDS = 0.4
 # Rounds of each prompt in which confidences are recorded.
 CONFIDENCE_ROUNDS = 64
-# The key of rounds in which a lookup finds nothing, beside lengths.
-EMPTY = -1
+# Keys beside lengths: rounds in which a lookup finds nothing, and calls without a round.
+EMPTY, CALL = -1, -2
 # A rate is counted as if one more token had been tested, and accepted with this probability.
 PRIOR = 0.5
 
@@ -47,7 +48,8 @@ PRIOR = 0.5
 class _Sample(NamedTuple):
     """One run of the loop."""
 
-    seconds: float  # per round
+    seconds: float  # of all rounds, and of the call
+    rounds: int
     counts: metrics.Counts
     finds: float  # the share of the rows' rounds with a draft
 
@@ -98,18 +100,20 @@ def _measured(job: Job, make: Callable[..., Method], lengths: tuple[int, ...]) -
     state = jax.block_until_ready(begin(job, method.drafter, method.params, *first))
     lookup = isinstance(state.draft, _limited.State)
     full = _with_drafts(method, True) if lookup else method
-    # Each cell is a length, and for lookups rounds of the longest one in which nothing is found.
-    cells = {length: (full, length) for length in lengths}
+    # Each cell is a length; a call without a round; for lookups rounds of the longest length in
+    # which nothing is found.
+    over = state.replace(done=state.done | True)
+    cells = {length: (full, state, length) for length in lengths} | {CALL: (full, over, 0)}
     if lookup:
-        cells |= {EMPTY: (_with_drafts(method, False), lengths[-1])}
-    runs: dict[int, list[float]] = {cell: [] for cell in cells}
+        cells |= {EMPTY: (_with_drafts(method, False), state, lengths[-1])}
+    runs: dict[int, list[_Sample]] = {cell: [] for cell in cells}
     while lacking := [cell for cell in cells if not _enough(runs[cell][1:])]:
         for cell in lacking:
-            own, length = cells[cell]
-            runs[cell].append(_run(job, own, state, length).seconds)
+            runs[cell].append(_run(job, *cells[cell]))
     # The first run of a cell may compile.
-    seconds = {cell: statistics.median(runs[cell][1:]) for cell in cells}
-    times = [seconds[cell] / seconds[0] for cell in sorted(cells, key=lambda x: (x > 0, x < 0, x))]
+    seconds = _per_round({cell: own[1:] for cell, own in runs.items()})
+    order = [0, EMPTY, *lengths[1:]] if lookup else lengths
+    times = [seconds[cell] / seconds[0] for cell in order]
     # The first is the unit.
     fixed = np.where(np.arange(len(times)), 1.0, 1e6)
     times = np.maximum(isotonic_regression(times, weights=fixed).x, 1.0).tolist()
@@ -118,6 +122,19 @@ def _measured(job: Job, make: Callable[..., Method], lengths: tuple[int, ...]) -
     rates = (total.counts.passed + PRIOR) / (total.counts.tested + 1)
     rates = tuple(np.clip(rates, 0, 1).tolist())
     return RoundCosts(tuple(times), rates, empty=empty, finds=total.finds if lookup else 1.0)
+
+
+def _per_round(runs: Mapping[int, Sequence[_Sample]]) -> dict[int, float]:
+    """The seconds of a round in each cell, without those of a call."""
+    call = statistics.median(sample.seconds for sample in runs[CALL])
+    return {
+        # Not below a tenth of what was measured, however noisy the two are.
+        cell: statistics.median(
+            max(own.seconds - call, own.seconds / 10) / own.rounds for own in samples
+        )
+        for cell, samples in runs.items()
+        if cell != CALL
+    }
 
 
 def _with_drafts(method: Method, found: bool) -> Method:
@@ -134,9 +151,9 @@ def _with_drafts(method: Method, found: bool) -> Method:
     return method._replace(drafter=drafter._replace(propose=propose))
 
 
-def _enough(samples: Sequence[float]) -> bool:
+def _enough(samples: Sequence[_Sample]) -> bool:
     least, most = SAMPLES
-    spent = ROUNDS * sum(samples)
+    spent = sum(sample.seconds for sample in samples)
     return len(samples) >= most or (len(samples) >= least and spent >= ENOUGH_SECONDS)
 
 
@@ -174,7 +191,7 @@ def _run(job: Job, method: Method, state: DecodeState, length: int) -> _Sample:
     rows = [True] * drafted.shape[1]
     counts = metrics.count(records, rows, method.drafter.longest)
     finds = ((drafted > 0) & (emitted > 0)).sum() / max((emitted > 0).sum(), 1)
-    return _Sample(seconds / max(ran.sum(), 1), counts, float(finds))
+    return _Sample(seconds, max(int(ran.sum()), 1), counts, float(finds))
 
 
 def _generate(job: Job, method: Method, state: DecodeState, rounds: int) -> tuple:

@@ -43,17 +43,19 @@ def test_times_of_a_round(monkeypatch):
     seconds, order = {0: 2e-4, 1: 2.6e-4, 2: 3.2e-4, 3: 2e-4}, []
 
     def run(job, method, state, length):
-        order.append(length)
+        over = bool(state.done.all())
+        order.append("call" if over else length)
         # The first run of each length compiles.
-        slow = 100.0 if order.count(length) == 1 else 1.0
-        return profile._Sample(slow * seconds[length], counts([3, 1, 0], [4, 3, 1]), 0.5)
+        slow = 100.0 if order.count(order[-1]) == 1 else 1.0
+        took = 3e-3 + (0 if over else 16 * seconds[length])
+        return profile._Sample(slow * took, 16, counts([3, 1, 0], [4, 3, 1]), 0.5)
 
     monkeypatch.setattr(profile, "_run", run)
     found = profile._measured(job(), maker(gamma=3), (0, 1, 2, 3))
     # 1.6 and 1.0 are not in order, so both count as their mean.
     assert found.times == pytest.approx((1.0, 1.3, 1.3, 1.3))
-    # Each sample takes 16 rounds; the shortest ones are taken until they took 0.4 s.
-    assert order[:8] == [0, 1, 2, 3] * 2 and order.count(0) == order.count(1) == 1 + 15
+    # They are taken in turns, until they took 0.4 s, or 15 times after the first.
+    assert order[:10] == [0, 1, 2, 3, "call"] * 2 and order.count(0) == order.count(1) == 1 + 15
     rates = [(p + 0.5) / (t + 1) for p, t in ((3, 4), (1, 3), (0, 1))]
     assert found.acceptance == pytest.approx(rates)
 
@@ -87,9 +89,10 @@ def test_rounds_of_a_lookup_that_finds_nothing(monkeypatch):
 
     def run(job, method, state, length):
         [found] = [found for own, found in made if own is method] or [None]
-        slow = seconds[length] if found in (True, None) else 2.4e-4
+        took = seconds[length] if found in (True, None) else 2.4e-4
         assert found is not False or length == 2
-        return profile._Sample(slow, counts([3, 1], [4, 3]), 0.25)
+        took = 0 if bool(state.done.all()) else took
+        return profile._Sample(1e-4 + took, 1, counts([3, 1], [4, 3]), 0.25)
 
     monkeypatch.setattr(profile, "_with_drafts", recorded)
     monkeypatch.setattr(profile, "_run", run)
