@@ -132,7 +132,7 @@ def counting(vocab: int = 6) -> jax.Array:
     )
 
 
-def assert_learns(name, steps=80, **keys) -> None:
+def assert_learns(name, steps=80, rate=0.05, **keys) -> None:
     """Trained on text that counts, every head predicts the token at its own distance.
 
     With labels one token too late it does not.
@@ -141,7 +141,7 @@ def assert_learns(name, steps=80, **keys) -> None:
     target, table = testing.tabular(vocab), counting(vocab)
     drafter = drafters.make(name, target, **keys)
     batch = Batch((jnp.arange(vocab)[:, None] + jnp.arange(size + 1)) % vocab)
-    rule, label = optax.adam(0.05), _text.label
+    rule, label = optax.adam(rate), _text.label
 
     @jax.jit
     def ranks_after_training(shift):

@@ -64,8 +64,11 @@ def default(name: str) -> Drafter:
         "drafters": lambda: [drafters.make("prompt_lookup", target)],
         "skip_attention": lambda: (0,),
         "skip_mlp": lambda: (1,),
+        "mask_id": lambda: 0,
     }
     needed = [key for key, facts in keys(drafters.load(name)).items() if facts.required]
+    # A draft model of a directory names its mask; a table does not.
+    needed += ["mask_id"] if name == "pard" else []
     return drafters.make(name, target, **{key: tiny[key]() for key in needed})
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from tokenizers import Tokenizer
 
-from experiments.trained_drafters.trained import DRAFT_MODELS, NETWORKS, TRAINED, methods
+from experiments.trained_drafters.trained import methods
 from experiments.trained_drafters.training import CONFIGS, corpus_dir, run_config
 from specjax import drafters
 from specjax.data import corpora, text_files, token_streams
@@ -99,17 +99,11 @@ def verify(
     target, result = hf.load(args.target), {}
     tokenizer = tokenizer_of(target)
     prompts = held_out(args, tokenizer, count, seed=2)
-    for name, workdir in trained.items():
-        config = TRAINED[name].config.partition(":")[0]
-        if config in DRAFT_MODELS:
-            drafter = drafters.make("draft_model", target.lm, model=workdir, gamma=4)
-        else:
-            # Draft networks draft trees by default.
-            chain = {"tree": "chain:4"} if config == "redrafter" else {"gamma": 4}
-            extra = chain if name in NETWORKS else {}
-            drafter = drafters.make(
-                config, target.lm, model=workdir, siblings="without_replacement", **extra
-            )
+    chosen = methods(trained)
+    for name in trained:
+        keys = dict(chosen.get(f"{name}, sampled", chosen[name]))
+        del keys["accept"]
+        drafter = drafters.make(keys.pop("name"), target.lm, **keys)
         look = examine.examiner(
             target.lm,
             drafter,

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-DRAFT_MODELS = ("pretrain", "distill")  # the configurations that train a draft model, not heads
+# The configurations that train a draft model, not heads.
+DRAFT_MODELS = ("pretrain", "distill", "pard")
 HEADS = {"drafter.heads": 4}
+# Drafters whose configurations have other names.
+METHODS = {"mtp": "mtp_module"}
 
 
 class Trained(NamedTuple):
@@ -68,8 +71,27 @@ NETWORKS: dict[str, Trained] = {
 }
 TRAINED |= NETWORKS
 
+# Modules, and drafters that draft several tokens in one pass; drafts of 7 tokens, as in the papers.
+LENGTH = 7
+_CHAIN = {"drafter.gamma": LENGTH}
+_UNROLLED = _CHAIN | {"loss.steps": LENGTH}
+LONG: dict[str, Trained] = {
+    "eagle, 7": Trained("eagle", _CHAIN, generated=True),
+    "eagle3, 7": Trained("eagle3", _UNROLLED, generated=True),
+    "mtp_module": Trained("mtp", _UNROLLED, generated=True),
+    "mtp_module, one step": Trained("mtp", _CHAIN | {"loss.steps": 1}, generated=True),
+    "mtp_module, two modules": Trained("mtp:2", _CHAIN, generated=True),
+    **{
+        name: Trained(f"block_head:{name}", generated=True)
+        for name in ("dflash", "dspark", "jetspec", "domino", "dflare")
+    },
+    "forward_kl, 7": Trained("distill", generated=True),
+    "pard": Trained("pard", {"pard.tokens": LENGTH}, generated=True, init="forward_kl, 7"),
+}
+TRAINED |= LONG
 
-def _drafts(config: str) -> dict[str, dict[str, Any]]:
+
+def _drafts(config: str, form: str = "", gamma: int = 4) -> dict[str, dict[str, Any]]:
     """What follows the name in a label -> the keys of the drafter."""
     sampled = {"siblings": "without_replacement"}
     if config == "redrafter":
@@ -77,8 +99,20 @@ def _drafts(config: str) -> dict[str, dict[str, Any]]:
         chain = {"tree": "chain:4"}
         return {"": chain, ", sampled": chain | sampled, ", beam": beam}
     tree = {"nodes": 12, "accept": "deterministic"}
-    if config in ("eagle", "eagle3"):
-        dynamic = {"tree": "dynamic", "nodes": 12, "depth": 4, "top_k": 4}
+    if config in ("block_head", "pard"):
+        result = {
+            "": {"gamma": LENGTH, "siblings": "top_k"},
+            ", sampled": {"gamma": LENGTH, **sampled},
+        }
+        # A correction of the logits depends on the path, so it has no list per depth.
+        if form not in ("dspark", "domino"):
+            result[", tree"] = {**tree, "tree": "best_first", "nodes": 16, "depth": LENGTH}
+        return result
+    if config in ("eagle", "eagle3", "mtp_module"):
+        dynamic = {"tree": "dynamic", "nodes": 12, "depth": gamma, "top_k": 4}
+        if gamma > 4:
+            tree = {**dynamic, "nodes": 16, "accept": "deterministic"}
+            return {"": {"gamma": gamma}, ", sampled": {"gamma": gamma, **sampled}, ", tree": tree}
         return {
             "": {"gamma": 4},
             ", sampled": {"gamma": 4, **sampled},
@@ -95,11 +129,13 @@ def methods(workdirs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         "prompt_lookup": {"name": "prompt_lookup", "gamma": 4, "accept": "chain"}
     }
     for name, workdir in workdirs.items():
-        config = TRAINED[name].config.partition(":")[0]
+        config, _, form = TRAINED[name].config.partition(":")
+        gamma = LENGTH if name in LONG else 4
         keys = {"model": str(workdir), "accept": "chain"}
-        if config in DRAFT_MODELS:
-            result[name] = {"name": "draft_model", "gamma": 4, **keys}
+        if config in ("pretrain", "distill"):
+            result[name] = {"name": "draft_model", "gamma": gamma, **keys}
             continue
-        for label, own in _drafts(config).items():
-            result[f"{name}{label}"] = {"name": config, **keys, **own}
+        drafter = METHODS.get(config, config)
+        for label, own in _drafts(drafter, form, gamma).items():
+            result[f"{name}{label}"] = {"name": drafter, **keys, **own}
     return result

@@ -9,15 +9,18 @@ rule. Both are exact for text that the target itself wrote.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specjax import sampling as sampling_lib
+from specjax.drafters._growth.plans import Fixed, Plan
 from specjax.sampling import Sampling
 from specjax.topology.shapes import Topology
+from specjax.types import CHAIN, Batch, ModelParams
 
 
 def accept_probs(
@@ -62,6 +65,52 @@ def inside_tree(ranks: Iterable[jax.Array], shape: Topology) -> list[jax.Array]:
         node = child[node + 1, jnp.minimum(each, shape.branching)]
         levels.append(inside & (node >= 0))
     return levels
+
+
+def chain_along(
+    along: Callable, depth: int, params: ModelParams, batch: Batch, sampling: Sampling
+) -> jax.Array:
+    """f32[B,T,depth]: of a chain drawn from the drafter's probabilities.
+
+    ``along(params, batch, depth)`` gives for each depth the labels i32[B,T], and the logits of the
+    drafter and of the target f[B,T,V].
+    """
+    accepted = [
+        accept_probs(logits, target_logits, labels, sampling)
+        for labels, logits, target_logits in along(params, batch, depth)
+    ]
+    return jnp.stack(accepted, -1)
+
+
+def tree_along(
+    along: Callable, shape: Topology, params: ModelParams, batch: Batch, sampling: Sampling
+) -> jax.Array:
+    """f32[B,T,depth]: of the most probable tokens as a tree of this shape."""
+    del sampling
+    texts = along(params, batch, shape.depth)
+    inside = inside_tree((rank(logits, labels) for labels, logits, _ in texts), shape)
+    return jnp.stack([each.astype(jnp.float32) for each in inside], -1)
+
+
+def ranks_along(along: Callable, depth: int, params: ModelParams, batch: Batch) -> jax.Array:
+    """i32[B,T,depth]: ``Training.ranks``."""
+    each = [rank(logits, labels) for labels, logits, _ in along(params, batch, depth)]
+    return jnp.stack(each, -1)
+
+
+def of_plan(along: Callable, plan: Plan) -> Callable[..., jax.Array] | None:
+    """``Training.foresee`` where an entry of ``along`` belongs to the pending token.
+
+    None for drafts of another shape in each context.
+    """
+    growth = plan.growth
+    if not isinstance(growth, Fixed) or plan.controller is not None:
+        return None
+    if growth.how == "top_k":
+        return functools.partial(tree_along, along, growth.shape)
+    if growth.siblings == CHAIN:
+        return functools.partial(chain_along, along, growth.depth)
+    return None
 
 
 def of_pending(values: jax.Array) -> jax.Array:

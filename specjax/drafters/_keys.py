@@ -20,18 +20,19 @@ class TreeKeys:
     """The shape of a draft, for every drafter with parameters (``drafters/_growth``)."""
 
     # A shape as ``topology.shapes.parse`` reads it, or "dynamic" (EAGLE-2), "beam" (ReDrafter's
-    # beam search), or "best_first" (only for heads that do not read the draft's tokens), or
-    # "search": the best fixed shape of ``nodes`` nodes. "" is the method's default; with ``nodes``
-    # "search" if the default is a fixed shape.
+    # beam search), or for heads that do not read the draft's tokens "best_first" (DDTree) or
+    # "best_parents" (JetSpec), or "search": the best fixed shape of ``nodes`` nodes. "" is the
+    # method's default; with ``nodes`` "search" if the default is a fixed shape.
     tree: Topology | str = ""
-    # Nodes of a dynamic or best-first tree (0: 32, or as many as there can be), or of the paths of
-    # a beam search (0: room for all); else the size of the tree to search for, with the accuracies
-    # measured at the end of training; 0: no search.
+    # Nodes of a tree that depends on the context (0: 32, or as many as there can be), or of the
+    # paths of a beam search (0: room for all); else the size of the tree to search for, with the
+    # accuracies measured at the end of training; 0: no search.
     nodes: int = 0
     # Levels of a dynamic, beam or best-first tree; 0: the number of heads, or 5.
     depth: int = 0
     # Dynamic: how many nodes of a level get children, and how many each; 0: 6. Beam: how many paths
-    # there are; 0: 6. Best-first: the most children of a node; 0: no limit.
+    # there are; 0: 6. Best-first: the most children of a node; 0: no limit. Best parents: the
+    # children of a node; 0: 6.
     top_k: int = 0
     # The search: "optimal" (Sequoia's dynamic program) or "greedy" (Medusa's: the likeliest next
     # node).
@@ -60,7 +61,7 @@ class HeadKeys(TreeKeys):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EagleKeys(TreeKeys):
+class NetworkKeys(TreeKeys):
     """A draft network over the target's features: its source, its sizes, the shape of a draft."""
 
     # Directory of a network, trained by specjax or released by the authors of the method.
@@ -73,9 +74,8 @@ class EagleKeys(TreeKeys):
     dtype: Any = None
     # A chain of so many tokens, instead of ``tree`` or ``nodes``; None: not given.
     gamma: int | None = None
-    # Sizes of a new network; 0: as in the files, or the default that is named. Decoder layers: 1.
-    layers: int = 0
-    # Attention heads: width / ``head_dim``.
+    # Sizes of a new network; 0: as in the files, or the default that is named. Attention heads:
+    # width / ``head_dim``.
     heads: int = 0
     # Key and value heads: ``heads``.
     kv_heads: int = 0
@@ -86,6 +86,20 @@ class EagleKeys(TreeKeys):
     # Whether a new network has a norm of each head's queries and keys; in files the tensors decide,
     # and True is an error where they are missing.
     qk_norm: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StackedKeys(NetworkKeys):
+    """A draft network of several decoder layers."""
+
+    # Decoder layers of a new network; 0: as in the files, or 1.
+    layers: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EagleKeys(StackedKeys):
+    """A draft network that reads the text one token ahead of the features."""
+
     # 1: a slot reads the token after that of its feature. 0 is an ablation: the token of its
     # feature, so a node's children do not depend on its own token.
     shift: int = 1

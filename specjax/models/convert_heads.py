@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.errors import UserError
-from specjax.models import eagle_layouts, head_files, head_tensors, hf
+from specjax.models import eagle_layouts, head_files, head_layouts, head_tensors, hf
 
 _USAGE = (
     "python -m specjax.models.convert_heads SOURCE DESTINATION --kind=KIND [--layout=LAYOUT] "
@@ -40,17 +40,17 @@ def convert(
         source: a directory of heads, or a trained run's workdir.
         destination: a new directory, or one of heads, which is replaced.
         kind: one of ``head_files.KINDS``.
-        layout: one of ``eagle_layouts.LAYOUTS`` of the kind; "" is the first.
+        layout: one of ``head_layouts.LAYOUTS`` of the kind; "" is the first.
         norm_output: for eagle3, whether the normed feature is recycled, instead of what config.json
             means (see ``eagle_dialects``); None: as in the files.
         base_model: the target's name for ``base_model_name_or_path``; None: as in the files.
 
     Returns the heads as they were read from ``source``. Raises UserError.
     """
-    if kind not in eagle_layouts.KINDS:
+    if kind not in tuple(head_layouts.LAYOUTS):
         raise UserError(
             f"heads of kind {kind!r} have one layout; kinds with a choice of layouts are "
-            f"{', '.join(eagle_layouts.KINDS)}"
+            f"{', '.join(tuple(head_layouts.LAYOUTS))}"
         )
     if norm_output is not None and kind != "eagle3":
         raise UserError(f"norm_output is for eagle3, and these are {kind} heads; leave it out")
@@ -102,8 +102,8 @@ def _parser() -> _Parser:
     parser = _Parser(prog="python -m specjax.models.convert_heads", description=__doc__)
     parser.add_argument("source", help="a directory of heads, or a trained run's workdir")
     parser.add_argument("destination", help="a new directory, or one of heads, which is replaced")
-    parser.add_argument("--kind", required=True, choices=eagle_layouts.KINDS)
-    layouts = sorted({name for names in eagle_layouts.LAYOUTS.values() for name in names})
+    parser.add_argument("--kind", required=True, choices=tuple(head_layouts.LAYOUTS))
+    layouts = sorted({name for names in head_layouts.LAYOUTS.values() for name in names})
     parser.add_argument("--layout", default="", choices=layouts)
     parser.add_argument(
         "--norm_output",
@@ -118,6 +118,7 @@ def _stored_dtype(path: Path, kind: str) -> np.dtype:
     """The dtype that holds all floats of the files exactly, at most float32."""
     with contextlib.ExitStack() as stack:
         tensors = head_tensors.open_file(path, kind, stack)
+        tensors = head_tensors.of_heads(path, kind, tensors, {})
         kinds = {read().dtype for name, read in tensors.items() if name not in eagle_layouts.MAPS}
     floats = [dtype for dtype in kinds if jnp.issubdtype(dtype, jnp.floating)]
     joined = jnp.result_type(*floats) if floats else np.dtype(np.float32)

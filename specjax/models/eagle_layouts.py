@@ -52,7 +52,7 @@ def eagle(parts: Parts) -> Layout:
     layout = linear("fc", ("fc",), (), "2D D", parts.fc_bias) | _embedding(parts)
     for i in range(parts.layers):
         norm = {"attention_norm": "input_layernorm"} if i else {}
-        layout |= _layer(f"layers.{i}", ("layers", str(i)), parts, "D", norm)
+        layout |= decoder_layer(f"layers.{i}", ("layers", str(i)), parts, "D", norm)
     return layout
 
 
@@ -64,10 +64,10 @@ def eagle3(parts: Parts, first: str = "midlayer") -> Layout:
     if parts.input_norm:
         layout["input_norm.weight"] = Place(("input_norm", "scale"), (), "T")
     wide = {"token_norm": "input_layernorm", "feature_norm": "hidden_norm"}
-    layout |= _layer(first, ("layers", "0"), parts, "2D", wide)
+    layout |= decoder_layer(first, ("layers", "0"), parts, "2D", wide)
     for i in range(1, parts.layers):
         norm = {"attention_norm": "input_layernorm"}
-        layout |= _layer(f"layers.{i}", ("layers", str(i)), parts, "D", norm)
+        layout |= decoder_layer(f"layers.{i}", ("layers", str(i)), parts, "D", norm)
     layout["norm.weight"] = Place(("norm", "scale"), (), "D")
     return layout | linear("lm_head", ("head",), (), "D W", False)
 
@@ -171,7 +171,7 @@ def _embedding(parts: Parts) -> Layout:
     return {"embed_tokens.weight": Place(("embed", "embedding"), (), "V D")}
 
 
-def _layer(
+def decoder_layer(
     name: str, path: tuple[str, ...], parts: Parts, read: str, norms: Mapping[str, str]
 ) -> Layout:
     """A decoder layer whose attention reads the width ``read``; ``norms`` are those before it."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import unflatten_dict
 from safetensors import SafetensorError
 
 from specjax import files
@@ -27,6 +27,7 @@ from specjax.models import (
     eagle_layouts,
     head_tensors,
     hf,
+    mtp_files,
     tensor_files,
 )
 from specjax.models import head_layouts as layouts
@@ -38,7 +39,7 @@ KINDS = tuple(FILES)
 # Other libraries choose the class to load by this key of config.json.
 _ARCHITECTURE = {"mlp_speculator": ["MLPSpeculatorPreTrainedModel"], "redrafter": ["Drafter"]}
 _MODEL_TYPE = {"redrafter": "recurrent_drafting_drafter"}
-_EAGLE = ("eagle", "eagle3")
+_EAGLE, _MTP = ("eagle", "eagle3"), mtp_files.KIND
 _KIND_OF_TYPE = {kind: kind for kind in KINDS} | {name: kind for kind, name in _MODEL_TYPE.items()}
 
 
@@ -73,7 +74,7 @@ def read(directory: str | os.PathLike, kind: str, *, dtype: Any = None) -> Head:
         early_exit: some of attention_norm: {scale [D]}, attention: {q, k, v, o: {kernel}},
                 linear: {kernel [D,D]}, norm: {scale [D]}, head: {kernel [D,V]}
         pass: {look_ahead [L,D]}, L embeddings
-        eagle, eagle3: as in ``docs/head_files.md``
+        block_head, eagle, eagle3, mtp_module: as in ``docs/head_files.md``
 
     Empty leaves are left out. Medusa's ``head`` is left out if the file has none (the old "version
     2") or its config has vLLM's ``original_lm_head``: the target's LM head is used instead. Blocks
@@ -109,6 +110,8 @@ def _read(path: Path, kind: str, dtype: Any) -> Head:
     if kind in _EAGLE:
         eagle_files.add_output_biases(leaves)
         config = eagle_files.config_of_files(path, kind, config, leaves, maps)
+    elif kind == _MTP:
+        leaves, config = mtp_files.of_files(path, list(tensors), config, leaves)
     else:
         config = config | _facts(path, kind, leaves, sizes, tied, config)
     params = unflatten_dict({leaf: jnp.asarray(value) for leaf, value in leaves.items()})
@@ -142,15 +145,15 @@ def write(
             from them.
         tokenizer_fingerprint: ``LM.vocabulary``, stored as "vocabulary".
         extra: further keys of config.json.
-        layout: one of ``eagle_layouts.LAYOUTS`` of the kind; "" is the first.
+        layout: one of ``head_layouts.LAYOUTS`` of the kind; "" is the first.
 
     Raises:
         UserError: the parameters are not of this kind, the directory holds anything but heads, or
             the operating system reports an error; the directory then stays unchanged.
     """
-    _check_kind(kind)
     layout = _check_layout(kind, layout)
-    leaves = _arrays(params)
+    leaves = head_tensors.arrays(params)
+    leaves = mtp_files.before_writing(layout, leaves, config) if kind == _MTP else leaves
     table = layouts.of_leaves(kind, leaves, layout)
     tensors = head_tensors.to_write(table, leaves)
     raw = config | (extra or {})
@@ -160,6 +163,8 @@ def write(
     if kind in _EAGLE:
         raw, maps = eagle_files.to_write(kind, layout, leaves, raw)
         tensors |= {name: tensor_files.tensor(value) for name, value in maps.items()}
+    elif kind == _MTP:
+        raw, tensors = mtp_files.to_write(layout, tensors, leaves, raw)
     raw |= made | {"torch_dtype": kept}
     raw |= {"architectures": _ARCHITECTURE[kind]} if kind in _ARCHITECTURE else {}
     path = Path(directory).expanduser().resolve()
@@ -175,15 +180,6 @@ def write(
             tensor_files.write(fresh / FILES[kind][0], tensors)
 
 
-def _arrays(params: dict) -> dict[tuple, Any]:
-    """The leaves that are not empty, where they are stored."""
-    leaves: dict[tuple, Any] = {
-        leaf: value if isinstance(value, jax.Array) else np.asarray(value)
-        for leaf, value in flatten_dict(params).items()
-    }
-    return {leaf: value for leaf, value in leaves.items() if value.size}
-
-
 def _check_kind(kind: str) -> None:
     if kind not in KINDS:
         raise UserError(f"there are no heads of kind {kind!r}; there are {', '.join(KINDS)}")
@@ -191,7 +187,8 @@ def _check_kind(kind: str) -> None:
 
 def _check_layout(kind: str, layout: str) -> str:
     """The layout, or the default of the kind. Raises UserError for one that does not exist."""
-    names = eagle_layouts.LAYOUTS.get(kind, ())
+    _check_kind(kind)
+    names = layouts.LAYOUTS.get(kind, ())
     if layout and layout not in names:
         solution = f"there is {', '.join(names)}" if names else "leave it out"
         raise UserError(f"{kind} heads have no layout {layout!r}; {solution}")
@@ -243,7 +240,7 @@ def _facts_to_write(
     sizes: dict[str, int] = {}
     for name, place in layout.items():
         head_tensors.bind_sizes("the parameters", sizes, name, place, tensors[name])
-    if kind in _EAGLE:
+    if kind in (*_EAGLE, _MTP):
         return {}
     readers: head_tensors.Tensors = {name: tensor.read for name, tensor in tensors.items()}
     tied = head_tensors.all_copies_equal(kind, layout, readers)
@@ -280,7 +277,7 @@ def _facts(
         return facts | eagle_files.redrafter_facts(where, leaves, sizes, config)
     if kind == "bpd":
         return facts | {"bpd_num_heads": len(leaves["up", "kernel"]), "inner_dim": sizes["I"]}
-    if kind in ("early_exit", "pass"):
+    if kind in ("early_exit", "pass", "block_head"):
         return facts
     stages = len(leaves["emb",])
     shared = stages == 1 and ("proj", "0") in leaves

@@ -10,14 +10,16 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
+from flax.traverse_util import flatten_dict
 from safetensors import SafetensorError
 
 from specjax.errors import UserError
 from specjax.models import head_layouts as layouts
 from specjax.models import head_places as places
-from specjax.models import hf_weights, tensor_files, torch_pickle
+from specjax.models import hf_weights, mtp_layouts, tensor_files, torch_pickle
 from specjax.models.head_places import Layout, Place
 from specjax.models.tensor_files import Tensor
 
@@ -30,9 +32,11 @@ FILES = {
     "bpd": ("bpd_heads.safetensors",),
     "eagle": ("model.safetensors", "pytorch_model.bin"),
     "eagle3": ("model.safetensors", "pytorch_model.bin"),
+    "mtp_module": ("model.safetensors", "pytorch_model.bin"),
     "redrafter": ("model.safetensors", "pytorch_model.bin"),
     "early_exit": ("early_exit.safetensors",),
     "pass": ("look_ahead.safetensors",),
+    "block_head": ("model.safetensors",),
 }
 # Leaves that may hold copies of one module: blocks of a head, or the stages of a tied speculator.
 _REPEATED = {
@@ -42,9 +46,11 @@ _REPEATED = {
     "bpd": (),
     "eagle": (),
     "eagle3": (),
+    "mtp_module": (),
     "redrafter": (),
     "early_exit": (),
     "pass": (),
+    "block_head": (),
 }
 _FLOATS = (np.float32, np.float16, ml_dtypes.bfloat16, np.float64)
 
@@ -77,10 +83,12 @@ def open_file(path: Path, kind: str, stack: contextlib.ExitStack) -> Tensors:
 def of_heads(path: Path, kind: str, tensors: Tensors, config: dict) -> Tensors:
     """The tensors of the heads alone, without prefixes that only some files have in their names.
 
-    Raises UserError for heads of a part of the vocabulary.
+    Raises UserError for heads of a part of the vocabulary, and for modules of another kind.
     """
     if kind == "medusa":
         return _of_medusa(path, tensors, config)
+    if kind in mtp_layouts.LAYOUTS:
+        return mtp_layouts.of_modules(path, tensors)
     if kind == "hydra":
         # The prefix is a whole Llama model of one layer; its embedding is not used.
         unused = re.compile(
@@ -228,6 +236,15 @@ def stack_leaves(
         kernel = leaves["block", "kernel"]
         leaves.setdefault(("block", "bias"), np.zeros(kernel.shape[:-1], dtype))
     return leaves, sizes
+
+
+def arrays(params: dict) -> dict[tuple, Any]:
+    """The leaves that are not empty, where they are stored."""
+    leaves: dict[tuple, Any] = {
+        leaf: value if isinstance(value, jax.Array) else np.asarray(value)
+        for leaf, value in flatten_dict(params).items()
+    }
+    return {leaf: value for leaf, value in leaves.items() if value.size}
 
 
 def to_write(layout: Layout, leaves: Mapping[tuple, Any]) -> dict[str, Tensor]:

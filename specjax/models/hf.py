@@ -142,8 +142,11 @@ def save(
     tokenizer: Tokenizer | None = None,
     *,
     max_shard_bytes: int = 5_000_000_000,
+    more: dict[str, Any] | None = None,
 ) -> None:
     """Writes a directory for ``load`` and transformers, all at once; ``params`` keep their dtype.
+
+    ``more`` are further keys of config.json.
 
     Parameters that are divided among devices are gathered one tensor at a time. With several
     processes all must call it, and the first one writes.
@@ -157,6 +160,7 @@ def save(
             "save a model with the config it was made with"
         )
     raw = config_to_hf(config) | {"torch_dtype": str(params["embed"]["embedding"].dtype)}
+    raw |= more or {}
     path = Path(directory).expanduser().resolve()
     # Refuse to overwrite a directory that is not a model.
     if path.is_file() or (any(path.glob("*")) and not any(path.glob("model*.safetensors"))):

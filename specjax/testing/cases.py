@@ -13,7 +13,7 @@ import numpy as np
 from specjax import drafters
 from specjax.data import datastore, ngram_tables
 from specjax.drafters.draft_models import draft_tree
-from specjax.testing import nested_cases, view_cases
+from specjax.testing import head_cases, nested_cases, view_cases
 from specjax.testing.keyed import keyed
 from specjax.testing.models import tabular, tiny, tiny_spire
 from specjax.topology.shapes import Topology
@@ -121,6 +121,12 @@ _MODELS: dict[str, Callable[[LM, LM, LM], Drafter]] = {
     "iid": lambda target, draft, other: draft_tree.make(
         target, model=draft, tree="2x1", siblings="iid"
     ),
+    "pard": lambda target, draft, other: drafters.make(
+        "pard", target, model=draft, gamma=2, mask_id=0
+    ),
+    "pard tree": lambda target, draft, other: drafters.make(
+        "pard", target, model=draft, mask_id=0, tree="best_first", nodes=4, depth=2
+    ),
     "independent": lambda target, *models: drafters.make(
         "specinfer", target, models=models, tree="chain:2"
     ),
@@ -193,37 +199,15 @@ _NO_MODEL: dict[str, Callable[[LM, Models], Drafter]] = {
     "early_exit tree": lambda target, models: drafters.make(
         "early_exit", target, exit_layer=1, tree="2x1", siblings="without_replacement"
     ),
-    "early_exit layer": _heads("early_exit", exit_layer=1, adapter="layer", gamma=2),
-    "early_exit linear": _heads(
-        "early_exit", exit_layer=1, adapter="linear", head="own", nodes=4, tree="dynamic", depth=2
-    ),
     "spire": lambda target, models: _spire(target, gamma=2),
     "spire tree": lambda target, models: _spire(target, tree="2x1", siblings="iid"),
-    "medusa": _heads("medusa", heads=2, tree="2x1"),
-    "hydra": _heads("hydra", heads=2, layers=2, tree="2x1", siblings="without_replacement"),
-    "mlp_speculator": _heads("mlp_speculator", heads=2, inner=4, siblings="iid"),
-    "bpd": _heads("bpd", heads=2),
-    "redrafter": _heads("redrafter", heads=2, layers=1, top_k=2),
-    "redrafter chain": _heads("redrafter", layers=1, tree="chain:2", siblings="iid"),
-    "eagle": _heads("eagle", tree="2x1", siblings="without_replacement"),
-    "eagle chain": _heads("eagle", gamma=2, siblings="iid"),
-    "eagle dynamic": _heads("eagle", nodes=5, depth=2, top_k=2),
-    "eagle3": _heads("eagle3", nodes=4, depth=2, top_k=2, draft_ids=(0, 2)),
-    "eagle3 chain": _heads(
-        "eagle3", gamma=2, siblings="iid", control="threshold:0.4", norm_output=True
-    ),
-    "eagle3 tree": _heads(
-        "eagle3", tree="2x1", siblings="iid", draft_ids=(0, 2), fc_norm=True, layers=2
-    ),
     "layer_skip": _skipping(gamma=2),
     "layer_skip matchness": _skipping(gamma=2, control="matchness:0.4,0.4,0.3,0.3"),
     "layer_skip tree": _skipping(
         tree="2x1", siblings="without_replacement", control="matchness:0.4,0.4,0.3,0.3"
     ),
-    "pass": _heads("pass", heads=2),
-    "pass tree": _heads("pass", heads=2, tree="best_first", nodes=5),
-    "pass merged": _heads("pass", heads=2, calls=1, tree="2x1", siblings="without_replacement"),
 }
+_NO_MODEL |= {name: _heads(method, **keys) for name, (method, keys) in head_cases.KEYS.items()}
 _NO_MODEL |= nested_cases.NO_MODEL | view_cases.NO_MODEL
 _MODELS |= view_cases.MODELS
 NAMES = (*_NO_MODEL, *_MODELS)

@@ -31,7 +31,8 @@ class Mistake(NamedTuple):
     change: Callable[[Drafter], Drafter]
 
 
-def _with_stepper(drafter: Drafter, change: Callable[[Stepper], Stepper]) -> Drafter:
+def with_stepper(drafter: Drafter, change: Callable[[Stepper], Stepper]) -> Drafter:
+    """The drafter with a changed stepper."""
     setup = drafter.propose.args[0]  # pyright: ignore[reportFunctionMemberAccess]
     setup = setup._replace(stepper=change(setup.stepper))
     parts = {name: getattr(drafter, name).func for name in ("init", "propose", "update")}
@@ -50,7 +51,7 @@ def _after_commit(change: Callable) -> Callable[[Drafter], Drafter]:
 
         return right._replace(commit=commit)
 
-    return lambda drafter: _with_stepper(drafter, stepper)
+    return lambda drafter: with_stepper(drafter, stepper)
 
 
 def _stale_features(old, new, verdict):
@@ -88,7 +89,7 @@ def _with_step(change: Callable) -> Callable[[Drafter], Drafter]:
 
         return right._replace(step=step)
 
-    return lambda drafter: _with_stepper(drafter, stepper)
+    return lambda drafter: with_stepper(drafter, stepper)
 
 
 def _position_one_later(nodes, block):
@@ -171,13 +172,13 @@ MISTAKES = (
         "feature_of_the_target",
         "the first nodes read the target's newest feature again, and not the network's output",
         REFERENCE,
-        lambda drafter: _with_stepper(drafter, _feature_of_the_target),
+        lambda drafter: with_stepper(drafter, _feature_of_the_target),
     ),
     Mistake(
         "zeros_outside",
         "tokens outside of the draft vocabulary have the logit 0",
         REFERENCE,
-        lambda drafter: _with_stepper(drafter, _zeros_outside),
+        lambda drafter: with_stepper(drafter, _zeros_outside),
     ),
     Mistake(
         "declares_what_top_p_cut",

@@ -10,6 +10,10 @@ and the chosen nodes are functions of the context alone.
   sum of scores, the expected length of the accepted path under the draft's probabilities, is the
   largest possible. A level gets every child that can be among them (``most`` in ``expand``), and
   the reranking of EAGLE-2 does the rest: no heap is needed.
+- Best parents (JetSpec, 2606.18394), for the same kind of probabilities: the best node that has no
+  children yet gets all of them, until the tree is full. A child is chosen by the score of its
+  parent, so poor children of good parents are in the tree, and the expected length is at most that
+  of best-first.
 - Beam search (ReDrafter, Cheng et al. 2024, 2403.09919, section 3.2): the best paths of a level are
   continued, and the tree has the paths to the best nodes of the last level, common prefixes once.
 """
@@ -32,7 +36,50 @@ RINGEL2026ACCELERATING = """\
   eprint = {2604.12989},
   archiveprefix = {arXiv},
 }"""
-REFERENCE = (references.LI2024EAGLE2, references.CHENG2024RECURRENT, RINGEL2026ACCELERATING)
+HU2026JETSPEC = """\
+@misc{hu2026jetspec,
+  title = {{JetSpec: Breaking the Scaling Ceiling of Speculative Decoding with Parallel Tree
+            Drafting}},
+  author = {Hu, Lanxiang and Feng, Zhaoxiang and Wu, Yulun and Yuan, Haoran and Zhao, Yujie and
+            Qian, Yu-Yang and Wang, Bojun and Zhao, Peng and Jiang, Daxin and Zhu, Yibo and
+            Rosing, Tajana and Zhang, Hao},
+  year = {2026},
+  eprint = {2606.18394},
+  archiveprefix = {arXiv},
+}"""
+REFERENCE = (
+    references.LI2024EAGLE2,
+    references.CHENG2024RECURRENT,
+    RINGEL2026ACCELERATING,
+    HU2026JETSPEC,
+)
+
+
+def best_first_levels(nodes: int, depth: int, top_k: int) -> tuple[tuple[int, int], ...]:
+    """For each level of a best-first tree: how many nodes get children, and how many each.
+
+    The tree has the ``nodes`` best of all paths of up to ``depth`` tokens; see ``expand``.
+    """
+    levels, width = [], 1
+    for level in range(depth):
+        width = min(nodes, len(candidates(width, top_k, nodes)))
+        levels.append((width if level + 1 < depth else 0, top_k))
+    return tuple(levels)
+
+
+def best_parents_levels(nodes: int, depth: int, top_k: int) -> tuple[tuple[int, int], ...]:
+    """For each level of a tree of the best parents: how many nodes get children, how many each.
+
+    ``nodes`` / ``top_k`` parents are needed, rounded up. The pending token is one of them, and a
+    parent at level l has l - 1 others above it.
+    """
+    parents, levels, width = -(-nodes // top_k), [], 1
+    for level in range(1, depth + 1):
+        width = min(parents - level, width * top_k) if level < depth else 0
+        levels.append((width, top_k))
+        if not width:
+            break
+    return tuple(levels)
 
 
 def candidates(frontier: int, top_k: int, most: int | None = None) -> np.ndarray:
@@ -102,9 +149,10 @@ def frontier(total: jax.Array, k: int) -> jax.Array:
 def rerank(total: jax.Array, parents: jax.Array, nodes: int) -> tuple[jax.Array, jax.Array]:
     """The best ``nodes`` of a pool of P, as a tree in topological order.
 
-    ``total`` f32[B,P] are cumulative scores and ``parents`` i32[B,P] indices in the pool, -1 for a
-    child of the pending token. Requires ``parents[i] < i`` and ``total[i] <= total[parents[i]]``,
-    as ``expand`` gives them: ties go to the lower index, so a parent is chosen before its child.
+    ``total`` f32[B,P] are cumulative scores (for the best parents those of the parents) and
+    ``parents`` i32[B,P] indices in the pool, -1 for a child of the pending token. Requires
+    ``parents[i] < i`` and ``total[i] <= total[parents[i]]``, as ``expand`` gives them: ties go to
+    the lower index, so a parent is chosen before its child.
     NaN counts as -inf, which is correct if everything below a NaN is NaN or -inf. EAGLE-2
     (2406.16858) section 4.2.
 

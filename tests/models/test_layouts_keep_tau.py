@@ -76,8 +76,8 @@ def tau(training, params) -> float:
     return 1 + float(jnp.cumprod(accepted, -1).sum(-1).mean())
 
 
-def train(name, keys, loss=None, steps=120) -> Trained:
-    """Trains a new network on the texts until it knows them."""
+def train(name, keys, loss=None, steps=120, start=lambda params: params) -> Trained:
+    """Trains a new network on the texts until it knows them; ``start`` changes its beginning."""
     target, target_params, batch = world()
     drafter = drafters.make(name, target, **CHAIN, **keys)
     training, rule = drafter.training, optax.adam(0.01)
@@ -95,7 +95,7 @@ def train(name, keys, loss=None, steps=120) -> Trained:
         keys = jax.random.split(jax.random.key(1), steps)
         return jax.lax.scan(step, (params, rule.init(params)), keys)[0][0]
 
-    params = jax.device_get(run(training.start(target_params, jax.random.key(0))))
+    params = jax.device_get(run(start(training.start(target_params, jax.random.key(0)))))
     facts = dict(training.facts) | {"vocab_size": VOCAB}
     return Trained(name, params, facts, tau(training, params))
 
@@ -121,6 +121,25 @@ def eagle() -> Trained:
 @functools.cache
 def redrafter() -> Trained:
     return train("redrafter", {"heads": DEPTH, "inner": 24})
+
+
+@functools.cache
+def mtp(modules: int) -> Trained:
+    """Modules with switches that no tensor shows; those of one are the others' opposites."""
+    keys = {"modules": modules, "hidden": "raw", "recycled": "raw", "zero_first": True}
+    keys = keys if modules > 1 else {"hidden_first": True}
+    own = SHAPE | {"qk_norm": True} | keys
+    return train("mtp_module", own, {"steps": 2}, start=with_uneven_norms)
+
+
+def with_uneven_norms(params):
+    """With equal factors, an output before the last norm and after it would be read alike."""
+    factors = np.geomspace(0.2, 5, WIDTH).astype(np.float32)
+    modules = {
+        name: module | {"norm": {"scale": jnp.asarray(np.roll(factors, int(name)))}}
+        for name, module in params["modules"].items()
+    }
+    return params | {"modules": modules}
 
 
 def read_back(folder, trained, layout="", config=lambda raw: raw, tensors=lambda x: x) -> float:
@@ -269,3 +288,48 @@ def test_redrafter(tmp_path):
     for change in (columns("input_proj.weight", WIDTH), exchanged("rnn_w", "rnn_u")):
         got = read_back(tmp_path / "b", trained, tensors=change)
         assert got < trained.tau - FALL, (got, trained.tau)
+
+
+@pytest.mark.parametrize(
+    ("modules", "layout"),
+    [(2, "deepseek"), *by_default([(2, "mimo"), (1, "deepseek"), (1, "mimo"), (1, "qwen3")], ())],
+)
+def test_mtp_modules_keep_tau(tmp_path, modules, layout):
+    """Other orders of concatenation and other norms are converted."""
+    trained = mtp(modules)
+    assert trained.tau > 1.4, "the modules have learnt nothing that could be lost"
+    assert abs(read_back(tmp_path / layout, trained, layout) - trained.tau) < 1e-5
+
+
+def switched(key, value):
+    return lambda raw: raw | {"specjax": raw["specjax"] | {key: value}}
+
+
+def at_one(tensors):
+    """The factors of norms as they are, where the reader adds 1."""
+    return {name: x + 1 if "norm" in name else x for name, x in tensors.items()}
+
+
+MTP_TRAPS = {
+    "concatenation": ("deepseek", {"tensors": columns("eh_proj", WIDTH)}),
+    "concatenation, mimo": ("mimo", {"tensors": columns("input_proj", WIDTH)}),
+    "recycled after the norm": ("deepseek", {"config": switched("recycled", "normed")}),
+    "norms": (
+        "deepseek",
+        {"tensors": exchanged("model.layers.3.enorm", "model.layers.3.shared_head.norm")},
+    ),
+    "modules": (
+        "deepseek",
+        {"tensors": exchanged("model.layers.3.eh_proj", "model.layers.4.eh_proj")},
+    ),
+    "factors of norms": ("qwen3", {"tensors": at_one}),
+    "rotary base": ("deepseek", {"config": without(rope_theta=lambda theta: 100.0)}),
+}
+
+
+@pytest.mark.parametrize("trap", by_default(MTP_TRAPS, ("concatenation",)))
+def test_traps_of_mtp_modules(tmp_path, trap):
+    layout, change = MTP_TRAPS[trap]
+    trained = mtp(1 if layout == "qwen3" else 2)
+    got = read_back(tmp_path / "a", trained, layout, **change)
+    assert got < trained.tau - FALL, (got, trained.tau)

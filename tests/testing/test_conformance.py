@@ -65,6 +65,9 @@ DEFAULT = {
     "redrafter": ("deterministic",),
     "eagle": ("recursive",),
     "eagle3": ("deterministic",),
+    "block_head": ("chain",),
+    "pard": ("block",),
+    "mtp_module": ("recursive",),
     "magicdec": ("chain",),
     "triforce": ("chain",),
     "layer_skip matchness": ("chain",),
@@ -72,11 +75,16 @@ DEFAULT = {
 }
 # Other shapes of drafts of the same drafters. In every pair the drafts of some rows are ragged.
 SLOW = {
+    "pard tree",
+    "block_head markov",
+    "block_head tree",
     "cascade in parts",
     "eagle chain",
     "eagle dynamic",
     "eagle3 chain",
     "eagle3 tree",
+    "mtp_module chain",
+    "mtp_module dynamic",
     "early_exit",
     "early_exit layer",
     "early_exit linear",

@@ -61,6 +61,35 @@ def test_eagle3_from_text_to_a_chain(target_run, text_file, tmp_path):
         recipes.run(config, tmp_path / "third")
 
 
+@pytest.mark.parametrize("modules", ["2", pytest.param("1", marks=pytest.mark.slow)])
+def test_mtp_from_text_to_a_chain(target_run, text_file, tmp_path, modules):
+    """Modules beside a frozen target: what was measured at the end is what the files give."""
+    target = hf.load(target_run[0])
+    changes = {"data__packing": "documents", "drafter__hidden": "raw"}
+    config = config_of("mtp", target_run[0], text_file, modules, **changes)
+    summary = recipes.run(config, tmp_path)
+    assert summary["heldout_tau_t0"] == summary["heldout_decoded_tau_t0"] > 1
+    records = [record for record in metrics(tmp_path) if "heldout_loss" in record]
+    assert records[-1]["heldout_loss"] < 0.9 * records[0]["heldout_loss"]
+    assert summary["heldout_loss_per_token"] < summary["heldout_uniform_per_token"]
+    head = head_files.read(tmp_path, "mtp_module")
+    assert len(head.params["modules"]) == int(modules) == head.config["num_nextn_predict_layers"]
+    assert head.config["num_hidden_layers"] == target.config.num_layers
+    drafter = drafters.make("mtp_module", target.lm, model=tmp_path, gamma=3)
+    assert drafter.taps == (target.config.num_layers - 1,)
+    with pytest.raises(UserError, match="hidden is normed, and the given network has raw"):
+        drafters.make("mtp_module", target.lm, model=tmp_path, hidden="normed")
+    if modules == "2":
+        config.loss.steps = 1
+        with pytest.raises(UserError, match="mtp_module has 2 modules; give one step for each"):
+            recipes.run(config, tmp_path / "none")
+        config.update({"init": str(tmp_path), "loss": {"steps": 2}})
+        config.optimiser.learning_rate, config.train.steps = 1e-9, 1
+        del config.drafter.head_dim, config.drafter.inner
+        second = recipes.run(config, tmp_path / "more")
+        assert second["heldout_loss"] == pytest.approx(summary["heldout_loss"], abs=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["hass", "eagle"])
 def test_a_resumed_run_ends_with_the_same_bits(target_run, text_file, tmp_path, method):

@@ -56,7 +56,8 @@ def _begin(job: Job, rows: Rows, gamma: int, siblings: str, block: Any) -> _Carr
     """The chain with its first node."""
     logits = growing.mapped(job, job.begun.logits[:, None])
     start = jnp.zeros((job.batch, 1), growing.dtype_of(logits))
-    one, rows = _next(job, siblings, 0, logits, rows, (start, start))
+    sure = growing.confidence(job, job.begun.memory, 1)
+    one, rows = _next(job, siblings, 0, logits, rows, (start, start), sure)
     empty = jax.tree.map(lambda x: jnp.zeros((x.shape[0], gamma, *x.shape[2:]), x.dtype), one)
     return _Carry(tree.put(empty, one, 0), block, rows, _after(job, (start, start), logits, one))
 
@@ -82,7 +83,8 @@ def _level(job: Job, siblings: str, index: jax.Array, carry: _Carry) -> _Carry:
     if job.text is not None:
         above = jnp.arange(carry.draft.tokens.shape[1]) < index
         logits = growing.mapped(job, logits, carry.draft.tokens, above[None, None])
-    one, rows = _next(job, siblings, index, logits, carry.rows, carry.log_prob)
+    sure = growing.confidence(job, memory, 1)
+    one, rows = _next(job, siblings, index, logits, carry.rows, carry.log_prob, sure)
     return _Carry(
         tree.put(carry.draft, one, index),
         tree.put(carry.block, memory, own),
@@ -98,10 +100,11 @@ def _next(
     logits: jax.Array,
     rows: Rows,
     log_prob: tuple[jax.Array, jax.Array],
+    sure: jax.Array | None,
 ) -> tuple[Draft, Rows]:
     """Node ``index``, drawn from ``logits`` f[B,1,V], and the rows that have it."""
     path, token = log_prob
-    rows = growing.ask(job, rows, Ahead(index, logits, path, rows.going[:, None], token))
+    rows = growing.ask(job, rows, Ahead(index, logits, path, rows.going[:, None], token, sure))
     zero = np.zeros(1, int)
     level = Family(jnp.reshape(index, (1,)), zero, zero, jnp.reshape(index, (1,)) - 1)
     going = growing.drawing(job, rows)

@@ -21,6 +21,7 @@ from specjax.types import Draft
 def grow(job: Job, rows: Rows, shape: Topology, siblings: str) -> tuple[Draft, Any, Rows]:
     """A draft of this shape, the block, and the rows. A chain gets parents too."""
     block, parts, children = job.begun.memory, [], shape.children
+    memory = block
     # The nodes that get children in a level, their tokens, and what a controller reads of them.
     parents, tokens = [-1], job.context.pending[:, None]
     log_prob = token = jnp.zeros((job.batch, 1), growing.dtype_of(job.begun.logits))
@@ -31,7 +32,7 @@ def grow(job: Job, rows: Rows, shape: Topology, siblings: str) -> tuple[Draft, A
         if depth == 0:
             logits = job.begun.logits[:, None]
         elif job.stepper.independent:
-            logits, _ = growing.step(job, rows, growing.any_node(job, depth), block)
+            logits, memory = growing.step(job, rows, growing.any_node(job, depth), block)
         else:
             own = [places[shape.parents[node]] for node in parents]
             places |= {node: len(above) + i for i, node in enumerate(parents)}
@@ -42,7 +43,8 @@ def grow(job: Job, rows: Rows, shape: Topology, siblings: str) -> tuple[Draft, A
             block = memory if block is None else tree.join(block, memory)
         logits = _mapped(job, logits, shape, parents, parts)
         which, below = np.arange(len(parents)) % logits.shape[1], family(shape, parents)
-        rows = growing.ask(job, rows, Ahead(depth, logits, log_prob, exist, token))
+        sure = growing.confidence(job, memory, len(parents))
+        rows = growing.ask(job, rows, Ahead(depth, logits, log_prob, exist, token, sure))
         going = growing.drawing(job, rows)
         part = draw(job.keys, job.context, logits, which, below, siblings, going)
         part = part.replace(valid=part.valid & rows.going[:, None])

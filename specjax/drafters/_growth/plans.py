@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from specjax.checks import counts, one_of, whole
 from specjax.control import Controller, parse
 from specjax.drafters._growth.siblings import KINDS
-from specjax.drafters._keys import EagleKeys, TreeKeys
+from specjax.drafters._keys import NetworkKeys, TreeKeys
 from specjax.errors import UserError
 from specjax.topology import dynamic, shapes
 from specjax.topology import search as tree_search
@@ -18,8 +18,8 @@ from specjax.types import CHAIN, DETERMINISTIC
 
 SEARCHES = {"optimal": tree_search.optimal, "greedy": tree_search.greedy}
 # The values of the key "tree" for trees whose shape depends on the context.
-DYNAMIC, BEAM, BEST_FIRST = "dynamic", "beam", "best_first"
-POOLED = (DYNAMIC, BEAM, BEST_FIRST)
+DYNAMIC, BEAM, BEST_FIRST, BEST_PARENTS = "dynamic", "beam", "best_first", "best_parents"
+POOLED = (DYNAMIC, BEAM, BEST_FIRST, BEST_PARENTS)
 # The value for the best tree of a fixed shape, which is also what ``nodes`` alone asks for where
 # the default is a fixed shape.
 SEARCHED = "search"
@@ -61,6 +61,9 @@ class Pooled(NamedTuple):
     # Beam search: how many candidates of a level are kept; the draft has the paths to those of the
     # last level. None: all are kept.
     beams: int | None = None
+    # Best parents: a candidate's score is that of its parent, so all children of a node are chosen
+    # together.
+    families: bool = False
 
     @property
     def depth(self) -> int:
@@ -130,7 +133,7 @@ def read(method: Method, keys: TreeKeys) -> Plan:
 
 def _with_chain(method: Method, keys: TreeKeys) -> TreeKeys:
     """The keys with the chain that ``gamma`` asks for. Raises UserError."""
-    if not isinstance(keys, EagleKeys) or keys.gamma is None:
+    if not isinstance(keys, NetworkKeys) or keys.gamma is None:
         return keys
     gamma = whole("gamma", keys.gamma, 1)
     for key in ("tree", "nodes"):
@@ -184,8 +187,8 @@ def _pooled(method: Method, keys: TreeKeys) -> Pooled:
             )
     depth = keys.depth or method.steps or method.heads or DEPTH
     _check_depth(method, depth)
-    if keys.tree == BEST_FIRST:
-        return _best_first(method, keys, depth)
+    if keys.tree in (BEST_FIRST, BEST_PARENTS):
+        return _of_marginals(method, keys, depth)
     if not keys.depth and keys.nodes:
         depth = min(depth, keys.nodes)
     shape = beam if keys.tree == BEAM else eagle2
@@ -223,14 +226,16 @@ def beam(vocab_size: int, nodes: int, depth: int, top_k: int) -> Pooled:
     return Pooled(nodes, levels, beams=top_k)
 
 
-def _best_first(method: Method, keys: TreeKeys, depth: int) -> Pooled:
+def _of_marginals(method: Method, keys: TreeKeys, depth: int) -> Pooled:
+    """The best-first tree, or that of the best parents."""
     if not method.independent:
         raise UserError(
             f"{method.name} reads the tokens of its draft, so a node's probabilities depend on its "
-            f"path, and tree={BEST_FIRST!r} needs one list per depth; take {DYNAMIC!r}"
+            f"path, and tree={keys.tree!r} needs one list per depth; take {DYNAMIC!r}"
         )
     _check_children(method.vocab_size, keys.top_k)
-    top_k = keys.top_k or method.vocab_size
+    families = keys.tree == BEST_PARENTS
+    top_k = keys.top_k or (min(TOP_K, method.vocab_size) if families else method.vocab_size)
     # As many as there are; the sum is cut where it exceeds the default.
     total = itertools.accumulate(top_k**level for level in range(1, depth + 1))
     possible = next((size for size in total if size >= (keys.nodes or NODES)), None)
@@ -239,12 +244,9 @@ def _best_first(method: Method, keys: TreeKeys, depth: int) -> Pooled:
     nodes = keys.nodes or min(NODES, possible)
     _check_nodes(nodes, depth, top_k, possible)
     top_k = min(top_k, nodes)
-    levels, width = [], 1
-    for level in range(depth):
-        size = len(dynamic.candidates(width, top_k, nodes))
-        width = min(nodes, size)
-        levels.append((width if level + 1 < depth else 0, top_k))
-    return Pooled(nodes, tuple(levels), nodes)
+    if families:
+        return Pooled(nodes, dynamic.best_parents_levels(nodes, depth, top_k), families=True)
+    return Pooled(nodes, dynamic.best_first_levels(nodes, depth, top_k), nodes)
 
 
 def _check_children(vocab_size: int, top_k: int) -> None:

@@ -1,7 +1,7 @@
 """A tree whose shape depends on the context: candidates level by level, then the best of all.
 
-EAGLE-2's dynamic tree, ReDrafter's beam search, and the best-first tree of a stepper whose logits
-depend on the depth alone (``topology.dynamic``).
+EAGLE-2's dynamic tree, ReDrafter's beam search, and the best-first trees and trees of the best
+parents of a stepper whose logits depend on the depth alone (``topology.dynamic``).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class _Pool(struct.PyTreeNode):
 
     tokens: jax.Array  # i32[B,P]
     total: jax.Array  # f[B,P] log-probability of the path
+    score: jax.Array  # f[B,P] what it is chosen by: ``total``, or with ``families`` the parent's
     parents: jax.Array  # i32[B,P] index in the whole pool; -1: child of the pending token
     places: jax.Array  # i32[B,P] place in the block; -1: not fed
     valid: jax.Array  # bool[B,P]
@@ -59,13 +60,14 @@ def grow(job: Job, rows: Rows, plan: Pooled) -> tuple[Draft, jax.Array, Any, Row
     Scores come from the draft's own logits, without the row's temperature and cut-offs (as in the
     authors' code): these would change which tree is best, never the output law.
     """
-    block, levels, size = job.begun.memory, [], 0
+    memory = block = job.begun.memory
+    levels, size = [], 0
     front = _first(job)
     for depth, (width, top_k) in enumerate(plan.levels):
         if depth == 0:
             logits = job.begun.logits[:, None]
         elif job.stepper.independent:
-            logits, _ = growing.step(job, rows, growing.any_node(job, depth), block)
+            logits, memory = growing.step(job, rows, growing.any_node(job, depth), block)
         else:
             layout = tree.layout(front.above, front.tokens.shape[1])
             parents = front.above[:, -front.tokens.shape[1] :]
@@ -74,11 +76,17 @@ def grow(job: Job, rows: Rows, plan: Pooled) -> tuple[Draft, jax.Array, Any, Row
             block = memory if block is None else tree.join(block, memory)
         logits = _mapped(job, logits, front)
         exist = jnp.broadcast_to(rows.going[:, None], front.total.shape)
-        rows = growing.ask(job, rows, Ahead(depth, logits, front.total, exist, front.own))
-        level, above = _children(front, logits, top_k, plan.most)
+        sure = growing.confidence(job, memory, front.total.shape[1])
+        ahead = Ahead(depth, logits, front.total, exist, front.own, sure)
+        rows = growing.ask(job, rows, ahead)
+        level, above = _children(front, logits, top_k, plan)
         if job.controller is not None:
             # Nodes that do not exist are the last to be chosen.
-            level = level.replace(total=jnp.where(rows.going[:, None], level.total, -jnp.inf))
+            exists = rows.going[:, None]
+            level = level.replace(
+                total=jnp.where(exists, level.total, -jnp.inf),
+                score=jnp.where(exists, level.score, -jnp.inf),
+            )
         level = level.replace(valid=jnp.broadcast_to(rows.going[:, None], level.tokens.shape))
         if plan.beams:
             level, above = at((level, above), dynamic.frontier(level.total, plan.beams))
@@ -91,7 +99,7 @@ def grow(job: Job, rows: Rows, plan: Pooled) -> tuple[Draft, jax.Array, Any, Row
         chosen, parents, kept = dynamic.paths(pool.parents, pool.valid, plan.beams, plan.nodes)
         pool = pool.replace(valid=pool.valid & kept)
     else:
-        chosen, parents = dynamic.rerank(pool.total, pool.parents, plan.nodes)
+        chosen, parents = dynamic.rerank(pool.score, pool.parents, plan.nodes)
     best: _Pool = at(pool, chosen)
     draft = Draft(best.tokens, best.valid, parents, finite=rows.finite, depth=plan.depth)
     return draft, best.places, block, rows
@@ -117,17 +125,16 @@ def _mapped(job: Job, logits: jax.Array, front: _Front) -> jax.Array:
     return growing.mapped(job, logits, front.path.reshape(batch, -1), own[None])
 
 
-def _children(
-    front: _Front, logits: jax.Array, top_k: int, most: int | None
-) -> tuple[_Pool, _Above]:
+def _children(front: _Front, logits: jax.Array, top_k: int, plan: Pooled) -> tuple[_Pool, _Above]:
     """The children of the frontier, and what is known of their parents."""
     scores = growing.log_probs(logits)
-    tokens, total, parent = dynamic.expand(front.total, scores, top_k, most)
+    tokens, total, parent = dynamic.expand(front.total, scores, top_k, plan.most)
     known = front.index, front.place, front.path, front.total
     parents, places, paths, before = at(known, parent)
     unfed, every = jnp.full_like(tokens, -1), jnp.ones_like(tokens, bool)
     own = jnp.where(jnp.isfinite(total), total - before, -jnp.inf)
-    return _Pool(tokens, total, parents, unfed, every), _Above(places, paths, own)
+    score = before if plan.families else total
+    return _Pool(tokens, total, score, parents, unfed, every), _Above(places, paths, own)
 
 
 def _frontier(

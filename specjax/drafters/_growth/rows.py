@@ -76,6 +76,13 @@ def first_rows(job: Job, control: Any) -> Rows:
     return Rows(going if job.limit is None else going & (job.limit > 0), every, control)
 
 
+def confidence(job: Job, memory: Any, size: int) -> jax.Array | None:
+    """``Ahead.confidence`` of ``size`` nodes with this memory; None: there is none."""
+    if job.controller is None or job.stepper.confidence is None:
+        return None
+    return jnp.broadcast_to(job.stepper.confidence(memory), (job.batch, size))
+
+
 def ask(job: Job, rows: Rows, ahead: Ahead) -> Rows:
     """The rows after the controller's answer about the next level."""
     good = jnp.isfinite(ahead.logits.max(-1)).all(-1)

@@ -72,6 +72,9 @@ class Stepper(NamedTuple):
     # Whether ``begin`` may be left out in rounds without drafts: it catches up later, or has
     # nothing to catch up with.
     lazy: bool = False
+    # (memory of n nodes) -> f[B,n]: the method's estimate that the next token after each is
+    # accepted, from what ``begin`` and ``step`` return; for controllers. None: it has none.
+    confidence: Callable[[Any], jax.Array] | None = None
     # Whether ``Drafter.lower`` reads the block, with the pending token's place.
     lends_block: bool = False
 

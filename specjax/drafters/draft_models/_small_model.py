@@ -91,7 +91,7 @@ def build(
     """
     lazy = gaps or (plan.controller is not None and plan.controller.limit is not None)
     stepper = Stepper(
-        init=functools.partial(_init, model, plan.growth.nodes, max(behind, CATCH_UP * lazy)),
+        init=functools.partial(init, model, plan.growth.nodes, max(behind, CATCH_UP * lazy)),
         begin=functools.partial(_begin, model, behind, lazy),
         step=functools.partial(_step, model),
         commit=functools.partial(_commit, model),
@@ -103,7 +103,7 @@ def build(
         name,
         stepper,
         plan,
-        functools.partial(_init_params, name, params),
+        functools.partial(init_params, name, params),
         probs=functools.partial(probs, model),
         training=Training(model=model) if training is None else training,
         gaps=gaps,
@@ -112,7 +112,7 @@ def build(
     return drafter
 
 
-def _init_params(name: str, params: Params, key: Any) -> Params:
+def init_params(name: str, params: Params, key: Any) -> Params:
     """``Drafter.init_params``: the parameters of ``make``. Raises UserError for None."""
     del key
     if params is None:
@@ -120,7 +120,7 @@ def _init_params(name: str, params: Params, key: Any) -> Params:
     return params
 
 
-def _init(
+def init(
     model: LM,
     nodes: int,
     room: int,
@@ -152,11 +152,16 @@ def _begin(
     The pending token is the last of them. All but the last ``behind`` are fed in larger pieces.
     """
     if lazy:
-        most = context.length - behind
-        early = functools.partial(_feed, model, CATCH_UP, params.draft, context.tokens, most)
-        lacking = lambda cache: (cache.length < most).any()  # noqa: E731
-        cache = jax.lax.while_loop(lacking, lambda cache: early(cache)[1], cache)
+        cache = catch_up(model, behind, params, context, cache)
     return Begun(*_feed(model, behind, params.draft, context.tokens, context.length, cache))
+
+
+def catch_up(model: LM, behind: int, params: ModelParams, context: Context, cache: Any) -> Any:
+    """The cache with all committed tokens but the last ``behind``, fed ``CATCH_UP`` at a time."""
+    most = context.length - behind
+    early = functools.partial(_feed, model, CATCH_UP, params.draft, context.tokens, most)
+    lacking = lambda cache: (cache.length < most).any()  # noqa: E731
+    return jax.lax.while_loop(lacking, lambda cache: early(cache)[1], cache)
 
 
 def _feed(

@@ -10,6 +10,9 @@ So one pass over T slots for each step serves all places: the training-time test
 al. 2025, 2503.01840, section 3.2) and the harmonised context alignment of HASS (Zhang et al. 2024,
 2408.15766, section 3.2), which writes the same drafts with shifted columns and without gradients
 between the steps. EAGLE-1 has step 0 only.
+
+A network of n modules in sequence has one for each of the steps 0..n-1: module k reads at slot t
+what module k - 1 computed there, and its own slots up to t. The last one then continues as above.
 """
 
 from __future__ import annotations
@@ -56,6 +59,9 @@ def step(
     """
     rows, size = features.shape[:2]
     tokens = _text.ahead(text.tokens, number + network.shift, size)
-    layout = tree.columns(text.layout, number) if number else text.layout
-    block = tree.join(*before) if before else None
-    return network.apply(params, tokens, features, network.init_cache(rows, 0), layout, block)
+    module = min(number, network.modules - 1)
+    again = number - module  # steps of this module that are in ``before``
+    layout = tree.columns(text.layout, again) if again else text.layout
+    block, which = tree.join(*before[module:]) if again else None, {"module": module}
+    cache, which = network.init_cache(rows, 0), which if network.modules > 1 else {}
+    return network.apply(params, tokens, features, cache, layout, block, **which)

@@ -17,7 +17,7 @@ from flax import nnx
 from flax.traverse_util import flatten_dict
 
 from specjax.checks import whole, yes_or_no
-from specjax.drafters._keys import EagleKeys
+from specjax.drafters._keys import NetworkKeys
 from specjax.drafters.heads import _eagle_layers, _given, _prefix
 from specjax.drafters.heads._given import Given
 from specjax.drafters.heads._network import Shape
@@ -56,10 +56,10 @@ def matrix(name: str, params: Params, path: str) -> tuple[int, int]:
     return shape
 
 
-def config_of(name: str, given: Given, width: int, keys: EagleKeys) -> TransformerConfig:
+def config_of(name: str, given: Given, width: int, keys: NetworkKeys) -> TransformerConfig:
     """The shape of the layers of ``given``, or of new ones; ``width`` is D. Raises UserError."""
     for key in SIZES:
-        whole(key, getattr(keys, key), 0)
+        whole(key, getattr(keys, key, 0), 0)
     yes_or_no("qk_norm", keys.qk_norm)
     if given.params is None:
         head_dim = keys.head_dim or _prefix.default_head_dim(width)
@@ -70,12 +70,14 @@ def config_of(name: str, given: Given, width: int, keys: EagleKeys) -> Transform
                 f"heads is {heads} and kv_heads {kv_heads}; heads must be a multiple of kv_heads"
             )
         inner = keys.inner or _prefix.default_inner(width)
-        config = _prefix.layer(width, head_dim, heads, kv_heads, inner, keys.layers or 1)
+        config = _prefix.layer(
+            width, head_dim, heads, kv_heads, inner, getattr(keys, "layers", 0) or 1
+        )
         return dataclasses.replace(config, qk_norm=keys.qk_norm)
     return _stored_config(name, given, width, keys)
 
 
-def _stored_config(name: str, given: Given, width: int, keys: EagleKeys) -> TransformerConfig:
+def _stored_config(name: str, given: Given, width: int, keys: NetworkKeys) -> TransformerConfig:
     layer, where = given.config, f"the {name} network"
     for path in ("attention.k.kernel", "mlp.up.kernel"):
         matrix(name, given.params, f"layers.0.{path}")
@@ -89,7 +91,7 @@ def _stored_config(name: str, given: Given, width: int, keys: EagleKeys) -> Tran
         *(config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim),
         config.intermediate_size,
     )
-    _given.sizes(own, **{key: (getattr(keys, key), 0) for key in SIZES})
+    _given.sizes(own, **{key: (getattr(keys, key, 0), 0) for key in SIZES})
     agreed("qk_norm", keys.qk_norm, config.qk_norm)
     return config
 
@@ -109,6 +111,11 @@ def check(name: str, target: LM, shape: Shape, params: Params) -> None:
     if ("embed", "embedding") in has:
         size = (target.vocab_size, shape.config.hidden_size)
         wanted["embed", "embedding"] = jax.ShapeDtypeStruct(size, jnp.float32)
+    check_leaves(name, wanted, has)
+
+
+def check_leaves(name: str, wanted: dict[Any, Any], has: dict[Any, Any]) -> None:
+    """Raises UserError unless the leaves of ``has`` are those of ``wanted``, of one dtype."""
     for path in sorted({*wanted, *has}, key=str):
         path_name = ".".join(map(str, path))
         if path not in wanted or path not in has:

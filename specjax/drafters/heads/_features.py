@@ -26,11 +26,13 @@ from specjax.cache import KVBlock, KVCache
 from specjax.drafters import _growth
 from specjax.drafters._growth import Begun, Nodes, Plan, Stepper
 from specjax.drafters._growth.plans import DYNAMIC, Method
-from specjax.drafters._keys import EagleKeys
-from specjax.drafters.heads import _prefix, _vocabulary
+from specjax.drafters._keys import NetworkKeys
+from specjax.drafters.heads import _further, _prefix, _vocabulary
+from specjax.drafters.heads._further import Further
 from specjax.drafters.heads._given import Given
 from specjax.drafters.heads._network import Network
 from specjax.errors import UserError
+from specjax.topology.shapes import Topology
 from specjax.types import LM, Context, Drafter, ModelParams, Output, Params, Training, Verdict
 
 
@@ -46,6 +48,8 @@ class Kept(struct.PyTreeNode):
     # read it.
     recycled: jax.Array
     pending: jax.Array  # i32[B] the pending token, while a draft grows
+    # What the modules after the first keep, for networks that have several.
+    more: tuple[Further, ...] = ()
 
 
 class Memory(struct.PyTreeNode):
@@ -59,24 +63,27 @@ class Memory(struct.PyTreeNode):
 def build(
     target: LM,
     network: Network,
-    keys: EagleKeys,
+    keys: NetworkKeys,
     given: Given,
     training: Callable[[Plan], Training],
+    shape: Topology | str = DYNAMIC,
 ) -> Drafter:
-    """The drafter of a network; without keys, EAGLE-2's dynamic tree.
+    """The drafter of a network; ``shape`` is that of a draft without keys.
 
     ``training`` makes the training part for drafts of a plan. L1 with a rule that takes its
     siblings. Raises UserError for keys of a tree that do not fit.
     """
     size = target.vocab_size if network.ids is None else len(network.ids)
-    method = Method(network.name, DYNAMIC, "top_k", size, accuracy=given.config.get("accuracy"))
+    method = Method(network.name, shape, "top_k", size, accuracy=given.config.get("accuracy"))
     plan = _growth.read(method, keys)
     stepper = Stepper(
         init=functools.partial(_init, network, plan.growth.depth),
         begin=functools.partial(_begin, network, target.vocab_size),
-        step=functools.partial(_step, network, target.vocab_size),
+        step=functools.partial(
+            _step if network.modules == 1 else _further.step, network, target.vocab_size
+        ),
         commit=functools.partial(_commit, network),
-        looped=True,
+        looped=network.modules == 1,
     )
     drafter = _growth.build(
         network.name,
@@ -113,12 +120,13 @@ def _init(
     """
     batch, size = target_out.hidden.shape[:2]
     cache, count = network.init_cache(batch, slots), context.length - 1
+    outputs, fed = None, jnp.maximum(count - 1, 0)
     if size:
         features = network.read(params, target_out)
         shifted = context.tokens[:, network.shift : network.shift + size]
         inputs = shifted, features
         feed = functools.partial(_feed, network, params)
-        cache = _prefix.feed(feed, network.commit, inputs, jnp.maximum(count - 1, 0), cache)[1]
+        outputs, cache = _prefix.feed(feed, network.commit, inputs, fed, cache)
         # A prompt of one token has no slot.
         newest = jnp.maximum(count - 1, 0)[:, None]
         first = tree.take(features, newest, (count > 0)[:, None])
@@ -128,13 +136,16 @@ def _init(
             like = jax.eval_shape(network.read, params, _one(target_out))
         first = jnp.zeros((batch, 1, network.width), like.dtype)
     features = jnp.pad(first, ((0, 0), (0, longest), (0, 0)))
-    return Kept(cache, features, jnp.zeros_like(features[:, 0]), context.pending)
+    recycled = jnp.zeros_like(features[:, 0])
+    more = _further.init(network, params, context, outputs, recycled, fed, slots)
+    return Kept(cache, features, recycled, context.pending, more)
 
 
 def _feed(
     network: Network, params: ModelParams, inputs: tuple[jax.Array, jax.Array], cache: KVCache
-) -> tuple[None, KVBlock]:
-    return None, network.apply(params, *inputs, cache)[1]
+) -> tuple[jax.Array | None, KVBlock]:
+    fed, block = network.apply(params, *inputs, cache)
+    return (None if network.modules == 1 else fed.feature), block
 
 
 def _one(out: Output) -> Output:
@@ -160,10 +171,13 @@ def _begin(
     last = jnp.maximum(missing - 1, 0)[:, None, None]
     hidden, feature = (jnp.take_along_axis(x, last, 1) for x in fed)
     logits = _vocabulary.spread(network.ids, network.logits(params, hidden), vocab_size)
+    more = _further.begin(network, params, context, kept.cache, fed.feature, missing, kept.more)
     cache = network.commit(cache, slots, missing)
     recycled = jnp.where((missing > 0)[:, None], feature[:, 0], kept.recycled)
-    kept = Kept(cache, kept.features, recycled, context.pending)
-    return Begun(logits[:, 0], kept, None, cache.length > 0)
+    kept = Kept(cache, kept.features, recycled, context.pending, more)
+    # Module k has no slot for the pending token before the text has k + 1 tokens.
+    ready = (cache.length > 0) & (context.length >= network.modules)
+    return Begun(logits[:, 0], kept, None, ready)
 
 
 def _step(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from specjax.checks import whole
-from specjax.drafters._keys import EagleKeys, HeadKeys
+from specjax.drafters._keys import HeadKeys, NetworkKeys
 from specjax.drafters.heads._family import Ends, ends
 from specjax.errors import UserError
 from specjax.models import head_layouts as layouts
@@ -23,7 +23,7 @@ class Given(NamedTuple):
     config: dict[str, Any]  # config.json of their files; {} without files
 
 
-def read(name: str, target: LM, keys: HeadKeys | EagleKeys) -> Given:
+def read(name: str, target: LM, keys: HeadKeys | NetworkKeys) -> Given:
     """The heads that the keys ``model`` or ``params`` give. Raises UserError.
 
     Warns of files with a key that has two meanings, with the one that was taken.
@@ -54,7 +54,7 @@ def sizes(stored: Sequence[int] | None, **asked: tuple[int, int]) -> tuple[int, 
     return tuple(stored)
 
 
-def _from_params(name: str, target: LM, keys: HeadKeys | EagleKeys) -> Params:
+def _from_params(name: str, target: LM, keys: HeadKeys | NetworkKeys) -> Params:
     if keys.dtype is not None:
         raise UserError(
             f"{name} has a dtype, in which files are read, and no files; give model, or leave "
@@ -67,7 +67,7 @@ def _from_params(name: str, target: LM, keys: HeadKeys | EagleKeys) -> Params:
 
 
 def _from_files(
-    name: str, target: LM, model: str | os.PathLike, keys: HeadKeys | EagleKeys
+    name: str, target: LM, model: str | os.PathLike, keys: HeadKeys | NetworkKeys
 ) -> tuple[Params, dict[str, Any]]:
     if keys.params is not None:
         raise UserError(f"{name} was given params and a directory {model}; give one of them")

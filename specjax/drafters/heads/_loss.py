@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from specjax import sampling
-from specjax.checks import number, one_of
+from specjax.checks import one_of
 from specjax.divergences import DIVERGENCES
-from specjax.drafters.heads import _text
+from specjax.drafters.heads import _compared, _text
 from specjax.drafters.heads._family import Heads
 from specjax.errors import UserError
 from specjax.types import LM, Batch, ModelParams
@@ -25,10 +23,7 @@ class _Labels(NamedTuple):
 
     batch: Batch
     teachers: jax.Array  # f[B,T,V] the target's logits, constants
-    first: jax.Array  # f32[] ``_text.number_of_labels``, at least 1
-    ce: float  # weight of the cross-entropy
-    teacher: float  # weight of the divergence
-    divergence: Callable[..., jax.Array]  # (target's logits, head's logits) -> f[B,T]
+    terms: _compared.Terms
 
 
 def loss(
@@ -67,7 +62,8 @@ def loss(
     out, state = _text.begin(heads, target, pair, batch)
     teachers = jax.lax.stop_gradient(out.logits)
     count = _text.number_of_labels(batch, heads.depth)
-    labels = _Labels(batch, teachers, jnp.maximum(count, 1), ce, teacher, DIVERGENCES[divergence])
+    terms = _compared.Terms(jnp.maximum(count, 1), ce, teacher, DIVERGENCES[divergence])
+    labels = _Labels(batch, teachers, terms)
     term = functools.partial(_term, heads, labels)
     if slots == "one":
         depth = jax.random.randint(key, (), 0, heads.depth)
@@ -81,7 +77,7 @@ def loss(
         value, sizes, state = jax.checkpoint(term, static_argnums=2)(pair, state, depth)
         total += decay**depth * value
         metrics[f"agreement_{depth + 1}"] = sizes.pop("agreement")
-        weights[f"agreement_{depth + 1}"] = _text.label(batch, depth + 2, depth)[1].sum()
+        weights[f"agreement_{depth + 1}"] = sizes.pop("labels")
         metrics |= {name: metrics[name] + decay**depth * size for name, size in sizes.items()}
     return total, {**metrics, "weight": jax.tree.map(jnp.float32, weights)}
 
@@ -95,17 +91,8 @@ def _check(
     slots: str,
     divergence: str,
 ) -> None:
-    for name, value in (("ce", ce), ("teacher", teacher), ("decay", decay)):
-        number(f"loss.{name}", value, ">= 0", lambda x: x >= 0)
+    _compared.check(ce, teacher, decay, divergence)
     one_of("loss.slots", slots, SLOTS)
-    one_of("loss.divergence", divergence, tuple(DIVERGENCES))
-    if divergence != "forward_kl" and not teacher:
-        raise UserError(
-            f"loss.divergence is {divergence!r} and loss.teacher, its weight, is 0; give "
-            "loss.teacher, or leave loss.divergence out"
-        )
-    if not ce and not teacher:
-        raise UserError("loss.ce and loss.teacher are both 0; make one of them positive")
     if slots == "one" and not heads.independent:
         raise UserError(
             f"each head of {heads.name} continues from the head before it; loss.slots must be 'all'"
@@ -117,26 +104,10 @@ def _check(
 def _term(
     heads: Heads, labels: _Labels, pair: ModelParams, state: Any, depth: Any
 ) -> tuple[jax.Array, dict[str, jax.Array], Any]:
-    """(loss of one depth; its agreement, scale and uniform, see ``loss``; the next state)."""
-    batch, teachers, first, ce, teacher, divergence = labels
+    """(loss of one depth; its metrics, see ``_compared``; the next state)."""
+    batch, teachers, terms = labels
     size = teachers.shape[1]
     logits, state = heads.step(pair, state, depth, _text.ahead(batch.tokens, depth + 1, size))
     tokens, counted = _text.label(batch, depth + 2, depth)
     target_logits = _text.ahead(teachers, depth + 1, size)
-    value = jnp.zeros(tokens.shape, logits.dtype)
-    # Of a guess that gives all tokens the same probability.
-    uniform = jnp.full(tokens.shape, ce * jnp.log(logits.shape[-1]), logits.dtype)
-    if ce:
-        log_probs = jax.nn.log_softmax(logits)
-        value -= ce * jnp.take_along_axis(log_probs, tokens[..., None], -1)[..., 0]
-    if teacher:
-        value += teacher * divergence(target_logits, logits)
-        # [V] only: XLA would fold a constant of the whole shape, slowly.
-        uniform += teacher * divergence(target_logits, jnp.zeros(logits.shape[-1]))
-    same = counted & (sampling.argmax(logits) == sampling.argmax(target_logits))
-    sizes = {
-        "agreement": same.sum() / jnp.maximum(counted.sum(), 1),
-        "scale": (ce + teacher) * counted.sum() / first,
-        "uniform": jnp.where(counted, uniform, 0).sum() / first,
-    }
-    return jnp.where(counted, value, 0).sum() / first, sizes, state
+    return *_compared.compare(terms, logits, target_logits, tokens, counted), state

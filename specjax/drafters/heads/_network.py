@@ -27,7 +27,7 @@ from specjax.models.logits import in_float32
 from specjax.tree import Columns, Layout
 from specjax.types import ModelParams, Output, Params
 
-__all__ = ["Fed", "Network", "Shape", "build"]
+__all__ = ["Fed", "Network", "Shape", "build", "embed_own"]
 
 
 class Network(NamedTuple):
@@ -54,6 +54,8 @@ class Network(NamedTuple):
     ids: np.ndarray | None = None
     # What config.json must hold about the parameters in addition to their shapes.
     facts: tuple[tuple[str, Any], ...] = ()
+    # Modules in sequence (``_further``): ``apply`` then takes the number of one, ``module=``.
+    modules: int = 1
     # Slot t reads token t + shift. 0 is an ablation: the token is that of the feature.
     shift: int = 1
 
@@ -83,7 +85,7 @@ def build(
     init_cache = functools.partial(
         kv.zeros, config.num_layers, heads=config.num_kv_heads, width=config.head_dim, dtype=dtype
     )
-    embed = _own_embedding if own_embedding else lambda params, ids: ends.embed(params.target, ids)
+    embed = embed_own if own_embedding else lambda params, ids: ends.embed(params.target, ids)
     return Network(
         name=name,
         width=config.hidden_size,
@@ -109,7 +111,8 @@ def merge(shape: Shape, params: Params, dtype: Any = jnp.float32) -> Any:
     return nnx.merge(graph, state)
 
 
-def _own_embedding(params: ModelParams, tokens: jax.Array) -> jax.Array:
+def embed_own(params: ModelParams, tokens: jax.Array) -> jax.Array:
+    """i32[...] -> [...,D]: with the embedding that the parameters of the network have."""
     table = params.draft["embed"]["embedding"]
     return table[jnp.clip(tokens, 0, table.shape[0] - 1)]
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+from specjax.drafters import _foresee
 from specjax.drafters._growth import Plan
 from specjax.drafters.heads import _columns, _rollout_loss, _text
 from specjax.drafters.heads._network import Network
@@ -23,13 +27,33 @@ def training(
     if network.taps:
         target = target.with_taps(network.taps)
     texts = functools.partial(along, network, target)
+    foresee = _text.foresee(texts, plan)
+    ranks = functools.partial(_text.ranks, texts, plan.growth.depth)
+    if network.modules > 2:
+        foresee = foresee and functools.partial(_where_drafted, network, foresee, 0)
+        ranks = functools.partial(_where_drafted, network, ranks, -1)
     return Training(
         loss=functools.partial(_rollout_loss.loss, network, target, **(defaults or {})),
         start=network.start,
-        foresee=_text.foresee(texts, plan),
-        ranks=functools.partial(_text.ranks, texts, plan.growth.depth),
+        foresee=foresee,
+        ranks=ranks,
         facts=network.facts,
     )
+
+
+def _where_drafted(
+    network: Network,
+    values: Callable[..., jax.Array],
+    none: int,
+    params: ModelParams,
+    batch: Batch,
+    *more: Any,
+) -> jax.Array:
+    """[B,T,M]: the values, and ``none`` where the text has fewer tokens than there are modules."""
+    early = _columns.text(batch).layout.depth < network.modules - 2
+    early = _foresee.of_pending(early[..., None])
+    own = values(params, batch, *more)
+    return jnp.where(early, jnp.asarray(none, own.dtype), own)
 
 
 def along(

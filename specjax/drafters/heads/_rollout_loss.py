@@ -30,6 +30,9 @@ EAGLE: dict[str, Any] = {"steps": 1, "feature": 1.0, "weight": 0.1, "noise": 0.1
 HASS = EAGLE | {"steps": 3, "detach": True, "top_k_weight": 1.0}
 # Li et al. 2025 (2503.01840), section 3, and the authors' code.
 EAGLE3: dict[str, Any] = {"steps": 7, "decay": 0.8, "feature": 0.0, "weight": 1.0, "noise": 0.0}
+# DeepSeek-AI 2024 (2412.19437), section 2.2, with the target's probs for labels: a step for each
+# module.
+MTP: dict[str, Any] = {"steps": 1, "feature": 0.0, "weight": 1.0, "noise": 0.0}
 
 
 class _Terms(NamedTuple):
@@ -173,6 +176,11 @@ def _check_effects(network: Network, target: LM, values: dict[str, Any]) -> None
         raise UserError(
             f"loss.feature is {values['feature']}, and {network.name} does not predict the "
             "target's features; leave it 0"
+        )
+    if values["steps"] < network.modules:
+        raise UserError(
+            f"loss.steps is {values['steps']}, and {network.name} has {network.modules} modules; "
+            "give one step for each, or more"
         )
     width = target.vocab_size if network.ids is None else len(network.ids)
     if values["top_k_weight"] and values["top_k"] > width:

@@ -101,23 +101,14 @@ def foresee_chain(
     along: Along, depth: int, params: ModelParams, batch: Batch, sampling: Sampling
 ) -> jax.Array:
     """f32[B,T,depth]: ``Training.foresee`` of a chain drawn from the drafter's probabilities."""
-    accepted = [
-        _foresee.accept_probs(logits, target_logits, labels, sampling)
-        for labels, logits, target_logits in along(params, batch, depth)
-    ]
-    return _foresee.of_pending(jnp.stack(accepted, -1))
+    return _foresee.of_pending(_foresee.chain_along(along, depth, params, batch, sampling))
 
 
 def foresee_tree(
     along: Along, shape: Topology, params: ModelParams, batch: Batch, sampling: Sampling
 ) -> jax.Array:
     """f32[B,T,depth]: ``Training.foresee`` of the most probable tokens as a tree of this shape."""
-    del sampling
-    texts = along(params, batch, shape.depth)
-    inside = _foresee.inside_tree(
-        (_foresee.rank(logits, labels) for labels, logits, _ in texts), shape
-    )
-    return _foresee.of_pending(jnp.stack([each.astype(jnp.float32) for each in inside], -1))
+    return _foresee.of_pending(_foresee.tree_along(along, shape, params, batch, sampling))
 
 
 def ranks(along: Along, depth: int, params: ModelParams, batch: Batch) -> jax.Array:

@@ -7,22 +7,21 @@ they are behind the token before the pending one, with two behind the pending on
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from specjax import sampling, tree
-from specjax.checks import number, one_of, whole
+from specjax import tree
+from specjax.checks import whole
 from specjax.divergences import DIVERGENCES
 from specjax.drafters import _foresee
-from specjax.drafters._growth import Fixed, Plan
-from specjax.drafters.heads import _text
+from specjax.drafters._growth import Plan
+from specjax.drafters.heads import _compared, _text
 from specjax.drafters.self_speculation import _look_ahead
 from specjax.drafters.self_speculation._look_ahead import Setup
 from specjax.errors import UserError
-from specjax.types import CHAIN, Array, Batch, ModelParams, Params, Training
+from specjax.types import Array, Batch, ModelParams, Params, Training
 
 PLACES = 32
 
@@ -30,8 +29,9 @@ PLACES = 32
 def training(setup: Setup, plan: Plan) -> Training:
     """The training part of the drafter."""
     along = functools.partial(_along, setup)
-    foresee = _text.foresee(along, plan) if setup.calls == 1 else _foresee_of_two(along, plan)
-    ranks = _text.ranks if setup.calls == 1 else _ranks_of_two
+    one = setup.calls == 1
+    foresee = _text.foresee(along, plan) if one else _foresee.of_plan(along, plan)
+    ranks = _text.ranks if one else _foresee.ranks_along
     return Training(
         loss=functools.partial(loss, setup),
         start=functools.partial(_start, setup),
@@ -104,7 +104,8 @@ def loss(
     text, hidden = outputs(setup, pair, batch, chosen)
     teachers = jax.lax.stop_gradient(setup.ends.unembed(target_params, text))
     first = jnp.maximum(_number_of_labels(setup, batch, chosen), 1)
-    labels = _Labels(setup, batch, chosen, teachers, first, ce, teacher, DIVERGENCES[divergence])
+    terms = _compared.Terms(first, ce, teacher, DIVERGENCES[divergence])
+    labels = _Labels(setup, batch, chosen, teachers, terms)
     total, metrics = jnp.zeros(()), {"scale": jnp.zeros(()), "uniform": jnp.zeros(())}
     weights = dict.fromkeys(("loss", *metrics), first)
     for depth in range(setup.rows):
@@ -124,35 +125,16 @@ class _Labels(NamedTuple):
     batch: Batch
     places: Array  # i32[B,P]
     teachers: Array  # f[B,T,V] the target's logits, constants
-    first: Array  # i32[] ``_number_of_labels``, at least 1
-    ce: float
-    teacher: float
-    divergence: Callable[..., Array]
+    terms: _compared.Terms
 
 
 def _term(labels: _Labels, depth: int, logits: Array) -> tuple[Array, dict[str, Array]]:
     """The loss of one embedding from its logits f[B,P,V]; its metrics."""
-    setup, batch, places, teachers, first, ce, teacher, divergence = labels
+    setup, batch, places, teachers, terms = labels
     tokens, counted = _label(setup, batch, places, depth)
     own = _text.ahead(teachers, depth + 1, teachers.shape[1])
     own = jnp.take_along_axis(own, places[..., None], 1)
-    value = jnp.zeros(tokens.shape, logits.dtype)
-    # Of a guess that gives all tokens the same probability.
-    uniform = jnp.full(tokens.shape, ce * jnp.log(logits.shape[-1]), logits.dtype)
-    if ce:
-        log_probs = jax.nn.log_softmax(logits)
-        value -= ce * jnp.take_along_axis(log_probs, tokens[..., None], -1)[..., 0]
-    if teacher:
-        value += teacher * divergence(own, logits)
-        uniform += teacher * divergence(own, jnp.zeros(logits.shape[-1]))
-    same = counted & (sampling.argmax(logits) == sampling.argmax(own))
-    sizes = {
-        "agreement": same.sum() / jnp.maximum(counted.sum(), 1),
-        "labels": counted.sum(),
-        "scale": (ce + teacher) * counted.sum() / first,
-        "uniform": jnp.where(counted, uniform, 0).sum() / first,
-    }
-    return jnp.where(counted, value, 0).sum() / first, sizes
+    return _compared.compare(terms, logits, own, tokens, counted)
 
 
 def _label(setup: Setup, batch: Batch, places: Array, number: int) -> tuple[Array, Array]:
@@ -186,17 +168,8 @@ def _places(key: Array, rows: int, size: int, most: int) -> Array:
 def _check(
     batch: Batch, ce: float, teacher: float, decay: float, places: int, divergence: str
 ) -> None:
-    for name, value in (("ce", ce), ("teacher", teacher), ("decay", decay)):
-        number(f"loss.{name}", value, ">= 0", lambda x: x >= 0)
+    _compared.check(ce, teacher, decay, divergence)
     whole("loss.places", places, 1)
-    one_of("loss.divergence", divergence, tuple(DIVERGENCES))
-    if divergence != "forward_kl" and not teacher:
-        raise UserError(
-            f"loss.divergence is {divergence!r} and loss.teacher, its weight, is 0; give "
-            "loss.teacher, or leave loss.divergence out"
-        )
-    if not ce and not teacher:
-        raise UserError("loss.ce and loss.teacher are both 0; make one of them positive")
     if batch.tokens.shape[1] < 3:
         raise UserError(
             "look-ahead embeddings predict two tokens ahead; raise train.length to 2 or more"
@@ -219,34 +192,3 @@ def _along(setup: Setup, params: ModelParams, batch: Batch, depth: int) -> _text
         behind = d - (setup.calls == 2)
         logits = own if behind < 0 else unembed(hidden[:, :, behind])
         yield _text.label(batch, d + 1 + more)[0], logits, _text.ahead(own, d + more, size)
-
-
-def _foresee_of_two(along: _text.Along, plan: Plan):
-    """``_text.foresee`` where an entry belongs to the pending token."""
-    growth = plan.growth
-    if not isinstance(growth, Fixed) or plan.controller is not None:
-        return None
-    if growth.how == "top_k":
-        return functools.partial(_foresee_tree, along, growth.shape)
-    return functools.partial(_foresee_chain, along, growth) if growth.siblings == CHAIN else None
-
-
-def _foresee_chain(along, growth: Fixed, params, batch, settings) -> Array:
-    every = [
-        _foresee.accept_probs(logits, target_logits, labels, settings)
-        for labels, logits, target_logits in along(params, batch, growth.depth)
-    ]
-    return jnp.stack(every, -1)
-
-
-def _foresee_tree(along, shape, params, batch, settings) -> Array:
-    del settings
-    texts = along(params, batch, shape.depth)
-    ranks = (_foresee.rank(logits, labels) for labels, logits, _ in texts)
-    inside = _foresee.inside_tree(ranks, shape)
-    return jnp.stack([each.astype(jnp.float32) for each in inside], -1)
-
-
-def _ranks_of_two(along, depth: int, params: ModelParams, batch: Batch) -> Array:
-    texts = along(params, batch, depth)
-    return jnp.stack([_foresee.rank(logits, labels) for labels, logits, _ in texts], -1)

@@ -78,7 +78,8 @@ def check_training(config: Config) -> None:
             f"accumulate * {'data * fsdp of config.mesh' if mesh else 'devices'} = {parts}"
         )
     _check_on_policy(config)
-    for name, objective in (("pruned", "distill"), ("spire", "distill"), ("joint", "heads")):
+    of_distill = dict.fromkeys(("pruned", "spire", "pard"), "distill")
+    for name, objective in {**of_distill, "joint": "heads"}.items():
         if config.get(name) and config.objective != objective:
             raise UserError(
                 f"config.{name} is not a key of objective {config.objective}; leave it out"

@@ -122,13 +122,19 @@ def first_params(config: Config, shape: TransformerConfig, vocabulary: str) -> d
 
 
 def model_saver(
-    workdir: Path, shape: TransformerConfig, tokenizer: Tokenizer
+    workdir: Path,
+    shape: TransformerConfig,
+    tokenizer: Tokenizer,
+    more: dict[str, Any] | None = None,
 ) -> Callable[[Any, dict], None]:
-    """A function (params, summary) that writes summary.json and the model directory."""
+    """A function (params, summary) that writes summary.json and the model directory.
+
+    ``more`` are further keys of its config.json.
+    """
 
     def save(params, summary):
         write_json(workdir / "summary.json", summary)
-        hf.save(workdir / "model", shape, params, tokenizer)
+        hf.save(workdir / "model", shape, params, tokenizer, more=more)
 
     return save
 

@@ -16,7 +16,7 @@ from specjax.models.spire.model import with_memory
 from specjax.models.transformer_config import TransformerConfig
 from specjax.train import boosting, initial, objectives, on_policy
 from specjax.train.loop import Task
-from specjax.train.recipes import checks, common, examined, spire
+from specjax.train.recipes import checks, common, examined, pard, spire
 from specjax.train.recipes import material as materials
 from specjax.train.recipes.common import Prepared
 from specjax.types import LM
@@ -42,7 +42,11 @@ def prepare(config: Config, workdir: Path) -> Prepared:
             f"config.train.length {config.train.length} is beyond the draft's "
             f"{decoder.max_positions} positions"
         )
-    loss = common.make_loss(objectives.distill_loss, config.loss, "distill", target.lm, model)
+    parallel = pard.drafter_of(config, target, model) if config.get("pard") else None
+    if parallel is None:
+        loss = common.make_loss(objectives.distill_loss, config.loss, "distill", target.lm, model)
+    else:
+        loss, save = pard.loss(config, parallel), pard.saver(config, workdir, decoder, target)
     theirs = target.params
     if config.boosted:
         earlier = _earlier(config, target)
@@ -57,7 +61,10 @@ def prepare(config: Config, workdir: Path) -> Prepared:
             config.data.on_policy_prompt,
             config.loss.get("temperature", 1.0),
         )
-    examine = examined.draft_model(config, target, model, material)
+    if parallel is None:
+        examine = examined.draft_model(config, target, model, material)
+    else:
+        examine = examined.examiner(config, parallel, target, material)
     task = Task(loss, params, theirs, material.batches, material.held_out, examine, rewrite)
     return Prepared(task, material, save, common.fingerprint(target))
 

@@ -1,0 +1,144 @@
+"""Corrections of a block's logits by the tokens drafted before, and its confidence.
+
+A block is one pass, so its logits u_k at depth k do not know the draft's tokens. A correction is
+cheap and runs from left to right; x_k is the token at depth k, x_0 the pending one, h_k the output
+at the place that predicts x_k, r a row of a table, and s a state.
+
+- "markov" (DSpark, 2607.05147, section 3.2): u_k + W2 r(x_(k-1)).
+- "gated": u_k + W2 (g * r), g = sigmoid(W_g [h_k ; r]).
+- "rnn": [gate ; candidate ; out] = W_j [s ; r ; h_k], s' = sigmoid(gate) s + (1 - sigmoid(gate))
+  tanh(candidate), u_k + W2 tanh(out).
+- "gru" (Domino, 2605.29707): s' = GRU(s, e(x_(k-1))) with the target's embedding e, without biases,
+  u_k + W2 SiLU(W1 [h_k ; s']).
+
+The confidence (DSpark, section 3.3) is sigmoid(w [h_k ; r(x_(k-1))] + b), without r for other
+corrections. It is known before x_k is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specjax.drafters.heads._block_layers import BlockShape
+from specjax.models.logits import in_float32
+from specjax.models.short_blocks import matmul
+from specjax.types import ModelParams, Params
+
+
+class Given(NamedTuple):
+    """What a correction reads at one depth; leading dimensions [...] are free."""
+
+    tokens: jax.Array  # i32[...] the token before
+    hidden: jax.Array  # [...,D] the output at the place that predicts
+    logits: jax.Array  # f[...,V] the block's own
+    depth: Any  # of the token that is predicted, from 0
+
+
+class Corrected(NamedTuple):
+    """One depth after its correction."""
+
+    logits: jax.Array  # f[...,V]
+    state: jax.Array  # [...,S]
+    confidence: jax.Array | None  # f32[...] before the sigmoid; None: there is none
+
+
+def state_width(shape: BlockShape) -> int:
+    """S; 0: there is no state."""
+    return {"rnn": shape.rank, "gru": shape.state}.get(shape.correction, 0)
+
+
+def shapes(shape: BlockShape) -> dict[str, Any]:
+    """The shapes of the parameters, a nested dict."""
+    width, rank, vocab = shape.config.hidden_size, shape.rank, shape.vocab
+    own: dict[str, Any] = {}
+    if shape.markov:
+        own["markov"] = {"table": (vocab, rank), "out": {"kernel": (rank, vocab)}}
+    if shape.correction == "gated":
+        own["markov"]["gate"] = {"kernel": (width + rank, rank), "bias": (rank,)}
+    if shape.correction == "rnn":
+        own["markov"]["joint"] = {"kernel": (2 * rank + width, 3 * rank), "bias": (3 * rank,)}
+    if shape.correction == "gru":
+        own["gru"] = {"w": (width, 3 * shape.state), "u": (shape.state, 3 * shape.state)}
+        own["prefix"] = {
+            "in": {"kernel": (width + shape.state, rank)},
+            "out": {"kernel": (rank, vocab)},
+        }
+    if shape.confidence:
+        read = width + (rank if shape.markov else 0)
+        own["confidence"] = {"kernel": (read, 1), "bias": (1,)}
+    return own
+
+
+def new(shape: BlockShape, key: jax.Array) -> Params:
+    """New parameters: normal with standard deviation 0.02; the last map and biases are zeros.
+
+    So training begins with the block's own logits.
+    """
+    leaves, tree = jax.tree.flatten_with_path(shapes(shape), is_leaf=lambda x: isinstance(x, tuple))
+    keys, params = jax.random.split(key, max(len(leaves), 1)), []
+    for own, (path, size) in zip(keys, leaves, strict=False):
+        names = [entry.key for entry in path]
+        zero = names[-1] == "bias" or "out" in names or "confidence" in names
+        drawn = 0.02 * jax.random.normal(own, size, jnp.float32)
+        params.append(jnp.zeros_like(drawn) if zero else drawn)
+    return jax.tree.unflatten(tree, params)
+
+
+def step(
+    shape: BlockShape,
+    embed: Callable[[Params, jax.Array], jax.Array],
+    params: ModelParams,
+    state: jax.Array,
+    given: Given,
+) -> Corrected:
+    """One depth. ``state`` [...,S] is that of the depth before, zeros at the first."""
+    own, (tokens, hidden, logits, depth) = params.draft, given
+    row, sure = None, None
+    if shape.markov:
+        row = own["markov"]["table"][jnp.clip(tokens, 0, shape.vocab - 1)]
+        change, state = _markov(shape.correction, own["markov"], state, row, hidden)
+        logits = logits + change
+    elif shape.correction == "gru":
+        state = gru(own["gru"], state, embed(params.target, tokens).astype(state.dtype))
+        read = jnp.concatenate([hidden, state.astype(hidden.dtype)], -1)
+        inner = jax.nn.silu(matmul(read, own["prefix"]["in"]["kernel"]))
+        change = in_float32(matmul(inner, own["prefix"]["out"]["kernel"]))
+        logits = jnp.where(jnp.asarray(depth) < shape.plain, logits, logits + change)
+    if shape.confidence:
+        read = hidden if row is None else jnp.concatenate([hidden, row.astype(hidden.dtype)], -1)
+        sure = _linear(own["confidence"], read)[..., 0]
+        sure = sure.astype(jnp.promote_types(sure.dtype, jnp.float32))
+    return Corrected(logits, state, sure)
+
+
+def _markov(
+    kind: str, own: Params, state: jax.Array, row: jax.Array, hidden: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """(what is added to the logits, the state)."""
+    row = row.astype(hidden.dtype)
+    if kind == "gated":
+        row = jax.nn.sigmoid(_linear(own["gate"], jnp.concatenate([hidden, row], -1))) * row
+    elif kind == "rnn":
+        read = jnp.concatenate([state.astype(hidden.dtype), row, hidden], -1)
+        gate, candidate, out = jnp.split(_linear(own["joint"], read), 3, -1)
+        gate = jax.nn.sigmoid(gate)
+        state = (gate * state + (1 - gate) * jnp.tanh(candidate)).astype(state.dtype)
+        row = jnp.tanh(out)
+    return in_float32(matmul(row, own["out"]["kernel"])), state
+
+
+def gru(own: Params, state: jax.Array, x: jax.Array) -> jax.Array:
+    """The state [...,G] after x [...,D]: a GRU without biases, in the order of PyTorch's gates."""
+    reset, update, new_x = jnp.split(matmul(x, own["w"]), 3, -1)
+    reset_s, update_s, new_s = jnp.split(matmul(state, own["u"]), 3, -1)
+    reset, update = jax.nn.sigmoid(reset + reset_s), jax.nn.sigmoid(update + update_s)
+    candidate = jnp.tanh(new_x + reset * new_s)
+    return (1 - update) * candidate + update * state
+
+
+def _linear(own: Params, x: jax.Array) -> jax.Array:
+    return matmul(x, own["kernel"]) + own["bias"]

@@ -1,0 +1,406 @@
+"""Block drafters: what they draft, their corrections, their law, training, files, errors."""
+
+from __future__ import annotations
+
+import functools
+
+import growth_cases
+import head_cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import accept, drafters, sampling, step, testing
+from specjax.drafters.heads import _block_corrections as corrections
+from specjax.drafters.heads import _block_network, _block_text
+from specjax.errors import UserError
+from specjax.testing import cases, loop, mutant_networks
+from specjax.testing.claims import widen
+from specjax.types import Batch, ModelParams
+
+VOCAB = 16
+# Method -> keys of a network as it is published, in small.
+METHODS = {
+    "dflash": {"block": 4, "layers": 2, "qk_norm": True, "window": 4},
+    "dspark": {
+        "block": 3,
+        "anchor": True,
+        "correction": "markov",
+        "rank": 4,
+        "confidence": True,
+    },
+    "gated": {"block": 3, "anchor": True, "correction": "gated", "rank": 4},
+    "rnn": {"block": 3, "anchor": True, "correction": "rnn", "rank": 4, "mask_id": 5},
+    "jetspec": {"block": 4, "causal": True},
+    "domino": {"block": 3, "anchor": True, "correction": "gru", "rank": 4, "state": 6},
+    "dflare": {"block": 4, "layers": 2, "context": "mixed", "taps": "0,2,3"},
+}
+QUICK = ("dflash", "domino")
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11], [3, 3]]
+
+
+def each_method(quick=QUICK):
+    return pytest.mark.parametrize(
+        "method",
+        [pytest.param(name, marks=[] if name in quick else pytest.mark.slow) for name in METHODS],
+    )
+
+
+@functools.cache
+def target_of():
+    return testing.tiny("llama", 0, 8.0, layers=4, vocab_size=VOCAB)
+
+
+@functools.cache
+def made(method, **keys):
+    target, params = target_of()
+    keys = {"siblings": "iid"} | METHODS[method] | keys
+    drafter = cases.random_heads("block_head", target, params, scale=0.4, **keys)
+    return drafter, ModelParams(params, drafter.init_params(None))
+
+
+def net_of(drafter):
+    """The functions of its network."""
+    return drafter.training.loss.args[0]
+
+
+def played(drafter, params, rule="chain", rounds=4, **settings):
+    """(state before, ``StepInfo``) of each of several rounds of a ragged batch."""
+    target, _ = target_of()
+    state = loop.begin(target, drafter, params, PROMPTS, 24, 0, **settings)
+    play = jax.jit(functools.partial(step.speculative_step, target, drafter, accept.load(rule)))
+    for _ in range(rounds):
+        before = state
+        state, info = play(params, state)
+        yield before, info
+
+
+def largest_error(drafter, params) -> float:
+    """Of the probs of drafts in rounds, from those that training computes at the same places."""
+    net, (target, _) = net_of(drafter), target_of()
+    tapped, depth = target.with_taps(drafter.taps), drafter.longest
+
+    @jax.jit
+    def along(tokens):
+        texts = _block_text.along(net, tapped, params, Batch(tokens), depth)
+        return jnp.stack([jax.nn.softmax(logits) for _, logits, _ in texts], 2)
+
+    worst, checked, accepted = 0.0, 0, 0
+    for state, info in played(drafter, params, temperature=1.0):
+        tokens, drafted = np.asarray(state.tokens), np.asarray(info.draft.tokens)
+        accepted += int(info.accepted.sum())
+        text = np.zeros((len(PROMPTS), tokens.shape[1] + depth + 1), np.int32)
+        text[:, : tokens.shape[1]] = tokens
+        for row, length in enumerate(np.asarray(state.length)):
+            text[row, length : length + depth] = drafted[row]
+        right = np.asarray(along(jnp.asarray(text)))
+        for row, length in enumerate(np.asarray(state.length)):
+            if length < 2:
+                assert not info.draft.valid[row].any()
+            elif not state.done[row]:
+                error = np.asarray(info.draft.probs)[row] - right[row, length - 2]
+                worst, checked = max(worst, float(np.abs(error).max())), checked + 1
+    assert checked >= 12 and accepted
+    return worst
+
+
+@each_method()
+def test_drafts_in_rounds_are_those_along_the_text(method):
+    """The probs of a draft are those that training computes at its place of the text.
+
+    So the cache after rounds is that of a text that was read at once, the blocks of training have
+    the positions and masks of drafting, and ``Draft.probs`` are the corrected ones.
+    """
+    assert largest_error(*made(method)) < 3e-5
+
+
+def late(right):
+    """The block is one position too late."""
+
+    def begin(params, context, cache):
+        begun = right.begin(params, context, cache.replace(length=cache.length + 1))
+        return begun._replace(kept=cache)
+
+    return right._replace(begin=begin)
+
+
+def forgetful(right):
+    """The taps of accepted tokens are not kept."""
+
+    def commit(params, cache, *more):
+        new = right.commit(params, cache, *more)
+        return cache.replace(length=new.length)
+
+    return right._replace(commit=commit)
+
+
+@pytest.mark.parametrize("change", [pytest.param(late, marks=pytest.mark.slow), forgetful])
+def test_wrong_caches_are_detected(change):
+    """The text would be right with them; only acceptance would fall."""
+    drafter, params = made("dflash")
+    wrong = mutant_networks._with_stepper(drafter, change)
+    assert largest_error(wrong, params) > 1e-2
+
+
+def test_blocks_stay_inside_their_document_and_see_no_later_token():
+    drafter, params = made("dflash")
+    net, tapped = net_of(drafter), target_of()[0].with_taps(drafter.taps)
+    texts = np.random.default_rng(0).integers(0, VOCAB, (2, 9))
+
+    @jax.jit
+    def logits(batch):
+        return jnp.stack([x for _, x, _ in _block_text.along(net, tapped, params, batch, 3)], 2)
+
+    packed = Batch(
+        jnp.asarray([[*texts[0, :5], *texts[1, :4]]]), segments=jnp.asarray([[0] * 5 + [1] * 4])
+    )
+    together, alone = logits(packed)[0], logits(Batch(jnp.asarray(texts)))
+    np.testing.assert_allclose(together[2], alone[0, 2], atol=1e-4)
+    np.testing.assert_allclose(together[7], alone[1, 2], atol=1e-4)
+    # The first depth depends on the pending token (5 at place 4), and not on the one after it.
+    changed = texts.copy()
+    changed[:, 6:] = (changed[:, 6:] + 1) % VOCAB
+    other = logits(Batch(jnp.asarray(changed)))
+    np.testing.assert_array_equal(other[:, :5, 0], alone[:, :5, 0])
+    changed[:, 5] = (changed[:, 5] + 1) % VOCAB
+    other = logits(Batch(jnp.asarray(changed)))
+    assert np.abs(np.asarray(other[:, 4, 0] - alone[:, 4, 0])).max() > 1e-3
+
+
+def test_inside_a_block():
+    """JetSpec's places do not see later masks, DFlash's do."""
+    for method, causal in (("dflash", False), ("jetspec", True)):
+        net = net_of(made(method)[0])
+        inside = np.asarray(_block_network.inside(net, 3))
+        assert inside.shape == (4, 4) and inside.all() != causal
+        assert (np.triu(inside, 1) == 0).all() == causal
+    # With fewer tokens the causal block is the same, cut.
+    drafter, params = made("jetspec")
+    cache = _block_network.init_cache(net_of(drafter), 1, 0)
+    long, short = (
+        _block_network.draft(net_of(drafter), params, jnp.asarray([3]), size, cache)
+        for size in (3, 2)
+    )
+    np.testing.assert_allclose(long[:, :2], short, atol=1e-5)
+
+
+def test_gru_is_that_of_pytorch():
+    torch = pytest.importorskip("torch")
+    draw = np.random.default_rng(0)
+    own = {"w": draw.normal(size=(5, 12)), "u": draw.normal(size=(4, 12))}
+    x = draw.normal(size=(7, 5))
+    model = torch.nn.GRU(5, 4, bias=False)
+    with torch.no_grad():
+        model.weight_ih_l0.copy_(torch.tensor(own["w"].T))
+        model.weight_hh_l0.copy_(torch.tensor(own["u"].T))
+        right = model(torch.tensor(x, dtype=torch.float32))[0].numpy()
+    state = jnp.zeros(4)
+    for place in range(7):
+        state = corrections.gru(jax.tree.map(jnp.asarray, own), state, jnp.asarray(x[place]))
+        np.testing.assert_allclose(state, right[place], atol=1e-5)
+
+
+# Label -> keys, rule.
+LAWS = {
+    "chain": ({"block": 3}, "chain"),
+    "rnn chain": (
+        {
+            "block": 2,
+            "anchor": True,
+            "correction": "rnn",
+            "rank": 3,
+            "confidence": True,
+            "control": "calibrated:draft=0.3",
+        },
+        "block",
+    ),
+    "gru tree": (
+        {
+            "block": 2,
+            "anchor": True,
+            "correction": "gru",
+            "rank": 3,
+            "plain": 0,
+            "tree": "2x1",
+            "siblings": "without_replacement",
+        },
+        "recursive",
+    ),
+    "markov dynamic": (
+        {
+            "block": 2,
+            "anchor": True,
+            "correction": "markov",
+            "rank": 3,
+            "tree": "dynamic",
+            "nodes": 4,
+            "top_k": 2,
+        },
+        "deterministic",
+    ),
+    "best first": ({"block": 3, "tree": "best_first", "nodes": 4}, "traversal"),
+}
+
+
+def law_error(keys, rule, change=lambda drafter: drafter, **settings) -> float:
+    with jax.enable_x64(True):
+        table = cases.table(0)
+        target = testing.tabular(cases.VOCAB)
+        drafter = change(cases.random_heads("block_head", target, table, **keys))
+        params = jax.tree.map(widen, ModelParams(table, drafter.init_params(None)))
+        return growth_cases.law_error(drafter, rule, target, params, **settings)
+
+
+@pytest.mark.parametrize(
+    "label",
+    [pytest.param(each, marks=[] if each == "rnn chain" else pytest.mark.slow) for each in LAWS],
+)
+def test_exact_law(label):
+    """Enumerated in float64; the confidence ends drafts of "rnn chain" early."""
+    keys, rule = LAWS[label]
+    for settings in ({"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.8}):
+        assert law_error(keys, rule, **settings) < growth_cases.EXACT
+
+
+def uncorrected(drafter):
+    """A wrong drafter: it draws from the corrected probs, and declares those without correction."""
+    net = net_of(drafter)
+
+    def propose(params, row_keys, context, state):
+        draft, new = drafter.propose(params, row_keys, context, state)
+        size = drafter.longest
+        hidden = _block_network.draft(net, params, context.pending, size, state.kept)
+        logits = _block_network.logits(net, params, hidden)
+        return draft.replace(probs=sampling.to_probs(logits, context.sampling)), new
+
+    return drafter._replace(propose=propose)
+
+
+def test_probs_without_the_correction_are_caught():
+    keys, rule = LAWS["rnn chain"]
+    keys = keys | {"control": "", "confidence": False}
+    assert law_error(keys, rule, temperature=1.0) < growth_cases.EXACT
+    assert law_error(keys, rule, uncorrected, temperature=1.0) > 1e-3
+
+
+def test_a_confidence_that_has_seen_the_token_is_caught():
+    """Dropping a drawn token because it looks bad changes the law."""
+    keys = LAWS["rnn chain"][0] | {"control": "", "confidence": False}
+
+    def retrospective(drafter):
+        def propose(params, row_keys, context, state):
+            draft, new = drafter.propose(params, row_keys, context, state)
+            own = jnp.take_along_axis(draft.probs, draft.tokens[..., None], -1)[..., 0]
+            return draft.replace(valid=draft.valid & (own > 0.3)), new
+
+        return drafter._replace(propose=propose, whole=False)
+
+    assert law_error(keys, "chain", retrospective, temperature=1.0) > 1e-3
+
+
+# Training ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"block": 4},
+        pytest.param(
+            {"block": 3, "anchor": True, "correction": "markov", "rank": 4}, marks=pytest.mark.slow
+        ),
+    ],
+    ids=str,
+)
+def test_learns(keys):
+    head_cases.assert_learns("block_head", steps=150, rate=0.01, **keys)
+
+
+def test_loss_of_random_blocks():
+    """Against the logits along the text, at all places; the confidence learns the overlap."""
+    drafter, params = made("dspark")
+    target, _ = target_of()
+    batch = Batch(jnp.asarray(np.random.default_rng(0).integers(0, VOCAB, (2, 8))))
+    weights = {
+        "ce": 0.1,
+        "teacher": 0.9,
+        "divergence": "total_variation",
+        "decay": 0.5,
+        "confidence": 1.0,
+        "places": 32,
+    }
+    loss = jax.jit(functools.partial(drafter.training.loss, **weights))
+    value, metrics = loss(params.draft, params.target, batch, jax.random.key(0))
+    net, tapped = net_of(drafter), target.with_taps(drafter.taps)
+    texts = list(_block_text.along(net, tapped, params, batch, 3))
+    total = 0.0
+    for depth, (labels, logits, teacher) in enumerate(texts):
+        counted = np.arange(7)[None] + depth + 2 <= 7
+        p, q = (np.asarray(jax.nn.softmax(x)) for x in (teacher, logits))
+        ce = -np.log(np.take_along_axis(q, np.asarray(labels)[..., None], -1)[..., 0])
+        shared = np.minimum(p, q).sum(-1)
+        each = (0.1 * ce + 0.9 * (1 - shared)) * counted
+        total += 0.5**depth * each.sum() / 12
+        mean = (shared * counted).sum() / (counted.sum() * 2)
+        np.testing.assert_allclose(metrics[f"alpha_{depth + 1}"], mean, rtol=1e-4)
+    # What is left is the cross-entropy of the confidence, at least its entropy.
+    assert 0 < float(value) - total < 5
+    gradient = jax.grad(lambda own: loss(own, params.target, batch, jax.random.key(0))[0])
+    leaves = jax.tree.leaves_with_path(gradient(params.draft))
+    assert all(np.abs(np.asarray(leaf)).max() > 0 for _, leaf in leaves), leaves
+
+
+@pytest.mark.slow
+def test_forecast_is_decoded():
+    target, params = target_of()
+    drafter, _ = made("dspark", siblings="iid")
+    head_cases.assert_forecast_is_decoded(drafter, target, params, PROMPTS * 60, 12)
+
+
+# Files and errors -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_files_round_trip(method, tmp_path):
+    keys = METHODS[method] | ({"taps": "0,1"} if "taps" in METHODS[method] else {})
+    if "mask_id" in keys:
+        keys = keys | {"mask_id": 2}
+    head_cases.assert_files_round_trip("block_head", tmp_path / "head", **keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"block": 4, "gamma": 4}, "gamma is 4, and the block was trained to draft 3 tokens"),
+        ({"block": 4, "tree": "chain:5"}, "the tree is 5 levels deep and block_head has 3 heads"),
+        ({"block": 1}, "block is 1, which drafts no token"),
+        ({"mask_id": 5}, "mask_id is 5; the target's tokens are 0..4"),
+        ({"rank": 4}, "rank is 4 and has no effect on the correction 'none'"),
+        ({"correction": "markov", "state": 4}, "state is 4 and has no effect"),
+        ({"correction": "wrong"}, "correction is 'wrong'"),
+        ({"window": 4}, "the only layer has none"),
+        ({"taps": "9"}, "block_head reads the layers"),
+        (
+            {"correction": "markov", "tree": "best_first"},
+            "block_head reads the tokens of its draft",
+        ),
+        ({"confidence": 3}, "confidence is 3"),
+    ],
+    ids=str,
+)
+def test_errors(keys, message):
+    with pytest.raises(UserError, match=message) as caught:
+        drafters.make("block_head", testing.tabular(5), **keys)
+    assert "\n" not in str(caught.value)
+
+
+def test_errors_of_the_loss_and_of_missing_networks():
+    target = testing.tabular(5)
+    drafter = drafters.make("block_head", target)
+    with pytest.raises(UserError, match="block_head has no network yet"):
+        drafter.init_params(None)
+    batch = Batch(jnp.zeros((1, 8), jnp.int32))
+    with pytest.raises(UserError, match="the network has no confidence"):
+        drafter.training.loss({}, {}, batch, None, confidence=1.0)
+    with pytest.raises(UserError, match="loss.ce and loss.teacher are both 0"):
+        drafter.training.loss({}, {}, batch, None, ce=0.0)

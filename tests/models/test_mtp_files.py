@@ -1,0 +1,212 @@
+"""Files of multi-token prediction modules: names, whole models, and files that are refused."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from specjax import drafters, testing
+from specjax.errors import UserError
+from specjax.models import convert_heads, head_files
+from specjax.testing import cases
+
+VOCAB, WIDTH, LAYERS = 16, 16, 3
+FRONTS = {"deepseek": "model.layers.3.", "mimo": "model.mtp_layers.0.", "qwen3": "mtp."}
+OWN = {
+    "deepseek": ("enorm", "hnorm", "eh_proj", "shared_head.norm"),
+    "mimo": ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
+    "qwen3": ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
+}
+LAYER = (
+    *("input_layernorm", "post_attention_layernorm"),
+    *(f"self_attn.{part}" for part in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")),
+    *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
+)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return testing.tiny(layers=LAYERS, width=WIDTH, vocab_size=VOCAB)
+
+
+def drafter_of(target, modules=1, **keys):
+    model, params = target
+    shape = {"heads": 2, "kv_heads": 1, "head_dim": 8, "qk_norm": True}
+    made = cases.random_heads("mtp_module", model, params, modules=modules, **shape, **keys)
+    facts = dict(made.training.facts) | {"vocab_size": VOCAB}
+    return jax.device_get(made.init_params(None)), facts
+
+
+def written(target, folder, modules=1, layout="", **keys):
+    params, facts = drafter_of(target, modules, **keys)
+    head_files.write(folder, "mtp_module", params, facts, layout=layout)
+    return params, load_file(folder / "model.safetensors")
+
+
+def same(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-6)
+
+
+def test_names_and_the_way_back(target, tmp_path):
+    """Exactly the released names; another order of concatenation and other norms are converted."""
+    for layout, front in FRONTS.items():
+        params, tensors = written(target, tmp_path / layout, 1, layout, recycled="raw")
+        layer = f"{front}layers.0." if layout == "qwen3" else front
+        names = {f"{front}{name}.weight" for name in OWN[layout]}
+        assert set(tensors) == names | {f"{layer}{name}.weight" for name in LAYER}
+        kernel = tensors[f"{front}{OWN[layout][2]}.weight"].T
+        order = (1, 0) if layout == "mimo" else (0, 1)
+        own = np.split(params["modules"]["0"]["fc"]["kernel"], 2)
+        np.testing.assert_array_equal(kernel, np.concatenate([own[i] for i in order]))
+        by = 1 if layout == "qwen3" else 0
+        scale = params["modules"]["0"]["token_norm"]["scale"]
+        np.testing.assert_allclose(tensors[f"{front}{OWN[layout][0]}.weight"], scale - by)
+        head = head_files.read(tmp_path / layout, "mtp_module")
+        assert head.config["hidden_first"] is (layout == "mimo")
+        assert (head.config["recycled"], head.config["num_hidden_layers"]) == ("raw", LAYERS)
+        made = drafters.make("mtp_module", target[0], model=tmp_path / layout)
+        assert dict(made.training.facts)["hidden_first"] is (layout == "mimo")
+        # Back to the first layout.
+        convert_heads.convert(tmp_path / layout, tmp_path / "back", "mtp_module", "deepseek")
+        back = head_files.read(tmp_path / "back", "mtp_module")
+        same(back.params, params)
+    _, tensors = written(target, tmp_path / "two", 2)
+    assert {name.split(".")[2] for name in tensors} == {"3", "4"}
+
+
+def as_whole_model(folder, config=None, tensors=lambda x: x, modules=2, layout="", target=None):
+    """Modules among the tensors of their model, as they are released: no key is ours."""
+    params, own = written(target, folder, modules, layout)
+    raw = json.loads((folder / "config.json").read_text())
+    for key in ("specjax", "hidden_first"):
+        raw.pop(key, None)
+    model = {"model.embed_tokens.weight": np.zeros((VOCAB, WIDTH), np.float32)}
+    model |= {"model.layers.0.mlp.experts.0.up_proj.weight": np.zeros((2, 2), np.float32)}
+    raw |= {"model_type": "deepseek_v3", "architectures": ["Some"]} | (config or {})
+    (folder / "config.json").write_text(json.dumps(raw))
+    save_file(tensors(model | own), folder / "model.safetensors")
+    return params
+
+
+def ends(differ=False):
+    """Copies of the model's ends in both modules."""
+    draw = np.random.default_rng(0)
+    table = draw.normal(size=(VOCAB, WIDTH)).astype(np.float32)
+
+    def change(tensors):
+        for i in (3, 4):
+            tensors[f"model.layers.{i}.embed_tokens.weight"] = table
+            tensors[f"model.layers.{i}.shared_head.head.weight"] = table + (differ and i == 4)
+        return tensors
+
+    return table, change
+
+
+def test_modules_inside_a_model(target, tmp_path):
+    """Its own tensors are not read; switches that no file states are keys; copies of ends."""
+    params = as_whole_model(tmp_path / "a", target=target)
+    same(head_files.read(tmp_path / "a", "mtp_module").params, params)
+    made = drafters.make("mtp_module", target[0], model=tmp_path / "a", recycled="raw")
+    assert dict(made.training.facts)["recycled"] == "raw"
+    table, change = ends()
+    as_whole_model(tmp_path / "b", tensors=change, target=target)
+    own = head_files.read(tmp_path / "b", "mtp_module").params
+    np.testing.assert_array_equal(own["embed"]["embedding"], table)
+    np.testing.assert_array_equal(own["head"]["kernel"], table.T)
+    made = drafters.make("mtp_module", target[0], model=tmp_path / "b")
+    facts = dict(made.training.facts) | {"vocab_size": VOCAB}
+    head_files.write(tmp_path / "c", "mtp_module", own, facts)
+    same(head_files.read(tmp_path / "c", "mtp_module").params, own)
+    with pytest.raises(UserError, match="mimo has no place for an embedding or a head"):
+        head_files.write(tmp_path / "d", "mtp_module", own, facts, layout="mimo")
+
+
+def added(name, shape=(2, 2)):
+    return lambda tensors: tensors | {name: np.zeros(shape, np.float32)}
+
+
+def removed(name):
+    return lambda tensors: {key: x for key, x in tensors.items() if key != name}
+
+
+LAST = "model.layers.4."
+REFUSED = {
+    "latent attention": (
+        {"tensors": added(f"{LAST}self_attn.kv_a_proj_with_mqa.weight")},
+        r"latent attention \(MLA\) \(model.layers.4.self_attn.kv_a_proj_with_mqa.weight\)",
+    ),
+    "experts": (
+        {"tensors": added(f"{LAST}mlp.experts.0.up_proj.weight")},
+        r"the mtp_module layer has experts \(model.layers.4.mlp.experts.0.up_proj.weight\)",
+    ),
+    "quantised": (
+        {"tensors": added(f"{LAST}eh_proj.weight_scale_inv")},
+        "has quantised weights",
+    ),
+    "gated attention": (
+        {"config": {"attn_output_gate": True}},
+        "attn_output_gate True is not supported; supported: False",
+    ),
+    "windows": (
+        {"config": {"use_sliding_window": True}},
+        "use_sliding_window True is not supported",
+    ),
+    "partly rotated": (
+        {"config": {"partial_rotary_factor": 0.5}},
+        "partial_rotary_factor 0.5 is not supported; supported: 1",
+    ),
+    "ends of their own": (
+        {"tensors": ends(differ=True)[1]},
+        "model.layers.4.shared_head.head.weight is not that of the first module",
+    ),
+    "number": (
+        {"config": {"num_nextn_predict_layers": 1}},
+        "num_nextn_predict_layers is 1, and the tensors have 2 modules; correct config.json",
+    ),
+    "missing": (
+        {"tensors": removed(f"{LAST}enorm.weight")},
+        "lacks 1 of 30 tensors, first model.layers.4.enorm.weight; copy it again",
+    ),
+    "unknown": (
+        {"tensors": added(f"{LAST}more.weight")},
+        "has 1 tensors that are not of mtp_module heads, first model.layers.4.more.weight",
+    ),
+    "none": (
+        {"tensors": lambda x: {"model.norm.weight": np.zeros(3, np.float32)}},
+        "has no mtp_module heads; its first tensor is model.norm.weight",
+    ),
+    "switch": (
+        {"config": {"specjax": {"hidden": "final"}}},
+        "specjax.hidden is 'final'; it must be one of",
+    ),
+}
+
+
+@pytest.mark.parametrize("label", REFUSED)
+def test_refused(target, tmp_path, label):
+    changes, match = REFUSED[label]
+    as_whole_model(tmp_path / "a", target=target, **changes)
+    with pytest.raises(UserError, match=match) as caught:
+        drafters.make("mtp_module", target[0], model=tmp_path / "a")
+    assert "\n" not in str(caught.value)
+
+
+def test_refused_to_write(target, tmp_path):
+    params, facts = drafter_of(target, 2)
+
+    def refused(match, own=params, layout="", **changes):
+        config = {key: value for key, value in (facts | changes).items() if value is not None}
+        with pytest.raises(UserError, match=match) as caught:
+            head_files.write(tmp_path / "a", "mtp_module", own, config, layout=layout)
+        assert "\n" not in str(caught.value) and not (tmp_path / "a").exists()
+
+    refused("the layout qwen3 has one module, and there are 2", layout="qwen3")
+    refused("have no layout 'glm'; there is deepseek, mimo, qwen3", layout="glm")
+    refused("num_hidden_layers is missing; the names of the layout", num_hidden_layers=None)
+    refused("the parameters are not those of mtp_module heads", own={"fc": np.zeros(3)})
