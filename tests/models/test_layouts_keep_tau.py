@@ -292,7 +292,7 @@ def test_redrafter(tmp_path):
 
 @pytest.mark.parametrize(
     ("modules", "layout"),
-    [(2, "deepseek"), *by_default([(2, "mimo"), (1, "deepseek"), (1, "mimo"), (1, "qwen3")], ())],
+    by_default([(2, "deepseek"), (2, "mimo"), (1, "deepseek"), (1, "mimo"), (1, "qwen3")], ()),
 )
 def test_mtp_modules_keep_tau(tmp_path, modules, layout):
     """Other orders of concatenation and other norms are converted."""

@@ -61,7 +61,8 @@ def test_eagle3_from_text_to_a_chain(target_run, text_file, tmp_path):
         recipes.run(config, tmp_path / "third")
 
 
-@pytest.mark.parametrize("modules", ["2", pytest.param("1", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("modules", ["2", "1"])
 def test_mtp_from_text_to_a_chain(target_run, text_file, tmp_path, modules):
     """Modules beside a frozen target: what was measured at the end is what the files give."""
     target = hf.load(target_run[0])

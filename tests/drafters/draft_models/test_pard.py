@@ -112,10 +112,9 @@ def law_error(keys, rule, change=lambda drafter: drafter, **settings) -> float:
         return growth_cases.law_error(drafter, rule, target, params, **settings)
 
 
-@pytest.mark.parametrize(
-    "label",
-    [pytest.param(each, marks=[] if each == "chain" else pytest.mark.slow) for each in LAWS],
-)
+# The kit proves the law of the cases of testing/head_cases.py and cases.py by default.
+@pytest.mark.slow
+@pytest.mark.parametrize("label", list(LAWS))
 def test_exact_law(label):
     keys, rule = LAWS[label]
     for settings in ({"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.8}):
@@ -150,6 +149,7 @@ def test_deeper_masks_are_dropped_together_with_those_below():
             above = set(here)
 
 
+@pytest.mark.slow
 def test_learns_to_count():
     """The masks predict the tokens at their own distance; before training they do not."""
     vocab, size = 7, 12
