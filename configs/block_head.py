@@ -10,7 +10,7 @@
 The sizes are for a small target: two layers, the published ones have five and taps of five layers
 of the target. Without a shape the draft is a sampled chain of the whole block. Trees from one list
 per depth (DDTree, JetSpec) need a network without a correction: dflash, jetspec or dflare. Minutes
-on two CPU cores for a small target.
+on two CPU cores for a small target. EAGLE-3 in one pass (P-EAGLE) is configs/p_eagle.py.
 """
 
 from ml_collections import ConfigDict, config_dict
@@ -57,7 +57,7 @@ def get_config(method: str = "dflash") -> ConfigDict:
     # The shape of drafts in the forecasts of training; None: a chain of the whole block.
     drafter.gamma = config_dict.placeholder(int)
     drafter.tree = config_dict.placeholder(str)
-    config.loss.decay = DFLASH_DECAY
+    config.loss.decay = DFLASH_DECAY  # 1 with config.loss.pace (D-PACE), which heads.py has
     config.loss.places = 32  # blocks of each row in a step
     config.loss.confidence = 0.0  # weight of the confidence's cross-entropy
     if method == "dspark":

@@ -31,6 +31,8 @@ def get_config(name: str = "medusa", joint: bool = False) -> ConfigDict:
     # teacher > 0
     config.loss.divergence = "forward_kl"
     config.loss.decay = 1.0  # factor on the loss from each head to the next
+    # Smoothing of D-PACE's weights of depths, instead of decay, such as 0.5; None: without.
+    config.loss.pace = config_dict.placeholder(float)
     if name in ("medusa", "bpd"):
         config.loss.slots = "all"  # "one": a single head per batch, chosen at random
     config.optimiser = pretrain.optimiser("adamw", 1e-3)

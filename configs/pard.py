@@ -29,6 +29,8 @@ def get_config() -> ConfigDict:
     config.loss.teacher = 0.0  # weight of the divergence from the target's probs
     config.loss.divergence = "forward_kl"
     config.loss.decay = 1.0  # factor on the loss from each depth to the next
+    # Smoothing of D-PACE's weights of depths, instead of decay, such as 0.5; None: without.
+    config.loss.pace = config_dict.placeholder(float)
     # The share of places that have masks at depth d is keep^d, and at least floor.
     config.loss.keep = 0.7
     config.loss.floor = 0.2

@@ -6,6 +6,7 @@ embedding is specjax's; released files take that of a token.
     T  width of all taps      A  width of the queries      C  of keys and values
     F  width of the feed-forward      H  of an attention head      N  layers      M  taps
     R  rank      G  width of the GRU      J, K, P, Q  sums such as D + R      O  one
+    V  vocabulary of the target      W  draft vocabulary, of an LM head of its own
 """
 
 from __future__ import annotations
@@ -16,8 +17,13 @@ from typing import Any, NamedTuple
 from specjax.models import eagle_layouts
 from specjax.models.head_places import Layout, Place, linear
 
+KIND = "block_head"
+# The ways in which a directory can be written; the first is the default.
+LAYOUTS = {KIND: ("dflash", "specforge", "deepspec", "speculators")}
 # Parts of a network: a leaf and a tensor that show them.
 _MARKS = {
+    "embed": (("embed", "embedding"), "embed_tokens.weight"),
+    "head": (("head", "kernel"), "lm_head.weight"),
     "shared": (("fc", "kernel"), "fc.weight"),
     "mixed": (("mix",), "layer_fusion_weights"),
     "mask": (("mask",), "mask_embedding"),
@@ -67,6 +73,10 @@ def _layout(parts: Parts) -> Layout:
         layout |= linear("fc", ("fc",), (), "T D", False)
     for name in ("hidden_norm", "norm"):
         layout[f"{name}.weight"] = Place((name, "scale"), (), "D")
+    if "embed" in has:
+        layout["embed_tokens.weight"] = Place(("embed", "embedding"), (), "V D")
+    if "head" in has:
+        layout |= linear("lm_head", ("head",), (), "D W", False)
     if "mask" in has:
         layout["mask_embedding"] = Place(("mask",), (), "D")
     own = eagle_layouts.Parts(
@@ -91,9 +101,10 @@ def _layout(parts: Parts) -> Layout:
 
 def _corrections(has: frozenset[str]) -> Layout:
     layout: Layout = {}
+    drafted = "W" if "head" in has else "V"
     if "markov" in has:
         layout["markov_head.markov_w1.weight"] = Place(("markov", "table"), (), "V R")
-        layout |= linear("markov_head.markov_w2", ("markov", "out"), (), "R V", False)
+        layout |= linear("markov_head.markov_w2", ("markov", "out"), (), f"R {drafted}", False)
     if "gate" in has:
         layout |= linear("markov_head.gate_proj", ("markov", "gate"), (), "J R", True)
     if "joint" in has:
@@ -102,7 +113,7 @@ def _corrections(has: frozenset[str]) -> Layout:
         layout["prefix_gru.weight_ih_l0"] = Place(("gru", "w"), (), "D 3G", True)
         layout["prefix_gru.weight_hh_l0"] = Place(("gru", "u"), (), "G 3G", True)
         layout |= linear("embed_proj.0", ("prefix", "in"), (), "P R", False)
-        layout |= linear("embed_proj.2", ("prefix", "out"), (), "R V", False)
+        layout |= linear("embed_proj.2", ("prefix", "out"), (), f"R {drafted}", False)
     if "confidence" in has:
         layout |= linear("confidence_head.proj", ("confidence",), (), "Q O", True)
     return layout

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from specjax.errors import UserError
+
+# Names of the id of the token that stands for unknown ones, in the files of parallel drafters.
+MASK_IDS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 
 
 def value_of(raw: dict, key: str, kind: type = int, default: Any = None) -> Any:
@@ -30,3 +34,32 @@ def object_of(raw: dict, key: str) -> dict:
     if value is not None and not isinstance(value, dict):
         raise UserError(f"{key} is {value!r}; it must be an object or null")
     return value or {}
+
+
+def check_layers(where: object, name: str, value: Any) -> None:
+    """Raises UserError unless ``value`` is a list of different layer numbers."""
+    valid = isinstance(value, list) and bool(value) and all(type(i) is int for i in value)
+    if not valid or min(value) < 0 or len(set(value)) < len(value):
+        raise UserError(
+            f"{where}: {name} is {value!r}; it must be a list of different layer numbers"
+        )
+
+
+def switch(where: object, values: Mapping[str, Any], key: str) -> bool | None:
+    """A boolean of config.json; None: not given. Raises UserError for any other value."""
+    value = values.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise UserError(f"{where}: {key} is {value!r}; it must be true or false")
+    return value
+
+
+def mask_id_of(where: object, values: Mapping[str, Any]) -> int | None:
+    """The id of the mask under one of ``MASK_IDS``; None: not given. Raises UserError."""
+    given = {key: values[key] for key in MASK_IDS if values.get(key) is not None}
+    for key, value in given.items():
+        if type(value) is not int or value < 0:
+            raise UserError(f"{where}: {key} is {value!r}; it must be the id of a token")
+    if len(set(given.values())) > 1:
+        named = " and ".join(f"{key} {value}" for key, value in given.items())
+        raise UserError(f"{where} names different masks ({named}); they must be equal")
+    return next(iter(given.values()), None)

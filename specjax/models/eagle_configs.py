@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from specjax.models.config_values import MASK_IDS
 from specjax.models.eagle_dialects import IDS, OWN
 
 # Keys that are made anew for every file; all others of a config are copied.
@@ -25,7 +26,8 @@ _MADE = {
     *("speculators_model_type", "speculators_version", "transformer_layer_config"),
     *("eagle_config", IDS, "draft_vocab_size", "target_hidden_size", "embed_requires_grad"),
     *("norm_output", "norm_before_residual", "norm_before_fc", "fc_norm", "read_as"),
-    *("taps", "draft_ids", "speculators_config", "parallel_drafting", OWN),
+    *("taps", "draft_ids", "speculators_config", "parallel_drafting", "parallel", OWN),
+    *MASK_IDS,
 }
 # How many tokens a program drafts that takes the number from the file.
 _SPECULATIVE_TOKENS = 5
@@ -62,6 +64,10 @@ def compose(
         "fc_norm": parts["fc_norm"],
         "tie_word_embeddings": False,
     }
+    if config.get("parallel"):
+        own["parallel"] = config["parallel"]
+        # vLLM reads the second name.
+        switches |= dict.fromkeys(("mask_token_id", "ptd_token_id"), config["mask_token_id"])
     if layout == "speculators":
         body = _speculators(config, layer)
     else:
@@ -89,22 +95,24 @@ def _taps(layout: str, taps: list[int] | None) -> dict[str, Any]:
 def _speculators(config: Mapping[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
     """The keys of the vLLM speculators library. The file has no version: no library wrote it."""
     width, taps = config["target_hidden_size"], config.get("taps")
+    tokens = config.get("parallel")
+    method = "peagle" if tokens else "eagle3"
     greedy = {
         "proposal_type": "greedy",
-        "speculative_tokens": _SPECULATIVE_TOKENS,
+        "speculative_tokens": tokens or _SPECULATIVE_TOKENS,
         "verifier_accept_k": 1,
         "accept_tolerance": 0.0,
     }
     verifier = {"name_or_path": config.get("base_model_name_or_path"), "architectures": []}
     made = {
-        "algorithm": "eagle3",
+        "algorithm": method,
         "proposal_methods": [greedy],
         "default_proposal_method": "greedy",
         "verifier": verifier,
     }
     return {
-        "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
+        "architectures": ["PEagleSpeculator" if tokens else "Eagle3Speculator"],
+        "speculators_model_type": method,
         "speculators_config": config.get("speculators_config") or made,
         "transformer_layer_config": layer,
         IDS: None if taps is None else [tap + 1 for tap in taps],

@@ -9,6 +9,8 @@ the vLLM speculators library:
     specforge     "LlamaForCausalLMEagle3": flat keys and ``eagle_config`` (SpecForge, SGLang)
     speculators   ``speculators_model_type``: the keys of the layers in ``transformer_layer_config``
 
+P-EAGLE's files are those of EAGLE-3 with ``mask_hidden`` and the id of a mask.
+
 Directories that specjax wrote also have the key ``specjax``, which states its facts without a
 dialect. Sources: SafeAILab/EAGLE (traineagle3/config.json), sgl-project/SpecForge (configs, pull
 request 879), sgl-project/sglang (pull request 25454), vllm (transformers_utils/configs/speculators,
@@ -20,7 +22,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from specjax.checks import whole
 from specjax.errors import UserError
+from specjax.models.config_values import check_layers, mask_id_of, switch
 
 OWN = "specjax"
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -35,7 +39,10 @@ _ARCHITECTURES = {
     "LlamaForCausalLMEagle3": "specforge",
     "Eagle3Speculator": "speculators",
     "Eagle3DraftModel": "speculators",
+    "PEagleSpeculator": "speculators",
+    "PEagleDraftModel": "speculators",
 }
+_METHODS = ("eagle3", "peagle")
 _MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "eagle", "eagle3", "speculators")
 # Keys of ``eagle_config`` with the only value that is read; None: any (they are read elsewhere).
 _EAGLE_CONFIG = {
@@ -57,7 +64,6 @@ _ONLY: dict[str, Any] = {
     "embedding_multiplier": 1.0,
     "residual_multiplier": 1.0,
     "use_sliding_window": False,
-    "parallel_drafting": False,
 }
 # Names of layer numbers in the files of other methods, which count in another way.
 _FOREIGN_IDS = ("target_layer_ids", "aux_hidden_state_layer_ids", "dflash_config")
@@ -76,6 +82,9 @@ class Meaning(NamedTuple):
     fc_norm: bool | None  # what the file declares; None: nothing
     input_norm: bool | None
     notes: dict[str, str]  # how ambiguous keys were read
+    parallel: int | None = None  # P-EAGLE: tokens of one pass; None: not in the file
+    mask_id: int | None = None  # P-EAGLE: the token of masks
+    masked: bool | None = None  # whether the file declares P-EAGLE; None: nothing
 
 
 def dialect_of(where: object, kind: str, raw: Mapping[str, Any]) -> str:
@@ -84,9 +93,10 @@ def dialect_of(where: object, kind: str, raw: Mapping[str, Any]) -> str:
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise UserError(f"{where}: architectures is {names!r}; it must be a list of names")
     method = raw.get("speculators_model_type")
-    if method not in (None, "eagle3"):
+    if method not in (None, *_METHODS):
         raise UserError(
-            f"{where}: speculators_model_type {method!r} is not supported; supported: 'eagle3'"
+            f"{where}: speculators_model_type {method!r} is not supported for {kind} heads; "
+            f"supported: {', '.join(_METHODS)}"
         )
     if method or any(key in raw for key in ("speculators_config", "transformer_layer_config")):
         if kind != "eagle3":
@@ -121,7 +131,20 @@ def read(where: object, kind: str, raw: Mapping[str, Any]) -> Meaning:
             "or false into config.json"
         )
     fc_norm, input_norm = (switch(where, flat, key) for key in ("fc_norm", "norm_before_fc"))
-    return Meaning(dialect, layer, taps, output, bool(residual), fc_norm, input_norm, notes)
+    switches = (output, bool(residual), fc_norm, input_norm)
+    tokens, mask = _tokens(where, raw, own), mask_id_of(where, flat)
+    masked = switch(where, flat, "parallel_drafting")
+    masked = True if raw.get("speculators_model_type") == "peagle" else masked
+    return Meaning(dialect, layer, taps, *switches, notes, tokens, mask, masked)
+
+
+def _tokens(where: object, raw: Mapping[str, Any], own: Mapping[str, Any]) -> int | None:
+    """How many tokens a network drafts in one pass (P-EAGLE)."""
+    methods = (raw.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    given = [own.get("parallel"), raw.get("num_depths"), raw.get("para_depths")]
+    given.append(methods[0].get("speculative_tokens"))
+    value = next((each for each in given if each is not None), None)
+    return None if value is None else whole(f"{where}: the number of tokens", value, 1)
 
 
 def _flat(where: object, raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,15 +253,6 @@ def _taps(
     return taps
 
 
-def check_layers(where: object, name: str, value: Any) -> None:
-    """Raises UserError unless ``value`` is a list of different layer numbers."""
-    valid = isinstance(value, list) and bool(value) and all(type(i) is int for i in value)
-    if not valid or min(value) < 0 or len(set(value)) < len(value):
-        raise UserError(
-            f"{where}: {name} is {value!r}; it must be a list of different layer numbers"
-        )
-
-
 def _norm_output(
     where: object,
     dialect: str,
@@ -270,11 +284,3 @@ def _norm_output(
         False: "false is plain EAGLE-3",
     }[value]
     return bool(value)
-
-
-def switch(where: object, values: Mapping[str, Any], key: str) -> bool | None:
-    """A boolean of config.json; None: not given. Raises UserError for any other value."""
-    value = values.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise UserError(f"{where}: {key} is {value!r}; it must be true or false")
-    return value

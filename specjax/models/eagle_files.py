@@ -25,6 +25,8 @@ from specjax.models.eagle_shape import checked
 from specjax.models.head_places import listed
 from specjax.models.head_tensors import Tensors
 
+# Tokens of one pass of P-EAGLE in a file that names no number: the default of its training.
+DEPTHS = 8
 # The layers of a file that names none: entries 2, L / 2 and L - 3 of the target's hidden_states.
 DEFAULT_TAPS = 3
 
@@ -54,6 +56,9 @@ def split_maps(path: Path, kind: str, tensors: Tensors) -> tuple[Tensors, dict[s
     other = {"eagle": "eagle3", "eagle3": "eagle"}.get(kind)
     if other and "fc.weight" in named and eagle_layouts.is_eagle3(named) != (kind == "eagle3"):
         raise UserError(f"{path} has {other} heads; give a directory of {kind} heads")
+    if (read := named.get("mask_hidden")) is not None:
+        # Some programs store it with two axes.
+        named["mask_hidden"] = lambda: read().reshape(1, 1, -1)
     maps = eagle_layouts.MAPS if kind == "eagle3" else ()
     return named, {name: named.pop(name)() for name in maps if name in named}
 
@@ -135,6 +140,8 @@ def to_write(
         fc_norm=None,
         input_norm=None,
         notes={},
+        parallel=config.get("parallel"),
+        mask_id=config.get("mask_token_id"),
     )
     if meaning.taps is not None:
         eagle_dialects.check_layers(where, "taps", meaning.taps)
@@ -181,6 +188,7 @@ def facts(
             "norm_before_residual": meaning.norm_before_residual,
         }
         result |= {} if meaning.taps is None else {"taps": meaning.taps}
+        result |= _parallel(where, leaves, meaning)
         if width != fc.shape[1] and ("embed", "embedding") not in leaves:
             raise UserError(
                 f"{where} lacks embed_tokens.weight; heads of width {fc.shape[1]} cannot use the "
@@ -191,6 +199,23 @@ def facts(
         original = shape.rope_scaling.original_max_positions
         result["rope_scaling"] = {"original_max_position_embeddings": original, **scaling}
     return result
+
+
+def _parallel(where: object, leaves: Leaves, meaning: Meaning) -> dict[str, Any]:
+    """How a network drafts in one pass (P-EAGLE). Raises UserError."""
+    has = ("mask_hidden",) in leaves
+    if meaning.masked not in (None, has):
+        raise UserError(
+            f"{where}: config.json is that of {'P-EAGLE' if meaning.masked else 'EAGLE-3'}, and "
+            f"the tensors {'have' if has else 'lack'} mask_hidden; correct config.json"
+        )
+    if not has:
+        return {}
+    if meaning.mask_id is None:
+        raise UserError(
+            f"{where} has mask_hidden and no id of a mask; give mask_token_id in config.json"
+        )
+    return {"parallel": meaning.parallel or DEPTHS, "mask_token_id": meaning.mask_id}
 
 
 def _target_width(where: object, leaves: Leaves, meaning: Meaning, declared: int | None) -> int:

@@ -3,6 +3,7 @@
 The tables are those of ``head_layouts``. Their letters:
 
     D  hidden width of the network     V  vocabulary of the target     W  draft vocabulary
+    O  one
     T  width of all taps together      E  of one tap                   H  of an attention head
     A  width of all queries            C  of all keys                  F  of the feed-forward
 
@@ -45,6 +46,7 @@ class Parts(NamedTuple):
     fc_bias: bool = False  # EAGLE-1
     fc_norms: int = 0  # EAGLE-3.1: norms of each tap before fc
     input_norm: bool = False  # one norm of all taps before fc
+    masked: bool = False  # P-EAGLE: taps of masks
 
 
 def eagle(parts: Parts) -> Layout:
@@ -61,6 +63,8 @@ def eagle3(parts: Parts, first: str = "midlayer") -> Layout:
     layout = linear("fc", ("fc",), (), "T D", False) | _embedding(parts)
     for i in range(parts.fc_norms):
         layout[f"fc_norm.{i}.weight"] = Place(("fc_norm", "scale"), (i,), "E")
+    if parts.masked:
+        layout["mask_hidden"] = Place(("mask_hidden",), (), "O O T")
     if parts.input_norm:
         layout["input_norm.weight"] = Place(("input_norm", "scale"), (), "T")
     wide = {"token_norm": "input_layernorm", "feature_norm": "hidden_norm"}
@@ -121,6 +125,7 @@ def of_names(kind: str, names: Collection[str]) -> Layout:
         fc_bias="fc.bias" in names,
         fc_norms=count(r"fc_norm\.(\d+)\."),
         input_norm="input_norm.weight" in names,
+        masked="mask_hidden" in names,
     )
     if kind == "eagle":
         return eagle(parts)
@@ -144,6 +149,7 @@ def of_leaves(kind: str, leaves: Mapping[tuple, Any], layout: str = "") -> Layou
         fc_bias=("fc", "bias") in paths,
         fc_norms=norms,
         input_norm=("input_norm", "scale") in paths,
+        masked=("mask_hidden",) in paths,
     )
     if kind == "eagle":
         return eagle(parts)

@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from specjax import files
 from specjax.errors import UserError
 from specjax.models import (
+    block_files,
     eagle_dialects,
     eagle_files,
     eagle_layouts,
@@ -39,7 +40,7 @@ KINDS = tuple(FILES)
 # Other libraries choose the class to load by this key of config.json.
 _ARCHITECTURE = {"mlp_speculator": ["MLPSpeculatorPreTrainedModel"], "redrafter": ["Drafter"]}
 _MODEL_TYPE = {"redrafter": "recurrent_drafting_drafter"}
-_EAGLE, _MTP = ("eagle", "eagle3"), mtp_files.KIND
+_EAGLE, _MTP, _BLOCK = ("eagle", "eagle3"), mtp_files.KIND, block_files.KIND
 _KIND_OF_TYPE = {kind: kind for kind in KINDS} | {name: kind for kind, name in _MODEL_TYPE.items()}
 
 
@@ -77,10 +78,9 @@ def read(directory: str | os.PathLike, kind: str, *, dtype: Any = None) -> Head:
         block_head, eagle, eagle3, mtp_module: as in ``docs/head_files.md``
 
     Empty leaves are left out. Medusa's ``head`` is left out if the file has none (the old "version
-    2") or its config has vLLM's ``original_lm_head``: the target's LM head is used instead. Blocks
-    that are copies of one module stay separate; ``config["tied"]`` is then true. ``config`` always
-    has ``hidden_size`` and ``vocab_size`` (None if no tensor depends on it); ``docs/head_files.md``
-    has the further keys of eagle and eagle3.
+    2") or its config has vLLM's ``original_lm_head``: the target's LM head is used instead. Copies
+    of one module stay separate; ``config["tied"]`` is then true. ``config`` always has
+    ``hidden_size`` and ``vocab_size`` (None: unknown); ``docs/head_files.md`` has further keys.
 
     Raises UserError: a directory without such heads; missing, unexpected or empty tensors, by name;
     sizes that differ.
@@ -99,6 +99,8 @@ def _read(path: Path, kind: str, dtype: Any) -> Head:
         tensors = head_tensors.open_file(path, kind, stack)
         if kind in eagle_layouts.KINDS:
             tensors, maps = eagle_files.split_maps(path, kind, tensors)
+        elif kind == _BLOCK:
+            tensors, maps = block_files.split_maps(tensors)
         tensors = head_tensors.of_heads(path, kind, tensors, config)
         layout = layouts.of_names(kind, list(tensors))
         head_tensors.check_names(path, kind, tensors, layout)
@@ -110,6 +112,9 @@ def _read(path: Path, kind: str, dtype: Any) -> Head:
     if kind in _EAGLE:
         eagle_files.add_output_biases(leaves)
         config = eagle_files.config_of_files(path, kind, config, leaves, maps)
+    elif kind == _BLOCK:
+        config = block_files.config_of_files(path, config, leaves, maps)
+        config |= {"hidden_size": sizes["D"], "model_type": kind}
     elif kind == _MTP:
         leaves, config = mtp_files.of_files(path, list(tensors), config, leaves)
     else:
@@ -129,20 +134,15 @@ def write(
 ) -> None:
     """Writes heads for ``read``, all at once, with the released names; ``params`` keep their dtype.
 
-    Parameters that are divided among devices are gathered one tensor at a time. With several
-    processes all must call it, and the first one writes.
+    Divided parameters are gathered one at a time. Of several processes all must call it.
 
     Args:
         directory: a new directory, or one of heads, which is replaced.
         kind: one of ``KINDS``.
         params: as ``read`` returns them.
-        config: keys of config.json: ``base_model_name_or_path``; for mlp_speculator also
-            ``scale_input``, ``n_candidates``, ``top_k_tokens_per_head``, and ``n_predict`` if tied;
-            for eagle and eagle3 what no tensor shows, as ``read`` returns it: ``head_dim`` or
-            ``num_attention_heads``, ``rms_norm_eps``, ``rope_theta``, ``rope_scaling``; for eagle3
-            also ``taps``, ``norm_output``, ``norm_before_residual``, and with a draft vocabulary
-            ``draft_ids`` and ``vocab_size``. Numbers that follow from the parameters are taken
-            from them.
+        config: keys of config.json: ``base_model_name_or_path``; for mlp_speculator ``scale_input``
+            and others, for draft networks what no tensor shows, as ``read`` returns it. Numbers
+            that follow from the parameters are taken from them.
         tokenizer_fingerprint: ``LM.vocabulary``, stored as "vocabulary".
         extra: further keys of config.json.
         layout: one of ``head_layouts.LAYOUTS`` of the kind; "" is the first.
@@ -158,10 +158,13 @@ def write(
     tensors = head_tensors.to_write(table, leaves)
     raw = config | (extra or {})
     raw |= {"vocabulary": tokenizer_fingerprint} if tokenizer_fingerprint else {}
-    made = _facts_to_write(kind, table, leaves, tensors, config)
+    made = _facts_to_write(kind, layout, table, leaves, tensors, config)
     kept = str(next(iter(tensors.values())).dtype)
     if kind in _EAGLE:
         raw, maps = eagle_files.to_write(kind, layout, leaves, raw)
+        tensors |= {name: tensor_files.tensor(value) for name, value in maps.items()}
+    elif kind == _BLOCK:
+        raw, maps = block_files.to_write(layout, leaves, raw)
         tensors |= {name: tensor_files.tensor(value) for name, value in maps.items()}
     elif kind == _MTP:
         raw, tensors = mtp_files.to_write(layout, tensors, leaves, raw)
@@ -186,7 +189,7 @@ def _check_kind(kind: str) -> None:
 
 
 def _check_layout(kind: str, layout: str) -> str:
-    """The layout, or the default of the kind. Raises UserError for one that does not exist."""
+    """The layout, or the kind's default. Raises UserError."""
     _check_kind(kind)
     names = layouts.LAYOUTS.get(kind, ())
     if layout and layout not in names:
@@ -196,10 +199,10 @@ def _check_layout(kind: str, layout: str) -> str:
 
 
 def _check_kind_of_files(path: Path, kind: str, config: dict) -> None:
-    """Raises UserError for a directory whose config.json is that of other heads."""
+    """Raises UserError for other heads."""
     own = config.get(eagle_dialects.OWN)
-    other = _KIND_OF_TYPE.get(str(config.get("model_type")))
     # vLLM writes the model_type eagle for EAGLE-3 too.
+    other = _KIND_OF_TYPE.get(str(config.get("model_type")))
     if isinstance(own, dict) and own.get("kind") in KINDS:
         other = own["kind"]
     elif kind in _EAGLE and other in _EAGLE:
@@ -209,7 +212,7 @@ def _check_kind_of_files(path: Path, kind: str, config: dict) -> None:
 
 
 def _check_replaceable(path: Path) -> None:
-    """Raises UserError for a file, or a directory that holds something else than heads."""
+    """Raises UserError for a file, and for a directory of something else than heads."""
     file, config = path / "config.json", {}
     if file.is_file():
         config = hf.read_json(file)
@@ -231,6 +234,7 @@ def _one_line(path: Path, action: str) -> Iterator[None]:
 
 def _facts_to_write(
     kind: str,
+    name: str,
     layout: Layout,
     leaves: dict[tuple, Any],
     tensors: Mapping[str, Tensor],
@@ -238,9 +242,9 @@ def _facts_to_write(
 ) -> dict:
     """``_facts`` of parameters in memory, after a check of their sizes."""
     sizes: dict[str, int] = {}
-    for name, place in layout.items():
-        head_tensors.bind_sizes("the parameters", sizes, name, place, tensors[name])
-    if kind in (*_EAGLE, _MTP):
+    for tensor, place in layout.items():
+        head_tensors.bind_sizes("the parameters", sizes, tensor, place, tensors[tensor])
+    if kind in (*_EAGLE, _MTP) or (kind == _BLOCK and name != "dflash"):
         return {}
     readers: head_tensors.Tensors = {name: tensor.read for name, tensor in tensors.items()}
     tied = head_tensors.all_copies_equal(kind, layout, readers)
@@ -277,7 +281,7 @@ def _facts(
         return facts | eagle_files.redrafter_facts(where, leaves, sizes, config)
     if kind == "bpd":
         return facts | {"bpd_num_heads": len(leaves["up", "kernel"]), "inner_dim": sizes["I"]}
-    if kind in ("early_exit", "pass", "block_head"):
+    if kind in ("early_exit", "pass", _BLOCK):
         return facts
     stages = len(leaves["emb",])
     shared = stages == 1 and ("proj", "0") in leaves

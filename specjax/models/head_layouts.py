@@ -26,7 +26,7 @@ from specjax.models import block_layouts, eagle_layouts, mtp_layouts
 from specjax.models.head_places import Layout, Place, factors, linear, listed, stacked_shapes
 
 # Kind -> the ways in which a directory of it can be written; the first is the default.
-LAYOUTS = eagle_layouts.LAYOUTS | mtp_layouts.LAYOUTS
+LAYOUTS = eagle_layouts.LAYOUTS | mtp_layouts.LAYOUTS | block_layouts.LAYOUTS
 PREFIX = "prefix_embeding_layer."  # (sic)
 # Module here -> (module in the file, dimensions, the part of ``hydra`` that has its optional bias).
 _PREFIX_LINEAR = {

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from specjax import files
 from specjax.errors import UserError
-from specjax.models import tensor_files
+from specjax.models import mtp_layouts, tensor_files
 from specjax.models.families import FAMILIES, Family
 from specjax.models.hf_layout import Stored, tensors_of
 from specjax.models.sources import gguf_file, gguf_tensors, tensors
@@ -130,7 +130,9 @@ def _open_all(
             if _BUFFERS.search(own) or tied_head or own.startswith(family.ignored):
                 continue
             opened[prefix + own if prefix + own in layout else own] = (weights, name)
-    return opened
+    # Multi-token prediction modules in the files of a model: the drafter ``mtp_module`` reads them.
+    modules = mtp_layouts.fronts(opened)
+    return {name: each for name, each in opened.items() if not name.startswith(modules)}
 
 
 def _usual_name(family: Family, name: str) -> str:

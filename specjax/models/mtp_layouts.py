@@ -90,6 +90,14 @@ def numbers(layout: str, names: Iterable[str]) -> list[int]:
     return sorted({int(m[1]) for name in names if (m := re.fullmatch(pattern, name))})
 
 
+def fronts(names: Collection[str]) -> tuple[str, ...]:
+    """What the names of the modules' tensors begin with, in a file with these names."""
+    layout = layout_of(names)
+    if not layout:
+        return ()
+    return tuple(NAMES[layout].module.format(i=i) for i in numbers(layout, names))
+
+
 def of_modules(where: object, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The tensors of the modules alone, of the files of a whole model or of modules.
 
@@ -99,12 +107,11 @@ def of_modules(where: object, tensors: Mapping[str, Any]) -> dict[str, Any]:
     layout = layout_of(tensors)
     if not layout:
         return dict(tensors)
-    own, found = NAMES[layout], numbers(layout, tensors)
-    fronts = tuple(own.module.format(i=i) for i in found)
+    own, of_each = NAMES[layout], fronts(tensors)
     kept = {
         name: read
         for name, read in tensors.items()
-        if name.startswith(fronts) and not name.endswith("rotary_emb.inv_freq")
+        if name.startswith(of_each) and not name.endswith("rotary_emb.inv_freq")
     }
     for pattern, what in _OTHER.items():
         name = next((name for name in kept if re.search(pattern, name)), None)
@@ -114,8 +121,8 @@ def of_modules(where: object, tensors: Mapping[str, Any]) -> dict[str, Any]:
                 "are dense layers with grouped-query attention"
             )
     for end in ("embed_tokens.weight", "shared_head.head.weight") if own.ends else ():
-        for front in fronts[1:]:
-            first, name = kept.get(fronts[0] + end), front + end
+        for front in of_each[1:]:
+            first, name = kept.get(of_each[0] + end), front + end
             if name in kept and (first is None or (first() != kept[name]()).any()):
                 raise UserError(
                     f"{where}: {name} is not that of the first module; modules with ends of their "

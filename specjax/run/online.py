@@ -227,6 +227,8 @@ def _save(
     [choice], path = settings.methods.values(), workdir / "model"
     training, name = method.drafter.training, choice.drafter["name"]
     assert training is not None and target.tokenizer is not None
+    if name == "pard":
+        return _save_pard(choice.drafter, target, params, path)
     if training.model is None and name not in head_files.KINDS:
         return None
     if training.model is None:
@@ -243,4 +245,15 @@ def _save(
         return path
     draft = hf.load(choice.drafter["model"])
     hf.save(path, draft.config, params, draft.tokenizer or target.tokenizer)
+    return path
+
+
+def _save_pard(keys: Mapping[str, Any], target: hf.Loaded, params: Any, path: Path) -> Path:
+    """A model directory with the token of masks, and how many tokens it drafts in one pass."""
+    from specjax.drafters.draft_models import pard
+
+    draft, more = hf.load(keys["model"]), pard.keys_of(keys["model"])
+    if keys.get("mask_id") is not None:
+        more[pard.MASK] = keys["mask_id"]
+    hf.save(path, draft.config, params, draft.tokenizer or target.tokenizer, more=more)
     return path

@@ -33,6 +33,11 @@ KEYS: dict[str, tuple[str, dict[str, Any]]] = {
         "eagle3",
         {"tree": "2x1", "siblings": "iid", "draft_ids": (0, 2), "fc_norm": True, "layers": 2},
     ),
+    "p_eagle": ("eagle3", {"parallel": 2, "layers": 2, "draft_ids": (0, 2), "fc_norm": True}),
+    "p_eagle tree": (
+        "eagle3",
+        {"parallel": 2, "layers": 1, "tree": "best_parents", "nodes": 4, "top_k": 2},
+    ),
     "block_head": ("block_head", {"block": 3}),
     # The logits are corrected by the draft's tokens.
     "block_head markov": (

@@ -115,6 +115,7 @@ def loss_of(
         "noise": 0.0,
         "steps": drafter.longest,
         "places": size,
+        "keep": 1.0,
     }
     chosen = {name: value for name, value in usual.items() if name in known}
     return functools.partial(training.loss, **{**chosen, **keys})

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from specjax import drafters, testing
 from specjax.errors import UserError
-from specjax.models import eagle_layouts, head_files, lm
+from specjax.models import eagle_layouts, head_files, hf, lm
 from specjax.sampling import Sampling
 from specjax.testing import models
 from specjax.types import Batch, ModelParams
@@ -33,6 +33,7 @@ IDS_KEY = "eagle_aux_hidden_state_layer_ids"
 FALL = 0.02
 SHAPE = {"heads": 2, "kv_heads": 1, "head_dim": 8}
 CHAIN = {"tree": f"chain:{DEPTH}", "siblings": "iid"}
+LONG = CHAIN | {"tree": "chain:5"}
 
 
 @functools.cache
@@ -64,6 +65,7 @@ class Trained:
     params: dict
     facts: dict
     tau: float
+    chain: dict
 
 
 def tau(training, params) -> float:
@@ -72,14 +74,18 @@ def tau(training, params) -> float:
     rows = len(batch.tokens)
     sampling = Sampling(*(jnp.full(rows, x) for x in (1.0, 0, 1.0, 0.0)))
     pair = ModelParams(target_params, params)
-    accepted = training.foresee(pair, batch, sampling)[:, : -DEPTH - 1]
+    accepted = training.foresee(pair, batch, sampling)
+    accepted = accepted[:, : -accepted.shape[-1] - 1]
     return 1 + float(jnp.cumprod(accepted, -1).sum(-1).mean())
 
 
-def train(name, keys, loss=None, steps=120, start=lambda params: params) -> Trained:
+def train(
+    name, keys, loss=None, steps=120, start=lambda params: params, chain: dict | None = None
+) -> Trained:
     """Trains a new network on the texts until it knows them; ``start`` changes its beginning."""
     target, target_params, batch = world()
-    drafter = drafters.make(name, target, **CHAIN, **keys)
+    chain = CHAIN if chain is None else chain
+    drafter = drafters.make(name, target, **chain, **keys)
     training, rule = drafter.training, optax.adam(0.01)
 
     @jax.jit
@@ -97,7 +103,7 @@ def train(name, keys, loss=None, steps=120, start=lambda params: params) -> Trai
 
     params = jax.device_get(run(start(training.start(target_params, jax.random.key(0)))))
     facts = dict(training.facts) | {"vocab_size": VOCAB}
-    return Trained(name, params, facts, tau(training, params))
+    return Trained(name, params, facts, tau(training, params), chain)
 
 
 @functools.cache
@@ -148,7 +154,7 @@ def read_back(folder, trained, layout="", config=lambda raw: raw, tensors=lambda
     raw = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config(raw)))
     save_file(tensors(load_file(folder / "model.safetensors")), folder / "model.safetensors")
-    drafter = drafters.make(trained.name, world()[0], model=folder, **CHAIN)
+    drafter = drafters.make(trained.name, world()[0], model=folder, **trained.chain)
     return tau(drafter.training, drafter.init_params(None))
 
 
@@ -333,3 +339,226 @@ def test_traps_of_mtp_modules(tmp_path, trap):
     trained = mtp(1 if layout == "qwen3" else 2)
     got = read_back(tmp_path / "a", trained, layout, **change)
     assert got < trained.tau - FALL, (got, trained.tau)
+
+
+# Drafters of one pass ---------------------------------------------------------------------------
+
+AUX = "aux_hidden_state_layer_ids"
+
+
+@functools.cache
+def p_eagle() -> Trained:
+    keys = SHAPE | {"parallel": DEPTH, "layers": 2, "taps": (1, 2), "mask_id": 15}
+    return train("eagle3", keys, {"keep": 1.0})
+
+
+@functools.cache
+def jetspec() -> Trained:
+    """Causal inside a long block, so that many later masks are hidden from the first one."""
+    keys = {"block": 6, "causal": True, "layers": 2, "qk_norm": True, "window": 4}
+    return train("block_head", SHAPE | keys | {"taps": (0, 1), "mask_id": 15}, chain=LONG)
+
+
+@functools.cache
+def dspark() -> Trained:
+    keys = {"block": 3, "anchor": True, "correction": "markov", "rank": 8, "confidence": True}
+    return train("block_head", SHAPE | keys | {"taps": (1, 2), "mask_id": 15})
+
+
+@functools.cache
+def reduced() -> Trained:
+    """DSpark with embeddings of its own and a head for a part of the vocabulary."""
+    target, target_params, _ = world()
+    trained = dspark()
+    head = target.unembed(target_params, jnp.eye(WIDTH))[:, IDS]
+    markov = trained.params["markov"]
+    params = trained.params | {
+        "embed": {"embedding": target.embed(target_params, jnp.arange(VOCAB))},
+        "head": {"kernel": head},
+        "markov": markov | {"out": {"kernel": markov["out"]["kernel"][:, IDS]}},
+    }
+    return dataclasses.replace(trained, params=jax.device_get(params))
+
+
+def at(key, change):
+    """Changes a key of config.json or of ``dflash_config``."""
+
+    def changed(raw):
+        nested = raw.get("dflash_config", {})
+        if key in nested:
+            return without("specjax", dflash_config=lambda own: own | {key: change(own[key])})(raw)
+        return without("specjax", **{key: change})(raw)
+
+    return changed
+
+
+def nested_base(raw):
+    """The rotary base as newer programs write it, and another one."""
+    return {k: x for k, x in raw.items() if k != "rope_theta"} | {
+        "rope_parameters": {"rope_theta": 2.0, "rope_type": "default"}
+    }
+
+
+BLOCKS = [
+    (dspark, "speculators"),
+    (dspark, "deepspec"),
+    (dspark, "specforge"),
+    (dspark, "dflash"),
+    (jetspec, "dflash"),
+    (jetspec, "specforge"),
+    (p_eagle, "speculators"),
+    (p_eagle, "eagle3"),
+    (p_eagle, "specforge"),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "layout"),
+    by_default(BLOCKS, ((dspark, "speculators"),)),
+    ids=lambda each: getattr(each, "__name__", each),
+)
+def test_drafters_of_one_pass_keep_tau(tmp_path, make, layout):
+    trained = make()
+    assert trained.tau > 1.4, "the network has learnt nothing that could be lost"
+    assert abs(read_back(tmp_path / "a", trained, layout) - trained.tau) < 1e-5
+
+
+def other(token):
+    return (token + 4) % VOCAB
+
+
+ONE_PASS_TRAPS = {
+    "layers as they are": (dspark, "speculators", {"config": at(AUX, lambda ids: [1, 2])}),
+    "no anchor": (dspark, "speculators", {"config": at("sample_from_anchor", lambda _: False)}),
+    "no anchor, deepspec": (
+        dspark,
+        "deepspec",
+        {"config": at("sample_from_anchor", lambda _: False)},
+    ),
+    "another mask": (dspark, "specforge", {"config": at("mask_token_id", other)}),
+    "layers one later": (jetspec, "dflash", {"config": at("target_layer_ids", shift)}),
+    "not causal": (jetspec, "dflash", {"config": at("causal_head", lambda _: False)}),
+    "not causal, nested": (jetspec, "specforge", {"config": at("causal_head", lambda _: False)}),
+    "another mask, dflash": (jetspec, "dflash", {"config": at("mask_token_id", other)}),
+    "another base, nested": (jetspec, "dflash", {"config": nested_base}),
+    "another mask, p_eagle": (
+        p_eagle,
+        "speculators",
+        {
+            "config": without(
+                "specjax",
+                "ptd_token_id",
+                mask_token_id=other,
+            )
+        },
+    ),
+    "layers as they are, p_eagle": (
+        p_eagle,
+        "speculators",
+        {"config": without("specjax", **{IDS_KEY: lambda ids: [1, 2]})},
+    ),
+    "no feature of masks": (
+        p_eagle,
+        "eagle3",
+        {"tensors": lambda x: x | {"mask_hidden": 0 * x["mask_hidden"]}},
+    ),
+}
+
+
+@pytest.mark.parametrize("trap", by_default(ONE_PASS_TRAPS, ("layers as they are", "no anchor")))
+def test_traps_of_drafters_of_one_pass(tmp_path, trap):
+    make, layout, change = ONE_PASS_TRAPS[trap]
+    trained = make()
+    got = read_back(tmp_path / "a", trained, layout, **change)
+    assert got < trained.tau - FALL, (got, trained.tau)
+
+
+@pytest.mark.slow
+def test_names_of_the_mask_and_of_early_files(tmp_path):
+    """Other names of the same id, an early prefix of names, and what contradicts itself."""
+    trained = dspark()
+
+    def alias(name):
+        return lambda raw: {k: x for k, x in raw.items() if k != "mask_token_id"} | {name: 15}
+
+    def early(tensors):
+        return {
+            f"logit_head.{name}" if name.startswith(("markov", "confidence")) else name: x
+            for name, x in tensors.items()
+        }
+
+    for name in ("dspark_noise_token_id", "pard_token", "ptd_token_id"):
+        change = {"config": alias(name), "tensors": early}
+        got = read_back(tmp_path / name, trained, "deepspec", **change)
+        assert abs(got - trained.tau) < 1e-5
+
+    def inside(raw):
+        nested = raw["dflash_config"] | {"block_size": raw["block_size"]}
+        return {k: x for k, x in raw.items() if k != "block_size"} | {"dflash_config": nested}
+
+    got = read_back(tmp_path / "inside", trained, "specforge", config=inside)
+    assert abs(got - trained.tau) < 1e-5
+    for layout, change, message in (
+        ("deepspec", lambda raw: raw | {"ptd_token_id": 3}, "names different masks"),
+        ("deepspec", lambda raw: raw | {AUX: [1, 2]}, "name different layers"),
+        ("deepspec", lambda raw: raw | {"markov_head_type": "rnn"}, "the tensors are those of"),
+        ("specforge", lambda raw: raw | {"mask_token_id": 3}, "they must be equal"),
+        ("speculators", lambda raw: raw | {"speculators_model_type": "mtp"}, "is not supported"),
+        ("speculators", lambda raw: raw | {"enable_confidence_head": False}, "have such a part"),
+    ):
+        with pytest.raises(UserError, match=message) as caught:
+            read_back(tmp_path / "wrong", trained, layout, config=change)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_draft_vocabulary_of_a_block_drafter(tmp_path):
+    """DeepSpec's embeddings and head, and d2t of the speculators library."""
+    trained, taus = reduced(), {}
+    facts = trained.facts | {"draft_ids": tuple(IDS.tolist())}
+    trained = dataclasses.replace(trained, facts=facts)
+    for layout in ("dflash", "deepspec", "speculators"):
+        taus[layout] = read_back(tmp_path / layout, trained, layout)
+    best = max(taus.values())
+    assert best > 1.2 and best - min(taus.values()) < 1e-5, taus
+    got = read_back(tmp_path / "absolute", trained, "speculators", tensors=absolute)
+    assert got < best - FALL, (got, best)
+
+
+@pytest.mark.slow
+def test_pard_keeps_tau(tmp_path):
+    """A directory of a model with ``pard_token``; another mask lowers tau."""
+    target, target_params, batch = world()
+    shape = {"layers": 1, "width": WIDTH, "vocab_size": VOCAB}
+    config = models.tiny_config(**shape)
+    model, start = testing.tiny(**shape)
+    drafter = drafters.make(
+        "pard", target, model=model._replace(vocabulary=None), params={}, gamma=DEPTH, mask_id=15
+    )
+    rule = optax.adam(0.01)
+
+    @jax.jit
+    def run(params):
+        def step(carry, key):
+            params, state = carry
+            gradient = jax.grad(
+                lambda p: drafter.training.loss(p, target_params, batch, key, keep=1.0)[0]
+            )(params)
+            updates, state = rule.update(gradient, state)
+            return (optax.apply_updates(params, updates), state), None
+
+        keys = jax.random.split(jax.random.key(1), 150)
+        return jax.lax.scan(step, (params, rule.init(params)), keys)[0][0]
+
+    params = jax.device_get(run(start))
+    taus = []
+    for number, more in enumerate(
+        ({"pard_token": 15}, {"mask_token_id": 15}, {"pard_token": 11}, {"ptd_token_id": 15})
+    ):
+        hf.save(tmp_path / str(number), config, params, more=more)
+        read = drafters.make("pard", target, model=tmp_path / str(number), gamma=DEPTH)
+        taus.append(tau(read.training, read.init_params(None)))
+    right = tau(drafter.training, params)
+    assert right > 1.3
+    np.testing.assert_allclose([taus[i] for i in (0, 1, 3)], right, atol=1e-5)
+    assert taus[2] < right - FALL, taus

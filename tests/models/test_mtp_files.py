@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from specjax import drafters, testing
 from specjax.errors import UserError
-from specjax.models import convert_heads, head_files
+from specjax.models import convert_heads, head_files, hf
 from specjax.testing import cases
 
 VOCAB, WIDTH, LAYERS = 16, 16, 3
@@ -106,6 +106,33 @@ def ends(differ=False):
         return tensors
 
     return table, change
+
+
+@pytest.mark.parametrize("layout", FRONTS)
+def test_a_model_with_modules_is_loaded_as_a_target(target, tmp_path, layout):
+    """The modules are left to the drafter, also when they are in another shard than their fc."""
+    _, params = target
+    config = testing.models.tiny_config(layers=LAYERS, width=WIDTH, vocab_size=VOCAB)
+    hf.save(tmp_path / "a", config, params)
+    _, tensors = written(target, tmp_path / "heads", 1, layout)
+    own = load_file(tmp_path / "a" / "model.safetensors")
+    fc = {name: x for name, x in tensors.items() if OWN[layout][2] in name}
+    (tmp_path / "a" / "model.safetensors").unlink()
+    rest = {name: x for name, x in tensors.items() if name not in fc}
+    shards = {"x-1.safetensors": own | rest, "x-2.safetensors": fc}
+    for name, each in shards.items():
+        save_file(each, tmp_path / "a" / name)
+    index = {"weight_map": {key: name for name, each in shards.items() for key in each}}
+    (tmp_path / "a" / "model.safetensors.index.json").write_text(json.dumps(index))
+    same(hf.load(tmp_path / "a").params, params)
+    # A layer too many that is no module is refused as before.
+    more = {name.replace("layers.0", f"layers.{LAYERS}"): x for name, x in own.items()}
+    save_file(own | more | rest, tmp_path / "a" / "x-1.safetensors")
+    index["weight_map"] |= dict.fromkeys(more, "x-1.safetensors")
+    (tmp_path / "a" / "model.safetensors.index.json").write_text(json.dumps(index))
+    if layout != "deepseek":
+        with pytest.raises(UserError, match="tensors too many, first model.layers.3"):
+            hf.load(tmp_path / "a")
 
 
 def test_modules_inside_a_model(target, tmp_path):

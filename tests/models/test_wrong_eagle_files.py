@@ -44,7 +44,10 @@ def test_wrong_tensors(tmp_path):
         assert_refused(match, store(tmp_path / "a", tensors, config))
 
     refused("lacks 1 of 13 tensors, first norm.weight", **{"norm.weight": None})
-    refused("1 tensors that are not of eagle3 heads, first mask_hidden", mask_hidden=np.zeros(3))
+    refused("1 tensors that are not of eagle3 heads, first more", more=np.zeros(3))
+    refused(r"mask_hidden is \[1, 1, 3\], expected", mask_hidden=np.zeros(3, np.float32))
+    masked = np.zeros((1, 1, 3 * D), np.float32)
+    refused("has mask_hidden and no id of a mask; give mask_token_id", mask_hidden=masked)
     narrow = {"midlayer.self_attn.k_proj.weight": np.zeros((8, D), np.float32)}
     refused(r"k_proj.weight is \[8, 8\], expected \[8, 16\]", **narrow)
     refused("lm_head.weight is stored as int8", **{"lm_head.weight": np.zeros((W, D), np.int8)})
@@ -160,7 +163,7 @@ def test_wrong_configurations(refused):
     )
     refused("architectures is 'Llama'; it must be a list", architectures="Llama")
     refused(
-        "speculators_model_type 'peagle' is not supported",
+        "config.json is that of P-EAGLE, and the tensors lack mask_hidden",
         "nested",
         speculators_model_type="peagle",
     )

@@ -65,6 +65,7 @@ DEFAULT = {
     "redrafter": ("deterministic",),
     "eagle": ("recursive",),
     "eagle3": ("deterministic",),
+    "p_eagle": ("chain",),
     "block_head": ("chain",),
     "pard": ("block",),
     "mtp_module": ("recursive",),
@@ -76,6 +77,7 @@ DEFAULT = {
 # Other shapes of drafts of the same drafters. In every pair the drafts of some rows are ragged.
 SLOW = {
     "pard tree",
+    "p_eagle tree",
     "block_head markov",
     "block_head tree",
     "cascade in parts",

@@ -25,9 +25,9 @@ from specjax.drafters._growth import Begun, Nodes, Plan, Stepper
 from specjax.drafters._growth.plans import Method
 from specjax.drafters._keys import TreeKeys
 from specjax.drafters.draft_models import _pard_text, _small_model
+from specjax.drafters.heads import _masked_text
 from specjax.errors import UserError
 from specjax.topology import shapes
-from specjax.tree import Layout
 from specjax.types import LM, Context, Drafter, ModelParams, Params
 
 REFERENCE = """\
@@ -41,7 +41,8 @@ REFERENCE = """\
 
 SHARED = TreeKeys
 NAME, GAMMA = "pard", 5
-# Keys of config.json: the mask (as in released models), and how many tokens were trained.
+# Keys of config.json: the mask (released models may name it otherwise), and how many
+# tokens were trained.
 MASK, TOKENS = "pard_token", "pard_tokens"
 
 
@@ -75,7 +76,7 @@ def make(
     keys = TreeKeys(**shared)
     if gamma is not None and keys.tree:
         raise UserError(f"gamma is {gamma} and the tree is given too; give one of them")
-    files = {} if isinstance(model, LM) else _keys_of(model)
+    files = {} if isinstance(model, LM) else keys_of(model)
     trained, mask_id = files.get(TOKENS), _mask(files, mask_id)
     gamma = (trained or GAMMA) if gamma is None else whole("gamma", gamma, 1)
     if trained is not None and gamma > trained:
@@ -94,16 +95,19 @@ def make(
     return _build(target, model, params, mask_id, plan, gaps)
 
 
-def _keys_of(model: str | os.PathLike) -> dict[str, int]:
+def keys_of(model: str | os.PathLike) -> dict[str, int]:
     """What config.json of a directory says about drafting in one pass. Raises UserError."""
     # Imported here: drafters made from an LM need no file formats.
     from specjax.models import hf
+    from specjax.models.config_values import mask_id_of
 
     path = hf.resolve(model)
     if not (path / "config.json").is_file():
         return {}
     raw = hf.read_json(path / "config.json")
-    return {key: whole(f"{key} of {path}", raw[key], 0) for key in (MASK, TOKENS) if key in raw}
+    mask = mask_id_of(path, raw)
+    keys = {} if mask is None else {MASK: mask}
+    return keys | {key: whole(f"{key} of {path}", raw[key], 1) for key in (TOKENS,) if key in raw}
 
 
 def _mask(files: dict[str, int], asked: int | None) -> int:
@@ -169,7 +173,7 @@ def _begin(
     tokens = jnp.take_along_axis(context.tokens, slots, axis=1, mode="clip")
     missing = jnp.clip(context.length - cache.length, 0, behind)
     masks = jnp.full((len(tokens), depth - 1), mask_id, jnp.int32)
-    layout = masked_layout(missing, behind, depth - 1)
+    layout = _masked_text.layout_of_draft(missing, behind, depth - 1)
     out, own = model.apply(params.draft, jnp.concatenate([tokens, masks], 1), cache, layout)
     last = jnp.maximum(missing - 1, 0)[:, None]
     places = jnp.concatenate([last, jnp.broadcast_to(_after(behind, depth), masks.shape)], 1)
@@ -182,19 +186,6 @@ def _begin(
 def _after(behind: int, depth: int) -> jax.Array:
     """The places of the masks in the block."""
     return behind + jnp.arange(depth - 1)
-
-
-def masked_layout(missing: jax.Array, width: int, masks: int) -> Layout:
-    """The layout of ``width`` places, of which missing[b] have tokens, and masks after these."""
-    batch, place = len(missing), jnp.arange(width + masks)
-    is_mask = place >= width
-    token = ~is_mask & (place < missing[:, None])
-    # A mask attends to all tokens and to the masks before it.
-    of_masks = token[:, None] | (is_mask & (place <= place[:, None]))
-    of_tokens = jnp.broadcast_to(~is_mask & (place <= place[:, None]), of_masks.shape)
-    depth = jnp.where(is_mask, missing[:, None] + place - width, place)
-    visible = jnp.where(is_mask[None, :, None], of_masks, of_tokens)
-    return Layout(visible, jnp.broadcast_to(depth, (batch, width + masks)).astype(jnp.int32))
 
 
 def _step(

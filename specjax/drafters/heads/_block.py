@@ -22,7 +22,7 @@ from specjax.drafters._growth import Begun, Nodes, Plan, Stepper
 from specjax.drafters._growth.plans import Method
 from specjax.drafters._keys import StackedKeys
 from specjax.drafters.heads import _block_network as network
-from specjax.drafters.heads import _prefix
+from specjax.drafters.heads import _prefix, _vocabulary
 from specjax.drafters.heads._block_corrections import Given as Before
 from specjax.drafters.heads._block_network import Net
 from specjax.drafters.heads._given import Given
@@ -67,7 +67,7 @@ def build(
     independent = shape.correction == "none"
     chain = shapes.chain(shape.positions)
     accuracy = given.config.get("accuracy")
-    method = Method(NAME, chain, "iid", shape.vocab, shape.positions, independent, accuracy)
+    method = Method(NAME, chain, "iid", shape.drafted, shape.positions, independent, accuracy)
     plan = _growth.read(method, keys)
     stepper = Stepper(
         init=functools.partial(_init, net),
@@ -149,8 +149,9 @@ def _depth(
 
     before = Before(tokens, at_nodes(block.hidden), at_nodes(block.logits), depth)
     after = network.correct(net, params, state, before)
+    logits = _vocabulary.spread(net.ids, after.logits, net.shape.vocab)
     sure = after.confidence
-    return after.logits, Memory(after.state, None if sure is None else jax.nn.sigmoid(sure))
+    return logits, Memory(after.state, None if sure is None else jax.nn.sigmoid(sure))
 
 
 def _confidence(memory: Memory) -> jax.Array:

@@ -34,14 +34,14 @@ class Given(NamedTuple):
 
     tokens: jax.Array  # i32[...] the token before
     hidden: jax.Array  # [...,D] the output at the place that predicts
-    logits: jax.Array  # f[...,V] the block's own
+    logits: jax.Array  # f[...,V_d] the block's own
     depth: Any  # of the token that is predicted, from 0
 
 
 class Corrected(NamedTuple):
     """One depth after its correction."""
 
-    logits: jax.Array  # f[...,V]
+    logits: jax.Array  # f[...,V_d]
     state: jax.Array  # [...,S]
     confidence: jax.Array | None  # f32[...] before the sigmoid; None: there is none
 
@@ -53,10 +53,10 @@ def state_width(shape: BlockShape) -> int:
 
 def shapes(shape: BlockShape) -> dict[str, Any]:
     """The shapes of the parameters, a nested dict."""
-    width, rank, vocab = shape.config.hidden_size, shape.rank, shape.vocab
+    width, rank, vocab = shape.config.hidden_size, shape.rank, shape.drafted
     own: dict[str, Any] = {}
     if shape.markov:
-        own["markov"] = {"table": (vocab, rank), "out": {"kernel": (rank, vocab)}}
+        own["markov"] = {"table": (shape.vocab, rank), "out": {"kernel": (rank, vocab)}}
     if shape.correction == "gated":
         own["markov"]["gate"] = {"kernel": (width + rank, rank), "bias": (rank,)}
     if shape.correction == "rnn":
@@ -68,7 +68,7 @@ def shapes(shape: BlockShape) -> dict[str, Any]:
             "out": {"kernel": (rank, vocab)},
         }
     if shape.confidence:
-        read = width + (rank if shape.markov else 0)
+        read = width + (rank if shape.markov and shape.sure_of_token else 0)
         own["confidence"] = {"kernel": (read, 1), "bias": (1,)}
     return own
 
@@ -90,7 +90,7 @@ def new(shape: BlockShape, key: jax.Array) -> Params:
 
 def step(
     shape: BlockShape,
-    embed: Callable[[Params, jax.Array], jax.Array],
+    embed: Callable[[ModelParams, jax.Array], jax.Array],
     params: ModelParams,
     state: jax.Array,
     given: Given,
@@ -103,13 +103,15 @@ def step(
         change, state = _markov(shape.correction, own["markov"], state, row, hidden)
         logits = logits + change
     elif shape.correction == "gru":
-        state = gru(own["gru"], state, embed(params.target, tokens).astype(state.dtype))
+        state = gru(own["gru"], state, embed(params, tokens).astype(state.dtype))
         read = jnp.concatenate([hidden, state.astype(hidden.dtype)], -1)
         inner = jax.nn.silu(matmul(read, own["prefix"]["in"]["kernel"]))
         change = in_float32(matmul(inner, own["prefix"]["out"]["kernel"]))
         logits = jnp.where(jnp.asarray(depth) < shape.plain, logits, logits + change)
     if shape.confidence:
-        read = hidden if row is None else jnp.concatenate([hidden, row.astype(hidden.dtype)], -1)
+        read = hidden
+        if row is not None and shape.sure_of_token:
+            read = jnp.concatenate([hidden, row.astype(hidden.dtype)], -1)
         sure = _linear(own["confidence"], read)[..., 0]
         sure = sure.astype(jnp.promote_types(sure.dtype, jnp.float32))
     return Corrected(logits, state, sure)

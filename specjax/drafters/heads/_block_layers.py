@@ -46,11 +46,18 @@ class BlockShape:
     plain: int = 0  # how many first tokens the GRU does not correct
     confidence: bool = False
     mask_id: int | None = None  # the token at the masked places; None: an embedding of its own
+    head: int | None = None  # V_d, of an LM head of its own; None: the target's
+    sure_of_token: bool = True  # whether the confidence reads the token before ("markov")
 
     @property
     def markov(self) -> bool:
         """Whether the correction is one of DSpark's."""
         return self.correction in ("markov", "gated", "rnn")
+
+    @property
+    def drafted(self) -> int:
+        """V_d: how many tokens it has logits for."""
+        return self.vocab if self.head is None else self.head
 
     def fed(self, tokens: int) -> int:
         """The places of a block that drafts so many tokens."""

@@ -9,10 +9,12 @@ All functions take ``Net`` first, and ``params`` is always the pair ``ModelParam
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from specjax import cache as kv
@@ -20,13 +22,15 @@ from specjax.drafters.heads import _block_corrections as corrections
 from specjax.drafters.heads import _block_layers as layers
 from specjax.drafters.heads._block_layers import BlockShape
 from specjax.drafters.heads._family import Ends
+from specjax.drafters.heads._network import embed_own
 from specjax.models.attention import past, rope_angle
 from specjax.models.logits import in_float32
+from specjax.models.short_blocks import matmul
 from specjax.tree import Layout
 from specjax.types import ModelParams, Params
 
 # Parameters that are not in the module.
-_OUTSIDE = ("mask", "markov", "gru", "prefix", "confidence")
+_OUTSIDE = ("mask", "markov", "gru", "prefix", "confidence", "embed", "head")
 
 
 class Net(NamedTuple):
@@ -35,6 +39,7 @@ class Net(NamedTuple):
     shape: BlockShape
     ends: Ends
     dtype: Any  # of parameters, activations and cache
+    ids: np.ndarray | None = None  # i32[V_d] the token of each logit; None: all tokens
 
 
 def init_cache(net: Net, batch: int, slots: int) -> kv.KVCache:
@@ -72,11 +77,11 @@ def run(
     """
     shape, dtype = net.shape, _at_least(net, params)
     (batch, blocks), fed = pending.shape, shape.fed(tokens)
-    first = net.ends.embed(params.target, pending)[:, :, None].astype(dtype)
+    first = embed(net, params, pending)[:, :, None].astype(dtype)
     if shape.mask_id is None:
         mask = params.draft["mask"]
     else:
-        mask = net.ends.embed(params.target, jnp.asarray(shape.mask_id))
+        mask = embed(net, params, jnp.asarray(shape.mask_id))
     masks = jnp.broadcast_to(mask.astype(dtype), (batch, blocks, fed - 1, first.shape[-1]))
     x = jnp.concatenate([first, masks], 2).reshape(batch, blocks * fed, -1)
     view = past(cache, blocks * fed, layout)
@@ -104,8 +109,17 @@ def draft(
     return run(net, params, pending[:, None], tokens, cache, layout)[:, 0]
 
 
+def embed(net: Net, params: ModelParams, tokens: jax.Array) -> jax.Array:
+    """i32[...] -> [...,D]: its own embeddings, or the target's."""
+    if "embed" in params.draft:
+        return embed_own(params, tokens)
+    return net.ends.embed(params.target, tokens)
+
+
 def logits(net: Net, params: ModelParams, hidden: jax.Array) -> jax.Array:
-    """[...,D] -> f[...,V], in float32 at least, without a correction."""
+    """[...,D] -> f[...,V_d], in float32 at least, without a correction."""
+    if net.shape.head is not None:
+        return in_float32(matmul(hidden, params.draft["head"]["kernel"]))
     return in_float32(net.ends.unembed(params.target, hidden))
 
 
@@ -113,7 +127,7 @@ def correct(
     net: Net, params: ModelParams, state: jax.Array, given: corrections.Given
 ) -> corrections.Corrected:
     """One depth of the draft, see ``_block_corrections.step``."""
-    return corrections.step(net.shape, net.ends.embed, params, state, given)
+    return corrections.step(net.shape, functools.partial(embed, net), params, state, given)
 
 
 def no_state(net: Net, params: ModelParams, *lead: int) -> jax.Array:

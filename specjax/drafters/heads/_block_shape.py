@@ -54,7 +54,7 @@ def of(
     """The shape of the network; ``asked`` has the keys of ``KEYS``. Raises UserError."""
     _check_values(asked)
     layers, width = _eagle_shape.layers_of(NAME, target), given.ends.width
-    raw = given.config | dict(given.config.get("dflash_config") or {})
+    raw = given.config
     stored = _stored(given, raw)
     values = {key: _value(key, value, stored) for key, value in asked.items()}
     _check_effects(values, asked)
@@ -79,9 +79,32 @@ def of(
         plain=values["pure_draft_prefix_len"] if correction == "gru" else 0,
         confidence=values["confidence"],
         mask_id=values["mask_token_id"],
+        head=_own_head(given),
+        sure_of_token=_sure_of_token(given, width),
     )
     _check(target, given, shape)
     return shape
+
+
+def ids_of(target: LM, given: Given, shape: BlockShape) -> np.ndarray | None:
+    """The draft vocabulary i32[V_d]; None: all tokens. Raises UserError."""
+    if shape.head is None:
+        return None
+    ids = _eagle_shape.listed(given.config.get("draft_ids"))
+    return _eagle_shape.ids_of(ids, shape.head, target.vocab_size)
+
+
+def _own_head(given: Given) -> int | None:
+    if given.params is None or "head" not in given.params:
+        return None
+    return _eagle_shape.matrix(NAME, given.params, "head.kernel")[1]
+
+
+def _sure_of_token(given: Given, width: int) -> bool:
+    """Whether a confidence reads the token before: by the width of its kernel."""
+    if given.params is None or "confidence" not in given.params:
+        return True
+    return _eagle_shape.matrix(NAME, given.params, "confidence.kernel")[0] != width
 
 
 def _check_values(asked: Mapping[str, Any]) -> None:
@@ -96,7 +119,7 @@ def _check_values(asked: Mapping[str, Any]) -> None:
             whole(KEYS[key][0], asked[key], 0)
 
 
-def facts(shape: BlockShape) -> tuple[tuple[str, Any], ...]:
+def facts(shape: BlockShape, ids: np.ndarray | None = None) -> tuple[tuple[str, Any], ...]:
     """What config.json must hold in addition to the tensors."""
     own: list[tuple[str, Any]] = [
         ("block_size", shape.fed(shape.positions)),
@@ -108,6 +131,8 @@ def facts(shape: BlockShape) -> tuple[tuple[str, Any], ...]:
         own.append(("pure_draft_prefix_len", shape.plain))
     if shape.mask_id is not None:
         own.append(("mask_token_id", shape.mask_id))
+    if ids is not None:
+        own += [("draft_ids", tuple(ids.tolist())), ("vocab_size", shape.vocab)]
     windows = shape.config.windows
     if windows:
         own.append(("sliding_window", next(filter(None, windows))))
@@ -148,13 +173,9 @@ def _stored(given: Given, raw: Mapping[str, Any]) -> dict[str, Any]:
         stored["mask_token_id"] = None
     if not raw:
         return stored
-    flags = {
-        "causal_head": False,
-        "sample_from_anchor": value_of(dict(raw), "shift_label", bool, bool(markov)),
-    }
-    for key, default in flags.items():
-        stored[key] = value_of(dict(raw), key, bool, default)
-    stored["block_size"] = value_of(dict(raw), "block_size", int, 16)
+    for key in ("causal_head", "sample_from_anchor"):
+        stored[key] = value_of(dict(raw), key, bool, False)
+    stored["block_size"] = value_of(dict(raw), "block_size", int, None)
     key = "pure_draft_prefix_len"
     stored[key] = whole(key, raw.get(key, 0), 0)
     if "mask_token_id" not in stored:
@@ -259,6 +280,11 @@ def _check(target: LM, given: Given, shape: BlockShape) -> None:
     wanted: dict[Any, Any] = flatten_dict(module)
     for path, size in flatten_dict(corrections.shapes(shape)).items():
         wanted[path] = jax.ShapeDtypeStruct(size, jnp.float32)
+    width = shape.config.hidden_size
+    if "embed" in given.params:
+        wanted["embed", "embedding"] = jax.ShapeDtypeStruct((shape.vocab, width), jnp.float32)
+    if shape.head is not None:
+        wanted["head", "kernel"] = jax.ShapeDtypeStruct((width, shape.head), jnp.float32)
     if shape.mask_id is None:
         wanted["mask",] = jax.ShapeDtypeStruct((shape.config.hidden_size,), jnp.float32)
     _eagle_shape.check_leaves(NAME, wanted, flatten_dict(given.params))

@@ -21,6 +21,7 @@ from specjax.drafters.heads import _block_network as network
 from specjax.drafters.heads import _compared, _text
 from specjax.drafters.heads._block_corrections import Given as Before
 from specjax.drafters.heads._block_network import Net
+from specjax.drafters.heads._vocabulary import spread
 from specjax.errors import UserError
 from specjax.types import LM, Array, Batch, ModelParams, Output, Params, Training
 
@@ -38,7 +39,7 @@ class Blocks(NamedTuple):
 class Depth(NamedTuple):
     """One depth of the blocks."""
 
-    logits: Array  # f[B,P,V] corrected
+    logits: Array  # f[B,P,V_d] corrected
     labels: Array  # i32[B,P]
     counted: Array  # bool[B,P]
     teacher: Array  # f[B,P,V] the target's logits
@@ -73,6 +74,7 @@ def loss(
     confidence: float = 0.0,
     places: int = PLACES,
     divergence: str = "forward_kl",
+    pace: float | None = None,
 ) -> tuple[Array, dict[str, Any]]:
     """Loss f32[] per label of the first depth, and metrics.
 
@@ -80,14 +82,17 @@ def loss(
     fewer. The loss is the sum over depths d of decay^d (ce * cross-entropy with the text + teacher
     * divergence from the target, one of ``divergences.DIVERGENCES``, + confidence * cross-entropy
     of the confidence with the overlap of both distributions). It is divided by the number of labels
-    of the first depth (with ``Batch.depths``: of all). Metrics for each depth d from 1:
-    ``agreement_<d>`` and ``alpha_<d>``, the acceptance rates at temperature 0 and 1; ``scale`` and
-    ``uniform`` as in the loss of heads. The target's logits are constants, its hidden states not.
+    of the first depth (with ``Batch.depths``: of all). ``pace`` in [0, 1] gives the first two terms
+    the weights of D-PACE instead of ``decay`` (``_compared.Pace``). Metrics for each depth d from
+    1: ``agreement_<d>`` and ``alpha_<d>``, the acceptance rates at temperature 0 and 1; ``scale``
+    and ``uniform`` as in the loss of heads. The target's logits are constants, its hidden states
+    not.
 
     Raises:
         UserError: weights out of range or without effect, a batch of fewer than 3 tokens.
     """
-    _check(net, batch, ce, teacher, decay, confidence, places, divergence)
+    _compared.check(ce, teacher, decay, divergence, pace)
+    _check(net, batch, confidence, places)
     pair, count = ModelParams(target_params, params), net.shape.positions
     out = _text.output(target, target_params, batch)
     teachers = jax.lax.stop_gradient(out.logits)
@@ -96,13 +101,14 @@ def loss(
     chosen = random_places(key, rows, size, places)
     blocks = Blocks(chosen, _run(net, pair, batch, text, chosen, count))
     first = jnp.maximum(_number_of_labels(batch, chosen, count), 1)
-    terms = _compared.Terms(first, ce, teacher, DIVERGENCES[divergence])
-    one = jax.checkpoint(functools.partial(_term, net, terms, confidence), static_argnums=5)
+    terms = _compared.Terms(first, ce, teacher, DIVERGENCES[divergence], pace)
+    one = jax.checkpoint(functools.partial(_term, net, terms, confidence), static_argnums=6)
+    before = _compared.begin(terms, chosen.shape, teachers.dtype)
     total, state = jnp.zeros(()), network.no_state(net, pair, *chosen.shape)
     metrics: dict[str, Array] = {"scale": jnp.zeros(()), "uniform": jnp.zeros(())}
     weights = dict.fromkeys(("loss", *metrics), first)
     for depth in range(count):
-        value, sizes, state = one(pair, batch, teachers, blocks, state, depth)
+        value, sizes, state, before = one(pair, batch, teachers, blocks, state, before, depth)
         total += decay**depth * value
         labels = sizes.pop("labels")
         for name in ("agreement", "alpha"):
@@ -134,12 +140,16 @@ def _term(
     teachers: Array,
     blocks: Blocks,
     state: Array,
+    before: _compared.Pace | None,
     depth: int,
-) -> tuple[Array, dict[str, Array], Array]:
-    """(loss of one depth, its metrics, the next state)."""
+) -> tuple[Array, dict[str, Array], Array, _compared.Pace | None]:
+    """(loss of one depth, its metrics, the next state, the next ``Pace``)."""
     own, state = _depth(net, params, batch, teachers, blocks, state, depth)
-    value, sizes = _compared.compare(terms, own.logits, own.teacher, own.labels, own.counted)
-    shared = jax.lax.stop_gradient(overlap(own.teacher, own.logits))
+    value, sizes, pace = _compared.compare_in(
+        net.ids, terms, own.logits, own.teacher, own.labels, own.counted, before
+    )
+    logits = spread(net.ids, own.logits, net.shape.vocab)
+    shared = jax.lax.stop_gradient(overlap(own.teacher, logits))
     sizes["alpha"] = jnp.where(own.counted, shared, 0).sum() / jnp.maximum(sizes["labels"], 1)
     if confidence and own.confidence is not None:
         # Cross-entropy of sigmoid(x) with the share c: log(1 + e^x) - c x.
@@ -147,7 +157,7 @@ def _term(
         value += confidence * jnp.where(own.counted, wrong, 0).sum() / terms.first
         sizes["scale"] += confidence * own.counted.sum() / terms.first
         sizes["uniform"] += confidence * jnp.log(2.0) * own.counted.sum() / terms.first
-    return value, sizes, state
+    return value, sizes, state, pace
 
 
 def _depth(
@@ -222,7 +232,7 @@ def along(
     state = network.no_state(net, params, rows, size)
     for d in range(depth):
         own, state = _depth(net, params, batch, out.logits, blocks, state, d)
-        yield own.labels, own.logits, own.teacher
+        yield own.labels, spread(net.ids, own.logits, net.shape.vocab), own.teacher
 
 
 def _at(values: Array, places: Array) -> Array:
@@ -230,17 +240,7 @@ def _at(values: Array, places: Array) -> Array:
     return jnp.take_along_axis(values, places, 1)
 
 
-def _check(
-    net: Net,
-    batch: Batch,
-    ce: float,
-    teacher: float,
-    decay: float,
-    confidence: float,
-    places: int,
-    divergence: str,
-) -> None:
-    _compared.check(ce, teacher, decay, divergence)
+def _check(net: Net, batch: Batch, confidence: float, places: int) -> None:
     number("loss.confidence", confidence, ">= 0", lambda x: x >= 0)
     whole("loss.places", places, 1)
     if confidence and not net.shape.confidence:

@@ -5,7 +5,7 @@ the first has no norm before its attention; the result is the feature of the nex
 (Li et al. 2025, 2503.01840, section 3): g = fc(low, middle and high taps); the attention of the
 first layer reads [norm(token) ; norm(g)], with g as the residual; a norm and a head of its own
 follow. The later options of EAGLE-3.1 and of the vLLM "speculators" files are switches of
-``Shape``.
+``Shape``. P-EAGLE (2602.01469) has learned taps for places whose feature is unknown.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Shape:
     norm_output: bool = False  # EAGLE-3.1: the next slot reads the feature after the last norm
     norm_before_residual: bool = False  # the residual of the first layer is the normed feature
     shift: int = 1  # see ``Network``
+    parallel: bool = False  # P-EAGLE: it has taps of its own for masks
 
 
 class _Layer(nnx.Module):
@@ -133,6 +134,9 @@ class Eagle3(_Net):
             self.fc_norm = Norm(config, dtype, (count, shape.read))
         if shape.input_norm:
             self.input_norm = Norm(config, dtype, count * shape.read)
+        if shape.parallel:
+            taps = jax.random.normal(rngs.params(), (1, 1, count * shape.read), dtype)
+            self.mask_hidden = nnx.Param(0.02 * taps)
         self.norm = Norm(config, dtype)
         if shape.vocab is not None:
             self.head = Linear(config.hidden_size, shape.vocab, **kw)
@@ -143,6 +147,11 @@ class Eagle3(_Net):
             taps = self.fc_norm(taps)
         taps = taps.reshape(*taps.shape[:-2], -1)
         return self.fc(self.input_norm(taps) if self.shape.input_norm else taps)
+
+    def masked(self) -> jax.Array:
+        """[D]: what stands for the feature at a mask."""
+        taps = self.mask_hidden[...].reshape(1, 1, len(self.shape.taps), -1)
+        return self.read(taps)[0, 0]
 
     def __call__(self, embedded, features, angle, past, cache, block) -> tuple[Fed, KVBlock]:
         """[B,T,D] each -> (``Fed``, keys and values)."""

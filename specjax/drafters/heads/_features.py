@@ -27,11 +27,12 @@ from specjax.drafters import _growth
 from specjax.drafters._growth import Begun, Nodes, Plan, Stepper
 from specjax.drafters._growth.plans import DYNAMIC, Method
 from specjax.drafters._keys import NetworkKeys
-from specjax.drafters.heads import _further, _prefix, _vocabulary
+from specjax.drafters.heads import _further, _masked_text, _prefix, _vocabulary
 from specjax.drafters.heads._further import Further
 from specjax.drafters.heads._given import Given
 from specjax.drafters.heads._network import Network
 from specjax.errors import UserError
+from specjax.topology import shapes
 from specjax.topology.shapes import Topology
 from specjax.types import LM, Context, Drafter, ModelParams, Output, Params, Training, Verdict
 
@@ -70,20 +71,30 @@ def build(
 ) -> Drafter:
     """The drafter of a network; ``shape`` is that of a draft without keys.
 
-    ``training`` makes the training part for drafts of a plan. L1 with a rule that takes its
-    siblings. Raises UserError for keys of a tree that do not fit.
+    Of a parallel network it is a chain of all tokens, drawn from their probabilities. ``training``
+    makes the training part for drafts of a plan. L1 with a rule that takes its siblings. Raises
+    UserError for keys that do not fit.
     """
     size = target.vocab_size if network.ids is None else len(network.ids)
     method = Method(network.name, shape, "top_k", size, accuracy=given.config.get("accuracy"))
+    if network.parallel is not None:
+        method = _parallel_method(network.parallel.tokens, method, keys)
     plan = _growth.read(method, keys)
+    depth = plan.growth.depth
+    begin = functools.partial(_begin, network, target.vocab_size)
+    step = functools.partial(
+        _step if network.modules == 1 else _further.step, network, target.vocab_size
+    )
+    if network.parallel is not None:
+        begin = functools.partial(_begin_parallel, network, target.vocab_size, depth)
+        step = _step_parallel
     stepper = Stepper(
-        init=functools.partial(_init, network, plan.growth.depth),
-        begin=functools.partial(_begin, network, target.vocab_size),
-        step=functools.partial(
-            _step if network.modules == 1 else _further.step, network, target.vocab_size
-        ),
+        init=functools.partial(_init, network, depth),
+        begin=begin,
+        step=step,
         commit=functools.partial(_commit, network),
         looped=network.modules == 1,
+        independent=network.parallel is not None,
     )
     drafter = _growth.build(
         network.name,
@@ -94,6 +105,16 @@ def build(
         features=True,
     )
     return drafter._replace(taps=network.taps)
+
+
+def _parallel_method(tokens: int, method: Method, keys: NetworkKeys) -> Method:
+    if keys.gamma is not None and keys.gamma > tokens:
+        raise UserError(
+            f"gamma is {keys.gamma}, and the network was trained to draft {tokens} tokens in one "
+            f"pass; give at most {tokens}, or train it for more"
+        )
+    chain = shapes.chain(tokens)
+    return method._replace(tree=chain, siblings="iid", heads=tokens, independent=True)
 
 
 def _init_params(name: str, params: Params, key: Any) -> Params:
@@ -163,10 +184,8 @@ def _begin(
     it feeds the same slots, commits 0 of them and keeps ``recycled``. Its draft has no meaning. A
     row whose text has one token cannot draft.
     """
-    cache, width = kept.cache, kept.features.shape[1]
-    missing = jnp.clip(context.length - 1 - cache.length, 0, width)
-    places = cache.length[:, None] + network.shift + jnp.arange(width)
-    tokens = jnp.take_along_axis(context.tokens, places, axis=1, mode="clip")
+    cache = kept.cache
+    missing, tokens = _missing(network, context, kept)
     fed, slots = network.apply(params, tokens, kept.features, cache)
     last = jnp.maximum(missing - 1, 0)[:, None, None]
     hidden, feature = (jnp.take_along_axis(x, last, 1) for x in fed)
@@ -178,6 +197,57 @@ def _begin(
     # Module k has no slot for the pending token before the text has k + 1 tokens.
     ready = (cache.length > 0) & (context.length >= network.modules)
     return Begun(logits[:, 0], kept, None, ready)
+
+
+def _missing(network: Network, context: Context, kept: Kept) -> tuple[jax.Array, jax.Array]:
+    """(i32[B] how many slots the cache lacks, i32[B,M+1] their tokens)."""
+    length, width = kept.cache.length, kept.features.shape[1]
+    missing = jnp.clip(context.length - 1 - length, 0, width)
+    places = length[:, None] + network.shift + jnp.arange(width)
+    return missing, jnp.take_along_axis(context.tokens, places, axis=1, mode="clip")
+
+
+def _begin_parallel(
+    network: Network,
+    vocab_size: int,
+    depth: int,
+    params: ModelParams,
+    context: Context,
+    kept: Kept,
+) -> Begun:
+    """As ``_begin``, with masks behind the slots: the logits of all depths from one pass.
+
+    Only the slots of the text are committed.
+    """
+    assert network.parallel is not None and network.masked is not None
+    (batch, width, size), masks = kept.features.shape, depth - 1
+    missing, tokens = _missing(network, context, kept)
+    ids = jnp.full((batch, masks), network.parallel.mask_id, tokens.dtype)
+    unknown = network.masked(params).astype(kept.features.dtype)
+    unknown = jnp.broadcast_to(unknown, (batch, masks, size))
+    fed, slots = network.apply(
+        params,
+        jnp.concatenate([tokens, ids], 1),
+        jnp.concatenate([kept.features, unknown], 1),
+        kept.cache,
+        _masked_text.layout_of_draft(missing, width, masks),
+    )
+    last = jnp.maximum(missing - 1, 0)[:, None]
+    behind = jnp.broadcast_to(width + jnp.arange(masks), (batch, masks))
+    places = jnp.concatenate([last, behind], 1)[..., None]
+    hidden = jnp.take_along_axis(fed.hidden, places, 1)
+    logits = _vocabulary.spread(network.ids, network.logits(params, hidden), vocab_size)
+    path = jnp.broadcast_to(jnp.arange(width), (batch, width))
+    cache = network.commit(kept.cache, slots, missing, path)
+    kept = kept.replace(cache=cache, pending=context.pending)
+    return Begun(logits[:, 0], kept, ready=cache.length > 0, reads=logits)
+
+
+def _step_parallel(
+    params: ModelParams, logits: jax.Array, nodes: Nodes, block: Any
+) -> tuple[jax.Array, jax.Array]:
+    """``Stepper.step``: the logits f[B,K,V] of all depths were computed before the draft."""
+    return logits[:, nodes.depth][:, None], nodes.tokens
 
 
 def _step(

@@ -39,12 +39,15 @@ def loss(
     decay: float = 1.0,
     slots: str = "all",
     divergence: str = "forward_kl",
+    pace: float | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Loss f32[] per labelled position, and metrics.
 
     The sum over depths d of decay^d (ce * cross-entropy with the text + teacher * divergence from
     the target to the head, one of ``divergences.DIVERGENCES``). Every depth is divided by the
     number of labels of the first (with ``Batch.depths``: of all), so that micro-batches add up.
+    ``pace`` in [0, 1] gives the depths of every draft the weights of D-PACE instead of ``decay``
+    (``_compared.Pace``).
     ``slots`` "one" draws one depth per batch, uniformly: in expectation the mean over depths, in
     the memory of one head (Stern et al. 2018, 1811.03115, section 6).
 
@@ -57,24 +60,27 @@ def loss(
     Raises:
         UserError: weights out of range, a batch of fewer than 3 tokens.
     """
-    _check(heads, batch, ce, teacher, decay, slots, divergence)
+    _check(heads, batch, slots, pace)
+    _compared.check(ce, teacher, decay, divergence, pace)
     pair = ModelParams(target_params, params)
     out, state = _text.begin(heads, target, pair, batch)
     teachers = jax.lax.stop_gradient(out.logits)
     count = _text.number_of_labels(batch, heads.depth)
-    terms = _compared.Terms(jnp.maximum(count, 1), ce, teacher, DIVERGENCES[divergence])
+    terms = _compared.Terms(jnp.maximum(count, 1), ce, teacher, DIVERGENCES[divergence], pace)
     labels = _Labels(batch, teachers, terms)
     term = functools.partial(_term, heads, labels)
     if slots == "one":
         depth = jax.random.randint(key, (), 0, heads.depth)
-        value, sizes, _ = jax.checkpoint(term)(pair, state, depth)
+        value, sizes, *_ = jax.checkpoint(term)(pair, state, depth, None)
         sizes = {name: decay**depth * sizes[name] for name in ("scale", "uniform")}
         return decay**depth * value, {**sizes, "weight": jnp.float32(count)}
     total, metrics = jnp.zeros(()), {"scale": jnp.zeros(()), "uniform": jnp.zeros(())}
     weights = dict.fromkeys(("loss", *metrics), count)
+    before = _compared.begin(terms, teachers.shape[:2], teachers.dtype)
     for depth in range(heads.depth):
         # The logits of one depth at a time: the backward pass computes them again.
-        value, sizes, state = jax.checkpoint(term, static_argnums=2)(pair, state, depth)
+        one = jax.checkpoint(term, static_argnums=2)
+        value, sizes, state, before = one(pair, state, depth, before)
         total += decay**depth * value
         metrics[f"agreement_{depth + 1}"] = sizes.pop("agreement")
         weights[f"agreement_{depth + 1}"] = sizes.pop("labels")
@@ -82,32 +88,33 @@ def loss(
     return total, {**metrics, "weight": jax.tree.map(jnp.float32, weights)}
 
 
-def _check(
-    heads: Heads,
-    batch: Batch,
-    ce: float,
-    teacher: float,
-    decay: float,
-    slots: str,
-    divergence: str,
-) -> None:
-    _compared.check(ce, teacher, decay, divergence)
+def _check(heads: Heads, batch: Batch, slots: str, pace: float | None) -> None:
     one_of("loss.slots", slots, SLOTS)
     if slots == "one" and not heads.independent:
         raise UserError(
             f"each head of {heads.name} continues from the head before it; loss.slots must be 'all'"
+        )
+    if slots == "one" and pace is not None:
+        raise UserError(
+            f"loss.pace is {pace}, and loss.slots 'one' trains one depth at a time; leave one out"
         )
     if batch.tokens.shape[1] < 3:
         raise UserError("heads predict at least two tokens ahead; raise train.length to 2 or more")
 
 
 def _term(
-    heads: Heads, labels: _Labels, pair: ModelParams, state: Any, depth: Any
-) -> tuple[jax.Array, dict[str, jax.Array], Any]:
-    """(loss of one depth; its metrics, see ``_compared``; the next state)."""
+    heads: Heads,
+    labels: _Labels,
+    pair: ModelParams,
+    state: Any,
+    depth: Any,
+    before: _compared.Pace | None,
+) -> tuple[jax.Array, dict[str, jax.Array], Any, _compared.Pace | None]:
+    """(loss of one depth; its metrics, see ``_compared``; the next state; the next ``Pace``)."""
     batch, teachers, terms = labels
     size = teachers.shape[1]
     logits, state = heads.step(pair, state, depth, _text.ahead(batch.tokens, depth + 1, size))
     tokens, counted = _text.label(batch, depth + 2, depth)
     target_logits = _text.ahead(teachers, depth + 1, size)
-    return *_compared.compare(terms, logits, target_logits, tokens, counted), state
+    value, sizes, pace = _compared.compare(terms, logits, target_logits, tokens, counted, before)
+    return value, sizes, state, pace

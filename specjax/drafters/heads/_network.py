@@ -27,7 +27,14 @@ from specjax.models.logits import in_float32
 from specjax.tree import Columns, Layout
 from specjax.types import ModelParams, Output, Params
 
-__all__ = ["Fed", "Network", "Shape", "build", "embed_own"]
+__all__ = ["Fed", "Network", "Parallel", "Shape", "build", "embed_own"]
+
+
+class Parallel(NamedTuple):
+    """What a network needs to draft all tokens in one pass (P-EAGLE)."""
+
+    tokens: int  # K, how many it was trained to draft
+    mask_id: int  # the token at places whose token is unknown
 
 
 class Network(NamedTuple):
@@ -58,6 +65,9 @@ class Network(NamedTuple):
     modules: int = 1
     # Slot t reads token t + shift. 0 is an ablation: the token is that of the feature.
     shift: int = 1
+    # Whether it drafts all tokens in one pass; ``masked(params)`` [D] is then the feature of masks.
+    parallel: Parallel | None = None
+    masked: Callable[[ModelParams], jax.Array] | None = None
 
 
 def build(
@@ -66,9 +76,11 @@ def build(
     ends: Ends,
     *,
     own_embedding: bool = False,
+    vocab_size: int = 0,
     ids: np.ndarray | None = None,
     dtype: Any = jnp.float32,
     facts: tuple[tuple[str, Any], ...] = (),
+    parallel: Parallel | None = None,
 ) -> Network:
     """The network of this shape on a target.
 
@@ -77,9 +89,11 @@ def build(
         shape: of the network.
         ends: what it uses of the target.
         own_embedding: whether the parameters have an embedding; otherwise it is the target's.
+        vocab_size: of the target, for new parameters with an embedding.
         ids: i32[V_d] ascending, the tokens that it can draft; None: all.
         dtype: of parameters, activations and cache.
         facts: see ``Network``.
+        parallel: see ``Network``.
     """
     dtype, config = jnp.dtype(dtype), shape.config
     init_cache = functools.partial(
@@ -95,10 +109,12 @@ def build(
         apply=functools.partial(_apply, shape, dtype, embed),
         commit=kv.commit,
         logits=functools.partial(_logits, shape, dtype, ends),
-        start=functools.partial(_start, shape, ends, ids),
+        start=functools.partial(_start, shape, ends, ids, vocab_size if own_embedding else 0),
         ids=ids,
         facts=facts,
         shift=shape.shift,
+        parallel=parallel,
+        masked=functools.partial(_masked, shape, dtype) if shape.parallel else None,
     )
 
 
@@ -123,6 +139,10 @@ def _read(shape: Shape, dtype: Any, params: ModelParams, out: Output) -> jax.Arr
         return out.hidden.astype(dtype)
     read = jnp.stack(out.taps, -2).astype(dtype)
     return merge(shape, params.draft, dtype).read(read)
+
+
+def _masked(shape: Shape, dtype: Any, params: ModelParams) -> jax.Array:
+    return merge(shape, params.draft, _at_least(dtype, params)).masked()
 
 
 def _apply(
@@ -161,10 +181,21 @@ def _at_least(dtype: Any, params: ModelParams) -> Any:
 
 
 def _start(
-    shape: Shape, ends: Ends, ids: np.ndarray | None, target_params: Params, key: jax.Array
+    shape: Shape,
+    ends: Ends,
+    ids: np.ndarray | None,
+    embedded: int,
+    target_params: Params,
+    key: jax.Array,
 ) -> Params:
-    """New parameters: random, but a head of its own begins as the target's."""
+    """New parameters: random, but a head and an embedding of its own begin as the target's.
+
+    ``embedded`` is the size of the embedding; 0: there is none.
+    """
     params = layers.new(shape, key)
+    if embedded:
+        table = ends.embed(target_params, jnp.arange(embedded))
+        params["embed"] = {"embedding": table.astype(params["fc"]["kernel"].dtype)}
     if shape.vocab is not None:
         with jax.default_matmul_precision("highest"):
             head = ends.unembed(target_params, jnp.eye(ends.width))

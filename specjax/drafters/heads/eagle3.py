@@ -9,6 +9,11 @@ The head may have a draft vocabulary, the most frequent tokens of the training t
 The switches of EAGLE-3.1 and of the vLLM "speculators" files are keys for a new network:
 ``fc_norm``, ``norm_output``, ``norm_before_residual``. They change which tokens are drafted, never
 the text. Drafts, rules and lossless classes are those of ``eagle``.
+
+P-EAGLE (2602.01469) is the switch ``parallel``: behind the slots of the text stand masks, slots
+with a mask token and a learned feature, and one pass gives the probabilities of all depths. They
+do not depend on the draft's tokens, so best-first trees cost no further pass. The default is then
+a sampled chain. L1 with the rules for the draft's siblings.
 """
 
 from __future__ import annotations
@@ -28,11 +33,12 @@ from specjax.drafters.heads import (
     _features,
     _given,
     _network,
+    _parallel_text,
     _rollout,
     _rollout_loss,
 )
 from specjax.drafters.heads._given import Given
-from specjax.drafters.heads._network import Shape
+from specjax.drafters.heads._network import Parallel, Shape
 from specjax.errors import UserError
 from specjax.models.hf_config import value_of
 from specjax.types import LM, Drafter
@@ -46,11 +52,22 @@ LI2025EAGLE3 = """\
   eprint = {2503.01840},
   archiveprefix = {arXiv},
 }"""
-REFERENCE = (LI2025EAGLE3, references.LI2024EAGLE2)
+HUI2026PEAGLE = """\
+@misc{hui2026peagle,
+  title = {{P-EAGLE: Parallel-Drafting EAGLE with Scalable Training}},
+  author = {Hui, Mude},
+  year = {2026},
+  note = {first author},
+  eprint = {2602.01469},
+  archiveprefix = {arXiv},
+}"""
+REFERENCE = (LI2025EAGLE3, references.LI2024EAGLE2, HUI2026PEAGLE)
 
 SHARED = EagleKeys
 NAME = "eagle3"
 SWITCHES: tuple[str, ...] = ("fc_norm", "norm_output", "norm_before_residual")
+# Layers of a new parallel network.
+LAYERS = 4
 
 
 def make(
@@ -62,12 +79,15 @@ def make(
     fc_norm: bool = False,
     norm_output: bool = False,
     norm_before_residual: bool = False,
+    parallel: int = 0,
+    mask_id: int | None = None,
+    embeddings: bool = False,
     **shared: Any,
 ) -> Drafter:
-    """Drafts with an EAGLE-3 network.
+    """Drafts with an EAGLE-3 or P-EAGLE network.
 
-    The switches are for a new network. In files the tensors and config.json decide, and True is an
-    error where the files do not have it.
+    The switches are for a new network. In files the tensors and config.json decide, and another
+    value is an error.
 
     Args:
         target: the model whose layers it reads.
@@ -79,6 +99,10 @@ def make(
         fc_norm: a norm of each tap before they are joined (EAGLE-3.1).
         norm_output: the next slot reads the output after the last norm (EAGLE-3.1).
         norm_before_residual: the residual of the first layer is the normed feature.
+        parallel: tokens that it drafts in one pass (P-EAGLE; then 4 ``layers`` if not given); 0:
+            as in the files, or a pass for each.
+        mask_id: the token of masks, with ``parallel``; None: as in the files, or the last one.
+        embeddings: whether it has token embeddings of its own; they begin as the target's.
         shared: the keys of ``EagleKeys``; ``model`` may be a released network (EAGLE-3, SpecForge,
             speculators).
 
@@ -87,30 +111,95 @@ def make(
             taps that the target does not have, a wrong draft vocabulary, a tree that does not fit.
     """
     given = _given.read(NAME, target, keys := EagleKeys(**shared))
+    masks = _parallel(target, given, parallel, mask_id)
+    if masks is not None and given.params is None:
+        keys = dataclasses.replace(keys, layers=keys.layers or LAYERS)
     flags = dict(zip(SWITCHES, (fc_norm, norm_output, norm_before_residual), strict=True))
     for key, value in flags.items():
         yes_or_no(key, value)
     ids, size = _vocabulary(target, given, draft_vocab, draft_ids)
-    shape = _shape(target, given, keys, _eagle_shape.taps_of(taps), size, flags)
+    asked = _eagle_shape.taps_of(taps)
+    shape = _shape(target, given, keys, asked, size, flags | {"parallel": masks is not None})
     shape = dataclasses.replace(shape, shift=_eagle_shape.shift_of(given, keys.shift))
+    return _build(target, given, keys, shape, ids, masks, _own_embedding(given, embeddings))
+
+
+def _build(
+    target: LM,
+    given: Given,
+    keys: EagleKeys,
+    shape: Shape,
+    ids: np.ndarray | None,
+    masks: Parallel | None,
+    own_embedding: bool,
+) -> Drafter:
     network = _network.build(
         NAME,
         shape,
         given.ends,
-        own_embedding=given.params is not None and "embed" in given.params,
+        own_embedding=own_embedding,
+        vocab_size=target.vocab_size,
         ids=ids,
         dtype=_eagle_shape.dtype_of(given.params),
-        facts=_facts(target, shape, ids),
+        facts=_facts(target, shape, ids, masks),
+        parallel=masks,
     )
     training = functools.partial(_rollout.training, network, target, defaults=_rollout_loss.EAGLE3)
+    if masks is not None:
+        training = functools.partial(_parallel_text.training, network, target)
     return _features.build(target, network, keys, given, training)
 
 
-def _facts(target: LM, shape: Shape, ids: np.ndarray | None) -> tuple[tuple[str, Any], ...]:
+def _parallel(target: LM, given: Given, tokens: int, mask_id: int | None) -> Parallel | None:
+    """How the network drafts in one pass; None: it does not. Raises UserError."""
+    whole("parallel", tokens, 0)
+    stored = given.config.get("parallel") if given.params is not None else None
+    has = bool(tokens)
+    if given.params is not None:
+        has = isinstance(given.params, dict) and "mask_hidden" in given.params
+    if tokens and (not has or stored not in (None, tokens)):
+        raise UserError(
+            f"parallel is {tokens}, and the given network drafts {stored if has else 1} "
+            f"token{'s' * bool(has and stored != 1)} in one pass; leave it out"
+        )
+    if not has:
+        if mask_id is not None:
+            raise UserError(
+                f"mask_id is {mask_id} and has no effect on a network that drafts one token in a "
+                "pass; leave it out, or give parallel"
+            )
+        return None
+    if not (tokens := tokens or stored or 0):
+        raise UserError("parallel is missing; give the number of tokens the network drafts at once")
+    own = given.config.get("mask_token_id")
+    if mask_id is not None and own not in (None, whole("mask_id", mask_id, 0)):
+        raise UserError(
+            f"mask_id is {mask_id}, and the network was trained with {own}; leave it out"
+        )
+    own = mask_id if own is None else own
+    own = target.vocab_size - 1 if own is None else own
+    if own >= target.vocab_size:
+        raise UserError(f"mask_id is {own}; the target's tokens are 0..{target.vocab_size - 1}")
+    return Parallel(tokens, own)
+
+
+def _own_embedding(given: Given, asked: bool) -> bool:
+    has = yes_or_no("embeddings", asked)
+    if given.params is None:
+        return has
+    _eagle_shape.agreed("embeddings", has, "embed" in given.params)
+    return "embed" in given.params
+
+
+def _facts(
+    target: LM, shape: Shape, ids: np.ndarray | None, masks: Parallel | None
+) -> tuple[tuple[str, Any], ...]:
     own: list[tuple[str, Any]] = [
         (key, getattr(shape, key)) for key in ("norm_output", "norm_before_residual")
     ]
     own.append(("taps", shape.taps))
+    if masks is not None:
+        own += [("parallel", masks.tokens), ("mask_token_id", masks.mask_id)]
     if ids is not None:
         # A drafter is a static argument, so its facts must have a hash.
         own += [("draft_ids", tuple(ids.tolist())), ("vocab_size", target.vocab_size)]
@@ -140,6 +229,7 @@ def _shape(
         vocab,
         fc_norm="fc_norm" in params,
         input_norm="input_norm" in params,
+        parallel=flags.pop("parallel"),
         **{key: _flag(given, key, value) for key, value in flags.items()},
     )
     _eagle_shape.check(NAME, target, shape, params)

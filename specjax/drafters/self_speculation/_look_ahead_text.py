@@ -85,32 +85,36 @@ def loss(
     decay: float = 1.0,
     places: int = PLACES,
     divergence: str = "forward_kl",
+    pace: float | None = None,
 ) -> tuple[Array, dict[str, Any]]:
     """Loss f32[] per label of the first embedding, and metrics.
 
     The embeddings follow ``places`` random tokens of each row, or all of them where there are
     fewer. The loss is the sum over the embeddings i of decay^i (ce * cross-entropy with the text +
     teacher * divergence from the target, one of ``divergences.DIVERGENCES``). It is divided by the
-    number of labels of the first embedding (with ``Batch.depths``: of all). The metrics
-    ``agreement_<i>``, i from 1, are how often an embedding's best token is the target's; ``scale``
-    and ``uniform`` are as in the loss of heads.
+    number of labels of the first embedding (with ``Batch.depths``: of all). ``pace`` in [0, 1]
+    gives the embeddings the weights of D-PACE instead of ``decay`` (``_compared.Pace``). The
+    metrics ``agreement_<i>``, i from 1, are how often an embedding's best token is the target's;
+    ``scale`` and ``uniform`` are as in the loss of heads.
 
     Raises:
         UserError: weights out of range, a batch of fewer than 3 tokens.
     """
-    _check(batch, ce, teacher, decay, places, divergence)
+    _compared.check(ce, teacher, decay, divergence, pace)
+    _check(batch, places)
     pair, size = ModelParams(target_params, params), batch.tokens.shape[1] - 1
     chosen = _places(key, batch.tokens.shape[0], size, places)
     text, hidden = outputs(setup, pair, batch, chosen)
     teachers = jax.lax.stop_gradient(setup.ends.unembed(target_params, text))
     first = jnp.maximum(_number_of_labels(setup, batch, chosen), 1)
-    terms = _compared.Terms(first, ce, teacher, DIVERGENCES[divergence])
+    terms = _compared.Terms(first, ce, teacher, DIVERGENCES[divergence], pace)
+    before = _compared.begin(terms, chosen.shape, teachers.dtype)
     labels = _Labels(setup, batch, chosen, teachers, terms)
     total, metrics = jnp.zeros(()), {"scale": jnp.zeros(()), "uniform": jnp.zeros(())}
     weights = dict.fromkeys(("loss", *metrics), first)
     for depth in range(setup.rows):
         logits = setup.ends.unembed(target_params, hidden[:, :, depth])
-        value, sizes = _term(labels, depth, logits)
+        value, sizes, before = _term(labels, depth, logits, before)
         total += decay**depth * value
         metrics[f"agreement_{depth + 1}"] = sizes.pop("agreement")
         weights[f"agreement_{depth + 1}"] = sizes.pop("labels")
@@ -128,13 +132,15 @@ class _Labels(NamedTuple):
     terms: _compared.Terms
 
 
-def _term(labels: _Labels, depth: int, logits: Array) -> tuple[Array, dict[str, Array]]:
-    """The loss of one embedding from its logits f[B,P,V]; its metrics."""
+def _term(
+    labels: _Labels, depth: int, logits: Array, before: _compared.Pace | None
+) -> tuple[Array, dict[str, Array], _compared.Pace | None]:
+    """The loss of one embedding from its logits f[B,P,V]; its metrics; the next ``Pace``."""
     setup, batch, places, teachers, terms = labels
     tokens, counted = _label(setup, batch, places, depth)
     own = _text.ahead(teachers, depth + 1, teachers.shape[1])
     own = jnp.take_along_axis(own, places[..., None], 1)
-    return _compared.compare(terms, logits, own, tokens, counted)
+    return _compared.compare(terms, logits, own, tokens, counted, before)
 
 
 def _label(setup: Setup, batch: Batch, places: Array, number: int) -> tuple[Array, Array]:
@@ -165,10 +171,7 @@ def _places(key: Array, rows: int, size: int, most: int) -> Array:
     return order[:, : min(most, size)].astype(jnp.int32)
 
 
-def _check(
-    batch: Batch, ce: float, teacher: float, decay: float, places: int, divergence: str
-) -> None:
-    _compared.check(ce, teacher, decay, divergence)
+def _check(batch: Batch, places: int) -> None:
     whole("loss.places", places, 1)
     if batch.tokens.shape[1] < 3:
         raise UserError(

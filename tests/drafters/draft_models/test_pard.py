@@ -13,6 +13,7 @@ import pytest
 
 from specjax import accept, drafters, step, testing
 from specjax.drafters.draft_models import _pard_text, pard
+from specjax.drafters.heads import _masked_text
 from specjax.errors import UserError
 from specjax.models import hf, lm
 from specjax.testing import cases, loop
@@ -65,7 +66,7 @@ def test_masks_follow_the_text_in_ragged_rounds():
 
 
 def test_layout_of_a_ragged_block():
-    layout = pard.masked_layout(jnp.asarray([1, 3]), 3, 2)
+    layout = _masked_text.layout_of_draft(jnp.asarray([1, 3]), 3, 2)
     assert layout.depth.tolist() == [[0, 1, 2, 1, 2], [0, 1, 2, 3, 4]]
     assert layout.visible[0, 3].tolist() == [True, False, False, True, False]
     assert layout.visible[0, 4].tolist() == [True, False, False, True, True]
@@ -78,7 +79,8 @@ def test_forecast_is_that_of_drafting():
     _, params = made()
     target, _, model, own = models()
     tokens = np.random.default_rng(0).integers(0, VOCAB, (1, 10)).astype(np.int32)
-    texts = functools.partial(_pard_text.along, target, model, MASK)
+    reader = _pard_text.reader_of(target, model, MASK)
+    texts = functools.partial(_masked_text.along, reader)
     every = list(texts(params, Batch(jnp.asarray(tokens)), GAMMA))
     for place in (0, 4, 8):
         text = np.zeros((1, 48), np.int32)
@@ -138,7 +140,7 @@ def test_probs_of_another_depth_are_caught():
 
 
 def test_deeper_masks_are_dropped_together_with_those_below():
-    masks = _pard_text._random(jax.random.key(0), 2, 10, [0.7, 0.49, 0.2, 0.2])
+    masks = _masked_text.random_masks(jax.random.key(0), 2, 10, [0.7, 0.49, 0.2, 0.2])
     counts = [int((masks.depths == depth).sum()) for depth in range(1, 5)]
     assert counts == [7, 5, 2, 2]
     for row in np.asarray(masks.places):

@@ -1,0 +1,297 @@
+"""Directories of block drafters: what their config.json means, and the config.json to write.
+
+Programs differ in where the keys are and in how layers are numbered:
+
+    dflash        flat keys, or some of them in ``dflash_config`` (z-lab, JetSpec)
+    specforge     ``dflash_config`` with ``projector_type`` (SpecForge, SGLang)
+    deepspec      flat keys, embeddings and LM head of its own (DeepSpec)
+    speculators   ``speculators_model_type``: the keys of the layers in ``transformer_layer_config``
+
+``target_layer_ids`` i is the output of layer i; ``aux_hidden_state_layer_ids`` i is entry i of
+``hidden_states``, the output of layer i - 1. Sources: z-lab/dflash, sgl-project/SpecForge
+(modeling/draft), vllm-project/speculators (models/dflash, models/dspark), vllm (spec_decode/utils).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specjax.errors import UserError
+from specjax.models import block_layouts, draft_vocabulary, eagle_layouts, eagle_shape
+from specjax.models.config_values import (
+    MASK_IDS,
+    check_layers,
+    mask_id_of,
+    object_of,
+    switch,
+)
+from specjax.models.head_tensors import Tensors
+
+OWN, KIND = "specjax", block_layouts.KIND
+IDS, AUX = "target_layer_ids", "aux_hidden_state_layer_ids"
+# Key of this program <- names in files, for keys with several.
+_ALIASES = {
+    "block_size": ("block_size", "dspark_block_size"),
+    IDS: (IDS, "dspark_target_layer_ids"),
+    AUX: (AUX, "eagle_aux_hidden_state_layer_ids"),
+}
+_METHODS = ("dflash", "dspark")
+# ``projector_type`` -> the parameters of its correction; ``markov_head_type`` -> those beside.
+_PROJECTORS = {"dflash": None, "dspark": "markov", "domino": "gru"}
+_KINDS = {"vanilla": None, "gated": "gate", "rnn": "joint"}
+# Values of ``attention_mode`` that name ordinary attention.
+_ATTENTION = ("gqa", "mha")
+# Keys that are made anew, or that this program does not use.
+_MADE = (
+    *("dflash_config", "transformer_layer_config", "rope_parameters", "architectures"),
+    *("speculators_model_type", "speculators_config", "speculators_version", "auto_map", OWN),
+    *("dspark_block_size", "dspark_target_layer_ids", "dspark_markov_rank", *MASK_IDS),
+    *(AUX, "eagle_aux_hidden_state_layer_ids", "draft_vocab_size", "shift_label", "draft_ids"),
+)
+Leaves = dict[tuple, np.ndarray]
+
+
+def split_maps(tensors: Tensors) -> tuple[Tensors, dict[str, np.ndarray]]:
+    """(tensors under the names of the table, the tensors d2t and t2d)."""
+    named = {
+        name.removeprefix("model.").removeprefix("logit_head."): read
+        for name, read in tensors.items()
+        if not name.endswith("rotary_emb.inv_freq")
+    }
+    maps = {name: named.pop(name)() for name in eagle_layouts.MAPS if name in named}
+    return named, maps
+
+
+def config_of_files(
+    path: Path, raw: Mapping[str, Any], leaves: Leaves, maps: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """``Head.config`` of a directory: flat keys, as in DFlash's files. Raises UserError."""
+    method = raw.get("speculators_model_type")
+    if method not in (None, *_METHODS):
+        raise UserError(
+            f"{path}: speculators_model_type {method!r} is not supported for {KIND}; supported: "
+            f"{', '.join(_METHODS)}"
+        )
+    flat, layer = _flat(path, raw)
+    own = object_of(dict(raw), OWN)
+    _check_declared(path, layer | flat, leaves, bool(method))
+    config = {key: value for key, value in (layer | flat).items() if key not in _MADE}
+    for key in ("rope_parameters", "rope_scaling", "rope_theta"):
+        if key in layer:
+            config[key] = layer[key]
+    config["block_size"] = flat.get("block_size", 8 if method else 16)
+    taps = _taps(path, flat, own)
+    config |= {} if taps is None else {IDS: taps}
+    mask = mask_id_of(path, flat)
+    config |= {} if mask is None else {"mask_token_id": mask}
+    config["causal_head"] = bool(switch(path, flat, "causal_head"))
+    config["sample_from_anchor"] = _anchor(path, flat, leaves, method)
+    return config | _vocabulary(path, layer, leaves, maps)
+
+
+def _flat(path: Path, raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(the keys of the method, the keys of the layers). Raises UserError if they differ."""
+    nested = object_of(dict(raw), "dflash_config")
+    flat = {key: value for key, value in raw.items() if value is not None}
+    for key, value in nested.items():
+        if value is not None and flat.get(key, value) != value:
+            raise UserError(
+                f"{path}: {key} is {raw[key]!r} and dflash_config.{key} is {value!r}; they must be "
+                "equal"
+            )
+    flat |= {key: value for key, value in nested.items() if value is not None}
+    for key, names in _ALIASES.items():
+        given = {name: flat[name] for name in names if name in flat}
+        if len({str(value) for value in given.values()}) > 1:
+            raise UserError(f"{path}: {' and '.join(given)} differ; they must be equal")
+        if given:
+            flat[key] = next(iter(given.values()))
+    if "transformer_layer_config" not in raw:
+        return flat, flat
+    layer = object_of(dict(raw), "transformer_layer_config")
+    # The library stores what differs from the defaults of transformers.
+    return flat, {"num_attention_heads": 32, **layer}
+
+
+def _taps(path: Path, flat: Mapping[str, Any], own: Mapping[str, Any]) -> list[int] | None:
+    """The layers whose outputs are read; None: not in the file. Raises UserError."""
+    readings = {}
+    for key, shift in ((IDS, 0), (AUX, 1)):
+        if (ids := flat.get(key)) is not None:
+            check_layers(path, key, list(ids) if isinstance(ids, tuple) else ids)
+            readings[key] = [i - shift for i in ids]
+    if own.get("taps") is not None:
+        readings[f"{OWN}.taps"] = list(own["taps"])
+    if len({tuple(each) for each in readings.values()}) > 1:
+        raise UserError(
+            f"{path}: {' and '.join(readings)} name different layers; {AUX} must be larger by 1"
+        )
+    taps = next(iter(readings.values()), None)
+    if taps is not None and min(taps) < 0:
+        raise UserError(
+            f"{path}: {AUX} has 0, the embeddings of the tokens; only outputs of layers can be "
+            "read, from 1"
+        )
+    return taps
+
+
+def _anchor(path: Path, flat: Mapping[str, Any], leaves: Leaves, method: str | None) -> bool:
+    """Whether the pending token's place predicts; DSpark's does where the file has no key."""
+    stated = {key: switch(path, flat, key) for key in ("sample_from_anchor", "shift_label")}
+    given = {key: value for key, value in stated.items() if value is not None}
+    if len(set(given.values())) > 1:
+        raise UserError(f"{path}: {' and '.join(given)} differ; they must be equal")
+    kind = flat.get("projector_type")
+    default = ("markov", "table") in leaves or method == "dspark" or kind in ("dspark", "domino")
+    return next(iter(given.values()), default)
+
+
+def _check_declared(path: Path, flat: Mapping[str, Any], leaves: Leaves, container: bool) -> None:
+    """Raises UserError for switches that cannot be honoured or that the tensors contradict."""
+    parts = {leaf[0] for leaf in leaves} | {leaf[1] for leaf in leaves if leaf[0] == "markov"}
+    declared = (
+        ("projector_type", _PROJECTORS, ("markov", "gru")),
+        ("markov_head_type", _KINDS, ("gate", "joint") if "markov" in parts else ()),
+    )
+    for key, known, others in declared:
+        value = flat.get(key)
+        if value is not None and value not in known:
+            raise UserError(
+                f"{path}: {key} {value!r} is not supported; supported: {', '.join(known)}"
+            )
+        has = next((part for part in others if part in parts), None)
+        if value is not None and others and known[value] != has:
+            raise UserError(
+                f"{path}: {key} is {value!r}, and the tensors are those of "
+                f"{next(name for name, part in known.items() if part == has)}; correct config.json"
+            )
+    for key, part in (("enable_confidence_head", "confidence"), ("markov_rank", "markov")):
+        value = flat.get(key)
+        if value is not None and bool(value) != (part in parts):
+            raise UserError(
+                f"{path}: {key} is {value!r}, and the tensors "
+                f"{'have' if part in parts else 'lack'} such a part; correct config.json"
+            )
+    modes = flat.get("attention_modes") or [flat.get("attention_mode") or "gqa"]
+    if wrong := [mode for mode in modes if mode not in _ATTENTION]:
+        raise UserError(
+            f"{path}: attention_mode {wrong[0]!r} is not supported; supported: "
+            f"{', '.join(_ATTENTION)}"
+        )
+    sliding = "sliding_attention" in (flat.get("layer_types") or ())
+    if container and sliding and not switch(path, flat, "sliding_window_non_causal"):
+        raise UserError(
+            f"{path}: sliding layers that are causal inside a block are not supported; supported: "
+            "sliding_window_non_causal true"
+        )
+
+
+def _vocabulary(
+    path: Path,
+    layer: Mapping[str, Any],
+    leaves: Leaves,
+    maps: Mapping[str, np.ndarray],
+) -> dict[str, Any]:
+    """The target's vocabulary if a tensor shows it, and the tokens of a head of its own."""
+    table, markov = leaves.get(("embed", "embedding")), leaves.get(("markov", "table"))
+    shown = next((len(each) for each in (table, markov) if each is not None), None)
+    head = leaves.get(("head", "kernel"))
+    if head is None:
+        if maps:
+            raise UserError(f"{path} has {next(iter(maps))} and no lm_head; copy the tensors again")
+        return {"vocab_size": shown}
+    width, vocab = head.shape[1], shown or (len(maps["t2d"]) if "t2d" in maps else None)
+    if vocab is None and layer.get("vocab_size") is not None:
+        vocab = eagle_shape.checked(path, layer, "vocab_size", int, None)
+    ids = draft_vocabulary.ids_of(path, maps.get("d2t"), maps.get("t2d"), width, vocab)
+    return {"vocab_size": vocab or width} | ({} if ids is None else {"draft_ids": ids})
+
+
+def to_write(
+    layout: str, leaves: Leaves, config: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """(config.json, the tensors d2t and t2d) of a network. Raises UserError."""
+    if layout == "dflash":
+        return {key: x for key, x in config.items() if key != "draft_ids"}, _maps(leaves, config)
+    kept = {key: value for key, value in config.items() if key not in _MADE}
+    if not config.get(IDS):
+        raise UserError(f"{IDS} is missing; give the layers that the network reads")
+    taps = [int(tap) for tap in config[IDS]]
+    own = {"kind": KIND, "layout": layout, "taps": taps}
+    method = _method(layout, leaves, config)
+    layer = _layer(leaves, config)
+    maps = _maps(leaves, config)
+    if ("head", "kernel") in leaves:
+        method["draft_vocab_size"] = leaves["head", "kernel"].shape[1]
+    for key in (*layer, *method, IDS):
+        kept.pop(key, None)
+    if layout == "speculators":
+        name = "dspark" if ("markov", "table") in leaves else "dflash"
+        method |= {"speculators_model_type": name, AUX: [tap + 1 for tap in taps]}
+        method |= {"sliding_window_non_causal": True}
+        method["architectures"] = [{"dspark": "DSpark", "dflash": "DFlash"}[name] + "Speculator"]
+        return kept | method | {"transformer_layer_config": layer, OWN: own}, maps
+    method[IDS] = taps
+    if layout == "deepspec":
+        return kept | layer | method | {"architectures": ["Qwen3DSparkModel"], OWN: own}, maps
+    outside = {"block_size": method.pop("block_size")}
+    nested = {"dflash_config": method}
+    return kept | layer | outside | nested | {"architectures": ["DFlashDraftModel"], OWN: own}, maps
+
+
+def _maps(leaves: Leaves, config: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The tensors d2t and t2d of a network with a draft vocabulary."""
+    if config.get("draft_ids") is None:
+        return {}
+    width = leaves["head", "kernel"].shape[1]
+    return draft_vocabulary.tensors_of(config["draft_ids"], width, config["vocab_size"])
+
+
+def _method(layout: str, leaves: Leaves, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of the method. Raises UserError for a network that other programs cannot read."""
+    parts = {leaf[0] for leaf in leaves} | {leaf[1] for leaf in leaves if leaf[0] == "markov"}
+    if "mask" in parts or "mix" in parts or config.get("mask_token_id") is None:
+        what = "mixtures of taps" if "mix" in parts else "an embedding of its masks, and no mask_id"
+        raise UserError(
+            f"the layout {layout} has no place for {what}; write it as dflash, or train with "
+            "mask_id and context=shared"
+        )
+    kind = next((name for name, part in _KINDS.items() if part in parts), "vanilla")
+    projector = "dspark" if "markov" in parts else "domino" if "gru" in parts else "dflash"
+    made: dict[str, Any] = {
+        "block_size": config["block_size"],
+        "mask_token_id": config["mask_token_id"],
+        "projector_type": projector,
+        "causal_head": bool(config.get("causal_head")),
+        "sample_from_anchor": bool(config.get("sample_from_anchor")),
+        "enable_confidence_head": "confidence" in parts,
+    }
+    if "markov" in parts:
+        rank = leaves["markov", "table"].shape[1]
+        made |= {"markov_rank": rank, "markov_head_type": kind}
+        width = leaves["hidden_norm", "scale"].shape[0]
+        wide = "confidence" in parts and len(leaves["confidence", "kernel"]) > width
+        made["confidence_head_with_markov"] = wide
+    if "gru" in parts:
+        made["pure_draft_prefix_len"] = config.get("pure_draft_prefix_len", 0)
+    return made
+
+
+def _layer(leaves: Leaves, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of the decoder layers."""
+    made = eagle_shape.facts("the parameters", config, leaves)
+    norm = made.pop("qk_norm")
+    made |= {"model_type": "qwen3" if norm else "llama", "hidden_act": "silu"}
+    for key in ("layer_types", "sliding_window"):
+        if config.get(key):
+            made[key] = list(config[key]) if key == "layer_types" else config[key]
+            made["use_sliding_window"] = True
+    vocab = next(
+        (len(leaves[at]) for at in (("embed", "embedding"), ("markov", "table")) if at in leaves),
+        config.get("vocab_size"),
+    )
+    return made | ({} if vocab is None else {"vocab_size": vocab})
