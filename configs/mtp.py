@@ -6,8 +6,10 @@
 
 With one module three steps of a draft are unrolled: the module also learns to read its own output,
 as in a chain of three tokens. --config.loss.steps=1 is DeepSeek's training of one module. With more
-modules there is one step for each. The labels are the target's probs. A training step costs about
-as much as one of configs/eagle3.py with as many steps.
+modules there is one step for each. The labels are the target's probs; --config.loss.weight=0
+--config.loss.ce=1 are the text's own tokens, as in DeepSeek's training. A training step costs about
+as much as one of configs/eagle3.py with as many steps. configs/mtp_pretrain.py:mtp_module trains a
+target together with its modules.
 
 The directory has DeepSeek's names of tensors; python -m specjax.models.convert_heads
 --kind=mtp_module writes those of MiMo and Qwen3-Next.
@@ -36,4 +38,5 @@ def get_config(modules: str = "1") -> ConfigDict:
     config.loss.decay = 0.8
     config.loss.noise = 0.0  # uniform noise on the hidden states that the first step reads
     config.loss.weight = 1.0  # of the divergence from the target's probs
+    config.loss.ce = 0.0  # weight of the cross-entropy with the text
     return config

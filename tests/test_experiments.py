@@ -16,6 +16,7 @@ from experiments.draft_steps import run as draft_steps_study
 from experiments.head_training import run as head_training_study
 from experiments.long_context import run as long_context_study
 from experiments.long_context import target as long_target_study
+from experiments.mtp_loss import run as mtp_loss_study
 from experiments.online import run as online_study
 from experiments.real_model import measuring as real_model_measuring
 from experiments.real_model import profiles as real_model_profiles
@@ -58,6 +59,19 @@ def test_head_training(tmp_path):
     result = json.loads(out.read_text())
     assert [row["method"] for row in result["rows"]] == list(head_training_study.METHODS)
     assert result["forward_ms"] > 0 and all(row["step_ms"] > 0 for row in result["rows"])
+
+
+@pytest.mark.slow
+def test_mtp_loss(target, tmp_path):
+    out = tmp_path / "results.json"
+    quick = f"--quick --steps=3 --seeds 0 1 --text={target}/text.txt --workdir={tmp_path}/runs"
+    mtp_loss_study.main([*quick.split(), f"--out={out}"])
+    result = json.loads(out.read_text())
+    alone, *others = result["methods"]
+    assert [row["method"] for row in result["methods"]] == list(mtp_loss_study.METHODS)
+    assert alone["differences"] == [0, 0] and alone["tau_t0"] is None
+    assert all(1 <= row["tau_t0"] <= 4 and row["parameters"] > 0 for row in others)
+    assert len(result["rows"]) == 6
 
 
 @pytest.mark.slow

@@ -643,6 +643,33 @@ def online(results: dict) -> str:
     return "\n".join(texts)
 
 
+def mtp_loss(results: dict) -> str:
+    """The target's own loss, alone and with heads, and tokens per round of the heads."""
+
+    def spread(mean: float | None, sd: float | None, spec: str) -> str:
+        return "" if mean is None else f"{mean:{spec}} ± {sd:{spec.lstrip('+')}}"
+
+    lines = [
+        (
+            row["method"],
+            f"{row['parameters']:,}",
+            spread(row["loss"], row["loss_sd"], ".3f"),
+            spread(row["difference"], row["difference_sd"], "+.3f")
+            if row["method"] != "alone"
+            else "",
+            spread(row["tau_t0"], row["tau_t0_sd"], ".2f"),
+        )
+        for row in results["methods"]
+    ]
+    heads = ("trained", "parameters", "held-out loss", "difference to alone", "tau, T = 0")
+    shape = results["shape"]
+    what = (
+        f"- {results['steps']} steps of 8 x 64 tokens, seeds {results['seeds']}, "
+        f"{shape['num_layers']} layers of width {shape['hidden_size']}; means ± standard deviation"
+    )
+    return f"{source(results)}\n{what}\n\n{table(heads, lines)}"
+
+
 TABLES: dict[str, Callable[[dict], str]] = {
     "benches": benches,
     "online": online,
@@ -652,6 +679,7 @@ TABLES: dict[str, Callable[[dict], str]] = {
     "draft_cost": draft_cost,
     "draft_steps": draft_steps,
     "head_training": head_training,
+    "mtp_loss": mtp_loss,
     "training_free": training_free,
     "trained_drafters": trained_drafters,
     "tpu_programs": tpu_programs,

@@ -30,6 +30,7 @@ from specjax.models import (
     hf,
     mtp_files,
     tensor_files,
+    trunk_layouts,
 )
 from specjax.models import head_layouts as layouts
 from specjax.models.head_places import Layout
@@ -75,6 +76,7 @@ def read(directory: str | os.PathLike, kind: str, *, dtype: Any = None) -> Head:
         early_exit: some of attention_norm: {scale [D]}, attention: {q, k, v, o: {kernel}},
                 linear: {kernel [D,D]}, norm: {scale [D]}, head: {kernel [D,V]}
         pass: {look_ahead [L,D]}, L embeddings
+        mtp: {layers: {"0", "1", ...: a layer of ``models.transformer``}}
         block_head, eagle, eagle3, mtp_module: as in ``docs/head_files.md``
 
     Empty leaves are left out. Medusa's ``head`` is left out if the file has none (the old "version
@@ -109,6 +111,7 @@ def _read(path: Path, kind: str, dtype: Any) -> Head:
             stages = sum(place.path == ("emb",) for place in layout.values())
             config, layout = config | {"n_predict": stages}, layouts.mlp_speculator(1, 1)
         leaves, sizes = head_tensors.stack_leaves(path, layout, tensors, dtype)
+        leaves = trunk_layouts.after_reading(kind, path, tensors, config, leaves)
     if kind in _EAGLE:
         eagle_files.add_output_biases(leaves)
         config = eagle_files.config_of_files(path, kind, config, leaves, maps)
@@ -152,7 +155,7 @@ def write(
             the operating system reports an error; the directory then stays unchanged.
     """
     layout = _check_layout(kind, layout)
-    leaves = head_tensors.arrays(params)
+    leaves = trunk_layouts.before_writing(kind, layout, head_tensors.arrays(params), config)
     leaves = mtp_files.before_writing(layout, leaves, config) if kind == _MTP else leaves
     table = layouts.of_leaves(kind, leaves, layout)
     tensors = head_tensors.to_write(table, leaves)
@@ -281,7 +284,7 @@ def _facts(
         return facts | eagle_files.redrafter_facts(where, leaves, sizes, config)
     if kind == "bpd":
         return facts | {"bpd_num_heads": len(leaves["up", "kernel"]), "inner_dim": sizes["I"]}
-    if kind in ("early_exit", "pass", _BLOCK):
+    if kind in ("early_exit", "pass", "mtp", _BLOCK):
         return facts
     stages = len(leaves["emb",])
     shared = stages == 1 and ("proj", "0") in leaves

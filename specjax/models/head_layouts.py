@@ -22,11 +22,13 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from specjax.errors import UserError
-from specjax.models import block_layouts, eagle_layouts, mtp_layouts
+from specjax.models import block_layouts, eagle_layouts, mtp_layouts, trunk_layouts
 from specjax.models.head_places import Layout, Place, factors, linear, listed, stacked_shapes
 
 # Kind -> the ways in which a directory of it can be written; the first is the default.
 LAYOUTS = eagle_layouts.LAYOUTS | mtp_layouts.LAYOUTS | block_layouts.LAYOUTS
+LAYOUTS |= trunk_layouts.LAYOUTS
+_TABLES = {"mtp_module": mtp_layouts, "mtp": trunk_layouts, "block_head": block_layouts}
 PREFIX = "prefix_embeding_layer."  # (sic)
 # Module here -> (module in the file, dimensions, the part of ``hydra`` that has its optional bias).
 _PREFIX_LINEAR = {
@@ -151,8 +153,8 @@ def of_names(kind: str, names: Collection[str]) -> Layout:
 
     if kind in eagle_layouts.KINDS:
         return eagle_layouts.of_names(kind, names)
-    if kind in mtp_layouts.LAYOUTS:
-        return mtp_layouts.of_names(names)
+    if kind in _TABLES:
+        return _TABLES[kind].of_names(names)
 
     def count(pattern: str) -> int:
         # Counts different matches instead of using the highest index: a wrong index can be huge.
@@ -169,8 +171,6 @@ def of_names(kind: str, names: Collection[str]) -> Layout:
         return medusa(count(r"(\d+)\."), count(r"\d+\.(\d+)\.linear\."), own_head)
     if kind == "pass":
         return look_ahead()
-    if kind == "block_head":
-        return block_layouts.of_names(names)
     if kind == "hydra":
         layers = count(r"hydra_mlp\.\d+\.(\d+)\.linear\.")
         dropout = count(r"hydra_lm_head\.\d+\.(1)\.") > 0
@@ -214,8 +214,8 @@ def of_leaves(kind: str, leaves: Mapping[tuple, np.ndarray], name: str = "") -> 
 def _layout_of_leaves(kind: str, leaves: Mapping[tuple, np.ndarray], name: str) -> Layout:
     if kind in eagle_layouts.KINDS:
         return eagle_layouts.of_leaves(kind, leaves, name)
-    if kind in mtp_layouts.LAYOUTS:
-        return mtp_layouts.of_leaves(leaves, name)
+    if kind in ("mtp_module", "mtp"):
+        return _TABLES[kind].of_leaves(leaves, name)
     if kind == "medusa":
         heads, layers = leaves["block", "kernel"].shape[:2]
         return medusa(heads, layers, ("head", "kernel") in leaves)

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from specjax.errors import UserError
 from specjax.models import head_layouts as layouts
 from specjax.models import head_places as places
-from specjax.models import hf_weights, mtp_layouts, tensor_files, torch_pickle
+from specjax.models import hf_weights, mtp_layouts, tensor_files, torch_pickle, trunk_layouts
 from specjax.models.head_places import Layout, Place
 from specjax.models.tensor_files import Tensor
 
@@ -33,6 +33,7 @@ FILES = {
     "eagle": ("model.safetensors", "pytorch_model.bin"),
     "eagle3": ("model.safetensors", "pytorch_model.bin"),
     "mtp_module": ("model.safetensors", "pytorch_model.bin"),
+    "mtp": ("mtp_heads.safetensors", "consolidated.pth"),
     "redrafter": ("model.safetensors", "pytorch_model.bin"),
     "early_exit": ("early_exit.safetensors",),
     "pass": ("look_ahead.safetensors",),
@@ -47,6 +48,7 @@ _REPEATED = {
     "eagle": (),
     "eagle3": (),
     "mtp_module": (),
+    "mtp": (),
     "redrafter": (),
     "early_exit": (),
     "pass": (),
@@ -69,7 +71,7 @@ def open_file(path: Path, kind: str, stack: contextlib.ExitStack) -> Tensors:
             sources = [path / name]
         else:
             continue
-        if name.endswith((".pt", ".bin")):
+        if name.endswith((".pt", ".pth", ".bin")):
             arrays = torch_pickle.load(sources[0])
             return {key: functools.partial(np.asarray, array) for key, array in arrays.items()}
         tensors: Tensors = {}
@@ -89,6 +91,8 @@ def of_heads(path: Path, kind: str, tensors: Tensors, config: dict) -> Tensors:
         return _of_medusa(path, tensors, config)
     if kind in mtp_layouts.LAYOUTS:
         return mtp_layouts.of_modules(path, tensors)
+    if kind == trunk_layouts.KIND:
+        return trunk_layouts.of_heads(tensors)
     if kind == "hydra":
         # The prefix is a whole Llama model of one layer; its embedding is not used.
         unused = re.compile(

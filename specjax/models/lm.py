@@ -105,6 +105,7 @@ def from_config(
         last_norm=functools.partial(_last_norm, config, dtype),
         extended=extended,
         above=None if part is not None else functools.partial(_above, config, dtype, taps),
+        decoder=config,
     )
 
 

@@ -61,6 +61,9 @@ KEYS: dict[str, tuple[str, dict[str, Any]]] = {
         "mtp_module",
         {"modules": 2, "tree": "dynamic", "nodes": 5, "depth": 2, "top_k": 2},
     ),
+    "mtp": ("mtp", {"heads": 2, "siblings": "iid", "control": "threshold:0.4"}),
+    "mtp tree": ("mtp", {"heads": 2, "tree": "best_first", "nodes": 4}),
+    "mtp fixed": ("mtp", {"heads": 2, "tree": "2x1", "siblings": "without_replacement"}),
     "pass": ("pass", {"heads": 2}),
     "pass tree": ("pass", {"heads": 2, "tree": "best_first", "nodes": 5}),
     "pass merged": (

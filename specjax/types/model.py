@@ -104,6 +104,9 @@ class LM(NamedTuple):
     # computed for the other tokens alone. The taps are those of ``tapping``, or the model's own for
     # no numbers. None: it cannot go on from a layer.
     above: Callable[[tuple[int, ...]], Callable[..., tuple[Output, Any]]] | None = None
+    # Its ``TransformerConfig``, for drafters that have further layers of its kind. None: it is no
+    # decoder of ``specjax.models``.
+    decoder: Any = None
 
     def with_taps(self, layers: tuple[int, ...]) -> LM:
         """The model with the output hidden states of ``layers`` in ``Output.taps``.

@@ -67,7 +67,7 @@ def build(target: LM, heads: Heads, keys: HeadKeys, given: Given) -> Drafter:
         independent=heads.independent,
         lazy=True,
     )
-    return _growth.build(
+    drafter = _growth.build(
         heads.name,
         stepper,
         plan,
@@ -75,9 +75,11 @@ def build(target: LM, heads: Heads, keys: HeadKeys, given: Given) -> Drafter:
         training=_training(target, heads, plan),
         features=True,
     )
+    return drafter._replace(taps=heads.taps)
 
 
 def _training(target: LM, heads: Heads, plan: Plan) -> Training:
+    target = target.with_taps(heads.taps) if heads.taps else target
     along = functools.partial(_text.along, heads, target)
     return Training(
         loss=functools.partial(_loss.loss, heads, target),
@@ -103,12 +105,16 @@ def _init(
 ) -> State:
     batch, size = target_out.hidden.shape[:2]
     count = context.length - 1
-    features, cache, prefix = target_out.hidden, None, heads.prefix
+    features, cache, prefix = heads.read(target_out), None, heads.prefix
     if prefix is not None:
-        cache = prefix.init_cache(batch, slots)
+        cache, apply = prefix.init_cache(batch, slots), functools.partial(prefix.apply, params)
         if size:
-            apply = functools.partial(prefix.apply, params)
             features, cache = _prefix.feed(apply, prefix.commit, features, count, cache)
+        else:
+            one = jnp.zeros((batch, 1, features.shape[-1]), features.dtype)
+            # Only the shape is needed.
+            with jax.disable_jit(False):
+                features = jax.eval_shape(apply, one, cache)[0]
     if not size:
         return State(jnp.zeros((batch, features.shape[-1]), features.dtype), count > 0, cache)
     return State(_at(features, jnp.maximum(count - 1, 0)), count > 0, cache)
@@ -149,11 +155,11 @@ def _commit(
     # one before the newest token.
     last = jnp.maximum(verdict.count - 1, 0)
     fed = jnp.pad(verdict.path + 1, ((0, 0), (1, 0)))
-    cache = state.cache
+    cache, features = state.cache, heads.read(target_out)
     if heads.prefix is None:
-        feature = _at(target_out.hidden, jnp.take_along_axis(fed, last[:, None], 1)[:, 0])
+        feature = _at(features, jnp.take_along_axis(fed, last[:, None], 1)[:, 0])
     else:
-        features = jnp.take_along_axis(target_out.hidden, jnp.maximum(fed, 0)[..., None], 1)
+        features = jnp.take_along_axis(features, jnp.maximum(fed, 0)[..., None], 1)
         features, block = heads.prefix.apply(params, features, cache)
         cache = heads.prefix.commit(cache, block, verdict.count)
         feature = _at(features, last)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from specjax.drafters.heads._prefix import Prefix
 from specjax.errors import UserError
-from specjax.types import LM, ModelParams, Params
+from specjax.types import LM, ModelParams, Output, Params
 
 
 class Heads(NamedTuple):
@@ -38,6 +38,9 @@ class Heads(NamedTuple):
     every: Callable[..., jax.Array] | None = None
     # None: heads read one feature.
     prefix: Prefix | None = None
+    # The layer of the target whose output they read in the place of its last feature, as a tuple of
+    # one number; (): none.
+    taps: tuple[int, ...] = ()
     # Whether all depths have the same parameters: a draft may be deeper than ``depth``, and
     # ``step`` takes a traced depth.
     looped: bool = False
@@ -45,6 +48,10 @@ class Heads(NamedTuple):
     tree: str = ""
     # What config.json must hold about the parameters in addition to their shapes.
     facts: tuple[tuple[str, Any], ...] = ()
+
+    def read(self, out: Output) -> jax.Array:
+        """[B,T,E]: what they read of the target's output."""
+        return out.taps[0] if self.taps else out.hidden
 
     @property
     def independent(self) -> bool:

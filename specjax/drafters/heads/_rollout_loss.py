@@ -12,15 +12,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from specjax import sampling
-from specjax.checks import number, one_of, whole, yes_or_no
 from specjax.divergences import DIVERGENCES
-from specjax.drafters.heads import _columns, _text
+from specjax.drafters.heads import _columns, _rollout_checks, _text
 from specjax.drafters.heads._network import Network
-from specjax.drafters.heads._vocabulary import gather
-from specjax.errors import UserError
+from specjax.drafters.heads._vocabulary import gather, place_of
 from specjax.types import LM, Batch, ModelParams, Output
 
 # Li et al. 2024 (2401.15077), section 4.2. The amplitude of the noise is that of the paper; the
@@ -41,6 +38,7 @@ class _Terms(NamedTuple):
     feature: float
     divergence: Callable[..., jax.Array]
     weight: float
+    ce: float
     top_k: int
     top_k_weight: float
     detach: bool
@@ -73,6 +71,7 @@ def loss(
     feature: float = 1.0,
     divergence: str = "forward_kl",
     weight: float = 0.1,
+    ce: float = 0.0,
     top_k: int = 10,
     top_k_weight: float = 0.0,
     noise: float = 0.1,
@@ -85,32 +84,31 @@ def loss(
         feature * smooth L1 (beta 1, mean over the width) from the target's feature
         + weight * divergence from the target's distribution (``divergences.DIVERGENCES``; forward
           KL has the gradient of the cross-entropy with soft labels)
+        + ce * cross-entropy with the text
         + top_k_weight * -sum p(x) log q(x) over the ``top_k`` best tokens x of the target.
 
-    Distributions are those over the draft vocabulary. With ``in_vocabulary`` the last two terms
-    leave out positions at which the target prefers a token outside it. Every step is divided by the
-    number of labels of the first (with ``Batch.depths``: of all), so that micro-batches add up.
-    ``noise``: uniform in [-noise, noise], added to the target's features that step 0 reads,
-    independent of the length of the text. ``detach``: steps pass no gradient to the one before.
-
+    Distributions are those over the draft vocabulary: ``ce`` leaves out labels outside it, and with
+    ``in_vocabulary`` the divergence and the last term positions at which the target prefers a token
+    outside it. Every step is divided by the number of labels of the first (with ``Batch.depths``:
+    of all), so that micro-batches add up. ``noise``: uniform in [-noise, noise], added to the
+    target's features that step 0 reads, independent of the length of the text. ``detach``: steps
+    pass no gradient to the one before.
     Metrics for each depth d from 1: ``agreement_<d>`` and ``alpha_<d>``, the acceptance rates at
     temperature 0 and 1. ``scale`` and ``uniform`` as in ``heads._loss``; the uniform guess has the
     feature 0. As labels the target's logits and features are constants, as inputs they are not.
-
-    Raises:
-        UserError: values out of range, values without effect, a text that is too short.
+    Raises UserError for values out of range or without effect, and a text that is too short.
     """
-    _check(network, target, batch, locals())
+    _rollout_checks.check(network, target, batch, locals())
     pair, text = ModelParams(target_params, params), _columns.text(batch)
     out = _text.output(target, target_params, batch)
     count = _text.number_of_labels(batch, steps)
-    terms = _Terms(feature, DIVERGENCES[divergence], weight, top_k, top_k_weight, detach)
+    terms = _Terms(feature, DIVERGENCES[divergence], weight, ce, top_k, top_k_weight, detach)
     labels = _labels(network, terms, in_vocabulary, jax.lax.stop_gradient(out), count)
     features, before = network.read(pair, _noisy(network, out, noise, key)), ()
     total, metrics = jnp.zeros(()), {"scale": jnp.zeros(()), "uniform": jnp.zeros(())}
     for j in range(steps):
-        counted = _text.label(batch, j + 2, j)[1]
-        one = functools.partial(_step, network, text, labels, terms, counted, j)
+        of_text = _of_text(network, out, batch, j)
+        one = functools.partial(_step, network, text, labels, terms, of_text, j)
         # The logits of one step at a time: the backward pass computes them again.
         one = jax.checkpoint(one) if steps > 1 else one
         value, sizes, features, own = one(pair, features, before)
@@ -121,6 +119,12 @@ def loss(
     return total, {**metrics, "weight": _weights(batch, steps)}
 
 
+def _of_text(network: Network, out: Output, batch: Batch, j: int) -> tuple[jax.Array, jax.Array]:
+    """``text_labels`` of ``_step``."""
+    tokens, counted = _text.label(batch, j + 2, j)
+    return place_of(network.ids, tokens, out.logits.shape[-1]), counted
+
+
 def _weights(batch: Batch, steps: int) -> dict[str, jax.Array]:
     """f32[] each: the number of labels of the loss, and of every metric of ``loss``."""
     counts = [_text.label(batch, j + 2, j)[1].sum().astype(jnp.float32) for j in range(steps)]
@@ -129,65 +133,6 @@ def _weights(batch: Batch, steps: int) -> dict[str, jax.Array]:
     for depth, count in enumerate(counts, 1):
         weights |= {f"agreement_{depth}": count, f"alpha_{depth}": count}
     return weights
-
-
-def _check(network: Network, target: LM, batch: Batch, values: dict[str, Any]) -> None:
-    for name in ("steps", "top_k"):
-        whole(f"loss.{name}", values[name], 1)
-    for name in ("decay", "feature", "weight", "top_k_weight", "noise"):
-        number(f"loss.{name}", values[name], ">= 0", lambda x: x >= 0)
-    for name in ("detach", "in_vocabulary"):
-        yes_or_no(f"loss.{name}", values[name])
-    one_of("loss.divergence", values["divergence"], tuple(DIVERGENCES))
-    _check_effects(network, target, values)
-    size, steps = batch.tokens.shape[1], values["steps"]
-    if size < steps + 2:
-        raise UserError(
-            f"step {steps} of a draft predicts {steps + 1} tokens ahead; raise train.length to "
-            f"{steps + 1} or more, or lower loss.steps"
-        )
-
-
-def _check_effects(network: Network, target: LM, values: dict[str, Any]) -> None:
-    if not (values["feature"] or values["weight"] or values["top_k_weight"]):
-        raise UserError(
-            "loss.feature, loss.weight and loss.top_k_weight are all 0; make one of them positive"
-        )
-    for name, usual, other in (
-        ("divergence", "forward_kl", "weight"),
-        ("top_k", 10, "top_k_weight"),
-    ):
-        if values[name] != usual and not values[other]:
-            raise UserError(
-                f"loss.{name} is {values[name]!r} and loss.{other}, its weight, is 0; give "
-                f"loss.{other}, or leave loss.{name} out"
-            )
-    if values["detach"] and values["steps"] == 1:
-        raise UserError(
-            "loss.detach is True and has no effect on one step; raise loss.steps, or set "
-            "loss.detach to False"
-        )
-    if not values["in_vocabulary"] and network.ids is None:
-        raise UserError(
-            "loss.in_vocabulary is False, and all tokens can be drafted; give "
-            "drafter.draft_vocab, or leave loss.in_vocabulary out"
-        )
-    if values["feature"] and (network.taps or network.width != target.width):
-        raise UserError(
-            f"loss.feature is {values['feature']}, and {network.name} does not predict the "
-            "target's features; leave it 0"
-        )
-    if values["steps"] < network.modules:
-        raise UserError(
-            f"loss.steps is {values['steps']}, and {network.name} has {network.modules} modules; "
-            "give one step for each, or more"
-        )
-    width = target.vocab_size if network.ids is None else len(network.ids)
-    if values["top_k_weight"] and values["top_k"] > width:
-        raise UserError(
-            f"loss.top_k is {values['top_k']} and the draft vocabulary has {width} tokens; it must "
-            f"be at most {width}"
-        )
 
 
 def _noisy(network: Network, out: Output, noise: float, key: jax.Array) -> Output:
@@ -209,10 +154,7 @@ def _labels(
 ) -> _Labels:
     logits, best, ids = gather(network.ids, out.logits), sampling.argmax(out.logits), network.ids
     inside = jnp.exp(jax.nn.logsumexp(logits, -1) - jax.nn.logsumexp(out.logits, -1))
-    if ids is not None:
-        places = np.full(out.logits.shape[-1], -1, np.int32)
-        places[ids] = np.arange(len(ids))
-        best = jnp.asarray(places)[best]
+    best = place_of(ids, best, out.logits.shape[-1])
     kept = best >= 0 if in_vocabulary else jnp.ones_like(best, bool)
     top = (jnp.zeros((*best.shape, 0)), jnp.zeros((*best.shape, 0), jnp.int32))
     if terms.top_k_weight:
@@ -235,7 +177,7 @@ def _step(
     text: _columns.Text,
     labels: _Labels,
     terms: _Terms,
-    counted: jax.Array,
+    text_labels: tuple[jax.Array, jax.Array],
     j: int,
     params: ModelParams,
     features: jax.Array,
@@ -243,8 +185,10 @@ def _step(
 ) -> tuple[jax.Array, dict[str, jax.Array], jax.Array, Any]:
     """(loss of step j; its agreement, alpha, scale and uniform; the next feature; its block).
 
-    ``counted`` bool[B,T] are the columns that have a label.
+    ``text_labels`` are the places of the text's tokens in the draft vocabulary i32[B,T], -1 for
+    others, and the columns that have a label bool[B,T].
     """
+    tokens, counted = text_labels
     size = features.shape[1]
     at = functools.partial(_text.ahead, by=j + 1, size=size)
     fed, own = _columns.step(network, text, j, params, features, before)
@@ -255,6 +199,9 @@ def _step(
     if terms.feature:
         difference = fed.feature - at(labels.features)
         value += jnp.where(counted, terms.feature * _smooth_l1(difference), 0)
+    known = counted & (tokens >= 0)
+    if terms.ce:
+        value += jnp.where(known, terms.ce * _cross_entropy(logits, tokens), 0)
     number = jnp.maximum(counted.sum(), 1)
     shared = jnp.minimum(
         jax.nn.softmax(target_logits) * at(labels.inside)[..., None], jax.nn.softmax(logits)
@@ -264,8 +211,11 @@ def _step(
     sizes = {
         "agreement": (counted & (sampling.argmax(logits) == at(labels.best))).sum() / number,
         "alpha": jnp.where(counted, shared, 0).sum() / number,
-        "scale": (terms.feature * counted.sum() + rest) / labels.first,
-        "uniform": (jnp.where(counted, uniform[0], 0) + jnp.where(kept, uniform[1], 0)).sum()
+        "scale": (terms.feature * counted.sum() + rest + terms.ce * known.sum()) / labels.first,
+        "uniform": (
+            (jnp.where(counted, uniform[0], 0) + jnp.where(kept, uniform[1], 0)).sum()
+            + terms.ce * jnp.log(logits.shape[-1]) * known.sum()
+        )
         / labels.first,
     }
     feature = jax.lax.stop_gradient(fed.feature) if terms.detach else fed.feature
@@ -285,6 +235,12 @@ def _weighted(
         log_probs -= jax.nn.logsumexp(logits, -1, keepdims=True)
         value -= terms.top_k_weight * (probs * log_probs).sum(-1)
     return value
+
+
+def _cross_entropy(logits: jax.Array, tokens: jax.Array) -> jax.Array:
+    """f[B,T]: of the tokens at these places; 0 and more."""
+    own = jnp.take_along_axis(logits, jnp.maximum(tokens, 0)[..., None], -1)[..., 0]
+    return jax.nn.logsumexp(logits, -1) - own
 
 
 def _smooth_l1(x: jax.Array) -> jax.Array:

@@ -48,7 +48,7 @@ def output(target: LM, params: Params, batch: Batch) -> Output:
 def begin(heads: Heads, target: LM, params: ModelParams, batch: Batch) -> tuple[Output, Any]:
     """The target's output along the text, and the state of the heads at each feature."""
     out = output(target, params.target, batch)
-    features = out.hidden
+    features = heads.read(out)
     if heads.prefix is not None:
         cache = heads.prefix.init_cache(features.shape[0], 0)
         layout = None if batch.segments is None else tree.segments(batch.segments[:, :-1])

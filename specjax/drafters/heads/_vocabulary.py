@@ -28,3 +28,12 @@ def spread(ids: np.ndarray | None, logits: jax.Array, vocab_size: int) -> jax.Ar
 def gather(ids: np.ndarray | None, logits: jax.Array) -> jax.Array:
     """f[...,V] -> f[...,V_d]: the logits of the draft vocabulary."""
     return logits if ids is None else jnp.take(logits, jnp.asarray(ids), axis=-1)
+
+
+def place_of(ids: np.ndarray | None, tokens: jax.Array, vocab_size: int) -> jax.Array:
+    """i32[...]: the places of tokens in the draft vocabulary, -1 for others."""
+    if ids is None:
+        return tokens
+    place = np.full(vocab_size, -1, np.int32)
+    place[ids] = np.arange(len(ids))
+    return jnp.asarray(place)[tokens]

@@ -79,7 +79,7 @@ def check_training(config: Config) -> None:
         )
     _check_on_policy(config)
     of_distill = dict.fromkeys(("pruned", "spire", "pard"), "distill")
-    for name, objective in {**of_distill, "joint": "heads"}.items():
+    for name, objective in {**of_distill, "joint": "heads", "mtp": "pretrain"}.items():
         if config.get(name) and config.objective != objective:
             raise UserError(
                 f"config.{name} is not a key of objective {config.objective}; leave it out"
@@ -162,7 +162,7 @@ def _check_pretrain(config: Config) -> None:
             "config.tokenizer and config.target are both given; "
             "a draft model has its target's tokenizer, leave config.tokenizer out"
         )
-    if config.examine.prompts and not config.target:
+    if config.examine.prompts and not config.target and not config.get("mtp"):
         raise UserError(
             "config.examine.prompts needs a target to draft for; give config.target, or leave it 0"
         )

@@ -1,6 +1,7 @@
 """Objective pretrain: a decoder that learns text; a target, or a draft for ``config.target``.
 
-With keys in ``config.loss`` it also learns to exit at every layer (LayerSkip).
+With keys in ``config.loss`` it also learns to exit at every layer (LayerSkip). With ``config.mtp``
+it is trained together with heads for multi-token prediction.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from specjax.data import token_streams
 from specjax.models import hf
 from specjax.train import layer_skip, objectives
 from specjax.train.loop import Task
-from specjax.train.recipes import checks, common, examined
+from specjax.train.recipes import checks, common, examined, mtp
 from specjax.train.recipes import material as materials
 from specjax.train.recipes.common import Prepared
 
@@ -20,6 +21,8 @@ from specjax.train.recipes.common import Prepared
 def prepare(config: Config, workdir: Path) -> Prepared:
     """Makes the run. With a target, the decoder has the target's tokenizer. Raises UserError."""
     checks.check_shape(config.model)
+    if config.get("mtp"):
+        mtp.check(config)
     target = common.load_target(config) if config.target else None
     if target is None:
         tokenizer = materials.tokenizer(config, workdir)
@@ -38,7 +41,7 @@ def prepare(config: Config, workdir: Path) -> Prepared:
     examine = None if target is None else examined.draft_model(config, target, model, material)
     loss, batches = objectives.pretrain_loss(model), material.batches
     plain = None
-    if config.loss:
+    if config.loss and not config.get("mtp"):
         sizes = model, shape, config.train.steps, config.train.get("remat", False)
         make = layer_skip.layer_skip_loss
         plain, loss = loss, common.make_loss(make, config.loss, "pretrain", *sizes)
@@ -53,4 +56,8 @@ def prepare(config: Config, workdir: Path) -> Prepared:
         held_out_loss=plain,
     )
     save = common.model_saver(workdir, shape, tokenizer)
+    if config.get("mtp"):
+        own = model._replace(vocabulary=hf.fingerprint(tokenizer))
+        made = hf.Loaded(own, task.params, shape, tokenizer, str(workdir / "model"))
+        task, save = mtp.joined(config, task, save, made, material)
     return Prepared(task, material, save, None if target is None else common.fingerprint(target))

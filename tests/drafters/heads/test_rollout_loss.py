@@ -53,7 +53,7 @@ def features_along(network, params, batch, steps):
     return run(params, network.read(params, target_of(network, params, batch)))
 
 
-def plain_loss(network, params, batch, *, steps, decay, feature, weight, top_k_weight, **_):
+def plain_loss(network, params, batch, *, steps, decay, feature, weight, top_k_weight, ce=0.0, **_):
     """The sums over all labels, in loops; (loss, agreement, alpha) of each depth."""
     logits, out = shared.logits_along(network, params, batch), target_of(network, params, batch)
     recycled = np.asarray(features_along(network, params, batch, steps), np.float64)
@@ -74,6 +74,8 @@ def plain_loss(network, params, batch, *, steps, decay, feature, weight, top_k_w
         agreed[j] += ids[q.argmax()] == p.argmax()
         far = np.abs(recycled[j, b, t] - hidden[b, at])
         total[j] += feature * np.where(far < 1, far**2 / 2, far - 0.5).mean()
+        if TOKENS[b, at + 1] in ids:
+            total[j] -= ce * np.log(q[list(ids).index(TOKENS[b, at + 1])])
         if p.argmax() in ids:
             best = np.argsort(-inside, kind="stable")[:10]
             total[j] += weight * (inside * np.log(inside / q)).sum()
@@ -85,7 +87,7 @@ def plain_loss(network, params, batch, *, steps, decay, feature, weight, top_k_w
 METHODS = {
     "eagle": ("eagle", _rollout_loss.EAGLE),
     "hass": ("eagle", _rollout_loss.HASS),
-    "eagle3": ("eagle3, 2 layers", _rollout_loss.EAGLE3 | {"steps": 3}),
+    "eagle3": ("eagle3, 2 layers", _rollout_loss.EAGLE3 | {"steps": 3, "ce": 0.3}),
 }
 
 
