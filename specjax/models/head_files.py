@@ -34,15 +34,13 @@ from specjax.models import (
 )
 from specjax.models import head_layouts as layouts
 from specjax.models.head_places import Layout
-from specjax.models.head_tensors import FILES
+from specjax.models.head_tensors import FILES, KIND_OF_TYPE, MODEL_TYPE
 from specjax.models.tensor_files import Tensor
 
 KINDS = tuple(FILES)
 # Other libraries choose the class to load by this key of config.json.
 _ARCHITECTURE = {"mlp_speculator": ["MLPSpeculatorPreTrainedModel"], "redrafter": ["Drafter"]}
-_MODEL_TYPE = {"redrafter": "recurrent_drafting_drafter"}
 _EAGLE, _MTP, _BLOCK = ("eagle", "eagle3"), mtp_files.KIND, block_files.KIND
-_KIND_OF_TYPE = {kind: kind for kind in KINDS} | {name: kind for kind, name in _MODEL_TYPE.items()}
 
 
 class Head(NamedTuple):
@@ -77,7 +75,7 @@ def read(directory: str | os.PathLike, kind: str, *, dtype: Any = None) -> Head:
                 linear: {kernel [D,D]}, norm: {scale [D]}, head: {kernel [D,V]}
         pass: {look_ahead [L,D]}, L embeddings
         mtp: {layers: {"0", "1", ...: a layer of ``models.transformer``}}
-        block_head, eagle, eagle3, mtp_module: as in ``docs/head_files.md``
+        block_head, eagle, eagle3, falcon, mtp_module: as in ``docs/head_files.md``
 
     Empty leaves are left out. Medusa's ``head`` is left out if the file has none (the old "version
     2") or its config has vLLM's ``original_lm_head``: the target's LM head is used instead. Copies
@@ -89,7 +87,7 @@ def read(directory: str | os.PathLike, kind: str, *, dtype: Any = None) -> Head:
     """
     _check_kind(kind)
     with _one_line(Path(directory), "read"):
-        return _read(hf.resolve(directory, names=head_tensors.FILES[kind]), kind, dtype)
+        return _read(hf.resolve(directory, names=FILES[kind]), kind, dtype)
 
 
 def _read(path: Path, kind: str, dtype: Any) -> Head:
@@ -205,7 +203,7 @@ def _check_kind_of_files(path: Path, kind: str, config: dict) -> None:
     """Raises UserError for other heads."""
     own = config.get(eagle_dialects.OWN)
     # vLLM writes the model_type eagle for EAGLE-3 too.
-    other = _KIND_OF_TYPE.get(str(config.get("model_type")))
+    other = KIND_OF_TYPE.get(str(config.get("model_type")))
     if isinstance(own, dict) and own.get("kind") in KINDS:
         other = own["kind"]
     elif kind in _EAGLE and other in _EAGLE:
@@ -219,7 +217,7 @@ def _check_replaceable(path: Path) -> None:
     file, config = path / "config.json", {}
     if file.is_file():
         config = hf.read_json(file)
-    ours = eagle_dialects.OWN in config or str(config.get("model_type")) in _KIND_OF_TYPE
+    ours = eagle_dialects.OWN in config or str(config.get("model_type")) in KIND_OF_TYPE
     if path.is_file() or (any(path.glob("*")) and not ours):
         raise UserError(f"{path} exists and is no directory of heads; name a new one to save heads")
 
@@ -264,7 +262,7 @@ def _facts(
 ) -> dict:
     """What follows from the tensors, under the keys of released configs."""
     facts: dict[str, Any] = {
-        "model_type": _MODEL_TYPE.get(kind, kind),
+        "model_type": MODEL_TYPE.get(kind, kind),
         "hidden_size": sizes["D"],
         "vocab_size": sizes.get("V"),
     }
@@ -284,7 +282,7 @@ def _facts(
         return facts | eagle_files.redrafter_facts(where, leaves, sizes, config)
     if kind == "bpd":
         return facts | {"bpd_num_heads": len(leaves["up", "kernel"]), "inner_dim": sizes["I"]}
-    if kind in ("early_exit", "pass", "mtp", _BLOCK):
+    if kind in ("early_exit", "pass", "mtp", "falcon", _BLOCK):
         return facts
     stages = len(leaves["emb",])
     shared = stages == 1 and ("proj", "0") in leaves

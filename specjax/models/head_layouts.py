@@ -22,13 +22,14 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from specjax.errors import UserError
-from specjax.models import block_layouts, eagle_layouts, mtp_layouts, trunk_layouts
+from specjax.models import block_layouts, eagle_layouts, falcon_layouts, mtp_layouts, trunk_layouts
 from specjax.models.head_places import Layout, Place, factors, linear, listed, stacked_shapes
 
 # Kind -> the ways in which a directory of it can be written; the first is the default.
 LAYOUTS = eagle_layouts.LAYOUTS | mtp_layouts.LAYOUTS | block_layouts.LAYOUTS
 LAYOUTS |= trunk_layouts.LAYOUTS
-_TABLES = {"mtp_module": mtp_layouts, "mtp": trunk_layouts, "block_head": block_layouts}
+_TABLES = {"mtp_module": mtp_layouts, "mtp": trunk_layouts}
+_TABLES |= {"block_head": block_layouts, "falcon": falcon_layouts}
 PREFIX = "prefix_embeding_layer."  # (sic)
 # Module here -> (module in the file, dimensions, the part of ``hydra`` that has its optional bias).
 _PREFIX_LINEAR = {
@@ -150,7 +151,6 @@ def look_ahead() -> Layout:
 
 def of_names(kind: str, names: Collection[str]) -> Layout:
     """The complete layout of a file with these tensor names; some may be missing in the file."""
-
     if kind in eagle_layouts.KINDS:
         return eagle_layouts.of_names(kind, names)
     if kind in _TABLES:
@@ -214,15 +214,13 @@ def of_leaves(kind: str, leaves: Mapping[tuple, np.ndarray], name: str = "") -> 
 def _layout_of_leaves(kind: str, leaves: Mapping[tuple, np.ndarray], name: str) -> Layout:
     if kind in eagle_layouts.KINDS:
         return eagle_layouts.of_leaves(kind, leaves, name)
-    if kind in ("mtp_module", "mtp"):
+    if kind in _TABLES:
         return _TABLES[kind].of_leaves(leaves, name)
     if kind == "medusa":
         heads, layers = leaves["block", "kernel"].shape[:2]
         return medusa(heads, layers, ("head", "kernel") in leaves)
     if kind == "pass":
         return look_ahead()
-    if kind == "block_head":
-        return block_layouts.of_leaves(leaves)
     if kind == "hydra":
         heads, layers, prefix = hydra_sizes(leaves)
         return hydra(heads, layers, bool(prefix), prefix)

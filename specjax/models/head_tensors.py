@@ -38,6 +38,7 @@ FILES = {
     "early_exit": ("early_exit.safetensors",),
     "pass": ("look_ahead.safetensors",),
     "block_head": ("model.safetensors",),
+    "falcon": ("model.safetensors",),
 }
 # Leaves that may hold copies of one module: blocks of a head, or the stages of a tied speculator.
 _REPEATED = {
@@ -53,6 +54,7 @@ _REPEATED = {
     "early_exit": (),
     "pass": (),
     "block_head": (),
+    "falcon": (),
 }
 _FLOATS = (np.float32, np.float16, ml_dtypes.bfloat16, np.float64)
 

@@ -64,6 +64,14 @@ KEYS: dict[str, tuple[str, dict[str, Any]]] = {
     "mtp": ("mtp", {"heads": 2, "siblings": "iid", "control": "threshold:0.4"}),
     "mtp tree": ("mtp", {"heads": 2, "tree": "best_first", "nodes": 4}),
     "mtp fixed": ("mtp", {"heads": 2, "tree": "2x1", "siblings": "without_replacement"}),
+    # Two blocks in each.
+    "falcon": ("falcon", {"block": 1, "gamma": 2, "siblings": "iid"}),
+    "falcon blocks": ("falcon", {"gamma": 4, "siblings": "iid"}),
+    "falcon tree": (
+        "falcon",
+        {"block": 1, "tree": "2x1", "siblings": "without_replacement", "control": "threshold:0.4"},
+    ),
+    "falcon dynamic": ("falcon", {"nodes": 6, "depth": 4, "top_k": 2}),
     "pass": ("pass", {"heads": 2}),
     "pass tree": ("pass", {"heads": 2, "tree": "best_first", "nodes": 5}),
     "pass merged": (

@@ -18,12 +18,18 @@ from specjax.data import draft_vocabulary
 from specjax.errors import UserError
 from specjax.models import head_files, hf
 from specjax.train import objectives
+from specjax.train.layer_skip import Numbered
 from specjax.train.loop import Task
 from specjax.train.recipes import common, examined
 from specjax.train.recipes import material as materials
 from specjax.train.recipes.common import Prepared
 from specjax.train.recipes.material import Material
 from specjax.types import Batch, Drafter, ModelParams, Training
+
+# Keys of losses that change what is read at random; held-out text is read as it is.
+NOISE = ("noise", "dropout", "glancing")
+# The argument of a loss that changes during training: the number of all steps.
+RUN_STEPS = "run_steps"
 
 
 def prepare(config: Config, workdir: Path) -> Prepared:
@@ -56,11 +62,12 @@ def prepare(config: Config, workdir: Path) -> Prepared:
     jax.eval_shape(loss, params, target.params, batch, jax.random.key(0))
     material = (gather() if material is None else material).tapped(drafter.taps)
     examine = examined.examiner(config, drafter, target, material, moving=config.joint)
+    batches = Numbered(material.batches) if _changes(training) else material.batches
     task = Task(
         loss,
         params,
         target.params,
-        material.batches,
+        batches,
         material.held_out,
         examine,
         held_out_loss=held_out_loss,
@@ -131,7 +138,7 @@ def _losses(
 ) -> tuple[objectives.Loss, objectives.Loss | None]:
     """The loss of training, and that of held-out batches if it is another: without noise."""
     assert training.loss is not None
-    known = set(inspect.signature(training.loss).parameters)
+    known = set(inspect.signature(training.loss).parameters) - {RUN_STEPS}
     if config.joint:
         known |= set(inspect.signature(objectives.joint_loss).parameters)
     common.check_loss_keys(config.loss, known, drafter.name)
@@ -139,7 +146,15 @@ def _losses(
     if config.joint:
         make = functools.partial(objectives.joint_loss, target.lm, drafter)
     weights = config.loss.to_dict()
-    return make(**weights), make(**weights | {"noise": 0.0}) if "noise" in known else None
+    quiet = {key: 0.0 for key in NOISE if key in known}
+    weights |= {RUN_STEPS: config.train.steps} if _changes(training) else {}
+    return make(**weights), make(**weights | quiet) if quiet else None
+
+
+def _changes(training: Training) -> bool:
+    """Whether the loss changes during training: its batches have the number of their step."""
+    assert training.loss is not None
+    return RUN_STEPS in inspect.signature(training.loss).parameters
 
 
 def _saver(

@@ -1,0 +1,37 @@
+"""Falcon (Gao et al. 2024): EAGLE with blocks of k tokens per pass of the draft network.
+
+    python -m specjax.run --config=configs/falcon.py --workdir=runs/falcon \\
+        --config.target=runs/target --config.data.dir=runs/target/data
+    python -m specjax.run --config=configs/falcon.py:3 ...   # blocks of three tokens
+
+Each training step has two passes: one without gradients, to see how many tokens are wrong, and one
+in which so many of the answers, times a rate that falls to 0, are given.
+
+Without keys a draft is EAGLE-2's dynamic tree, 6 tokens deep with blocks of 2 or 3;
+--config.drafter.gamma=4 is a chain. All drafts are a multiple of k deep.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import eagle
+from specjax.errors import UserError
+
+
+def get_config(block: str = "2") -> ConfigDict:
+    """The configuration for blocks of so many tokens."""
+    if not block.isdigit() or int(block) < 1:
+        raise UserError(
+            f"configs/falcon.py:{block} is unknown; give the number of tokens of a block, from 1"
+        )
+    config = eagle.network("falcon")
+    drafter = config.drafter
+    del drafter.layers, drafter.shift
+    drafter.block = int(block)
+    del config.loss.steps, config.loss.decay
+    config.loss.feature = 1.0  # smooth L1 distance from the target's feature k tokens ahead
+    config.loss.weight = 0.1  # of both terms that compare probs
+    config.loss.hard = 0.1  # share of the cross-entropy with the target's preferred token
+    config.loss.glancing = 0.4  # answers that are given per wrong token, at the first step
+    config.loss.noise = 0.1  # uniform noise on the features that are read
+    config.loss.dropout = 0.1  # of the outputs of the first LSTM layer
+    return config
