@@ -49,9 +49,12 @@ def feed(
     """Feeds the first ``count[b]`` of tokens i32[B,L] to an empty cache, ``chunk`` at a time.
 
     Returns the ``Output`` of all L tokens and the cache. The logits are empty ([B,0,V]): they are
-    never computed, so a long prompt needs no [B,L,V] array.
+    never computed, so a long prompt needs no [B,L,V] array. A model with an encoder reads the
+    source in one pass; there each tap is the encoder's output.
     """
     batch, size = tokens.shape
+    if model.encoder is not None:
+        return _read_source(model, params, tokens, count, cache)
 
     def block(cache, piece, start, before=None):
         out, computed = model.apply(params, piece, cache if before is None else before)
@@ -85,6 +88,47 @@ def feed(
     return Output(jnp.zeros((batch, 0, model.vocab_size)), hidden, taps), cache
 
 
+def _read_source(
+    model: LM, params, tokens: jax.Array, count: jax.Array, cache
+) -> tuple[Output, object]:
+    """``feed`` of a model with an encoder: the source at once, and what follows token by token.
+
+    Raises UserError for a prompt without a source.
+    """
+    assert model.encoder is not None
+    batch, size = tokens.shape
+    if not size:
+        raise UserError(
+            f"the prompt of {model.name} is one token; it must be a source text and then the "
+            f"decoder's start token {model.encoder.start} (LM.prompt)"
+        )
+    first = (tokens == model.encoder.start) & (jnp.arange(size) < count[:, None])
+    source = jnp.where(first.any(1), jnp.argmax(first, 1), count).astype(jnp.int32)
+    out, cache = model.encoder.read(params, tokens, source, cache)
+
+    def one(cache):
+        token = jnp.take_along_axis(tokens, cache.length[:, None], 1, mode="clip")
+        new, block = model.apply(params, token, cache)
+        return (new.hidden, new.taps), model.commit(
+            cache, block, (cache.length < count).astype(jnp.int32)
+        )
+
+    def written(carry):
+        parts, cache = carry
+        # A row that has all its tokens writes nothing.
+        place = jnp.where(cache.length < count, cache.length, size)
+        new, cache = one(cache)
+        put = lambda whole, x: whole.at[jnp.arange(batch), place].set(x[:, 0], mode="drop")  # noqa: E731
+        return jax.tree.map(put, parts, new), cache
+
+    with jax.disable_jit(False):
+        like, _ = jax.eval_shape(one, cache)
+    parts = jax.tree.map(lambda x: out.hidden.astype(x.dtype), like)
+    lacking = lambda carry: (carry[1].length < count).any()  # noqa: E731
+    (hidden, taps), cache = jax.lax.while_loop(lacking, written, (parts, cache))
+    return Output(out.logits, hidden, taps), cache
+
+
 def prefill(
     target: LM,
     drafter: Drafter,
@@ -104,7 +148,7 @@ def prefill(
     Args:
         target, drafter: static; the same objects again do not recompile.
         params: the pair's parameters.
-        prompt: i32[B,P], right-padded.
+        prompt: i32[B,P], right-padded; of a target with an encoder as ``LM.prompt`` makes it.
         lengths: i32[B], each in 1..P.
         keys: key[B] from ``rng.row_keys``.
         max_len: longest text, prompt included; sizes every buffer.
@@ -116,7 +160,8 @@ def prefill(
     Raises:
         UserError: a prompt that is empty, longer than ``max_len``, or has ids outside the
             vocabulary; ``max_len`` beyond the model's positions; a draft longer than its sliding
-            window; settings made for another vocabulary.
+            window; settings made for another vocabulary; a target with an encoder, and a prompt
+            that has no source or no start token after it.
     """
     check_window(target, drafter)
     limit = check_prefill(target, prompt, lengths, limit, max_len)
@@ -158,7 +203,22 @@ def check_prefill(
     if not any(isinstance(array, Tracer) for array in (prompt, lengths, limit)):
         host = np.asarray(prompt), np.asarray(lengths), np.asarray(limit)
         _check_prompt(*host, vocab=target.vocab_size, max_len=max_len)
+        _check_source(target, *host[:2])
     return limit
+
+
+def _check_source(target: LM, prompt: np.ndarray, lengths: np.ndarray) -> None:
+    """Raises UserError unless each prompt is a source and the start token, for an encoder."""
+    if target.encoder is None:
+        return
+    start = target.encoder.start
+    begins = (prompt == start) & (np.arange(prompt.shape[1]) < lengths[:, None])
+    wrong = ~begins.any(1) | begins[:, 0]
+    if wrong.any():
+        raise UserError(
+            f"prompt {int(np.argmax(wrong))} is no source text with the start token of the decoder "
+            f"of {target.name} after it, {start}; LM.prompt makes it of a source text"
+        )
 
 
 def _check_prompt(

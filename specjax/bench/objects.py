@@ -42,7 +42,9 @@ def model_of(target: hf.Loaded | tuple[LM, Any]) -> Model:
         return Model(
             target.lm,
             target.params,
-            None if tokenizer is None else lambda text: tokenizer.encode(text).ids,
+            None
+            if tokenizer is None
+            else lambda text: target.lm.prompt(tokenizer.encode(text).ids),
             _numbers if tokenizer is None else tokenizer.decode,
             target.config.eos_token_id,
             target.directory,

@@ -103,9 +103,8 @@ def read(
         [p for p in every if (p.question in measured) == wanted] for wanted in (True, False)
     )
     if context:  # prompts to learn from may be shorter
-        prompts, others = (
-            [_shortened(p, target, p.ids[:context]) for p in some] for some in (prompts, others)
-        )
+        first = lambda p: _shortened(p, target, target.lm.prompt(p.ids, context))  # noqa: E731
+        prompts, others = [first(p) for p in prompts], [first(p) for p in others]
         prompts = [p for p in prompts if len(p.ids) == context]
     if not prompts:
         raise UserError(
@@ -255,6 +254,7 @@ def prompt_of(
     ids = target.tokenizer.encode(spelled.text, add_special_tokens=spelled.add_special_tokens).ids
     if not spelled.text.strip() or not ids:
         raise UserError(f"prompt {conversation.id} is empty; a prompt needs at least one token")
+    ids = target.lm.prompt(ids)
     whole = Prompt(spelled.text, ids, conversation.category, conversation.id, turn)
     cut = _cut(source, target, ids)
     return whole if cut == ids else _shortened(whole, target, cut)
@@ -296,5 +296,5 @@ def _held_out(source: PromptSource, target: hf.Loaded, count: int, tokens: int) 
         )
     texts = [text for _, text in corpora.load_texts(source.data_dir or str(beside), "test")]
     ids = token_streams.held_out_prompts(texts, target.tokenizer, count, tokens - head, source.seed)
-    ids = [_cut(source, target, each) for each in ids]
+    ids = [_cut(source, target, target.lm.prompt(each)) for each in ids]
     return [Prompt(target.tokenizer.decode(each), each, None, n) for n, each in enumerate(ids)]

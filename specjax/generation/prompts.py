@@ -15,7 +15,10 @@ Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
 
 
 def encode(model: Model, prompts: Prompt | Sequence[Prompt], chat: str = "") -> list[list[int]]:
-    """The token ids of each prompt. Raises UserError for one that is empty or of another form."""
+    """The token ids of each prompt; for a model with an encoder, sources and their start token.
+
+    Raises UserError for a prompt that is empty or of another form.
+    """
     several = _several(prompts)
     if chat and not any(_is_chat(each) for each in several):
         raise UserError(
@@ -65,7 +68,7 @@ def _encode(model: Model, prompt: Any, chat: str, number: int) -> list[int]:
         ids = [int(token) for token in ids]
     if not ids:
         raise UserError(f"prompt {number} is empty; a prompt needs at least one token")
-    return ids
+    return model.lm.prompt(ids)
 
 
 def _plain(token: Any) -> Any:

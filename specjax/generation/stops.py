@@ -148,7 +148,7 @@ def decode_until(
         NonFiniteLogits: names row and round.
     """
     stops, ends = check(stop), outcome.stop_ids(eos_id)
-    rows = [Row(list(prompt), decode_ids, stops) for prompt in prompts]
+    rows = [Row(target.continued(prompt), decode_ids, stops) for prompt in prompts]
     seen, done, left = [len(prompt) for prompt in prompts], np.asarray(state.done), max_steps
     parts = [Records(*[jnp.zeros((0, len(rows)), jnp.int32)] * len(Records._fields))]
     while left > 0 and not done.all():

@@ -39,6 +39,8 @@ class Past(NamedTuple):
     length: jax.Array  # i32[B] committed slots
     layout: Layout | Columns
     held: jax.Array | None = None  # i32[B] slots in use of layers without a window; None: length
+    # i32[B] the first slots, which a decoder does not attend to: those of its source. None: 0
+    source: jax.Array | None = None
 
     @property
     def positions(self) -> jax.Array:
@@ -158,18 +160,29 @@ class Attention(nnx.Module):
 
 
 def attend(
-    q: jax.Array, scores: Scores, past: Past, stored: Stored, keys: jax.Array, values: jax.Array
+    q: jax.Array,
+    scores: Scores,
+    past: Past,
+    stored: Stored,
+    keys: jax.Array,
+    values: jax.Array,
+    biases: tuple[jax.Array, jax.Array] | None = None,
 ) -> jax.Array:
-    """Attention of queries [B,K,G*T,D] over the committed slots and the block's [B,K,P,D]."""
+    """Attention of queries [B,K,G*T,D] over the committed slots and the block's [B,K,P,D].
+
+    ``biases`` are added to the scores: those of the block [B,K,T,P], and of the slots [B,K,T,S].
+    """
     (batch, heads, rows, _), slots = q.shape, stored.k_cache.shape[2]
+    wide = jnp.promote_types(q.dtype, jnp.float32)
     visible = _visible(past, slots, scores.window)
     size = visible.shape[1]
 
-    def score(keys: jax.Array, mask: jax.Array) -> jax.Array:
+    def score(keys: jax.Array, mask: jax.Array, bias: jax.Array | None) -> jax.Array:
         product = jnp.einsum(
-            "bkqd,bksd->bkqs", q, keys.astype(q.dtype), preferred_element_type=jnp.float32
+            "bkqd,bksd->bkqs", q, keys.astype(q.dtype), preferred_element_type=wide
         )
         product = scores.of(product.reshape(batch, heads, rows // size, size, -1))
+        product = product if bias is None else product + bias[:, :, None]
         return jnp.where(mask[:, None, None], product, jnp.finfo(product.dtype).min)
 
     def weigh(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -178,9 +191,10 @@ def attend(
         return weights.astype(q.dtype).reshape(batch, heads, rows, -1), weights.sum(-1)
 
     # One softmax over both parts, without a copy of the scores.
-    parts = [score(keys, visible)]
+    own, before = (None, None) if biases is None else biases
+    parts = [score(keys, visible, own)]
     if slots:
-        parts.append(score(stored.k_cache, _committed(past, slots, scores.window)))
+        parts.append(score(stored.k_cache, _committed(past, slots, scores.window), before))
     peaks = [part.max(-1, keepdims=True) for part in parts]
     peak = jax.lax.stop_gradient(functools.reduce(jnp.maximum, peaks))
     weights, total = weigh(parts[0])
@@ -210,7 +224,10 @@ def _committed(past: Past, slots: int, window: int | None) -> jax.Array:
     """bool[B,1 or T,S]: which slots T tokens attend to; they may be a ring (``cache.commit``)."""
     if window is None or _short(past, slots, window):
         used = past.length if past.held is None or window is not None else past.held
-        return jnp.arange(slots) < used[:, None, None]
+        inside = jnp.arange(slots) < used[:, None, None]
+        if past.source is None:
+            return inside
+        return inside & (jnp.arange(slots) >= past.source[:, None, None])
     position = cache_lib.newest(past.length, slots)[:, None]
     return (position >= 0) & (past.positions[:, :, None] - position < window)
 

@@ -55,8 +55,9 @@ def of_names(names: Collection[str]) -> Layout:
     return _layout(Parts(max(layers, 1), has))
 
 
-def of_leaves(leaves: Mapping[tuple, Any]) -> Layout:
-    """The layout for these parameters; KeyError if they are others."""
+def of_leaves(leaves: Mapping[tuple, Any], layout: str = "") -> Layout:
+    """The layout for these parameters, in all of ``LAYOUTS``; KeyError if they are others."""
+    del layout
     layers = len({path[1] for path in leaves if path[0] == "layers"})
     has = frozenset(part for part, (leaf, _) in _MARKS.items() if leaf in leaves)
     if not layers:

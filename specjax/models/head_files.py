@@ -38,7 +38,7 @@ from specjax.models.head_tensors import FILES, KIND_OF_TYPE, MODEL_TYPE
 from specjax.models.tensor_files import Tensor
 
 KINDS = tuple(FILES)
-# Other libraries choose the class to load by this key of config.json.
+# Other libraries load the class of this key of config.json.
 _ARCHITECTURE = {"mlp_speculator": ["MLPSpeculatorPreTrainedModel"], "redrafter": ["Drafter"]}
 _EAGLE, _MTP, _BLOCK = ("eagle", "eagle3"), mtp_files.KIND, block_files.KIND
 

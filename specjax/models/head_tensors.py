@@ -40,6 +40,10 @@ FILES = {
     "block_head": ("model.safetensors",),
     "falcon": ("model.safetensors",),
 }
+# Kind -> model_type of config.json, where they differ: "falcon" is that of a language model.
+MODEL_TYPE = {"redrafter": "recurrent_drafting_drafter", "falcon": "falcon_drafter"}
+KIND_OF_TYPE = {kind: kind for kind in FILES if kind != "falcon"}
+KIND_OF_TYPE |= {name: kind for kind, name in MODEL_TYPE.items()}
 # Leaves that may hold copies of one module: blocks of a head, or the stages of a tied speculator.
 _REPEATED = {
     "medusa": ("block",),

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from specjax import files
 from specjax.errors import UserError
-from specjax.models import lm
+from specjax.models import lm, t5_config
 from specjax.models.hf_config import config_from_hf, config_to_hf, eos_ids, read_json
 from specjax.models.hf_tokenizer import (
     fingerprint,
@@ -27,8 +27,9 @@ from specjax.models.hf_tokenizer import (
     read_tokenizer_config,
     save_tokenizer,
 )
-from specjax.models.hf_weights import read_params, write_params
+from specjax.models.hf_weights import has_tensor, read_params, write_params
 from specjax.models.sources import gguf_config, gguf_file, hub
+from specjax.models.t5_config import T5Config
 from specjax.models.transformer_config import TransformerConfig
 from specjax.types import LM
 
@@ -223,7 +224,18 @@ def _config(path: Path) -> TransformerConfig:
     if generation.is_file():
         eos = _translated(generation, read_json(generation), eos_ids)
         config = dataclasses.replace(config, eos_token_id=eos)
-    return config
+    return _whole_t5(path, config) if isinstance(config, T5Config) else config
+
+
+def _whole_t5(path: Path, config: T5Config) -> T5Config:
+    """The model, with what is not in config.json: the start token, and whether it has a head."""
+    generation = path / "generation_config.json"
+    if generation.is_file():
+        start = lambda raw: t5_config.token_id(raw, "decoder_start_token_id")  # noqa: E731
+        own = _translated(generation, read_json(generation), start)
+        if own is not None:
+            config = dataclasses.replace(config, start_token_id=own)
+    return t5_config.with_head(config, has_tensor(path, "lm_head.weight"))
 
 
 def _translated(file: Path, raw: dict, translate: Callable[[dict], Any]) -> Any:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from specjax.errors import UserError
-from specjax.models import layer_keys
+from specjax.models import layer_keys, t5_config
 from specjax.models.config_values import value_of
 from specjax.models.families import ACTIVATIONS, FAMILIES, Family, shape
+from specjax.models.t5_config import T5Config
 from specjax.models.transformer_config import TransformerConfig
 
 _KINDS = {
@@ -72,8 +73,8 @@ def read_json(path: Path) -> dict:
 def config_from_hf(raw: dict) -> TransformerConfig:
     """The decoder that a config.json describes, with the keys of transformers 4 or 5.
 
-    Of a Gemma 3 with a vision tower, the text model. Raises UserError: unsupported architecture or
-    setting, missing or wrong values.
+    Of a Gemma 3 with a vision tower, the text model; of T5 a ``T5Config``. Raises UserError:
+    unsupported architecture or setting, missing or wrong values.
     """
     if quantised := raw.get("quantization_config"):
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
@@ -81,6 +82,8 @@ def config_from_hf(raw: dict) -> TransformerConfig:
             f"quantization_config {method!r} is not supported; give the model with weights in "
             "float32, bfloat16 or float16, or a .gguf file"
         )
+    if t5_config.is_t5(raw):
+        return t5_config.read(raw, eos_ids(raw))
     raw = _text_model(raw)
     name = _family(raw)
     family = FAMILIES[name]
@@ -199,6 +202,8 @@ def config_to_hf(config: TransformerConfig) -> dict:
 
     Raises UserError for a shape that the architecture cannot express (GPT-2 without biases).
     """
+    if isinstance(config, T5Config):
+        return t5_config.write(config)
     if config.family not in FAMILIES:
         raise UserError(f"there is no family {config.family!r}; there are: {', '.join(FAMILIES)}")
     family = FAMILIES[config.family]
@@ -260,5 +265,6 @@ def _family(raw: dict) -> str:
         )
     family = next((known[name] for name in names if name in known), None)
     if family is None:
-        raise UserError(f"architecture {names[0]} is not supported; supported: {', '.join(known)}")
+        every = ", ".join([*known, t5_config.ARCHITECTURE])
+        raise UserError(f"architecture {names[0]} is not supported; supported: {every}")
     return family

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from specjax.models import lm
+from specjax.models import lm, t5_names
 from specjax.models.families import FAMILIES, Family
+from specjax.models.t5_config import T5Config
 from specjax.models.transformer_config import TransformerConfig
 
 # The order of the parts of a fused tensor.
@@ -56,16 +57,23 @@ class Stored(NamedTuple):
         return whole.T if self.transposed else whole
 
 
+def family_of(config: TransformerConfig) -> Family:
+    """How checkpoints of the model are read and written."""
+    return t5_names.FAMILY if isinstance(config, T5Config) else FAMILIES[config.family]
+
+
 def tensors_of(config: TransformerConfig) -> dict[str, Stored]:
-    """Name in the checkpoint -> tensor, for every parameter of the decoder."""
-    family, layout = FAMILIES[config.family], {}
+    """Name in the checkpoint -> tensor, for every parameter of the model."""
+    family, layout = family_of(config), {}
     leaves: Any = flatten_dict(lm.abstract_params(config))
     grouped: dict[str, list[tuple]] = {}
     for path in sorted(leaves, key=_order):
         if len(leaves[path].shape) == 3:
             layout |= _experts(family, path, leaves[path].shape)
         else:
-            grouped.setdefault(_name(family, path), []).append(path)
+            t5 = isinstance(config, T5Config)
+            name = t5_names.name_of(path, config.gated) if t5 else _name(family, path)
+            grouped.setdefault(name, []).append(path)
     for name, paths in grouped.items():
         first, leaf = paths[0][0], paths[0][-1]
         transposed = leaf == "kernel" and (family.transposed or first == "head")

@@ -20,8 +20,8 @@ from safetensors import SafetensorError, safe_open
 from specjax import files
 from specjax.errors import UserError
 from specjax.models import mtp_layouts, tensor_files
-from specjax.models.families import FAMILIES, Family
-from specjax.models.hf_layout import Stored, tensors_of
+from specjax.models.families import Family
+from specjax.models.hf_layout import Stored, family_of, tensors_of
 from specjax.models.sources import gguf_file, gguf_tensors, tensors
 from specjax.models.tensor_files import Tensor
 from specjax.models.transformer_config import TransformerConfig
@@ -73,6 +73,12 @@ def open_weights(file: Path, stack: contextlib.ExitStack) -> Any:
         raise UserError(f"{file} is damaged or incomplete ({error}); copy it again") from None
 
 
+def has_tensor(path: Path, name: str) -> bool:
+    """Whether a model directory has a tensor of this name. Raises UserError as ``read_params``."""
+    with contextlib.ExitStack() as stack:
+        return any(name in open_weights(file, stack).keys() for file in weight_files(path))  # noqa: SIM118
+
+
 def read_params(
     path: Path, config: TransformerConfig, dtype: np.dtype, on_host: bool = False
 ) -> dict:
@@ -119,7 +125,7 @@ def _open_all(
     path: Path, config: TransformerConfig, layout: Collection[str], stack: contextlib.ExitStack
 ) -> dict[str, tuple[Any, str]]:
     """Name in the layout -> the open file and the name in it; without what is not read."""
-    family, opened = FAMILIES[config.family], {}
+    family, opened = family_of(config), {}
     # Checkpoints exist with and without this prefix.
     prefix = family.names["layers"].partition(".")[0] + "."
     for file in weight_files(path):

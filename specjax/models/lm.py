@@ -18,6 +18,8 @@ from flax import nnx
 from specjax import cache as kv
 from specjax import tree
 from specjax.errors import UserError
+from specjax.models import t5_lm
+from specjax.models.t5_config import T5Config
 from specjax.models.transformer import Transformer
 from specjax.models.transformer_config import TransformerConfig
 from specjax.types import LM, LowerLayers, Output, Sublayers
@@ -31,11 +33,15 @@ def _abstract(config: TransformerConfig, dtype) -> tuple[Any, Any]:
 
 def abstract_params(config: TransformerConfig, dtype=jnp.float32) -> dict:
     """The parameters' shapes and dtypes: a plain dict of ``jax.ShapeDtypeStruct``, no arrays."""
+    if isinstance(config, T5Config):
+        return nnx.to_pure_dict(t5_lm.abstract(config, jnp.dtype(dtype))[1])
     return nnx.to_pure_dict(_abstract(config, jnp.dtype(dtype))[1])
 
 
 def init_params(config: TransformerConfig, key: jax.Array, dtype=jnp.float32) -> dict:
     """Random parameters (normal, standard deviation 0.02) as a plain dict."""
+    if isinstance(config, T5Config):
+        return t5_lm.init_params(config, jnp.dtype(dtype), key)
     return _init_params(config, jnp.dtype(dtype), key)
 
 
@@ -63,7 +69,7 @@ def from_config(
     remat: bool = False,
     part: Sublayers | None = None,
 ) -> LM:
-    """The decoder of ``config`` as an ``LM``.
+    """The decoder of ``config``, or its T5 model, as an ``LM``.
 
     Equal arguments give the same object, so no program is compiled twice.
 
@@ -79,8 +85,11 @@ def from_config(
     """
     dtype = jnp.dtype(dtype)
     _check_part(config, part)
-    if any(not 0 <= tap < config.num_layers for tap in taps):
-        raise UserError(f"taps are {taps}; layers are numbered 0..{config.num_layers - 1}")
+    config.check_taps(taps)
+    if isinstance(config, T5Config):
+        if part is not None:
+            raise UserError(f"{name} has an encoder, and no parts; take a decoder for {part}")
+        return t5_lm.from_config(config, dtype, taps, name, remat)
 
     extended = functools.partial(_extended, config, dtype, taps, remat, part)
 
@@ -204,9 +213,32 @@ def forward(model: LM, params: Any, tokens: jax.Array, segments: jax.Array | Non
 
     With ``segments`` i32[B,T], a row has several documents in sequence; attention and positions
     stay inside each document.
+
+    Of a model with an encoder, each row is a source, the start token, and what was written. At the
+    places of the source ``hidden`` and the taps are the encoder's output, as in ``prompt.feed``,
+    and the logits have no meaning. Raises UserError for segments.
     """
+    if model.encoder is not None:
+        if segments is not None:
+            raise UserError(f"{model.name} has an encoder: give one document per row")
+        return _forward_with_source(model, params, tokens)
     layout = None if segments is None else tree.segments(segments)
     return model.apply(params, tokens, model.init_cache(tokens.shape[0], 0), layout)[0]
+
+
+def _forward_with_source(model: LM, params: Any, tokens: jax.Array) -> Output:
+    """``forward`` of a model with an encoder."""
+    assert model.encoder is not None
+    (batch, size), place = tokens.shape, jnp.arange(tokens.shape[1])
+    count = jnp.argmax(tokens == model.encoder.start, axis=1).astype(jnp.int32)
+    read, cache = model.encoder.read(params, tokens, count, model.init_cache(batch, size))
+    visible = (place <= place[:, None]) & (place >= count[:, None, None])
+    out, _ = model.apply(params, tokens, cache, tree.Layout(visible, place - count[:, None]))
+    source = (place < count[:, None])[..., None]
+    hidden, taps = jax.tree.map(
+        lambda own: jnp.where(source, read.hidden.astype(own.dtype), own), (out.hidden, out.taps)
+    )
+    return Output(out.logits, hidden, taps)
 
 
 def layers_left_out(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from specjax.errors import UserError
 from specjax.models import rope as rope_lib
 from specjax.models.rope import Rope, RopeScaling
 
@@ -57,7 +58,8 @@ class TransformerConfig:
     qk_norm_whole: bool = False  # with ``qk_norm``: one norm of all heads together (OLMo 2)
     activation: str = "silu"  # a key of ``transformer.ACTIVATIONS``
     gated: bool = True  # activation(gate(x)) * up(x), else activation(up(x))
-    positions: str = "rotary"  # "rotary", or "learned": a table that is added to the embeddings
+    # "rotary", "learned": a table that is added to the embeddings, or "relative" (``T5Config``)
+    positions: str = "rotary"
     rotary_dim: int | None = None  # dimensions of a head that are rotated; None: all
     unrotated: tuple[int, ...] = ()  # layers without rotary positions
     # Per layer: a token attends to the tokens less than this number of positions before it; None:
@@ -92,6 +94,11 @@ class TransformerConfig:
     def rope_of_full(self) -> Rope:
         """The rotary positions of layers without a window, if there are any."""
         return Rope(self.rope_theta, self.rotary_dim or self.head_dim, scaling=self.rope_scaling)
+
+    def check_taps(self, taps: tuple[int, ...]) -> None:
+        """Raises UserError for taps that are no layers."""
+        if any(not 0 <= tap < self.num_layers for tap in taps):
+            raise UserError(f"taps are {taps}; layers are numbered 0..{self.num_layers - 1}")
 
     def has_experts(self, layer: int) -> bool:
         """Whether a router chooses experts for the tokens of a layer."""

@@ -60,7 +60,8 @@ def chat(settings: Settings, workdir: Path, command: str | None) -> None:
         for turn in range(len(each.turns)):
             prompt = prompts_lib.prompt_of(settings.prompts, target, each, turn, texts, template)
             console.print(Text.assemble(("user: ", "bold"), (each.turns[turn], "dim")))
-            row = stops.Row(list(prompt.ids), target.tokenizer.decode, settings.stop)
+            own = target.lm.continued(prompt.ids)
+            row = stops.Row(own, target.tokenizer.decode, settings.stop)
             answers.append(_answer(job, method, prompt, len(answers), row, target, console))
             texts.append(answers[-1].said)
     path = _write(settings, workdir, command, target, method, answers)

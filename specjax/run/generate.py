@@ -17,6 +17,7 @@ from specjax.data import recordings
 from specjax.data.prompts import Prompt, PromptSet
 from specjax.errors import UserError
 from specjax.generation import stops
+from specjax.models import hf
 from specjax.report import terminal
 from specjax.run import build, streaming, workdirs
 from specjax.run.resolve import Settings
@@ -48,14 +49,14 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
     job = build.job(settings, target, chosen, temperature, settings.batch_size)
     workdirs.announce_replacement(settings, workdir)
     if len(chosen.prompts) == 1 and console.is_terminal and jax.process_count() == 1:
-        began, rate = time.perf_counter(), None
-        row = stops.Row(list(chosen.prompts[0].ids), tokenizer.decode, settings.stop)
+        began, rate, own = time.perf_counter(), None, target.lm.continued(chosen.prompts[0].ids)
+        row = stops.Row(own, tokenizer.decode, settings.stop)
         counts, outputs = _stream(job, method, chosen.prompts[0], row, console)
         speed = f"{time.perf_counter() - began:.1f} seconds, compilation included"
     else:
         counts, outputs, rate = turns.results(chosen.prompts)
         speed = f"{rate:.1f} tokens/s without prefill and compilation"
-    texts, outputs = _texts(settings, tokenizer, chosen.prompts, outputs)
+    texts, outputs = _texts(settings, target, chosen.prompts, outputs)
     if rate is not None:
         for prompt, text in zip(chosen.prompts, texts, strict=True):
             console.print(Text.assemble((prompt.text, "dim"), text, "\n"))
@@ -85,20 +86,22 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
 
 
 def _cut(
-    settings: Settings, tokenizer, prompts: list[Prompt], outputs: list[list[int]]
+    settings: Settings, target: hf.Loaded, prompts: list[Prompt], outputs: list[list[int]]
 ) -> tuple[list[stops.Cut], list[list[int]]]:
     """The outputs up to their stop strings, and the tokens that complete these."""
+    assert target.tokenizer is not None
+    decode, continued = target.tokenizer.decode, target.lm.continued
     cuts = [
-        stops.cut(ids, settings.stop, tokenizer.decode, prompt.ids)
+        stops.cut(ids, settings.stop, decode, continued(prompt.ids))
         for prompt, ids in zip(prompts, outputs, strict=True)
     ]
     return cuts, [ids[: each.tokens] for ids, each in zip(outputs, cuts, strict=True)]
 
 
 def _texts(
-    settings: Settings, tokenizer, prompts: list[Prompt], outputs: list[list[int]]
+    settings: Settings, target: hf.Loaded, prompts: list[Prompt], outputs: list[list[int]]
 ) -> tuple[list[str], list[list[int]]]:
-    cuts, outputs = _cut(settings, tokenizer, prompts, outputs)
+    cuts, outputs = _cut(settings, target, prompts, outputs)
     return [each.text for each in cuts], outputs
 
 
@@ -142,7 +145,7 @@ class _Turns:
         run = passes.run_pass(job, self._method)
         self._decoded |= {(p.question, p.turn): (run, row) for row, p in enumerate(prompts)}
         tokenizer = self._target.tokenizer
-        answers = zip(*_cut(self._settings, tokenizer, prompts, run.outputs), strict=True)
+        answers = zip(*_cut(self._settings, self._target, prompts, run.outputs), strict=True)
         return [streaming.said(cut, ids, tokenizer.decode) for cut, ids in answers]
 
     def results(self, prompts: list[Prompt]) -> tuple[metrics.Counts, list[list[int]], float]:

@@ -23,6 +23,7 @@ from specjax import files
 from specjax.bench import metrics, passes, proofs, provenance, results
 from specjax.data import prompts as prompts_lib
 from specjax.data.prompts import Prompt, PromptSet
+from specjax.errors import UserError
 from specjax.models import head_files, hf
 from specjax.report import terminal
 from specjax.run import build, cells, workdirs
@@ -41,6 +42,11 @@ def online(settings: Settings, workdir: Path, command: str | None) -> None:
     console = terminal.console()
     _check_workdir(workdir)
     target = build.target(settings)
+    if target.lm.encoder is not None:
+        raise UserError(
+            f"{target.directory} is an encoder-decoder model, and mode online trains drafters of "
+            "decoders only; take a decoder, or mode generate"
+        )
     chosen = _requests(settings, target)
     job, method, learner = _prepared(settings, target, chosen)
     workdirs.announce_replacement(settings, workdir)

@@ -36,9 +36,10 @@ class Rule(NamedTuple):
 _COLUMNS, _ROWS, _LAST = (None, TENSOR), (TENSOR, None), (TENSOR,)
 RULES = (
     # Every decoder, draft models, and the layers of eagle and eagle3.
-    Rule(r"attention/(q|k|v)/kernel$", _COLUMNS, needed=True),
+    # "cross" is the attention of T5's decoder to the source.
+    Rule(r"(attention|cross)/(q|k|v)/kernel$", _COLUMNS, needed=True),
     Rule(r"attention/(q|k|v)/bias$", _LAST),
-    Rule(r"attention/o/kernel$", _ROWS, needed=True),
+    Rule(r"(attention|cross)/o/kernel$", _ROWS, needed=True),
     Rule(r"(mlp/|^)(gate|up)/kernel$", _COLUMNS, needed=True),  # without mlp/: bpd
     Rule(r"(mlp/|^)up/bias$", _LAST),
     Rule(r"(mlp/|^)down/kernel$", _ROWS, needed=True),

@@ -5,8 +5,8 @@
   its forecast of its speed. The first one wants a real decoder.
 - ``exact_law``, ``histories``: the exact law of what a drafter and a rule emit, from the real code.
 - ``loop_fit``: chi-square of the compiled loop's outputs, with its power.
-- ``tabular``, ``keyed``, ``whole_text``, ``tiny``: small models; ``cases``: drafters of every kind
-  on them.
+- ``tabular``, ``keyed``, ``whole_text``, ``tiny``, ``tiny_t5``: small models; ``cases``: drafters
+  of every kind on them.
 - ``mutants``: wrong rules and drafters that a test must be able to detect.
 """
 
@@ -28,7 +28,7 @@ from specjax.testing.forecast_checks import forecast_equals_decoding
 from specjax.testing.keyed import keyed
 from specjax.testing.laws import sequence_law
 from specjax.testing.loop import Fit, detectable, loop_fit
-from specjax.testing.models import random_table, tabular, tiny, tiny_config
+from specjax.testing.models import random_table, tabular, tiny, tiny_config, tiny_t5
 from specjax.testing.state_checks import state_follows_text
 from specjax.testing.transport import best_acceptance
 from specjax.testing.whole_text import whole_text
@@ -63,6 +63,7 @@ __all__ = [
     "tabular",
     "tiny",
     "tiny_config",
+    "tiny_t5",
     "total_variation",
     "whole_text",
 ]

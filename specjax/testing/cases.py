@@ -15,7 +15,7 @@ from specjax.data import datastore, ngram_tables
 from specjax.drafters.draft_models import draft_tree
 from specjax.testing import head_cases, nested_cases, view_cases
 from specjax.testing.keyed import keyed
-from specjax.testing.models import tabular, tiny, tiny_spire
+from specjax.testing.models import tabular, tiny, tiny_spire, tiny_t5
 from specjax.topology.shapes import Topology
 from specjax.types import LM, Drafter, ModelParams, Params
 
@@ -239,6 +239,20 @@ def real(name: str) -> Case:
     target, params = tiny("llama", 0, **sizes)
     draft, first = tiny("gpt2", 1, layers=1, **sizes)
     other, second = tiny("llama", 2, layers=1, **sizes)
+    drafter = _build(name, Models(target, draft, other, (params, first, second)))
+    own = (first, second) if name == "independent" else first
+    own = drafter.init_params(jax.random.key(0)) if name in _NO_MODEL else own
+    return Case(name, target, drafter, ModelParams(params, own))
+
+
+@functools.cache
+def with_encoder(name: str) -> Case:
+    """One of NAMES with encoder-decoder models: the target, and as draft models smaller ones."""
+    sizes = {"vocab_size": VOCAB, "encoder_layers": 1}
+    target, params = tiny_t5(0, **sizes)
+    small = sizes | {"num_layers": 1}
+    draft, first = tiny_t5(1, **small)
+    other, second = tiny_t5(2, gated=True, activation="gelu_tanh", scale_logits=False, **small)
     drafter = _build(name, Models(target, draft, other, (params, first, second)))
     own = (first, second) if name == "independent" else first
     own = drafter.init_params(jax.random.key(0)) if name in _NO_MODEL else own

@@ -34,6 +34,7 @@ from specjax.testing import (
 )
 from specjax.testing.findings import Check, Finding, Progress, Report, collect
 from specjax.testing.law_checks import check_law
+from specjax.testing.models import prompts_of
 from specjax.testing.runner import Runner
 from specjax.types import CHAIN, LM, Accept, Drafter, ModelParams
 
@@ -83,8 +84,9 @@ def check_drafter(
             ``testing.state_follows_text``.
         params: of the pair; floats become float64 where the law is enumerated.
         rules: acceptance rules.
-        prompts: texts after which drafts and laws are enumerated. After one of them the drafter
-            should draft: a lookup finds nothing in a text without repetitions.
+        prompts: texts after which drafts and laws are enumerated (see ``models.prompts_of``). After
+            one of them the drafter should draft: a lookup finds nothing in a text without
+            repetitions.
         quick: only the drafts themselves and the laws at one setting, without the compiled loop.
         first_failure: whether to end at the first check that fails.
         progress: True: finished lines appear on stderr; a function gets each line; False: silence.
@@ -97,7 +99,8 @@ def check_drafter(
     chosen = lossless_rules(drafter) if rules is None else list(rules)
     for rule in chosen:
         accept.check_pair(drafter, rule)
-    checks = _drafter_checks(drafter, target, params, chosen, prompts, quick)
+    texts = prompts_of(target, prompts)
+    checks = _drafter_checks(drafter, target, params, chosen, texts, quick)
     # Without a rule no law is compared.
     proves = "drafter" if chosen and not quick else ""
     how = {"progress": progress, "first_failure": first_failure, "proves": proves}

@@ -11,6 +11,7 @@ from specjax.errors import UserError
 from specjax.testing import rounds
 from specjax.testing.drafts import check_draft
 from specjax.testing.findings import Finding
+from specjax.testing.models import prompts_of
 from specjax.types import LM, Context, Drafter, ModelParams
 
 PROMPTS = ([0, 1, 1], [1], [1, 1, 0, 1, 1], [0, 0])
@@ -19,7 +20,7 @@ PROMPTS = ([0, 1, 1], [1], [1, 1, 0, 1, 1], [0, 0])
 def well_formed(drafter: Drafter, target: LM, params: ModelParams) -> Finding:
     """Every array of the drafts of three rounds is what the drafter's ``siblings`` require."""
     name = "drafts are well formed"
-    packed, lengths = decode.pack_prompts(PROMPTS)
+    packed, lengths = decode.pack_prompts(prompts_of(target, PROMPTS))
     settings = sampling.make_sampling(4, temperature=[1.0, 1.0, 0.5, 0.0])
     keys = rng.row_keys(0, 4)
     state = decode.prefill(
@@ -47,7 +48,7 @@ def well_formed(drafter: Drafter, target: LM, params: ModelParams) -> Finding:
 def probs_of_text(drafter: Drafter, target: LM, params: ModelParams) -> Finding:
     """In five rounds, the first draft token is drawn from ``Drafter.probs`` of the whole text."""
     name = "its first token is drawn from Drafter.probs"
-    packed, lengths = decode.pack_prompts(PROMPTS)
+    packed, lengths = decode.pack_prompts(prompts_of(target, PROMPTS))
     state = decode.prefill(target, drafter, params, packed, lengths, rng.row_keys(3, 4), max_len=24)
     rule, worst = accept.load("match"), 0.0
 

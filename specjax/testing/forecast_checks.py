@@ -8,6 +8,7 @@ import numpy as np
 from specjax import accept, decode, sampling
 from specjax.testing import loop
 from specjax.testing.findings import Finding
+from specjax.testing.models import prompts_of
 from specjax.train import examine
 from specjax.types import LM, Batch, Drafter, ModelParams
 
@@ -52,7 +53,9 @@ def _rounds(
     """The rounds of each row, the number that the forecast expects, and all tokens."""
     random = np.random.default_rng(0)
     starts = random.integers(1, LONGEST + 1, ROWS).tolist()
-    prompts = [random.integers(0, target.vocab_size, n).tolist() for n in starts]
+    drawn = [random.integers(0, target.vocab_size, n).tolist() for n in starts]
+    prompts = prompts_of(target, drawn)
+    starts = [len(prompt) for prompt in prompts]
     state = loop.begin(
         target, drafter, params, prompts, NEW, 11, width=LONGEST, temperature=temperature
     )

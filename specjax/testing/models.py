@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from specjax.errors import UserError
 from specjax.models import families, lm
 from specjax.models.spire import model as spire
 from specjax.models.spire.config import SpireConfig
+from specjax.models.t5_config import t5
 from specjax.models.transformer_config import TransformerConfig
 from specjax.types import LM, LowerLayers, Output, Sublayers
 
@@ -48,6 +49,38 @@ def tiny(family: str = "llama", seed: int = 0, scale: float = 8.0, **shape) -> t
     config = tiny_config(family, **shape)
     params = lm.init_params(config, jax.random.key(seed))
     return lm.from_config(config), jax.tree.map(lambda x: x * scale if x.ndim > 1 else x, params)
+
+
+def tiny_t5(seed: int = 0, scale: float = 20.0, dtype=jnp.float32, **fields) -> tuple[LM, dict]:
+    """A random tiny encoder-decoder model and its params; its decoder begins with token 0.
+
+    ``fields`` are those of ``T5Config``; ``scale`` as in ``tiny``; ``dtype`` of the activations.
+    """
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "head_dim": 8}
+    sizes |= {"vocab_size": 32, "num_layers": 2, "buckets": 8, "max_distance": 12}
+    config = t5(**sizes | {"start_token_id": 0} | fields)
+    params = lm.init_params(config, jax.random.key(seed))
+    params = jax.tree.map(lambda x: x * scale if x.ndim > 1 else x, params)
+    return lm.from_config(config, dtype), params
+
+
+def prompts_of(target: LM, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Prompts for the target, of the same lengths: with an encoder, their last token is its start.
+
+    A prompt of one token gets a second one, and a prompt with a source and the start token is not
+    changed.
+    """
+    if target.encoder is None:
+        return [list(prompt) for prompt in prompts]
+    start = target.encoder.start
+    others = [token for token in range(target.vocab_size) if token != start]
+
+    def one(prompt: Sequence[int]) -> list[int]:
+        if start in prompt[1:] and prompt[0] != start:
+            return list(prompt)
+        return [*(others[token % len(others)] for token in prompt[:-1] or prompt), start]
+
+    return [one(list(prompt)) for prompt in prompts]
 
 
 def tiny_spire(

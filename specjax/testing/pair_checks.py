@@ -8,6 +8,7 @@ import numpy as np
 from specjax import rng
 from specjax.testing import cases, laws, loop, verdicts
 from specjax.testing.findings import Finding
+from specjax.testing.models import prompts_of
 from specjax.testing.runner import BATCH, MASKS, NEW, WIDTH, Outputs, Rows, Runner
 from specjax.theory import statistics
 
@@ -104,7 +105,7 @@ def output_law(run: Runner, settings: dict) -> Finding:
     """
     steps = min(run.drafter.longest + 2, NEW, int(np.log(ROWS) / np.log(run.vocab)))
     mask, greedy = np.arange(ROWS) % len(MASKS), np.arange(ROWS) // len(MASKS) % 4 == 0
-    prompt = np.asarray(cases.REPEATED)
+    [prompt] = prompts_of(run.plain, [cases.REPEATED])
     temperature = np.where(greedy, 0.0, settings["temperature"])
     keys, new, drafted = rng.row_keys(1, ROWS), [], 0.0
     for start in range(0, ROWS, BATCH):
@@ -122,7 +123,7 @@ def output_law(run: Runner, settings: dict) -> Finding:
     name, tokens = f"law, {setting_name(settings)}", np.concatenate(new)
     if (tokens >= run.vocab).any() or (tokens < 0).any():
         return Finding(name, False, "rows without a text, because of a wrong verdict")
-    law = laws.sequence_law(run.plain, run.params.target, cases.REPEATED, steps, **settings)
+    law = laws.sequence_law(run.plain, run.params.target, prompt, steps, **settings)
     cells = np.asarray(np.ravel_multi_index(tuple(tokens.T), law.shape))
     groups = [~greedy, *(~greedy & (mask == kind) for kind in range(len(MASKS)))]
     counts = [np.bincount(cells[group], minlength=law.size) for group in groups]

@@ -114,7 +114,7 @@ class Runner:
         self.plain, self.target, self.drafter, self._traces = _prepare(drafter, target)
         self.rule, self.vocab = verdicts.marked(rule), target.vocab_size
         self.params = params._replace(target=tied(params.target)) if is_table(target) else params
-        self.ragged = _ragged_rows(self.vocab, seed)
+        self.ragged = _ragged_rows(target, seed)
         self.finished = self.frozen = self.donated = True
         self.mistakes = np.zeros(len(verdicts.MISTAKES), int)
         self._outputs: dict[tuple[str, int], Outputs] = {}
@@ -215,10 +215,14 @@ def tied(table: jax.Array) -> jax.Array:
     return jnp.where(jnp.asarray(chosen), jnp.minimum(table, second), table)
 
 
-def _ragged_rows(vocab: int, seed: int) -> Rows:
+def _ragged_rows(target: LM, seed: int) -> Rows:
     random, row = np.random.default_rng(seed), np.arange(BATCH)
     lengths = random.integers(1, WIDTH + 1, BATCH)
-    tokens = random.integers(0, vocab, (BATCH, WIDTH))
+    tokens = random.integers(0, target.vocab_size, (BATCH, WIDTH))
+    if target.encoder is not None:
+        lengths, start = np.maximum(lengths, 2), target.encoder.start
+        tokens = np.where(tokens == start, (start + 1) % target.vocab_size, tokens)
+        tokens[row, lengths - 1] = start
     settings = {
         "temperature": np.select([row % 3 == 0, row % 3 == 1], [0.0, 1.0], 0.6),
         "top_p": np.where(row % 2 == 0, 1.0, 0.8),

@@ -14,7 +14,7 @@ import numpy as np
 from specjax import accept, decode, rng, sampling
 from specjax.testing import rounds
 from specjax.testing.findings import Finding
-from specjax.testing.models import TabularCache
+from specjax.testing.models import TabularCache, prompts_of
 from specjax.testing.whole_text import HashCache
 from specjax.types import LM, DecodeState, Drafter, ModelParams
 
@@ -78,7 +78,7 @@ def _prefilled(
     drafter: Drafter, target: LM, params: ModelParams, like: DecodeState | None = None
 ) -> DecodeState:
     """A state after the prefill of PROMPTS, or of the texts of the state ``like``."""
-    packed, lengths = decode.pack_prompts(PROMPTS)
+    packed, lengths = decode.pack_prompts(prompts_of(target, PROMPTS))
     size = packed.shape[1] + NEW
     if like is None:
         tokens = jnp.pad(packed, ((0, 0), (0, NEW)), constant_values=-1)

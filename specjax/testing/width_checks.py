@@ -8,6 +8,7 @@ import numpy as np
 from specjax import accept, decode, tree
 from specjax.testing import loop
 from specjax.testing.findings import Finding
+from specjax.testing.models import prompts_of
 from specjax.testing.state_checks import PROMPTS, TEMPERATURES
 from specjax.types import LM, Drafter, ModelParams
 
@@ -56,7 +57,7 @@ def _decoded(
         target,
         drafter,
         params,
-        [PROMPTS[row]],
+        prompts_of(target, [PROMPTS[row]]),
         NEW,
         5,
         [row],

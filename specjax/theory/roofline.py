@@ -58,9 +58,15 @@ def model_of(config: TransformerConfig, itemsize: int = 2, kv_itemsize: int | No
 
     Keys and values take ``kv_itemsize`` bytes each (default: ``itemsize``). Tables of which a token
     reads one row (positions, and input embeddings that are not also the head) count as parameters,
-    but are neither read in full nor multiplied. Raises UserError for sliding windows and experts.
+    but are neither read in full nor multiplied. Raises UserError for sliding windows, experts
+    and encoders.
     """
-    for what, given in (("sliding windows", config.windows), ("experts", config.experts)):
+    refused = {
+        "sliding windows": config.windows,
+        "experts": config.experts,
+        "encoder": config.positions == "relative",
+    }
+    for what, given in refused.items():
         if given:
             raise UserError(
                 f"the roofline model has no {what}: it takes a decoder that reads all weights for "

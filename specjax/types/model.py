@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -50,6 +50,22 @@ class LowerLayers(struct.PyTreeNode):
     hidden: Array  # [B,P,E] the output of the last of these layers
     block: Any  # arrays [B,P,...]: the block of ``LM.part`` with these layers
     count: int = struct.field(pytree_node=False)  # how many layers, from 1 to all
+
+
+class Encoder(NamedTuple):
+    """How a model reads a source text before it writes: the encoder of an encoder-decoder model.
+
+    The text of such a model is the source, ``start``, and what it writes: a prompt is a source and
+    the start token (and perhaps a beginning of the output), and drafters see the whole text. No
+    source contains the start token, so the first one in a text ends its source. Every token of the
+    source counts in lengths and in positions: ``cache.length == length - 1``, as for any model.
+    """
+
+    start: int
+    # (params, tokens i32[B,L], count i32[B], cache) -> (Output, cache): reads the first count[b]
+    # tokens, a source, into an empty cache, whose length is then ``count``. ``Output.hidden`` is
+    # the encoder's output; logits and taps are empty.
+    read: Callable[..., tuple[Output, Any]]
 
 
 class LM(NamedTuple):
@@ -107,6 +123,22 @@ class LM(NamedTuple):
     # Its ``TransformerConfig``, for drafters that have further layers of its kind. None: it is no
     # decoder of ``specjax.models``.
     decoder: Any = None
+    # Of a model that reads its prompt with an encoder. None: it continues the prompt.
+    encoder: Encoder | None = None
+
+    def prompt(self, ids: Sequence[int], most: int | None = None) -> list[int]:
+        """The prompt of a text: of an encoder-decoder model the source and its start token.
+
+        ``most``: how many tokens the prompt may have, the first ones of the text; None: any number.
+        """
+        if self.encoder is None or self.encoder.start in (kept := list(ids[:most])):
+            return list(ids[:most])
+        # Of a source that is too long, the last token is dropped.
+        return [*kept[: None if most is None else most - 1], self.encoder.start]
+
+    def continued(self, prompt: Sequence[int]) -> list[int]:
+        """The tokens of a prompt that the output continues: none with an encoder."""
+        return list(prompt) if self.encoder is None else []
 
     def with_taps(self, layers: tuple[int, ...]) -> LM:
         """The model with the output hidden states of ``layers`` in ``Output.taps``.

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from specjax import decode, logit_maps, sampling
 from specjax.drafters import _foresee, _growth
 from specjax.drafters._growth import Begun, Drafted, Fixed, Nodes, Plan, Stepper
+from specjax.drafters.draft_models import _kinds
 from specjax.errors import UserError
 from specjax.models.lm import forward
 from specjax.prompt import check_window
@@ -36,8 +37,7 @@ from specjax.types import (
     Verdict,
 )
 
-# Tokens that the draft cache may lack: the pending one, and the last accepted node if it was never
-# fed.
+# Tokens that the draft cache may lack: the pending one, and the last accepted node if never fed.
 BEHIND = 2
 # How many tokens are fed at once to a cache that lacks more than that.
 CATCH_UP = 16
@@ -250,11 +250,11 @@ def probs(model: LM, params: ModelParams, context: Context) -> jax.Array:
 
 
 def check_vocabulary(target: LM, draft: LM) -> None:
-    """Raises UserError unless both models have the same tokens.
+    """Raises UserError unless both models have the same tokens and are of the same kind.
 
-    The sizes of their vocabularies may differ if both have the same tokenizer: models of one family
-    pad their embeddings to different sizes.
+    With one tokenizer the sizes may differ: models of one family pad their embeddings differently.
     """
+    _kinds.check(target, draft)
     known = target.vocabulary and draft.vocabulary
     if known and target.vocabulary != draft.vocabulary:
         raise UserError(

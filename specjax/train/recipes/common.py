@@ -60,6 +60,11 @@ def load_target(config: Config) -> hf.Loaded:
         raise UserError(
             f"{target.directory} has no tokenizer.json; text to train on needs a tokenizer"
         )
+    if target.lm.encoder is not None:
+        raise UserError(
+            f"{target.directory} is an encoder-decoder model, and training is for decoders only; "
+            "take a decoder"
+        )
     if config.train.length > target.config.longest_text:
         raise UserError(
             f"config.train.length {config.train.length} is beyond the target's "

@@ -1,0 +1,274 @@
+"""T5: an encoder that reads the source text, and a decoder that writes.
+
+The text of a row is the source, the decoder's start token, and what was written (see
+``types.Encoder``). So the cache of a decoder layer has one slot for each token of the text: those
+of the source have the keys and values of the cross-attention, those after it the keys and values of
+the decoder's own attention. Both attentions read the same two arrays, each its own slots. A block
+is committed as that of any other model.
+
+Positions are relative: the score of a token for another has a learned bias that depends on their
+distance alone, shared by all layers. Distances come from the depths of a block's tokens, so trees
+have the biases of their paths.
+
+Source: T5 (1910.10683), and the modules of transformers.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from specjax.cache import KVBlock, KVCache
+from specjax.errors import UserError
+from specjax.models import short_blocks
+from specjax.models.attention import Past, Scores, Stored, attend, past, stored
+from specjax.models.linear import Linear, init, linear_options
+from specjax.models.logits import in_float32
+from specjax.models.norm import Norm
+from specjax.models.t5_config import T5Config
+from specjax.models.transformer import Mlp
+from specjax.tree import Layout
+
+
+class SourceCache(KVCache):
+    """A ``KVCache`` whose first slots belong to a source."""
+
+    source: jax.Array | None = None  # i32[B] how many
+
+
+def buckets(config: T5Config, both_ways: bool) -> np.ndarray:
+    """i32[2D+1]: the bucket of each distance -D..D to another token, D = ``max_distance``.
+
+    A distance is the own position less that of the other token. Beyond D the bucket is that of D.
+    ``both_ways``: half of the buckets are for later tokens, which a decoder never sees.
+    """
+    most, count = config.max_distance, config.buckets
+    distance = np.arange(-most, most + 1)
+    first = np.zeros_like(distance)
+    if both_ways:
+        count //= 2
+        first, distance = np.where(distance < 0, count, 0), np.abs(distance)
+    distance = np.maximum(distance, 0)
+    exact = count // 2
+    # In float32, as in transformers: a value at the edge of a bucket is in the same one.
+    ratio = np.maximum(distance, 1).astype(np.float32) / np.float32(exact)
+    share = np.log(ratio) / np.float32(math.log(most / exact)) * np.float32(count - exact)
+    wide = np.minimum(exact + np.trunc(share).astype(int), count - 1)
+    return (first + np.where(distance < exact, distance, wide)).astype(np.int32)
+
+
+class RelativeBias(nnx.Module):
+    """The biases of the scores of one stack of layers."""
+
+    def __init__(self, config: T5Config, dtype, rngs: nnx.Rngs, both_ways: bool):
+        self.most, self.config, self.both_ways = config.max_distance, config, both_ways
+        kw = {"dtype": dtype, "param_dtype": dtype, "rngs": rngs, "embedding_init": init()}
+        self.table = nnx.Embed(config.buckets, config.num_heads, **kw)
+
+    def __call__(self, distance: jax.Array) -> jax.Array:
+        """i32[B,T,S] -> f32[B,H,T,S], float32 at least."""
+        each = self.table.embedding[...][buckets(self.config, self.both_ways)]
+        each = each.astype(_wide(each))
+        place = jnp.clip(distance, -self.most, self.most) + self.most
+        return jnp.moveaxis(jnp.take(each, place, axis=0), -1, 1)
+
+
+class T5Attention(nnx.Module):
+    """The projections of an attention, and its three uses. Scores are not divided."""
+
+    def __init__(self, config: T5Config, dtype, rngs: nnx.Rngs):
+        self.heads, self.width = config.num_heads, config.head_dim
+        kw, inner = linear_options(False, dtype, rngs), config.num_heads * config.head_dim
+        self.q = Linear(config.hidden_size, inner, **kw)
+        self.k = Linear(config.hidden_size, inner, **kw)
+        self.v = Linear(config.hidden_size, inner, **kw)
+        self.o = Linear(inner, config.hidden_size, **kw)
+
+    def keys(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """[B,T,E] -> keys and values [B,T,H,D]."""
+        return self._by_head(self.k(x)), self._by_head(self.v(x))
+
+    def both_ways(self, x: jax.Array, real: jax.Array, bias: jax.Array) -> jax.Array:
+        """The encoder's: x [B,L,E] -> [B,L,E]; tokens attend to those that are ``real`` bool[B,L].
+
+        ``bias`` f32[1,H,L,L].
+        """
+        q, (k, v) = self._by_head(self.q(x)), self.keys(x)
+        scores = jnp.einsum("bthd,bshd->bhts", q, k, preferred_element_type=_wide(q)) + bias
+        return self._joined(_weighed(scores, real[:, None, None], v.swapaxes(1, 2)).astype(x.dtype))
+
+    def after(
+        self,
+        x: jax.Array,
+        view: Past,
+        before: Stored,
+        biases: tuple[jax.Array, jax.Array],
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The decoder's: x [B,T,E] -> ([B,T,E], keys and values of the T tokens)."""
+        q, (k, v) = self._by_head(self.q(x)).swapaxes(1, 2), self.keys(x)
+        keys, values = k, v
+        if before.k_fed is not None and before.v_fed is not None:
+            keys = jnp.concatenate([before.k_fed, k], 1)
+            values = jnp.concatenate([before.v_fed, v], 1)
+        keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)
+        return self._joined(attend(q, Scores(1.0), view, before, keys, values, biases)), k, v
+
+    def across(self, x: jax.Array, before: Stored, source: jax.Array) -> jax.Array:
+        """The cross-attention: x [B,T,E] -> [B,T,E], to the first ``source`` i32[B] slots.
+
+        A row without a source gets zeros.
+        """
+        q = self._by_head(self.q(x)).swapaxes(1, 2)
+        keys, values = (array.astype(q.dtype) for array in (before.k_cache, before.v_cache))
+        scores = jnp.einsum("bhtd,bhsd->bhts", q, keys, preferred_element_type=_wide(q))
+        real = (jnp.arange(keys.shape[2]) < source[:, None])[:, None, None]
+        out = jnp.where((source > 0)[:, None, None, None], _weighed(scores, real, values), 0)
+        return self._joined(out.astype(x.dtype))
+
+    def _by_head(self, x: jax.Array) -> jax.Array:
+        """[B,T,H*D] -> [B,T,H,D]."""
+        return x.reshape(*x.shape[:2], self.heads, self.width)
+
+    def _joined(self, out: jax.Array) -> jax.Array:
+        """[B,H,T,D] -> [B,T,E]."""
+        out = out.swapaxes(1, 2)
+        return self.o(out.reshape(*out.shape[:2], -1))
+
+
+def _wide(x: jax.Array):
+    """float32 at least."""
+    return jnp.promote_types(x.dtype, jnp.float32)
+
+
+def _weighed(scores: jax.Array, real: jax.Array, values: jax.Array) -> jax.Array:
+    """The values [B,H,S,D] by the softmax of scores [B,H,T,S] where ``real``: [B,H,T,D]."""
+    weights = jax.nn.softmax(jnp.where(real, scores, jnp.finfo(scores.dtype).min), axis=-1)
+    return jnp.einsum(
+        "bhts,bhsd->bhtd",
+        weights.astype(values.dtype),
+        values,
+        preferred_element_type=_wide(values),
+    )
+
+
+class EncoderLayer(nnx.Module):
+    """Attention in both directions and feed-forward part."""
+
+    def __init__(self, config: T5Config, dtype, rngs: nnx.Rngs):
+        self.attention_norm = Norm(config, dtype)
+        self.attention = T5Attention(config, dtype, rngs)
+        self.mlp_norm = Norm(config, dtype)
+        self.mlp = Mlp(config, dtype, rngs)
+
+    def __call__(self, x: jax.Array, real: jax.Array, bias: jax.Array) -> jax.Array:
+        """x [B,L,E] -> [B,L,E]."""
+        x = x + self.attention.both_ways(self.attention_norm(x), real, bias)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class DecoderLayer(nnx.Module):
+    """Attention to what was written, cross-attention to the source, and feed-forward part."""
+
+    def __init__(self, config: T5Config, dtype, rngs: nnx.Rngs):
+        self.attention_norm = Norm(config, dtype)
+        self.attention = T5Attention(config, dtype, rngs)
+        self.cross_norm = Norm(config, dtype)
+        self.cross = T5Attention(config, dtype, rngs)
+        self.mlp_norm = Norm(config, dtype)
+        self.mlp = Mlp(config, dtype, rngs)
+
+    def __call__(self, x, view: Past, before: Stored, biases):
+        """x [B,T,E] -> ([B,T,E], keys and values of the T tokens [B,T,H,D])."""
+        attended, k, v = self.attention.after(self.attention_norm(x), view, before, biases)
+        x = x + attended
+        assert view.source is not None
+        x = x + self.cross.across(self.cross_norm(x), before, view.source)
+        return x + self.mlp(self.mlp_norm(x)), k, v
+
+
+class T5(nnx.Module):
+    """The model; ``dtype`` is that of parameters and activations, logits are float32."""
+
+    def __init__(self, config: T5Config, *, dtype=jnp.float32, rngs: nnx.Rngs):
+        self.config, self.dtype = config, dtype
+        kw = {"dtype": dtype, "param_dtype": dtype, "rngs": rngs, "embedding_init": init()}
+        self.embed = nnx.Embed(config.vocab_size, config.hidden_size, **kw)
+        count = config.encoder_layers
+        self.source_bias = RelativeBias(config, dtype, rngs, both_ways=True)
+        self.source_layers = nnx.List([EncoderLayer(config, dtype, rngs) for _ in range(count)])
+        self.source_norm = Norm(config, dtype)
+        count = config.num_layers
+        self.bias = RelativeBias(config, dtype, rngs, both_ways=False)
+        self.layers = nnx.List([DecoderLayer(config, dtype, rngs) for _ in range(count)])
+        self.norm = Norm(config, dtype)
+        if not config.tie_embeddings:
+            kw = linear_options(False, dtype, rngs)
+            self.head = Linear(config.hidden_size, config.vocab_size, **kw)
+
+    def read(self, tokens: jax.Array, count: jax.Array) -> tuple[jax.Array, KVBlock]:
+        """The first ``count`` i32[B] of tokens i32[B,L]: the encoder's output [B,L,E], and the keys
+        and values of the cross-attentions."""
+        place = jnp.arange(tokens.shape[1])
+        x, real = self.embedded(tokens), place < count[:, None]
+        bias = self.source_bias((place[:, None] - place)[None])
+        for layer in self.source_layers:
+            x = layer(x, real, bias)
+        memory = self.source_norm(x)
+        k, v = zip(*(layer.cross.keys(memory) for layer in self.layers), strict=True)
+        return memory, KVBlock(k, v, memory[..., 0].astype(jnp.float32))
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        cache: SourceCache,
+        layout: Layout | None = None,
+        block: KVBlock | None = None,
+        taps: tuple[int, ...] = (),
+        remat: bool = False,
+    ) -> tuple[jax.Array, tuple[jax.Array, ...], KVBlock]:
+        """The decoder: tokens i32[B,T] -> (hidden [B,T,E], taps, keys and values).
+
+        The arguments are those of ``types.LM.apply``. Raises UserError for a cache without slots,
+        which has no source.
+        """
+        slots = cache.k[0].shape[2]
+        if not slots:
+            raise UserError(
+                "an encoder-decoder model reads its source before it writes, and a text without a "
+                "source is to be scored; give the text to models.lm.forward, or take a decoder"
+            )
+        fed = 0 if block is None else block.output.shape[1]
+        view = past(cache, tokens.shape[1], layout, fed)._replace(source=cache.source)
+        own, depth = view.positions, view.length[:, None] + view.layout.depth
+        biases = (
+            self.bias(own[:, :, None] - depth[:, None]),
+            self.bias(own[:, :, None] - jnp.arange(slots)),
+        )
+        x, keys, values, tapped = self.embedded(tokens), [], [], {}
+        for index, layer in enumerate(self.layers):
+            call = jax.checkpoint(layer.__call__) if remat else layer.__call__
+            x, k, v = call(x, view, stored(cache, block, index), biases)
+            keys.append(k)
+            values.append(v)
+            tapped[index] = x
+        hidden = self.norm(x)
+        new = KVBlock(tuple(keys), tuple(values), hidden[..., 0].astype(jnp.float32))
+        return hidden, tuple(tapped[i] for i in taps), new
+
+    def embedded(self, tokens: jax.Array) -> jax.Array:
+        """i32[...] -> [...,E]."""
+        # Ids are out of range only in padding and in masked draft nodes.
+        return self.embed(jnp.clip(tokens, 0, self.config.vocab_size - 1))
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """[B,T,E] -> f32[B,T,V]."""
+        if self.config.scale_logits:
+            hidden = hidden * jnp.asarray(self.config.hidden_size**-0.5, hidden.dtype)
+        tied = self.config.tie_embeddings
+        return in_float32(
+            short_blocks.product(self.embed.attend, hidden) if tied else self.head(hidden)
+        )

@@ -1,0 +1,202 @@
+"""The shape of a T5 model, and its config.json.
+
+Sources: T5 (1910.10683), the configuration of transformers 4 and 5 (they differ in
+``tie_word_embeddings``: see ``_head``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from specjax.errors import UserError
+from specjax.models.config_values import value_of
+from specjax.models.families import ACTIVATIONS
+from specjax.models.transformer_config import TransformerConfig
+
+ARCHITECTURE = "T5ForConditionalGeneration"
+# Relative positions have no longest text.
+UNBOUNDED = 2**30
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "d_model",
+    "intermediate_size": "d_ff",
+    "num_heads": "num_heads",
+    "head_dim": "d_kv",
+}
+_RELATIVE = {
+    "buckets": ("relative_attention_num_buckets", 32),
+    "max_distance": ("relative_attention_max_distance", 128),
+}
+# Keys that change the computation, which no T5 model of this kind has.
+_REFUSED = ("is_decoder", "tie_encoder_decoder", "encoder_no_repeat_ngram_size", "num_experts")
+
+
+@dataclasses.dataclass(frozen=True)
+class T5Config(TransformerConfig):
+    """A T5 model: the fields of ``TransformerConfig`` describe its decoder, and what both share.
+
+    ``num_layers`` are those of the decoder. There are no rotary positions and no biases of linear
+    maps, and scores are not divided.
+    """
+
+    encoder_layers: int = 0
+    buckets: int = 32  # of relative positions
+    max_distance: int = 128  # from here on all positions are in the last bucket
+    scale_logits: bool = True  # hidden states are divided by the root of the hidden size: T5 1.0
+    start_token_id: int | None = None  # the decoder begins with it
+    pad_token_id: int | None = 0
+
+
+def t5(**fields: Any) -> T5Config:
+    """A T5 model of these sizes (the fields of ``T5Config``), with the switches of the family.
+
+    ``num_kv_heads`` and ``encoder_layers`` are the heads and layers of the decoder by default.
+    Raises UserError for buckets that hold no position, or that begin beyond ``max_distance``.
+    """
+    switches = {
+        "family": "t5",
+        "num_kv_heads": fields["num_heads"],
+        "max_positions": UNBOUNDED,
+        "norm_eps": 1e-6,
+        "positions": "relative",
+        "gated": False,
+        "activation": "relu",
+        "encoder_layers": fields["num_layers"],
+        "eos_token_id": (1,),
+    }
+    config = T5Config(**switches | fields)
+    if config.buckets < 4 or config.buckets % 2:
+        raise UserError(
+            f"relative_attention_num_buckets is {config.buckets}; it must be an even number of at "
+            "least 4: half of the encoder's are for later tokens"
+        )
+    # The decoder's buckets of single distances end at the half.
+    if config.max_distance <= config.buckets // 2:
+        raise UserError(
+            f"relative_attention_max_distance is {config.max_distance}; with {config.buckets} "
+            f"buckets it must be above {config.buckets // 2}"
+        )
+    return config
+
+
+def is_t5(raw: dict) -> bool:
+    """Whether a config.json is that of an encoder-decoder T5 model."""
+    names = raw.get("architectures")
+    if isinstance(names, list) and names:
+        return ARCHITECTURE in names
+    return raw.get("model_type") == "t5"
+
+
+def read(raw: dict, eos: tuple[int, ...]) -> T5Config:
+    """The model of a config.json; ``eos`` are its end-of-sequence ids.
+
+    Raises UserError for missing or wrong values, and for settings that are not supported.
+    """
+    for key in _REFUSED:
+        if raw.get(key) not in (None, False, 0):
+            raise UserError(f"{key} {raw[key]!r} is not supported for {ARCHITECTURE}")
+    if raw.get("is_encoder_decoder") is False:
+        raise UserError("is_encoder_decoder is false; a T5 model needs both of its parts")
+    values: dict[str, Any] = {field: value_of(raw, key) for field, key in _SIZES.items()}
+    for field, (key, default) in _RELATIVE.items():
+        values[field] = value_of(raw, key, int, default)
+    values["encoder_layers"] = value_of(raw, "num_layers")
+    values["num_layers"] = value_of(raw, "num_decoder_layers", int, values["encoder_layers"])
+    values["norm_eps"] = value_of(raw, "layer_norm_epsilon", float, 1e-6)
+    values["gated"], values["activation"] = _feed_forward(raw)
+    values["tie_embeddings"], values["scale_logits"] = _head(raw)
+    values["start_token_id"] = token_id(raw, "decoder_start_token_id")
+    values["pad_token_id"] = token_id(raw, "pad_token_id")
+    return t5(eos_token_id=eos, bos_token_id=token_id(raw, "bos_token_id"), **values)
+
+
+def _feed_forward(raw: dict) -> tuple[bool, str]:
+    """Whether the feed-forward part is gated, and its activation."""
+    name = raw.get("feed_forward_proj") or "relu"
+    parts = name.split("-") if isinstance(name, str) else []
+    if not parts or len(parts) > 2 or (len(parts) == 2 and parts[0] != "gated"):
+        raise UserError(
+            f"feed_forward_proj is {name!r}; it must be the name of an activation, or gated-NAME"
+        )
+    gated = len(parts) == 2
+    # As in transformers: the gate of T5 1.1 is the approximation by tanh.
+    act = "gelu_new" if name == "gated-gelu" else parts[-1]
+    for key, value in (("is_gated_act", gated), ("dense_act_fn", act)):
+        if raw.get(key) is not None and raw[key] != value:
+            raise UserError(
+                f"{key} is {raw[key]!r} and feed_forward_proj {name!r}; they do not agree"
+            )
+    if act not in ACTIVATIONS:
+        raise UserError(
+            f"feed_forward_proj {name!r} is not supported; supported activations: "
+            f"{', '.join(ACTIVATIONS)}"
+        )
+    return gated, ACTIVATIONS[act]
+
+
+def _head(raw: dict) -> tuple[bool, bool]:
+    """Whether the head is the embedding, and whether logits are scaled.
+
+    transformers 4 writes one key for both. transformers 5 writes true for every model, and the
+    scale in a key of its own; then the weights decide whether there is a head (``with_head``).
+    """
+    tied = value_of(raw, "tie_word_embeddings", bool, True)
+    return tied, value_of(raw, "scale_decoder_outputs", bool, tied)
+
+
+def with_head(config: T5Config, present: bool) -> T5Config:
+    """The model, if its weights have a tensor for the head or not."""
+    # The weights of T5 1.0 may have the embedding twice.
+    tied = config.scale_logits or not present
+    return dataclasses.replace(config, tie_embeddings=tied) if config.tie_embeddings else config
+
+
+def token_id(raw: dict, key: str) -> int | None:
+    """The token id under ``key``; None if it is missing or null. Raises UserError otherwise."""
+    value = raw.get(key)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        raise UserError(f"{key} is {value!r}; it must be a token id")
+    return value
+
+
+def write(config: T5Config) -> dict:
+    """The config.json of a model.
+
+    Raises UserError for a model that no config.json describes: scaled logits with an own head, and
+    other switches than those of ``t5``.
+    """
+    if config.scale_logits and not config.tie_embeddings:
+        raise UserError(f"a {ARCHITECTURE} cannot have scaled logits and a head of its own")
+    raw: dict[str, Any] = {"architectures": [ARCHITECTURE], "model_type": "t5"}
+    raw |= {key: getattr(config, field) for field, key in _SIZES.items()}
+    raw |= {key: getattr(config, field) for field, (key, _) in _RELATIVE.items()}
+    eos = config.eos_token_id
+    raw |= {
+        "is_encoder_decoder": True,
+        "num_layers": config.encoder_layers,
+        "num_decoder_layers": config.num_layers,
+        "layer_norm_epsilon": config.norm_eps,
+        "feed_forward_proj": _feed_forward_name(config),
+        "tie_word_embeddings": config.tie_embeddings,
+        "decoder_start_token_id": config.start_token_id,
+        "pad_token_id": config.pad_token_id,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": list(eos) if len(eos) > 1 else next(iter(eos), None),
+    }
+    if config.scale_logits != config.tie_embeddings:
+        raw["scale_decoder_outputs"] = config.scale_logits
+    back = read(raw, eos)
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if value != getattr(back, field.name):
+            raise UserError(f"a {ARCHITECTURE} cannot have {field.name} {value!r}")
+    return raw
+
+
+def _feed_forward_name(config: T5Config) -> str:
+    """``feed_forward_proj``."""
+    if config.gated and config.activation == "gelu_tanh":
+        return "gated-gelu"
+    names = [name for name, own in ACTIVATIONS.items() if own == config.activation]
+    return f"gated-{names[0]}" if config.gated else names[0]
