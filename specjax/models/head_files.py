@@ -34,12 +34,10 @@ from specjax.models import (
 )
 from specjax.models import head_layouts as layouts
 from specjax.models.head_places import Layout
-from specjax.models.head_tensors import FILES, KIND_OF_TYPE, MODEL_TYPE
+from specjax.models.head_tensors import ARCHITECTURE, FILES, KIND_OF_TYPE, MODEL_TYPE
 from specjax.models.tensor_files import Tensor
 
 KINDS = tuple(FILES)
-# Other libraries load the class of this key of config.json.
-_ARCHITECTURE = {"mlp_speculator": ["MLPSpeculatorPreTrainedModel"], "redrafter": ["Drafter"]}
 _EAGLE, _MTP, _BLOCK = ("eagle", "eagle3"), mtp_files.KIND, block_files.KIND
 
 
@@ -170,7 +168,7 @@ def write(
     elif kind == _MTP:
         raw, tensors = mtp_files.to_write(layout, tensors, leaves, raw)
     raw |= made | {"torch_dtype": kept}
-    raw |= {"architectures": _ARCHITECTURE[kind]} if kind in _ARCHITECTURE else {}
+    raw |= {"architectures": ARCHITECTURE[kind]} if kind in ARCHITECTURE else {}
     path = Path(directory).expanduser().resolve()
     with _one_line(path, "written"):
         _check_replaceable(path)

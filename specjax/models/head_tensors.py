@@ -44,6 +44,8 @@ FILES = {
 MODEL_TYPE = {"redrafter": "recurrent_drafting_drafter", "falcon": "falcon_drafter"}
 KIND_OF_TYPE = {kind: kind for kind in FILES if kind != "falcon"}
 KIND_OF_TYPE |= {name: kind for kind, name in MODEL_TYPE.items()}
+# Other libraries choose the class to load by this key of config.json.
+ARCHITECTURE = {"mlp_speculator": ["MLPSpeculatorPreTrainedModel"], "redrafter": ["Drafter"]}
 # Leaves that may hold copies of one module: blocks of a head, or the stages of a tied speculator.
 _REPEATED = {
     "medusa": ("block",),

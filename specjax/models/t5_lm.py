@@ -104,6 +104,6 @@ def _read(
 ) -> tuple[Output, SourceCache]:
     """``Encoder.read``: the keys and values of the source become the first slots of the cache."""
     memory, block = merge(config, dtype, params).read(tokens, count)
-    cache = kv.commit(cache, block, count).replace(source=jnp.asarray(count, jnp.int32))
+    filled: Any = kv.commit(cache, block, count)
     logits = jnp.zeros((tokens.shape[0], 0, config.vocab_size))
-    return Output(logits, memory), cache
+    return Output(logits, memory), filled.replace(source=jnp.asarray(count, jnp.int32))

@@ -248,9 +248,8 @@ def real(name: str) -> Case:
 @functools.cache
 def with_encoder(name: str) -> Case:
     """One of NAMES with encoder-decoder models: the target, and as draft models smaller ones."""
-    sizes = {"vocab_size": VOCAB, "encoder_layers": 1}
-    target, params = tiny_t5(0, **sizes)
-    small = sizes | {"num_layers": 1}
+    target, params = tiny_t5(0, vocab_size=VOCAB)
+    small = {"vocab_size": VOCAB, "num_layers": 1}
     draft, first = tiny_t5(1, **small)
     other, second = tiny_t5(2, gated=True, activation="gelu_tanh", scale_logits=False, **small)
     drafter = _build(name, Models(target, draft, other, (params, first, second)))

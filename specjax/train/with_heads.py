@@ -73,7 +73,7 @@ def of_target(loss: Loss) -> Loss:
     """L_main alone as the value of a joint loss, with its metrics: for held-out text."""
 
     def own(params, target_params, batch, key):
-        metrics = dict(loss(params, target_params, batch, key)[1])
+        metrics: dict[str, Any] = dict(loss(params, target_params, batch, key)[1])
         del metrics["terms"]
         counts = metrics.pop("weight")
         value = metrics.pop("language")

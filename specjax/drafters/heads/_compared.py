@@ -94,7 +94,7 @@ def compare(
     if ce or pace is not None:
         log_probs = jax.nn.log_softmax(logits)
         right = jnp.take_along_axis(log_probs, labels[..., None], -1)[..., 0]
-    if ce:
+    if ce and right is not None:
         value -= ce * right
     if teacher:
         value += teacher * terms.divergence(target_logits, logits)

@@ -43,13 +43,15 @@ class FalconLayer(_Net):
         config = shape.config
         super().__init__(_Layer(config, dtype, rngs, first=True), config, dtype, rngs)
 
-    def keys(self, x: jax.Array, angle: jax.Array) -> KVBlock:
+    def keys(self, x: jax.Array, angle: jax.Array | None) -> KVBlock:
         """[B,T,D] -> the keys and values of T slots, as those of ``run``."""
         own = self.layers["0"].attention
         shape = (*x.shape[:2], own.kv_heads, own.width)
         k, v = own.k(x).reshape(shape), own.v(x).reshape(shape)
         k = own.k_norm(k) if own.qk_norm == "head" else k
-        return KVBlock((rope.rotate(k, angle, own.rope),), (v,), x[..., 0].astype(jnp.float32))
+        if angle is not None and own.rope is not None:
+            k = rope.rotate(k, angle, own.rope)
+        return KVBlock((k,), (v,), x[..., 0].astype(jnp.float32))
 
 
 @functools.cache

@@ -106,9 +106,10 @@ def loss(
             # Entries at depth 1 are in random order, and each later depth has the first of them.
             taken = places if d == 1 else every[:, : len(here)]
             before = jax.tree.map(lambda x, at=taken: _rows_at(x, at), before)
-        labels = [_at(each, places) for each in _text.label(batch, d + reader.ahead, d)]
+        labels, counted = (_at(x, places) for x in _text.label(batch, d + reader.ahead, d))
         right = _teacher(reader, read.teacher, places, d)
-        value, sizes, before = _compared.compare_in(reader.ids, terms, own, right, *labels, before)
+        compare = functools.partial(_compared.compare_in, reader.ids, terms)
+        value, sizes, before = compare(own, right, labels, counted, before)
         total += decay**d * value
         metrics[f"agreement_{d + 1}"] = sizes.pop("agreement")
         weights[f"agreement_{d + 1}"] = sizes.pop("labels")

@@ -184,10 +184,10 @@ def _parallel(target: LM, given: Given, tokens: int, mask_id: int | None) -> Par
 
 
 def _own_embedding(given: Given, asked: bool) -> bool:
-    has = yes_or_no("embeddings", asked)
+    yes_or_no("embeddings", asked)
     if given.params is None:
-        return has
-    _eagle_shape.agreed("embeddings", has, "embed" in given.params)
+        return asked
+    _eagle_shape.agreed("embeddings", asked, "embed" in given.params)
     return "embed" in given.params
 
 

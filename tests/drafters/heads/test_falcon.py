@@ -174,8 +174,9 @@ def test_training_sees_real_drafts(block):
         head, path = tokens[row, begin : t + 2].tolist(), tokens[row, t + 2 : t + 2 + depth]
         close(drafts[depth][row, t], reference.after(plain, head, features_of(head), path))
         assert ranks[row, t + 1, depth] >= 0
-    # The row's second document begins at token 4: no draft before it has ``block`` slots.
-    assert (ranks[1, 4 : 4 + block] == -1).all() and (ranks[:, :block] == -1).all()
+    # The row's second document begins at token 4. With that token pending, the entry is that of a
+    # feature of the first document, as in all heads; the next ones have fewer than k slots.
+    assert (ranks[1, 5 : 4 + block] == -1).all() and (ranks[:, :block] == -1).all()
     compared = 0
     for blocks, logits in trained:
         for row, t in np.argwhere(np.asarray(blocks.whole)):
