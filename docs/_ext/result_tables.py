@@ -492,6 +492,16 @@ def _exit_targets(part: dict) -> str:
 
 
 def draft_lengths(results: dict) -> str:
+    """Every controller by setting, then all of them on one pair, one by task, and their cost."""
+    every, chat, cost = (
+        json.loads((EXPERIMENTS / "draft_lengths" / name).read_text(encoding="utf-8"))
+        for name in ("all.json", "chat.json", "cost.json")
+    )
+    parts = [_ratios(results), _ratios(every), _lengths_by_task(chat), _costs_of_controllers(cost)]
+    return "\n\n".join(parts)
+
+
+def _ratios(results: dict) -> str:
     """The best fixed length, and each controller's share of it, for each setting."""
     names = list(dict.fromkeys(n for s in results["settings"] for n in s["ratios"]))
     lines = [
@@ -508,12 +518,7 @@ def draft_lengths(results: dict) -> str:
     ]
     heads = ("target", "drafter", "T", "batch", "best length", "its speed-up")
     commands = [f"- Bench: `{command}`" for command in results["commands"]]
-    text = "\n".join([source(results), *commands, "", table([*heads, *names], lines)])
-    chat, cost = (
-        json.loads((EXPERIMENTS / "draft_lengths" / name).read_text(encoding="utf-8"))
-        for name in ("chat.json", "cost.json")
-    )
-    return "\n\n".join([text, _lengths_by_task(chat), _costs_of_controllers(cost)])
+    return "\n".join([source(results), *commands, "", table([*heads, *names], lines)])
 
 
 def _costs_of_controllers(results: dict) -> str:
@@ -667,7 +672,13 @@ def mtp_loss(results: dict) -> str:
         f"- {results['steps']} steps of 8 x 64 tokens, seeds {results['seeds']}, "
         f"{shape['num_layers']} layers of width {shape['hidden_size']}; means ± standard deviation"
     )
-    return f"{source(results)}\n{what}\n\n{table(heads, lines)}"
+    own = [row for row in results["methods"] if row["method"] != "alone"]
+    by_seed = [
+        (seed, *(f"{row['differences'][i]:+.3f}" for row in own))
+        for i, seed in enumerate(results["seeds"])
+    ]
+    seeds = table(("seed", *(f"{row['method']}: difference" for row in own)), by_seed)
+    return f"{source(results)}\n{what}\n\n{table(heads, lines)}\n\n{seeds}"
 
 
 TABLES: dict[str, Callable[[dict], str]] = {

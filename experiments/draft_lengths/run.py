@@ -4,13 +4,15 @@
         --workdir=runs/lengths_draft
     python -m specjax.run --config=configs/controllers.py:prompt_lookup --config.target=DIR \\
         --config.prompts=FILE --workdir=runs/lengths_lookup
-    PYTHONPATH=. python experiments/draft_lengths/run.py runs/lengths_draft runs/lengths_lookup
+    PYTHONPATH=. python experiments/draft_lengths/run.py quickstart=runs/lengths_draft \\
+        runs/lengths_lookup
 
 Collects benches of ``configs/controllers.py`` into ``results.json`` beside this file. A setting is
 a target, a drafter, a temperature and a batch size. ``best`` is the highest median speed-up of its
 fixed lengths, or 1, plain decoding, if all of them are slower: what a user who knew the outcome
 would have chosen. A controller's ``ratio`` is its speed-up over that. Every bench measures plain
-decoding and all methods in turns; the commands are kept.
+decoding and all methods in turns; the commands are kept. NAME= before a folder is another name for
+its target, where several have the same.
 """
 
 from __future__ import annotations
@@ -75,15 +77,25 @@ def compared(rows: Sequence[dict]) -> list[dict[str, Any]]:
     return result
 
 
-def read(folder: Path) -> tuple[dict, list[dict]]:
-    """A bench's results, and its rows here. Raises UserError."""
+def read(text: str) -> tuple[dict, list[dict]]:
+    """The results of a bench, "folder" or "name=folder", and its rows here. Raises UserError."""
+    name, _, path = text.rpartition("=")
+    folder = Path(path)
     try:
         results = json.loads((folder / "results.json").read_text())
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"{folder} is no finished bench: {error}") from None
+    if name:
+        results["target"]["name"] = name
     methods = config.get("grid", {}).get("methods", {})
     return results, rows_of(results, {label: keys["control"] for label, keys in methods.items()})
+
+
+def _shown(text: str) -> str:
+    """The argument with the last folder of its path."""
+    name, equals, path = text.rpartition("=")
+    return f"{name}{equals}runs/{Path(path).name}"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -91,17 +103,19 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("workdirs", nargs="+", type=Path, help="of finished benches")
+    parser.add_argument("workdirs", nargs="+", help="of finished benches: DIR or NAME=DIR")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results.json"))
     args = parser.parse_args(argv)
     try:
-        benches = [read(folder) for folder in args.workdirs]
-        settings = compared([row for _, rows in benches for row in rows])
+        benches = [read(text) for text in args.workdirs]
+        settings = [setting for _, rows in benches for setting in compared(rows)]
+        if len({setting_of(each) for each in settings}) < len(settings):
+            raise UserError("two benches have the same settings; give one, or NAME= for a target")
     except UserError as error:
         print(f"draft_lengths: {error}", file=sys.stderr)
         return 2
     first = benches[0][0]
-    names = " ".join(f"runs/{folder.name}" for folder in args.workdirs)
+    names = " ".join(map(_shown, args.workdirs))
     facts = {key: first[key] for key in ("date", "machine", "versions")}
     command = f"python experiments/draft_lengths/run.py {names}"
     commands = [results["command"] for results, _ in benches]

@@ -108,8 +108,8 @@ def loss(
             before = jax.tree.map(lambda x, at=taken: _rows_at(x, at), before)
         labels, counted = (_at(x, places) for x in _text.label(batch, d + reader.ahead, d))
         right = _teacher(reader, read.teacher, places, d)
-        compare = functools.partial(_compared.compare_in, reader.ids, terms)
-        value, sizes, before = compare(own, right, labels, counted, before)
+        pair = own, right, labels, counted
+        value, sizes, before = _compared.compare_in(reader.ids, terms, *pair, before)
         total += decay**d * value
         metrics[f"agreement_{d + 1}"] = sizes.pop("agreement")
         weights[f"agreement_{d + 1}"] = sizes.pop("labels")
