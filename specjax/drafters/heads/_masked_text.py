@@ -75,12 +75,11 @@ def loss(
     The sum over depths d, from 0, of decay^d (ce * cross-entropy with the text + teacher *
     divergence from the target, one of ``divergences.DIVERGENCES``), over all entries at depth 0 and
     over a share max(keep^d, floor) of them at depth d: conditional drop of deeper masks (PARD,
-    section 3.2). An entry that is left out at one depth is left out at all deeper ones, so every
-    mask that is kept has those before it. ``pace`` in [0, 1] gives the depths of every draft the
-    weights of D-PACE instead of ``decay`` (``_compared.Pace``). With a draft vocabulary both
-    distributions are those over it; places at which the text (with ``ce``) or the target's
-    preferred token (with ``teacher``) is outside of it are left out. Metrics for each depth d from
-    1: ``agreement_<d>``; ``scale`` and ``uniform`` as in the loss of heads.
+    section 3.2). An entry that is left out at one depth is left out at all deeper ones. ``pace`` in
+    [0, 1] gives the depths of every draft the weights of D-PACE instead of ``decay``. With a draft
+    vocabulary both distributions are those over it; places at which the text (with ``ce``) or the
+    target's preferred token (with ``teacher``) is outside of it are left out. Metrics for each
+    depth d from 1: ``agreement_<d>``; ``scale`` and ``uniform`` as in the loss of heads.
 
     Raises:
         UserError: weights or shares out of range, a text that is too short.
@@ -108,8 +107,8 @@ def loss(
             before = jax.tree.map(lambda x, at=taken: _rows_at(x, at), before)
         labels, counted = (_at(x, places) for x in _text.label(batch, d + reader.ahead, d))
         right = _teacher(reader, read.teacher, places, d)
-        pair = own, right, labels, counted
-        value, sizes, before = _compared.compare_in(reader.ids, terms, *pair, before)
+        entries = own, right, labels, counted
+        value, sizes, before = _compared.compare_in(reader.ids, terms, *entries, before)
         total += decay**d * value
         metrics[f"agreement_{d + 1}"] = sizes.pop("agreement")
         weights[f"agreement_{d + 1}"] = sizes.pop("labels")
