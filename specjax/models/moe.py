@@ -15,7 +15,7 @@ from flax import nnx
 from specjax.models.linear import Linear, init, linear_options
 
 
-class Experts(nnx.Module):
+class ExpertMlp(nnx.Module):
     """A router and SwiGLU experts with kernels [experts, in, out].
 
     ``chosen`` experts compute each token; their weights are softmax probabilities over all

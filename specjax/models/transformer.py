@@ -114,11 +114,11 @@ class Block(nnx.Module):
 
 def _feed_forward(
     config: TransformerConfig, dtype, rngs: nnx.Rngs, layer: int
-) -> Mlp | moe.Experts:
+) -> Mlp | moe.ExpertMlp:
     if not config.has_experts(layer) or config.experts is None:
         return Mlp(config, dtype, rngs)
     own = config.experts
-    return moe.Experts(
+    return moe.ExpertMlp(
         config.hidden_size,
         own.intermediate_size,
         own.experts,

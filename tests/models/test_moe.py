@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from specjax.models.moe import Experts
+from specjax.models.moe import ExpertMlp
 
 WIDTH, INNER = 8, 6
 
 
-def layer(experts: int, chosen: int, renormalise: bool = True, seed: int = 0) -> Experts:
-    module = Experts(WIDTH, INNER, experts, chosen, renormalise, jnp.float32, nnx.Rngs(seed))
+def layer(experts: int, chosen: int, renormalise: bool = True, seed: int = 0) -> ExpertMlp:
+    module = ExpertMlp(WIDTH, INNER, experts, chosen, renormalise, jnp.float32, nnx.Rngs(seed))
     # Larger than at the start of training, so that routes and results differ clearly.
     state = jax.tree.map(lambda x: 20 * x, nnx.state(module))
     nnx.update(module, state)
     return module
 
 
-def literal(module: Experts, x: np.ndarray) -> np.ndarray:
+def literal(module: ExpertMlp, x: np.ndarray) -> np.ndarray:
     """The result for x [N,E], token by token, in float64."""
     router, gate, up, down = (
         np.asarray(each[...], np.float64)
