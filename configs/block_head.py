@@ -19,8 +19,8 @@ from configs import heads
 from specjax.errors import UserError
 
 METHODS = ("dflash", "dspark", "jetspec", "domino", "dflare")
-# exp(-1/7), exp(-1/4): factors of the weights exp(-k/7) of DFlash and exp(-k/4) of DSpark.
-DFLASH_DECAY, DSPARK_DECAY = 0.867, 0.779
+# exp(-1/4): the factor of the weights exp(-k/4) of DSpark, and of DFlash with blocks of 8.
+DECAY = 0.779
 
 
 def get_config(method: str = "dflash") -> ConfigDict:
@@ -57,13 +57,14 @@ def get_config(method: str = "dflash") -> ConfigDict:
     # The shape of drafts in the forecasts of training; None: a chain of the whole block.
     drafter.gamma = config_dict.placeholder(int)
     drafter.tree = config_dict.placeholder(str)
-    config.loss.decay = DFLASH_DECAY  # 1 with config.loss.pace (D-PACE), which heads.py has
+    config.loss.decay = DECAY  # 1 with config.loss.pace (D-PACE), which heads.py has
     config.loss.places = 32  # blocks of each row in a step
     config.loss.confidence = 0.0  # weight of the confidence's cross-entropy
     if method == "dspark":
-        config.loss.ce, config.loss.teacher = 0.1, 0.9
+        # 0.9 of the L1 distance, which is twice the total variation.
+        config.loss.ce, config.loss.teacher = 0.1, 1.8
         config.loss.divergence = "total_variation"
-        config.loss.confidence, config.loss.decay = 1.0, DSPARK_DECAY
+        config.loss.confidence = 1.0
     if method == "jetspec":
         config.loss.ce, config.loss.teacher, config.loss.decay = 0.0, 1.0, 1.0
     return config

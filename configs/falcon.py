@@ -19,7 +19,7 @@ from specjax.errors import UserError
 
 def get_config(block: str = "2") -> ConfigDict:
     """The configuration for blocks of so many tokens."""
-    if not block.isdigit() or int(block) < 1:
+    if not block.isdecimal() or int(block) < 1:
         raise UserError(
             f"configs/falcon.py:{block} is unknown; give the number of tokens of a block, from 1"
         )

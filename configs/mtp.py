@@ -23,7 +23,7 @@ from specjax.errors import UserError
 
 def get_config(modules: str = "1") -> ConfigDict:
     """The configuration of so many modules."""
-    if not modules.isdigit() or int(modules) < 1:
+    if not modules.isdecimal() or int(modules) < 1:
         raise UserError(f"configs/mtp.py:{modules} is unknown; give the number of modules, from 1")
     config = eagle.network("mtp_module")
     drafter = config.drafter

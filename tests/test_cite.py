@@ -46,7 +46,8 @@ def well_formed(key: str, entry: str) -> str:
     if "eprint" in fields and not re.fullmatch(r"\d{4}\.\d{4,5}", fields["eprint"]):
         return "the eprint is no arXiv identifier"
     authors = re.split(r"\s+and\s+", fields["author"])
-    if not all(re.fullmatch(r"[^,]+, [^,]+", author) for author in authors):
+    # An organisation is in braces.
+    if not all(re.fullmatch(r"[^,]+, [^,]+|\{[^{}]+\}", author) for author in authors):
         return "an author is not 'family name, first name'"
     family = re.sub(r"\W", "", authors[0].partition(",")[0]).lower()
     return "" if key.startswith(family + fields["year"]) else "the key is not author, year, word"

@@ -90,7 +90,7 @@ def test_bad_drafters():
         draft_model.make(model._replace(vocabulary="a"), model=model._replace(vocabulary="b"))
     with pytest.raises(
         UserError,
-        match="unknown drafter 'ngrams'; it must be one of bild, bpd, .*draft_model, .*escalate",
+        match="unknown drafter 'ngrams'; it must be one of bild, block_head, .*, escalate",
     ):
         drafters.make("ngrams", model)
     with pytest.raises(UserError, match="does not take the key 'gama'; it takes gamma, max_ngram"):

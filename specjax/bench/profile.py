@@ -190,7 +190,8 @@ def _run(job: Job, method: Method, state: DecodeState, length: int) -> _Sample:
     ran = emitted.any(1) | drafted.any(1)
     rows = [True] * drafted.shape[1]
     counts = metrics.count(records, rows, method.drafter.longest)
-    finds = ((drafted > 0) & (emitted > 0)).sum() / max((emitted > 0).sum(), 1)
+    live = emitted > 0
+    finds = (((drafted > 0) & live).sum() + PRIOR) / (live.sum() + 1)
     return _Sample(seconds, max(int(ran.sum()), 1), counts, float(finds))
 
 

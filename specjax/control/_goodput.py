@@ -21,7 +21,7 @@ class State(struct.PyTreeNode):
 
     times: jax.Array  # f32[B,A] of a round with each length, in rounds without a draft
     empty: jax.Array  # f32[B,1] of a round that looks for a draft and has none
-    finds: jax.Array  # f32[B,1] the share of such rounds that has one, as first assumed
+    finds: jax.Array  # f32[B,1] the share of searches that give a draft, as first assumed
     prior: jax.Array  # f32[B,K] the acceptance known before, at each depth
     # f32[B,K] tokens that were accepted, and tested, at each depth; later ones count more.
     passed: jax.Array
@@ -33,6 +33,7 @@ class State(struct.PyTreeNode):
     length: jax.Array  # i32[B] of the next draft, equal in all rows
     idle: jax.Array  # i32[B] rounds since a draft was made, equal in all rows
     tries: jax.Array  # bool[B] whether the next draft is a trial, equal in all rows
+    failed: jax.Array  # i32[B] trials that gave no draft since the last one, equal in all rows
     # What follows from the numbers above.
     rates: jax.Array  # f32[B,K] the acceptance of each row at each depth
     early: jax.Array  # f32[B] how long before the last row each one is finished, as a share
@@ -81,9 +82,8 @@ def choose(setup: Setup, state: State) -> Choice:
     lengths = jnp.asarray(setup.costs(state).lengths, jnp.int32)
     last = jnp.maximum(spent[:, best].max(), 1e-6)
     early = 1 - spent[:, best] / last
-    # A trial goes on until a row has a draft.
-    searches = (1 - drafts) / jnp.maximum(drafts, 1e-3)
-    price = searches * (empty - 1) + times[trial] - 1
+    # Each trial is paid for, those that found nothing too.
+    price = (state.failed[0] + 1) * (spends[trial] - 1)
     return Choice(lengths[best], lengths[trial], price, early)
 
 

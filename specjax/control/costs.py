@@ -60,7 +60,7 @@ class Costs(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """RoundCosts costs and acceptance of a drafter with a target, on a device."""
+    """Measured costs and acceptance of a drafter with a target, on a device."""
 
     device: str
     target: str

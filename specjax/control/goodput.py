@@ -135,6 +135,7 @@ def _init(setup: Setup, context: Context) -> State:
         zeros,
         zeros,
         jnp.zeros((batch,), bool),
+        zeros,
         prior,
         jnp.zeros((batch,), jnp.float32),
         zeros,
@@ -162,6 +163,7 @@ def _update(setup: Setup, state: State, draft: Draft, verdict: Verdict) -> State
         found=(forget * state.found + found).astype(jnp.float32),
         left=jnp.where(any_draft, state.left - state.idle - verdict.count, state.left),
         live=live,
+        failed=jnp.where(any_draft, 0, state.failed + state.tries),
     )
     return _next(setup, state, jnp.where(any_draft, 0, state.idle[0] + 1))
 
@@ -169,7 +171,6 @@ def _update(setup: Setup, state: State, draft: Draft, verdict: Verdict) -> State
 def _next(setup: Setup, state: State, idle: jax.Array) -> State:
     """The state for the next round, after so many rounds i32[] without a draft."""
     state, choice = _chosen(setup, state)
-    # A lookup may find nothing in the round of a trial: then it is tried in the next one.
     tries = (choice.best == 0) & (idle >= state.due[0])
     return state.replace(
         length=spread(state, jnp.where(tries, choice.trial, choice.best)),

@@ -119,9 +119,9 @@ def _jobs(cells: Sequence[Cell]) -> tuple[list[Job], bool]:
 
 
 def _without_acceptance(costs: Costs) -> Costs:
-    """The costs, with the acceptance that is assumed without a measurement."""
+    """The costs, with what is assumed of drafts without a measurement."""
+    assumed: dict[str, Any] = {"acceptance": (ACCEPTANCE,) * costs.longest, "finds": 1.0}
     kinds: dict[str, Any] = {
-        kind: getattr(costs, kind)._replace(acceptance=(ACCEPTANCE,) * costs.longest)
-        for kind in ("greedy", "sampled")
+        kind: getattr(costs, kind)._replace(**assumed) for kind in ("greedy", "sampled")
     }
     return costs._replace(**kinds)

@@ -54,4 +54,6 @@ def value(key: str, vocab_size: int = VOCABULARY) -> Any:
 def keys(name: str) -> dict[str, Any]:
     """Values for the keys that the drafter ``name`` needs; None for a key of another kind."""
     needed = registry.keys_of(drafters.load(name)).items()
-    return {key: value(key) for key, (_, required, _) in needed if required}
+    values = {key: value(key) for key, (_, required, _) in needed if required}
+    # The files of a draft model name its mask, and the one here has none.
+    return values | ({"mask_id": 0} if name == "pard" else {})

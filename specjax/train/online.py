@@ -107,12 +107,15 @@ def loss_of(
         return make(target, training.model, **{"temperature": temperature, **keys})
     if training is None or training.loss is None:
         raise UserError(_NOTHING.format(drafter.name))
-    known = inspect.signature(training.loss).parameters
+    # The number of steps of a run is no key: a stream has none.
+    known = inspect.signature(training.loss).parameters.keys() - {"run_steps"}
     _check_keys(keys, known, drafter.name)
     usual = {
         "ce": 0.0,
         "teacher": 1.0,
         "noise": 0.0,
+        "dropout": 0.0,
+        "glancing": 0.0,
         "steps": drafter.longest,
         "places": size,
         "keep": 1.0,

@@ -49,7 +49,7 @@ def at(stages: Stages, step: jax.Array | int, steps: int) -> jax.Array:
     """f32[]: the value at a step, from 0, of so many steps."""
     value = jnp.float32(stages.values[0])
     for later, start in zip(stages.values[1:], stages.starts[1:], strict=True):
-        value = jnp.where(jnp.asarray(step) >= math.ceil(start * steps), later, value)
+        value = jnp.where(jnp.asarray(step) >= math.ceil(round(start * steps, 9)), later, value)
     return jnp.float32(value)
 
 

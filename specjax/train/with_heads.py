@@ -37,12 +37,11 @@ def joint(
     Args:
         target: the model.
         drafter: its heads or modules, ``Drafter.training``.
-        heads: D.
+        heads: D, how many losses the heads' one is the sum of.
         weight: of the mean over heads; batches without a number have its last value.
         steps: of the run.
         keys: of the heads' loss.
     """
-
     assert drafter.training is not None and drafter.training.loss is not None
     heads_loss, tapped = drafter.training.loss, drafter.tapped(target)
 

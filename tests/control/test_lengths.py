@@ -328,9 +328,10 @@ def test_goodput_counts_what_a_search_for_a_draft_costs():
     for empty, finds, found in itertools.product((1.0, 1.3), (0.05, 0.9), (0, 12)):
         measured = costs.RoundCosts(times, (rate, rate), empty=empty, finds=finds)
         own = goodput.of_costs(costs.Costs(lengths, measured, measured), explore=0.02, memory=1.0)
-        state = own.init(context(1))
+        state, failed = own.init(context(1)), 0
         for _ in range(found):
             # As asked for a draft of two tokens, with none.
+            failed += int(state.tries[0])
             state = played(own, state.replace(length=jnp.full((1,), 2)), [0], [0])
         share = weight * finds / (found + weight)
         more = np.array([0, rate, rate + rate**2])
@@ -338,14 +339,33 @@ def test_goodput_counts_what_a_search_for_a_draft_costs():
         spent[0] = 1
         value = (1 + share * more) / spent
         best, trial = int(np.argmax(value)), 1 + int(np.argmax(value[1:]))
-        if best:
+        if best or not state.tries[0]:
             assert own.limit(state).tolist() == [best], (empty, finds, found)
-        price = (1 - share) / share * (empty - 1) + times[trial] - 1
-        assert state.due.tolist() == [np.ceil(price / 0.02)]
+        price = (failed + 1) * (spent[trial] - 1)
+        np.testing.assert_allclose(state.due, np.ceil(price / 0.02), atol=1)
         # A round that has looked for a draft costs a search anyway.
         gains = (1 + more) / np.array([empty, *times[1:]])
         open_state = state.replace(tries=jnp.zeros((1,), bool))
         assert own.within(open_state, jnp.asarray([2])).tolist() == [int(np.argmax(gains))]
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("finds", [0.02, 0.3])
+def test_searches_that_find_nothing_stay_within_their_share(finds):
+    """A text without matches: all searches together cost at most the share for trials."""
+    measured = costs.RoundCosts((1.0, 1.2), (0.6,), empty=1.1, finds=finds)
+    own = goodput.of_costs(costs.Costs((0, 1), measured, measured), explore=0.01)
+
+    def round_of(state, _):
+        asked = own.limit(state)[0] > 0
+        return played(own, state, [0], [0]), asked
+
+    rounds = 4000
+    _, asked = jax.lax.scan(round_of, own.init(context(1)), None, rounds)
+    asked = np.asarray(asked)
+    # The first rounds ask because drafts are still expected.
+    assert asked[:1000].any() and asked[1000:].any()
+    assert 0.1 * asked[1000:].sum() <= 2 * 0.01 * (rounds - 1000)
 
 
 def if_two(levels):

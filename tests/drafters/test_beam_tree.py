@@ -203,7 +203,7 @@ def test_keys():
         default = Method("m", default, "top_k", 11)
         return _growth.read(default, keys(**more)).growth
 
-    assert POOLED == ("dynamic", "beam", "best_first")
+    assert POOLED == ("dynamic", "beam", "best_first", "best_parents")
     beam = growth("beam")
     assert (beam.nodes, beam.depth, beam.siblings) == (30, 5, "deterministic")
     assert growth("beam", nodes=3).depth == 3 and growth("beam", top_k=2, depth=2).nodes == 4
@@ -221,7 +221,10 @@ def test_keys():
         ({"tree": "beam", "top_k": 12}, "top_k is 12 and the vocabulary has 11 tokens"),
         ({"tree": "beam", "top_k": 2, "depth": 2, "nodes": 5}, "ask for at most 4 nodes"),
         ({"tree": "beam", "siblings": "iid"}, "siblings is 'iid' and has no effect on the tree"),
-        ({"tree": "bean"}, 'the tree is \'bean\'; give "dynamic", "beam", "best_first", "search"'),
+        (
+            {"tree": "bean"},
+            'the tree is \'bean\'; give "dynamic", "beam", .*"best_parents", "search"',
+        ),
         ({"gamma": 3, "tree": "2x1"}, "m was given gamma=3, a chain, and tree='2x1'; give one"),
         ({"gamma": 3, "nodes": 9}, "m was given gamma=3, a chain, and nodes=9; give one of them"),
         ({"gamma": 3, "top_k": 2}, "top_k is 2 and has no effect on a tree of a fixed shape"),

@@ -227,7 +227,7 @@ MISTAKES = {
     "top_p 2": (["--config.sampling.top_p=2.0"], "top_p is 2; it must be in (0, 1]"),
     "unknown drafter": (
         ["--config.drafter.name=medusa9"],
-        "unknown drafter 'medusa9'; it must be one of bild, bpd",
+        "unknown drafter 'medusa9'; it must be one of bild, block_head",
     ),
     "another mode's configuration": (["--config.mode=bench"], "mode bench needs the key 'grid'"),
     "seed": (["--config.seed=-1"], "config.seed is -1; it must be in 0..4294967295"),

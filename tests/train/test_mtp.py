@@ -194,6 +194,25 @@ def test_a_target_with_its_heads(text_file, tmp_path, monkeypatch, method):
     assert drafter.longest == 3
 
 
+def test_the_weight_is_that_of_the_mean_over_the_losses(text_file, tmp_path, monkeypatch):
+    """Of as many losses as there are heads or unrolled steps; ``slots`` "one" is a mean already."""
+    seen = []
+
+    def joint(target, drafter, heads, *rest):
+        seen.append(heads)
+        raise UserError("stopped here")
+
+    monkeypatch.setattr(with_heads, "joint", joint)
+    cases = (("mtp", {}, 3), ("mtp", {"slots": "one"}, 1), ("mtp_module", {}, 1))
+    for method, changes, losses in (*cases, ("mtp_module", {"steps": 5}, 5)):
+        config = config_of(method, text_file)
+        with config.unlocked():
+            config.loss.update(changes)
+        with pytest.raises(UserError, match="stopped here"):
+            recipes.run(config, tmp_path / f"{len(seen)}")
+        assert seen[-1] == losses, (method, changes)
+
+
 @pytest.mark.slow
 def test_heads_beside_a_frozen_target(text_file, tmp_path):
     """What was measured at the end is what the files give, of a run of both recipes."""

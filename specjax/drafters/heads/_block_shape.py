@@ -178,9 +178,9 @@ def _stored(given: Given, raw: Mapping[str, Any]) -> dict[str, Any]:
     stored["block_size"] = value_of(dict(raw), "block_size", int, None)
     key = "pure_draft_prefix_len"
     stored[key] = whole(key, raw.get(key, 0), 0)
-    if "mask_token_id" not in stored:
-        mask = raw.get("mask_token_id")
-        stored["mask_token_id"] = None if mask is None else whole("mask_token_id", mask, 0)
+    # Where the files do not name the mask, the key does.
+    if "mask_token_id" not in stored and raw.get("mask_token_id") is not None:
+        stored["mask_token_id"] = whole("mask_token_id", raw["mask_token_id"], 0)
     types = raw.get("layer_types") or ()
     stored["sliding_window"] = (raw.get("sliding_window") or 0) if SLIDING in types else 0
     return stored

@@ -153,9 +153,15 @@ class _Labels(NamedTuple):
 
 
 def _labels(net: Net, out: Output, batch: Batch, blocks: Blocks) -> _Labels:
+    """Raises UserError for a batch whose labels belong to single depths of drafts."""
+    if batch.depths is not None:
+        raise UserError(
+            "falcon learns whole blocks, not the depths of single tokens; give "
+            "online.positions='emitted'"
+        )
     size = out.hidden.shape[1]
     hidden, logits = (_text.ahead(x, net.block, size) for x in (out.hidden, out.logits))
-    counted = _text.label(batch, net.block + 1, blocks.place)[1]
+    counted = _text.label(batch, net.block + 1)[1]
     return _Labels(hidden, logits, sampling.argmax(logits), counted & blocks.whole)
 
 

@@ -112,6 +112,11 @@ def _check_width(params: Params, width: int) -> None:
 
 def _check_params(shape: FalconShape, params: Params) -> None:
     """Raises UserError unless ``params`` have exactly the leaves of a network of this shape."""
+    if shape.config.num_layers != 1:
+        raise UserError(
+            f"the {NAME} network has {shape.config.num_layers} decoder layers; only networks of "
+            "one layer can be computed"
+        )
     module = nnx.to_pure_dict(_falcon_layers.abstract(shape, jnp.dtype(jnp.float32))[1])
     wanted: dict[Any, Any] = flatten_dict(module)
     sizes = _falcon_layers.lstm_shapes(shape.config.hidden_size)

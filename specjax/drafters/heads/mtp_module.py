@@ -30,7 +30,7 @@ from specjax.topology import shapes
 from specjax.types import LM, Drafter
 
 REFERENCE = """\
-@misc{deepseek2024v3,
+@misc{deepseekai2024v3,
   title = {{DeepSeek-V3 Technical Report}},
   author = {{DeepSeek-AI}},
   year = {2024},

@@ -73,7 +73,12 @@ def joined(
     weight = stages.parse("config.mtp.weight", count if weight is None else weight)
     common.check_loss_keys(config.loss, _keys(drafter), f"{drafter.name} with a target")
     weights = METHODS[drafter.name] | config.loss.to_dict()
-    loss = with_heads.joint(target.lm, drafter, count, weight, config.train.steps, weights)
+    # With ``slots`` "one" the heads' loss is a mean over them already; modules may be unrolled
+    # for more steps than there are modules.
+    steps = weights.get("steps")
+    parts = max(count, steps) if type(steps) is int else count
+    parts = 1 if weights.get("slots") == "one" else parts
+    loss = with_heads.joint(target.lm, drafter, parts, weight, config.train.steps, weights)
     if drafter.longest >= config.train.length:
         raise UserError(
             f"a draft of {drafter.longest} tokens looks beyond config.train.length "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import growth_cases
 import head_cases
@@ -15,6 +16,7 @@ from specjax import accept, drafters, sampling, step, testing
 from specjax.drafters.heads import _block_corrections as corrections
 from specjax.drafters.heads import _block_network, _block_text
 from specjax.errors import UserError
+from specjax.models import head_files
 from specjax.testing import cases, loop, mutant_networks
 from specjax.testing.claims import widen
 from specjax.types import Batch, ModelParams
@@ -365,6 +367,20 @@ def test_files_round_trip(method, tmp_path):
     if "mask_id" in keys:
         keys = keys | {"mask_id": 2}
     head_cases.assert_files_round_trip("block_head", tmp_path / "head", **keys)
+
+
+def test_files_that_do_not_name_the_mask(tmp_path):
+    """The key names it then; with neither there is one clear line."""
+    target, params = testing.tiny("llama", 0, vocab_size=5)
+    drafter = drafters.make("block_head", target, block=3, mask_id=2)
+    own = drafter.training.start(params, jax.random.key(0))
+    head_files.write(tmp_path, "block_head", own, dict(drafter.training.facts))
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["mask_token_id"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="no embedding of its masks; give mask_id"):
+        drafters.make("block_head", target, model=tmp_path)
+    assert drafters.make("block_head", target, model=tmp_path, mask_id=2).longest == 2
 
 
 @pytest.mark.parametrize(

@@ -498,8 +498,8 @@ def test_block_of_files(tmp_path):
 def test_loss_refuses():
     drafter, params = made(2, "chain")
 
-    def refused(match, tokens=9, **keys):
-        batch = Batch(jnp.zeros((1, tokens), jnp.int32))
+    def refused(match, tokens=9, depths=None, **keys):
+        batch = Batch(jnp.zeros((1, tokens), jnp.int32), depths=depths)
         with pytest.raises(UserError, match=match):
             drafter.training.loss(params.draft, TABLE, batch, jax.random.key(0), **keys)
 
@@ -509,3 +509,4 @@ def test_loss_refuses():
     refused("loss.hard is 0.5 and loss.weight is 0", hard=0.5, weight=0)
     refused("loss.hard is 1, so it has no effect", hard=1, divergence="reverse_kl")
     refused("raise train.length to 4 or more", tokens=4)
+    refused("falcon learns whole blocks", depths=jnp.zeros((1, 9), jnp.int32))
