@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -124,7 +124,7 @@ def loss_of(
     return functools.partial(training.loss, **{**chosen, **keys})
 
 
-def _check_keys(keys: Mapping[str, Any], known: Mapping[str, Any], name: str) -> None:
+def _check_keys(keys: Mapping[str, Any], known: Collection[str], name: str) -> None:
     for key in keys:
         if key not in known:
             raise UserError(f"config.loss.{key} is not a key of the loss of {name}; leave it out")
