@@ -124,6 +124,8 @@ def main(argv: list[str]) -> None:
     add("--quick", action="store_true", help="a tiny model, for a test")
     args = parser.parse_args(argv)
     stopwatch = Stopwatch()
+    if len(set(args.seeds)) < 2:
+        raise SystemExit("--seeds has fewer than two different seeds; the spread needs two or more")
     rows = [train(method, seed, args) for seed in args.seeds for method in METHODS]
     result = {"steps": args.steps, "seeds": args.seeds, "shape": SHAPE, "methods": compared(rows)}
     result |= {"rows": rows} | record(__file__, list(map(without_folder, argv)), stopwatch)
