@@ -66,7 +66,7 @@ def measure(
     *,
     confidences: bool = False,
 ) -> dict[int, Costs]:
-    """Batch size -> costs.
+    """Batch size -> costs; on a mesh, the rows of one device -> costs.
 
     Args:
         jobs: one for each batch size and kind of sampling, with the prompts to measure on.
@@ -78,13 +78,15 @@ def measure(
     lengths: tuple[int, ...] = ()
     for job in jobs:
         greedy = not job.settings.get("temperature", 1.0)
+        # Those of one device: its rows choose their lengths together.
+        rows = job.batch_size // (1 if job.mesh is None else job.mesh.shape[sharding.DATA])
         report(f"profile: batch {job.batch_size}, {'greedy' if greedy else 'sampled'}")
         longest = make("fixed:0").drafter.longest
         lengths = lengths_of(longest)
-        found.setdefault(job.batch_size, {})[greedy] = _measured(job, make, lengths)
+        found.setdefault(rows, {})[greedy] = _measured(job, make, lengths)
         if confidences:
-            own = found[job.batch_size][greedy]
-            found[job.batch_size][greedy] = own._replace(heats=_heats(job, make, lengths[-1]))
+            own = found[rows][greedy]
+            found[rows][greedy] = own._replace(heats=_heats(job, make, lengths[-1]))
     # What was measured for one kind only stands for both.
     either = {size: next(iter(kinds.values())) for size, kinds in found.items()}
     return {

@@ -76,6 +76,9 @@ class Controller(NamedTuple):
     limit: Callable[[Any], jax.Array] | None = None
     within: Callable[[Any, jax.Array], jax.Array] | None = None
     pause: Lasting | None = None
+    # (rows of a batch) -> None. Raises UserError if its costs were measured on another device, or
+    # without so many rows. None: any.
+    check_rows: Callable[[int], None] | None = None
     # Whether its answers depend on the other rows of the batch. The output law of a row does not.
     shared: bool = False
 

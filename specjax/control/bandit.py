@@ -47,8 +47,7 @@ LIMITS = True
 class State(struct.PyTreeNode):
     """What a row keeps from round to round."""
 
-    times: jax.Array  # f32[B,A] of a round with each length, in rounds without a draft
-    empty: jax.Array  # f32[B,1] of a round that looks for a draft and has none
+    greedy: jax.Array  # bool[B] the rows without sampling
     rounds: jax.Array  # f32[B,A] of each arm
     # f32[B,A] ucb: the sum of the gains of each arm; exp3: the logs of the weights
     score: jax.Array
@@ -95,12 +94,14 @@ def make(
     one_of("bandit's policy", policy, POLICIES)
     number("bandit's width", width, "above 0 and at most 1", lambda x: 0 < x <= 1)
     linear = costs_lib.linear(most, draft, verify, costs_lib.ACCEPTANCE)
-    setup = _Setup(costs_lib.read(profile) if profile else linear, policy, width)
+    known = costs_lib.read(profile) if profile else linear
+    setup = _Setup(known, policy, width)
     return Controller(
         f"bandit:{policy}",
         init=functools.partial(_init, setup),
         update=functools.partial(_update, setup),
         limit=functools.partial(_limit, setup),
+        check_rows=costs_lib.check_rows(known),
     )
 
 
@@ -117,9 +118,8 @@ def _init(setup: _Setup, context: Context) -> State:
     seed = jnp.where(real, mixed, 0).sum(-1, dtype=jnp.uint32)
     zeros = jnp.zeros((batch, arms), jnp.float32)
     nothing = jnp.zeros((batch,), jnp.int32)
-    times, empty = (setup.costs(batch).each(name, context) for name in ("times", "empty"))
-    ones = jnp.ones((batch,), jnp.float32)
-    return _next(setup, State(times, empty, zeros, zeros, nothing, ones, seed))
+    ones, greedy = jnp.ones((batch,), jnp.float32), jnp.asarray(context.sampling.greedy, bool)
+    return _next(setup, State(greedy, zeros, zeros, nothing, ones, seed))
 
 
 def _limit(setup: _Setup, state: State) -> jax.Array:
@@ -129,14 +129,15 @@ def _limit(setup: _Setup, state: State) -> jax.Array:
 
 def _update(setup: _Setup, state: State, draft: Draft, verdict: Verdict) -> State:
     costs = setup.costs(len(state.arm))
+    times, empty = (costs.each(name, state.greedy) for name in ("times", "empty"))
     # Gains are divided by the highest one that any length can have.
-    best = ((1 + jnp.asarray(costs.lengths)) / state.times).max(-1)
+    best = ((1 + jnp.asarray(costs.lengths)) / times).max(-1)
     # A draft that was shorter than the arm's length costs what its own length costs.
     drafted = _counts.drafted(draft)
     index = jnp.searchsorted(jnp.asarray(costs.lengths), drafted)
     index = jnp.minimum(index, len(costs.lengths) - 1)
-    time = jnp.take_along_axis(state.times, index[:, None], 1)[:, 0]
-    time = jnp.where((drafted == 0) & (_limit(setup, state) > 0), state.empty[:, 0], time)
+    time = jnp.take_along_axis(times, index[:, None], 1)[:, 0]
+    time = jnp.where((drafted == 0) & (_limit(setup, state) > 0), empty[:, 0], time)
     gain = verdict.count / time / best
     here = jax.nn.one_hot(state.arm, len(costs.lengths), dtype=jnp.float32)
     rounds = state.rounds + here

@@ -46,8 +46,7 @@ REFERENCE = """\
 class State(struct.PyTreeNode):
     """Of the draft that grows."""
 
-    times: jax.Array  # f32[B,K+1] of a round with each length, in rounds without a draft
-    heats: jax.Array  # f32[B,K] the temperature of the confidence at each depth
+    greedy: jax.Array  # bool[B] the rows without sampling
     survival: jax.Array  # f32[B] the product of the confidences so far
     tokens: jax.Array  # f32[B] the expected tokens of the round so far
 
@@ -73,36 +72,43 @@ def make(
 
 def of_costs(known: Costs | Profile) -> Controller:
     """The controller for these costs; see ``make``."""
-    return Controller("calibrated", _ask, functools.partial(_init, known))
-
-
-def _init(known: Costs | Profile, context: Context) -> State:
-    costs = costs_lib.known_of(known, len(context.length))
-    unit = (1.0,) * costs.longest
-    filled = costs._replace(
-        **{kind: _filled(costs, getattr(costs, kind), unit) for kind in ("greedy", "sampled")}
+    return Controller(
+        "calibrated",
+        functools.partial(_ask, known),
+        _init,
+        check_rows=costs_lib.check_rows(known),
     )
+
+
+def _init(context: Context) -> State:
     ones = jnp.ones(context.length.shape, jnp.float32)
-    return State(filled.each("times", context), filled.each("heats", context), ones, ones)
+    return State(jnp.asarray(context.sampling.greedy, bool), ones, ones)
 
 
-def _filled(costs: Costs, own: RoundCosts, unit: tuple[float, ...]) -> RoundCosts:
+def _filled(costs: Costs) -> Costs:
     """With a time for every length up to the longest, and a temperature for every depth."""
-    times = np.interp(np.arange(costs.longest + 1), costs.lengths, own.times)
-    return own._replace(times=tuple(times.tolist()), heats=own.heats or unit)
+    unit = (1.0,) * costs.longest
+
+    def kind(own: RoundCosts) -> RoundCosts:
+        times = np.interp(np.arange(costs.longest + 1), costs.lengths, own.times)
+        return own._replace(times=tuple(times.tolist()), heats=own.heats or unit)
+
+    return costs._replace(greedy=kind(costs.greedy), sampled=kind(costs.sampled))
 
 
-def _ask(state: State, ahead: Ahead) -> tuple[jax.Array, State]:
-    longest = state.heats.shape[1]
+def _ask(known: Costs | Profile, state: State, ahead: Ahead) -> tuple[jax.Array, State]:
+    costs = _filled(costs_lib.known_of(known, len(state.greedy)))
+    times, heats = (costs.each(name, state.greedy) for name in ("times", "heats"))
+    longest = costs.longest
     depth = jnp.asarray(ahead.depth, jnp.int32)
     survival, tokens = (jnp.where(depth == 0, 1, x) for x in (state.survival, state.tokens))
     here = jnp.minimum(depth, longest - 1)
     sure = _confidence(ahead)
     logit = jnp.log(sure) - jnp.log1p(-jnp.minimum(sure, 1 - 1e-6))
-    sure = jax.nn.sigmoid(logit / state.heats[:, here, None])
+    sure = jax.nn.sigmoid(logit / heats[:, here, None])
     survival = survival * jnp.where(ahead.valid, sure, 0).max(-1)
     more = tokens + survival
-    rises = more * state.times[:, here] > tokens * state.times[:, here + 1]
+    rises = more * times[:, here] > tokens * times[:, here + 1]
     new = state.replace(survival=survival.astype(jnp.float32), tokens=more.astype(jnp.float32))
     return rises & (depth < longest), new
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,6 @@ import numpy as np
 from specjax.checks import number, whole
 from specjax.errors import UserError
 from specjax.files import machine
-from specjax.types import Context
 
 SCHEMA = 2
 MAKE = "mode bench writes one into profiles/ of its workdir"
@@ -53,10 +53,13 @@ class Costs(NamedTuple):
         """The longest draft."""
         return self.lengths[-1]
 
-    def each(self, field: str, context: Context) -> jax.Array:
-        """f32[B,n]: a field of ``RoundCosts`` by row, greedy or sampled; n is 1 for numbers."""
+    def each(self, field: str, greedy: jax.Array) -> jax.Array:
+        """f32[B,n]: a field of ``RoundCosts`` by row, ``greedy`` bool[B] or sampled.
+
+        n is 1 for numbers.
+        """
         pair = (jnp.asarray(getattr(kind, field), jnp.float32) for kind in self[1:])
-        return jnp.where(context.sampling.greedy[:, None], *pair)
+        return jnp.where(greedy[:, None], *pair)
 
 
 class Profile(NamedTuple):
@@ -65,10 +68,17 @@ class Profile(NamedTuple):
     device: str
     target: str
     drafter: str
-    batches: dict[int, Costs]  # batch size -> the costs
+    batches: dict[int, Costs]  # batch size -> the costs; all have the same lengths
 
-    def of(self, batch: int) -> Costs:
-        """The costs of a batch size. Raises UserError if it, or this device, was not measured."""
+    def near(self, batch: int) -> Costs:
+        """The costs of the batch size that was measured, or of the nearest one.
+
+        The shapes of states are derived with other numbers of rows than those that are decoded.
+        """
+        return self.batches[min(self.batches, key=lambda size: (abs(size - batch), size))]
+
+    def check(self, batch: int) -> None:
+        """Raises UserError if the batch size, or this device, was not measured."""
         if self.device != (here := device()):
             raise UserError(
                 f"the cost profile was measured on {self.device}, and this is {here}; measure one "
@@ -80,7 +90,6 @@ class Profile(NamedTuple):
                 f"the cost profile was measured for batches of {known} rows, and the batch has "
                 f"{batch}; measure a profile with this batch size"
             )
-        return self.batches[batch]
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON data."""
@@ -122,6 +131,10 @@ def read(path: str | os.PathLike) -> Profile:
         ) from None
     if not batches:
         raise UserError(f"the cost profile {path} has no batch size; measure it anew")
+    if len({costs.lengths for costs in batches.values()}) > 1:
+        raise UserError(
+            f"the cost profile {path} has other lengths for other batch sizes; measure it anew"
+        )
     return Profile(where, target, drafter, batches)
 
 
@@ -152,8 +165,13 @@ def _measured(lengths: tuple[int, ...], value: dict[str, Any]) -> RoundCosts:
 
 
 def known_of(known: Costs | Profile, batch: int) -> Costs:
-    """The costs for a batch size. Raises UserError for one that the profile lacks."""
-    return known.of(batch) if isinstance(known, Profile) else known
+    """The costs for a batch size; see ``Profile.near``."""
+    return known.near(batch) if isinstance(known, Profile) else known
+
+
+def check_rows(known: Costs | Profile) -> Callable[[int], None] | None:
+    """``Controller.check_rows`` of these costs."""
+    return known.check if isinstance(known, Profile) else None
 
 
 def linear(most: int, draft: float, verify: float, acceptance: float) -> Costs:

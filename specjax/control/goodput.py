@@ -111,22 +111,20 @@ def of_costs(
         limit=lambda state: state.length,
         within=functools.partial(_within, setup),
         pause=Lasting(functools.partial(_pause, setup), functools.partial(_after, setup)),
+        check_rows=costs_lib.check_rows(known),
         shared=True,
     )
 
 
 def _init(setup: Setup, context: Context) -> State:
     batch = len(context.length)
-    costs = costs_lib.known_of(setup.known, batch)
-    prior, zeros = costs.each("acceptance", context), jnp.zeros((batch,), jnp.int32)
+    costs, greedy = costs_lib.known_of(setup.known, batch), context.sampling.greedy
+    prior, zeros = costs.each("acceptance", greedy), jnp.zeros((batch,), jnp.int32)
     left = jnp.full((batch,), UNKNOWN, jnp.float32)
     if context.limit is not None:
         left = (context.limit - context.length).astype(jnp.float32)
     state = State(
-        costs.each("times", context),
-        costs.each("empty", context),
-        costs.each("finds", context),
-        prior,
+        jnp.asarray(greedy, bool),
         jnp.zeros_like(prior),
         jnp.zeros_like(prior),
         jnp.zeros((batch, 2), jnp.float32),
@@ -134,9 +132,11 @@ def _init(setup: Setup, context: Context) -> State:
         jnp.ones((batch,), bool) if context.done is None else ~context.done,
         zeros,
         zeros,
+        zeros,
         jnp.zeros((batch,), bool),
         zeros,
         prior,
+        jnp.ones((batch,), jnp.float32),
         jnp.zeros((batch,), jnp.float32),
         zeros,
     )
@@ -174,6 +174,7 @@ def _next(setup: Setup, state: State, idle: jax.Array) -> State:
     tries = (choice.best == 0) & (idle >= state.due[0])
     return state.replace(
         length=spread(state, jnp.where(tries, choice.trial, choice.best)),
+        rows=jnp.full_like(state.rows, len(state.live)),
         idle=spread(state, idle),
         tries=spread(state, tries),
     )
@@ -187,13 +188,15 @@ def _chosen(setup: Setup, state: State) -> tuple[State, Choice]:
     if setup.explore:
         rounds = jnp.ceil(choice.price / setup.explore)
         due = jnp.clip(rounds, 1, FOREVER).astype(jnp.int32)
-    return state.replace(early=choice.early, due=spread(state, due)), choice
+    state = state.replace(pace=choice.pace, early=choice.early, due=spread(state, due))
+    return state, choice
 
 
 def _pause(setup: Setup, state: State, live: jax.Array) -> jax.Array:
     rounds = jnp.maximum(state.due[0] - state.idle[0], 1)
-    # Another choice follows where other rows are live than the last one was made for.
-    return spread(state, jnp.where((live == state.live).all(), rounds, 1))
+    # Another choice follows where the last one was made for another batch, or for other live rows.
+    same = (live == state.live) & (state.rows == len(state.live))
+    return spread(state, jnp.where(same.all(), rounds, 1))
 
 
 def _after(setup: Setup, state: State, rounds: jax.Array) -> State:

@@ -76,9 +76,14 @@ def generate(
     return _generate(target, drafter, accept, params, state, stop, **static)
 
 
-def check_state(drafter: Drafter, accept: Accept, state: DecodeState) -> None:
-    """Raises UserError for a rule that does not take such drafts, or another drafter's state."""
+def check_state(drafter: Drafter, accept: Accept, state: DecodeState, parts: int = 1) -> None:
+    """Raises UserError unless the rule takes such drafts, and the state is that of the drafter.
+
+    ``parts``: among how many devices the rows are divided.
+    """
     check_pair(drafter, accept)
+    if drafter.check_rows is not None:
+        drafter.check_rows(state.length.shape[0] // parts)
     if state.made_for != drafter.tag:
         raise UserError(
             f"the state was prefilled for {state.made_for}, and the drafter is {drafter.tag}; "

@@ -17,7 +17,7 @@ from flax import struct
 
 from specjax import control, tree
 from specjax.control import Controller, _counts
-from specjax.drafters import _growth
+from specjax.drafters import _batches, _growth
 from specjax.drafters._growth.rows import where_rows
 from specjax.errors import UserError
 from specjax.rng import RowKeys
@@ -80,6 +80,7 @@ def _build(drafter: Drafter, controller: Controller) -> Drafter:
         whole=False,
         constant_cost=False,
         adaptive=True,
+        check_rows=_batches.check_rows([drafter, controller]),
         history=drafter.history or controller.has_state,
         rest=Rest(functools.partial(_rests, setup), functools.partial(_idle, setup), lasting),
     )

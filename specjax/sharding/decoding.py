@@ -123,7 +123,7 @@ def generate(
     ``state`` is that of ``prefill`` on the same mesh, and is donated. Raises UserError as
     ``decode.generate`` does, and for a state that is not on the mesh.
     """
-    decode.check_state(drafter, accept, state)
+    decode.check_state(drafter, accept, state, mesh.shape[DATA])
     check_placed(mesh, params)
     widths = verify_widths if verify_widths is None else tuple(verify_widths)
     options = (target, drafter, accept, max_steps, widths)

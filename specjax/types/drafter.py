@@ -146,6 +146,10 @@ class Drafter(NamedTuple):
     # token and the first nodes; for nodes that are not valid it may be anything finite. The pass
     # goes on from there. Not together with ``rows``. None: there is nothing to go on from.
     lower: Callable[[Any], LowerLayers] | None = None
+    # (rows of a batch) -> None. Raises UserError for a number of rows that the drafter is not made
+    # for: a controller whose costs were measured with other numbers. On a mesh the rows are those
+    # of one device. None: any number.
+    check_rows: Callable[[int], None] | None = None
     training: Training | None = None
 
     def tapped(self, target: LM) -> LM:

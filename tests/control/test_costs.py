@@ -32,9 +32,9 @@ def test_a_file_gives_the_profile_again(tmp_path):
 
 def test_another_device_and_batch_are_refused():
     with pytest.raises(UserError, match="measured for batches of 1, 8 rows, and the batch has 4"):
-        profile().of(4)
+        profile().check(4)
     with pytest.raises(UserError, match="the cost profile was measured on other, and this is"):
-        profile(device="other").of(1)
+        profile(device="other").check(1)
 
 
 @pytest.mark.parametrize(

@@ -312,11 +312,14 @@ def test_goodput_counts_the_rows_that_found_a_draft():
         return found[0]
 
     lengths, rates = np.array([0, 1, 2, 3, 4, 6, 8]), 0.8 ** np.arange(1, 9)
-    for reach in ([8] * 4, [8, 0, 0, 0], [2, 2, 2, 2], [3, 8, 0, 0], [0] * 4):
+    times = 1 + 0.15 * lengths
+    # The time of a round is taken from rounds in which every row is expected to have a draft.
+    pace = 4 * (1 + rates[:4].sum()) / times[4]
+    for reach in ([8] * 4, [8, 8, 8, 0], [2, 2, 2, 2], [3, 8, 8, 8], [8, 0, 0, 0], [0] * 4):
         tokens = [1 + rates[: min(n, r)].sum() for r in reach for n in lengths]
-        each = np.reshape(tokens, (4, -1)).sum(0) / (1 + 0.15 * lengths)
-        assert best(reach) == lengths[np.argmax(each)], reach
-    assert best([8] * 4) > best([8, 0, 0, 0]) > best([0] * 4) == 0
+        value = np.reshape(tokens, (4, -1)).sum(0) - pace * times
+        assert best(reach) == lengths[np.argmax(value)], reach
+    assert best([8] * 4) > best([8, 8, 8, 0]) > best([8, 0, 0, 0]) == 0
     trial = state.replace(tries=jnp.ones((4,), bool), length=jnp.full((4,), 2))
     assert own.within(trial, jnp.asarray([1, 0, 0, 0])).tolist() == [2] * 4
 
@@ -344,7 +347,7 @@ def test_goodput_counts_what_a_search_for_a_draft_costs():
         price = (failed + 1) * (spent[trial] - 1)
         np.testing.assert_allclose(state.due, np.ceil(price / 0.02), atol=1)
         # A round that has looked for a draft costs a search anyway.
-        gains = (1 + more) / np.array([empty, *times[1:]])
+        gains = 1 + more - value[best] * np.array([empty, *times[1:]])
         open_state = state.replace(tries=jnp.zeros((1,), bool))
         assert own.within(open_state, jnp.asarray([2])).tolist() == [int(np.argmax(gains))]
 
@@ -414,3 +417,19 @@ def test_the_levels_of_a_drawn_draft_are_not_read(drawn):
         )
         truth = testing.sequence_law(target, params.target, (2, 1), 3, temperature=0.9)
         assert testing.total_variation(emitted, truth) < shared.EXACT
+
+
+@pytest.mark.fast
+def test_the_choice_of_a_round_with_a_draft_is_the_best_for_the_text():
+    """Drafts are in few rounds. Every constant answer to "a draft was found" gives fewer tokens."""
+    lengths, times, rate, finds, empty = (0, 1, 4), (1.0, 1.2, 2.2), 0.7, 0.2, 1.05
+    measured = costs.RoundCosts(times, (rate,) * 4, empty=empty, finds=finds)
+    own = goodput.of_costs(costs.Costs(lengths, measured, measured), explore=0)
+    state = own.init(context(1)).replace(length=jnp.full((1,), 4))
+    chosen = int(own.within(state, jnp.asarray([4]))[0])
+    more = {n: (rate ** np.arange(1, n + 1)).sum() for n in lengths}
+    spent = dict(zip(lengths, (empty, *times[1:]), strict=True))
+    rates = {n: (1 + finds * more[n]) / ((1 - finds) * empty + finds * spent[n]) for n in lengths}
+    assert chosen == max(rates, key=rates.__getitem__)
+    # The round alone would have chosen another one.
+    assert chosen != max(lengths, key=lambda n: (1 + more[n]) / spent[n])

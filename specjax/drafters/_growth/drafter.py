@@ -76,6 +76,7 @@ def build(
         history=plan.controller is not None and plan.controller.has_state,
         adaptive=plan.controller is not None,
         rest=_rest(setup, features),
+        check_rows=None if plan.controller is None else plan.controller.check_rows,
         features=features,
         gaps=gaps,
         probs=probs,

@@ -122,6 +122,7 @@ def make(
         adaptive=plan.controller is not None,
         merges=len(parts),
         rest=_rest(parts),
+        check_rows=parts[0].check_rows,
         gaps=False,
     )
 

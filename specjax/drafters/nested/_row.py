@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from specjax import tree
+from specjax.drafters import _batches
 from specjax.drafters.nested import _system
 from specjax.drafters.nested._system import System
 from specjax.errors import UserError
@@ -67,6 +68,7 @@ def build(name: str, row: Row, init_params: Any) -> Drafter:
         whole=leaf is None,
         features=any(system.reader.features for system in row.systems),
         history=any(part.drafter.history for part in row.systems),
+        check_rows=_batches.check_rows([*(part.drafter for part in row.systems), leaf]),
         # An overlay has no room for the tokens of rounds in which another drafter proposes.
         gaps=False,
     )

@@ -94,6 +94,7 @@ def make(target: LM, *, drafters: Stages, rate: float = 0.8) -> Drafter:
         # The continuation of the prompt, and not of the text.
         history=True,
         gaps=stage.gaps,
+        check_rows=stage.check_rows,
         constant_cost=stage.constant_cost,
         # Every round costs the same.
         whole=True,

@@ -20,6 +20,7 @@ from flax import struct
 
 from specjax import references, tree
 from specjax.checks import number
+from specjax.drafters import _batches
 from specjax.drafters.nested import _stages
 from specjax.drafters.nested._stages import Stages, stage_params
 from specjax.errors import UserError
@@ -106,6 +107,7 @@ def make(
         taps=_stages.taps(stages),
         history=least > 0 or any(stage.history for stage in stages),
         constant_cost=False,
+        check_rows=_batches.check_rows(stages),
         learn=functools.partial(_learn, settings) if any(s.learn for s in stages) else None,
     )
 

@@ -116,6 +116,7 @@ def make(
         constant_cost=False,
         whole=True,
         history=lookup.history,
+        check_rows=lookup.check_rows,
         gaps=False,
         probs=functools.partial(_probs, lm),
         training=Training(foresee=forecast) if width == 1 else None,
