@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 DRAFT_MODELS = ("pretrain", "distill", "pard")
 HEADS = {"drafter.heads": 4}
 # Drafters whose configurations have other names.
-METHODS = {"mtp": "mtp_module"}
+METHODS = {"mtp": "mtp_module", "mtp_heads": "mtp", "p_eagle": "eagle3"}
 
 
 class Trained(NamedTuple):
@@ -71,13 +71,19 @@ NETWORKS: dict[str, Trained] = {
 }
 TRAINED |= NETWORKS
 
-# Modules, and drafters that draft several tokens in one pass; drafts of 7 tokens, as in the papers.
+# Drafts of 7 tokens, as in the papers of drafters that draft several tokens in one pass.
 LENGTH = 7
 _CHAIN = {"drafter.gamma": LENGTH}
 _UNROLLED = _CHAIN | {"loss.steps": LENGTH}
 LONG: dict[str, Trained] = {
     "eagle, 7": Trained("eagle", _CHAIN, generated=True),
     "eagle3, 7": Trained("eagle3", _UNROLLED, generated=True),
+    "p_eagle": Trained("p_eagle", {"drafter.parallel": LENGTH}, generated=True),
+    # Blocks of two tokens, so six and not seven.
+    "falcon": Trained("falcon", {"drafter.gamma": LENGTH - 1}, generated=True),
+    "medusa, 7": Trained("medusa", {"drafter.heads": LENGTH}, generated=True),
+    "hydra, 7": Trained("hydra", {"drafter.heads": LENGTH}, generated=True),
+    "mtp": Trained("mtp_heads", {"drafter.heads": LENGTH}, generated=True),
     "mtp_module": Trained("mtp", _UNROLLED, generated=True),
     "mtp_module, one step": Trained("mtp", _CHAIN | {"loss.steps": 1}, generated=True),
     "mtp_module, two modules": Trained("mtp:2", _CHAIN, generated=True),
@@ -89,38 +95,42 @@ LONG: dict[str, Trained] = {
     "pard": Trained("pard", {"pard.tokens": LENGTH}, generated=True, init="forward_kl, 7"),
 }
 TRAINED |= LONG
+# The configurations of drafters whose probs of a depth do not depend on the tokens before it.
+MARGINAL = ("block_head", "pard", "p_eagle", "medusa", "mtp_heads")
 
 
 def _drafts(config: str, form: str = "", gamma: int = 4) -> dict[str, dict[str, Any]]:
     """What follows the name in a label -> the keys of the drafter."""
     sampled = {"siblings": "without_replacement"}
+    tree = {"nodes": 12, "accept": "deterministic"}
     if config == "redrafter":
         beam = {"tree": "beam", "top_k": 4, "depth": 4, "accept": "deterministic"}
         chain = {"tree": "chain:4"}
         return {"": chain, ", sampled": chain | sampled, ", beam": beam}
-    tree = {"nodes": 12, "accept": "deterministic"}
-    if config in ("block_head", "pard"):
-        result = {
-            "": {"gamma": LENGTH, "siblings": "top_k"},
-            ", sampled": {"gamma": LENGTH, **sampled},
-        }
+    if gamma > 4:
+        shape = {"tree": "best_first" if config in MARGINAL else "dynamic", "depth": gamma}
+        tree = {"nodes": 16, "accept": "deterministic", **shape}
+        if config not in MARGINAL:
+            tree["top_k"] = 4
         # A correction of the logits depends on the path, so it has no list per depth.
-        if form not in ("dspark", "domino"):
-            result[", tree"] = {**tree, "tree": "best_first", "nodes": 16, "depth": LENGTH}
-        return result
-    if config in ("eagle", "eagle3", "mtp_module"):
-        dynamic = {"tree": "dynamic", "nodes": 12, "depth": gamma, "top_k": 4}
-        if gamma > 4:
-            tree = {**dynamic, "nodes": 16, "accept": "deterministic"}
-            return {"": {"gamma": gamma}, ", sampled": {"gamma": gamma, **sampled}, ", tree": tree}
+        trees = {} if form in ("dspark", "domino") else {", tree": tree}
+        chain = {"gamma": gamma}
+        return {"": chain | {"siblings": "top_k"}, ", sampled": chain | sampled, **trees}
+    if config in ("eagle", "eagle3"):
+        dynamic = {**tree, "tree": "dynamic", "depth": 4, "top_k": 4}
         return {
             "": {"gamma": 4},
             ", sampled": {"gamma": 4, **sampled},
             ", fixed tree": {"tree": "search", **tree},
-            ", dynamic tree": {**dynamic, "accept": "deterministic"},
+            ", dynamic tree": dynamic,
         }
     plain = {"": {}, ", sampled": sampled}
     return plain | ({", tree": tree} if config in ("medusa", "hydra") else {})
+
+
+def _length(name: str) -> int:
+    """Tokens of a drafter's chains."""
+    return 4 if name not in LONG else LENGTH - 1 if name == "falcon" else LENGTH
 
 
 def methods(workdirs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -130,12 +140,12 @@ def methods(workdirs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
     for name, workdir in workdirs.items():
         config, _, form = TRAINED[name].config.partition(":")
-        gamma = LENGTH if name in LONG else 4
+        gamma = _length(name)
         keys = {"model": str(workdir), "accept": "chain"}
         if config in ("pretrain", "distill"):
             result[name] = {"name": "draft_model", "gamma": gamma, **keys}
             continue
         drafter = METHODS.get(config, config)
-        for label, own in _drafts(drafter, form, gamma).items():
+        for label, own in _drafts(config, form, gamma).items():
             result[f"{name}{label}"] = {"name": drafter, **keys, **own}
     return result
