@@ -185,7 +185,7 @@ def trained_drafters(results: dict) -> str:
     for name, target in results["targets"].items():
         text = f"**{name}**\n\n{source(target, results)}\n\n"
         text += _by_temperature(target["rows"], (1,), depths=True)
-        text += f"\n\n{_training_times(target['training'])}"
+        text += f"\n\n{_training_times(target['training'])}{_training_costs(target)}"
         apart = [abs(f["foreseen"] / f["decoded"] - 1) for f in target["forecasts"].values()]
         if apart:
             text += (
@@ -207,6 +207,21 @@ def _training_times(training: dict) -> str:
     if waits:
         text += f" Waiting for data: {min(waits):.1%} to {max(waits):.1%} of the time of a run."
     return text
+
+
+def _training_costs(target: dict) -> str:
+    """What each drafter costs, for studies that timed the steps of training."""
+    lines = []
+    for name, training in target["training"].items():
+        own = [row for row in target["rows"] if row["method"] == name and not row["temperature"]]
+        if "tokens_per_second" in training and own:
+            times = own[0].get("costs_ms") or {}
+            cost = times["draft"] / times["step"] if {"draft", "step"} <= times.keys() else None
+            size = f"{own[0]['parameters']['draft'] / 1000:,.0f}"
+            rate = f"{training['tokens_per_second']:,.0f}"
+            lines.append((name, size, number(cost, ".2f"), rate))
+    heads = ("drafter", "thousand parameters", "time of a draft / of a plain step")
+    return f"\n\n{table([*heads, 'training, tokens/s'], lines)}" if lines else ""
 
 
 def _by_temperature(rows: list[dict], batches: Sequence[int], depths: bool = False) -> str:

@@ -18,7 +18,8 @@ A chat model answers questions and is measured on others:
         --methods="eagle;eagle, dynamic tree;eagle3"
 
 --features stores the target's features once for all heads; --own gives keys to single drafters;
---methods measures only these labels.
+--methods measures only these labels. --timed measures how long training steps take, without
+evaluations, one drafter after the other.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from typing import Any
 from experiments.common import without_folder
 from experiments.trained_drafters.measuring import bench, verify
 from experiments.trained_drafters.trained import TRAINED, methods
-from experiments.trained_drafters.training import metrics, train
+from experiments.trained_drafters.training import metrics, time_steps, train
 from specjax.bench.results import machine
 from specjax.files import write_text
 
@@ -83,6 +84,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--examined", type=int, default=64, help="held-out prompts of the forecasts")
     add("--evaluations", type=int, default=10, help="in a training run")
     add("--eval-batches", type=int, default=12, help="of the held-out text")
+    add("--timed", action="store_true", help="measures tokens/s of training steps too")
     add("--own", default="", help="keys of single drafters: name: key=value key=value; name: ...")
     add("--bench", default="", help="a file of prompts to decode; empty: --prompts from the text")
     add("--prompts", type=int, default=32, help="of the bench")
@@ -131,6 +133,7 @@ def main(argv: list[str]) -> None:
     """Entry point."""
     args = parse(argv)
     trained = {name: train(name, args) for name in args.names}
+    rates = {name: time_steps(name, args) for name in args.names if args.timed}
     rows = bench(args, trained)
     verified = verify(args, trained, args.verified) if args.verified else {}
     result = json.loads(args.out.read_text()) if args.out.exists() else {"targets": {}}
@@ -140,7 +143,10 @@ def main(argv: list[str]) -> None:
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
         "versions": {name: version(name) for name in ("specjax", "jax")},
-        "training": {name: metrics(workdir) for name, workdir in trained.items()},
+        "training": {
+            name: metrics(workdir) | ({"tokens_per_second": rates[name]} if name in rates else {})
+            for name, workdir in trained.items()
+        },
         "forecasts": verified,
         "rows": rows,
     }

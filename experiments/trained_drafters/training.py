@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from specjax import drafters
 from specjax.models import hf
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+TIMED_STEPS = 5  # of a sample
 # The metrics of training that are kept: their last values.
 KEPT = (
     "heldout_loss",
@@ -95,15 +97,56 @@ def store(args: argparse.Namespace, generated: Path, chosen: Trained) -> Path:
 def train(name: str, args: argparse.Namespace) -> Path:
     """Trains one drafter, after the drafter that it starts from; returns its workdir."""
     chosen = TRAINED[name]
-    config, _, form = chosen.config.partition(":")
+    keys = training_keys(name, args)
+    if chosen.init:
+        keys["init"] = train(chosen.init, args)
+    workdir = args.workdir / folder(name)
+    run_config(config_of(chosen), workdir, keys | args.own.get(name, {}))
+    return workdir
+
+
+def folder(name: str) -> str:
+    """The name of a drafter's workdir."""
+    return name.replace(", ", "-").replace(" ", "_").replace("/", "_of_")
+
+
+def config_of(chosen: Trained) -> str:
+    """The configuration, with what follows its colon."""
+    config, colon, form = chosen.config.partition(":")
+    return f"{CONFIGS / config}.py{colon}{form}"
+
+
+def time_steps(name: str, args: argparse.Namespace) -> float:
+    """Tokens per second of training steps: the median of a few, without evaluation."""
+    keys = training_keys(name, args) | args.own.get(name, {})
+    steps = 12 * TIMED_STEPS
+    keys |= {
+        "train.steps": steps,
+        "train.log_every": TIMED_STEPS,
+        "train.eval_every": steps,
+        "train.eval_batches": 1,
+        "train.checkpoint_every": steps,
+        "examine.prompts": 0,
+    }
+    if TRAINED[name].init:
+        keys["init"] = args.workdir / folder(TRAINED[name].init)
+    workdir = args.workdir / "timed" / folder(name)
+    run_config(config_of(TRAINED[name]), workdir, keys)
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    # The first record has the compilation.
+    return statistics.median(json.loads(line)["tokens_per_second"] for line in lines[1:])
+
+
+def training_keys(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """The keys of a drafter's configuration, but where it starts from; generates its text."""
+    chosen = TRAINED[name]
+    config = chosen.config.partition(":")[0]
     keys: dict[str, Any] = text_keys(args)
     if chosen.generated:
         keys = {"target": args.target, "data.generated": generate(args, chosen.share)}
         if args.features and config not in DRAFT_MODELS:
             keys["data.features"] = store(args, keys.pop("data.generated"), chosen)
     keys |= chosen.keys
-    if chosen.init:
-        keys["init"] = train(chosen.init, args)
     if config in DRAFT_MODELS:
         keys |= {
             "model.hidden_size": args.width,
@@ -115,7 +158,7 @@ def train(name: str, args: argparse.Namespace) -> Path:
         }
     else:
         keys["optimiser.learning_rate"] = args.rate / chosen.rate_divisor
-    keys |= {
+    return keys | {
         "train.steps": args.steps,
         "train.batch_size": args.batch,
         "train.eval_every": max(args.steps // args.evaluations, 1),
@@ -125,10 +168,6 @@ def train(name: str, args: argparse.Namespace) -> Path:
         "examine.prompts": held_out_prompts(args, chosen),
         "examine.every": max(args.steps // args.evaluations, 1),
     }
-    keys |= args.own.get(name, {})
-    workdir = args.workdir / name.replace(", ", "-").replace(" ", "_").replace("/", "_of_")
-    run_config(f"{CONFIGS / config}.py" + (f":{form}" if form else ""), workdir, keys)
-    return workdir
 
 
 def metrics(workdir: Path) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from specjax.models.config_values import (
     MASK_IDS,
     check_layers,
     mask_id_of,
+    names_of,
     object_of,
     switch,
 )
@@ -125,7 +126,8 @@ def _taps(path: Path, flat: Mapping[str, Any], own: Mapping[str, Any]) -> list[i
             check_layers(path, key, list(ids) if isinstance(ids, tuple) else ids)
             readings[key] = [i - shift for i in ids]
     if own.get("taps") is not None:
-        readings[f"{OWN}.taps"] = list(own["taps"])
+        check_layers(path, f"{OWN}.taps", own["taps"])
+        readings[f"{OWN}.taps"] = own["taps"]
     if len({tuple(each) for each in readings.values()}) > 1:
         raise UserError(
             f"{path}: {' and '.join(readings)} name different layers; {AUX} must be larger by 1"
@@ -176,13 +178,11 @@ def _check_declared(path: Path, flat: Mapping[str, Any], leaves: Leaves, contain
                 f"{path}: {key} is {value!r}, and the tensors "
                 f"{'have' if part in parts else 'lack'} such a part; correct config.json"
             )
-    modes = flat.get("attention_modes") or [flat.get("attention_mode") or "gqa"]
+    modes = names_of(path, flat, "attention_modes") or [flat.get("attention_mode") or "gqa"]
     if wrong := [mode for mode in modes if mode not in _ATTENTION]:
-        raise UserError(
-            f"{path}: attention_mode {wrong[0]!r} is not supported; supported: "
-            f"{', '.join(_ATTENTION)}"
-        )
-    sliding = "sliding_attention" in (flat.get("layer_types") or ())
+        known = ", ".join(_ATTENTION)
+        raise UserError(f"{path}: attention_mode {wrong[0]!r} is not supported; supported: {known}")
+    sliding = "sliding_attention" in names_of(path, flat, "layer_types")
     if container and sliding and not switch(path, flat, "sliding_window_non_causal"):
         raise UserError(
             f"{path}: sliding layers that are causal inside a block are not supported; supported: "
@@ -277,7 +277,9 @@ def _method(layout: str, leaves: Leaves, config: Mapping[str, Any]) -> dict[str,
         wide = "confidence" in parts and len(leaves["confidence", "kernel"]) > width
         made["confidence_head_with_markov"] = wide
     if "gru" in parts:
-        made["pure_draft_prefix_len"] = config.get("pure_draft_prefix_len", 0)
+        rank, state = leaves["prefix", "in", "kernel"].shape[1], leaves["gru", "u"].shape[0]
+        made |= {"pure_draft_prefix_len": config.get("pure_draft_prefix_len", 0), "emb_dim": rank}
+        made |= {"gru_hidden_dim": state, "shift_label": made["sample_from_anchor"]}
     return made
 
 

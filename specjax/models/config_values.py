@@ -36,6 +36,15 @@ def object_of(raw: dict, key: str) -> dict:
     return value or {}
 
 
+def names_of(where: object, raw: Mapping[str, Any], key: str) -> list[str]:
+    """The list of names under ``key``; empty if it is missing or null. Raises UserError."""
+    value = raw.get(key)
+    names = [] if value is None else value
+    if not (isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)):
+        raise UserError(f"{where}: {key} is {value!r}; it must be a list of names")
+    return list(names)
+
+
 def check_layers(where: object, name: str, value: Any) -> None:
     """Raises UserError unless ``value`` is a list of different layer numbers."""
     valid = isinstance(value, list) and bool(value) and all(type(i) is int for i in value)

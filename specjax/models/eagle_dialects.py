@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from specjax.checks import whole
 from specjax.errors import UserError
-from specjax.models.config_values import check_layers, mask_id_of, switch
+from specjax.models.config_values import check_layers, mask_id_of, names_of, object_of, switch
 
 OWN = "specjax"
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -40,7 +40,7 @@ _ARCHITECTURES = {
     "Eagle3Speculator": "speculators",
     "Eagle3DraftModel": "speculators",
     "PEagleSpeculator": "speculators",
-    "PEagleDraftModel": "speculators",
+    "PEagleDraftModel": "specforge",
 }
 _METHODS = ("eagle3", "peagle")
 _MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "eagle", "eagle3", "speculators")
@@ -140,7 +140,13 @@ def read(where: object, kind: str, raw: Mapping[str, Any]) -> Meaning:
 
 def _tokens(where: object, raw: Mapping[str, Any], own: Mapping[str, Any]) -> int | None:
     """How many tokens a network drafts in one pass (P-EAGLE)."""
-    methods = (raw.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    container = object_of(dict(raw), "speculators_config")
+    methods = container.get("proposal_methods") or [{}]
+    if not (isinstance(methods, list) and isinstance(methods[0], dict)):
+        raise UserError(
+            f"{where}: speculators_config.proposal_methods is {methods!r}; it must be a list of "
+            "objects"
+        )
     given = [own.get("parallel"), raw.get("num_depths"), raw.get("para_depths")]
     given.append(methods[0].get("speculative_tokens"))
     value = next((each for each in given if each is not None), None)
@@ -201,7 +207,7 @@ def _layer(where: object, dialect: str, raw: Mapping[str, Any]) -> dict[str, Any
         value = raw.get(key, layer.get(key))
         if value not in (None, expected):
             raise UserError(f"{where}: {key} {value!r} is not supported; supported: {expected!r}")
-    windows = set(layer.get("layer_types") or ()) - {"full_attention"}
+    windows = set(names_of(where, layer, "layer_types")) - {"full_attention"}
     if windows:
         raise UserError(
             f"{where}: layer_types has {sorted(windows)[0]!r}; supported: 'full_attention'"

@@ -505,6 +505,8 @@ def test_names_of_the_mask_and_of_early_files(tmp_path):
         ("specforge", lambda raw: raw | {"mask_token_id": 3}, "they must be equal"),
         ("speculators", lambda raw: raw | {"speculators_model_type": "mtp"}, "is not supported"),
         ("speculators", lambda raw: raw | {"enable_confidence_head": False}, "have such a part"),
+        ("deepspec", lambda raw: raw | {"layer_types": 3}, "must be a list of names"),
+        ("deepspec", lambda raw: raw | {"specjax": {"taps": 3}}, "a list of different layer"),
     ):
         with pytest.raises(UserError, match=message) as caught:
             read_back(tmp_path / "wrong", trained, layout, config=change)

@@ -205,6 +205,13 @@ def test_wrong_configurations(refused):
     )
     refused("eagle_config is 3; it must be an object", eagle_config=3)
     refused("specjax is 3; it must be an object", specjax=3)
+    refused("layer_types is 3; it must be a list of names", layer_types=3)
+    refused("speculators_config is 3; it must be an object", "nested", speculators_config=3)
+    refused(
+        "proposal_methods is 3; it must be a list",
+        "nested",
+        speculators_config={"proposal_methods": 3},
+    )
     refused(
         r"\[1, 4, 7\] and specjax.taps \[2, 4, 7\] name different layers",
         specjax={"taps": [2, 4, 7]},
