@@ -55,5 +55,11 @@ def loss() -> ConfigDict:
     loss.decay = config_dict.placeholder(float)  # heads: factor from each depth to the next
     loss.steps = config_dict.placeholder(int)  # eagle, eagle3: depths that learn
     loss.feature = config_dict.placeholder(float)  # eagle: smooth L1 of the features
+    # Drafters with masks: the share of places with masks per depth, and its least value.
+    loss.keep = config_dict.placeholder(float)
+    loss.floor = config_dict.placeholder(float)
+    loss.places = config_dict.placeholder(int)  # block_head: blocks of each text
+    loss.pace = config_dict.placeholder(float)  # smoothing of D-PACE's weights of depths
+    loss.confidence = config_dict.placeholder(float)  # block_head: weight of the confidence
     loss.weight = config_dict.placeholder(float)  # eagle, eagle3: weight of the divergence
     return loss

@@ -366,6 +366,17 @@ def dspark() -> Trained:
 
 
 @functools.cache
+def domino() -> Trained:
+    keys = {"block": 3, "anchor": True, "correction": "gru", "rank": 8, "state": 12}
+    return train("block_head", SHAPE | keys | {"taps": (1, 2), "mask_id": 15})
+
+
+@functools.cache
+def dflare() -> Trained:
+    return train("block_head", SHAPE | {"block": 3, "context": "mixed", "taps": (1, 2)})
+
+
+@functools.cache
 def reduced() -> Trained:
     """DSpark with embeddings of its own and a head for a part of the vocabulary."""
     target, target_params, _ = world()
@@ -406,6 +417,9 @@ BLOCKS = [
     (dspark, "dflash"),
     (jetspec, "dflash"),
     (jetspec, "specforge"),
+    (domino, "specforge"),
+    (domino, "dflash"),
+    (dflare, "dflash"),
     (p_eagle, "speculators"),
     (p_eagle, "eagle3"),
     (p_eagle, "specforge"),
@@ -428,6 +442,25 @@ def other(token):
 
 
 ONE_PASS_TRAPS = {
+    "no anchor, domino": (
+        domino,
+        "specforge",
+        {
+            "config": lambda raw: at("sample_from_anchor", lambda _: False)(
+                at("shift_label", lambda _: False)(raw)
+            )
+        },
+    ),
+    "no GRU": (
+        domino,
+        "specforge",
+        {"tensors": lambda x: x | {"embed_proj.2.weight": 0 * x["embed_proj.2.weight"]}},
+    ),
+    "other mixtures": (
+        dflare,
+        "dflash",
+        {"tensors": lambda x: x | {"layer_fusion_weights": x["layer_fusion_weights"][:, ::-1] - 2}},
+    ),
     "layers as they are": (dspark, "speculators", {"config": at(AUX, lambda ids: [1, 2])}),
     "no anchor": (dspark, "speculators", {"config": at("sample_from_anchor", lambda _: False)}),
     "no anchor, deepspec": (

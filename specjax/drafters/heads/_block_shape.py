@@ -200,10 +200,17 @@ def _value(key: str, asked: Any, stored: Mapping[str, Any]) -> Any:
 
 def _check_effects(values: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
     """Raises UserError for keys without effect, and for a block that drafts no token."""
-    if values["block_size"] - (not values["sample_from_anchor"]) < 1:
+    drafts = values["block_size"] - (not values["sample_from_anchor"])
+    if drafts < 1:
         raise UserError(
             f"block is {values['block_size']}, which drafts no token; give at least 2, or 1 with "
             "anchor"
+        )
+    first = values["pure_draft_prefix_len"]
+    if values["correction"] == "gru" and first >= drafts:
+        raise UserError(
+            f"plain is {first} and a block drafts {drafts} tokens: the correction has no effect; "
+            f"give less than {drafts} (0: all are corrected), or leave correction out"
         )
     for key, kinds in (
         ("rank", _block_layers.CORRECTIONS[1:]),

@@ -117,6 +117,11 @@ def make(
     flags = dict(zip(SWITCHES, (fc_norm, norm_output, norm_before_residual), strict=True))
     for key, value in flags.items():
         yes_or_no(key, value)
+    if norm_output and masks is not None and given.params is None:
+        raise UserError(
+            "norm_output has no effect on a network that drafts all tokens in one pass; leave it "
+            "out, or leave parallel out"
+        )
     ids, size = _vocabulary(target, given, draft_vocab, draft_ids)
     asked = _eagle_shape.taps_of(taps)
     shape = _shape(target, given, keys, asked, size, flags | {"parallel": masks is not None})

@@ -393,6 +393,10 @@ def test_files_that_do_not_name_the_mask(tmp_path):
         ({"rank": 4}, "rank is 4 and has no effect on the correction 'none'"),
         ({"correction": "markov", "state": 4}, "state is 4 and has no effect"),
         ({"correction": "wrong"}, "correction is 'wrong'"),
+        (
+            {"correction": "gru", "block": 4, "plain": 3},
+            "plain is 3 and a block drafts 3 tokens: the correction has no effect",
+        ),
         ({"window": 4}, "the only layer has none"),
         ({"taps": "9"}, "block_head reads the layers"),
         (

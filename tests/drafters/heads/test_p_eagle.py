@@ -358,6 +358,7 @@ def test_files_round_trip(keys, tmp_path):
     ("keys", "message"),
     [
         ({"parallel": -1}, "parallel is -1"),
+        ({"parallel": 2, "norm_output": True}, "norm_output has no effect on a network that"),
         ({"parallel": 2, "mask_id": 5}, r"mask_id is 5; the target's tokens are 0..4"),
         ({"mask_id": 2}, "mask_id is 2 and has no effect"),
         ({"parallel": 2, "tree": "chain:3"}, "the tree is 3 levels deep"),
