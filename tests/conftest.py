@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +19,10 @@ if version("jaxlib").startswith("0.10."):
     FLAGS += " --xla_cpu_multi_thread_eigen=false"
 os.environ.setdefault("XLA_FLAGS", FLAGS)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# No test reads which line of Python made an operation: programs without it are built in less time.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
+# Traces make many objects that live long, so that the collector is called less often.
+gc.set_threshold(100_000)
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ TEXTS = [
 NEW = 100
 
 # The other drafters share their rounds with one of these and pass conformance: they run on request.
-USUAL = ("none", "prompt_lookup", "draft_model")
+USUAL = ("none", "prompt_lookup")
 NAMES = [
     name if name in USUAL else pytest.param(name, marks=pytest.mark.slow)
     for name in drafters.names()

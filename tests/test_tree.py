@@ -90,7 +90,7 @@ def random_block(prompts, seed):
 
 
 @pytest.mark.parametrize("seed", by_default(range(4), (0,)))
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", by_default(["llama", "gpt2"], ["llama"]))
 def test_random_trees(family, seed):
     """One random tree per row.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from types import SimpleNamespace
@@ -51,9 +52,9 @@ def test_acceptance_and_cost_of_a_set():
         rate = sublayers.Acceptance(target, params, rows, temperature)
         assert rate(Skips((), ())) == pytest.approx(1, abs=1e-5)
         tokens = jnp.asarray(rows.tokens)
+        outputs = jax.jit(functools.partial(_skip_text.outputs, target, skips.left(LAYERS)))
         ours, theirs = (
-            np.asarray(out.logits, np.float64)[rows.counted]
-            for out in _skip_text.outputs(target, skips.left(LAYERS), params, tokens)
+            np.asarray(out.logits, np.float64)[rows.counted] for out in outputs(params, tokens)
         )
         if temperature:
             own = [np.asarray(jax.nn.softmax(x / temperature)) for x in (ours, theirs)]

@@ -86,9 +86,11 @@ def probs_after(text, name, settings):
     ("name", "temperature"),
     [
         ("chain", 0.7),
-        ("twins", 0.7),
         ("none", 0.0),
-        *(pytest.param(name, 0.7, marks=pytest.mark.slow) for name in ("tree", "lookup", "none")),
+        *(
+            pytest.param(name, 0.7, marks=pytest.mark.slow)
+            for name in ("tree", "twins", "lookup", "none")
+        ),
         *(
             pytest.param(name, 0.0, marks=pytest.mark.slow)
             for name in ("chain", "tree", "twins", "lookup")

@@ -112,7 +112,7 @@ def test_the_unsure_token_is_submitted_and_the_next_is_not():
         sampling=settings,
     )
     noise = rng.RowKeys(state.keys, state.round, state.length, nodes=4)
-    result, _ = drafter.propose(params, noise, step.context_of(state), state.draft)
+    result, _ = jax.jit(drafter.propose)(params, noise, step.context_of(state), state.draft)
     probs = np.take_along_axis(np.asarray(result.probs), np.asarray(result.tokens)[..., None], -1)[
         ..., 0
     ]
@@ -134,6 +134,7 @@ def test_the_unsure_token_is_submitted_and_the_next_is_not():
         pytest.param({"gamma": 3}, "match", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_exact_law_of_chains(keys, rule):
     """The length depends on the drawn tokens that stay; with temperature and top-k too."""
     with jax.enable_x64(True):

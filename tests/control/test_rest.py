@@ -131,7 +131,8 @@ CASES = [
     for temperature in (0.0, 1.0)
     for control in ("together", "apart")
 ]
-DEFAULT = [("draft_model", 1.0, "together"), ("token_recycling", 0.0, "together")]
+# The default case of a pause compares the same loops for a draft model.
+DEFAULT = [("token_recycling", 0.0, "together")]
 
 
 @pytest.mark.parametrize(("name", "temperature", "control"), by_default(CASES, DEFAULT))
@@ -161,7 +162,7 @@ PAUSED = [
     for temperature in (0.0, 1.0)
     for pause in PAUSES
 ]
-DEFAULT_PAUSED = [("draft_model", 1.0, "goodput"), ("prompt_lookup", 0.0, "goodput")]
+DEFAULT_PAUSED = [("draft_model", 1.0, "goodput")]
 
 
 @pytest.mark.parametrize(("name", "temperature", "pause"), by_default(PAUSED, DEFAULT_PAUSED))
@@ -173,13 +174,15 @@ def test_a_pause_in_the_compiled_loop_is_its_rounds(name, temperature, pause):
     texts, full = decoded(target, drafter, rule, params, temperature, rests=False)
     state, lengths = begun(target, drafter, params, temperature)
     pair = (target, drafter, accept.load(rule), params)
-    # Fewer rounds than it takes, so that a pause is cut off.
-    state, first = decode.generate(*pair, state, max_steps=7)
-    state, second = decode.generate(*pair, state, max_steps=50)
+    # Each call has fewer rounds than it takes, so that a pause is cut off.
+    calls = []
+    for _ in range(7):
+        state, records = decode.generate(*pair, state, max_steps=7)
+        calls.append(records)
     assert decode.outputs(state, lengths) == texts
     size = len(infos)
     for field in ("emitted", "accepted", "drafted", "tested", "verified"):
-        each = [np.asarray(getattr(records, field)) for records in (first, second)]
+        each = [np.asarray(getattr(records, field)) for records in calls]
         found = np.concatenate(each)
         assert found[:size].tolist() == [getattr(info, field).tolist() for info in infos], field
         assert not found[size:].any()

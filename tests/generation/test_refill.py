@@ -40,7 +40,7 @@ def alone(target, drafter, rule, params, prompts, limits, temperature, seed=5):
             sampling=sampling.make_sampling(1, temperature),
         )
         state, _ = decode.generate(
-            *(target, drafter, rule, params, state), max_steps=limit, eos_id=EOS
+            *(target, drafter, rule, params, state), max_steps=max(limits), eos_id=EOS
         )
         texts += decode.outputs(state, lengths.tolist())
     return texts

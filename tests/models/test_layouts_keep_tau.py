@@ -333,7 +333,7 @@ MTP_TRAPS = {
 }
 
 
-@pytest.mark.parametrize("trap", by_default(MTP_TRAPS, ("concatenation",)))
+@pytest.mark.parametrize("trap", by_default(MTP_TRAPS, ()))
 def test_traps_of_mtp_modules(tmp_path, trap):
     layout, change = MTP_TRAPS[trap]
     trained = mtp(1 if layout == "qwen3" else 2)
@@ -498,7 +498,7 @@ ONE_PASS_TRAPS = {
 }
 
 
-@pytest.mark.parametrize("trap", by_default(ONE_PASS_TRAPS, ("layers as they are", "no anchor")))
+@pytest.mark.parametrize("trap", by_default(ONE_PASS_TRAPS, ("layers as they are",)))
 def test_traps_of_drafters_of_one_pass(tmp_path, trap):
     make, layout, change = ONE_PASS_TRAPS[trap]
     trained = make()

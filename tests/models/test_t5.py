@@ -72,13 +72,13 @@ def test_logits_files_and_greedy_texts_equal_those_of_transformers(
     # The whole texts at once, and a part of each as a prompt with a beginning of the output.
     texts = [[*row, 0, *more] for row, more in zip(rows, written.tolist(), strict=True)]
     packed, lengths = sj.pack_prompts(texts)
-    got = lm.forward(target, loaded.params, packed).logits
+    got = jax.jit(functools.partial(lm.forward, target))(loaded.params, packed).logits
     read, cache = jax.jit(lambda *own: prompt.feed(target, *own))(
         loaded.params, packed[:, :-4], lengths - 4, target.init_cache(3, packed.shape[1])
     )
-    fed = target.unembed(loaded.params, read.hidden)
+    fed = jax.jit(target.unembed)(loaded.params, read.hidden)
     last = jnp.take_along_axis(packed, cache.length[:, None] + jnp.arange(4), 1)
-    block = target.apply(loaded.params, last, cache)[0].logits
+    block = jax.jit(target.apply)(loaded.params, last, cache)[0].logits
     for row, size in enumerate(LENGTHS):
         near = {"rtol": 0, "atol": 1e-4}
         np.testing.assert_allclose(got[row, size : size + NEW + 1], expected[row], **near)
@@ -254,8 +254,9 @@ def test_prompts_and_texts_without_a_source_are_refused():
 
 @pytest.mark.fast
 def test_pairs_of_different_kinds_are_refused():
-    encoder, decoder = testing.tiny_t5(vocab_size=31)[0], testing.tiny(vocab_size=31)[0]
-    other = testing.tiny_t5(vocab_size=31, start_token_id=2)[0]
+    small = {"vocab_size": 31, "num_layers": 2, "encoder_layers": 1}
+    encoder, decoder = testing.tiny_t5(**small)[0], testing.tiny(vocab_size=31, layers=1)[0]
+    other = testing.tiny_t5(**small, start_token_id=2)[0]
     for target, model, message in (
         (encoder, decoder, "take an encoder-decoder model as the draft model"),
         (decoder, encoder, "take a decoder as the draft model"),

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from commandline import BENCH, GENERATE, ROOT, save
+from marks import by_default
 
 from specjax import drafters
 from specjax.errors import UserError
@@ -319,7 +320,12 @@ def test_mistakes_in_files_are_one_line(cli, target, tmp_path):
     assert status == 2 and "is not a writable directory; choose another --workdir" in err
 
 
-@pytest.mark.parametrize("text", ["[/b] [bold", "ends in \\\\", ":smile:", "a[dim]b"])
+TOGETHER = "a[dim]b [/b] [bold :smile: ends in \\\\"
+
+
+@pytest.mark.parametrize(
+    "text", by_default(["[/b] [bold", "ends in \\\\", ":smile:", "a[dim]b", TOGETHER], [TOGETHER])
+)
 def test_text_is_printed_as_it_is(cli, target, text):
     """Markup in a prompt or an output is printed as it is."""
     status, out, err, _ = cli(

@@ -25,6 +25,7 @@ from specjax.sharding import decoding, groups
 from specjax.testing import cases
 
 ROWS, NEW, EOS = 8, 14, 2
+STEPS = NEW // 2  # of one call of the loop; in two calls every row ends
 EXCHANGE = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter|collective-broadcast"
 
 
@@ -80,9 +81,9 @@ def check(name: str, mesh: jax.sharding.Mesh) -> None:
         params, use = (case.params, decode) if part is None else (placed, sharding)
         first = () if part is None else (part,)
         state = use.prefill(*first, model, drafter, params, *arrays, **options)
-        for steps in (3, NEW):  # a loop that is continued has the same noise
+        for _ in range(2):  # a loop that is continued has the same noise
             state, records = use.generate(
-                *first, model, drafter, rule, params, state, max_steps=steps, eos_id=EOS
+                *first, model, drafter, rule, params, state, max_steps=STEPS, eos_id=EOS
             )
         decode.check(state)
         texts.append(decode.outputs(state, np.asarray(arrays[1]).tolist()))
@@ -126,7 +127,10 @@ def check_options(name: str, mesh: jax.sharding.Mesh) -> None:
     for widths in ((), (1, drafter.nodes + 1)):
         state = sharding.prefill(mesh, model, drafter, params, *arrays, **options)
         after, records = sharding.generate(
-            mesh, model, drafter, rule, params, state, max_steps=4, verify_widths=widths
+            *(mesh, model, drafter, rule, params, state),
+            max_steps=STEPS,
+            eos_id=EOS,
+            verify_widths=widths,
         )
         seen = set(np.asarray(records.verified).ravel().tolist()) - {0}
         assert seen <= {1, drafter.nodes + 1} and (widths or seen == {drafter.nodes + 1}), seen

@@ -126,7 +126,8 @@ def texts(tmp_path, target, prompts, processes: int, devices: int, mesh: str) ->
 @pytest.mark.parametrize(
     ("processes", "devices", "mesh"),
     [
-        (2, 2, "data:4"),
+        (2, 1, "data:2"),
+        pytest.param(2, 2, "data:4", marks=pytest.mark.slow),
         pytest.param(4, 1, "data:2,tensor:2", marks=pytest.mark.slow),  # matrices across processes
         pytest.param(4, 2, "data:4,tensor:2", marks=pytest.mark.slow),
         pytest.param(2, 1, "tensor:2", marks=pytest.mark.slow),

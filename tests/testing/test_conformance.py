@@ -21,6 +21,7 @@ from specjax.testing import (
     drafter_checks,
     forecast_checks,
     state_checks,
+    width_checks,
 )
 from specjax.types import SIBLINGS
 
@@ -30,7 +31,7 @@ DRAFTERS = {name: cases.case(name).drafter for name in cases.NAMES}
 ONLY = {"irregular": ("recursive",), "ragged": ("traversal",)}
 DEFAULT = {
     # Chains. A lossy rule depends on the target's probs alone, so it runs with one drafter.
-    "chain": ("chain", "lenient", "rejection", "rollback", "tolerance", "typical"),
+    "chain": ("chain", "lenient", "rollback", "tolerance", "typical"),
     "none": ("chain",),
     "prompt_lookup": ("block",),
     "llma": ("chain",),
@@ -50,7 +51,6 @@ DEFAULT = {
     "without_replacement": ("traversal",),
     "deterministic": ("match",),
     "dynamic": ("deterministic",),
-    "irregular": ("recursive",),
     "token_recycling": ("recursive",),
     "trie": ("deterministic",),
     "suffix": ("recursive",),
@@ -65,7 +65,7 @@ DEFAULT = {
     "redrafter": ("deterministic",),
     "eagle": ("recursive",),
     "eagle3": ("deterministic",),
-    "p_eagle": ("chain",),
+    "p_eagle": ("rejection",),
     "block_head": ("chain",),
     "pard": ("block",),
     "mtp_module": ("recursive",),
@@ -83,6 +83,7 @@ SLOW = {
     "block_head markov",
     "block_head tree",
     "cascade in parts",
+    "irregular",
     "eagle chain",
     "eagle dynamic",
     "eagle3 chain",
@@ -168,6 +169,7 @@ def test_check_drafter_takes_every_lossless_rule(case, rules, monkeypatch):
         (drafter_checks, "probs_of_text"),
         (claims, "drawn_as_declared"),
         (state_checks, "state_follows_text"),
+        (width_checks, "widths_do_not_matter"),
         (forecast_checks, "forecast_equals_decoding"),
         (conformance, "check_law"),
     ):

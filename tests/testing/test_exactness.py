@@ -137,6 +137,7 @@ def test_rules_that_take_any_draft(name, rule):
     assert p_value(drafter, rule, "temperature") > LEVEL
 
 
+@pytest.mark.slow
 def test_dropping_by_row_and_round_keeps_the_law():
     """Nodes may be invalid by a rule that does not depend on a drawn token."""
 

@@ -34,7 +34,13 @@ SLOW = {
     "noise_of_first_round",  # the other noise in the compiled loop
     "coins_keyed_by_position",  # test_raw_noise_is_counted_or_not_proven
     "argmax_next_to_greedy_rows",  # greedy_accepts_ties, coins_of_the_first_row
-    "commits_another_node",  # corrupt_below_the_newest, forgets_the_last_round
+    "commits_another_node",  # corrupt_below_the_newest
+    "forgets_the_last_round",  # corrupt_below_the_newest
+    "match_then_resample_on_a_tree",  # match_then_resample
+    "equal_siblings_are_merged",  # test_wrong_rules_have_their_wrong_distributions
+    "declares_other_probs",  # argmax_with_softmax_probs
+    "draws_with_coin_noise",  # one_number_for_coin_and_residual
+    "one_threshold_for_the_batch",  # coins_of_the_first_row, drafts_from_the_next_row
 }
 
 
@@ -133,6 +139,7 @@ def test_claims_detect(mutant):
     assert finding.passed is False and "declared" in finding.detail
 
 
+@pytest.mark.slow
 def test_a_length_chosen_from_the_drawn_tokens():
     """DSpark, appendix A: the law (.7, .3) becomes (.85, .15)."""
     target, draft = testing.tabular(2), testing.tabular(2, "draft")

@@ -121,6 +121,7 @@ def test_raw_noise_is_counted_or_not_proven():
     assert finding.passed and "counted, not enumerated" in finding.detail
 
 
+@pytest.mark.slow
 def test_a_report_names_what_failed():
     """A correct drafter passes, and the report of a wrong one names the failed check."""
     _, target, drafter, params = cases.case("chain")

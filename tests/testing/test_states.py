@@ -15,8 +15,8 @@ from specjax import testing, tree
 from specjax.models import lm
 from specjax.testing import cases, forecast_checks, state_checks, width_checks
 
-# One with a cache that grows by levels, one with a cache over the target's features.
-DEFAULT = ("without_replacement", "hydra")
+# A cache that grows by levels. tests/drafters has caches over the target's features.
+DEFAULT = ("without_replacement",)
 STATES = [name for name in cases.NAMES if name not in ("irregular", "ragged", "none")]
 FORECASTS = [
     name
@@ -88,6 +88,7 @@ def test_a_wrong_entry_anywhere_changes_the_output():
 
 
 @pytest.mark.fast
+@pytest.mark.slow
 def test_a_tree_fed_level_by_level_equals_its_paths():
     parents = jnp.array([[-1, 0, 0, 1, 2]])
     tokens = jnp.array([[3, 0, 1, 2, 2]])

@@ -20,7 +20,7 @@ def models():
     return [testing.tiny("llama", seed, layers=1) for seed in range(4)]
 
 
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("packed", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_loss_has_the_labels_that_no_model_predicts(packed):
     (target, theirs), *earlier, (draft, params) = models()
     random = np.random.default_rng(0)

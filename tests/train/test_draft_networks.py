@@ -41,7 +41,17 @@ def test_eagle3_from_text_to_a_chain(target_run, text_file, tmp_path):
     assert head.config["draft_vocab_text"] and head.config["vocabulary"] == target.lm.vocabulary
     drafter = drafters.make("eagle3", target.lm, model=tmp_path, gamma=3)
     assert drafter.taps == tuple(head.config["taps"])
-    # Another run starts from the files and keeps their draft vocabulary.
+    config = config_of("eagle3", target_run[0], text_file, init=str(tmp_path), **changes)
+    with pytest.raises(UserError, match="has its draft vocabulary; leave draft_vocab out"):
+        recipes.run(config, tmp_path / "third")
+
+
+@pytest.mark.slow
+def test_another_run_starts_from_the_files_and_their_draft_vocabulary(
+    target_run, text_file, tmp_path
+):
+    changes = {"loss__steps": 3, "drafter__draft_vocab": 100, "data__packing": "documents"}
+    summary = recipes.run(config_of("eagle3", target_run[0], text_file, **changes), tmp_path)
     again = config_of(
         "eagle3",
         target_run[0],
@@ -56,9 +66,6 @@ def test_eagle3_from_text_to_a_chain(target_run, text_file, tmp_path):
     del again.drafter.head_dim, again.drafter.inner
     second = recipes.run(again, tmp_path / "more")
     assert second["heldout_loss"] == pytest.approx(summary["heldout_loss"], abs=1e-4)
-    config = config_of("eagle3", target_run[0], text_file, init=str(tmp_path), **changes)
-    with pytest.raises(UserError, match="has its draft vocabulary; leave draft_vocab out"):
-        recipes.run(config, tmp_path / "third")
 
 
 @pytest.mark.slow

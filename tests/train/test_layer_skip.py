@@ -165,6 +165,7 @@ def skipping(tmp_path_factory, text_file):
     return workdir
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_bits(text_file, tmp_path):
     """The curriculum and the dropout depend on the step, which goes on."""
     changes = {"train__checkpoint_every": 2, "optimiser__schedule": "constant"}

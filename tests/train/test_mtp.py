@@ -51,15 +51,18 @@ def logits_of_heads(name, batch):
     return np.stack([logits for _, logits, _ in texts], 2)
 
 
-def plain_loss(name, batch, factor):
-    """(L, L_main) in float64, label by label."""
+@functools.cache
+def plain_losses(name):
+    """(the main loss, that of the heads) of ``batch_at`` in float64, label by label."""
 
     def nats(logits, label):
         logits = np.asarray(logits, np.float64)
         return np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[label]
 
     target, _, params = small(name)
-    main = np.asarray(lm.forward(target, params["target"], batch.tokens[:, :-1]).logits)
+    batch = batch_at()
+    forward = jax.jit(functools.partial(lm.forward, target))
+    main = np.asarray(forward(params["target"], batch.tokens[:, :-1]).logits)
     heads, tokens = logits_of_heads(name, batch), np.asarray(batch.tokens)
     rows, size = tokens.shape
     labelled = np.asarray(batch.labelled)
@@ -74,7 +77,7 @@ def plain_loss(name, batch, factor):
     own, count = total(main, 1)
     each = [total(heads[:, :, k], k + 2) for k in range(heads.shape[2])]
     further = sum(value for value, _ in each) / each[0][1]
-    return own / count + factor / len(each) * further, own / count
+    return own / count, further / len(each)
 
 
 def joint(name, text="0.3,0.1@0.67"):
@@ -93,9 +96,9 @@ def test_the_loss_is_the_formula(name):
     loss, params = jax.jit(joint(name)), small(name)[2]
     for step, factor in ((0, 0.3), (6, 0.3), (7, 0.1), (None, 0.1)):
         batch = batch_at(step)
-        expected, main = plain_loss(name, batch, factor)
+        main, further = plain_losses(name)
         value, sizes = loss(params, {}, batch, jax.random.key(0))
-        assert float(value) == pytest.approx(expected, rel=1e-4)
+        assert float(value) == pytest.approx(main + factor * further, rel=1e-4)
         assert float(sizes["language"]) == pytest.approx(main, rel=1e-4)
     own = jax.jit(with_heads.of_target(joint(name)))
     value, sizes = own(params, {}, batch, jax.random.key(0))
@@ -163,8 +166,25 @@ def config_of(method, text_file, **changes):
 
 
 @pytest.mark.parametrize("method", ["mtp", pytest.param("mtp_module", marks=pytest.mark.slow)])
-def test_a_target_with_its_heads(text_file, tmp_path, monkeypatch, method):
-    """Killed and resumed to the same bits; the target is a plain directory; the heads draft."""
+def test_a_target_with_its_heads(text_file, tmp_path, method):
+    """The target is a plain directory; the heads draft."""
+    summary = recipes.run(config_of(method, text_file, examine__prompts=0), tmp_path)
+    target, heads = hf.load(tmp_path), head_files.read(tmp_path / "heads", method)
+    assert heads.config["vocabulary"] == target.lm.vocabulary
+    size = sum(leaf.size for leaf in jax.tree.leaves((target.params, heads.params)))
+    assert summary["parameters"] == size
+    # The held-out loss is the target's own.
+    record = metrics(tmp_path)[-1]
+    assert record["heldout_loss"] == summary["heldout_loss"] < np.log(320)
+    assert record["heldout_heads"] > 0 and record["language"] < record["loss"]
+    drafter = drafters.make(method, target.lm, model=tmp_path / "heads")
+    assert drafter.longest == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["mtp", "mtp_module"])
+def test_a_killed_run_ends_with_the_same_bits(text_file, tmp_path, monkeypatch, method):
+    """Of the target and of its heads."""
     examined = {"examine__prompts": 0}
     recipes.run(config_of(method, text_file, **examined), tmp_path / "a")
     written = checkpoint.Checkpoints.save
@@ -179,19 +199,10 @@ def test_a_target_with_its_heads(text_file, tmp_path, monkeypatch, method):
         with pytest.raises(KeyboardInterrupt):
             recipes.run(config_of(method, text_file, **examined), tmp_path / "b")
     assert not (tmp_path / "b" / "heads").exists()
-    summary = recipes.run(config_of(method, text_file, **examined), tmp_path / "b")
+    recipes.run(config_of(method, text_file, **examined), tmp_path / "b")
     one, other = (hf.load(tmp_path / name) for name in "ab")
     heads, again = (head_files.read(tmp_path / name / "heads", method) for name in "ab")
     assert equal(one.params, other.params) and equal(heads.params, again.params)
-    assert heads.config["vocabulary"] == one.lm.vocabulary
-    size = sum(leaf.size for leaf in jax.tree.leaves((one.params, heads.params)))
-    assert summary["parameters"] == size
-    # The held-out loss is the target's own.
-    record = metrics(tmp_path / "b")[-1]
-    assert record["heldout_loss"] == summary["heldout_loss"] < np.log(320)
-    assert record["heldout_heads"] > 0 and record["language"] < record["loss"]
-    drafter = drafters.make(method, one.lm, model=tmp_path / "a" / "heads")
-    assert drafter.longest == 3
 
 
 def test_the_weight_is_that_of_the_mean_over_the_losses(text_file, tmp_path, monkeypatch):

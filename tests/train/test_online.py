@@ -212,7 +212,7 @@ def expected_loss(case, played: Played) -> float:
     return float(np.mean(each))
 
 
-@pytest.mark.parametrize("name", marks.by_default(LEARNING, ("chain", "eagle chain")))
+@pytest.mark.parametrize("name", marks.by_default(LEARNING, ("eagle chain",)))
 def test_the_loss_is_at_the_probs_that_were_rejected(name):
     """As drafted, in the cached rounds: not the probs before or behind, nor of another depth."""
     case = case_of(name)
@@ -441,7 +441,7 @@ def test_parts_of_the_ring_make_the_same_update():
     assert np.allclose(one, other, atol=1e-5) and not np.allclose(one, cases.table(1, V))
 
 
-@pytest.mark.parametrize("divergence", marks.by_default(objectives.DIVERGENCES, ("jeffreys",)))
+@pytest.mark.parametrize("divergence", marks.by_default(objectives.DIVERGENCES, ()))
 def test_every_divergence_raises_acceptance(divergence):
     job = job_of(640, 64)
     method = method_of(job, tabular_drafter(), cases.table(1, V))

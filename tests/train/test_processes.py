@@ -26,6 +26,7 @@ def _python(script: str, **environment: str) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", script], env=environment)
 
 
+@pytest.mark.slow
 def test_two_devices_give_the_parameters_of_one(tmp_path):
     script = f"""
         import jax, pytest, train_cases as t

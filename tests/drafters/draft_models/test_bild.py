@@ -16,7 +16,7 @@ from specjax.types import Draft, ModelParams
 
 V, NEW = 5, 24
 PROMPTS = [[1, 2, 0, 3], [4], [0, 0], [3, 3, 1]]
-THRESHOLDS = (0.0, 0.7, 1.5, 3.0, 100.0)
+THRESHOLDS = (0.0, 1.5, 100.0)
 
 
 @functools.cache
@@ -94,7 +94,8 @@ def test_a_draft_ends_where_the_model_is_not_sure():
     _, drafter, params = made(fallback=0.4)
     state, _ = begin(drafter, params)
     keys = rng.RowKeys(state.keys, state.round, state.length)
-    draft = drafter.propose(params, keys, decode.step_lib.context_of(state), state.draft)[0]
+    context = decode.step_lib.context_of(state)
+    draft = jax.jit(drafter.propose)(params, keys, context, state.draft)[0]
     table = jax.nn.softmax(cases.table(1, V), -1)
     lengths = []
     for row, prompt in enumerate(PROMPTS):

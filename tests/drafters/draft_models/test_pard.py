@@ -80,7 +80,10 @@ def test_forecast_is_that_of_drafting():
     target, _, model, own = models()
     tokens = np.random.default_rng(0).integers(0, VOCAB, (1, 10)).astype(np.int32)
     reader = _pard_text.reader_of(target, model, MASK)
-    texts = functools.partial(_masked_text.along, reader)
+    texts = jax.jit(
+        lambda params, batch, depth: list(_masked_text.along(reader, params, batch, depth)),
+        static_argnums=2,
+    )
     every = list(texts(params, Batch(jnp.asarray(tokens)), GAMMA))
     for place in (0, 4, 8):
         text = np.zeros((1, 48), np.int32)

@@ -333,7 +333,7 @@ def test_loss_of_random_blocks():
     loss = jax.jit(functools.partial(drafter.training.loss, **weights))
     value, metrics = loss(params.draft, params.target, batch, jax.random.key(0))
     net, tapped = net_of(drafter), target.with_taps(drafter.taps)
-    texts = list(_block_text.along(net, tapped, params, batch, 3))
+    texts = jax.jit(lambda: list(_block_text.along(net, tapped, params, batch, 3)))()
     total = 0.0
     for depth, (labels, logits, teacher) in enumerate(texts):
         counted = np.arange(7)[None] + depth + 2 <= 7

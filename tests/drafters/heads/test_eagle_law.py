@@ -65,7 +65,7 @@ def test_exact_law(label):
             )
 
 
-@pytest.mark.parametrize("label", marked(("eagle3 dynamic",)))
+@pytest.mark.parametrize("label", marked(()))
 def test_law_of_the_compiled_loop_at_batch_4(label, runs=5000):
     """Four ragged rows at temperature 1, many times, each against the law of its own text.
 

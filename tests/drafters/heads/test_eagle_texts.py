@@ -41,7 +41,7 @@ def assert_greedy(drafter, prompts, new=8):
     return int(records.accepted.sum())
 
 
-@pytest.mark.parametrize("label", ["eagle", "eagle3"])
+@pytest.mark.parametrize("label", ["eagle", pytest.param("eagle3", marks=pytest.mark.slow)])
 def test_prompt_of_several_chunks(label, monkeypatch):
     """The cache after a prompt does not depend on how many tokens are fed at once."""
     size = 3 + _prefix.CHUNK

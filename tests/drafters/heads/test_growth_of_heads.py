@@ -209,20 +209,21 @@ def drafts_of(drafter, params):
     state = loop.begin(TARGET, drafter, params, head_cases.PROMPTS, 8, 0)
     context = Context(state.tokens, state.length, state.sampling)
     keys = rng.RowKeys(state.keys, state.round, state.length)
-    return drafter.propose(params, keys, context, state.draft)[0], head_cases.PROMPTS
+    return jax.jit(drafter.propose)(params, keys, context, state.draft)[0], head_cases.PROMPTS
 
 
 def along_paths(name, params, row):
     """A function: the log-probabilities of the heads after a path, in the text of a prompt."""
     text = head_cases.PROMPTS[row]
     plain = head_cases.heads_of(name, TARGET, params=params.draft)
+    step = jax.jit(plain.step, static_argnums=2)
     features = head_cases.features_of(TARGET, TABLE, np.array([text]))
 
     def after(path):
         state = plain.begin(params, jnp.asarray(features[0, -1], jnp.float32))
         logits = None
         for depth, token in enumerate([text[-1], *path]):
-            logits, state = plain.step(params, state, depth, jnp.asarray(token))
+            logits, state = step(params, state, depth, jnp.asarray(token))
         return np.asarray(jax.nn.log_softmax(logits))
 
     return after
@@ -279,13 +280,9 @@ FOLLOWED = {
 }
 
 
-@pytest.mark.parametrize(
-    "label",
-    [
-        pytest.param(label, marks=[] if label.endswith("iid, stopped") else [pytest.mark.slow])
-        for label in FOLLOWED
-    ],
-)
+# tests/drafters has the prefix layer's cache and a draft model's stopped drafts by default.
+@pytest.mark.slow
+@pytest.mark.parametrize("label", FOLLOWED)
 def test_state_follows_text(label):
     name, keys = FOLLOWED[label]
     own = {"prefix": True, "head_dim": 16} if name == "hydra" else {}

@@ -131,6 +131,7 @@ def test_prefix_cache_across_rounds(decoder, monkeypatch):
             )
 
 
+@pytest.mark.slow
 def test_forecast_is_decoded_with_a_decoder(decoder):
     model, target_params = decoder
     keys = {"heads": 2, "prefix": True, "head_dim": 16, "tree": "4x3"}

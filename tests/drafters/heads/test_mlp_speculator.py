@@ -95,7 +95,8 @@ def test_new_embeddings_have_the_length_that_the_weights_assume():
 CHAIN, TREE = {"siblings": "iid"}, {"tree": "3x2", "tie": True, "scale_input": True}
 
 
-@pytest.mark.parametrize("shape", [pytest.param(CHAIN, marks=pytest.mark.slow), TREE])
+@pytest.mark.slow  # as of the heads of medusa and eagle, of which a case runs by default
+@pytest.mark.parametrize("shape", [CHAIN, TREE])
 def test_forecast_is_decoded(shape):
     """The tree of two levels runs two of three stages, with the weights of three."""
     drafter = cases.random_heads("mlp_speculator", TARGET, TABLE, heads=3, inner=4, **shape)

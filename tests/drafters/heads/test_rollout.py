@@ -14,7 +14,7 @@ from specjax import tree
 from specjax.models import lm
 from specjax.types import Batch
 
-QUICK = ("eagle", "eagle3, 2 layers")
+QUICK = ("eagle3, 2 layers",)
 NAMES = [pytest.param(n, marks=pytest.mark.slow if n not in QUICK else ()) for n in shared.SHAPES]
 # Documents, and padding.
 SEGMENTS = np.array([[1] * 7 + [2] * 7, [1] * 5 + [2] * 7 + [0] * 2])

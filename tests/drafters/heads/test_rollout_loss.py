@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import network_cases as shared
 import numpy as np
 import pytest
+from marks import by_default
 
 from specjax.drafters.heads import _columns, _rollout_loss, _text
 from specjax.errors import UserError
@@ -92,7 +93,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize("packed", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize("name", [pytest.param("eagle", marks=pytest.mark.slow), "hass", "eagle3"])
+@pytest.mark.parametrize("name", by_default(["eagle", "hass", "eagle3"], ["hass"]))
 def test_loss_by_hand(name, packed):
     shape, keys = METHODS[name]
     network, batch = shared.network(**shared.SHAPES[shape]), batch_of(packed)

@@ -179,6 +179,7 @@ def test_drafts_of_known_text_are_accepted():
     assert rounds[3] == [3, 2] and min(np.subtract(rounds[2], rounds[3])) > 0
 
 
+@pytest.mark.slow
 def test_acceptance_has_its_closed_form():
     """Sampled, on a target of order one: a draft token is accepted with rate sum min(p, q)."""
     rows, target = 6000, testing.tabular(V)

@@ -181,6 +181,7 @@ def test_drafts_equal_a_plain_model_for_any_growth_of_the_text(min_match, bias, 
     assert full > 200 and (from_store > 50) == warm
 
 
+@pytest.mark.slow
 def test_decoding_is_plain_and_finished_rows_keep_their_state():
     target = tabular(3)
     drafter, rule = sam.make(target, gamma=3), accept.load("chain")

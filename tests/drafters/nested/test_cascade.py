@@ -37,7 +37,7 @@ def made(lengths, vocab=V, **keys):
 
 
 @pytest.mark.parametrize("temperature", by_default((1.0, 0.6), (1.0,)))
-@pytest.mark.parametrize("lengths", by_default(SHAPES, SHAPES[:1]))
+@pytest.mark.parametrize("lengths", by_default(SHAPES, SHAPES[1:2]))
 def test_the_law_of_three_levels_is_the_targets(lengths, temperature):
     target, drafter, params = made(lengths)
     finding = law_checks.check_law(
@@ -67,6 +67,7 @@ def first_token():
         return exact.histories(target, drafter, CHAIN, params, [0]).first_token(3)
 
 
+@pytest.mark.slow
 def test_a_draw_without_the_residual_gives_the_known_wrong_law(monkeypatch):
     np.testing.assert_allclose(first_token(), TARGET, atol=1e-12)
     # The mistake of TriForce's code: outer law (.32, .50, .18).

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import by_default
 
 from specjax import accept, decode, drafters, rng, sampling, testing
 from specjax.bench import metrics
@@ -77,7 +78,11 @@ def decoded(name, rate, rule="match", new=NEW):
 
 
 @pytest.mark.parametrize(
-    ("name", "rate"), [("chain", 0.3), ("chain", 0.9), ("tree", 0.6), ("dynamic", 0.6)]
+    ("name", "rate"),
+    by_default(
+        [("chain", 0.3), ("chain", 0.9), ("tree", 0.6), ("dynamic", 0.6)],
+        [("chain", 0.3), ("chain", 0.9), ("tree", 0.6)],
+    ),
 )
 def test_acceptance_has_the_chosen_rate(name, rate):
     records = decoded(name, rate)
@@ -88,7 +93,7 @@ def test_acceptance_has_the_chosen_rate(name, rate):
         assert abs(passed - rate * tested) < 4 * np.sqrt(tested * rate * (1 - rate))
 
 
-@pytest.mark.parametrize(("rate", "tau"), [(0.0, 1.0), (1.0, 4.0)])
+@pytest.mark.parametrize(("rate", "tau"), by_default([(0.0, 1.0), (1.0, 4.0)], [(1.0, 4.0)]))
 def test_always_and_never(rate, tau):
     records = decoded("chain", rate, "chain", 24)
     emitted, accepted, tested = (

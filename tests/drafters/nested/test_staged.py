@@ -145,6 +145,7 @@ def test_the_models_cache_follows_the_text():
 
 
 @pytest.mark.fast
+@pytest.mark.slow
 def test_drafts_are_well_formed():
     target, drafter, params = made(gamma=2, width=3)
     packed, lengths = decode.pack_prompts([[0, 1, 2, 0, 1], [2], [1, 1], [0]])

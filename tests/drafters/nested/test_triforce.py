@@ -113,6 +113,7 @@ def plain():
     return decode.outputs(state, np.asarray(lengths))
 
 
+@pytest.mark.slow
 def test_a_middle_level_with_the_whole_text_has_every_token_accepted():
     """In greedy and sampled rows, whatever the small model drafts."""
     target, model, params = models()

@@ -178,10 +178,10 @@ def test_the_tree_equals_the_papers_mask():
         pool=jnp.asarray(pool, jnp.int32),
         window=jnp.asarray(random.integers(0, 32, state.window.shape), jnp.int32),
     )
-    draft, state = drafter.propose(pair, None, context, state)
+    draft, state = jax.jit(drafter.propose)(pair, None, context, state)
     apply = jax.jit(target.apply)
     cache = target.init_cache(2, 32)
-    cache = target.commit(cache, apply(params, packed, cache)[1], lengths - 1)
+    cache = jax.jit(target.commit)(cache, apply(params, packed, cache)[1], lengths - 1)
     block = jnp.concatenate([context.pending[:, None], draft.tokens], 1)
     got = np.asarray(apply(params, block, cache, tree.block_layout(draft))[0].logits)
 

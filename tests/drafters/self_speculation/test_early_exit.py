@@ -62,8 +62,9 @@ def test_an_exit_at_the_last_layer_accepts_everything(label):
 FAMILIES = ("llama", "gemma3_text", "gpt2", "gpt_neox")
 
 
-@pytest.mark.parametrize("family", by_default(FAMILIES, ("llama",)))
-@pytest.mark.parametrize("label", by_default(SHAPES, ("stopped",)))
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("label", SHAPES)
 def test_greedy_text_is_plain_greedy_text(family, label):
     target, params = tiny(family)
     keys, rule = SHAPES[label]
@@ -79,7 +80,8 @@ def test_greedy_text_is_plain_greedy_text(family, label):
         np.testing.assert_array_equal(texts[0][row, :end], texts[1][row, :end])
 
 
-@pytest.mark.parametrize("label", by_default(growth_cases.SHAPES, ("chain, iid",)))
+@pytest.mark.slow
+@pytest.mark.parametrize("label", growth_cases.SHAPES)
 def test_exact_law(label):
     """Enumerated in float64, for every shape of a draft."""
     keys, rule = growth_cases.SHAPES[label]

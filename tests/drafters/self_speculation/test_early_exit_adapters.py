@@ -118,6 +118,7 @@ def test_new_parameters_draft_like_the_exit_without_an_adapter():
 # The state of the layer -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_state_of_a_layer_follows_the_text():
     _, target, drafter, params = cases.real("early_exit layer")
     finding = state_checks.state_follows_text(drafter, target, params)
@@ -206,7 +207,7 @@ def test_wrong_paths_of_a_tree_are_detected(change):
 # Forecasts and losses -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("label", by_default(("layer", "norm"), ("layer",)))
+@pytest.mark.parametrize("label", by_default(("layer", "norm"), ()))
 def test_probs_of_a_text(label):
     drafter, params = made(label)
     finding = drafter_checks.probs_of_text(drafter, tiny()[0], params)

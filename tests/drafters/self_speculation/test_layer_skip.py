@@ -56,8 +56,8 @@ def decoded(target, drafter, rule, params, temperature):
 @pytest.mark.parametrize(
     ("shape", "temperature"),
     [
-        ("chain", 0.0),
-        ("chain", 0.8),
+        pytest.param("chain", 0.0, marks=pytest.mark.slow),
+        pytest.param("chain", 0.8, marks=pytest.mark.slow),
         pytest.param("tree", 0.0, marks=pytest.mark.slow),
         ("tree", 0.8),
         pytest.param("tree, iid", 0.8, marks=pytest.mark.slow),
@@ -76,6 +76,7 @@ def test_nothing_skipped_accepts_everything(shape, temperature):
     assert (records.emitted.sum(0) == NEW).all()
 
 
+@pytest.mark.slow
 def test_something_skipped_is_drafted_differently_and_the_text_is_the_targets():
     target, params = testing.tiny("llama", 0, layers=3)
     drafter = drafters.make("layer_skip", target, skip_attention="1", skip_mlp="0,2", gamma=3)

@@ -69,7 +69,7 @@ def behind(target, params, rows, text, length):
     return jax.lax.dynamic_slice_in_dim(logits, length - 1, len(rows) + 1, 0)
 
 
-@pytest.mark.parametrize("calls", [1, 2])
+@pytest.mark.parametrize("calls", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_marginals_are_those_of_the_text(calls):
     """In rounds of a ragged batch: the embeddings behind a token see the text up to it alone."""
     target, params = exit_cases.tiny()

@@ -226,7 +226,8 @@ def law_error(label, change=lambda drafter: drafter):
         return growth_cases.law_error(drafter, rule, target, ModelParams(cases.table(0)))
 
 
-@pytest.mark.parametrize("label", by_default(LAWS, ("chain",)))
+@pytest.mark.slow
+@pytest.mark.parametrize("label", LAWS)
 def test_exact_law(label):
     """Enumerated in float64; the table's logits come from what the draft hands over."""
     assert law_error(label) < growth_cases.EXACT
