@@ -48,7 +48,7 @@ def get_config() -> ConfigDict:
 
 
 def data() -> ConfigDict:
-    """The source of text: at most one of files, tfds, dialogues, generated and features.
+    """The source of text: at most one of files, tfds, dialogues, pairs, generated and features.
 
     None of them: the embedded corpus.
     """
@@ -62,6 +62,10 @@ def data() -> ConfigDict:
     data.dialogues = ""
     # Chat template: chatml, vicuna, llama2, plain, a .jinja file; empty: the target's own.
     data.template = ""
+    # Encoder-decoder models (configs/t5.py): .jsonl files of {"source", "output"}, separated by
+    # commas, or "docstrings": functions of the embedded corpus.
+    data.pairs = ""
+    data.long_pairs = "refuse"  # or "leave_out": pairs of files that are longer than a row
     data.generated = ""  # workdir of configs/self_generate.py: text written by the target
     # Workdir of configs/features.py: stored text and features of the target, for heads.
     data.features = ""
@@ -70,7 +74,8 @@ def data() -> ConfigDict:
     # Other text: "crops" of one stream, or whole "documents", packed with document masks.
     data.packing = "crops"
     data.on_policy = 0.0  # distill: share of the rows that the draft continues itself
-    data.on_policy_prompt = 32  # tokens of the text before its continuation
+    # Tokens of the text before its continuation; of pairs it is always the source.
+    data.on_policy_prompt = 32
     return data
 
 

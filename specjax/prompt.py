@@ -43,6 +43,20 @@ def pack_prompts(
     return jnp.asarray(packed), jnp.asarray([len(p) for p in prompts], jnp.int32)
 
 
+def of_text(model: LM, ids: Sequence[int], what: str) -> list[int]:
+    """``LM.prompt`` of the token ids of a text; ``what`` begins the message.
+
+    Raises UserError for a text with the start token of an encoder-decoder model: the source would
+    end there.
+    """
+    if model.encoder is not None and model.encoder.start in ids:
+        raise UserError(
+            f"{what} has the token {model.encoder.start}, with which the decoder of {model.name} "
+            "begins its output; take it out of the text"
+        )
+    return model.prompt(ids)
+
+
 def feed(
     model: LM, params, tokens: jax.Array, count: jax.Array, cache, chunk: int = 256
 ) -> tuple[Output, object]:

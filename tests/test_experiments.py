@@ -23,6 +23,7 @@ from experiments.real_model import profiles as real_model_profiles
 from experiments.real_model import run as real_model_study
 from experiments.self_speculation import run as self_speculation_study
 from experiments.system_efficiency import run as system_efficiency_study
+from experiments.t5 import run as t5_study
 from experiments.trained_drafters import questions as questions_study
 from experiments.trained_drafters import run as trained_study
 from experiments.tree_search import run as tree_search_study
@@ -72,6 +73,28 @@ def test_mtp_loss(target, tmp_path):
     assert alone["differences"] == [0, 0] and alone["tau_t0"] is None
     assert all(1 <= row["tau_t0"] <= 4 and row["parameters"] > 0 for row in others)
     assert len(result["rows"]) == 6
+
+
+@pytest.mark.slow
+def test_t5(tmp_path):
+    """Training and measuring are two stages of one workdir."""
+    random = np.random.default_rng(0)
+    words = lambda: " ".join(f"w{i}" for i in random.integers(0, 30, 4))  # noqa: E731
+    lines = [json.dumps({"turns": [["U", words()], ["S", words()]] * 2}) for _ in range(200)]
+    (tmp_path / "chats.jsonl").write_text("\n".join(lines) + "\n")
+    common = [f"--dialogues={tmp_path}/chats.jsonl", f"--workdir={tmp_path}/work", "--quick"]
+    common += ["--length=96", "--prompts=4", "--repeats=1", "--new=6", "--batch=4"]
+    own = ["--vocabulary=300", "--steps=4", "--draft-steps=4", "--generated=120"]
+    out = tmp_path / "results.json"
+    t5_study.main([*common, *own, "--train-only", f"--out={out}"])
+    assert not out.exists()
+    t5_study.main([*common, "--measure-only", f"--out={out}"])
+    result = json.loads(out.read_text())
+    assert len(result["rows"]) == (len(t5_study.DRAFTS) + 1) * 6
+    assert all(row["lossless"] and row["tau"] >= 1 for row in result["rows"])
+    assert "--train-only" in result["trained_by"] and "--measure-only" in result["command"]
+    lookups = [row for row in result["rows"] if row["method"] == "prompt lookup"]
+    assert all(row["c"] == 0 for row in lookups) and len(result["training"]) == 4
 
 
 @pytest.mark.slow

@@ -696,8 +696,44 @@ def mtp_loss(results: dict) -> str:
     return f"{source(results)}\n{what}\n\n{table(heads, lines)}\n\n{seeds}"
 
 
+def t5(results: dict) -> str:
+    """What was trained, then each method at each gamma, beside what theory expects."""
+    trained = [
+        (
+            name,
+            f"{facts['parameters']:,}",
+            facts["steps"],
+            number(facts.get("heldout_loss"), ".3f"),
+            number(facts.get("heldout_alpha"), ".3f"),
+        )
+        for name, facts in results["training"].items()
+    ]
+    models = table(("model", "parameters", "steps", "held-out loss", "held-out alpha"), trained)
+    lines = [
+        (
+            row["method"],
+            number(row["temperature"], "g"),
+            row["gamma"],
+            number(row["alpha"], ".2f"),
+            f"{row['tau']:.2f}",
+            f"{row['expected_tokens']:.2f}",
+            f"{row['c']:.2f}",
+            f"{row['verify']:.2f}",
+            f"{row['speedup']:.2f}x",
+            f"{row['improvement']:.2f}x",
+            f"{row['improvement_measured_verify']:.2f}x",
+        )
+        for row in results["rows"]
+    ]
+    heads = ("method", "T", "gamma", "alpha", "tau", "expected tau", "c", "v", "speed-up")
+    heads += ("theorem 3.8", "theorem 3.8 with v")
+    what = f"- Pairs: {results['pairs']}\n- Training: `{results['trained_by']}`"
+    return f"{source(results)}\n{what}\n\n{models}\n\n{table(heads, lines)}"
+
+
 TABLES: dict[str, Callable[[dict], str]] = {
     "benches": benches,
+    "t5": t5,
     "online": online,
     "system_efficiency": system_efficiency,
     "vs_transformers": vs_transformers,

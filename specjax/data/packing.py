@@ -112,6 +112,62 @@ class Packed:
         return by_length, random.permutation(self.rows)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class OnePerRow:
+    """Batches of documents, each in a row of its own; a batch is a pure function of (seed, step).
+
+    For encoder-decoder models, which read the source of a row before they write. An epoch has each
+    document exactly once. Raises UserError if there are fewer documents than rows in a batch.
+    """
+
+    documents: Sequence[Document]  # of at most length + 1 tokens
+    batch_size: int
+    length: int  # T; a row has one token more, so that every position has a label
+    seed: int = 0
+
+    def __post_init__(self):
+        if len(self.documents) < self.batch_size:
+            raise UserError(
+                f"there are {len(self.documents)} texts of at most {self.length + 1} tokens, fewer "
+                f"than one batch of {self.batch_size}; give more, lower the batch size, or raise "
+                "config.train.length"
+            )
+
+    def batch(self, step: int) -> Batch:
+        """tokens i32[B,T+1], padded with 0, labelled bool[B,T+1], all NumPy."""
+        rows = []
+        # A batch may cross the end of an epoch.
+        for number in range(step * self.batch_size, (step + 1) * self.batch_size):
+            epoch, place = divmod(number, len(self.documents))
+            rows.append([self.documents[self._epoch(epoch)[place]]])
+        return _fill(rows, self.length).replace(segments=None)
+
+    @functools.cached_property
+    def _epoch(self):
+        return functools.lru_cache(maxsize=2)(
+            lambda epoch: np.random.default_rng([self.seed, epoch]).permutation(len(self.documents))
+        )
+
+
+def held_out_rows(
+    documents: Sequence[Document], batch_size: int, length: int, count: int
+) -> list[Batch]:
+    """``count`` batches of documents, each in a row of its own, the same on every call.
+
+    Fewer batches if there are not enough documents, but at least one (with rows of padding if
+    needed). Raises UserError if there is no document.
+    """
+    _check_some(documents)
+    chosen = np.random.default_rng(0).permutation(len(documents))
+    chosen = chosen[: batch_size * max(1, min(count, len(documents) // batch_size))]
+    rows = [[documents[number]] for number in chosen]
+    rows += [[] for _ in range(-len(rows) % batch_size)]
+    return [
+        _fill(rows[start : start + batch_size], length).replace(segments=None)
+        for start in range(0, len(rows), batch_size)
+    ]
+
+
 def held_out(
     documents: Sequence[Document], batch_size: int, length: int, count: int
 ) -> list[Batch]:

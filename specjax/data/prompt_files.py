@@ -10,6 +10,8 @@ The keys of the first line give the kind. Every file may be compressed (``.gz`` 
 - ``mbpp``: {"task_id", "text", "test_list", ...} (Austin et al. 2021, 2108.07732); its sanitised
   half has "prompt" in place of "text". The prompt is the paper's, without examples and up to its
   "[BEGIN]": ``MBPP_PROMPT``.
+- ``pairs``: {"source", "output"}, which encoder-decoder models learn (``data.pairs``); only the
+  source is used.
 - ``prompts``: {"prompt": text}, with or without a "category". Or one prompt per line, unless the
   suffix is .jsonl or .json or the first line is an object of one of these kinds.
 """
@@ -45,6 +47,7 @@ _KEYS = {
     "mbpp": {"test_list": "list of texts", "task_id": "number or text"},
     "humaneval": {"entry_point": "text", "prompt": "text", "task_id": "number or text"},
     "gsm8k": {"question": "text", "answer": "text"},
+    "pairs": {"source": "text", "output": "text"},
     "prompts": {"prompt": "text"},
 }
 _ALIASES = {"mt_bench": "spec_bench", "vicuna_bench": "spec_bench"}
@@ -238,6 +241,8 @@ def _conversation(kind: str, line: dict[str, Any] | None, number: int, at: str) 
         return Conversation(line["task_id"], kind, (line["prompt"],), completion=True)
     if kind == "gsm8k":
         return Conversation(number, kind, (line["question"],))
+    if kind == "pairs":
+        return Conversation(number, None, (line["source"],))
     if not line[text].strip() or not any(test.strip() for test in line["test_list"]):
         empty = "test_list" if line[text].strip() else text
         raise UserError(

@@ -16,8 +16,10 @@ from specjax.data import prompt_files, token_streams
 from specjax.data.prompt_files import Conversation
 from specjax.errors import UserError
 from specjax.models import hf
+from specjax.prompt import of_text
 
-STDLIB = "stdlib"  # the named prompt set: held-out lines of the embedded corpus
+# The named prompt set: held-out lines of the embedded corpus; with an encoder, its functions.
+STDLIB = "stdlib"
 OWN = "own"  # config.chat: the model's chat template
 STDLIB_PROMPTS = 32  # of the set "stdlib", if no number is given
 
@@ -55,8 +57,7 @@ class PromptSource:
     """Which prompts to read. Each field is the configuration key of that name, unless noted."""
 
     text: str = ""  # config.prompt: one text
-    # config.grid.prompts or (config.prompts,): files (see ``prompt_files``), or "stdlib".
-    names: tuple[str, ...] = ("",)
+    names: tuple[str, ...] = ("",)  # config.grid.prompts or (config.prompts,): files, or "stdlib"
     kind: str = "auto"  # config.prompt_kind
     # Template for conversations: "" none, "own" the model's, or a name that ``data.chat`` defines.
     chat: str = ""
@@ -207,8 +208,8 @@ def _all_turns(
     for turn in range(max(len(each.turns) for each in conversations)):
         for number, each in enumerate(conversations):
             if len(each.turns) > turn:
-                prompt = prompt_of(source, target, each, turn, answers[number], template)
-                result[number].append(prompt)
+                own = source, target, each, turn, answers[number], template
+                result[number].append(prompt_of(*own))
         unfinished = [n for n, each in enumerate(conversations) if len(each.turns) > turn + 1]
         if unfinished:
             outputs = answer([result[number][-1] for number in unfinished])
@@ -254,7 +255,7 @@ def prompt_of(
     ids = target.tokenizer.encode(spelled.text, add_special_tokens=spelled.add_special_tokens).ids
     if not spelled.text.strip() or not ids:
         raise UserError(f"prompt {conversation.id} is empty; a prompt needs at least one token")
-    ids = target.lm.prompt(ids)
+    ids = of_text(target.lm, ids, f"prompt {conversation.id}")
     whole = Prompt(spelled.text, ids, conversation.category, conversation.id, turn)
     cut = _cut(source, target, ids)
     return whole if cut == ids else _shortened(whole, target, cut)
@@ -279,22 +280,9 @@ def _shortened(prompt: Prompt, target: hf.Loaded, ids: list[int]) -> Prompt:
 
 def _held_out(source: PromptSource, target: hf.Loaded, count: int, tokens: int) -> list[Prompt]:
     # Imported here because TFDS takes a second to import.
-    from specjax.data import corpora
+    from specjax.data import corpus_prompts
 
     assert target.tokenizer is not None
-    beside = Path(target.directory).parent / "data"
-    if not source.data_dir and not beside.is_dir():
-        raise UserError(
-            "config.prompts=stdlib: there is no corpus beside the target; "
-            "give config.data_dir, a directory to build it in"
-        )
-    head = len(token_streams.opening(target.tokenizer))
-    if tokens <= head:
-        raise UserError(
-            f"config.prompts=stdlib: a prompt of {tokens} tokens has no text, because the "
-            f"tokenizer puts {head} before every text; ask for more tokens"
-        )
-    texts = [text for _, text in corpora.load_texts(source.data_dir or str(beside), "test")]
-    ids = token_streams.held_out_prompts(texts, target.tokenizer, count, tokens - head, source.seed)
-    ids = [_cut(source, target, target.lm.prompt(each)) for each in ids]
+    every = corpus_prompts.held_out(target, count, tokens, source.data_dir, source.seed)
+    ids = [_cut(source, target, each) for each in every]
     return [Prompt(target.tokenizer.decode(each), each, None, n) for n, each in enumerate(ids)]

@@ -28,15 +28,18 @@ _TOKENIZER_CHARACTERS = 4_000_000
 _SMALLEST_STORED = 100_000
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE tokenizer whose only special token is ``<|endoftext|>`` (id 0).
+def train_tokenizer(
+    texts: Iterable[str], vocab_size: int, special: Sequence[str] = (SEPARATOR,)
+) -> Tokenizer:
+    """A byte-level BPE tokenizer with these special tokens, whose ids are 0, 1, ...
 
     The same texts give the same tokenizer. Of a large corpus every n-th text is used. Raises
-    UserError if ``vocab_size`` cannot hold the 256 bytes and the special token.
+    UserError if ``vocab_size`` cannot hold the 256 bytes and the special tokens.
     """
-    if vocab_size < 257:
+    if vocab_size < 256 + len(special):
         raise UserError(
-            f"vocab_size={vocab_size} is too small: 256 bytes and {SEPARATOR} need at least 257"
+            f"vocab_size={vocab_size} is too small: 256 bytes and {' and '.join(special)} need at "
+            f"least {256 + len(special)}"
         )
     texts = list(texts)
     stride = -(-sum(map(len, texts)) // _TOKENIZER_CHARACTERS) or 1
@@ -45,7 +48,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[SEPARATOR],
+        special_tokens=list(special),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )

@@ -9,6 +9,7 @@ import numpy as np
 
 from specjax.errors import UserError
 from specjax.generation.loading import Model
+from specjax.prompt import of_text
 
 # A text to continue, the turns of a chat, or token ids.
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
@@ -68,6 +69,8 @@ def _encode(model: Model, prompt: Any, chat: str, number: int) -> list[int]:
         ids = [int(token) for token in ids]
     if not ids:
         raise UserError(f"prompt {number} is empty; a prompt needs at least one token")
+    if isinstance(prompt, str) or _is_chat(prompt):
+        return of_text(model.lm, ids, f"prompt {number}")
     return model.lm.prompt(ids)
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from specjax.errors import UserError
 from specjax.models import hf, lm
+from specjax.models.t5_config import T5Config
 from specjax.models.transformer_config import TransformerConfig
 
 
@@ -67,7 +68,8 @@ def load(directory: str, config: TransformerConfig, vocabulary: str, on_host: bo
     """The float32 parameters of the model ``config.init``.
 
     ``vocabulary`` is the fingerprint of the tokenizer; ``on_host`` as in ``hf.load``. Raises
-    UserError if the model has another shape or another tokenizer.
+    UserError if the model has another shape or another tokenizer; a T5 model also for other values
+    of its configuration.
     """
     loaded = hf.load(directory, dtype=jnp.float32, on_host=on_host)
     if loaded.lm.vocabulary not in (None, vocabulary):
@@ -80,4 +82,17 @@ def load(directory: str, config: TransformerConfig, vocabulary: str, on_host: bo
             f"config.init {loaded.directory} is a model of another shape than config.model; "
             "set config.model to its shape"
         )
+    if isinstance(config, T5Config):
+        _check_same(loaded, config)
     return loaded.params
+
+
+def _check_same(loaded: hf.Loaded, config: T5Config) -> None:
+    """Raises UserError for what the shapes of parameters do not show: special tokens, distances."""
+    for field in dataclasses.fields(config):
+        own, other = getattr(config, field.name), getattr(loaded.config, field.name)
+        if own != other:
+            raise UserError(
+                f"config.init {loaded.directory} has {field.name} {other!r}, and the model to be "
+                f"trained {own!r}; give its keys in config.model and its tokenizer"
+            )

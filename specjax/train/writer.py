@@ -15,7 +15,6 @@ from jax.sharding import Mesh
 
 from specjax import accept, decode, drafters, rng, sampling, sharding
 from specjax.bench import metrics
-from specjax.errors import UserError
 from specjax.models import hf
 from specjax.types import LM, Accept, Drafter, ModelParams
 
@@ -38,13 +37,8 @@ def make_writer(
 
     On a mesh the axis "data" divides the rows, and "tensor" the matrices. Raises UserError if the
     drafter or the rule does not exist, they do not fit together, or the mesh cannot divide the
-    target; and for a target with an encoder: texts to train on are not divided into sources.
+    target.
     """
-    if target.lm.encoder is not None:
-        raise UserError(
-            f"{target.directory} is an encoder-decoder model, and text to train on is written by "
-            "decoders only; take a decoder"
-        )
     drafter = drafters.make(target=target.lm, **keys)
     accepts = accept.load(rule or accept.default_rule(drafter))
     accept.check_pair(drafter, accepts)

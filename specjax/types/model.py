@@ -137,8 +137,12 @@ class LM(NamedTuple):
         return [*kept[: None if most is None else most - 1], self.encoder.start]
 
     def continued(self, prompt: Sequence[int]) -> list[int]:
-        """The tokens of a prompt that the output continues: none with an encoder."""
-        return list(prompt) if self.encoder is None else []
+        """The tokens of a prompt that the output continues; with an encoder those after the start
+        token, a given beginning of the output."""
+        ids = list(prompt)
+        if self.encoder is None:
+            return ids
+        return ids[ids.index(self.encoder.start) + 1 :] if self.encoder.start in ids else []
 
     def with_taps(self, layers: tuple[int, ...]) -> LM:
         """The model with the output hidden states of ``layers`` in ``Output.taps``.

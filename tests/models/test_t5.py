@@ -238,7 +238,8 @@ def test_prompts_and_texts_without_a_source_are_refused():
     target, params = testing.tiny_t5(vocab_size=31)
     assert target.prompt([4, 5]) == [4, 5, 0] == target.prompt([4, 5, 0])
     assert target.prompt([4, 5, 6], 3) == [4, 5, 0] == target.prompt([4, 5, 0], 3)
-    assert target.continued([4, 5, 0]) == []
+    assert target.continued([4, 5, 0]) == [] == target.continued([4, 5])
+    assert target.continued([4, 5, 0, 7, 0]) == [7, 0]
     drafter = drafters.make("none", target)
     for prompts in ([[4, 5]], [[0, 5]], [[0]]):
         with pytest.raises(UserError, match="no source text with the start token .* LM.prompt"):

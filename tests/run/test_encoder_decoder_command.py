@@ -6,10 +6,12 @@ import json
 
 import jax
 import pytest
+import t5_cases
 import tokenizers
-from commandline import GENERATE
+from commandline import BENCH, GENERATE, ROOT
 
 from specjax import generation, testing
+from specjax.errors import UserError
 from specjax.models import hf, t5_config
 
 WORDS = ["<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(3, 40))]
@@ -71,3 +73,40 @@ def test_a_decoder_does_not_draft_for_an_encoder_decoder_model(cli, tmp_path, dr
     )
     assert status == 2 and err.count("\n") == 1
     assert "take an encoder-decoder model as the draft model" in err
+
+
+@pytest.mark.slow
+def test_a_model_is_trained_distilled_and_measured(cli, tmp_path):
+    """From a file of pairs to the speed of a draft and of a lookup in the source."""
+    pairs = t5_cases.write(tmp_path / "pairs.jsonl", t5_cases.lines(400))
+    sizes = {**t5_cases.SIZES, "encoder_layers": 1}
+    both = [f"--config.model.{key}={value}" for key, value in sizes.items()]
+    both += [f"--config.data.pairs={pairs}", "--config.train.steps=20", "--config.train.length=48"]
+    both += ["--config.train.batch_size=4", "--config.train.eval_batches=2"]
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    config = f"--config={ROOT}/configs/t5.py"
+    status, out, _, _ = cli(config, *both, "--config.model.vocab_size=320", workdir=target)
+    assert status == 0 and "heldout_loss" in out
+    config = f"--config={ROOT}/configs/t5_distill.py"
+    own = [f"--config.target={target}", "--config.examine.prompts=4"]
+    assert cli(config, *both, *own, workdir=draft)[0] == 0
+    common = [BENCH, f"--config.target={target}", f"--config.prompts={pairs}"]
+    common += ["--config.num_prompts=8", "--config.max_new_tokens=8", "--config.repeats=1"]
+    for name, keys in (
+        ("draft_model", [f"--config.drafter.model={draft}"]),
+        ("prompt_lookup", ["--config.drafter.min_ngram=1", "--config.drafter.max_ngram=2"]),
+    ):
+        given = [*common, f"--config.drafter.name={name}", "--config.drafter.gamma=2", *keys]
+        status, _, _, workdir = cli(*given, workdir=tmp_path / name)
+        [row] = json.loads((workdir / "results.json").read_text())["rows"]
+        assert status == 0 and row["lossless"]["passed"] and row["block_efficiency"] >= 1
+
+
+@pytest.mark.slow
+def test_a_text_with_the_start_token_is_refused(cli, tmp_path):
+    target = save(tmp_path / "target", 0, 1)
+    status, _, err, _ = cli(GENERATE, f"--config.target={target}", "--config.prompt=w5 <pad> w6")
+    assert status == 2 and err.count("\n") == 1
+    assert "prompt 1 has the token 0, with which the decoder of" in err
+    with pytest.raises(UserError, match="prompt 0 has the token 0"):
+        generation.generate_text(generation.load(target), "w5 <pad> w6", max_new_tokens=2)

@@ -17,7 +17,7 @@ from specjax.train import recipes
             {"objective": "other"},
             "must be one of pretrain, distill, heads, generate, features, datastore, ngram",
         ),
-        ("pretrain", {"model__family": "t5"}, "must be one of llama, gpt2"),
+        ("pretrain", {"model__family": "bert"}, "must be one of llama, gpt2"),
         ("pretrain", {"model__num_heads": 3}, "hidden_size 32 is no even multiple of num_heads 3"),
         ("pretrain", {"train__steps": 0}, "train.steps is 0"),
         ("pretrain", {"train__length": 65}, "beyond config.model.max_positions 64"),

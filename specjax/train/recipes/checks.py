@@ -5,23 +5,25 @@ from __future__ import annotations
 from specjax import accept, checks, drafters, sampling
 from specjax.config import Config, given
 from specjax.data.feature_records import DTYPES
+from specjax.data.pairs import DOCSTRINGS
 from specjax.errors import UserError
-from specjax.models.families import FAMILIES, shape
-from specjax.models.hf_config import config_to_hf
 from specjax.train.placement import place
+from specjax.train.recipes import shapes
 from specjax.train.settings import PRECISIONS, Schedule, Settings
 
 # Keys of config.data that name a source of text.
-KINDS = ("files", "tfds", "dialogues", "generated", "features")
+KINDS = ("files", "tfds", "dialogues", "pairs", "generated", "features")
+# What is done with pairs of more tokens than a row has.
+LONG_PAIRS = ("refuse", "leave_out")
 # Keys of config.data that belong to one source only: key -> (source, value that means unset).
 _OWNED = {
     "template": ("dialogues", ""),
     "temperature": ("generated", None),
     "text_key": ("tfds", "text"),
+    "long_pairs": ("pairs", "refuse"),
 }
 # Keys of config.data that the objective generate does not read, and their unset values.
 _NOT_FOR_GENERATE = {
-    "dialogues": "",
     "generated": "",
     "features": "",
     "template": "",
@@ -91,6 +93,8 @@ def check_training(config: Config) -> None:
         )
     if config.objective == "pretrain":
         _check_pretrain(config)
+    if config.get("model") and shapes.has_encoder(config.model):
+        _check_with_encoder(config)
 
 
 def check_features(config: Config) -> None:
@@ -149,7 +153,8 @@ def _check_on_policy(config: Config) -> None:
         )
     if share and config.objective != "distill":
         raise UserError("config.data.on_policy is for objective distill only; leave it 0")
-    if share and not 0 < prompt < length:
+    encoder = config.get("model") and shapes.has_encoder(config.model)
+    if share and not encoder and not 0 < prompt < length:
         raise UserError(
             f"config.data.on_policy_prompt is {prompt}; "
             f"it must be at least 1 and below config.train.length {length}"
@@ -166,37 +171,21 @@ def _check_pretrain(config: Config) -> None:
         raise UserError(
             "config.examine.prompts needs a target to draft for; give config.target, or leave it 0"
         )
-    check_shape(config.model)
-    check_positions(config)
+    shapes.check(config.model)
+    shapes.check_positions(config)
 
 
-def check_shape(model: Config) -> None:
-    """Checks that ``config.model`` is a decoder."""
-    checks.one_of("config.model.family", model.family, tuple(FAMILIES))
-    for name, value in model.items():
-        if isinstance(value, int) and name not in ("vocab_size", "tie_embeddings"):
-            checks.whole(f"config.model.{name}", value, 1)
-    # Rotary positions rotate pairs of dimensions: the width of a head must be even.
-    for whole, part, unit in (("hidden_size", "num_heads", 2), ("num_heads", "num_kv_heads", 1)):
-        if model[whole] % (model[part] * unit):
+def _check_with_encoder(config: Config) -> None:
+    """Keys of training that decoders alone have."""
+    for key in ("spire", "pard", "mtp"):
+        if config.get(key):
             raise UserError(
-                f"config.model.{whole} {model[whole]} is no {'even ' * (unit - 1)}multiple of "
-                f"{part} {model[part]}; change one of them"
+                f"config.{key} trains decoders; with config.model.family=t5 leave it out"
             )
-    sizes = {"vocab_size": 1, "head_dim": model.hidden_size // model.num_heads}
-    try:
-        # A model that its family cannot store would be refused at the end of the training.
-        config_to_hf(shape(**(model.to_dict() | sizes)))
-    except UserError as error:
-        raise UserError(f"config.model: {error}") from None
-
-
-def check_positions(config: Config) -> None:
-    """Checks that the decoder of ``config.model`` can read the length of the training text."""
-    if config.train.length > config.model.max_positions:
+    if config.objective == "pretrain" and config.loss:
         raise UserError(
-            f"config.train.length {config.train.length} is beyond config.model.max_positions "
-            f"{config.model.max_positions}"
+            f"config.loss.{next(iter(config.loss))} is for decoders that exit at every layer; with "
+            "config.model.family=t5 leave it out"
         )
 
 
@@ -217,10 +206,14 @@ def text_kind(data: Config) -> str:
                 "leave it out"
             )
     checks.one_of("config.data.labels", data.labels, ("output", "all"))
-    if kind not in ("files", "tfds") and (data.packing != "crops" or data.dir):
-        what = "stored rows" if kind == "features" else "packed documents"
+    checks.one_of("config.data.long_pairs", data.get("long_pairs", "refuse"), LONG_PAIRS)
+    # The embedded corpus is also the source of docstrings.
+    built = data.dir and data.get("pairs") != DOCSTRINGS
+    if kind not in ("files", "tfds") and (data.packing != "crops" or built):
+        rows = {"features": "stored rows", "pairs": "rows of their own"}
+        what = rows.get(kind, "packed documents")
         raise UserError(
-            f"config.data.{'dir' if data.dir else 'packing'} belongs to plain text, "
+            f"config.data.{'dir' if built else 'packing'} belongs to plain text, "
             f"and {kind} are {what}; leave it out"
         )
     if kind not in ("dialogues", "generated") and data.labels != "output":
@@ -237,7 +230,7 @@ def check_generate(config: Config) -> list[float]:
         if config.data.get(name, unset) != unset:
             raise UserError(
                 f"config.data.{name} is not a key of objective generate, which takes prompts from "
-                "files, tfds or the embedded corpus; leave it out"
+                "files, tfds, pairs or the embedded corpus; leave it out"
             )
     sizes = config.generation
     for name, least in _GENERATION.items():

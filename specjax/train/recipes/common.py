@@ -18,7 +18,7 @@ from specjax import files, sharding
 from specjax.config import Config
 from specjax.data import feature_store, generated_text
 from specjax.errors import UserError
-from specjax.models import families, hf, lm
+from specjax.models import hf, lm
 from specjax.models.transformer_config import TransformerConfig
 from specjax.train import initial, objectives
 from specjax.train.display import report
@@ -60,11 +60,6 @@ def load_target(config: Config) -> hf.Loaded:
         raise UserError(
             f"{target.directory} has no tokenizer.json; text to train on needs a tokenizer"
         )
-    if target.lm.encoder is not None:
-        raise UserError(
-            f"{target.directory} is an encoder-decoder model, and training is for decoders only; "
-            "take a decoder"
-        )
     if config.train.length > target.config.longest_text:
         raise UserError(
             f"config.train.length {config.train.length} is beyond the target's "
@@ -89,21 +84,9 @@ def fingerprint(target: hf.Loaded) -> str:
 
 
 def language_model(config: Config, shape: TransformerConfig) -> LM:
-    """A decoder in ``config.train.precision``, recomputing layers with ``config.train.remat``."""
+    """A model in ``config.train.precision``, recomputing layers with ``config.train.remat``."""
     return lm.from_config(
         shape, jnp.dtype(config.train.precision), remat=config.train.get("remat", False)
-    )
-
-
-def decoder_shape(
-    model: Config, vocab_size: int, bos: int | None, eos: tuple[int, ...]
-) -> TransformerConfig:
-    """The decoder of ``config.model`` with this vocabulary."""
-    return families.shape(
-        **{**model.to_dict(), "vocab_size": vocab_size},
-        head_dim=model.hidden_size // model.num_heads,
-        bos_token_id=bos,
-        eos_token_id=eos,
     )
 
 

@@ -16,7 +16,7 @@ from specjax.models.spire.model import with_memory
 from specjax.models.transformer_config import TransformerConfig
 from specjax.train import boosting, initial, objectives, on_policy
 from specjax.train.loop import Task
-from specjax.train.recipes import checks, common, examined, pard, spire
+from specjax.train.recipes import common, examined, pard, shapes, spire
 from specjax.train.recipes import material as materials
 from specjax.train.recipes.common import Prepared
 from specjax.types import LM
@@ -35,6 +35,12 @@ def prepare(config: Config, workdir: Path) -> Prepared:
     """Makes the run. Raises UserError."""
     target = common.load_target(config)
     assert target.tokenizer is not None
+    for key in ("spire", "pard"):
+        if config.get(key) and target.lm.encoder is not None:
+            raise UserError(
+                f"{target.directory} is an encoder-decoder model, and config.{key} trains "
+                "decoders; leave it out"
+            )
     make = _spire if config.get("spire") else _plain
     decoder, model, params, save = make(config, workdir, target)
     if decoder.max_positions < config.train.length:
@@ -52,7 +58,8 @@ def prepare(config: Config, workdir: Path) -> Prepared:
         earlier = _earlier(config, target)
         loss = boosting.boosted(loss, [each.lm for each in earlier])
         theirs = {"target": theirs, "earlier": [each.params for each in earlier]}
-    material = materials.gather(config, workdir, target.tokenizer, target.directory)
+    own = target.tokenizer, target.directory, shapes.ends_of(target)
+    material = materials.gather(config, workdir, *own)
     rewrite = None
     if config.data.on_policy:
         rewrite = on_policy.rewriter(
@@ -60,6 +67,7 @@ def prepare(config: Config, workdir: Path) -> Prepared:
             config.data.on_policy,
             config.data.on_policy_prompt,
             config.loss.get("temperature", 1.0),
+            target.config.eos_token_id,
         )
     if parallel is None:
         examine = examined.draft_model(config, target, model, material)
@@ -110,10 +118,11 @@ def _layers(config: Config, target: hf.Loaded) -> tuple[TransformerConfig, Any]:
                 "config.init and config.pruned are both given; a draft starts from one of them"
             )
         return shape, params
-    checks.check_shape(config.model)
-    checks.check_positions(config)
+    shapes.check(config.model)
+    shapes.check_positions(config)
+    shapes.check_kind(config, target)
     assert target.tokenizer is not None
     size = common.draft_vocabulary(config, target)
     bos, eos = target.config.bos_token_id, target.config.eos_token_id
-    shape = common.decoder_shape(config.model, size, bos, eos)
+    shape = shapes.new(config.model, size, bos, eos, shapes.ends_of(target))
     return shape, common.first_params(config, shape, hf.fingerprint(target.tokenizer))

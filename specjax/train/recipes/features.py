@@ -62,6 +62,11 @@ def run(config: Config, workdir: Path) -> dict:
     checks.check_features(config)
     target = common.load_target(config)
     assert target.tokenizer is not None
+    if target.lm.encoder is not None:
+        raise UserError(
+            f"{target.directory} is an encoder-decoder model, and features are stored of decoders "
+            "only; train the heads without config.data.features"
+        )
     taps = tuple(config.features.taps)
     model = target.lm.with_taps(taps)
     text = materials.read(config, workdir, target.tokenizer, target.directory)

@@ -31,7 +31,7 @@ from specjax.sharding.decoding import check_rows
 from specjax.train import together
 from specjax.train.changes import check_same
 from specjax.train.display import Meter
-from specjax.train.recipes import checks, common, questions
+from specjax.train.recipes import checks, common, pair_material, questions
 from specjax.train.recipes import material as materials
 from specjax.train.writer import Writer, make_writer, row_keys, write
 
@@ -98,7 +98,7 @@ def _mesh(config: Config) -> Mesh | None:
 
 
 def _prompts(config: Config, workdir: Path, target: hf.Loaded) -> list[Prompt]:
-    """Questions, or starts of lines of the corpus, numbered; the train split comes first."""
+    """Questions, starts of lines of the corpus, or sources of pairs; the train split is first."""
     sizes, tokenizer = config.generation, target.tokenizer
     if tokenizer is None:
         raise UserError(f"{target.directory} has no tokenizer.json; prompts need a tokenizer")
@@ -110,6 +110,8 @@ def _prompts(config: Config, workdir: Path, target: hf.Loaded) -> list[Prompt]:
             f"config.generation asks for {sizes.prompt_tokens} + {sizes.new_tokens} tokens and the "
             f"model has {target.config.longest_text} positions; lower one of them"
         )
+    if target.lm.encoder is None:
+        _check_plain(config)
     valid = max(1, sizes.num_prompts // _VALID)
     prompts: list[Prompt] = []
     if sizes.get("prompts"):
@@ -119,6 +121,10 @@ def _prompts(config: Config, workdir: Path, target: hf.Loaded) -> list[Prompt]:
             for number, ids in enumerate(questions.read(config, target))
         ]
     for split, count in (("train", sizes.num_prompts - valid), ("valid", valid)):
+        if target.lm.encoder is not None:
+            chosen = pair_material.sources(config, workdir, target, split, count)
+            prompts += [Prompt(len(prompts) + n, split, ids) for n, ids in enumerate(chosen)]
+            continue
         with together.first_alone():
             texts = materials.texts(config, workdir, split)
         try:
@@ -156,15 +162,32 @@ def _plan(
         "accept": config.get("accept", "chain"),
         "seed": config.seed,
         "prompts": {
-            "sources": questions.sources(config)
-            if sizes.get("prompts")
-            else text_files.names(materials.text_source(config.data)),
+            "sources": _sources(config),
             "tokens": sizes.prompt_tokens,
             "train": sum(prompt.split == "train" for prompt in prompts),
             "valid": sum(prompt.split == "valid" for prompt in prompts),
             "sha256": hashlib.sha256(json.dumps(ids).encode()).hexdigest(),
         },
     }
+
+
+def _check_plain(config: Config) -> None:
+    """Raises UserError for sources of pairs, which a decoder does not read."""
+    for name in ("dialogues", "pairs"):
+        if config.data.get(name):
+            raise UserError(
+                f"config.data.{name} is not a key of objective generate for a decoder, which takes "
+                "prompts from files, tfds or the embedded corpus; leave it out"
+            )
+
+
+def _sources(config: Config) -> list[str]:
+    """The names of what the prompts are from."""
+    if config.generation.get("prompts"):
+        return questions.sources(config)
+    if pairs := config.data.get("pairs") or config.data.get("dialogues"):
+        return list(text_files.split_names(pairs))
+    return text_files.names(materials.text_source(config.data))
 
 
 def _write_shards(

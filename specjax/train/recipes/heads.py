@@ -20,7 +20,7 @@ from specjax.models import head_files, hf
 from specjax.train import objectives
 from specjax.train.layer_skip import Numbered
 from specjax.train.loop import Task
-from specjax.train.recipes import common, examined
+from specjax.train.recipes import common, examined, shapes
 from specjax.train.recipes import material as materials
 from specjax.train.recipes.common import Prepared
 from specjax.train.recipes.material import Material
@@ -36,9 +36,8 @@ def prepare(config: Config, workdir: Path) -> Prepared:
     """Makes the run; with ``config.joint`` the target is trained too. Raises UserError."""
     target = common.load_target(config)
     assert target.tokenizer is not None
-    gather = functools.partial(
-        materials.gather, config, workdir, target.tokenizer, target.directory
-    )
+    own = target.tokenizer, target.directory, shapes.ends_of(target)
+    gather = functools.partial(materials.gather, config, workdir, *own)
     # A draft vocabulary depends on the text; other drafters are checked before the text is read.
     material = gather() if config.drafter.get("draft_vocab") else None
     drafter = _drafter(config, target, material)

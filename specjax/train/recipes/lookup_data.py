@@ -162,6 +162,11 @@ def from_target(
     the context of the first new token. Raises UserError.
     """
     target, sizes = hf.load(config.target), config.generation
+    if target.lm.encoder is not None:
+        raise UserError(
+            f"{target.directory} is an encoder-decoder model, which continues no text; leave "
+            "config.from_target 0, or take a decoder"
+        )
     length, batch = sizes.prompt_tokens, sizes.batch_size
     head = token_streams.opening(vocabulary.tokenizer)
     _check_positions(len(head), config, target.config.longest_text)

@@ -1,8 +1,9 @@
 """From ``config.data`` to batches, held-out batches and held-out prompts.
 
-The text has one source: local files, a TFDS dataset, dialogues, text that the target wrote, stored
-features of the target, or the embedded corpus. Crops of one long stream do not separate documents;
-packed documents have masks, and only their labelled tokens count.
+The text has one source: local files, a TFDS dataset, dialogues, pairs, text that the target wrote,
+stored features of the target, or the embedded corpus. Crops of one long stream do not separate
+documents; packed documents have masks, and only their labelled tokens count. Encoder-decoder models
+learn pairs (``pair_material``), one in a row.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from specjax.data import (
     token_streams,
 )
 from specjax.data.packing import Document
+from specjax.data.pairs import OutputEnds
 from specjax.data.text_files import TextSource
 from specjax.errors import UserError
 from specjax.models import hf
 from specjax.models.sources import gguf_file
 from specjax.train import together
 from specjax.train.loop import Source
-from specjax.train.recipes import checks, stored_features
+from specjax.train.recipes import checks, pair_material, shapes, stored_features
 from specjax.types import Batch
 
 _SPLITS = ("train", "valid")
@@ -110,6 +112,8 @@ def tokenizer(config: Config, workdir: Path) -> Tokenizer:
     """``config.tokenizer``, or a new one trained on the text. Raises UserError."""
     if config.tokenizer:
         return _given_tokenizer(config)
+    if shapes.has_encoder(config.model):
+        return pair_material.new_tokenizer(config, workdir)
     if config.data.get("dialogues") or config.data.get("generated"):
         raise UserError(
             "a new tokenizer is trained on plain text; "
@@ -142,20 +146,30 @@ def _given_tokenizer(config: Config) -> Tokenizer:
     return result
 
 
-def gather(config: Config, workdir: Path, tokenizer: Tokenizer, directory: str | None) -> Material:
+def gather(
+    config: Config,
+    workdir: Path,
+    tokenizer: Tokenizer,
+    directory: str | None,
+    ends: OutputEnds | None = None,
+) -> Material:
     """The tokenised material of ``config.data``.
 
     ``directory`` is the model directory whose chat template dialogues may use, and which stored
-    features must be of. Raises UserError for two sources at once, for keys that belong to another
-    source, and for too little text.
+    features must be of; ``ends`` are the tokens around the outputs of an encoder-decoder model.
+    Raises UserError for two sources at once, for keys that belong to another source, for text that
+    this model cannot learn, and for too little text.
     """
     if checks.text_kind(config.data) == "features":
         return Material(*stored_features.open_store(config, directory))
-    text = read(config, workdir, tokenizer, directory)
+    text = read(config, workdir, tokenizer, directory, ends)
     size, length, count = config.train.batch_size, config.train.length, config.train.eval_batches
     if text.streams:
         batches: Source = token_streams.Batches(text.streams["train"], size, length, config.seed)
         held_out = token_streams.held_out_batches(text.streams["valid"], size, length, count)
+    elif ends is not None:
+        batches = packing.OnePerRow(text.documents["train"], size, length, config.seed)
+        held_out = packing.held_out_rows(text.documents["valid"], size, length, count)
     else:
         batches = packing.Packed(text.documents["train"], size, length, config.seed)
         held_out = packing.held_out(text.documents["valid"], size, length, count)
@@ -163,14 +177,29 @@ def gather(config: Config, workdir: Path, tokenizer: Tokenizer, directory: str |
     return Material(batches, held_out, text.prompts, digest, text.tokens_per_byte, counts)
 
 
-def read(config: Config, workdir: Path, tokenizer: Tokenizer, directory: str | None) -> Text:
+def read(
+    config: Config,
+    workdir: Path,
+    tokenizer: Tokenizer,
+    directory: str | None,
+    ends: OutputEnds | None = None,
+) -> Text:
     """The text of any source but stored features; every process has all of it. Raises UserError."""
     with together.first_alone():
+        if ends is not None:
+            documents = pair_material.documents(config, workdir, tokenizer, ends)
+            prompts = pair_material.prompts(config, documents["valid"])
+            return Text({}, documents, prompts, None)
         return _read(config, workdir, tokenizer, directory)
 
 
 def _read(config: Config, workdir: Path, tokenizer: Tokenizer, directory: str | None) -> Text:
     kind = checks.text_kind(config.data)
+    if kind == "pairs":
+        raise UserError(
+            "config.data.pairs are learnt by encoder-decoder models, and this one is a decoder; "
+            "give text, or start from configs/t5.py"
+        )
     if kind in ("dialogues", "generated"):
         splits = {split: _documents(config, kind, tokenizer, directory, split) for split in _SPLITS}
         return Text({}, splits, _document_prompts(splits["valid"], config, tokenizer), None)

@@ -1,4 +1,6 @@
-"""Objective pretrain: a decoder that learns text; a target, or a draft for ``config.target``.
+"""Objective pretrain: a model that learns text; a target, or a draft for ``config.target``.
+
+A decoder learns plain text, an encoder-decoder model (``config.model.family`` "t5") pairs.
 
 With keys in ``config.loss`` it also learns to exit at every layer (LayerSkip). With ``config.mtp``
 it is trained together with heads for multi-token prediction.
@@ -9,34 +11,39 @@ from __future__ import annotations
 from pathlib import Path
 
 from specjax.config import Config
-from specjax.data import token_streams
+from specjax.data import pairs, token_streams
 from specjax.models import hf
 from specjax.train import layer_skip, objectives
 from specjax.train.loop import Task
-from specjax.train.recipes import checks, common, examined, mtp
+from specjax.train.recipes import common, examined, mtp, shapes
 from specjax.train.recipes import material as materials
 from specjax.train.recipes.common import Prepared
 
 
 def prepare(config: Config, workdir: Path) -> Prepared:
-    """Makes the run. With a target, the decoder has the target's tokenizer. Raises UserError."""
-    checks.check_shape(config.model)
+    """Makes the run. With a target, the model has the target's tokenizer. Raises UserError."""
+    shapes.check(config.model)
     if config.get("mtp"):
         mtp.check(config)
     target = common.load_target(config) if config.target else None
     if target is None:
         tokenizer = materials.tokenizer(config, workdir)
-        separator = token_streams.separator_id(tokenizer)
-        ends = () if separator is None else (separator,)
-        size, bos = tokenizer.get_vocab_size(), separator
+        size, ends = tokenizer.get_vocab_size(), None
+        if shapes.has_encoder(config.model):
+            ends, bos, eos = pairs.ends_of(tokenizer), None, ()
+        else:
+            bos = token_streams.separator_id(tokenizer)
+            eos = () if bos is None else (bos,)
     else:
         assert target.tokenizer is not None
+        shapes.check_kind(config, target)
         tokenizer, size = target.tokenizer, common.draft_vocabulary(config, target)
-        bos, ends = target.config.bos_token_id, target.config.eos_token_id
-    shape = common.decoder_shape(config.model, size, bos, ends)
+        bos, eos = target.config.bos_token_id, target.config.eos_token_id
+        ends = shapes.ends_of(target)
+    shape = shapes.new(config.model, size, bos, eos, ends)
     directory = None if target is None else target.directory
     common.placement(config).check_decoder("config.model", shape)
-    material = materials.gather(config, workdir, tokenizer, directory)
+    material = materials.gather(config, workdir, tokenizer, directory, ends)
     model = common.language_model(config, shape)
     examine = None if target is None else examined.draft_model(config, target, model, material)
     loss, batches = objectives.pretrain_loss(model), material.batches

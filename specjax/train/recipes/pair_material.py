@@ -1,0 +1,143 @@
+"""The text of encoder-decoder models: pairs of ``config.data``, one in a row.
+
+The pairs are given ones, answers in dialogues, functions of the embedded corpus with their
+docstrings, or sources with the outputs that the target wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from specjax.config import Config
+from specjax.data import generated_text, pairs, text_files
+from specjax.data.packing import Document
+from specjax.data.pairs import DOCSTRINGS, OutputEnds, Pair
+from specjax.errors import UserError
+from specjax.models import hf
+from specjax.prompt import of_text
+from specjax.train import together
+from specjax.train.display import report
+from specjax.train.recipes import checks
+
+SPLITS = ("train", "valid")
+
+
+def texts(config: Config, workdir: Path, split: str) -> list[Pair]:
+    """The pairs of ``config.data`` as text. Raises UserError for other text."""
+    data = config.data
+    kind = checks.text_kind(data)
+    if kind == "dialogues":
+        if data.template:
+            raise UserError(
+                "config.data.template is for decoders; an encoder-decoder model reads the turns "
+                "before an answer as plain text, leave it out"
+            )
+        return pairs.turns(text_files.split_names(data.dialogues), split)
+    if kind != "pairs":
+        raise UserError(
+            "an encoder-decoder model learns pairs of a source and its output; give "
+            "config.data.pairs (a .jsonl file, or docstrings), dialogues or generated"
+        )
+    if data.pairs == DOCSTRINGS:
+        source = text_files.TextSource(dir=data.dir)
+        return pairs.docstrings(text_files.load(source, workdir, split))
+    return pairs.load(text_files.split_names(data.pairs), split)
+
+
+def new_tokenizer(config: Config, workdir: Path) -> Tokenizer:
+    """A tokenizer trained on the pairs. Raises UserError."""
+    if config.data.get("generated"):
+        raise UserError(
+            "a new tokenizer is trained on pairs; give config.tokenizer for generated text"
+        )
+    with together.first_alone():
+        train = texts(config, workdir, "train")
+    return pairs.train_tokenizer(train, config.model.vocab_size)
+
+
+def documents(
+    config: Config, workdir: Path, tokenizer: Tokenizer, ends: OutputEnds
+) -> dict[str, list[Document]]:
+    """Both splits. Raises UserError for pairs that are too long, unless they are left out."""
+    if config.data.labels != "output":
+        raise UserError(
+            "config.data.labels is 'all', and the decoder of an encoder-decoder model writes "
+            "outputs alone; leave it out"
+        )
+    return {split: _split(config, workdir, tokenizer, ends, split) for split in SPLITS}
+
+
+def _split(
+    config: Config, workdir: Path, tokenizer: Tokenizer, ends: OutputEnds, split: str
+) -> list[Document]:
+    data, length = config.data, config.train.length
+    if checks.text_kind(data) == "generated":
+        own = hf.fingerprint(tokenizer), split, data.temperature, data.labels
+        every = generated_text.load(data.generated, *own)
+        result = [each for each in every if len(each.ids) <= length + 1 and each.labelled.any()]
+        left_out = len(every) - len(result)
+    else:
+        given = texts(config, workdir, split)
+        leave_out = data.get("pairs") in ("", DOCSTRINGS) or data.long_pairs == "leave_out"
+        result, left_out = pairs.documents(given, tokenizer, ends, length, leave_out)
+    if left_out:
+        report(
+            f"{left_out} of {left_out + len(result)} pairs of the {split} split have more than "
+            f"{length + 1} tokens or no output, and are left out"
+        )
+    return result
+
+
+def prompts(config: Config, valid: Sequence[Document]) -> list[list[int]]:
+    """Sources with the start token, all different and evenly spaced, for ``config.examine``.
+
+    They have at most ``prompt_tokens`` tokens. Raises UserError if there are too few.
+    """
+    wanted = config.examine
+    if not wanted.prompts:
+        return []
+    every = starts(valid)
+    some = [ids for ids in every if len(ids) <= wanted.prompt_tokens]
+    if len(some) < wanted.prompts:
+        raise UserError(
+            f"the valid split has {len(some)} different sources of at most {wanted.prompt_tokens} "
+            f"tokens (of any length {len(every)}), and config.examine.prompts is "
+            f"{wanted.prompts}; lower it, raise config.examine.prompt_tokens, or give more pairs"
+        )
+    return [some[i] for i in np.linspace(0, len(some) - 1, wanted.prompts).astype(int)]
+
+
+def sources(
+    config: Config, workdir: Path, target: hf.Loaded, split: str, count: int
+) -> list[list[int]]:
+    """``count`` sources of a split with the start token, for the target to write their outputs.
+
+    They have at most ``config.generation.prompt_tokens`` tokens. Raises UserError if there are too
+    few.
+    """
+    assert target.tokenizer is not None
+    with together.first_alone():
+        given = texts(config, workdir, split)
+    sizes = config.generation
+    try:
+        chosen = pairs.held_out_sources(
+            given, target.tokenizer, count, sizes.prompt_tokens - 1, config.seed
+        )
+    except UserError as error:
+        raise UserError(
+            f"config.generation.num_prompts is {sizes.num_prompts}, {split} split: {error}"
+        ) from None
+    return [of_text(target.lm, ids, "a source") for ids in chosen]
+
+
+def starts(documents: Sequence[Document]) -> list[list[int]]:
+    """The different sources, each with the start token: what comes before the first label."""
+    unique = {}
+    for document in documents:
+        ids = document.ids[: int(np.argmax(document.labelled))].tolist()
+        unique[tuple(ids)] = ids
+    return list(unique.values())
