@@ -17,6 +17,7 @@ from configs import generate
 def get_config() -> ConfigDict:
     """The configuration."""
     config = generate.get_config()
+    del config.beams
     config.mode = "bench"
     config.repeats = 3
     config.ignore_eos = False

@@ -23,6 +23,7 @@ from configs import generate
 def get_config() -> ConfigDict:
     """The configuration: what differs from configs/generate.py."""
     config = generate.get_config()
+    del config.beams
     config.mode = "chat"
     config.chat = "own"  # the model's chat template
     config.max_new_tokens = 256  # of each answer

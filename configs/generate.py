@@ -53,6 +53,8 @@ def get_config() -> ConfigDict:
     # Texts that end an output, such as "('\\n\\n',)": it ends before the first of them. What was
     # decoded after it is dropped, but counted in tau and in tokens per second.
     config.stop = ()
+    # Beam search: with config.drafter.name=none plain, with draft_model speculative.
+    config.beams = beams()
     config.batch_size = 1
     # How many tokens a round verifies: "auto", at batch 1 the smallest of a few widths that covers
     # the draft, for larger batches the whole draft; "full", always the whole draft; or widths such
@@ -99,6 +101,20 @@ def accept_keys() -> ConfigDict:
     keys.least = config_dict.placeholder(int)
     # rollback: the largest loss of a token that is kept, in nats; 0: greedy decoding
     keys.threshold = config_dict.placeholder(float)
+    return keys
+
+
+def beams() -> ConfigDict:
+    """Beam search; temperature 0, and no acceptance rule."""
+    keys = ConfigDict()
+    keys.count = 0  # beams; 0: no beam search
+    keys.returned = 1  # hypotheses that are printed, the best ones
+    # A hypothesis of n tokens is divided by n to this power: above 0 favours long ones.
+    keys.length_penalty = 1.0
+    # "false": a text ends when its best beam, if it ended now, would be worse than all finished
+    # ones; "never": if it ended at the best length; "true": with as many finished ones as beams.
+    keys.early_stopping = "false"
+    keys.draft = 0  # beams of the draft model; 0: as many
     return keys
 
 

@@ -18,8 +18,8 @@ from configs import generate, pretrain
 def get_config() -> ConfigDict:
     """The configuration."""
     config = generate.get_config()
-    # Not for a stream: devices, stop strings, a recording.
-    del config.mesh, config.stop, config.record
+    # Not for a stream: devices, stop strings, a recording, beam search.
+    del config.mesh, config.stop, config.record, config.beams
     config.mode = "online"
     # A drafter with trained parameters, and where they are: a draft model, or heads.
     config.drafter = generate.drafter("draft_model")

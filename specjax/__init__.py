@@ -4,7 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 from specjax import _moved
 from specjax.decode import (
+    BeamDraft,
+    Beams,
     autoregressive,
+    beam_search,
     check,
     generate,
     logprobs,
@@ -40,6 +43,8 @@ __version__ = "0.1.0"
 __all__ = [
     "LM",
     "Accept",
+    "BeamDraft",
+    "Beams",
     "Context",
     "DecodeState",
     "Draft",
@@ -54,6 +59,7 @@ __all__ = [
     "UserError",
     "Verdict",
     "autoregressive",
+    "beam_search",
     "check",
     "cite",
     "generate",

@@ -13,8 +13,15 @@ from types import ModuleType
 from specjax import registry
 from specjax.errors import UserError
 
-# The packages whose modules ``cite`` takes: drafters, rules, controllers, shapes of trees.
-_CITED = ("specjax.drafters", "specjax.accept", "specjax.control", "specjax.topology")
+# The packages whose modules ``cite`` takes: drafters, rules, controllers, shapes of trees, and
+# ways to decode ("beams").
+_CITED = (
+    "specjax.drafters",
+    "specjax.accept",
+    "specjax.control",
+    "specjax.topology",
+    "specjax.decode",
+)
 
 LEVIATHAN2023FAST = """\
 @inproceedings{leviathan2023fast,
@@ -235,10 +242,11 @@ def of(module: ModuleType) -> dict[str, str]:
 def cite(*names: str) -> str:
     """The BibTeX entries of the methods that were used: ``cite("medusa", "recursive")``.
 
-    Names are drafters, acceptance rules, controllers, and modules of ``specjax.topology`` ("search"
-    is Sequoia, "dynamic" the trees of EAGLE-2, ReDrafter and DDTree). Entries are in the order of
-    the names, each once, with an empty line between two; a method without a publication ("none")
-    has none. Raises UserError for an unknown name; the message has the nearest names.
+    Names are drafters, acceptance rules, controllers, modules of ``specjax.topology`` ("search"
+    is Sequoia, "dynamic" the trees of EAGLE-2, ReDrafter and DDTree), and "beams". Entries are in
+    the order of the names, each once, with an empty line between two; a method without a
+    publication ("none") has none. Raises UserError for an unknown name; the message has the nearest
+    names.
     """
     entries: dict[str, str] = {}
     for name in names:

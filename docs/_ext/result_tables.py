@@ -729,9 +729,37 @@ def t5(results: dict) -> str:
     heads += ("theorem 3.8", "theorem 3.8 with v")
     what = f"- Pairs: {results['pairs']}\n- Training: `{results['trained_by']}`"
     return f"{source(results)}\n{what}\n\n{models}\n\n{table(heads, lines)}"
+def beams(results: dict) -> str:
+    """Speculative beams beside plain beam search: one line for each shape of the draft."""
+    lines = [
+        (
+            row["pair"],
+            row["beams"],
+            row["gamma"],
+            row["draft_beams"],
+            row["nodes"],
+            f"{row['steps'] / row['passes']:.2f}",
+            f"{row['passes'] / row['steps']:.2f}",
+            f"{row['plain_ms_per_step']:.2f}",
+            f"{row['speedup']:.2f}x",
+            f"{row['identical']}/{row['prompts']}",
+        )
+        for row in results["rows"]
+    ]
+    models = "\n".join(
+        f"- `{name}`: a target of {sizes['target_parameters']:,} parameters, a draft model of "
+        f"{sizes['draft_parameters']:,}"
+        for name, sizes in results["models"].items()
+    )
+    heads = (
+        *("pair", "beams", "gamma", "draft's beams", "tokens per pass", "steps per pass"),
+        *("passes per step", "plain, ms per step", "speed-up", "same hypotheses"),
+    )
+    return f"{source(results)}\n{models}\n\n{table(heads, lines)}"
 
 
 TABLES: dict[str, Callable[[dict], str]] = {
+    "beams": beams,
     "benches": benches,
     "t5": t5,
     "online": online,

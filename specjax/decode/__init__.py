@@ -18,6 +18,7 @@ from specjax import sampling as sampling_lib
 from specjax import step as step_lib
 from specjax.accept import check_pair
 from specjax.decode._rests import idle_step, idle_steps, resting
+from specjax.decode.beams import BeamDraft, Beams, beam_search
 from specjax.errors import NonFiniteLogits, UserError
 from specjax.outcome import EosId
 from specjax.prompt import feed, pack_prompts, prefill
@@ -36,7 +37,10 @@ from specjax.types import (
 )
 
 __all__ = [
+    "BeamDraft",
+    "Beams",
     "autoregressive",
+    "beam_search",
     "check",
     "feed",
     "generate",
@@ -229,8 +233,11 @@ def _autoregressive(target, params, state, max_steps, eos_id):
     return jax.lax.while_loop(running, body, (state, jnp.zeros((), jnp.int32)))[0]
 
 
-def check(state: DecodeState) -> None:
-    """Raises NonFiniteLogits, naming row and round, if a model gave NaN or infinite logits."""
+def check(state: DecodeState | Beams) -> None:
+    """Raises NonFiniteLogits, naming row and round, if a model gave NaN or infinite logits.
+
+    ``state`` is that of the loops, or the result of ``beam_search``.
+    """
     failed = np.asarray(state.failed)
     if (failed >= 0).any():
         row = int(np.argmax(failed >= 0))

@@ -11,8 +11,8 @@ from specjax.bench import results
 from specjax.config import Config
 from specjax.errors import UserError
 from specjax.report import terminal
+from specjax.run import beams, workdirs
 from specjax.run import stages as stages_lib
-from specjax.run import workdirs
 from specjax.run.bench import bench
 from specjax.run.chat import chat
 from specjax.run.generate import generate
@@ -80,6 +80,8 @@ def run(config: Config, workdir: Path, command: str | None = None) -> None:
         run(stage, Path(result))
     if settings is None:
         train(config, workdir)
+    elif settings.beams is not None:
+        beams.generate(settings, workdir, command)
     else:
         DECODING[mode](settings, workdir, command)
 

@@ -23,7 +23,7 @@ from specjax.errors import UserError
 from specjax.run import catalog, overrides
 
 # Functions of configs/generate.py whose local variable ``keys`` is a group of this name.
-_GROUPS = {"accept_keys": "accept_keys", "drafter": "drafter", "sampling": "sampling"}
+_GROUPS = {name: name for name in ("accept_keys", "beams", "drafter", "sampling")}
 
 
 def page(config: Config, file: Path) -> Group:

@@ -17,7 +17,8 @@ from specjax.checks import one_of, whole
 from specjax.config import Config, given
 from specjax.data.prompts import PromptSource
 from specjax.errors import UserError
-from specjax.run import decoding_keys, online_keys
+from specjax.run import beam_keys, decoding_keys, online_keys
+from specjax.run.beam_keys import BeamOptions
 from specjax.run.online_keys import OnlineOptions
 from specjax.run.overrides import label_of
 
@@ -70,6 +71,7 @@ class Settings:
     bench: BenchOptions
     replay: ReplayOptions
     online: OnlineOptions | None  # None: another mode
+    beams: BeamOptions | None  # None: no beam search
     config_json: str  # the text of config.json
     sources: tuple[str, ...]  # files of drafters and rules that are not part of specjax
     again: bool  # measure a finished bench again
@@ -131,6 +133,7 @@ def resolve(config: Config) -> Settings:
             vocab_size=config.get("vocab_size", 0),
         ),
         online=online_keys.read(config),
+        beams=beam_keys.read(config),
         config_json=config.to_json_best_effort(indent=2) + "\n",
         sources=_sources(chosen.values()),
         again=bool(config.get("again", False)),

@@ -1,0 +1,296 @@
+"""Beam search: plain beams against plain Python, speculative beams against both, and mistakes."""
+
+from __future__ import annotations
+
+import itertools
+
+import beam_cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from beam_cases import BEAMS, MODEL, NEW, ROWS, VOCAB, expected, params, searched
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from marks import by_default
+
+import specjax as sj
+from specjax import testing
+from specjax.decode import beams
+from specjax.errors import NonFiniteLogits, UserError
+from specjax.types import ModelParams
+
+GAMMA, DRAFT = 2, sj.BeamDraft(MODEL, gamma=2, beams=5)
+# What arrays decide, so that no setting compiles another program.
+ENDS = (2, 7)
+CASES = (
+    {"length_penalty": 1.0, "early_stopping": False},
+    {"length_penalty": 1.0, "early_stopping": True},
+    {"length_penalty": 0.0, "early_stopping": "never"},
+    {"length_penalty": 2.0, "early_stopping": "never"},
+    {"length_penalty": 2.0, "early_stopping": False},
+    {"length_penalty": -1.0, "early_stopping": False},
+)
+
+
+def assert_same(found, others, score=1e-4):
+    assert found.outputs() == others.outputs()
+    np.testing.assert_allclose(found.scores, others.scores, rtol=0, atol=score)
+
+
+def differs(found, wanted) -> bool:
+    same = found.outputs() == [[text for text, _ in row] for row in wanted]
+    scores = [[score for _, score in row] for row in wanted]
+    return not (same and np.allclose(found.scores, scores, rtol=0, atol=1e-4))
+
+
+def fewest(steps):
+    return -(-np.asarray(steps) // (GAMMA + 1))
+
+
+def test_hypotheses_are_those_of_plain_python():
+    """Plain and speculative, with ends at all places; a row alone has the beams of the batch."""
+    lengths, early = set(), 0
+    for own, case in itertools.product((params(1, 0.2), params(2, 0.2)), CASES):
+        wanted = [expected(own, row, eos_id=ENDS, **case) for row in ROWS]
+        plain = searched(own, eos_id=ENDS, **case)
+        drafted = searched(own, eos_id=ENDS, draft=DRAFT, **case)
+        assert not differs(plain, wanted), case
+        assert not differs(drafted, wanted), case
+        assert (plain.passes == plain.steps).all()
+        assert (drafted.steps == plain.steps).all()
+        assert (drafted.passes >= fewest(plain.steps)).all()
+        lengths |= {len(text) for row in plain.outputs() for text in row}
+        early += int((plain.steps < NEW).sum())
+    assert lengths == set(range(1, NEW + 1))
+    assert early > 2
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**16),
+    noise=st.sampled_from((0.0, 0.05, 0.2, 1.0)),
+    penalty=st.sampled_from((-1.0, 0.0, 0.7, 1.0, 3.0)),
+    early=st.sampled_from((True, False, "never")),
+    ends=st.lists(st.integers(0, VOCAB - 1), min_size=2, max_size=2, unique=True),
+    rows=st.lists(
+        st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=5),
+        min_size=len(ROWS),
+        max_size=len(ROWS),
+    ),
+)
+def test_speculative_beams_are_the_plain_ones(seed, noise, penalty, early, ends, rows):
+    own = params(seed, noise)
+    how = {"rows": rows, "eos_id": ends, "length_penalty": penalty, "early_stopping": early}
+    plain, drafted = searched(own, **how), searched(own, **how, draft=DRAFT)
+    assert_same(drafted, plain)
+    assert (drafted.steps == plain.steps).all()
+    if noise == 0:
+        # The draft is the target: every step of a pass is decided.
+        assert (drafted.passes == fewest(plain.steps)).all()
+
+
+def test_a_row_does_not_depend_on_the_batch():
+    own = params(3, 0.2)
+    how = {"eos_id": ENDS, "early_stopping": True}
+    for draft in (None, DRAFT):
+        every = searched(own, draft=draft, **how)
+        for number in range(len(ROWS)):
+            others = [ROWS[number], *(ROWS[(number + i) % 3] for i in range(1, len(ROWS)))]
+            alone = searched(own, others, draft=draft, **how)
+            assert alone.outputs()[0] == every.outputs()[number]
+            assert alone.passes[0] == every.passes[number]
+
+
+MISTAKES = {
+    "a step is accepted if the best beam is among the draft's": (
+        "rounds",
+        ("same.any(-1).all(-1)", "same.any(-1)[:, 0]"),
+    ),
+    "a step is accepted if some beam is among the draft's": (
+        "rounds",
+        ("same.any(-1).all(-1)", "same.any(-1).any(-1)"),
+    ),
+    "a beam reads the places of the beam with its own number": (
+        "rounds",
+        ("_of(now.front.before, parent) | here", "now.front.before | here"),
+    ),
+    "a beam reads the last token of the beam with its own number": (
+        "rounds",
+        ("* beams + parent)[..., None]", "* beams + jnp.arange(beams))[..., None]"),
+    ),
+    "only beams of the draft go on": (
+        "rounds",
+        (
+            "_log_softmax(own_logits), rules)",
+            "jnp.where(_drafted(nodes, level, node, logits.shape[-1]), "
+            "_log_softmax(own_logits), -1e6), rules)",
+        ),
+        (
+            "def _propose(",
+            "def _drafted(nodes, level, node, vocab):\n"
+            "    if level + 1 >= len(nodes.tokens):\n"
+            "        return True\n"
+            "    own = nodes.parents[level + 1][:, None] == node[..., None]\n"
+            "    token = nodes.tokens[level + 1][:, None, :, None] == jnp.arange(vocab)\n"
+            "    return (own[..., None] & token).any(2)\n\n\n"
+            "def _propose(",
+        ),
+    ),
+    "accepted steps finish nothing": (
+        "rounds",
+        (
+            "        here = jnp.arange(sizes.places)",
+            "        if level:\n"
+            "            old = now.own\n"
+            "            own = own.replace(ended=old.ended, ended_scores=old.ended_scores,\n"
+            "                              finished=old.finished)\n"
+            "        here = jnp.arange(sizes.places)",
+        ),
+    ),
+    "steps are taken after the end": ("rounds", (" & ~now.own.done\n    return", "\n    return")),
+    "a finished row goes on": ("rounds", ("_where(live & ~bad,", "_where(live | True,")),
+    "the keys of a pass are written at the wrong step": (
+        "rounds",
+        ("at, read = now.own.steps *", "at, read = after.own.steps *"),
+    ),
+    "the penalty counts no last token": (
+        "hypotheses",
+        ("rules.divisor[own.steps]", "rules.divisor[own.steps - 1]"),
+    ),
+    "no penalty": ("hypotheses", ("/ rules.divisor[own.steps][:, None]", "/ rules.divisor[0]")),
+    "the test for the end has another length": (
+        "hypotheses",
+        ("rules.hoped[count]", "rules.hoped[0]"),
+    ),
+    "every candidate may finish": ("hypotheses", ("ends & (jnp.arange(kept) < beams)", "ends")),
+    "as many candidates as beams": (
+        "hypotheses",
+        ("beams * max(2, 1 + len(rules.stop))", "beams"),
+    ),
+}
+
+
+# By default one mistake of a further step, and one that forgets what it finishes.
+COMMON = (
+    "a step is accepted if the best beam is among the draft's",
+    "accepted steps finish nothing",
+)
+
+
+@pytest.mark.parametrize("mistake", by_default(MISTAKES, COMMON))
+def test_mistakes_are_detected(mistake, monkeypatch):
+    """On the cases of the first test."""
+    name, *changes = MISTAKES[mistake]
+    beam_cases.with_mistake(monkeypatch, name, *changes)
+    try:
+        detected = [
+            differs(
+                searched(own, eos_id=ENDS, draft=DRAFT, **case),
+                [expected(own, row, eos_id=ENDS, **case) for row in ROWS],
+            )
+            for own in (params(1, 0.2), params(2, 0.2))
+            for case in CASES
+        ]
+    finally:
+        monkeypatch.undo()
+        beam_cases.forget()
+    assert any(detected)
+
+
+DRAFT_MISTAKES = {
+    "the last step is not fed again": (
+        "tree.join(again, rest)",
+        "tree.join(jax.tree.map(jnp.zeros_like, again), rest)",
+    ),
+    "the draft has no scores": (
+        "_roots(sizes, now.front), now.own.scores\n",
+        "_roots(sizes, now.front), 0 * now.own.scores\n",
+    ),
+    "the draft's keys are written a step late": (
+        "tree.join(again, rest), at)",
+        "tree.join(again, rest), at + sizes.beams)",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", DRAFT_MISTAKES)
+def test_mistakes_of_the_draft_cost_passes(mistake, monkeypatch):
+    """They change no hypothesis; a draft that is the target itself needs more passes."""
+    beam_cases.with_mistake(monkeypatch, "rounds", DRAFT_MISTAKES[mistake])
+    try:
+        found = [searched(params(seed), eos_id=ENDS, draft=DRAFT) for seed in range(3)]
+    finally:
+        monkeypatch.undo()
+        beam_cases.forget()
+    assert any((each.passes > fewest(each.steps)).any() for each in found)
+
+
+def test_other_settings_compile_nothing():
+    own = params(4, 0.1)
+    for draft in (None, DRAFT):
+        searched(own, eos_id=ENDS, draft=draft)
+        before = beams._beam_search._cache_size()
+        searched(params(5, 0.1), ROWS[::-1], eos_id=(1, 3), draft=draft, **CASES[3])
+        assert beams._beam_search._cache_size() == before
+
+
+def test_wrong_arguments_are_errors():
+    own = params(0)
+    other, _ = testing.tiny(vocab_size=VOCAB + 1)
+    for changes, message in (
+        ({"beams": 1}, "greedy"),
+        ({"beams": 0}, "beams is 0"),
+        ({"returned": BEAMS + 1}, "return at most"),
+        ({"beams": VOCAB, "eos_id": 2}, "take at most 12 beams"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"max_new_tokens": 500}, "positions"),
+        ({"early_stopping": "always"}, "True, False or 'never'"),
+        ({"length_penalty": float("nan")}, "length_penalty"),
+        ({"draft": sj.BeamDraft(MODEL, gamma=0)}, "gamma is 0"),
+        ({"draft": sj.BeamDraft(MODEL, beams=BEAMS - 1)}, "from 3 to 13 beams"),
+        ({"draft": sj.BeamDraft(other)}, "the same vocabulary"),
+    ):
+        with pytest.raises(UserError, match=message):
+            searched(own, **changes)
+
+
+def test_logits_that_are_not_finite_end_their_row_alone():
+    own = params(1, 0.2)
+    bad = jax.tree.map(jnp.array, own.target)
+    bad["embed"]["embedding"] = bad["embed"]["embedding"].at[ROWS[1][-1]].set(jnp.nan)
+    packed, lengths = sj.pack_prompts(ROWS, beam_cases.WIDTH)
+    kw = {"beams": BEAMS, "max_new_tokens": NEW, "returned": BEAMS, "eos_id": ENDS}
+    for draft in (None, DRAFT):
+        found = sj.beam_search(
+            MODEL, ModelParams(bad, own.draft), packed, lengths, **kw, draft=draft
+        )
+        clean = searched(own, eos_id=ENDS, draft=draft)
+        assert int(found.failed[1]) == 0
+        with pytest.raises(NonFiniteLogits, match="row"):
+            sj.check(found)
+        # Another row fails if one of its beams has the token.
+        good = np.flatnonzero(found.failed < 0)
+        assert len(good)
+        for row in good:
+            assert found.outputs()[row] == clean.outputs()[row]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafted", [4, 8])
+def test_a_real_model_has_the_plain_beams(stories, drafted):
+    """stories260K; the draft has noise in its weights."""
+    rng = np.random.default_rng(0)
+    near = jax.tree.map(
+        lambda x: x + 0.1 * x.std() * rng.normal(size=x.shape).astype(np.float32), stories.params
+    )
+    texts = ("Once upon a time", "The little dog wanted", "Lily said")
+    packed, lengths = sj.pack_prompts([stories.tokenizer.encode(text).ids for text in texts])
+    own = (stories.lm, ModelParams(stories.params, near), packed, lengths)
+    kw = {"beams": 4, "returned": 4, "max_new_tokens": 48, "eos_id": stories.config.eos_token_id}
+    plain = sj.beam_search(*own, **kw)
+    found = sj.beam_search(*own, **kw, draft=sj.BeamDraft(stories.lm, 4, drafted))
+    assert_same(found, plain)
+    # There were accepted steps, and rejected ones.
+    assert -(-48 // 5) * len(texts) < int(found.passes.sum()) < int(found.steps.sum())
