@@ -24,6 +24,8 @@ SOURCES = ([2, 1, 1, 1, 1, 2, 0], [1, 0], [2, 2, 1, 0], [1, 1, 2, 2, 1, 0])
 ROWS, STEPS, EOS = 1500, 4, 2  # rows of each source
 # They need a part of a decoder, or choose among its keys.
 REFUSED = ("early_exit", "layer_skip", "pass", "magicdec", "triforce", "spire")
+# They translate between the vocabularies of two decoders.
+REFUSED += ("tli", "slem", "slrs")
 
 
 def refused(name):

@@ -30,6 +30,7 @@ from specjax.models.hf_tokenizer import (
 from specjax.models.hf_weights import has_tensor, read_params, write_params
 from specjax.models.sources import gguf_config, gguf_file, hub
 from specjax.models.t5_config import T5Config
+from specjax.models.token_bytes import TokenBytes
 from specjax.models.transformer_config import TransformerConfig
 from specjax.types import LM
 
@@ -124,7 +125,9 @@ def load(
     dtype, tokenizer = parameter_dtype(dtype), load_tokenizer(path, config.vocab_size)
     model = lm.from_config(config, dtype, tuple(taps))
     if tokenizer is not None:
-        model = model._replace(vocabulary=fingerprint(tokenizer))
+        name, ends = fingerprint(tokenizer), tuple(config.eos_token_id)
+        spelled = TokenBytes(name, tokenizer, config.bos_token_id, ends)
+        model = model._replace(vocabulary=name, token_bytes=spelled)
     params = read_params(path, config, dtype, on_host)
     return Loaded(model, params, config, tokenizer, str(path))
 

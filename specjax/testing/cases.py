@@ -13,7 +13,7 @@ import numpy as np
 from specjax import drafters
 from specjax.data import datastore, ngram_tables
 from specjax.drafters.draft_models import draft_tree
-from specjax.testing import head_cases, nested_cases, view_cases
+from specjax.testing import head_cases, nested_cases, view_cases, vocabulary_cases
 from specjax.testing.keyed import keyed
 from specjax.testing.models import tabular, tiny, tiny_spire, tiny_t5
 from specjax.topology.shapes import Topology
@@ -209,7 +209,7 @@ _NO_MODEL: dict[str, Callable[[LM, Models], Drafter]] = {
 }
 _NO_MODEL |= {name: _heads(method, **keys) for name, (method, keys) in head_cases.KEYS.items()}
 _NO_MODEL |= nested_cases.NO_MODEL | view_cases.NO_MODEL
-_MODELS |= view_cases.MODELS
+_MODELS |= view_cases.MODELS | vocabulary_cases.MODELS
 NAMES = (*_NO_MODEL, *_MODELS)
 
 

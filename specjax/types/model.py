@@ -125,6 +125,9 @@ class LM(NamedTuple):
     decoder: Any = None
     # Of a model that reads its prompt with an encoder. None: it continues the prompt.
     encoder: Encoder | None = None
+    # ``models.token_bytes.TokenBytes``: the bytes of each token, for pairs with two vocabularies.
+    # None: not available.
+    token_bytes: Any = None
 
     def prompt(self, ids: Sequence[int], most: int | None = None) -> list[int]:
         """The prompt of a text: of an encoder-decoder model the source and its start token.

@@ -75,6 +75,7 @@ DEFAULT = {
     "triforce": ("chain",),
     "layer_skip matchness": ("chain",),
     "pass merged": ("recursive",),
+    "tli": ("chain",),
 }
 # Other shapes of drafts of the same drafters. In every pair the drafts of some rows are ragged.
 SLOW = {
@@ -107,7 +108,10 @@ SLOW = {
     "pass tree",
     "ragged",
     "redrafter chain",
+    "slem",
+    "slrs",
     "spire tree",
+    "tli tree",
 }
 PAIRS = [
     (case, rule)

@@ -1,9 +1,19 @@
-"""Decoders, and models that read their prompt with an encoder: a pair has one kind."""
+"""What a target and a draft model must have in common: their kind and their vocabulary.
+
+The kinds are decoders, and models that read their prompt with an encoder.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
 from specjax.errors import UserError
-from specjax.types import LM
+from specjax.types import LM, Output
 
 
 def check(target: LM, draft: LM) -> None:
@@ -23,3 +33,61 @@ def check(target: LM, draft: LM) -> None:
             f"the decoder of the draft model begins with token {theirs.start} and that of the "
             f"target with {ours.start}; they must begin with the same one"
         )
+
+
+def check_vocabulary(target: LM, draft: LM) -> None:
+    """Raises UserError unless both models have the same tokens and are of the same kind.
+
+    With one tokenizer the sizes may differ: models of one family pad their embeddings differently.
+    """
+    check(target, draft)
+    known = target.vocabulary and draft.vocabulary
+    if known and target.vocabulary != draft.vocabulary:
+        raise UserError(
+            f"the draft model has a vocabulary of {draft.vocab_size} tokens and the target of "
+            f"{target.vocab_size}, and they are not the same ones; they must share one tokenizer, "
+            'or draft_model can translate: vocabulary="tli"'
+        )
+    if not known and target.vocab_size != draft.vocab_size:
+        raise UserError(
+            f"the draft model has a vocabulary of {draft.vocab_size} and the target of "
+            f"{target.vocab_size}, and not both have a tokenizer that shows that the rest is "
+            "padding; they must share one tokenizer"
+        )
+
+
+@functools.cache
+def in_size(model: LM, size: int) -> LM:
+    """The model with logits f[B,T,size]: cut, or padded with tokens of probability 0.
+
+    An equal size gives the model itself, and equal arguments the same functions.
+    """
+    if model.vocab_size == size:
+        return model
+    more = max(size - model.vocab_size, 0)
+
+    def fit(logits: jax.Array) -> jax.Array:
+        ends = [(0, 0)] * (logits.ndim - 1) + [(0, more)]
+        return jnp.pad(logits[..., :size], ends, constant_values=-jnp.inf)
+
+    return with_logits(model, size, fit)
+
+
+def with_logits(model: LM, size: int, fit: Callable[[jax.Array], jax.Array]) -> LM:
+    """The model with the logits ``fit(logits)`` f[...,size]; it has no parts."""
+
+    def fitting(apply: Callable[..., Any]) -> Callable[..., Any]:
+        def applied(*args: Any) -> tuple[Output, Any]:
+            out, block = apply(*args)
+            return out._replace(logits=fit(out.logits)), block
+
+        return applied
+
+    tapping, unembed = model.tapping, model.unembed
+    return model._replace(
+        vocab_size=size,
+        apply=fitting(model.apply),
+        unembed=unembed and (lambda params, hidden: fit(unembed(params, hidden))),
+        tapping=tapping and functools.cache(lambda layers: fitting(tapping(layers))),
+        part=None,
+    )

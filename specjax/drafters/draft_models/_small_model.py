@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from specjax import decode, logit_maps, sampling
 from specjax.drafters import _foresee, _growth
 from specjax.drafters._growth import Begun, Drafted, Fixed, Nodes, Plan, Stepper
-from specjax.drafters.draft_models import _kinds
+from specjax.drafters.draft_models._kinds import check_vocabulary, in_size
 from specjax.errors import UserError
 from specjax.models.lm import forward
 from specjax.prompt import check_window
@@ -50,14 +50,20 @@ def load(target: LM, model: LM | str | os.PathLike, params: Params) -> tuple[LM,
 
     Raises UserError for a directory that cannot be loaded, or another vocabulary than the target's.
     """
-    if not isinstance(model, LM):
-        # Imported here: drafters made from an LM need no file formats.
-        from specjax.models import hf
-
-        loaded = hf.load(model)
-        model, params = loaded.lm, loaded.params
+    model, params = read(model, params)
     check_vocabulary(target, model)
     return in_size(model, target.vocab_size), params
+
+
+def read(model: LM | str | os.PathLike, params: Params) -> tuple[LM, Params]:
+    """The draft model and its parameters. Raises UserError if it cannot be loaded."""
+    if isinstance(model, LM):
+        return model, params
+    # Imported here: drafters made from an LM need no file formats.
+    from specjax.models import hf
+
+    loaded = hf.load(model)
+    return loaded.lm, loaded.params
 
 
 def params_of(models: Sequence[Any], params: Sequence[Params] | None) -> list[Params]:
@@ -92,9 +98,9 @@ def build(
     lazy = gaps or (plan.controller is not None and plan.controller.limit is not None)
     stepper = Stepper(
         init=functools.partial(init, model, plan.growth.nodes, max(behind, CATCH_UP * lazy)),
-        begin=functools.partial(_begin, model, behind, lazy),
+        begin=functools.partial(begin, model, behind, lazy),
         step=functools.partial(_step, model),
-        commit=functools.partial(_commit, model),
+        commit=functools.partial(commit, model),
         looped=True,
         commits_block=True,
         lazy=lazy,
@@ -144,7 +150,7 @@ def check_positions(model: LM, longest: int) -> None:
         )
 
 
-def _begin(
+def begin(
     model: LM, behind: int, lazy: bool, params: ModelParams, context: Context, cache: Any
 ) -> Begun:
     """Commits the tokens that the cache lacks: 1 to ``behind``, or if ``lazy`` any number.
@@ -188,7 +194,7 @@ def _step(
     return out.logits, own
 
 
-def _commit(
+def commit(
     model: LM,
     params: ModelParams,
     cache: Any,
@@ -247,54 +253,3 @@ def probs(model: LM, params: ModelParams, context: Context) -> jax.Array:
     logits = forward(model, params.draft, context.tokens).logits
     logits = logit_maps.along_text(context.sampling.maps, logits, context.tokens)
     return sampling.to_probs(logits, context.sampling)
-
-
-def check_vocabulary(target: LM, draft: LM) -> None:
-    """Raises UserError unless both models have the same tokens and are of the same kind.
-
-    With one tokenizer the sizes may differ: models of one family pad their embeddings differently.
-    """
-    _kinds.check(target, draft)
-    known = target.vocabulary and draft.vocabulary
-    if known and target.vocabulary != draft.vocabulary:
-        raise UserError(
-            f"the draft model has a vocabulary of {draft.vocab_size} tokens and the target of "
-            f"{target.vocab_size}, and they are not the same ones; they must share one tokenizer"
-        )
-    if not known and target.vocab_size != draft.vocab_size:
-        raise UserError(
-            f"the draft model has a vocabulary of {draft.vocab_size} and the target of "
-            f"{target.vocab_size}, and not both have a tokenizer that shows that the rest is "
-            "padding; they must share one tokenizer"
-        )
-
-
-@functools.cache
-def in_size(model: LM, size: int) -> LM:
-    """The model with logits f[B,T,size]: cut, or padded with tokens of probability 0.
-
-    An equal size gives the model itself, and equal arguments the same functions.
-    """
-    if model.vocab_size == size:
-        return model
-    more = max(size - model.vocab_size, 0)
-
-    def fit(logits: jax.Array) -> jax.Array:
-        ends = [(0, 0)] * (logits.ndim - 1) + [(0, more)]
-        return jnp.pad(logits[..., :size], ends, constant_values=-jnp.inf)
-
-    def fitting(apply: Callable[..., Any]) -> Callable[..., Any]:
-        def applied(*args: Any) -> tuple[Output, Any]:
-            out, block = apply(*args)
-            return out._replace(logits=fit(out.logits)), block
-
-        return applied
-
-    tapping, unembed = model.tapping, model.unembed
-    return model._replace(
-        vocab_size=size,
-        apply=fitting(model.apply),
-        unembed=unembed and (lambda params, hidden: fit(unembed(params, hidden))),
-        tapping=tapping and functools.cache(lambda layers: fitting(tapping(layers))),
-        part=None,
-    )

@@ -3,7 +3,8 @@
 L1 with the rule "chain". Leviathan et al. 2023 (2211.17192), Chen et al. 2023 (2302.01318). Each
 token is drawn from the draft model's distribution under the row's own sampling settings, and
 ``Draft.probs`` holds exactly these probabilities. ``draft_tree`` and ``dynamic_tree`` are the same
-drafter with other defaults.
+drafter with other defaults. A draft model with another vocabulary: the key ``vocabulary``, Timor et
+al. 2025 (2502.05202).
 """
 
 from __future__ import annotations
@@ -12,16 +13,30 @@ import os
 from typing import Any
 
 from specjax import references
-from specjax.checks import whole
+from specjax.checks import one_of, whole
 from specjax.drafters import _growth
 from specjax.drafters._growth.plans import Method
 from specjax.drafters._keys import TreeKeys
-from specjax.drafters.draft_models import _small_model
+from specjax.drafters.draft_models import _small_model, _vocabularies
 from specjax.errors import UserError
 from specjax.topology import shapes
 from specjax.types import LM, Drafter, Params
 
-REFERENCE = (references.LEVIATHAN2023FAST, references.CHEN2023ACCELERATING)
+REFERENCE = (
+    references.LEVIATHAN2023FAST,
+    references.CHEN2023ACCELERATING,
+    """\
+@inproceedings{timor2025heterogeneous,
+  title = {{Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
+            Heterogeneous Vocabularies}},
+  author = {Timor, Nadav and Mamou, Jonathan and Korat, Daniel and Berchansky, Moshe and
+            Jain, Gaurav and Pereg, Oren and Wasserblat, Moshe and Harel, David},
+  booktitle = {International Conference on Machine Learning},
+  year = {2025},
+  eprint = {2502.05202},
+  archiveprefix = {arXiv},
+}""",
+)
 
 SHARED = TreeKeys
 GAMMA = 5
@@ -32,6 +47,7 @@ def make(
     *,
     model: LM | str | os.PathLike,
     gamma: int | None = None,
+    vocabulary: str = "same",
     gaps: bool = False,
     params: Params = None,
     **shared: Any,
@@ -42,6 +58,9 @@ def make(
         target: the model to be accelerated.
         model: the draft model: an ``LM``, or any model that ``hf.load`` takes.
         gamma: draft tokens per round of a chain; None: 5.
+        vocabulary: "same" (one tokenizer); or how a draft model with another one drafts: "tli" with
+            the tokens that both have, "slem" by the text of its most probable tokens (a chain),
+            "slrs" from the probability of each token's text (a chain, small draft vocabularies).
         gaps: whether other drafters may propose in some rounds; ``escalate`` sets it.
         params: the draft model's parameters when ``model`` is an ``LM``; ``init_params`` returns
             them.
@@ -49,13 +68,17 @@ def make(
             probabilities ("iid").
 
     Raises:
-        UserError: gamma below 1 or without effect, another vocabulary than the target's, a
-            directory that cannot be loaded, a shape that does not fit.
+        UserError: gamma below 1 or without effect, another vocabulary than the target's (or none in
+            common with it), a directory that cannot be loaded, a shape that does not fit.
     """
     keys = TreeKeys(**shared)
     if gamma is not None and keys.tree:
         raise UserError(f"gamma is {gamma} and the tree is given too; give one of them")
     gamma = GAMMA if gamma is None else whole("gamma", gamma, 1)
+    one_of("vocabulary", vocabulary, _vocabularies.CHOICES)
+    if vocabulary != _vocabularies.SAME:
+        model, params = _small_model.read(model, params)
+        return _vocabularies.make(target, model, params, vocabulary, gamma, keys, gaps)
     model, params = _small_model.load(target, model, params)
     method = Method("draft_model", shapes.chain(gamma), "iid", target.vocab_size)
     plan = _growth.read(method, keys)

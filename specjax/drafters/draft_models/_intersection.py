@@ -1,0 +1,101 @@
+"""Drafts with the tokens that both vocabularies have: TLI, token-level intersection. L1.
+
+Timor et al. 2025 (2502.05202). The draft model's logits of tokens that the target does not have are
+left out, and the others become probabilities, so a draft token is drawn from the renormalised
+distribution, which is that of ``Draft.probs``. The target may emit any token; the draft model reads
+one that it does not have as several of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax import logit_maps, sampling
+from specjax.drafters import _growth
+from specjax.drafters._growth import Begun, Drafted, Nodes, Plan, Stepper
+from specjax.drafters.draft_models import _draft_text, _kinds, _small_model
+from specjax.drafters.draft_models._draft_text import Kept, Reader
+from specjax.models.vocabulary_maps import Maps
+from specjax.types import LM, Context, Drafter, ModelParams, Output, Params, Verdict
+
+
+def build(
+    target: LM, model: LM, params: Params, maps: Maps, plan: Plan, *, gaps: bool = False
+) -> Drafter:
+    """The drafter of a draft model with another vocabulary; ``gaps`` as in ``_small_model``."""
+    own = _kinds.with_logits(model, target.vocab_size, functools.partial(shared, maps))
+    growth = plan.growth
+    # The pending token and the last accepted one, which is one draft token. Of a longer pending
+    # token the first draft tokens are read by a pass of their own.
+    behind = 1 + min(maps.pieces.shape[1], 2 * maps.ratio)
+    reader = Reader(own, maps, growth.nodes, behind)
+    stepper = Stepper(
+        init=functools.partial(_draft_text.init, reader, nodes=growth.nodes),
+        begin=functools.partial(_begin, reader),
+        step=functools.partial(_step, reader),
+        commit=functools.partial(_commit, reader),
+        looped=True,
+        commits_block=True,
+        lazy=True,
+    )
+    drafter = _growth.build(
+        "draft_model",
+        stepper,
+        plan,
+        functools.partial(_small_model.init_params, "draft_model", params),
+        probs=functools.partial(_probs, reader),
+        gaps=gaps,
+    )
+    return drafter._replace(whole=drafter.whole and not reader.bounded)
+
+
+def shared(maps: Maps, logits: jax.Array) -> jax.Array:
+    """Logits f[...,W] of the draft's tokens -> f[...,V] of the target's; -inf: it has no such."""
+    known = jnp.take(logits, jnp.maximum(maps.draft_of, 0), axis=-1)
+    return jnp.where(jnp.asarray(maps.draft_of) >= 0, known, -jnp.inf)
+
+
+def _begin(reader: Reader, params: ModelParams, context: Context, kept: Kept) -> Begun:
+    logits, kept, ready = _draft_text.begin(reader, params, context, kept)
+    return Begun(logits, kept, ready=ready)
+
+
+def _in_draft(maps: Maps, tokens: jax.Array) -> jax.Array:
+    """i32: the draft token of each token of the target, -1: there is none."""
+    return jnp.take(jnp.asarray(maps.draft_of), tokens, mode="clip")
+
+
+def _step(
+    reader: Reader, params: ModelParams, kept: Kept, nodes: Nodes, block: Any
+) -> tuple[jax.Array, Any]:
+    """``Stepper.step``: the memory of a node is its part of the model's block."""
+    # Where fewer tokens are possible than a node has children, one may have probability 0.
+    tokens = jnp.maximum(_in_draft(reader.maps, nodes.tokens), 0)
+    out, own = reader.model.apply(params.draft, tokens, kept.cache, nodes.layout, block)
+    return out.logits, own
+
+
+def _commit(
+    reader: Reader,
+    params: ModelParams,
+    kept: Kept,
+    drafted: Drafted,
+    verdict: Verdict,
+    target_out: Output,
+) -> Kept:
+    """The accepted nodes that were fed, up to one that the draft model does not have."""
+    known = jnp.cumprod(_in_draft(reader.maps, verdict.tokens) >= 0, 1).sum(1)
+    drafted = drafted.replace(count=jnp.minimum(drafted.count, known).astype(jnp.int32))
+    cache = _small_model.commit(reader.model, params, kept.cache, drafted, verdict, target_out)
+    return kept.replace(cache=cache)
+
+
+def _probs(reader: Reader, params: ModelParams, context: Context) -> jax.Array:
+    """f32[B,S,V]: ``Drafter.probs``."""
+    logits = _draft_text.logits_along(reader.model, reader.maps, params.draft, context.tokens)
+    logits = logit_maps.along_text(context.sampling.maps, logits, context.tokens)
+    return sampling.to_probs(logits, context.sampling)

@@ -1,0 +1,200 @@
+"""Drafts the text of a draft model with another vocabulary: SLEM, string-level exact match. L1.
+
+Timor et al. 2025 (2502.05202). The draft model writes its most probable tokens; their bytes are
+cut into the target's tokens, the longest first. The draft is a function of the committed text, so
+every lossless rule takes it; with "match" the target's sample is compared with it, as in the paper
+(where the draft model samples). The cut need not be that of the target's tokenizer: a token that
+the target would not write there is rejected.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from specjax import sampling, tree
+from specjax.drafters.draft_models import _draft_text, _small_model
+from specjax.drafters.draft_models._draft_text import Kept, Reader
+from specjax.models.token_bytes import TokenBytes
+from specjax.models.vocabulary_maps import Maps, Trie, trie
+from specjax.rng import RowKeys
+from specjax.types import LM, Context, Draft, Drafter, ModelParams, Output, Params, Verdict
+
+# The longest token, in bytes, of the draft model that is read, and of the target that is drafted.
+BYTES = 24
+
+
+class _Setup(NamedTuple):
+    """The static settings."""
+
+    reader: Reader
+    gamma: int
+    steps: int  # tokens of the draft model in a draft
+    trie: Trie
+    bytes: np.ndarray  # i32[W,L] the bytes of each draft token
+    sizes: np.ndarray  # i32[W] how many; 0: the token ends the draft
+
+
+class _Written(struct.PyTreeNode):
+    """What the draft model writes."""
+
+    logits: jax.Array  # f[B,W] after the last token
+    text: jax.Array  # i32[B,C] its bytes
+    size: jax.Array  # i32[B]
+    going: jax.Array  # bool[B]
+    finite: jax.Array  # bool[B]
+
+
+def build(
+    model: LM,
+    params: Params,
+    maps: Maps,
+    vocabularies: tuple[TokenBytes, TokenBytes],
+    size: int,
+    gamma: int,
+    gaps: bool,
+) -> Drafter:
+    """The drafter of ``gamma`` tokens; the vocabularies are the target's and the draft's.
+
+    ``size`` is the number of the target's tokens; ``gaps`` as in ``_small_model.build``.
+    """
+    # As many draft tokens as gamma tokens have on average over the vocabulary.
+    steps = int(np.ceil(gamma * maps.sizes.mean()))
+    behind = min(gamma + maps.pieces.shape[1], _small_model.CATCH_UP)
+    table, sizes = _table(vocabularies[1], model.vocab_size)
+    reader = Reader(model, maps, steps, behind)
+    setup = _Setup(reader, gamma, steps, trie(vocabularies[0], size, BYTES), table, sizes)
+    return Drafter(
+        init_params=functools.partial(_small_model.init_params, "draft_model", params),
+        init=functools.partial(_draft_text.init, reader, nodes=gamma),
+        propose=functools.partial(_propose, setup),
+        update=_update,
+        nodes=gamma,
+        name="draft_model",
+        gaps=gaps,
+    )
+
+
+def _table(vocabulary: TokenBytes, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """The bytes of each draft token, i32[W,L], and their number, i32[W]; 0 if it has too many."""
+    tokens = [data or b"" for data in vocabulary.tokens[:width]]
+    tokens = [data if len(data) <= BYTES else b"" for data in tokens]
+    tokens += [b""] * (width - len(tokens))
+    table = np.zeros((width, max(1, *map(len, tokens))), np.int32)
+    for token, data in enumerate(tokens):
+        table[token, : len(data)] = list(data)
+    return table, np.array(list(map(len, tokens)), np.int32)
+
+
+def _propose(
+    setup: _Setup, params: ModelParams, keys: RowKeys, context: Context, kept: Kept
+) -> tuple[Draft, Kept]:
+    del keys
+    logits, kept, ready = _draft_text.begin(setup.reader, params, context, kept)
+    written = _write(setup, params, kept, logits, ready)
+    tokens, valid = cut(setup.trie, written.text, written.size, setup.gamma)
+    return Draft(tokens, valid, finite=written.finite), kept
+
+
+def _update(
+    params: ModelParams, kept: Kept, draft: Draft, verdict: Verdict, target_out: Output
+) -> Kept:
+    # The accepted tokens are read again, as the draft tokens that a fresh prefill would read.
+    del params, draft, verdict, target_out
+    return kept
+
+
+def _write(
+    setup: _Setup, params: ModelParams, kept: Kept, logits: jax.Array, ready: jax.Array | None
+) -> _Written:
+    """The draft model's own continuation: its most probable tokens."""
+    batch, room = logits.shape[0], setup.steps * setup.bytes.shape[1]
+    every = jnp.ones((batch,), bool)
+    none = jnp.zeros((batch,), jnp.int32)
+    start = _Written(logits, jnp.zeros((batch, room), jnp.int32), none, every, every)
+    if ready is not None:
+        start = start.replace(going=ready)
+    one = functools.partial(_one, setup, params, kept)
+    block = _room(setup, params, kept)
+
+    def running(carry: tuple) -> jax.Array:
+        return (carry[0] < setup.steps) & carry[1].going.any()
+
+    return jax.lax.while_loop(running, lambda carry: one(*carry), (none[0], start, block))[1]
+
+
+def _one(
+    setup: _Setup, params: ModelParams, kept: Kept, index: jax.Array, written: _Written, block
+) -> tuple[jax.Array, _Written, object]:
+    """One draft token: its bytes are appended, and the model reads it."""
+    token, model = sampling.argmax(written.logits), setup.reader.model
+    finite = written.finite & (jnp.isfinite(written.logits.max(-1)) | ~written.going)
+    sizes = jnp.take(jnp.asarray(setup.sizes), token, mode="clip")
+    sizes = jnp.where(written.going, sizes, 0)
+    data = jnp.take(jnp.asarray(setup.bytes), token, axis=0, mode="clip")
+    column = jnp.arange(data.shape[1])
+    place = jnp.where(column < sizes[:, None], written.size[:, None] + column, -1)
+    place = jnp.where(place < 0, written.text.shape[1], place)
+    rows = jnp.arange(token.shape[0])[:, None]
+    text = written.text.at[rows, place].set(data, mode="drop")
+    column = jnp.arange(setup.steps + 1)
+    # The new token has the last column; in the others, only the tokens before it were filled.
+    visible = (column < index) | (column == setup.steps)
+    depth = jnp.where(column == setup.steps, index, column)
+    layout = tree.Layout(
+        jnp.broadcast_to(visible, (*token.shape, 1, setup.steps + 1)),
+        jnp.broadcast_to(depth, (*token.shape, setup.steps + 1)),
+    )
+    out, own = model.apply(params.draft, token[:, None], kept.cache, layout, block)
+    size = written.size + sizes
+    more = _Written(out.logits[:, 0], text, size, written.going & (sizes > 0), finite)
+    return index + 1, more, tree.put(block, own, index)
+
+
+def _room(setup: _Setup, params: ModelParams, kept: Kept) -> object:
+    """A block with room for all tokens of a draft."""
+    batch = kept.cache.length.shape[0]
+    token = jnp.zeros((batch, 1), jnp.int32)
+    # Only the shapes are needed.
+    with jax.disable_jit(False):
+        shapes = jax.eval_shape(
+            lambda: setup.reader.model.apply(params.draft, token, kept.cache)[1]
+        )
+    return jax.tree.map(lambda x: jnp.zeros((batch, setup.steps, *x.shape[2:]), x.dtype), shapes)
+
+
+def cut(words: Trie, text: jax.Array, size: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """The first ``count`` tokens of texts i32[B,C] of ``size`` i32[B] bytes, the longest first.
+
+    Returns tokens i32[B,count], and which exist: up to a byte that begins no token.
+    """
+    keys, children, ends = (jnp.asarray(x) for x in words[:3])
+    last = max(len(words.keys) - 1, 0)
+
+    def byte(start: jax.Array, carry: tuple, offset: jax.Array) -> tuple:
+        node, token, length = carry
+        at = start + offset
+        value = jnp.take_along_axis(text, jnp.minimum(at, text.shape[1] - 1)[:, None], 1)[:, 0]
+        key = node * 256 + value
+        place = jnp.minimum(jnp.searchsorted(keys, key), last)
+        found = (node >= 0) & (at < size) & (keys[place] == key)
+        node = jnp.where(found, children[place], -1)
+        own = jnp.where(found, ends[jnp.maximum(node, 0)], -1)
+        return node, jnp.where(own >= 0, own, token), jnp.where(own >= 0, offset + 1, length)
+
+    def one(start: jax.Array, _) -> tuple[jax.Array, jax.Array]:
+        none = jnp.zeros_like(start)
+        first = none, none - 1, none
+        step = functools.partial(byte, start)
+        found = jax.lax.fori_loop(0, words.depth, lambda i, carry: step(carry, i), first)
+        return start + found[2], found[1]
+
+    _, tokens = jax.lax.scan(one, jnp.zeros_like(size), length=count)
+    tokens = tokens.T
+    valid = jnp.cumprod(tokens >= 0, 1).astype(bool)
+    return jnp.maximum(tokens, 0), valid
