@@ -7,7 +7,7 @@
     ... --config.drafter.tree=best_first --config.drafter.nodes=32 --config.accept=match
 
 The network is that of configs/eagle3.py with ``drafter.parallel``: masks with a learned feature
-stand behind the slots of the text. The published one has four layers and trained embeddings.
+follow the slots of the text. The published one has four layers and trained embeddings.
 Without a shape the draft is a sampled chain of all tokens. Deeper masks are dropped, so a step
 costs about three passes over the text, not ``drafter.parallel``. Minutes on two CPU cores for a
 small target.

@@ -729,6 +729,8 @@ def t5(results: dict) -> str:
     heads += ("theorem 3.8", "theorem 3.8 with v")
     what = f"- Pairs: {results['pairs']}\n- Training: `{results['trained_by']}`"
     return f"{source(results)}\n{what}\n\n{models}\n\n{table(heads, lines)}"
+
+
 def beams(results: dict) -> str:
     """Speculative beams beside plain beam search: one line for each shape of the draft."""
     lines = [
@@ -756,6 +758,8 @@ def beams(results: dict) -> str:
         *("passes per step", "plain, ms per step", "speed-up", "same hypotheses"),
     )
     return f"{source(results)}\n{models}\n\n{table(heads, lines)}"
+
+
 def vocabularies(results: dict) -> str:
     """What the vocabularies have in common, and tau and the acceptance rate of each method."""
     pairs = [

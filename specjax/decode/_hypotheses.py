@@ -105,7 +105,8 @@ def step(
     better = best > after.ended_scores.min(-1)
     full = after.finished.all(-1)
     after = after.replace(done=(count == most) | ~better | rules.early & full)
-    return after, *(jnp.take_along_axis(each, first, 1) for each in (parent, token))
+    parent, token = (jnp.take_along_axis(each, first, 1) for each in (parent, token))
+    return after, parent, token
 
 
 def _finish(

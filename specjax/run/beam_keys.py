@@ -30,8 +30,8 @@ def read(config: Config) -> BeamOptions | None:
     if keys is None:
         return None
     if not keys.count:
-        defaults = {"count": 0, "returned": 1, "length_penalty": 1, "draft": 0}
-        defaults["early_stopping"] = "false"
+        numbers = {"count": 0, "returned": 1, "length_penalty": 1, "draft": 0}
+        defaults = numbers | {"early_stopping": "false"}
         for key, value in keys.items():
             if value != defaults[key]:
                 raise UserError(

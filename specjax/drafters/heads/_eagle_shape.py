@@ -43,7 +43,7 @@ def matrix(name: str, params: Params, path: str) -> tuple[int, int]:
     for part in path.split("."):
         if not isinstance(value, dict) or part not in value:
             raise UserError(
-                f"the parameters are not those of an {name} network: {path} is missing; give the "
+                f"the parameters are not those of {name}: {path} is missing; give the "
                 "parameters of one"
             )
         value = value[part]
@@ -121,7 +121,7 @@ def check_leaves(name: str, wanted: dict[Any, Any], has: dict[Any, Any]) -> None
         if path not in wanted or path not in has:
             state = "missing" if path in wanted else "unexpected"
             raise UserError(
-                f"the parameters are not those of an {name} network: {path_name} is {state}; give "
+                f"the parameters are not those of {name}: {path_name} is {state}; give "
                 "the parameters of one"
             )
         if np.shape(has[path]) != wanted[path].shape:

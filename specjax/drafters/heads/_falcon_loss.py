@@ -5,8 +5,8 @@ that differ from the target's preferred ones is the row's own. In the second one
 read the input of the slot k further on: its feature and its token, which are what they are to
 predict. The rate falls during training. The loss is that of the second pass.
 
-Read by chance are blocks, and of each a run of slots from its first one, shorter than the block, as
-in the authors' code; there only the first row of a batch is changed.
+These slots are in blocks that are chosen at random; of each such block the first slots are taken,
+fewer than all, as in the authors' code. There only the first row of a batch is changed.
 """
 
 from __future__ import annotations

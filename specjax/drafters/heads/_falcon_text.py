@@ -3,7 +3,7 @@
 Slot t has token t + 1 and the feature of token t (``_falcon_network``). In training a row of text
 is divided into blocks of k slots. While decoding the last slot of a block is that of the pending
 token, wherever this is in the text; so the first whole block of a training row begins at one of the
-first k slots, by chance: every slot is trained as every place of a block.
+first k slots, chosen at random: every slot is trained as every place of a block.
 """
 
 from __future__ import annotations

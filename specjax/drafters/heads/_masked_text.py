@@ -1,7 +1,7 @@
 """Masks after the entries of a text: a loss, and which drafts would have been accepted.
 
 An entry of the text is a token (PARD) or a slot with a token and the feature before it (P-EAGLE).
-After entry t, masks stand at the positions t + 1, t + 2, ...; mask d, from 1, sees the text up to t
+After entry t, masks have the positions t + 1, t + 2, ...; mask d, from 1, sees the text up to t
 and the masks before it, and predicts tokens[t + d + ahead]. Depth 0 is the entry's own output.
 """
 

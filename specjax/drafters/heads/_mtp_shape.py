@@ -70,7 +70,7 @@ def _count(name: str, params: Params) -> int:
     modules = params.get("modules") if isinstance(params, dict) else None
     if not isinstance(modules, dict) or set(modules) != {str(i) for i in range(len(modules))}:
         raise UserError(
-            f'the parameters are not those of an {name} network: modules "0", "1", ... are '
+            f'the parameters are not those of {name}: modules "0", "1", ... are '
             "missing; give the parameters of one"
         )
     if not modules:

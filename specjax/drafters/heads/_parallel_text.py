@@ -1,7 +1,7 @@
 """P-EAGLE along a text: its loss, and which drafts would have been accepted.
 
-Slot t of the text has token t + 1 and the feature of token t, and predicts token t + 2; masks stand
-behind it as in ``_masked_text``.
+Slot t of the text has token t + 1 and the feature of token t, and predicts token t + 2; masks
+follow it as in ``_masked_text``.
 """
 
 from __future__ import annotations

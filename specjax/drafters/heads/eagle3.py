@@ -10,7 +10,7 @@ The switches of EAGLE-3.1 and of the vLLM "speculators" files are keys for a new
 ``fc_norm``, ``norm_output``, ``norm_before_residual``. They change which tokens are drafted, never
 the text. Drafts, rules and lossless classes are those of ``eagle``.
 
-P-EAGLE (2602.01469) is the switch ``parallel``: behind the slots of the text stand masks, slots
+P-EAGLE (2602.01469) is the switch ``parallel``: after the slots of the text there are masks, slots
 with a mask token and a learned feature, and one pass gives the probabilities of all depths. They
 do not depend on the draft's tokens, so best-first trees cost no further pass. The default is then
 a sampled chain. L1 with the rules for the draft's siblings.

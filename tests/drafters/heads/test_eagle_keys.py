@@ -99,7 +99,7 @@ def test_errors_in_parameters():
                 drafters.make(name, target, params=params, **keys)
             assert "\n" not in str(caught.value), caught.value
 
-        foreign = f"not those of an {name} network"
+        foreign = f"not those of {name}"
         other_target = "made for this target|give the parameters of one"
         for wrong in ({}, [], 3.0, {0: np.zeros(3)}):
             refused(foreign, wrong)

@@ -473,7 +473,7 @@ def test_keys():
     refused("reads the features of its target, and lm has none", TARGET._replace(embed=None))
     refused("reads the tokens of its draft", tree="best_first", nodes=4)
     params = made(2, "chain")[0].init_params(None)
-    foreign = "the parameters are not those of an falcon network"
+    foreign = "the parameters are not those of falcon"
     for wrong in ({}, {"lstm": {}}, params | {"more": np.zeros(3)}, {"lstm": params["lstm"]}):
         refused(foreign, params=wrong)
     refused("qk_norm is set, and the given network does not have it", params=params, qk_norm=True)

@@ -202,7 +202,7 @@ def test_keys():
     )
     params = made("two", "tree")[0].init_params(None)
     refused("modules is 3, and the given heads have 2; leave it out", params=params, modules=3)
-    foreign = "the parameters are not those of an mtp_module network"
+    foreign = "the parameters are not those of mtp_module"
     for wrong in ({}, [], {"modules": {"1": {}}}, {"modules": {"0": {}}}):
         refused(foreign, params=wrong)
     refused(foreign, params=params | {"more": np.zeros(3)})
