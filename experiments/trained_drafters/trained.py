@@ -114,8 +114,10 @@ def _drafts(config: str, form: str = "", gamma: int = 4) -> dict[str, dict[str, 
             tree["top_k"] = 4
         # A correction of the logits depends on the path, so it has no list per depth.
         trees = {} if form in ("dspark", "domino") else {", tree": tree}
-        chain = {"gamma": gamma}
-        return {"": chain | {"siblings": "top_k"}, ", sampled": chain | sampled, **trees}
+        # Heads draft a chain of all of them.
+        chain = {} if config in ("medusa", "hydra", "mtp_heads") else {"gamma": gamma}
+        first = chain | ({"siblings": "top_k"} if chain else {})
+        return {"": first, ", sampled": chain | sampled, **trees}
     if config in ("eagle", "eagle3"):
         dynamic = {**tree, "tree": "dynamic", "depth": 4, "top_k": 4}
         return {
