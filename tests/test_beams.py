@@ -90,6 +90,16 @@ def test_speculative_beams_are_the_plain_ones(seed, noise, penalty, early, ends,
         assert (drafted.passes == fewest(plain.steps)).all()
 
 
+@pytest.mark.parametrize("drafted", by_default([False, True], [True]))
+def test_a_batch_of_one_row(drafted):
+    """All steps are written by another operation than those of several rows."""
+    own = params(4, 0.2)
+    found = searched(own, ROWS[:1], draft=DRAFT if drafted else None)
+    wanted = expected(own, ROWS[0])
+    assert found.outputs()[0] == [text for text, _ in wanted]
+    np.testing.assert_allclose(found.scores[0], [score for _, score in wanted], atol=1e-4)
+
+
 def test_a_row_does_not_depend_on_the_batch():
     own = params(3, 0.2)
     how = {"eos_id": ENDS, "early_stopping": True}
@@ -161,7 +171,7 @@ MISTAKES = {
     "no penalty": ("hypotheses", ("/ rules.divisor[own.steps][:, None]", "/ rules.divisor[0]")),
     "the test for the end has another length": (
         "hypotheses",
-        ("rules.hoped[count]", "rules.hoped[0]"),
+        ("rules.best_divisor[count]", "rules.best_divisor[0]"),
     ),
     "every candidate may finish": ("hypotheses", ("ends & (jnp.arange(kept) < beams)", "ends")),
     "as many candidates as beams": (
@@ -248,6 +258,7 @@ def test_wrong_arguments_are_errors():
         ({"max_new_tokens": 500}, "positions"),
         ({"early_stopping": "always"}, "True, False or 'never'"),
         ({"length_penalty": float("nan")}, "length_penalty"),
+        ({"length_penalty": -20.0}, "scores would be divided by more than 1e"),
         ({"draft": sj.BeamDraft(MODEL, gamma=0)}, "gamma is 0"),
         ({"draft": sj.BeamDraft(MODEL, beams=BEAMS - 1)}, "from 3 to 13 beams"),
         ({"draft": sj.BeamDraft(other)}, "the same vocabulary"),

@@ -102,9 +102,7 @@ def measure(
             "steps": sum(int(each.steps.sum()) for each in found[gamma, drafted]),
             "passes": sum(int(each.passes.sum()) for each in found[gamma, drafted]),
             "identical": sum(
-                each.outputs() == other.outputs()
-                and np.allclose(each.scores, other.scores, 0, 1e-4)
-                for each, other in zip(found[gamma, drafted], wanted, strict=True)
+                same(each, other) for each, other in zip(found[gamma, drafted], wanted, strict=True)
             ),
             "prompts": len(ids),
             "plain_ms_per_step": 1e3 * base / len(ids) / options.new,

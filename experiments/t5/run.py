@@ -135,8 +135,10 @@ def prompt_file(args: argparse.Namespace, target: hf.Loaded) -> Path:
     ]
     chosen = short[:: max(len(short) // args.prompts, 1)][: args.prompts]
     lines = [json.dumps({"source": p.source, "output": p.output}) + "\n" for p in chosen]
-    path = args.workdir / "prompts.jsonl"
-    path.write_text("".join(lines), encoding="utf-8")
+    path, text = args.workdir / "prompts.jsonl", "".join(lines)
+    # A bench that was killed resumes as long as its prompts have not changed.
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
     return path
 
 
@@ -205,8 +207,9 @@ def costs(target: Path, drafts: dict[str, Path]) -> dict[str, Any]:
 def beside_theory(row: dict[str, Any], ms: dict[str, float]) -> dict[str, Any]:
     """A row of results.json: what was measured, and what is expected from alpha and the costs."""
     gamma, alpha = row["gamma"], row["acceptance_rate"] or 0.0
-    # A lookup costs nothing here.
-    c = ms.get(row["method"], 0.0) / ms["1"]
+    # A lookup has no draft in some rounds, to which the formulas do not apply.
+    drafts = row["method"] in DRAFTS
+    c = ms[row["method"]] / ms["1"] if drafts else None
     verify = {1: 1.0} | {g + 1: ms[str(g + 1)] / ms["1"] for g in GAMMAS}
     return {
         "method": row["method"],
@@ -214,13 +217,17 @@ def beside_theory(row: dict[str, Any], ms: dict[str, float]) -> dict[str, Any]:
         "gamma": gamma,
         "alpha": row["acceptance_rate"],
         "tau": row["block_efficiency"],
-        "expected_tokens": theory.expected_tokens(alpha, gamma),
+        # Before a text is cut at its end, as the formula counts.
+        "tokens_before_cut": row["accepted_per_round"] + 1,
+        "expected_tokens": theory.expected_tokens(alpha, gamma) if drafts else None,
         "c": c,
         "verify": verify[gamma + 1],
         "speedup": row["speedup"],
         "speedup_interval": row["speedup_interval"],
-        "improvement": theory.walltime_improvement(alpha, gamma, c),
-        "improvement_measured_verify": theory.walltime_improvement(alpha, gamma, c, verify),
+        "improvement": None if c is None else theory.walltime_improvement(alpha, gamma, c),
+        "improvement_measured_verify": None
+        if c is None
+        else theory.walltime_improvement(alpha, gamma, c, verify),
         "tokens_per_second": row["tokens_per_second"],
         "plain_tokens_per_second": row["autoregressive_tokens_per_second"],
         "lossless": row["lossless"]["passed"],
@@ -238,7 +245,9 @@ def trained_facts(workdir: Path) -> dict[str, Any]:
 def trained_by(args: argparse.Namespace, argv: list[str]) -> str:
     """The command that trained; with --measure-only it is that of the workdir."""
     path = args.workdir / "trained_by.txt"
-    if not args.measure_only:
+    if args.measure_only and not path.is_file():
+        raise SystemExit(f"{args.workdir} has no trained models; leave --measure-only out")
+    if not path.is_file():
         command = ["python", "experiments/t5/run.py", *map(without_folder, argv)]
         path.write_text(shlex.join(command), encoding="utf-8")
     return path.read_text(encoding="utf-8")
@@ -301,8 +310,8 @@ def main(argv: list[str]) -> None:
     write_json(args.out, result)
     for row in result["rows"]:
         what = f"{row['method']:32} T={row['temperature']:g} gamma {row['gamma']}"
-        tokens = f"tau {row['tau']:.2f} ({row['expected_tokens']:.2f})"
-        speed = f"speed-up {row['speedup']:.2f} ({row['improvement']:.2f})"
+        tokens = f"tau {row['tau']:.2f} ({row['expected_tokens'] or 0:.2f})"
+        speed = f"speed-up {row['speedup']:.2f} ({row['improvement'] or 0:.2f})"
         print(f"{what}: alpha {row['alpha'] or 0:.2f}, {tokens}, {speed}")
 
 

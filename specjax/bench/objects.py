@@ -13,6 +13,7 @@ from specjax.bench.passes import Method
 from specjax.data.prompts import Prompt, PromptSet
 from specjax.errors import UserError
 from specjax.models import hf
+from specjax.prompt import of_text
 from specjax.types import LM, Accept, Drafter, ModelParams
 
 # A drafter, a rule, and the drafter's parameters or the pair's; without them those of
@@ -44,7 +45,7 @@ def model_of(target: hf.Loaded | tuple[LM, Any]) -> Model:
             target.params,
             None
             if tokenizer is None
-            else lambda text: target.lm.prompt(tokenizer.encode(text).ids),
+            else lambda text: of_text(target.lm, tokenizer.encode(text).ids, "a prompt"),
             _numbers if tokenizer is None else tokenizer.decode,
             target.config.eos_token_id,
             target.directory,

@@ -11,9 +11,10 @@ the output, and the token that ends it. The labels are the output and its end.
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from specjax.errors import UserError
 DOCSTRINGS = "docstrings"  # the name of the pairs of the embedded corpus
 PAD, END = "<pad>", "</s>"  # ids 0 and 1 of the tokenizers made for pairs
 KEYS = ("source", "output")
+SPLITS = ("train", "valid", "test")
 # Turns of a conversation before an answer that are its source.
 TURNS = 3
 # Names of the token that begins an output, and of the one that ends it, in their order.
@@ -151,7 +153,8 @@ def docstrings(texts: Sequence[tuple[str, str]]) -> list[Pair]:
                 tree = ast.parse(text)
         except (SyntaxError, ValueError):
             continue
-        for pair in _documented(path, text.splitlines(), tree):
+        # As ``ast`` counts lines: not at form feeds.
+        for pair in _documented(path, re.split(r"\r\n|\r|\n", text), tree):
             unique.setdefault(pair.source, pair)
     return list(unique.values())
 
@@ -161,13 +164,24 @@ def _documented(path: str, lines: list[str], tree: ast.AST) -> Iterator[Pair]:
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or len(node.body) < 2:
             continue
         text, first = ast.get_docstring(node), node.body[0]
-        # A docstring in the line of "def" cannot be cut out as a line.
-        if not text or not text.strip() or first.lineno == node.lineno:
+        # A docstring in a line of the signature cannot be cut out as a line.
+        before = lines[first.lineno - 1][: first.col_offset]
+        if not text or not text.strip() or before.strip():
             continue
         rest = lines[node.lineno - 1 : first.lineno - 1] + lines[first.end_lineno : node.end_lineno]
         source = textwrap.dedent("\n".join(rest)).strip()
         output = " ".join(text.strip().split("\n\n")[0].split())
         yield Pair(f"{path} line {node.lineno}", source, output)
+
+
+def split_of(every: Callable[[str], list[Pair]], split: str) -> list[Pair]:
+    """The pairs ``every(split)`` without those whose source is in a later split.
+
+    The splits are "train", "valid" and "test": what a model is examined on is in no training.
+    """
+    later = SPLITS[SPLITS.index(split) + 1 :]
+    held_out = {pair.source for other in later for pair in every(other)}
+    return [pair for pair in every(split) if pair.source not in held_out]
 
 
 def held_out_sources(
@@ -204,7 +218,8 @@ def documents(
         length: of a row; a document has at most one token more.
         leave_out: leave longer pairs out. Otherwise they are refused.
 
-    Raises UserError for a pair that is too long, and for a source with the start token.
+    Raises UserError for a pair that is too long, a source with the start token, and an output with
+    the start or the end token.
     """
     sources = tokenizer.encode_batch([pair.source for pair in pairs])
     outputs = tokenizer.encode_batch([pair.output for pair in pairs], add_special_tokens=False)
@@ -215,6 +230,11 @@ def documents(
             raise UserError(
                 f"{pair.where}: the source has the token {ends.start}, with which the decoder "
                 "begins its output; take it out of the text"
+            )
+        if inside := {ends.start, ends.end} & set(output.ids):
+            raise UserError(
+                f"{pair.where}: the output has the token {inside.pop()}, with which an output "
+                "begins or ends; take it out of the text"
             )
         after = [*output.ids, *last]
         ids = np.array([*source.ids, ends.start, *after], np.int32)

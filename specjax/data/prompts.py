@@ -95,6 +95,11 @@ def read(
     _check(source, name)
     extra = source.warm_prompts
     if name == STDLIB:
+        if context and target.lm.encoder is not None:
+            raise UserError(
+                "config.grid.contexts cuts prompts, and sources of an encoder-decoder model are "
+                "functions of different lengths; give config.prompt_tokens, the longest one"
+            )
         count = (source.num_prompts or STDLIB_PROMPTS) + extra
         every = _held_out(source, target, count, context or source.prompt_tokens)
         return PromptSet(STDLIB, every[: len(every) - extra], every[len(every) - extra :])

@@ -34,7 +34,7 @@ class Rules(struct.PyTreeNode):
     # f32[N+1]: the divisor of a log-probability of n tokens, and that of the best beam in the test
     # whether it could still be better than the finished hypotheses.
     divisor: jax.Array
-    hoped: jax.Array
+    best_divisor: jax.Array
     early: jax.Array  # bool[]: whether K finished hypotheses end a text
 
 
@@ -55,11 +55,11 @@ def rules(stop: jax.Array, most: int, length_penalty: float, early_stopping: boo
     length = np.arange(most + 1).clip(1).astype(np.float64)
     divisor = length**length_penalty
     far = early_stopping == "never" and length_penalty > 0
-    hoped = np.full_like(divisor, divisor[-1]) if far else divisor
+    best_divisor = np.full_like(divisor, divisor[-1]) if far else divisor
     return Rules(
         stop,
         jnp.asarray(divisor, float),
-        jnp.asarray(hoped, float),
+        jnp.asarray(best_divisor, float),
         jnp.asarray(early_stopping is True),
     )
 
@@ -101,7 +101,7 @@ def step(
     after = own.replace(tokens=_of(tokens, first), scores=running, steps=count)
     after = _finish(after, tokens, scores, ends & (jnp.arange(kept) < beams), rules)
     # Whether a beam could still become better than a finished hypothesis.
-    best = running[:, 0] / rules.hoped[count].astype(running.dtype)
+    best = running[:, 0] / rules.best_divisor[count].astype(running.dtype)
     better = best > after.ended_scores.min(-1)
     full = after.finished.all(-1)
     after = after.replace(done=(count == most) | ~better | rules.early & full)

@@ -37,6 +37,8 @@ from specjax.outcome import EosId
 from specjax.prompt import check_prefill, feed
 from specjax.types import LM, ModelParams
 
+# The largest factor of a length penalty.
+MOST = 1e6
 REFERENCE = references.LEVIATHAN2023FAST
 
 
@@ -107,6 +109,11 @@ def beam_search(
     stop = np.unique(np.asarray(outcome.stop_ids(eos_id)))
     _check(target, beams, max_new_tokens, returned, stop)
     number("length_penalty", length_penalty, "that is finite", lambda x: True)
+    if max_new_tokens ** abs(length_penalty) > MOST:
+        raise UserError(
+            f"length_penalty is {length_penalty} and max_new_tokens {max_new_tokens}: scores would "
+            f"be divided by more than {MOST:g}, and lose their precision; give a smaller one"
+        )
     if not isinstance(early_stopping, bool) and early_stopping != "never":
         raise UserError(f"early_stopping is {early_stopping!r}; it must be True, False or 'never'")
     sizes = Sizes(beams, max_new_tokens)
@@ -115,6 +122,7 @@ def beam_search(
     longest = prompt.shape[1] + max_new_tokens
     for model in (target,) if draft is None else (target, draft.model):
         check_prefill(model, prompt, lengths, None, longest)
+    prompt, lengths = (jnp.asarray(array, jnp.int32) for array in (prompt, lengths))
     models = (target, None if draft is None else draft.model)
     rules = hypotheses.rules(jnp.asarray(stop), max_new_tokens, length_penalty, early_stopping)
     return _beam_search(sizes, models, returned, chunk, params, prompt, lengths, rules)

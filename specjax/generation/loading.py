@@ -14,7 +14,7 @@ from specjax import drafters, registry
 from specjax.bench import methods
 from specjax.bench.methods import MethodChoice
 from specjax.bench.passes import Method
-from specjax.drafters.draft_models import _small_model
+from specjax.drafters.draft_models import _kinds
 from specjax.errors import UserError
 from specjax.models import hf
 from specjax.types import LM, Drafter, ModelParams
@@ -35,7 +35,8 @@ class Model:
 
     def __init__(self, target: hf.Loaded, draft: hf.Loaded | None = None):
         if draft is not None:
-            _small_model.check_vocabulary(target.lm, draft.lm)
+            # Whether their vocabularies fit depends on the method that is made of them.
+            _kinds.check(target.lm, draft.lm)
         self.target, self.draft = target, draft
         self._methods: dict[tuple, tuple[Method, Any]] = {}
 

@@ -63,6 +63,7 @@ def save_tokenizer(path: Path, tokenizer: Tokenizer, config: TransformerConfig) 
     """Writes tokenizer.json, and tokenizer_config.json for transformers. Raises OSError."""
     tokenizer.save(str(path / "tokenizer.json"))
     ids = {"bos_token": config.bos_token_id, "eos_token": next(iter(config.eos_token_id), None)}
+    ids["pad_token"] = getattr(config, "pad_token_id", None)
     tokens = {key: tokenizer.id_to_token(i) for key, i in ids.items() if i is not None}
     tokens["unk_token"] = getattr(tokenizer.model, "unk_token", None)
     tokens = {key: token for key, token in tokens.items() if token is not None}

@@ -26,13 +26,13 @@ _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class TokenBytes:
     """The tokens of a vocabulary as bytes, read from its tokenizer when they are first needed.
 
-    Equal names are equal objects.
+    Objects with equal names, and equal ids that begin and end a text, are equal.
     """
 
     name: str  # of the vocabulary: ``LM.vocabulary``
     source: Tokenizer | tuple[bytes | None, ...] = dataclasses.field(compare=False, repr=False)
-    begin: int | None = dataclasses.field(default=None, compare=False)  # id that begins a text
-    ends: tuple[int, ...] = dataclasses.field(default=(), compare=False)  # ids that end a text
+    begin: int | None = None  # id that begins a text
+    ends: tuple[int, ...] = ()  # ids that end a text
 
     @functools.cached_property
     def tokens(self) -> tuple[bytes | None, ...]:
@@ -41,12 +41,15 @@ class TokenBytes:
             return self.source
         vocabulary = {i: token for token, i in self.source.get_vocab().items()}
         added = self.source.get_added_tokens_decoder()
+        own = self.source.get_vocab(with_added_tokens=False)
         result: list[bytes | None] = [None] * (max(vocabulary, default=-1) + 1)
         for i, token in vocabulary.items():
             if i not in added:
                 result[i] = self._style.read(token)
             elif not added[i].special:
-                result[i] = added[i].content.encode()
+                # A token of the model that is listed again is written as the model's others.
+                read = self._style.read(token) if token in own else added[i].content.encode()
+                result[i] = read
         return tuple(result)
 
     @functools.cached_property
@@ -86,7 +89,12 @@ class TokenBytes:
         The tokenizer's own where it gives tokens of exactly these bytes, else the fewest.
         """
         if isinstance(self.source, Tokenizer) and (text := self._style.write(data)) is not None:
-            own = [token.id for token in self.source.model.tokenize(text)]
+            try:
+                own = [token.id for token in self.source.model.tokenize(text)]
+            except (
+                Exception
+            ):  # a Unigram model without an unknown token; nothing narrower is raised
+                return fewest(data, self.ids)
             if b"".join(self.tokens[i] or b"" for i in own) == data:
                 return own
         return fewest(data, self.ids)
@@ -125,13 +133,12 @@ def fewest(data: bytes, ids: dict[bytes, int]) -> list[int]:
 
     A byte that is in no token is left out.
     """
-    longest = max(map(len, ids), default=0)
     # (bytes left out, tokens) of the rest, and the length of the first piece; 0: left out.
     best: list[tuple[int, int]] = [(0, 0)] * (len(data) + 1)
     first = [0] * len(data)
     for start in range(len(data) - 1, -1, -1):
         best[start] = best[start + 1][0] + 1, best[start + 1][1]
-        for size in range(1, min(longest, len(data) - start) + 1):
+        for size in range(1, len(data) - start + 1):
             lost, count = best[start + size]
             if data[start : start + size] in ids and (lost, count + 1) <= best[start]:
                 best[start], first[start] = (lost, count + 1), size
@@ -155,6 +162,11 @@ def _style_of(raw: dict[str, Any]) -> _Style:
         raise UserError(
             f"a tokenizer with a {kind} model does not say which bytes its tokens stand for; "
             "models with other vocabularies need BPE or Unigram tokenizers"
+        )
+    if raw["model"].get("end_of_word_suffix") or raw["model"].get("continuing_subword_prefix"):
+        raise UserError(
+            "a tokenizer that marks the ends or the insides of words (end_of_word_suffix, "
+            "continuing_subword_prefix) is not supported for models with other vocabularies"
         )
     parts = list(_parts([raw.get(key) for key in ("normalizer", "pre_tokenizer", "decoder")]))
     replaced = [part.get("pattern", {}).get("String") for part in parts]

@@ -6,6 +6,7 @@ of a string.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +43,9 @@ def between(target: TokenBytes, draft: TokenBytes, size: int, width: int) -> Map
     lists: list[list[int]] = []
     for token in range(size):
         data = target.tokens[token] if token < len(target.tokens) else None
-        if draft_of[token] >= 0:
+        if token == target.begin and draft_of[token] < 0 and draft.begin is not None:
+            pieces = [draft.begin]
+        elif draft_of[token] >= 0:
             pieces = [int(draft_of[token])]
             spelled |= data is not None
         else:
@@ -77,9 +80,10 @@ def _same(target: TokenBytes, draft: TokenBytes, size: int, width: int) -> np.nd
 
     for text, token in target.special.items():
         pair(token, draft.special.get(text))
-    pair(target.begin, draft.begin)
+    # Ends first: a token can be the begin and the end of texts.
     for ours, theirs in zip(target.ends, draft.ends, strict=False):
         pair(ours, theirs)
+    pair(target.begin, draft.begin)
     known = {
         (data, i in draft.fallback): i
         for i, data in reversed(list(enumerate(draft.tokens)))
@@ -111,6 +115,7 @@ class Trie(NamedTuple):
     depth: int  # bytes of the longest token
 
 
+@functools.lru_cache(maxsize=8)
 def trie(vocabulary: TokenBytes, size: int, longest: int) -> Trie:
     """The trie of all tokens of at most ``longest`` bytes."""
     children: list[dict[int, int]] = [{}]

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
+
+from ml_collections import ConfigDict
 
 from specjax import checks
 from specjax.config import Config, given
 from specjax.errors import UserError
 
+DEFAULTS: dict[str, Any] = {
+    "count": 0,
+    "returned": 1,
+    "length_penalty": 1.0,
+    "early_stopping": "false",
+    "draft": 0,
+}
 EARLY = {"false": False, "true": True, "never": "never"}
 # The keys of ``config.sampling`` when they change nothing.
 _NEUTRAL = {"top_p": 1.0, "repetition_penalty": 1.0, "banned": (), "logit_bias": ""}
@@ -26,14 +36,16 @@ class BeamOptions:
 
 def read(config: Config) -> BeamOptions | None:
     """The options of beam search; None without it. Raises UserError for keys that do not apply."""
-    keys = config.get("beams")
-    if keys is None:
+    given_keys = config.get("beams")
+    if given_keys is None:
         return None
+    for key in given_keys:
+        if key not in DEFAULTS:
+            raise UserError(f"config.beams.{key} is unknown; the keys are {', '.join(DEFAULTS)}")
+    keys: Any = ConfigDict(DEFAULTS | dict(given_keys.items()))
     if not keys.count:
-        numbers = {"count": 0, "returned": 1, "length_penalty": 1, "draft": 0}
-        defaults = numbers | {"early_stopping": "false"}
         for key, value in keys.items():
-            if value != defaults[key]:
+            if value != DEFAULTS[key]:
                 raise UserError(
                     f"config.beams.{key} is {value!r} and config.beams.count is 0, which is no "
                     "beam search; set config.beams.count to the number of beams"
@@ -48,7 +60,9 @@ def read(config: Config) -> BeamOptions | None:
             f"config.beams.returned is {keys.returned} and config.beams.count {keys.count}; "
             "return at most all beams"
         )
-    checks.number("config.beams.length_penalty", keys.length_penalty, "", lambda x: True)
+    checks.number(
+        "config.beams.length_penalty", keys.length_penalty, "that is finite", lambda x: True
+    )
     checks.one_of("config.beams.early_stopping", keys.early_stopping, tuple(EARLY))
     if checks.whole("config.beams.draft", keys.draft, 0) and keys.draft < keys.count:
         raise UserError(
@@ -76,6 +90,10 @@ def _check_decoding(config: Config) -> None:
         raise UserError(
             f"config.accept is {config.accept!r} and beam search has no acceptance rule: a step is "
             "accepted if all beams of the target are among the draft's; leave it out"
+        )
+    if given(config.get("grid")):
+        raise UserError(
+            "config.grid is given, and beam search decodes with config.drafter alone; leave it out"
         )
     for key, value in config.sampling.items():
         if value != _NEUTRAL.get(key, 0):

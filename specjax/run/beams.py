@@ -18,6 +18,7 @@ from specjax.data import recordings
 from specjax.data.prompts import Prompt
 from specjax.decode import BeamDraft
 from specjax.errors import UserError
+from specjax.generation import stops
 from specjax.models import hf
 from specjax.report import terminal
 from specjax.run import build, workdirs
@@ -39,8 +40,7 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
     search, so tau is the number of steps per pass.
     """
     console, target = terminal.console(), build.target(settings)
-    tokenizer = target.tokenizer
-    assert tokenizer is not None and settings.beams is not None
+    assert target.tokenizer is not None and settings.beams is not None
     if jax.process_count() > 1:
         raise UserError("beam search runs in one process; start one, or leave config.beams out")
     if settings.record:
@@ -51,7 +51,10 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
     build.job(settings, target, chosen, 0.0, settings.batch_size)  # checks the lengths
     workdirs.announce_replacement(settings, workdir)
     found = searches.of(chosen.prompts)
-    texts = [[tokenizer.decode(each.tokens) for each in row] for row in found]
+    texts = [
+        [_text(target, prompt, each.tokens) for each in row]
+        for prompt, row in zip(chosen.prompts, found, strict=True)
+    ]
     for prompt, row, own in zip(chosen.prompts, texts, found, strict=True):
         for text, each in zip(row, own, strict=True):
             score = f"[{each.score:.3f}] " if len(row) > 1 else ""
@@ -74,6 +77,13 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
         ids = [prompt.ids for prompt in chosen.prompts]
         recordings.record(settings.record, ids, more["token_ids"], categories=categories)
         console.print(Text(f"wrote {settings.record}", "dim"))
+
+
+def _text(target: hf.Loaded, prompt: Prompt, tokens: list[int]) -> str:
+    """The text of new tokens as a continuation of the prompt, as in mode generate."""
+    assert target.tokenizer is not None
+    before = target.lm.continued(prompt.ids)
+    return stops.cut(tokens, (), target.tokenizer.decode, before).text
 
 
 def _summary(row: dict, rate: float) -> str:

@@ -141,6 +141,29 @@ def test_an_answer_and_the_turns_before_it_are_a_pair(tmp_path):
     ]
 
 
+def test_what_is_held_out_is_not_in_training():
+    """A source in two splits stays in the later one."""
+    given = {"train": "abcd", "valid": "bxc", "test": "cy"}
+    every = {s: [Pair("", each, "o") for each in sources] for s, sources in given.items()}
+    own = {s: "".join(p.source for p in pairs.split_of(every.__getitem__, s)) for s in given}
+    assert own == {"train": "ad", "valid": "bx", "test": "cy"}
+
+
+def test_an_output_with_an_end_inside_is_refused():
+    tokenizer = pairs.train_tokenizer([Pair("", "some words", "other words")], 300)
+    ends = pairs.ends_of(tokenizer)
+    for token in ("</s>", "<pad>"):
+        given = [Pair("p.jsonl line 1", "some words", f"other {token} words")]
+        with pytest.raises(UserError, match="p.jsonl line 1: the output has the token"):
+            pairs.documents(given, tokenizer, ends, 200)
+
+
+def test_lines_are_counted_as_the_interpreter_counts_them():
+    text = '\x0c\ndef f(x):\n    """Doc."""\n    return x\n\ndef g(a,\n      b): "Doc."; return a\n'
+    [pair] = pairs.docstrings([("m.py", text)])
+    assert pair.source == "def f(x):\n    return x" and pair.output == "Doc."
+
+
 def test_a_tokenizer_for_pairs_ends_every_text():
     given = [Pair("", "def f(x): return x", "Returns x."), Pair("", "def g(y): return y", "Y.")]
     tokenizer = pairs.train_tokenizer(given, 280)

@@ -7,6 +7,9 @@ import json
 import pytest
 from commandline import GENERATE
 
+import specjax as sj
+from specjax.models import hf
+
 NONE = "--config.drafter.name=none"
 SHORT = ("--config.max_new_tokens=6", "--config.prompt=def add")
 
@@ -46,6 +49,29 @@ def test_plain_and_speculative_beams_are_the_same(cli, target, draft, tmp_path):
     # A draft that is the target: three steps in each pass, over 3 + 2 * 3 nodes.
     assert [rows[name]["rounds"] for name in ("plain", "same")] == [18, 6]
     assert rows["same"]["verified_per_round"] == 9
+
+
+@pytest.mark.slow
+def test_options_reach_the_search(cli, target, tmp_path):
+    """Length penalty, early stopping, the end of texts and the recording."""
+    loaded = hf.load(target)
+    keys = (GENERATE, f"--config.target={target}", *SHORT, NONE)
+    more = ("--config.beams.count=3", "--config.beams.length_penalty=-1.0")
+    more += ("--config.beams.early_stopping=true", f"--config.record={tmp_path}/record.jsonl")
+    status, _, err, workdir = cli(*keys, *more)
+    assert status == 0, err
+    result = json.loads((workdir / "results.json").read_text())
+    prompt, lengths = sj.pack_prompts([loaded.tokenizer.encode("def add").ids])
+    how = {"beams": 3, "max_new_tokens": 6, "length_penalty": -1.0, "early_stopping": True}
+    eos = loaded.config.eos_token_id
+    params = sj.ModelParams(loaded.params)
+    wanted = sj.beam_search(loaded.lm, params, prompt, lengths, **how, eos_id=eos)
+    assert result["token_ids"] == wanted.outputs()[0][:1]
+    assert result["hypotheses"][0][0]["score"] == pytest.approx(
+        float(wanted.scores[0, 0]), abs=1e-4
+    )
+    recorded = json.loads((tmp_path / "record.jsonl").read_text().splitlines()[0])
+    assert recorded["output_ids"] == result["token_ids"][0]
 
 
 WRONG = {

@@ -49,7 +49,8 @@ class Reader(NamedTuple):
     @property
     def bounded(self) -> bool:
         """Whether a text can have more draft tokens than there is room for."""
-        return self.maps.pieces.shape[1] > self.maps.ratio
+        maps, limited = self.maps, self.model.max_positions is not None
+        return maps.pieces.shape[1] > maps.ratio or (limited and maps.ratio > 1)
 
 
 def init(

@@ -47,7 +47,8 @@ def build(
         stepper,
         plan,
         functools.partial(_small_model.init_params, "draft_model", params),
-        probs=functools.partial(_probs, reader),
+        # Where a text can be too long for the room, the probs depend on the room.
+        probs=None if reader.bounded else functools.partial(_probs, reader),
         gaps=gaps,
     )
     return drafter._replace(whole=drafter.whole and not reader.bounded)

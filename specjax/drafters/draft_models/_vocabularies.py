@@ -34,11 +34,12 @@ def make(
     target: LM, model: LM, params: Params, how: str, gamma: int, keys: TreeKeys, gaps: bool
 ) -> Drafter:
     """The drafter of one of the paper's methods. Raises UserError for what it does not take."""
-    _check_models(target, model, how)
     ours, theirs = _tokens(target, "target"), _tokens(model, "draft model")
-    if ours.name == theirs.name and how == TLI:
+    if how == TLI and ours.name == theirs.name:
         # All tokens are shared.
+        _kinds.check(target, model)
         return _plain(target, model, params, gamma, keys, gaps)
+    _check_models(target, model, how)
     maps = _maps(ours, theirs, target.vocab_size, model.vocab_size)
     if how == TLI:
         if not maps.shared:
@@ -140,6 +141,8 @@ def _check_models(target: LM, model: LM, how: str) -> None:
 def _check_chain(how: str, keys: TreeKeys) -> None:
     """Raises UserError for keys of a tree."""
     given = {"tree": keys.tree, "nodes": keys.nodes, "depth": keys.depth, "top_k": keys.top_k}
+    if keys.search != "optimal":
+        given["search"] = keys.search
     wrong = next((key for key, value in given.items() if value), None)
     if wrong is not None:
         raise UserError(

@@ -136,10 +136,11 @@ def _given_tokenizer(config: Config) -> Tokenizer:
             result = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower
             raise UserError(f"config.tokenizer: {path} is no tokenizer ({error})") from None
-    if size not in (0, result.get_vocab_size()):
+    own = result.get_vocab_size()
+    # A model to start from may have more rows than its tokenizer has tokens.
+    if size and size != own and not (size > own and config.get("init")):
         raise UserError(
-            f"config.model.vocab_size is {size}, but {path} has {result.get_vocab_size()} tokens; "
-            "leave it 0"
+            f"config.model.vocab_size is {size}, but {path} has {own} tokens; leave it 0"
         )
     result.no_truncation()
     result.no_padding()

@@ -6,6 +6,7 @@ docstrings, or sources with the outputs that the target wrote.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,7 +28,14 @@ SPLITS = ("train", "valid")
 
 
 def texts(config: Config, workdir: Path, split: str) -> list[Pair]:
-    """The pairs of ``config.data`` as text. Raises UserError for other text."""
+    """The pairs of ``config.data`` as text, without the sources of later splits.
+
+    Raises UserError for other text.
+    """
+    return pairs.split_of(functools.partial(_texts, config, workdir), split)
+
+
+def _texts(config: Config, workdir: Path, split: str) -> list[Pair]:
     data = config.data
     kind = checks.text_kind(data)
     if kind == "dialogues":
