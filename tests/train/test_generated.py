@@ -329,3 +329,6 @@ def test_the_target_answers_questions(folder):
     made.data.files = str(folder / "text.txt")
     with pytest.raises(UserError, match="give one of them"):
         generated.run(made, folder / "both")
+    made.data.files, made.data.pairs = "", "docstrings"
+    with pytest.raises(UserError, match="config.data.pairs other prompts; give one of them"):
+        generated.run(made, folder / "both")

@@ -267,11 +267,11 @@ def _check_questions(config: Config) -> None:
             f"config.generation.chat is {chat!r}, the template of questions, and there are none; "
             "give config.generation.prompts, or leave chat out"
         )
-    for key in ("files", "tfds"):
+    for key in ("files", "tfds", "pairs", "dialogues"):
         if questions and config.data.get(key):
             raise UserError(
-                f"config.generation.prompts has questions, and config.data.{key} a text to "
-                "continue; give one of them"
+                f"config.generation.prompts has questions, and config.data.{key} other prompts; "
+                "give one of them"
             )
 
 
