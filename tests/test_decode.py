@@ -219,6 +219,8 @@ def test_generate_continues_after_max_steps():
     rule = accept.load("chain")
     expected = speculate(model, drafter, "chain", both, temperature=1.0)[0]
     state = begin(model, drafter, both, temperature=1.0)
+    with pytest.raises(UserError, match="max_steps is 0; it must be a whole number >= 1"):
+        decode.generate(model, drafter, rule, both, state, max_steps=0)
     while not bool(state.done.all()):
         state, records = decode.generate(model, drafter, rule, both, state, max_steps=3)
         assert records.emitted.shape == (3, 5)

@@ -34,8 +34,9 @@ from specjax.types import DecodeState, Draft
 
 ROUNDS = 16  # of a sample
 # Samples of each length, after one that may compile: at least so many, at most so many, and in
-# between until they took so many seconds.
-SAMPLES = (2, 15)
+# between until they took so many seconds. Rounds of small models take 0.1 ms: with few samples all
+# of them would be taken in one moment of the machine.
+SAMPLES = (2, 100)
 ENOUGH_SECONDS = 0.4
 # Rounds of each prompt in which confidences are recorded.
 CONFIDENCE_ROUNDS = 64

@@ -17,6 +17,7 @@ from specjax import logit_maps, outcome
 from specjax import sampling as sampling_lib
 from specjax import step as step_lib
 from specjax.accept import check_pair
+from specjax.checks import whole
 from specjax.decode._rests import idle_step, idle_steps, resting
 from specjax.decode.beams import BeamDraft, Beams, beam_search
 from specjax.errors import NonFiniteLogits, UserError
@@ -71,10 +72,11 @@ def generate(
     it raises if a model gave logits that are not finite.
 
     Raises:
-        UserError: a rule that does not take such drafts, a state of another drafter, or wrong
-            widths.
+        UserError: a rule that does not take such drafts, a state of another drafter, wrong widths,
+            or no round at all.
     """
     check_state(drafter, accept, state)
+    whole("max_steps", max_steps, 1)
     stop = outcome.stop_ids(eos_id)
     static = {"max_steps": max_steps, "verify_widths": verify_widths}
     return _generate(target, drafter, accept, params, state, stop, **static)
