@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable
@@ -104,8 +105,12 @@ class Profile(NamedTuple):
         return {"schema": SCHEMA, **self._asdict(), "batches": batches}
 
 
+@functools.cache
 def device() -> str:
-    """The device that the costs of a profile belong to."""
+    """The device that the costs of a profile belong to.
+
+    It is read once: every call of a decode loop compares it.
+    """
     kind = jax.devices()[0].device_kind
     return machine()["cpu"] if kind == "cpu" else kind
 
