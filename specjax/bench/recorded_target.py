@@ -19,6 +19,7 @@ from specjax import tree
 from specjax.accept import check_pair
 from specjax.drafters._unreadable import Unreadable
 from specjax.errors import UserError
+from specjax.models.token_bytes import TokenBytes
 from specjax.rng import RowKeys
 from specjax.types import (
     CHAIN,
@@ -44,8 +45,10 @@ class Position(struct.PyTreeNode):
 
 
 @functools.cache  # equal arguments give the same object, so nothing is compiled twice
-def recorded(vocab_size: int, vocabulary: str | None = None) -> LM:
-    """A target that gives a recorded text.
+def recorded(
+    vocab_size: int, vocabulary: str | None = None, token_bytes: TokenBytes | None = None
+) -> LM:
+    """A target that gives a recorded text; the last arguments are those of ``LM``.
 
     Its params are i32[B,S]: one text (prompt and output) per row, -1 beyond its end. The token at a
     position depends on the position alone, so a branch that left the recording is never followed
@@ -60,7 +63,8 @@ def recorded(vocab_size: int, vocabulary: str | None = None) -> LM:
         following = _at(params, cache.length[:, None] + layout.depth[:, fed:] + 1)
         return Output(jax.nn.one_hot(following, vocab_size), jnp.zeros((batch, size, 1))), tokens
 
-    return LM(_init_cache, apply, _commit, vocab_size, vocabulary=vocabulary, name="recorded")
+    own = {"vocabulary": vocabulary, "token_bytes": token_bytes}
+    return LM(_init_cache, apply, _commit, vocab_size, **own, name="recorded")
 
 
 def _init_cache(batch: int, slots: int) -> Position:

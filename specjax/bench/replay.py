@@ -26,6 +26,7 @@ from specjax.data import recordings
 from specjax.data.recordings import Recording, Trace
 from specjax.errors import UserError
 from specjax.models import hf
+from specjax.models.token_bytes import TokenBytes
 from specjax.types import LM, Accept, Drafter, ModelParams, Records
 
 # Slots of the smallest buffers. Buffers have few sizes, because a loop is compiled for each.
@@ -202,9 +203,10 @@ def load(
         raise UserError(
             "config.traces is empty; give a .jsonl file whose lines have prompt_ids and output_ids"
         )
-    vocabulary = None
+    vocabulary = None, None
     if target:
-        own, vocabulary = vocabulary_of(target)
+        own, spelled = vocabulary_of(target)
+        vocabulary = spelled and spelled.name, spelled
         if vocab_size not in (0, own):
             raise UserError(
                 f"config.vocab_size is {vocab_size} and {target} has {own} tokens; "
@@ -212,11 +214,11 @@ def load(
             )
         vocab_size = own
     texts = recordings.read(recording, vocab_size, skip_bad=skip_bad, most=num_traces)
-    return recorded(texts.vocab_size, vocabulary), texts
+    return recorded(texts.vocab_size, *vocabulary), texts
 
 
-def vocabulary_of(directory: str) -> tuple[int, str | None]:
-    """A model's vocabulary size and its tokenizer's fingerprint, for any architecture."""
+def vocabulary_of(directory: str) -> tuple[int, TokenBytes | None]:
+    """A model's vocabulary size, and its tokens if it has a tokenizer, for any architecture."""
     path = hf.resolve(directory, weights=False)
     size = hf.read_config(path).get("vocab_size")
     if type(size) is not int or not 0 < size <= recordings.LARGEST:
@@ -225,7 +227,7 @@ def vocabulary_of(directory: str) -> tuple[int, str | None]:
             "give config.vocab_size instead of config.target"
         )
     tokenizer = hf.load_tokenizer(path, size)
-    return size, None if tokenizer is None else hf.fingerprint(tokenizer)
+    return size, None if tokenizer is None else hf.token_bytes(path, tokenizer)
 
 
 def method(
@@ -246,6 +248,11 @@ def method(
     try:
         drafter = drafters.make(target=target, **choice.drafter)
     except UserError as error:
+        if target.token_bytes is None and "the target has no tokenizer" in str(error):
+            raise UserError(
+                f"method {label} compares the texts of tokens, and the recording has ids alone; "
+                "give config.target, a model directory with the tokenizer"
+            ) from None
         if guessed and "vocabulary" in str(error):
             raise UserError(
                 f"{error}; the vocabulary size was taken from the largest recorded id: "

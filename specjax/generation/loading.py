@@ -128,11 +128,12 @@ def load(
     Args:
         name: what ``models.hf.load`` takes: a directory in Hugging Face layout, a name of the Hub,
             a .gguf file, or a trained run's workdir.
-        draft: a smaller model with the same tokens, which drafts; None: none.
+        draft: a smaller model that drafts; with other tokens the drafter needs the key
+            ``vocabulary``. None: none.
         dtype: of the parameters; None: float32 on CPUs, bfloat16 elsewhere.
 
     Raises:
-        UserError: a model that cannot be read, or a draft model with other tokens.
+        UserError: a model that cannot be read, or a draft model of another kind than the target.
     """
     target = hf.load(name, dtype=dtype)
     return Model(target, None if draft is None else hf.load(draft, dtype=dtype))

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from specjax import files
 from specjax.errors import UserError
 from specjax.models import lm, t5_config
-from specjax.models.hf_config import config_from_hf, config_to_hf, eos_ids, read_json
+from specjax.models.hf_config import bos_id, config_from_hf, config_to_hf, eos_ids, read_json
 from specjax.models.hf_tokenizer import (
     fingerprint,
     load_tokenizer,
@@ -46,6 +46,7 @@ __all__ = [
     "resolve",
     "same_vocabulary",
     "save",
+    "token_bytes",
 ]
 
 
@@ -210,6 +211,19 @@ def read_config(path: Path) -> dict:
     if gguf_file.is_gguf(path):
         return gguf_config.of_file(gguf_file.read(path))
     return read_json(path / "config.json")
+
+
+def token_bytes(path: Path, tokenizer: Tokenizer) -> TokenBytes:
+    """The bytes of the tokens of what ``resolve`` returns, of any architecture, without weights.
+
+    Raises UserError for ids that begin or end a text and are no ids.
+    """
+    raw = read_config(path)
+    first, ends = (_translated(path / "config.json", raw, read) for read in (bos_id, eos_ids))
+    generation = path / "generation_config.json"
+    if generation.is_file():
+        ends = _translated(generation, read_json(generation), eos_ids)
+    return TokenBytes(fingerprint(tokenizer), tokenizer, first, ends)
 
 
 def _config(path: Path) -> TransformerConfig:

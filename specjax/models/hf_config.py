@@ -95,7 +95,7 @@ def config_from_hf(raw: dict) -> TransformerConfig:
     _check_unread(raw, family)
     values = _sizes(raw, family) | _values(raw, family)
     values |= layer_keys.read(raw, family, values)
-    return shape(name, bos_token_id=_bos_id(raw), eos_token_id=eos_ids(raw), **values)
+    return shape(name, bos_token_id=bos_id(raw), eos_token_id=eos_ids(raw), **values)
 
 
 def _sizes(raw: dict, family: Family) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def _check_unread(raw: dict, family: Family) -> None:
         raise UserError(f"layer_types {kinds!r} is not supported for {family.architecture}")
 
 
-def _bos_id(raw: dict) -> int | None:
+def bos_id(raw: dict) -> int | None:
     value = raw.get("bos_token_id")
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
         raise UserError(f"bos_token_id is {value!r}; it must be a token id")

@@ -23,10 +23,8 @@ from specjax.models.vocabulary_maps import Maps
 from specjax.types import LM, Context, Drafter, ModelParams, Output, Params, Verdict
 
 
-def build(
-    target: LM, model: LM, params: Params, maps: Maps, plan: Plan, *, gaps: bool = False
-) -> Drafter:
-    """The drafter of a draft model with another vocabulary; ``gaps`` as in ``_small_model``."""
+def build(target: LM, model: LM, params: Params, maps: Maps, plan: Plan) -> Drafter:
+    """The drafter of a draft model with another vocabulary."""
     own = _kinds.with_logits(model, target.vocab_size, functools.partial(shared, maps))
     growth = plan.growth
     # The pending token and the last accepted one, which is one draft token. Of a longer pending
@@ -49,9 +47,11 @@ def build(
         functools.partial(_small_model.init_params, "draft_model", params),
         # Where a text can be too long for the room, the probs depend on the room.
         probs=None if reader.bounded else functools.partial(_probs, reader),
-        gaps=gaps,
+        gaps=True,
     )
-    return drafter._replace(whole=drafter.whole and not reader.bounded)
+    # The first draft tokens of a long token of the target are read by a pass of their own.
+    constant = drafter.constant_cost and 1 + maps.pieces.shape[1] <= behind
+    return drafter._replace(whole=drafter.whole and not reader.bounded, constant_cost=constant)
 
 
 def shared(maps: Maps, logits: jax.Array) -> jax.Array:

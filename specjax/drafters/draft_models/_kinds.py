@@ -35,9 +35,10 @@ def check(target: LM, draft: LM) -> None:
         )
 
 
-def check_vocabulary(target: LM, draft: LM) -> None:
+def check_vocabulary(target: LM, draft: LM, translates: bool = False) -> None:
     """Raises UserError unless both models have the same tokens and are of the same kind.
 
+    ``translates``: the drafter has the key ``vocabulary``, which the message then names.
     With one tokenizer the sizes may differ: models of one family pad their embeddings differently.
     """
     check(target, draft)
@@ -45,8 +46,8 @@ def check_vocabulary(target: LM, draft: LM) -> None:
     if known and target.vocabulary != draft.vocabulary:
         raise UserError(
             f"the draft model has a vocabulary of {draft.vocab_size} tokens and the target of "
-            f"{target.vocab_size}, and they are not the same ones; they must share one tokenizer, "
-            'or draft_model can translate: vocabulary="tli"'
+            f"{target.vocab_size}, and they are not the same ones; they must share one tokenizer"
+            + (', or take vocabulary="tli", which translates' if translates else "")
         )
     if not known and target.vocab_size != draft.vocab_size:
         raise UserError(

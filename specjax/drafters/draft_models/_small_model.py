@@ -43,15 +43,18 @@ BEHIND = 2
 CATCH_UP = 16
 
 
-def load(target: LM, model: LM | str | os.PathLike, params: Params) -> tuple[LM, Params]:
+def load(
+    target: LM, model: LM | str | os.PathLike, params: Params, translates: bool = False
+) -> tuple[LM, Params]:
     """The draft model and its parameters, from an ``LM`` or a Hugging Face directory.
 
-    Its logits have the size of the target's vocabulary: see ``in_size``.
+    Its logits have the size of the target's vocabulary: see ``in_size``. ``translates`` as in
+    ``check_vocabulary``.
 
     Raises UserError for a directory that cannot be loaded, or another vocabulary than the target's.
     """
     model, params = read(model, params)
-    check_vocabulary(target, model)
+    check_vocabulary(target, model, translates)
     return in_size(model, target.vocab_size), params
 
 

@@ -56,10 +56,8 @@ def build(
     maps: Maps,
     ways: Spellings,
     plan: Plan,
-    *,
-    gaps: bool = False,
 ) -> Drafter:
-    """The drafter of a chain; ``gaps`` as in ``_small_model.build``."""
+    """The drafter of a chain."""
     nodes, pieces = plan.growth.nodes, maps.pieces.shape[1]
     inside, depth = _shape(ways.parents)
     ahead = nodes * pieces + int(depth.max(initial=0)) + 1
@@ -78,9 +76,11 @@ def build(
         stepper,
         plan,
         functools.partial(_small_model.init_params, "draft_model", params),
-        gaps=gaps,
+        gaps=True,
     )
-    return drafter._replace(whole=drafter.whole and not reader.bounded)
+    # Tokens beyond those that the last pass of ``begin`` takes are read by further ones.
+    constant = drafter.constant_cost and (nodes + 1) * pieces <= reader.behind
+    return drafter._replace(whole=drafter.whole and not reader.bounded, constant_cost=constant)
 
 
 def _shape(parents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -174,7 +174,9 @@ def weights(ways: Spellings, logits: jax.Array, size: int) -> jax.Array:
     shift = jnp.where(jnp.isfinite(highest), highest, 0)
     total = jnp.zeros_like(highest)
     total = total.at[:, ways.completes].add(jnp.exp(each - shift[:, ways.completes]))
-    return jnp.where(total > 0, jnp.log(jnp.where(total > 0, total, 1)) + shift, -jnp.inf)
+    # A NaN stays one, and the draft is then reported as not finite.
+    none = total == 0
+    return jnp.where(none, -jnp.inf, jnp.log(jnp.where(none, 1, total)) + shift)
 
 
 def _levels(parents: np.ndarray) -> list[np.ndarray]:

@@ -43,8 +43,8 @@ class _Setup(NamedTuple):
 class _Written(struct.PyTreeNode):
     """What the draft model writes."""
 
-    logits: jax.Array  # f[B,W] after the last token
-    text: jax.Array  # i32[B,C] its bytes
+    token: jax.Array  # i32[B] the newest one, which the model has not read
+    text: jax.Array  # i32[B,C] the bytes of all
     size: jax.Array  # i32[B]
     going: jax.Array  # bool[B]
     finite: jax.Array  # bool[B]
@@ -57,11 +57,10 @@ def build(
     vocabularies: tuple[TokenBytes, TokenBytes],
     size: int,
     gamma: int,
-    gaps: bool,
 ) -> Drafter:
     """The drafter of ``gamma`` tokens; the vocabularies are the target's and the draft's.
 
-    ``size`` is the number of the target's tokens; ``gaps`` as in ``_small_model.build``.
+    ``size`` is the number of the target's tokens.
     """
     # As many draft tokens as gamma tokens have on average over the vocabulary.
     steps = int(np.ceil(gamma * maps.sizes.mean()))
@@ -76,7 +75,8 @@ def build(
         update=_update,
         nodes=gamma,
         name="draft_model",
-        gaps=gaps,
+        # A draft ends at a token without bytes, and as many tokens are read as the text needs.
+        constant_cost=False,
     )
 
 
@@ -117,24 +117,26 @@ def _write(
     batch, room = logits.shape[0], setup.steps * setup.bytes.shape[1]
     every = jnp.ones((batch,), bool)
     none = jnp.zeros((batch,), jnp.int32)
-    start = _Written(logits, jnp.zeros((batch, room), jnp.int32), none, every, every)
+    start = _Written(none, jnp.zeros((batch, room), jnp.int32), none, every, every)
     if ready is not None:
         start = start.replace(going=ready)
+    first = _appended(setup, start, logits)
+    if setup.steps == 1:
+        return first
     one = functools.partial(_one, setup, params, kept)
     block = _room(setup, params, kept)
 
+    # The last token is not read.
     def running(carry: tuple) -> jax.Array:
-        return (carry[0] < setup.steps) & carry[1].going.any()
+        return (carry[0] < setup.steps - 1) & carry[1].going.any()
 
-    return jax.lax.while_loop(running, lambda carry: one(*carry), (none[0], start, block))[1]
+    return jax.lax.while_loop(running, lambda carry: one(*carry), (none[0], first, block))[1]
 
 
-def _one(
-    setup: _Setup, params: ModelParams, kept: Kept, index: jax.Array, written: _Written, block
-) -> tuple[jax.Array, _Written, object]:
-    """One draft token: its bytes are appended, and the model reads it."""
-    token, model = sampling.argmax(written.logits), setup.reader.model
-    finite = written.finite & (jnp.isfinite(written.logits.max(-1)) | ~written.going)
+def _appended(setup: _Setup, written: _Written, logits: jax.Array) -> _Written:
+    """The text with the bytes of one token more, the most probable one of ``logits`` f[B,W]."""
+    token = sampling.argmax(logits)
+    finite = written.finite & (jnp.isfinite(logits.max(-1)) | ~written.going)
     sizes = jnp.take(jnp.asarray(setup.sizes), token, mode="clip")
     sizes = jnp.where(written.going, sizes, 0)
     data = jnp.take(jnp.asarray(setup.bytes), token, axis=0, mode="clip")
@@ -143,22 +145,30 @@ def _one(
     place = jnp.where(place < 0, written.text.shape[1], place)
     rows = jnp.arange(token.shape[0])[:, None]
     text = written.text.at[rows, place].set(data, mode="drop")
-    column = jnp.arange(setup.steps + 1)
+    return _Written(token, text, written.size + sizes, written.going & (sizes > 0), finite)
+
+
+def _one(
+    setup: _Setup, params: ModelParams, kept: Kept, index: jax.Array, written: _Written, block
+) -> tuple[jax.Array, _Written, object]:
+    """The model reads its token ``index``, and writes the next one."""
+    token, room = written.token, setup.steps - 1
+    column = jnp.arange(room + 1)
     # The new token has the last column; in the others, only the tokens before it were filled.
-    visible = (column < index) | (column == setup.steps)
-    depth = jnp.where(column == setup.steps, index, column)
+    visible = (column < index) | (column == room)
+    depth = jnp.where(column == room, index, column)
     layout = tree.Layout(
-        jnp.broadcast_to(visible, (*token.shape, 1, setup.steps + 1)),
-        jnp.broadcast_to(depth, (*token.shape, setup.steps + 1)),
+        jnp.broadcast_to(visible, (*token.shape, 1, room + 1)),
+        jnp.broadcast_to(depth, (*token.shape, room + 1)),
     )
-    out, own = model.apply(params.draft, token[:, None], kept.cache, layout, block)
-    size = written.size + sizes
-    more = _Written(out.logits[:, 0], text, size, written.going & (sizes > 0), finite)
+    apply = setup.reader.model.apply
+    out, own = apply(params.draft, token[:, None], kept.cache, layout, block)
+    more = _appended(setup, written, out.logits[:, 0])
     return index + 1, more, tree.put(block, own, index)
 
 
 def _room(setup: _Setup, params: ModelParams, kept: Kept) -> object:
-    """A block with room for all tokens of a draft."""
+    """A block with room for all tokens of a draft but the last."""
     batch = kept.cache.length.shape[0]
     token = jnp.zeros((batch, 1), jnp.int32)
     # Only the shapes are needed.
@@ -166,7 +176,8 @@ def _room(setup: _Setup, params: ModelParams, kept: Kept) -> object:
         shapes = jax.eval_shape(
             lambda: setup.reader.model.apply(params.draft, token, kept.cache)[1]
         )
-    return jax.tree.map(lambda x: jnp.zeros((batch, setup.steps, *x.shape[2:]), x.dtype), shapes)
+    room = setup.steps - 1
+    return jax.tree.map(lambda x: jnp.zeros((batch, room, *x.shape[2:]), x.dtype), shapes)
 
 
 def cut(words: Trie, text: jax.Array, size: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:

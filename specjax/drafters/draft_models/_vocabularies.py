@@ -33,7 +33,10 @@ CHOICES = (SAME, TLI, SLEM, SLRS)
 def make(
     target: LM, model: LM, params: Params, how: str, gamma: int, keys: TreeKeys, gaps: bool
 ) -> Drafter:
-    """The drafter of one of the paper's methods. Raises UserError for what it does not take."""
+    """The drafter of one of the paper's methods. Raises UserError for what it does not take.
+
+    It follows the text whoever drafts; ``gaps`` is for a pair with one vocabulary.
+    """
     ours, theirs = _tokens(target, "target"), _tokens(model, "draft model")
     if how == TLI and ours.name == theirs.name:
         # All tokens are shared.
@@ -45,12 +48,12 @@ def make(
         if not maps.shared:
             raise UserError(_no_overlap("no token", target, model))
         plan = _growth.read(_method(gamma, maps.shared), keys)
-        drafter = _intersection.build(target, model, params, maps, plan, gaps=gaps)
+        drafter = _intersection.build(target, model, params, maps, plan)
     else:
         if not maps.spelled:
             raise UserError(_no_overlap("no token's text", target, model))
         make_one = _match if how == SLEM else _law
-        drafter = make_one(target, model, params, maps, gamma, keys, gaps)
+        drafter = make_one(target, model, params, maps, gamma, keys)
     return drafter
 
 
@@ -69,7 +72,7 @@ def _method(gamma: int, size: int) -> Method:
 
 
 def _match(
-    target: LM, model: LM, params: Params, maps: Maps, gamma: int, keys: TreeKeys, gaps: bool
+    target: LM, model: LM, params: Params, maps: Maps, gamma: int, keys: TreeKeys
 ) -> Drafter:
     """SLEM. Its controllers are those of drafters that propose their drafts whole."""
     _check_chain(SLEM, keys)
@@ -79,13 +82,11 @@ def _match(
             "probable text; leave siblings out"
         )
     pair = _tokens(target, "target"), _tokens(model, "draft model")
-    drafter = _string_match.build(model, params, maps, pair, target.vocab_size, gamma, gaps)
+    drafter = _string_match.build(model, params, maps, pair, target.vocab_size, gamma)
     return limited(drafter, keys.control)
 
 
-def _law(
-    target: LM, model: LM, params: Params, maps: Maps, gamma: int, keys: TreeKeys, gaps: bool
-) -> Drafter:
+def _law(target: LM, model: LM, params: Params, maps: Maps, gamma: int, keys: TreeKeys) -> Drafter:
     """SLRS."""
     _check_chain(SLRS, keys)
     pair = _tokens(target, "target"), _tokens(model, "draft model")
@@ -98,7 +99,7 @@ def _law(
         )
     plan = _growth.read(_method(gamma, target.vocab_size), keys)
     assert isinstance(plan.growth, Fixed) and plan.growth.siblings == CHAIN
-    return _string_law.build(target, model, params, maps, ways, plan, gaps=gaps)
+    return _string_law.build(target, model, params, maps, ways, plan)
 
 
 # Equal vocabularies have the same tables: they take seconds for large ones.

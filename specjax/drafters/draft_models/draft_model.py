@@ -79,7 +79,8 @@ def make(
     if vocabulary != _vocabularies.SAME:
         model, params = _small_model.read(model, params)
         return _vocabularies.make(target, model, params, vocabulary, gamma, keys, gaps)
-    model, params = _small_model.load(target, model, params)
+    # Decoders alone translate.
+    model, params = _small_model.load(target, model, params, translates=target.encoder is None)
     method = Method("draft_model", shapes.chain(gamma), "iid", target.vocab_size)
     plan = _growth.read(method, keys)
     training = _small_model.training_of(target, model, plan)

@@ -10,20 +10,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from beam_cases import wrong
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from marks import by_default
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+import specjax as sj
 from specjax import accept, decode, drafters, rng, sampling, testing
-from specjax.drafters.draft_models import _intersection, _string_law, _string_match
+from specjax.bench import recorded_target, replay
+from specjax.bench.methods import MethodChoice
+from specjax.data.recordings import Trace
+from specjax.drafters._growth.stepper import Drafted
+from specjax.drafters.draft_models import (
+    _intersection,
+    _small_model,
+    _string_law,
+    _string_match,
+    _vocabularies,
+)
 from specjax.errors import UserError
-from specjax.models import token_bytes, vocabulary_maps
+from specjax.models import lm, token_bytes, vocabulary_maps
 from specjax.models.token_bytes import TokenBytes, of_tokens
 from specjax.testing import cases, state_checks, vocabulary_cases
 from specjax.testing.mutant_drafters import with_draft
 from specjax.testing.vocabulary_cases import spelled
-from specjax.types import ModelParams
+from specjax.types import ModelParams, Verdict
 
 OURS = (b"a", b"b", b"ab")
 PROMPTS = ([2, 1, 0], [0], [2, 2, 1, 0, 1, 2])
@@ -196,6 +208,203 @@ def test_slrs_adds_up_all_spellings():
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(1, len(ways.tokens) + 1, 4)))
     every, few = (_string_law.weights(w, logits, 6) for w in (ways, less))
     assert (few <= every + 1e-6).all() and few[0, 3] < every[0, 3] - 0.1
+
+
+def begun(target, drafter, params, prompt, temperature=1.0):
+    """The state after a prompt, with room for 16 tokens."""
+    tokens, lengths = decode.pack_prompts([prompt])
+    how = {"max_len": 16, "sampling": sampling.make_sampling(1, temperature)}
+    return decode.prefill(target, drafter, params, tokens, lengths, rng.row_keys(0, 1), **how)
+
+
+def ragged_pair():
+    """A target of tables, and a real decoder whose positions count, with tokens of two texts."""
+    ours, theirs = (b"a", b"b", b"ab", b"ca"), (b"b", b"a", b"c", b"ab", b"bc")
+    target = spelled(cases.tabular(4), ours)
+    draft, own = testing.tiny("gpt2", 1, scale=25.0, vocab_size=5, layers=1, width=16)
+    return target, spelled(draft, theirs), ModelParams(cases.table(0, 4), own)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["tli", "slrs"])
+def test_positions_count_draft_tokens(how):
+    """A node's probs are those of the first node after a prompt with the nodes before it."""
+    target, draft, params = ragged_pair()
+    drafter = drafters.make("draft_model", target, model=draft, vocabulary=how, gamma=3)
+    prompt = [3, 2, 0, 3, 1]
+    draft_tokens = testing.rounds.propose(drafter, params, begun(target, drafter, params, prompt))
+    for depth in range(3):
+        longer = [*prompt, *draft_tokens.tokens[0, :depth].tolist()]
+        state = begun(target, drafter, params, longer)
+        first = testing.rounds.propose(drafter, params, state).probs[0, 0]
+        np.testing.assert_allclose(draft_tokens.probs[0, depth], first, rtol=1e-4, atol=1e-6)
+
+
+def slem_by_hand(target, draft, params, text, steps, gamma):
+    """The draft of SLEM, each draft token from the whole text."""
+    ours, theirs = target.token_bytes, draft.token_bytes
+    maps = vocabulary_maps.between(ours, theirs, target.vocab_size, draft.vocab_size)
+    ids = [int(i) for token in text for i in maps.pieces[token, : maps.sizes[token]]]
+    data, tokens = b"", []
+    for _ in range(steps):
+        padded = jnp.asarray([ids + [0] * (40 - len(ids))])
+        ids.append(int(FORWARD(params.draft, padded)[0, len(ids) - 1].argmax()))
+        data += theirs.tokens[ids[-1]]
+    while data and len(tokens) < gamma:
+        fits = [each for each in ours.ids if data.startswith(each)]
+        if not fits:
+            break
+        tokens.append(ours.ids[max(fits, key=len)])
+        data = data[len(max(fits, key=len)) :]
+    return tokens
+
+
+FORWARD = jax.jit(lambda own, tokens: lm.forward(ragged_pair()[1], own, tokens).logits)
+
+
+@pytest.mark.slow
+def test_slem_continues_the_text_in_the_tokens_of_the_draft_model(monkeypatch):
+    """Also after another drafter's rounds, and with one pass less than draft tokens."""
+    target, draft, params = ragged_pair()
+    passes = []
+
+    def counted(own, tokens, *rest):
+        if tokens.shape[1] == 1:
+            jax.debug.callback(lambda: passes.append(1))
+        return draft.apply(own, tokens, *rest)
+
+    model = draft._replace(apply=counted)
+    drafter = drafters.make("draft_model", target, model=model, vocabulary="slem", gamma=4)
+    assert drafter.gaps and not drafter.constant_cost
+    steps = drafter.propose.args[0].steps
+    texts = [[3, 2, 0, 3, 1], [0], [2, 2], [3, 1, 0], [3, 3, 3], [1, 1, 3, 0, 2, 2, 3]]
+    seen = []
+    for text in texts:
+        state = begun(target, drafter, params, text)
+        jax.effects_barrier()
+        passes.clear()
+        found = testing.rounds.propose(drafter, params, state)
+        jax.effects_barrier()
+        assert len(passes) == steps - 1
+        tokens = np.asarray(found.tokens[0])[np.asarray(found.valid[0])].tolist()
+        assert tokens == slem_by_hand(target, draft, params, text, steps, 4)
+        seen += tokens
+    assert len(set(seen)) > 1
+    # The state of a beginning of the text, which missed the rounds since.
+    early, late = (begun(target, drafter, params, text) for text in (texts[-1][:2], texts[-1]))
+    again = testing.rounds.propose(drafter, params, late.replace(draft=early.draft))
+    np.testing.assert_array_equal(again.tokens, found.tokens)
+    for change in MISTAKES:
+        monkeypatch.setattr(_vocabularies, "_string_match", wrong(_string_match, change))
+        other = drafters.make("draft_model", target, model=draft, vocabulary="slem", gamma=4)
+        found = [
+            testing.rounds.propose(other, params, begun(target, drafter, params, text)).tokens[0]
+            for text in texts
+        ]
+        by_hand = [slem_by_hand(target, draft, params, text, steps, 4) for text in texts]
+        assert any(
+            own.tolist()[: len(expected)] != expected
+            for own, expected in zip(found, by_hand, strict=True)
+        ), change
+
+
+MISTAKES = (
+    ("depth = jnp.where(column == room, index, column)", "depth = jnp.where(column == room, 0, 0)"),
+    ("visible = (column < index) |", "visible = (column < 0) |"),
+    ("tree.put(block, own, index)", "block"),
+)
+
+
+def test_tokens_that_the_draft_model_lacks_end_what_it_keeps(monkeypatch):
+    """Accepted ones too: the cache then reads them from the text."""
+    target, draft, _ = pair(SHARED)
+    maps = vocabulary_maps.between(target.token_bytes, draft.token_bytes, 3, 3)
+    assert maps.draft_of.tolist() == [1, 0, -1]
+    monkeypatch.setattr(
+        _small_model, "commit", lambda model, params, cache, drafted, *rest: drafted.count
+    )
+    reader = _intersection.Reader(draft, maps, 2, 2)
+    for tokens, expected in (([0, 1, 0], 2), ([0, 2, 0], 1), ([2, 0, 1], 0)):
+        drafted = Drafted(None, jnp.asarray([2]), None)
+        verdict = Verdict(jnp.asarray([tokens]), jnp.asarray([3]), jnp.asarray([[0, 1]]))
+        own = _intersection.Kept(None, None)
+        own = _intersection._commit(reader, ModelParams({}), own, drafted, verdict, None)
+        assert int(own.cache[0]) == expected, tokens
+
+
+def test_probabilities_that_are_not_finite_are_reported():
+    """Also if they are those of one node of the tree of spellings."""
+    target, draft, own = pair(STRINGS)
+    drafter = drafters.make("draft_model", target, model=draft, vocabulary="slrs", gamma=1)
+    ways = drafter.propose.args[0].stepper.step.args[0].ways
+    for text, bad in (([0], False), ([0], True)):
+        # After the token "a", which is draft token 1, the tree's nodes follow.
+        broken = own.at[1, int(ways.tokens[0])].set(jnp.nan) if bad else own
+        params = ModelParams(cases.table(0, 3), broken)
+        found = testing.rounds.propose(drafter, params, begun(target, drafter, params, text))
+        assert bool(found.finite[0]) is not bad
+
+
+EDGES = (b"a", b"ab", b"b", b"", None)
+
+
+def test_the_spellings_of_unusual_tokens():
+    """A token that begins another one, one without bytes, and the ends of texts."""
+    ours = TokenBytes("ours", EDGES, None, (4,))
+    theirs = TokenBytes("theirs", (b"", b"b", None, b"a", b"ab", b"abb"), None, (2,))
+    maps = vocabulary_maps.between(ours, theirs, 5, 6)
+    assert maps.draft_of.tolist() == [3, 4, 1, -1, 2]
+    ways = vocabulary_maps.spellings(ours, theirs, maps, 6, 10)
+    paths = [()]
+    for token, parent in zip(ways.tokens, ways.parents, strict=True):
+        paths.append((*paths[parent + 1], int(token)))
+    found = {
+        (paths[source + 1] + (int(last),), int(token))
+        for source, last, token in zip(ways.sources, ways.last, ways.completes, strict=True)
+    }
+    wanted = {((3,), 0), ((4,), 1), ((3, 1), 1), ((1,), 2), ((2,), 4)}
+    assert found == wanted and len(ways.completes) == len(wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["tli", "slem", "slrs"])
+def test_the_law_with_tokens_that_end_a_text(how):
+    ours = TokenBytes("ours", (b"a", b"ab", None), None, (2,))
+    theirs = TokenBytes("theirs", (None, b"a", b"b"), None, (0,))
+    target = cases.tabular(3)._replace(token_bytes=ours)
+    draft = cases.tabular(3, "draft")._replace(token_bytes=theirs)
+    own = cases.table(1, 3)
+    drafter = drafters.make("draft_model", target, model=draft, params=own, vocabulary=how, gamma=2)
+    assert round_error(drafter, target) < 1e-12
+    if how != "slem":
+        params = ModelParams(cases.table(0, 3), own)
+        found = testing.rounds.propose(drafter, params, begun(target, drafter, params, [0, 1]))
+        assert found.probs[0, 0, 2] > 0.01  # the end is drafted too
+
+
+def test_advice_is_given_where_it_can_be_followed():
+    target, draft, own = pair(OURS)
+    named = [model._replace(vocabulary=name) for model, name in ((target, "a"), (draft, "b"))]
+    for name, keys in (("draft_model", {}), ("draft_tree", {"tree": "2x1"})):
+        with pytest.raises(UserError, match="they must share one tokenizer") as error:
+            drafters.make(name, named[0], model=named[1], params=own, **keys)
+        assert ("vocabulary=" in str(error.value)) is (name == "draft_model")
+
+
+def test_a_recording_with_a_tokenizer_takes_another_vocabulary():
+    target, draft, own = pair(SHARED)
+    keys = {"name": "draft_model", "model": draft, "params": own, "vocabulary": "tli", "gamma": 2}
+    choice = MethodChoice(keys, "", {})
+    mute = recorded_target.recorded(3)
+    with pytest.raises(UserError, match=r"the recording has ids alone; give config\.target"):
+        replay.method(mute, choice, 0, "x", guessed=True)
+    known = recorded_target.recorded(3, "x", target.token_bytes)
+    assert known is recorded_target.recorded(3, "x", target.token_bytes)
+    method = replay.method(known, choice, 0, "x")
+    counts = replay.measure(method, [Trace([0, 1], [0, 1, 2, 1, 0, 0], None)], batch_size=1)[
+        None
+    ].counts
+    assert counts.tokens == 6 and 2 <= counts.rounds <= 6
 
 
 def byte_level(words=()):
@@ -390,3 +599,17 @@ def test_tokenizers_without_bytes_are_refused():
     with pytest.raises(UserError, match="WordPiece"):
         _ = TokenBytes("words", words).tokens
     assert of_tokens("x", [b"a", None]).ids == {b"a": 0}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DATA.is_dir(), reason="SPECJAX_TEST_DATA has no models")
+def test_a_loaded_pair_with_two_vocabularies():
+    model = sj.load(DATA / "stories260K", draft=DATA / "aidreams260K")
+    with pytest.raises(UserError, match='take vocabulary="tli"'):
+        model.method()
+    keys = {"name": "draft_model", "vocabulary": "tli", "gamma": 3}
+    texts = [
+        sj.generate_text(model, ["Once upon a time"], max_new_tokens=20, drafter=drafter)
+        for drafter in (keys, "none")
+    ]
+    assert texts[0][0][0].text == texts[1][0][0].text
