@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import beam_cases
@@ -18,6 +19,7 @@ import specjax as sj
 from specjax import testing
 from specjax.decode import beams
 from specjax.errors import NonFiniteLogits, UserError
+from specjax.models import lm
 from specjax.types import ModelParams
 
 GAMMA, DRAFT = 2, sj.BeamDraft(MODEL, gamma=2, beams=5)
@@ -286,6 +288,107 @@ def test_logits_that_are_not_finite_end_their_row_alone():
         assert len(good)
         for row in good:
             assert found.outputs()[row] == clean.outputs()[row]
+
+
+def test_equal_scores_are_in_the_order_of_beams_and_tokens():
+    """All logits are equal. The first beam has all best candidates: it ends in the third place."""
+    equal = jax.tree.map(jnp.zeros_like, params(0))
+    for draft in (None, DRAFT):
+        found = searched(equal, eos_id=ENDS, length_penalty=0.0, draft=draft)
+        assert found.outputs() == [[[2], [0, 2], [0, 0, 2]]] * len(ROWS)
+        # The best beam is as good as the worst of them, and not better.
+        assert (found.steps == 3).all()
+        assert (found.passes == (3 if draft is None else 1)).all()
+
+
+def broken(own, token):
+    """The parameters of a model whose logits after this token are not finite."""
+    own = jax.tree.map(jnp.array, own)
+    own["embed"]["embedding"] = own["embed"]["embedding"].at[token].set(jnp.nan)
+    return own
+
+
+def test_the_pass_in_which_a_row_failed():
+    """A later one too: the steps before it stay."""
+    own, kw = params(1, 0.2), {"beams": BEAMS, "max_new_tokens": NEW, "eos_id": ENDS}
+    packed, lengths = sj.pack_prompts(ROWS, beam_cases.WIDTH)
+    clean = {draft: searched(own, eos_id=ENDS, draft=draft) for draft in (None, DRAFT)}
+    seen = set()
+    for token in (0, 6, 10):
+        pair = ModelParams(broken(own.target, token), own.draft)
+        for draft in (None, DRAFT):
+            found = sj.beam_search(MODEL, pair, packed, lengths, **kw, draft=draft)
+            bad = np.asarray(found.failed) >= 0
+            np.testing.assert_array_equal(found.failed[bad] + 1, found.passes[bad])
+            np.testing.assert_array_equal(found.passes[~bad], clean[draft].passes[~bad])
+            assert (np.asarray(found.failed)[~bad] == -1).all()
+            if draft is None:
+                # Each pass before it took a step.
+                np.testing.assert_array_equal(found.steps[bad], found.failed[bad])
+            seen |= set(np.asarray(found.failed)[bad].tolist())
+    assert max(seen) > 0
+
+
+def test_drafts_that_are_not_finite_are_reported():
+    """Of a draft model that fails after one token, and of one that always does."""
+    own = params(1, 0.2)
+    packed, lengths = sj.pack_prompts(ROWS, beam_cases.WIDTH)
+    kw = {"beams": BEAMS, "max_new_tokens": NEW, "returned": BEAMS, "eos_id": ENDS, "draft": DRAFT}
+    never = ModelParams(own.target, jax.tree.map(lambda x: x + jnp.nan, own.draft))
+    found = sj.beam_search(MODEL, never, packed, lengths, **kw)
+    assert (found.failed == 0).all() and (found.passes == 1).all()
+    with pytest.raises(NonFiniteLogits, match="of the draft model"):
+        sj.check(found)
+    one = ModelParams(own.target, broken(own.draft, ROWS[1][-1]))
+    found = sj.beam_search(MODEL, one, packed, lengths, **kw)
+    assert found.failed[1] == 0
+    clean = searched(own, eos_id=ENDS, draft=DRAFT)
+    for row in np.flatnonzero(np.asarray(found.failed) < 0):
+        assert found.outputs()[row] == clean.outputs()[row]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafted", [False, True])
+def test_scores_in_float64(drafted):
+    with jax.enable_x64(True):
+        model = lm.from_config(beam_cases.CONFIG, jnp.float64)
+        own = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), params(2, 0.1))
+        packed, lengths = sj.pack_prompts(ROWS, beam_cases.WIDTH)
+        sizes = {"beams": BEAMS, "max_new_tokens": NEW, "returned": BEAMS, "length_penalty": 0.7}
+        draft = sj.BeamDraft(model, 2, 5) if drafted else None
+        found = sj.beam_search(model, own, packed, lengths, **sizes, draft=draft)
+        assert found.scores.dtype == jnp.float64
+        forward = jax.jit(lambda tokens: lm.forward(model, own.target, tokens).logits)
+        for prompt, row, scores in zip(ROWS, found.outputs(), found.scores, strict=True):
+            for text, score in zip(row, scores, strict=True):
+                whole = np.zeros((1, beam_cases.WIDTH + NEW), np.int32)
+                whole[0, : len(prompt) + NEW] = [*prompt, *text]
+                logprobs = jax.nn.log_softmax(forward(whole)[0])
+                places = len(prompt) - 1 + np.arange(NEW)
+                total = float(logprobs[places, np.asarray(text)].sum())
+                assert abs(total / NEW**0.7 - float(score)) < 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["t5", "windowed"])
+def test_a_draft_that_is_the_target_decides_every_step(kind):
+    """Models with an encoder and with windows: their draft passes have the right positions."""
+    if kind == "t5":
+        target, own = testing.tiny_t5(0, vocab_size=VOCAB, num_layers=1, encoder_layers=1)
+    else:
+        sizes = {"vocab_size": VOCAB, "layers": 2, "width": 16}
+        config = testing.tiny_config("mistral", **sizes)
+        target = lm.from_config(dataclasses.replace(config, windows=(4, 4)))
+        own = testing.tiny("mistral", 0, **sizes)[1]
+    rows = [target.prompt([token for token in row if token]) for row in ROWS]
+    packed, lengths = sj.pack_prompts(rows)
+    sizes = {"beams": BEAMS, "max_new_tokens": NEW, "returned": BEAMS}
+    plain, drafted = (
+        sj.beam_search(target, ModelParams(own, own), packed, lengths, **sizes, draft=draft)
+        for draft in (None, sj.BeamDraft(target, GAMMA))
+    )
+    assert_same(drafted, plain)
+    np.testing.assert_array_equal(drafted.passes, fewest(plain.steps))
 
 
 @pytest.mark.slow

@@ -106,15 +106,17 @@ def step(
     rules: Rules,
 ) -> Search:
     """One round: in each row that is not done, at least one step and at most gamma + 1."""
-    nodes, drafted = _roots(sizes, now.front), None
+    nodes, drafted, sound = _roots(sizes, now.front), None, None
     if models[1] is not None:
-        nodes, drafted = _propose(sizes, models[1], params.draft, caches[1], now, rules)
+        nodes, drafted, sound = _propose(sizes, models[1], params.draft, caches[1], now, rules)
     every = [jnp.concatenate(each, 1) for each in (nodes.tokens, nodes.roots, nodes.inside)]
     visible = jnp.concatenate([_of(now.front.before, every[1]), every[2]], 2)
     depth = [jnp.full(count, level) for level, count in enumerate(sizes.levels)]
     layout = tree.Layout(visible, _depths(sizes, now.own.steps, depth))
     out, block = models[0].apply(params.target, every[0], caches[0], layout, now.grown)
     after, chosen = _decide(sizes, now, nodes, out.logits, rules)
+    if sound is not None:
+        after = _unless(sound | now.own.done, after)
     # The places of a write depend on what was read: see ``write_after``.
     at, read = now.own.steps * sizes.beams, out.logits[:, : sizes.beams, 0]
     if not sizes.gamma:
@@ -170,13 +172,21 @@ def _decide(
     return now, jnp.concatenate(chosen, 1)
 
 
+def _unless(good: jax.Array, now: Search) -> Search:
+    """The search in which the rows that are not ``good`` bool[B] have failed in the last pass."""
+    first = ~good & (now.failed < 0)
+    failed = jnp.where(first, now.passes - 1, now.failed)
+    return now.replace(failed=failed, own=now.own.replace(done=now.own.done | ~good))
+
+
 def _propose(
     sizes: Sizes, draft: LM, params: Any, cache: Any, now: Search, rules: Rules
-) -> tuple[Nodes, Any]:
+) -> tuple[Nodes, Any, jax.Array]:
     """The draft's beam search from the target's beams and their scores: its nodes, its block.
 
-    The block has the step before the front, which the draft may not have been fed, then the nodes
-    without the last level, which it is not fed: [B,K+D-U,...].
+    The last is bool[B]: whether all logits that were used are finite. The block has the step before
+    the front, which the draft may not have been fed, then the nodes without the last level, which
+    it is not fed: [B,K+D-U,...].
     """
     assert now.last is not None
     beams, nodes, scores = sizes.beams, _roots(sizes, now.front), now.own.scores
@@ -194,12 +204,13 @@ def _propose(
     )
     tokens = jnp.concatenate([now.last.tokens, now.front.tokens], 1)
     depth = [jnp.full(beams, -1), jnp.full(beams, 0)]
-    fed = now.draft
+    fed, sound = now.draft, jnp.ones(len(scores), bool)
     for level in range(1, sizes.gamma + 1):
         layout = tree.Layout(visible, _depths(sizes, now.own.steps, depth, beams))
         out, part = draft.apply(params, tokens, cache, layout, fed)
         fed = tree.join(fed, part)
         logits = out.logits[:, -sizes.levels[level - 1] :]
+        sound &= jnp.isfinite(logits.max(-1)).all(-1)
         logprobs = _log_softmax(logits) + scores[..., None]
         # No beam that goes on has ended.
         vocab = logprobs.shape[-1]
@@ -211,7 +222,7 @@ def _propose(
         visible = jnp.concatenate([_of(prefix, nodes.roots[-1]), inside], 2)
         tokens = nodes.tokens[-1]
         depth = [*depth, jnp.full(sizes.drafted, level)]
-    return nodes, jax.tree.map(lambda x: x[:, beams + sizes.places :], fed)
+    return nodes, jax.tree.map(lambda x: x[:, beams + sizes.places :], fed), sound
 
 
 def _roots(sizes: Sizes, front: Front) -> Nodes:
