@@ -39,7 +39,7 @@ def get_config() -> ConfigDict:
     # Chat template for conversations: "own" is the model's; others: see specjax/data/chat.py.
     config.chat = ""
     # Longer prompts keep this many tokens: the beginning-of-text token, if the tokenizer has one,
-    # and the last ones; 0 = no limit.
+    # and the last ones (of an encoder-decoder model the first ones of the source); 0 = no limit.
     config.max_prompt_tokens = 0
     # Largest number of prompts, evenly from the categories of a file; a conversation counts once,
     # and each of its turns is decoded. 0 = all, of "stdlib" 32.

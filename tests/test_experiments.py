@@ -27,6 +27,7 @@ from experiments.t5 import run as t5_study
 from experiments.trained_drafters import questions as questions_study
 from experiments.trained_drafters import run as trained_study
 from experiments.tree_search import run as tree_search_study
+from experiments.vocabularies import run as vocabularies_study
 from experiments.vs_transformers import models as vs_transformers_models
 from experiments.vs_transformers import run as vs_transformers_study
 from specjax import files
@@ -323,8 +324,36 @@ def test_real_model_with_controllers(target, tmp_path, monkeypatch):
     assert list(result["profile"]["batches"]) == ["2"]
     assert {row["method"] for row in result["rows"]} == set(methods)
     assert all(row["lossless"]["passed"] for row in result["rows"])
+    with pytest.raises(SystemExit, match="for batches of 2 rows, and the batch has 1") as stopped:
+        more = ["--methods=" + ";".join(methods), "--temperatures=0", "--batch-sizes", "2", "1"]
+        real_model_study.main([*argv, *more])
+    assert "\n" not in str(stopped.value) and "remove the file" in str(stopped.value)
     with pytest.raises(SystemExit, match="is no method"):
         real_model_study.main([*argv, f"--workdir={folder}/x", "--methods=none gamma=2 x"])
+
+
+@pytest.mark.slow
+def test_vocabularies(data_dir, tmp_path, monkeypatch):
+    """One pair of real models in both directions; without models it says which to give."""
+    small = [
+        pair._replace(methods=methods, prompts=pair.prompts[:2])
+        for pair, methods in zip(
+            vocabularies_study.PAIRS[:2], [("tli", "slem"), ("tli tree",)], strict=True
+        )
+    ]
+    monkeypatch.setattr(vocabularies_study, "PAIRS", small)
+    out = tmp_path / "results.json"
+    models = [("stories", "stories260K"), ("dreams", "aidreams260K")]
+    argv = [f"--{key}={data_dir / 'models' / name}" for key, name in models]
+    vocabularies_study.main([*argv, "--new=6", f"--out={out}"])
+    result = json.loads(out.read_text())
+    assert str(data_dir) not in result["command"]
+    assert len(result["pairs"]) == 2 and len(result["rows"]) == 2 * 3
+    assert all(0 < pair["shared"] <= 512 for pair in result["pairs"])
+    for row in result["rows"]:
+        assert 1 <= row["tau"] <= 5 and 0 <= row["alpha"] <= 1 and row["tokens"] == 2 * 6
+    with pytest.raises(UserError, match="give --stories and --dreams"):
+        vocabularies_study.main([f"--out={out}"])
 
 
 @pytest.mark.slow

@@ -12,7 +12,8 @@ from specjax import control
 from specjax.bench import profile
 from specjax.bench.passes import Job, Method
 from specjax.control import Controller
-from specjax.control.costs import Profile, device
+from specjax.control.costs import Profile, device, read
+from specjax.errors import UserError
 from specjax.files import write_json
 from specjax.models import hf
 
@@ -43,8 +44,12 @@ def measure(
     batch_sizes: Sequence[int],
     temperatures: Sequence[float],
 ) -> None:
-    """Measures the profile of a drafter and writes it to ``path``, unless it is there."""
+    """Measures the profile of a drafter and writes it to ``path``, unless it is there.
+
+    Stops the program if the one that is there does not have these batch sizes.
+    """
     if path.exists():
+        _check(path, batch_sizes)
         return
     make = functools.partial(_with, target, keys, temperatures)
     jobs = [
@@ -65,6 +70,15 @@ def measure(
     costs = profile.measure(jobs, make, functools.partial(print, flush=True))
     name = Path(target.directory).name
     write_json(path, Profile(device(), name, keys["name"], costs).to_json())
+
+
+def _check(path: Path, batch_sizes: Sequence[int]) -> None:
+    try:
+        stored = read(path)
+        for batch in batch_sizes:
+            stored.check(batch)
+    except UserError as error:
+        raise SystemExit(f"{path}: {error}; remove the file to measure it anew") from None
 
 
 def _with(

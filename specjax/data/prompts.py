@@ -61,7 +61,7 @@ class PromptSource:
     kind: str = "auto"  # config.prompt_kind
     # Template for conversations: "" none, "own" the model's, or a name that ``data.chat`` defines.
     chat: str = ""
-    max_prompt_tokens: int = 0  # longer prompts keep their opening and their end; 0 = no limit
+    max_prompt_tokens: int = 0  # longer prompts are cut: see ``_cut``; 0 = no limit
     # Conversations of a file, evenly from its categories; 0 = all, of "stdlib" 32.
     num_prompts: int = 0
     prompt_tokens: int = 64  # length of each prompt of "stdlib", its opening included
@@ -267,11 +267,18 @@ def prompt_of(
 
 
 def _cut(source: PromptSource, target: hf.Loaded, ids: list[int]) -> list[int]:
-    """The ids, or ``max_prompt_tokens`` of them: their opening, if any, and the last ones."""
+    """The ids, or ``max_prompt_tokens`` of them: their opening and the last ones.
+
+    Of a source, which begins with its task: the first ones and its end, as transformers cuts.
+    """
     most = source.max_prompt_tokens
     if not 0 < most < len(ids):
         return ids
     assert target.tokenizer is not None
+    if (encoder := target.lm.encoder) is not None:
+        end = [*token_streams.closing(target.tokenizer), encoder.start]
+        end = end if ids[-len(end) :] == end and len(end) < most else ids[-1:]
+        return ids[: most - len(end)] + end
     head = token_streams.opening(target.tokenizer)
     if ids[: len(head)] != head or len(head) >= most:
         head = []

@@ -75,6 +75,13 @@ def opening(tokenizer: Tokenizer) -> list[int]:
     return encoding.ids[: sum(special)]
 
 
+def closing(tokenizer: Tokenizer) -> list[int]:
+    """The ids that the tokenizer puts after every text: of T5 the one for its end."""
+    encoding = tokenizer.encode("a")
+    special = list(itertools.takewhile(bool, reversed(encoding.special_tokens_mask)))
+    return encoding.ids[len(encoding.ids) - len(special) :]
+
+
 def tokenise(tokenizer: Tokenizer, texts: Iterable[str]) -> np.ndarray:
     """i32[n]: one flat stream, each document preceded by the separator."""
     start = separator_id(tokenizer)

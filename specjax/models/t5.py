@@ -209,14 +209,16 @@ class T5(nnx.Module):
             kw = linear_options(False, dtype, rngs)
             self.head = Linear(config.hidden_size, config.vocab_size, **kw)
 
-    def read(self, tokens: jax.Array, count: jax.Array) -> tuple[jax.Array, KVBlock]:
+    def read(
+        self, tokens: jax.Array, count: jax.Array, remat: bool = False
+    ) -> tuple[jax.Array, KVBlock]:
         """The first ``count`` i32[B] of tokens i32[B,L]: the encoder's output [B,L,E], and the keys
         and values of the cross-attentions."""
         place = jnp.arange(tokens.shape[1])
         x, real = self.embedded(tokens), place < count[:, None]
         bias = self.source_bias((place[:, None] - place)[None])
         for layer in self.source_layers:
-            x = layer(x, real, bias)
+            x = (jax.checkpoint(layer.__call__) if remat else layer)(x, real, bias)
         memory = self.source_norm(x)
         k, v = zip(*(layer.cross.keys(memory) for layer in self.layers), strict=True)
         return memory, KVBlock(k, v, memory[..., 0].astype(jnp.float32))

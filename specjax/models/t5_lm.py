@@ -68,7 +68,7 @@ def from_config(
         layers=config.num_layers,
         tapping=lambda layers: from_config(*own, tuple(layers), name, remat).apply,
         last_norm=lambda params, hidden: merge(*own, params).norm(hidden),
-        encoder=Encoder(start, functools.partial(_read, *own)),
+        encoder=Encoder(start, functools.partial(_read, *own, remat)),
     )
 
 
@@ -97,13 +97,14 @@ def _apply(
 def _read(
     config: T5Config,
     dtype: np.dtype,
+    remat: bool,
     params: dict,
     tokens: jax.Array,
     count: jax.Array,
     cache: SourceCache,
 ) -> tuple[Output, SourceCache]:
     """``Encoder.read``: the keys and values of the source become the first slots of the cache."""
-    memory, block = merge(config, dtype, params).read(tokens, count)
+    memory, block = merge(config, dtype, params).read(tokens, count, remat)
     filled: Any = kv.commit(cache, block, count)
     logits = jnp.zeros((tokens.shape[0], 0, config.vocab_size))
     return Output(logits, memory), filled.replace(source=jnp.asarray(count, jnp.int32))

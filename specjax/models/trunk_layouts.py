@@ -18,9 +18,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from specjax import files
 from specjax.errors import UserError
 from specjax.models.head_places import Layout, Place, listed
+from specjax.models.hf_config import read_json
 
 KIND, META = "mtp", "meta"
 LAYOUTS = {KIND: ("huggingface", META)}
@@ -135,14 +135,27 @@ def after_reading(
         return leaves
     width, sizes = config.get("head_dim"), where / "params.json"
     if width is None and sizes.is_file():
-        values = files.read_json(sizes)
-        width = values["dim"] // values["n_heads"]
+        width = _width_in(sizes)
     if width is None:
         raise UserError(
             f"{where}: the width of an attention head is missing; give params.json, or head_dim in "
             "config.json"
         )
     return _ordered(leaves, (-1, width // 2, 2))
+
+
+def _width_in(sizes: Path) -> int:
+    """The width of an attention head in Meta's params.json. Raises UserError."""
+    values = read_json(sizes)
+    for key in ("dim", "n_heads"):
+        if type(values.get(key)) is not int or values[key] < 1:
+            raise UserError(f"{sizes}: {key} is {values.get(key)!r}; it must be a whole number > 0")
+    if values["dim"] % values["n_heads"] or values["dim"] // values["n_heads"] % 2:
+        raise UserError(
+            f"{sizes}: dim is {values['dim']} and n_heads {values['n_heads']}; the width of a "
+            "head, dim / n_heads, must be an even number"
+        )
+    return values["dim"] // values["n_heads"]
 
 
 def before_writing(kind: str, layout: str, leaves: dict, config: Mapping[str, Any]) -> dict:

@@ -61,11 +61,8 @@ def model_of(config: TransformerConfig, itemsize: int = 2, kv_itemsize: int | No
     but are neither read in full nor multiplied. Raises UserError for sliding windows, experts
     and encoders.
     """
-    refused = {
-        "sliding windows": config.windows,
-        "experts": config.experts,
-        "encoder": config.positions == "relative",
-    }
+    refused = {"sliding windows": config.windows, "experts": config.experts}
+    total = parameters(config)
     for what, given in refused.items():
         if given:
             raise UserError(
@@ -74,7 +71,6 @@ def model_of(config: TransformerConfig, itemsize: int = 2, kv_itemsize: int | No
             )
     size = checks.count("itemsize", itemsize, 1)
     kv_size = size if kv_itemsize is None else checks.count("kv_itemsize", kv_itemsize, 1)
-    total = parameters(config)
     learned = config.positions == "learned"
     looked_up = config.max_positions * config.hidden_size if learned else 0
     if not config.tie_embeddings:
@@ -125,7 +121,9 @@ def tensor_parallel(
 
 
 def parameters(config: TransformerConfig) -> int:
-    """The number of parameters of a decoder."""
+    """The number of parameters of a decoder. Raises UserError for a model with an encoder."""
+    if config.positions == "relative":
+        raise UserError("the roofline model has no encoder: it takes a decoder")
     embed, hidden = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     # A LayerNorm has a bias.

@@ -31,3 +31,6 @@ class Batch(struct.PyTreeNode):
     # i32[B,T+1] the depth of a draft, from 0, that a label is for: a loss of several depths counts
     # it at this depth only. None: labels are for all depths.
     depths: Array | None = None
+    # i32[B] the place of the token with which an encoder-decoder model begins its output: no draft
+    # begins before it. None: drafts begin everywhere.
+    output: Array | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import t5_cases
 from tokenizers.processors import TemplateProcessing
 
 from specjax import testing
@@ -69,6 +70,19 @@ def test_a_prompt_that_is_cut_keeps_its_opening_and_its_end(target):
     assert ids(target, text=TEXT[:80], max_prompt_tokens=1) == [whole[-1:]]
     cut = ids(target, "stdlib", prompt_tokens=9, max_prompt_tokens=4, num_prompts=3, data_dir="d")
     assert all(len(each) == 4 and each[: len(first)] == first for each in cut)
+
+
+def test_a_source_that_is_cut_keeps_its_beginning_and_its_end(tmp_path):
+    """The task is named at the beginning; </s> and the start token are ids 1 and 0."""
+    model, _ = testing.tiny_t5(vocab_size=40, num_layers=1)
+    config = testing.tiny_config(vocab_size=40)
+    target = hf.Loaded(model, {}, config, t5_cases.tokenizer(), str(tmp_path))
+    text = "w9 w5 w6 w7 w8"
+    assert ids(target, text=text) == [[9, 5, 6, 7, 8, 1, 0]]
+    assert ids(target, text=text, max_prompt_tokens=5) == [[9, 5, 6, 1, 0]]
+    assert ids(target, text=text, max_prompt_tokens=3) == [[9, 1, 0]]
+    assert ids(target, text=text, max_prompt_tokens=2) == [[9, 0]]
+    assert ids(target, text=text, max_prompt_tokens=7) == ids(target, text=text)
 
 
 def test_a_prompt_without_text_is_refused(target):

@@ -10,7 +10,7 @@ from flax import nnx
 
 from specjax import theory
 from specjax.errors import UserError
-from specjax.models import families
+from specjax.models import families, t5_config
 from specjax.models.transformer import Transformer
 from specjax.models.transformer_config import Experts, TransformerConfig
 from specjax.theory import roofline
@@ -62,6 +62,16 @@ def test_model_of_a_published_shape():
     assert model.kv_bytes == 131_072 and model.flops == model.weight_bytes
     assert roofline.model_of(LLAMA, 2, 1).kv_bytes == 65_536
     assert model.attention_flops == 2 * 2 * 32 * 128 * 32
+
+
+def test_models_with_an_encoder_are_refused():
+    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2}
+    config = t5_config.t5(**sizes, head_dim=8, num_layers=2, start_token_id=0)
+    for count in (roofline.parameters, roofline.model_of):
+        with pytest.raises(UserError, match="no encoder"):
+            count(config)
+    with pytest.raises(UserError, match="no encoder"):
+        roofline.tensor_parallel(config, 2)
 
 
 def test_all_bytes_of_a_model_are_those_of_its_parameters():

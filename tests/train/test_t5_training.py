@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import jax
@@ -9,15 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import t5_cases
+from marks import by_default
 from train_cases import equal, small_config
 
 from configs import self_generate
 from specjax import testing
 from specjax.data import packing, pairs
 from specjax.data.pairs import OutputEnds, Pair
+from specjax.drafters.heads import _text
 from specjax.errors import UserError
-from specjax.models import hf
+from specjax.models import hf, lm, t5_lm
+from specjax.testing import cases
 from specjax.train import objectives, on_policy, recipes
+from specjax.train.recipes import distill, pair_material, shapes
 from specjax.types import Batch
 
 # Ragged sources and outputs, in rows of 12 positions.
@@ -110,6 +115,65 @@ def test_a_draft_on_policy_replaces_outputs_only():
     assert len(set(lengths)) > 2
 
 
+# Two rows of three tokens: the start token 0 is at places 4 and 1, the outputs have 5 and 6 tokens.
+ROWS = Batch(
+    jnp.asarray([[2, 1, 1, 2, 0, 2, 1, 2, 1, 1, 0, 0], [2, 0, 2, 1, 1, 2, 1, 1, 0, 0, 0, 0]]),
+    jnp.asarray([[0] * 5 + [1] * 5 + [0] * 2, [0] * 2 + [1] * 6 + [0] * 4], bool),
+)
+
+
+@pytest.mark.parametrize("name", by_default(["medusa", "bpd", "hydra", "block_head"], ["medusa"]))
+def test_no_draft_begins_inside_a_source(name, monkeypatch):
+    """The first one has the start token pending: at depth d there are d labels less in each row."""
+    case = cases.with_encoder(name)
+
+    def labels():
+        own = case.params.draft, case.params.target, ROWS, jax.random.key(0)
+        # Nothing else is computed.
+        loss = case.drafter.training.loss
+        weights = jax.jit(lambda *own: loss(*own)[1]["weight"])(*own)
+        return [int(weights[f"agreement_{d}"]) for d in (1, 2)]
+
+    assert labels() == [5 + 6, 4 + 5]
+    if name == "bpd":
+        monkeypatch.setattr(_text, "of_output", lambda target, batch: batch)
+        assert labels() == [11, 10]  # one more, of a feature inside the first source
+
+
+def test_the_share_and_the_temperature_of_outputs_on_policy():
+    draft, params = testing.tiny_t5(1, vocab_size=40, num_layers=1)
+    batch = batch_of(PAIRS * 32)
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def written(share, temperature, seed):
+        rewrite = on_policy.rewriter(draft, share, 0, temperature, eos_id=(1,))
+        new = rewrite(params, {}, batch, jax.random.key(seed))
+        return new.tokens, (new.tokens != batch.tokens).any(1)
+
+    changed = np.asarray(written(0.25, 1.0, 0)[1])
+    assert 4 <= changed.sum() <= 32 and not changed.all()
+    assert not written(0.0, 1.0, 0)[1].any()
+    greedy, sampled = ([written(1.0, t, seed)[0] for seed in range(2)] for t in (0.0, 1.0))
+    np.testing.assert_array_equal(*greedy)
+    assert (sampled[0] != sampled[1]).any()
+
+
+def test_checkpoints_of_layers_are_those_of_both_parts():
+    """``train.remat`` in the encoder too; the logits stay."""
+    target, params = testing.tiny_t5(vocab_size=40, num_layers=2, encoder_layers=3)
+    config = t5_cases.t5_config.t5(
+        **t5_cases.SIZES | {"num_layers": 2}, encoder_layers=3, vocab_size=40, start_token_id=0
+    )
+    again = t5_lm.from_config(config, np.dtype("float32"), (), "t5", True)
+    tokens = batch_of().tokens[:, :-1]
+    plain, checkpointed = (
+        str(jax.make_jaxpr(lambda p, m=model: lm.forward(m, p, tokens).logits)(params))
+        for model in (target, again)
+    )
+    count = lambda text: text.count("= checkpoint[") + text.count("= remat2[")  # noqa: E731
+    assert (count(plain), count(checkpointed)) == (0, 3 + 2)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder with pairs, and with a random target."""
@@ -125,6 +189,75 @@ def small(folder, name, **changes):
         for key, value in changes.items()
     }
     return t5_cases.small(name, str(folder / "pairs.jsonl"), **changes)
+
+
+def documents_of(config, workdir, target):
+    own = target.tokenizer, shapes.ends_of(target)
+    return pair_material.documents(config, workdir, *own)
+
+
+def sources_of(documents):
+    return {tuple(each.ids[: np.argmax(each.labelled)].tolist()) for each in documents}
+
+
+def test_the_recipes_keep_held_out_sources_and_learn_the_end(folder, tmp_path, monkeypatch):
+    """Half of the lines are there twice, so that splits by place share sources."""
+    target, lines = hf.load(folder / "target"), t5_cases.lines(200)
+    file = t5_cases.write(tmp_path / "p.jsonl", lines + lines[:100][::-1])
+    config = t5_cases.small("t5_distill", file, target=str(folder / "target"), train__length=20)
+    config.generation = self_generate.get_config().generation
+    config.generation.prompt_tokens = 12
+    found = documents_of(config, tmp_path, target)
+    held_out = sources_of(found["valid"])
+    assert len(held_out) > 5 and not held_out & sources_of(found["train"])
+    prompts = pair_material.sources(config, tmp_path, target, "train", 60)
+    assert not held_out & set(map(tuple, prompts))
+    for each in (*found["train"], *found["valid"]):
+        assert each.ids[-1] == 1 and each.labelled[-1]
+    monkeypatch.setattr(pairs, "split_of", lambda every, split: every(split))
+    assert held_out & sources_of(documents_of(config, tmp_path, target)["train"])
+
+
+def test_a_distillation_on_policy_has_the_keys_of_its_configuration(folder, tmp_path, monkeypatch):
+    """Of the model in use: ``config.model`` may be a decoder if layers of the target are taken."""
+
+    class Stop(Exception):
+        pass
+
+    def rewriter(model, *keys):
+        assert model.encoder is not None
+        raise Stop(keys)
+
+    monkeypatch.setattr(distill.on_policy, "rewriter", rewriter)
+    given = {"data__on_policy": 0.25, "data__on_policy_prompt": 999}
+    own = {"data__pairs": str(folder / "pairs.jsonl"), "pruned": "0", **given}
+    config = small_config("distill", target=str(folder / "target"), **own)
+    config.examine.prompts = 0
+    config.loss.temperature = 0.7
+    with pytest.raises(Stop) as stopped:
+        recipes.run(config, tmp_path / "work")
+    assert stopped.value.args[0] == (0.25, 999, 0.7, (1,))
+
+
+@pytest.mark.slow
+def test_a_model_with_more_tokens_than_its_tokenizer_goes_on(folder, tmp_path):
+    """Its embeddings are padded, as those of released models; no text has the further ids."""
+    sizes = {"vocab_size": 48, "gated": False, "tie_embeddings": True, "max_distance": 12}
+    own = t5_cases.t5_config.t5(**t5_cases.SIZES, vocab_size=48, start_token_id=0)
+    _, params = testing.tiny_t5(0, vocab_size=48, num_layers=1)
+    hf.save(tmp_path / "first", own, params, t5_cases.tokenizer())
+    config = small(
+        folder,
+        "t5",
+        init=str(tmp_path / "first"),
+        tokenizer=str(tmp_path / "first"),
+        model=sizes,
+        train__length=20,
+    )
+    recipes.run(config, tmp_path / "more")
+    loaded = hf.load(tmp_path / "more")
+    assert loaded.config.vocab_size == 48 and loaded.tokenizer.get_vocab_size() == 40
+    assert not equal(loaded.params, params)
 
 
 @pytest.mark.slow
@@ -193,6 +326,11 @@ def test_heads_learn_on_the_features_of_a_decoder(folder, tmp_path, name):
         ("t5", {"data__pairs": ""}, "an encoder-decoder model learns pairs of a source and its"),
         ("t5", {"data__pairs": "nowhere.jsonl"}, "nowhere.jsonl cannot be read"),
         ("t5", {"train__length": 4, "tokenizer": "TARGET", "model__vocab_size": 0}, "length 4"),
+        (
+            "t5",
+            {"data__pairs": "FEW", "train__length": 64, "model__vocab_size": 300},
+            "the valid split has no pair that can be learnt",
+        ),
         ("t5", {"data__labels": "all"}, "labels belongs to dialogues and generated text"),
         ("t5", {"model__buckets": 7}, "config.model: relative_attention_num_buckets is 7"),
         ("t5", {"model__num_heads": 0}, "config.model.num_heads is 0"),
@@ -229,6 +367,8 @@ def test_an_error_is_one_line_and_nothing_is_written(folder, tmp_path, name, cha
         config = small_config(name, data__pairs=pairs_file, **changes | known)
     else:
         config = small(folder, name, **changes)
+    if config.data.pairs == "FEW":
+        config.data.pairs = t5_cases.write(tmp_path / "few.jsonl", t5_cases.lines(3))
     with pytest.raises(UserError, match=message) as error:
         recipes.run(config, tmp_path / "work")
     assert "\n" not in str(error.value) and not (tmp_path / "work" / "config.json").exists()

@@ -94,6 +94,7 @@ def loss(
     _compared.check(ce, teacher, decay, divergence, pace)
     _check(net, batch, confidence, places)
     pair, count = ModelParams(target_params, params), net.shape.positions
+    batch = _text.of_output(target, batch)
     out = _text.output(target, target_params, batch)
     teachers = jax.lax.stop_gradient(out.logits)
     text = _read(net, pair, out, batch)

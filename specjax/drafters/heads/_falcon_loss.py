@@ -120,6 +120,7 @@ def loss(
     """
     _check(net, batch, feature, weight, hard, divergence, glancing, noise, dropout)
     pair, keys = ModelParams(target_params, params), jax.random.split(key, 4)
+    batch = _text.of_output(target, batch)
     out = _text.output(target, target_params, batch)
     layout, rows = layout_of(batch), len(batch.tokens)
     phase = jax.random.randint(keys[0], (rows,), 0, net.block)
@@ -161,7 +162,11 @@ def _labels(net: Net, out: Output, batch: Batch, blocks: Blocks) -> _Labels:
         )
     size = out.hidden.shape[1]
     hidden, logits = (_text.ahead(x, net.block, size) for x in (out.hidden, out.logits))
-    counted = _text.label(batch, net.block + 1)[1]
+    counted = _text.label(batch.replace(output=None), net.block + 1)[1]
+    if batch.output is not None:
+        # The pending token of a draft is the one after the last slot of its block.
+        pending = jnp.arange(size) - blocks.place + net.block
+        counted &= pending >= batch.output[:, None]
     return _Labels(hidden, logits, sampling.argmax(logits), counted & blocks.whole)
 
 

@@ -62,7 +62,7 @@ def loss(
     """
     _check(heads, batch, slots, pace)
     _compared.check(ce, teacher, decay, divergence, pace)
-    pair = ModelParams(target_params, params)
+    pair, batch = ModelParams(target_params, params), _text.of_output(target, batch)
     out, state = _text.begin(heads, target, pair, batch)
     teachers = jax.lax.stop_gradient(out.logits)
     count = _text.number_of_labels(batch, heads.depth)

@@ -21,7 +21,7 @@ from specjax.drafters.heads import _compared, _text
 from specjax.drafters.heads._vocabulary import spread
 from specjax.errors import UserError
 from specjax.tree import Layout
-from specjax.types import Array, Batch, ModelParams, Params
+from specjax.types import LM, Array, Batch, ModelParams, Params
 
 # Entries after which masks are computed at once, in a forecast.
 PLACES = 32
@@ -52,6 +52,7 @@ class Reader(NamedTuple):
     masked: Callable[[ModelParams, Read, Layout], Array]
     ahead: int  # how many tokens ahead an entry predicts
     ids: np.ndarray | None = None  # i32[V_d] the token of each logit; None: all tokens
+    target: LM | None = None  # whose features are read; None: the entries are tokens
 
 
 def loss(
@@ -86,7 +87,7 @@ def loss(
     """
     _compared.check(ce, teacher, decay, divergence, pace)
     _check(batch, depth + reader.ahead, keep, floor)
-    pair = ModelParams(target_params, params)
+    pair, batch = ModelParams(target_params, params), _text.of_output(reader.target, batch)
     read = reader.text(pair, batch)
     read = read._replace(teacher=jax.lax.stop_gradient(read.teacher))
     rows, size = read.logits.shape[:2]

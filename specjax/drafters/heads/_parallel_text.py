@@ -39,7 +39,7 @@ def reader_of(network: Network, target: LM) -> Reader:
     """The network reads slots, and predicts two tokens ahead of the feature of each."""
     text = functools.partial(_read, network, target)
     masked = functools.partial(_masked, network)
-    return Reader(text, masked, ahead=2, ids=network.ids)
+    return Reader(text, masked, ahead=2, ids=network.ids, target=target)
 
 
 def _read(network: Network, target: LM, params: ModelParams, batch: Batch) -> Read:

@@ -99,8 +99,8 @@ def loss(
     Raises UserError for values out of range or without effect, and a text that is too short.
     """
     _rollout_checks.check(network, target, batch, locals())
-    pair, text = ModelParams(target_params, params), _columns.text(batch)
-    out = _text.output(target, target_params, batch)
+    pair, batch = ModelParams(target_params, params), _text.of_output(target, batch)
+    out, text = _text.output(target, target_params, batch), _columns.text(batch)
     count = _text.number_of_labels(batch, steps)
     terms = _Terms(feature, DIVERGENCES[divergence], weight, ce, top_k, top_k_weight, detach)
     labels = _labels(network, terms, in_vocabulary, jax.lax.stop_gradient(out), count)

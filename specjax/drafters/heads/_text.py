@@ -70,11 +70,24 @@ def ahead(x: jax.Array, by: Any, size: int) -> jax.Array:
     return jnp.take(x, jnp.minimum(jnp.arange(size) + by, x.shape[1] - 1), axis=1)
 
 
+def of_output(target: LM | None, batch: Batch) -> Batch:
+    """The batch with ``Batch.output``, if features are read of a target with an encoder.
+
+    At the places of a source the features are the encoder's. The first draft is made from the last
+    of them, after which the start token is pending; no draft begins from the others.
+    """
+    if target is None or target.encoder is None:
+        return batch
+    start = jnp.argmax(batch.tokens == target.encoder.start, -1)
+    return batch.replace(output=start.astype(jnp.int32))
+
+
 def label(batch: Batch, by: Any, depth: Any = None) -> tuple[jax.Array, jax.Array]:
     """The label i32[B,T] of each feature, ``by`` tokens ahead, and whether it counts bool[B,T].
 
     It counts inside the text and the document of the feature; with ``Batch.depths`` only where it
-    is for this ``depth`` of a draft (None: whatever its depth).
+    is for this ``depth`` of a draft (None: whatever its depth); with ``Batch.output`` only where a
+    draft can begin.
     """
     size = batch.tokens.shape[1] - 1
     counted = jnp.broadcast_to(jnp.arange(size) + by <= size, (batch.tokens.shape[0], size))
@@ -84,6 +97,9 @@ def label(batch: Batch, by: Any, depth: Any = None) -> tuple[jax.Array, jax.Arra
         counted &= ahead(batch.segments, by, size) == batch.segments[:, :-1]
     if batch.depths is not None and depth is not None:
         counted &= ahead(batch.depths, by, size) == depth
+    if batch.output is not None:
+        # The feature at s has the pending token s + 1.
+        counted &= jnp.arange(size) + 1 >= batch.output[:, None]
     return ahead(batch.tokens, by, size), counted
 
 

@@ -146,15 +146,19 @@ def _check_temperature(name: str, value: object) -> None:
 
 
 def _check_on_policy(config: Config) -> None:
-    share, prompt, length = config.data.on_policy, config.data.on_policy_prompt, config.train.length
+    share = config.data.on_policy
     if not 0 <= share <= 1:
         raise UserError(
             f"config.data.on_policy is {share}; it must be a share of the rows, in [0, 1]"
         )
     if share and config.objective != "distill":
         raise UserError("config.data.on_policy is for objective distill only; leave it 0")
-    encoder = config.get("model") and shapes.has_encoder(config.model)
-    if share and not encoder and not 0 < prompt < length:
+
+
+def check_on_policy_prompt(config: Config) -> None:
+    """Checks how much of a row stays before a decoder writes; an encoder's source stays whole."""
+    prompt, length = config.data.on_policy_prompt, config.train.length
+    if not 0 < prompt < length:
         raise UserError(
             f"config.data.on_policy_prompt is {prompt}; "
             f"it must be at least 1 and below config.train.length {length}"

@@ -16,7 +16,7 @@ from specjax.models.spire.model import with_memory
 from specjax.models.transformer_config import TransformerConfig
 from specjax.train import boosting, initial, objectives, on_policy
 from specjax.train.loop import Task
-from specjax.train.recipes import common, examined, pard, shapes, spire
+from specjax.train.recipes import checks, common, examined, pard, shapes, spire
 from specjax.train.recipes import material as materials
 from specjax.train.recipes.common import Prepared
 from specjax.types import LM
@@ -48,6 +48,9 @@ def prepare(config: Config, workdir: Path) -> Prepared:
             f"config.train.length {config.train.length} is beyond the draft's "
             f"{decoder.max_positions} positions"
         )
+    # The model may be made of the target's layers; config.model then is not read.
+    if config.data.on_policy and model.encoder is None:
+        checks.check_on_policy_prompt(config)
     parallel = pard.drafter_of(config, target, model) if config.get("pard") else None
     if parallel is None:
         loss = common.make_loss(objectives.distill_loss, config.loss, "distill", target.lm, model)

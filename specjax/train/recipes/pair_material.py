@@ -97,6 +97,11 @@ def _split(
             f"{left_out} of {left_out + len(result)} pairs of the {split} split have more than "
             f"{length + 1} tokens or no output, and are left out"
         )
+    if not result:
+        raise UserError(
+            f"the {split} split has no pair that can be learnt ({left_out} are too long or have no "
+            "output); give more pairs, whose sources are not all in a later split"
+        )
     return result
 
 

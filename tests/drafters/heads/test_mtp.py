@@ -245,6 +245,16 @@ def test_the_layout_of_the_release(tmp_path):
     (tmp_path / "meta" / "config.json").unlink()
     with pytest.raises(UserError, match="the width of an attention head is missing; give params"):
         drafters.make("mtp", TARGET, model=tmp_path / "meta")
+    for text, message in (
+        ("{", "is not valid JSON"),
+        ("[16, 4]", "is not valid JSON"),
+        ('{"dim": 16}', "params.json: n_heads is None"),
+        ('{"dim": 16, "n_heads": 0}', "n_heads is 0; it must be"),
+        ('{"dim": 16, "n_heads": 16}', "must be an even number"),
+    ):
+        (tmp_path / "meta" / "params.json").write_text(text)
+        with pytest.raises(UserError, match=message):
+            drafters.make("mtp", TARGET, model=tmp_path / "meta")
     (tmp_path / "meta" / "params.json").write_text('{"dim": 16, "n_heads": 4}')
     again = drafters.make("mtp", TARGET, model=tmp_path / "meta")
     jax.tree.map(np.testing.assert_array_equal, again.init_params(None), params)
