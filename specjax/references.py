@@ -43,6 +43,18 @@ CHEN2023ACCELERATING = """\
   archiveprefix = {arXiv},
 }"""
 
+XIA2023SPECULATIVE = """\
+@inproceedings{xia2023speculative,
+  title = {{Speculative Decoding: Exploiting Speculative Execution for Accelerating Seq2seq
+            Generation}},
+  author = {Xia, Heming and Ge, Tao and Wang, Peiyi and Chen, Si-Qing and Wei, Furu and
+            Sui, Zhifang},
+  booktitle = {Findings of the Association for Computational Linguistics: EMNLP},
+  year = {2023},
+  eprint = {2203.16487},
+  archiveprefix = {arXiv},
+}"""
+
 MIAO2024SPECINFER = """\
 @inproceedings{miao2024specinfer,
   title = {{SpecInfer: Accelerating Large Language Model Serving with Tree-based Speculative

@@ -21,7 +21,7 @@ from specjax.theory import statistics
 from specjax.types import ModelParams
 
 SOURCES = ([2, 1, 1, 1, 1, 2, 0], [1, 0], [2, 2, 1, 0], [1, 1, 2, 2, 1, 0])
-ROWS, STEPS, EOS = 1500, 4, 2  # rows of each source
+ROWS, STEPS, EOS = 2000, 4, 2  # rows of each source
 # They need a part of a decoder, or choose among its keys.
 REFUSED = ("early_exit", "layer_skip", "pass", "magicdec", "triforce", "spire")
 # They translate between the vocabularies of two decoders.
@@ -65,7 +65,7 @@ def greedy_texts(case, eos=None):
     return decode.outputs(state, [len(prompt) for prompt in SOURCES])
 
 
-WORKING = [name for name in cases.NAMES if not refused(name)]
+WORKING = [name for name in cases.NAMES if not refused(name)] + list(cases.ENCODER_NAMES)
 
 
 @pytest.mark.parametrize("name", by_default(WORKING, ("chain",)))
@@ -123,7 +123,8 @@ def test_the_law_of_a_round_is_exact(tree, rule):
 
 
 @pytest.mark.parametrize(
-    "name", by_default(["chain", "without_replacement", "medusa", "eagle", "eagle3"], ())
+    "name",
+    by_default(["chain", "without_replacement", "medusa", "eagle", "eagle3", "spec_drafter"], ()),
 )
 def test_the_state_of_a_drafter_follows_the_text(name):
     """A fresh prefill of source and output gives the draft caches that decoding leaves."""
@@ -133,7 +134,16 @@ def test_the_state_of_a_drafter_follows_the_text(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "rule"), [("chain", "block"), ("dynamic", "deterministic")])
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("chain", "block"),
+        ("dynamic", "deterministic"),
+        ("spec_drafter", "chain"),
+        ("spec_drafter tree", "match"),
+        ("spec_drafter siblings", "recursive"),
+    ],
+)
 def test_the_compiled_loop_passes_all_checks(name, rule):
     case = cases.with_encoder(name)
     own = (case.drafter, accept.load(rule), case.target, case.params)

@@ -91,11 +91,16 @@ def test_t5(tmp_path):
     assert not out.exists()
     t5_study.main([*common, "--measure-only", f"--out={out}"])
     result = json.loads(out.read_text())
-    assert len(result["rows"]) == (len(t5_study.DRAFTS) + 1) * 6
-    assert all(row["lossless"] and row["tau"] >= 1 for row in result["rows"])
+    assert len(result["rows"]) == (len(t5_study.DRAFTS) + 1 + 3) * 6
+    lossy = t5_study.spec_drafter.LOSSY
+    assert all(row["tau"] >= 1 for row in result["rows"])
+    wrong = [r for r in result["rows"] if not r["lossless"] and r["method"] not in lossy]
+    assert not wrong, wrong
+    [first, *_] = result["differences"]
+    assert (first["method"], first["texts"], first["tokens"]) == ("Spec-Drafter", 0, 0)
     assert "--train-only" in result["trained_by"] and "--measure-only" in result["command"]
     lookups = [row for row in result["rows"] if row["method"] == "prompt lookup"]
-    assert all(row["c"] == 0 for row in lookups) and len(result["training"]) == 4
+    assert all(row["c"] is None for row in lookups) and len(result["training"]) == 5
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ USUAL = ("none", "prompt_lookup")
 NAMES = [
     name if name in USUAL else pytest.param(name, marks=pytest.mark.slow)
     for name in drafters.names()
+    if name != "spec_drafter"  # of encoder-decoder models alone
 ]
 
 

@@ -55,6 +55,8 @@ def default(name: str) -> Drafter:
     # Some drafters choose among keys and values.
     table = testing.keyed if name in ("magicdec", "triforce") else testing.tabular
     target = table(VOCAB)
+    if name == "spec_drafter":  # of encoder-decoder models alone
+        target = testing.tiny_t5(vocab_size=VOCAB)[0]
     tokens = [[number % VOCAB for number in range(64)]]
     tiny = {
         "model": lambda: table(VOCAB, "draft"),

@@ -729,7 +729,13 @@ def t5(results: dict) -> str:
     heads = ("method", "T", "gamma", "alpha", "tau", "before cuts", "expected", "c", "v")
     heads += ("speed-up", "theorem 3.8", "theorem 3.8 with v")
     what = f"- Pairs: {results['pairs']}\n- Training: `{results['trained_by']}`"
-    return f"{source(results)}\n{what}\n\n{models}\n\n{table(heads, lines)}"
+    text = f"{source(results)}\n{what}\n\n{models}\n\n{table(heads, lines)}"
+    # Results from before Spec-Drafters have no such rows.
+    if far := results.get("differences"):
+        rows = [(r["method"], r["gamma"], f"{r['texts']:.0%}", f"{r['tokens']:.0%}") for r in far]
+        names = ("method, T=0", "gamma", "texts that differ from greedy ones", "tokens")
+        text += f"\n\n{table(names, rows)}"
+    return text
 
 
 def beams(results: dict) -> str:

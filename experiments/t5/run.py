@@ -11,6 +11,10 @@ draft step and of target passes. Beside what is measured are the expectations of
 2023 (2211.17192): tokens per round of equation 1, and the speed-up of theorem 3.8, both from the
 measured acceptance rate and cost.
 
+A Spec-Drafter (SpecDec, 2203.16487; configs/spec_drafter.py) is beside them, with the lossless rule
+and with the paper's two settings of Spec-Verification (top 3 and gap 1, top 5 and gap 3). These
+change the text: ``differences`` has how many texts and tokens are not those of greedy decoding.
+
 Finished parts in the workdir are not repeated. --measure-only trains nothing and measures again.
 Without --dialogues the pairs are docstrings. Writes ``results.json`` beside this file.
 """
@@ -31,6 +35,7 @@ import jax.numpy as jnp
 
 from experiments.common import Stopwatch, options, record, without_folder
 from experiments.loops import Loop, clock, repeat
+from experiments.t5 import spec_drafter
 from experiments.trained_drafters.measuring import bench_config
 from experiments.trained_drafters.training import CONFIGS, run_config
 from specjax import sampling, theory
@@ -149,6 +154,7 @@ def bench(args: argparse.Namespace, target: Path, drafts: dict[str, Path]) -> li
         label: {"name": "draft_model", "model": str(path), "accept": "chain"}
         for label, path in drafts.items()
     }
+    methods |= spec_drafter.methods(folder_of(spec_drafter.NAME, args))
     methods["prompt lookup"] = {"name": "prompt_lookup", "accept": "chain"}
     for gamma in GAMMAS:
         config = args.workdir / "configs" / f"gamma{gamma}.py"
@@ -207,7 +213,8 @@ def costs(target: Path, drafts: dict[str, Path]) -> dict[str, Any]:
 def beside_theory(row: dict[str, Any], ms: dict[str, float]) -> dict[str, Any]:
     """A row of results.json: what was measured, and what is expected from alpha and the costs."""
     gamma, alpha = row["gamma"], row["acceptance_rate"] or 0.0
-    # A lookup has no draft in some rounds, to which the formulas do not apply.
+    # A lookup has no draft in some rounds, and a Spec-Drafter no cost per token: the formulas do
+    # not apply.
     drafts = row["method"] in DRAFTS
     c = ms[row["method"]] / ms["1"] if drafts else None
     verify = {1: 1.0} | {g + 1: ms[str(g + 1)] / ms["1"] for g in GAMMAS}
@@ -289,12 +296,16 @@ def main(argv: list[str]) -> None:
         write_outputs(args, target, generated)
         for label in DRAFTS:
             train_draft(label, args, target, generated)
+        keys = train_keys(args, args.draft_steps)
+        spec_drafter.train(args, keys, target, generated, folder_of(spec_drafter.NAME, args))
     trained = trained_by(args, argv)
     if args.train_only:
         return
     stopwatch = Stopwatch()
     rows = bench(args, target, drafts)
     ms = costs(target, drafts)
+    spec, prompts = folder_of(spec_drafter.NAME, args), args.workdir / "prompts.jsonl"
+    far = [spec_drafter.differences(args, target, spec, prompts, gamma) for gamma in GAMMAS]
     result = {
         **record(__file__, [without_folder(each) for each in argv], stopwatch),
         "pairs": "answers in dialogues" if args.dialogues else "docstrings",
@@ -302,9 +313,11 @@ def main(argv: list[str]) -> None:
         "training": {
             "target": trained_facts(target),
             **{label: trained_facts(path) for label, path in drafts.items()},
+            spec_drafter.NAME: trained_facts(spec),
         },
         "ms": ms,
         "rows": [beside_theory(row, ms) for row in rows],
+        "differences": [row for each in far for row in each],
     }
     jax.clear_caches()
     write_json(args.out, result)

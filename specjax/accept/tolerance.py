@@ -21,18 +21,7 @@ from specjax.errors import UserError
 from specjax.rng import RESIDUAL, RowKeys
 from specjax.types import SIBLINGS, Accept, Draft, Verdict
 
-XIA2023SPECULATIVE = """\
-@inproceedings{xia2023speculative,
-  title = {{Speculative Decoding: Exploiting Speculative Execution for Accelerating Seq2seq
-            Generation}},
-  author = {Xia, Heming and Ge, Tao and Wang, Peiyi and Chen, Si-Qing and Wei, Furu and
-            Sui, Zhifang},
-  booktitle = {Findings of the Association for Computational Linguistics: EMNLP},
-  year = {2023},
-  eprint = {2203.16487},
-  archiveprefix = {arXiv},
-}"""
-REFERENCE = (references.STERN2018BLOCKWISE, XIA2023SPECULATIVE)
+REFERENCE = (references.STERN2018BLOCKWISE, references.XIA2023SPECULATIVE)
 
 
 class Bounds(NamedTuple):

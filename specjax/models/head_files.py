@@ -73,7 +73,7 @@ def read(directory: str | os.PathLike, kind: str, *, dtype: Any = None) -> Head:
                 linear: {kernel [D,D]}, norm: {scale [D]}, head: {kernel [D,V]}
         pass: {look_ahead [L,D]}, L embeddings
         mtp: {layers: {"0", "1", ...: a layer of ``models.transformer``}}
-        block_head, eagle, eagle3, falcon, mtp_module: as in ``docs/head_files.md``
+        block_head, eagle, eagle3, falcon, mtp_module, spec_drafter: as in ``docs/head_files.md``
 
     Empty leaves are left out. Medusa's ``head`` is left out if the file has none (the old "version
     2") or its config has vLLM's ``original_lm_head``: the target's LM head is used instead. Copies
@@ -280,7 +280,7 @@ def _facts(
         return facts | eagle_files.redrafter_facts(where, leaves, sizes, config)
     if kind == "bpd":
         return facts | {"bpd_num_heads": len(leaves["up", "kernel"]), "inner_dim": sizes["I"]}
-    if kind in ("early_exit", "pass", "mtp", "falcon", _BLOCK):
+    if kind in ("early_exit", "pass", "mtp", "falcon", "spec_drafter", _BLOCK):
         return facts
     stages = len(leaves["emb",])
     shared = stages == 1 and ("proj", "0") in leaves

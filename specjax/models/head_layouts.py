@@ -22,14 +22,12 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from specjax.errors import UserError
-from specjax.models import block_layouts, eagle_layouts, falcon_layouts, mtp_layouts, trunk_layouts
+from specjax.models import eagle_layouts, network_layouts
 from specjax.models.head_places import Layout, Place, factors, linear, listed, stacked_shapes
 
 # Kind -> the ways in which a directory of it can be written; the first is the default.
-LAYOUTS = eagle_layouts.LAYOUTS | mtp_layouts.LAYOUTS | block_layouts.LAYOUTS
-LAYOUTS |= trunk_layouts.LAYOUTS
-_TABLES = {"mtp_module": mtp_layouts, "mtp": trunk_layouts}
-_TABLES |= {"block_head": block_layouts, "falcon": falcon_layouts}
+LAYOUTS = eagle_layouts.LAYOUTS | network_layouts.LAYOUTS
+_TABLES = network_layouts.TABLES
 PREFIX = "prefix_embeding_layer."  # (sic)
 # Module here -> (module in the file, dimensions, the part of ``hydra`` that has its optional bias).
 _PREFIX_LINEAR = {

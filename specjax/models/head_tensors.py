@@ -39,6 +39,7 @@ FILES = {
     "pass": ("look_ahead.safetensors",),
     "block_head": ("model.safetensors",),
     "falcon": ("model.safetensors",),
+    "spec_drafter": ("model.safetensors",),
 }
 # Kind -> model_type of config.json, where they differ: "falcon" is that of a language model.
 MODEL_TYPE = {"redrafter": "recurrent_drafting_drafter", "falcon": "falcon_drafter"}
@@ -61,6 +62,7 @@ _REPEATED = {
     "pass": (),
     "block_head": (),
     "falcon": (),
+    "spec_drafter": (),
 }
 _FLOATS = (np.float32, np.float16, ml_dtypes.bfloat16, np.float64)
 

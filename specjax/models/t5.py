@@ -92,12 +92,15 @@ class T5Attention(nnx.Module):
         """[B,T,E] -> keys and values [B,T,H,D]."""
         return self._by_head(self.k(x)), self._by_head(self.v(x))
 
-    def both_ways(self, x: jax.Array, real: jax.Array, bias: jax.Array) -> jax.Array:
+    def both_ways(
+        self, x: jax.Array, real: jax.Array, bias: jax.Array, first: int = 0
+    ) -> jax.Array:
         """The encoder's: x [B,L,E] -> [B,L,E]; tokens attend to those that are ``real`` bool[B,L].
 
-        ``bias`` f32[1,H,L,L].
+        ``bias`` f32[1 or B,H,L,L]. The output is that of the tokens from the place ``first`` on.
         """
-        q, (k, v) = self._by_head(self.q(x)), self.keys(x)
+        q, (k, v) = self._by_head(self.q(x[:, first:])), self.keys(x)
+        bias = bias[:, :, first:]
         scores = jnp.einsum("bthd,bshd->bhts", q, k, preferred_element_type=_wide(q)) + bias
         return self._joined(_weighed(scores, real[:, None, None], v.swapaxes(1, 2)).astype(x.dtype))
 

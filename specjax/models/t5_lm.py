@@ -68,7 +68,7 @@ def from_config(
         layers=config.num_layers,
         tapping=lambda layers: from_config(*own, tuple(layers), name, remat).apply,
         last_norm=lambda params, hidden: merge(*own, params).norm(hidden),
-        encoder=Encoder(start, functools.partial(_read, *own, remat)),
+        encoder=Encoder(start, functools.partial(_read, *own, remat), config),
     )
 
 

@@ -187,7 +187,7 @@ def _made(name: str) -> Drafter | None:
     if None in keys.values():
         return None
     try:
-        return drafters.make(name, stand_ins.target(), **keys)
+        return drafters.make(name, stand_ins.target_of(name), **keys)
     except UserError:
         raise
     except Exception:  # the user's function may need a real model

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from specjax import drafters, registry
 from specjax.data import datastore, ngram_tables
-from specjax.models import lm
+from specjax.models import lm, t5_config
 from specjax.models.transformer_config import TransformerConfig
 from specjax.types import LM
 
@@ -35,6 +35,15 @@ def target(**changes: Any) -> LM:
         "max_positions": 2048,
     }
     return lm.from_config(TransformerConfig(**(shape | changes)), jnp.float32)
+
+
+def target_of(name: str) -> LM:
+    """A target that the drafter ``name`` drafts for."""
+    if name != "spec_drafter":
+        return target()
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_layers": 2, "num_heads": 4}
+    shape = t5_config.t5(**sizes, head_dim=16, vocab_size=VOCABULARY, start_token_id=0)
+    return lm.from_config(shape, jnp.float32)
 
 
 def value(key: str, vocab_size: int = VOCABULARY) -> Any:

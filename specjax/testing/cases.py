@@ -207,6 +207,15 @@ _NO_MODEL: dict[str, Callable[[LM, Models], Drafter]] = {
         tree="2x1", siblings="without_replacement", control="matchness:0.4,0.4,0.3,0.3"
     ),
 }
+# These draft for encoder-decoder models alone.
+_OF_ENCODERS: dict[str, Callable[[LM, Models], Drafter]] = {
+    "spec_drafter": _heads("spec_drafter", block=2, encoder_layers=1, scale=0.5),
+    "spec_drafter tree": _heads("spec_drafter", block=2, tree="best_first", nodes=4, scale=0.5),
+    "spec_drafter siblings": _heads(
+        "spec_drafter", block=2, tree="2x1", siblings="without_replacement", scale=0.5
+    ),
+}
+ENCODER_NAMES = tuple(_OF_ENCODERS)
 _NO_MODEL |= {name: _heads(method, **keys) for name, (method, keys) in head_cases.KEYS.items()}
 _NO_MODEL |= nested_cases.NO_MODEL | view_cases.NO_MODEL
 _MODELS |= view_cases.MODELS | vocabulary_cases.MODELS
@@ -227,8 +236,8 @@ def _drafter(name: str, vocab: int) -> Drafter:
 
 
 def _build(name: str, models: Models) -> Drafter:
-    if name in _NO_MODEL:
-        return _NO_MODEL[name](models.target, models)
+    if name in _NO_MODEL or name in _OF_ENCODERS:
+        return (_NO_MODEL | _OF_ENCODERS)[name](models.target, models)
     return _MODELS[name](models.target, models.draft, models.other)
 
 
@@ -247,14 +256,17 @@ def real(name: str) -> Case:
 
 @functools.cache
 def with_encoder(name: str) -> Case:
-    """One of NAMES with encoder-decoder models: the target, and as draft models smaller ones."""
+    """One of NAMES or ENCODER_NAMES with encoder-decoder models.
+
+    The draft models are smaller ones.
+    """
     target, params = tiny_t5(0, vocab_size=VOCAB)
     small = {"vocab_size": VOCAB, "num_layers": 1}
     draft, first = tiny_t5(1, **small)
     other, second = tiny_t5(2, gated=True, activation="gelu_tanh", scale_logits=False, **small)
     drafter = _build(name, Models(target, draft, other, (params, first, second)))
     own = (first, second) if name == "independent" else first
-    own = drafter.init_params(jax.random.key(0)) if name in _NO_MODEL else own
+    own = own if name in _MODELS else drafter.init_params(jax.random.key(0))
     return Case(name, target, drafter, ModelParams(params, own))
 
 

@@ -66,6 +66,8 @@ class Encoder(NamedTuple):
     # tokens, a source, into an empty cache, whose length is then ``count``. ``Output.hidden`` is
     # the encoder's output; logits and taps are empty.
     read: Callable[..., tuple[Output, Any]]
+    # The model's ``T5Config``, for drafters that begin with its encoder. None: it is no T5 model.
+    config: Any = None
 
 
 class LM(NamedTuple):

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from specjax import sampling, tree
 from specjax.checks import number, one_of
 from specjax.divergences import DIVERGENCES, overlap
+from specjax.drafters import _glancing
 from specjax.drafters.heads import _falcon_network as network
 from specjax.drafters.heads import _text
 from specjax.drafters.heads._falcon_network import Net
@@ -76,10 +77,8 @@ def glanced(
     rank = jnp.argsort(jnp.argsort(order, 1), 1)
     rank = jnp.take_along_axis(rank, blocks.number, 1)
     size = counted.shape[1]
-    # The slots of a block stay in sequence, and those that are not free come last.
-    turn = jnp.where(free, rank * size + jnp.arange(size), size * size)
-    turn = jnp.argsort(jnp.argsort(turn, 1), 1)
-    return free & (turn < count[:, None])
+    # The slots of a block stay in sequence.
+    return _glancing.first(free, rank * size + jnp.arange(size), count)
 
 
 def loss(
@@ -133,7 +132,7 @@ def loss(
     if glancing:
         seen = jax.lax.stop_gradient((pair, inputs[0], inputs[1] + added))
         first = network.logits(net, seen[0], forward(net, *seen, layout, blocks))
-        rate = glancing * _remaining(batch, run_steps)
+        rate = glancing * (1 - _glancing.progress(batch, run_steps))
         given = choose(keys[2], blocks, labels, sampling.argmax(first), rate)
     tokens, features = answered(net, *inputs, given)
     kept = None
@@ -199,19 +198,11 @@ def answered(
     return jnp.where(given, token, tokens), jnp.where(given[..., None], feature, features)
 
 
-def _remaining(batch: Batch, run_steps: int) -> Any:
-    """The share of the run that is left."""
-    if batch.step is None or not run_steps:
-        return 1.0
-    return 1 - batch.step[0] / run_steps
-
-
 def choose(
     key: jax.Array, blocks: Blocks, labels: _Labels, predicted: jax.Array, rate: Any
 ) -> jax.Array:
     """bool[B,T]: ``glanced`` slots, in every row ``rate`` times as many as are wrong there."""
-    wrong = (labels.counted & (predicted != labels.best)).sum(1)
-    count = jnp.floor(rate * wrong).astype(jnp.int32)
+    count = _glancing.count(labels.counted & (predicted != labels.best), rate)
     keys, shape = jax.random.split(key), blocks.number.shape
     longest = jnp.max(blocks.place)  # k - 1; a block of one slot is given as a whole
     runs = jax.random.randint(keys[0], shape, 1, jnp.maximum(longest, 1) + 1)

@@ -1,0 +1,255 @@
+"""Spec-Drafter: its network against one written in numpy, its files, glancing, and errors.
+
+That it is lossless, in ragged batches too, is shown in tests/test_encoder_decoder.py.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import accept, decode, drafters, testing
+from specjax.drafters import _glancing
+from specjax.drafters.draft_models import _spec_network as network
+from specjax.drafters.draft_models import _spec_text as text
+from specjax.errors import UserError
+from specjax.models import head_files, t5
+from specjax.testing import cases, law_checks, loop, rounds
+from specjax.types import Batch, ModelParams
+
+BLOCK = 3
+ROWS = ([4, 7, 9, 0, 5, 6, 8, 3], [7, 4, 5, 9, 6, 0, 4], [5, 0, 7, 7])
+
+
+@pytest.fixture(scope="module")
+def made():
+    """(target, drafter, params) with a network of random parameters."""
+    target, params = testing.tiny_t5(0, vocab_size=12, num_layers=1)
+    keys = {"block": BLOCK, "layers": 2, "encoder_layers": 1}
+    drafter = cases.random_heads("spec_drafter", target, params, scale=0.5, **keys)
+    return target, drafter, ModelParams(params, drafter.init_params(None))
+
+
+def normed(x, module):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * module["scale"]
+
+
+def attended(part, x, y, bias):
+    """x attends to all of y; bias [T,S,H]."""
+    heads = bias.shape[-1]
+    q, k, v = (
+        (z @ part[name]["kernel"]).reshape(len(z), heads, -1)
+        for name, z in (("q", x), ("k", y), ("v", y))
+    )
+    scores = np.einsum("thd,shd->tsh", q, k) + bias
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    weights /= weights.sum(1, keepdims=True)
+    return np.einsum("tsh,shd->thd", weights, v).reshape(len(x), -1) @ part["o"]["kernel"]
+
+
+def fed_forward(layer, x):
+    own = normed(x, layer["mlp_norm"])
+    return x + np.maximum(own @ layer["mlp"]["up"]["kernel"], 0) @ layer["mlp"]["down"]["kernel"]
+
+
+def by_hand(config, params, row):
+    """The logits [K,V] of the block after a source, the start token 0, and an output."""
+    params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    start, table = row.index(0), params["embed"]["embedding"]
+
+    def bias(name, place):
+        distance = np.clip(place[:, None] - place, -config.max_distance, config.max_distance)
+        bucket = t5.buckets(config, True)[distance + config.max_distance]
+        return params[name]["table"]["embedding"][bucket]
+
+    memory = table[row[:start]]
+    for _, layer in sorted(params["source_layers"].items()):
+        own = normed(memory, layer["attention_norm"])
+        own = attended(layer["attention"], own, own, bias("source_bias", np.arange(start)))
+        memory = fed_forward(layer, memory + own)
+    memory = normed(memory, params["source_norm"])
+    x = np.concatenate([table[row[start:]], params["masks"]])
+    for _, layer in sorted(params["layers"].items()):
+        own = normed(x, layer["attention_norm"])
+        x = x + attended(layer["attention"], own, own, bias("bias", np.arange(len(x))))
+        none = np.zeros((len(x), start, config.num_heads))
+        x = x + attended(layer["cross"], normed(x, layer["cross_norm"]), memory, none)
+        x = fed_forward(layer, x)
+    return (normed(x, params["norm"])[-BLOCK:] * config.hidden_size**-0.5) @ table.T
+
+
+def begun(made, change=None):
+    """The logits of a draft after ragged texts, in a buffer that is wider than these."""
+    target, drafter, params = made
+    args = (target, drafter, params, [list(row) for row in ROWS], 40, 0)
+    state = loop.begin(*args, temperature=1.0)
+    draft = rounds.propose(drafter, params, state)
+    return np.log(np.asarray(draft.probs, np.float64))
+
+
+def error(made):
+    """The largest difference of a ragged batch from the rows computed by hand."""
+    config = network_config(made)
+    worst = 0.0
+    for row, log_probs in zip(ROWS, begun(made), strict=True):
+        expected = by_hand(config, made[2].draft, row)
+        expected -= np.log(np.exp(expected).sum(-1, keepdims=True))
+        worst = max(worst, float(np.abs(log_probs - expected).max()))
+    return worst
+
+
+def network_config(made):
+    return made[1].training.loss.args[0].shape.config
+
+
+def test_a_ragged_batch_has_the_network_written_by_hand(made):
+    assert error(made) < 1e-4
+
+
+@pytest.mark.slow
+def test_wrong_networks_are_not_the_one_written_by_hand(made, monkeypatch):
+    """Masks one position later, padding of the output that is read, padding of the source."""
+    fill, read, both = network.SpecNetwork.fill, t5.T5.read, t5.T5Attention.both_ways
+    late = lambda self, tokens, count, *more: fill(self, tokens, count + 1, *more)  # noqa: E731
+
+    def without_padding(self, x, real, bias, first=0):
+        return both(self, x, jnp.ones_like(real), bias, first)
+
+    def whole(self, tokens, count):
+        return read(self, tokens, jnp.full_like(count, tokens.shape[1]))
+
+    mutants = {"late": (network.SpecNetwork, "fill", late)}
+    mutants["padding"] = (t5.T5Attention, "both_ways", without_padding)
+    mutants["source"] = (network.SpecNetwork, "read", whole)
+    for name, (owner, attribute, wrong) in mutants.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, attribute, wrong)
+            jax.clear_caches()
+            assert error(made) > 1e-2, name
+    jax.clear_caches()
+
+
+def test_the_drafts_after_rounds_are_those_of_a_fresh_prefill(made):
+    """Nothing of a round is kept, and the room for the output has no effect."""
+    target, drafter, params = made
+    prompts = [row[: row.index(0) + 1] for row in ROWS]
+    rule = accept.load("chain")
+    state = loop.begin(target, drafter, params, prompts, 45, 0, temperature=0.0)
+    state, _ = decode.generate(target, drafter, rule, params, state, max_steps=14)
+    lengths = np.asarray(state.length)
+    texts = [np.asarray(row)[:n].tolist() for row, n in zip(state.tokens, lengths, strict=True)]
+    fresh = loop.begin(target, drafter, params, texts, 20, 0, temperature=0.0)
+    first, second = (rounds.propose(drafter, params, each) for each in (state, fresh))
+    np.testing.assert_array_equal(first.tokens, second.tokens)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("keys", "rule"),
+    [
+        ({}, "chain"),
+        ({}, "block"),
+        ({"tree": "2x1", "siblings": "without_replacement"}, "recursive"),
+        ({"tree": "best_first", "nodes": 4}, "deterministic"),
+    ],
+)
+def test_the_law_of_a_round_is_exact(keys, rule):
+    """Enumerated in float64, after two sources and after two rounds."""
+    with jax.enable_x64(True):
+        small = {"vocab_size": 3, "dtype": jnp.float64, "num_layers": 1, "encoder_layers": 1}
+        target, params = testing.tiny_t5(0, **small)
+        drafter = cases.random_heads("spec_drafter", target, params, block=2, scale=0.5, **keys)
+        pair = ModelParams(params, drafter.init_params(None))
+        prompts = [[2, 1, 0], [1, 2, 2, 1, 2, 0]]
+        own = (target, drafter, accept.load(rule), pair, prompts)
+        finding = law_checks.check_law(*own, after=(2,), temperature=0.9)
+    assert finding.passed, finding
+
+
+def test_a_new_network_begins_with_the_encoder_of_the_target(made):
+    target, _, params = made
+    start = drafters.make("spec_drafter", target, block=BLOCK).training.start
+    new = start(params.target, jax.random.key(0))
+    kernel = new["source_layers"]["0"]["mlp"]["up"]["kernel"]
+    theirs = params.target["source_layers"][0]["mlp"]["up"]["kernel"]
+    np.testing.assert_array_equal(kernel, theirs)
+    np.testing.assert_array_equal(new["embed"]["embedding"], params.target["embed"]["embedding"])
+    other = drafters.make("spec_drafter", target, block=BLOCK, encoder_layers=2).training.start
+    new = other(params.target, jax.random.key(0))
+    assert not np.array_equal(new["source_layers"]["0"]["mlp"]["up"]["kernel"], theirs)
+
+
+def test_glancing_gives_as_many_answers_as_the_rate_says(made, monkeypatch):
+    """They are the text's, at masks with a label, and are not in the loss."""
+    _, drafter, params = made
+    net, seen = drafter.training.loss.args[0], []
+    right = network.logits
+
+    def spy(*args):
+        seen.append((args[2:], right(*args)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(text.network, "logits", spy)
+    rows = np.zeros((4, 12), np.int32)
+    labelled = np.zeros((4, 12), bool)
+    for row, size in enumerate((3, 4, 6, 8)):
+        rows[row, : size + 3] = [5, 7, 0, *range(1, size + 1)]
+        labelled[row, 3 : size + 3] = True
+    batch = Batch(jnp.asarray(rows), jnp.asarray(labelled), step=jnp.full(4, 5, jnp.int32))
+    keys = {"places": 2, "glancing": 1.0, "fall": 0.4, "run_steps": 10}
+    value, metrics = text.loss(net, params.draft, {}, batch, jax.random.key(3), **keys)
+    (first, guess), (second, logits) = seen
+    tokens, read, _, answers, given = second
+    assert len(first) == 3
+    counted = np.asarray(given) | (np.asarray(answers) > 0)
+    for row in range(len(answers)):
+        n = int(read[row])
+        output = tokens[row, n : n + BLOCK]
+        np.testing.assert_array_equal(answers[row][counted[row]], output[counted[row]])
+        wrong = (np.argmax(guess[row], -1) != answers[row]) & counted[row]
+        assert int(given[row].sum()) == int(np.floor(0.8 * wrong.sum()))
+    assert int(given.sum()) > 0 and not (np.asarray(given) & ~counted).any()
+    left = counted & ~np.asarray(given)
+    log_probs = np.asarray(jax.nn.log_softmax(logits))
+    own = np.take_along_axis(log_probs, np.asarray(answers)[..., None], -1)[..., 0]
+    expected = -0.9 * own - 0.1 * log_probs.mean(-1)
+    np.testing.assert_allclose(value, expected[left].mean(), rtol=1e-5)
+    assert metrics["weight"]["loss"] == left.sum()
+
+
+def test_the_first_free_places_are_chosen():
+    free = jnp.asarray([[True, False, True, True], [False, False, True, False]])
+    turn = jnp.asarray([[3, 0, 1, 2], [3, 0, 1, 2]])
+    chosen = _glancing.first(free, turn, jnp.asarray([2, 2]))
+    expected = [[False, False, True, True], [False, False, True, False]]
+    np.testing.assert_array_equal(chosen, expected)
+
+
+def test_files_give_the_network_back(made, tmp_path):
+    target, drafter, params = made
+    facts = dict(drafter.training.facts)
+    head_files.write(tmp_path / "net", "spec_drafter", params.draft, facts)
+    again = drafters.make("spec_drafter", target, model=tmp_path / "net", dtype=jnp.float32)
+    jax.tree.map(np.testing.assert_array_equal, again.init_params(None), dict(params.draft))
+    assert again.training.loss.args == drafter.training.loss.args
+    with pytest.raises(UserError, match="layers is 1, and the given heads have 2; leave it out"):
+        drafters.make("spec_drafter", target, model=tmp_path / "net", layers=1)
+    other = testing.tiny_t5(0, vocab_size=13, num_layers=1)[0]
+    with pytest.raises(UserError, match="is made for a vocabulary of 12, and the target has 13"):
+        drafters.make("spec_drafter", other, model=tmp_path / "net")
+
+
+def test_errors_are_one_line(made):
+    target, _, params = made
+    decoder = testing.tiny("llama", 0)[0]
+    for model, keys, message in (
+        (decoder, {}, "drafts for encoder-decoder models, and lm is none"),
+        (target, {"block": 3, "gamma": 4}, "gamma is 4, and the network fills blocks of 3 tokens"),
+        (target, {"gamma": 2, "tree": "2x1"}, "gamma is 2 and the tree is given too"),
+        (target, {"block": 2, "params": params.draft}, "masks of the spec_drafter network is"),
+    ):
+        with pytest.raises(UserError, match=message) as raised:
+            drafters.make("spec_drafter", model, **keys)
+        assert "\n" not in str(raised.value)
