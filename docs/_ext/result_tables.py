@@ -507,13 +507,13 @@ def _exit_targets(part: dict) -> str:
 
 
 def draft_lengths(results: dict) -> str:
-    """Every controller by setting, then all of them on one pair, one by task, and their cost."""
-    every, chat, cost = (
-        json.loads((EXPERIMENTS / "draft_lengths" / name).read_text(encoding="utf-8"))
-        for name in ("all.json", "chat.json", "cost.json")
+    """Every controller by setting, then all of them on one pair, some by task, and their cost."""
+    every, cost, *chat = (
+        json.loads((EXPERIMENTS / "draft_lengths" / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("all", "cost", "chat", "chat_hydra")
     )
-    parts = [_ratios(results), _ratios(every), _lengths_by_task(chat), _costs_of_controllers(cost)]
-    return "\n\n".join(parts)
+    tables = [_ratios(results), _ratios(every), *map(_lengths_by_task, chat)]
+    return "\n\n".join([*tables, _costs_of_controllers(cost)])
 
 
 def _ratios(results: dict) -> str:
@@ -556,24 +556,27 @@ def _lengths_by_task(results: dict) -> str:
     """As ``draft_lengths``, by task, from the rows of experiments/real_model."""
     cells: dict[tuple, dict[str, float]] = {}
     for row in results["rows"]:
-        key = row["temperature"], row["batch_size"], row["category"] or "all"
+        drafter = row["method"].split()[0]
+        key = drafter, row["temperature"], row["batch_size"], row["category"] or "all"
         control = row["method"].rpartition("control=")[2]
         cells.setdefault(key, {})[control] = row["speedup_of_totals"]
     names = [n for n in next(iter(cells.values())) if not n.startswith("fixed:")]
     lines = []
-    for (temperature, batch, task), speeds in cells.items():
+    for (drafter, temperature, batch, task), speeds in cells.items():
         fixed = {name: speed for name, speed in speeds.items() if name not in names}
         label = max(fixed, key=lambda name: fixed[name])
         best = max(fixed[label], 1.0)
         length = label.removeprefix("fixed:") if fixed[label] > 1 else "plain"
         own = (f"{speeds[name]:.2f} ({speeds[name] / best:.2f})" for name in names)
         each = (f"{speed:.2f}" for speed in fixed.values())
-        lines.append((f"{temperature:g}", batch, task.replace("_", " "), *each, length, *own))
-    heads = ("T", "batch", "task", *(name.replace("fixed:", "length ") for name in fixed))
+        what = drafter, f"{temperature:g}", batch, task.replace("_", " ")
+        lines.append((*what, *each, length, *own))
+    lengths = (name.replace("fixed:", "length ") for name in fixed)
+    heads = ("drafter", "T", "batch", "task", *lengths, "best", *names)
     about = f"- Target: {results['target']['name']}; {results['questions']} questions of each task "
     about += f"or more, {results['new_tokens']} new tokens; speed-ups of totals, and in brackets "
     about += "the ratio to the best choice"
-    return "\n".join([source(results), about, "", table([*heads, "best", *names], lines)])
+    return "\n".join([source(results), about, "", table(heads, lines)])
 
 
 def benches(results: dict) -> str:

@@ -114,4 +114,4 @@ def _texts(
         eos_id=loaded.config.eos_token_id,
     )
     decode.check(state)
-    return [list(map(int, text)) for text in decode.outputs(state, lengths)]
+    return [list(map(int, text)) for text in decode.outputs(state, list(map(len, ids)))]
