@@ -94,7 +94,9 @@ def test_t5(tmp_path):
     assert len(result["rows"]) == (len(t5_study.DRAFTS) + 1 + 3) * 6
     lossy = t5_study.spec_drafter.LOSSY
     assert all(row["tau"] >= 1 for row in result["rows"])
-    wrong = [r for r in result["rows"] if not r["lossless"] and r["method"] not in lossy]
+    # The sampled rows have too few tokens to tell.
+    exact = [row for row in result["rows"] if row["method"] not in lossy]
+    wrong = [row for row in exact if row["lossless"] is not (row["temperature"] == 0 or None)]
     assert not wrong, wrong
     [first, *_] = result["differences"]
     assert (first["method"], first["texts"], first["tokens"]) == ("Spec-Drafter", 0, 0)
