@@ -6,7 +6,8 @@ measured afterwards. The median of the samples counts. A longer draft cannot cos
 that are not in order are noise and replaced by their mean (isotonic regression). Lookups have no
 draft in some rounds, so their costs are measured with drafts of arbitrary tokens, which cost as
 much to verify, and without any; how often they have one is counted. What a call of the loop costs
-without any round is subtracted.
+without any round is subtracted. A draft model reads what was written while it rested before it
+drafts again: the time of a draft after a rest, less that of a draft without one.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from specjax import decode, sharding, tree
-from specjax.bench import metrics
-from specjax.bench.passes import Job, Method, batches, begin
+from specjax.bench import metrics, timing
+from specjax.bench.passes import Job, Method, batches, begin, drafter_and_params, one_part
 from specjax.control import Controller, calibrated
 from specjax.control import costs as control_costs
 from specjax.control.costs import Costs, RoundCosts
@@ -38,6 +39,8 @@ ROUNDS = 16  # of a sample
 # of them would be taken in one moment of the machine.
 SAMPLES = (2, 100)
 ENOUGH_SECONDS = 0.4
+# Of the time of what was missed: samples, and calls of the loop without drafts before them.
+MISSED_SAMPLES, RESTS = 21, 3
 # Rounds of each prompt in which confidences are recorded.
 CONFIDENCE_ROUNDS = 64
 # Keys beside lengths: rounds in which a lookup finds nothing, and calls without a round.
@@ -124,7 +127,30 @@ def _measured(job: Job, make: Callable[..., Method], lengths: tuple[int, ...]) -
     total = _run(job, method, state, lengths[-1])
     rates = (total.counts.passed + PRIOR) / (total.counts.tested + 1)
     rates = tuple(np.clip(rates, 0, 1).tolist())
-    return RoundCosts(tuple(times), rates, empty=empty, finds=total.finds if lookup else 1.0)
+    missed = 0.0 if lookup else _missed(job, method, lengths[1]) / seconds[0]
+    finds = total.finds if lookup else 1.0
+    return RoundCosts(tuple(times), rates, empty=empty, finds=finds, missed=missed)
+
+
+def _missed(job: Job, method: Method, length: int) -> float:
+    """Seconds that the next draft of this length takes longer, per round without a draft."""
+    if method.drafter.rest is None:
+        return 0.0
+    job, method = one_part(job, method)
+    drafter, params = drafter_and_params(job, method)
+    state = jax.block_until_ready(begin(job, drafter, params, *next(batches(job))))
+    rested = state.replace(draft=with_length(state.draft, 0))
+    for _ in range(RESTS):
+        rested, _ = _generate(job, method, jax.tree.map(jnp.copy, rested), ROUNDS)
+    rounds = int((rested.length - state.length).max())
+    clock = timing.Clock(timing.of_draft(drafter).loop, 1)
+    times: tuple[list[float], ...] = [], []
+    for _ in range(1 + MISSED_SAMPLES):
+        for each, own in zip((rested, state), times, strict=True):
+            drafting = each.replace(draft=with_length(each.draft, length))
+            own.append(clock.sample(params, drafting))
+    later, first = (statistics.median(own[1:]) for own in times)
+    return max(later - first, 0.0) / max(rounds, 1)
 
 
 def _per_round(runs: Mapping[int, Sequence[_Sample]]) -> dict[int, float]:

@@ -30,7 +30,7 @@ class Clock:
 
         ``iterations`` of one sample; 0 = as many as ``MIN_SECONDS`` take.
         """
-        self._loop, self.iterations = loop, iterations
+        self.loop, self.iterations = loop, iterations
 
     def compile(self, params: ModelParams, state: DecodeState) -> None:
         """Runs the part once: the same program as in ``sample``."""
@@ -49,7 +49,7 @@ class Clock:
 
     def _seconds(self, params: ModelParams, state: DecodeState, iterations: int) -> float:
         began = time.perf_counter()
-        jax.block_until_ready(self._loop(params, state, iterations))
+        jax.block_until_ready(self.loop(params, state, iterations))
         return time.perf_counter() - began
 
 

@@ -64,7 +64,9 @@ class Choice(NamedTuple):
 
     best: jax.Array  # i32[] the best length
     trial: jax.Array  # i32[] the best one above 0
-    price: jax.Array  # f32[] what the trial costs beyond a round without a draft
+    # f32[] what the trial costs beyond a round without a draft, and f32[] for each round before it.
+    price: jax.Array
+    missed: jax.Array
     pace: jax.Array  # f32[B] tokens in the time of a round without a draft, with the best length
     early: jax.Array  # f32[B] how long before the last row each one is finished, as a share
 
@@ -90,8 +92,10 @@ def choose(setup: Setup, state: State) -> Choice:
     last = jnp.maximum(spent[:, best].max(), 1e-6)
     early = 1 - spent[:, best] / last
     # Each trial is paid for, those that found nothing too.
-    price = (state.failed[0] + 1) * (spends[trial] - 1)
-    return Choice(lengths[best], lengths[trial], price, rate[:, best], early)
+    trials = state.failed[0] + 1
+    price = trials * (spends[trial] - 1)
+    missed = trials * _mean(state, setup.each("missed", state))[0]
+    return Choice(lengths[best], lengths[trial], price, missed, rate[:, best], early)
 
 
 def of_found(setup: Setup, state: State, reach: jax.Array) -> jax.Array:

@@ -17,7 +17,7 @@ from specjax.checks import number, whole
 from specjax.errors import UserError
 from specjax.files import machine
 
-SCHEMA = 2
+SCHEMA = 3
 MAKE = "mode bench writes one into profiles/ of its workdir"
 # Draft lengths to choose from, where no profile names them.
 LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
@@ -40,6 +40,9 @@ class RoundCosts(NamedTuple):
     # of a row's rounds in which it has one.
     empty: float = 1.0
     finds: float = 1.0
+    # Of a drafter that reads what was written while it drafted nothing, before its next draft: the
+    # time of that for each round without a draft.
+    missed: float = 0.0
 
 
 class Costs(NamedTuple):
@@ -157,7 +160,7 @@ def _measured(lengths: tuple[int, ...], value: dict[str, Any]) -> RoundCosts:
     times, rates, heats = (
         tuple(float(number) for number in value[key]) for key in ("times", "acceptance", "heats")
     )
-    empty, finds = float(value["empty"]), float(value["finds"])
+    empty, finds, missed = (float(value[key]) for key in ("empty", "finds", "missed"))
     if len(times) != len(lengths) or not (np.isfinite(times).all() and min(times) > 0):
         raise ValueError(f"times must be {len(lengths)} positive numbers, one per length")
     if len(rates) != lengths[-1] or not all(0 <= rate <= 1 for rate in rates):
@@ -166,7 +169,9 @@ def _measured(lengths: tuple[int, ...], value: dict[str, Any]) -> RoundCosts:
         raise ValueError(f"heats must be {lengths[-1]} positive numbers")
     if not (np.isfinite(empty) and empty > 0 and 0 <= finds <= 1):
         raise ValueError("empty must be a positive number, and finds between 0 and 1")
-    return RoundCosts(times, rates, heats, empty, finds)
+    if not (np.isfinite(missed) and missed >= 0):
+        raise ValueError("missed must be a number of at least 0")
+    return RoundCosts(times, rates, heats, empty, finds, missed)
 
 
 def known_of(known: Costs | Profile, batch: int) -> Costs:

@@ -18,7 +18,8 @@ emit more than one token, so the length is then chosen again for the drafts that
 also where none is found: a profile has that time, and how often a row has a draft.
 
 Where the best length is 0 nothing more would be learned. So a draft is tried from time to time: as
-soon as ``explore`` times the rounds without a draft have paid for it. With ``explore=0`` it never
+soon as ``explore`` times the rounds without a draft have paid for it, and for what a draft model has to
+read of these rounds first: where that is more than ``explore``, and with ``explore=0``, it never
 is.
 
 The length depends on all rows, so the noise of a row's drafts does too; its output law does not. On
@@ -186,8 +187,10 @@ def _chosen(setup: Setup, state: State) -> tuple[State, Choice]:
     choice = choose(setup, state)
     due = jnp.int32(FOREVER)
     if setup.explore:
-        rounds = jnp.ceil(choice.price / setup.explore)
-        due = jnp.clip(rounds, 1, FOREVER).astype(jnp.int32)
+        # Every round without a draft saves so much, less what the drafter reads after it.
+        saves = setup.explore - choice.missed
+        rounds = jnp.ceil(choice.price / jnp.maximum(saves, 1e-9))
+        due = jnp.where(saves > 0, jnp.clip(rounds, 1, FOREVER), FOREVER).astype(jnp.int32)
     state = state.replace(pace=choice.pace, early=choice.early, due=spread(state, due))
     return state, choice
 

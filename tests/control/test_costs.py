@@ -16,7 +16,7 @@ pytestmark = pytest.mark.fast
 def profile(**changes):
     """A profile of this device for one and eight rows."""
     one = costs.linear(4, 0.1, 0.05, 0.6)
-    one = one._replace(sampled=one.sampled._replace(empty=1.2, finds=0.3))
+    one = one._replace(sampled=one.sampled._replace(empty=1.2, finds=0.3, missed=0.1))
     facts = {"device": costs.device(), "target": "t", "drafter": "d", "batches": {1: one, 8: one}}
     return costs.Profile(**(facts | changes))
 
@@ -38,7 +38,7 @@ def test_another_device_and_batch_are_refused():
 
 
 @pytest.mark.parametrize(
-    "change", ["[]", "{", '{"schema": 1}', '{"schema": 2, "batches": {"1": 3}}']
+    "change", ["[]", "{", '{"schema": 2}', '{"schema": 3, "batches": {"1": 3}}']
 )
 def test_a_file_that_is_no_profile_is_one_line(tmp_path, change):
     path = tmp_path / "p.json"

@@ -198,6 +198,24 @@ def test_goodput_tries_again_when_it_has_saved_enough():
         assert int(never.limit(state)[0]) == 0
 
 
+@pytest.mark.fast
+@pytest.mark.parametrize("missed", [0.0, 0.01, 0.018, 0.03])
+def test_a_trial_pays_for_what_the_draft_model_missed(missed):
+    """Trials, and what is read before them, take at most the share for trials of all rounds."""
+    measured = costs.RoundCosts((1.0, 1.5), (0.1,), missed=missed)
+    own = goodput.of_costs(costs.Costs((0, 1), measured, measured), explore=0.02)
+    state, rest, spent, tried = own.init(context(1)), 0, 0.0, []
+    for step in range(600):
+        length = int(own.limit(state)[0])
+        spent += length * (0.5 + missed * rest)
+        rest = 0 if length else rest + 1
+        tried += [step] if length else []
+        state = played(own, state, [length], [0])
+        assert spent <= 0.02 * (step + 1) + 1e-6
+    # 25, 50, 250 rounds; 2 % can never pay for 3 %.
+    assert len(tried) == {0.0: 23, 0.01: 11, 0.018: 2, 0.03: 0}[missed], tried
+
+
 @pytest.mark.parametrize("policy", ["ucb", pytest.param("exp3", marks=pytest.mark.slow)])
 def test_bandit_finds_the_best_arm(policy):
     """Tokens are accepted with probability 0.8: 4 is best; rows do not depend on each other."""
