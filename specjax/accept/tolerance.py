@@ -66,7 +66,8 @@ def make(*, top: int = 1, gap: float | None = None, distance: int = 0, least: in
         top: a token is accepted if fewer than ``top`` tokens are more probable (kappa of BPD, beta
             of SpecDec; 3 to 5),
         gap: and if its log-probability is at most this much, in nats, below the best one's (tau of
-            SpecDec; 1 to 3). None: no limit. Only with ``top`` above 1: the best token has no gap;
+            SpecDec; 1 to 3). Sampled rows have the probabilities after temperature and cut-offs.
+            None: no limit. Only with ``top`` above 1: the best token has no gap;
         distance: or, if positive, if its id differs by at most this much from the best one's
             (epsilon of BPD);
         least: or if it is among the first ``least`` tokens (the minimum block size of BPD). In no
@@ -77,8 +78,8 @@ def make(*, top: int = 1, gap: float | None = None, distance: int = 0, least: in
     """
     for name, value, lowest in (("top", top, 1), ("distance", distance, 0), ("least", least, 0)):
         checks.whole(name, value, lowest)
-    if gap is not None and not gap >= 0:
-        raise UserError(f"gap is {gap}; it must be at least 0")
+    if gap is not None:
+        checks.number("gap", gap, "of at least 0", lambda x: x >= 0)
     if gap is not None and top == 1:
         raise UserError(
             f"gap is {gap} and top 1: only the best token passes, and it has no gap; "

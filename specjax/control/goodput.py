@@ -18,9 +18,9 @@ emit more than one token, so the length is then chosen again for the drafts that
 also where none is found: a profile has that time, and how often a row has a draft.
 
 Where the best length is 0 nothing more would be learned. So a draft is tried from time to time: as
-soon as ``explore`` times the rounds without a draft have paid for it, and for what a draft model has to
-read of these rounds first: where that is more than ``explore``, and with ``explore=0``, it never
-is.
+soon as ``explore`` times the rounds without a draft have paid for it, and for what a draft model
+has to read of these rounds first: where that is more than ``explore``, and with ``explore=0``, it
+never is.
 
 The length depends on all rows, so the noise of a row's drafts does too; its output law does not. On
 a mesh, the rows of a device share one length.

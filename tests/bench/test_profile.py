@@ -8,7 +8,7 @@ import pytest
 from marks import by_default
 
 from specjax import accept, drafters, sharding, step, testing
-from specjax.bench import metrics, passes, profile
+from specjax.bench import metrics, passes, profile, timing
 from specjax.bench.passes import Job, Method
 from specjax.types import ModelParams
 
@@ -123,8 +123,10 @@ LOOKUP = ("prompt_lookup", {"gamma": 3, "min_ngram": 1})
 
 
 @pytest.mark.parametrize(("name", "keys"), by_default([CHAIN, TREE, LOOKUP], [CHAIN]))
-def test_measured_in_the_loop(name, keys):
+def test_measured_in_the_loop(name, keys, monkeypatch):
     """Every length, both kinds of sampling, and the acceptance of a drafter that is near."""
+    monkeypatch.setattr(profile, "SAMPLES", (2, 5))
+    monkeypatch.setattr(profile, "MISSED_SAMPLES", 2)
     lines = []
     jobs = [job(), job(1.0), job(1.0, 4)]
     found = profile.measure(jobs, maker(name, **keys), lines.append)
@@ -135,10 +137,28 @@ def test_measured_in_the_loop(name, keys):
         assert len(costs.greedy.acceptance) == 3 and min(costs.greedy.times) > 0
     # Batch 4 was measured sampled only.
     assert found[4].greedy == found[4].sampled != found[2].greedy
-    if name == "draft_model":
+    if name == "prompt_lookup":
+        assert found[2].greedy.missed == found[4].sampled.missed == 0
+    else:
         # The flatter table has the same most probable tokens.
         assert min(found[2].greedy.acceptance) > 0.9
         assert max(found[2].sampled.acceptance) < min(found[2].greedy.acceptance)
+
+
+@pytest.mark.slow
+def test_what_a_draft_model_missed():
+    """The time of a draft after a rest, less that of one without, for each round of the rest."""
+    model, params = testing.tiny(vocab_size=6)
+    drafter = drafters.make("draft_model", MODEL, model=model, gamma=2, control="fixed:2")
+    method = Method("m", drafter, accept.load("chain"), ModelParams(TABLE, params))
+    own = job(batch=4)._replace(max_new_tokens=100)
+    missed = profile._missed(own, method, 1)
+    # 48 tokens are three passes over 16.
+    one = timing.of_pass(model, 16)
+    state = passes.begin(own, drafter, method.params, *next(passes.batches(own)))
+    cache = state.replace(cache=model.init_cache(4, 200))
+    seconds = min(one.sample(ModelParams(params), cache) for _ in range(5))
+    assert 0.2 < missed * 48 / (3 * seconds) < 5
 
 
 def test_only_the_controllers_number_changes():

@@ -56,7 +56,7 @@ def loss(
     The loss is the cross-entropy with the text, of which ``smoothing`` is spread over all tokens.
     ``glancing``: answers that are given per wrong token at the first step; at step e of
     ``run_steps`` it is glancing * (1 - fall * e / run_steps). With the defaults it falls from 0.5
-    to 0.3. What was given is not in the loss.
+    to 0.3. Numbers of answers are rounded down. What was given is not in the loss.
 
     Metrics: ``glanced``, the share of labels that were given; ``agreement_<d>`` for each depth d
     from 1, how often the most probable token is that of the text, of the labels in the loss;

@@ -161,6 +161,11 @@ def _shape(
                 f"config.json of the {NAME} lacks block_size; copy it again, or train it again"
             )
         base = t5_config.read(dict(config), target.eos_token_id)
+        if base.start_token_id not in (None, target.start_token_id):
+            raise UserError(
+                f"the {NAME} was trained with the start token {base.start_token_id}, and outputs "
+                f"of the target begin with {target.start_token_id}; take one of this target"
+            )
         size = whole(f"block_size of the {NAME}", config["block_size"], 1)
         stored = (*(getattr(base, field) for field in _FIELDS.values()), size)
     sizes = _given.sizes(stored, **pairs)
@@ -191,7 +196,7 @@ def _build(target: LM, net: Net, params: Params, plan: Plan) -> Drafter:
         ("block_size", net.shape.block),
         ("target_hidden_size", target.width),
     )
-    return _growth.build(
+    drafter = _growth.build(
         NAME,
         stepper,
         plan,
@@ -199,6 +204,8 @@ def _build(target: LM, net: Net, params: Params, plan: Plan) -> Drafter:
         training=_spec_text.training(net, target, plan, facts),
         gaps=True,
     )
+    # A pass reads the output so far.
+    return drafter._replace(constant_cost=False)
 
 
 def _init_params(params: Params, key: Any) -> Params:

@@ -14,6 +14,7 @@ from specjax import accept, decode, drafters, testing
 from specjax.drafters import _glancing
 from specjax.drafters.draft_models import _spec_network as network
 from specjax.drafters.draft_models import _spec_text as text
+from specjax.drafters.draft_models import spec_drafter
 from specjax.errors import UserError
 from specjax.models import head_files, t5
 from specjax.testing import cases, law_checks, loop, rounds
@@ -131,18 +132,35 @@ def test_wrong_networks_are_not_the_one_written_by_hand(made, monkeypatch):
     jax.clear_caches()
 
 
-def test_the_drafts_after_rounds_are_those_of_a_fresh_prefill(made):
+@pytest.mark.slow
+def test_the_drafts_after_rounds_are_those_of_a_fresh_prefill(made, monkeypatch):
     """Nothing of a round is kept, and the room for the output has no effect."""
     target, drafter, params = made
+    monkeypatch.setattr(spec_drafter, "PIECE", 4)
     prompts = [row[: row.index(0) + 1] for row in ROWS]
     rule = accept.load("chain")
     state = loop.begin(target, drafter, params, prompts, 45, 0, temperature=0.0)
     state, _ = decode.generate(target, drafter, rule, params, state, max_steps=14)
+    # Outputs of 15 tokens: the third room of five.
+    assert len(spec_drafter._widths(state.tokens.shape[1])) == 5
     lengths = np.asarray(state.length)
     texts = [np.asarray(row)[:n].tolist() for row, n in zip(state.tokens, lengths, strict=True)]
     fresh = loop.begin(target, drafter, params, texts, 20, 0, temperature=0.0)
     first, second = (rounds.propose(drafter, params, each) for each in (state, fresh))
     np.testing.assert_array_equal(first.tokens, second.tokens)
+    # The longest row is finished: the room is that of the others.
+    longest = int(np.argmax(lengths - np.asarray([len(each) for each in prompts])))
+    done = state.replace(done=state.done.at[longest].set(True))
+    jax.clear_caches()
+    monkeypatch.setattr(spec_drafter, "PIECE", 64)
+    assert len(spec_drafter._widths(state.tokens.shape[1])) == 1
+    wide = rounds.propose(drafter, params, state)
+    np.testing.assert_array_equal(first.tokens, wide.tokens)
+    np.testing.assert_array_equal(
+        np.delete(rounds.propose(drafter, params, done).tokens, longest, 0),
+        np.delete(wide.tokens, longest, 0),
+    )
+    jax.clear_caches()
 
 
 @pytest.mark.slow
