@@ -22,5 +22,8 @@ def get_config(joint: str = "") -> ConfigDict:
     config = heads.get_config("bpd", joint == "joint")
     # width of a slot's hidden layer; None: four times the target's
     config.drafter.inner = config_dict.placeholder(int)
+    # "joint": each slot reads the hidden units of all, as published; "separate"; "": those of the
+    # files, or separate
+    config.drafter.layer = ""
     config.loss.slots = "one"
     return config

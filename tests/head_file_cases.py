@@ -73,6 +73,7 @@ SHAPES = {
     "speculator of one stage": ("mlp_speculator", speculator(1, 0)),
     "tied speculator": ("mlp_speculator", speculator(1, 1)),
     "bpd": ("bpd", {"up": linear(3, D, W), "down": linear(3, W, D)}),
+    "bpd with a joint layer": ("bpd", {"up": linear(3, D, W), "down": linear(3, 3 * W, D)}),
 }
 
 

@@ -91,8 +91,8 @@ def test_t5(tmp_path):
     assert not out.exists()
     t5_study.main([*common, "--measure-only", f"--out={out}"])
     result = json.loads(out.read_text())
-    assert len(result["rows"]) == (len(t5_study.DRAFTS) + 1 + 3) * 6
-    lossy = t5_study.spec_drafter.LOSSY
+    assert len(result["rows"]) == (len(t5_study.DRAFTS) + 1 + 3 + 2) * 6
+    lossy = {*t5_study.spec_drafter.LOSSY, t5_study.bpd.LOSSY}
     assert all(row["tau"] >= 1 for row in result["rows"])
     # The sampled rows have too few tokens to tell.
     exact = [row for row in result["rows"] if row["method"] not in lossy]
@@ -102,7 +102,7 @@ def test_t5(tmp_path):
     assert (first["method"], first["texts"], first["tokens"]) == ("Spec-Drafter", 0, 0)
     assert "--train-only" in result["trained_by"] and "--measure-only" in result["command"]
     lookups = [row for row in result["rows"] if row["method"] == "prompt lookup"]
-    assert all(row["c"] is None for row in lookups) and len(result["training"]) == 5
+    assert all(row["c"] is None for row in lookups) and len(result["training"]) == 6
 
 
 @pytest.mark.slow

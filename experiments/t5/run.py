@@ -14,6 +14,7 @@ measured acceptance rate and cost.
 A Spec-Drafter (SpecDec, 2203.16487; configs/spec_drafter.py) is beside them, with the lossless rule
 and with the paper's two settings of Spec-Verification (top 3 and gap 1, top 5 and gap 3). These
 change the text: ``differences`` has how many texts and tokens are not those of greedy decoding.
+Blockwise parallel decoding (1811.03115; configs/bpd.py) has its joint layer; exact, and with top 3.
 
 Finished parts in the workdir are not repeated. --measure-only trains nothing and measures again.
 Without --dialogues the pairs are docstrings. Writes ``results.json`` beside this file.
@@ -35,7 +36,7 @@ import jax.numpy as jnp
 
 from experiments.common import Stopwatch, options, record, without_folder
 from experiments.loops import Loop, clock, repeat
-from experiments.t5 import spec_drafter
+from experiments.t5 import bpd, spec_drafter
 from experiments.trained_drafters.measuring import bench_config
 from experiments.trained_drafters.training import CONFIGS, run_config
 from specjax import sampling, theory
@@ -51,6 +52,8 @@ DRAFTS = {
     "96 wide, 2+2 layers": ((96, 256, 2, 3), "target's"),
     "64 wide, 1+1 layers, pairs": ((64, 192, 1, 2), "pairs"),
 }
+# What is trained on the target, on what it wrote.
+HEADS = (spec_drafter, bpd)
 GAMMAS, TEMPERATURES = (3, 5, 7), (0.0, 1.0)
 SOURCE = 48  # tokens of the source when passes are timed
 ITERATIONS, SAMPLES = 50, 7
@@ -154,7 +157,8 @@ def bench(args: argparse.Namespace, target: Path, drafts: dict[str, Path]) -> li
         label: {"name": "draft_model", "model": str(path), "accept": "chain"}
         for label, path in drafts.items()
     }
-    methods |= spec_drafter.methods(folder_of(spec_drafter.NAME, args))
+    for heads in HEADS:
+        methods |= heads.methods(folder_of(heads.NAME, args))
     methods["prompt lookup"] = {"name": "prompt_lookup", "accept": "chain"}
     for gamma in GAMMAS:
         config = args.workdir / "configs" / f"gamma{gamma}.py"
@@ -297,7 +301,8 @@ def main(argv: list[str]) -> None:
         for label in DRAFTS:
             train_draft(label, args, target, generated)
         keys = train_keys(args, args.draft_steps)
-        spec_drafter.train(args, keys, target, generated, folder_of(spec_drafter.NAME, args))
+        for heads in HEADS:
+            heads.train(args, keys, target, generated, folder_of(heads.NAME, args))
     trained = trained_by(args, argv)
     if args.train_only:
         return
@@ -313,7 +318,7 @@ def main(argv: list[str]) -> None:
         "training": {
             "target": trained_facts(target),
             **{label: trained_facts(path) for label, path in drafts.items()},
-            spec_drafter.NAME: trained_facts(spec),
+            **{heads.NAME: trained_facts(folder_of(heads.NAME, args)) for heads in HEADS},
         },
         "ms": ms,
         "rows": [beside_theory(row, ms) for row in rows],

@@ -64,7 +64,8 @@ def read(directory: str | os.PathLike, kind: str, *, dtype: Any = None) -> Head:
         mlp_speculator: {emb [n,V,I], proj_in [D,I], proj {"0", "1", ...: [I,I]},
                 head {"0", "1", ...: [I,V]}, ln: {scale [n,I], bias [n,I]}}; shared stages have the
                 leading axis 1, and "0" only
-        bpd: {up: {kernel [K-1,D,I], bias [K-1,I]}, down: {kernel [K-1,I,D], bias [K-1,D]}}
+        bpd: {up: {kernel [K-1,D,I], bias [K-1,I]}, down: {kernel [K-1,J,D], bias [K-1,D]}},
+                J = I, or (K-1)I with a joint layer
         redrafter: {rnn: {w: {kernel [D,D]}, u: {kernel [D,D], bias [D]}},
                 input_proj: {kernel [2D,F], bias [F]},
                 block: {"0", "1", ...: {kernel [F,F], bias [F]}}, head: {kernel [F,V]}};

@@ -109,12 +109,13 @@ def mlp_speculator(stages: int, projections: int) -> Layout:
     return {f"speculator.{name}": place for name, place in layout.items()}
 
 
-def bpd(heads: int) -> Layout:
-    """K - 1 feed-forward layers; there are no released files, so the names are specjax's."""
+def bpd(heads: int, joint: bool = False) -> Layout:
+    """K - 1 feed-forward layers or a joint one; no files were released: the names are specjax's."""
     layout: Layout = {}
+    name, inner = ("joint_down", f"{heads}I") if joint else ("down", "I")
     for i in range(heads):
         layout |= linear(f"bpd.{i}.up", ("up",), (i,), "D I", True)
-        layout |= linear(f"bpd.{i}.down", ("down",), (i,), "I D", True)
+        layout |= linear(f"bpd.{i}.{name}", ("down",), (i,), f"{inner} D", True)
     return layout
 
 
@@ -183,7 +184,7 @@ def of_names(kind: str, names: Collection[str]) -> Layout:
         return mlp_speculator(stages, stages - 1)
     if kind == "early_exit":
         return early_exit({part for part, (_, name) in _EXIT_MARKS.items() if name in names})
-    return bpd(count(r"bpd\.(\d+)\."))
+    return bpd(count(r"bpd\.(\d+)\."), any(".joint_down." in name for name in names))
 
 
 def of_leaves(kind: str, leaves: Mapping[tuple, np.ndarray], name: str = "") -> Layout:
@@ -231,7 +232,8 @@ def _layout_of_leaves(kind: str, leaves: Mapping[tuple, np.ndarray], name: str) 
         if not parts:
             raise KeyError("norm.scale")
         return early_exit(parts)
-    return bpd(len(leaves["up", "kernel"]))
+    up, down = leaves["up", "kernel"], leaves["down", "kernel"]
+    return bpd(len(up), up.shape[2] != down.shape[1])
 
 
 def check(kind: str, params: Any, sizes: Mapping[str, int]) -> None:
