@@ -1,10 +1,11 @@
 """Draft models with another vocabulary than the target's: tokens per round of TLI, SLEM and SLRS.
 
     PYTHONPATH=. python experiments/vocabularies/run.py --stories=DIR --dreams=DIR \\
-        --quickstart=RUN --chat=DIR
+        --quickstart=RUN --chat=DIR --stories-draft=RUN --chat-draft=RUN
 
 Models: stories260K and aidreams260K (512 tokens each), the target and the draft model of the
 quickstart (2048 tokens of byte-level BPE; RUN is its workdir), and SmolLM2-135M-Instruct (49,152).
+The last two are draft models with the target's own vocabulary, for comparison (configs/distill.py).
 A pair whose directories are not given is left out. No timings are taken, so other work may run.
 
 For each pair: how many tokens both vocabularies have, which share of a text's tokens these are, how
@@ -64,8 +65,10 @@ class Pair(NamedTuple):
 PAIRS = (
     Pair("stories260K", "aidreams260K", ("tli", "tli tree", "slem"), STORIES, 72),
     Pair("aidreams260K", "stories260K", ("tli", "tli tree", "slem"), STORIES, 60),
+    Pair("stories260K", "stories260K draft", ("same", "same tree"), STORIES, 72),
     Pair("quickstart", "quickstart draft", ("same", "same tree"), CODE, 64),
     Pair("quickstart", "stories260K", ("tli", "slem"), CODE, 64),
+    Pair("SmolLM2", "SmolLM2 draft", ("same", "same tree"), CHAT, 32),
     Pair("SmolLM2", "quickstart draft", ("tli", "slem"), CHAT, 32),
     Pair("SmolLM2", "stories260K", ("tli", "slem"), CHAT, 32),
     # One pass of the draft model reads 1475 tokens.
@@ -155,7 +158,7 @@ def measure(
 def main(argv: Sequence[str]) -> None:
     """Measures the pairs whose models are given."""
     parser = options(__file__, __doc__)
-    for name in ("stories", "dreams", "quickstart", "chat"):
+    for name in ("stories", "dreams", "quickstart", "chat", "stories-draft", "chat-draft"):
         parser.add_argument(f"--{name}", default="")
     parser.add_argument("--new", type=int, default=0, help="tokens of each row; 0: as above")
     args, stopwatch = parser.parse_args(argv), Stopwatch()
@@ -166,6 +169,8 @@ def main(argv: Sequence[str]) -> None:
         "quickstart": run and f"{run}/target",
         "quickstart draft": run and f"{run}/draft",
         "SmolLM2": args.chat,
+        "stories260K draft": args.stories_draft,
+        "SmolLM2 draft": args.chat_draft,
     }
     chosen = [pair for pair in PAIRS if places[pair.target] and places[pair.draft]]
     if not chosen:
