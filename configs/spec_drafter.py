@@ -39,7 +39,8 @@ def get_config() -> ConfigDict:
     config.loss.places = 4  # different beginnings of each output
     config.loss.smoothing = 0.1  # of the labels
     config.loss.glancing = 0.5  # answers that are given per wrong token, at the first step
-    config.loss.fall = 0.4  # share of this rate that is gone at the end
+    # Share of this rate that is gone at the end; None: 0.4.
+    config.loss.fall = config_dict.placeholder(float)
     config.train.batch_size = 32
     config.train.length = 128
     config.train.eval_batches = 8

@@ -24,6 +24,9 @@ from specjax.errors import UserError
 from specjax.models import block_layouts, draft_vocabulary, eagle_layouts, eagle_shape
 from specjax.models.config_values import (
     MASK_IDS,
+    OF_LAYERS,
+    agreed_switch,
+    check_equal,
     check_layers,
     mask_id_of,
     names_of,
@@ -44,13 +47,15 @@ _METHODS = ("dflash", "dspark")
 # ``projector_type`` -> the parameters of its correction; ``markov_head_type`` -> those beside.
 _PROJECTORS = {"dflash": None, "dspark": "markov", "domino": "gru"}
 _KINDS = {"vanilla": None, "gated": "gate", "rnn": "joint"}
+# Whether all layers are causal inside a block, as JetSpec, SGLang and vLLM name it.
+_CAUSAL = ("causal_head", "is_causal", "causal")
 # Values of ``attention_mode`` that name ordinary attention.
 _ATTENTION = ("gqa", "mha")
 # Keys that are made anew, or that this program does not use.
 _MADE = (
     *("dflash_config", "transformer_layer_config", "rope_parameters", "architectures"),
     *("speculators_model_type", "speculators_config", "speculators_version", "auto_map", OWN),
-    *("dspark_block_size", "dspark_target_layer_ids", "dspark_markov_rank", *MASK_IDS),
+    *("dspark_block_size", "dspark_target_layer_ids", "dspark_markov_rank", *MASK_IDS, *_CAUSAL),
     *(AUX, "eagle_aux_hidden_state_layer_ids", "draft_vocab_size", "shift_label", "draft_ids"),
 )
 Leaves = dict[tuple, np.ndarray]
@@ -89,7 +94,7 @@ def config_of_files(
     config |= {} if taps is None else {IDS: taps}
     mask = mask_id_of(path, flat)
     config |= {} if mask is None else {"mask_token_id": mask}
-    config["causal_head"] = bool(switch(path, flat, "causal_head"))
+    config["causal_head"] = bool(agreed_switch(path, flat, _CAUSAL))
     config["sample_from_anchor"] = _anchor(path, flat, leaves, method)
     return config | _vocabulary(path, layer, leaves, maps)
 
@@ -98,12 +103,7 @@ def _flat(path: Path, raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     """(the keys of the method, the keys of the layers). Raises UserError if they differ."""
     nested = object_of(dict(raw), "dflash_config")
     flat = {key: value for key, value in raw.items() if value is not None}
-    for key, value in nested.items():
-        if value is not None and flat.get(key, value) != value:
-            raise UserError(
-                f"{path}: {key} is {raw[key]!r} and dflash_config.{key} is {value!r}; they must be "
-                "equal"
-            )
+    check_equal(path, raw, "dflash_config", nested, nested)
     flat |= {key: value for key, value in nested.items() if value is not None}
     for key, names in _ALIASES.items():
         given = {name: flat[name] for name in names if name in flat}
@@ -113,9 +113,10 @@ def _flat(path: Path, raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
             flat[key] = next(iter(given.values()))
     if "transformer_layer_config" not in raw:
         return flat, flat
-    layer = object_of(dict(raw), "transformer_layer_config")
     # The library stores what differs from the defaults of transformers.
-    return flat, {"num_attention_heads": 32, **layer}
+    layer = {"num_attention_heads": 32, **object_of(dict(raw), "transformer_layer_config")}
+    check_equal(path, flat, "transformer_layer_config", layer, OF_LAYERS)
+    return flat, layer
 
 
 def _taps(path: Path, flat: Mapping[str, Any], own: Mapping[str, Any]) -> list[int] | None:
@@ -143,13 +144,10 @@ def _taps(path: Path, flat: Mapping[str, Any], own: Mapping[str, Any]) -> list[i
 
 def _anchor(path: Path, flat: Mapping[str, Any], leaves: Leaves, method: str | None) -> bool:
     """Whether the pending token's place predicts; DSpark's does where the file has no key."""
-    stated = {key: switch(path, flat, key) for key in ("sample_from_anchor", "shift_label")}
-    given = {key: value for key, value in stated.items() if value is not None}
-    if len(set(given.values())) > 1:
-        raise UserError(f"{path}: {' and '.join(given)} differ; they must be equal")
+    stated = agreed_switch(path, flat, ("sample_from_anchor", "shift_label"))
     kind = flat.get("projector_type")
     default = ("markov", "table") in leaves or method == "dspark" or kind in ("dspark", "domino")
-    return next(iter(given.values()), default)
+    return default if stated is None else stated
 
 
 def _check_declared(path: Path, flat: Mapping[str, Any], leaves: Leaves, container: bool) -> None:
@@ -183,10 +181,13 @@ def _check_declared(path: Path, flat: Mapping[str, Any], leaves: Leaves, contain
         known = ", ".join(_ATTENTION)
         raise UserError(f"{path}: attention_mode {wrong[0]!r} is not supported; supported: {known}")
     sliding = "sliding_attention" in names_of(path, flat, "layer_types")
-    if container and sliding and not switch(path, flat, "sliding_window_non_causal"):
+    # Where it is not stated, other programs take sliding layers for causal and full ones not.
+    stated = agreed_switch(path, flat, _CAUSAL) is not None
+    if sliding and not (switch(path, flat, "sliding_window_non_causal") if container else stated):
+        right = "sliding_window_non_causal true" if container else f"{_CAUSAL[0]} for all layers"
         raise UserError(
             f"{path}: sliding layers that are causal inside a block are not supported; supported: "
-            "sliding_window_non_causal true"
+            f"{right}"
         )
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from specjax.errors import UserError
 
 # Names of the id of the token that stands for unknown ones, in the files of parallel drafters.
 MASK_IDS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
+# What config.json alone says of the decoder layers.
+OF_LAYERS = (
+    *("num_attention_heads", "head_dim", "hidden_act", "rms_norm_eps", "max_position_embeddings"),
+    *("rope_theta", "rope_scaling", "rope_parameters", "layer_types", "sliding_window"),
+)
 
 
 def value_of(raw: dict, key: str, kind: type = int, default: Any = None) -> Any:
@@ -36,6 +41,18 @@ def object_of(raw: dict, key: str) -> dict:
     return value or {}
 
 
+def check_equal(
+    where: object, raw: Mapping[str, Any], name: str, inner: Mapping[str, Any], keys: Iterable[str]
+) -> None:
+    """Raises UserError if one of the keys has another value in the object ``name`` than outside."""
+    for key in keys:
+        both = raw.get(key), inner.get(key)
+        if None not in both and both[0] != both[1]:
+            raise UserError(
+                f"{where}: {key} is {both[0]!r} and {name}.{key} is {both[1]!r}; they must be equal"
+            )
+
+
 def names_of(where: object, raw: Mapping[str, Any], key: str) -> list[str]:
     """The list of names under ``key``; empty if it is missing or null. Raises UserError."""
     value = raw.get(key)
@@ -60,6 +77,15 @@ def switch(where: object, values: Mapping[str, Any], key: str) -> bool | None:
     if value is not None and not isinstance(value, bool):
         raise UserError(f"{where}: {key} is {value!r}; it must be true or false")
     return value
+
+
+def agreed_switch(where: object, values: Mapping[str, Any], keys: Iterable[str]) -> bool | None:
+    """A boolean under one or more names; None: not given. Raises UserError if they differ."""
+    stated = {key: switch(where, values, key) for key in keys}
+    given = {key: value for key, value in stated.items() if value is not None}
+    if len(set(given.values())) > 1:
+        raise UserError(f"{where}: {' and '.join(given)} differ; they must be equal")
+    return next(iter(given.values()), None)
 
 
 def mask_id_of(where: object, values: Mapping[str, Any]) -> int | None:

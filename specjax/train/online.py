@@ -107,8 +107,8 @@ def loss_of(
         return make(target, training.model, **{"temperature": temperature, **keys})
     if training is None or training.loss is None:
         raise UserError(_NOTHING.format(drafter.name))
-    # The number of steps of a run is no key: a stream has none.
-    known = inspect.signature(training.loss).parameters.keys() - {"run_steps"}
+    # A stream has no number of steps, and so nothing that falls with them; the batches are small.
+    known = inspect.signature(training.loss).parameters.keys() - {"run_steps", "fall", "remat"}
     _check_keys(keys, known, drafter.name)
     usual = {
         "ce": 0.0,

@@ -151,6 +151,21 @@ def test_tolerance_of_blockwise_decoding_and_specdec():
     assert length([1, 2, 0], top=4) == 2
 
 
+def test_the_gap_of_sampled_rows_is_that_of_their_log_probabilities():
+    """After temperature and cut-offs: 0.5 and 1 nats at temperature 2, infinite if cut off."""
+    logits = jnp.asarray([[[-jnp.inf, 3.0, 2.0, 1.0]] * 4])
+    draft = Draft(jnp.asarray([[1, 2, 3]]), jnp.ones((1, 3), bool))
+    keys = RowKeys(row_keys(0, 1), jnp.asarray(0), jnp.zeros(1, jnp.int32))
+    for temperature, gap, right in ((1, 0.9, 1), (1, 1.9, 2), (2, 0.9, 2), (2, 1.1, 3), (2, 0, 1)):
+        probs = jax.nn.softmax(logits / temperature)
+        rule = accept.load("tolerance", top=4, gap=gap)
+        verdict = rule.sampled(keys, draft, probs)
+        assert int(verdict.count[0]) - 1 == right, (temperature, gap)
+    excluded = Draft(jnp.asarray([[1, 0, 3]]), jnp.ones((1, 3), bool))
+    verdict = accept.load("tolerance", top=4).sampled(keys, excluded, probs)
+    assert int(verdict.count[0]) - 1 == 1
+
+
 def test_lenience_at_temperature_zero_compares_probabilities():
     logits = jnp.log(jnp.asarray([[[0.5, 0.3, 0.2]] * 3]))
     draft = Draft(jnp.asarray([[1, 2]]), jnp.ones((1, 2), bool))

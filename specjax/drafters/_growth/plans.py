@@ -173,8 +173,8 @@ def _shape(method: Method, keys: TreeKeys) -> Topology:
 def _check_depth(method: Method, depth: int) -> None:
     if method.heads is not None and depth > method.heads:
         raise UserError(
-            f"the tree is {depth} levels deep and {method.name} has {method.heads} heads; "
-            "take a flatter one"
+            f"the tree is {depth} levels deep and {method.name} drafts at most {method.heads} "
+            "tokens ahead; take a flatter one"
         )
 
 

@@ -22,7 +22,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from specjax.models.attention import Stored
 from specjax.models.linear import init
-from specjax.models.t5 import T5, RelativeBias
+from specjax.models.t5 import T5, DecoderLayer, RelativeBias
 from specjax.models.t5_config import T5Config
 from specjax.types import ModelParams, Params
 
@@ -63,7 +63,12 @@ class SpecNetwork(T5):
         self.masks = nnx.Param(init()(rngs.params(), (shape.block, config.hidden_size), dtype))
 
     def fill(
-        self, tokens: jax.Array, count: jax.Array, masks: jax.Array, source: Source
+        self,
+        tokens: jax.Array,
+        count: jax.Array,
+        masks: jax.Array,
+        source: Source,
+        remat: bool = False,
     ) -> jax.Array:
         """The outputs [B,K,E] at masks with the inputs [B,K,E].
 
@@ -78,12 +83,26 @@ class SpecNetwork(T5):
         for index, layer in enumerate(self.layers):
             # After the last layer the masks alone are read.
             first = width if index == len(self.layers) - 1 else 0
-            attended = layer.attention.both_ways(layer.attention_norm(x), real, bias, first)
-            x = x[:, first:] + attended
+            call = functools.partial(_both_ways, layer, first)
             before = Stored(source.k[index], source.v[index])
-            x = x + layer.cross.across(layer.cross_norm(x), before, source.count)
-            x = x + layer.mlp(layer.mlp_norm(x))
+            x = (jax.checkpoint(call) if remat else call)(x, real, bias, before, source.count)
         return self.norm(x)
+
+
+def _both_ways(
+    layer: DecoderLayer,
+    first: int,
+    x: jax.Array,
+    real: jax.Array,
+    bias: jax.Array,
+    source: Stored,
+    count: jax.Array,
+) -> jax.Array:
+    """A layer at all places x [B,T,E] -> [B,T-first,E], of the places from ``first`` on."""
+    attended = layer.attention.both_ways(layer.attention_norm(x), real, bias, first)
+    x = x[:, first:] + attended
+    x = x + layer.cross.across(layer.cross_norm(x), source, count)
+    return x + layer.mlp(layer.mlp_norm(x))
 
 
 @functools.cache
@@ -111,12 +130,12 @@ def start(net: Net, target_params: Params, key: jax.Array) -> Params:
     return unflatten_dict(own)
 
 
-def read(net: Net, params: ModelParams, tokens: jax.Array) -> Source:
+def read(net: Net, params: ModelParams, tokens: jax.Array, remat: bool = False) -> Source:
     """The sources: what is before the first start token of each row of tokens i32[B,L]."""
     begins = tokens == net.start
     size = jnp.full(len(tokens), tokens.shape[1])
     count = jnp.where(begins.any(1), jnp.argmax(begins, 1), size).astype(jnp.int32)
-    _, block = _merge(net, params).read(tokens, count)
+    _, block = _merge(net, params).read(tokens, count, remat)
     k, v = (tuple(each.swapaxes(1, 2) for each in own) for own in (block.k, block.v))
     return Source(k, v, count)
 
@@ -135,17 +154,19 @@ def logits(
     source: Source,
     answers: jax.Array | None = None,
     given: jax.Array | None = None,
+    remat: bool = False,
 ) -> jax.Array:
     """f[B,K,V]: of the K tokens after the first ``count`` i32[B] of the output tokens i32[B,W].
 
     Where ``given`` bool[B,K], a mask is replaced by its token, one of ``answers`` i32[B,K].
+    ``remat``: recompute each layer in the backward pass.
     """
     module = _merge(net, params)
     masks = module.masks[...]
     masks = jnp.broadcast_to(masks, (len(tokens), *masks.shape))
     if answers is not None and given is not None:
         masks = jnp.where(given[..., None], module.embedded(answers), masks)
-    return module.logits(module.fill(tokens, count, masks, source))
+    return module.logits(module.fill(tokens, count, masks, source, remat))
 
 
 def _merge(net: Net, params: ModelParams) -> SpecNetwork:

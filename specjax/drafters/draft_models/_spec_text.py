@@ -23,6 +23,9 @@ from specjax.errors import UserError
 from specjax.models import lm
 from specjax.types import LM, Array, Batch, ModelParams, Params, Training
 
+# The share of the rate of glancing that is gone at the end.
+FALL = 0.4
+
 
 def training(net: Net, target: LM, plan: Plan, facts: tuple[tuple[str, Any], ...]) -> Training:
     """The training part of a drafter that grows its drafts as ``plan`` describes."""
@@ -46,8 +49,9 @@ def loss(
     places: int = 1,
     smoothing: float = 0.1,
     glancing: float = 0.5,
-    fall: float = 0.4,
+    fall: float | None = None,
     run_steps: int = 0,
+    remat: bool = False,
 ) -> tuple[Array, dict[str, Any]]:
     """Loss f32[] per label, and metrics.
 
@@ -55,20 +59,22 @@ def loss(
     predicted: ``places`` different beginnings, or all where there are fewer (the paper has one).
     The loss is the cross-entropy with the text, of which ``smoothing`` is spread over all tokens.
     ``glancing``: answers that are given per wrong token at the first step; at step e of
-    ``run_steps`` it is glancing * (1 - fall * e / run_steps). With the defaults it falls from 0.5
-    to 0.3. Numbers of answers are rounded down. What was given is not in the loss.
+    ``run_steps`` it is glancing * (1 - fall * e / run_steps). ``fall`` None: 0.4, so with the
+    defaults the rate falls from 0.5 to 0.3. Numbers of answers are rounded down. What was given is
+    not in the loss. ``remat``: recompute each layer in the backward pass.
 
     Metrics: ``glanced``, the share of labels that were given; ``agreement_<d>`` for each depth d
     from 1, how often the most probable token is that of the text, of the labels in the loss;
     ``scale`` and ``uniform`` as in the loss of heads.
 
     Raises:
-        UserError: values out of range, a text that is too short, labels of single depths.
+        UserError: values out of range or without effect, a text that is too short, labels of single
+            depths.
     """
     del target_params
-    _check(net, batch, places, smoothing, glancing, fall)
+    fall = _checked_fall(net, batch, places, smoothing, glancing, fall)
     pair, keys = ModelParams({}, params), jax.random.split(key)
-    source = network.read(net, pair, batch.tokens)
+    source = network.read(net, pair, batch.tokens, remat)
     pending, known = random_places(keys[0], batch, places)
     answers, counted = _labels(net, batch, pending, known)
     # Each beginning is a row of its own; the sources were read once.
@@ -84,7 +90,7 @@ def loss(
         rate = glancing * (1 - fall * _glancing.progress(batch, run_steps))
         order = jax.random.uniform(keys[1], counted.shape)
         given = _glancing.first(counted, order, _glancing.count(counted & (guess != answers), rate))
-    logits = network.logits(net, pair, tokens, read, repeated, answers, given)
+    logits = network.logits(net, pair, tokens, read, repeated, answers, given, remat)
     return _compare(logits, answers, counted & ~given, given, smoothing)
 
 
@@ -163,13 +169,19 @@ def along(
         yield labels, jnp.moveaxis(every[:, :, d], 0, 1), theirs[:, ahead]
 
 
-def _check(
-    net: Net, batch: Batch, places: int, smoothing: float, glancing: float, fall: float
-) -> None:
+def _checked_fall(
+    net: Net, batch: Batch, places: int, smoothing: float, glancing: float, fall: float | None
+) -> float:
+    """``fall`` or its default. Raises UserError for values of the loss that do not fit."""
     whole("loss.places", places, 1)
     number("loss.smoothing", smoothing, "in [0, 1)", lambda x: 0 <= x < 1)
-    for name, value in (("glancing", glancing), ("fall", fall)):
+    for name, value in (("glancing", glancing), ("fall", FALL if fall is None else fall)):
         number(f"loss.{name}", value, "in [0, 1]", lambda x: 0 <= x <= 1)
+    if fall is not None and not glancing:
+        raise UserError(
+            f"loss.fall is {fall} and loss.glancing is 0, so no rate falls; give loss.glancing, or "
+            "leave loss.fall out"
+        )
     if batch.depths is not None:
         raise UserError(
             "spec_drafter learns whole blocks, not the depths of single tokens; give "
@@ -180,3 +192,4 @@ def _check(
             f"a block has {net.shape.block} tokens; raise train.length to {net.shape.block} or "
             "more, or lower drafter.block"
         )
+    return FALL if fall is None else fall

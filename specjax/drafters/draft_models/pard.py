@@ -70,8 +70,8 @@ def make(
 
     Raises:
         UserError: gamma below 1, without effect or beyond what was trained, a mask_id outside the
-            vocabulary or none at all, another vocabulary than the target's, a directory that cannot
-            be loaded, a shape that does not fit.
+            draft model's vocabulary or none at all, another vocabulary than the target's, a
+            directory that cannot be loaded, a shape that does not fit.
     """
     keys = TreeKeys(**shared)
     if gamma is not None and keys.tree:
@@ -84,12 +84,13 @@ def make(
             f"gamma is {gamma}, and {model} was trained to draft {trained} tokens in one pass; "
             f"give at most {trained}, or train it for more"
         )
-    model, params = _small_model.load(target, model, params)
-    # Ids beyond the target's vocabulary are not proposed, and neither is there a mask.
-    if mask_id >= target.vocab_size:
+    model, params = _small_model.read(model, params)
+    # The mask is read by the draft model alone, whose embeddings may be padded otherwise.
+    if mask_id >= model.vocab_size:
         raise UserError(
-            f"mask_id is {mask_id}; the tokens of the vocabulary are 0..{target.vocab_size - 1}"
+            f"mask_id is {mask_id}; the draft model's tokens are 0..{model.vocab_size - 1}"
         )
+    model, params = _small_model.load(target, model, params)
     method = Method(NAME, shapes.chain(gamma), "iid", target.vocab_size, trained, True)
     plan = _growth.read(method, keys)
     return _build(target, model, params, mask_id, plan, gaps)

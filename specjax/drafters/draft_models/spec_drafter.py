@@ -108,7 +108,8 @@ def make(
             "specjax.models; take a T5 model as the target, or pard, which drafts in one pass for "
             "decoders"
         )
-    given = _given.read(NAME, target, NetworkKeys(model=model, params=params, dtype=dtype))
+    own = NetworkKeys(model=model, params=params, dtype=dtype)
+    given = _given.read(NAME, target, own, features=False)
     asked = {"width": width, "inner": inner, "heads": heads, "head_dim": head_dim}
     asked |= {"layers": layers, "encoder_layers": encoder_layers}
     shape = _shape(target.encoder.config, given.config, block, asked)
@@ -168,7 +169,7 @@ def _shape(
             )
         size = whole(f"block_size of the {NAME}", config["block_size"], 1)
         stored = (*(getattr(base, field) for field in _FIELDS.values()), size)
-    sizes = _given.sizes(stored, **pairs)
+    sizes = _given.sizes(stored, "network has", **pairs)
     fields = dict(zip(_FIELDS.values(), sizes, strict=False))
     own = dataclasses.replace(
         base, **fields, num_kv_heads=fields["num_heads"], start_token_id=target.start_token_id
@@ -194,7 +195,6 @@ def _build(target: LM, net: Net, params: Params, plan: Plan) -> Drafter:
             if key not in ("architectures", "model_type")
         ),
         ("block_size", net.shape.block),
-        ("target_hidden_size", target.width),
     )
     drafter = _growth.build(
         NAME,

@@ -85,6 +85,7 @@ def make(
         # Imported here: drafters made from an LM need no file formats.
         from specjax.models.spire import directory
 
+        _small_model.check_source(model, params)
         loaded = directory.load(model)
         model, params = loaded.lm, loaded.params
     _small_model.check_vocabulary(target, model)

@@ -33,7 +33,8 @@ class Pace(NamedTuple):
     weight w_k = sum over j >= k of c_j, c_j = product over i <= j of (1 - a) q_i + a, a constant
     for the gradient: how many tokens are accepted at this depth and behind it, with probabilities
     moved towards 1 by a. sum_k w_k l_k = sum_j c_j (l_0 + ... + l_j), so one pass from the first
-    depth to the last is enough. Depths without a label are left out.
+    depth to the last is enough. Depths without a label, and those that are dropped after an entry
+    (conditional drop), are left out: they add nothing to the weights of the depths before them.
     """
 
     reached: jax.Array  # f[B,P] c of the newest depth

@@ -105,7 +105,8 @@ def lstm(
 
     ``carry`` [B,2,2,D] has for each layer the output and the cell. ``begins`` bool[B,T]: slots
     before which both are set to zeros. ``kept`` [B,T,D] is multiplied with the first layer's
-    outputs (dropout).
+    outputs (dropout). Outputs have the dtype of x and carries that of ``carry``: a cell adds up
+    small numbers along a whole text.
     """
     states = []
     for layer in range(LAYERS):
@@ -129,12 +130,12 @@ def _lstm_layer(
         gate, first = given
         if begins is not None:
             state = jnp.where(first[:, None, None], 0, state)
-        gate = gate + matmul(state[:, 0], again["kernel"])
-        take, keep, cell, show = jnp.split(gate, 4, -1)
+        gate = gate + matmul(state[:, 0].astype(gate.dtype), again["kernel"])
+        take, keep, cell, show = jnp.split(gate.astype(state.dtype), 4, -1)
         cell = jax.nn.sigmoid(keep) * state[:, 1] + jax.nn.sigmoid(take) * jnp.tanh(cell)
         state = jnp.stack([jax.nn.sigmoid(show) * jnp.tanh(cell), cell], 1)
         return state, state
 
     states = jax.lax.scan(slot, carry, (gates.swapaxes(0, 1), first.swapaxes(0, 1)))[1]
     states = states.swapaxes(0, 1)
-    return states[:, :, 0], states
+    return states[:, :, 0].astype(x.dtype), states

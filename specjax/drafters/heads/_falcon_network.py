@@ -48,7 +48,7 @@ class Committed(struct.PyTreeNode):
     """What the slots of the committed text leave; all of them read the target's features."""
 
     cache: kv.KVCache
-    carry: jax.Array  # [B,2,2,D] the LSTM's, after the newest slot
+    carry: jax.Array  # [B,2,2,D] the LSTM's, after the newest slot, in float32 at least
     recent: jax.Array  # [B,k,D] the LSTM's outputs at the newest k slots; zeros before the text
 
 
@@ -61,9 +61,9 @@ class Slots(struct.PyTreeNode):
 
 
 def no_carry(net: Net, params: ModelParams, batch: int) -> jax.Array:
-    """[B,2,2,D]: the LSTM's carry before a text."""
-    width = net.shape.config.hidden_size
-    return jnp.zeros((batch, layers.LAYERS, 2, width), dtype_of(net, params))
+    """[B,2,2,D]: the LSTM's carry before a text, in float32 at least."""
+    width, dtype = net.shape.config.hidden_size, dtype_of(net, params)
+    return jnp.zeros((batch, layers.LAYERS, 2, width), jnp.promote_types(dtype, jnp.float32))
 
 
 def no_text(net: Net, params: ModelParams, batch: int, slots: int) -> Committed:

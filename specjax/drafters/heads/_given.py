@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specjax.checks import whole
@@ -23,26 +23,30 @@ class Given(NamedTuple):
     config: dict[str, Any]  # config.json of their files; {} without files
 
 
-def read(name: str, target: LM, keys: HeadKeys | NetworkKeys) -> Given:
+def read(name: str, target: LM, keys: HeadKeys | NetworkKeys, features: bool = True) -> Given:
     """The heads that the keys ``model`` or ``params`` give. Raises UserError.
 
-    Warns of files with a key that has two meanings, with the one that was taken.
+    ``features``: whether they read the target's features, whose width files must then have. Warns
+    of files with a key that has two meanings, with the one that was taken.
     """
     if isinstance(keys, HeadKeys):
         whole("heads", keys.heads, 0)
     own = ends(name, target)
     if keys.model:
-        params, config = _from_files(name, target, keys.model, keys)
+        params, config = _from_files(name, target, keys.model, keys, features)
     else:
         params, config = _from_params(name, target, keys), {}
     return Given(own, params, config)
 
 
-def sizes(stored: Sequence[int] | None, **asked: tuple[int, int]) -> tuple[int, ...]:
+def sizes(
+    stored: Sequence[int] | None, what: str = "heads have", **asked: tuple[int, int]
+) -> tuple[int, ...]:
     """The sizes of stored heads, or those of new heads where ``stored`` is None.
 
     ``asked`` maps a key to (its value, the default for new heads); the value 0 means that the key
-    was not given. Raises UserError for a value that differs from the stored size.
+    was not given; ``what`` names the stored ones. Raises UserError for a value that differs from
+    the stored size.
     """
     for name, (value, _) in asked.items():
         whole(name, value, 0)
@@ -50,7 +54,7 @@ def sizes(stored: Sequence[int] | None, **asked: tuple[int, int]) -> tuple[int, 
         return tuple(value or default for value, default in asked.values())
     for (name, (value, _)), size in zip(asked.items(), stored, strict=True):
         if value not in (0, size):
-            raise UserError(f"{name} is {value}, and the given heads have {size}; leave it out")
+            raise UserError(f"{name} is {value}, and the given {what} {size}; leave it out")
     return tuple(stored)
 
 
@@ -60,14 +64,23 @@ def _from_params(name: str, target: LM, keys: HeadKeys | NetworkKeys) -> Params:
             f"{name} has a dtype, in which files are read, and no files; give model, or leave "
             "dtype out"
         )
-    # ``_eagle_shape`` checks the parameters of a draft network.
     if keys.params is not None and isinstance(keys, HeadKeys):
         layouts.check(name, keys.params, {"D": target.width or 0, "V": target.vocab_size})
+    # ``_eagle_shape`` checks the arrays of a draft network.
+    elif keys.params is not None and not isinstance(keys.params, Mapping):
+        raise UserError(
+            f"params of {name} is {keys.params!r:.40}; give a tree of arrays, or model for a "
+            "directory"
+        )
     return keys.params
 
 
 def _from_files(
-    name: str, target: LM, model: str | os.PathLike, keys: HeadKeys | NetworkKeys
+    name: str,
+    target: LM,
+    model: str | os.PathLike,
+    keys: HeadKeys | NetworkKeys,
+    features: bool,
 ) -> tuple[Params, dict[str, Any]]:
     if keys.params is not None:
         raise UserError(f"{name} was given params and a directory {model}; give one of them")
@@ -77,7 +90,7 @@ def _from_files(
     head = head_files.read(model, name, dtype=keys.dtype)
     solution = "use heads that were trained for this target"
     for key, what, own in (
-        ("hidden_size", "features of width", target.width),
+        ("hidden_size", "features of width", target.width if features else None),
         ("vocab_size", "a vocabulary of", target.vocab_size),
     ):
         stored = head.config.get(f"target_{key}", head.config.get(key))

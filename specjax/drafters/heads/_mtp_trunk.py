@@ -59,17 +59,19 @@ def last_layer(name: str, target: LM) -> tuple[TransformerConfig, int]:
     return config, layers - 1
 
 
-def check(name: str, shape: TrunkShape, given: Given) -> None:
-    """Raises UserError unless the given parameters are those of such layers."""
+def check(name: str, target: LM, shape: TrunkShape, given: Given) -> None:
+    """Raises UserError unless the given parameters and facts are those of such layers."""
     one = flatten_dict(_leaves(shape))
     wanted = {("layers", str(j), *path): x for j in range(shape.heads) for path, x in one.items()}
     _eagle_shape.check_leaves(name, wanted, flatten_dict(given.params))
-    width = given.config.get("head_dim")
-    if width not in (None, shape.config.head_dim):
-        raise UserError(
-            f"the heads of {name} have attention heads of width {width}, and the target's have "
-            f"{shape.config.head_dim}; use heads made for this target"
-        )
+    # The layers are computed as the target's: files that state something else are of another one.
+    for key, own in facts(target, shape):
+        stored = given.config.get(key)
+        if stored not in (None, own):
+            raise UserError(
+                f"the files of the {name} heads have {key} {stored!r}, and this target has {own}; "
+                "use heads made for this target"
+            )
 
 
 def new(shape: TrunkShape, key: jax.Array) -> Params:

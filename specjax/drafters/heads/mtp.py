@@ -83,7 +83,7 @@ def _read(target: LM, keys: HeadKeys) -> tuple[TrunkShape, _given.Given, HeadKey
     (heads,) = _given.sizes(stored, heads=(keys.heads, HEADS))
     shape = TrunkShape(config, layer, heads)
     if given.params is not None:
-        _mtp_trunk.check(NAME, shape, given)
+        _mtp_trunk.check(NAME, target, shape, given)
     return shape, given, keys
 
 

@@ -26,10 +26,12 @@ from specjax.train.recipes.common import Prepared
 from specjax.train.recipes.material import Material
 from specjax.types import Batch, Drafter, ModelParams, Training
 
-# Keys of losses that change what is read at random; held-out text is read as it is.
-NOISE = ("noise", "dropout", "glancing")
-# The argument of a loss that changes during training: the number of all steps.
-RUN_STEPS = "run_steps"
+# Keys of losses that change what is read at random, with their values for held-out text, which is
+# read as it is.
+QUIET = {"noise": 0.0, "dropout": 0.0, "glancing": 0.0, "fall": None}
+# Arguments of losses that are no keys of config.loss: the number of all steps, of a loss that
+# changes during training, and config.train.remat, of a network that can recompute its layers.
+RUN_STEPS, REMAT = "run_steps", "remat"
 
 
 def prepare(config: Config, workdir: Path) -> Prepared:
@@ -137,7 +139,7 @@ def _losses(
 ) -> tuple[objectives.Loss, objectives.Loss | None]:
     """The loss of training, and that of held-out batches if it is another: without noise."""
     assert training.loss is not None
-    known = set(inspect.signature(training.loss).parameters) - {RUN_STEPS}
+    known = set(inspect.signature(training.loss).parameters) - {RUN_STEPS, REMAT}
     if config.joint:
         known |= set(inspect.signature(objectives.joint_loss).parameters)
     common.check_loss_keys(config.loss, known, drafter.name)
@@ -145,7 +147,9 @@ def _losses(
     if config.joint:
         make = functools.partial(objectives.joint_loss, target.lm, drafter)
     weights = config.loss.to_dict()
-    quiet = {key: 0.0 for key in NOISE if key in known}
+    quiet = {key: value for key, value in QUIET.items() if key in known}
+    if REMAT in inspect.signature(training.loss).parameters:
+        weights[REMAT] = config.train.get("remat", False)
     weights |= {RUN_STEPS: config.train.steps} if _changes(training) else {}
     return make(**weights), make(**weights | quiet) if quiet else None
 

@@ -204,13 +204,28 @@ def test_files_hold_the_mask_and_the_length(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             drafters.make("pard", target, model=tmp_path / "model", **keys)
+    # Files and parameters: the latter would be dropped.
+    for name in ("pard", "draft_model", "spire"):
+        with pytest.raises(UserError, match="params are for a model that is an LM, and .* its own"):
+            drafters.make(name, target, model=tmp_path / "model", params=own)
+
+
+def test_the_mask_is_a_token_of_the_draft_model():
+    """Its embeddings may be padded to more or fewer rows than the target's."""
+    target = cases.tabular(4)._replace(vocabulary="tokens")
+    for size in (3, 5):
+        draft = cases.tabular(size, "draft")._replace(vocabulary="tokens")
+        keys = {"model": draft, "params": cases.table(1, size)}
+        assert drafters.make("pard", target, mask_id=size - 1, **keys).nodes == 5
+        with pytest.raises(UserError, match=f"mask_id is {size}; the draft model's tokens are"):
+            drafters.make("pard", target, mask_id=size, **keys)
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
         ({}, "pard needs the token that stands for unknown ones"),
-        ({"mask_id": 16}, r"mask_id is 16; the tokens of the vocabulary are 0..15"),
+        ({"mask_id": 16}, r"mask_id is 16; the draft model's tokens are 0..15"),
         ({"mask_id": -1}, "mask_id is -1; it must be a whole number >= 0"),
         ({"mask_id": 1, "gamma": 0}, "gamma is 0"),
         ({"mask_id": 1, "gamma": 2, "tree": "chain:2"}, "the tree is given too"),

@@ -5,11 +5,17 @@ That it is lossless, in ragged batches too, is shown in tests/test_encoder_decod
 
 from __future__ import annotations
 
+import functools
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import unflatten_dict
+from safetensors.numpy import load_file
 
+from configs import spec_drafter as configured
 from specjax import accept, decode, drafters, testing
 from specjax.drafters import _glancing
 from specjax.drafters.draft_models import _spec_network as network
@@ -18,7 +24,17 @@ from specjax.drafters.draft_models import spec_drafter
 from specjax.errors import UserError
 from specjax.models import head_files, t5
 from specjax.testing import cases, law_checks, loop, rounds
+from specjax.train.recipes import heads as recipe
 from specjax.types import Batch, ModelParams
+
+
+class Ragged(NamedTuple):
+    """What a pass reads of a context."""
+
+    tokens: jax.Array
+    length: jax.Array
+    done: jax.Array | None
+
 
 BLOCK = 3
 ROWS = ([4, 7, 9, 0, 5, 6, 8, 3], [7, 4, 5, 9, 6, 0, 4], [5, 0, 7, 7])
@@ -186,17 +202,65 @@ def test_the_law_of_a_round_is_exact(keys, rule):
     assert finding.passed, finding
 
 
-def test_a_new_network_begins_with_the_encoder_of_the_target(made):
-    target, _, params = made
-    start = drafters.make("spec_drafter", target, block=BLOCK).training.start
-    new = start(params.target, jax.random.key(0))
-    kernel = new["source_layers"]["0"]["mlp"]["up"]["kernel"]
-    theirs = params.target["source_layers"][0]["mlp"]["up"]["kernel"]
-    np.testing.assert_array_equal(kernel, theirs)
-    np.testing.assert_array_equal(new["embed"]["embedding"], params.target["embed"]["embedding"])
-    other = drafters.make("spec_drafter", target, block=BLOCK, encoder_layers=2).training.start
-    new = other(params.target, jax.random.key(0))
-    assert not np.array_equal(new["source_layers"]["0"]["mlp"]["up"]["kernel"], theirs)
+def test_a_new_network_begins_with_the_encoder_and_the_ends_of_the_target():
+    """Every array of them, and of each of these parts only if all of its shapes agree."""
+    keys = {"vocab_size": 12, "num_layers": 1, "tie_embeddings": False, "scale_logits": False}
+    target, params = testing.tiny_t5(0, **keys)
+    # Norms would be ones in both.
+    params = jax.tree.map(lambda x: x + 0.5, params)
+    theirs = network._named(params)
+    for changes, others in (({}, set()), ({"encoder_layers": 2}, set(network.SHARED[1:4]))):
+        drafter = drafters.make("spec_drafter", target, block=BLOCK, layers=1, **changes)
+        own = network._named(drafter.training.start(params, jax.random.key(0)))
+        same = {path for path in own if path in theirs and np.array_equal(own[path], theirs[path])}
+        parts = set(network.SHARED) - others
+        assert same == {path for path in theirs if path[0] in parts}, changes
+        assert parts == {path[0] for path in same}
+
+
+def test_random_places_are_different_ones_with_a_label_after_them():
+    labelled = np.zeros((3, 9), bool)
+    labelled[0, 3:9] = labelled[1, 4:6] = True
+    batch = Batch(jnp.zeros((3, 9), jnp.int32), jnp.asarray(labelled))
+    seen = set()
+    for seed in range(12):
+        chosen, known = map(np.asarray, text.random_places(jax.random.key(seed), batch, 3))
+        assert known.sum(1).tolist() == [3, 2, 0] and chosen.shape == (3, 3)
+        for row in range(3):
+            right = chosen[row][known[row]]
+            assert len(set(right)) == len(right) and labelled[row, right + 1].all()
+        seen |= set(chosen[0])
+    assert seen == {2, 3, 4, 5, 6, 7}
+    chosen, known = text.random_places(jax.random.key(0), batch.replace(labelled=None), 20)
+    assert np.sort(chosen, 1).tolist() == [[*range(8)]] * 3 and known.all()
+
+
+def test_a_pass_has_the_smallest_room_for_the_longest_output(monkeypatch):
+    """Of the rows that are not finished."""
+    monkeypatch.setattr(spec_drafter, "PIECE", 4)
+    assert [spec_drafter._widths(slots) for slots in (3, 4, 5, 20)] == [
+        *([4], [4], [4, 5]),
+        [4, 8, 16, 20],
+    ]
+
+    def room(net, params, tokens, count, source):
+        return jnp.full((len(tokens), 1, 1), tokens.shape[1])
+
+    monkeypatch.setattr(spec_drafter.network, "logits", room)
+    source = network.Source((), (), jnp.asarray([3, 2]))
+    begin = jax.jit(functools.partial(spec_drafter._begin, None, None))
+    for lengths, done, right in (
+        ([7, 4], None, 4),
+        ([8, 2], [False, False], 8),
+        ([2, 10], None, 8),
+        ([3, 11], None, 16),
+        ([20, 11], [True, False], 16),
+        ([20, 2], None, 20),
+        ([20, 11], [True, True], 4),
+    ):
+        own = None if done is None else jnp.asarray(done)
+        context = Ragged(jnp.zeros((2, 20), jnp.int32), jnp.asarray(lengths), own)
+        assert begin(context, source).logits.tolist() == [[right]] * 2, (lengths, done)
 
 
 def test_glancing_gives_as_many_answers_as_the_rate_says(made, monkeypatch):
@@ -219,7 +283,7 @@ def test_glancing_gives_as_many_answers_as_the_rate_says(made, monkeypatch):
     keys = {"places": 2, "glancing": 1.0, "fall": 0.4, "run_steps": 10}
     value, metrics = text.loss(net, params.draft, {}, batch, jax.random.key(3), **keys)
     (first, guess), (second, logits) = seen
-    tokens, read, _, answers, given = second
+    tokens, read, _, answers, given, _ = second
     assert len(first) == 3
     counted = np.asarray(given) | (np.asarray(answers) > 0)
     for row in range(len(answers)):
@@ -252,11 +316,52 @@ def test_files_give_the_network_back(made, tmp_path):
     again = drafters.make("spec_drafter", target, model=tmp_path / "net", dtype=jnp.float32)
     jax.tree.map(np.testing.assert_array_equal, again.init_params(None), dict(params.draft))
     assert again.training.loss.args == drafter.training.loss.args
-    with pytest.raises(UserError, match="layers is 1, and the given heads have 2; leave it out"):
+    with pytest.raises(UserError, match="layers is 1, and the given network has 2; leave it out"):
         drafters.make("spec_drafter", target, model=tmp_path / "net", layers=1)
     other = testing.tiny_t5(0, vocab_size=13, num_layers=1)[0]
     with pytest.raises(UserError, match="is made for a vocabulary of 12, and the target has 13"):
         drafters.make("spec_drafter", other, model=tmp_path / "net")
+    # The network reads no features of the target: of another width, the same one can draft.
+    assert "target_hidden_size" not in facts
+    head_files.write(
+        tmp_path / "net", "spec_drafter", params.draft, facts | {"target_hidden_size": 9}
+    )
+    for width in (16, 24):
+        wide = testing.tiny_t5(0, vocab_size=12, num_layers=1, hidden_size=width)[0]
+        again = drafters.make("spec_drafter", wide, model=tmp_path / "net", dtype=jnp.float32)
+        assert again.training.loss.args == drafter.training.loss.args
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+def test_files_of_gated_and_untied_networks(gated, tied, tmp_path):
+    keys = {"vocab_size": 12, "gated": gated, "tie_embeddings": tied, "scale_logits": tied}
+    target = testing.tiny_t5(0, num_layers=1, encoder_layers=3, **keys)[0]
+    rng = np.random.default_rng(0)
+    shape = drafters.make("spec_drafter", target, block=BLOCK).training.loss.args[0].shape
+    leaves = {path: rng.normal(size=x.shape) for path, x in network.leaves(shape).items()}
+    params = unflatten_dict({path: x.astype(np.float32) for path, x in leaves.items()})
+    drafter = drafters.make("spec_drafter", target, block=BLOCK, params=params)
+    head_files.write(tmp_path, "spec_drafter", params, dict(drafter.training.facts))
+    names = load_file(tmp_path / "model.safetensors").keys()
+    assert ("lm_head.weight" in names) != tied
+    assert ("decoder.block.1.layer.2.DenseReluDense.wi_0.weight" in names) == gated
+    again = drafters.make("spec_drafter", target, model=tmp_path, dtype=jnp.float32)
+    jax.tree.map(np.testing.assert_array_equal, dict(again.init_params(None)), params)
+    assert again.training.loss.args == drafter.training.loss.args
+
+
+@pytest.mark.slow
+def test_ranks_are_those_of_the_network_written_by_hand(made):
+    _, drafter, params = made
+    row = [4, 7, 9, 0, 5, 6, 8, 3, 1, 2]
+    ranks = np.asarray(drafter.training.ranks(params, Batch(jnp.asarray([row]))))
+    assert ranks.shape == (1, 9, BLOCK)
+    for pending in range(3, 7):
+        logits = by_hand(network_config(made), params.draft, row[: pending + 1])
+        for depth, own in enumerate(logits):
+            right = (own > own[row[pending + 1 + depth]]).sum()
+            assert ranks[0, pending, depth] == right, (pending, depth)
 
 
 def test_errors_are_one_line(made):
@@ -266,8 +371,55 @@ def test_errors_are_one_line(made):
         (decoder, {}, "drafts for encoder-decoder models, and lm is none"),
         (target, {"block": 3, "gamma": 4}, "gamma is 4, and the network fills blocks of 3 tokens"),
         (target, {"gamma": 2, "tree": "2x1"}, "gamma is 2 and the tree is given too"),
+        (
+            target,
+            {"tree": "chain:8"},
+            "8 levels deep and spec_drafter drafts at most 7 tokens ahead",
+        ),
         (target, {"block": 2, "params": params.draft}, "masks of the spec_drafter network is"),
+        (target, {"params": "runs/x"}, "params of spec_drafter is 'runs/x'; give a tree of arrays"),
     ):
         with pytest.raises(UserError, match=message) as raised:
             drafters.make("spec_drafter", model, **keys)
         assert "\n" not in str(raised.value)
+
+
+def test_keys_of_the_loss_have_an_effect_or_are_refused(made):
+    """``fall`` without glancing, and ``train.remat`` in both parts of the network."""
+    _, drafter, params = made
+    batch = Batch(jnp.zeros((1, 8), jnp.int32))
+    loss = functools.partial(drafter.training.loss, params.draft, {}, batch, jax.random.key(0))
+    net = drafter.training.loss.args[0]
+    usual = {"places": 1, "smoothing": 0.1, "glancing": 0.5, "fall": 0.4}
+    for key, good, wrong in (
+        ("places", 1, (0, 1.5)),
+        ("smoothing", 0, (-0.1, 1)),
+        ("glancing", 1, (-0.1, 1.1)),
+        ("fall", 0, (-0.1, 1.1)),
+        ("fall", 1, (True, "a")),
+    ):
+        text._checked_fall(net, batch, **usual | {key: good})
+        for value in wrong:
+            with pytest.raises(UserError, match=f"loss.{key} is {value!r}; it must be a"):
+                text._checked_fall(net, batch, **usual | {key: value})
+    assert text._checked_fall(net, batch, **usual | {"glancing": 0, "fall": None}) == 0.4
+    text._checked_fall(net, Batch(batch.tokens[:, : BLOCK + 1]), **usual)
+    with pytest.raises(UserError, match="a block has 3 tokens; raise train.length to 3 or more"):
+        text._checked_fall(net, Batch(batch.tokens[:, :BLOCK]), **usual)
+    with pytest.raises(UserError, match="not the depths of single tokens"):
+        text._checked_fall(net, batch.replace(depths=batch.tokens), **usual)
+    with pytest.raises(UserError, match=r"loss.fall is 0.4 and loss.glancing is 0, so no rate"):
+        loss(fall=0.4, glancing=0.0)
+    config = configured.get_config()
+    config.train.remat, config.joint = True, False
+    both = recipe._losses(config, None, drafter, drafter.training)
+    found = [each.keywords for each in both]
+    assert [(keys["remat"], keys["glancing"]) for keys in found] == [(True, 0.5), (True, 0.0)]
+    config.loss.fall = 0.2
+    both = recipe._losses(config, None, drafter, drafter.training)
+    # The second one is for held-out text, which is read as it is.
+    assert [each.keywords["fall"] for each in both] == [0.2, None]
+    traced = jax.make_jaxpr(lambda key: both[0](params.draft, {}, batch, key)[0])
+    program = str(traced(jax.random.key(0)))
+    # An encoder of one layer and a decoder of two; the pass that counts has no gradients.
+    assert program.count("= checkpoint[") + program.count("= remat2[") == 1 + 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from pathlib import Path
 
 import growth_cases
 import head_cases
@@ -16,7 +17,7 @@ from specjax import accept, drafters, sampling, step, testing
 from specjax.drafters.heads import _block_corrections as corrections
 from specjax.drafters.heads import _block_network, _block_text
 from specjax.errors import UserError
-from specjax.models import head_files
+from specjax.models import block_files, head_files
 from specjax.testing import cases, loop, mutant_networks
 from specjax.testing.claims import widen
 from specjax.types import Batch, ModelParams
@@ -383,11 +384,55 @@ def test_files_that_do_not_name_the_mask(tmp_path):
     assert drafters.make("block_head", target, model=tmp_path, mask_id=2).longest == 2
 
 
+def test_a_key_with_two_values_in_config_json_is_refused():
+    """At the top level and in an object, or under two names; equal values are read."""
+    keys = {"block_size": 4, "mask_token_id": 2, "num_attention_heads": 2, "layer_types": []}
+
+    def refused(match, **more):
+        with pytest.raises(UserError, match=match) as caught:
+            block_files.config_of_files(Path("x"), keys | more, {}, {})
+        assert "\n" not in str(caught.value)
+
+    twice = {"dflash_config": keys, "transformer_layer_config": keys, "dspark_block_size": 4}
+    assert block_files.config_of_files(Path("x"), keys | twice, {}, {})["mask_token_id"] == 2
+    for key, other in (("block_size", 5), ("mask_token_id", 3), ("num_attention_heads", 4)):
+        message = f"x: {key} is {keys[key]} and dflash_config.{key} is {other}; they must be equal"
+        refused(message, dflash_config={key: other})
+    layers = "transformer_layer_config"
+    refused(f"num_attention_heads is 2 and {layers}.num_attention_heads is 32", **{layers: {}})
+    wrong = {"num_attention_heads": 2, "layer_types": ["full_attention"]}
+    refused(rf"layer_types is \[\] and {layers}.layer_types is", **{layers: wrong})
+    nested = {"dflash_config": {"layer_types": None, "rope_theta": 2.0}}
+    refused(f"rope_theta is 2.0 and {layers}", **nested, **{layers: keys | {"rope_theta": 3.0}})
+    refused("block_size and dspark_block_size differ", dspark_block_size=5)
+    refused("names different masks", pard_token=3)
+    refused("causal_head and causal differ", causal_head=True, dflash_config={"causal": False})
+
+
+def test_sliding_layers_need_a_statement_of_whether_a_block_is_causal():
+    """Without one other programs read them as causal and full layers as not."""
+    sliding = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+
+    def causal(**more):
+        return block_files.config_of_files(Path("x"), sliding | more, {}, {})["causal_head"]
+
+    for key, value in (("causal_head", True), ("causal_head", False), ("is_causal", True)):
+        assert causal(**{key: value}) == value == causal(dflash_config={key: value})
+    assert causal(dflash_config={"causal": True}) and not causal(layer_types=["full_attention"])
+    with pytest.raises(UserError, match="are not supported; supported: causal_head for all layers"):
+        causal()
+    with pytest.raises(UserError, match="supported: sliding_window_non_causal true"):
+        causal(speculators_model_type="dflash", is_causal=False)
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
         ({"block": 4, "gamma": 4}, "gamma is 4, and the block was trained to draft 3 tokens"),
-        ({"block": 4, "tree": "chain:5"}, "the tree is 5 levels deep and block_head has 3 heads"),
+        (
+            {"block": 4, "tree": "chain:5"},
+            "the tree is 5 levels deep and block_head drafts at most 3 tokens ahead",
+        ),
         ({"block": 1}, "block is 1, which drafts no token"),
         ({"mask_id": 5}, "mask_id is 5; the target's tokens are 0..4"),
         ({"rank": 4}, "rank is 4 and has no effect on the correction 'none'"),

@@ -126,7 +126,7 @@ def test_errors(tmp_path):
 
     refused("bpd has no heads yet; give model=, a directory of trained ones")
     refused(
-        "the tree is 4 levels deep and bpd has 3 heads; take a flatter one",
+        "the tree is 4 levels deep and bpd drafts at most 3 tokens ahead; take a flatter one",
         params=params,
         tree="2x1x1x1",
     )

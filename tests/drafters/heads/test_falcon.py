@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from specjax import decode, drafters, step, testing, tree
 from specjax.drafters._growth import Nodes
-from specjax.drafters.heads import _falcon_layers, _falcon_loss, _falcon_text
+from specjax.drafters.heads import _falcon_layers, _falcon_loss, _falcon_network, _falcon_text
 from specjax.errors import UserError
 from specjax.models import head_files
 from specjax.testing import cases
@@ -402,6 +402,26 @@ def test_files(tmp_path):
     (tmp_path / "b" / "config.json").write_text('{"model_type": "falcon"}')
     with pytest.raises(UserError, match="is no directory of heads"):
         head_files.write(tmp_path / "b", "falcon", params.draft, facts)
+
+
+def test_a_cell_adds_up_small_numbers_in_bfloat16():
+    """Its carry is in float32: 600 summands of 0.004 would end at about 1 in bfloat16."""
+    width, size = 2, 600
+    take, cell = jnp.asarray([-5.3, 1.0], jnp.bfloat16)
+    gates = jnp.repeat(jnp.stack([take, jnp.asarray(20, take.dtype), cell, take]), width)
+    own = {
+        name: {"kernel": jnp.zeros((rows, 4 * width), take.dtype), "bias": bias}
+        for name, rows, bias in (("input", 2 * width, gates), ("hidden", width, 0 * gates))
+    }
+    second = own | {"input": own["input"] | {"kernel": own["hidden"]["kernel"]}}
+    net = net_of(made(2, "tree")[0])._replace(dtype=jnp.dtype(jnp.bfloat16))
+    carry = _falcon_network.no_carry(net, ModelParams({}, {"lstm": {"0": own}}), 1)[..., :width]
+    x = jnp.zeros((1, size, 2 * width), take.dtype)
+    outputs, carries = _falcon_layers.lstm({"0": own, "1": second}, x, carry)
+    assert (outputs.dtype, carries.dtype) == (jnp.bfloat16, jnp.float32)
+    take, cell = (float(each) for each in (take, cell))
+    right = size * np.tanh(cell) / (1 + np.exp(-take))
+    np.testing.assert_allclose(carries[0, -1, :, 1], right, rtol=1e-3)
 
 
 @pytest.mark.slow

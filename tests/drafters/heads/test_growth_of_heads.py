@@ -316,7 +316,11 @@ def test_keys():
     refused = [
         ("hydra", {"tree": "best_first"}, "hydra reads the tokens of its draft"),
         ("mlp_speculator", {"tree": "best_first", "inner": 4}, "take 'dynamic'"),
-        ("medusa", {"tree": "dynamic", "depth": 3}, "3 levels deep and medusa has 2 heads"),
+        (
+            "medusa",
+            {"tree": "dynamic", "depth": 3},
+            "3 levels deep and medusa drafts at most 2 tokens ahead",
+        ),
         ("medusa", {"tree": "best_first", "nodes": 31}, "ask for at most 30 nodes"),
         ("medusa", {"tree": "best_first", "top_k": 6}, "top_k is 6 and the vocabulary has 5"),
         ("medusa", {"depth": 1}, "depth is 1 and has no effect on a tree of a fixed shape"),

@@ -69,7 +69,7 @@ def test_errors():
 
     refused("hydra has no heads yet; give model=, a directory of trained ones")
     refused(
-        "the tree is 4 levels deep and hydra has 3 heads; take a flatter one",
+        "the tree is 4 levels deep and hydra drafts at most 3 tokens ahead; take a flatter one",
         params=params,
         tree="2x1x1x1",
     )

@@ -103,7 +103,7 @@ def test_errors_in_keys():
     params = cases.random_heads("medusa", TARGET, TABLE, heads=3).init_params(None)
     refused("medusa has no heads yet; give model=, a directory of trained ones")
     refused(
-        "the tree is 4 levels deep and medusa has 3 heads; take a flatter one",
+        "the tree is 4 levels deep and medusa drafts at most 3 tokens ahead; take a flatter one",
         params=params,
         tree="2x1x1x1",
     )

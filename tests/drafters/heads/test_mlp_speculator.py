@@ -133,7 +133,9 @@ def test_errors():
 
     refused("mlp_speculator has no heads yet; give model=, a directory of trained ones")
     refused(
-        "the tree is 4 levels deep and mlp_speculator has 3 heads", params=params, tree="2x1x1x1"
+        "the tree is 4 levels deep and mlp_speculator drafts at most 3 tokens ahead",
+        params=params,
+        tree="2x1x1x1",
     )
     refused("heads is 2, and the given heads have 3; leave it out", params=params, heads=2)
     refused("inner is 5, and the given heads have 4; leave it out", params=params, inner=5)

@@ -197,9 +197,12 @@ def test_files(tmp_path):
     head_files.write(tmp_path / "neox", "mtp", copies, {"head_dim": 4})
     read = drafters.make("mtp", target, model=tmp_path / "neox")
     jax.tree.map(np.testing.assert_array_equal, read.init_params(None), copies)
-    head_files.write(tmp_path / "wide", "mtp", copies, {"head_dim": 8})
-    with pytest.raises(UserError, match="attention heads of width 8, and the target's have 4"):
-        drafters.make("mtp", target, model=tmp_path / "wide")
+    facts = dict(drafters.make("mtp", target).training.facts)
+    assert set(facts) == {"head_dim", "rms_norm_eps", "rope_theta", "num_hidden_layers"}
+    for key, own in facts.items():
+        head_files.write(tmp_path / "other", "mtp", copies, facts | {key: 2 * own})
+        with pytest.raises(UserError, match=f"have {key} {2 * own}, and this target has {own};"):
+            drafters.make("mtp", target, model=tmp_path / "other")
     other = r"layers\.0\.attention\.k\.kernel of the mtp network is \[16, 16\]"
     with pytest.raises(UserError, match=other):
         drafters.make("mtp", eagle_cases.TARGET, model=tmp_path / "neox")
@@ -282,7 +285,7 @@ def test_keys():
 
     with pytest.raises(UserError, match="mtp has no heads yet; give model="):
         drafter.init_params(None)
-    refused("the tree is 4 levels deep and mtp has 3 heads", tree="chain:4")
+    refused("the tree is 4 levels deep and mtp drafts at most 3 tokens ahead", tree="chain:4")
     refused("heads is -1", heads=-1)
     one = testing.tiny(layers=1, width=16, vocab_size=VOCAB)[0]
     refused("reads the output of the target's last layer but one, and lm has 1 layer", one)

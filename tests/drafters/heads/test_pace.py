@@ -15,6 +15,7 @@ from specjax.divergences import lk_hybrid
 from specjax.drafters.heads import _block_text, _masked_text, _text
 from specjax.errors import UserError
 from specjax.testing import cases
+from specjax.tree import chain_layout
 from specjax.types import Batch, ModelParams
 
 VOCAB, ALPHA, DEPTH = 16, 0.3, 3
@@ -88,6 +89,37 @@ def test_loss_is_the_formula(name):
     counted = [np.asarray(_text.label(batch, d + ahead, d)[1]) for d in range(DEPTH)]
     right = plain_loss(texts, counted, weights["ce"], weights["teacher"])
     np.testing.assert_allclose(value, right, rtol=2e-4)
+
+
+def test_weights_of_drafts_whose_deeper_depths_are_dropped():
+    """An entry has the weights of a draft of the depths that it keeps."""
+    rows, size, draw = 2, 9, np.random.default_rng(0)
+    table = draw.normal(size=(DEPTH, rows, size, VOCAB)) * 2
+    values = jnp.asarray(table, jnp.float32)
+    read = _masked_text.Read(values[0], chain_layout(rows, size), None, values[0])
+
+    def masked(pair, read, layout):
+        place = layout.visible[..., :size].sum(-1) - 1
+        return values[layout.depth[:, size:] - place, jnp.arange(rows)[:, None], place]
+
+    reader = _masked_text.Reader(lambda pair, batch: read, masked, ahead=1)
+    tokens, key = draw.integers(0, VOCAB, (rows, size + 1)), jax.random.key(0)
+    args = (reader, DEPTH, {}, {}, Batch(jnp.asarray(tokens)), key)
+    value, _ = _masked_text.loss(*args, keep=0.6, floor=0.2, pace=ALPHA)
+    masks = _masked_text.random_masks(key, rows, size, [0.6, 0.36])
+    total, numbers = 0.0, set()
+    for row in range(rows):
+        for place in range(size):
+            kept = masks.depths[np.asarray(masks.places[row]) == place]
+            depths = [d for d in (0, *kept.tolist()) if place + d < size]
+            scores = table[depths, row, place]
+            log_q = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+            own = np.asarray([log_q[i, tokens[row, place + 1 + d]] for i, d in enumerate(depths)])
+            products = np.cumprod((1 - ALPHA) * np.exp(own) + ALPHA)
+            total -= sum(products[k:].sum() * own[k] for k in range(len(depths)))
+            numbers.add(len(depths))
+    assert numbers == {1, 2, 3}
+    np.testing.assert_allclose(value, total / (rows * size), rtol=1e-5)
 
 
 def test_weights_are_constants_and_one_pass_is_enough():

@@ -280,8 +280,17 @@ def test_files_and_errors(tmp_path):
     refused("calls is 3; a round has 2 passes of the target, or 1", calls=3)
     refused("calls is 0; it must be a whole number >= 1", calls=0)
     refused("heads is 2, and the given heads have 3; leave it out", params=params, heads=2)
-    refused("the tree is 5 levels deep and pass has 4 heads", params=params, tree="chain:5")
-    refused("4 levels deep and pass has 3 heads", params=params, tree="chain:4", calls=1)
+    refused(
+        "the tree is 5 levels deep and pass drafts at most 4 tokens ahead",
+        params=params,
+        tree="chain:5",
+    )
+    refused(
+        "4 levels deep and pass drafts at most 3 tokens ahead",
+        params=params,
+        tree="chain:4",
+        calls=1,
+    )
     refused("has its own input embeddings, and tabular takes none", TARGET._replace(extended=None))
     head_cases.assert_foreign_is_refused("pass", TARGET, params)
     head_cases.assert_files_round_trip("pass", tmp_path / "rows", heads=2)
