@@ -34,7 +34,7 @@ def train(
 
 
 def methods(path: Path) -> dict[str, dict[str, Any]]:
-    """Label -> keys of a bench."""
-    keys = {"name": "bpd", "model": str(path)}
+    """Label -> keys of a bench; ``tree`` has a place for the length."""
+    keys = {"name": "bpd", "model": str(path), "tree": "chain:{}"}
     lossy = {**keys, "accept": "tolerance", "accept_keys": {"top": TOP}}
     return {NAME: {**keys, "accept": "chain"}, LOSSY: lossy}

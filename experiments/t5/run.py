@@ -163,7 +163,7 @@ def bench(args: argparse.Namespace, target: Path, drafts: dict[str, Path]) -> li
     for gamma in GAMMAS:
         config = args.workdir / "configs" / f"gamma{gamma}.py"
         config.parent.mkdir(exist_ok=True)
-        part = {label: {**keys, "gamma": gamma} for label, keys in methods.items()}
+        part = {label: _drafting(keys, gamma) for label, keys in methods.items()}
         config.write_text(bench_config(part), encoding="utf-8")
         workdir = args.workdir / f"bench{gamma}"
         if args.measure_only:
@@ -181,6 +181,13 @@ def bench(args: argparse.Namespace, target: Path, drafts: dict[str, Path]) -> li
         found = json.loads((workdir / "results.json").read_text())["rows"]
         rows += [{**row, "gamma": gamma} for row in found if row["category"] is None]
     return rows
+
+
+def _drafting(keys: dict[str, Any], gamma: int) -> dict[str, Any]:
+    """The keys of a method with this draft length."""
+    if "tree" in keys:
+        return {**keys, "tree": keys["tree"].format(gamma)}
+    return {**keys, "gamma": gamma}
 
 
 def passes(model: LM, params: Any, size: int) -> Loop:

@@ -40,7 +40,7 @@ def read(name: str, target: LM, keys: HeadKeys | NetworkKeys, features: bool = T
 
 
 def sizes(
-    stored: Sequence[int] | None, what: str = "heads have", **asked: tuple[int, int]
+    stored: Sequence[int] | None, what: str = "heads have", /, **asked: tuple[int, int]
 ) -> tuple[int, ...]:
     """The sizes of stored heads, or those of new heads where ``stored`` is None.
 
