@@ -510,7 +510,7 @@ def draft_lengths(results: dict) -> str:
     """Every controller by setting, then all of them on one pair, some by task, and their cost."""
     every, cost, *chat = (
         json.loads((EXPERIMENTS / "draft_lengths" / f"{name}.json").read_text(encoding="utf-8"))
-        for name in ("all", "cost", "chat", "chat_hydra")
+        for name in ("all", "cost", "chat", "chat_hydra", "chat_draft")
     )
     tables = [_ratios(results), _ratios(every), *map(_lengths_by_task, chat)]
     return "\n\n".join([*tables, _costs_of_controllers(cost)])
