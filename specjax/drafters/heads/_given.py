@@ -69,8 +69,8 @@ def _from_params(name: str, target: LM, keys: HeadKeys | NetworkKeys) -> Params:
     # ``_eagle_shape`` checks the arrays of a draft network.
     elif keys.params is not None and not isinstance(keys.params, Mapping):
         raise UserError(
-            f"params of {name} is {keys.params!r:.40}; give a tree of arrays, or model for a "
-            "directory"
+            f"the parameters are not those of {name}: {keys.params!r:.40}; give a tree of arrays, "
+            "or model for a directory"
         )
     return keys.params
 

@@ -377,7 +377,7 @@ def test_errors_are_one_line(made):
             "8 levels deep and spec_drafter drafts at most 7 tokens ahead",
         ),
         (target, {"block": 2, "params": params.draft}, "masks of the spec_drafter network is"),
-        (target, {"params": "runs/x"}, "params of spec_drafter is 'runs/x'; give a tree of arrays"),
+        (target, {"params": "runs/x"}, "those of spec_drafter: 'runs/x'; give a tree of arrays"),
     ):
         with pytest.raises(UserError, match=message) as raised:
             drafters.make("spec_drafter", model, **keys)
