@@ -18,8 +18,9 @@ A chat model answers questions and is measured on others:
         --methods="eagle;eagle, dynamic tree;eagle3"
 
 --features stores the target's features once for all heads; --own gives keys to single drafters;
---methods measures only these labels. --timed measures how long training steps take, without
-evaluations, one drafter after the other.
+--methods measures only these labels. The tokens per second of training are the median of the run's
+own records, without those of steps that evaluated; --timed measures them again after all runs, one
+drafter after the other.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def training_keys(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def metrics(workdir: Path) -> dict[str, Any]:
-    """The last metrics of a training run, its held-out curve, its time and its waits for data."""
+    """The last metrics of a training run, its held-out curve, its times and its waits for data."""
     records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     examined = [record for record in records if "heldout_loss" in record]
     summary = json.loads((workdir / "summary.json").read_text())
@@ -183,4 +183,7 @@ def metrics(workdir: Path) -> dict[str, Any]:
     # The mean of the records, which are a fixed number of steps apart; the first has no time.
     waits = [record["time_share"]["data"] for record in records if record.get("time_share")]
     share = {"data_share": sum(waits) / len(waits)} if waits else {}
-    return kept | {"curve": curve, "seconds": summary["seconds"]} | share
+    # Records of steps alone: the first has the compilation, others the evaluations.
+    rates = [record["tokens_per_second"] for record in records[1:] if record not in examined]
+    rate = {"tokens_per_second": statistics.median(rates)} if rates else {}
+    return kept | {"curve": curve, "seconds": summary["seconds"]} | rate | share
