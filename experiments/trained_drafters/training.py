@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import statistics
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 from experiments.trained_drafters.trained import DRAFT_MODELS, TRAINED, Trained
 from specjax import drafters
+from specjax.config import given
 from specjax.models import hf
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -79,11 +81,10 @@ def held_out_prompts(args: argparse.Namespace, chosen: Trained) -> int:
 
 def store(args: argparse.Namespace, generated: Path, chosen: Trained) -> Path:
     """Stores the target's features of text that it generated; their directory."""
-    taps = drafters.make("eagle3", hf.load(args.target).lm).taps
     keys = {
         "target": args.target,
         "data.generated": generated,
-        "features.taps": taps,
+        "features.taps": taps(args),
         "features.dtype": args.features,
         "train.length": args.length,
         "train.eval_batches": args.eval_batches,
@@ -92,6 +93,19 @@ def store(args: argparse.Namespace, generated: Path, chosen: Trained) -> Path:
     workdir = args.workdir / generated.name.replace("generated", "features")
     run_config(CONFIGS / "features.py", workdir, keys)
     return workdir
+
+
+def taps(args: argparse.Namespace) -> tuple[int, ...]:
+    """The target's layers that the networks to train read, sorted; stored once for all of them."""
+    target, layers = hf.load(args.target).lm, set()
+    for chosen in map(TRAINED.__getitem__, args.names):
+        name, _, form = chosen.config.partition(":")
+        if chosen.generated and name not in DRAFT_MODELS:
+            module = importlib.import_module(f"configs.{name}")
+            config = module.get_config(form) if form else module.get_config()
+            config.update_from_flattened_dict(chosen.keys)
+            layers.update(drafters.make(target=target, **given(config.drafter)).taps)
+    return tuple(sorted(layers))
 
 
 def train(name: str, args: argparse.Namespace) -> Path:
