@@ -184,7 +184,8 @@ def trained_drafters(results: dict) -> str:
     texts = []
     for name, target in results["targets"].items():
         text = f"**{name}**\n\n{source(target, results)}\n\n"
-        text += _by_temperature(target["rows"], (1,), depths=True)
+        rows = target["rows"]
+        text += _by_temperature(rows, (1,), depths=True) if rows else _held_out(target["training"])
         text += f"\n\n{_training_times(target['training'])}{_training_costs(target)}"
         apart = [abs(f["foreseen"] / f["decoded"] - 1) for f in target["forecasts"].values()]
         if apart:
@@ -194,6 +195,20 @@ def trained_drafters(results: dict) -> str:
             )
         texts.append(text)
     return "\n\n".join(texts)
+
+
+def _held_out(training: dict) -> str:
+    """tau and alpha by depth of the chains on the training's own held-out prompts."""
+    lines = []
+    for name, own in training.items():
+        line = [name]
+        for t in (0, 1):
+            alphas = own[f"heldout_alpha_t{t}"]
+            line.append(number(own[f"heldout_tau_t{t}"], ".2f"))
+            line.append(" ".join(number(alpha, ".2f") for alpha in alphas))
+        lines.append([*line, number(own.get("tokens_per_second"), ",.0f")])
+    heads = [head for t in (0, 1) for head in (f"T={t}: tau, held out", "alpha by depth")]
+    return table(["drafter", *heads, "training, tokens/s"], lines)
 
 
 def _training_times(training: dict) -> str:

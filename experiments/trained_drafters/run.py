@@ -89,7 +89,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--own", default="", help="keys of single drafters: name: key=value key=value; name: ...")
     add("--bench", default="", help="a file of prompts to decode; empty: --prompts from the text")
     add("--prompts", type=int, default=32, help="of the bench")
-    add("--repeats", type=int, default=3, help="of the bench")
+    add("--repeats", type=int, default=3, help="of the bench; 0: without it")
     add("--methods", default="", help="labels to measure, separated by semicolons; empty: all")
     add("--new", type=int, default=64)
     add("--verified", type=int, default=512, help="prompts to compare forecasts and decoding on")
@@ -135,7 +135,7 @@ def main(argv: list[str]) -> None:
     args = parse(argv)
     trained = {name: train(name, args) for name in args.names}
     rates = {name: time_steps(name, args) for name in args.names if args.timed}
-    rows = bench(args, trained)
+    rows = bench(args, trained) if args.repeats else []
     verified = verify(args, trained, args.verified) if args.verified else {}
     result = json.loads(args.out.read_text()) if args.out.exists() else {"targets": {}}
     script = ["python", "experiments/trained_drafters/run.py"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -193,7 +194,10 @@ def metrics(workdir: Path) -> dict[str, Any]:
         [record["step"], record["heldout_loss"], record.get("heldout_tau_t0")]
         for record in examined
     ]
-    kept = {name: examined[-1].get(name) for name in KEPT}
+    kept: dict[str, Any] = {name: examined[-1].get(name) for name in KEPT}
+    for alphas in ("heldout_alpha_t0", "heldout_alpha_t1"):
+        of_depth = re.compile(alphas + r"_depth\d+")
+        kept[alphas] = [value for name, value in examined[-1].items() if of_depth.fullmatch(name)]
     # The mean of the records, which are a fixed number of steps apart; the first has no time.
     waits = [record["time_share"]["data"] for record in records if record.get("time_share")]
     share = {"data_share": sum(waits) / len(waits)} if waits else {}
