@@ -24,6 +24,21 @@ class Linear(nnx.Linear):
         return flat.reshape(*inputs.shape[:-1], -1)
 
 
+def tied_head(embed: nnx.Embed, hidden: jax.Array) -> jax.Array:
+    """``hidden`` [...,T,E] times the embeddings [V,E]: [...,T,V].
+
+    The product contracts the last axes of both. ``nnx.Embed.attend`` transposes the embeddings;
+    XLA:CPU of jax 0.12 fuses the transpose, the product and the norm before them into one slow
+    loop over the vocabulary.
+    """
+
+    def compute(x: jax.Array) -> jax.Array:
+        x, table = embed.promote_dtype((x, embed.embedding[...]), dtype=embed.dtype)
+        return jax.lax.dot_general(x, table, (((x.ndim - 1,), (1,)), ((), ())))
+
+    return short_blocks.product(compute, hidden)
+
+
 def linear_options(bias: bool, dtype, rngs: nnx.Rngs) -> dict:
     return {
         "use_bias": bias,

@@ -24,9 +24,8 @@ from flax import nnx
 
 from specjax.cache import KVBlock, KVCache
 from specjax.errors import UserError
-from specjax.models import short_blocks
 from specjax.models.attention import Past, Scores, Stored, attend, past, stored
-from specjax.models.linear import Linear, init, linear_options
+from specjax.models.linear import Linear, init, linear_options, tied_head
 from specjax.models.logits import in_float32
 from specjax.models.norm import Norm
 from specjax.models.t5_config import T5Config
@@ -274,6 +273,4 @@ class T5(nnx.Module):
         if self.config.scale_logits:
             hidden = hidden * jnp.asarray(self.config.hidden_size**-0.5, hidden.dtype)
         tied = self.config.tie_embeddings
-        return in_float32(
-            short_blocks.product(self.embed.attend, hidden) if tied else self.head(hidden)
-        )
+        return in_float32(tied_head(self.embed, hidden) if tied else self.head(hidden))

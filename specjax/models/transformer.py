@@ -19,9 +19,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.cache import KVBlock, KVCache, Queries
-from specjax.models import moe, rope, short_blocks
+from specjax.models import moe, rope
 from specjax.models.attention import Attention, Past, Stored, past, stored
-from specjax.models.linear import Linear, init, linear_options
+from specjax.models.linear import Linear, init, linear_options, tied_head
 from specjax.models.logits import in_float32
 from specjax.models.norm import Norm
 from specjax.models.rope import Rope
@@ -230,6 +230,5 @@ class Transformer(nnx.Module):
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[B,T,E] -> f32[B,T,V]."""
         tied, cap = self.config.tie_embeddings, self.config.final_softcap
-        out = short_blocks.product(self.embed.attend, hidden) if tied else self.head(hidden)
-        out = in_float32(out)
+        out = in_float32(tied_head(self.embed, hidden) if tied else self.head(hidden))
         return out if cap is None else cap * jnp.tanh(out / cap)
