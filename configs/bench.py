@@ -19,6 +19,7 @@ def get_config() -> ConfigDict:
     config = generate.get_config()
     del config.beams
     config.mode = "bench"
+    config.drafter = generate.drafter("prompt_lookup")
     config.repeats = 3
     config.ignore_eos = False
     # Further prompts that drafters with warm=True learn from before they are measured.

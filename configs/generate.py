@@ -1,4 +1,4 @@
-"""Decodes prompts with any drafter and prints the text.
+"""Decodes prompts and prints the text: plainly, or with any drafter.
 
     python -m specjax.run --config=configs/generate.py --config.target=DIR \\
         --config.prompt="Once upon a time"
@@ -24,7 +24,8 @@ def get_config() -> ConfigDict:
     # Of the target: float32, bfloat16, float16; empty: float32 on CPUs, else bfloat16.
     config.dtype = ""
     # The name of a drafter, or of a function of your own: my_module:make.
-    config.drafter = drafter("prompt_lookup")
+    # "none" is plain decoding.
+    config.drafter = drafter("none")
     # A rule that fits the drafter, or a function of your own: my_module:make. Empty: chain for
     # chains, deterministic for deterministic trees, recursive for sampled ones.
     config.accept = ""
@@ -36,8 +37,9 @@ def get_config() -> ConfigDict:
     config.prompts = ""
     # Kind of the file, if its first line does not show it: see specjax/data/prompt_files.py.
     config.prompt_kind = "auto"
-    # Chat template for conversations: "own" is the model's; others: see specjax/data/chat.py.
-    config.chat = ""
+    # Chat template for prompts of files that are no texts to be continued: "auto", the model's own
+    # if it has one; "own", the model's; others: see specjax/data/chat.py; empty: none.
+    config.chat = "auto"
     # Longer prompts keep this many tokens: the beginning-of-text token, if the tokenizer has one,
     # and the last ones (of an encoder-decoder model the first ones of the source); 0 = no limit.
     config.max_prompt_tokens = 0
@@ -56,10 +58,9 @@ def get_config() -> ConfigDict:
     # Beam search: with config.drafter.name=none plain, with draft_model speculative.
     config.beams = beams()
     config.batch_size = 1
-    # How many tokens a round verifies: "auto", at batch 1 the smallest of a few widths that covers
-    # the draft, for larger batches the whole draft; "full", always the whole draft; or widths such
-    # as "1,5,11" for every batch size. In a larger batch the width depends on all rows, so a row's
-    # last bits may depend on the others.
+    # How many tokens a round verifies: "auto", the smallest of a few widths that covers the longest
+    # draft of its rows; "full", always the whole draft; or widths such as "1,5,11". In a batch the
+    # width depends on all rows, so the last bits of a row's logits may depend on the others.
     config.verify_widths = "auto"
     # Devices, such as "data:4,tensor:2": rows are divided among 4 parts, and matrices and caches
     # among 2 devices each; "data:-1" takes all devices for rows. Empty: one device.

@@ -1,7 +1,7 @@
 """Drafters that only read the text, against plain decoding of any target.
 
     python -m specjax.run --config=configs/lookups.py --config.target=DIR \\
-        --config.prompts=question.jsonl --config.chat=own
+        --config.prompts=question.jsonl
 
 "nothing" never finds a match: it measures what a round without a draft costs more than a step of
 plain decoding. Measured with SmolLM2-135M-Instruct, the first two prompts of each of Spec-Bench's

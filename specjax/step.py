@@ -128,7 +128,7 @@ def verify(
     ``state.draft`` is the drafter's state after its proposal. ``empty``: whether no node of the
     draft is valid, known before the round.
     """
-    sizes = (1,) if empty else tree.widths(drafter, draft.tokens.shape[0], verify_widths)
+    sizes = (1,) if empty else tree.widths(drafter, verify_widths)
     fixed = _Round(target, drafter, accept, keys, eos_id)
     merged = drafter.merges > 1 and draft.parents is not None and not empty
     unique = duplicates.unique(draft) if merged else None

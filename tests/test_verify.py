@@ -83,7 +83,7 @@ def test_the_width_does_not_change_the_text(drafter):
     """Text, state of the drafter and counts are those of verifying the whole draft."""
     params = ModelParams(testing.random_table(0, VOCAB, 3.0), drafter.init_params(None))
     rule = "recursive" if drafter.siblings == "chain" else "deterministic"
-    for texts, temperature, widths in ((TEXTS[:1], 0.0, None), (TEXTS, 0.8, (1, 2, 4))):
+    for texts, temperature, widths in ((TEXTS[:1], 0.0, (1, 2, 4)), (TEXTS, 0.8, None)):
         whole, full = run(target(), drafter, rule, params, texts, temperature, ())
         state, few = run(target(), drafter, rule, params, texts, temperature, widths)
         np.testing.assert_array_equal(whole.tokens, state.tokens)
@@ -92,7 +92,7 @@ def test_the_width_does_not_change_the_text(drafter):
             np.testing.assert_array_equal(getattr(full, name), getattr(few, name))
         ran = full.emitted > 0
         assert (full.verified[ran] == drafter.nodes + 1).all() and (full.verified[~ran] == 0).all()
-        assert set(few.verified[ran]) <= set(tree.widths(drafter, len(texts), widths))
+        assert set(few.verified[ran]) <= set(tree.widths(drafter, widths))
         if not drafter.whole and drafter.name not in ("lookahead", "escalate"):
             assert few.verified[ran].min() < drafter.nodes + 1
 
@@ -111,18 +111,17 @@ def test_widths():
     short = drafters.make("prompt_lookup", target(), gamma=5)
     long = drafters.make("prompt_lookup", target(), gamma=10)
     tall = drafters.make("trie", target(), nodes=64, depth=4)
-    assert tree.widths(short, 1) == (1, 2, 3, 6)
-    assert tree.widths(long, 1) == (1, 2, 5, 11)
-    assert tree.widths(tall, 1) == (1, 5, 17, 65)
-    assert tree.widths(short, 2) == (6,)
+    assert tree.widths(short) == (1, 2, 3, 6)
+    assert tree.widths(long) == (1, 2, 5, 11)
+    assert tree.widths(tall) == (1, 5, 17, 65)
     unsure = drafters.make("prompt_lookup", target(), gamma=5, control="fixed:3")
-    assert tree.widths(unsure, 2) == tree.widths(short._replace(adaptive=True), 2) == (1, 2, 3, 6)
-    assert tree.widths(short, 2, (1, 5, 11)) == (1, 5, 6)
-    assert tree.widths(none.make(target()), 1) == (1,)
-    assert tree.widths(drafters.make("jacobi", target(), gamma=3), 1, (1, 2)) == (4,)
+    assert tree.widths(unsure) == tree.widths(short._replace(adaptive=True)) == (1, 2, 3, 6)
+    assert tree.widths(short, (1, 5, 11)) == (1, 5, 6)
+    assert tree.widths(none.make(target())) == (1,)
+    assert tree.widths(drafters.make("jacobi", target(), gamma=3), (1, 2)) == (4,)
     for wrong in ((0,), (1.5,), ("a",)):
         with pytest.raises(UserError, match="whole numbers >= 1"):
-            tree.widths(short, 1, wrong)
+            tree.widths(short, wrong)
 
 
 def fixed(tokens, parents):

@@ -24,7 +24,7 @@ def clocks(job: Job, method: Method | None) -> dict[str, timing.Clock]:
         return {"step": timing.of_pass(job.target, 1)}
     if not method.drafter.nodes or not method.drafter.constant_cost:
         return {}
-    widths = tree.widths(method.drafter, job.batch_size, job.verify_widths)
+    widths = tree.widths(method.drafter, job.verify_widths)
     verify = {
         f"{VERIFY}{width}": timing.of_verify(job.target, method.drafter, width) for width in widths
     }

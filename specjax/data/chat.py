@@ -123,6 +123,12 @@ def load(name: str, directory: str | Path, tokenizer: Tokenizer) -> Template:
     return Template(title, source, _words(folder, config, tokenizer), tuple(special))
 
 
+def has_own(directory: str | Path) -> bool:
+    """Whether the model in ``directory`` has a chat template."""
+    folder = hf.resolve(directory)
+    return _own(folder, hf.read_tokenizer_config(folder)) is not None
+
+
 def _own(folder: Path, config: dict) -> str | None:
     """The template in a model's directory, or None."""
     file = folder / "chat_template.jinja"

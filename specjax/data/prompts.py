@@ -7,10 +7,13 @@ the tokenizer puts before a text (``token_streams.opening``), or with those of t
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import jax
 
 from specjax.data import prompt_files, token_streams
 from specjax.data.prompt_files import Conversation
@@ -21,6 +24,7 @@ from specjax.prompt import of_text
 # The named prompt set: held-out lines of the embedded corpus; with an encoder, its functions.
 STDLIB = "stdlib"
 OWN = "own"  # config.chat: the model's chat template
+AUTO = "auto"  # config.chat: the model's chat template, if it has one and the prompts are of a file
 STDLIB_PROMPTS = 32  # of the set "stdlib", if no number is given
 
 
@@ -59,7 +63,8 @@ class PromptSource:
     text: str = ""  # config.prompt: one text
     names: tuple[str, ...] = ("",)  # config.grid.prompts or (config.prompts,): files, or "stdlib"
     kind: str = "auto"  # config.prompt_kind
-    # Template for conversations: "" none, "own" the model's, or a name that ``data.chat`` defines.
+    # Template for conversations: "" none, "own" the model's, "auto" the model's if it has one and
+    # the prompts are of a file, or a name that ``data.chat`` defines.
     chat: str = ""
     max_prompt_tokens: int = 0  # longer prompts are cut: see ``_cut``; 0 = no limit
     # Conversations of a file, evenly from its categories; 0 = all, of "stdlib" 32.
@@ -131,7 +136,8 @@ def _check(source: PromptSource, name: str) -> None:
             "(a .txt or .jsonl file, or stdlib)"
         )
     if name == STDLIB:
-        for key, is_set in (("chat", source.chat), ("prompt_kind", source.kind != "auto")):
+        chat = source.chat not in ("", AUTO)
+        for key, is_set in (("chat", chat), ("prompt_kind", source.kind != "auto")):
             if is_set:
                 raise UserError(
                     f"config.{key} is for files of prompts, and config.prompts is stdlib; "
@@ -150,7 +156,7 @@ def check(source: PromptSource, name: str, batch_size: int) -> None:
         count, what = source.num_prompts or STDLIB_PROMPTS, "prompts"
     else:
         conversations, measured = conversations_of(source, name)
-        if source.chat and all(each.completion for each in conversations):
+        if source.chat not in ("", AUTO) and all(each.completion for each in conversations):
             raise _no_template(source)
         turns = [len(each.turns) for each in conversations if each.id in measured]
         count, what = sum(turns), "turns" if max(turns) > 1 else "prompts"
@@ -225,14 +231,28 @@ def _all_turns(
 
 
 def template_of(source: PromptSource, target: hf.Loaded, conversations: Sequence[Conversation]):
+    """The template of the conversations, or None; prints which one "auto" has chosen."""
     if not source.chat:
         return None
     # Imported here because it needs Jinja.
     from specjax.data import chat
 
-    if all(each.completion for each in conversations):
-        raise _no_template(source)
+    completions = all(each.completion for each in conversations)
     assert target.tokenizer is not None
+    if source.chat == AUTO:
+        if source.text or completions or not chat.has_own(target.directory):
+            return None
+        template = chat.load("", target.directory, target.tokenizer)
+        if jax.process_index() == 0:
+            print(
+                f"prompts are put into {template.name}; "
+                f"--{source.section}.chat= decodes them as texts",
+                file=sys.stderr,
+                flush=True,
+            )
+        return template
+    if completions:
+        raise _no_template(source)
     return chat.load("" if source.chat == OWN else source.chat, target.directory, target.tokenizer)
 
 

@@ -69,8 +69,8 @@ class Model:
 
         Args:
             drafter: the name of a drafter, a mapping with "name" and its keys, or a ``Drafter``;
-                None: "draft_model" if there is a draft model, else "prompt_lookup". A drafter that
-                needs a model gets the draft model.
+                None: "draft_model" if there is a draft model, else "none" (plain decoding). A
+                drafter that needs a model gets the draft model.
             accept: the name of a rule; "": the recommended one for the drafter.
             temperature: of the texts: a few drafters are for temperature 0 only.
 
@@ -91,7 +91,7 @@ class Model:
     def _keys(self, drafter: str | Mapping[str, Any] | None) -> dict[str, Any]:
         """The keys of a drafter, with its name and perhaps the draft model."""
         if drafter is None:
-            drafter = "prompt_lookup" if self.draft is None else "draft_model"
+            drafter = "none" if self.draft is None else "draft_model"
         named = isinstance(drafter, str)
         keys: dict[str, Any] = {"name": drafter} if named else {}
         if isinstance(drafter, Mapping):

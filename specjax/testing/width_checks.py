@@ -16,13 +16,13 @@ NEW = 16
 
 
 def widths_do_not_matter(drafter: Drafter, target: LM, params: ModelParams) -> Finding:
-    """Text and rounds are those of verifying the whole draft, at every width of batch 1.
+    """Text and rounds are those of verifying the whole draft, at every width.
 
     A drafter that reads what the target computed for nodes that do not exist gives other drafts
     when they are not verified. The law of the output does not show it.
     """
     name = "verified widths do not matter"
-    widths = tree.widths(drafter, 1)
+    widths = tree.widths(drafter)
     if len(widths) == 1:
         return Finding(name, True, "its rounds have one width")
     wrong, narrow, rounds = [], 0, 0

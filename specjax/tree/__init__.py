@@ -243,21 +243,20 @@ def check_draft(drafter: Drafter, draft: Draft, vocab: int) -> None:
         )
 
 
-def widths(drafter: Drafter, batch: int, chosen: Widths = None) -> tuple[int, ...]:
+def widths(drafter: Drafter, chosen: Widths = None) -> tuple[int, ...]:
     """The numbers of tokens that a round may verify, ascending; the last one is nodes + 1.
 
-    One width if every draft is whole and no nodes are merged. By default one width too if there are
-    several rows, no controller ends their drafts and no nodes are merged; otherwise 1 (nothing was
-    proposed), nodes + 1 and two sizes between them. With merged nodes these are the number of nodes
-    if all models agree, and the middle between that and all nodes. Of the widths in ``chosen``
-    those below nodes + 1 are used, so that one choice serves several drafters.
+    One width if every draft is whole and no nodes are merged. Otherwise 1 (nothing was proposed),
+    nodes + 1 and two sizes between them; with several rows the longest draft decides. With merged
+    nodes the sizes between are the number of nodes if all models agree, and the middle between that
+    and all nodes. Of the widths in ``chosen`` those below nodes + 1 are used, so that one choice
+    serves several drafters.
 
     Raises:
         UserError: widths that are not whole numbers of at least 1.
     """
     most = drafter.nodes + 1
-    varies = drafter.adaptive or drafter.merges > 1
-    if (drafter.whole and not varies) or (chosen is None and batch > 1 and not varies):
+    if drafter.whole and not drafter.adaptive and drafter.merges <= 1:
         return (most,)
     if chosen is not None:
         if not all(isinstance(width, int) and width >= 1 for width in chosen):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import specjax as sj
+from specjax import generation
 from specjax.errors import UserError
 from specjax.generation import samples
 from specjax.testing import cases
@@ -137,6 +138,12 @@ def test_wrong_arguments_are_one_line(model, keys, message):
     with pytest.raises(UserError, match=message) as error:
         sj.generate_text(model, keys.pop("prompts", "Once"), **keys)
     assert "\n" not in str(error.value)
+
+
+def test_decoding_is_plain_unless_a_drafter_is_asked_for(model):
+    assert model.method().drafter.name == "none"
+    assert generation.Model(model.target, model.target).method().drafter.name == "draft_model"
+    assert sj.generate_text(model, "Once", max_new_tokens=8).tau == 1
 
 
 @pytest.mark.slow

@@ -75,7 +75,10 @@ def test_options_reach_the_search(cli, target, tmp_path):
 
 
 WRONG = {
-    "a drafter without beams": ((), "'prompt_lookup', and its drafts are no beams"),
+    "a drafter without beams": (
+        ("--config.drafter.name=prompt_lookup",),
+        "'prompt_lookup', and its drafts are no beams",
+    ),
     "a rule": ((NONE, "--config.accept=chain"), "no acceptance rule"),
     "a temperature": ((NONE, "--config.sampling.temperature=0.5"), "sampling.temperature is 0.5"),
     "a penalty": ((NONE, "--config.sampling.repetition_penalty=1.2"), "set it to 1.0"),

@@ -33,10 +33,37 @@ def questions(tmp_path):
     return file
 
 
+def test_prompts_of_a_file_are_put_into_the_models_template_and_a_line_says_so(
+    cli, model, questions, tmp_path
+):
+    """ "auto" is the model's template for a file, and none for a text or a model without one."""
+    keys = [f"--config.target={model}", "--config.max_new_tokens=2"]
+    status, _, err, workdir = cli(GENERATE, *keys, f"--config.prompts={questions}")
+    assert status == 0 and err.count("\n") == 1
+    assert "prompts are put into the chat template of" in err and "--config.chat=" in err
+    results = json.loads((workdir / "results.json").read_text())
+    assert results["rows"][0]["method"] == "none"
+    own, none, base = (tmp_path / name for name in ("own", "none", "base"))
+    plain = save(tmp_path / "plain")
+    for source, chat, folder, about in (
+        (f"prompts={questions}", ["--config.chat=own"], own, ""),
+        (f"prompts={questions}", ["--config.chat="], none, ""),
+        (f"prompts={questions}", [f"--config.target={plain}"], base, ""),
+    ):
+        status, _, err, _ = cli(GENERATE, *keys, f"--config.{source}", *chat, workdir=folder)
+        assert (status, err) == (0, about)
+    ids = [
+        json.loads((folder / "results.json").read_text())["token_ids"]
+        for folder in (workdir, own, none, base)
+    ]
+    assert ids[0] == ids[1] != ids[2] == ids[3]
+
+
 @pytest.mark.slow
 def test_every_turn_is_answered_as_by_mode_generate(cli, model, questions, tmp_path):
     keys = [f"--config.target={model}", f"--config.prompts={questions}"]
-    keys += ["--config.max_new_tokens=10", "--config.drafter.min_ngram=1"]
+    keys += ["--config.max_new_tokens=10", "--config.drafter.name=prompt_lookup"]
+    keys += ["--config.drafter.min_ngram=1"]
     record = tmp_path / "traces.jsonl"
     status, out, err, workdir = cli(CHAT, *keys, f"--config.record={record}")
     assert (status, err) == (0, "")

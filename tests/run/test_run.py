@@ -188,6 +188,7 @@ def nan_model(path):
     return save(path, **bad)
 
 
+LOOKUP = "--config.drafter.name=prompt_lookup"
 MISTAKES = {
     "unknown key": (["--config.foo=1"], "unknown configuration key 'foo'"),
     "misspelt key": (["--config.drafter.gama=1"], "did you mean gamma?"),
@@ -242,7 +243,7 @@ MISTAKES = {
         "there is no corpus beside the target",
     ),
     "unknown rule": (["--config.accept=maybe"], "unknown acceptance rule 'maybe'"),
-    "gamma 0": (["--config.drafter.gamma=0"], "gamma is 0; it must be a whole number >= 1"),
+    "gamma 0": ([LOOKUP, "--config.drafter.gamma=0"], "gamma is 0; it must be a whole number >= 1"),
     "key of another drafter": (
         ["--config.drafter.name=draft_model", "--config.drafter.max_ngram=2"],
         "draft_model does not take the key 'max_ngram'",

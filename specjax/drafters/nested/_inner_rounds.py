@@ -137,7 +137,7 @@ def _scored(
 
     Where fewer nodes are scored, logits and block are zero beyond; those nodes are not valid.
     """
-    sizes = tree.widths(drafter._replace(merges=1), draft.tokens.shape[0])
+    sizes = tree.widths(drafter._replace(merges=1))
     plain = state.replace(sampling=state.sampling.replace(maps=None))
 
     def branch(width: int) -> Callable[[], tuple[Output, Any]]:
