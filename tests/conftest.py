@@ -34,6 +34,15 @@ def data_dir() -> Path:
     return Path(root)
 
 
+@pytest.fixture
+def quiet(monkeypatch):
+    """A machine without other processes for the studies, which refuse a busy one."""
+    from experiments import common
+
+    monkeypatch.setattr(common, "_other_processes", lambda: 0.0)
+    monkeypatch.setattr(common, "SAMPLE", 0.0)
+
+
 @pytest.fixture(scope="session")
 def stories(data_dir):
     """stories260K: a real trained Llama."""

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.beams import run as beams_study
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quiet")]
 
 
 def test_beams(target, draft, tmp_path, monkeypatch):

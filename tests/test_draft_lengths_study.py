@@ -50,6 +50,15 @@ def test_ratios_to_the_best_choice_in_hindsight(tmp_path):
     assert result["commands"] == ["bench gains", "bench loses"]
 
 
+def test_a_speedup_above_tau_is_left_out(tmp_path, capsys):
+    speeds = {"fixed:1": 1.2, "fixed:2": 2.2, "goodput": 1.8, "bandit": 2.3}
+    out = tmp_path / "results.json"
+    assert run.main([bench(tmp_path / "fast", speeds), "--out", str(out)]) == 0
+    [setting] = json.loads(out.read_text())["settings"]
+    assert setting["fixed"] == {"fixed:1": 1.2} and setting["controllers"] == {"goodput": 1.8}
+    assert capsys.readouterr().err.count("above the 2.00 tokens per round") == 2
+
+
 def test_benches_that_cannot_be_collected(tmp_path, capsys):
     one = bench(tmp_path / "one", {"fixed:1": 1.2, "goodput": 1.2})
     other = bench(tmp_path / "other", {"fixed:1": 1.2, "goodput": 1.2})

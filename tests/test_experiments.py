@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tokenizers
 
+from experiments import common
 from experiments.accelerator import run as accelerator_study
-from experiments.common import without_folder
 from experiments.draft_cost import run as draft_cost_study
 from experiments.draft_steps import run as draft_steps_study
 from experiments.head_training import run as head_training_study
@@ -36,6 +39,136 @@ from specjax.errors import UserError
 from specjax.models import hf
 from specjax.testing.models import tiny, tiny_config
 from specjax.topology import shapes
+
+pytestmark = pytest.mark.usefixtures("quiet")
+EXPERIMENTS = Path(common.__file__).parent
+SPEEDS = {"tau": 2.0, "speedup": 1.5, "speedup_interval": [1.4, 1.6], "method": "lookup"}
+
+
+def busy(monkeypatch, share):
+    """Other processes use this share of the machine from now on."""
+    monkeypatch.setattr(common.Stopwatch, "others_cpu", share)
+
+
+@pytest.mark.fast
+def test_a_study_refuses_a_busy_machine_before_it_measures(monkeypatch, tmp_path, capsys):
+    busy(monkeypatch, 0.73)
+    out = tmp_path / "results.json"
+    with pytest.raises(SystemExit) as stopped:
+        head_training_study.main(["--small", f"--out={out}"])
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2 and error.count("\n") == 1 and not out.exists()
+    assert "other processes use 73% of this machine" in error and "--busy=drop" in error
+    for choice, keep in (("drop", False), ("keep", True)):
+        args = common.options(str(out), "").parse_args([f"--busy={choice}"])
+        assert common.start(args).keep is keep
+    busy(monkeypatch, 0.05)
+    assert not common.start(common.options(str(out), "").parse_args([])).keep
+
+
+@pytest.mark.fast
+def test_times_are_null_if_the_machine_became_busy(monkeypatch, capsys):
+    result = {"rows": [SPEEDS], "fit": {"part": {"speedup": 3.0}}}
+    assert common.checked(result, common.Stopwatch(), common.BENCH_TIMES) == result
+    busy(monkeypatch, 0.06)
+    assert common.checked(result, common.Stopwatch(keep=True), common.BENCH_TIMES) == result
+    assert capsys.readouterr().err == ""
+    [row], fit, times = common.checked(result, common.Stopwatch(), common.BENCH_TIMES).values()
+    assert row == SPEEDS | {"speedup": None, "speedup_interval": None}
+    assert fit == {"part": {"speedup": None}} and times == "not measured on a quiet machine"
+    assert "6% of this machine (at most 5% is quiet)" in capsys.readouterr().err
+    assert result["rows"] == [SPEEDS]
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("changed", "right"),
+    [
+        ({}, True),
+        ({"speedup": 2.05}, True),  # the interval has tau in it
+        ({"speedup": 2.3, "speedup_interval": [2.1, 2.5]}, False),
+        ({"speedup": 2.09, "speedup_interval": None}, True),  # within what others may use
+        ({"speedup": 2.11, "speedup_interval": None}, False),
+        ({"speedup": None, "speedup_interval": None, "speedup_of_totals": 2.11}, False),
+        ({"tau": None, "steps": 6, "passes": 5, "speedup_interval": None}, False),
+        ({"tau": None}, True),
+    ],
+)
+def test_a_speedup_above_tau_is_an_error_and_no_time(changed, right, capsys):
+    row = SPEEDS | changed
+    [found] = common.possible([row], common.BENCH_TIMES)
+    error = capsys.readouterr().err
+    if right:
+        assert found == row and not error
+    else:
+        assert found == row | {key: None for key in row if key in common.BENCH_TIMES}
+        assert error.startswith("error: method lookup: the speed-up ") and error.count("\n") == 1
+
+
+@pytest.mark.fast
+def test_processes_that_a_study_has_started_are_no_others(monkeypatch):
+    monkeypatch.undo()
+    before = common._other_processes()
+    # A child uses more than a tenth of a second; the rest of the machine may be busy meanwhile.
+    monkeypatch.setattr(common.os, "times", lambda: (1.0, 1.0, 2.0, 3.0, 9.0))
+    with_children = common._other_processes()
+    monkeypatch.setattr(common.os, "times", lambda: (1.0, 1.0, 0.0, 0.0, 9.0))
+    assert before >= 0 and common._other_processes() - with_children == pytest.approx(5, abs=1)
+
+
+# The committed results of each study: file -> the module that wrote it.
+WRITERS = {
+    path: {
+        "chat": "real_model.run",
+        "chat_hydra": "real_model.run",
+        "chat_draft": "real_model.run",
+        "cost": "draft_lengths.cost",
+    }.get(path.stem, f"{path.parent.name}.run")
+    for path in EXPERIMENTS.glob("*/*.json")
+}
+
+
+def of_busy_machines(value, times, load=0.0):
+    """The times in parts of a result whose others_cpu, or that around them, is too high."""
+    found = []
+    if isinstance(value, list):
+        for each in value:
+            found += of_busy_machines(each, times, load)
+    elif isinstance(value, dict):
+        load = value.get("others_cpu") or load
+        for key, each in value.items():
+            if key not in times:
+                found += of_busy_machines(each, times, load)
+            elif load > common.QUIET and each not in (None, common.NOT_QUIET):
+                found.append((key, each))
+    return found
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("path", WRITERS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_committed_results_have_no_times_of_a_busy_machine(path, capsys):
+    study = importlib.import_module(f"experiments.{WRITERS[path]}")
+    result = json.loads(path.read_text())
+    times = getattr(study, "TIMES", common.BENCH_TIMES)
+    if path.parent.name == "self_speculation":  # the names of its other parts are no times
+        result = [result["parts"][name] for name in study.TIMED]
+    assert of_busy_machines(result, times) == []
+    common.possible(result, times)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.fast
+def test_every_study_that_times_looks_at_the_machine():
+    times_nothing = ("vocabularies", "goodput/run.py", "tpu_programs", "mtp_loss", "long_context/t")
+    collects = ("benches/run.py", "draft_lengths/run.py")  # other programs have timed
+    for path in EXPERIMENTS.glob("*/*.py"):
+        text, name = path.read_text(), path.relative_to(EXPERIMENTS).as_posix()
+        if name.startswith((*times_nothing, "accelerator")):
+            continue
+        assert "Stopwatch()" not in text or name == "self_speculation/run.py", name
+        if "def main" in text and re.search(r"perf_counter|loops import|TIMES", text):
+            needed = ("possible(",) if name in collects else ("start(", "checked(")
+            assert all(word in text for word in needed), name
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +330,8 @@ def test_self_speculation(target, tmp_path):
 
 
 @pytest.mark.slow
-def test_tree_search(target, tmp_path):
+def test_tree_search(target, tmp_path, monkeypatch):
+    monkeypatch.setattr(common, "_impossible", lambda row: "")  # times of tiny models scatter
     out = tmp_path / "results.json"
     files = f"--target={target}/target --prompts={target}/prompts.txt --out={out}"
     small = "--draft-layers=1 --new=6 --batch=2 --width=2 --depth=1 --sizes 1 2 --k-ary 1"
@@ -232,9 +366,9 @@ def test_tree_search_names_what_is_missing(target, tmp_path, monkeypatch):
 
 @pytest.mark.fast
 def test_records_name_files_without_their_folders():
-    assert without_folder("--text=/a/b.txt,/c/d.txt") == "--text=b.txt,d.txt"
+    assert common.without_folder("--text=/a/b.txt,/c/d.txt") == "--text=b.txt,d.txt"
     for other in ("--only=eagle, 1/4 of the text", "--steps=4", "--small"):
-        assert without_folder(other) == other
+        assert common.without_folder(other) == other
 
 
 @pytest.mark.slow
@@ -432,6 +566,7 @@ def test_system_efficiency(tmp_path, capsys, monkeypatch):
     from specjax.bench import timing
 
     monkeypatch.setattr(timing, "MIN_SECONDS", timing.MIN_SECONDS)  # the study changes it
+    monkeypatch.setattr(common, "_impossible", lambda row: "")
     out = tmp_path / "results.json"
     small = "--small --gammas 2 --rates 0.5 --new=12 --prompts=1 --repeats=1"
     system_efficiency_study.main([*small.split(), f"--out={out}"])

@@ -64,7 +64,7 @@ def test_a_simulated_request_takes_the_rounds_of_replay(texts, name):
 
 
 @pytest.mark.slow
-def test_the_study_runs(tmp_path, texts):
+def test_the_study_runs(tmp_path, texts, quiet):
     path = tmp_path / "target"
     hf.save(path, tiny_config(vocab_size=16), tiny(vocab_size=16)[1])
     flags = [f"--target={path}", "--rows", "1", "2", "--widths", "1", "3", "--context=8"]

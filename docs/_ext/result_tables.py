@@ -1,4 +1,8 @@
-"""Tables of the studies, made from ``experiments/*/results.json``. No number is typed."""
+"""Tables of the studies, made from ``experiments/*/results.json``. No number is typed.
+
+A time that is null was not measured on a quiet machine: its cell is empty, and a column without any
+cell is left out.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ def study(path: Path) -> str:
 
 
 def source(*layers: dict) -> str:
-    """Command, machine, versions and date: of the first layer that has them."""
+    """Command, machine, versions, date and load: of the first layer that has them."""
 
     def first(key: str) -> Any:
         return next((layer[key] for layer in layers if layer.get(key)), None)
@@ -37,21 +41,24 @@ def source(*layers: dict) -> str:
         f"- Machine: {machine.get('cpu')}, {machine.get('cores')} cores; {', '.join(named)}",
         f"- Date: {str(first('date'))[:10]}",
     ]
-    others = [layer["others_cpu"] for layer in layers if layer.get("others_cpu") is not None]
-    if others:
-        share = max(0.0, others[0])
-        lines.append(f"- Share of the machine that other processes used: {share:.3f}")
+    others = next((x["others_cpu"] for x in layers if x.get("others_cpu") is not None), None)
+    share = "not recorded" if others is None else f"{max(0.0, others):.3f}"
+    lines.append(f"- Share of the machine that other processes used: {share}")
+    if times := first("times"):
+        lines.append(f"- Times: {times}")
     return "\n".join(lines)
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A MyST table."""
-    lines = [list(heads), ["---"] * len(heads), *[list(row) for row in rows]]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+    """A MyST table, without columns that are empty."""
+    cells = [list(map(str, row)) for row in rows]
+    kept = [n for n in range(len(heads)) if any(row[n] for row in cells)]
+    lines = [list(heads), ["---"] * len(heads), *cells]
+    return "\n".join("| " + " | ".join(line[n] for n in kept) + " |" for line in lines)
 
 
-def number(value: float | None, spec: str) -> str:
-    return "" if value is None else format(value, spec)
+def number(value: float | None, spec: str, unit: str = "") -> str:
+    return "" if value is None else format(value, spec) + unit
 
 
 def system_efficiency(results: dict) -> str:
@@ -61,8 +68,8 @@ def system_efficiency(results: dict) -> str:
         (
             row["method"],
             number(row["block_efficiency"], ".2f"),
-            f"{row['speedup']:.2f}x",
-            f"{row['predicted_speedup']:.2f}x",
+            number(row["speedup"], ".2f", "x"),
+            number(row["predicted_speedup"], ".2f", "x"),
             number(row["system_efficiency"], ".3f"),
         )
         for row in rows
@@ -80,7 +87,7 @@ def vs_transformers(results: dict) -> str:
             number(row["temperature"], "g"),
             number(row["specjax"]["tokens_per_second"], ",.0f"),
             number(row["transformers"]["tokens_per_second"], ",.0f"),
-            f"{row['ratio']:.2f}x",
+            number(row["ratio"], ".2f", "x"),
             f"{row['specjax']['block_efficiency']:.2f}",
             f"{row['transformers']['block_efficiency']:.2f}",
             row["identical"] or "",
@@ -108,8 +115,8 @@ def tree_cost(results: dict) -> str:
         (
             row["name"].replace("_", " "),
             number(row["ms"], ".2f"),
-            f"{row['of_tree_forward']:.1%}",
-            f"{row['of_one_token_forward']:.1%}",
+            number(row["of_tree_forward"], ".1%"),
+            number(row["of_one_token_forward"], ".1%"),
         )
         for row in results["rows"]
     ]
@@ -121,20 +128,25 @@ def tree_cost(results: dict) -> str:
 
 def draft_cost(results: dict) -> str:
     """The cost of each drafter per round."""
-    rows = sorted(results["rows"], key=lambda row: row["ms"])
+    rows = sorted(results["rows"], key=lambda row: row["ms"] or 0)
     lines = [
         (
             row["drafter"],
             row["nodes"],
             number(row["ms"], ".3f"),
-            f"{row['share']:.2%}",
-            f"{row['share_of_verify']:.2%}",
+            number(row["share"], ".2%"),
+            number(row["share_of_verify"], ".2%"),
         )
         for row in rows
     ]
-    one = results["forward_ms"]["forward_1"]
     heads = ("drafter", "nodes", "ms per round", "of a one-token pass", "of the verifying pass")
-    return f"{source(results)}\n- One-token pass: {one:.1f} ms\n\n{table(heads, lines)}"
+    return f"{source(results)}{_one_pass(results)}\n\n{table(heads, lines)}"
+
+
+def _one_pass(results: dict) -> str:
+    """A line with the time of the target's pass over one token, if it was measured."""
+    times = results["forward_ms"]
+    return f"\n- One-token pass: {times['forward_1']:.1f} ms" if times else ""
 
 
 def draft_steps(results: dict) -> str:
@@ -144,14 +156,13 @@ def draft_steps(results: dict) -> str:
         (
             row["drafter"],
             row["nodes"],
-            f"{row['draft_ms']:.1f}",
-            *(f"{row[f'{part}_share']:.1%}" for part in parts),
+            number(row["draft_ms"], ".1f"),
+            *(number(row[f"{part}_share"], ".1%") for part in parts),
         )
         for row in results["rows"]
     ]
-    one = results["forward_ms"]["forward_1"]
     heads = ("drafter", "nodes", "ms per draft", "first pass", "all passes", "draft", "growth")
-    return f"{source(results)}\n- One-token pass: {one:.1f} ms\n\n{table(heads, lines)}"
+    return f"{source(results)}{_one_pass(results)}\n\n{table(heads, lines)}"
 
 
 def head_training(results: dict) -> str:
@@ -159,14 +170,15 @@ def head_training(results: dict) -> str:
     lines = [
         (
             row["method"],
-            f"{row['step_ms']:.0f}",
-            f"{row['ratio']:.2f}",
-            f"{row['forward_ratio']:.2f}",
+            number(row["step_ms"], ".0f"),
+            number(row["ratio"], ".2f"),
+            number(row["forward_ratio"], ".2f"),
         )
         for row in results["rows"]
     ]
     heads = ("method", "ms per step", "step", "loss without gradient")
-    one = f"- The target's pass over the batch, with logits: {results['forward_ms']:.0f} ms"
+    one = "- The target's pass over the batch, with logits: "
+    one += number(results["forward_ms"], ".0f", " ms") or "not measured"
     return f"{source(results)}\n{one}\n\n{table(heads, lines)}"
 
 
@@ -214,11 +226,11 @@ def _held_out(training: dict) -> str:
 def _training_times(training: dict) -> str:
     """The steps of each training run, and its wall time if it was not paused."""
     parts = [
-        f"{name}: {t['curve'][-1][0]}" + (f" in {t['seconds']:.0f} s" if "seconds" in t else "")
+        f"{name}: {t['curve'][-1][0]}" + (f" in {t['seconds']:.0f} s" if t.get("seconds") else "")
         for name, t in training.items()
     ]
     text = f"Steps of training: {'; '.join(parts)}."
-    waits = [t["data_share"] for t in training.values() if "data_share" in t]
+    waits = [share for t in training.values() if (share := t.get("data_share")) is not None]
     if waits:
         text += f" Waiting for data: {min(waits):.1%} to {max(waits):.1%} of the time of a run."
     return text
@@ -233,7 +245,7 @@ def _training_costs(target: dict) -> str:
             times = own[0].get("costs_ms") or {}
             cost = times["draft"] / times["step"] if {"draft", "step"} <= times.keys() else None
             size = f"{own[0]['parameters']['draft'] / 1000:,.0f}"
-            rate = f"{training['tokens_per_second']:,.0f}"
+            rate = number(training["tokens_per_second"], ",.0f")
             lines.append((name, size, number(cost, ".2f"), rate))
     heads = ("drafter", "thousand parameters", "time of a draft / of a plain step")
     return f"\n\n{table([*heads, 'training, tokens/s'], lines)}" if lines else ""
@@ -277,9 +289,10 @@ def _speed(row: dict | None) -> str:
 def _plain(rows: list[dict], temperature: float, batch: int) -> str:
     """The range of plain decoding over the rows: runs in several processes have several values."""
     rates = [
-        row["autoregressive_tokens_per_second"]
+        rate
         for row in rows
         if (row["temperature"], row["batch_size"]) == (temperature, batch)
+        and (rate := row["autoregressive_tokens_per_second"]) is not None
     ]
     if not rates:
         return ""
@@ -295,7 +308,7 @@ def tpu_programs(results: dict) -> str:
             row["chip"],
             row["mesh"],
             f"{row['estimated_cycles'] / 1e6:.2f}",
-            f"{row['traffic']:.2f}x",
+            number(row["traffic"], ".2f", "x"),
             f"{row['compiler_bytes'] / 1e9:.2f}",
             f"{row['argument_bytes'] / 1e9:.2f}",
             f"{row['temporary_bytes'] / 1e6:,.0f}",
@@ -362,7 +375,7 @@ def _loops(row: dict) -> str:
 def _gain(row: dict) -> str:
     low, high = row["speedup_interval"] or (None, None)
     ends = f" [{number(low, '.2f')}, {number(high, '.2f')}]" if low is not None else ""
-    return f"{number(row['speedup'], '.2f')}x{ends}"
+    return number(row["speedup"], ".2f", f"x{ends}")
 
 
 def long_context(results: dict) -> str:
@@ -378,7 +391,7 @@ def _contexts(results: dict) -> str:
         (
             row["view"],
             row["batch"],
-            f"{row['context']:,}",
+            number(row["context"], ","),
             *(number(row.get(key), ".1f") for key in ("plain_ms", "verify_ms", "draft_ms")),
             number(row.get("tau"), ".2f"),
             number(row.get("alpha"), ".2f"),
@@ -427,7 +440,7 @@ def _exits(part: dict) -> str:
         (
             row["exit_layer"],
             *(f"{row[f'acceptance_t{t}']:.3f} ± {row[f'error_t{t}']:.3f}" for t in (0, 1)),
-            f"{row['parameter_share']:.3f}",
+            number(row["parameter_share"], ".3f"),
             *(f"{row[f'best_gamma_t{t}']}: {row[f'predicted_speedup_t{t}']:.2f}x" for t in (0, 1)),
         )
         for row in part["rows"]
@@ -443,9 +456,9 @@ def _exit_steps(part: dict) -> str:
     lines = [
         (
             row["exit_layer"],
-            f"{row['ms']:.2f}",
-            *(f"{row[key]:.3f}" for key in ("share", "layer_share", "parameter_share")),
-            f"{row['reuse_saves']:.1%}",
+            number(row["ms"], ".2f"),
+            *(number(row[key], ".3f") for key in ("share", "layer_share", "parameter_share")),
+            number(row["reuse_saves"], ".1%"),
         )
         for row in part["rows"]
     ]
@@ -460,11 +473,10 @@ def _exit_reuse(part: dict) -> str:
         (
             row["exit_layer"],
             row["batch"],
-            f"{row['tau']:.2f}",
-            *(f"{row[f'ms_of_round_{label}']:.1f}" for label in ("plain", "reuse")),
-            *(f"{row[f'tokens_per_second_{label}']:.1f}" for label in ("plain", "reuse")),
-            f"{statistics.median(row['ratios']):.2f}x ({row['ratios'][0]:.2f} to "
-            f"{row['ratios'][-1]:.2f})",
+            number(row["tau"], ".2f"),
+            *(number(row[f"ms_of_round_{label}"], ".1f") for label in ("plain", "reuse")),
+            *(number(row[f"tokens_per_second_{label}"], ".1f") for label in ("plain", "reuse")),
+            _median(row["ratios"]),
         )
         for row in part["rows"]
     ]
@@ -473,6 +485,13 @@ def _exit_reuse(part: dict) -> str:
     where = f"- {part['prompts']} prompts, {part['new']} tokens of each, temperature 0, "
     where += f"gamma {part['rows'][0]['gamma']}"
     return f"{where}\n\n{table(heads.split(', '), lines)}"
+
+
+def _median(ratios: list[float] | None) -> str:
+    """The median of sorted ratios, with the lowest and the highest."""
+    if not ratios:
+        return ""
+    return f"{statistics.median(ratios):.2f}x ({ratios[0]:.2f} to {ratios[-1]:.2f})"
 
 
 def _exit_drafts(part: dict) -> str:
@@ -495,7 +514,7 @@ def _exit_adapters(part: dict) -> str:
         (
             row["exit_layer"],
             row["adapter"],
-            f"{row['parameters']:,}",
+            number(row["parameters"], ","),
             *(f"{row[key]:.3f}" for key in ("agreement", "alpha")),
             *(f"{row[key]:.2f}" for key in ("tau_t0", "tau_t1")),
         )
@@ -511,7 +530,7 @@ def _exit_targets(part: dict) -> str:
     lines = [
         (
             row["target"],
-            f"{row['loss']:.3f}",
+            number(row["loss"], ".3f"),
             *(f"{alpha:.2f}" for alpha in row["acceptance_t1"][:-1]),
         )
         for row in part["rows"]
@@ -527,7 +546,8 @@ def draft_lengths(results: dict) -> str:
         json.loads((EXPERIMENTS / "draft_lengths" / f"{name}.json").read_text(encoding="utf-8"))
         for name in ("all", "cost", "chat", "chat_hydra", "chat_draft")
     )
-    tables = [_ratios(results), _ratios(every), *map(_lengths_by_task, chat)]
+    first = f"{_ratios(results)}\n\n{_goodput_counts(results)}"
+    tables = [first, _ratios(every), *map(_lengths_by_task, chat)]
     return "\n\n".join([*tables, _costs_of_controllers(cost)])
 
 
@@ -551,15 +571,27 @@ def _ratios(results: dict) -> str:
     return "\n".join([source(results), *commands, "", table([*heads, *names], lines)])
 
 
+def _goodput_counts(results: dict) -> str:
+    """In how many settings of each target goodput control is not behind."""
+    parts = []
+    for target in dict.fromkeys(each["target"] for each in results["settings"]):
+        own = [each for each in results["settings"] if each["target"] == target]
+        plain = sum(each["controllers"]["goodput"] >= 0.98 for each in own)
+        best = sum(each["ratios"]["goodput"] >= 0.97 for each in own)
+        parts.append(f"{target}: {plain} and {best} of {len(own)}")
+    what = "Settings in which `goodput` has at least 0.98 of plain decoding, and 0.97 of the best "
+    return f"{what}choice. {'; '.join(parts)}."
+
+
 def _costs_of_controllers(results: dict) -> str:
     """The time of rounds with the same drafts, for each controller."""
     lines = [
         (
             row["control"],
             row["batch"],
-            f"{row['round_ms']:.2f}",
-            f"{row['ratio']:.3f}",
-            " to ".join(f"{each:.2f}" for each in row["quartiles"]),
+            number(row["round_ms"], ".2f"),
+            number(row["ratio"], ".3f"),
+            " to ".join(f"{each:.2f}" for each in row["quartiles"] or ()),
         )
         for row in results["rows"]
     ]
@@ -568,29 +600,40 @@ def _costs_of_controllers(results: dict) -> str:
 
 
 def _lengths_by_task(results: dict) -> str:
-    """As ``draft_lengths``, by task, from the rows of experiments/real_model."""
-    cells: dict[tuple, dict[str, float]] = {}
+    """As ``draft_lengths``, by task, from the rows of experiments/real_model.
+
+    Where no speed-up was measured the cells are tau.
+    """
+    timed = any(row["speedup_of_totals"] is not None for row in results["rows"])
+    cells: dict[tuple, dict[str, float | None]] = {}
     for row in results["rows"]:
         drafter = row["method"].split()[0]
         key = drafter, row["temperature"], row["batch_size"], row["category"] or "all"
         control = row["method"].rpartition("control=")[2]
-        cells.setdefault(key, {})[control] = row["speedup_of_totals"]
+        value = row["speedup_of_totals" if timed else "block_efficiency"]
+        cells.setdefault(key, {})[control] = value
     names = [n for n in next(iter(cells.values())) if not n.startswith("fixed:")]
     lines = []
     for (drafter, temperature, batch, task), speeds in cells.items():
         fixed = {name: speed for name, speed in speeds.items() if name not in names}
-        label = max(fixed, key=lambda name: fixed[name])
-        best = max(fixed[label], 1.0)
-        length = label.removeprefix("fixed:") if fixed[label] > 1 else "plain"
-        own = (f"{speeds[name]:.2f} ({speeds[name] / best:.2f})" for name in names)
-        each = (f"{speed:.2f}" for speed in fixed.values())
+        known = {name: speed for name, speed in fixed.items() if speed is not None}
+        label = max(known, key=lambda name: known[name], default="plain")
+        best = max(known.get(label, 1.0), 1.0)
+        length = label.removeprefix("fixed:") if best > 1 else "plain"
         what = drafter, f"{temperature:g}", batch, task.replace("_", " ")
+        each = [number(speed, ".2f") for speed in fixed.values()]
+        if not timed:
+            lines.append((*what, *each, "", *(number(speeds[name], ".2f") for name in names)))
+            continue
+        shares = {name: x if (x := speeds[name]) is None else x / best for name in names}
+        own = (number(speeds[name], ".2f", f" ({number(shares[name], '.2f')})") for name in names)
         lines.append((*what, *each, length, *own))
+    fixed = [name for name in next(iter(cells.values())) if name not in names]
     lengths = (name.replace("fixed:", "length ") for name in fixed)
     heads = ("drafter", "T", "batch", "task", *lengths, "best", *names)
     about = f"- Target: {results['target']['name']}; {results['questions']} questions of each task "
-    about += f"or more, {results['new_tokens']} new tokens; speed-ups of totals, and in brackets "
-    about += "the ratio to the best choice"
+    about += f"or more, {results['new_tokens']} new tokens; "
+    about += "speed-ups of totals, and in brackets the ratio to the best choice" if timed else "tau"
     return "\n".join([source(results), about, "", table(heads, lines)])
 
 
@@ -633,15 +676,15 @@ def _against_fixed(rows: list[dict]) -> str:
     """Goodput and mean latency as multiples of those of the best fixed length, with errors."""
     lines = [
         (
-            f"{row['load']:g}",
+            number(row["load"], "g"),
             row["policy"],
             f"{row['relative_goodput'][0]:.3f} +- {row['relative_goodput'][1]:.3f}",
             f"{row['relative_latency'][0]:.3f} +- {row['relative_latency'][1]:.3f}",
             row["best_fixed"]["latency"],
             *(f"{row['latency'][p]:.3g}" for p in ("p50", "p90", "p99")),
             *(f"{1e3 * row['per_token'][p]:.3g}" for p in ("p50", "p99")),
-            f"{row['rows']:.1f}",
-            f"{row['drafted']:.2f}",
+            number(row["rows"], ".1f"),
+            number(row["drafted"], ".2f"),
         )
         for row in rows
         if not row["policy"].startswith("fixed")
@@ -670,11 +713,11 @@ def online(results: dict) -> str:
                 own = [w for w in row["windows"] if w["first"] // size == number_]
                 end = [w["alpha"] for w in own if w["first"] % size in last]
                 line.append(f"{own[0]['alpha']:.2f} to {sum(end) / len(end):.2f}")
-            whole = row["seconds"] + row["seconds_of_updates"]
-            line += [f"{row['tau']:.2f}", f"{1e3 * row['seconds_per_request']:.0f}"]
-            update = row["seconds_per_update"]
-            line.append("" if update is None else f"{1e3 * update:.0f}")
-            lines.append([*line, f"{row['seconds_of_updates'] / whole:.0%}"])
+            request, update = row["seconds_per_request"], row["seconds_per_update"]
+            line += [f"{row['tau']:.2f}"]
+            line += [number(each and 1e3 * each, ".0f") for each in (request, update)]
+            updates = row["seconds_of_updates"]
+            lines.append([*line, number(updates and updates / (row["seconds"] + updates), ".0%")])
         heads = ["draft model", *(f"alpha, {topic}" for topic in topics), "tau"]
         heads += ["ms per request", "ms per update", "time of updates"]
         texts += ["", f"**Temperature {temperature:g}**", "", table(heads, lines)]
@@ -690,7 +733,7 @@ def mtp_loss(results: dict) -> str:
     lines = [
         (
             row["method"],
-            f"{row['parameters']:,}",
+            number(row["parameters"], ","),
             spread(row["loss"], row["loss_sd"], ".3f"),
             spread(row["difference"], row["difference_sd"], "+.3f")
             if row["method"] != "alone"
@@ -733,12 +776,12 @@ def t5(results: dict) -> str:
             number(row["temperature"], "g"),
             row["gamma"],
             number(row["alpha"], ".2f"),
-            f"{row['tau']:.2f}",
-            f"{row['tokens_before_cut']:.2f}",
+            number(row["tau"], ".2f"),
+            number(row["tokens_before_cut"], ".2f"),
             number(row["expected_tokens"], ".2f"),
             number(row["c"], ".2f"),
-            f"{row['verify']:.2f}",
-            f"{row['speedup']:.2f}x",
+            number(row["verify"], ".2f"),
+            number(row["speedup"], ".2f", "x"),
             number(row["improvement"], ".2f"),
             number(row["improvement_measured_verify"], ".2f"),
         )
@@ -767,8 +810,8 @@ def beams(results: dict) -> str:
             row["nodes"],
             f"{row['steps'] / row['passes']:.2f}",
             f"{row['passes'] / row['steps']:.2f}",
-            f"{row['plain_ms_per_step']:.2f}",
-            f"{row['speedup']:.2f}x",
+            number(row["plain_ms_per_step"], ".2f"),
+            number(row["speedup"], ".2f", "x"),
             f"{row['identical']}/{row['prompts']}",
         )
         for row in results["rows"]

@@ -32,6 +32,7 @@ from specjax.files import write_json
 from specjax.models import hf
 
 BEAMS, GAMMAS, WIDER = (2, 4), (2, 3, 4, 5), (1, 2)
+TIMES = frozenset({"plain_ms_per_step", "speedup"})
 
 
 def pair(folder: Path) -> tuple[hf.Loaded, hf.Loaded]:
@@ -121,7 +122,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--repeats", type=int, default=5, help="timed runs of each setting")
     options: argparse.Namespace = parser.parse_args(argv)
     files = dict(each.split("=", 1) for each in options.prompts)
-    watch, rows, models = common.Stopwatch(), [], {}
+    watch, rows, models = common.start(options), [], {}
     for name, folder in (each.split("=", 1) for each in options.pairs):
         both = pair(Path(folder))
         ids = prompts_of(both[0], files.get(name), options.count)
@@ -132,7 +133,8 @@ def main(argv: Sequence[str]) -> None:
             jax.clear_caches()
     named = [common.without_folder(each) for each in argv]
     about = {"new": options.new, "repeats": options.repeats, "models": models}
-    write_json(options.out, {**common.record(__file__, named, watch), **about, "rows": rows})
+    result = {**common.record(__file__, named, watch), **about, "rows": rows}
+    write_json(options.out, common.checked(result, watch, TIMES))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.common import GPT2, Stopwatch, options, record
+from experiments.common import GPT2, checked, options, record, start
 from experiments.loops import Loop, clock, repeat
 from specjax import drafters, rng, sampling
 from specjax.data import datastore, ngram_tables
@@ -34,6 +34,7 @@ from specjax.models import lm
 from specjax.types import LM, Context, Drafter, ModelParams, Output, Verdict
 
 TARGET = dataclasses.replace(GPT2, vocab_size=32768, max_positions=4096)
+TIMES = frozenset({"ms", "share", "share_of_verify", "forward_ms"})
 PASSES = 3  # in a loop of target passes
 ROOM = 256  # positions after the text
 
@@ -171,10 +172,10 @@ def main(argv: list[str]) -> None:
     add("--samples", type=int, default=7, help="loops of each kind")
     add("--small", action="store_true", help="a tiny model and datastore, for a test")
     args = parser.parse_args(argv)
-    stopwatch = Stopwatch()
+    stopwatch = start(args)
     result = measure(args.length, args.turns, args.samples, args.small)
     result |= record(__file__, argv, stopwatch)
-    write_json(args.out, result)
+    write_json(args.out, checked(result, stopwatch, TIMES))
     for row in result["rows"]:
         shares = f"{row['share']:7.1%} {row['share_of_verify']:7.1%}"
         print(f"{row['drafter']:18} {row['ms']:8.3f} ms {shares}")

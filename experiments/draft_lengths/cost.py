@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.common import Stopwatch, options, record, without_folder
+from experiments.common import checked, options, record, start, without_folder
 from specjax import decode
 from specjax.bench import methods
 from specjax.bench.methods import MethodChoice
@@ -31,6 +31,7 @@ from specjax.models import hf
 
 # Label -> a text that never ends a draft of GAMMA tokens early.
 GAMMA = 4
+TIMES = frozenset({"round_ms", "ratio", "quartiles"})
 CONTROLS = {
     "none": "",
     "fixed": f"fixed:{GAMMA}",
@@ -113,7 +114,7 @@ def main(argv: list[str]) -> None:
     args.controls = args.controls.split(";")
     if "none" not in args.controls or not set(args.controls) <= set(CONTROLS):
         parser.error(f"--controls must have none, and others of {'; '.join(CONTROLS)}")
-    stopwatch, target = Stopwatch(), hf.load(args.target)
+    stopwatch, target = start(args), hf.load(args.target)
     rows = []
     for batch in map(int, args.batches.split(",")):
         own = compare(args, target, batch)
@@ -121,7 +122,8 @@ def main(argv: list[str]) -> None:
         print(*own, sep="\n", flush=True)
         shown = [without_folder(argument) for argument in argv]
         facts = {"target": Path(args.target).name, "gamma": GAMMA, "rows": rows}
-        write_json(args.out, facts | record(__file__, shown, stopwatch))
+        facts |= record(__file__, shown, stopwatch)
+        write_json(args.out, checked(facts, stopwatch, TIMES))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.common import BENCH_TIMES, possible
 from specjax.errors import UserError
 from specjax.files import write_json
 
@@ -39,8 +40,7 @@ def rows_of(results: dict, control: dict[str, str]) -> list[dict[str, Any]]:
             "lossless": row["lossless"]["passed"],
             **{key: row[key] for key in kept},
         }
-        for row in results["rows"]
-        if row["category"] is None
+        for row in possible([r for r in results["rows"] if r["category"] is None], BENCH_TIMES)
     ]
 
 
@@ -55,6 +55,7 @@ def compared(rows: Sequence[dict]) -> list[dict[str, Any]]:
     result = []
     for target, drafter, temperature, batch in settings:
         own = [row for row in rows if setting_of(row) == (target, drafter, temperature, batch)]
+        own = [row for row in own if row["speedup"] is not None]
         fixed = {r["control"]: r["speedup"] for r in own if r["control"].startswith("fixed:")}
         if not fixed:
             raise UserError(f"{target} with {drafter} has no fixed length; bench some")

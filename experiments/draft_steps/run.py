@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.common import GPT2, Stopwatch, options, record
+from experiments.common import GPT2, checked, options, record, start
 from experiments.draft_cost.run import ROOM, passes
 from experiments.loops import Loop, clock, repeat, tie
 from specjax import drafters, rng, sampling, tree
@@ -41,6 +41,9 @@ from specjax.models import lm
 from specjax.types import LM, Context, Drafter, ModelParams, Output, Verdict
 
 TARGET = dataclasses.replace(GPT2, vocab_size=32768)
+PARTS = ("first", "network", "draft", "growth")
+TIMES = frozenset(f"{part}_{unit}" for part in PARTS for unit in ("ms", "share"))
+TIMES |= {"verify_ms", "forward_ms"}
 PASSES = 4  # in a loop of target passes
 TREE = {"tree": "dynamic", "nodes": 24, "depth": 4, "top_k": 6}
 CHAIN = {"gamma": 4}
@@ -196,14 +199,13 @@ def main(argv: list[str]) -> None:
     add("--samples", type=int, default=9, help="loops of each kind")
     add("--small", action="store_true", help="a tiny model, for a test")
     args = parser.parse_args(argv)
-    stopwatch = Stopwatch()
+    stopwatch = start(args)
     result = measure(args.length, args.turns, args.samples, args.small)
     result |= record(__file__, argv, stopwatch)
-    write_json(args.out, result)
+    write_json(args.out, checked(result, stopwatch, TIMES))
     for row in result["rows"]:
         cells = " ".join(
-            f"{name} {row[f'{name}_ms']:6.2f} ms {row[f'{name}_share']:6.1%}  "
-            for name in ("first", "network", "draft", "growth")
+            f"{name} {row[f'{name}_ms']:6.2f} ms {row[f'{name}_share']:6.1%}  " for name in PARTS
         )
         print(f"{row['drafter']:45} {cells}")
     print({name: round(ms, 1) for name, ms in result["forward_ms"].items()})

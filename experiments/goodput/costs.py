@@ -20,13 +20,15 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from experiments.common import Stopwatch, options, record, without_folder
+from experiments.common import checked, options, record, start, without_folder
 from specjax import accept, drafters
 from specjax.bench import costs
 from specjax.bench.passes import Job, Method
 from specjax.files import write_json
 from specjax.models import hf
 from specjax.types import ModelParams
+
+TIMES = frozenset({"grid", "passes", "spread", "drafts", "context"})
 
 
 def make_job(target: hf.Loaded, rows: int, context: int) -> Job:
@@ -99,11 +101,11 @@ def main(argv: Sequence[str]) -> None:
     add("--prompt", type=int, default=64, help="tokens of the widest pass of one row")
     add("--samples", type=int, default=5)
     args = parser.parse_args(argv)
-    stopwatch, target = Stopwatch(), hf.load(args.target)
+    stopwatch, target = start(args), hf.load(args.target)
     cells = measure(target, args.rows, args.widths, args)
     result = record(__file__, [without_folder(a) for a in argv], stopwatch)
     result["target"] = Path(args.target).name
-    write_json(args.out, result | cells)
+    write_json(args.out, checked(result | cells, stopwatch, TIMES))
     print(f"spread {cells['spread']:.1%}; other processes {result['others_cpu']:.0%}")
 
 

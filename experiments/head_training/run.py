@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.common import Stopwatch, options, record
+from experiments.common import checked, options, record, start
 from experiments.loops import Loop, clock
 from specjax import drafters
 from specjax.drafters.heads import _rollout_loss
@@ -34,6 +34,7 @@ from specjax.models.transformer_config import TransformerConfig
 from specjax.train import optimise, update
 from specjax.types import LM, Batch
 
+TIMES = frozenset({"step_ms", "ratio", "forward_ratio", "forward_ms"})
 TARGET = TransformerConfig(
     family="llama",
     vocab_size=32768,
@@ -123,13 +124,13 @@ def main(argv: list[str]) -> None:
     add("--samples", type=int, default=5, help="steps of each kind")
     add("--small", action="store_true", help="a tiny model, for a test")
     args = parser.parse_args(argv)
-    stopwatch, config = Stopwatch(), TARGET
+    stopwatch, config = start(args), TARGET
     if args.small:
         tiny = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "head_dim": 4}
         config = dataclasses.replace(config, num_layers=3, num_heads=4, num_kv_heads=4, **tiny)
     result = measure(config, args.rows, args.length, args.samples)
     result |= record(__file__, argv, stopwatch)
-    write_json(args.out, result)
+    write_json(args.out, checked(result, stopwatch, TIMES))
     print(f"the target's forward {result['forward_ms']:.0f} ms")
     for row in result["rows"]:
         print(f"{row['method']:26} step {row['step_ms']:8.0f} ms, {row['ratio']:.2f} forwards")

@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from configs import mtp_pretrain, pretrain
-from experiments.common import Stopwatch, options, record, without_folder
+from experiments.common import Stopwatch, checked, options, record, without_folder
 from specjax.config import Config
 from specjax.files import write_json
 from specjax.train import recipes
 
+TIMES = frozenset({"seconds"})
 METHODS = ("alone", "mtp", "mtp_module")
 SHAPE = {
     "vocab_size": 1024,
@@ -123,13 +124,13 @@ def main(argv: list[str]) -> None:
     add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="two or more")
     add("--quick", action="store_true", help="a tiny model, for a test")
     args = parser.parse_args(argv)
-    stopwatch = Stopwatch()
+    stopwatch = Stopwatch(keep=args.busy == "keep")
     if len(set(args.seeds)) < 2:
         raise SystemExit("--seeds has fewer than two different seeds; the spread needs two or more")
     rows = [train(method, seed, args) for seed in args.seeds for method in METHODS]
     result = {"steps": args.steps, "seeds": args.seeds, "shape": SHAPE, "methods": compared(rows)}
     result |= {"rows": rows} | record(__file__, list(map(without_folder, argv)), stopwatch)
-    write_json(args.out, result)
+    write_json(args.out, checked(result, stopwatch, TIMES))
     for row in result["methods"]:
         print(f"{row['method']:12} loss {row['loss']:.4f}, {row['difference']:+.4f} to alone")
 

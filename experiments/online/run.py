@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.common import Stopwatch, options, record, without_folder
+from experiments.common import checked, options, record, start, without_folder
 from specjax.files import write_json, write_text
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -41,6 +41,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "forward KL, ring of 64": {"online.buffer": 64},
 }
 TOPICS = ("stories", "dialogues", "code", "other stories")
+TIMES = frozenset({"seconds_per_update", "seconds_per_request", "seconds", "seconds_of_updates"})
 KEPT = ("first", "last", "updates", "alpha", "tau", "wrong")
 
 
@@ -153,7 +154,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--width", type=int, default=64, help="of the draft")
     parser.add_argument("--arms", default=";".join(ARMS), help="labels, separated by semicolons")
     args = parser.parse_args(argv)
-    stopwatch = Stopwatch()
+    stopwatch = start(args)
     args.workdir.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(line) + "\n" for line in stream(args)]
     write_text(args.workdir / "stream.jsonl", "".join(lines))
@@ -165,7 +166,8 @@ def main(argv: list[str]) -> None:
         for temperature in (0.0, 1.0):
             rows.append(arm(args, label, temperature, ARMS[label]))
             head = record(__file__, [*shown, "--workdir=DIR"], stopwatch)
-            write_json(args.out, head | {"settings": settings, "topics": TOPICS, "rows": rows})
+            result = head | {"settings": settings, "topics": TOPICS, "rows": rows}
+            write_json(args.out, checked(result, stopwatch, TIMES))
 
 
 if __name__ == "__main__":

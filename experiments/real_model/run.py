@@ -46,7 +46,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from experiments.common import Stopwatch, options, record, without_folder
+from experiments.common import BENCH_TIMES, checked, options, record, start, without_folder
 from experiments.real_model import measuring, profiles, rows
 from experiments.real_model.measuring import Setting
 from experiments.real_model.methods import build
@@ -56,6 +56,8 @@ from specjax.bench.passes import Method
 from specjax.data import chat, prompt_files
 from specjax.files import write_json
 from specjax.models import hf
+
+TIMES = BENCH_TIMES | {"times", "empty", "finds", "missed"}  # the last four are of profiles
 
 
 class Question(NamedTuple):
@@ -92,8 +94,8 @@ def measure_cell(
     """Label -> one entry per batch; plain decoding is one of the labels."""
     result: dict[str, list[dict]] = {label: [] for label in (PLAIN, *(m.name for m in methods))}
     starts = range(0, len(some), setting.batch_size)
-    for turn, start in enumerate(starts):
-        batch = some[start : start + setting.batch_size]
+    for turn, offset in enumerate(starts):
+        batch = some[offset : offset + setting.batch_size]
         read = measuring.read(setting, [each.ids for each in batch])
         order: list[Method | None] = [None, *methods]
         # Rotate the order: no method always runs first.
@@ -179,7 +181,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str]) -> None:
     """Entry point."""
-    args, stopwatch = parse(argv), Stopwatch()
+    args = parse(argv)
+    stopwatch = start(args)
     end = time.perf_counter() + args.seconds
     target = hf.load(args.target)
     profile = args.workdir / "profile.json"
@@ -212,7 +215,7 @@ def main(argv: Sequence[str]) -> None:
         "uncertainty": uncertainty.ABOUT,
         "rows": every,
     }
-    write_json(args.out, result)
+    write_json(args.out, checked(result, stopwatch, TIMES))
     print(rows.table(every))
 
 

@@ -46,7 +46,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.common import Stopwatch, options, record, without_folder
+from experiments.common import Stopwatch, checked, options, record, start, without_folder
 from experiments.loops import Loop, clock, repeat, tie
 from experiments.self_speculation import training
 from specjax import accept, decode, drafters, rng, sampling
@@ -58,6 +58,22 @@ from specjax.theory import chain
 from specjax.types import LM, DecodeState, Drafter, ModelParams, Records, Sublayers
 
 PARTS = ("acceptance", "steps", "reuse", "drafts", "adapters", "targets")
+TIMED = ("steps", "reuse")  # the parts with times; the others have none
+TIMES = frozenset(
+    {
+        "ms",
+        "share",
+        "reuse_saves",
+        "ms_of_first_layers",
+        "ms_of_first_layers_over_block",
+        "verify_ms",
+        "ratios",
+        "ms_of_round_plain",
+        "ms_of_round_reuse",
+        "tokens_per_second_plain",
+        "tokens_per_second_reuse",
+    }
+)
 TEMPERATURES = (0.0, 1.0)
 PASSES = 8  # in a loop of passes
 CONTEXT = 256  # tokens before the timed passes
@@ -373,10 +389,10 @@ def main(argv: Sequence[str]) -> None:
     args = parse(argv)
     parts = json.loads(args.out.read_text())["parts"] if args.out.exists() else {}
     for part in [name for name in PARTS if name in args.parts]:
-        stopwatch = Stopwatch()
+        stopwatch = start(args) if part in TIMED else Stopwatch()
         numbers = measure(part, args, parts)
         facts = record(__file__, [without_folder(argument) for argument in argv], stopwatch)
-        parts[part] = facts | numbers
+        parts[part] = checked(facts | numbers, stopwatch, TIMES if part in TIMED else ())
         write_json(args.out, {"parts": {name: parts[name] for name in PARTS if name in parts}})
         jax.clear_caches()
         print(f"{part}: {stopwatch.seconds:.0f} s", flush=True)

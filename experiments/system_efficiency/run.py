@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from experiments.common import GPT2, Stopwatch, options
+from experiments.common import BENCH_TIMES, GPT2, checked, options, start
 from specjax import accept, drafters
 from specjax.bench import measuring, results, summaries, timing
 from specjax.bench.passes import Job, Method
@@ -48,6 +48,7 @@ DRAFT = dataclasses.replace(
     num_kv_heads=4,
     head_dim=64,
 )
+TIMES = BENCH_TIMES | {"round_ms", "rest_ms", "plain_ms", "plain_rest_ms"}
 SMALL = {  # the shape of both models with --small
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -151,7 +152,7 @@ def main(argv: Sequence[str]) -> None:
     small = SMALL if args.small else {}
     target, draft = (dataclasses.replace(config, **small) for config in (GPT2, DRAFT))
     job = make_job(target, args.prompts, args.new, args.repeats)
-    stopwatch, rows = Stopwatch(), []
+    stopwatch, rows = start(args), []
     every = methods(job, draft, args.gammas, args.rates)
     with Console(stderr=True).status("") as status:
         for gamma, some in zip(args.gammas, every, strict=True):
@@ -163,7 +164,7 @@ def main(argv: Sequence[str]) -> None:
         "others_cpu": round(stopwatch.others_cpu, 3),
         "rows": rows,
     }
-    write_json(args.out, result)
+    write_json(args.out, checked(result, stopwatch, TIMES))
     show(rows, result["others_cpu"])
 
 

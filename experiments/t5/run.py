@@ -34,7 +34,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments.common import Stopwatch, options, record, without_folder
+from experiments.common import checked, options, record, start, without_folder
 from experiments.loops import Loop, clock, repeat
 from experiments.t5 import bpd, spec_drafter
 from experiments.trained_drafters.measuring import bench_config
@@ -55,6 +55,20 @@ DRAFTS = {
 # What is trained on the target, on what it wrote.
 HEADS = (spec_drafter, bpd)
 GAMMAS, TEMPERATURES = (3, 5, 7), (0.0, 1.0)
+TIMES = frozenset(
+    {
+        "seconds",
+        "ms",
+        "c",
+        "verify",
+        "speedup",
+        "speedup_interval",
+        "improvement",
+        "improvement_measured_verify",
+        "tokens_per_second",
+        "plain_tokens_per_second",
+    }
+)
 SOURCE = 48  # tokens of the source when passes are timed
 ITERATIONS, SAMPLES = 50, 7
 
@@ -300,6 +314,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> None:
     """Entry point."""
     args = parse(argv)
+    if not args.train_only:
+        start(args)  # refuses before the training
     target, generated = args.workdir / "target", args.workdir / "generated"
     drafts = {label: folder_of(label, args) for label in DRAFTS}
     if not args.measure_only:
@@ -313,7 +329,7 @@ def main(argv: list[str]) -> None:
     trained = trained_by(args, argv)
     if args.train_only:
         return
-    stopwatch = Stopwatch()
+    stopwatch = start(args)
     rows = bench(args, target, drafts)
     ms = costs(target, drafts)
     spec, prompts = folder_of(spec_drafter.NAME, args), args.workdir / "prompts.jsonl"
@@ -332,7 +348,7 @@ def main(argv: list[str]) -> None:
         "differences": [row for each in far for row in each],
     }
     jax.clear_caches()
-    write_json(args.out, result)
+    write_json(args.out, checked(result, stopwatch, TIMES))
     for row in result["rows"]:
         what = f"{row['method']:32} T={row['temperature']:g} gamma {row['gamma']}"
         tokens = f"tau {row['tau']:.2f} ({row['expected_tokens'] or 0:.2f})"

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import topologies
 
-from experiments.common import Stopwatch, options, record
+from experiments.common import Stopwatch, checked, options, record
 from experiments.tpu_programs import facts, hlo, meshes, programs
 from experiments.tpu_programs.programs import Made, Size
 from specjax.errors import UserError
@@ -41,6 +41,7 @@ CHIPS = ("v5e", "v5p", "v6e")
 TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
 LARGE = {"v5e": "v5e:4x4", "v5p": "v5p:2x2x4", "v6e": "v6e:4x4"}
 PASSES = (1, 6, 8, 16)
+TIMES = frozenset({"compile_seconds"})
 
 
 class Case(NamedTuple):
@@ -160,7 +161,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--chips", nargs="+", choices=CHIPS, default=CHIPS)
     parser.add_argument("--only", nargs="+", default=[""], help="parts of names of programs")
     args = parser.parse_args(argv)
-    stopwatch = Stopwatch()
+    stopwatch = Stopwatch(keep=args.busy == "keep")
     short_blocks.compile_ahead_for_tpu()
     size = programs.small() if args.small else Size()
     rows = []
@@ -170,7 +171,7 @@ def main(argv: list[str]) -> None:
             print(line(rows[-1]), flush=True)
             result = {"rows": rows, "small": args.small} | record(__file__, argv, stopwatch)
             result["versions"]["libtpu"] = version("libtpu")
-            write_json(args.out, result)
+            write_json(args.out, checked(result, stopwatch, TIMES))
 
 
 if __name__ == "__main__":

@@ -35,12 +35,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from experiments.common import without_folder
+from experiments.common import BENCH_TIMES, checked, options, start, without_folder
 from experiments.trained_drafters.measuring import bench, verify
 from experiments.trained_drafters.trained import TRAINED, methods
 from experiments.trained_drafters.training import metrics, time_steps, train
 from specjax.bench.results import machine
 from specjax.files import write_text
+
+TIMES = BENCH_TIMES | {"seconds", "data_share"}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -62,9 +64,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """The arguments; ``workdir`` is created, ``names`` are the drafters to train."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__file__, __doc__)
     add = parser.add_argument
     add("--name", required=True, help="the key of the results in results.json")
     add("--target", required=True, help="model directory or workdir of a trained run")
@@ -94,7 +94,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--new", type=int, default=64)
     add("--verified", type=int, default=512, help="prompts to compare forecasts and decoding on")
     add("--only", default="", help="names, separated by semicolons")
-    add("--out", type=Path, default=Path(__file__).with_name("results.json"))
     args = parser.parse_args(argv)
     args.names = split(args.only, ";") or list(TRAINED)
     known(args.names, TRAINED)
@@ -133,16 +132,18 @@ def known(names: Iterable[str], every: Iterable[str]) -> None:
 def main(argv: list[str]) -> None:
     """Entry point."""
     args = parse(argv)
+    stopwatch = start(args)
     trained = {name: train(name, args) for name in args.names}
     rates = {name: time_steps(name, args) for name in args.names if args.timed}
     rows = bench(args, trained) if args.repeats else []
     verified = verify(args, trained, args.verified) if args.verified else {}
     result = json.loads(args.out.read_text()) if args.out.exists() else {"targets": {}}
     script = ["python", "experiments/trained_drafters/run.py"]
-    result["targets"][args.name] = {
+    measured = {
         "command": shlex.join([*script, *map(without_folder, argv)]),
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
+        "others_cpu": stopwatch.others_cpu,
         "versions": {name: version(name) for name in ("specjax", "jax")},
         "training": {
             name: metrics(workdir) | ({"tokens_per_second": rates[name]} if name in rates else {})
@@ -151,6 +152,7 @@ def main(argv: list[str]) -> None:
         "forecasts": verified,
         "rows": rows,
     }
+    result["targets"][args.name] = checked(measured, stopwatch, TIMES)
     write_text(args.out, json.dumps(result, indent=1) + "\n")
     print(table(rows))
     for name, tau in verified.items():

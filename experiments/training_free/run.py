@@ -26,11 +26,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from experiments.common import Stopwatch, options, without_folder
+from experiments.common import BENCH_TIMES, checked, options, start, without_folder
 from specjax.bench.results import machine
 from specjax.files import write_json
 
 PROMPTS, WARM, WORDS = 8, 8, 24
+TIMES = BENCH_TIMES
 CONFIG = Path(__file__).parents[2] / "configs" / "training_free.py"
 
 
@@ -49,14 +50,14 @@ def openings(text: str) -> list[str]:
     return [*begin[-PROMPTS:], *begin[:WARM]]
 
 
-def measure(workdir: Path, flags: list[str]) -> dict[str, Any]:
+def measure(args: argparse.Namespace, workdir: Path, flags: list[str]) -> dict[str, Any]:
     """Runs the configuration; its rows, with date, machine and versions."""
-    stopwatch = Stopwatch()
+    stopwatch = start(args)
     models = f":{workdir}" if (workdir / "target").exists() else ""
     command = [sys.executable, "-m", "specjax.run", f"--config={CONFIG}{models}"]
     if status := subprocess.run([*command, f"--workdir={workdir}", *flags]).returncode:
         raise SystemExit(status)
-    return {
+    result = {
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
         "others_cpu": stopwatch.others_cpu,
@@ -64,6 +65,7 @@ def measure(workdir: Path, flags: list[str]) -> dict[str, Any]:
         "versions": {name: version(name) for name in ("specjax", "jax")},
         "rows": json.loads((workdir / "results.json").read_text())["rows"],
     }
+    return checked(result, stopwatch, TIMES)
 
 
 def measure_stories(args: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
@@ -83,7 +85,7 @@ def measure_stories(args: argparse.Namespace, flags: list[str]) -> dict[str, Any
             keys[f"stages.{stage}.target"] = args.stories
             keys[f"stages.{stage}.data.files"] = args.corpus
         own = [f"--config.{key}={value}" for key, value in keys.items()]
-        return measure(Path(folder, "run"), [*own, *flags])
+        return measure(args, Path(folder, "run"), [*own, *flags])
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -92,7 +94,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     head = "| method | " + " | ".join(f"T={t:g}, batch {b}" for t, b in settings) + " |"
     found = {(row["method"], row["temperature"], row["batch_size"]): row for row in rows}
     plain = [
-        f"1, {found[rows[0]['method'], *setting]['autoregressive_tokens_per_second']:.0f}, 1x"
+        f"1, {_rate(found[rows[0]['method'], *setting]['autoregressive_tokens_per_second'])}, 1x"
         for setting in settings
     ]
     lines = [head, "|" + "---|" * (len(settings) + 1), f"| plain decoding | {' | '.join(plain)} |"]
@@ -100,10 +102,16 @@ def table(rows: list[dict[str, Any]]) -> str:
         cells = []
         for setting in settings:
             row = found[method, *setting]
-            speed = f"{row['tokens_per_second']:.0f}, {row['speedup']:.2f}x"
-            cells.append(f"{row['block_efficiency']:.2f}, {speed}")
+            speed = "-" if row["speedup"] is None else f"{row['speedup']:.2f}x"
+            rate = _rate(row["tokens_per_second"])
+            cells.append(f"{row['block_efficiency']:.2f}, {rate}, {speed}")
         lines.append(f"| {method} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _rate(tokens: float | None) -> str:
+    """Tokens per second; "-" where the machine was busy."""
+    return "-" if tokens is None else f"{tokens:.0f}"
 
 
 def main(argv: list[str]) -> None:
@@ -122,7 +130,8 @@ def main(argv: list[str]) -> None:
     script = ["python", "experiments/training_free/run.py"]
     result["command"] = shlex.join([*script, *map(without_folder, argv)])
     if args.only != "stories260K":
-        result["targets"]["quickstart"] = measure(Path(args.quickstart), flags)
+        result["targets"]["quickstart"] = measure(args, Path(args.quickstart), flags)
+        write_json(args.out, result)
     if args.stories and args.only != "quickstart":
         result["targets"]["stories260K"] = measure_stories(args, flags)
     write_json(args.out, result)

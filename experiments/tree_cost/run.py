@@ -29,7 +29,7 @@ from importlib.metadata import version
 
 import numpy as np
 
-from experiments.common import GPT2, Stopwatch, options
+from experiments.common import GPT2, checked, options, start
 from experiments.loops import Loop, clock, forward
 from experiments.tree_cost import parts
 from experiments.tree_cost.parts import RULES
@@ -41,6 +41,7 @@ from specjax.tree import block_layout
 from specjax.types import DETERMINISTIC
 
 TARGET = dataclasses.replace(GPT2, vocab_size=32768)
+TIMES = frozenset({"ms", "all_ms", "of_tree_forward", "of_one_token_forward"})
 CASES = 3  # drafts of each kind of siblings
 
 
@@ -118,7 +119,7 @@ def main() -> None:
     args = parser.parse_args()
 
     config, tree = dataclasses.replace(TARGET, num_layers=args.layers), shapes.parse(args.tree)
-    stopwatch = Stopwatch()
+    stopwatch = start(args)
     measured = study(config, tree, args.batch, args.context, args.turns, args.repeats)
     others = stopwatch.others_cpu
     shape = f"{args.layers} layers, 768 wide, 12 heads, vocabulary 32768"
@@ -135,7 +136,7 @@ def main() -> None:
         "tree": {"spec": args.tree, "nodes": tree.nodes, "depth": tree.depth},
         **measured,
     }
-    write_json(args.out, result)
+    write_json(args.out, checked(result, stopwatch, TIMES))
     show(measured, others)
 
 

@@ -36,7 +36,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from experiments.common import Stopwatch, options
+from experiments.common import BENCH_TIMES, checked, options, start
 from experiments.tree_search.study import Options, study
 from specjax.bench.passes import Job
 from specjax.bench.results import machine
@@ -47,6 +47,7 @@ from specjax.models import hf
 from specjax.topology import shapes
 from specjax.topology.shapes import Topology
 
+TIMES = BENCH_TIMES | {"verify_ms", "draft_level", "choices"}
 QUICKSTART = Path("runs/quickstart")
 STDLIB_TOKENS = 64  # of each prompt of the set stdlib
 
@@ -144,9 +145,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    args, stopwatch = parse(argv), Stopwatch()
+    args = parse(argv)
     target, draft = load_pair(args)
-    prompts = load_prompts(args, target)
+    prompts, stopwatch = load_prompts(args, target), start(args)
     job = Job(
         target=target.lm,
         params=target.params,
@@ -178,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "batch": args.batch,
         **measured,
     }
-    write_json(args.out, result)
+    write_json(args.out, checked(result, stopwatch, TIMES))
     shapes.save(
         args.out.with_name("tree.json"),
         Topology(tuple(measured["tree"])),

@@ -48,7 +48,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.common import Stopwatch, options, without_folder
+from experiments.common import checked, options, start, without_folder
 from experiments.vs_transformers import sides
 from experiments.vs_transformers.models import Pair, constructed, stories
 from specjax.bench.results import machine
@@ -57,6 +57,7 @@ from specjax.files import write_json
 from specjax.models import hf
 
 SIDES = ("specjax", "transformers")
+TIMES = frozenset({"tokens_per_second", "spread", "ratio", "ratio_spread", "threads"})
 Key = tuple[str, str]  # (side, method)
 
 
@@ -178,7 +179,7 @@ def main(argv: Sequence[str]) -> None:
     # On GPUs jax would use a shorter mantissa for products by default, and torch does not.
     if args.dtype == "float32":
         jax.config.update("jax_default_matmul_precision", "float32")
-    stopwatch, rows, pairs = Stopwatch(), [], []
+    stopwatch, rows, pairs = start(args), [], []
     with tempfile.TemporaryDirectory() as folder:
         pairs.append(constructed(Path(folder), args.new, args.small))
         if args.stories:
@@ -204,7 +205,7 @@ def main(argv: Sequence[str]) -> None:
         "new_tokens": {pair.name: pair.new for pair in pairs},
         "rows": rows,
     }
-    write_json(args.out, result)
+    write_json(args.out, checked(result, stopwatch, TIMES))
     print(table(result))
     print(f"other processes used {result['others_cpu']:.0%} of the machine")
 

@@ -158,10 +158,9 @@ def _lossless(row: dict) -> Cell:
         return Cell(DASH, 0, "", "lossy by design" if row.get("class") == "L3" else "")
     result = passed(check)
     if result is None:
+        why = "lossy by design" if row.get("class") == "L3" else "too few tokens"
         inconclusive = check.get("passed") is None
-        return Cell(
-            "?", 2, "unsure", "too few tokens" if inconclusive else "neither true nor false"
-        )
+        return Cell("?", 2, "unsure", why if inconclusive else "neither true nor false")
     text, style, rank = ("yes", "passed", 3) if result else ("NO", "failed", 1)
     return Cell(text, rank, style, str(check.get("detail") or "").rpartition(", ")[2])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specjax import ModelParams, accept, drafters, testing
-from specjax.bench import measuring, metrics, passes, summaries
+from specjax.bench import lossless, measuring, metrics, passes, summaries
 from specjax.bench.measuring import Measured
 from specjax.errors import UserError
 from specjax.testing import cases
@@ -14,11 +14,11 @@ TARGET, DRAFT = testing.tabular(3), testing.tabular(3, "draft")
 PROMPTS, CATEGORIES = [[0, 1], [2], [1, 1, 0]], ["a", "b", "a"]
 
 
-def rows(name: str, temperature: float, **keys):
-    """The row of a method, those of its categories, and its passes."""
+def rows(name: str, temperature: float, rule: str = "", **keys):
+    """The row of a method, those of its categories, and its passes; checked if it has a rule."""
     drafter = drafters.make(name, TARGET, **keys)
     params = ModelParams(cases.table(0), drafter.init_params(None))
-    method = passes.Method(name, drafter, accept.load("chain"), params)
+    method = passes.Method(name, drafter, accept.load(rule or "chain"), params)
     settings = {"temperature": temperature}
     job = passes.Job(
         TARGET, cases.table(0), PROMPTS, settings, 2, 12, (), 5, 3, categories=CATEGORIES
@@ -26,7 +26,8 @@ def rows(name: str, temperature: float, **keys):
     seeds = [job._replace(seed=job.seed + repeat) for repeat in range(job.repeats)]
     runs = [passes.run_pass(each, method) for each in seeds]
     plain = [passes.run_pass(each, None) for each in seeds]
-    whole, *parts = summaries.measured_rows(job, [method], Measured(plain, [runs]), check=False)
+    measured = Measured(plain, [runs])
+    whole, *parts = summaries.measured_rows(job, [method], measured, check=bool(rule))
     return whole, parts, runs
 
 
@@ -72,3 +73,25 @@ def test_greedy_passes_that_differ_are_all_counted():
     whole, parts, runs = rows("controlled", 0.0, drafters=inner, rate=0.5)
     assert runs[0].outputs == runs[1].outputs and runs[0].emitted != runs[1].emitted
     check(whole, parts, runs)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("rule", "temperature", "found", "passed"),
+    [
+        ("chain", 1.0, True, True),
+        ("lenient", 1.0, True, None),
+        ("lenient", 1.0, False, False),
+        ("lenient", 0.0, True, True),
+    ],
+)
+def test_no_sampled_text_shows_that_a_lossy_rule_is_lossless(
+    rule, temperature, found, passed, monkeypatch
+):
+    """A greedy text that is equal is a fact, and so is a law that is not the target's."""
+    result = lossless.Lossless("law", found, "900 tokens, 0 impossible, p = 0.5")
+    for name in ("law_check", "greedy_identity"):
+        monkeypatch.setattr(lossless, name, lambda *_, **__: result)
+    whole, *_ = rows("draft_model", temperature, rule, **MODEL)
+    assert whole["lossless"]["passed"] is passed
+    assert whole["lossless"]["detail"].endswith("lenient is lossy") is (passed is None)

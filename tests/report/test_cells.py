@@ -100,3 +100,12 @@ def test_time_split_has_the_order_and_the_colours_of_its_plot():
         assert f".part-{part} {{ --part: {colour.lower()} }}" in style
     [line] = cells.lines([report_cases.row(time_split={"other": 0.1, "host": 0.2, "draft": 0.7})])
     assert [bar.head for bar in line.split] == ["draft", "host", "other"]
+
+
+def test_a_lossy_rule_without_a_verdict_is_not_said_to_have_too_few_tokens():
+    check = {"check": "law", "passed": None, "detail": "900 tokens, p = 0.5; the rule is lossy"}
+    for kind, why in (("L1", "too few tokens"), ("L3", "lossy by design")):
+        [line] = cells.lines([report_cases.row(lossless=check) | {"class": kind}])
+        keys = [column.key for column in columns.COLUMNS]
+        cell = line.cells[keys.index("lossless")]
+        assert (cell.text, cell.below) == ("?", why)
