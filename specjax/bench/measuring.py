@@ -10,18 +10,26 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from specjax.bench import costs, passes, token_probs
+from specjax.bench import costs, passes
 from specjax.bench.passes import Job, Method, Pass
 from specjax.bench.progress import Progress
 from specjax.bench.timing import Clock
 from specjax.errors import NonFiniteLogits, UserError
 
-Task = Callable[[], object]
+Report = Callable[[str], None]
+
+
+class Task(NamedTuple):
+    """Something to do in any thread, and what it is called in messages."""
+
+    name: str
+    run: Callable[[], object]
 
 
 class Measured(NamedTuple):
@@ -32,11 +40,11 @@ class Measured(NamedTuple):
 
 
 def warm(
-    jobs: Sequence[Job], methods: Sequence[Method], also: Sequence[Task] = ()
+    jobs: Sequence[Job], methods: Sequence[Method], report: Report = lambda _: None
 ) -> dict[str | None, float]:
     """Compiles every program that ``measure`` runs for these jobs, several at the same time.
 
-    Compiling is most of the time of a short bench. ``also`` are further tasks for the same threads.
+    Compiling is most of the time of a short bench. ``report`` is called with a status message.
 
     Returns:
         Seconds to trace and compile the loop and the prefill of each method, by name (None: plain
@@ -45,19 +53,45 @@ def warm(
     _check_names(methods)
     seconds: dict[str | None, float] = {}
     shapes = {(job.batch_size, job.width): job for job in jobs}
-    tasks = list(also)
+    tasks: list[Task] = []
     for job in shapes.values():
-        for method in (None, *methods):
+        for number, method in enumerate((None, *methods)):
+            name = _spell(methods, number)
             tasks += [
-                functools.partial(_compile_pass, job, method, seconds),
-                functools.partial(_compile_clocks, job, method),
+                Task(f"loop of {name}", functools.partial(_compile_pass, job, method, seconds)),
+                Task(f"clocks of {name}", functools.partial(_compile_clocks, job, method)),
             ]
-    for job in {job.width: job for job in shapes.values()}.values():
-        tasks += _comparisons(job, methods)
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for done in [pool.submit(task) for task in tasks]:
-            done.result()
+    together(tasks, "compiling", report)
     return seconds
+
+
+def together(tasks: Sequence[Task], what: str, report: Report = lambda _: None) -> None:
+    """Runs the tasks in as many threads as there are cores; ``what`` begins the status messages.
+
+    After an error those that have not begun are dropped. After an interrupt it also does not wait
+    for those that have: a compilation cannot be stopped.
+    """
+    begun = itertools.count(1)
+
+    def run(task: Task) -> None:
+        report(f"{what}, {next(begun)} of {len(tasks)}: {task.name}")
+        task.run()
+
+    pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
+    try:
+        for done in [pool.submit(run, task) for task in tasks]:
+            done.result()
+    except BaseException as error:
+        pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def _spell(methods: Sequence[Method], number: int) -> str:
+    """A method in a status message; number 0 is plain decoding."""
+    if not number:
+        return "plain decoding"
+    return f"{methods[number - 1].name} (method {number} of {len(methods)})"
 
 
 def _compile_pass(job: Job, method: Method | None, seconds: dict[str | None, float]) -> None:
@@ -76,23 +110,6 @@ def _compile_clocks(job: Job, method: Method | None) -> None:
         clock.compile(params, state)
 
 
-def _comparisons(job: Job, methods: Sequence[Method]) -> Iterator[Task]:
-    """Tasks that compile the comparison of target and draft probabilities."""
-    text, width = [[0]] * min(8, len(job.prompts)), job.width + job.max_new_tokens
-    for method in methods:
-        drafter, params = passes.drafter_and_params(*passes.one_part(job, method))
-        yield functools.partial(
-            token_probs.compare,
-            job.target,
-            params,
-            text,
-            text,
-            job.settings,
-            drafter,
-            width=width,
-        )
-
-
 def _check_names(methods: Sequence[Method]) -> None:
     """Raises UserError if two methods have one name: their measurements would be mixed."""
     names = [method.name for method in methods]
@@ -103,7 +120,7 @@ def _check_names(methods: Sequence[Method]) -> None:
 def measure(
     job: Job,
     methods: Sequence[Method],
-    report: Callable[[str], None] = lambda _: None,
+    report: Report = lambda _: None,
     progress: Progress | None = None,
     name: str = "",
 ) -> Measured:
@@ -134,8 +151,7 @@ def measure(
             key = f"{name}, pass {repeat + 1}, method {index}"
             stored = progress.get(key)
             if stored is None:
-                label = method.name if method else "autoregressive"
-                report(f"{label}, pass {repeat + 1} of {job.repeats}")
+                report(f"pass {repeat + 1} of {job.repeats}: {_spell(methods, index)}")
                 # Another seed for every pass: more text for the check of sampled outputs.
                 seeded = job._replace(seed=job.seed + repeat)
                 stored = passes.to_json(_timed_pass(seeded, method, parts[index]))

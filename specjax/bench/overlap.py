@@ -17,10 +17,8 @@ import numpy as np
 
 from specjax import sampling
 from specjax.bench import token_classes
-from specjax.bench.token_probs import compare
+from specjax.bench.token_probs import compare, rows
 from specjax.types import DETERMINISTIC, LM, Batch, Drafter, ModelParams
-
-BATCH = 8  # rows in one call of ``Training.foresee``
 
 TokenIds = Sequence[Sequence[int]]
 
@@ -66,7 +64,9 @@ def overlap(
         return None
     by_token = None
     if foresee is not None:
-        by_token = _acceptance_probs(foresee, params, prompts, outputs, settings, width)
+        by_token = _acceptance_probs(
+            foresee, target.vocab_size, params, prompts, outputs, settings, width
+        )
     if probs is not None:
         values = compare(target, params, prompts, outputs, settings, drafter, width=width).overlap
     else:
@@ -121,6 +121,7 @@ def _by_kind(values: np.ndarray, kinds: Sequence[str | None] | None) -> dict | N
 
 def _acceptance_probs(
     foresee: Callable[..., jax.Array],
+    vocab_size: int,
     params: ModelParams,
     prompts: TokenIds,
     outputs: TokenIds,
@@ -131,12 +132,13 @@ def _acceptance_probs(
     its token at each depth is accepted, given that those before it are."""
     result = []
     width = width or max(len(p) + len(o) for p, o in zip(prompts, outputs, strict=True))
-    for start in range(0, len(prompts), BATCH):
-        pairs = list(zip(prompts, outputs, strict=True))[start : start + BATCH]
-        tokens = np.zeros((BATCH, width), np.int32)
+    batch = rows(width, vocab_size)
+    for start in range(0, len(prompts), batch):
+        pairs = list(zip(prompts, outputs, strict=True))[start : start + batch]
+        tokens = np.zeros((batch, width), np.int32)
         for i, (p, o) in enumerate(pairs):
             tokens[i, : len(p) + len(o)] = [*p, *o]
-        how = sampling.make_sampling(BATCH, **settings)
+        how = sampling.make_sampling(batch, **settings)
         values = np.asarray(_call(foresee, params, Batch(jnp.asarray(tokens)), how), np.float64)
         # Row t belongs to the draft that begins with the token at t + 1.
         result += [values[i, len(p) - 1 : len(p) + len(o) - 1] for i, (p, o) in enumerate(pairs)]

@@ -7,13 +7,13 @@ of them by default. A grid of many methods needs more; the compiler then ends th
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 
 from specjax.bench import measuring
-from specjax.bench.measuring import Task
+from specjax.bench.measuring import Report
 from specjax.bench.passes import Job, Method
 
 MAPS, MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
@@ -36,28 +36,27 @@ class Programs:
     def __init__(self, methods: Sequence[Method]):
         self._methods = methods
         self._shapes: set[tuple[int, int]] = set()
-        self._largest = 0  # maps that the programs of one shape added
+        self._before = maps()  # when the programs of the newest shape were not compiled
+        self._largest = 0  # maps that one shape added, with what was compiled to check its rows
         # Seconds to trace and compile the loop and the prefill of each method (None: plain).
         self.seconds: dict[str | None, float] = {}
 
-    def warm(
-        self, job: Job, also: Sequence[Task] = (), note: Callable[[], None] = lambda: None
-    ) -> None:
+    def warm(self, job: Job, report: Report = lambda _: None) -> None:
         """Compiles what ``measuring.measure`` runs for this job, unless it is there already.
 
-        ``also`` are further tasks for the same threads. ``note`` is called before it compiles.
+        ``report`` is called with a status message.
         """
         shape = job.batch_size, job.width
         if shape in self._shapes:
             return
-        note()
-        before = maps()
-        if before + self._largest > most_maps():
+        now = maps()
+        self._largest = max(self._largest, now - self._before)
+        if now + self._largest > most_maps():
             self._release()
-            before = maps()
-        for name, seconds in measuring.warm([job], self._methods, also).items():
+            now = maps()
+        self._before = now
+        for name, seconds in measuring.warm([job], self._methods, report).items():
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds
-        self._largest = max(self._largest, maps() - before)
         self._shapes.add(shape)
 
     def _release(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
@@ -31,36 +32,42 @@ from specjax.bench.passes import Job, Method, Pass, one_part
 
 
 def measured_rows(
+    job: Job, methods: Sequence[Method], measured: Measured, **options: Any
+) -> list[dict]:
+    """The rows of all methods: ``rows_of`` each, which has the ``options``."""
+    rows = []
+    for method, runs in zip(methods, measured.methods, strict=True):
+        rows += rows_of(job, method, runs, measured.plain, **options)
+    return rows
+
+
+def rows_of(
     job: Job,
-    methods: Sequence[Method],
-    measured: Measured,
-    compiled: dict[str | None, float] | None = None,
+    method: Method,
+    runs: list[Pass],
+    plain: list[Pass],
     *,
     check: bool = True,
+    by_definition: bool = True,
     proven: Sequence[proofs.Proof] = (),
 ) -> list[dict]:
-    """A row per method, each followed by one row per category of the prompts, if they have any.
+    """The row of a method, and one row per category of the prompts, if they have any.
 
     Args:
         job: what was measured.
-        methods: in the order of ``measured.methods``.
-        measured: the passes.
-        compiled: seconds of compilation by name of the method (``measuring.warm``).
-        check: whether to check the outputs and compute the overlap, which takes a forward pass of
-            both models.
+        method, runs: a method, and its passes.
+        plain: the passes of plain decoding.
+        check: whether to check the outputs; sampled ones take a forward pass of the models.
+        by_definition: whether to compute the overlap with ``check``; it takes one too.
         proven: reports on the lossless class of drafters and rules that are not the package's.
     """
-    rows = []
-    for method, runs in zip(methods, measured.methods, strict=True):
-        status = proofs.status(method.drafter, method.accept, job.target, proven)
-        row = _method_row(job, method, runs, measured.plain, (compiled or {}).get(method.name))
-        row["class_status"] = status
-        if check:
-            row |= _checks(job, method, runs, measured.plain)
-        rows.append(row)
-        for category in dict.fromkeys(c for c in job.categories if c is not None):
-            rows.append(_category_row(job, method, runs, measured.plain, category, row))
-    return rows
+    row = _method_row(job, method, runs, plain)
+    row["class_status"] = proofs.status(method.drafter, method.accept, job.target, proven)
+    if check:
+        row["lossless"] = _check(job, method, runs, plain)
+        row["overlap"] = _overlap(job, method, plain) if by_definition else None
+    categories = dict.fromkeys(c for c in job.categories if c is not None)
+    return [row, *(_category_row(job, method, runs, plain, each, row) for each in categories)]
 
 
 def _different(job: Job, runs: Sequence[Pass]) -> Sequence[Pass]:
@@ -96,9 +103,7 @@ def _rates(runs: Sequence[Pass]) -> list[float]:
     return [p.tokens / p.loop for p in runs]
 
 
-def _method_row(
-    job: Job, method: Method, runs: list[Pass], plain: list[Pass], compiled: float | None
-) -> dict:
+def _method_row(job: Job, method: Method, runs: list[Pass], plain: list[Pass]) -> dict:
     fast, slow = _rates(runs), _rates(plain)
     ratios = [a / b for a, b in zip(fast, slow, strict=True)]
     speedup = statistics.median(fast) / statistics.median(slow)
@@ -143,7 +148,7 @@ def _method_row(
         "costs_ms": costs,
         "time_split": split,
         "prefill_seconds": statistics.median(p.prefill for p in runs),
-        "compile_seconds": compiled,
+        "compile_seconds": None,
         "warm": method.warm,
     }
 
@@ -171,11 +176,9 @@ def _prediction(
     return predicted, costs_ms, split
 
 
-def _checks(job: Job, method: Method, runs: list[Pass], plain: list[Pass]) -> dict:
-    """The fields "lossless" and "overlap"."""
+def _check(job: Job, method: Method, runs: list[Pass], plain: list[Pass]) -> dict:
+    """The field "lossless"."""
     job, method = one_part(job, method)
-    width = job.width + job.max_new_tokens
-    outputs = [o for run in runs for o in run.outputs]
     if job.settings["temperature"] == 0:
         # Of several passes the first that failed.
         result = min(
@@ -183,15 +186,26 @@ def _checks(job: Job, method: Method, runs: list[Pass], plain: list[Pass]) -> di
             key=lambda each: bool(each.passed),
         )
     else:
-        prompts = list(job.prompts) * len(runs)
         result = lossless.law_check(
-            job.target, method.params, prompts, outputs, job.settings, method.drafter, width=width
+            job.target,
+            method.params,
+            list(job.prompts) * len(runs),
+            [o for run in runs for o in run.outputs],
+            job.settings,
+            method.drafter,
+            width=job.width + job.max_new_tokens,
         )
         if result.passed and method.accept.lossless_class != "L1":
             # A test that has found no difference does not show that a lossy rule has none.
             detail = f"{result.detail}; the rule {method.accept.name} is lossy"
             result = result._replace(passed=None, detail=detail)
-    by_definition = overlap(
+    return result._asdict()
+
+
+def _overlap(job: Job, method: Method, plain: list[Pass]) -> dict | None:
+    """The field "overlap"."""
+    job, method = one_part(job, method)
+    return overlap(
         job.target,
         method.drafter,
         method.params,
@@ -200,9 +214,8 @@ def _checks(job: Job, method: Method, runs: list[Pass], plain: list[Pass]) -> di
         job.settings,
         categories=job.categories,
         decode=job.spell,
-        width=width,
+        width=job.width + job.max_new_tokens,
     )
-    return {"lossless": result._asdict(), "overlap": by_definition}
 
 
 def _category_row(

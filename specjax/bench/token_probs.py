@@ -17,8 +17,14 @@ from specjax import logit_maps, sampling
 from specjax.models import lm
 from specjax.types import LM, Context, Drafter, ModelParams
 
-# Numbers in one array of probabilities [B,T,V]. Larger batches are divided.
-MAX_NUMBERS = 2**28
+# Numbers in one array of probabilities [B,T,V], of which several exist at a time. Larger batches
+# are divided, and so are the places of a text where the model has ``LM.unembed``.
+MAX_NUMBERS = 2**24
+
+
+def rows(width: int, vocab_size: int, most: int = 8) -> int:
+    """How many texts of ``width`` tokens may be scored at once, at least one."""
+    return max(1, min(most, MAX_NUMBERS // (width * vocab_size)))
 
 
 class Comparison(NamedTuple):
@@ -54,7 +60,7 @@ def compare(
         batch: largest number of rows in one call of the models.
     """
     width = width or max(len(p) + len(o) for p, o in zip(prompts, outputs, strict=True))
-    batch = max(1, min(batch, MAX_NUMBERS // (width * target.vocab_size)))
+    batch = rows(width, target.vocab_size, batch)
     draft_probs, columns = None if drafter is None else drafter.probs, []
     for start in range(0, len(prompts), batch):
         some = slice(start, start + batch)
@@ -85,19 +91,48 @@ def _pack(
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _compare(target, draft_probs, params, context):
     """The fields of ``Comparison`` for every token after the first, f32[B,T-1] each."""
-    tokens = context.tokens
-    logits = lm.forward(target, params.target, tokens).logits
-    logits = logit_maps.along_text(context.sampling.maps, logits, tokens)
-    probs = sampling.to_probs(logits, context.sampling)[:, :-1]
-    own = jnp.take_along_axis(probs, tokens[:, 1:, None], -1)
+    tokens, maps = context.tokens, context.sampling.maps
+    out = lm.forward(target, params.target, tokens)
+    draft = None if draft_probs is None else draft_probs(params, context)[:, :-1]
+    if target.unembed is None or maps is not None:  # maps depend on the whole text
+        probs = sampling.to_probs(logit_maps.along_text(maps, out.logits, tokens), context.sampling)
+        return _fields(probs[:, :-1], draft, tokens[:, 1:])
+
+    def some(parts):
+        hidden, following, drafted = parts
+        logits = target.unembed(params.target, hidden)
+        return _fields(sampling.to_probs(logits, context.sampling), drafted, following)
+
+    # The logits of all places are never computed.
+    parts = out.hidden[:, :-1], tokens[:, 1:], draft
+    size = max(1, MAX_NUMBERS // (len(tokens) * target.vocab_size))
+    return _by_pieces(some, parts, min(size, tokens.shape[1] - 1))
+
+
+def _by_pieces(function, parts, size: int):
+    """``function`` of arrays [B,T,...], ``size`` places at a time; it returns arrays [B,T]."""
+    length = jax.tree.leaves(parts)[0].shape[1]
+    whole = length // size
+    cut = lambda x: x[:, : whole * size].reshape(x.shape[0], whole, size, *x.shape[2:])  # noqa: E731
+    pieces = jax.tree.map(lambda x: cut(x).swapaxes(0, 1), parts)
+    done = jax.lax.map(function, pieces)
+    done = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(x.shape[1], whole * size), done)
+    if whole * size == length:
+        return done
+    rest = function(jax.tree.map(lambda x: x[:, whole * size :], parts))
+    return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), done, rest)
+
+
+def _fields(probs, draft, following):
+    """The fields, from probabilities f32[B,T,V] before the tokens ``following`` i32[B,T]."""
+    own = jnp.take_along_axis(probs, following[..., None], -1)
     above = jnp.where(probs > own, probs, 0).sum(-1)
     tied = jnp.where(probs == own, probs, 0).sum(-1)
-    if draft_probs is None:
+    if draft is None:
         zeros = jnp.zeros_like(above)
         return above, tied, zeros, zeros, zeros + jnp.nan
-    draft = draft_probs(params, context)[:, :-1]
     higher = draft > probs
-    preferred = jnp.take_along_axis(higher, tokens[:, 1:, None], -1)[..., 0]
+    preferred = jnp.take_along_axis(higher, following[..., None], -1)[..., 0]
     return (
         above,
         tied,

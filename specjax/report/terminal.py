@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +17,7 @@ from specjax.report.cells import NOT_MEASURABLE
 
 STYLES = ("green", "bold red", "bold blue", "bold")  # by origin: accepted, residual, bonus, plain
 REJECTED = "magenta strike dim"
+TICK, SOON, OFTEN = 0.5, 2.0, 10.0  # seconds, see ``Status``
 WIDTH = 120  # characters of a file or a pipe, which have no width; the table fits in it
 
 
@@ -24,6 +27,50 @@ def console() -> Console:
     if not console.is_terminal:
         console.width = WIDTH
     return console
+
+
+class Status:
+    """What takes time at the moment: a spinner on a terminal, and elsewhere lines.
+
+    A line is printed when something has taken ``SOON`` seconds, and one every ``OFTEN`` seconds,
+    with the seconds since the beginning.
+    """
+
+    def __init__(self, console: Console, message: str):
+        self._console, self._message = console, message
+        self._began = self._changed = time.monotonic()
+        self._spinner = console.status(Text(message)) if console.is_terminal else None
+        self._ended = threading.Event()
+        self._printer = threading.Thread(target=self._print, daemon=True)
+
+    def __enter__(self) -> Status:
+        if self._spinner is not None:
+            self._spinner.start()
+        elif not self._console.quiet:
+            self._printer.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._ended.set()
+        if self._spinner is not None:
+            self._spinner.stop()
+        elif self._printer.ident is not None:
+            self._printer.join()
+
+    def update(self, message: str) -> None:
+        """Changes the message."""
+        self._message, self._changed = message, time.monotonic()
+        if self._spinner is not None:
+            self._spinner.update(Text(message))
+
+    def _print(self) -> None:
+        shown, last = "", self._began
+        while not self._ended.wait(TICK):
+            now, message = time.monotonic(), self._message
+            late = message != shown and now - self._changed >= SOON
+            if late or now - last >= OFTEN - TICK:
+                self._console.print(Text(f"{now - self._began:4.0f} s  {message}"))
+                shown, last = message, now
 
 
 def has_colours(console: Console) -> bool:
@@ -85,6 +132,18 @@ def table(rows: Sequence[dict]) -> Table:
             Text(_lossless(row.get("lossless"))),
         )
     return out
+
+
+def line(row: dict) -> Text:
+    """The main values of a row of results.json, before there is a table."""
+    parts = [
+        f"tau {_number(row, 'block_efficiency')}",
+        f"{_number(row, 'tokens_per_second', '{:.0f}')} tokens/s",
+        f"plain {_number(row, 'autoregressive_tokens_per_second', '{:.0f}')}",
+        f"speed-up {_number(row, 'speedup', '{:.2f}x')}",
+        f"lossless: {_lossless(row.get('lossless'))}",
+    ]
+    return Text.assemble(_cell(row.get("method"), 100), ": ", ", ".join(parts))
 
 
 def notes(rows: Sequence[dict]) -> list[str]:

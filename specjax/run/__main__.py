@@ -1,8 +1,6 @@
 """Runs the command line: python -m specjax.run --config=configs/<name>.py ..."""
 
-import sys
-
-from specjax.run.command_line import main
+from specjax.run.command_line import command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

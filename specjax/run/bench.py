@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.text import Text
@@ -47,11 +47,12 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
         NotLossless: after everything is written.
     """
     console = terminal.console()
-    target = build.target(settings)
-    methods = build.methods(settings, target, settings.bench.temperatures)
+    with terminal.Status(console, "reading the models"):
+        target = build.target(settings)
+        methods = build.methods(settings, target, settings.bench.temperatures)
     proven = [proofs.read(path) for path in settings.bench.proof]
-    with console.status("reading prompts"):
-        grid = _cells(settings, target, methods)
+    with terminal.Status(console, "reading prompts") as status:
+        grid = _cells(settings, target, methods, status.update)
     workdirs.announce_replacement(settings, workdir)
     for chosen in {id(cell.prompts): cell.prompts for cell in grid}.values():
         console.print(Text(chosen.about(), "dim"))
@@ -61,13 +62,14 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
     if len(done):
         console.print(f"[dim]resuming after {len(done)} passes that were measured before[/dim]")
     cells.note_proofs(console, proven, methods)
-    with console.status("measuring costs") as status:
-        show = lambda message: status.update(Text(message))  # noqa: E731
-        grid = profiles.with_profiles(settings, target, grid, workdir, done, show)
+    with terminal.Status(console, "measuring costs") as status:
+        grid = profiles.with_profiles(settings, target, grid, workdir, done, status.update)
     options = settings.bench
-    tracing = cells.Tracing(options.trace_prompts, options.trace_tokens, options.show_trace)
+    asked = cells.Asked(
+        options.report, options.trace_prompts, options.trace_tokens, options.show_trace
+    )
     try:
-        rows, traces, measured = cells.measure(grid, tracing, done, console, proven)
+        rows, traces, measured = cells.measure(grid, asked, done, console, proven)
     except NonFiniteLogits:  # a resumed bench would fail again
         done.forget()
         raise
@@ -92,7 +94,12 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
     cells.check_lossless(rows)
 
 
-def _cells(settings: Settings, target: hf.Loaded, methods: list[passes.Method]) -> list[Cell]:
+def _cells(
+    settings: Settings,
+    target: hf.Loaded,
+    methods: list[passes.Method],
+    report: Callable[[str], None],
+) -> list[Cell]:
     """Every cell of the grid. Raises UserError."""
     options = settings.bench
     if settings.record:
@@ -100,7 +107,7 @@ def _cells(settings: Settings, target: hf.Loaded, methods: list[passes.Method]) 
     for key in ("trace_prompts", "trace_tokens"):
         if (value := getattr(options, key)) < 0:
             raise UserError(f"config.{key} is {value}; it must be at least 0")
-    answer = functools.partial(_plain_answers, settings, target, max(options.batch_sizes))
+    answer = functools.partial(_plain_answers, settings, target, max(options.batch_sizes), report)
     names, grid = settings.prompts.names, []
     for name, context in itertools.product(names, options.contexts):
         chosen = prompts_lib.read(settings.prompts, target, answer, name=name, context=context)
@@ -113,9 +120,14 @@ def _cells(settings: Settings, target: hf.Loaded, methods: list[passes.Method]) 
 
 
 def _plain_answers(
-    settings: Settings, target: hf.Loaded, batch_size: int, prompts: Sequence[Prompt]
+    settings: Settings,
+    target: hf.Loaded,
+    batch_size: int,
+    report: Callable[[str], None],
+    prompts: Sequence[Prompt],
 ) -> list[list[int]]:
     """New tokens of plain greedy decoding: what later turns follow, for every method."""
+    report(f"plain decoding of {len(prompts)} turns of conversations, which other turns follow")
     chosen = PromptSet(None, list(prompts), [])
     largest = dataclasses.replace(settings, batch_size=batch_size)
     job = build.job(settings, target, chosen, 0.0, build.rows(largest, len(prompts)))

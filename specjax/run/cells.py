@@ -34,12 +34,13 @@ class Cell(NamedTuple):
     uncut: bool  # whether the prompts are as in the file, not cut to a context length
 
 
-class Tracing(NamedTuple):
-    """Which continuations are traced, and how long they are."""
+class Asked(NamedTuple):
+    """What is made beside the table, which takes further programs."""
 
-    prompts: int  # of each temperature and method
-    tokens: int  # at least those that are measured
-    show: bool  # whether the terminal shows one
+    report: bool  # the overlap of target and draft, and the traces
+    prompts: int  # to trace, of each temperature and method
+    tokens: int  # of a trace, at least those that are measured
+    show: bool = False  # whether the terminal shows a trace
 
 
 class _Traced(NamedTuple):
@@ -60,44 +61,56 @@ class Results(NamedTuple):
 
 def measure(
     cells: Sequence[Cell],
-    tracing: Tracing,
+    asked: Asked,
     done: progress.Progress,
     console,
     proven: Sequence[proofs.Proof] = (),
 ) -> Results:
-    """Measures every cell with every method. Raises NonFiniteLogits and UserError."""
+    """Measures every cell with every method, and prints each row as soon as it is measured.
+
+    Raises NonFiniteLogits and UserError.
+    """
     found: dict[int, tuple[measuring.Measured, list[dict]]] = {}
-    with console.status("compiling") as status:
+    with terminal.Status(console, "warm drafters learn") as status:
         cells = [_taught(cell) for cell in cells]
-        traced = _traced(cells, tracing)
         made = Programs(cells[0].methods)
-        also: list[measuring.Task] = [
-            functools.partial(token_traces.compile, t.cell.job, t.method) for t in _shapes(traced)
-        ]
         for number in _by_shape(cells):
             cell = cells[number]
             report = functools.partial(_show_status, status, cell.name)
-            made.warm(cell.job, also, functools.partial(report, "compiling"))
-            also = []
+            made.warm(cell.job, report)
             one = measuring.measure(cell.job, cell.methods, report, done, f"setting {number}")
-            report("losslessness and overlap")
-            own = summaries.measured_rows(cell.job, cell.methods, one, made.seconds, proven=proven)
-            found[number] = one, own
-        status.update("tracing")
-        traces = [
-            token_traces.record(
-                t.cell.job,
-                t.method,
-                t.number,
-                category=t.cell.prompts.prompts[t.number].category,
-            )
-            for t in traced
-        ]
+            found[number] = one, []
+            for method, runs in zip(cell.methods, one.methods, strict=True):
+                report(f"checking {method.name}")
+                own = summaries.rows_of(
+                    *(cell.job, method, runs, one.plain),
+                    by_definition=asked.report,
+                    proven=proven,
+                )
+                console.print(Text.assemble((f"{cell.name}: ", "dim"), terminal.line(own[0])))
+                found[number][1].extend(own)
+        traces = _traces(_traced(cells, asked), status.update)
     order = range(len(cells))
     rows = [row for number in order for row in found[number][1]]
     # Now all shapes are compiled.
     rows = [row | {"compile_seconds": made.seconds.get(row["method"])} for row in rows]
     return Results(rows, traces, [(cells[number], found[number][0]) for number in order])
+
+
+def _traces(traced: Sequence[_Traced], report: measuring.Report) -> list[dict]:
+    """The traces; their programs are compiled now, several at the same time."""
+    tasks = [
+        measuring.Task(t.method.name, functools.partial(token_traces.compile, t.cell.job, t.method))
+        for t in _shapes(traced)
+    ]
+    if tasks:
+        measuring.together(tasks, "compiling traces", report)
+    result = []
+    for number, t in enumerate(traced):
+        report(f"tracing, {number + 1} of {len(traced)}: {t.method.name}")
+        category = t.cell.prompts.prompts[t.number].category
+        result.append(token_traces.record(t.cell.job, t.method, t.number, category=category))
+    return result
 
 
 def _by_shape(cells: Sequence[Cell]) -> list[int]:
@@ -107,7 +120,7 @@ def _by_shape(cells: Sequence[Cell]) -> list[int]:
 
 
 def _show_status(status, cell: str, message: str) -> None:
-    status.update(Text(f"{cell}: {message}"))
+    status.update(f"{cell}: {message}")
 
 
 def _taught(cell: Cell) -> Cell:
@@ -115,20 +128,20 @@ def _taught(cell: Cell) -> Cell:
     return cell._replace(methods=[passes.teach(cell.job, m, others) for m in cell.methods])
 
 
-def _traced(cells: Sequence[Cell], tracing: Tracing) -> list[_Traced]:
+def _traced(cells: Sequence[Cell], asked: Asked) -> list[_Traced]:
     """What to trace: the first prompts of the first cell of each temperature, with every method.
 
-    Only one continuation if only the terminal shows it.
+    Only one continuation if only the terminal shows it; none if nothing shows them.
     """
     first = {cell.job.settings["temperature"]: cell for cell in reversed(cells)}
-    first = {key: _longer(cell, tracing.tokens) for key, cell in first.items()}
+    first = {key: _longer(cell, asked.tokens) for key, cell in first.items()}
     result = [
         _Traced(cell, method, number)
         for cell in list(first.values())[::-1]
         for method in cell.methods
-        for number in range(min(tracing.prompts, len(cell.job.prompts)))
+        for number in range(min(asked.prompts if asked.report else 0, len(cell.job.prompts)))
     ]
-    if tracing.show and not result:
+    if asked.show and not result:
         cell = next(reversed(first.values()))
         method = next((m for m in cell.methods if m.drafter.nodes), cell.methods[0])
         result = [_Traced(cell, method, 0)]

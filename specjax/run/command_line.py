@@ -21,7 +21,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
@@ -31,7 +31,7 @@ from specjax import registry
 from specjax.config import Config
 from specjax.errors import UserError
 from specjax.report import terminal
-from specjax.run import catalog, key_help, overrides, several
+from specjax.run import catalog, interrupts, key_help, overrides, several
 from specjax.run.bench import NotLossless
 from specjax.run.dispatch import run
 
@@ -185,7 +185,7 @@ def _read_flags(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point, also of the console command ``specjax``: returns the exit status."""
+    """Runs a command line; returns the exit status."""
     argv = sys.argv if argv is None else argv
     logging.set_verbosity(logging.WARNING)  # JAX logs every accelerator that it does not find
     try:
@@ -202,10 +202,19 @@ def main(argv: list[str] | None = None) -> int:
         if "home directory" not in str(error):
             raise
         return terminal.fail(f"{error}: a path begins with ~ and the name of an unknown user")
-    except KeyboardInterrupt:
-        message = "interrupted; the same command resumes training runs and benches"
-        return terminal.fail(message, 130)
+    except KeyboardInterrupt as error:
+        return terminal.fail(interrupts.MESSAGE, interrupts.status_of(error))
     return 0
+
+
+def command() -> NoReturn:
+    """The process of ``specjax`` and of ``python -m specjax.run``; ends it within two seconds of
+    Ctrl-C or SIGTERM."""
+    interrupts.install()
+    status = main()
+    if status in interrupts.STATUS.values():
+        interrupts.leave(status)
+    sys.exit(status)
 
 
 def _shows(argv: Sequence[str]) -> bool:

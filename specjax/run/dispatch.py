@@ -66,10 +66,17 @@ def run(config: Config, workdir: Path, command: str | None = None) -> None:
         if mode == "bench" and not settings.again and workdirs.is_finished(settings, workdir):
             workdirs.show_finished(workdir)
             return
+    # From now on others see that the run has begun.
+    with workdirs.made(workdir):
+        _run(config, workdir, command, settings, stages, skipped)
+
+
+def _run(config: Config, workdir: Path, command: str | None, settings, stages, skipped) -> None:
+    """``run`` of a checked configuration: its stages, then its mode."""
     if stages or skipped:
         for stage in stages:
             _check_keys(stage.config)
-        decodes = mode in ("generate", "chat", "bench", "online")
+        decodes = config.mode in ("generate", "chat", "bench", "online")
         stages_lib.check(settings if decodes else None, stages)
     for name, _, result in skipped:
         line = Text.assemble((name, "bold"), f": skipped, no setting uses {result}")
@@ -83,7 +90,7 @@ def run(config: Config, workdir: Path, command: str | None = None) -> None:
     elif settings.beams is not None:
         beams.generate(settings, workdir, command)
     else:
-        DECODING[mode](settings, workdir, command)
+        DECODING[config.mode](settings, workdir, command)
 
 
 def _check_keys(config: Config) -> str:

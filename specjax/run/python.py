@@ -19,7 +19,7 @@ from specjax.data.prompts import PromptSet
 from specjax.errors import UserError
 from specjax.models import hf
 from specjax.report import terminal
-from specjax.run import cells
+from specjax.run import cells, workdirs
 from specjax.types import LM
 
 
@@ -42,7 +42,8 @@ class Options:
     proof: Sequence[proofs.Report | str | os.PathLike] = ()
     trace_prompts: int = 1  # prompts to trace, with every temperature and method
     trace_tokens: int = 96  # new tokens of a traced text; at least ``max_new_tokens``
-    report: bool = True  # whether plots and the report are written
+    # Whether plots and the report are written; without it no overlap and no trace is computed.
+    report: bool = True
     show: bool = True  # whether progress and the table are printed
 
     def __post_init__(self):
@@ -98,13 +99,25 @@ def measure(
     how, workdir, model = Options(**options), Path(workdir).expanduser(), objects.model_of(target)
     console = terminal.console() if how.show else Console(quiet=True)
     chosen = objects.prompts_of(model, prompts)
-    results.check_workdir(workdir)
     results.check_no_training(workdir)
+    with workdirs.made(workdir):
+        return _measured(model, methods, how, chosen, workdir, console)
+
+
+def _measured(
+    model: Model,
+    methods: Mapping[str, Given],
+    how: Options,
+    chosen: PromptSet,
+    workdir: Path,
+    console: Console,
+) -> dict[str, Any]:
+    """``measure``, in a workdir that exists."""
     proven = [_proof(each) for each in how.proof]
     grid = _grid(model, _job(model, chosen, how), methods, how, chosen)
     cells.note_proofs(console, proven, grid[0].methods)
-    tracing = cells.Tracing(how.trace_prompts, how.trace_tokens, show=False)
-    measured = cells.measure(grid, tracing, progress.Progress(), console, proven)
+    asked = cells.Asked(how.report, how.trace_prompts, how.trace_tokens)
+    measured = cells.measure(grid, asked, progress.Progress(), console, proven)
     path = _write(workdir, model, list(methods), how, measured)
     cells.show(console, measured.rows, how.repeats)
     cells.write_report(console, path, measured.rows, draw=how.report)

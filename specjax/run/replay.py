@@ -40,7 +40,7 @@ def replay(settings: Settings, workdir: Path, command: str | None) -> None:
     workdirs.announce_replacement(settings, workdir)
     batch_size = min(settings.batch_size, len(recording.traces))
     rows = []
-    with console.status("compiling") as status:
+    with terminal.Status(console, "compiling") as status:
         for method in methods:
             tallies = replay_lib.measure(
                 method,
@@ -87,7 +87,7 @@ def _outputs(traces: Sequence[Trace], category: str | None, most: int) -> list[l
 
 
 def _show_status(status, method: str, message: str) -> None:
-    status.update(Text(f"{method}: {message}"))
+    status.update(f"{method}: {message}")
 
 
 def _show_skipped(console, lines: list[dict]) -> None:

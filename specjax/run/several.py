@@ -15,6 +15,7 @@ from absl import flags
 from specjax import sharding
 from specjax.config import Config
 from specjax.errors import UserError
+from specjax.run import interrupts
 from specjax.sharding import watch
 
 FLAGS = ("distributed", "coordinator", "processes", "process")
@@ -72,8 +73,8 @@ def _ending() -> Iterator[None]:
         raise UserError(
             "another process has ended before its work was done; the same commands resume the run"
         ) from None
-    except KeyboardInterrupt:
-        watch.fail(130)
+    except KeyboardInterrupt as error:
+        watch.fail(interrupts.status_of(error))
         raise
     except BaseException:
         watch.fail(1)

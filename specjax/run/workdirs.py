@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,31 @@ from specjax.run.resolve import FREE, Settings
 
 
 def check(workdir: Path) -> None:
-    """Tries to write into the workdir, and leaves it as it was. Raises UserError.
+    """Tries to write into the workdir, and leaves it as it was. Raises UserError."""
+    with made(workdir):
+        pass
 
-    With several processes the first one tries, since it writes.
+
+@contextlib.contextmanager
+def made(workdir: Path) -> Iterator[None]:
+    """Makes the workdir, and removes it and its parents again if they are empty at the end.
+
+    With several processes the first one does, since it writes. Raises UserError if nothing can be
+    written into it.
     """
-    if not sharding.is_first():
-        return
+    folders: list[Path] = []
+    try:
+        if sharding.is_first():
+            folders += _make(workdir)
+        yield
+    finally:
+        for folder in reversed(folders):
+            with contextlib.suppress(OSError):  # something has been written
+                folder.rmdir()
+
+
+def _make(workdir: Path) -> list[Path]:
+    """Makes a folder; returns those that did not exist. Raises UserError, and then makes none."""
     made: list[Path] = []
     try:
         results.check_workdir(workdir)
@@ -32,13 +53,15 @@ def check(workdir: Path) -> None:
                 made.append(folder)
         with tempfile.TemporaryFile(dir=workdir):
             pass
-    except OSError as error:
+    except (OSError, UserError) as error:
+        for folder in reversed(made):
+            folder.rmdir()
+        if isinstance(error, UserError):
+            raise
         raise UserError(
             f"cannot write into {workdir}: {error.strerror or error}; choose another --workdir"
         ) from None
-    finally:
-        for folder in reversed(made):
-            folder.rmdir()
+    return made
 
 
 def earlier(workdir: Path) -> dict[str, Any] | None:

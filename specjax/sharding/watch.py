@@ -147,12 +147,17 @@ def fail(status: int) -> None:
     def leave() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        end = time.monotonic() + LEAVING
-        for peer in _peers:  # JAX aborts a process whose coordinator has ended
-            peer.closed.wait(max(0.0, end - time.monotonic()))
+        wait_for_ends(LEAVING)
         os._exit(status)
 
     atexit.register(leave)
+
+
+def wait_for_ends(seconds: float) -> None:
+    """Waits for the others to end: JAX aborts a process whose coordinator has ended."""
+    end = time.monotonic() + seconds
+    for peer in _peers:
+        peer.closed.wait(max(0.0, end - time.monotonic()))
 
 
 def _coordinator(port: int) -> socket.socket:
