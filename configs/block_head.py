@@ -47,7 +47,10 @@ def get_config(method: str = "dflash") -> ConfigDict:
     drafter.mask_id = config_dict.placeholder(int)
     drafter.context = "mixed" if method == "dflare" else "shared"
     drafter.causal = method == "jetspec"
-    drafter.anchor = method in ("dspark", "domino")
+    # Whether the pending token's place predicts; None: no, or as in the files of drafter.model.
+    drafter.anchor = config_dict.placeholder(bool)
+    if method in ("dspark", "domino"):
+        drafter.anchor = True
     drafter.correction = {"dspark": "markov", "domino": "gru"}.get(method, "none")
     # Rank of the correction; None: 256.
     drafter.rank = config_dict.placeholder(int)

@@ -11,7 +11,7 @@ from typing import Any
 from specjax import registry
 from specjax.accept import verdict as verdict
 from specjax.errors import UserError
-from specjax.types import CHAIN, DETERMINISTIC, SIBLINGS, Accept, Drafter
+from specjax.types import CHAIN, CLASSES, DETERMINISTIC, SIBLINGS, Accept, Drafter
 
 # Modules that are no rules.
 HELPERS = ("verdict",)
@@ -27,10 +27,27 @@ def names() -> list[str]:
 def load(name: str, **keys: Any) -> Accept:
     """The rule ``name``, made with ``keys``.
 
-    Raises UserError for an unknown name or key, or a function that makes no rule.
+    Raises UserError for an unknown name or key, or a function that makes no rule of a known class.
     """
     rule = registry.call(__name__, name, "acceptance rule", **keys)
-    return registry.check_type(name, "acceptance rule", rule, Accept)
+    rule = registry.check_type(name, "acceptance rule", rule, Accept)
+    check(rule)
+    return rule
+
+
+def check(rule: Accept) -> None:
+    """Raises UserError unless a rule declares a lossless class and kinds of siblings that exist."""
+    if rule.lossless_class not in CLASSES:
+        raise UserError(
+            f"the rule {rule.name} declares the lossless class {rule.lossless_class!r}; "
+            f"it must be one of {', '.join(CLASSES)}"
+        )
+    kinds = rule.siblings
+    if not isinstance(kinds, tuple | list) or not kinds or not set(kinds) <= set(SIBLINGS):
+        raise UserError(
+            f"the rule {rule.name} declares siblings {kinds!r}; "
+            f"it must be a tuple of some of {', '.join(SIBLINGS)}"
+        )
 
 
 def default_rule(drafter: Drafter) -> str:
@@ -54,8 +71,9 @@ def _check_siblings(drafter: Drafter) -> None:
 def check_pair(drafter: Drafter, rule: Accept) -> None:
     """Raises UserError if the class of ``rule`` does not hold for the drafts of ``drafter``.
 
-    The message names the rules that are admissible.
+    The message names the rules that are admissible. A class that does not exist is an error too.
     """
+    check(rule)
     _check_siblings(drafter)
     if drafter.siblings in rule.siblings:
         return

@@ -3,23 +3,29 @@
 The tests of specjax prove the class of the package's own rules and drafters. Objects from elsewhere
 declare a class. It counts as proven when a report of ``testing.check_drafter`` (of a drafter) or
 ``testing.check_accept`` (of a rule) is given that passed all checks, of an object of that name, in
-this version of specjax. A quick report proves nothing, and neither does one of a drafter without a
-rule.
+this version of specjax. For a rule, class and keys must be equal too (``keys_of``): the report of
+one rule does not count for another of the same name. A quick report proves nothing, and neither
+does one of a drafter without a rule.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import CodeType
 from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from specjax import __version__, files
 from specjax.errors import UserError
 from specjax.types import LM, Accept, Drafter
 
 PROVEN, DECLARED = "proven", "declared"
-SCHEMA = 1
+SCHEMA = 2
 # Tools for tests, with wrong methods among them: not proven.
 UNPROVEN = "specjax.testing"
 LIBRARIES = ("jax", "jaxlib", "numpy", "flax", "functools", "builtins", "optax", "operator")
@@ -40,6 +46,9 @@ class Report(Protocol):
     @property
     def proves(self) -> str: ...  # "drafter", "rule", or "" for an incomplete report
 
+    @property
+    def rule(self) -> Accept | None: ...  # that was checked; None: a report about a drafter
+
 
 class Proof(NamedTuple):
     """What a report says about one object."""
@@ -48,12 +57,26 @@ class Proof(NamedTuple):
     version: str  # of specjax, in which the checks were made
     passed: bool
     proves: str  # "drafter", "rule", or "" for an incomplete report
+    lossless_class: str = ""  # that the rule declares; "": a proof of a drafter
+    keys: dict[str, str] | None = None  # ``keys_of`` the rule
+
+    def of(self, method: Drafter | Accept) -> bool:
+        """Whether it is about this object."""
+        if method.name != self.name:
+            return False
+        if not isinstance(method, Accept):
+            return self.proves == "drafter"
+        known = self.lossless_class == method.lossless_class and self.keys == keys_of(method)
+        return self.proves == "rule" and known
 
 
 def of_report(report: Report) -> Proof:
     """The proof that a report made in this process is."""
-    passed = bool(report.passed and report.findings)
-    return Proof(report.name, __version__, passed, report.proves)
+    passed, rule = bool(report.passed and report.findings), report.rule
+    if rule is None:
+        return Proof(report.name, __version__, passed, report.proves)
+    own = rule.lossless_class, keys_of(rule)
+    return Proof(report.name, __version__, passed, report.proves, *own)
 
 
 def write(report: Report, path: Path) -> None:
@@ -73,7 +96,7 @@ def read(path: str | Path) -> Proof:
         value = json.loads(path.read_text(encoding="utf-8"))
         if value["schema"] != SCHEMA:
             raise ValueError
-        proof = Proof(value["name"], value["version"], value["passed"], value["proves"])
+        proof = Proof(**{field: value[field] for field in Proof._fields})
         results = [finding[1] for finding in value["findings"]]
     except OSError as error:
         raise UserError(
@@ -82,7 +105,7 @@ def read(path: str | Path) -> Proof:
         ) from None
     except (ValueError, KeyError, TypeError, IndexError):
         raise UserError(
-            f"{path} is no proof; give a file that specjax.bench.proofs.write made"
+            f"{path} is no proof; give a file that specjax.bench.proofs.write made, in this version"
         ) from None
     passed = proof.passed is True and bool(results) and all(each is True for each in results)
     return proof._replace(passed=passed)
@@ -97,18 +120,15 @@ def status(
     """
     if rule.lossless_class == "L3":
         return None
-    known = {(p.proves, p.name) for p in proofs if p.passed and p.version == __version__}
-    parts = (("drafter", drafter), ("rule", rule))
-    good = (of_package(each, target) or (kind, each.name) in known for kind, each in parts)
+    known = [p for p in proofs if p.passed and p.version == __version__]
+    parts = (drafter, rule)
+    good = (of_package(each, target) or any(p.of(each) for p in known) for each in parts)
     return PROVEN if all(good) else DECLARED
 
 
-def unused(proofs: Iterable[Proof], names: Iterable[str]) -> list[str]:
-    """One line for each proof that proves nothing here.
-
-    ``names``: of the drafters and rules that are measured.
-    """
-    measured, lines = set(names), []
+def unused(proofs: Iterable[Proof], methods: Iterable[Drafter | Accept]) -> list[str]:
+    """One line for each proof that proves nothing about the drafters and rules ``methods``."""
+    measured, lines = list(methods), []
     for proof in proofs:
         if proof.version != __version__:
             why = f"it was made with specjax {proof.version}, and this is {__version__}"
@@ -116,12 +136,117 @@ def unused(proofs: Iterable[Proof], names: Iterable[str]) -> list[str]:
             why = "not all of its checks passed"
         elif not proof.proves:
             why = "it is the report of quick checks, or of a drafter without a rule"
-        elif proof.name not in measured:
+        elif not (named := [each for each in measured if each.name == proof.name]):
             why = "no drafter and no rule has this name"
+        elif not any(proof.of(each) for each in named):
+            why = "it is of another drafter or rule of this name" + _differing(proof, named)
         else:
             continue
         lines.append(f"the proof of {proof.name} is not used: {why}")
     return lines
+
+
+def _differing(proof: Proof, named: Sequence[Drafter | Accept]) -> str:
+    """The class and the keys that differ from those of a rule in ``named``, for a message."""
+    rule = next((each for each in named if isinstance(each, Accept)), None)
+    if rule is None or proof.proves != "rule":
+        return ""
+    one, other = (
+        {"class": x, **(keys or {})}
+        for x, keys in ((proof.lossless_class, proof.keys), (rule.lossless_class, keys_of(rule)))
+    )
+    differ = [key for key in {**one, **other} if one.get(key) != other.get(key)]
+    return ": " + ", ".join(f"{k} {one.get(k)}, here {other.get(k)}" for k in differ[:3])
+
+
+# Rules ------------------------------------------------------------------------------------------
+
+
+def keys_of(rule: Accept) -> dict[str, str]:
+    """What distinguishes a rule from others of its name: values and code of its functions.
+
+    Each value that a function has in its closure, its defaults or its bound arguments, or reads as
+    a number or a text of its module, is under "function.name". A function is its name, or a hash
+    of its code if it is from elsewhere: a program may be run or imported.
+    """
+    found: dict[str, str] = {}
+    seen: list[Any] = []
+    waiting: list[tuple[str, Any]] = [("sampled", rule.sampled), ("greedy", rule.greedy)]
+    while waiting:
+        name, value = waiting.pop()
+        if any(value is each for each in seen):
+            continue
+        if isinstance(value, tuple | list):
+            waiting += [(f"{name}.{n}", each) for n, each in enumerate(value)]
+        elif isinstance(value, dict):
+            waiting += [(f"{name}.{key}", each) for key, each in value.items()]
+        elif (callable(value) or hasattr(value, "__dict__")) and not hasattr(value, "dtype"):
+            seen.append(value)
+            if hasattr(value, "__qualname__"):
+                found[name] = _name_of(value)
+            waiting += [(f"{name}.{key}", each) for key, each in _held(value)]
+        else:
+            found[name] = _as_text(value)
+    return dict(sorted(found.items()))
+
+
+def _held(value: Any) -> Iterator[tuple[str, Any]]:
+    """(name, value) of what a function or an object holds."""
+    if isinstance(value, functools.partial):
+        yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
+        return
+    for name in ("__wrapped__", "__self__", "__defaults__", "__kwdefaults__"):
+        if (each := getattr(value, name, None)) is not None:
+            yield name.strip("_"), each
+    code = getattr(value, "__code__", None)
+    if code is None:
+        own = getattr(value, "__dict__", {})
+        kind = type(value).__module__.partition(".")[0]
+        yield from own.items() if not isinstance(value, type) and kind not in LIBRARIES else ()
+        return
+    for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not set yet: a function that names itself
+            continue
+    if not _from_package(value):
+        for name in code.co_names:
+            each = value.__globals__.get(name)
+            if isinstance(each, int | float | str) or getattr(each, "__globals__", None) is (
+                value.__globals__
+            ):
+                yield name, each
+
+
+def _name_of(function: Any) -> str:
+    if _from_package(function):
+        return f"{function.__module__}.{function.__qualname__}"
+    if not hasattr(function, "__code__"):
+        return function.__qualname__
+    return hashlib.sha256(repr(_code(function.__code__)).encode()).hexdigest()[:12]
+
+
+def _code(code: CodeType) -> tuple[Any, ...]:
+    """What a function computes, without the places of its lines."""
+    consts = [sorted(map(repr, x)) if isinstance(x, frozenset) else x for x in code.co_consts]
+    inner = [_code(each) if isinstance(each, CodeType) else repr(each) for each in consts]
+    return code.co_code, code.co_names, code.co_varnames, inner
+
+
+def _as_text(value: Any) -> str:
+    """A value as text that is equal in every process."""
+    if isinstance(value, int | float | str | None):
+        return repr(value)
+    try:
+        array = np.asarray(value)
+    except TypeError:  # a key of jax
+        return type(value).__qualname__
+    if array.dtype == object:
+        return type(value).__qualname__
+    return f"{array.dtype}{list(array.shape)} {hashlib.sha256(array.tobytes()).hexdigest()[:12]}"
+
+
+# Objects of the package -------------------------------------------------------------------------
 
 
 def of_package(method: Drafter | Accept, target: LM | None = None) -> bool:

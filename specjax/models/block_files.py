@@ -47,6 +47,8 @@ _METHODS = ("dflash", "dspark")
 # ``projector_type`` -> the parameters of its correction; ``markov_head_type`` -> those beside.
 _PROJECTORS = {"dflash": None, "dspark": "markov", "domino": "gru"}
 _KINDS = {"vanilla": None, "gated": "gate", "rnn": "joint"}
+# Whether the pending token's place predicts, as SpecForge and vLLM, DFlash and Domino name it.
+_ANCHOR = ("sample_from_anchor", "query_zero_predicts_next", "shift_label")
 # Whether all layers are causal inside a block, as JetSpec, SGLang and vLLM name it.
 _CAUSAL = ("causal_head", "is_causal", "causal")
 # Values of ``attention_mode`` that name ordinary attention.
@@ -56,7 +58,7 @@ _MADE = (
     *("dflash_config", "transformer_layer_config", "rope_parameters", "architectures"),
     *("speculators_model_type", "speculators_config", "speculators_version", "auto_map", OWN),
     *("dspark_block_size", "dspark_target_layer_ids", "dspark_markov_rank", *MASK_IDS, *_CAUSAL),
-    *(AUX, "eagle_aux_hidden_state_layer_ids", "draft_vocab_size", "shift_label", "draft_ids"),
+    *(AUX, "eagle_aux_hidden_state_layer_ids", "draft_vocab_size", *_ANCHOR, "draft_ids"),
 )
 Leaves = dict[tuple, np.ndarray]
 
@@ -143,11 +145,12 @@ def _taps(path: Path, flat: Mapping[str, Any], own: Mapping[str, Any]) -> list[i
 
 
 def _anchor(path: Path, flat: Mapping[str, Any], leaves: Leaves, method: str | None) -> bool:
-    """Whether the pending token's place predicts; DSpark's does where the file has no key."""
-    stated = agreed_switch(path, flat, ("sample_from_anchor", "shift_label"))
-    kind = flat.get("projector_type")
-    default = ("markov", "table") in leaves or method == "dspark" or kind in ("dspark", "domino")
-    return default if stated is None else stated
+    """Whether the pending token's place predicts."""
+    stated = agreed_switch(path, flat, _ANCHOR)
+    if stated is not None or method:
+        # The speculators library writes the key where it is true; files without it are older.
+        return bool(stated)
+    return ("markov", "table") in leaves or flat.get("projector_type") in ("dspark", "domino")
 
 
 def _check_declared(path: Path, flat: Mapping[str, Any], leaves: Leaves, container: bool) -> None:
@@ -192,10 +195,7 @@ def _check_declared(path: Path, flat: Mapping[str, Any], leaves: Leaves, contain
 
 
 def _vocabulary(
-    path: Path,
-    layer: Mapping[str, Any],
-    leaves: Leaves,
-    maps: Mapping[str, np.ndarray],
+    path: Path, layer: Mapping[str, Any], leaves: Leaves, maps: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
     """The target's vocabulary if a tensor shows it, and the tokens of a head of its own."""
     table, markov = leaves.get(("embed", "embedding")), leaves.get(("markov", "table"))

@@ -167,8 +167,8 @@ def _shapes(traced: Sequence[_Traced]) -> list[_Traced]:
 
 def note_proofs(console, proven: Sequence[proofs.Proof], methods: Sequence[passes.Method]) -> None:
     """Prints a line for each proof that proves nothing here."""
-    names = [each.name for method in methods for each in (method.drafter, method.accept)]
-    for line in proofs.unused(proven, names):
+    measured = [each for method in methods for each in (method.drafter, method.accept)]
+    for line in proofs.unused(proven, measured):
         console.print(Text(f"notice: {line}"))
 
 

@@ -179,7 +179,8 @@ def check_accept(
         names: cases of ``cases.NAMES``, real drafters, that are enumerated in addition to the
             chains of four and the trees of three levels.
         loop_case: the case for the compiled loop; default: one that fits.
-        quick: only the enumeration of those drafts at one setting, without the compiled loop.
+        quick: only the enumeration of those drafts at one setting, without the compiled loop: no
+            check of an L2 or L3 rule, so its report has not passed.
         first_failure: whether to end at the first check that fails.
         progress: True: finished lines appear on stderr; a function gets each line; False: silence.
 
@@ -188,8 +189,10 @@ def check_accept(
         and the best possible, the compiled loop. An exception in the rule is a failed check.
 
     Raises:
-        UserError: an unknown case, or one that the rule does not take.
+        UserError: a class or siblings that do not exist, an unknown case, or one that the rule does
+            not take.
     """
+    accept.check(rule)
     for name in (*names, *([loop_case] if loop_case else ())):
         if name not in cases.NAMES:
             raise UserError(f"unknown case {name!r}; it must be one of {', '.join(cases.NAMES)}")
@@ -197,7 +200,7 @@ def check_accept(
             raise UserError(f"rule {rule.name} does not take the case {name}")
     checks = _rule_checks(rule, names, loop_case, quick)
     proves = "" if quick else "rule"
-    how = {"progress": progress, "first_failure": first_failure, "proves": proves}
+    how = {"progress": progress, "first_failure": first_failure, "proves": proves, "rule": rule}
     return collect(rule.name, checks, **how)
 
 

@@ -8,6 +8,8 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from specjax.types import Accept
+
 # Parts of the paths of frames that do not show where a user's code failed.
 _LIBRARIES = ("/jax/", "/jaxlib/", "/numpy/", "/flax/", "<frozen")
 _OWN = "/specjax/"
@@ -36,11 +38,13 @@ class Report(NamedTuple):
     findings: tuple[Finding, ...]
     # What it proves if all checks passed: "drafter", "rule", or "" if some checks were left out.
     proves: str = ""
+    # The rule that was checked; None: a report about a drafter.
+    rule: Accept | None = None
 
     @property
     def passed(self) -> bool:
-        """Whether every check passed. False if one failed, and if one is not proven."""
-        return all(f.passed is True for f in self.findings)
+        """Whether every check passed. False without a check, and if one failed or is not proven."""
+        return bool(self.findings) and all(f.passed is True for f in self.findings)
 
     @property
     def failed(self) -> bool:
@@ -53,6 +57,8 @@ class Report(NamedTuple):
         return tuple(f for f in self.findings if f.passed is None)
 
     def __str__(self) -> str:
+        if not self.findings:
+            return f"{self.name} did not pass: nothing was checked"
         width = max(len(f.check) for f in self.findings)
         lines = [str(f._replace(check=f"{f.check:{width}}")) for f in self.findings]
         result = "FAILED" if self.failed else "passed all checks"
@@ -75,6 +81,7 @@ def collect(
     progress: Progress = False,
     first_failure: bool = False,
     proves: str = "",
+    rule: Accept | None = None,
 ) -> Report:
     """Runs the checks in order; an exception in one of them is a finding that failed.
 
@@ -84,6 +91,7 @@ def collect(
         progress: where the finished lines are shown while the checks run.
         first_failure: whether to end at the first check that fails.
         proves: see ``Report``.
+        rule: see ``Report``.
     """
     findings: list[Finding] = []
     show = _shower(progress)
@@ -98,7 +106,7 @@ def collect(
             show(f"{finding} ({time.perf_counter() - begin:.1f} s)")
         if first_failure and any(f.passed is False for f in findings):
             break
-    return Report(name, tuple(findings), proves)
+    return Report(name, tuple(findings), proves, rule)
 
 
 def where(error: BaseException) -> str:

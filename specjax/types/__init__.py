@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from specjax.types.draft import (
     CHAIN,
+    CLASSES,
     DETERMINISTIC,
     IID,
     INDEPENDENT,
@@ -52,6 +53,7 @@ from specjax.types.text import Batch, Features
 
 __all__ = [
     "CHAIN",
+    "CLASSES",
     "DETERMINISTIC",
     "IID",
     "INDEPENDENT",

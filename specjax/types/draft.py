@@ -52,6 +52,9 @@ class Verdict(struct.PyTreeNode):
     path: Array  # i32[B,M] ids of the accepted nodes, padded with -1
 
 
+# L1: output law identical to the target's; L2: identical under greedy decoding only; L3: lossy.
+CLASSES = ("L1", "L2", "L3")
+
 AcceptFn = Callable[[RowKeys, Draft, Array], Verdict]
 
 
@@ -67,8 +70,7 @@ class Accept(NamedTuple):
     sampled: AcceptFn
     greedy: Callable[[Draft, Array], Verdict]
     name: str
-    # L1: output law identical to the target's; L2: identical under greedy decoding only; L3: lossy.
-    lossless_class: str
+    lossless_class: str  # one of CLASSES
     # The kinds of drafts that the rule takes. For any other its lossless class does not hold.
     siblings: tuple[str, ...] = (CHAIN,)
     # Whether a decision depends on the probs at all nodes, not only along the accepted path.

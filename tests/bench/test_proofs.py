@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import subprocess
+import sys
 
+import jax.numpy as jnp
 import pytest
 
 from specjax import accept, drafters, testing
@@ -19,9 +22,9 @@ TARGET = testing.tabular(3)
 LOOKUP, CHAIN = drafters.make("prompt_lookup", TARGET, gamma=2), accept.load("chain")
 
 
-def report(name: str, *passed: bool | None, proves: str = "rule") -> Report:
+def report(name: str, *passed: bool | None, proves: str = "rule", rule=None) -> Report:
     findings = tuple(Finding(f"check {n}", each, "") for n, each in enumerate(passed))
-    return Report(name, findings, proves)
+    return Report(name, findings, proves, rule or (own_rule(name) if proves == "rule" else None))
 
 
 def own_rule(name: str = "mine"):
@@ -87,26 +90,112 @@ def test_a_report_of_this_version_proves_the_object_of_its_name():
     assert status(report("other", True)) == "declared"
     assert status(report("mine", True, proves="")) == "declared"  # quick
     assert status(report("mine", True, proves="drafter")) == "declared"  # a drafter of this name
-    old = proofs.Proof("mine", "0.0.1", True, "rule")
+    old = proofs.of_report(report("mine", True))._replace(version="0.0.1")
     assert proofs.status(LOOKUP, rule, TARGET, [old]) == "declared"
     reports = report("x", True), report("y", False), report("mine", True, proves="")
     given = [old, *(proofs.of_report(each) for each in reports)]
-    good = proofs.Proof("mine", proofs.__version__, True, "rule")
-    lines = proofs.unused([*given, good], ["mine"])
+    good = proofs.of_report(report("mine", True))
+    lines = proofs.unused([*given, good], [LOOKUP, rule])
     assert len(lines) == 4 and "quick checks" in lines[3] and "made with specjax 0.0.1" in lines[0]
     assert "no rule has this name" in lines[1] and "not all of its checks passed" in lines[2]
+
+
+LEAST = 0.5
+
+
+def keyed(threshold=0.5, **changes):
+    """A rule with a key, as a user's ``make``, always of the same name."""
+
+    def sampled(keys, draft, probs):
+        verdict = CHAIN.sampled(keys, draft, probs)
+        return verdict.replace(count=jnp.where(threshold > LEAST, 1, verdict.count))
+
+    return CHAIN._replace(sampled=sampled, name="mine", **changes)
+
+
+def same_name_other_code():
+    def sampled(keys, draft, probs):
+        verdict = CHAIN.sampled(keys, draft, probs)
+        return verdict.replace(count=verdict.count)
+
+    return CHAIN._replace(sampled=sampled, name="mine")
+
+
+def with_defaults(threshold):
+    def sampled(keys, draft, probs, threshold=threshold):
+        return CHAIN.sampled(keys, draft, probs * threshold)
+
+    return CHAIN._replace(sampled=sampled, name="mine")
+
+
+def with_a_table(threshold):
+    table = jnp.asarray([1.0, threshold])
+
+    def sampled(keys, draft, probs):
+        return CHAIN.sampled(keys, draft, probs * table[0])
+
+    return CHAIN._replace(sampled=sampled, name="mine")
+
+
+def as_partial(threshold):
+    sampled = functools.partial(lambda keys, draft, probs, threshold: 0, threshold=threshold)
+    return CHAIN._replace(sampled=sampled, name="mine")
+
+
+@pytest.mark.parametrize("make", [keyed, with_defaults, with_a_table, as_partial])
+def test_a_rule_with_other_keys_is_another_rule(make, tmp_path):
+    """The report of one does not count for the other; that of the same keys does."""
+    proofs.write(report("mine", True, rule=make(0.25)), tmp_path / "proof.json")
+    proof = proofs.read(tmp_path / "proof.json")
+    assert proofs.status(LOOKUP, make(0.25), TARGET, [proof]) == "proven"
+    assert proofs.status(LOOKUP, make(0.75), TARGET, [proof]) == "declared"
+    [line] = proofs.unused([proof], [LOOKUP, make(0.75)])
+    assert "of another drafter or rule of this name: sampled" in line and "\n" not in line
+    assert not proofs.unused([proof], [LOOKUP, make(0.25)])
+
+
+def test_a_rule_of_another_class_or_code_is_another_rule(monkeypatch):
+    proof = proofs.of_report(report("mine", True, rule=keyed()))
+    others = (keyed(lossless_class="L2"), same_name_other_code(), own_rule(), keyed(greedy=max))
+    for other in others:
+        assert proofs.status(LOOKUP, other, TARGET, [proof]) == "declared"
+    [line] = proofs.unused([proof], [keyed(lossless_class="L2")])
+    assert line.endswith("of this name: class L1, here L2")
+    drafter = LOOKUP._replace(name="mine", propose=lambda *args: LOOKUP.propose(*args))
+    assert proofs.status(drafter, CHAIN, TARGET, [proof]) == "declared"
+    # A number of the module that the rule reads.
+    monkeypatch.setitem(globals(), "LEAST", 0.25)
+    assert proofs.status(LOOKUP, keyed(), TARGET, [proof]) == "declared"
+
+
+def test_keys_of_a_rule_are_equal_in_every_process():
+    """No address of an object and no order of a set is among them."""
+    code = (
+        "from specjax import accept; from specjax.bench import proofs\n"
+        "def check(keys, draft, probs, kinds=('a', {1: 'b'})):\n"
+        "    return keys in {'x', 'y', 'z'}, [x for x in probs]\n"
+        "print(proofs.keys_of(accept.load('chain')._replace(sampled=check)))"
+    )
+    shown = {
+        subprocess.run(
+            [sys.executable, "-c", code], text=True, capture_output=True, check=True
+        ).stdout
+        for _ in range(2)
+    }
+    assert len(shown) == 1 and "sampled.defaults.0.1.1" in shown.pop()
 
 
 def test_proofs_go_to_disk_and_back(tmp_path):
     path = tmp_path / "proof.json"
     for passed in (True, False, None):
         proofs.write(report("mine", True, passed), path)
-        expected = proofs.Proof("mine", proofs.__version__, passed is True, "rule")
-        assert proofs.read(path) == expected
+        expected = proofs.of_report(report("mine", True))._replace(passed=passed is True)
+        assert proofs.read(path) == expected and expected.lossless_class == "L1"
     value = json.loads(path.read_text()) | {"passed": True}
     path.write_text(json.dumps(value))
     assert not proofs.read(path).passed  # the findings count
-    for text in ("{", "[]", '{"schema": 2}', '{"schema": 1, "name": "a"}'):
+    early = {key: x for key, x in value.items() if key not in ("lossless_class", "keys")}
+    for text in ("{", "[]", '{"schema": 2}', json.dumps(early), json.dumps(value | {"schema": 1})):
         path.write_text(text)
         with pytest.raises(UserError, match=r"proof.json is no proof; give a file"):
             proofs.read(path)

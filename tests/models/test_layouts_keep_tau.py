@@ -372,6 +372,19 @@ def domino() -> Trained:
 
 
 @functools.cache
+def early_dspark() -> Trained:
+    """DSpark without an anchor, as the speculators library exported it at first."""
+    keys = {"block": 4, "correction": "markov", "rank": 8}
+    return train("block_head", SHAPE | keys | {"taps": (1, 2), "mask_id": 15})
+
+
+@functools.cache
+def anchored_dflash() -> Trained:
+    """DFlash with an anchor, which released files do not state."""
+    return train("block_head", SHAPE | {"block": 3, "anchor": True, "taps": (1, 2), "mask_id": 15})
+
+
+@functools.cache
 def dflare() -> Trained:
     return train("block_head", SHAPE | {"block": 3, "context": "mixed", "taps": (1, 2)})
 
@@ -504,6 +517,33 @@ def test_traps_of_drafters_of_one_pass(tmp_path, trap):
     trained = make()
     got = read_back(tmp_path / "a", trained, layout, **change)
     assert got < trained.tau - FALL, (got, trained.tau)
+
+
+@pytest.mark.slow
+def test_files_that_do_not_state_the_anchor(tmp_path):
+    """Exports of before the key keep tau, the anchor's other name keeps it, and so does the key."""
+    no_key = without("specjax", "sample_from_anchor")
+    early, new = early_dspark(), dspark()
+    assert min(early.tau, new.tau) > 1.4
+    got = read_back(tmp_path / "early", early, "speculators", config=no_key)
+    assert abs(got - early.tau) < 1e-5
+    got = read_back(tmp_path / "lost", new, "speculators", config=no_key)
+    assert got < new.tau - FALL, (got, new.tau)
+
+    def other_name(raw):
+        return no_key(raw) | {"query_zero_predicts_next": True}
+
+    for trained, layout in ((new, "speculators"), (anchored_dflash(), "dflash")):
+        got = read_back(tmp_path / f"alias {layout}", trained, layout, config=other_name)
+        assert abs(got - trained.tau) < 1e-5
+    released = anchored_dflash()
+    got = read_back(tmp_path / "released", released, "dflash", config=no_key)
+    assert got < released.tau - FALL, (got, released.tau)
+    with pytest.warns(UserWarning, match="anchor True is taken"):
+        drafter = drafters.make(
+            "block_head", world()[0], model=tmp_path / "released", anchor=True, **CHAIN
+        )
+    assert abs(tau(drafter.training, drafter.init_params(None)) - released.tau) < 1e-5
 
 
 @pytest.mark.slow

@@ -50,6 +50,7 @@ def rule(*, unused: float = 0.5):
 
 
 ready = rule()
+misspelt = ready._replace(lossless_class="l1")
 number = 7
 
 
@@ -162,6 +163,7 @@ def test_the_explanation_of_ones_own(capsys, own):
         (["accept=no_module:make"], "there is no module no_module"),
         (["accept={own}:bare"], "gives None; it must give a specjax.Accept"),
         (["accept={own}:make"], "cannot be made: missing a required argument: 'target'"),
+        (["accept={own}:misspelt"], "class 'l1'; it must be one of L1, L2, L3"),
     ],
 )
 def test_a_mistake_is_one_line(cli, target, own, arguments, message):

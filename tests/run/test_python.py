@@ -60,7 +60,7 @@ def test_objects_in_results_out(loaded, methods, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_several_methods_a_proof_and_the_report(loaded, methods, tmp_path, capsys):
-    passed = Report("mine", (Finding("all", True, ""),))
+    passed = Report("mine", (Finding("all", True, ""),), "drafter")
     keys = SHORT | {"report": True, "show": True, "proof": [passed], "batch_sizes": (1, 2)}
     results = run.measure(loaded, methods, ["def add(a", "sub("], workdir=tmp_path / "out", **keys)
     whole = [(row["method"], row["batch_size"]) for row in results["rows"]]

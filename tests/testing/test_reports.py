@@ -33,6 +33,51 @@ def test_not_proven_is_not_passed():
 
 
 @pytest.mark.fast
+def test_a_report_that_checked_nothing_has_not_passed():
+    report = Report("it", ())
+    assert not report.passed and not report.failed
+    assert str(report) == "it did not pass: nothing was checked"
+    report = testing.check_accept(accept.load("typical"), quick=True, progress=False)
+    assert not report.passed and "nothing was checked" in str(report)
+
+
+def mistaken(keys, draft, target_probs):
+    """The wrong rule of docs/exactness.md: no residual after a rejection."""
+    verdict, coins = accept.verdict, keys.coins(draft.tokens.shape[1], target_probs.dtype)
+    passed = coins.flip(*verdict.masses(draft, target_probs)) & verdict.chain_nodes(draft)
+    accepted = verdict.first_failure(passed)
+    token = keys.draw(rng.RESIDUAL, verdict.at(target_probs, accepted))
+    return verdict.prefix(draft, accepted, token)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("declared", ["l1", "", "L4", "L1 ", None, 1])
+def test_a_class_that_does_not_exist_is_an_error(declared):
+    """A wrong rule must not pass because its class is misspelt."""
+    rule = Accept(mistaken, accept.verdict.greedy, "mistaken", declared)
+    _, target, drafter, params = cases.case("chain")
+    message = "the rule mistaken declares the lossless class .*; it must be one of L1, L2, L3"
+    checks = (
+        lambda: testing.check_accept(rule, quick=True, progress=False),
+        lambda: testing.check_drafter(drafter, target, params, [rule], progress=False),
+        lambda: conformance.check_pair(drafter, rule, target, params),
+        lambda: accept.check_pair(drafter, rule),
+    )
+    for check in checks:
+        with pytest.raises(UserError, match=message) as caught:
+            check()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("siblings", [(), "chain", ("Chain",), None])
+def test_siblings_that_do_not_exist_are_an_error(siblings):
+    rule = Accept(mistaken, accept.verdict.greedy, "mistaken", "L1", siblings)
+    with pytest.raises(UserError, match="the rule mistaken declares siblings .* a tuple of some"):
+        testing.check_accept(rule, quick=True, progress=False)
+
+
+@pytest.mark.fast
 def test_lines_appear_as_checks_end_and_the_first_failure_can_end_them():
     lines, run = [], []
 

@@ -6,6 +6,7 @@ The keys of config.json are those of DFlash's files, at the top level or in ``df
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ KEYS: dict[str, tuple[str, Any, Any]] = {
     "block_size": ("block", 0, 8),
     "context": ("context", "", "shared"),
     "causal_head": ("causal", False, False),
-    "sample_from_anchor": ("anchor", False, False),
+    "sample_from_anchor": ("anchor", None, False),
     "correction": ("correction", "", "none"),
     "rank": ("rank", 0, 256),
     "state": ("state", 0, None),
@@ -45,11 +46,7 @@ KEYS: dict[str, tuple[str, Any, Any]] = {
 
 
 def of(
-    target: LM,
-    given: Given,
-    keys: StackedKeys,
-    taps: Sequence[int] | str,
-    asked: Mapping[str, Any],
+    target: LM, given: Given, keys: StackedKeys, taps: Sequence[int] | str, asked: Mapping[str, Any]
 ) -> BlockShape:
     """The shape of the network; ``asked`` has the keys of ``KEYS``. Raises UserError."""
     _check_values(asked)
@@ -111,7 +108,8 @@ def _check_values(asked: Mapping[str, Any]) -> None:
     one_of("context", asked["context"], ("", *_block_layers.CONTEXTS))
     one_of("correction", asked["correction"], ("", *_block_layers.CORRECTIONS))
     for key in ("causal_head", "sample_from_anchor", "confidence"):
-        yes_or_no(KEYS[key][0], asked[key])
+        if asked[key] is not KEYS[key][1]:
+            yes_or_no(KEYS[key][0], asked[key])
     for key in ("block_size", "rank", "state", "sliding_window"):
         whole(KEYS[key][0], asked[key], 0)
     for key in ("pure_draft_prefix_len", "mask_token_id"):
@@ -187,15 +185,17 @@ def _stored(given: Given, raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(key: str, asked: Any, stored: Mapping[str, Any]) -> Any:
-    """The value of a key. Raises UserError for another one than that of the given network."""
+    """The value of a key. Another one than the given network's is a UserError, or a warning."""
     name, unset, default = KEYS[key]
     if key not in stored:
         return default if asked == unset and type(asked) is type(unset) else asked
-    if asked not in (unset, stored[key]):
-        raise UserError(
-            f"{name} is {asked!r}, and the given network has {stored[key]!r}; leave it out"
-        )
-    return stored[key]
+    if asked in (unset, stored[key]):
+        return stored[key]
+    differs = f"{name} is {asked!r}, and the given network has {stored[key]!r}"
+    if key != "sample_from_anchor":
+        raise UserError(f"{differs}; leave it out")
+    warnings.warn(f"{differs} by its files; {name} {asked!r} is taken", stacklevel=2)
+    return asked
 
 
 def _check_effects(values: Mapping[str, Any], asked: Mapping[str, Any]) -> None:

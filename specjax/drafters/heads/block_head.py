@@ -74,7 +74,7 @@ def make(
     block: int = 0,
     context: str = "",
     causal: bool = False,
-    anchor: bool = False,
+    anchor: bool | None = None,
     correction: str = "",
     rank: int = 0,
     state: int = 0,
@@ -87,7 +87,8 @@ def make(
     """Drafts with a block network.
 
     Keys but ``model`` and the shape of a draft are for a new network. Of a stored one the tensors
-    and config.json decide, and another value is an error.
+    and config.json decide, and another value is an error. Only ``anchor`` replaces what the files
+    state, with a warning: some released files do not state it.
 
     Args:
         target: the model whose layers it reads, and whose embeddings and LM head it uses.
@@ -97,7 +98,8 @@ def make(
             ``anchor`` block.
         context: "shared" (one fusion of the taps, "") or "mixed" (one mixture for each layer).
         causal: whether a place attends only to the places before it.
-        anchor: whether the pending token's place predicts, and each place the token after its own.
+        anchor: whether the pending token's place predicts, and each place the token after its own;
+            None: as in the files, False for a new network.
         correction: "none" (""), "markov", "gated", "rnn" (DSpark) or "gru" (Domino).
         rank: of the correction; 0: 256.
         state: the width of the GRU; 0: the target's width.

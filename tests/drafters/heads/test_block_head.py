@@ -409,6 +409,122 @@ def test_a_key_with_two_values_in_config_json_is_refused():
     refused("causal_head and causal differ", causal_head=True, dflash_config={"causal": False})
 
 
+MARKOV = {("markov", "table"): np.zeros((5, 2), np.float32)}
+# Label -> config.json, tensors, whether the pending token's place predicts.
+ANCHORS = {
+    "dflash": ({}, {}, False),
+    "dflash of a container": ({"speculators_model_type": "dflash"}, {}, False),
+    "deepspec": ({}, MARKOV, True),
+    "domino": ({"projector_type": "domino"}, {("gru", "u"): np.zeros((2, 6), np.float32)}, True),
+    # Exports of before the key have the other layout.
+    "container": ({"speculators_model_type": "dspark"}, MARKOV, False),
+    "container, null": (
+        {"speculators_model_type": "dspark", "sample_from_anchor": None},
+        MARKOV,
+        False,
+    ),
+    "container, stated": (
+        {"speculators_model_type": "dspark", "sample_from_anchor": True},
+        MARKOV,
+        True,
+    ),
+    "other name": ({"query_zero_predicts_next": True}, {}, True),
+    "other name, nested": ({"dflash_config": {"query_zero_predicts_next": True}}, {}, True),
+    "other name, false": ({"query_zero_predicts_next": False}, MARKOV, False),
+    "both names": ({"query_zero_predicts_next": True, "sample_from_anchor": True}, {}, True),
+}
+
+
+@pytest.mark.parametrize("label", list(ANCHORS))
+def test_which_place_predicts_first_in_files(label):
+    raw, leaves, anchor = ANCHORS[label]
+    config = block_files.config_of_files(Path("x"), raw, leaves, {})
+    assert config["sample_from_anchor"] is anchor and "query_zero_predicts_next" not in config
+
+
+def test_names_of_the_anchor_that_differ_are_refused():
+    for more in ({"sample_from_anchor": False}, {"dflash_config": {"shift_label": False}}):
+        with pytest.raises(UserError, match="differ; they must be equal") as caught:
+            raw = {"query_zero_predicts_next": True} | more
+            block_files.config_of_files(Path("x"), raw, {}, {})
+        assert "query_zero_predicts_next" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def with_config(folder, drafter, layout, change):
+    """A directory with the drafter's network, and a changed config.json."""
+    facts, params = dict(drafter.training.facts), drafter.init_params(None)
+    head_files.write(folder, "block_head", params, facts, layout=layout)
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(change(raw)))
+    return functools.partial(drafters.make, "block_head", target_of()[0], model=folder)
+
+
+def without_anchor(raw):
+    """config.json of before the key, in the object ``dflash_config`` too."""
+    raw = {key: x for key, x in raw.items() if key != "sample_from_anchor"}
+    assert "sample_from_anchor" not in raw.get("dflash_config", {})
+    return raw
+
+
+def drafts(drafter):
+    """Its drafts in the rounds of ``played``, as arrays."""
+    params = ModelParams(target_of()[1], drafter.init_params(None))
+    return jax.device_get([info.draft for _, info in played(drafter, params, temperature=1.0)])
+
+
+def equal(one, other) -> bool:
+    one, other = jax.tree.leaves(one), jax.tree.leaves(other)
+    return all(np.array_equal(*pair) for pair in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("stated", [False, True])
+def test_the_key_anchor_replaces_that_of_the_files(tmp_path, stated):
+    """The drafts are then those of files that state it; no other file shows the difference."""
+    written = made("dflash", mask_id=5)[0]
+    wrong = with_config(
+        tmp_path / "a", written, "dflash", lambda raw: raw | {"sample_from_anchor": stated}
+    )
+    right = with_config(
+        tmp_path / "b", written, "dflash", lambda raw: raw | {"sample_from_anchor": not stated}
+    )()
+    message = f"anchor is {not stated}, and the given network has {stated} by its files"
+    with pytest.warns(UserWarning, match=message):
+        replaced = wrong(anchor=not stated)
+    assert replaced.longest == right.longest == 3 + (not stated)
+    assert replaced.training.facts == right.training.facts
+    assert equal(drafts(replaced), drafts(right))
+    with pytest.warns(UserWarning, match=message):
+        replaced = wrong(anchor=not stated, gamma=3)
+    assert not equal(drafts(wrong(gamma=3)), drafts(replaced))
+
+
+def test_an_anchor_as_in_the_files_gives_no_warning(tmp_path, recwarn):
+    make = with_config(tmp_path / "a", made("dflash")[0], "dflash", lambda raw: raw)
+    assert make(anchor=False).longest == make().longest == 3
+    assert not [each for each in recwarn if each.category is UserWarning]
+    with pytest.raises(UserError, match="anchor is 3; it must be True or False"):
+        make(anchor=3)
+    with pytest.raises(UserError, match="causal is None; it must be True or False"):
+        make(causal=None)
+
+
+@pytest.mark.parametrize("anchor", [False, True])
+def test_our_exports_to_the_speculators_library_state_the_anchor(tmp_path, anchor):
+    """So they are read rightly by every program, and without the key they are of the old layout."""
+    written = made("dspark", mask_id=5, anchor=anchor, block=4 - anchor)[0]
+    states = {"speculators_model_type": "dspark", "sample_from_anchor": anchor}
+
+    def checked(raw):
+        assert states.items() <= raw.items()
+        return raw
+
+    read = with_config(tmp_path / "a", written, "speculators", checked)()
+    assert read.longest == 3 and equal(drafts(read), drafts(written))
+    old = with_config(tmp_path / "b", written, "speculators", without_anchor)()
+    assert equal(drafts(old), drafts(written)) != anchor
+    assert dict(old.training.facts)["sample_from_anchor"] is False
+
+
 def test_sliding_layers_need_a_statement_of_whether_a_block_is_causal():
     """Without one other programs read them as causal and full layers as not."""
     sliding = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
