@@ -82,6 +82,11 @@ __all__ = [
 _GENERATION = ("generate_text", "load")
 
 
+def __dir__() -> list[str]:
+    """Also the names that are imported when they are used."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """``load`` and ``generate_text``, and modules under their old names."""
     if name in _GENERATION:

@@ -145,8 +145,10 @@ def advance(
     """Appends the verdict's tokens to the text; updates lengths, ``done``, ``failed``, ``round``.
 
     ``ended`` bool[B]: rows that emitted an end-of-sequence token. ``failed`` bool[B]: rows with
-    logits that are not finite. ``logprobs`` of ``log_probs``, for the state's.
+    logits that are not finite. ``logprobs`` of ``log_probs``, for the state's. A row that could go
+    on and gets no token is done: it would get none in all further rounds.
     """
+    stalled = (verdict.count <= 0) & (state.length < state.limit) & ~state.done & ~failed
     put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
     length = state.length + verdict.count
     if logprobs is not None:
@@ -155,8 +157,8 @@ def advance(
     return state.replace(
         tokens=put(state.tokens, verdict.tokens, state.length),
         length=length,
-        done=state.done | (ended & ~failed) | failed | (length >= state.limit),
-        failed=jnp.where(failed, state.round, state.failed),
+        done=state.done | (ended & ~failed) | failed | stalled | (length >= state.limit),
+        failed=jnp.where(failed, state.round, jnp.where(stalled, -2 - state.round, state.failed)),
         round=state.round + 1,
     )
 

@@ -15,6 +15,7 @@ Rules and drafters request *coins* and *draws*, not raw noise. ``specjax.testing
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -155,10 +156,14 @@ def sample_keys(seed: int, prompts: int | Sequence[int], samples: int) -> jax.Ar
     The first sample has the key of ``row_keys``; sample i has the same key for every ``samples``
     above i. ``prompts`` as in ``row_keys``.
     """
+    return _with_samples(row_keys(seed, prompts), samples)
 
+
+@functools.partial(jax.jit, static_argnums=1)
+def _with_samples(keys: jax.Array, samples: int) -> jax.Array:
     def one(key: jax.Array) -> jax.Array:
         apart = jax.random.fold_in(key, np.uint32(_SAMPLE))
         others = jax.vmap(jax.random.fold_in, (None, 0))(apart, jnp.arange(1, samples))
         return jnp.concatenate([key[None], others])
 
-    return jax.vmap(one)(row_keys(seed, prompts)).reshape(-1)
+    return jax.vmap(one)(keys).reshape(-1)

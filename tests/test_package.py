@@ -54,6 +54,17 @@ def test_public_names_exist():
     assert specjax.__version__
 
 
+def test_dir_shows_the_names_that_are_imported_when_used():
+    code = """
+import json, sys, specjax
+names = dir(specjax)
+from jax._src import xla_bridge
+late = "specjax.generation" in sys.modules or bool(xla_bridge._backends)
+print(json.dumps([sorted(set(specjax.__all__) - set(names)), "__version__" in names, late]))
+"""
+    assert run(code) == [[], True, False]
+
+
 @pytest.mark.parametrize("name", sorted(_moved.MOVED))
 def test_moved_modules_keep_their_names(name):
     with pytest.warns(DeprecationWarning, match=f"specjax.{name} is now"):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decode_cases import NEW, begin, oracle, run, speculate, tabular, texts
+from decode_cases import NEW, begin, oracle, run, speculate, tabular
 
-from specjax import accept, decode, drafters, step, testing, tree
+from specjax import accept, decode, drafters, outcome, sampling, step, testing, tree
 from specjax.drafters.draft_models import draft_model
 from specjax.errors import NonFiniteLogits, UserError
+from specjax.generation.refill import decode_all
 from specjax.types import CHAIN, DETERMINISTIC, IID, Draft, ModelParams
 
 LOOKUP = drafters.make("prompt_lookup", tabular(7), gamma=3)
@@ -28,7 +29,10 @@ def test_non_finite_logits_name_row_and_round(temperature, poison):
     for drafter in (none, LOOKUP):
         state = begin(model, drafter, both, prompts, temperature=temperature)
         state, _ = run(model, drafter, "chain", both, state)
-        assert [len(row) for row in texts(state, prompts)] == [NEW, 0, NEW]
+        assert (state.length - jnp.asarray([2, 2, 1])).tolist() == [NEW, 0, NEW]
+        for read in (decode.outputs, decode.logprobs):
+            with pytest.raises(NonFiniteLogits, match="row 1, round 0"):
+                read(state, [2, 2, 1])
         assert state.failed.tolist() == [-1, 0, -1]
         with pytest.raises(NonFiniteLogits, match="row 1, round 0"):
             decode.check(state)
@@ -37,6 +41,60 @@ def test_non_finite_logits_name_row_and_round(temperature, poison):
     assert state.failed.tolist() == [-1, 0, -1]
     with pytest.raises(NonFiniteLogits):
         list(decode.stream(model, LOOKUP, rule, both, begin(model, LOOKUP, both, prompts)))
+
+
+def stopping(token):
+    """The rule "chain", which emits nothing where the target's next token is ``token``."""
+    rule = accept.load("chain")
+
+    def emptied(verdict, scores):
+        return outcome.withdraw(verdict, sampling.argmax(scores[:, 0]) == token)
+
+    return rule._replace(
+        sampled=lambda keys, draft, probs: emptied(rule.sampled(keys, draft, probs), probs),
+        greedy=lambda draft, logits: emptied(rule.greedy(draft, logits), logits),
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "drafter", [drafters.make("none", tabular(7)), LOOKUP], ids=["none", "lookup"]
+)
+def test_a_row_that_gets_no_token_is_an_error(temperature, drafter):
+    """It names row and round, the row stops there, and the others continue."""
+    model, prompts = tabular(7), [[1, 2], [3, 6], [4, 5]]
+    # The tokens are 1 to 5; token 0 is next after 6 only.
+    table = testing.random_table(0, 7, 1.0).at[:, :, jnp.asarray([0, 6])].add(-1e4)
+    table = table.at[:, 6, 0].set(1e4)
+    both, rule = ModelParams(table), stopping(0)
+
+    def start():
+        return begin(model, drafter, both, prompts, temperature=temperature)
+
+    state, _ = decode.generate(model, drafter, rule, both, start(), max_steps=NEW)
+    assert bool(state.done.all()) and state.failed.tolist() == [-1, -2, -1]
+    assert (state.length - 2).tolist() == [NEW, 0, NEW]
+    message = "row 1 got no token in round 0, and was neither done nor at its limit"
+    for read in (decode.check, lambda state: decode.outputs(state, [2, 2, 2])):
+        with pytest.raises(UserError, match=message):
+            read(state)
+    with pytest.raises(UserError, match=message):
+        list(decode.stream(model, drafter, rule, both, start()))
+    with pytest.raises(UserError, match="row 1 got no token"):
+        given = {"batch_size": 2, "max_new_tokens": NEW, "temperature": temperature}
+        list(decode_all(model, drafter, rule, both, prompts, **given))
+
+
+def test_a_row_that_is_done_may_get_no_token():
+    """Rows at their limit, with an end-of-sequence token, and with one token left to write."""
+    model, prompts = tabular(7), [[1, 2], [3, 6], [4, 5], [5, 1]]
+    both = ModelParams(testing.random_table(0, 7, 1.0))
+    for drafter in (drafters.make("none", model), LOOKUP):
+        state = begin(model, drafter, both, prompts, temperature=1.0)
+        state = state.replace(limit=state.length + jnp.asarray([0, 1, NEW, NEW]))
+        state, _ = run(model, drafter, "chain", both, state, eos_id=3)
+        decode.check(state)
+        assert bool(state.done.all()) and state.failed.tolist() == [-1] * 4
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

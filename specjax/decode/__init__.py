@@ -37,6 +37,10 @@ from specjax.types import (
     Verdict,
 )
 
+# The buffers of the counts are a multiple of so many rounds long: the limit is data, so another one
+# in the same class runs the same program.
+ROUNDS = 64
+
 __all__ = [
     "BeamDraft",
     "Beams",
@@ -68,8 +72,10 @@ def generate(
     """Runs rounds until every row is done, at most ``max_steps``: one compiled program.
 
     ``state`` is donated: its buffers are reused and it must not be read again. ``eos_id`` is an id
-    or several; ``verify_widths`` as in ``speculative_step``. Call ``check(state)`` on the result:
-    it raises if a model gave logits that are not finite.
+    or several; ``verify_widths`` as in ``speculative_step``. The R of the records is the next
+    multiple of 64 (``ROUNDS``) from ``max_steps`` on, so that another number compiles nothing.
+    ``check(state)`` raises if a model gave logits that are not finite, or if a row that could go on
+    got no token in a round; ``outputs`` and ``logprobs`` call it.
 
     Raises:
         UserError: a rule that does not take such drafts, a state of another drafter, wrong widths,
@@ -78,8 +84,9 @@ def generate(
     check_state(drafter, accept, state)
     whole("max_steps", max_steps, 1)
     stop = outcome.stop_ids(eos_id)
-    static = {"max_steps": max_steps, "verify_widths": verify_widths}
-    return _generate(target, drafter, accept, params, state, stop, **static)
+    static = {"max_steps": -(-max_steps // ROUNDS) * ROUNDS, "verify_widths": verify_widths}
+    most = np.int32(max_steps)
+    return _generate(target, drafter, accept, params, state, stop, most, **static)
 
 
 def check_state(drafter: Drafter, accept: Accept, state: DecodeState, parts: int = 1) -> None:
@@ -104,14 +111,25 @@ def check_state(drafter: Drafter, accept: Accept, state: DecodeState, parts: int
     donate_argnums=(4,),
 )
 def _generate(
-    target, drafter, accept, params, state, eos_id, *, max_steps: int, verify_widths: Widths
+    target,
+    drafter,
+    accept,
+    params,
+    state,
+    eos_id,
+    most: jax.Array | int | None = None,
+    *,
+    max_steps: int,
+    verify_widths: Widths,
 ):
+    """At most ``most`` rounds (None: ``max_steps``); the records have ``max_steps`` rows."""
     batch = state.length.shape[0]
     zeros = jnp.zeros((max_steps, batch), jnp.int32)
+    most = max_steps if most is None else most
 
     def running(carry):
         state, _, step = carry
-        return (step < max_steps) & ~state.done.all()
+        return (step < most) & ~state.done.all()
 
     def round_with(one, fields=Records._fields):
         def body(carry):
@@ -132,7 +150,7 @@ def _generate(
 
     if drafter.rest.lasting is not None:
         pair = (target, drafter, accept, params)
-        idle = lambda carry: idle_steps(*pair, *carry, eos_id=eos_id)  # noqa: E731
+        idle = lambda carry: idle_steps(*pair, *carry, most=most, eos_id=eos_id)  # noqa: E731
 
     # Two loops in a loop: a conditional would copy the caches.
     def both(carry):
@@ -176,6 +194,7 @@ def stream(
     Raises:
         UserError: a rule that does not take such drafts, or a state of another drafter.
         NonFiniteLogits: names row and round, right after the round.
+        UserError: a row got no token in a round.
     """
     check_state(drafter, accept, state)
     stop = outcome.stop_ids(eos_id)
@@ -236,9 +255,13 @@ def _autoregressive(target, params, state, max_steps, eos_id):
 
 
 def check(state: DecodeState | Beams) -> None:
-    """Raises NonFiniteLogits, naming row and round, if a model gave NaN or infinite logits.
+    """Raises the errors that the loops have recorded, with the row and the round.
 
     ``state`` is that of the loops, or the result of ``beam_search``.
+
+    Raises:
+        NonFiniteLogits: a model gave NaN or infinite logits.
+        UserError: a row that was neither done nor at its limit got no token in a round.
     """
     failed = np.asarray(state.failed)
     if (failed >= 0).any():
@@ -247,13 +270,20 @@ def check(state: DecodeState | Beams) -> None:
             f"NaN or infinite logits in row {row}, round {failed[row]}; "
             "check the weights and the precision of the target and of the draft model"
         )
+    if (failed < -1).any():
+        row = int(np.argmax(failed < -1))
+        raise UserError(
+            f"row {row} got no token in round {-2 - failed[row]}, and was neither done nor at its "
+            "limit; every verdict of a rule must have at least one token, the target's own"
+        )
 
 
 def logprobs(state: DecodeState, lengths: Sequence[int]) -> list[list[float]]:
     """The log-probability of each new token of each row, by the target's own logits.
 
-    Raises UserError for a state that was prefilled without ``logprobs``.
+    Raises UserError for a state that was prefilled without ``logprobs``, and as ``check`` does.
     """
+    check(state)
     if state.logprobs is None:
         raise UserError("the state has no logprobs; prefill it with logprobs=True")
     values, length = np.asarray(state.logprobs), np.asarray(state.length)
@@ -261,6 +291,10 @@ def logprobs(state: DecodeState, lengths: Sequence[int]) -> list[list[float]]:
 
 
 def outputs(state: DecodeState, lengths: Sequence[int]) -> list[list[int]]:
-    """The new tokens of each row, without the prompt (``lengths`` tokens)."""
+    """The new tokens of each row, without the prompt (``lengths`` tokens).
+
+    Raises as ``check`` does.
+    """
+    check(state)
     tokens, length = np.asarray(state.tokens), np.asarray(state.length)
     return [tokens[b, int(lengths[b]) : length[b]].tolist() for b in range(tokens.shape[0])]

@@ -58,16 +58,17 @@ def idle_steps(
     records: Records,
     step: jax.Array,
     *,
+    most: jax.Array | int,
     eos_id: EosId = None,
 ) -> tuple[DecodeState, Records, jax.Array]:
     """Idle rounds from number ``step`` on, until a row ends or may draft: state, records, rounds.
 
     For a drafter with ``Rest.lasting``: its state changes once for all these rounds, so each of
-    them has the operations of plain decoding. ``records`` i32[R,B] each bound the rounds.
+    them has the operations of plain decoding. ``most`` i32[] bounds the number of a round.
     """
     rest = drafter.rest
     assert rest is not None and rest.lasting is not None
-    most = len(records.emitted) - step
+    most = most - step
     lasting = rest.lasting.rounds(state.draft, ~state.done)
     # At least one, so that the loop around ends.
     most = jnp.clip(jnp.where(state.done, most, lasting).min(), 1, most)

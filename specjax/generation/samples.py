@@ -27,7 +27,6 @@ def prefill(
     max_len: int,
     sampling: Sampling,
     limit: jax.Array,
-    logprobs: bool = False,
 ) -> DecodeState:
     """``decode.prefill`` of B prompts, for ``samples`` rows each, which are neighbours.
 
@@ -38,29 +37,27 @@ def prefill(
     Raises:
         UserError: as ``decode.prefill``, and for a drafter with an array that belongs to no row.
     """
-    firsts = jax.tree.map(lambda x: x[::samples], (limit, keys, sampling))
-    options = (target, drafter, max_len, logprobs)
+    rest = (limit, keys, sampling)
+    firsts = rest if samples == 1 else _firsts(rest, samples)
+    options = (target, drafter, max_len)
     arrays = (prompt, lengths, *firsts)
     state = _make(*options)(params, *arrays)
     if samples == 1:
         return state
     axes = _axes(options, *states.abstract((params, arrays)))
-    state = _repeated(state, samples, axes)
-    return state.replace(
-        keys=jnp.copy(keys),
-        limit=jnp.copy(limit),
-        sampling=sampling_lib.after_prompt(jax.tree.map(jnp.copy, sampling), state.length),
-        done=state.length >= limit,
-    )
+    return _repeated(state, samples, axes, rest)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _firsts(values: Any, samples: int) -> Any:
+    return jax.tree.map(lambda x: x[::samples], values)
 
 
 @functools.cache
-def _make(target: LM, drafter: Drafter, max_len: int, logprobs: bool) -> Any:
-    static = {"max_len": max_len, "logprobs": logprobs}
-
+def _make(target: LM, drafter: Drafter, max_len: int) -> Any:
     def make(params, prompt, lengths, limit, keys, sampling):
         given = (target, drafter, params, prompt, lengths, keys)
-        return decode.prefill(*given, limit=limit, sampling=sampling, **static)
+        return decode.prefill(*given, limit=limit, sampling=sampling, max_len=max_len)
 
     return make
 
@@ -74,9 +71,20 @@ def _axes(options: tuple, leaves: tuple, treedef: Any) -> tuple[int | None, ...]
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def _repeated(state: DecodeState, samples: int, axes: tuple[int | None, ...]) -> DecodeState:
+def _repeated(
+    state: DecodeState, samples: int, axes: tuple[int | None, ...], rest: tuple
+) -> DecodeState:
+    """The state with ``samples`` rows for each; ``rest``: their limits, keys and settings."""
     rows = jnp.repeat(jnp.arange(state.length.shape[0]), samples)
     leaves, treedef = jax.tree.flatten(state)
     pairs = zip(leaves, axes, strict=True)
     taken = [leaf if axis is None else jnp.take(leaf, rows, axis) for leaf, axis in pairs]
-    return jax.tree.unflatten(treedef, taken)
+    state = jax.tree.unflatten(treedef, taken)
+    # Copies: the state will be donated, and the caller's arrays must stay valid.
+    limit, keys, sampling = jax.tree.map(jnp.copy, rest)
+    return state.replace(
+        keys=keys,
+        limit=limit,
+        sampling=sampling_lib.after_prompt(sampling, state.length),
+        done=state.length >= limit,
+    )

@@ -131,6 +131,9 @@ def decode_until(
 ) -> tuple[DecodeState, Records, list[Cut]]:
     """``decode.generate``, where a row is done when its text has a stop string.
 
+    The loop is called for a few rounds at a time, so one program serves all ``max_steps``, with
+    and without stop strings.
+
     Args:
         target, drafter, accept, params, state, max_steps, eos_id, verify_widths: as in
             ``decode.generate``. ``state`` is donated.
@@ -145,28 +148,29 @@ def decode_until(
 
     Raises:
         UserError: an empty stop string, and the errors of ``decode.generate``.
-        NonFiniteLogits: names row and round.
+        NonFiniteLogits: names row and round. Other errors of ``decode.check`` are UserErrors.
     """
     stops, ends = check(stop), outcome.stop_ids(eos_id)
     rows = [Row(target.continued(prompt), decode_ids, stops) for prompt in prompts]
     seen, done, left = [len(prompt) for prompt in prompts], np.asarray(state.done), max_steps
-    parts = [Records(*[jnp.zeros((0, len(rows)), jnp.int32)] * len(Records._fields))]
+    parts = [Records(*[np.zeros((0, len(rows)), np.int32)] * len(Records._fields))]
     while left > 0 and not done.all():
+        steps = min(ROUNDS if stops else decode.ROUNDS, left)
         state, records = decode.generate(
             *(target, drafter, accept, params, state),
-            max_steps=min(ROUNDS, left) if stops else left,
+            max_steps=steps,
             eos_id=ends,
             verify_widths=verify_widths,
         )
-        decode.check(state)
-        parts.append(records)
-        left -= len(records.emitted)
         new, done = decode.outputs(state, seen), np.asarray(state.done)
+        # On the host: there each number of parts would be a program.
+        parts.append(Records(*[np.asarray(x)[:steps] for x in records]))
+        left -= steps
         seen = np.asarray(state.length).tolist()
         hit = [row.add(ids, last=bool(end)) for row, ids, end in zip(rows, new, done, strict=True)]
         done = done | np.asarray(hit)
         state = state.replace(done=jnp.asarray(done))
     for row in rows:
         row.add((), last=True)
-    records = jax.tree.map(lambda *each: jnp.concatenate(each), *parts)
+    records = jax.tree.map(lambda *each: np.concatenate(each), *parts)
     return state, records, [row.cut() for row in rows]

@@ -21,7 +21,8 @@ from specjax.generation.prompts import Prompt, encode
 from specjax.generation.stops import Cut
 from specjax.types import DecodeState
 
-# The packed prompts are a multiple of so many tokens wide, so that few programs are compiled.
+# The packed prompts and the room for new tokens are multiples of so many tokens wide, so that few
+# programs are compiled: the number of new tokens is data within its class.
 WIDTH = 64
 _SETTINGS = {
     *inspect.signature(sampling.make_sampling).parameters,
@@ -102,7 +103,8 @@ def generate_text(
     if whole("n", n, 1) > 1 and temperature == 0:
         raise UserError(f"n is {n} and the temperature 0: all samples would be equal; raise it")
     method = model.method(drafter, accept, temperature=temperature)
-    eos = () if ignore_eos else model.eos_ids
+    # -1 is no token: the same number of ids runs the same program.
+    eos = (-1,) * len(model.eos_ids) if ignore_eos else model.eos_ids
     ends = {"end_ids": model.eos_ids} if settings.get("min_new_tokens") else {}
     how = {"temperature": temperature, "vocab_size": model.lm.vocab_size, **ends, **settings}
     run = _Run(model, method, how, max_new_tokens, stops.check(stop), logprobs, eos)
@@ -115,7 +117,7 @@ def generate_text(
 
 def _all(run: _Run, rows: list[_Row], keys: jax.Array, size: int) -> Generated:
     """The completions of all rows, ``size`` at a time."""
-    width = _width(run.model, [row.ids for row in rows], run.max_new_tokens)
+    sizes = _sizes(run.model, [row.ids for row in rows], run.max_new_tokens)
     # A batch has whole prompts, each of which is read once, or samples of single prompts.
     samples = sum(row.prompt == rows[0].prompt for row in rows)
     samples = samples if samples <= size else 1
@@ -127,11 +129,18 @@ def _all(run: _Run, rows: list[_Row], keys: jax.Array, size: int) -> Generated:
         count, more = len(numbers), size - len(numbers)
         numbers += [*range(samples)] * (more // samples)
         filled = [rows[number] for number in numbers]
-        new, own = _decode(run, filled, count, samples, keys[np.asarray(numbers)], width)
+        whole_batch = numbers == [*range(len(rows))]
+        own_keys = keys if whole_batch else _taken(keys, np.asarray(numbers))
+        new, own = _decode(run, filled, count, samples, own_keys, sizes)
         completions += new
         counts.append(own)
     total = metrics.total(counts)
     return Generated(completions, total.tokens / max(total.rounds, 1), total)
+
+
+@jax.jit
+def _taken(keys: jax.Array, numbers: jax.Array) -> jax.Array:
+    return keys[numbers]
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
@@ -179,40 +188,51 @@ class _Run(NamedTuple):
     eos: tuple[int, ...]
 
 
-def _width(model: Model, ids: Sequence[Sequence[int]], new: int) -> int:
-    """The width of the packed prompts. Raises UserError for a text that is too long."""
+def _sizes(model: Model, ids: Sequence[Sequence[int]], new: int) -> tuple[int, int]:
+    """The width of the packed prompts, and the longest text that the buffers have room for.
+
+    Raises UserError for a text that is too long.
+    """
     longest, most = max(map(len, ids)), model.lm.max_positions
-    width = -(-longest // WIDTH) * WIDTH
-    if most is None:
-        return width
-    if longest + new > most:
+    if most is not None and longest + new > most:
         raise UserError(
             f"the longest prompt has {longest} tokens, with max_new_tokens = {new} that is "
             f"{longest + new}, and the model has {most} positions; shorten one of them"
         )
-    # Not beyond the positions of the draft model for the sake of padding.
+    width, room = (-(-size // WIDTH) * WIDTH for size in (longest, new))
+    # Not beyond the positions of the models for the sake of padding.
     draft = None if model.draft is None else model.draft.lm.max_positions
-    most = most if draft is None else min(most, draft)
-    return max(longest, min(width, most - new))
+    bounds = [each for each in (most, draft) if each is not None]
+    max_len = max(longest + new, min([width + room, *bounds]))
+    return min(width, max_len), max_len
 
 
 def _decode(
-    run: _Run, rows: list[_Row], count: int, samples: int, keys: jax.Array, width: int
+    run: _Run,
+    rows: list[_Row],
+    count: int,
+    samples: int,
+    keys: jax.Array,
+    sizes: tuple[int, int],
 ) -> tuple[list[Completion], metrics.Counts]:
     """The completions of the first ``count`` rows of a batch, and their counts.
 
-    ``samples`` neighbours have one prompt.
+    ``samples`` neighbours have one prompt; ``sizes`` of ``_sizes``.
     """
     model, method, prompts = run.model, run.method, [row.ids for row in rows]
+    width, max_len = sizes
     packed, lengths = decode.pack_prompts(prompts[::samples], width)
-    new = jnp.where(jnp.arange(len(rows)) < count, run.max_new_tokens, 0)
+    new = np.where(np.arange(len(rows)) < count, run.max_new_tokens, 0)
+    limit = np.asarray([len(ids) for ids in prompts]) + new
     state = samples_lib.prefill(
         *(model.lm, method.drafter, method.params, packed, lengths, keys, samples),
-        max_len=width + run.max_new_tokens,
-        limit=jnp.repeat(lengths, samples) + new,
+        max_len=max_len,
+        limit=jnp.asarray(limit, jnp.int32),
         sampling=sampling.make_sampling(len(rows), **run.settings),
-        logprobs=run.logprobs,
     )
+    if run.logprobs:
+        # The prompts are read by the same program, with and without.
+        state = state.replace(logprobs=np.zeros(state.tokens.shape, np.float32))
     state, records, cuts = stops.decode_until(
         *(model.lm, method.drafter, method.accept, method.params, state, prompts),
         stop=run.stops,

@@ -18,7 +18,9 @@ class DecodeState(struct.PyTreeNode):
     length: Array  # i32[B]
     limit: Array  # i32[B] the row stops at this length
     done: Array  # bool[B]
-    failed: Array  # i32[B] the round in which logits were not finite, or -1
+    # i32[B] -1: nothing failed; r >= 0: logits were not finite in round r; -2 - r: the row could go
+    # on and got no token in round r. A row that failed is done.
+    failed: Array
     cache: Any  # the target's
     draft: Any  # the drafter's state
     keys: Array  # key[B]
@@ -47,7 +49,10 @@ class StepInfo(NamedTuple):
 
 
 class Records(NamedTuple):
-    """The counts of ``StepInfo`` for every round of a compiled loop; zeros for unused rounds."""
+    """The counts of ``StepInfo`` for every round of a compiled loop; zeros for unused rounds.
+
+    R is the number of rounds that there is room for.
+    """
 
     emitted: Array  # i32[R,B]
     accepted: Array  # i32[R,B]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,9 +13,9 @@ import numpy as np
 import pytest
 
 import specjax as sj
-from specjax import generation
+from specjax import generation, outcome
 from specjax.errors import UserError
-from specjax.generation import samples
+from specjax.generation import samples, texts
 from specjax.testing import cases
 
 
@@ -57,6 +58,113 @@ def test_ten_lines(model):
         np.testing.assert_allclose(each.logprobs, own, atol=1e-4)
     # The method is kept, so a second call compiles nothing.
     assert model.method(KEYS["drafter"]) is method
+
+
+@pytest.fixture
+def compiled():
+    """The names of the programs that XLA has compiled since the list was cleared."""
+    names: list[str] = []
+
+    def note(event: str, seconds: float, fun_name: str = "", **_: Any) -> None:
+        if event.endswith("backend_compile_duration"):
+            names.append(fun_name)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    yield names
+    jax.monitoring.unregister_event_duration_listener(note)
+
+
+def test_other_calls_compile_nothing(model, compiled):
+    """Ten calls after the first: what is data compiles nothing, another shape one large program."""
+    prompt = "Once upon a time"
+    sj.generate_text(model, prompt, **KEYS)
+    assert any("_generate" in name for name in compiled)
+    data: list[dict[str, Any]] = [
+        {"max_new_tokens": 25},
+        {"max_new_tokens": 64, "stop": ". "},
+        {"max_new_tokens": 1, "stop": ["the", "\n"]},
+        {"temperature": 0.8, "seed": 3},
+        {"temperature": 0.7, "seed": 4, "top_p": 0.9, "stop": "a"},
+        {"ignore_eos": True},
+    ]
+    compiled.clear()
+    for keys in data:
+        sj.generate_text(model, prompt, **(KEYS | keys))
+    assert compiled == []
+    # (the call, its large programs): each time another length is data again.
+    shapes: list[tuple[dict[str, Any], list[str]]] = [
+        ({"logprobs": True}, ["_generate"]),
+        ({"n": 2, "temperature": 1.0}, ["_generate", "_repeated"]),
+    ]
+    for keys, large in shapes:
+        compiled.clear()
+        sj.generate_text(model, prompt, **(KEYS | keys))
+        known = [
+            each
+            for name in compiled
+            for each in ("_generate", "_prefill", "_repeated")
+            if each in name
+        ]
+        assert sorted(known) == large and len(compiled) <= 8
+        compiled.clear()
+        sj.generate_text(model, prompt, **(KEYS | keys | {"max_new_tokens": 31, "stop": "."}))
+        assert compiled == []
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("positions", "draft", "prompt", "new", "sizes"),
+    [
+        (None, None, 5, 24, (64, 128)),
+        (None, None, 65, 65, (128, 256)),
+        (512, None, 5, 24, (64, 128)),
+        (512, None, 5, 500, (64, 512)),  # not beyond the model's positions
+        (512, None, 500, 12, (512, 512)),
+        (512, 100, 5, 24, (64, 100)),  # nor beyond the draft model's
+        (None, 100, 5, 24, (64, 100)),
+        (512, 100, 90, 24, (114, 114)),  # the draft model says that it is too small
+    ],
+)
+def test_buffers_have_size_classes(positions, draft, prompt, new, sizes):
+    lm = lambda most: SimpleNamespace(lm=SimpleNamespace(max_positions=most))  # noqa: E731
+    fake: Any = SimpleNamespace(draft=None if draft is None else lm(draft), **vars(lm(positions)))
+    assert texts._sizes(fake, [[1], [1] * prompt], new) == sizes
+
+
+def test_a_text_of_several_size_classes_is_that_of_the_loop(model):
+    """The host looks at the rows after every 64 rounds, and nothing changes."""
+    ids = model.tokenizer.encode("Once upon a time").ids
+    how = {"temperature": 0.5, "seed": 2, "max_new_tokens": 100, "ignore_eos": True}
+    [own] = sj.generate_text(model, ids, drafter="none", **how).completions
+    method = model.method("none", temperature=0.5)
+    state = sj.prefill(
+        *(model.lm, method.drafter, method.params, *sj.pack_prompts([ids]), sj.row_keys(2, 1)),
+        max_len=len(ids) + 100,
+        sampling=sj.make_sampling(1, 0.5),
+    )
+    state, records = sj.generate(
+        *(model.lm, method.drafter, method.accept, method.params, state), max_steps=100
+    )
+    assert records.emitted.shape == (128, 1) and int(records.emitted.sum()) == 100
+    assert own.tokens == sj.outputs(state, [len(ids)])[0]
+
+
+def test_a_rule_that_emits_nothing_is_an_error(model):
+    """Also in ``generate_text``: the message names row and round."""
+    method = model.method(KEYS["drafter"])
+    nothing = lambda verdict: outcome.withdraw(verdict, verdict.count >= 0)  # noqa: E731
+    rule = method.accept._replace(
+        greedy=lambda draft, logits: nothing(method.accept.greedy(draft, logits)),
+        sampled=lambda *given: nothing(method.accept.sampled(*given)),
+    )
+    fake: Any = SimpleNamespace(
+        **{
+            name: getattr(model, name) for name in ("lm", "draft", "tokenizer", "eos_ids", "target")
+        },
+        method=lambda *_, **__: method._replace(accept=rule),
+    )
+    with pytest.raises(UserError, match="row 0 got no token in round 0, and was neither done"):
+        sj.generate_text(fake, "Once upon a time", **KEYS)
 
 
 def test_a_sample_depends_on_its_own_numbers_only(model):
