@@ -218,8 +218,9 @@ def write_report(console, path: Path, rows: Sequence[dict], *, draw: bool) -> No
         # Imported here because matplotlib takes a second to import.
         from specjax.report import html, plots
 
-        plots.save(plots.draw(rows), path.parent / "plots")
-        report, notices = html.build(path)
+        with terminal.Status(console, "drawing the plots"):
+            plots.save(plots.draw(rows), path.parent / "plots")
+            report, notices = html.build(path)
         written.append(report)
         for notice in notices:
             console.print(Text(f"notice: {notice}", "dim"))

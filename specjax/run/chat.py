@@ -36,6 +36,8 @@ class _Answer(NamedTuple):
 def chat(settings: Settings, workdir: Path, command: str | None) -> None:
     """Prints every turn and its answer, and writes results.json and ``settings.record``.
 
+    After an interrupt they have the answers that were complete.
+
     Raises UserError: settings that do not fit, no chat template, a conversation that is too long.
     """
     _check(settings)
@@ -51,6 +53,40 @@ def chat(settings: Settings, workdir: Path, command: str | None) -> None:
     job = _job(settings, target, conversations, template)
     workdirs.announce_replacement(settings, workdir)
     answers: list[_Answer] = []
+    interrupt = None
+    try:
+        _converse(settings, target, method, job, conversations, template, answers)
+    except KeyboardInterrupt as error:
+        if not answers:
+            raise
+        interrupt = error
+    path = _write(settings, workdir, command, target, method, answers, interrupt is not None)
+    console.print(Text(f"wrote {path}", "dim"))
+    if settings.record:
+        prompts = [each.prompt for each in answers]
+        recordings.record(
+            settings.record,
+            [prompt.ids for prompt in prompts],
+            [each.ids for each in answers],
+            categories=[prompt.category for prompt in prompts],
+        )
+        console.print(Text(f"wrote {settings.record}", "dim"))
+    if interrupt is not None:
+        raise interrupt
+
+
+def _converse(
+    settings: Settings,
+    target: hf.Loaded,
+    method: passes.Method,
+    job: passes.Job,
+    conversations: Sequence[Conversation],
+    template,
+    answers: list[_Answer],
+) -> None:
+    """Prints every turn and its answer; appends to ``answers``. Raises UserError."""
+    console = terminal.console()
+    assert target.tokenizer is not None
     for number, each in enumerate(conversations):
         before = [] if len(conversations) == 1 else [f"\n{number + 1} of {len(conversations)}"]
         heading = ", ".join([*before, *([each.category] if each.category else [])])
@@ -64,17 +100,6 @@ def chat(settings: Settings, workdir: Path, command: str | None) -> None:
             row = stops.Row(own, target.tokenizer.decode, settings.stop)
             answers.append(_answer(job, method, prompt, len(answers), row, target, console))
             texts.append(answers[-1].said)
-    path = _write(settings, workdir, command, target, method, answers)
-    console.print(Text(f"wrote {path}", "dim"))
-    if settings.record:
-        prompts = [each.prompt for each in answers]
-        recordings.record(
-            settings.record,
-            [prompt.ids for prompt in prompts],
-            [each.ids for each in answers],
-            categories=[prompt.category for prompt in prompts],
-        )
-        console.print(Text(f"wrote {settings.record}", "dim"))
 
 
 def _check(settings: Settings) -> None:
@@ -167,8 +192,12 @@ def _write(
     target: hf.Loaded,
     method: passes.Method,
     answers: Sequence[_Answer],
+    unfinished: bool,
 ) -> Path:
     """Writes results.json: a row over all answers, and one per category; its path."""
+    facts = None  # the hash of large weights takes longer than an interrupted process has
+    if not unfinished:
+        facts = provenance.target(target.params, name="", directory=target.directory)
     rows, categories = [], [answer.prompt.category for answer in answers]
     named = dict.fromkeys(each for each in categories if each is not None)
     for category in (None, *named):
@@ -194,5 +223,6 @@ def _write(
         token_ids=[answer.ids for answer in answers],
         max_new_tokens=settings.max_new_tokens,
         seed=settings.seed,
-        target=provenance.target(target.params, name="", directory=target.directory),
+        target=facts,
+        unfinished=unfinished,
     )

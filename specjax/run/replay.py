@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.text import Text
 
-from specjax.bench import proofs, results
+from specjax.bench import passes, proofs, results
 from specjax.bench import replay as replay_lib
 from specjax.data.recordings import Trace
 from specjax.report import terminal
@@ -20,7 +20,10 @@ LEGEND = "tau: tokens per round; alpha: acceptance rate"
 
 
 def replay(settings: Settings, workdir: Path, command: str | None) -> None:
-    """Replays the recording with each method; prints and writes a row per category."""
+    """Replays the recording with each method; prints and writes a row per category.
+
+    After an interrupt, the rows of the methods that are done.
+    """
     console, began = terminal.console(), time.perf_counter()
     options = settings.replay
     target, recording = replay_lib.load(
@@ -39,31 +42,17 @@ def replay(settings: Settings, workdir: Path, command: str | None) -> None:
     ]
     workdirs.announce_replacement(settings, workdir)
     batch_size = min(settings.batch_size, len(recording.traces))
-    rows = []
-    with terminal.Status(console, "compiling") as status:
-        for method in methods:
-            tallies = replay_lib.measure(
-                method,
-                recording.traces,
-                batch_size=batch_size,
-                max_new_tokens=settings.max_new_tokens,
-                seed=settings.seed,
-                report=functools.partial(_show_status, status, method.name),
-            )
-            rows += [
-                results.new_row(
-                    method.name,
-                    method.accept,
-                    tally.counts,
-                    temperature=0.0,
-                    batch_size=batch_size,
-                    prompts=tally.prompts,
-                    category=category,
-                    status=proofs.status(method.drafter, method.accept, target),
-                    outputs=_outputs(recording.traces, category, settings.max_new_tokens),
-                )
-                for category, tally in tallies.items()
-            ]
+    rows: list[dict] = []
+    interrupt = None
+    try:
+        with terminal.Status(console, "compiling") as status:
+            for method in methods:
+                report = functools.partial(_show_status, status, method.name)
+                rows += _rows(settings, target, recording.traces, method, batch_size, report)
+    except KeyboardInterrupt as error:
+        if not rows:
+            raise
+        interrupt = error
     console.print(replay_lib.table(rows))
     seconds = f"{time.perf_counter() - began:.1f} seconds, compilation included"
     console.print(f"[dim]{LEGEND}; vocabulary {recording.vocab_size}; {seconds}[/dim]")
@@ -76,8 +65,44 @@ def replay(settings: Settings, workdir: Path, command: str | None) -> None:
         max_new_tokens=settings.max_new_tokens,
         seed=settings.seed,
         skipped=recording.skipped,
+        unfinished=interrupt is not None,
     )
     console.print(Text(f"wrote {path}", "dim"))
+    if interrupt is not None:
+        raise interrupt
+
+
+def _rows(
+    settings: Settings,
+    target,
+    traces: Sequence[Trace],
+    method: passes.Method,
+    batch_size: int,
+    report: Callable[[str], None],
+) -> list[dict]:
+    """The rows of one method: of all conversations, and of each category."""
+    tallies = replay_lib.measure(
+        method,
+        traces,
+        batch_size=batch_size,
+        max_new_tokens=settings.max_new_tokens,
+        seed=settings.seed,
+        report=report,
+    )
+    return [
+        results.new_row(
+            method.name,
+            method.accept,
+            tally.counts,
+            temperature=0.0,
+            batch_size=batch_size,
+            prompts=tally.prompts,
+            category=category,
+            status=proofs.status(method.drafter, method.accept, target),
+            outputs=_outputs(traces, category, settings.max_new_tokens),
+        )
+        for category, tally in tallies.items()
+    ]
 
 
 def _outputs(traces: Sequence[Trace], category: str | None, most: int) -> list[list[int]]:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from specjax.bench import programs
+import functools
+import time
+
+import pytest
+
+from specjax.bench import measuring, programs
 from specjax.bench.passes import Job
 from specjax.run import cells
 
@@ -15,8 +20,8 @@ def test_released_before_the_limit(monkeypatch):
     """Each shape adds 400 maps; 1000 are allowed, so a third shape needs a release."""
     used, log = [100], []
 
-    def warm(jobs, methods, also):
-        log.append((jobs[0].batch_size, len(also)))
+    def warm(jobs, methods, report):
+        log.append(jobs[0].batch_size)
         used[0] += 400
         return {"one": 1.5, None: 0.5}
 
@@ -26,12 +31,12 @@ def test_released_before_the_limit(monkeypatch):
     monkeypatch.setattr(programs.jax, "clear_caches", lambda: used.__setitem__(0, 100))
     made = programs.Programs([])
     for size in (1, 1, 8, 1, 8):
-        made.warm(job(size, 3), [print])
-    assert log == [(1, 1), (8, 1)] and used == [900]
+        made.warm(job(size, 3))
+    assert log == [1, 8] and used == [900]
     made.warm(job(4, 3))
     made.warm(job(1, 3))
     made.warm(job(4, 3))
-    assert log[2:] == [(4, 0), (1, 0)] and used == [900]
+    assert log[2:] == [4, 1] and used == [900]
     assert made.seconds == {"one": 6.0, None: 2.0}
 
 
@@ -43,3 +48,23 @@ def test_cells_of_one_shape_follow_each_other():
     shapes = [(1, 3), (8, 3), (1, 3), (8, 3), (1, 5)]
     grid = [cells.Cell(job(*shape), None, [], "", True) for shape in shapes]  # pyright: ignore
     assert cells._by_shape(grid) == [0, 2, 1, 3, 4]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_what_has_not_begun_is_dropped(monkeypatch, error):
+    """With one thread: the second task may have begun when the first one fails."""
+    monkeypatch.setattr(measuring.os, "cpu_count", lambda: 1)
+    begun, told = [], []
+
+    def run(number):
+        begun.append(number)
+        time.sleep(0.2)
+        if number == 0:
+            raise error
+
+    tasks = [measuring.Task(f"task {n}", functools.partial(run, n)) for n in range(6)]
+    with pytest.raises(error):
+        measuring.together(tasks, "compiling", told.append)
+    time.sleep(0.5)
+    assert begun in ([0], [0, 1])
+    assert told[0] == "compiling, 1 of 6: task 0"

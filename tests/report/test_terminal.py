@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 import report_cases
@@ -109,3 +110,33 @@ def test_rejected_nodes_are_children_of_the_last_accepted_node():
             nodes = inputs.rejected_nodes(one)
             assert bool(nodes) == (one["out"][-1][2] == 1)
             assert all(node in one["draft"] and not node[6] for node in nodes)
+
+
+def shown(monkeypatch, seconds: float, *messages: str) -> list[str]:
+    """The lines of a status whose messages take so many seconds each, where there is no terminal;
+    a second is a hundredth of one."""
+    for name in ("TICK", "SOON", "OFTEN"):
+        monkeypatch.setattr(terminal, name, getattr(terminal, name) / 100)
+    file = io.StringIO()
+    with terminal.Status(Console(file=file, width=80), messages[0]) as status:
+        for message in messages:
+            status.update(message)
+            time.sleep(seconds / 100)
+    return [line.strip() for line in file.getvalue().splitlines()]
+
+
+def test_what_takes_long_is_printed_without_a_terminal(monkeypatch):
+    lines = shown(monkeypatch, 45, "compiling [1] of 2", "tracing")
+    assert lines[0] == "0 s  compiling [1] of 2" and lines[-1].endswith(" s  tracing")
+    assert len(lines) >= 4  # every ten seconds; a busy machine prints fewer
+
+
+def test_what_is_short_is_not_printed(monkeypatch):
+    assert shown(monkeypatch, 0, "a", "b", "c") == []
+
+
+def test_a_row_before_there_is_a_table():
+    row = {"method": "suffix", "block_efficiency": 1.5, "speedup": 0.85, "tokens_per_second": 99.7}
+    row["lossless"] = {"check": "greedy-identity", "passed": True, "detail": "3/3 prompts"}
+    expected = "suffix: tau 1.50, 100 tokens/s, plain -, speed-up 0.85x, lossless: yes, 3/3 prompts"
+    assert terminal.line(row).plain == expected

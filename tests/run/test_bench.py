@@ -12,7 +12,16 @@ from commandline import BENCH, GENERATE
 from configs import bench as bench_file
 from configs import generate as generate_config
 from specjax import files
-from specjax.bench import lossless, metrics, passes, progress, summaries
+from specjax.bench import (
+    lossless,
+    metrics,
+    overlap,
+    passes,
+    progress,
+    summaries,
+    token_probs,
+    token_traces,
+)
 from specjax.report import inputs
 from specjax.run import resolve
 
@@ -198,6 +207,25 @@ def test_a_killed_bench_is_resumed(cli, quick, monkeypatch):
     [row] = [row for row in results(workdir)["rows"] if row["category"] is None]
     assert row["tokens"] == 40 and row["lossless"]["passed"] and row["costs_ms"]["verify"] > 0
     assert not (workdir / progress.NAME).exists()
+
+
+def test_only_what_is_asked_for_is_compiled(cli, common, monkeypatch):
+    """Without a report: no probabilities along the texts, whose check is greedy, and no traces."""
+
+    def unwanted(*_):
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr(token_probs, "_compare", unwanted)
+    monkeypatch.setattr(overlap, "_call", unwanted)
+    monkeypatch.setattr(token_traces, "_step", unwanted)
+    status, out, err, workdir = cli(*common, "--config.report=False", "--config.repeats=1")
+    assert (status, err) == (0, "")
+    [row] = [row for row in results(workdir)["rows"] if row["category"] is None]
+    assert row["lossless"]["passed"] and row["overlap"] is None
+    # The row, before the table is there.
+    line = f"temperature 0, batch 1: draft_model: tau {row['block_efficiency']:.2f}, "
+    assert line in out and out.index(line) < out.index("method        rule")
+    assert not (workdir / "trace.jsonl").exists()
 
 
 def test_another_configuration_starts_over(tmp_path):
