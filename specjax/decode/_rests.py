@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from specjax import step as step_lib
 from specjax import tree
+from specjax.errors import UserError
 from specjax.outcome import EosId
 from specjax.types import (
     LM,
@@ -108,4 +109,9 @@ def _no_draft(drafter: Drafter, params: ModelParams, state: DecodeState) -> Draf
     # Only the shapes are needed.
     with jax.disable_jit(False):
         like, _ = jax.eval_shape(drafter.propose, params, keys, context, state.draft)
+    if like.fed is not None:
+        raise UserError(
+            f"{drafter.name} has nodes that the target is always fed (Draft.fed), and a rest, in "
+            "which it is not; give the drafter no rest"
+        )
     return tree.no_draft(like)

@@ -79,7 +79,8 @@ class Rest(NamedTuple):
     """Rounds without drafts that are known before they begin.
 
     Where all rows rest, the decode loop does not call ``Drafter.propose``, and the target reads the
-    pending tokens alone: the round costs what plain decoding costs.
+    pending tokens alone: the round costs what plain decoding costs. So it is not for drafters whose
+    ``update`` reads the target's output at nodes of drafts (``Draft.fed``).
     """
 
     # (state) -> bool[B]: the rows whose next draft will be empty.

@@ -9,11 +9,12 @@ import pytest
 from flax import struct
 from marks import by_default
 
-from specjax import accept, decode, drafters, rng, sampling, step
+from specjax import accept, decode, drafters, registry, rng, sampling, step
 from specjax import control as control_lib
 from specjax.control import Controller
+from specjax.errors import UserError
 from specjax.testing import cases
-from specjax.types import Context, Draft, ModelParams, Verdict
+from specjax.types import Context, Draft, ModelParams, Rest, Verdict
 
 
 class Place(struct.PyTreeNode):
@@ -147,6 +148,55 @@ def test_a_rest_changes_no_token(name, temperature, control):
     widths = {int(info.verified.max()) for info in infos}
     if control is TOGETHER:
         assert 1 in widths and max(widths) > 1
+
+
+# Drafters of the kit that take no controller.
+UNCONTROLLED = (
+    *("none", "jacobi", "lookahead", "escalate", "controlled", "cascade", "cascade in parts"),
+    *("staged", "triforce"),
+    # They are made of another module, and have the same functions as "chain" and "dynamic".
+    *("iid", "without_replacement", "deterministic", "irregular", "ragged"),
+)
+
+
+@pytest.mark.parametrize("name", by_default(list(cases.NAMES), ["pass merged"]))
+def test_rounds_of_other_limits_change_no_token(name, monkeypatch):
+    """Every drafter of the kit with limits that change from round to round, 0 among them.
+
+    A state that was made of what a round did not compute gives NaN, or other drafts.
+    """
+    make = drafters.make
+
+    def controlled(method, target, **keys):
+        if "control" in registry.keys_of(drafters.load(method)):
+            keys["control"] = TOGETHER
+        return make(method, target, **keys)
+
+    monkeypatch.setattr(drafters, "make", controlled)
+    _, target, drafter, params = cases.real.__wrapped__(name)
+    assert drafter.adaptive == (name not in UNCONTROLLED)
+    if not drafter.adaptive:
+        return
+    system = target, drafter, accept.default_rule(drafter), params
+    texts, infos = decoded(*system, 1.0, rests=True)
+    drafted = np.array([info.drafted for info in infos])
+    if drafter.rest is not None:
+        expected, full = decoded(*system, 1.0, rests=False)
+        assert texts == expected
+        assert drafted.tolist() == [info.drafted.tolist() for info in full]
+    assert not drafted[1:4].any() and drafted.any()
+
+
+@pytest.mark.fast
+def test_a_rest_of_a_drafter_whose_nodes_are_always_fed_is_refused():
+    """The target would be fed the pending tokens alone."""
+    _, target, drafter, params = cases.case("pass merged")
+    wrong = drafter._replace(
+        rest=Rest(lambda state: jnp.ones(3, bool), lambda params, keys, context, state: state)
+    )
+    state, _ = begun(target, wrong, params, 0.0)
+    with pytest.raises(UserError, match="nodes that the target is always fed"):
+        next(decode.stream(target, wrong, accept.load("recursive"), params, state))
 
 
 # goodput pauses for a few rounds, tries a draft, and chooses anew where a row has ended.

@@ -194,8 +194,10 @@ def _with_embeddings(setup: Setup, drafter: Drafter, plan: Plan) -> Drafter:
         nodes=growth.nodes + (growth.nodes + 1) * setup.rows,
         depth=growth.depth,
         siblings=KINDS[growth.how] if isinstance(growth, Fixed) else DETERMINISTIC,
-        # The embeddings are fed in every round, so a round has one width.
+        # The embeddings are fed in every round, so a round has one width, and none may leave them
+        # out: the next draft is made of the outputs at them.
         whole=True,
+        rest=None,
         rows=rows_of,
     )
 

@@ -199,6 +199,25 @@ def test_exact_law(keys, rule):
             assert testing.total_variation(law, truth) < 1e-12
 
 
+@pytest.mark.parametrize("control", ["bandit", pytest.param("goodput", marks=pytest.mark.slow)])
+def test_a_controller_of_one_pass_per_round(control):
+    """The embeddings are fed also in a round without a draft: the next draft is made of them."""
+    target, params = testing.tiny("llama", 0, vocab_size=16)
+    keys = {"heads": 2, "calls": 1, "control": control}
+    drafter = cases.random_heads("pass", target, params, scale=0.3, **keys)
+    pair = ModelParams(params, drafter.init_params(None))
+    state, lengths = prefilled(target, drafter, pair)
+    state, records = decode.generate(
+        target, drafter, accept.load("recursive"), pair, state, max_steps=NEW
+    )
+    decode.check(state)
+    # The pass of every round has one width.
+    drafted = np.asarray(records.drafted)
+    assert drafted.any() and not drafted.all()
+    plain = decode.autoregressive(target, pair, prefilled(target, drafter, pair)[0], max_steps=NEW)
+    assert decode.outputs(state, lengths) == decode.outputs(plain, lengths)
+
+
 # Training ---------------------------------------------------------------------------------------
 
 
