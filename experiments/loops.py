@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import tree
+from specjax.bench.timing import commit_none
 from specjax.types import LM, DecodeState
 
 Loop = Callable[[], Any]
@@ -21,11 +22,8 @@ def tie(iteration: Any, *values: Any) -> tuple:
     return jax.lax.optimization_barrier((iteration, values))[1]
 
 
-def repeat(body: Callable[..., Any], iterations: int, carry: Any, *arguments: Any) -> Loop:
-    """A compiled loop of ``carry = body(iteration, carry, *arguments)``.
-
-    Each call continues with the carry of the call before.
-    """
+def program(body: Callable[..., Any], iterations: int) -> Any:
+    """The jitted loop ``(carry, arguments) -> carry`` of ``repeat``; the carry is donated."""
 
     @functools.partial(jax.jit, donate_argnums=0)
     def loop(carry, arguments):
@@ -33,7 +31,15 @@ def repeat(body: Callable[..., Any], iterations: int, carry: Any, *arguments: An
             0, iterations, lambda iteration, carry: body(iteration, carry, *arguments), carry
         )
 
-    box = [jax.tree.map(jnp.copy, carry)]
+    return loop
+
+
+def repeat(body: Callable[..., Any], iterations: int, carry: Any, *arguments: Any) -> Loop:
+    """A compiled loop of ``carry = body(iteration, carry, *arguments)``.
+
+    Each call continues with the carry of the call before.
+    """
+    loop, box = program(body, iterations), [jax.tree.map(jnp.copy, carry)]
 
     def run():
         box[0] = loop(box[0], arguments)
@@ -58,7 +64,7 @@ def forward(
     def body(_, carry, params, layout):
         tokens, cache = carry
         out, block = target.apply(params, tokens, cache, layout)
-        cache = target.commit(cache, block, jnp.zeros_like(cache.length))
+        cache = commit_none(target, cache, block)
         (logits,) = tie(tokens, out.logits)
         return tokens + (logits[..., 0] > 9).astype(jnp.int32), cache
 

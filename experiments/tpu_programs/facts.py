@@ -203,7 +203,10 @@ def copies(program: Program, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> d
 
 def _copies(program: Program, each: Instruction) -> bool:
     if each.opcode == "fusion":
-        root = program.of(each, "calls")[0].root
+        inside = program.of(each, "calls")[0]
+        root = inside.root
+        while root.opcode == "bitcast":
+            root = inside.instructions[root.operands[0]]
         return root.opcode in ("copy", "transpose")
     return each.opcode in ("copy", "copy-start", "transpose")
 
