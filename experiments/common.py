@@ -157,7 +157,7 @@ def _impossible(row: dict[str, Any]) -> str:
     """Why the speed-up of a row cannot be right; empty if it can."""
     names = ("measured_tokens", "tau", "block_efficiency")
     tau = next((row[name] for name in names if row.get(name) is not None), None)
-    if tau is None and row.get("passes"):
+    if tau is None and row.get("steps") and row.get("passes"):  # of beams
         tau = row["steps"] / row["passes"]
     speeds = [row[name] for name in ("speedup", "speedup_of_totals") if row.get(name) is not None]
     if tau is None or not speeds:
