@@ -26,6 +26,7 @@ MESSAGE = "interrupted; the same command resumes training runs and benches"
 SHOW_CURSOR = "\x1b[?25h"  # progress bars and spinners hide it
 
 _first: int | None = None  # the first of these signals
+_handled: list[signal.Signals] = []
 
 
 class Terminated(KeyboardInterrupt):
@@ -42,14 +43,19 @@ def install() -> None:
 
     For the main thread of a process that runs one command.
     """
-    handled = [number for number in STATUS if signal.getsignal(number) is not signal.SIG_IGN]
-    for number in handled:
-        signal.signal(number, _raise)
+    _handled.extend(n for n in STATUS if signal.getsignal(n) is not signal.SIG_IGN)
+    install_again()
     # The number of a signal is written there at once, whatever the main thread does.
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     threading.Thread(target=_wait, args=(reader,), name="interrupts", daemon=True).start()
+
+
+def install_again() -> None:
+    """Handles the signals of ``install`` again: JAX, when it connects processes, takes SIGTERM."""
+    for number in _handled:
+        signal.signal(number, _raise)
 
 
 def _raise(number: int, _) -> None:

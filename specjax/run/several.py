@@ -50,6 +50,7 @@ def connected(argv: Sequence[str], config: Config) -> Iterator[None]:
     if values.distributed and values.coordinator:
         raise UserError("--distributed finds the coordinator; give one of the two")
     sharding.start_processes(values.coordinator, values.processes, values.process)
+    interrupts.install_again()
     quiet = contextlib.nullcontext()
     if not sharding.is_first():
         quiet = contextlib.redirect_stdout(io.StringIO())

@@ -290,3 +290,15 @@ def test_a_bench_on_a_mesh_has_the_counts_of_one_device(tmp_path, target, draft,
         assert (folder / "trace.jsonl").is_file()
     assert len(results[""]) >= 3
     assert results["data:4"] == results["data:2,tensor:2"] == results[""]
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_process_that_is_connected(tmp_path, target, prompts):
+    """JAX takes the signal when it connects, and only notes it."""
+    keys = generate(target, prompts, tmp_path, "data:-1", batch_size=2, max_new_tokens=100)
+    runs = Runs(tmp_path, 1, [keys] * 2)
+    while not all("Gloo" in output.read_text() for output in runs.outputs):
+        assert all(each.poll() is None for each in runs.started)
+        time.sleep(0.1)
+    runs.started[0].send_signal(signal.SIGTERM)
+    assert runs.wait(30) == [143, 2] and "interrupted" in runs.error(0)
