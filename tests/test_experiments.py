@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 import re
 import shutil
@@ -527,9 +527,12 @@ def test_accelerator(tmp_path, capfd):
     out = tmp_path / "results.json"
     accelerator_study.main(["--tiny", "--models", "1b", f"--out={out}"])
     result = json.loads(out.read_text())
-    assert result["skipped"] == [] and result["bandwidth"][0]["bytes_per_second"] > 0
+    with_peer = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+    assert [row["task"] for row in result["skipped"]] == ([] if with_peer else ["peer"])
+    assert result["bandwidth"][0]["bytes_per_second"] > 0
     assert [row["batch_size"] for row in result["autoregressive"]] == [1, 2]
-    assert [row["batch_size"] for row in result["peer"]] == [1, 2]
+    peers = [row["batch_size"] for row in result.get("peer", [])]
+    assert peers == ([1, 2] if with_peer else [])
     verified = {(row["shape"], row["tokens"]) for row in result["verify"]}
     assert verified == {("chain", 1), ("chain", 4), ("tree", 4)}
     for row in result["controlled"] + result["buffers"]:
@@ -555,10 +558,11 @@ def test_accelerator(tmp_path, capfd):
 @pytest.mark.slow
 def test_accelerator_keeps_the_sections_within_the_time_limit(tmp_path):
     out = tmp_path / "results.json"
-    sections = ["--sections", "bandwidth", "peer", "--minutes=0.34"]
+    sections = ["--sections", "bandwidth", "contexts", "--models", "1b", "--minutes=0.34"]
     accelerator_study.main(["--tiny", *sections, f"--out={out}"])
     result = json.loads(out.read_text())
-    assert "bandwidth" in result and [row["task"] for row in result["skipped"]] == ["peer"]
+    assert "bandwidth" in result
+    assert [row["task"] for row in result["skipped"]] == ["1b:contexts"]
 
 
 @pytest.mark.slow

@@ -2,26 +2,32 @@
 
     python -m experiments.accelerator.child TASK FILE [--sections SECTION ...] [--tiny]
 
-Appends a line of JSON to FILE for each section when it is complete.
+Appends a line of JSON to FILE for each section when it is complete. A section that fails does not
+stop the others: its line says why.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
 
 from experiments.accelerator import attention, sections
 from experiments.accelerator.models import Scale, bytes_needed, cells, scale, weights
+from specjax.errors import UserError
 from specjax.models.hf_config import config_to_hf
+from specjax.theory import devices
 
 # Sections that are measured for each size of the target, with one set of weights.
 PER_SIZE = {
@@ -31,26 +37,57 @@ PER_SIZE = {
 }
 
 
-def measure(task: str, chosen: Sequence[str], size: Scale, file: Path) -> None:
-    """Measures one task: "bandwidth", "peer", a model, "model:contexts" or another variant."""
+def measure(
+    task: str, chosen: Sequence[str], size: Scale, file: Path, backend: str = "cpu"
+) -> None:
+    """Measures one task: "bandwidth", "peer", a model, "model:contexts" or another variant.
+
+    ``backend``: of jax, for "peer", which starts none before it has measured.
+    """
     if task == "bandwidth":
-        return append(file, "bandwidth", sections.bandwidth(size))
+        return attempt(file, task, "bandwidth", functools.partial(sections.bandwidth, size))
     if task == "peer":
-        return append(file, "peer", peer(size))
+        return attempt(file, task, "peer", functools.partial(peer, size, backend))
     name, _, variant = task.partition(":")
     if variant == "contexts":
         return contexts(name, size, file)
     if variant == "attention":
-        return append(file, "attention", attention.compare(name, size))
+        return attempt(file, task, "attention", functools.partial(attention.compare, name, size))
     if (needed := bytes_needed(name, size)) > device_bytes():
         return append(file, "skipped", [{"task": task, "why": too_large(needed)}])
     params = weights(size.models[name], 0)
     if variant:
-        rows = sections.buffers(name, size, params)
-        return append(file, "buffers", [{"buffers": variant} | row for row in rows])
+        buffers = functools.partial(sections.buffers, name, size, params)
+        return attempt(file, task, "buffers", buffers, {"buffers": variant})
     for section in (section for section in PER_SIZE if section in chosen):
-        rows = PER_SIZE[section](name, size, params)
-        append(file, section, [{"model": name} | row for row in rows])
+        run = functools.partial(PER_SIZE[section], name, size, params)
+        attempt(file, f"{name} {section}", section, run, {"model": name})
+
+
+def attempt(
+    file: Path,
+    task: str,
+    section: str,
+    run: Callable[[], list[dict]],
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Measures a section and writes its rows with ``more``, or why there are none."""
+    try:
+        rows = [{**more, **row} for row in run()]
+    except Exception as error:  # any failure of a section: the others go on
+        if not isinstance(error, UserError):
+            traceback.print_exc()
+        append(file, "skipped", [{"task": task, "why": reason(error)}])
+    else:
+        append(file, section, rows)
+
+
+def reason(error: Exception) -> str:
+    """An exception in one line."""
+    if "RESOURCE_EXHAUSTED" in str(error):
+        return "the memory of the device was full"
+    first = str(error).strip().partition("\n")[0]
+    return first if isinstance(error, UserError) else f"{type(error).__name__}: {first}"
 
 
 def contexts(name: str, size: Scale, file: Path) -> None:
@@ -62,14 +99,9 @@ def contexts(name: str, size: Scale, file: Path) -> None:
             append(file, "skipped", [{"task": task, "why": too_large(needed)}])
             continue
         params = weights(size.models[name], 0) if params is None else params
-        try:
-            row = sections.after_context(name, size, params, batch, context)
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            append(file, "skipped", [{"task": task, "why": "the memory of the device was full"}])
-            continue
-        append(file, "contexts", [{"model": name} | row])
+
+        run = functools.partial(sections.after_context, name, size, params, batch, context)
+        attempt(file, task, "contexts", lambda run=run: [run()], {"model": name})
 
 
 def too_large(needed: float) -> str:
@@ -79,25 +111,37 @@ def too_large(needed: float) -> str:
 
 def append(file: Path, section: str, rows: list[dict]) -> None:
     """Writes one section."""
-    device = {"backend": jax.default_backend(), "device": jax.devices()[0].device_kind}
+    device = None
+    # Not where nothing ran on it: the peer's process leaves the device to torch.
+    if section not in ("peer", "skipped"):
+        device = {"backend": jax.default_backend(), "device": jax.devices()[0].device_kind}
     with file.open("a", encoding="utf-8") as lines:
         lines.write(json.dumps({"section": section, "rows": rows, "device": device}) + "\n")
 
 
 def device_bytes() -> float:
     """Bytes of the device that this process may use."""
-    stats = jax.devices()[0].memory_stats() or {}
-    return stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    device = jax.devices()[0]
+    stats = device.memory_stats() or {}
+    if "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    if device.platform == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    # Where no datasheet has it, the allocation itself fails.
+    sheet = devices.of_kind(device.device_kind)
+    return float("inf") if sheet is None else sheet.memory
 
 
-def peer(size: Scale) -> list[dict]:
+def peer(size: Scale, backend: str) -> list[dict]:
     """transformers at the 1B shape: tokens per second of ``generate``, including prefill.
 
-    No array of jax is on the device.
+    No array of jax is on the device. Raises UserError if torch has not the device of jax.
     """
     import torch
     import transformers
 
+    if backend == "gpu" and not torch.cuda.is_available():
+        raise UserError("torch has no GPU here, and jax has one; install torch for this GPU")
     transformers.logging.set_verbosity_error()
     config, device = size.models["1b"], "cuda" if torch.cuda.is_available() else "cpu"
     shape = transformers.LlamaConfig(**config_to_hf(config))
@@ -137,8 +181,9 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--sections", nargs="+", default=[])
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--backend", default="cpu")
     args = parser.parse_args(argv)
-    measure(args.task, args.sections, scale(args.tiny), args.file)
+    measure(args.task, args.sections, scale(args.tiny), args.file, args.backend)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@
     # a test on a CPU with tiny shapes, about a minute
     PYTHONPATH=. python experiments/accelerator/run.py --tiny --out=FILE
 
-It needs jax, flax, numpy, torch and transformers. The weights are random, made on the device; the
-embeddings are large compared with the layers, so that bfloat16's rounding never decides the greedy
-token and every rate is exact. The text has no meaning. Sections, chosen with ``--sections``:
+It needs jax, flax and numpy; ``peer`` needs torch and transformers too. The weights are random,
+made on the device; the embeddings are large compared with the layers, so that bfloat16's rounding
+never decides the greedy token and every rate is exact. The text has no meaning. Sections, chosen
+with ``--sections``; they are for GPUs, TPUs and CPUs unless they name others:
 
 - ``bandwidth``: bytes read and written per second by a copy of a large array.
 - ``autoregressive``: plain decoding at batch 1 and 8, and its share of what that bandwidth allows:
@@ -24,11 +25,12 @@ token and every rate is exact. The text has no meaning. Sections, chosen with ``
   the parts measured alone, and their ratio, system efficiency. ``gap`` is the time of a round
   without drafting, verifying and accepting measured alone. The draft for 8B has the shape of 1B,
   the draft for 1B that of its first two layers.
-- ``buffers``: the same at one rate with XLA's command buffers (CUDA graphs): default, off, and with
-  loops and conditionals inside them. They are a flag, so each variant has its own process.
-- ``peer``: ``transformers.generate``, eager, dynamic cache, same shape, precision and batch, on the
-  same device. Figures that developers of other engines have published are shown beside them
-  (``published``).
+- ``buffers``, GPUs only: the same at one rate with XLA's command buffers (CUDA graphs): default,
+  off, and with loops and conditionals inside them. They are a flag, so each variant has its own
+  process.
+- ``peer``, GPUs and CPUs only: ``transformers.generate``, eager, dynamic cache, same shape,
+  precision and batch, on the same device. Figures that developers of other engines have published
+  are shown beside them (``published``).
 
 Trained heads are measured by another study, which runs on the same device:
 ``experiments/trained_drafters/questions.py``, then ``experiments/trained_drafters/run.py`` with
@@ -40,15 +42,18 @@ bandwidth, and tokens per second and speed-up as ``specjax.theory.scaling`` pred
 datasheet ("on paper"); for other devices the output has the line "no datasheet".
 
 Every size runs in its own process, which writes each section when it is complete: if the study is
-killed, the measured sections are kept. A size that does not fit, and what the time limit ended, is
-named under ``skipped``. ``results.json`` is written beside this file, unless the study ran on a
-CPU: then only to ``--out``.
+killed, the measured sections are kept. A section that is not for this backend, that lacks a package
+or that fails does not stop the others. It is named under ``skipped`` with the reason, as is a size
+that does not fit, and what the time limit ended. ``results.json`` is written beside this file,
+unless the study ran on a CPU: then only to ``--out``.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
+import importlib.util
 import json
 import os
 import shlex
@@ -56,13 +61,15 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import specjax
 from experiments.accelerator import paper
-from experiments.accelerator.child import PER_SIZE
+from experiments.accelerator.child import PER_SIZE, reason
 from experiments.accelerator.models import scale
 from experiments.accelerator.tables import markdown
 from specjax.bench.results import machine
@@ -75,6 +82,25 @@ FLAG = "--xla_gpu_enable_command_buffer="
 BUFFERS = {"default": "", "off": FLAG, "with loops": f"{FLAG}+WHILE,+CONDITIONAL"}
 SIZES = ("1b", "8b")
 SECTIONS = ("bandwidth", *PER_SIZE, "attention", "buffers", "peer", "contexts")
+
+
+class Needs(NamedTuple):
+    """What a section needs."""
+
+    backends: tuple[str, ...]  # of jax
+    why: str  # not others
+    packages: tuple[str, ...] = ()
+
+
+# The other sections run everywhere.
+NEEDS = {
+    "buffers": Needs(("gpu",), "command buffers are CUDA graphs"),
+    "peer": Needs(
+        ("gpu", "cpu"),
+        "transformers would run on the CPU of the host, which is another device",
+        ("torch", "transformers"),
+    ),
+}
 ROOT = Path(__file__).parents[2]
 MIN_SECONDS = 20  # a process is not started with less time left
 
@@ -95,10 +121,33 @@ def tasks(chosen: Sequence[str], sizes: Sequence[str], tiny: bool) -> list[tuple
     return result + [(f"{size}:contexts", "") for size in sizes if "contexts" in chosen]
 
 
+def unfit(section: str, backend: str, tiny: bool) -> str | None:
+    """Why a section is left out on this machine, or None."""
+    needs = NEEDS.get(section)
+    if needs is None:
+        return None
+    # A test of the code on a CPU.
+    backends = (*needs.backends, "cpu") if tiny else needs.backends
+    if backend not in backends:
+        return f"it is for {' and '.join(needs.backends)}, not for {backend}: {needs.why}"
+    missing = [name for name in needs.packages if importlib.util.find_spec(name) is None]
+    if missing:
+        return f"{' and '.join(missing)} is not installed; run pip install {' '.join(missing)}"
+    return None
+
+
 def run(args: argparse.Namespace, result: dict, write: Callable[[], None]) -> None:
     """Runs all tasks within the time limit; adds the sections to ``result`` and writes it."""
     end = time.perf_counter() + 60 * args.minutes
-    for task, flag in tasks(args.sections, args.models, args.tiny):
+    chosen = []
+    for section in args.sections:
+        if (why := unfit(section, args.backend, args.tiny)) is None:
+            chosen.append(section)
+            continue
+        result["skipped"].append({"task": section, "why": why})
+        print(f"{section}: left out; {why}", flush=True)
+        write()
+    for task, flag in tasks(chosen, args.models, args.tiny):
         left = end - time.perf_counter()
         if left < MIN_SECONDS:
             why = f"the {args.minutes:g} minutes were over"
@@ -111,8 +160,13 @@ def run(args: argparse.Namespace, result: dict, write: Callable[[], None]) -> No
             result["skipped"].append({"task": task, "why": why})
         seconds = f"{task}: {time.perf_counter() - began:.0f} s"
         print(f"{seconds}; {why}" if why else seconds, flush=True)
-        add_shares(result)
-        paper.add(result, scale(args.tiny).models)
+        write()
+        try:
+            add_shares(result)
+            paper.add(result, scale(args.tiny).models)
+        except Exception as error:  # what was measured is kept, whatever is predicted
+            traceback.print_exc()
+            result["skipped"].append({"task": f"predictions after {task}", "why": reason(error)})
         write()
 
 
@@ -124,7 +178,8 @@ def run_task(
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "lines.jsonl"
         command = [sys.executable, "-m", "experiments.accelerator.child", task, str(file)]
-        command += ["--sections", *args.sections, *(["--tiny"] if args.tiny else [])]
+        command += ["--sections", *args.sections, f"--backend={args.backend}"]
+        command += ["--tiny"] if args.tiny else []
         try:
             code = subprocess.run(command, env=environment(flag, args.tiny), timeout=seconds)
             if code.returncode:
@@ -134,7 +189,8 @@ def run_task(
         for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
             part = json.loads(line)
             result[part["section"]] = result.get(part["section"], []) + part["rows"]
-            result["versions"] |= part["device"]
+            if part["device"] is not None:
+                result["versions"] |= part["device"]
     return why
 
 
@@ -158,11 +214,26 @@ def add_shares(result: dict) -> None:
         row["share_of_bandwidth"] = steps * row["bytes_per_step"] / bandwidth
 
 
-def has_accelerator() -> bool:
-    """Whether jax has an accelerator; another process asks, since asking takes device memory."""
+def find_backend() -> str:
+    """The name of jax's backend; another process asks, since asking takes device memory.
+
+    Raises UserError if jax cannot start one.
+    """
     code = "import jax; print(jax.default_backend())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    return done.stdout.strip() not in ("", "cpu")
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        raise UserError(f"jax cannot start a backend ({why}); mend its installation")
+    return done.stdout.split()[-1]
+
+
+def versions() -> dict[str, str]:
+    """The version of each package that is installed."""
+    result = {"specjax": specjax.__version__}
+    for name in ("jax", "flax", "torch", "transformers"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            result[name] = metadata.version(name)
+    return result
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -182,25 +253,25 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> None:
     """Entry point."""
     args = parse(argv)
-    packages = ("specjax", "jax", "flax", "torch", "transformers")
+    args.backend = find_backend()
     result: dict[str, Any] = {
         "schema": 1,
         "command": shlex.join(["python", "experiments/accelerator/run.py", *argv]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine(),
-        "versions": {name: version(name) for name in packages},
+        "versions": versions() | {"backend": args.backend},
         "tiny": args.tiny,
         "skipped": [],
     }
 
     def write() -> None:
         out = args.out
-        if out is None and not args.tiny and result["versions"].get("backend", "cpu") != "cpu":
+        if out is None and not args.tiny and args.backend != "cpu":
             out = Path(__file__).with_name("results.json")
         if out is not None:
             write_json(out, result)
 
-    if args.out is None and not args.tiny and not has_accelerator():
+    if args.out is None and not args.tiny and args.backend == "cpu":
         raise UserError(
             "there is no accelerator; give --tiny for a test, or --out=FILE to measure this machine"
         )

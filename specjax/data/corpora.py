@@ -2,13 +2,15 @@
 
 The embedded corpus is the Python source of the interpreter's standard library: it is on every
 machine, so no download is needed. It is an ordinary TFDS dataset, which
-``tfds.builder_from_directory`` can open.
+``tfds.builder_from_directory`` can open. TFDS is imported when a dataset is opened or built.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import importlib
 import io
 import os
 import sys
@@ -16,12 +18,18 @@ import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tensorflow_datasets as tfds
 from absl import logging
 
 from specjax.errors import UserError
+
+if TYPE_CHECKING:
+    import tensorflow_datasets as tfds
+
+# What works with protobuf 5 and later. tensorflow-metadata 1.21 needs protobuf 6.31, which
+# TensorFlow 2.19 does not take; pip reports no conflict.
+INSTALL = 'pip install "tensorflow-datasets>=4.9.9" "tensorflow-metadata>=1.17.2,<1.18"'
 
 SPLITS = ("train", "valid", "test")
 
@@ -79,42 +87,71 @@ def split_of(path: str) -> str:
     return "train" if bucket < 90 else "valid" if bucket < 95 else "test"
 
 
-class PythonStdlib(tfds.core.GeneratorBasedBuilder):
-    """The standard library of this interpreter as a TFDS dataset, stored as array_record.
+def load_library(wanted: str) -> Any:
+    """The module ``tensorflow_datasets``; ``wanted`` begins the message: what needs it.
 
-    TFDS reads and writes array_record without TensorFlow.
+    Raises UserError if it cannot be imported, with the reason and what to install.
     """
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.FATAL)  # TFDS prints the traceback of its own import
+    try:
+        # The package alone can be imported although its parts cannot.
+        importlib.import_module("tensorflow_datasets.core")
+        return importlib.import_module("tensorflow_datasets")
+    except Exception as error:  # protobuf has an exception of its own for versions
+        why = " ".join(str(error).split()).partition(". ")[0] or type(error).__name__
+        raise UserError(
+            f"{wanted} needs TensorFlow Datasets, which cannot be imported ({why}); run {INSTALL} "
+            "and start Python again, or give text files (config.data.files)"
+        ) from None
+    finally:
+        logging.set_verbosity(verbosity)
 
-    # The interpreter's version: two interpreters in one folder use separate datasets.
-    VERSION = tfds.core.Version(".".join(str(part) for part in sys.version_info[:3]))
 
-    def _info(self) -> tfds.core.DatasetInfo:
-        return tfds.core.DatasetInfo(
-            builder=self,
-            description=(
-                "Python source files of the interpreter's standard library, without its tests."
-            ),
-            features=tfds.features.FeaturesDict(
-                {"path": tfds.features.Text(), "text": tfds.features.Text()}
-            ),
-            disable_shuffling=True,  # path order
-        )
+@functools.cache
+def _stdlib_builder() -> type[tfds.core.GeneratorBasedBuilder]:
+    """The class of the embedded corpus. TFDS knows its name as soon as it exists."""
+    tfds = load_library("the embedded corpus")
 
-    def _split_generators(self, dl_manager):
-        return {split: self._generate_examples(split) for split in SPLITS}
+    class PythonStdlib(tfds.core.GeneratorBasedBuilder):
+        """The standard library of this interpreter as a TFDS dataset, stored as array_record.
 
-    def _generate_examples(self, split):
-        chosen = (each for each in stdlib_sources() if split_of(each[0]) == split)
-        for index, (path, text) in enumerate(chosen):
-            yield index, {"path": path, "text": text}
+        TFDS reads and writes array_record without TensorFlow.
+        """
+
+        # The interpreter's version: two interpreters in one folder use separate datasets.
+        VERSION = tfds.core.Version(".".join(str(part) for part in sys.version_info[:3]))
+
+        def _info(self) -> tfds.core.DatasetInfo:
+            return tfds.core.DatasetInfo(
+                builder=self,
+                description=(
+                    "Python source files of the interpreter's standard library, without its tests."
+                ),
+                features=tfds.features.FeaturesDict(
+                    {"path": tfds.features.Text(), "text": tfds.features.Text()}
+                ),
+                disable_shuffling=True,  # path order
+            )
+
+        def _split_generators(self, dl_manager):
+            return {split: self._generate_examples(split) for split in SPLITS}
+
+        def _generate_examples(self, split):
+            chosen = (each for each in stdlib_sources() if split_of(each[0]) == split)
+            for index, (path, text) in enumerate(chosen):
+                yield index, {"path": path, "text": text}
+
+    return PythonStdlib
 
 
 def build(data_dir: str | Path) -> tfds.core.DatasetBuilder:
     """Builds the embedded corpus in ``data_dir`` if it does not exist.
 
-    An interrupted build leaves no corpus that looks complete.
+    An interrupted build leaves no corpus that looks complete. Raises UserError without TFDS.
     """
-    builder = PythonStdlib(data_dir=os.fspath(data_dir), file_format="array_record")
+    tfds, given = load_library("the embedded corpus"), {"data_dir": os.fspath(data_dir)}
+    builder: Any = _stdlib_builder()(**given, file_format="array_record")
     if builder.data_path.exists():
         return builder
     tfds.disable_progress_bar()
@@ -127,7 +164,7 @@ def build(data_dir: str | Path) -> tfds.core.DatasetBuilder:
             # TFDS renames the finished dataset; that fails if another process was faster.
             if not builder.data_path.exists():
                 raise
-    return PythonStdlib(data_dir=os.fspath(data_dir), file_format="array_record")
+    return _stdlib_builder()(**given, file_format="array_record")
 
 
 def load_texts(data_dir: str | Path, split: str) -> list[Text]:
@@ -155,9 +192,10 @@ def load_tfds(name: str, data_dir: str | Path, split: str, text_key: str) -> lis
 
     Raises:
         UserError: an unknown dataset, a failed download, another storage format, a ``text_key``
-            that is not a text feature.
+            that is not a text feature; TFDS cannot be imported.
     """
-    builder: Any = _tfds_builder(name, data_dir)
+    tfds = load_library("config.data.tfds")
+    builder: Any = _tfds_builder(tfds, name, data_dir)
     features = builder.info.features
     texts = sorted(
         key for key, value in dict(features or {}).items() if isinstance(value, tfds.features.Text)
@@ -197,7 +235,7 @@ def _split_parts(name: str, builder: Any) -> dict[str, str]:
     return {split: part for split, part in parts.items() if part is not None}
 
 
-def _tfds_builder(name: str, data_dir: str | Path) -> tfds.core.DatasetBuilder:
+def _tfds_builder(tfds: Any, name: str, data_dir: str | Path) -> tfds.core.DatasetBuilder:
     """The builder of a dataset, which is downloaded and prepared if it does not exist."""
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -208,6 +246,7 @@ def _tfds_builder(name: str, data_dir: str | Path) -> tfds.core.DatasetBuilder:
             f"config.data.tfds: there is no directory {folder}; give one, or a registered name"
         )
     root = os.fspath(Path(data_dir).expanduser()) if data_dir else None
+    _stdlib_builder()  # TFDS knows the embedded corpus by its name then
     with _one_line(f"config.data.tfds: {name!r} is no dataset of TFDS"):
         builder = tfds.builder(name, data_dir=root, file_format="array_record")
     if not builder.is_prepared():

@@ -7,7 +7,7 @@ first, wherever tokens and rounds end. So its law is that of the target's cut te
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -153,7 +153,8 @@ def decode_until(
     stops, ends = check(stop), outcome.stop_ids(eos_id)
     rows = [Row(target.continued(prompt), decode_ids, stops) for prompt in prompts]
     seen, done, left = [len(prompt) for prompt in prompts], np.asarray(state.done), max_steps
-    parts = [Records(*[np.zeros((0, len(rows)), np.int32)] * len(Records._fields))]
+    nothing: Any = np.zeros((0, len(rows)), np.int32)
+    parts = [Records(*[nothing] * len(Records._fields))]
     while left > 0 and not done.all():
         steps = min(ROUNDS if stops else decode.ROUNDS, left)
         state, records = decode.generate(
@@ -164,7 +165,7 @@ def decode_until(
         )
         new, done = decode.outputs(state, seen), np.asarray(state.done)
         # On the host: there each number of parts would be a program.
-        parts.append(Records(*[np.asarray(x)[:steps] for x in records]))
+        parts.append(jax.tree.map(lambda x, end=steps: np.asarray(x)[:end], records))
         left -= steps
         seen = np.asarray(state.length).tolist()
         hit = [row.add(ids, last=bool(end)) for row, ids, end in zip(rows, new, done, strict=True)]

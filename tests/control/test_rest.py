@@ -232,7 +232,7 @@ def test_a_pause_in_the_compiled_loop_is_its_rounds(name, temperature, pause):
     assert decode.outputs(state, lengths) == texts
     size = len(infos)
     for field in ("emitted", "accepted", "drafted", "tested", "verified"):
-        each = [np.asarray(getattr(records, field)) for records in calls]
+        each = [np.asarray(getattr(records, field))[:7] for records in calls]
         found = np.concatenate(each)
         assert found[:size].tolist() == [getattr(info, field).tolist() for info in infos], field
         assert not found[size:].any()

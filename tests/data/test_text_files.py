@@ -6,10 +6,13 @@ import gzip
 import json
 import lzma
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import textwrap
+import venv
 from pathlib import Path
 
 import pytest
@@ -84,6 +87,100 @@ def test_a_killed_build_leaves_no_dataset(tmp_path):
     assert "os.py" in {
         path for split in corpora.SPLITS for path, _ in corpora.load_texts(tmp_path, split)
     }
+
+
+@fast
+def test_without_tfds_only_a_dataset_of_it_is_an_error(tmp_path):
+    """The modes can be imported; the message names what to install."""
+    script = f"""
+        import sys
+        class Broken:
+            def find_spec(self, name, *_):
+                if name.startswith("tensorflow_datasets"):
+                    raise RuntimeError("gencode 6.31.1\\nruntime 5.29.6")
+        sys.meta_path.insert(0, Broken())
+        import specjax.run, specjax.train.recipes.lookup_data
+        from specjax.data import corpora, text_files
+        from specjax.errors import UserError
+        (path := {str(tmp_path)!r} + "/a.txt") and open(path, "w").write("a text\\n" * 100)
+        assert text_files.load(text_files.TextSource(files=(path,)), {str(tmp_path)!r}, "train")
+        for source in (text_files.TextSource(), text_files.TextSource(tfds="imdb_reviews")):
+            try:
+                text_files.load(source, {str(tmp_path)!r}, "train")
+            except UserError as error:
+                print(error)
+    """
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    messages = [
+        f"{wanted} needs TensorFlow Datasets, which cannot be imported (gencode 6.31.1 runtime "
+        f"5.29.6); run {corpora.INSTALL} and start Python again, or give text files "
+        "(config.data.files)"
+        for wanted in ("the embedded corpus", "config.data.tfds")
+    ]
+    assert done.stdout.splitlines() == messages
+    # The command names the bound of the package.
+    [bound] = re.findall(r'"(tensorflow-metadata[^"]+)"', (ROOT / "pyproject.toml").read_text())
+    assert f'"{bound}"' in corpora.INSTALL
+
+
+@pytest.mark.slow
+def test_beside_the_pins_of_colab(tmp_path):
+    """Every module can be imported, and what the message names mends the embedded corpus.
+
+    A virtual environment with the pins of Colab's images; all else is that of this interpreter.
+    """
+    venv.create(tmp_path / "env", with_pip=False)
+    python = tmp_path / "env" / "bin" / "python"
+    [site] = (tmp_path / "env").rglob("site-packages")
+    # Its own packages come first.
+    (site / "others.pth").write_text("\n".join([str(ROOT), *map(str, _site_packages())]))
+
+    def install(*packages: str) -> None:
+        pip = [sys.executable, "-m", "pip", f"--python={python}", "install", "--ignore-installed"]
+        done = subprocess.run([*pip, "--no-deps", *packages], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"pip cannot install {packages}: {done.stderr.splitlines()[-1:]}")
+
+    def run(code: str) -> str:
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        command = [str(python), "-c", textwrap.dedent(code)]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()[-1]
+
+    install("tensorflow-metadata==1.21.0", "protobuf==5.29.6")
+    assert run(_IMPORT_ALL) == "1.21.0 5.29.6 True"
+    build = f"""
+        from specjax.data import corpora
+        from specjax.errors import UserError
+        try:
+            print(len(corpora.load_texts({str(tmp_path / "data")!r}, "test")) > 10)
+        except UserError as error:
+            print(error)
+    """
+    assert corpora.INSTALL in run(build)
+    install(*[each for each in shlex.split(corpora.INSTALL) if each.startswith("tensorflow-meta")])
+    assert run(build) == "True"
+
+
+_IMPORT_ALL = """
+    import importlib, pkgutil
+    from importlib.metadata import version
+    import specjax
+    names = [each.name for each in pkgutil.walk_packages(specjax.__path__, "specjax.")]
+    for name in names:
+        if not name.endswith("__main__"):
+            importlib.import_module(name)
+    print(version("tensorflow-metadata"), version("protobuf"), len(names) > 200)
+"""
+
+
+def _site_packages() -> list[str]:
+    return [path for path in sys.path if path.endswith("site-packages")]
 
 
 @fast

@@ -65,9 +65,9 @@ def compiled():
     """The names of the programs that XLA has compiled since the list was cleared."""
     names: list[str] = []
 
-    def note(event: str, seconds: float, fun_name: str = "", **_: Any) -> None:
+    def note(event: str, duration_secs: float, **facts: Any) -> None:
         if event.endswith("backend_compile_duration"):
-            names.append(fun_name)
+            names.append(str(facts.get("fun_name")))
 
     jax.monitoring.register_event_duration_secs_listener(note)
     yield names
