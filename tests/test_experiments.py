@@ -21,12 +21,14 @@ from experiments.long_context import run as long_context_study
 from experiments.long_context import target as long_target_study
 from experiments.mtp_loss import run as mtp_loss_study
 from experiments.online import run as online_study
+from experiments.op_times import run as op_times_study
 from experiments.real_model import measuring as real_model_measuring
 from experiments.real_model import profiles as real_model_profiles
 from experiments.real_model import run as real_model_study
 from experiments.self_speculation import run as self_speculation_study
 from experiments.system_efficiency import run as system_efficiency_study
 from experiments.t5 import run as t5_study
+from experiments.tpu_programs import hlo
 from experiments.trained_drafters import questions as questions_study
 from experiments.trained_drafters import run as trained_study
 from experiments.tree_search import run as tree_search_study
@@ -577,6 +579,47 @@ def test_system_efficiency(tmp_path, capsys, monkeypatch):
     [row] = json.loads(out.read_text())["rows"]
     assert row["rate"] == 0.5 and row["gamma"] == 2 and row["system_efficiency"] > 0
     assert "gamma 2, acceptance 0.5" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_op_times(target, tmp_path, capsys):
+    """The compiler of this jax names its products; the head is one of them at every size."""
+    out = tmp_path / "results.json"
+    quick = "--sizes 1 2 --slots=64 --passes=3"
+    op_times_study.main([*quick.split(), f"--target={target}/target", f"--out={out}"])
+    result = json.loads(out.read_text())
+    assert f"jax {result['versions']['jax']}, ms per pass" in capsys.readouterr().out
+    assert [row["tokens"] for row in result["rows"]] == [1, 2]
+    for row in result["rows"]:
+        assert row["ms"] > 0 and set(row["kinds"]) == set(op_times_study.KINDS)
+        assert row["kinds"]["head"] > 0 and row["kinds"]["products"] > 0
+        assert row["kinds"]["products in loops"] == 0
+
+
+def test_kinds_of_operations():
+    """A product that is fused into a loop is not counted as a product."""
+    text = """
+%fused (x: f32[1,8], w: f32[32,8]) -> f32[1,32] {
+  %x = f32[1,8]{1,0} parameter(0)
+  %w = f32[32,8]{1,0} parameter(1)
+  ROOT %dot = f32[1,32]{1,0} dot(%x, %w), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+}
+
+ENTRY %main (a: f32[1,8], b: f32[32,8]) -> f32[1,32] {
+  %a = f32[1,8]{1,0} parameter(0)
+  %b = f32[32,8]{1,0} parameter(1)
+  %slow = f32[1,32]{1,0} fusion(%a, %b), kind=kLoop, calls=%fused
+  %call = f32[1,32]{1,0} fusion(%a, %b), kind=kCustom, calls=%fused
+  %copied = f32[32,8]{1,0} copy(%b)
+  ROOT %head = f32[1,32]{1,0} dot(%a, %copied), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+}
+"""
+    program = hlo.read(text)
+    each = program.computations["main"].instructions
+    names = ("slow", "call", "head", "copied")
+    kinds = [op_times_study.kind_of(program, each[name], 32) for name in names]
+    assert kinds == ["products in loops", "head", "head", "copies"]
+    assert op_times_study.kind_of(program, each["head"], 99) == "products"
 
 
 @pytest.mark.slow

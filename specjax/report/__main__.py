@@ -44,6 +44,9 @@ def main(argv: Sequence[str]) -> int:
     console = terminal.console()
     if rows:
         console.print(terminal.table(rows))
+        versions = results.get("versions")
+        if isinstance(versions, dict) and versions.get("jax"):
+            console.print(Text(_text.visible(f"measured with jax {versions['jax']}"), "dim"))
     for notice in [*terminal.notes(rows), *(f"notice: {notice}" for notice in notices)]:
         console.print(Text(notice))
     console.print(Text(_text.visible(f"wrote {path}"), "dim"))

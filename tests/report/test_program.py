@@ -34,7 +34,7 @@ def is_error(result: tuple[int, str, str], message: str) -> bool:
 def test_writes_the_report_and_prints_the_table(workdir, run):
     status, out, err = run(workdir)
     assert (status, err) == (0, "") and "prompt_lookup" in out
-    assert f"wrote {workdir / 'report.html'}" in out
+    assert f"wrote {workdir / 'report.html'}" in out and "measured with jax 0.10.2\n" in out
     page = (workdir / "report.html").read_text()
     assert page.count('class="trace-data"') == 1 and "<svg" in page
     assert f"<h1>{workdir.name}</h1>" in page
