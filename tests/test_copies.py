@@ -235,6 +235,7 @@ TIMED = {
 }
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("name", TIMED)
 def test_timed_passes(name, monkeypatch):
     assert TIMED[name](monkeypatch) == 0
