@@ -9,7 +9,7 @@ speed-up in the table is the median of interleaved passes. The same command resu
 was killed. Takes a minute on a CPU for a small model.
 """
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_dict
 
 from configs import generate
 
@@ -25,11 +25,12 @@ def get_config() -> ConfigDict:
     # Further prompts that drafters with warm=True learn from before they are measured.
     config.warm_prompts = 0
     config.show_trace = False  # print one continuation, coloured by the origin of each token
-    # Number of prompts traced for the report, with every method and temperature.
-    config.trace_prompts = 1
+    # Number of prompts traced for the report, with every method and temperature; None: one with a
+    # report, none without.
+    config.trace_prompts = config_dict.placeholder(int)
     # New tokens of a traced continuation; at least config.max_new_tokens.
     config.trace_tokens = 96
-    config.report = True  # report.html and plots/
+    config.report = True  # report.html and plots/; without it no overlap is computed either
     config.again = False  # measure again although the same bench is finished
     # Files that specjax.bench.proofs.write made of reports of testing.check_drafter and
     # check_accept: a drafter or a rule of one's own is then "L1 proven" in the tables.

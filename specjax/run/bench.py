@@ -105,7 +105,7 @@ def _cells(
     if settings.record:
         raise UserError("config.record is for mode generate; leave it out")
     for key in ("trace_prompts", "trace_tokens"):
-        if (value := getattr(options, key)) < 0:
+        if (value := getattr(options, key) or 0) < 0:
             raise UserError(f"config.{key} is {value}; it must be at least 0")
     answer = functools.partial(_plain_answers, settings, target, max(options.batch_sizes), report)
     names, grid = settings.prompts.names, []

@@ -37,8 +37,8 @@ class Cell(NamedTuple):
 class Asked(NamedTuple):
     """What is made beside the table, which takes further programs."""
 
-    report: bool  # the overlap of target and draft, and the traces
-    prompts: int  # to trace, of each temperature and method
+    report: bool  # with the overlap of target and draft
+    prompts: int | None  # to trace, of each temperature and method; None: one for a report
     tokens: int  # of a trace, at least those that are measured
     show: bool = False  # whether the terminal shows a trace
 
@@ -131,15 +131,16 @@ def _taught(cell: Cell) -> Cell:
 def _traced(cells: Sequence[Cell], asked: Asked) -> list[_Traced]:
     """What to trace: the first prompts of the first cell of each temperature, with every method.
 
-    Only one continuation if only the terminal shows it; none if nothing shows them.
+    Only one continuation if only the terminal shows it.
     """
+    prompts = int(asked.report) if asked.prompts is None else asked.prompts
     first = {cell.job.settings["temperature"]: cell for cell in reversed(cells)}
     first = {key: _longer(cell, asked.tokens) for key, cell in first.items()}
     result = [
         _Traced(cell, method, number)
         for cell in list(first.values())[::-1]
         for method in cell.methods
-        for number in range(min(asked.prompts if asked.report else 0, len(cell.job.prompts)))
+        for number in range(min(prompts, len(cell.job.prompts)))
     ]
     if asked.show and not result:
         cell = next(reversed(first.values()))

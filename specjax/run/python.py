@@ -40,16 +40,19 @@ class Options:
     # ``bench.proofs.write`` made of them: tables call the class of these drafters and rules
     # "proven", and not only "declared".
     proof: Sequence[proofs.Report | str | os.PathLike] = ()
-    trace_prompts: int = 1  # prompts to trace, with every temperature and method
+    # Prompts to trace, with every temperature and method; None: one, and none without a report.
+    trace_prompts: int | None = None
     trace_tokens: int = 96  # new tokens of a traced text; at least ``max_new_tokens``
-    # Whether plots and the report are written; without it no overlap and no trace is computed.
+    # Whether plots and the report are written; without it no overlap is computed.
     report: bool = True
     show: bool = True  # whether progress and the table are printed
 
     def __post_init__(self):
-        least = {"max_new_tokens": 1, "repeats": 1, "seed": 0, "trace_prompts": 0}
-        for name, smallest in (least | {"trace_tokens": 0}).items():
+        least = {"max_new_tokens": 1, "repeats": 1, "seed": 0, "trace_tokens": 0}
+        for name, smallest in least.items():
             whole(name, getattr(self, name), smallest)
+        if self.trace_prompts is not None:
+            whole("trace_prompts", self.trace_prompts, 0)
         for name in ("temperatures", "batch_sizes"):
             values = list(getattr(self, name))
             if not values or len(set(values)) != len(values):

@@ -35,7 +35,7 @@ class BenchOptions:
     contexts: tuple[int, ...]  # (0,): prompts as they are
     repeats: int
     show_trace: bool
-    trace_prompts: int
+    trace_prompts: int | None  # None: one if there is a report
     trace_tokens: int
     report: bool
     proof: tuple[str, ...]  # files of ``proofs.write``
@@ -121,7 +121,7 @@ def resolve(config: Config) -> Settings:
             contexts=tuple(grid.get("contexts") or (0,)),
             repeats=config.get("repeats", 1),
             show_trace=config.get("show_trace", False),
-            trace_prompts=config.get("trace_prompts", 1),
+            trace_prompts=config.get("trace_prompts"),
             trace_tokens=config.get("trace_tokens", 0),
             report=config.get("report", True),
             proof=tuple(config.get("proof") or ()),
@@ -243,8 +243,9 @@ def _check_mode(config: Config) -> None:
     if config.mode == "bench" and config.get("record"):
         raise UserError("config.record is for mode generate; leave it out")
     for name, least in (("max_new_tokens", 1), ("repeats", 1), ("trace_prompts", 0)):
-        if config.get(name, least) < least:
-            raise UserError(f"config.{name} is {config[name]}; it must be at least {least}")
+        value = config.get(name)
+        if value is not None and value < least:
+            raise UserError(f"config.{name} is {value}; it must be at least {least}")
 
 
 def _check_warm(config: Config, chosen: Sequence[MethodChoice] | Any) -> None:

@@ -33,7 +33,7 @@ def test_python_m_specjax_says_what_to_do(capsys):
 def test_the_console_command_and_the_packaged_configurations():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     module, _, name = project["project"]["scripts"]["specjax"].partition(":")
-    assert getattr(sys.modules[module], name) is run.main
+    assert getattr(sys.modules[module], name) is command_line.command
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert wheel["force-include"] == {"configs": "specjax/_packaged/configs"}
     assert catalog.configs_dir() == ROOT / "configs"

@@ -38,7 +38,8 @@ SHORT = {"max_new_tokens": 8, "repeats": 1, "report": False, "show": False}
 def test_objects_in_results_out(loaded, methods, tmp_path, capsys):
     failed = Report("mine", (Finding("all", False, ""),))
     proofs.write(failed, tmp_path / "proof.json")
-    keys = SHORT | {"show": True, "trace_tokens": 20, "proof": [tmp_path / "proof.json"]}
+    keys = SHORT | {"show": True, "trace_prompts": 1, "trace_tokens": 20}
+    keys |= {"proof": [tmp_path / "proof.json"]}
     own, out = {"own": methods["own"]}, tmp_path / "out"
     results = run.measure(loaded, own, PROMPTS, workdir=out, **keys)
     assert results == json.loads((out / "results.json").read_text())
