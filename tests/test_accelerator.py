@@ -107,11 +107,11 @@ BUFFERS = [f"1b:{name}" for name in run.BUFFERS]
     ("backend", "absent", "left_out"),
     [
         ("gpu", (), {}),
-        ("gpu", ("torch",), {"peer": "torch is not installed; run pip install torch"}),
+        ("gpu", ("torch",), {"peer": "it needs torch; run pip install torch"}),
         (
             "gpu",
             PEER,
-            {"peer": "torch and transformers is not installed; run pip install torch transformers"},
+            {"peer": "it needs torch and transformers; run pip install torch transformers"},
         ),
         (
             "tpu",

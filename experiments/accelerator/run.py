@@ -132,7 +132,7 @@ def unfit(section: str, backend: str, tiny: bool) -> str | None:
         return f"it is for {' and '.join(needs.backends)}, not for {backend}: {needs.why}"
     missing = [name for name in needs.packages if importlib.util.find_spec(name) is None]
     if missing:
-        return f"{' and '.join(missing)} is not installed; run pip install {' '.join(missing)}"
+        return f"it needs {' and '.join(missing)}; run pip install {' '.join(missing)}"
     return None
 
 
