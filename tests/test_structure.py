@@ -102,8 +102,3 @@ def test_functions_have_at_most_60_lines():
                 if lines > 60:
                     long.append(f"{path.relative_to(PACKAGE)}: {node.name} has {lines} lines")
     assert not long
-
-
-def test_files_have_at_most_300_lines():
-    sizes = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
-    assert not [str(path) for path, lines in sizes.items() if lines > 300]
