@@ -224,7 +224,7 @@ def test_only_what_is_asked_for_is_compiled(cli, common, monkeypatch):
     assert row["lossless"]["passed"] and row["overlap"] is None
     # The row, before the table is there.
     line = f"temperature 0, batch 1: draft_model: tau {row['block_efficiency']:.2f}, "
-    assert line in out and out.index(line) < out.index("method        rule")
+    assert line in out and out.index(line) < out.index("eff lossless")
     assert not (workdir / "trace.jsonl").exists()
 
 
