@@ -68,3 +68,11 @@ def test_what_has_not_begun_is_dropped(monkeypatch, error):
     time.sleep(0.5)
     assert begun in ([0], [0, 1])
     assert told[0] == "compiling, 1 of 6: task 0"
+
+
+def test_freed_memory_goes_back_after_each_task(monkeypatch):
+    measuring._trim()  # on this system it runs
+    trims = []
+    monkeypatch.setattr(measuring, "_trim", lambda: trims.append(1))
+    measuring.together([measuring.Task("", int)] * 3, "compiling")
+    assert len(trims) == 3
