@@ -150,16 +150,17 @@ def test_a_rest_changes_no_token(name, temperature, control):
         assert 1 in widths and max(widths) > 1
 
 
-# Drafters of the kit that take no controller.
+# Cases of the kit that take no controller.
 UNCONTROLLED = (
     *("none", "jacobi", "lookahead", "escalate", "controlled", "cascade", "cascade in parts"),
-    *("staged", "triforce"),
+    *("staged", "triforce", "bild"),
     # They are made of another module, and have the same functions as "chain" and "dynamic".
     *("iid", "without_replacement", "deterministic", "irregular", "ragged"),
 )
+CONTROLLED = [name for name in cases.NAMES if name not in UNCONTROLLED]
 
 
-@pytest.mark.parametrize("name", by_default(list(cases.NAMES), ["pass merged"]))
+@pytest.mark.parametrize("name", by_default(CONTROLLED, ["pass merged"]))
 def test_rounds_of_other_limits_change_no_token(name, monkeypatch):
     """Every drafter of the kit with limits that change from round to round, 0 among them.
 
@@ -174,9 +175,7 @@ def test_rounds_of_other_limits_change_no_token(name, monkeypatch):
 
     monkeypatch.setattr(drafters, "make", controlled)
     _, target, drafter, params = cases.real.__wrapped__(name)
-    assert drafter.adaptive == (name not in UNCONTROLLED)
-    if not drafter.adaptive:
-        return
+    assert drafter.adaptive
     system = target, drafter, accept.default_rule(drafter), params
     texts, infos = decoded(*system, 1.0, rests=True)
     drafted = np.array([info.drafted for info in infos])
