@@ -19,7 +19,7 @@ from specjax.types import LM, Context, Drafter, ModelParams
 
 # Numbers in one array of probabilities [B,T,V], of which several exist at a time. Larger batches
 # are divided, and so are the places of a text where the model has ``LM.unembed``.
-MAX_NUMBERS = 2**24
+MAX_NUMBERS = 2**22
 
 
 def rows(width: int, vocab_size: int, most: int = 8) -> int:

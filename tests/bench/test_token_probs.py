@@ -21,11 +21,11 @@ def small(monkeypatch):
 
     def use(numbers):
         monkeypatch.setattr(token_probs, "MAX_NUMBERS", numbers)
-        token_probs._compare.clear_cache()
+        token_probs._compare.clear_cache()  # pyright: ignore
 
     yield use
     monkeypatch.undo()
-    token_probs._compare.clear_cache()
+    token_probs._compare.clear_cache()  # pyright: ignore
 
 
 @pytest.mark.parametrize("name", ["none", "prompt_lookup"])
@@ -53,7 +53,7 @@ def test_memory_does_not_grow_with_the_text(small):
 
     def size(target):
         program = token_probs._compare.lower(target, None, ModelParams(params, {}), context)
-        return program.compile().memory_analysis().temp_size_in_bytes
+        return program.compile().memory_analysis().temp_size_in_bytes  # pyright: ignore
 
     assert size(target) < size(target._replace(unembed=None)) / 5
 
