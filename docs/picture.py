@@ -1,6 +1,6 @@
 """Makes the picture of the README from the report of a bench.
 
-    python -m specjax.run --config=configs/quickstart.py --config.max_new_tokens=48
+    python -m specjax.run --config=configs/quickstart.py
     python docs/picture.py runs/quickstart docs/_static/report.png
 
 It shows the report's header, table and token trace in headless Chromium, without the plots. Needs
