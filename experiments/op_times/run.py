@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments import loops
-from experiments.common import GPT2, Stopwatch, options, record
+from experiments.common import GPT2, checked, options, record, start
 from experiments.tpu_programs import hlo
 from specjax import sampling
 from specjax.bench.timing import commit_none
@@ -46,6 +46,7 @@ KINDS = ("head", "products", "products in loops", "copies", "loops", "reductions
 CONTAINERS = ("while", "call", "conditional")
 PROMPT = 16  # tokens in the cache
 SLOWEST = 10  # operations that are listed by themselves
+TIMES = ("ms", "kinds")  # null where the machine was busy
 
 
 def kind_of(program: hlo.Program, each: hlo.Instruction, vocab: int) -> str:
@@ -125,14 +126,15 @@ def main(argv: list[str]) -> None:
     add("--slots", type=int, default=2048, help="of the cache")
     add("--passes", type=int, default=20, help="in the profiled loop")
     args = parser.parse_args(argv)
-    stopwatch = Stopwatch()
+    stopwatch = start(args)
     if args.target:
         loaded = hf.load(args.target)
         target, params = loaded.lm, loaded.params
     else:
         target, params = lm.from_config(GPT2), lm.init_params(GPT2, jax.random.key(0))
     rows = [passes(target, params, size, args.slots, args.passes) for size in args.sizes]
-    write_json(args.out, {"rows": rows} | record(__file__, argv, stopwatch))
+    result = {"rows": rows} | record(__file__, argv, stopwatch)
+    write_json(args.out, checked(result, stopwatch, TIMES))
     print(f"jax {jax.__version__}, ms per pass")
     print(f"{'':20}" + "".join(f"{row['tokens']:>6} tokens" for row in rows))
     for kind in KINDS:

@@ -113,6 +113,8 @@ class Runner:
     ):
         self.plain, self.target, self.drafter, self._traces = _prepare(drafter, target)
         self.rule, self.vocab = verdicts.marked(rule), target.vocab_size
+        # ``masked`` does not change what the engine may do: whole drafts are verified whole.
+        self._widths = () if drafter.whole else None
         self.params = params._replace(target=tied(params.target)) if is_table(target) else params
         self.ragged = _ragged_rows(target, seed)
         self.finished = self.frozen = self.donated = True
@@ -141,6 +143,7 @@ class Runner:
                 state,
                 max_steps=STEPS,
                 eos_id=(eos, *verdicts.marks(self.vocab)),
+                verify_widths=self._widths,
             )
             drafted += int(records.drafted.sum())
             tried += int((records.emitted > 0).sum())
