@@ -28,7 +28,7 @@ from specjax.errors import NonFiniteLogits, UserError
 Report = Callable[[str], None]
 
 
-class Task(NamedTuple):
+class Work(NamedTuple):
     """Something to do in any thread, and what it is called in messages."""
 
     name: str
@@ -56,19 +56,19 @@ def warm(
     _check_names(methods)
     seconds: dict[str | None, float] = {}
     shapes = {(job.batch_size, job.width): job for job in jobs}
-    tasks: list[Task] = []
+    tasks: list[Work] = []
     for job in shapes.values():
         for number, method in enumerate((None, *methods)):
             name = _spell(methods, number)
             tasks += [
-                Task(f"loop of {name}", functools.partial(_compile_pass, job, method, seconds)),
-                Task(f"clocks of {name}", functools.partial(_compile_clocks, job, method)),
+                Work(f"loop of {name}", functools.partial(_compile_pass, job, method, seconds)),
+                Work(f"clocks of {name}", functools.partial(_compile_clocks, job, method)),
             ]
     together(tasks, "compiling", report)
     return seconds
 
 
-def together(tasks: Sequence[Task], what: str, report: Report = lambda _: None) -> None:
+def together(tasks: Sequence[Work], what: str, report: Report = lambda _: None) -> None:
     """Runs the tasks in as many threads as there are cores; ``what`` begins the status messages.
 
     After an error those that have not begun are dropped. After an interrupt it also does not wait
@@ -76,7 +76,7 @@ def together(tasks: Sequence[Task], what: str, report: Report = lambda _: None) 
     """
     begun = itertools.count(1)
 
-    def run(task: Task) -> None:
+    def run(task: Work) -> None:
         report(f"{what}, {next(begun)} of {len(tasks)}: {task.name}")
         task.run()
         _trim()

@@ -100,7 +100,7 @@ def measure(
 def _traces(traced: Sequence[_Traced], report: measuring.Report) -> list[dict]:
     """The traces; their programs are compiled now, several at the same time."""
     tasks = [
-        measuring.Task(t.method.name, functools.partial(token_traces.compile, t.cell.job, t.method))
+        measuring.Work(t.method.name, functools.partial(token_traces.compile, t.cell.job, t.method))
         for t in _shapes(traced)
     ]
     if tasks:
