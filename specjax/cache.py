@@ -39,6 +39,39 @@ class KVBlock(struct.PyTreeNode):
     # to this block: see ``write_after``.
     output: jax.Array
 
+    @property
+    def size(self) -> int:
+        """P."""
+        return self.output.shape[1]
+
+
+class GrownBlock(struct.PyTreeNode):
+    """A block whose first P tokens lie as the slots of a cache do: a pass reads them in place.
+
+    They must be finite wherever a token attends to them.
+    """
+
+    k: tuple[jax.Array, ...]  # [B,H,P,D] each
+    v: tuple[jax.Array, ...]
+    rest: KVBlock | None = None  # the tokens after them
+
+    @property
+    def size(self) -> int:
+        """The number of tokens."""
+        return self.k[0].shape[2] + (0 if self.rest is None else self.rest.size)
+
+    def join(self, part: KVBlock) -> GrownBlock:
+        """The block with the tokens of ``part`` after its own."""
+        return self.replace(rest=part if self.rest is None else tree.join(self.rest, part))
+
+    def put(self, part: KVBlock, at: jax.Array) -> GrownBlock:
+        """The first tokens with those of ``part`` at the places from ``at`` i32[B] or i32[] on."""
+        # With 64-bit types enabled, all indices of an update must have one type.
+        at = at.astype(jnp.result_type(int))
+        k = tuple(write(*each, at) for each in zip(self.k, part.k, strict=True))
+        v = tuple(write(*each, at) for each in zip(self.v, part.v, strict=True))
+        return GrownBlock(k, v)
+
 
 class Queries(struct.PyTreeNode):
     """The queries of T tokens in one layer, of Q heads; Q is a multiple of the key heads."""
@@ -93,11 +126,12 @@ def newest(length: jax.Array, slots: int) -> jax.Array:
 def write(buffer: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
     """Puts ``new`` [B,M,H,D] at slots ``start[b] + i`` of ``buffer`` [B,H,S,D].
 
-    The buffer must have room for M slots from ``start[b]`` on.
+    The buffer must have room for M slots from ``start[b]`` on; ``start`` without axes is that of
+    all rows.
     """
     new = new.swapaxes(1, 2).astype(buffer.dtype)
-    if buffer.shape[0] == 1:
-        return jax.lax.dynamic_update_slice(buffer, new, (0, 0, start[0], 0))
+    if buffer.shape[0] == 1 or not start.ndim:
+        return jax.lax.dynamic_update_slice(buffer, new, (0, 0, start.reshape(-1)[0], 0))
     put = jax.vmap(lambda row, block, at: jax.lax.dynamic_update_slice(row, block, (0, at, 0)))
     return put(buffer, new, start)
 
@@ -137,7 +171,7 @@ def commit(
     written beyond ``count``: what a model computed for a rejected token, possibly NaN, is never in
     the cache.
     """
-    size = block.output.shape[1] if path is None else path.shape[1]
+    size = block.size if path is None else path.shape[1]
     inside = jnp.arange(size) < count[:, None]
     kept: KVBlock = tree.mask(block, inside) if path is None else tree.take(block, path, inside)
     # With 64-bit types enabled (exactness tests), all indices of an update must have one type.

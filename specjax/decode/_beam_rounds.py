@@ -2,7 +2,8 @@
 
 The beams of a row are one tree over its prompt. Place ``s * K + j`` of a block has what a model
 computed for the newest token of beam j after s steps; masks name the places before each beam. The
-prompt's cache is never written, and no keys move when a beam continues another one.
+prompt's cache is never written, and no keys move when a beam continues another one. The keys and
+values of a decoder and of T5 are a ``cache.GrownBlock``, which is read in place.
 
 The nodes of a round are numbered by levels: the K newest tokens of the beams, then U nodes for each
 of gamma levels of the draft. B, K, N, V as in ``_hypotheses``; P is the number of places, D that of
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from specjax import sampling, tree
-from specjax.cache import write_after
+from specjax.cache import GrownBlock, KVBlock, write_after
 from specjax.decode import _hypotheses as hypotheses
 from specjax.decode._hypotheses import Hypotheses, Rules
 from specjax.types import LM, ModelParams
@@ -59,11 +60,11 @@ class Search(struct.PyTreeNode):
 
     own: Hypotheses
     front: Front  # not yet fed
-    grown: Any  # the target's block [B,P,...]
+    grown: Any  # the target's block, of P tokens
     passes: jax.Array  # i32[B] the target's, while the row was not done
     failed: jax.Array  # i32[B] the pass in which logits were not finite, or -1
-    # With a draft: the front one step before, and the draft's block [B,K+P,...] without that step.
-    # Its first K places are never read.
+    # With a draft: the front one step before, and the draft's block of K + P tokens without that
+    # step. Its first K places are never read.
     last: Front | None = None
     draft: Any = None
 
@@ -77,7 +78,13 @@ class Nodes(NamedTuple):
     inside: list[jax.Array]  # bool[B,U,D] each: its ancestors among the nodes, and itself
 
 
-def start(sizes: Sizes, own: Hypotheses, pending: jax.Array, blocks: tuple[Any, Any]) -> Search:
+def start(
+    sizes: Sizes,
+    models: tuple[LM, LM | None],
+    own: Hypotheses,
+    pending: jax.Array,
+    blocks: tuple[Any, Any],
+) -> Search:
     """The search after the prompts, whose last tokens are ``pending`` i32[B].
 
     ``blocks`` are those of one token of both models, [B,1,...]; the draft's is None without one.
@@ -88,12 +95,9 @@ def start(sizes: Sizes, own: Hypotheses, pending: jax.Array, blocks: tuple[Any, 
         jnp.zeros((batch, beams, sizes.places), bool),
     )
 
-    def empty(block: Any, more: int) -> Any:
-        size = sizes.places + more
-        return jax.tree.map(lambda x: jnp.zeros((batch, size, *x.shape[2:]), x.dtype), block)
-
     none = jnp.zeros((batch,), jnp.int32)
-    grown, draft = empty(blocks[0], 0), empty(blocks[1], beams)
+    counts = (sizes.places, beams + sizes.places)
+    grown, draft = (_empty(*each) for each in zip(models, blocks, counts, strict=True))
     return Search(own, front, grown, none, none - 1, front if sizes.gamma else None, draft)
 
 
@@ -123,7 +127,7 @@ def step(
         # All rows that are not done have as many steps, and each step writes its whole block. The
         # sum differs only where no row has finite logits.
         at = at.max() + jnp.isnan(read).all().astype(at.dtype)
-        return after.replace(grown=tree.put(now.grown, block, at))
+        return after.replace(grown=_put(now.grown, block, at))
     at = write_after(at, read)
     # Beyond the steps that were taken, the places are written again before they are read.
     taken = jnp.repeat(jnp.arange(sizes.gamma + 1), sizes.beams)
@@ -132,7 +136,7 @@ def step(
     after = after.replace(grown=grown)
     if drafted is None:
         return after
-    again, rest = _split(drafted, sizes.beams)
+    again, rest = _from(drafted, 0, sizes.beams), _from(drafted, sizes.beams)
     count = sizes.beams * sizes.gamma
     rest = tree.take(rest, chosen[:, :count], taken[:, :count])
     return after.replace(draft=_put(now.draft, tree.join(again, rest), at))
@@ -208,7 +212,7 @@ def _propose(
     for level in range(1, sizes.gamma + 1):
         layout = tree.Layout(visible, _depths(sizes, now.own.steps, depth, beams))
         out, part = draft.apply(params, tokens, cache, layout, fed)
-        fed = tree.join(fed, part)
+        fed = fed.join(part) if isinstance(fed, GrownBlock) else tree.join(fed, part)
         logits = out.logits[:, -sizes.levels[level - 1] :]
         sound &= jnp.isfinite(logits.max(-1)).all(-1)
         logprobs = _log_softmax(logits) + scores[..., None]
@@ -222,7 +226,8 @@ def _propose(
         visible = jnp.concatenate([_of(prefix, nodes.roots[-1]), inside], 2)
         tokens = nodes.tokens[-1]
         depth = [*depth, jnp.full(sizes.drafted, level)]
-    return nodes, jax.tree.map(lambda x: x[:, beams + sizes.places :], fed), sound
+    drafted = fed.rest if isinstance(fed, GrownBlock) else _from(fed, beams + sizes.places)
+    return nodes, drafted, sound
 
 
 def _roots(sizes: Sizes, front: Front) -> Nodes:
@@ -267,18 +272,30 @@ def _where(rows: jax.Array, new: Search, old: Search) -> Search:
     return jax.tree.map(pick, *bare).replace(grown=old.grown, draft=old.draft)
 
 
-def _split(block: Any, count: int) -> tuple[Any, Any]:
-    """The first tokens of a block, and the others."""
-    return tuple(
-        jax.tree.map(lambda x, part=part: x[:, part], block)
-        for part in (slice(count), slice(count, None))
-    )
+def _empty(model: LM | None, like: Any, places: int) -> Any:
+    """A block with room for tokens; ``like`` is that of one token, [B,1,...]."""
+    # Other models may have an attention that knows no ``GrownBlock``.
+    known = model is not None and (model.decoder is not None or model.encoder is not None)
+    if known and isinstance(like, KVBlock):
+
+        def slots(x: jax.Array) -> jax.Array:
+            return jnp.zeros((len(x), x.shape[2], places, x.shape[3]), x.dtype)
+
+        return GrownBlock(tuple(map(slots, like.k)), tuple(map(slots, like.v)))
+    return jax.tree.map(lambda x: jnp.zeros((len(x), places, *x.shape[2:]), x.dtype), like)
+
+
+def _from(block: Any, first: int, end: int | None = None) -> Any:
+    """The tokens of a block from one place to another."""
+    return jax.tree.map(lambda x: x[:, first:end], block)
 
 
 def _put(block: Any, part: Any, at: jax.Array) -> Any:
-    """The block with ``part`` at the places from ``at`` i32[B] on."""
-    if len(at) == 1:
-        return tree.put(block, part, at[0])
+    """The block with ``part`` at the places from ``at`` on, i32[B] or i32[] for all rows."""
+    if isinstance(block, GrownBlock):
+        return block.put(part, at)
+    if not at.ndim or len(at) == 1:
+        return tree.put(block, part, at.reshape(-1)[0])
     # With 64-bit types enabled, all indices of an update must have one type.
     at = at.astype(jnp.result_type(int))
     put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new, at, 0))

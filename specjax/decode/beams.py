@@ -187,7 +187,7 @@ def _beam_search(
     caches, logits, blocks = zip(*read_all, strict=True)
     dtype = sampling.dtype_of(logits[0])
     now = hypotheses.start(batch, sizes.beams, sizes.most, dtype)
-    now = rounds.start(sizes, now, pending[:, 0], blocks)
+    now = rounds.start(sizes, models, now, pending[:, 0], blocks)
 
     def running(now: Search) -> jax.Array:
         return ~now.own.done.all()

@@ -16,7 +16,7 @@ from flax import nnx
 
 from specjax import cache as cache_lib
 from specjax import tree
-from specjax.cache import KVBlock, KVCache
+from specjax.cache import GrownBlock, KVBlock, KVCache
 from specjax.models import rope
 from specjax.models.linear import Linear, linear_options
 from specjax.models.norm import Norm
@@ -54,8 +54,16 @@ class Stored(NamedTuple):
 
     k_cache: jax.Array  # [B,H,S,D]
     v_cache: jax.Array
-    k_fed: jax.Array | None = None  # [B,P-T,H,D] the tokens of the block that were fed before
+    k_fed: jax.Array | None = None  # [B,n,H,D] the tokens of the block that were fed before
     v_fed: jax.Array | None = None
+    k_grown: jax.Array | None = None  # [B,H,P-n-T,D] those before them, of a ``GrownBlock``
+    v_grown: jax.Array | None = None
+
+    def block_with(self, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """[B,H,n+T,D]: keys and values of the block, whose newest are [B,T,H,D]."""
+        if self.k_fed is not None and self.v_fed is not None:
+            k, v = jnp.concatenate([self.k_fed, k], 1), jnp.concatenate([self.v_fed, v], 1)
+        return k.swapaxes(1, 2), v.swapaxes(1, 2)
 
 
 def past(cache: KVCache, new: int, layout: Layout | Columns | None, fed: int = 0) -> Past:
@@ -65,10 +73,16 @@ def past(cache: KVCache, new: int, layout: Layout | Columns | None, fed: int = 0
     return Past(cache.length, layout, cache.held)
 
 
-def stored(cache: KVCache, block: KVBlock | None, layer: int) -> Stored:
+def stored(cache: KVCache, block: KVBlock | GrownBlock | None, layer: int) -> Stored:
     """The keys and values of one layer in the cache and in the block."""
-    own = () if block is None else (block.k[layer], block.v[layer])
-    return Stored(cache.k[layer], cache.v[layer], *own)
+    grown = block if isinstance(block, GrownBlock) else None
+    fed = grown.rest if grown is not None else block
+    none = (None, None)
+    return Stored(
+        *(cache.k[layer], cache.v[layer]),
+        *(none if fed is None else (fed.k[layer], fed.v[layer])),
+        *(none if grown is None else (grown.k[layer], grown.v[layer])),
+    )
 
 
 class Scores(NamedTuple):
@@ -136,11 +150,7 @@ class Attention(nnx.Module):
         # [B,T,K*G,D] -> [B,K,G*T,D]: one matrix product per key head for all queries of its group.
         q = q.reshape(batch, size, self.kv_heads, group, self.width).transpose(0, 2, 3, 1, 4)
         q = q.reshape(batch, self.kv_heads, group * size, self.width)
-        keys, values = k, v
-        if stored.k_fed is not None and stored.v_fed is not None:
-            keys = jnp.concatenate([stored.k_fed, k], 1)
-            values = jnp.concatenate([stored.v_fed, v], 1)
-        keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)
+        keys, values = stored.block_with(k, v)
         if isinstance(past.layout, Columns):
             out = _attend_in_columns(q, self.scores, past.layout.visible, keys, values)
         else:
@@ -168,9 +178,10 @@ def attend(
     values: jax.Array,
     biases: tuple[jax.Array, jax.Array] | None = None,
 ) -> jax.Array:
-    """Attention of queries [B,K,G*T,D] over the committed slots and the block's [B,K,P,D].
+    """Attention of queries [B,K,G*T,D] over the committed slots and the block.
 
-    ``biases`` are added to the scores: those of the block [B,K,T,P], and of the slots [B,K,T,S].
+    Keys and values [B,K,n+T,D] are those of ``Stored.block_with``. ``biases`` are added to the
+    scores: those of the block [B,K,T,P], and of the slots [B,K,T,S].
     """
     (batch, heads, rows, _), slots = q.shape, stored.k_cache.shape[2]
     wide = jnp.promote_types(q.dtype, jnp.float32)
@@ -190,19 +201,26 @@ def attend(
         weights = jnp.exp(scores - peak)
         return weights.astype(q.dtype).reshape(batch, heads, rows, -1), weights.sum(-1)
 
-    # One softmax over both parts, without a copy of the scores.
+    # One softmax over all parts, without a copy of the scores.
     own, before = (None, None) if biases is None else biases
-    parts = [score(keys, visible, own)]
+    grown = visible.shape[2] - keys.shape[2]
+    new = visible[:, :, grown:]
+    parts = [score(keys, new, None if own is None else own[..., grown:])]
+    further = []
+    if stored.k_grown is not None:
+        bias = None if own is None else own[..., :grown]
+        parts.append(score(stored.k_grown, visible[:, :, :grown], bias))
+        further.append(stored.v_grown)
     if slots:
         parts.append(score(stored.k_cache, _committed(past, slots, scores.window), before))
+        further.append(stored.v_cache)
     peaks = [part.max(-1, keepdims=True) for part in parts]
     peak = jax.lax.stop_gradient(functools.reduce(jnp.maximum, peaks))
     weights, total = weigh(parts[0])
-    out = _block_values(weights, visible, values.astype(q.dtype))
-    if slots:
-        weights, more = weigh(parts[1])
-        cached = stored.v_cache.astype(q.dtype)
-        out, total = out + _weighted(weights, cached), total + more
+    out = _block_values(weights, new, values.astype(q.dtype))
+    for part, each in zip(parts[1:], further, strict=True):
+        weights, more = weigh(part)
+        out, total = out + _weighted(weights, each.astype(q.dtype)), total + more
     return (out / total.reshape(batch, heads, rows, 1)).astype(q.dtype)
 
 

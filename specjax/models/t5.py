@@ -112,11 +112,7 @@ class T5Attention(nnx.Module):
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """The decoder's: x [B,T,E] -> ([B,T,E], keys and values of the T tokens)."""
         q, (k, v) = self._by_head(self.q(x)).swapaxes(1, 2), self.keys(x)
-        keys, values = k, v
-        if before.k_fed is not None and before.v_fed is not None:
-            keys = jnp.concatenate([before.k_fed, k], 1)
-            values = jnp.concatenate([before.v_fed, v], 1)
-        keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)
+        keys, values = before.block_with(k, v)
         return self._joined(attend(q, Scores(1.0), view, before, keys, values, biases)), k, v
 
     def across(self, x: jax.Array, before: Stored, source: jax.Array) -> jax.Array:
@@ -245,7 +241,7 @@ class T5(nnx.Module):
                 "an encoder-decoder model reads its source before it writes, and a text without a "
                 "source is to be scored; give the text to models.lm.forward, or take a decoder"
             )
-        fed = 0 if block is None else block.output.shape[1]
+        fed = 0 if block is None else block.size
         view = past(cache, tokens.shape[1], layout, fed)._replace(source=cache.source)
         own, depth = view.positions, view.length[:, None] + view.layout.depth
         biases = (

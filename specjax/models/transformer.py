@@ -170,7 +170,7 @@ class Transformer(nnx.Module):
         states; None: all. ``start`` [B,T,E]: the input of the first layer that is computed; None:
         the embeddings.
         """
-        fed = 0 if block is None else block.output.shape[1]
+        fed = 0 if block is None else block.size
         view = past(cache, tokens.shape[1], layout, fed)
         x = self._first(tokens, view, rows) if start is None else start
         angles = self._angles(view.positions)

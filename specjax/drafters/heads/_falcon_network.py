@@ -124,7 +124,7 @@ def predict(
     block: kv.KVBlock | None = None,
 ) -> tuple[jax.Array, kv.KVBlock]:
     """The decoder layer at slots with these outputs [B,T,D]: [B,T,D], their keys and values."""
-    fed = 0 if block is None else block.output.shape[1]
+    fed = 0 if block is None else block.size
     view = past(cache, outputs.shape[1], layout, fed)
     module = layers.merge(net.shape, params.draft, dtype_of(net, params))
     return module.run(outputs, rope_angle(net.shape.config, view.positions), view, cache, block)

@@ -85,7 +85,7 @@ def _apply(
     module: int = 0,
 ) -> tuple[Fed, kv.KVBlock]:
     """tokens i32[B,T] and features [B,T,D] -> (``Fed``, keys and values of these slots)."""
-    dtype, fed = _at_least(dtype, params), 0 if block is None else block.output.shape[1]
+    dtype, fed = _at_least(dtype, params), 0 if block is None else block.size
     view = past(cache, tokens.shape[1], layout, fed)
     angle, embedded = rope_angle(shape.config, view.positions), embed(params, tokens).astype(dtype)
     if shape.zero_first:

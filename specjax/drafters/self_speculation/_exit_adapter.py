@@ -158,7 +158,7 @@ def _attended(
     block: KVBlock | None,
 ) -> tuple[jax.Array, KVBlock]:
     """x [B,T,E] with the result of the attention, and the keys and values."""
-    fed = 0 if block is None else block.output.shape[1]
+    fed = 0 if block is None else block.size
     view = past(cache, x.shape[1], layout, fed)
     angle = rope_angle(adapter.shape.config, view.positions)
     own = stored(cache, block, 0)
