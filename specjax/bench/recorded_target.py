@@ -17,6 +17,7 @@ from flax import struct
 
 from specjax import tree
 from specjax.accept import check_pair
+from specjax.bound import Bound
 from specjax.drafters._unreadable import Unreadable
 from specjax.errors import UserError
 from specjax.models.token_bytes import TokenBytes
@@ -123,9 +124,9 @@ def fold(drafter: Drafter, rule: Accept) -> tuple[LM, Drafter, Accept]:
             "the recorded tokens)"
         )
     folded = drafter._replace(
-        init=functools.partial(_init, drafter),
-        propose=functools.partial(_propose, drafter),
-        update=functools.partial(_update, drafter),
+        init=Bound(_init, drafter),
+        propose=Bound(_propose, drafter),
+        update=Bound(_update, drafter),
         siblings=CHAIN if drafter.siblings == CHAIN else DETERMINISTIC,
         # A pass over a recording costs nothing.
         whole=True,

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import sampling, step, tree
+from specjax.bound import Bound
 from specjax.rng import RowKeys
 from specjax.types import CHAIN, LM, DecodeState, Drafter, ModelParams
 
@@ -71,7 +72,7 @@ def of_pass(target: LM, size: int) -> Clock:
 
 def of_draft(drafter: Drafter) -> Clock:
     """Times one call of the drafter's ``propose``."""
-    return Clock(functools.partial(_draft_loop, drafter))
+    return Clock(Bound(_draft_loop, drafter))
 
 
 def of_verify(target: LM, drafter: Drafter, width: int | None = None) -> Clock:

@@ -35,10 +35,20 @@ def _constant(state: Any, live: jax.Array) -> jax.Array:
     return jnp.full(live.shape, FOREVER, jnp.int32)
 
 
+def _unchanged(state: Any, rounds: jax.Array) -> Any:
+    del rounds
+    return state
+
+
+def length_of(state: Any) -> jax.Array:
+    """``Controller.limit`` of a state that has it as its field ``length``."""
+    return state.length
+
+
 # Rounds of a pause that nothing ends.
 FOREVER = 1 << 30
 # The pause of a controller whose limit never changes.
-ENDLESS = Lasting(_constant, lambda state, rounds: state)
+ENDLESS = Lasting(_constant, _unchanged)
 
 
 def _no_state(context: Context) -> Any:

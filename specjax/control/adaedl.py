@@ -16,13 +16,12 @@ A tree stops as a whole: when the bound is low at all places of a level.
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from specjax import references
+from specjax.bound import Bound
 from specjax.control import _counts
 from specjax.control._types import Ahead, Controller
 from specjax.control.entropy import entropies
@@ -67,14 +66,14 @@ def make(
     _counts.positive("adaedl's scale", scale)
     return Controller(
         f"adaedl:{start:g}",
-        functools.partial(_ask, scale),
-        functools.partial(_init, start, target),
-        functools.partial(_update, mover),
+        Bound(_ask, scale),
+        Bound(_init, start, target),
+        Bound(_update, mover),
     )
 
 
 def _init(start: float, target: float, context: Context) -> State:
-    full = functools.partial(jnp.full, context.length.shape, dtype=jnp.float32)
+    full = Bound(jnp.full, context.length.shape, dtype=jnp.float32)
     return State(full(start), full(target))
 
 

@@ -14,13 +14,13 @@ committed text alone, and a row's output does not depend on the batch.
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from specjax.bound import Bound
 from specjax.checks import number, one_of
 from specjax.control import _counts
 from specjax.control import costs as costs_lib
@@ -98,9 +98,9 @@ def make(
     setup = _Setup(known, policy, width)
     return Controller(
         f"bandit:{policy}",
-        init=functools.partial(_init, setup),
-        update=functools.partial(_update, setup),
-        limit=functools.partial(_limit, setup),
+        init=Bound(_init, setup),
+        update=Bound(_update, setup),
+        limit=Bound(_limit, setup),
         check_rows=costs_lib.check_rows(known),
     )
 

@@ -10,15 +10,14 @@ a mesh, the rows of a device share one length.
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from specjax.bound import Bound
 from specjax.checks import whole
 from specjax.control import _counts
-from specjax.control._types import Controller
+from specjax.control._types import Controller, length_of
 from specjax.types import Context, Draft, Verdict
 
 REFERENCE = """\
@@ -61,9 +60,9 @@ def make(*, start: int = 7, up: int = 2, most: int = 32, divide: int = 10) -> Co
     whole("bass's most", most, start)
     return Controller(
         f"bass:{start}",
-        limit=lambda state: state.length,
-        init=functools.partial(_init, start),
-        update=functools.partial(_update, up, most, divide),
+        limit=length_of,
+        init=Bound(_init, start),
+        update=Bound(_update, up, most, divide),
         shared=True,
     )
 

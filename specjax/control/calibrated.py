@@ -18,13 +18,12 @@ A tree stops as a whole: its survival is that of its best place.
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from specjax.bound import Bound
 from specjax.control import _counts
 from specjax.control import costs as costs_lib
 from specjax.control._types import Ahead, Controller
@@ -74,7 +73,7 @@ def of_costs(known: Costs | Profile) -> Controller:
     """The controller for these costs; see ``make``."""
     return Controller(
         "calibrated",
-        functools.partial(_ask, known),
+        Bound(_ask, known),
         _init,
         check_rows=costs_lib.check_rows(known),
     )
@@ -133,32 +132,39 @@ class Recorded(struct.PyTreeNode):
 
 def recorder(longest: int, rounds: int) -> Controller:
     """Full drafts of ``longest`` levels; its state has the confidences of ``rounds`` rounds."""
+    return Controller(
+        "recorder",
+        Bound(_record, longest),
+        Bound(_begin, longest, rounds),
+        Bound(_recorded, longest, rounds),
+    )
 
-    def init(context: Context) -> Recorded:
-        batch = len(context.length)
-        return Recorded(
-            jnp.full((batch, longest), -1, jnp.float32),
-            jnp.full((batch, rounds, longest), -1, jnp.float32),
-            jnp.full((batch, rounds), -1, jnp.int32),
-            jnp.zeros((batch,), jnp.int32),
-        )
 
-    def ask(state: Recorded, ahead: Ahead) -> tuple[jax.Array, Recorded]:
-        sure = jnp.where(ahead.valid, _confidence(ahead), -1).max(-1)
-        here = jnp.arange(longest) == jnp.asarray(ahead.depth)
-        return jnp.ones(sure.shape, bool), state.replace(
-            now=jnp.where(here, sure[:, None], state.now)
-        )
+def _begin(longest: int, rounds: int, context: Context) -> Recorded:
+    batch = len(context.length)
+    return Recorded(
+        jnp.full((batch, longest), -1, jnp.float32),
+        jnp.full((batch, rounds, longest), -1, jnp.float32),
+        jnp.full((batch, rounds), -1, jnp.int32),
+        jnp.zeros((batch,), jnp.int32),
+    )
 
-    def update(state: Recorded, draft: Draft, verdict: Verdict) -> Recorded:
-        levels = _counts.drafted(draft)[:, None]
-        now = jnp.where(jnp.arange(longest) < levels, state.now, -1)
-        here = jnp.arange(rounds) == (state.rounds % rounds)[:, None]
-        return Recorded(
-            jnp.full_like(now, -1),
-            jnp.where(here[..., None], now[:, None], state.confidences),
-            jnp.where(here, _counts.accepted(verdict)[:, None], state.accepted),
-            state.rounds + 1,
-        )
 
-    return Controller("recorder", ask, init, update)
+def _record(longest: int, state: Recorded, ahead: Ahead) -> tuple[jax.Array, Recorded]:
+    sure = jnp.where(ahead.valid, _confidence(ahead), -1).max(-1)
+    here = jnp.arange(longest) == jnp.asarray(ahead.depth)
+    return jnp.ones(sure.shape, bool), state.replace(now=jnp.where(here, sure[:, None], state.now))
+
+
+def _recorded(
+    longest: int, rounds: int, state: Recorded, draft: Draft, verdict: Verdict
+) -> Recorded:
+    levels = _counts.drafted(draft)[:, None]
+    now = jnp.where(jnp.arange(longest) < levels, state.now, -1)
+    here = jnp.arange(rounds) == (state.rounds % rounds)[:, None]
+    return Recorded(
+        jnp.full_like(now, -1),
+        jnp.where(here[..., None], now[:, None], state.confidences),
+        jnp.where(here, _counts.accepted(verdict)[:, None], state.accepted),
+        state.rounds + 1,
+    )

@@ -18,13 +18,12 @@ most of its tokens it is not known whether they would be accepted.
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from specjax import references
+from specjax.bound import Bound
 from specjax.checks import whole
 from specjax.control import _counts
 from specjax.control._types import Ahead, Controller
@@ -66,8 +65,8 @@ def make(*, threshold: float = 0.4, refit: int = 0, memory: int = 64) -> Control
     whole("confidence's memory", memory, LEAST_TOKENS + 1)
     name = f"confidence:{threshold:g}" + (",1" if refit else "")
     if not refit:
-        return Controller(name, functools.partial(_ask_constant, threshold))
-    init = functools.partial(_init, threshold, memory)
+        return Controller(name, Bound(_ask_constant, threshold))
+    init = Bound(_init, threshold, memory)
     return Controller(name, _ask, init, _update)
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.bound import Bound
 from specjax.checks import number, whole
 from specjax.errors import UserError
 from specjax.files import machine
@@ -181,7 +182,7 @@ def known_of(known: Costs | Profile, batch: int) -> Costs:
 
 def check_rows(known: Costs | Profile) -> Callable[[int], None] | None:
     """``Controller.check_rows`` of these costs."""
-    return known.check if isinstance(known, Profile) else None
+    return Bound(Profile.check, known) if isinstance(known, Profile) else None
 
 
 def linear(most: int, draft: float, verify: float, acceptance: float) -> Costs:

@@ -11,12 +11,11 @@ A tree stops as a whole: when the entropy was high at all places of a level.
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
 from specjax import references
+from specjax.bound import Bound
 from specjax.checks import number
 from specjax.control import _counts
 from specjax.control._types import Ahead, Controller
@@ -39,7 +38,7 @@ def make(*, most: float = 0.3, scale: float = 0.15) -> Controller:
     _counts.positive("entropy's scale", scale)
     return Controller(
         f"entropy:{most:g}",
-        functools.partial(_ask, most**2 / scale),
+        Bound(_ask, most**2 / scale),
         init=_init,
     )
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from specjax import references
+from specjax.bound import Bound
 from specjax.checks import whole
 from specjax.control._types import ENDLESS, Controller
 from specjax.types import Context
@@ -35,10 +34,14 @@ def make(*, length: int) -> Controller:
     whole("the draft length", length, 0)
     return Controller(
         f"fixed:{length}",
-        limit=lambda state: state.levels,
-        init=functools.partial(_init, length),
+        limit=_levels,
+        init=Bound(_init, length),
         pause=ENDLESS,
     )
+
+
+def _levels(state: Length) -> jax.Array:
+    return state.levels
 
 
 def _init(length: int, context: Context) -> Length:

@@ -28,16 +28,15 @@ a mesh, the rows of a device share one length.
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
+from specjax.bound import Bound
 from specjax.checks import one_of
 from specjax.control import _counts
 from specjax.control import costs as costs_lib
 from specjax.control._goodput import Choice, Setup, State, choose, of_found, rates_of, spread
-from specjax.control._types import FOREVER, Controller
+from specjax.control._types import FOREVER, Controller, length_of
 from specjax.control.costs import Costs, Profile
 from specjax.types import Context, Draft, Lasting, Verdict
 
@@ -107,11 +106,11 @@ def of_costs(
     setup = Setup(known, weight, memory, explore, rows)
     return Controller(
         "goodput",
-        init=functools.partial(_init, setup),
-        update=functools.partial(_update, setup),
-        limit=lambda state: state.length,
-        within=functools.partial(_within, setup),
-        pause=Lasting(functools.partial(_pause, setup), functools.partial(_after, setup)),
+        init=Bound(_init, setup),
+        update=Bound(_update, setup),
+        limit=length_of,
+        within=Bound(_within, setup),
+        pause=Lasting(Bound(_pause, setup), Bound(_after, setup)),
         check_rows=costs_lib.check_rows(known),
         shared=True,
     )

@@ -8,11 +8,10 @@ it for the next one, so that its texts depend on their order.
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
+from specjax.bound import Bound
 from specjax.checks import whole
 from specjax.control import _counts
 from specjax.control._types import Controller
@@ -48,10 +47,14 @@ def make(
     whole("heuristic's start", start, least)
     return Controller(
         f"heuristic:{start}",
-        limit=lambda length: length,
-        init=functools.partial(_init, start),
-        update=functools.partial(_update, up, down, least, most),
+        limit=_itself,
+        init=Bound(_init, start),
+        update=Bound(_update, up, down, least, most),
     )
+
+
+def _itself(length: jax.Array) -> jax.Array:
+    return length
 
 
 def _init(start: int, context: Context) -> jax.Array:

@@ -19,13 +19,12 @@ and drafted tokens are then counted as levels.
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from specjax import references
+from specjax.bound import Bound
 from specjax.control import _counts
 from specjax.control._types import Ahead, Controller
 from specjax.types import Context, Draft, Verdict
@@ -68,8 +67,8 @@ def make(
     return Controller(
         f"matchness:{start:g}",
         _ask,
-        functools.partial(_init, start),
-        functools.partial(_update, mover),
+        Bound(_init, start),
+        Bound(_update, mover),
     )
 
 

@@ -11,13 +11,13 @@ level, so at the best of them.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from specjax import references
+from specjax.bound import Bound
 from specjax.checks import number
 from specjax.control._types import Ahead, Controller
 
@@ -36,7 +36,7 @@ def make(*, least: float) -> Controller:
         UserError: ``least`` out of range.
     """
     number("the threshold", least, "between 0 and 1", lambda x: 0 <= x <= 1)
-    return Controller(f"threshold:{least:g}", functools.partial(_ask, least))
+    return Controller(f"threshold:{least:g}", Bound(_ask, least))
 
 
 def _ask(least: float, state: Any, ahead: Ahead) -> tuple[jax.Array, Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from specjax.bound import Bound
 from specjax.control import Controller
 from specjax.types import Drafter
 
@@ -13,7 +13,7 @@ from specjax.types import Drafter
 def check_rows(parts: Iterable[Drafter | Controller | None]) -> Callable[[int], None] | None:
     """``Drafter.check_rows`` of a drafter with these parts; None where all take any number."""
     checks = tuple(part.check_rows for part in parts if part is not None and part.check_rows)
-    return functools.partial(_all, checks) if checks else None
+    return Bound(_all, checks) if checks else None
 
 
 def _all(checks: Iterable[Callable[[int], Any]], rows: int) -> None:

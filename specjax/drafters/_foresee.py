@@ -9,7 +9,6 @@ rule. Both are exact for text that the target itself wrote.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 
 import jax
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import sampling as sampling_lib
+from specjax.bound import Bound
 from specjax.drafters._growth.plans import Fixed, Plan
 from specjax.sampling import Sampling
 from specjax.topology.shapes import Topology
@@ -107,9 +107,9 @@ def of_plan(along: Callable, plan: Plan) -> Callable[..., jax.Array] | None:
     if not isinstance(growth, Fixed) or plan.controller is not None:
         return None
     if growth.how == "top_k":
-        return functools.partial(tree_along, along, growth.shape)
+        return Bound(tree_along, along, growth.shape)
     if growth.siblings == CHAIN:
-        return functools.partial(chain_along, along, growth.depth)
+        return Bound(chain_along, along, growth.depth)
     return None
 
 

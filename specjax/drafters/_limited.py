@@ -8,7 +8,6 @@ levels each row's draft has.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ import jax
 from flax import struct
 
 from specjax import control, tree
+from specjax.bound import Bound
 from specjax.control import Controller, _counts
 from specjax.drafters import _batches, _growth
 from specjax.drafters._growth.rows import where_rows
@@ -51,38 +51,23 @@ def limited(drafter: Drafter, text: str | Controller) -> Drafter:
             f"control is {controller.name!r}, which reads the probabilities of a draft as it "
             f"grows, and {drafter.name} has none; take one of {', '.join(control.limiting())}"
         )
-    # A profile may have changed since the last call.
-    if isinstance(text, str) and not control.read(text)[1].get("profile"):
-        return _of_text(drafter, text)
-    return _build(drafter, controller)
-
-
-# Equal arguments give the same drafter, so that no program is compiled twice.
-@functools.cache
-def _of_text(drafter: Drafter, text: str) -> Drafter:
-    controller = control.parse(text)
-    assert controller is not None
-    return _build(drafter, controller)
-
-
-def _build(drafter: Drafter, controller: Controller) -> Drafter:
     setup, learn = _Setup(drafter, controller), None
     lasting = None
     if drafter.gaps and not drafter.features and controller.pause is not None:
         lasting = _growth.pausing(controller.pause)
     if drafter.learn is not None:
-        learn = functools.partial(_learn, setup)
+        learn = Bound(_learn, setup)
     return drafter._replace(
-        init=functools.partial(_init, setup),
-        propose=functools.partial(_propose, setup),
-        update=functools.partial(_update, setup),
+        init=Bound(_init, setup),
+        propose=Bound(_propose, setup),
+        update=Bound(_update, setup),
         learn=learn,
         whole=False,
         constant_cost=False,
         adaptive=True,
         check_rows=_batches.check_rows([drafter, controller]),
         history=drafter.history or controller.has_state,
-        rest=Rest(functools.partial(_rests, setup), functools.partial(_idle, setup), lasting),
+        rest=Rest(Bound(_rests, setup), Bound(_idle, setup), lasting),
     )
 
 

@@ -17,6 +17,7 @@ from flax import nnx
 
 from specjax import cache as kv
 from specjax import tree
+from specjax.bound import Bound
 from specjax.errors import UserError
 from specjax.models import t5_lm
 from specjax.models.t5_config import T5Config
@@ -91,29 +92,29 @@ def from_config(
             raise UserError(f"{name} has an encoder, and no parts; take a decoder for {part}")
         return t5_lm.from_config(config, dtype, taps, name, remat)
 
-    extended = functools.partial(_extended, config, dtype, taps, remat, part)
+    extended = Bound(_extended, config, dtype, taps, remat, part)
 
     def apply(params, tokens, cache, layout=None, block=None):
         return extended((params, None), tokens, cache, layout, block)
 
     return LM(
-        functools.partial(_init_cache, config, dtype),
+        Bound(_init_cache, config, dtype),
         apply,
         kv.commit if part is None else _no_commit,
         config.vocab_size,
         config.longest_text,
         name=name,
         width=config.hidden_size,
-        embed=functools.partial(_embed, config, dtype),
-        unembed=functools.partial(_unembed, config, dtype),
+        embed=Bound(_embed, config, dtype),
+        unembed=Bound(_unembed, config, dtype),
         layers=config.num_layers,
         window=min((size for size in config.windows if size is not None), default=None),
         tapping=lambda layers: from_config(config, dtype, tuple(layers), name, remat, part).apply,
         part=lambda part: from_config(config, dtype, taps, name, remat, part),
-        queries=None if part is not None else functools.partial(_queries, config, dtype),
-        last_norm=functools.partial(_last_norm, config, dtype),
+        queries=None if part is not None else Bound(_queries, config, dtype),
+        last_norm=Bound(_last_norm, config, dtype),
         extended=extended,
-        above=None if part is not None else functools.partial(_above, config, dtype, taps),
+        above=None if part is not None else Bound(_above, config, dtype, taps),
         decoder=config,
     )
 
@@ -154,7 +155,7 @@ def _above(
     config: TransformerConfig, dtype: np.dtype, own: tuple[int, ...], layers: tuple[int, ...]
 ) -> Callable[..., tuple[Output, Any]]:
     """``LM.above``; ``own`` are the model's taps."""
-    return functools.partial(_go_on, config, dtype, tuple(layers) or own)
+    return Bound(_go_on, config, dtype, tuple(layers) or own)
 
 
 def _go_on(

@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from specjax import cache as kv
+from specjax.bound import Bound
 from specjax.cache import KVBlock
 from specjax.errors import UserError
 from specjax.models.t5 import T5, SourceCache
@@ -57,8 +58,8 @@ def from_config(
         )
     own = (config, dtype)
     return LM(
-        functools.partial(_init_cache, *own),
-        functools.partial(_apply, *own, taps, remat),
+        Bound(_init_cache, *own),
+        Bound(_apply, *own, taps, remat),
         kv.commit,
         config.vocab_size,
         name=name,
@@ -68,7 +69,7 @@ def from_config(
         layers=config.num_layers,
         tapping=lambda layers: from_config(*own, tuple(layers), name, remat).apply,
         last_norm=lambda params, hidden: merge(*own, params).norm(hidden),
-        encoder=Encoder(start, functools.partial(_read, *own, remat), config),
+        encoder=Encoder(start, Bound(_read, *own, remat), config),
     )
 
 

@@ -12,12 +12,11 @@ GPT-NeoX's parallel residual (2204.06745), OLMo 2's norms (2501.00656), Gemma 2 
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from specjax.bound import Bound
 from specjax.cache import KVBlock, KVCache, Queries
 from specjax.models import moe, rope
 from specjax.models.attention import Attention, Past, Stored, past, stored
@@ -31,8 +30,8 @@ from specjax.types import Sublayers
 
 ACTIVATIONS = {
     "silu": jax.nn.silu,
-    "gelu": functools.partial(jax.nn.gelu, approximate=False),
-    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "gelu": Bound(jax.nn.gelu, approximate=False),
+    "gelu_tanh": Bound(jax.nn.gelu, approximate=True),
     "relu": jax.nn.relu,
     "relu2": lambda x: jnp.square(jax.nn.relu(x)),
 }

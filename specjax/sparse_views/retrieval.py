@@ -7,13 +7,13 @@ chunks with the lowest scores by new tokens; here these have slots of their own.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from specjax.bound import Bound
 from specjax.cache import KVCache
 from specjax.checks import whole
 from specjax.errors import UserError
@@ -67,8 +67,8 @@ def retrieval(model: LM, *, budget: int, chunk: int, refresh: int, most: int) ->
     return View(
         "retrieval",
         settings.slots,
-        functools.partial(_init, settings),
-        functools.partial(_read, settings),
+        Bound(_init, settings),
+        Bound(_read, settings),
         _commit,
         # With 1 the chunks are chosen in every round, from the text alone.
         history=refresh > 1,

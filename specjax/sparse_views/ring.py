@@ -7,12 +7,12 @@ drafting with both.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from specjax.bound import Bound
 from specjax.cache import KVCache, Queries, newest
 from specjax.errors import UserError
 from specjax.sparse_views import view
@@ -69,13 +69,14 @@ def streaming(model: LM, *, budget: int, sinks: int, most: int) -> View:
         )
     ring = Ring(sinks, budget - sinks)
 
-    def init(params: Params, context: Context) -> KVCache:
-        cache = context.cache
-        at = ring.positions(cache.length)[:, None]
-        return view.gathered(cache, [at] * len(view.full_layers(cache)))
+    read = Bound(_read, ring, most)
+    return View("streaming", ring.slots, Bound(_gathered, ring), read, _unchanged)
 
-    read = functools.partial(_read, ring, most)
-    return View("streaming", ring.slots, init, read, _unchanged)
+
+def _gathered(ring: Ring, params: Params, context: Context) -> KVCache:
+    cache = context.cache
+    at = ring.positions(cache.length)[:, None]
+    return view.gathered(cache, [at] * len(view.full_layers(cache)))
 
 
 def snapkv(model: LM, *, budget: int, window: int, queries: int, pool: int, most: int) -> View:
@@ -100,8 +101,8 @@ def snapkv(model: LM, *, budget: int, window: int, queries: int, pool: int, most
     if pool % 2 == 0:
         raise UserError(f"pool is {pool}; it must be odd, so that it is centred")
     ring, how = Ring(budget - window, window), Selection(queries, pool)
-    init = functools.partial(_select, model, ring, how)
-    read = functools.partial(_read, ring, most)
+    init = Bound(_select, model, ring, how)
+    read = Bound(_read, ring, most)
     return View("snapkv", ring.slots, init, read, _unchanged, history=True)
 
 

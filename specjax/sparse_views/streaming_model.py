@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from specjax import cache as kv
 from specjax import tree
+from specjax.bound import Bound
 from specjax.cache import KVBlock, KVCache
 from specjax.errors import UserError
 from specjax.sparse_views import view
@@ -50,7 +51,7 @@ def streaming_model(model: LM, *, budget: int, sinks: int) -> LM:
 
     return model._replace(
         init_cache=init_cache,
-        commit=functools.partial(_commit, ring),
+        commit=Bound(_commit, ring),
         name=f"{model.name} with a streaming cache",
         part=None,
         queries=None,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import drafters
+from specjax.bound import Bound
 from specjax.data import datastore, ngram_tables
 from specjax.drafters.draft_models import draft_tree
 from specjax.testing import head_cases, nested_cases, view_cases, vocabulary_cases
@@ -68,12 +69,13 @@ def table(seed: int, vocab: int = VOCAB, sparse: bool = False) -> jax.Array:
 
 def without_first_node(drafter: Drafter) -> Drafter:
     """The same drafter; its first node, and so its descendants, are never valid."""
-
-    def propose(params, keys, context, state):
-        draft, state = drafter.propose(params, keys, context, state)
-        return draft.replace(valid=draft.valid & (jnp.arange(drafter.nodes) > 0)), state
-
+    propose = Bound(_without_first, drafter)
     return drafter._replace(propose=propose, name=f"{drafter.name}, ragged", whole=False)
+
+
+def _without_first(drafter: Drafter, params, keys, context, state):
+    draft, state = drafter.propose(params, keys, context, state)
+    return draft.replace(valid=draft.valid & (jnp.arange(drafter.nodes) > 0)), state
 
 
 def _text(vocab: int) -> list[list[int]]:

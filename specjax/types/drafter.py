@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 from flax import struct
 
+from specjax.bound import key
 from specjax.errors import UserError
 from specjax.rng import RowKeys
 from specjax.sampling import Sampling
@@ -152,6 +153,16 @@ class Drafter(NamedTuple):
     # of one device. None: any number.
     check_rows: Callable[[int], None] | None = None
     training: Training | None = None
+
+    def compared(self) -> tuple:
+        """What makes two drafters equal: all but ``init_params``, which no program contains."""
+        return tuple(self._replace(init_params=None))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (type(other) is Drafter and key(self) == key(other))
+
+    def __hash__(self) -> int:
+        return hash(self.compared())
 
     def tapped(self, target: LM) -> LM:
         """``target`` with the taps that the drafter reads. Raises UserError if it has none."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -11,6 +10,7 @@ import numpy as np
 from flax import struct
 
 from specjax import tree
+from specjax.bound import Bound
 from specjax.control import Ahead
 from specjax.drafters._growth import rows as growing
 from specjax.drafters._growth.rows import Job, Rows
@@ -39,7 +39,7 @@ def grow(job: Job, rows: Rows, gamma: int, siblings: str, block: Any) -> tuple[D
     if job.roots:
         block = tree.put(block, job.begun.memory, 0)
     carry = _begin(job, rows, gamma, siblings, block)
-    level = functools.partial(_level, job, siblings)
+    level = Bound(_level, job, siblings)
     if job.controller is None:
         carry = jax.lax.fori_loop(1, gamma, level, carry)
     else:

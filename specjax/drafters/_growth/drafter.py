@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import control, logit_maps
+from specjax.bound import Bound
 from specjax.drafters._growth import chain, levels, pool
 from specjax.drafters._growth import rows as growing
 from specjax.drafters._growth.plans import Fixed, Plan, Pooled
@@ -63,9 +63,9 @@ def build(
     full = plan.controller is None and not (isinstance(growth, Pooled) and growth.beams)
     return Drafter(
         init_params=init_params,
-        init=functools.partial(_init, setup),
-        propose=functools.partial(_propose, setup),
-        update=functools.partial(_update, setup),
+        init=Bound(_init, setup),
+        propose=Bound(_propose, setup),
+        update=Bound(_update, setup),
         nodes=growth.nodes,
         name=name,
         siblings=growth.siblings,
@@ -89,10 +89,15 @@ def pausing(pause: Lasting) -> Lasting:
 
     A drafter whose target's outputs are not read, and which can miss rounds.
     """
-    return Lasting(
-        lambda state, live: pause.rounds(state.control, live),
-        lambda state, rounds: state.replace(control=pause.after(state.control, rounds)),
-    )
+    return Lasting(Bound(_pause_rounds, pause), Bound(_after_pause, pause))
+
+
+def _pause_rounds(pause: Lasting, state: Any, live: jax.Array) -> jax.Array:
+    return pause.rounds(state.control, live)
+
+
+def _after_pause(pause: Lasting, state: Any, rounds: jax.Array) -> Any:
+    return state.replace(control=pause.after(state.control, rounds))
 
 
 def _rest(setup: _Setup, features: bool) -> Rest | None:
@@ -100,19 +105,25 @@ def _rest(setup: _Setup, features: bool) -> Rest | None:
     controller = setup.plan.controller
     if controller is None or controller.limit is None:
         return None
-
-    def idle(params: ModelParams, keys: RowKeys, context: Context, state: State) -> State:
-        del keys
-        if setup.stepper.lazy:
-            return state
-        # The logits are not read, so they are not computed.
-        return state.replace(kept=setup.stepper.begin(params, context, state.kept).kept)
-
     lasting = None
     # A lazy stepper begins with what it lacks.
     if setup.stepper.lazy and not features and controller.pause is not None:
         lasting = pausing(controller.pause)
-    return Rest(lambda state: control.longest(controller, state.control) == 0, idle, lasting)
+    return Rest(Bound(_resting, controller), Bound(_idle, setup), lasting)
+
+
+def _resting(controller: control.Controller, state: State) -> jax.Array:
+    return jnp.asarray(control.longest(controller, state.control) == 0)
+
+
+def _idle(
+    setup: _Setup, params: ModelParams, keys: RowKeys, context: Context, state: State
+) -> State:
+    del keys
+    if setup.stepper.lazy:
+        return state
+    # The logits are not read, so they are not computed.
+    return state.replace(kept=setup.stepper.begin(params, context, state.kept).kept)
 
 
 def _init(
@@ -171,7 +182,7 @@ def _propose(
     elif setup.is_chain and stepper.looped and growth.nodes > 1:
         room = state.block
         if room is None and begun.memory is not None:
-            room = jax.tree.map(functools.partial(_room, growth.nodes), begun.memory)
+            room = jax.tree.map(Bound(_room, growth.nodes), begun.memory)
         elif room is None:
             room = _empty(setup, params, context, state.kept, growth.nodes - 1)
         draft, block, rows = chain.grow(job, rows, growth.nodes, growth.how, room)

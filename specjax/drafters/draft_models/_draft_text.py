@@ -7,7 +7,6 @@ tokenizer would give: only acceptance depends on it.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from specjax import decode
+from specjax.bound import Bound
 from specjax.drafters.draft_models import _small_model
 from specjax.models.vocabulary_maps import Maps
 from specjax.types import LM, Context, ModelParams, Output, Params
@@ -111,7 +111,7 @@ def append(
     maps: Maps, text: DraftText, tokens: jax.Array, length: jax.Array, width: int
 ) -> DraftText:
     """The text with all tokens before ``length``, translated ``width`` at a time."""
-    more = functools.partial(_more, maps, tokens, length, width)
+    more = Bound(_more, maps, tokens, length, width)
     return jax.lax.while_loop(lambda text: (text.read < length).any(), more, text)
 
 

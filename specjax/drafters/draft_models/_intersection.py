@@ -8,13 +8,13 @@ one that it does not have as several of its own.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from specjax import logit_maps, sampling
+from specjax.bound import Bound
 from specjax.drafters import _growth
 from specjax.drafters._growth import Begun, Drafted, Nodes, Plan, Stepper
 from specjax.drafters.draft_models import _draft_text, _kinds, _small_model
@@ -25,17 +25,17 @@ from specjax.types import LM, Context, Drafter, ModelParams, Output, Params, Ver
 
 def build(target: LM, model: LM, params: Params, maps: Maps, plan: Plan) -> Drafter:
     """The drafter of a draft model with another vocabulary."""
-    own = _kinds.with_logits(model, target.vocab_size, functools.partial(shared, maps))
+    own = _kinds.with_logits(model, target.vocab_size, Bound(shared, maps))
     growth = plan.growth
     # The pending token and the last accepted one, which is one draft token. Of a longer pending
     # token the first draft tokens are read by a pass of their own.
     behind = 1 + min(maps.pieces.shape[1], 2 * maps.ratio)
     reader = Reader(own, maps, growth.nodes, behind)
     stepper = Stepper(
-        init=functools.partial(_draft_text.init, reader, nodes=growth.nodes),
-        begin=functools.partial(_begin, reader),
-        step=functools.partial(_step, reader),
-        commit=functools.partial(_commit, reader),
+        init=Bound(_draft_text.init, reader, nodes=growth.nodes),
+        begin=Bound(_begin, reader),
+        step=Bound(_step, reader),
+        commit=Bound(_commit, reader),
         looped=True,
         commits_block=True,
         lazy=True,
@@ -44,9 +44,9 @@ def build(target: LM, model: LM, params: Params, maps: Maps, plan: Plan) -> Draf
         "draft_model",
         stepper,
         plan,
-        functools.partial(_small_model.init_params, "draft_model", params),
+        Bound(_small_model.init_params, "draft_model", params),
         # Where a text can be too long for the room, the probs depend on the room.
-        probs=None if reader.bounded else functools.partial(_probs, reader),
+        probs=None if reader.bounded else Bound(_probs, reader),
         gaps=True,
     )
     # The first draft tokens of a long token of the target are read by a pass of their own.

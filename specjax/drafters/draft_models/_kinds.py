@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.bound import Bound
 from specjax.errors import UserError
 from specjax.types import LM, Output
 
@@ -67,28 +68,35 @@ def in_size(model: LM, size: int) -> LM:
         return model
     more = max(size - model.vocab_size, 0)
 
-    def fit(logits: jax.Array) -> jax.Array:
-        ends = [(0, 0)] * (logits.ndim - 1) + [(0, more)]
-        return jnp.pad(logits[..., :size], ends, constant_values=-jnp.inf)
+    return with_logits(model, size, Bound(_sized, size, more))
 
-    return with_logits(model, size, fit)
+
+def _sized(size: int, more: int, logits: jax.Array) -> jax.Array:
+    ends = [(0, 0)] * (logits.ndim - 1) + [(0, more)]
+    return jnp.pad(logits[..., :size], ends, constant_values=-jnp.inf)
 
 
 def with_logits(model: LM, size: int, fit: Callable[[jax.Array], jax.Array]) -> LM:
     """The model with the logits ``fit(logits)`` f[...,size]; it has no parts."""
 
-    def fitting(apply: Callable[..., Any]) -> Callable[..., Any]:
-        def applied(*args: Any) -> tuple[Output, Any]:
-            out, block = apply(*args)
-            return out._replace(logits=fit(out.logits)), block
-
-        return applied
-
     tapping, unembed = model.tapping, model.unembed
     return model._replace(
         vocab_size=size,
-        apply=fitting(model.apply),
-        unembed=unembed and (lambda params, hidden: fit(unembed(params, hidden))),
-        tapping=tapping and functools.cache(lambda layers: fitting(tapping(layers))),
+        apply=Bound(_applied, fit, model.apply),
+        unembed=unembed and Bound(_unembedded, fit, unembed),
+        tapping=tapping and Bound(_tapping, fit, tapping),
         part=None,
     )
+
+
+def _applied(fit: Callable, apply: Callable, *args: Any) -> tuple[Output, Any]:
+    out, block = apply(*args)
+    return out._replace(logits=fit(out.logits)), block
+
+
+def _unembedded(fit: Callable, unembed: Callable, params: Any, hidden: jax.Array) -> jax.Array:
+    return fit(unembed(params, hidden))
+
+
+def _tapping(fit: Callable, tapping: Callable, layers: tuple[int, ...]) -> Callable:
+    return Bound(_applied, fit, tapping(layers))

@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax.numpy as jnp
 
 from specjax import tree
+from specjax.bound import Bound
 from specjax.drafters import _foresee
 from specjax.drafters._growth import Plan
 from specjax.drafters.heads import _masked_text
@@ -22,18 +21,18 @@ from specjax.types import LM, Array, Batch, ModelParams, Training
 def training(target: LM, model: LM, mask_id: int, plan: Plan) -> Training:
     """The training part of a drafter that grows its drafts as ``plan`` describes."""
     reader, depth = reader_of(target, model, mask_id), plan.growth.depth
-    texts = functools.partial(_masked_text.along, reader)
+    texts = Bound(_masked_text.along, reader)
     return Training(
-        loss=functools.partial(_masked_text.loss, reader, depth),
+        loss=Bound(_masked_text.loss, reader, depth),
         foresee=_foresee.of_plan(texts, plan),
-        ranks=functools.partial(_foresee.ranks_along, texts, depth),
+        ranks=Bound(_foresee.ranks_along, texts, depth),
     )
 
 
 def reader_of(target: LM, model: LM, mask_id: int) -> Reader:
     """The draft model reads tokens, and predicts the next one at each."""
-    text = functools.partial(_read, target, model)
-    return Reader(text, functools.partial(_masked, model, mask_id), ahead=1)
+    text = Bound(_read, target, model)
+    return Reader(text, Bound(_masked, model, mask_id), ahead=1)
 
 
 def _read(target: LM, model: LM, params: ModelParams, batch: Batch) -> Read:

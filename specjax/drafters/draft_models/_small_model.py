@@ -8,7 +8,6 @@ the draft grows; ``commit`` appends the accepted nodes that were fed.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import decode, logit_maps, sampling
+from specjax.bound import Bound
 from specjax.drafters import _foresee, _growth
 from specjax.drafters._growth import Begun, Drafted, Fixed, Nodes, Plan, Stepper
 from specjax.drafters.draft_models._kinds import check_vocabulary, in_size
@@ -109,10 +109,10 @@ def build(
     """
     lazy = gaps or (plan.controller is not None and plan.controller.limit is not None)
     stepper = Stepper(
-        init=functools.partial(init, model, plan.growth.nodes, max(behind, CATCH_UP * lazy)),
-        begin=functools.partial(begin, model, behind, lazy),
-        step=functools.partial(_step, model),
-        commit=functools.partial(commit, model),
+        init=Bound(init, model, plan.growth.nodes, max(behind, CATCH_UP * lazy)),
+        begin=Bound(begin, model, behind, lazy),
+        step=Bound(_step, model),
+        commit=Bound(commit, model),
         looped=True,
         commits_block=True,
         lazy=lazy,
@@ -121,8 +121,8 @@ def build(
         name,
         stepper,
         plan,
-        functools.partial(init_params, name, params),
-        probs=functools.partial(probs, model),
+        Bound(init_params, name, params),
+        probs=Bound(probs, model),
         training=Training(model=model) if training is None else training,
         gaps=gaps,
     )
@@ -177,7 +177,7 @@ def begin(
 def catch_up(model: LM, behind: int, params: ModelParams, context: Context, cache: Any) -> Any:
     """The cache with all committed tokens but the last ``behind``, fed ``CATCH_UP`` at a time."""
     most = context.length - behind
-    early = functools.partial(_feed, model, CATCH_UP, params.draft, context.tokens, most)
+    early = Bound(_feed, model, CATCH_UP, params.draft, context.tokens, most)
     lacking = lambda cache: (cache.length < most).any()  # noqa: E731
     return jax.lax.while_loop(lacking, lambda cache: early(cache)[1], cache)
 
@@ -227,8 +227,8 @@ def training_of(target: LM, model: LM, plan: Plan) -> Training:
     # A draft that stops early, or is no sampled chain, has no forecast.
     sampled = isinstance(growth, Fixed) and growth.how != "top_k"
     if sampled and growth.siblings == CHAIN and plan.controller is None:
-        forecast = functools.partial(foresee, target, model, growth.depth)
-    ranked = functools.partial(ranks, model, growth.depth)
+        forecast = Bound(foresee, target, model, growth.depth)
+    ranked = Bound(ranks, model, growth.depth)
     return Training(model=model, foresee=forecast, ranks=ranked)
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from flax import nnx, struct
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from specjax.bound import Bound
 from specjax.models.attention import Stored
 from specjax.models.linear import init
 from specjax.models.t5 import T5, DecoderLayer, RelativeBias
@@ -83,7 +84,7 @@ class SpecNetwork(T5):
         for index, layer in enumerate(self.layers):
             # After the last layer the masks alone are read.
             first = width if index == len(self.layers) - 1 else 0
-            call = functools.partial(_both_ways, layer, first)
+            call = Bound(_both_ways, layer, first)
             before = Stored(source.k[index], source.v[index])
             x = (jax.checkpoint(call) if remat else call)(x, real, bias, before, source.count)
         return self.norm(x)

@@ -6,7 +6,6 @@ tokens[t] pending: mask d, from 0, predicts tokens[t + 1 + d].
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import sampling
+from specjax.bound import Bound
 from specjax.checks import number, whole
 from specjax.drafters import _foresee, _glancing
 from specjax.drafters._growth import Plan
@@ -29,12 +29,12 @@ FALL = 0.4
 
 def training(net: Net, target: LM, plan: Plan, facts: tuple[tuple[str, Any], ...]) -> Training:
     """The training part of a drafter that grows its drafts as ``plan`` describes."""
-    texts = functools.partial(along, net, target)
+    texts = Bound(along, net, target)
     return Training(
-        loss=functools.partial(loss, net),
-        start=functools.partial(network.start, net),
+        loss=Bound(loss, net),
+        start=Bound(network.start, net),
         foresee=_foresee.of_plan(texts, plan),
-        ranks=functools.partial(_foresee.ranks_along, texts, plan.growth.depth),
+        ranks=Bound(_foresee.ranks_along, texts, plan.growth.depth),
         facts=facts,
     )
 

@@ -12,7 +12,6 @@ each token gives all weights. This is for small draft vocabularies: bytes, or a 
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import tree
+from specjax.bound import Bound
 from specjax.drafters import _growth
 from specjax.drafters._growth import Begun, Drafted, Nodes, Plan, Stepper
 from specjax.drafters._growth.rows import log_probs
@@ -64,9 +64,9 @@ def build(
     reader = Reader(model, maps, ahead, min(nodes + pieces, _small_model.CATCH_UP))
     setup = _Setup(reader, ways, inside, depth, target.vocab_size)
     stepper = Stepper(
-        init=functools.partial(_draft_text.init, reader, nodes=nodes),
-        begin=functools.partial(_begin, setup),
-        step=functools.partial(_step, setup),
+        init=Bound(_draft_text.init, reader, nodes=nodes),
+        begin=Bound(_begin, setup),
+        step=Bound(_step, setup),
         commit=_commit,
         looped=True,
         lazy=True,
@@ -75,7 +75,7 @@ def build(
         "draft_model",
         stepper,
         plan,
-        functools.partial(_small_model.init_params, "draft_model", params),
+        Bound(_small_model.init_params, "draft_model", params),
         gaps=True,
     )
     # Tokens beyond those that the last pass of ``begin`` takes are read by further ones.

@@ -18,6 +18,7 @@ import numpy as np
 from flax import struct
 
 from specjax import sampling, tree
+from specjax.bound import Bound
 from specjax.drafters.draft_models import _draft_text, _small_model
 from specjax.drafters.draft_models._draft_text import Kept, Reader
 from specjax.models.token_bytes import TokenBytes
@@ -69,9 +70,9 @@ def build(
     reader = Reader(model, maps, steps, behind)
     setup = _Setup(reader, gamma, steps, trie(vocabularies[0], size, BYTES), table, sizes)
     return Drafter(
-        init_params=functools.partial(_small_model.init_params, "draft_model", params),
-        init=functools.partial(_draft_text.init, reader, nodes=gamma),
-        propose=functools.partial(_propose, setup),
+        init_params=Bound(_small_model.init_params, "draft_model", params),
+        init=Bound(_draft_text.init, reader, nodes=gamma),
+        propose=Bound(_propose, setup),
         update=_update,
         nodes=gamma,
         name="draft_model",
@@ -123,7 +124,7 @@ def _write(
     first = _appended(setup, start, logits)
     if setup.steps == 1:
         return first
-    one = functools.partial(_one, setup, params, kept)
+    one = Bound(_one, setup, params, kept)
     block = _room(setup, params, kept)
 
     # The last token is not read.
@@ -202,7 +203,7 @@ def cut(words: Trie, text: jax.Array, size: jax.Array, count: int) -> tuple[jax.
     def one(start: jax.Array, _) -> tuple[jax.Array, jax.Array]:
         none = jnp.zeros_like(start)
         first = none, none - 1, none
-        step = functools.partial(byte, start)
+        step = Bound(byte, start)
         found = jax.lax.fori_loop(0, words.depth, lambda i, carry: step(carry, i), first)
         return start + found[2], found[1]
 

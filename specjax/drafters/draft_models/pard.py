@@ -12,13 +12,13 @@ siblings; ``chain`` for the default, a sampled chain.
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from specjax.bound import Bound
 from specjax.checks import whole
 from specjax.drafters import _growth
 from specjax.drafters._growth import Begun, Nodes, Plan, Stepper
@@ -133,8 +133,8 @@ def _build(target: LM, model: LM, params: Params, mask_id: int, plan: Plan, gaps
     lazy = gaps or (plan.controller is not None and plan.controller.limit is not None)
     room = max(behind, _small_model.CATCH_UP * lazy)
     stepper = Stepper(
-        init=functools.partial(_small_model.init, model, plan.growth.nodes, room),
-        begin=functools.partial(_begin, model, mask_id, depth, behind, lazy),
+        init=Bound(_small_model.init, model, plan.growth.nodes, room),
+        begin=Bound(_begin, model, mask_id, depth, behind, lazy),
         step=_step,
         commit=_unchanged,
         looped=True,
@@ -145,7 +145,7 @@ def _build(target: LM, model: LM, params: Params, mask_id: int, plan: Plan, gaps
         NAME,
         stepper,
         plan,
-        functools.partial(_small_model.init_params, NAME, params),
+        Bound(_small_model.init_params, NAME, params),
         training=_pard_text.training(target, model, mask_id, plan),
         gaps=gaps,
     )

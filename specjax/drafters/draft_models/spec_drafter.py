@@ -16,7 +16,6 @@ Each token is drawn from the declared probabilities of its place, or is the most
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -26,6 +25,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
 from specjax import references
+from specjax.bound import Bound
 from specjax.checks import whole
 from specjax.drafters import _growth
 from specjax.drafters._growth import Begun, Nodes, Plan, Stepper
@@ -179,8 +179,8 @@ def _shape(
 
 def _build(target: LM, net: Net, params: Params, plan: Plan) -> Drafter:
     stepper = Stepper(
-        init=functools.partial(_init, net),
-        begin=functools.partial(_begin, net),
+        init=Bound(_init, net),
+        begin=Bound(_begin, net),
         step=_step,
         commit=_unchanged,
         looped=True,
@@ -200,7 +200,7 @@ def _build(target: LM, net: Net, params: Params, plan: Plan) -> Drafter:
         NAME,
         stepper,
         plan,
-        functools.partial(_init_params, params),
+        Bound(_init_params, params),
         training=_spec_text.training(net, target, plan, facts),
         gaps=True,
     )
@@ -236,7 +236,7 @@ def _begin(net: Net, params: ModelParams, context: Context, source: Source) -> B
         tokens = network.written(context.tokens, source, width)
         return network.logits(net, params, tokens, count, source)
 
-    passes = [functools.partial(with_room, width) for width in widths]
+    passes = [Bound(with_room, width) for width in widths]
     logits = jax.lax.switch(jnp.searchsorted(jnp.asarray(widths), longest.max()), passes)
     return Begun(logits[:, 0], source, reads=logits)
 

@@ -14,7 +14,6 @@ the rest in the next round.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ from flax import struct
 from specjax import control as controllers
 from specjax import references
 from specjax import tree as tree_lib
+from specjax.bound import Bound
 from specjax.checks import one_of
 from specjax.drafters._growth import Fixed, Plan
 from specjax.drafters._growth.levels import node_paths
@@ -105,15 +105,15 @@ def make(
         parts.append(_small_model.build("specinfer", lm, loaded, plan, behind=behind))
     setup = _Setup(parts, shape, sibling_order == "random" and shape.nodes * len(parts) > 1)
     return Drafter(
-        init_params=functools.partial(_init_params, setup),
-        init=functools.partial(_init, setup),
-        propose=functools.partial(_propose, setup),
-        update=functools.partial(_update, setup),
+        init_params=Bound(_init_params, setup),
+        init=Bound(_init, setup),
+        propose=Bound(_propose, setup),
+        update=Bound(_update, setup),
         nodes=shape.nodes * len(parts),
         name="specinfer",
         # With several models the distribution of a draft token depends on its node, not on the
         # prefix alone.
-        probs=functools.partial(_probs, setup) if len(parts) == 1 else None,
+        probs=Bound(_probs, setup) if len(parts) == 1 else None,
         siblings=INDEPENDENT if len(parts) > 1 else parts[0].siblings,
         depth=shape.depth,
         constant_cost=plan.controller is None,

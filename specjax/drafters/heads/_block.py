@@ -7,7 +7,6 @@ was computed for a draft.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from flax import struct
 
 from specjax import cache as kv
 from specjax import tree
+from specjax.bound import Bound
 from specjax.drafters import _growth
 from specjax.drafters._growth import Begun, Nodes, Plan, Stepper
 from specjax.drafters._growth.plans import Method
@@ -70,10 +70,10 @@ def build(
     method = Method(NAME, chain, "iid", shape.drafted, shape.positions, independent, accuracy)
     plan = _growth.read(method, keys)
     stepper = Stepper(
-        init=functools.partial(_init, net),
-        begin=functools.partial(_begin, net, plan.growth.depth),
-        step=functools.partial(_step, net),
-        commit=functools.partial(_commit, net),
+        init=Bound(_init, net),
+        begin=Bound(_begin, net, plan.growth.depth),
+        step=Bound(_step, net),
+        commit=Bound(_commit, net),
         looped=True,
         independent=independent,
         lazy=True,
@@ -83,7 +83,7 @@ def build(
         NAME,
         stepper,
         plan,
-        functools.partial(_init_params, given.params),
+        Bound(_init_params, given.params),
         training=training(net, plan),
         features=True,
     )
@@ -107,7 +107,7 @@ def _init(
     cache = network.init_cache(net, batch, slots)
     if not size:
         return cache
-    feed = functools.partial(_feed, net, params)
+    feed = Bound(_feed, net, params)
     return _prefix.feed(feed, kv.commit, target_out.taps, context.length - 1, cache)[1]
 
 

@@ -9,7 +9,6 @@ All functions take ``Net`` first, and ``params`` is always the pair ``ModelParam
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +17,7 @@ import numpy as np
 from flax import nnx
 
 from specjax import cache as kv
+from specjax.bound import Bound
 from specjax.drafters.heads import _block_corrections as corrections
 from specjax.drafters.heads import _block_layers as layers
 from specjax.drafters.heads._block_layers import BlockShape
@@ -127,7 +127,7 @@ def correct(
     net: Net, params: ModelParams, state: jax.Array, given: corrections.Given
 ) -> corrections.Corrected:
     """One depth of the draft, see ``_block_corrections.step``."""
-    return corrections.step(net.shape, functools.partial(embed, net), params, state, given)
+    return corrections.step(net.shape, Bound(embed, net), params, state, given)
 
 
 def no_state(net: Net, params: ModelParams, *lead: int) -> jax.Array:

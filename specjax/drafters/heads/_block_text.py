@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import tree
+from specjax.bound import Bound
 from specjax.checks import number, whole
 from specjax.divergences import DIVERGENCES, overlap
 from specjax.drafters._growth import Plan
@@ -49,13 +50,13 @@ class Depth(NamedTuple):
 def training(net: Net, plan: Plan, *, target: LM, facts: tuple[tuple[str, Any], ...]) -> Training:
     """The training part of a drafter that grows its drafts as ``plan`` describes."""
     target = target.with_taps(net.shape.taps)
-    texts = functools.partial(along, net, target)
+    texts = Bound(along, net, target)
     depth = plan.growth.depth
     return Training(
-        loss=functools.partial(loss, net, target),
-        start=functools.partial(network.start, net.shape),
+        loss=Bound(loss, net, target),
+        start=Bound(network.start, net.shape),
         foresee=_text.foresee(texts, plan),
-        ranks=functools.partial(_text.ranks, texts, depth),
+        ranks=Bound(_text.ranks, texts, depth),
         facts=facts,
     )
 
@@ -103,7 +104,7 @@ def loss(
     blocks = Blocks(chosen, _run(net, pair, batch, text, chosen, count))
     first = jnp.maximum(_number_of_labels(batch, chosen, count), 1)
     terms = _compared.Terms(first, ce, teacher, DIVERGENCES[divergence], pace)
-    one = jax.checkpoint(functools.partial(_term, net, terms, confidence), static_argnums=6)
+    one = jax.checkpoint(Bound(_term, net, terms, confidence), static_argnums=6)
     before = _compared.begin(terms, chosen.shape, teachers.dtype)
     total, state = jnp.zeros(()), network.no_state(net, pair, *chosen.shape)
     metrics: dict[str, Array] = {"scale": jnp.zeros(()), "uniform": jnp.zeros(())}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from specjax.bound import Bound
 from specjax.drafters import _growth
 from specjax.drafters._growth import Begun, Nodes, Plan, Stepper
 from specjax.drafters._growth.plans import Method
@@ -59,10 +59,10 @@ def build(target: LM, heads: Heads, keys: HeadKeys, given: Given) -> Drafter:
     )
     plan = _growth.read(method, keys)
     stepper = Stepper(
-        init=functools.partial(_init, heads),
-        begin=functools.partial(_begin, heads),
-        step=functools.partial(_step, heads),
-        commit=functools.partial(_commit, heads),
+        init=Bound(_init, heads),
+        begin=Bound(_begin, heads),
+        step=Bound(_step, heads),
+        commit=Bound(_commit, heads),
         looped=heads.looped,
         independent=heads.independent,
         lazy=True,
@@ -71,7 +71,7 @@ def build(target: LM, heads: Heads, keys: HeadKeys, given: Given) -> Drafter:
         heads.name,
         stepper,
         plan,
-        functools.partial(_init_params, heads.name, given.params),
+        Bound(_init_params, heads.name, given.params),
         training=_training(target, heads, plan),
         features=True,
     )
@@ -80,12 +80,12 @@ def build(target: LM, heads: Heads, keys: HeadKeys, given: Given) -> Drafter:
 
 def _training(target: LM, heads: Heads, plan: Plan) -> Training:
     target = target.with_taps(heads.taps) if heads.taps else target
-    along = functools.partial(_text.along, heads, target)
+    along = Bound(_text.along, heads, target)
     return Training(
-        loss=functools.partial(_loss.loss, heads, target),
+        loss=Bound(_loss.loss, heads, target),
         start=heads.start,
         foresee=_text.foresee(along, plan),
-        ranks=functools.partial(_text.ranks, along, heads.depth),
+        ranks=Bound(_text.ranks, along, heads.depth),
         facts=heads.facts,
     )
 
@@ -107,7 +107,7 @@ def _init(
     count = context.length - 1
     features, cache, prefix = heads.read(target_out), None, heads.prefix
     if prefix is not None:
-        cache, apply = prefix.init_cache(batch, slots), functools.partial(prefix.apply, params)
+        cache, apply = prefix.init_cache(batch, slots), Bound(prefix.apply, params)
         if size:
             features, cache = _prefix.feed(apply, prefix.commit, features, count, cache)
         else:

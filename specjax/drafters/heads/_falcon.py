@@ -13,7 +13,6 @@ carry ever has anything of a draft.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from specjax import tree
+from specjax.bound import Bound
 from specjax.cache import KVBlock
 from specjax.drafters import _growth
 from specjax.drafters._growth import Begun, Nodes, Plan, Stepper
@@ -81,16 +81,16 @@ def build(
     plan = _growth.read(method, keys)
     _check_blocks(net.block, plan.growth.depth)
     stepper = Stepper(
-        init=functools.partial(_init, net, plan.growth.depth),
-        begin=functools.partial(_begin, net),
-        step=functools.partial(_step, net),
-        commit=functools.partial(_commit, net),
+        init=Bound(_init, net, plan.growth.depth),
+        begin=Bound(_begin, net),
+        step=Bound(_step, net),
+        commit=Bound(_commit, net),
     )
     return _growth.build(
         NAME,
         stepper,
         plan,
-        functools.partial(_init_params, given.params),
+        Bound(_init_params, given.params),
         training=training(plan),
         features=True,
     )
@@ -130,7 +130,7 @@ def _init(
     text = network.no_text(net, params, batch, slots)
     if size:
         inputs = context.tokens[:, 1 : 1 + size], target_out.hidden
-        feed = functools.partial(_feed, net, params)
+        feed = Bound(_feed, net, params)
         text = _prefix.feed(feed, network.commit, inputs, context.length - 1, text)[1]
     width = net.shape.config.hidden_size
     return Kept(text, jnp.zeros((batch, longest + 1, width), text.recent.dtype))

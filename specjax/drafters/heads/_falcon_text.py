@@ -8,7 +8,6 @@ first k slots, chosen at random: every slot is trained as every place of a block
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import tree
+from specjax.bound import Bound
 from specjax.cache import KVBlock
 from specjax.drafters import _foresee
 from specjax.drafters._growth import Plan
@@ -37,14 +37,14 @@ class Text(NamedTuple):
 
 def training(net: Net, target: LM, plan: Plan, facts: tuple[tuple[str, Any], ...]) -> Training:
     """The training part of a drafter that grows its drafts as ``plan`` describes."""
-    texts = functools.partial(along, net, target)
+    texts = Bound(along, net, target)
     foresee = _text.foresee(texts, plan)
-    ranks = functools.partial(_text.ranks, texts, plan.growth.depth)
+    ranks = Bound(_text.ranks, texts, plan.growth.depth)
     return Training(
-        loss=functools.partial(_falcon_loss.loss, net, target),
-        start=functools.partial(network.start, net.shape),
-        foresee=foresee and functools.partial(_where_drafted, net, foresee, 0),
-        ranks=functools.partial(_where_drafted, net, ranks, -1),
+        loss=Bound(_falcon_loss.loss, net, target),
+        start=Bound(network.start, net.shape),
+        foresee=foresee and Bound(_where_drafted, net, foresee, 0),
+        ranks=Bound(_where_drafted, net, ranks, -1),
         facts=facts,
     )
 

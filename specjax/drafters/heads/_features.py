@@ -13,7 +13,6 @@ was computed from the network's own outputs or for a rejected node.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from specjax import tree
+from specjax.bound import Bound
 from specjax.cache import KVBlock, KVCache
 from specjax.drafters import _growth
 from specjax.drafters._growth import Begun, Nodes, Plan, Stepper
@@ -81,18 +81,16 @@ def build(
         method = _parallel_method(network.parallel.tokens, method, keys)
     plan = _growth.read(method, keys)
     depth = plan.growth.depth
-    begin = functools.partial(_begin, network, target.vocab_size)
-    step = functools.partial(
-        _step if network.modules == 1 else _further.step, network, target.vocab_size
-    )
+    begin = Bound(_begin, network, target.vocab_size)
+    step = Bound(_step if network.modules == 1 else _further.step, network, target.vocab_size)
     if network.parallel is not None:
-        begin = functools.partial(_begin_parallel, network, target.vocab_size, depth)
+        begin = Bound(_begin_parallel, network, target.vocab_size, depth)
         step = _step_parallel
     stepper = Stepper(
-        init=functools.partial(_init, network, depth),
+        init=Bound(_init, network, depth),
         begin=begin,
         step=step,
-        commit=functools.partial(_commit, network),
+        commit=Bound(_commit, network),
         looped=network.modules == 1,
         independent=network.parallel is not None,
     )
@@ -100,7 +98,7 @@ def build(
         network.name,
         stepper,
         plan,
-        functools.partial(_init_params, network.name, given.params),
+        Bound(_init_params, network.name, given.params),
         training=training(plan),
         features=True,
     )
@@ -146,7 +144,7 @@ def _init(
         features = network.read(params, target_out)
         shifted = context.tokens[:, network.shift : network.shift + size]
         inputs = shifted, features
-        feed = functools.partial(_feed, network, params)
+        feed = Bound(_feed, network, params)
         outputs, cache = _prefix.feed(feed, network.commit, inputs, fed, cache)
         # A prompt of one token has no slot.
         newest = jnp.maximum(count - 1, 0)[:, None]

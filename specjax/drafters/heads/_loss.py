@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from specjax.bound import Bound
 from specjax.checks import one_of
 from specjax.divergences import DIVERGENCES
 from specjax.drafters.heads import _compared, _text
@@ -68,7 +68,7 @@ def loss(
     count = _text.number_of_labels(batch, heads.depth)
     terms = _compared.Terms(jnp.maximum(count, 1), ce, teacher, DIVERGENCES[divergence], pace)
     labels = _Labels(batch, teachers, terms)
-    term = functools.partial(_term, heads, labels)
+    term = Bound(_term, heads, labels)
     if slots == "one":
         depth = jax.random.randint(key, (), 0, heads.depth)
         value, sizes, *_ = jax.checkpoint(term)(pair, state, depth, None)

@@ -7,7 +7,6 @@ layers: {"0": a decoder layer}}}}, and, where files have copies of the target's,
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -15,10 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from specjax import cache as kv
+from specjax.bound import Bound
 from specjax.drafters.heads import _mtp_layers as layers
 from specjax.drafters.heads._family import Ends
 from specjax.drafters.heads._mtp_layers import RAW, MtpShape
-from specjax.drafters.heads._network import Fed, Network, embed_own
+from specjax.drafters.heads._network import Fed, Network, embed_by, embed_own, init_cache
 from specjax.models.attention import past, rope_angle
 from specjax.models.logits import in_float32
 from specjax.tree import Columns, Layout
@@ -47,23 +47,24 @@ def build(
         facts: see ``Network``.
     """
     dtype, config = jnp.dtype(dtype), shape.config
-    init_cache = functools.partial(
-        kv.zeros, 1, heads=config.num_kv_heads, width=config.head_dim, dtype=dtype
-    )
-    embed = embed_own if "embed" in own else lambda params, ids: ends.embed(params.target, ids)
+    embed = embed_own if "embed" in own else Bound(embed_by, ends)
     return Network(
         name=name,
         width=config.hidden_size,
         taps=(layers_of_target - 1,) if shape.hidden == RAW else (),
-        init_cache=lambda batch, slots: init_cache(batch=batch, slots=slots),
-        read=functools.partial(_read, shape, dtype),
-        apply=functools.partial(_apply, shape, dtype, embed),
+        init_cache=Bound(init_cache, 1, config, dtype),
+        read=Bound(_read, shape, dtype),
+        apply=Bound(_apply, shape, dtype, embed),
         commit=kv.commit,
-        logits=functools.partial(_logits, ends, "head" in own),
-        start=lambda target_params, key: layers.new(shape, key),
+        logits=Bound(_logits, ends, "head" in own),
+        start=Bound(_start, shape),
         facts=facts,
         modules=shape.modules,
     )
+
+
+def _start(shape: MtpShape, target_params: Any, key: jax.Array) -> Any:
+    return layers.new(shape, key)
 
 
 def _read(shape: MtpShape, dtype: Any, params: ModelParams, out: Output) -> jax.Array:

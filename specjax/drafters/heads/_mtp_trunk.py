@@ -17,6 +17,7 @@ from flax import nnx
 from flax.traverse_util import flatten_dict
 
 from specjax import cache as kv
+from specjax.bound import Bound
 from specjax.drafters.heads import _eagle_shape, _prefix
 from specjax.drafters.heads._given import Given
 from specjax.drafters.heads._prefix import Prefix
@@ -97,9 +98,7 @@ def start(shape: TrunkShape, target: LM, target_params: Params, key: jax.Array) 
 
 def build(shape: TrunkShape, dtype: Any) -> Prefix:
     """The layers as a map of hidden states; ``dtype`` is that of their caches."""
-    return Prefix(
-        functools.partial(_init_cache, shape, dtype), functools.partial(_apply, shape), kv.commit
-    )
+    return Prefix(Bound(_init_cache, shape, dtype), Bound(_apply, shape), kv.commit)
 
 
 def facts(target: LM, shape: TrunkShape) -> tuple[tuple[str, Any], ...]:

@@ -9,7 +9,6 @@ This file is the one description for drafting and training; ``_eagle_layers`` ha
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,11 +18,13 @@ import numpy as np
 from flax import nnx
 
 from specjax import cache as kv
+from specjax.bound import Bound
 from specjax.drafters.heads import _eagle_layers as layers
 from specjax.drafters.heads._eagle_layers import Fed, Shape
 from specjax.drafters.heads._family import Ends
 from specjax.models.attention import past, rope_angle
 from specjax.models.logits import in_float32
+from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Columns, Layout
 from specjax.types import ModelParams, Output, Params
 
@@ -96,25 +97,22 @@ def build(
         parallel: see ``Network``.
     """
     dtype, config = jnp.dtype(dtype), shape.config
-    init_cache = functools.partial(
-        kv.zeros, config.num_layers, heads=config.num_kv_heads, width=config.head_dim, dtype=dtype
-    )
-    embed = embed_own if own_embedding else lambda params, ids: ends.embed(params.target, ids)
+    embed = embed_own if own_embedding else Bound(embed_by, ends)
     return Network(
         name=name,
         width=config.hidden_size,
         taps=shape.taps,
-        init_cache=lambda batch, slots: init_cache(batch=batch, slots=slots),
-        read=functools.partial(_read, shape, dtype),
-        apply=functools.partial(_apply, shape, dtype, embed),
+        init_cache=Bound(init_cache, config.num_layers, config, dtype),
+        read=Bound(_read, shape, dtype),
+        apply=Bound(_apply, shape, dtype, embed),
         commit=kv.commit,
-        logits=functools.partial(_logits, shape, dtype, ends),
-        start=functools.partial(_start, shape, ends, ids, vocab_size if own_embedding else 0),
+        logits=Bound(_logits, shape, dtype, ends),
+        start=Bound(_start, shape, ends, ids, vocab_size if own_embedding else 0),
         ids=ids,
         facts=facts,
         shift=shape.shift,
         parallel=parallel,
-        masked=functools.partial(_masked, shape, dtype) if shape.parallel else None,
+        masked=Bound(_masked, shape, dtype) if shape.parallel else None,
     )
 
 
@@ -125,6 +123,16 @@ def merge(shape: Shape, params: Params, dtype: Any = jnp.float32) -> Any:
     state = jax.tree.map(lambda x: x, state)
     nnx.replace_by_pure_dict(state, {key: x for key, x in params.items() if key != "embed"})
     return nnx.merge(graph, state)
+
+
+def init_cache(layers: int, config: TransformerConfig, dtype: Any, batch: int, slots: int) -> Any:
+    """An empty cache of so many layers."""
+    return kv.zeros(layers, batch, config.num_kv_heads, slots, config.head_dim, dtype)
+
+
+def embed_by(ends: Ends, params: ModelParams, tokens: jax.Array) -> jax.Array:
+    """i32[...] -> [...,E]: with the target's embedding."""
+    return ends.embed(params.target, tokens)
 
 
 def embed_own(params: ModelParams, tokens: jax.Array) -> jax.Array:

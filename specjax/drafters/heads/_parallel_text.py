@@ -6,10 +6,9 @@ follow it as in ``_masked_text``.
 
 from __future__ import annotations
 
-import functools
-
 import jax.numpy as jnp
 
+from specjax.bound import Bound
 from specjax.drafters._growth import Plan
 from specjax.drafters.heads import _columns, _masked_text, _text
 from specjax.drafters.heads._masked_text import Read, Reader
@@ -25,20 +24,20 @@ def training(network: Network, target: LM, plan: Plan) -> Training:
     """The training part of a drafter that grows this network in the way of ``plan``."""
     assert network.parallel is not None
     reader = reader_of(network, target.with_taps(network.taps))
-    texts = functools.partial(_masked_text.along, reader)
+    texts = Bound(_masked_text.along, reader)
     return Training(
-        loss=functools.partial(_masked_text.loss, reader, network.parallel.tokens, **DEFAULTS),
+        loss=Bound(_masked_text.loss, reader, network.parallel.tokens, **DEFAULTS),
         start=network.start,
         foresee=_text.foresee(texts, plan),
-        ranks=functools.partial(_text.ranks, texts, plan.growth.depth),
+        ranks=Bound(_text.ranks, texts, plan.growth.depth),
         facts=network.facts,
     )
 
 
 def reader_of(network: Network, target: LM) -> Reader:
     """The network reads slots, and predicts two tokens ahead of the feature of each."""
-    text = functools.partial(_read, network, target)
-    masked = functools.partial(_masked, network)
+    text = Bound(_read, network, target)
+    masked = Bound(_masked, network)
     return Reader(text, masked, ahead=2, ids=network.ids, target=target)
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax import cache as kv
+from specjax.bound import Bound
 from specjax.errors import UserError
 from specjax.models.attention import past, rope_angle
 from specjax.models.attention import stored as stored_at
@@ -147,9 +148,7 @@ def start(config: TransformerConfig, key: jax.Array) -> Params:
 
 def build(config: TransformerConfig, dtype: Any = jnp.float32) -> Prefix:
     """The layer as a map of features; ``dtype`` is that of its cache."""
-    return Prefix(
-        functools.partial(_init_cache, config, dtype), functools.partial(_apply, config), kv.commit
-    )
+    return Prefix(Bound(_init_cache, config, dtype), Bound(_apply, config), kv.commit)
 
 
 def _init_cache(config: TransformerConfig, dtype: Any, batch: int, slots: int) -> kv.KVCache:

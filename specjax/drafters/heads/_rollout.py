@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from specjax.bound import Bound
 from specjax.drafters import _foresee
 from specjax.drafters._growth import Plan
 from specjax.drafters.heads import _columns, _rollout_loss, _text
@@ -26,14 +26,14 @@ def training(
     """
     if network.taps:
         target = target.with_taps(network.taps)
-    texts = functools.partial(along, network, target)
+    texts = Bound(along, network, target)
     foresee = _text.foresee(texts, plan)
-    ranks = functools.partial(_text.ranks, texts, plan.growth.depth)
+    ranks = Bound(_text.ranks, texts, plan.growth.depth)
     if network.modules > 2:
-        foresee = foresee and functools.partial(_where_drafted, network, foresee, 0)
-        ranks = functools.partial(_where_drafted, network, ranks, -1)
+        foresee = foresee and Bound(_where_drafted, network, foresee, 0)
+        ranks = Bound(_where_drafted, network, ranks, -1)
     return Training(
-        loss=functools.partial(_rollout_loss.loss, network, target, **(defaults or {})),
+        loss=Bound(_rollout_loss.loss, network, target, **(defaults or {})),
         start=network.start,
         foresee=foresee,
         ranks=ranks,

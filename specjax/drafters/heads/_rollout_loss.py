@@ -6,7 +6,6 @@ each step is compared with.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import sampling
+from specjax.bound import Bound
 from specjax.divergences import DIVERGENCES
 from specjax.drafters.heads import _columns, _rollout_checks, _text
 from specjax.drafters.heads._network import Network
@@ -108,7 +108,7 @@ def loss(
     total, metrics = jnp.zeros(()), {"scale": jnp.zeros(()), "uniform": jnp.zeros(())}
     for j in range(steps):
         of_text = _of_text(network, out, batch, j)
-        one = functools.partial(_step, network, text, labels, terms, of_text, j)
+        one = Bound(_step, network, text, labels, terms, of_text, j)
         # The logits of one step at a time: the backward pass computes them again.
         one = jax.checkpoint(one) if steps > 1 else one
         value, sizes, features, own = one(pair, features, before)
@@ -190,7 +190,7 @@ def _step(
     """
     tokens, counted = text_labels
     size = features.shape[1]
-    at = functools.partial(_text.ahead, by=j + 1, size=size)
+    at = Bound(_text.ahead, by=j + 1, size=size)
     fed, own = _columns.step(network, text, j, params, features, before)
     logits, target_logits = network.logits(params, fed.hidden), at(labels.logits)
     kept = counted & at(labels.kept)

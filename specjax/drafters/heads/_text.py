@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import tree
+from specjax.bound import Bound
 from specjax.drafters import _foresee
 from specjax.drafters._growth import Fixed, Plan
 from specjax.drafters.heads._family import Heads
@@ -141,7 +142,7 @@ def foresee(along: Along, plan: Plan) -> Callable[..., jax.Array] | None:
     if not isinstance(growth, Fixed) or plan.controller is not None:
         return None
     if growth.how == "top_k":
-        return functools.partial(foresee_tree, along, growth.shape)
+        return Bound(foresee_tree, along, growth.shape)
     if growth.siblings == CHAIN:
-        return functools.partial(foresee_chain, along, growth.depth)
+        return Bound(foresee_chain, along, growth.depth)
     return None

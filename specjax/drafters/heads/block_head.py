@@ -17,10 +17,10 @@ the correction are those that a token is drawn from. L1 with the rules for the d
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
+from specjax.bound import Bound
 from specjax.control import calibrated
 from specjax.drafters._keys import StackedKeys
 from specjax.drafters.heads import _block, _block_shape, _block_text, _given
@@ -121,5 +121,5 @@ def make(
     ids = _block_shape.ids_of(target, given, shape)
     net = Net(shape, given.ends, _block_shape.dtype_of(given.params), ids)
     facts = _block_shape.facts(shape, ids)
-    training = functools.partial(_block_text.training, target=target, facts=facts)
+    training = Bound(_block_text.training, target=target, facts=facts)
     return _block.build(target, net, keys, given, training)

@@ -12,7 +12,6 @@ Rules and lossless classes are those of ``medusa``. The paper's own recipe is
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import references
+from specjax.bound import Bound
 from specjax.checks import one_of, whole
 from specjax.drafters._keys import HeadKeys
 from specjax.drafters.heads import _drafter, _family, _given
@@ -60,16 +60,14 @@ def make(target: LM, *, inner: int = 0, layer: str = "", **shared: Any) -> Draft
     width, _, unembed = given.ends
     stored = None if given.params is None else given.params["up"]["bias"].shape
     heads, inner = _given.sizes(stored, heads=(keys.heads, HEADS), inner=(inner, WIDER * width))
-    joint, head = _is_joint(given.params, layer), functools.partial(_head, unembed)
+    joint, head = _is_joint(given.params, layer), Bound(_head, unembed)
     family = _family.Heads(
         name="bpd",
         depth=heads,
         begin=_family.begin_with_feature,
-        step=_joint_step(unembed) if joint else functools.partial(_family.step_of, head),
-        start=functools.partial(_start, heads, width, inner, joint),
-        every=functools.partial(_joint_every, unembed)
-        if joint
-        else functools.partial(_family.at_all_depths, head),
+        step=_joint_step(unembed) if joint else Bound(_family.step_of, head),
+        start=Bound(_start, heads, width, inner, joint),
+        every=Bound(_joint_every, unembed) if joint else Bound(_family.at_all_depths, head),
     )
     return _drafter.build(target, family, keys, given)
 

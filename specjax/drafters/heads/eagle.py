@@ -13,10 +13,10 @@ its variants.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from specjax import references
+from specjax.bound import Bound
 from specjax.drafters._keys import EagleKeys
 from specjax.drafters.heads import (
     _eagle_shape,
@@ -86,5 +86,5 @@ def make(target: LM, **shared: Any) -> Drafter:
         dtype=_eagle_shape.dtype_of(given.params),
         facts=_eagle_shape.facts(shape),
     )
-    training = functools.partial(_rollout.training, network, target, defaults=_rollout_loss.EAGLE)
+    training = Bound(_rollout.training, network, target, defaults=_rollout_loss.EAGLE)
     return _features.build(target, network, keys, given, training)

@@ -19,13 +19,13 @@ a sampled chain. L1 with the rules for the draft's siblings.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from specjax import references
+from specjax.bound import Bound
 from specjax.checks import whole, yes_or_no
 from specjax.drafters._keys import EagleKeys
 from specjax.drafters.heads import (
@@ -149,9 +149,9 @@ def _build(
         facts=_facts(target, shape, ids, masks),
         parallel=masks,
     )
-    training = functools.partial(_rollout.training, network, target, defaults=_rollout_loss.EAGLE3)
+    training = Bound(_rollout.training, network, target, defaults=_rollout_loss.EAGLE3)
     if masks is not None:
-        training = functools.partial(_parallel_text.training, network, target)
+        training = Bound(_parallel_text.training, network, target)
     return _features.build(target, network, keys, given, training)
 
 

@@ -15,7 +15,6 @@ probabilities are L1 with "chain", "recursive" and their variants.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -24,6 +23,7 @@ import numpy as np
 from flax import nnx
 from flax.traverse_util import flatten_dict
 
+from specjax.bound import Bound
 from specjax.checks import whole
 from specjax.drafters._keys import NetworkKeys
 from specjax.drafters.heads import _eagle_shape, _falcon, _falcon_layers, _falcon_text, _given
@@ -79,7 +79,7 @@ def make(target: LM, *, block: int = 0, **shared: Any) -> Drafter:
         dtype = jnp.dtype(given.params["lstm"]["0"]["input"]["kernel"].dtype)
     facts = (*_eagle_shape.facts(Shape(config, width)), ("block_size", size))
     net = Net(shape, given.ends, jnp.dtype(dtype))
-    training = functools.partial(_falcon_text.training, net, target, facts=facts)
+    training = Bound(_falcon_text.training, net, target, facts=facts)
     return _falcon.build(target, net, keys, given, training)
 
 

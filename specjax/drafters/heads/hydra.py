@@ -13,13 +13,13 @@ dropout of 0.2; both are left out.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from specjax.bound import Bound
 from specjax.checks import whole, yes_or_no
 from specjax.drafters._keys import HeadKeys
 from specjax.drafters.heads import _drafter, _family, _given, _prefix
@@ -83,9 +83,9 @@ def make(
     family = _family.Heads(
         name="hydra",
         depth=heads,
-        begin=functools.partial(_begin, heads),
-        step=functools.partial(_step, given.ends.embed, layers),
-        start=functools.partial(_start, target, heads, layers, shape),
+        begin=Bound(_begin, heads),
+        step=Bound(_step, given.ends.embed, layers),
+        start=Bound(_start, target, heads, layers, shape),
         prefix=None if shape is None else _prefix.build(shape, _prefix_dtype(given.params)),
         facts=() if shape is None else _prefix.facts(shape),
     )

@@ -12,7 +12,6 @@ with its heads (Medusa-2, ``config.joint``) is another model: lossless then refe
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import references
+from specjax.bound import Bound
 from specjax.checks import whole
 from specjax.drafters._keys import HeadKeys
 from specjax.drafters.heads import _drafter, _family, _given
@@ -51,14 +51,14 @@ def make(target: LM, *, layers: int = 0, **shared: Any) -> Drafter:
     given = _given.read("medusa", target, keys)
     stored = None if given.params is None else given.params["block"]["bias"].shape[:2]
     heads, layers = _given.sizes(stored, heads=(keys.heads, HEADS), layers=(layers, LAYERS))
-    head = functools.partial(_head, given.ends.unembed)
+    head = Bound(_head, given.ends.unembed)
     family = _family.Heads(
         name="medusa",
         depth=heads,
         begin=_family.begin_with_feature,
-        step=functools.partial(_family.step_of, head),
-        start=functools.partial(_start, target, heads, layers),
-        every=functools.partial(_family.at_all_depths, head),
+        step=Bound(_family.step_of, head),
+        start=Bound(_start, target, heads, layers),
+        every=Bound(_family.at_all_depths, head),
     )
     return _drafter.build(target, family, keys, given)
 

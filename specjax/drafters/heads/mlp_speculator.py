@@ -15,13 +15,13 @@ Rules and lossless classes are those of ``medusa``.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from specjax.bound import Bound
 from specjax.checks import whole, yes_or_no
 from specjax.drafters._keys import HeadKeys
 from specjax.drafters.heads import _drafter, _family, _given
@@ -85,9 +85,9 @@ def make(
     family = _family.Heads(
         name="mlp_speculator",
         depth=heads,
-        begin=functools.partial(_begin, scale_input),
-        step=functools.partial(_step, tie, weight),
-        start=functools.partial(_start, (width, inner, target.vocab_size), heads, tie),
+        begin=Bound(_begin, scale_input),
+        step=Bound(_step, tie, weight),
+        start=Bound(_start, (width, inner, target.vocab_size), heads, tie),
         facts=(("n_predict", heads), ("scale_input", scale_input)),
     )
     return _drafter.build(target, family, keys, given)

@@ -13,12 +13,12 @@ those of ``medusa``.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from specjax.bound import Bound
 from specjax.drafters._keys import HeadKeys
 from specjax.drafters.heads import _drafter, _family, _given, _mtp_trunk
 from specjax.drafters.heads._mtp_trunk import TrunkShape
@@ -55,14 +55,14 @@ def make(target: LM, **shared: Any) -> Drafter:
     """
     shape, given, keys = _read(target, HeadKeys(**shared))
     dtype = jnp.float32 if given.params is None else jax.tree.leaves(given.params)[0].dtype
-    logits = functools.partial(_logits, target)
+    logits = Bound(_logits, target)
     family = _family.Heads(
         name=NAME,
         depth=shape.heads,
-        begin=functools.partial(_begin, shape.heads),
-        step=functools.partial(_step, logits),
-        start=functools.partial(_mtp_trunk.start, shape, target),
-        every=functools.partial(_every, logits),
+        begin=Bound(_begin, shape.heads),
+        step=Bound(_step, logits),
+        start=Bound(_mtp_trunk.start, shape, target),
+        every=Bound(_every, logits),
         prefix=_mtp_trunk.build(shape, dtype),
         taps=((target.layers or 0) - 2,),
         facts=_mtp_trunk.facts(target, shape),

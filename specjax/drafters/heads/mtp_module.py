@@ -14,9 +14,9 @@ sampled from the modules' probabilities ("without_replacement", "iid") are L1 wi
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
+from specjax.bound import Bound
 from specjax.drafters._keys import NetworkKeys
 from specjax.drafters.heads import (
     _features,
@@ -87,6 +87,6 @@ def make(
         facts=_mtp_shape.facts(target, shape),
     )
     defaults = _rollout_loss.MTP | {"steps": shape.modules}
-    training = functools.partial(_rollout.training, network, target, defaults=defaults)
+    training = Bound(_rollout.training, network, target, defaults=defaults)
     chain = shapes.chain(max(shape.modules, GAMMA))
     return _features.build(target, network, keys, given, training, chain)

@@ -20,7 +20,6 @@ classes of ``medusa``. The paper's distillation is ``config.loss.teacher``.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import references
+from specjax.bound import Bound
 from specjax.checks import whole, yes_or_no
 from specjax.drafters._growth.plans import BEAM
 from specjax.drafters._keys import HeadKeys
@@ -82,8 +82,8 @@ def make(
         name="redrafter",
         depth=steps,
         begin=_begin,
-        step=functools.partial(_step, given.ends.embed),
-        start=functools.partial(_start, target, layers, inner, running_sum),
+        step=Bound(_step, given.ends.embed),
+        start=Bound(_start, target, layers, inner, running_sum),
         looped=True,
         tree=BEAM,
         facts=(("n_predict", steps),),

@@ -6,18 +6,19 @@ on the host, between batches.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.bound import Bound
 from specjax.checks import whole
 from specjax.data import datastore as stores
 from specjax.data.datastore import REACH, Store
 from specjax.errors import UserError
-from specjax.types import LM, DecodeState, ModelParams, Params
+from specjax.types import LM, Context, DecodeState, Draft, ModelParams, Output, Params, Verdict
 
 
 def load(target: LM, datastore: Store | str | os.PathLike | None, max_ngram: int) -> Store | None:
@@ -44,6 +45,23 @@ def reach(store: Store | None, max_ngram: int) -> int:
     return max(REACH, max_ngram) if store is None else store.reach
 
 
+def no_state(params: ModelParams, context: Context, target_out: Output, slots: int) -> Any:
+    """``Drafter.init`` of a drafter without a state."""
+    return ()
+
+
+def prompt_length(params: ModelParams, context: Context, target_out: Output, slots: int) -> Any:
+    """``Drafter.init``: the state is the length of the prompt."""
+    return context.length
+
+
+def unchanged(
+    params: ModelParams, state: Any, draft: Draft, verdict: Verdict, target_out: Output
+) -> Any:
+    """``Drafter.update`` of a drafter whose rounds change no state."""
+    return state
+
+
 def params(store: Store | None) -> Params:
     """The value of ``init_params``: the store's arrays, {} without a store."""
     if store is None:
@@ -61,7 +79,7 @@ def learner(
     """
     whole("memory", memory, 2)
     base = np.zeros(0, np.int32) if store is None else store.tokens
-    return functools.partial(_learn, base, reach(store, max_ngram), memory)
+    return Bound(_learn, base, reach(store, max_ngram), memory)
 
 
 def _learn(

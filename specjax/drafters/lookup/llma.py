@@ -8,7 +8,6 @@ Without reference documents each row uses its prompt, which contains the retriev
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,11 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.bound import Bound
 from specjax.checks import ngrams, one_of, whole
 from specjax.data import datastore as stores
 from specjax.data.datastore import Store
 from specjax.drafters._limited import limited
-from specjax.drafters.lookup import _match
+from specjax.drafters.lookup import _match, _memory
 from specjax.errors import UserError
 from specjax.types import LM, Draft, Drafter
 
@@ -80,9 +80,9 @@ def make(
     documents = _documents(target, datastore)
     drafter = Drafter(
         init_params=lambda key: {} if documents is None else {"documents": jnp.asarray(documents)},
-        init=lambda params, context, target_out, slots: context.length,
-        propose=functools.partial(_propose, Settings(gamma, max_ngram, min_ngram, match)),
-        update=lambda params, state, draft, verdict, target_out: state,
+        init=_memory.prompt_length,
+        propose=Bound(_propose, Settings(gamma, max_ngram, min_ngram, match)),
+        update=_memory.unchanged,
         nodes=gamma,
         name="llma",
         # Without documents it copies from the prompt, and not from the output.
@@ -92,7 +92,7 @@ def make(
 
 
 def _propose(settings: Settings, params, keys, context, prompt_length):
-    copy = functools.partial(_copy, settings)
+    copy = Bound(_copy, settings)
     documents = params.draft.get("documents") if params.draft else None
     if documents is None:
         # An occurrence must end before the text does: the pending token's successor is unknown.

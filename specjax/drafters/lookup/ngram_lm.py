@@ -8,7 +8,6 @@ get its weight.
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import NamedTuple
 
@@ -16,10 +15,12 @@ import jax
 import jax.numpy as jnp
 
 from specjax import logit_maps, references, sampling
+from specjax.bound import Bound
 from specjax.checks import number, one_of, whole
 from specjax.data import ngram_tables
 from specjax.data.ngram_tables import PROBES, Tables
 from specjax.drafters._limited import limited
+from specjax.drafters.lookup import _memory
 from specjax.errors import UserError
 from specjax.rng import DRAFT
 from specjax.types import LM, Draft, Drafter
@@ -94,12 +95,12 @@ def make(
     settings = Settings(target.vocab_size, gamma, mode, weights)
     drafter = Drafter(
         init_params=lambda key: jax.tree.map(jnp.asarray, counts),
-        init=lambda params, context, target_out, slots: (),
-        propose=functools.partial(_propose, settings),
-        update=lambda params, state, draft, verdict, target_out: state,
+        init=_memory.no_state,
+        propose=Bound(_propose, settings),
+        update=_memory.unchanged,
         nodes=gamma,
         name="ngram_lm",
-        probs=functools.partial(_probs, settings),
+        probs=Bound(_probs, settings),
     )
     return limited(drafter, control)
 

@@ -22,15 +22,15 @@ verdict. vLLM has no default for gamma.)
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from specjax.bound import Bound
 from specjax.checks import ngrams, one_of, whole, yes_or_no
 from specjax.drafters._limited import limited
-from specjax.drafters.lookup import _match
+from specjax.drafters.lookup import _match, _memory
 from specjax.errors import UserError
 from specjax.types import LM, Draft, Drafter
 
@@ -164,22 +164,17 @@ def make(
             "periodic is True and partial False: a continuation of gamma tokens never reaches the "
             "end of the text; allow partial ones, or leave periodic out"
         )
-    return limited(_build(target.vocab_size, skip=skip, periodic=periodic, **keys), control)
-
-
-# Equal arguments give the same drafter, so that no program is compiled twice.
-@functools.cache
-def _build(vocab_size: int, *, gamma: int, **keys: Any) -> Drafter:
-    find = functools.partial(lookup, gamma=gamma, **keys)
-    return Drafter(
+    find = Bound(lookup, skip=skip, periodic=periodic, **keys)
+    drafter = Drafter(
         init_params=lambda key: {},
-        init=lambda params, context, target_out, slots: (),
-        propose=functools.partial(_propose, find),
-        update=lambda params, state, draft, verdict, target_out: state,
-        nodes=gamma,
+        init=_memory.no_state,
+        propose=Bound(_propose, find),
+        update=_memory.unchanged,
+        nodes=keys["gamma"],
         name="prompt_lookup",
-        probs=functools.partial(_probs, find, vocab_size),
+        probs=Bound(_probs, find, target.vocab_size),
     )
+    return limited(drafter, control)
 
 
 def _propose(find, params, keys, context, state):

@@ -9,13 +9,13 @@ the acceptance rules replace it.
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from specjax.bound import Bound
 from specjax.checks import counts, ngrams
 from specjax.data.datastore import Store
 from specjax.drafters._limited import limited
@@ -83,9 +83,9 @@ def make(
     settings = Settings(max_ngram, min_ngram, samples, depth, nodes, store.reach)
     drafter = Drafter(
         init_params=lambda key: _memory.params(store),
-        init=lambda params, context, target_out, slots: (),
-        propose=functools.partial(_propose, settings),
-        update=lambda params, state, draft, verdict, target_out: state,
+        init=_memory.no_state,
+        propose=Bound(_propose, settings),
+        update=_memory.unchanged,
         nodes=nodes,
         name="rest",
         siblings=DETERMINISTIC,
@@ -96,7 +96,7 @@ def make(
 
 def _propose(settings: Settings, params, keys, context, state):
     store = params.draft
-    each = jax.vmap(functools.partial(_tree, settings), (None, None, 0, 0))
+    each = jax.vmap(Bound(_tree, settings), (None, None, 0, 0))
     tree = each(store["tokens"], store["order"], context.tokens, context.length)
     depth = min(settings.depth, settings.nodes)
     return Draft(tree.tokens, tree.valid, tree.parents, depth=depth), state

@@ -21,12 +21,12 @@ every small step and read memory fast, which may favour comparing; that is not m
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from specjax.bound import Bound
 from specjax.checks import counts, whole
 from specjax.drafters._keys import DatastoreKeys
 from specjax.drafters._limited import limited
@@ -98,8 +98,8 @@ def make(
     drafter = Drafter(
         init_params=lambda key: _memory.params(store),
         init=_init,
-        propose=functools.partial(_propose, settings),
-        update=lambda params, state, draft, verdict, target_out: state,
+        propose=Bound(_propose, settings),
+        update=_memory.unchanged,
         nodes=gamma,
         name="sam",
         learn=_memory.learner(store, max_ngram, keys.memory),
@@ -116,10 +116,10 @@ def _propose(settings: Settings, params, keys, context, automaton):
     text = context.tokens, context.length
     automaton = _automaton.extend(automaton, *text)
     match = _automaton.occurrence(automaton, settings.gamma, settings.min_match)
-    own = functools.partial(_own, settings.gamma)
+    own = Bound(_own, settings.gamma)
     tokens = jax.vmap(own)(*text, match.end, match.longest)
     if params.draft:
-        stored = jax.vmap(functools.partial(_stored, settings), (None, None, 0, 0))
+        stored = jax.vmap(Bound(_stored, settings), (None, None, 0, 0))
         others, size = stored(params.draft["tokens"], params.draft["order"], *text)
         use_own = (match.longest > 0) & (match.longest >= size - settings.bias)
         tokens = jnp.where(use_own[:, None], tokens, others)

@@ -20,13 +20,13 @@ and no earlier outputs (there a tree of all outputs).
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from specjax import references
+from specjax.bound import Bound
 from specjax.checks import counts, ngrams, number, one_of
 from specjax.drafters._keys import DatastoreKeys
 from specjax.drafters._limited import limited
@@ -160,9 +160,9 @@ def _limits(
 def _build(settings: Settings, **functions: Any) -> Drafter:
     path = settings.mode == "path"
     return Drafter(
-        init=lambda params, context, target_out, slots: (),
-        propose=functools.partial(_propose, settings),
-        update=lambda params, state, draft, verdict, target_out: state,
+        init=_memory.no_state,
+        propose=Bound(_propose, settings),
+        update=_memory.unchanged,
         nodes=settings.nodes,
         name="suffix",
         siblings=CHAIN if path else DETERMINISTIC,
@@ -172,7 +172,7 @@ def _build(settings: Settings, **functions: Any) -> Drafter:
 
 
 def _propose(settings: Settings, params, keys, context, state):
-    each = jax.vmap(functools.partial(_row, settings), (None, 0, 0))
+    each = jax.vmap(Bound(_row, settings), (None, 0, 0))
     drafted = each(params.draft, context.tokens, context.length)
     return Draft(*drafted, depth=None if settings.mode == "path" else settings.depth), state
 
@@ -186,9 +186,7 @@ def _row(settings: Settings, store, text, length):
         candidates = jax.tree.map(lambda *x: jnp.concatenate(x), candidates, stored)
         limit = jnp.concatenate([limits, limits])
     tree = settings.mode == "tree"
-    score = jax.vmap(functools.partial(_tree_score if tree else _path_score, settings))(
-        candidates, limit
-    )
+    score = jax.vmap(Bound(_tree_score if tree else _path_score, settings))(candidates, limit)
     best = _best_candidate(settings, score)
     chosen = jax.tree.map(lambda x: x[best], candidates)
     good = (score[best] > 0) & (score[best] >= settings.min_score)

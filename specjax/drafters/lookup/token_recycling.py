@@ -11,7 +11,6 @@ for the parameters.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,6 +21,7 @@ import numpy as np
 from flax import struct
 
 from specjax import sampling, tree
+from specjax.bound import Bound
 from specjax.checks import whole
 from specjax.drafters._limited import limited
 from specjax.errors import UserError
@@ -82,8 +82,6 @@ def make(
 ) -> Drafter:
     """Drafts by walking through the target's own latest predictions.
 
-    Equal arguments give the same drafter, so that no program is compiled twice.
-
     Args:
         target: any model; only its vocabulary's size is read.
         tree: the shape of a draft, in the forms of ``topology.parse``; "" is ``default_tree``.
@@ -105,16 +103,12 @@ def make(
             f"top_k is {top_k} and the vocabulary has {target.vocab_size} tokens; "
             "lower top_k, and use a tree with no more children per node"
         )
-    return limited(_build(Settings(target.vocab_size, shape, int(top_k))), control)
-
-
-@functools.cache
-def _build(settings: Settings) -> Drafter:
-    return Drafter(
-        init_params=functools.partial(_init_params, settings),
-        init=functools.partial(_init, settings),
-        propose=functools.partial(_propose, settings),
-        update=functools.partial(_update, settings),
+    settings = Settings(target.vocab_size, shape, int(top_k))
+    drafter = Drafter(
+        init_params=Bound(_init_params, settings),
+        init=Bound(_init, settings),
+        propose=Bound(_propose, settings),
+        update=Bound(_update, settings),
         nodes=settings.shape.nodes,
         name="token_recycling",
         siblings=DETERMINISTIC,
@@ -123,6 +117,7 @@ def _build(settings: Settings) -> Drafter:
         history=True,
         learn=_learn,
     )
+    return limited(drafter, control)
 
 
 def _init_params(settings: Settings, key):

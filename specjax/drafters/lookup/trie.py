@@ -18,12 +18,12 @@ this with the result.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from specjax.bound import Bound
 from specjax.checks import counts, ngrams, number
 from specjax.drafters._keys import DatastoreKeys
 from specjax.drafters._limited import limited
@@ -95,9 +95,9 @@ def make(
     settings = Settings(nodes, depth, max_ngram, min_ngram, samples, output_weight, reach)
     drafter = Drafter(
         init_params=lambda key: _memory.params(store),
-        init=lambda params, context, target_out, slots: context.length,
-        propose=functools.partial(_propose, settings),
-        update=lambda params, state, draft, verdict, target_out: state,
+        init=_memory.prompt_length,
+        propose=Bound(_propose, settings),
+        update=_memory.unchanged,
         nodes=nodes,
         name="trie",
         siblings=DETERMINISTIC,
@@ -110,7 +110,7 @@ def make(
 
 
 def _propose(settings: Settings, params, keys, context, prompt_length):
-    each = jax.vmap(functools.partial(_tree, settings), (None, 0, 0, 0))
+    each = jax.vmap(Bound(_tree, settings), (None, 0, 0, 0))
     tree = each(params.draft, context.tokens, context.length, prompt_length)
     depth = min(settings.depth, settings.nodes)
     return Draft(tree.tokens, tree.valid, tree.parents, depth=depth), prompt_length

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from specjax.bound import Bound
 from specjax.drafters._growth import stepper
 from specjax.drafters._unreadable import Unreadable
 from specjax.drafters.nested import _stages
@@ -33,7 +33,7 @@ def allowed(name: str, drafter: Drafter) -> Drafter:
             f"{name}: {drafter.name} must take part in every round, and cannot return to an "
             "earlier text; take a lookup or a model"
         )
-    return drafter._replace(init=functools.partial(_init, name, drafter))
+    return drafter._replace(init=Bound(_init, name, drafter))
 
 
 def _init(

@@ -7,6 +7,7 @@ et al. 2023, 2312.11462).
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from specjax import tree
+from specjax.bound import Bound
 from specjax.drafters import _batches
 from specjax.drafters.nested import _system
 from specjax.drafters.nested._system import System
@@ -58,9 +60,9 @@ def build(name: str, row: Row, init_params: Any) -> Drafter:
         return leaf
     return Drafter(
         init_params=init_params,
-        init=functools.partial(_init, name, row),
-        propose=functools.partial(_propose, row),
-        update=functools.partial(_update, row),
+        init=Bound(_init, name, row),
+        propose=Bound(_propose, row),
+        update=Bound(_update, row),
         nodes=row.nodes,
         name=name,
         # The number of inner rounds depends on the text.
@@ -79,24 +81,23 @@ def shortened(leaf: Drafter, count: int) -> Drafter:
     if count == leaf.nodes:
         return leaf
 
-    def propose(*args: Any) -> tuple[Draft, Any]:
-        draft, state = leaf.propose(*args)
-        return tree.first_nodes(draft, count), state
+    return leaf._replace(propose=Bound(_first, leaf, count), nodes=count)
 
-    return leaf._replace(propose=propose, nodes=count)
+
+def _first(leaf: Drafter, count: int, *args: Any) -> tuple[Draft, Any]:
+    draft, state = leaf.propose(*args)
+    return tree.first_nodes(draft, count), state
 
 
 def with_params(leaf: Drafter, key: str) -> Drafter:
     """The drafter with its parameters at ``key`` of those of the drafter that it is a part of."""
 
-    def own(params: ModelParams) -> ModelParams:
-        return params._replace(draft=params.draft[key])
+    own = {name: Bound(_at, key, getattr(leaf, name)) for name in ("init", "propose", "update")}
+    return leaf._replace(**own)
 
-    return leaf._replace(
-        init=lambda params, *rest: leaf.init(own(params), *rest),
-        propose=lambda params, *rest: leaf.propose(own(params), *rest),
-        update=lambda params, *rest: leaf.update(own(params), *rest),
-    )
+
+def _at(key: str, function: Callable, params: ModelParams, *rest: Any) -> Any:
+    return function(params._replace(draft=params.draft[key]), *rest)
 
 
 def _init(

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from specjax import decode, sampling
+from specjax.bound import Bound
 from specjax.drafters._growth import Drafted
 from specjax.drafters.nested import _inner_rounds
 from specjax.drafters.nested._inner_rounds import System
@@ -179,20 +180,37 @@ def own_cache(
     for _ in rooms:
         models.append(overlay.overlay(models[-1]))
 
-    def init(given: ModelParams, context: Context, target_out: Output, slots: int) -> Any:
-        own, batch = params(given), context.length.shape[0]
-        cache = model.init_cache(batch, slots + sum(rooms))
-        cache = decode.feed(model, own, context.tokens[:, :-1], context.length - 1, cache)[1]
-        for lower, room in zip(models, rooms, strict=False):
-            cache = overlay.open_on(lower, own, cache, room)
-        return cache
+    init = Bound(_begin, tuple(models), params, tuple(rooms))
+    return Inner(models[-1], params, _same_view, init, Bound(_commit, models[-1]))
 
-    def commit(
-        given: ModelParams, cache: Any, drafted: Drafted, verdict: Verdict, target_out: Output
-    ) -> Any:
-        return models[-1].commit(cache, drafted.block, drafted.count)
 
-    def view(given: ModelParams, context: Context, cache: Any) -> tuple[Any, Any]:
-        return cache, cache
+def _begin(
+    models: tuple[LM, ...],
+    params: Callable[[ModelParams], Params],
+    rooms: tuple[int, ...],
+    given: ModelParams,
+    context: Context,
+    target_out: Output,
+    slots: int,
+) -> Any:
+    own, batch = params(given), context.length.shape[0]
+    cache = models[0].init_cache(batch, slots + sum(rooms))
+    cache = decode.feed(models[0], own, context.tokens[:, :-1], context.length - 1, cache)[1]
+    for lower, room in zip(models, rooms, strict=False):
+        cache = overlay.open_on(lower, own, cache, room)
+    return cache
 
-    return Inner(models[-1], params, view, init, commit)
+
+def _commit(
+    model: LM,
+    given: ModelParams,
+    cache: Any,
+    drafted: Drafted,
+    verdict: Verdict,
+    target_out: Output,
+) -> Any:
+    return model.commit(cache, drafted.block, drafted.count)
+
+
+def _same_view(given: ModelParams, context: Context, cache: Any) -> tuple[Any, Any]:
+    return cache, cache

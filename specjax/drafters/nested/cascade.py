@@ -15,7 +15,6 @@ first model 1 of the second and 10 of the lookup; for the second 10 of the looku
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ import jax
 
 from specjax import accept, drafters, references
 from specjax.accept import chain, lenient
+from specjax.bound import Bound
 from specjax.drafters import none
 from specjax.drafters.draft_models import _small_model, specinfer
 from specjax.drafters.nested import _inside, _row, _stages, _system
@@ -105,19 +105,19 @@ def make(
     sizes = parse(lengths, len(given))
     leaf = _leaf(target, sizes, drafters)
     cascade = _Cascade(tuple(lm for lm, _ in loaded), sizes, leaf, _inner_rule(lenience))
-    init_params = functools.partial(_init_params, [own for _, own in loaded], leaf)
+    init_params = Bound(_init_params, [own for _, own in loaded], leaf)
     made = _drafter_of(cascade, 0, (), 0, init_params)
     for model in cascade.models:
         check_window(model, made)
-    made = made._replace(init=functools.partial(_init, cascade, made), greedy_only=lenience < 1)
+    made = made._replace(init=Bound(_init, cascade, made), greedy_only=lenience < 1)
     first = sizes.rows[0]
     if first[0] != made.nodes or lenience < 1:
         return made
     # All tokens are samples of the first model: its probabilities are those of a draft model.
-    forecast = functools.partial(_of_first, _small_model.foresee, target, cascade.models[0])
+    forecast = Bound(_of_first, _small_model.foresee, target, cascade.models[0])
     return made._replace(
-        probs=functools.partial(_probs, cascade.models[0]),
-        training=Training(foresee=functools.partial(forecast, made.nodes)),
+        probs=Bound(_probs, cascade.models[0]),
+        training=Training(foresee=Bound(forecast, made.nodes)),
     )
 
 
@@ -170,10 +170,10 @@ def _drafter_of(
         lag = behind + total - before - gamma + 1
         inner = _drafter_of(cascade, index + 1, (*above, gamma), lag + before)
         accept.check_pair(inner, cascade.rule)
-        params = functools.partial(_model_params, index)
+        params = Bound(_model_params, index)
         rooms = [size + lag + before for size in above]
         reader = _system.own_cache(cascade.models[index], params, rooms)
-        below = functools.partial(_below, index)
+        below = Bound(_below, index)
         depth = len(above) + 1
         part = System(reader, inner, cascade.rule, gamma, below, lag + before, before, depth)
         systems.append(part)

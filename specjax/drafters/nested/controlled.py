@@ -14,7 +14,6 @@ the class is L1 too, but the acceptance rate is not ``rate``; the command line r
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +21,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from specjax import decode, references, rng, sampling, tree
+from specjax.bound import Bound
 from specjax.checks import number
 from specjax.drafters import none
 from specjax.drafters.nested import _stages
@@ -79,10 +79,10 @@ def make(target: LM, *, drafters: Stages, rate: float = 0.8) -> Drafter:
         )
     settings = Settings(target, stage)
     return Drafter(
-        init_params=functools.partial(_init_params, settings, rate),
-        init=functools.partial(_init, settings),
-        propose=functools.partial(_propose, settings),
-        update=functools.partial(_update, settings),
+        init_params=Bound(_init_params, settings, rate),
+        init=Bound(_init, settings),
+        propose=Bound(_propose, settings),
+        update=Bound(_update, settings),
         nodes=stage.nodes,
         name="controlled",
         siblings=stage.siblings,
@@ -90,7 +90,7 @@ def make(target: LM, *, drafters: Stages, rate: float = 0.8) -> Drafter:
         # The recorded continuation needs the target.
         features=True,
         taps=stage.taps,
-        rows=None if stage.rows is None else functools.partial(_rows, stage),
+        rows=None if stage.rows is None else Bound(_rows, stage),
         # The continuation of the prompt, and not of the text.
         history=True,
         gaps=stage.gaps,

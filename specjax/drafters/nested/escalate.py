@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from specjax import references, tree
+from specjax.bound import Bound
 from specjax.checks import number
 from specjax.drafters import _batches
 from specjax.drafters.nested import _stages
@@ -95,10 +96,10 @@ def make(
     decay = DECAY if decay is None else decay
     settings = Settings(target.vocab_size, stages, _siblings(stages), least, decay)
     return Drafter(
-        init_params=functools.partial(_init_params, settings),
-        init=functools.partial(_init, settings),
-        propose=functools.partial(_propose, settings),
-        update=functools.partial(_update, settings),
+        init_params=Bound(_init_params, settings),
+        init=Bound(_init, settings),
+        propose=Bound(_propose, settings),
+        update=Bound(_update, settings),
         nodes=settings.nodes,
         name="escalate",
         siblings=settings.siblings,
@@ -108,7 +109,7 @@ def make(
         history=least > 0 or any(stage.history for stage in stages),
         constant_cost=False,
         check_rows=_batches.check_rows(stages),
-        learn=functools.partial(_learn, settings) if any(s.learn for s in stages) else None,
+        learn=Bound(_learn, settings) if any(s.learn for s in stages) else None,
     )
 
 

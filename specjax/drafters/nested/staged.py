@@ -8,7 +8,6 @@ siblings of the chain's token, and leaves of the tree. ``cascade`` has several m
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import accept, drafters, references, sampling
+from specjax.bound import Bound
 from specjax.checks import whole
 from specjax.drafters._growth.siblings import without_replacement
 from specjax.drafters.draft_models import _small_model
@@ -103,12 +103,12 @@ def make(
     system = System(reader, _row.with_params(lookup, "drafter"), rule, gamma, _below, lag=1)
     settings = _Settings(system, width)
     shapes.check(settings.parents, target.vocab_size)
-    forecast = functools.partial(_of_model, _small_model.foresee, target, lm, gamma)
+    forecast = Bound(_of_model, _small_model.foresee, target, lm, gamma)
     drafter = Drafter(
-        init_params=functools.partial(_init_params, own, lookup),
-        init=functools.partial(_init, settings, lm),
-        propose=functools.partial(_propose, settings),
-        update=functools.partial(_update, settings),
+        init_params=Bound(_init_params, own, lookup),
+        init=Bound(_init, settings, lm),
+        propose=Bound(_propose, settings),
+        update=Bound(_update, settings),
         nodes=gamma * width,
         name="staged",
         siblings=CHAIN if width == 1 else WITHOUT_REPLACEMENT,
@@ -118,7 +118,7 @@ def make(
         history=lookup.history,
         check_rows=lookup.check_rows,
         gaps=False,
-        probs=functools.partial(_probs, lm),
+        probs=Bound(_probs, lm),
         training=Training(foresee=forecast) if width == 1 else None,
     )
     check_window(lm, drafter)

@@ -14,12 +14,12 @@ distribution, and the text has the target's law.
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import Any
 
 from specjax import accept
 from specjax import sparse_views as views
+from specjax.bound import Bound
 from specjax.checks import whole
 from specjax.drafters import none
 from specjax.drafters.draft_models import _small_model
@@ -101,12 +101,12 @@ def make(
         _same,
     )
     made = _row.build(
-        "triforce", Row((middle,), None, target.vocab_size), functools.partial(_init_params, params)
+        "triforce", Row((middle,), None, target.vocab_size), Bound(_init_params, params)
     )
     for each in (target, small):
         check_window(each, made)
     # Tokens of a prompt are fed together, so the small model reads more than in later rounds.
-    return made._replace(init=functools.partial(_init, model, made), history=True)
+    return made._replace(init=Bound(_init, model, made), history=True)
 
 
 def _same(params: ModelParams) -> ModelParams:

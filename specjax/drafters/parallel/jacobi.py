@@ -13,7 +13,6 @@ of that noise, and a round's coins and residual draws are independent of all thr
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -21,6 +20,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from specjax import outcome, sampling
+from specjax.bound import Bound
 from specjax.checks import one_of, whole, yes_or_no
 from specjax.drafters.parallel._pieces import pieces
 from specjax.types import LM, Draft, Drafter
@@ -62,8 +62,6 @@ class Settings(NamedTuple):
 def make(target: LM, *, gamma: int = 5, seeded: bool = True, start: str = "last") -> Drafter:
     """Drafts with the target's own outputs of the last round.
 
-    Equal arguments give the same drafter, so that no program is compiled twice.
-
     Args:
         target: any model; only its vocabulary's size is read.
         gamma: draft tokens per round.
@@ -79,15 +77,11 @@ def make(target: LM, *, gamma: int = 5, seeded: bool = True, start: str = "last"
     whole("gamma", gamma, 1)
     one_of("start", start, ("last", "prompt"))
     yes_or_no("seeded", seeded)
-    return _build(Settings(target.vocab_size, gamma, seeded, start))
-
-
-@functools.cache
-def _build(settings: Settings) -> Drafter:
+    settings = Settings(target.vocab_size, gamma, seeded, start)
     return Drafter(
         init_params=lambda key: {},
-        init=functools.partial(_init, settings),
-        propose=functools.partial(_propose, settings),
+        init=Bound(_init, settings),
+        propose=Bound(_propose, settings),
         update=_update,
         nodes=settings.gamma,
         name="jacobi",

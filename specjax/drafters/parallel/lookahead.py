@@ -22,7 +22,6 @@ Memory: B * V * G * (N - 1) * 4 bytes (3.6 MB per row at V = 32 000 and the defa
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -31,6 +30,7 @@ import numpy as np
 from flax import struct
 
 from specjax import sampling
+from specjax.bound import Bound
 from specjax.checks import whole, yes_or_no
 from specjax.drafters.parallel._pieces import pieces
 from specjax.topology import tries
@@ -105,8 +105,7 @@ def make(
 ) -> Drafter:
     """Drafts n-grams of the target's own outputs in earlier rounds.
 
-    A draft has ``(ngram - 1) * (window + candidates) - 1`` nodes. Equal arguments give the same
-    drafter, so that no program is compiled twice.
+    A draft has ``(ngram - 1) * (window + candidates) - 1`` nodes.
 
     Args:
         target: any model; only its vocabulary's size is read.
@@ -124,16 +123,12 @@ def make(
     whole("ngram", ngram, 2)
     whole("candidates", candidates, 1)
     yes_or_no("pool_from_prompt", pool_from_prompt)
-    return _build(Settings(target.vocab_size, window, ngram, candidates, pool_from_prompt))
-
-
-@functools.cache
-def _build(settings: Settings) -> Drafter:
+    settings = Settings(target.vocab_size, window, ngram, candidates, pool_from_prompt)
     return Drafter(
         init_params=lambda key: {},
-        init=functools.partial(_init, settings),
-        propose=functools.partial(_propose, settings),
-        update=functools.partial(_update, settings),
+        init=Bound(_init, settings),
+        propose=Bound(_propose, settings),
+        update=Bound(_update, settings),
         nodes=settings.tested + settings.rows * settings.window - 1,
         name="lookahead",
         siblings=DETERMINISTIC,

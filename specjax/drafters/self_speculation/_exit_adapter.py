@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax import cache as kv
+from specjax.bound import Bound
 from specjax.cache import KVBlock, KVCache
 from specjax.drafters.heads import _prefix
 from specjax.drafters.heads._family import Ends, output_kernel
@@ -192,7 +193,7 @@ def start(adapter: Adapter, target: LM, target_params: Params, key: jax.Array) -
     if shape.kind == LINEAR:
         params["linear"]["kernel"] = jnp.zeros_like(params["linear"]["kernel"])
     if shape.kind != NONE and target.last_norm is not None:
-        norm = functools.partial(target.last_norm, target_params)
+        norm = Bound(target.last_norm, target_params)
         params["norm"]["scale"] = _scale_of(norm, shape.config, norm_key)
     if shape.vocab is not None:
         kernel = output_kernel(target, target_params)

@@ -7,7 +7,6 @@ round begins by adding their keys and values.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +15,7 @@ from flax import struct
 
 from specjax import cache as kv
 from specjax import tree
+from specjax.bound import Bound
 from specjax.cache import KVBlock, KVCache
 from specjax.drafters.heads import _prefix
 from specjax.drafters.self_speculation import _exit_adapter
@@ -47,15 +47,15 @@ def inner(adapter: Adapter, depth: int, reuse: bool) -> Inner:
     """
     if reuse:
         adapter = adapter._replace(part=adapter.part.with_taps(adapter.taps))
-    model = adapter.part._replace(apply=functools.partial(_apply, adapter, reuse))
-    lower = functools.partial(_lower, adapter) if reuse else None
+    model = adapter.part._replace(apply=Bound(_apply, adapter, reuse))
+    lower = Bound(_lower, adapter) if reuse else None
     if adapter.shape.kind != LAYER:
         return Inner(model, _pair, _view, lower=lower)
     return Inner(
         model,
         _pair,
-        functools.partial(_view_of_layer, adapter),
-        functools.partial(_init, adapter, depth),
+        Bound(_view_of_layer, adapter),
+        Bound(_init, adapter, depth),
         _commit,
         features=True,
         lower=lower,
@@ -122,7 +122,7 @@ def _init(
     dtype = jax.tree.leaves(params.draft)[0].dtype
     cache = _exit_adapter.init_cache(adapter, batch, slots, dtype)
     if size:
-        apply = functools.partial(_remembered, adapter, params)
+        apply = Bound(_remembered, adapter, params)
         cache = _prefix.feed(apply, kv.commit, features, context.length - 1, cache)[1]
     return Kept(cache, jnp.zeros((batch, depth + 1, width), features.dtype))
 

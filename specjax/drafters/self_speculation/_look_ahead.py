@@ -6,7 +6,6 @@ proposed: its nodes are invalid, and the target is fed them (``Draft.fed``).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from specjax.bound import Bound
 from specjax.drafters import _growth
 from specjax.drafters._growth import KINDS, Begun, Fixed, Nodes, Plan, Stepper
 from specjax.drafters._growth.plans import Method
@@ -96,17 +96,17 @@ def build(
     plan = _growth.read(method, keys)
     one = setup.calls == 1
     stepper = Stepper(
-        init=functools.partial(_init, setup) if one else _nothing,
-        begin=functools.partial(_begin_behind if one else _begin_with_pass, setup),
+        init=Bound(_init, setup) if one else _nothing,
+        begin=Bound(_begin_behind if one else _begin_with_pass, setup),
         step=_step,
-        commit=functools.partial(_commit, setup, plan.growth.nodes) if one else _unchanged,
+        commit=Bound(_commit, setup, plan.growth.nodes) if one else _unchanged,
         independent=True,
     )
     drafter = _growth.build(
         "pass",
         stepper,
         plan,
-        functools.partial(_init_params, given.params),
+        Bound(_init_params, given.params),
         training=training(setup, plan),
         features=one,
         gaps=not one,
@@ -190,7 +190,7 @@ def _with_embeddings(setup: Setup, drafter: Drafter, plan: Plan) -> Drafter:
     """The drafter whose drafts have the embeddings behind the pending token and each node."""
     growth = plan.growth
     return drafter._replace(
-        propose=functools.partial(_propose, setup, drafter),
+        propose=Bound(_propose, setup, drafter),
         nodes=growth.nodes + (growth.nodes + 1) * setup.rows,
         depth=growth.depth,
         siblings=KINDS[growth.how] if isinstance(growth, Fixed) else DETERMINISTIC,

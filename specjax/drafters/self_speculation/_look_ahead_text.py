@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import tree
+from specjax.bound import Bound
 from specjax.checks import whole
 from specjax.divergences import DIVERGENCES
 from specjax.drafters import _foresee
@@ -28,15 +29,15 @@ PLACES = 32
 
 def training(setup: Setup, plan: Plan) -> Training:
     """The training part of the drafter."""
-    along = functools.partial(_along, setup)
+    along = Bound(_along, setup)
     one = setup.calls == 1
     foresee = _text.foresee(along, plan) if one else _foresee.of_plan(along, plan)
     ranks = _text.ranks if one else _foresee.ranks_along
     return Training(
-        loss=functools.partial(loss, setup),
-        start=functools.partial(_start, setup),
+        loss=Bound(loss, setup),
+        start=Bound(_start, setup),
         foresee=foresee,
-        ranks=functools.partial(ranks, along, setup.depth),
+        ranks=Bound(ranks, along, setup.depth),
     )
 
 
@@ -188,7 +189,7 @@ def _along(setup: Setup, params: ModelParams, batch: Batch, depth: int) -> _text
     size = batch.tokens.shape[1] - 1
     places = jnp.broadcast_to(jnp.arange(size), (batch.tokens.shape[0], size))
     text, hidden = outputs(setup, params, batch, places)
-    unembed = functools.partial(setup.ends.unembed, params.target)
+    unembed = Bound(setup.ends.unembed, params.target)
     own, more = unembed(text), 2 - setup.calls
     for d in range(depth):
         # With two passes, depth 0 is the target's own output.

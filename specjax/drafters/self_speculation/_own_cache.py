@@ -8,12 +8,12 @@ reads the cache (``Inner.model``), and which part of it (``Inner.view``).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 
+from specjax.bound import Bound
 from specjax.drafters import _growth
 from specjax.drafters._growth import Begun, Nodes, Plan, State, Stepper
 from specjax.errors import UserError
@@ -89,8 +89,8 @@ def build(
     """
     stepper = Stepper(
         init=inner.init,
-        begin=functools.partial(_begin, name, inner),
-        step=functools.partial(_step, inner),
+        begin=Bound(_begin, name, inner),
+        step=Bound(_step, inner),
         commit=inner.commit,
         looped=True,
         lends_block=inner.lower is not None,
@@ -108,7 +108,7 @@ def build(
     check_window(inner.model, drafter)
     if inner.lower is None:
         return drafter
-    return drafter._replace(lower=functools.partial(_lower, inner.lower))
+    return drafter._replace(lower=Bound(_lower, inner.lower))
 
 
 def _lower(read: Callable[[Any], LowerLayers], state: State) -> LowerLayers:

@@ -10,7 +10,6 @@ A pass computes the sets that some row of the batch has taken: at batch 1 one of
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from specjax.bound import Bound
 from specjax.drafters import _growth
 from specjax.drafters._growth import Begun, Nodes, Plan, Stepper
 from specjax.prompt import check_window
@@ -59,10 +59,10 @@ def build(target: LM, parts: tuple[Sublayers, ...], plan: Plan) -> Drafter:
     costs = tuple((len(p.attention) + len(p.mlp)) / (2 * target.layers) for p in parts)
     setup = Setup(tuple(map(target.with_part, parts)), costs, plan.growth.depth)
     stepper = Stepper(
-        init=functools.partial(_init, setup),
-        begin=functools.partial(_begin, setup),
-        step=functools.partial(_step, setup),
-        commit=functools.partial(_commit, setup),
+        init=Bound(_init, setup),
+        begin=Bound(_begin, setup),
+        step=Bound(_step, setup),
+        commit=Bound(_commit, setup),
         looped=True,
     )
     drafter = _growth.build("layer_skip", stepper, plan, _no_params, gaps=False)
@@ -111,7 +111,7 @@ def _chosen(
     """The logits of each row's set, and the memory of all; that of a set that no row took is 0."""
     logits, memories = None, []
     for index, (model, block) in enumerate(zip(setup.models, blocks, strict=True)):
-        one = functools.partial(run, model, block)
+        one = Bound(run, model, block)
         # Only the shapes are needed.
         with jax.disable_jit(False):
             shapes = jax.eval_shape(one)

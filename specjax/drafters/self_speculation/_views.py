@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from specjax import sparse_views as views
+from specjax.bound import Bound
 from specjax.checks import one_of, whole
 from specjax.drafters._growth import Drafted
 from specjax.drafters.self_speculation._own_cache import Inner
@@ -48,9 +48,9 @@ def inner(target: LM, view: View) -> Inner:
     """The target, with a view of its cache in the place of the cache."""
     return Inner(
         target,
-        view=functools.partial(_read, view),
-        init=functools.partial(_init, view),
-        commit=functools.partial(_commit, view),
+        view=Bound(_read, view),
+        init=Bound(_init, view),
+        commit=Bound(_commit, view),
     )
 
 

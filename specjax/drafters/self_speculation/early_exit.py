@@ -9,13 +9,13 @@ text alone. Kangaroo's second exit, where the draft is unsure, is ``control="thr
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import Any
 
 import jax
 
 from specjax import references
+from specjax.bound import Bound
 from specjax.checks import one_of, whole
 from specjax.drafters import _growth
 from specjax.drafters._growth import Plan
@@ -103,9 +103,9 @@ def make(
         "early_exit",
         _exit_rounds.inner(exit_, plan.growth.depth, reuse),
         plan,
-        init_params=functools.partial(_init_params, exit_, own),
+        init_params=Bound(_init_params, exit_, own),
         gaps=exit_.shape.kind != _exit_adapter.LAYER,
-        probs=functools.partial(_exit_text.probs, exit_),
+        probs=Bound(_exit_text.probs, exit_),
         training=_training(target, exit_, plan),
     )
     return drafter._replace(taps=() if exit_.shape.kind == NONE else exit_.taps)
@@ -150,16 +150,14 @@ def _training(target: LM, exit_: Adapter, plan: Plan) -> Training:
     growth = plan.growth
     if exit_.shape.kind != NONE:
         target = target.with_taps(exit_.taps)
-    training = Training(
-        ranks=functools.partial(_exit_text.ranks, exit_, growth.depth), facts=exit_.facts
-    )
+    training = Training(ranks=Bound(_exit_text.ranks, exit_, growth.depth), facts=exit_.facts)
     sampled = isinstance(growth, Fixed) and growth.how != "top_k"
     if sampled and growth.siblings == CHAIN and plan.controller is None:
-        foresee = functools.partial(_exit_text.foresee, exit_, target, growth.depth)
+        foresee = Bound(_exit_text.foresee, exit_, target, growth.depth)
         training = training._replace(foresee=foresee)
     if not exit_.shape.trained:
         return training
     return training._replace(
-        loss=functools.partial(_exit_text.loss, exit_, target),
-        start=functools.partial(_exit_adapter.start, exit_, target),
+        loss=Bound(_exit_text.loss, exit_, target),
+        start=Bound(_exit_adapter.start, exit_, target),
     )

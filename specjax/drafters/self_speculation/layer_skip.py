@@ -16,12 +16,12 @@ acceptance in its earlier rounds, an idea of SWIFT (Xia et al. 2024, 2410.06916)
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Sequence
 from typing import Any
 
 from specjax import references
+from specjax.bound import Bound
 from specjax.checks import whole
 from specjax.drafters import _growth
 from specjax.drafters._growth.plans import Method
@@ -91,5 +91,5 @@ def make(
         "layer_skip",
         _own_cache.Inner(target.with_part(parts[0])),
         plan,
-        probs=functools.partial(_skip_text.probs, target, parts[0]),
+        probs=Bound(_skip_text.probs, target, parts[0]),
     )

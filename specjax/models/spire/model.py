@@ -18,6 +18,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from specjax.bound import Bound
 from specjax.cache import KVBlock
 from specjax.errors import UserError
 from specjax.models import lm
@@ -42,7 +43,7 @@ def with_memory(config: SpireConfig, params: dict) -> dict:
 def abstract_params(config: SpireConfig, dtype=jnp.float32) -> dict:
     """The parameters' shapes and dtypes: a plain dict of ``jax.ShapeDtypeStruct``, no arrays."""
     params = lm.abstract_params(config.decoder, dtype)
-    return jax.eval_shape(functools.partial(with_memory, config), params)
+    return jax.eval_shape(Bound(with_memory, config), params)
 
 
 @functools.cache

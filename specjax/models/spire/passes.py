@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import tree
+from specjax.bound import Bound
 from specjax.cache import KVBlock
 from specjax.models import rope
 from specjax.models.spire import cache as sparse
@@ -128,7 +128,7 @@ def _scan(step: Any, known: Any, xs: Any, remat: bool) -> tuple[Any, Any]:
     count = length // size
     whole = count * size
     segments = jax.tree.map(lambda x: x[:whole].reshape(count, size, *x.shape[1:]), xs)
-    segment = jax.checkpoint(functools.partial(jax.lax.scan, step))
+    segment = jax.checkpoint(Bound(jax.lax.scan, step))
     known, out = jax.lax.scan(segment, known, segments)
     out = jax.tree.map(lambda x: x.reshape(whole, *x.shape[2:]), out)
     if whole == length:
@@ -206,7 +206,7 @@ def _parallel(
 
     outputs, keys, values = [], [], []
     for index in range(len(pass_.module.layers)):
-        call = functools.partial(one, index)
+        call = Bound(one, index)
         x, k, v = (jax.checkpoint(call) if pass_.remat else call)(x)
         outputs.append(x)
         keys.append(k)

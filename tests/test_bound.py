@@ -1,0 +1,112 @@
+"""Methods that are made twice are equal, and nothing is compiled again for the second one."""
+
+from __future__ import annotations
+
+import jax
+import jax.monitoring
+import numpy as np
+import pytest
+
+from specjax import accept, control, decode, drafters, testing
+from specjax.bound import Bound
+from specjax.testing import cases, loop
+
+pytestmark = pytest.mark.fast
+
+
+def add(*numbers, **named):
+    return sum(numbers) + sum(named.values())
+
+
+def test_values():
+    assert Bound(add, 1, b=2) == Bound(add, 1, b=2)
+    assert hash(Bound(add, 1, b=2)) == hash(Bound(add, 1, b=2))
+    assert Bound(add, 1, b=2)(3) == 6
+    assert Bound(add, np.arange(3)) == Bound(add, np.arange(3))
+    assert Bound(Bound(add, [1, 2]), {"a": (3,)}) == Bound(Bound(add, [1, 2]), {"a": (3,)})
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Bound(add, 1), Bound(add, 2)),
+        (Bound(add, 1), Bound(add, 1.0)),
+        (Bound(add, 1), Bound(add, True)),
+        (Bound(add, (1,)), Bound(add, (True,))),
+        (Bound(add, (1,)), Bound(add, [1])),
+        (Bound(add, a=1), Bound(add, b=1)),
+        (Bound(add, 1), Bound(max, 1)),
+        (Bound(add, np.arange(3)), Bound(add, np.arange(3.0))),
+        (Bound(add, np.zeros(3)), Bound(add, np.zeros((3, 1)))),
+        # Arrays on a device are not read.
+        (Bound(add, jax.numpy.ones(2)), Bound(add, jax.numpy.ones(2))),
+    ],
+)
+def test_other_values(one, other):
+    assert one != other
+
+
+def test_repr():
+    drafter = drafters.make("prompt_lookup", testing.tabular(3), gamma=2)
+    assert repr(Bound(add, 1, np.zeros((2, 3)), name="x")) == "add(1, float64[2, 3], name='x', ...)"
+    assert " at 0x" not in repr(drafter.propose)
+
+
+@pytest.mark.parametrize("name", cases.NAMES)
+def test_equal_drafters(name):
+    one, other = (cases._drafter.__wrapped__(name, cases.VOCAB) for _ in "ab")
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != other._replace(nodes=other.nodes + 1)
+
+
+def test_parameters_are_not_compared():
+    """They are arguments of a program, and no part of it."""
+    target, params = cases.models()[0], cases.table(0)
+    one, other = (cases.random_heads("medusa", target, params, seed) for seed in (0, 1))
+    assert one == other
+    leaves = [jax.tree.leaves(each.init_params(jax.random.key(0)))[0] for each in (one, other)]
+    assert (np.asarray(leaves[0]) != np.asarray(leaves[1])).any()
+
+
+@pytest.mark.parametrize("name", control.names())
+def test_controllers(name):
+    target, draft, _ = cases.models()
+    spec = {"fixed": "fixed:2", "threshold": "threshold:0.3", "calibrated": None}.get(name, name)
+    if spec is None:
+        pytest.skip("its key is a file")
+    one, other = (
+        drafters.make("draft_model", target, model=draft, gamma=3, control=spec) for _ in "ab"
+    )
+    assert one == other
+
+
+def compilations(function) -> int:
+    """How many programs a call compiles."""
+    count = 0
+
+    def listen(event: str, seconds: float, **_) -> None:
+        nonlocal count
+        count += event == "/jax/core/compile/backend_compile_duration"
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    function()
+    jax.monitoring.unregister_event_duration_listener(listen)
+    return count
+
+
+@pytest.mark.parametrize("name", ["chain", "medusa", "suffix", "eagle", "cascade", "tli"])
+def test_nothing_is_compiled_for_an_equal_drafter(name):
+    case = cases.case(name)
+
+    def run(drafter):
+        state = loop.begin(case.target, drafter, case.params, [cases.REPEATED], 7, 0)
+        rule = accept.load(accept.default_rule(drafter))
+        return decode.generate(case.target, drafter, rule, case.params, state, max_steps=7)[0]
+
+    first = run(case.drafter)
+    again = cases._drafter.__wrapped__(name, cases.VOCAB)
+    assert again is not case.drafter
+    texts = []
+    assert compilations(lambda: texts.append(run(again))) == 0
+    assert (np.asarray(texts[0].tokens) == np.asarray(first.tokens)).all()
