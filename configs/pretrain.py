@@ -30,7 +30,7 @@ def large(config: ConfigDict) -> ConfigDict:
     config.model.num_layers = 3
     config.model.num_heads = 10
     config.model.max_positions = 1024
-    config.train.steps = 4000
+    config.train.steps = 2000
     config.train.length = 256
     config.train.checkpoint_every = 330
     config.train.eval_every = 330

@@ -51,7 +51,7 @@ def key(value: Any) -> Any:
             known = (value.func, tuple(map(key, value.args)), named)
             value.__dict__["key"] = known
         return known
-    if hasattr(value, "compared"):
+    if isinstance(value, tuple) and hasattr(value, "compared"):
         value = value.compared()
     if isinstance(value, tuple | list):
         return (type(value), *map(key, value))
