@@ -443,7 +443,9 @@ def test_real_model_continues_and_covers_every_task(target, tmp_path, monkeypatc
     for row in rows:
         prompts = 2 if row["batch_size"] == 1 else 4
         assert row["prompts"] <= prompts * (3 if row["category"] is None else 1)
-        assert row["speedup"] > 0 and 1 <= row["block_efficiency"] <= 1 + row["gamma"]
+        # Of few tokens a speed-up can be above the tokens per round: it is then no number.
+        assert row["speedup"] is None or row["speedup"] > 0
+        assert 1 <= row["block_efficiency"] <= 1 + row["gamma"]
         assert row["temperature"] or row["lossless"]["passed"] is True
     with pytest.raises(SystemExit, match="has cells of other arguments"):
         real_model_study.main([*argv, "--new=7"])

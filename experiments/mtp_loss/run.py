@@ -73,8 +73,8 @@ def train(method: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     config, own = config_of(method, seed, args), args.workdir / f"{method}-{seed}"
     first = args.workdir / f"{METHODS[0]}-{args.seeds[0]}"
     if own != first:
-        # One tokenizer for all targets.
-        config.tokenizer = str(first)
+        # One tokenizer for all targets; it may have fewer tokens than asked for.
+        config.tokenizer, config.model.vocab_size = str(first), 0
     began = time.perf_counter()
     summary = recipes.run(config, own)
     print(f"{own.name}: {time.perf_counter() - began:.0f} s", flush=True)

@@ -282,7 +282,7 @@ def test_sets_of_like_names_are_measured_apart(cli, target, tmp_path):
     (tmp_path / "set.v2.txt").write_text("sub(a, b\n")
     files_ = tuple(str(tmp_path / name) for name in ("set.v1.txt", "set.v2.txt"))
     keys = [BENCH, f"--config.target={target}", "--config.max_new_tokens=4", "--config.repeats=1"]
-    keys += ["--config.report=False", "--config.drafter.gamma=1", "--config.trace_tokens=0"]
+    keys += ["--config.report=False", "--config.drafter.gamma=1", "--config.trace_prompts=1"]
     status, _, err, workdir = cli(*keys, f"--config.grid.prompts={files_!r}")
     assert (status, err) == (0, "")
     written = [

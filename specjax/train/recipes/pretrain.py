@@ -28,7 +28,10 @@ def prepare(config: Config, workdir: Path) -> Prepared:
     target = common.load_target(config) if config.target else None
     if target is None:
         tokenizer = materials.tokenizer(config, workdir)
-        size, ends = max(tokenizer.get_vocab_size(), config.model.vocab_size), None
+        # A trained tokenizer may have fewer tokens than asked for; a model to start from more.
+        size, ends = tokenizer.get_vocab_size(), None
+        if config.init:
+            size = max(size, config.model.vocab_size)
         if shapes.has_encoder(config.model):
             ends, bos, eos = pairs.ends_of(tokenizer), None, ()
         else:
