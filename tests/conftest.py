@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,7 +15,8 @@ import pytest
 FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 # Fewer kernels, one LLVM module per program, and no threads inside an operation, because each
 # worker has about one core. Later versions of jaxlib reject the first of these flags.
-if version("jaxlib").startswith("0.10."):
+OLDEST = version("jaxlib").startswith("0.10.")
+if OLDEST:
     FLAGS += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
     FLAGS += " --xla_cpu_multi_thread_eigen=false"
 os.environ.setdefault("XLA_FLAGS", FLAGS)
@@ -23,6 +25,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # Traces make many objects that live long, so that the collector is called less often.
 gc.set_threshold(100_000)
+
+CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
+FIRST_TIER = "not slow and not second and not notebooks and not browser"
 
 
 @pytest.fixture(scope="session")
@@ -82,12 +87,71 @@ def cli(tmp_path, capsys):
     return call
 
 
+def second_tier() -> set[str]:
+    """The tests of second_tier.txt, "file::test" with or without a case in brackets."""
+    names, file = set(), ""
+    for line in (Path(__file__).parent / "second_tier.txt").read_text().splitlines():
+        if line.startswith(" "):
+            names.add(f"{file}::{line.strip()}")
+        elif not line.startswith("#"):
+            file = line
+    return names
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Keeps a file on one worker, because its tests share programs, unless a test sets a group."""
+    """Marks the second tier, and keeps a file on one worker, because its tests share programs."""
+    second = second_tier()
     for item in items:
+        named = {item.nodeid, item.nodeid.split("[")[0]} & second
+        if named and item.get_closest_marker("slow") is None:
+            item.add_marker(pytest.mark.second)
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(str(item.path)))
+
+
+class Programs:
+    """Counts the programs that the first tier compiles: its cost, on every machine the same.
+
+    A run of all of it fails above the number that CONTRIBUTING.md states. Without compilations a
+    test is cheap, so this is what a budget of time would measure, and is not a matter of luck.
+    """
+
+    EVENT = "/jax/core/compile/backend_compile_duration"
+
+    def __init__(self, most: int | None):
+        self.most, self.count = most, 0
+        import jax.monitoring  # only here, as above
+
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+
+    def _listen(self, event: str, seconds: float, **_) -> None:
+        self.count += event == self.EVENT
+
+    def pytest_sessionfinish(self, session):
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["programs"] = self.count
+        elif self.most is not None and self.count > self.most and not session.exitstatus:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_testnodedown(self, node):
+        self.count += getattr(node, "workeroutput", {}).get("programs", 0)
+
+    def pytest_terminal_summary(self, terminalreporter):
+        line = f"{self.count:,} programs compiled"
+        if self.most is not None and self.count > self.most:
+            line += (
+                f", at most {self.most:,}: move a test to tests/second_tier.txt, or share a shape"
+            )
+        terminalreporter.write_line(line)
+
+
+def pytest_configure(config):
+    everything = config.args == config.getini("testpaths") and not config.option.keyword
+    default = config.option.markexpr == FIRST_TIER and everything
+    stated = re.search(r"compiles at most ([0-9,]+) programs", CONTRIBUTING.read_text())
+    most = int(stated[1].replace(",", "")) if stated and default and OLDEST else None
+    config.pluginmanager.register(Programs(most), "programs")
 
 
 MAPS, MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
