@@ -282,8 +282,10 @@ def _parts(value: Any) -> list[Any]:
         return list(value.values())
     if isinstance(value, tuple | list | set | frozenset):
         return list(value)
-    parts = [getattr(value, name, None) for name in ("__wrapped__", "func", "args", "keywords")]
-    parts += [getattr(value, name, None) for name in ("__self__", "__defaults__", "__kwdefaults__")]
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    names = ("__wrapped__", "__self__", "__defaults__", "__kwdefaults__")
+    parts = [getattr(value, name, None) for name in names]
     for cell in getattr(value, "__closure__", None) or ():
         try:
             parts.append(cell.cell_contents)

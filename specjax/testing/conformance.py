@@ -53,15 +53,21 @@ LATER = (2, 6)
 
 
 def check_pair(
-    drafter: Drafter, rule: Accept, target: LM, params: ModelParams, *, seed: int = 0
+    drafter: Drafter,
+    rule: Accept,
+    target: LM,
+    params: ModelParams,
+    *,
+    seed: int = 0,
+    settings: Sequence[dict] = pair_checks.SETTINGS,
 ) -> list[Finding]:
     """Checks one drafter with one rule in the compiled loop.
 
-    ``target`` has a small vocabulary (3 to 6 tokens). Raises UserError for a rule that does not
-    take such drafts.
+    ``target`` has a small vocabulary (3 to 6 tokens). ``settings`` are those at which the law of
+    sampled rows is counted. Raises UserError for a rule that does not take such drafts.
     """
     accept.check_pair(drafter, rule)
-    return pair_checks.all_checks(Runner(drafter, rule, target, params, seed))
+    return pair_checks.all_checks(Runner(drafter, rule, target, params, seed), settings)
 
 
 def check_drafter(

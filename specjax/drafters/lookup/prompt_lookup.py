@@ -22,6 +22,7 @@ verdict. vLLM has no default for gamma.)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -144,13 +145,8 @@ def make(
             unknown ``match`` or ``rule``, ``periodic`` without ``partial``.
     """
     one_of("rule", rule, tuple(RULES))
-    chosen = {
-        "gamma": gamma,
-        "max_ngram": max_ngram,
-        "min_ngram": min_ngram,
-        "match": match,
-        "partial": partial,
-    }
+    chosen = {"gamma": gamma, "max_ngram": max_ngram, "min_ngram": min_ngram}
+    chosen |= {"match": match, "partial": partial}
     keys = RULES[rule] | {name: value for name, value in chosen.items() if value is not None}
     whole("gamma", keys["gamma"], 1)
     if rule == "specjax" and max_ngram is not None and min_ngram is None:
@@ -165,16 +161,19 @@ def make(
             "end of the text; allow partial ones, or leave periodic out"
         )
     find = Bound(lookup, skip=skip, periodic=periodic, **keys)
-    drafter = Drafter(
+    return limited(_build(find, keys["gamma"], target.vocab_size), control)
+
+
+def _build(find: Callable[..., Any], gamma: int, vocab_size: int) -> Drafter:
+    return Drafter(
         init_params=lambda key: {},
         init=_memory.no_state,
         propose=Bound(_propose, find),
         update=_memory.unchanged,
-        nodes=keys["gamma"],
+        nodes=gamma,
         name="prompt_lookup",
-        probs=Bound(_probs, find, target.vocab_size),
+        probs=Bound(_probs, find, vocab_size),
     )
-    return limited(drafter, control)
 
 
 def _propose(find, params, keys, context, state):

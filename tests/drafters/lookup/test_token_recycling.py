@@ -194,7 +194,7 @@ def test_the_default_tree():
     target = testing.tabular(9)
     drafter = drafters.make("token_recycling", target)
     assert (drafter.nodes, drafter.depth) == (80, 6)
-    assert drafter is drafters.make("token_recycling", target, tree=shape, top_k=8)
+    assert drafter == drafters.make("token_recycling", target, tree=shape, top_k=8)
 
 
 @pytest.mark.parametrize(
