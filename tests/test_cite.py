@@ -1,4 +1,4 @@
-"""References as data: every method has the BibTeX of its papers, and ``specjax.cite`` prints it."""
+"""References as data: every method names entries of one file, and ``specjax.cite`` prints them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import pkgutil
 import re
 import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -24,10 +26,17 @@ METHODS = [
     if name != "none"
 ]
 
+TEXT = (Path(specjax.__file__).parent / "references.bib").read_text(encoding="utf-8")
+# Key and entry, in the order of the file.
+STORED = [
+    (key, entry) for entry, key in re.findall(r"^(@\w+\{(\w+),\n.*?\n\})$", TEXT, re.M | re.S)
+]
+PARTS = ("drafters", "accept", "control", "topology", "decode")
+
 
 def modules() -> list[str]:
     names = [module.name for module in pkgutil.walk_packages(specjax.__path__, "specjax.")]
-    return [name for name in names if not name.endswith("__main__")]
+    return [name for name in names if name.split(".")[1] in PARTS]
 
 
 def well_formed(key: str, entry: str) -> str:
@@ -54,26 +63,54 @@ def well_formed(key: str, entry: str) -> str:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_has_well_formed_references(method):
+def test_every_method_has_references(method):
     package, _, name = method.partition(":")
-    entries = references.of(registry.load(package, name, "method"))
-    assert entries
-    assert {key: well_formed(key, entry) for key, entry in entries.items()} == dict.fromkeys(
-        entries, ""
-    )
+    assert references.of(registry.load(package, name, "method"))
 
 
-def test_a_key_has_the_same_entry_in_every_module():
-    seen: dict[str, str] = {}
+def test_the_file_has_well_formed_entries_and_nothing_else():
+    assert "\n\n".join(entry for _, entry in STORED) + "\n" == TEXT
+    wrong = {key: problem for key, entry in STORED if (problem := well_formed(key, entry))}
+    assert not wrong
+
+
+def test_keys_are_unique_and_sorted_and_a_paper_has_one():
+    keys = [key for key, _ in STORED]
+    assert keys == sorted(set(keys))
     papers: dict[str, str] = {}
+    for key, entry in STORED:
+        eprint = dict(FIELD.findall(entry)).get("eprint", key)
+        assert papers.setdefault(eprint, key) == key, f"{eprint} has two keys"
+
+
+def test_modules_name_entries_of_the_file_and_all_of_them():
+    named: set[str] = set()
     for name in modules():
-        if name.split(".")[1] not in ("drafters", "accept", "control", "topology"):
-            continue
-        for key, entry in references.of(importlib.import_module(name)).items():
-            assert seen.setdefault(key, entry) == entry, key
-            eprint = dict(FIELD.findall(entry)).get("eprint", key)
-            assert papers.setdefault(eprint, key) == key, f"{eprint} has two keys"
-    assert len(seen) > 20
+        keys = getattr(importlib.import_module(name), "REFERENCE", ())
+        named |= {keys} if isinstance(keys, str) else set(keys)
+    stored = {key for key, _ in STORED}
+    assert not named - stored, "no entry of references.bib"
+    assert not stored - named, "no module names these"
+
+
+def own(*named: str) -> ModuleType:
+    """A module of a user."""
+    module = ModuleType("mine")
+    vars(module)["REFERENCE"] = named
+    return module
+
+
+def test_a_module_outside_of_the_package_gives_entries_or_keys():
+    entries = ["@misc{mine2026draft,\n  year = {2026},\n}", "@misc{mine2026more,\n}"]
+    found = references.of(own("\n".join(entries) + "\n", "cai2024medusa"))
+    assert list(found) == ["mine2026draft", "mine2026more", "cai2024medusa"]
+    assert [*found.values()] == [*entries, dict(STORED)["cai2024medusa"]]
+
+
+def test_an_unknown_key_gets_the_nearest_keys():
+    message = "mine: REFERENCE has 'cai2024medsua', .* did you mean cai2024medusa"
+    with pytest.raises(UserError, match=message):
+        references.of(own("cai2024medsua"))
 
 
 def test_cite_prints_what_was_used_each_entry_once():
@@ -116,3 +153,17 @@ def test_importing_specjax_imports_no_method():
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+def test_importing_specjax_does_not_read_the_references():
+    code = """
+import sys
+opened = []
+sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+import specjax
+before = [path for path in opened if path.endswith(".bib")]
+specjax.cite("medusa", "typical")
+print(before, sum(path.endswith(".bib") for path in opened))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[] 1"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from source_text import arguments, docstring, field_comments
 
-from specjax import accept, control, drafters, registry, testing
+from specjax import accept, control, drafters, references, registry, testing
 from specjax.data import datastore, ngram_tables
 from specjax.drafters._keys import HeadKeys
 from specjax.report import columns
@@ -92,7 +92,7 @@ def drafter_section(name: str) -> str:
         eval_rst(docstring(module)),
         "\n".join(facts),
         key_table(key_rows(module)),
-        references(module),
+        bibtex(module),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -108,7 +108,7 @@ def rule_section(name: str) -> str:
         f"- Class: {rule.lossless_class}. It takes drafts with siblings {kinds}.\n"
         f"- File: `specjax/accept/{name}.py`.",
         key_table(key_rows(module)),
-        references(module),
+        bibtex(module),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -123,7 +123,7 @@ def controller_section(name: str) -> str:
         eval_rst(docstring(module.make)[:1]),
         key_table(key_rows(module)),
         f'As a key of a drafter: `control="{name}:{numbers}"`.',
-        references(module),
+        bibtex(module),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -239,13 +239,12 @@ def key_table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def references(module: ModuleType) -> str:
+def bibtex(module: ModuleType) -> str:
     """The BibTeX entries of a method, folded."""
-    entries = getattr(module, "REFERENCE", ())
-    entries = [entries] if isinstance(entries, str) else list(entries)
+    entries = references.of(module)
     if not entries:
         return ""
-    text = "\n\n".join(entry.strip() for entry in entries)
+    text = "\n\n".join(entries.values())
     return f"BibTeX:\n\n```bibtex\n{text}\n```"
 
 

@@ -16,16 +16,7 @@ from specjax.accept.chain import leftover, masses
 from specjax.rng import RESIDUAL, RowKeys
 from specjax.types import Accept, Draft, Verdict
 
-REFERENCE = """\
-@inproceedings{sun2025block,
-  title = {{Block Verification Accelerates Speculative Decoding}},
-  author = {Sun, Ziteng and Mendlovic, Uri and Leviathan, Yaniv and Aharoni, Asaf and
-            Ro, Jae Hun and Beirami, Ahmad and Suresh, Ananda Theertha},
-  booktitle = {International Conference on Learning Representations},
-  year = {2025},
-  eprint = {2403.10444},
-  archiveprefix = {arXiv},
-}"""
+REFERENCE = "sun2025block"
 
 
 def weights(draft: Draft, target_probs: jax.Array) -> jax.Array:

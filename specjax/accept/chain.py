@@ -9,12 +9,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from specjax import references
 from specjax.accept import _verdict
 from specjax.rng import RESIDUAL, RowKeys
 from specjax.types import Accept, Draft, Verdict
 
-REFERENCE = (references.LEVIATHAN2023FAST, references.CHEN2023ACCELERATING)
+REFERENCE = ("leviathan2023fast", "chen2023accelerating")
 
 
 def masses(draft: Draft, target_probs: jax.Array) -> tuple[jax.Array, jax.Array]:

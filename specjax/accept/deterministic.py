@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import jax
 
-from specjax import references
 from specjax.accept import _verdict
 from specjax.accept.recursive import recursive
 from specjax.rng import RowKeys
 from specjax.types import SIBLINGS, Accept, Draft, Verdict
 
-REFERENCE = references.LI2024EAGLE2
+REFERENCE = "li2024eagle2"
 
 
 def deterministic(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:

@@ -16,12 +16,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specjax import references
 from specjax.accept import _verdict, _walk
 from specjax.rng import RESIDUAL, Coins, RowKeys
 from specjax.types import CHAIN, IID, Accept, Draft, Verdict
 
-REFERENCE = references.SUN2023SPECTR
+REFERENCE = "sun2023spectr"
 
 # Halvings of the interval [1, k]. The upper end is valid after each; more of them only gain
 # acceptance.

@@ -12,13 +12,13 @@ import math
 import jax
 import jax.numpy as jnp
 
-from specjax import checks, references, sampling
+from specjax import checks, sampling
 from specjax.accept import _verdict
 from specjax.accept.chain import leftover, masses
 from specjax.rng import RESIDUAL, RowKeys
 from specjax.types import Accept, Draft, Verdict
 
-REFERENCE = references.LEVIATHAN2023FAST
+REFERENCE = "leviathan2023fast"
 
 
 def make(*, lenience: float = 1.0, upper: float = 1.0) -> Accept:

@@ -12,12 +12,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from specjax import references
 from specjax.accept import _verdict, _walk
 from specjax.rng import RowKeys
 from specjax.types import SIBLINGS, Accept, Draft, Verdict
 
-REFERENCE = references.MIAO2024SPECINFER
+REFERENCE = "miao2024specinfer"
 
 
 def match(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:

@@ -23,12 +23,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from specjax import references
 from specjax.accept import _verdict, _walk
 from specjax.rng import RESIDUAL, RowKeys
 from specjax.types import SIBLINGS, Accept, Draft, Verdict
 
-REFERENCE = (references.MIAO2024SPECINFER, references.CHEN2024SEQUOIA, references.JEON2024RECURSIVE)
+REFERENCE = ("miao2024specinfer", "chen2024sequoia", "jeon2024recursive")
 
 
 def residual(target: jax.Array, draft: jax.Array) -> jax.Array:

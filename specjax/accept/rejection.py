@@ -11,13 +11,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from specjax import references
 from specjax.accept import _verdict
 from specjax.accept.chain import masses
 from specjax.rng import RESIDUAL, RowKeys
 from specjax.types import Accept, Draft, Verdict
 
-REFERENCE = references.LEVIATHAN2023FAST
+REFERENCE = "leviathan2023fast"
 
 
 def rejection(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:

@@ -16,12 +16,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from specjax import checks, references, sampling
+from specjax import checks, sampling
 from specjax.accept import _verdict, _walk
 from specjax.rng import RESIDUAL, RowKeys
 from specjax.types import SIBLINGS, Accept, Draft, Verdict
 
-REFERENCE = references.KIM2023SPECULATIVE
+REFERENCE = "kim2023speculative"
 
 
 def kept_path(draft: Draft, log_probs: jax.Array, threshold: float) -> tuple[jax.Array, jax.Array]:

@@ -15,13 +15,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specjax import checks, references, sampling
+from specjax import checks, sampling
 from specjax.accept import _verdict, _walk
 from specjax.errors import UserError
 from specjax.rng import RESIDUAL, RowKeys
 from specjax.types import SIBLINGS, Accept, Draft, Verdict
 
-REFERENCE = (references.STERN2018BLOCKWISE, references.XIA2023SPECULATIVE)
+REFERENCE = ("stern2018blockwise", "xia2023speculative")
 
 
 class Bounds(NamedTuple):

@@ -20,16 +20,7 @@ from specjax.accept import _verdict, _walk
 from specjax.rng import RESIDUAL, Coins, RowKeys
 from specjax.types import SIBLINGS, Accept, Draft, Verdict
 
-REFERENCE = """\
-@inproceedings{weng2025traversal,
-  title = {{Traversal Verification for Speculative Tree Decoding}},
-  author = {Weng, Yepeng and Hu, Qiao and Chen, Xujie and Liu, Li and Mei, Dianwen and
-            Qiu, Huishi and Tian, Jiang and Shi, Zhongchao},
-  booktitle = {Advances in Neural Information Processing Systems},
-  year = {2025},
-  eprint = {2505.12398},
-  archiveprefix = {arXiv},
-}"""
+REFERENCE = "weng2025traversal"
 
 _put = jax.vmap(lambda row, i, value: row.at[i].set(value))
 _mass = jax.vmap(lambda row, i, token: row[i, token])

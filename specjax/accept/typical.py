@@ -15,13 +15,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from specjax import checks, references
+from specjax import checks
 from specjax.accept import _verdict, _walk
 from specjax.errors import UserError
 from specjax.rng import RESIDUAL, RowKeys
 from specjax.types import SIBLINGS, Accept, Draft, Verdict
 
-REFERENCE = references.CAI2024MEDUSA
+REFERENCE = "cai2024medusa"
 
 
 def threshold(probs: jax.Array, epsilon: float, delta: float) -> jax.Array:

@@ -20,14 +20,13 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from specjax import references
 from specjax.bound import Bound
 from specjax.control import _counts
 from specjax.control._types import Ahead, Controller
 from specjax.control.entropy import entropies
 from specjax.types import Context, Draft, Verdict
 
-REFERENCE = references.AGRAWAL2024ADAEDL
+REFERENCE = "agrawal2024adaedl"
 
 
 class State(struct.PyTreeNode):

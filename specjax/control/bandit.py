@@ -28,16 +28,7 @@ from specjax.control._types import Controller
 from specjax.control.costs import Costs, Profile
 from specjax.types import Context, Draft, Verdict
 
-REFERENCE = """\
-@inproceedings{hou2025banditspec,
-  title = {{BanditSpec: Adaptive Speculative Decoding via Bandit Algorithms}},
-  author = {Hou, Yunlong and Zhang, Fengzhuo and Du, Cunxiao and Zhang, Xuan and Pan, Jiachun and
-            Pang, Tianyu and Du, Chao and Tan, Vincent Y. F. and Yang, Zhuoran},
-  booktitle = {International Conference on Machine Learning},
-  year = {2025},
-  eprint = {2505.15141},
-  archiveprefix = {arXiv},
-}"""
+REFERENCE = "hou2025banditspec"
 
 POLICIES = ("ucb", "exp3")
 

@@ -20,17 +20,7 @@ from specjax.control import _counts
 from specjax.control._types import Controller, length_of
 from specjax.types import Context, Draft, Verdict
 
-REFERENCE = """\
-@inproceedings{qian2024bass,
-  title = {{BASS: Batched Attention-optimized Speculative Sampling}},
-  author = {Qian, Haifeng and Gonugondla, Sujan Kumar and Ha, Sungsoo and Shang, Mingyue and
-            Gouda, Sanjay Krishna and Nallapati, Ramesh and Sengupta, Sudipta and Ma, Xiaofei and
-            Deoras, Anoop},
-  booktitle = {Findings of the Association for Computational Linguistics},
-  year = {2024},
-  eprint = {2404.15778},
-  archiveprefix = {arXiv},
-}"""
+REFERENCE = "qian2024bass"
 
 LIMITS = True
 

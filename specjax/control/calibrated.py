@@ -30,16 +30,7 @@ from specjax.control._types import Ahead, Controller
 from specjax.control.costs import Costs, Profile, RoundCosts
 from specjax.types import Context, Draft, Verdict
 
-REFERENCE = """\
-@misc{cheng2026dspark,
-  title = {{DSpark: Confidence-Scheduled Speculative Decoding with Semi-Autoregressive Generation}},
-  author = {Cheng, Xin and Yu, Xingkai and Shao, Chenze and Li, Jiashi and Xiong, Yunfan and
-            Qian, Yi and Zhu, Jiaqi},
-  year = {2026},
-  note = {first seven authors},
-  eprint = {2607.05147},
-  archiveprefix = {arXiv},
-}"""
+REFERENCE = "cheng2026dspark"
 
 
 class State(struct.PyTreeNode):

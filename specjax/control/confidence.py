@@ -22,7 +22,6 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from specjax import references
 from specjax.bound import Bound
 from specjax.checks import whole
 from specjax.control import _counts
@@ -30,7 +29,7 @@ from specjax.control._types import Ahead, Controller
 from specjax.errors import UserError
 from specjax.types import Context, Draft, Verdict
 
-REFERENCE = references.MAMOU2024DYNAMIC
+REFERENCE = "mamou2024dynamic"
 
 # A refit takes more than so many tokens; a missed token weighs so much against a wrong one.
 LEAST_TOKENS, MISS_WEIGHT = 5, 3.0

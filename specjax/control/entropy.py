@@ -14,14 +14,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from specjax import references
 from specjax.bound import Bound
 from specjax.checks import number
 from specjax.control import _counts
 from specjax.control._types import Ahead, Controller
 from specjax.types import Context
 
-REFERENCE = references.ZHANG2025DRAFT
+REFERENCE = "zhang2025draft"
 
 
 def make(*, most: float = 0.3, scale: float = 0.15) -> Controller:

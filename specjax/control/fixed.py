@@ -6,13 +6,12 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from specjax import references
 from specjax.bound import Bound
 from specjax.checks import whole
 from specjax.control._types import ENDLESS, Controller
 from specjax.types import Context
 
-REFERENCE = references.LEVIATHAN2023FAST
+REFERENCE = "leviathan2023fast"
 LIMITS = True
 
 

@@ -40,15 +40,7 @@ from specjax.control._types import FOREVER, Controller, length_of
 from specjax.control.costs import Costs, Profile
 from specjax.types import Context, Draft, Lasting, Verdict
 
-REFERENCE = """\
-@misc{liu2024optimizing,
-  title = {{Optimizing Speculative Decoding for Serving Large Language Models Using Goodput}},
-  author = {Liu, Xiaoxuan and Daniel, Cade and Hu, Langxiang and Kwon, Woosuk and Li, Zhuohan and
-            Mo, Xiangxi and Cheung, Alvin and Deng, Zhijie and Stoica, Ion and Zhang, Hao},
-  year = {2024},
-  eprint = {2406.14066},
-  archiveprefix = {arXiv},
-}"""
+REFERENCE = "liu2024optimizing"
 
 LIMITS = True
 

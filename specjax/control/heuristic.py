@@ -17,13 +17,7 @@ from specjax.control import _counts
 from specjax.control._types import Controller
 from specjax.types import Context, Draft, Verdict
 
-REFERENCE = """\
-@misc{gante2023assisted,
-  title = {{Assisted Generation: a new direction toward low-latency text generation}},
-  author = {Gante, Joao},
-  year = {2023},
-  howpublished = {\\url{https://huggingface.co/blog/assisted-generation}},
-}"""
+REFERENCE = "gante2023assisted"
 
 LIMITS = True
 

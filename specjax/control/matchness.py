@@ -23,13 +23,12 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from specjax import references
 from specjax.bound import Bound
 from specjax.control import _counts
 from specjax.control._types import Ahead, Controller
 from specjax.types import Context, Draft, Verdict
 
-REFERENCE = references.ZHANG2024DRAFT
+REFERENCE = "zhang2024draft"
 
 
 class State(struct.PyTreeNode):

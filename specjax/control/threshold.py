@@ -16,14 +16,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax import references
 from specjax.bound import Bound
 from specjax.checks import number
 from specjax.control._types import Ahead, Controller
 
-REFERENCE = "\n\n".join(
-    [references.MAMOU2024DYNAMIC, references.ZHANG2025DRAFT, references.AGRAWAL2024ADAEDL]
-)
+REFERENCE = ("mamou2024dynamic", "zhang2025draft", "agrawal2024adaedl")
 
 
 def make(*, least: float) -> Controller:

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import outcome, references, sampling
+from specjax import outcome, sampling
 from specjax.checks import number, whole
 from specjax.decode import _beam_rounds as rounds
 from specjax.decode import _hypotheses as hypotheses
@@ -39,7 +39,7 @@ from specjax.types import LM, ModelParams
 
 # The largest factor of a length penalty.
 MOST = 1e6
-REFERENCE = references.LEVIATHAN2023FAST
+REFERENCE = "leviathan2023fast"
 
 
 class BeamDraft(NamedTuple):

@@ -18,7 +18,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from specjax import accept, control, drafters, registry
+from specjax import accept, control, drafters, references, registry
 from specjax.errors import UserError
 from specjax.run import stand_ins
 from specjax.types import Accept, Drafter
@@ -145,8 +145,6 @@ def _page(head: str, kind: str, name: str, module: Any, source: str) -> Group:
     text = inspect.getdoc(module.make) if registry.is_import(name) else None
     text = (text or inspect.cleandoc(module.__doc__ or "")).strip()
     keys = keys_table(lines, prefix) if lines else Text("none")
-    reference = getattr(module, "REFERENCE", ())
-    entries = (reference,) if isinstance(reference, str) else reference
     facts = [f"{label}: {value}" for label, value in _facts(kind, name).items()]
     return Group(
         Text(head, "bold"),
@@ -155,7 +153,7 @@ def _page(head: str, kind: str, name: str, module: Any, source: str) -> Group:
         Text(f"source: {source}"),
         Text("keys:"),
         Padding(keys, (0, 0, 1, 2), expand=False),
-        *(Text(entry.strip()) for entry in entries),
+        *map(Text, references.of(module).values()),
     )
 
 

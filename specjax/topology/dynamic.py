@@ -24,35 +24,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import references, sampling
+from specjax import sampling
 from specjax.checks import whole
 from specjax.errors import UserError
 
-RINGEL2026ACCELERATING = """\
-@misc{ringel2026accelerating,
-  title = {{Accelerating Speculative Decoding with Block Diffusion Draft Trees}},
-  author = {Ringel, Liran and Romano, Yaniv},
-  year = {2026},
-  eprint = {2604.12989},
-  archiveprefix = {arXiv},
-}"""
-HU2026JETSPEC = """\
-@misc{hu2026jetspec,
-  title = {{JetSpec: Breaking the Scaling Ceiling of Speculative Decoding with Parallel Tree
-            Drafting}},
-  author = {Hu, Lanxiang and Feng, Zhaoxiang and Wu, Yulun and Yuan, Haoran and Zhao, Yujie and
-            Qian, Yu-Yang and Wang, Bojun and Zhao, Peng and Jiang, Daxin and Zhu, Yibo and
-            Rosing, Tajana and Zhang, Hao},
-  year = {2026},
-  eprint = {2606.18394},
-  archiveprefix = {arXiv},
-}"""
-REFERENCE = (
-    references.LI2024EAGLE2,
-    references.CHENG2024RECURRENT,
-    RINGEL2026ACCELERATING,
-    HU2026JETSPEC,
-)
+REFERENCE = ("li2024eagle2", "cheng2024recurrent", "ringel2026accelerating", "hu2026jetspec")
 
 
 def best_first_levels(nodes: int, depth: int, top_k: int) -> tuple[tuple[int, int], ...]:

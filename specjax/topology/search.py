@@ -20,7 +20,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specjax import references
 from specjax.checks import whole
 from specjax.errors import UserError
 from specjax.topology.acceptance import acceptance_table
@@ -28,7 +27,7 @@ from specjax.topology.acceptance import acceptance_vector as acceptance_vector
 from specjax.topology.acceptance import accepted_ranks as accepted_ranks
 from specjax.topology.shapes import Topology, from_ranks
 
-REFERENCE = references.CHEN2024SEQUOIA
+REFERENCE = "chen2024sequoia"
 
 
 def _branching(table: np.ndarray, branching: int | None) -> int:

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import os
 
-from specjax import references
 from specjax.checks import number, whole
 from specjax.drafters.draft_models import draft_model
 from specjax.types import LM, Drafter, Params
 
-REFERENCE = references.KIM2023SPECULATIVE
+REFERENCE = "kim2023speculative"
 
 
 def make(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from specjax import references
 from specjax.checks import one_of, whole
 from specjax.drafters import _growth
 from specjax.drafters._growth.plans import Method
@@ -22,21 +21,7 @@ from specjax.errors import UserError
 from specjax.topology import shapes
 from specjax.types import LM, Drafter, Params
 
-REFERENCE = (
-    references.LEVIATHAN2023FAST,
-    references.CHEN2023ACCELERATING,
-    """\
-@inproceedings{timor2025heterogeneous,
-  title = {{Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
-            Heterogeneous Vocabularies}},
-  author = {Timor, Nadav and Mamou, Jonathan and Korat, Daniel and Berchansky, Moshe and
-            Jain, Gaurav and Pereg, Oren and Wasserblat, Moshe and Harel, David},
-  booktitle = {International Conference on Machine Learning},
-  year = {2025},
-  eprint = {2502.05202},
-  archiveprefix = {arXiv},
-}""",
-)
+REFERENCE = ("leviathan2023fast", "chen2023accelerating", "timor2025heterogeneous")
 
 SHARED = TreeKeys
 GAMMA = 5

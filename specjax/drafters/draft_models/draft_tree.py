@@ -18,19 +18,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from specjax import references
 from specjax.drafters import _growth
 from specjax.drafters._growth.plans import Method
 from specjax.drafters._keys import TreeKeys
 from specjax.drafters.draft_models import _small_model
 from specjax.types import LM, Drafter, Params
 
-REFERENCE = (
-    references.CHEN2024SEQUOIA,
-    references.JEON2024RECURSIVE,
-    references.MIAO2024SPECINFER,
-    references.SUN2023SPECTR,
-)
+REFERENCE = ("chen2024sequoia", "jeon2024recursive", "miao2024specinfer", "sun2023spectr")
 
 SHARED = TreeKeys
 

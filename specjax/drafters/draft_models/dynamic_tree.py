@@ -15,14 +15,13 @@ from __future__ import annotations
 import os
 
 from specjax import control as controllers
-from specjax import references
 from specjax.checks import counts
 from specjax.drafters._growth import Plan
 from specjax.drafters._growth.plans import eagle2
 from specjax.drafters.draft_models import _small_model
 from specjax.types import LM, Drafter, Params
 
-REFERENCE = references.LI2024EAGLE2
+REFERENCE = "li2024eagle2"
 
 
 def make(

@@ -30,14 +30,7 @@ from specjax.errors import UserError
 from specjax.topology import shapes
 from specjax.types import LM, Context, Drafter, ModelParams, Params
 
-REFERENCE = """\
-@misc{an2025pard,
-  title = {{PARD: Accelerating LLM Inference with Low-Cost PARallel Draft Model Adaptation}},
-  author = {An, Zihao and Bai, Huajun and Liu, Ziqiong and Li, Dong and Barsoum, Emad},
-  year = {2025},
-  eprint = {2504.18583},
-  archiveprefix = {arXiv},
-}"""
+REFERENCE = "an2025pard"
 
 SHARED = TreeKeys
 NAME, GAMMA = "pard", 5

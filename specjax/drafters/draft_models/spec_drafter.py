@@ -24,7 +24,6 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
-from specjax import references
 from specjax.bound import Bound
 from specjax.checks import whole
 from specjax.drafters import _growth
@@ -42,7 +41,7 @@ from specjax.models.t5_config import T5Config
 from specjax.topology import shapes
 from specjax.types import LM, Context, Drafter, ModelParams, Output, Params
 
-REFERENCE = references.XIA2023SPECULATIVE
+REFERENCE = "xia2023speculative"
 
 SHARED = TreeKeys
 NAME, BLOCK, LAYERS = "spec_drafter", 7, 2

@@ -23,7 +23,6 @@ import jax.numpy as jnp
 from flax import struct
 
 from specjax import control as controllers
-from specjax import references
 from specjax import tree as tree_lib
 from specjax.bound import Bound
 from specjax.checks import one_of
@@ -48,7 +47,7 @@ from specjax.types import (
     Verdict,
 )
 
-REFERENCE = references.MIAO2024SPECINFER
+REFERENCE = "miao2024specinfer"
 
 
 class _Setup(NamedTuple):

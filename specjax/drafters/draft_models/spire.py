@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from specjax import references
 from specjax.checks import whole
 from specjax.drafters import _growth
 from specjax.drafters._growth.plans import Method
@@ -26,27 +25,7 @@ from specjax.errors import UserError
 from specjax.topology import shapes
 from specjax.types import LM, Drafter, Params
 
-NEELAM2025SPIRE = """\
-@misc{neelam2025spire,
-  title = {{SPIRe: Boosting LLM Inference Throughput with Speculative Decoding}},
-  author = {Neelam, Sanjit and Heinlein, Daniel and Cvicek, Vaclav and Mishra, Akshay and
-            Pope, Reiner},
-  year = {2025},
-  eprint = {2504.06419},
-  archiveprefix = {arXiv},
-}"""
-
-FAN2020ADDRESSING = """\
-@misc{fan2020addressing,
-  title = {{Addressing Some Limitations of Transformers with Feedback Memory}},
-  author = {Fan, Angela and Lavril, Thibaut and Grave, Edouard and Joulin, Armand and
-            Sukhbaatar, Sainbayar},
-  year = {2020},
-  eprint = {2002.09402},
-  archiveprefix = {arXiv},
-}"""
-
-REFERENCE = (NEELAM2025SPIRE, FAN2020ADDRESSING, references.LEVIATHAN2023FAST)
+REFERENCE = ("neelam2025spire", "fan2020addressing", "leviathan2023fast")
 
 SHARED = TreeKeys
 GAMMA = 5

@@ -21,47 +21,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from specjax.bound import Bound
-from specjax.control import calibrated
 from specjax.drafters._keys import StackedKeys
 from specjax.drafters.heads import _block, _block_shape, _block_text, _given
 from specjax.drafters.heads._block_network import Net
-from specjax.topology import dynamic
 from specjax.types import LM, Drafter
 
-CHEN2026DFLASH = """\
-@misc{chen2026dflash,
-  title = {{DFlash: Block Diffusion for Flash Speculative Decoding}},
-  author = {Chen, Jian and Liang, Yesheng and Liu, Zhijian},
-  year = {2026},
-  eprint = {2602.06036},
-  archiveprefix = {arXiv},
-}"""
-HUANG2026DOMINO = """\
-@misc{huang2026domino,
-  title = {{Domino: Decoupling Causal Modeling from Autoregressive Drafting in Speculative
-            Decoding}},
-  author = {Huang, Jianuo},
-  year = {2026},
-  note = {first author},
-  eprint = {2605.29707},
-  archiveprefix = {arXiv},
-}"""
-ZHANG2026DFLARE = """\
-@misc{zhang2026dflare,
-  title = {{DFlare: Scaling Up Draft Capacity for Block Diffusion Speculative Decoding}},
-  author = {Zhang, Jiebin and Yu, Zhenghan and Liu, Song and Yu, Eugene J. and Li, Zheng and
-            Zhu, Dawei and Duo, Jiangshan and Xiong, Weimin and Song, Yifan and Yu, Guanghua and
-            Zhu, Jianchen and Li, Sujian},
-  year = {2026},
-  eprint = {2606.02091},
-  archiveprefix = {arXiv},
-}"""
 REFERENCE = (
-    CHEN2026DFLASH,
-    calibrated.REFERENCE,
-    dynamic.HU2026JETSPEC,
-    HUANG2026DOMINO,
-    ZHANG2026DFLARE,
+    "chen2026dflash",
+    "cheng2026dspark",
+    "hu2026jetspec",
+    "huang2026domino",
+    "zhang2026dflare",
 )
 
 SHARED = StackedKeys

@@ -19,7 +19,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax import references
 from specjax.bound import Bound
 from specjax.checks import one_of, whole
 from specjax.drafters._keys import HeadKeys
@@ -28,7 +27,7 @@ from specjax.errors import UserError
 from specjax.models.short_blocks import matmul
 from specjax.types import LM, Drafter, ModelParams, Params
 
-REFERENCE = references.STERN2018BLOCKWISE
+REFERENCE = "stern2018blockwise"
 
 SHARED = HeadKeys
 HEADS = 3

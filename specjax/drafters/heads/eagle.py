@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from specjax import references
 from specjax.bound import Bound
 from specjax.drafters._keys import EagleKeys
 from specjax.drafters.heads import (
@@ -30,24 +29,7 @@ from specjax.drafters.heads._network import Shape
 from specjax.errors import UserError
 from specjax.types import LM, Drafter
 
-LI2024EAGLE = """\
-@inproceedings{li2024eagle,
-  title = {{EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty}},
-  author = {Li, Yuhui and Wei, Fangyun and Zhang, Chao and Zhang, Hongyang},
-  booktitle = {International Conference on Machine Learning},
-  year = {2024},
-  eprint = {2401.15077},
-  archiveprefix = {arXiv},
-}"""
-ZHANG2024HASS = """\
-@misc{zhang2024learning,
-  title = {{Learning Harmonized Representations for Speculative Sampling}},
-  author = {Zhang, Lefan and Wang, Xiaodan and Huang, Yanhua and Xu, Ruiwen},
-  year = {2024},
-  eprint = {2408.15766},
-  archiveprefix = {arXiv},
-}"""
-REFERENCE = (LI2024EAGLE, references.LI2024EAGLE2, ZHANG2024HASS)
+REFERENCE = ("li2024eagle", "li2024eagle2", "zhang2024learning")
 
 SHARED = EagleKeys
 

@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from specjax import references
 from specjax.bound import Bound
 from specjax.checks import whole, yes_or_no
 from specjax.drafters._keys import EagleKeys
@@ -43,25 +42,7 @@ from specjax.errors import UserError
 from specjax.models.hf_config import value_of
 from specjax.types import LM, Drafter
 
-LI2025EAGLE3 = """\
-@misc{li2025eagle3,
-  title = {{EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time
-            Test}},
-  author = {Li, Yuhui and Wei, Fangyun and Zhang, Chao and Zhang, Hongyang},
-  year = {2025},
-  eprint = {2503.01840},
-  archiveprefix = {arXiv},
-}"""
-HUI2026PEAGLE = """\
-@misc{hui2026peagle,
-  title = {{P-EAGLE: Parallel-Drafting EAGLE with Scalable Training}},
-  author = {Hui, Mude},
-  year = {2026},
-  note = {first author},
-  eprint = {2602.01469},
-  archiveprefix = {arXiv},
-}"""
-REFERENCE = (LI2025EAGLE3, references.LI2024EAGLE2, HUI2026PEAGLE)
+REFERENCE = ("li2025eagle3", "li2024eagle2", "hui2026peagle")
 
 SHARED = EagleKeys
 NAME = "eagle3"

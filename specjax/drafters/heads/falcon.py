@@ -34,15 +34,7 @@ from specjax.drafters.heads._network import Shape
 from specjax.errors import UserError
 from specjax.types import LM, Drafter, Params
 
-REFERENCE = """\
-@misc{gao2024falcon,
-  title = {{Falcon: Faster and Parallel Inference of Large Language Models through Enhanced
-            Semi-Autoregressive Drafting and Custom-Designed Decoding Tree}},
-  author = {Gao, Xiangxiang and Xie, Weisheng and Xiang, Yiwei and Ji, Feng},
-  year = {2024},
-  eprint = {2412.12639},
-  archiveprefix = {arXiv},
-}"""
+REFERENCE = "gao2024falcon"
 
 SHARED = NetworkKeys
 NAME = _falcon.NAME

@@ -30,16 +30,7 @@ from specjax.models.short_blocks import matmul
 from specjax.models.transformer_config import TransformerConfig
 from specjax.types import LM, Drafter, ModelParams, Params
 
-REFERENCE = """\
-@inproceedings{ankner2024hydra,
-  title = {{Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding}},
-  author = {Ankner, Zachary and Parthasarathy, Rishab and Nrusimha, Aniruddha and
-            Rinard, Christopher and Ragan-Kelley, Jonathan and Brandon, William},
-  booktitle = {Conference on Language Modeling},
-  year = {2024},
-  eprint = {2402.05109},
-  archiveprefix = {arXiv},
-}"""
+REFERENCE = "ankner2024hydra"
 
 SHARED = HeadKeys
 # The authors' values.

@@ -18,7 +18,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax import references
 from specjax.bound import Bound
 from specjax.checks import whole
 from specjax.drafters._keys import HeadKeys
@@ -27,7 +26,7 @@ from specjax.models.logits import in_float32
 from specjax.models.short_blocks import matmul
 from specjax.types import LM, Drafter, Params
 
-REFERENCE = references.CAI2024MEDUSA
+REFERENCE = "cai2024medusa"
 
 SHARED = HeadKeys
 HEADS, LAYERS = 4, 1

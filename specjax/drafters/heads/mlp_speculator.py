@@ -31,15 +31,7 @@ from specjax.models.logits import in_float32
 from specjax.models.short_blocks import matmul
 from specjax.types import LM, Drafter, ModelParams, Params
 
-REFERENCE = """\
-@misc{wertheimer2024accelerating,
-  title = {{Accelerating Production LLMs with Combined Token/Embedding Speculators}},
-  author = {Wertheimer, Davis and Rosenkranz, Joshua and Parnell, Thomas and Suneja, Sahil and
-            Ranganathan, Pavithra and Ganti, Raghu and Srivatsa, Mudhakar},
-  year = {2024},
-  eprint = {2404.19124},
-  archiveprefix = {arXiv},
-}"""
+REFERENCE = "wertheimer2024accelerating"
 
 SHARED = HeadKeys
 HEADS = 3

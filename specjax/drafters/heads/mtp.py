@@ -24,16 +24,7 @@ from specjax.drafters.heads import _drafter, _family, _given, _mtp_trunk
 from specjax.drafters.heads._mtp_trunk import TrunkShape
 from specjax.types import LM, Drafter, ModelParams, Params
 
-REFERENCE = """\
-@inproceedings{gloeckle2024better,
-  title = {{Better \\& Faster Large Language Models via Multi-token Prediction}},
-  author = {Gloeckle, Fabian and Youbi Idrissi, Badr and Rozi{\\`e}re, Baptiste and
-            Lopez-Paz, David and Synnaeve, Gabriel},
-  booktitle = {ICML},
-  year = {2024},
-  eprint = {2404.19737},
-  archiveprefix = {arXiv},
-}"""
+REFERENCE = "gloeckle2024better"
 
 SHARED = HeadKeys
 NAME = "mtp"

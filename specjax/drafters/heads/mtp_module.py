@@ -29,14 +29,7 @@ from specjax.drafters.heads import (
 from specjax.topology import shapes
 from specjax.types import LM, Drafter
 
-REFERENCE = """\
-@misc{deepseekai2024v3,
-  title = {{DeepSeek-V3 Technical Report}},
-  author = {{DeepSeek-AI}},
-  year = {2024},
-  eprint = {2412.19437},
-  archiveprefix = {arXiv},
-}"""
+REFERENCE = "deepseekai2024v3"
 
 SHARED = NetworkKeys
 NAME = "mtp_module"

@@ -27,7 +27,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax import references
 from specjax.bound import Bound
 from specjax.checks import whole, yes_or_no
 from specjax.drafters._growth.plans import BEAM
@@ -38,7 +37,7 @@ from specjax.models.logits import in_float32
 from specjax.models.short_blocks import matmul
 from specjax.types import LM, Drafter, ModelParams, Params
 
-REFERENCE = references.CHENG2024RECURRENT
+REFERENCE = "cheng2024recurrent"
 
 SHARED = HeadKeys
 # The authors' values.

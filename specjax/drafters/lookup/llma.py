@@ -25,15 +25,7 @@ from specjax.drafters.lookup import _match, _memory
 from specjax.errors import UserError
 from specjax.types import LM, Draft, Drafter
 
-REFERENCE = """\
-@misc{yang2023inference,
-  title = {{Inference with Reference: Lossless Acceleration of Large Language Models}},
-  author = {Yang, Nan and Ge, Tao and Wang, Liang and Jiao, Binxing and Jiang, Daxin and
-            Yang, Linjun and Majumder, Rangan and Wei, Furu},
-  year = {2023},
-  eprint = {2304.04487},
-  archiveprefix = {arXiv},
-}"""
+REFERENCE = "yang2023inference"
 
 
 class Settings(NamedTuple):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specjax import logit_maps, references, sampling
+from specjax import logit_maps, sampling
 from specjax.bound import Bound
 from specjax.checks import number, one_of, whole
 from specjax.data import ngram_tables
@@ -25,11 +25,7 @@ from specjax.errors import UserError
 from specjax.rng import DRAFT
 from specjax.types import LM, Draft, Drafter
 
-REFERENCE = (
-    references.LEVIATHAN2023FAST,
-    references.SPECTOR2023ACCELERATING,
-    references.CHEN2024CASCADE,
-)
+REFERENCE = ("leviathan2023fast", "spector2023accelerating", "chen2024cascade")
 
 MODES = ("argmax", "sample")
 BIGRAM_WEIGHT, TRIGRAM_WEIGHT = 0.9, 0.8

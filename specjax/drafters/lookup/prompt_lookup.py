@@ -35,14 +35,7 @@ from specjax.drafters.lookup import _match, _memory
 from specjax.errors import UserError
 from specjax.types import LM, Draft, Drafter
 
-SAXENA2023PROMPT = """\
-@misc{saxena2023prompt,
-  title = {{Prompt Lookup Decoding}},
-  author = {Saxena, Apoorv},
-  year = {2023},
-  howpublished = {\\url{https://github.com/apoorvumang/prompt-lookup-decoding}},
-}"""
-REFERENCE = SAXENA2023PROMPT
+REFERENCE = "saxena2023prompt"
 
 _SPECJAX: dict[str, Any] = {
     "gamma": 10,

@@ -24,15 +24,7 @@ from specjax.drafters.lookup._suffix_array import follow, longest_match, sample
 from specjax.errors import UserError
 from specjax.types import DETERMINISTIC, LM, Draft, Drafter
 
-REFERENCE = """\
-@inproceedings{he2024rest,
-  title = {{REST: Retrieval-Based Speculative Decoding}},
-  author = {He, Zhenyu and Zhong, Zexuan and Cai, Tianle and Lee, Jason D. and He, Di},
-  booktitle = {North American Chapter of the Association for Computational Linguistics},
-  year = {2024},
-  eprint = {2311.08252},
-  archiveprefix = {arXiv},
-}"""
+REFERENCE = "he2024rest"
 
 
 class Settings(NamedTuple):

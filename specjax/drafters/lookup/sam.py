@@ -35,16 +35,7 @@ from specjax.drafters.lookup._suffix_array import follow, longest_match, sample
 from specjax.errors import UserError
 from specjax.types import LM, Draft, Drafter
 
-REFERENCE = """\
-@inproceedings{hu2025sam,
-  title = {{SAM Decoding: Speculative Decoding via Suffix Automaton}},
-  author = {Hu, Yuxuan and Wang, Ke and Zhang, Xiaokang and Zhang, Fanjin and Li, Cuiping and
-            Chen, Hong and Zhang, Jing},
-  booktitle = {Annual Meeting of the Association for Computational Linguistics},
-  year = {2025},
-  eprint = {2411.10666},
-  archiveprefix = {arXiv},
-}"""
+REFERENCE = "hu2025sam"
 
 SHARED = DatastoreKeys
 

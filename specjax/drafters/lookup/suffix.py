@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specjax import references
 from specjax.bound import Bound
 from specjax.checks import counts, ngrams, number, one_of
 from specjax.drafters._keys import DatastoreKeys
@@ -35,7 +34,7 @@ from specjax.drafters.lookup._suffix_array import find, follow, last_tokens, sam
 from specjax.errors import UserError
 from specjax.types import CHAIN, DETERMINISTIC, LM, Draft, Drafter
 
-REFERENCE = references.OLIARO2025SUFFIXDECODING
+REFERENCE = "oliaro2025suffixdecoding"
 
 SHARED = DatastoreKeys
 SIZE = 16  # nodes and depth, where they are not given

@@ -29,17 +29,7 @@ from specjax.topology import shapes
 from specjax.topology.shapes import Topology
 from specjax.types import DETERMINISTIC, LM, Draft, Drafter
 
-REFERENCE = """\
-@inproceedings{luo2025turning,
-  title = {{Turning Trash into Treasure: Accelerating Inference of Large Language Models with
-            Token Recycling}},
-  author = {Luo, Xianzhen and Wang, Yixuan and Zhu, Qingfu and Zhang, Zhiming and
-            Zhang, Xuanyu and Yang, Qing and Xu, Dongliang and Che, Wanxiang},
-  booktitle = {Annual Meeting of the Association for Computational Linguistics},
-  year = {2025},
-  eprint = {2408.08696},
-  archiveprefix = {arXiv},
-}"""
+REFERENCE = "luo2025turning"
 
 # Nodes at each level of the default tree: 80 nodes and depth 6, as in the original.
 COUNTS = (8, 21, 25, 15, 8, 3)

@@ -31,16 +31,7 @@ from specjax.drafters.lookup import _frequency, _match, _memory
 from specjax.drafters.lookup._suffix_array import follow, longest_match, sample
 from specjax.types import DETERMINISTIC, LM, Draft, Drafter
 
-REFERENCE = """\
-@inproceedings{zhao2024lookahead,
-  title = {{Lookahead: An Inference Acceleration Framework for Large Language Model with Lossless
-            Generation Accuracy}},
-  author = {Zhao, Yao and Xie, Zhitian and Liang, Chen and Zhuang, Chenyi and Gu, Jinjie},
-  booktitle = {ACM SIGKDD Conference on Knowledge Discovery and Data Mining},
-  year = {2024},
-  eprint = {2312.12728},
-  archiveprefix = {arXiv},
-}"""
+REFERENCE = "zhao2024lookahead"
 
 SHARED = DatastoreKeys
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from specjax import accept, drafters, references
+from specjax import accept, drafters
 from specjax.accept import chain, lenient
 from specjax.bound import Bound
 from specjax.drafters import none
@@ -45,7 +45,7 @@ from specjax.types import (
     Training,
 )
 
-REFERENCE = (references.CHEN2024CASCADE, references.LEVIATHAN2023FAST)
+REFERENCE = ("chen2024cascade", "leviathan2023fast")
 
 
 class _Cascade(NamedTuple):

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from specjax import decode, references, rng, sampling, tree
+from specjax import decode, rng, sampling, tree
 from specjax.bound import Bound
 from specjax.checks import number
 from specjax.drafters import none
@@ -29,7 +29,7 @@ from specjax.drafters.nested._stages import Stages
 from specjax.errors import UserError
 from specjax.types import CHAIN, DETERMINISTIC, LM, DecodeState, Draft, Drafter, ModelParams
 
-REFERENCE = references.LEVIATHAN2023FAST
+REFERENCE = "leviathan2023fast"
 
 
 class State(struct.PyTreeNode):

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from specjax import references, tree
+from specjax import tree
 from specjax.bound import Bound
 from specjax.checks import number
 from specjax.drafters import _batches
@@ -27,7 +27,7 @@ from specjax.drafters.nested._stages import Stages, stage_params
 from specjax.errors import UserError
 from specjax.types import CHAIN, DETERMINISTIC, LM, Draft, Drafter, Output, Verdict
 
-REFERENCE = references.SPECTOR2023ACCELERATING
+REFERENCE = "spector2023accelerating"
 DECAY = 0.8
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specjax import accept, drafters, references, sampling
+from specjax import accept, drafters, sampling
 from specjax.bound import Bound
 from specjax.checks import whole
 from specjax.drafters._growth.siblings import without_replacement
@@ -41,7 +41,7 @@ from specjax.types import (
     Verdict,
 )
 
-REFERENCE = references.SPECTOR2023ACCELERATING
+REFERENCE = "spector2023accelerating"
 
 
 class _Settings(NamedTuple):

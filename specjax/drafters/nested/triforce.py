@@ -31,16 +31,7 @@ from specjax.errors import UserError
 from specjax.prompt import check_window
 from specjax.types import LM, Context, Drafter, ModelParams, Output, Params
 
-REFERENCE = """\
-@inproceedings{sun2024triforce,
-  title = {{TriForce: Lossless Acceleration of Long Sequence Generation with Hierarchical
-           Speculative Decoding}},
-  author = {Sun, Hanshi and Chen, Zhuoming and Yang, Xinyu and Tian, Yuandong and Chen, Beidi},
-  booktitle = {Conference on Language Modeling},
-  year = {2024},
-  eprint = {2404.11912},
-  archiveprefix = {arXiv},
-}"""
+REFERENCE = "sun2024triforce"
 
 # The committed tokens that the small model's cache can lack when a draft begins: its own newest
 # token that was accepted, and the last token of the middle level.

@@ -25,17 +25,7 @@ from specjax.checks import one_of, whole, yes_or_no
 from specjax.drafters.parallel._pieces import pieces
 from specjax.types import LM, Draft, Drafter
 
-REFERENCE = """\
-@inproceedings{santilli2023accelerating,
-  title = {{Accelerating Transformer Inference for Translation via Parallel Decoding}},
-  author = {Santilli, Andrea and Severino, Silvio and Postolache, Emilian and
-            Maiorca, Valentino and Mancusi, Michele and Marin, Riccardo and
-            Rodol{\\`a}, Emanuele},
-  booktitle = {Annual Meeting of the Association for Computational Linguistics},
-  year = {2023},
-  eprint = {2305.10427},
-  archiveprefix = {arXiv},
-}"""
+REFERENCE = "santilli2023accelerating"
 
 
 class State(struct.PyTreeNode):

@@ -36,15 +36,7 @@ from specjax.drafters.parallel._pieces import pieces
 from specjax.topology import tries
 from specjax.types import DETERMINISTIC, LM, Draft, Drafter
 
-REFERENCE = """\
-@inproceedings{fu2024break,
-  title = {{Break the Sequential Dependency of LLM Inference Using Lookahead Decoding}},
-  author = {Fu, Yichao and Bailis, Peter and Stoica, Ion and Zhang, Hao},
-  booktitle = {International Conference on Machine Learning},
-  year = {2024},
-  eprint = {2402.02057},
-  archiveprefix = {arXiv},
-}"""
+REFERENCE = "fu2024break"
 
 
 class State(struct.PyTreeNode):

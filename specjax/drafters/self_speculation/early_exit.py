@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 
-from specjax import references
 from specjax.bound import Bound
 from specjax.checks import one_of, whole
 from specjax.drafters import _growth
@@ -33,18 +32,7 @@ from specjax.errors import UserError
 from specjax.topology import shapes
 from specjax.types import CHAIN, LM, Drafter, Params, Training
 
-LIU2024KANGAROO = """\
-@inproceedings{liu2024kangaroo,
-  title = {{Kangaroo: Lossless Self-Speculative Decoding for Accelerating LLMs via Double Early
-            Exiting}},
-  author = {Liu, Fangcheng and Tang, Yehui and Liu, Zhenhua and Ni, Yunsheng and Tang, Duyu and
-            Han, Kai and Wang, Yunhe},
-  booktitle = {Advances in Neural Information Processing Systems},
-  year = {2024},
-  eprint = {2404.18911},
-  archiveprefix = {arXiv},
-}"""
-REFERENCE = (references.ELHOUSHI2024LAYERSKIP, LIU2024KANGAROO)
+REFERENCE = ("elhoushi2024layerskip", "liu2024kangaroo")
 
 SHARED = TreeKeys
 GAMMA = 5

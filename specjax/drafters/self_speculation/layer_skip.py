@@ -20,7 +20,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from specjax import references
 from specjax.bound import Bound
 from specjax.checks import whole
 from specjax.drafters import _growth
@@ -31,18 +30,7 @@ from specjax.errors import UserError
 from specjax.topology import shapes
 from specjax.types import LM, Drafter
 
-REFERENCE = (
-    references.ZHANG2024DRAFT,
-    """\
-@inproceedings{xia2025swift,
-  title = {{SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration}},
-  author = {Xia, Heming and Li, Yongqi and Zhang, Jun and Du, Cunxiao and Li, Wenjie},
-  booktitle = {International Conference on Learning Representations},
-  year = {2025},
-  eprint = {2410.06916},
-  archiveprefix = {arXiv},
-}""",
-)
+REFERENCE = ("zhang2024draft", "xia2025swift")
 
 SHARED = TreeKeys
 GAMMA = 8

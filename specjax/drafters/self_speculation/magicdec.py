@@ -19,38 +19,7 @@ from specjax.errors import UserError
 from specjax.topology import shapes
 from specjax.types import LM, Drafter
 
-REFERENCE = (
-    """\
-@inproceedings{chen2025magicdec,
-  title = {{MagicDec: Breaking the Latency-Throughput Tradeoff for Long Context Generation
-           with Speculative Decoding}},
-  author = {Chen, Jian and Tiwari, Vashisth and Sadhukhan, Ranajoy and Chen, Zhuoming and
-            Shi, Jinyuan and Yen, Ian En-Hsu and Chen, Beidi},
-  booktitle = {International Conference on Learning Representations},
-  year = {2025},
-  eprint = {2408.11049},
-  archiveprefix = {arXiv},
-}""",
-    """\
-@inproceedings{xiao2024efficient,
-  title = {{Efficient Streaming Language Models with Attention Sinks}},
-  author = {Xiao, Guangxuan and Tian, Yuandong and Chen, Beidi and Han, Song and Lewis, Mike},
-  booktitle = {International Conference on Learning Representations},
-  year = {2024},
-  eprint = {2309.17453},
-  archiveprefix = {arXiv},
-}""",
-    """\
-@inproceedings{li2024snapkv,
-  title = {{SnapKV: LLM Knows What You are Looking for Before Generation}},
-  author = {Li, Yuhong and Huang, Yingbing and Yang, Bowen and Venkitesh, Bharat and
-            Locatelli, Acyr and Ye, Hanchen and Cai, Tianle and Lewis, Patrick and Chen, Deming},
-  booktitle = {Advances in Neural Information Processing Systems},
-  year = {2024},
-  eprint = {2404.14469},
-  archiveprefix = {arXiv},
-}""",
-)
+REFERENCE = ("chen2025magicdec", "xiao2024efficient", "li2024snapkv")
 
 SHARED = TreeKeys
 GAMMA = 4

@@ -30,15 +30,7 @@ from specjax.drafters.self_speculation import _look_ahead, _look_ahead_text
 from specjax.errors import UserError
 from specjax.types import LM, Drafter
 
-REFERENCE = """\
-@inproceedings{monea2023pass,
-  title = {{PaSS: Parallel Speculative Sampling}},
-  author = {Monea, Giovanni and Joulin, Armand and Grave, Edouard},
-  booktitle = {NeurIPS Efficient Natural Language and Speech Processing Workshop},
-  year = {2023},
-  eprint = {2311.13581},
-  archiveprefix = {arXiv},
-}"""
+REFERENCE = "monea2023pass"
 
 SHARED = HeadKeys
 HEADS = 4
