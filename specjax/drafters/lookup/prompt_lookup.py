@@ -138,9 +138,9 @@ def make(
             unknown ``match`` or ``rule``, ``periodic`` without ``partial``.
     """
     one_of("rule", rule, tuple(RULES))
-    chosen = {"gamma": gamma, "max_ngram": max_ngram, "min_ngram": min_ngram}
+    chosen: dict[str, Any] = {"gamma": gamma, "max_ngram": max_ngram, "min_ngram": min_ngram}
     chosen |= {"match": match, "partial": partial}
-    keys = RULES[rule] | {name: value for name, value in chosen.items() if value is not None}
+    keys: dict[str, Any] = RULES[rule] | {name: value for name, value in chosen.items() if value is not None}
     whole("gamma", keys["gamma"], 1)
     if rule == "specjax" and max_ngram is not None and min_ngram is None:
         keys["min_ngram"] = 1
