@@ -37,7 +37,7 @@ LAYERS = (
     ("bench",),
     ("generation", "report", "train"),
     ("run",),
-    ("testing", "__main__"),
+    ("testing",),
 )
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -63,16 +63,16 @@ def part_of(path: Path) -> str:
 
 
 def test_every_part_has_a_layer_and_few_are_at_the_top():
-    parts = {part_of(path) for path in FILES} - {"__init__", "_moved"}
+    parts = {part_of(path) for path in FILES} - {"__init__"}
     assert parts <= set(LAYER)
-    assert len(list(PACKAGE.glob("*.py"))) <= 18
+    assert len(list(PACKAGE.glob("*.py"))) <= 16
 
 
 def test_imports_point_to_lower_layers():
     wrong = [
         f"{path.relative_to(PACKAGE)} imports {name}"
         for path in FILES
-        if (own := part_of(path)) not in ("__init__", "_moved")
+        if (own := part_of(path)) != "__init__"
         for name in sorted(imports(path))
         if name != own and LAYER[name] >= LAYER[own]
     ]
