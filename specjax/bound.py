@@ -51,8 +51,8 @@ def key(value: Any) -> Any:
             known = (value.func, tuple(map(key, value.args)), named)
             value.__dict__["key"] = known
         return known
-    if isinstance(value, tuple) and hasattr(value, "compared"):
-        value = value.compared()
+    if isinstance(value, tuple) and (compared := getattr(value, "compared", None)):
+        value = compared()
     if isinstance(value, tuple | list):
         return (type(value), *map(key, value))
     if isinstance(value, dict):

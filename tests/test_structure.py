@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "specjax"
 # Lowest first. A module imports from its own package and from lower layers only.
 LAYERS = (
     ("errors",),
-    ("checks", "config", "files", "registry"),
+    ("bound", "checks", "config", "files", "registry"),
     ("references",),
     ("logit_maps",),
     ("sampling",),
@@ -66,6 +66,14 @@ def test_every_part_has_a_layer_and_few_are_at_the_top():
     parts = {part_of(path) for path in FILES} - {"__init__"}
     assert parts <= set(LAYER)
     assert len(list(PACKAGE.glob("*.py"))) <= 16
+
+
+def test_the_list_of_layers_in_contributing_is_this_one():
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    block = text.partition("## Structure")[2].partition("only:\n\n")[2].partition("\n\n")[0]
+    # Names, then perhaps spaces and a note; the highest layer first.
+    lines = [line.strip().partition("  ")[0].split(", ") for line in block.splitlines()]
+    assert lines[::-1] == [list(names) for names in LAYERS]
 
 
 def test_imports_point_to_lower_layers():
