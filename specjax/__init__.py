@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING, Any
 
-from specjax import _moved
 from specjax.decode import (
     BeamDraft,
     Beams,
@@ -88,9 +87,9 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """``load`` and ``generate_text``, and modules under their old names."""
+    """``load`` and ``generate_text``."""
     if name in _GENERATION:
         from specjax import generation
 
         return getattr(generation, name)
-    return _moved.module(name)
+    raise AttributeError(f"module 'specjax' has no attribute {name!r}")

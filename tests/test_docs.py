@@ -8,6 +8,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import mutants
 import pytest
 
 import specjax
@@ -85,6 +86,14 @@ def test_the_code_of_the_readme_runs(tmp_path, monkeypatch, capsys, target):
 @pytest.mark.parametrize("page", [n for n, t in PAGES.items() if "\n```python\n" in t])
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, target, draft):
     _run(page, tmp_path, monkeypatch, target, draft)
+
+
+@pytest.mark.fast
+def test_the_number_of_mutants():
+    published, unseen = len(mutants.PUBLISHED), len(mutants.UNSEEN)
+    text = " ".join(PAGES["docs/exactness.md"].split())
+    number = f"{published + unseen} mistakes, {published} of published code and {unseen} invented"
+    assert number in text
 
 
 # Links and commands ----------------------------------------------------------------------------

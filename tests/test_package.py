@@ -9,7 +9,6 @@ import sys
 import pytest
 
 import specjax
-from specjax import _moved
 
 pytestmark = pytest.mark.fast
 
@@ -63,13 +62,6 @@ late = "specjax.generation" in sys.modules or bool(xla_bridge._backends)
 print(json.dumps([sorted(set(specjax.__all__) - set(names)), "__version__" in names, late]))
 """
     assert run(code) == [[], True, False]
-
-
-@pytest.mark.parametrize("name", sorted(_moved.MOVED))
-def test_moved_modules_keep_their_names(name):
-    with pytest.warns(DeprecationWarning, match=f"specjax.{name} is now"):
-        module = getattr(specjax, name)
-    assert module.__name__ == f"specjax.{_moved.MOVED[name]}"
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -11,8 +11,8 @@ block_efficiency (tau)
 accepted_per_round
     Draft tokens accepted per round, before cutting; tau - 1 if nothing is cut.
 verified_per_round
-    Tokens that the target was fed per round: the pending token and the verified nodes. At batch 1 a
-    round may verify fewer nodes than the draft has room for. None in a replay.
+    Tokens that the target was fed per round: the pending token and the verified nodes. A round may
+    verify fewer nodes than the draft has room for. None in a replay.
 acceptance_rate (alpha)
     Accepted / tested depths. A depth is tested if all depths before it were accepted and the draft
     has a node there. So it is the probability that a draft token (on a tree: one of the siblings)

@@ -21,10 +21,10 @@ from rich.text import Text
 from specjax import accept, control, drafters, references, registry
 from specjax.errors import UserError
 from specjax.run import stand_ins
+from specjax.run.dispatch import MODES
 from specjax.types import Accept, Drafter
 
 KINDS = {"drafter": drafters, "rule": accept, "controller": control}
-MODES = ("train", "generate", "chat", "bench", "replay", "online")
 # How the drafts of each kind of siblings are described.
 _SIBLINGS = {
     "chain": "a chain",

@@ -5,13 +5,13 @@
     python -m specjax.run --explain=medusa   a drafter, a rule or a controller, with its keys
     python -m specjax.run --config=bench --help   the keys of a configuration
 
-``config.mode`` is train, generate, bench or replay. ``--methods=suffix,prompt_lookup`` measures
-several drafters. Several processes compute together with --coordinator=host:port --processes=N
---process=I, or with --distributed where JAX finds the others. ``config.prepare`` may name
-configurations of ``config.stages`` that run first, in that order, each into ``<workdir>/<its
-name>``; finished stages are skipped, and those whose result the configuration does not use.
-"{workdir}" in a text is replaced by the workdir. A user's mistake gives one line on stderr and exit
-status 2, and nothing is written.
+``config.mode`` is train, generate, chat, bench, replay or online.
+``--methods=suffix,prompt_lookup`` measures several drafters. Several processes compute together
+with --coordinator=host:port --processes=N --process=I, or with --distributed where JAX finds the
+others. ``config.prepare`` may name configurations of ``config.stages`` that run first, in that
+order, each into ``<workdir>/<its name>``; finished stages are skipped, and those whose result the
+configuration does not use. "{workdir}" in a text is replaced by the workdir. A user's mistake gives
+one line on stderr and exit status 2, and nothing is written.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@
 - ``loop_fit``: chi-square of the compiled loop's outputs, with its power.
 - ``tabular``, ``keyed``, ``whole_text``, ``tiny``, ``tiny_t5``: small models; ``cases``: drafters
   of every kind on them.
-- ``mutants``: wrong rules and drafters that a test must be able to detect.
 """
 
 from specjax.testing.conformance import check_accept, check_drafter

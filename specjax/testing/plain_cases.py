@@ -1,4 +1,4 @@
-"""Cases for rules: drafts without a model, deep, wide or empty, and all mutants' cases by name."""
+"""Cases for rules: drafts without a model, deep, wide or empty; and cases by name."""
 
 from __future__ import annotations
 

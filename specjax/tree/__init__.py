@@ -18,8 +18,8 @@ from flax import struct
 from specjax.errors import UserError
 from specjax.types import CHAIN, DETERMINISTIC, Draft, Drafter
 
-# None: the widths of ``widths`` at batch 1, the whole draft for larger batches. Otherwise the
-# numbers of tokens that a round may verify, the pending token included.
+# None: ``widths`` chooses them, the same for every batch size. Otherwise the numbers of tokens that
+# a round may verify, the pending token included; ``widths`` says which of them are used.
 Widths = tuple[int, ...] | None
 
 

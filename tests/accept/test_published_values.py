@@ -6,15 +6,15 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import mutants
 import numpy as np
 import pytest
 from marks import by_default
+from mutants.drafters import with_draft
 
 from specjax import accept, drafters, testing
 from specjax.accept import block, chain, k_seq
 from specjax.drafters.draft_models import draft_tree
-from specjax.testing import mutants
-from specjax.testing.mutant_drafters import with_draft
 from specjax.types import Draft, ModelParams
 
 # Enumeration runs each operation alone: on one worker each is compiled once for all these files.

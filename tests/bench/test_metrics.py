@@ -6,6 +6,7 @@ import functools
 import itertools
 
 import jax.numpy as jnp
+import mutants
 import numpy as np
 import pytest
 from marks import by_default
@@ -13,7 +14,7 @@ from marks import by_default
 from specjax import accept, decode, drafters, rng, sampling, testing, theory
 from specjax.bench import lossless, metrics
 from specjax.drafters.draft_models import draft_model
-from specjax.testing import cases, loop, mutants
+from specjax.testing import cases, loop
 from specjax.topology import shapes
 from specjax.types import ModelParams, Records
 

@@ -86,6 +86,7 @@ def test_help_lists_the_keys_of_a_configuration(capsys):
     assert "output_weight" not in out  # a key of another drafter
     status, out, err = call(capsys, "--help")
     assert (status, err) == (0, "") and "--explain=medusa" in out
+    assert f"config.mode`` is {', '.join(catalog.MODES[:-1])} or {catalog.MODES[-1]}." in out
 
 
 def test_comments_of_keys():

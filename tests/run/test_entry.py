@@ -1,4 +1,4 @@
-"""The entry points, and what a user sees: python -m specjax, the console command, piped output."""
+"""The entry points, and what a user sees: the console command, piped output."""
 
 from __future__ import annotations
 
@@ -12,22 +12,12 @@ import pytest
 from commandline import ROOT
 from rich.console import Console
 
-from specjax import __main__ as entry
 from specjax import accept, drafters, run
 from specjax.bench import measuring, passes
 from specjax.errors import UserError
 from specjax.report import terminal
 from specjax.run import catalog, command_line
 from specjax.types import LM, ModelParams
-
-
-def test_python_m_specjax_says_what_to_do(capsys):
-    assert entry.main([]) == 0
-    out = capsys.readouterr().out
-    assert "python -m specjax.run --list" in out and "--config=quickstart" in out
-    assert entry.main(["--config=x"]) == 2
-    err = capsys.readouterr().err
-    assert err == "specjax: give arguments to python -m specjax.run: --config=x\n"
 
 
 def test_the_console_command_and_the_packaged_configurations():

@@ -14,13 +14,14 @@ from __future__ import annotations
 import functools
 
 import jax.numpy as jnp
+import mutants
 import numpy as np
 import pytest
 from marks import by_default
 
 from specjax import accept, decode, drafters, rng, sampling, testing
 from specjax.drafters.draft_models import draft_model, draft_tree
-from specjax.testing import loop, mutants
+from specjax.testing import loop
 from specjax.types import ModelParams
 
 ROWS, V, STEPS = 120_000, 4, 3

@@ -13,12 +13,13 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import mutants
 import pytest
 from marks import by_default
 
 from specjax import accept, drafters, testing
 from specjax.drafters.draft_models import draft_tree
-from specjax.testing import cases, mutants, plain_cases
+from specjax.testing import cases, plain_cases
 from specjax.types import SIBLINGS, Draft, ModelParams
 
 # Enumeration runs each operation alone: on one worker each is compiled once for all these files.

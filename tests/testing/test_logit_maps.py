@@ -5,9 +5,10 @@ from __future__ import annotations
 import jax
 import pytest
 from marks import by_default
+from mutants import maps
 
 from specjax import accept, testing
-from specjax.testing import cases, claims, conformance, exact, loop, mutant_maps, plain_cases
+from specjax.testing import cases, claims, conformance, exact, loop, plain_cases
 from specjax.testing.law_checks import EXACT, LEVEL, ROWS, check_law
 
 # Enumeration runs each operation alone: on one worker each is compiled once for all these files.
@@ -108,15 +109,15 @@ def test_the_law_of_the_compiled_loop(name, rule):
 
 # Each is a mistake of its own; the slow ones have a default neighbour in the same function.
 SLOW = {"siblings_counted", "present_once", "one_too_late", "prompt_ignored", "target_unmapped"}
-NAMES = [mutant.name for mutant in mutant_maps.MUTANTS]
+NAMES = [mutant.name for mutant in maps.MUTANTS]
 
 
 @pytest.mark.parametrize("name", by_default(NAMES, set(NAMES) - SLOW))
 def test_enumeration_detects(name):
-    [mutant] = [mutant for mutant in mutant_maps.MUTANTS if mutant.name == name]
+    [mutant] = [mutant for mutant in maps.MUTANTS if mutant.name == name]
     rule = accept.default_rule(plain_cases.named(mutant.case).drafter)
     settings = mutant.settings | {"vocab_size": cases.VOCAB}
-    with mutant_maps.active(mutant):
+    with maps.active(mutant):
         assert error_of(mutant.case, rule, **settings) > 1e-3, mutant.mistake
 
 
@@ -124,6 +125,6 @@ def test_enumeration_detects(name):
 @pytest.mark.parametrize("name", ["chain", "without_replacement"])
 def test_the_same_settings_without_a_mistake(name):
     """The mutants differ from the truth because of the mistake alone."""
-    for settings in {id(m.settings): m.settings for m in mutant_maps.MUTANTS}.values():
+    for settings in {id(m.settings): m.settings for m in maps.MUTANTS}.values():
         rule = accept.default_rule(plain_cases.named(name).drafter)
         assert error_of(name, rule, vocab_size=cases.VOCAB, **settings) < EXACT

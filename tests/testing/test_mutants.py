@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import mutants
 import numpy as np
 import pytest
 
@@ -16,7 +17,6 @@ from specjax.testing import (
     exact,
     forecast_checks,
     loop,
-    mutants,
     plain_cases,
     state_checks,
     width_checks,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import mutants
 import pytest
 
 from specjax import accept, drafters, rng, testing, types
 from specjax.errors import UserError
-from specjax.testing import cases, conformance, findings, law_checks, mutants, plain_cases
+from specjax.testing import cases, conformance, findings, law_checks, plain_cases
 from specjax.testing.findings import Finding, Report
 from specjax.types import Accept
 

@@ -8,6 +8,7 @@ import itertools
 import growth_cases as shared
 import jax
 import jax.numpy as jnp
+import mutants
 import numpy as np
 import pytest
 from marks import by_default
@@ -16,7 +17,7 @@ from specjax import accept, decode, drafters, rng, step, testing
 from specjax import tree as tree_lib
 from specjax.control import Controller
 from specjax.errors import UserError
-from specjax.testing import cases, loop, mutants
+from specjax.testing import cases, loop
 from specjax.types import CHAIN, ModelParams
 
 TARGET, DRAFT, _ = cases.models(3)

@@ -7,6 +7,7 @@ import time
 import growth_cases
 import jax
 import jax.numpy as jnp
+import mutants
 import numpy as np
 import pytest
 import spire_cases as shared
@@ -18,7 +19,7 @@ from specjax.errors import UserError
 from specjax.models.spire import directory
 from specjax.models.spire import model as spire
 from specjax.models.spire.config import SpireConfig
-from specjax.testing import cases, mutants
+from specjax.testing import cases
 from specjax.testing.claims import widen
 from specjax.types import CHAIN, LM, ModelParams
 

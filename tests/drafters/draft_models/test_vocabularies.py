@@ -14,6 +14,7 @@ from beam_cases import wrong
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from marks import by_default
+from mutants.drafters import with_draft
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 import specjax as sj
@@ -33,7 +34,6 @@ from specjax.errors import UserError
 from specjax.models import lm, token_bytes, vocabulary_maps
 from specjax.models.token_bytes import TokenBytes, of_tokens
 from specjax.testing import cases, state_checks, vocabulary_cases
-from specjax.testing.mutant_drafters import with_draft
 from specjax.testing.vocabulary_cases import spelled
 from specjax.types import ModelParams, Verdict
 

@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from mutants.networks import with_stepper
 
 from specjax import accept, drafters, sampling, step, testing
 from specjax.drafters.heads import _block_corrections as corrections
 from specjax.drafters.heads import _block_network, _block_text
 from specjax.errors import UserError
 from specjax.models import block_files, head_files
-from specjax.testing import cases, loop, mutant_networks
+from specjax.testing import cases, loop
 from specjax.testing.claims import widen
 from specjax.types import Batch, ModelParams
 
@@ -142,7 +143,7 @@ def forgetful(right):
 def test_wrong_caches_are_detected(change):
     """The text would be right with them; only acceptance would fall."""
     drafter, params = made("dflash")
-    wrong = mutant_networks.with_stepper(drafter, change)
+    wrong = with_stepper(drafter, change)
     assert largest_error(wrong, params) > 1e-2
 
 

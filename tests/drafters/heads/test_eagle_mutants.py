@@ -7,10 +7,10 @@ import eagle_reference as reference
 import jax
 import numpy as np
 import pytest
+from mutants.networks import CLAIMS, MISTAKES, REFERENCE, ROUNDS
 
 from specjax import accept, decode, rng, sampling, step
 from specjax.testing import cases, claims
-from specjax.testing.mutant_networks import CLAIMS, MISTAKES, REFERENCE, ROUNDS
 from specjax.types import ModelParams
 
 # Programs are shared with test_eagle.py.

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from eagle_cases import TABLE, TARGET
-from falcon_mutants import ROUNDS, STATIC
+from mutants.falcon import ROUNDS, STATIC
 from safetensors.numpy import load_file
 
 from specjax import decode, drafters, step, testing, tree

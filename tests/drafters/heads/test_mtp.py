@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from eagle_cases import TARGET
+from mutants.networks import with_stepper
 from safetensors.numpy import load_file
 
 from specjax import drafters, step, testing
@@ -23,7 +24,6 @@ from specjax.models.rope import Rope
 from specjax.models.transformer_config import Experts
 from specjax.testing import cases
 from specjax.testing.claims import widen
-from specjax.testing.mutant_networks import with_stepper
 from specjax.types import ModelParams
 
 pytestmark = pytest.mark.xdist_group("mtp heads")

@@ -12,13 +12,13 @@ import mtp_reference as reference
 import numpy as np
 import pytest
 from eagle_cases import TABLE, TARGET
+from mutants.modules import MISTAKES
 
 from specjax import drafters, testing
 from specjax.drafters.heads import _rollout
 from specjax.errors import UserError
 from specjax.testing import cases
 from specjax.testing.claims import widen
-from specjax.testing.mutant_modules import MISTAKES
 from specjax.types import Batch, ModelParams
 
 pytestmark = pytest.mark.xdist_group("mtp")

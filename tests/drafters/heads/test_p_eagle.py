@@ -14,12 +14,13 @@ import numpy as np
 import optax
 import pytest
 from marks import by_default
+from mutants.networks import with_stepper
 
 from specjax import drafters, step, testing
 from specjax.drafters.heads import _features, _masked_text, _parallel_text
 from specjax.errors import UserError
 from specjax.models import lm
-from specjax.testing import cases, mutant_networks
+from specjax.testing import cases
 from specjax.testing.claims import widen
 from specjax.types import Batch, ModelParams
 
@@ -136,7 +137,7 @@ def last_feature(drafter):
 
         return right._replace(begin=begin)
 
-    return mutant_networks.with_stepper(drafter, change)
+    return with_stepper(drafter, change)
 
 
 def with_layout(change):
@@ -154,7 +155,7 @@ def with_layout(change):
             other = network._replace(apply=apply)
             return _features._begin_parallel(other, VOCAB, TOKENS, params, context, kept)
 
-        return mutant_networks.with_stepper(drafter, lambda right: right._replace(begin=begin))
+        return with_stepper(drafter, lambda right: right._replace(begin=begin))
 
     return wrong
 

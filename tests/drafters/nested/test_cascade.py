@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from marks import by_default
+from mutants import rules
 
 from specjax import accept, decode, drafters, rng, sampling, testing
 from specjax.accept import lenient
 from specjax.drafters.nested import _inner_rounds, _lengths, _system, cascade
 from specjax.errors import UserError
-from specjax.testing import cases, exact, law_checks, loop, mutant_rules, script
+from specjax.testing import cases, exact, law_checks, loop, script
 from specjax.testing.exact import NoiseReused
 from specjax.types import Accept, ModelParams
 
@@ -71,13 +72,13 @@ def first_token():
 def test_a_draw_without_the_residual_gives_the_known_wrong_law(monkeypatch):
     np.testing.assert_allclose(first_token(), TARGET, atol=1e-12)
     # The mistake of TriForce's code: outer law (.32, .50, .18).
-    wrong = Accept(mutant_rules.resample_from_target, CHAIN.greedy, "wrong", "L1")
+    wrong = Accept(rules.resample_from_target, CHAIN.greedy, "wrong", "L1")
     monkeypatch.setattr(cascade, "_inner_rule", lambda lenience: wrong)
     np.testing.assert_allclose(first_token.__wrapped__(), [0.32, 0.5, 0.18], atol=1e-12)
 
 
 def no_residual(monkeypatch):
-    wrong = Accept(mutant_rules.resample_from_target, CHAIN.greedy, "wrong", "L1")
+    wrong = Accept(rules.resample_from_target, CHAIN.greedy, "wrong", "L1")
     monkeypatch.setattr(cascade, "_inner_rule", lambda lenience: wrong)
 
 

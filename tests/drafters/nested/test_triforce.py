@@ -7,6 +7,7 @@ import types
 
 import jax
 import jax.numpy as jnp
+import mutants
 import numpy as np
 import pytest
 from marks import by_default
@@ -14,7 +15,7 @@ from marks import by_default
 from specjax import accept, decode, drafters, rng, sampling, testing
 from specjax.drafters.nested import triforce
 from specjax.errors import UserError
-from specjax.testing import cases, mutants
+from specjax.testing import cases
 from specjax.types import ModelParams
 
 PROMPTS = [[1, 2, 3, 0, 4, 2, 2, 1], [4], [3, 1, 2, 0, 4], [2, 2]]

@@ -1,6 +1,6 @@
 """Wrong acceptance rules for trees: functions (keys, draft, target_probs) -> Verdict.
 
-The registry, with the mistake and its source, is ``specjax.testing.mutants``.
+The registry, with the mistake and its source, is ``mutants``.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from mutants.drafters import with_draft
 from specjax.drafters._growth import Stepper
-from specjax.testing.mutant_drafters import with_draft
 from specjax.types import Drafter
 
 # ROUNDS: after some rounds the state is that of a fresh prefill. REFERENCE: the first draft is that
@@ -33,7 +33,7 @@ class Mistake(NamedTuple):
 
 def with_stepper(drafter: Drafter, change: Callable[[Stepper], Stepper]) -> Drafter:
     """The drafter with a changed stepper."""
-    setup = drafter.propose.args[0]  # pyright: ignore[reportFunctionMemberAccess]
+    setup = drafter.propose.args[0]
     setup = setup._replace(stepper=change(setup.stepper))
     parts = {name: getattr(drafter, name).func for name in ("init", "propose", "update")}
     return drafter._replace(

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from mutants.networks import ROUNDS, Mistake, with_stepper
 from specjax.drafters._growth import Stepper
-from specjax.testing.mutant_networks import ROUNDS, Mistake, with_stepper
 from specjax.types import Drafter
 
 

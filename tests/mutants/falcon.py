@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from mutants.networks import ROUNDS as BY_ROUNDS
+from mutants.networks import Mistake, with_stepper
 from specjax.drafters.heads import _falcon_loss, _falcon_network
-from specjax.testing.mutant_networks import ROUNDS as BY_ROUNDS
-from specjax.testing.mutant_networks import Mistake, with_stepper
 from specjax.tree import Layout
 
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from specjax import accept
-from specjax.accept import chain, deterministic, recursive
-from specjax.testing import mutant_drafters as drafters
-from specjax.testing import mutant_rules as rules
-from specjax.testing import mutant_tree_rules as tree_rules
-from specjax.testing.mutant_entry import (
+from mutants import drafters, rules, tree_rules
+from mutants.entry import (
     CLAIMS,
     CONFORMANCE,
     COUNTING,
@@ -19,6 +15,8 @@ from specjax.testing.mutant_entry import (
     drafter_mutant,
     rule_mutant,
 )
+from specjax import accept
+from specjax.accept import chain, deterministic, recursive
 
 _RULES = (
     rule_mutant(

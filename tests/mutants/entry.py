@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from mutants.drafters import with_draft
 from specjax.accept import _verdict
-from specjax.testing.mutant_drafters import with_draft
 from specjax.types import SIBLINGS, Accept, Drafter
 
 ENUMERATION, LEDGER, COUNTING, CONFORMANCE = "enumeration", "ledger", "counting", "conformance"

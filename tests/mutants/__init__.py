@@ -6,8 +6,8 @@ each mutant the test named in ``caught_by``.
 
 from __future__ import annotations
 
-from specjax.testing.mutant_drafters import with_draft
-from specjax.testing.mutant_entry import (
+from mutants.drafters import with_draft
+from mutants.entry import (
     CLAIMS,
     CONFORMANCE,
     COUNTING,
@@ -20,8 +20,8 @@ from specjax.testing.mutant_entry import (
     WIDTHS,
     Mutant,
 )
-from specjax.testing.mutants_published import PUBLISHED
-from specjax.testing.mutants_unseen import UNSEEN
+from mutants.published import PUBLISHED
+from mutants.unseen import UNSEEN
 
 __all__ = [
     "CLAIMS",

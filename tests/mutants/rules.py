@@ -1,7 +1,7 @@
 """Wrong acceptance rules: functions (keys, draft, target_probs) -> Verdict.
 
-Those for trees are in ``mutant_tree_rules``. The registry, with the mistake and its source, is
-``specjax.testing.mutants``.
+Those for trees are in ``mutants.tree_rules``. The registry, with the mistake and its source, is
+``mutants``.
 """
 
 from __future__ import annotations

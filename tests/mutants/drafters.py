@@ -1,6 +1,6 @@
 """Wrong drafters: functions (draft, keys, context) -> draft that change a correct draft.
 
-The registry, with the mistake and its source, is ``specjax.testing.mutants``.
+The registry, with the mistake and its source, is ``mutants``.
 """
 
 from __future__ import annotations

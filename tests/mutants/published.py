@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from specjax.accept import chain, recursive
-from specjax.testing import mutant_drafters as drafters
-from specjax.testing import mutant_rules as rules
-from specjax.testing import mutant_tree_rules as tree_rules
-from specjax.testing.mutant_entry import (
+from mutants import drafters, rules, tree_rules
+from mutants.entry import (
     CONFORMANCE,
     COUNTING,
     LEDGER,
@@ -14,6 +11,7 @@ from specjax.testing.mutant_entry import (
     drafter_mutant,
     rule_mutant,
 )
+from specjax.accept import chain, recursive
 
 PUBLISHED = (
     rule_mutant(
