@@ -10,10 +10,12 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
+from internals import decode_beam_rounds as _beam_rounds
+from internals import decode_hypotheses as _hypotheses
 
 import specjax as sj
 from specjax import testing
-from specjax.decode import _beam_rounds, _hypotheses, beams
+from specjax.decode import beams
 from specjax.models import lm
 from specjax.models.transformer_config import TransformerConfig
 from specjax.types import ModelParams

@@ -23,7 +23,7 @@ os.environ.setdefault("XLA_FLAGS", FLAGS)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # No test reads which line of Python made an operation: programs without it are built in less time.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
-# Traces make many objects that live long: a collection of all of them takes seconds and finds little.
+# Traces make many objects that live long: to collect all of them takes seconds and frees little.
 gc.set_threshold(100_000, 20, 100)
 
 CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"

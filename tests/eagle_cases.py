@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from internals import drafters_growth
+from internals import heads_vocabulary as _vocabulary
 
 from specjax import accept, decode, drafters, rng, sampling, step, testing, tree
-from specjax.drafters._growth import Nodes
-from specjax.drafters.heads import _vocabulary
 from specjax.models import lm
 from specjax.testing import cases
 from specjax.types import ModelParams
@@ -95,7 +95,9 @@ def look(drafter, params, state, path) -> Seen:
     logits = [begun.logits[:, None]]
     for place in range(DEPTH):
         layout = tree.chain_layout(len(path), 1, place)
-        nodes = Nodes(path[:, place : place + 1], np.array([place - 1]), place + 1, layout)
+        nodes = drafters_growth.Nodes(
+            path[:, place : place + 1], np.array([place - 1]), place + 1, layout
+        )
         out, memory = stepper.step(params, begun.kept, nodes, block)
         block = memory if block is None else tree.join(block, memory)
         logits.append(out)

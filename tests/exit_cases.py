@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import self_speculation_exit_rounds as _exit_rounds
 
 from specjax import accept, drafters, step, testing
-from specjax.drafters.self_speculation import _exit_rounds
 from specjax.models import lm
 from specjax.testing import loop
 from specjax.types import Context

@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import heads_drafter as _drafter
+from internals import heads_family as _family
+from internals import heads_text as _text
 
 from specjax import drafters, testing
-from specjax.drafters.heads import _drafter, _family, _text
 from specjax.errors import UserError
 from specjax.models import head_files, lm
 from specjax.testing import cases

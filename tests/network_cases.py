@@ -7,10 +7,13 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from internals import heads_columns as _columns
+from internals import heads_family as _family
+from internals import heads_network
+from internals import heads_network as _network
+from internals import heads_text as _text
 
 from specjax import testing
-from specjax.drafters.heads import _columns, _family, _network, _text
-from specjax.drafters.heads._network import Shape
 from specjax.models.transformer_config import TransformerConfig
 from specjax.types import ModelParams
 
@@ -50,7 +53,7 @@ def network(*, taps=(), layers=1, ids=None, qk=False, shift=1, **switches) -> _n
         qk_norm=qk,
     )
     vocab = (VOCAB if ids is None else len(ids)) if taps else None
-    shape = Shape(config, WIDTH, taps, vocab, shift=shift, **switches)
+    shape = heads_network.Shape(config, WIDTH, taps, vocab, shift=shift, **switches)
     return _network.build(
         "eagle3" if taps else "eagle",
         shape,

@@ -136,3 +136,16 @@ def test_every_name_in_the_second_tier_is_a_test():
             tree = ast.parse((PACKAGE.parent / file).read_text())
             known[file] = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
         assert test.split("[")[0] in known[file], name
+
+
+def test_private_modules_are_imported_in_one_file_of_the_tests():
+    """tests/internals.py: who moves a module changes that file."""
+    found = []
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("specjax"):
+                names = [*str(node.module).split("."), *(each.name for each in node.names)]
+                private = [n for n in names if n.startswith("_") and not n.startswith("__")]
+                if private and path.name != "internals.py":
+                    found.append(f"{path.name}: {private[0]}")
+    assert not found

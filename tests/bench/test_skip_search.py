@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import self_speculation_skip_sets
+from internals import self_speculation_skip_text as _skip_text
 
 from specjax import drafters, testing, theory
 from specjax.bench import skip_search, skip_trials, sublayers
 from specjax.data import recordings
-from specjax.drafters.self_speculation import _skip_text
-from specjax.drafters.self_speculation._skip_sets import Skips
 from specjax.errors import UserError
 from specjax.types import Sublayers
 
@@ -31,7 +31,12 @@ def test_zeros_leave_a_sublayer_out(family):
     every = Sublayers(tuple(range(LAYERS)), tuple(range(LAYERS)))
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 32, (1, 8)), jnp.int32)
     block = target.apply(params, tokens, target.init_cache(1, 0))[1]
-    for skips in (Skips((), ()), Skips((0, 2), (1,)), Skips((), (0, 1, 2)), Skips((0, 1, 2), (2,))):
+    for skips in (
+        self_speculation_skip_sets.Skips((), ()),
+        self_speculation_skip_sets.Skips((0, 2), (1,)),
+        self_speculation_skip_sets.Skips((), (0, 1, 2)),
+        self_speculation_skip_sets.Skips((0, 1, 2), (2,)),
+    ):
         masks = np.ones((2, LAYERS), np.float32)
         masks[0, [*skips.attention]], masks[1, [*skips.mlp]] = 0, 0
         own = sublayers.without(params, *jnp.asarray(masks))
@@ -47,10 +52,10 @@ def test_acceptance_and_cost_of_a_set():
     rows = sublayers.texts(prompts, outputs, 8)
     assert rows.counted.sum(1).tolist() == [3, 5] and rows.tokens.shape == (2, 8)
     assert rows.counted[0].tolist() == [False, False, True, True, True, False, False, False]
-    skips = Skips((1,), (0,))
+    skips = self_speculation_skip_sets.Skips((1,), (0,))
     for temperature in (0.0, 0.7):
         rate = sublayers.Acceptance(target, params, rows, temperature)
-        assert rate(Skips((), ())) == pytest.approx(1, abs=1e-5)
+        assert rate(self_speculation_skip_sets.Skips((), ())) == pytest.approx(1, abs=1e-5)
         tokens = jnp.asarray(rows.tokens)
         outputs = jax.jit(functools.partial(_skip_text.outputs, target, skips.left(LAYERS)))
         ours, theirs = (
@@ -64,7 +69,7 @@ def test_acceptance_and_cost_of_a_set():
         assert rate(skips) == pytest.approx(expected, abs=1e-5)
     parts = sublayers.shares(params)
     assert parts.attention.sum() + parts.mlp.sum() + parts.rest == pytest.approx(1)
-    assert parts.cost(Skips((), ())) == pytest.approx(1)
+    assert parts.cost(self_speculation_skip_sets.Skips((), ())) == pytest.approx(1)
     assert parts.cost(skips) == pytest.approx(1 - parts.attention[1] - parts.mlp[0])
     sizes = {key: sum(x.size for x in jax.tree.leaves(params["layers"][1][key]))
              for key in ("attention", "mlp")}  # fmt: skip

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import drafters_limited
 from marks import by_default
 
 from specjax import accept, control, drafters, testing
 from specjax.control import Ahead, costs, goodput
-from specjax.drafters._limited import limited
 from specjax.errors import UserError
 from specjax.rng import DRAFT
 from specjax.sampling import make_sampling
@@ -294,9 +294,9 @@ def test_lookups_take_only_limits():
     with pytest.raises(UserError, match="prompt_lookup has none; take one of bandit, bass, fixed"):
         drafters.make("prompt_lookup", target, control="threshold:0.4")
     for text in ("bandit", "bass", "fixed:1", "goodput", "heuristic"):
-        limited = drafters.make("prompt_lookup", target, gamma=3, control=text)
-        assert limited == drafters.make("prompt_lookup", target, gamma=3, control=text)
-        assert limited.rest is not None and not limited.whole
+        made = drafters.make("prompt_lookup", target, gamma=3, control=text)
+        assert made == drafters.make("prompt_lookup", target, gamma=3, control=text)
+        assert made.rest is not None and not made.whole
 
 
 @pytest.mark.fast
@@ -429,7 +429,7 @@ def test_the_levels_of_a_drawn_draft_are_not_read(drawn):
             update=lambda params, state, draft, verdict, target_out: state,
             nodes=2,
         )
-        own = limited(drafter, if_two(2))
+        own = drafters_limited.limited(drafter, if_two(2))
         emitted = testing.exact_law(
             target, own, accept.load("chain"), params, (2, 1), 3, temperature=0.9
         )

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import lookup_suffix_array
 from safetensors.numpy import load_file, save_file
 
 from specjax import testing
 from specjax.data import datastore
-from specjax.drafters.lookup._suffix_array import find, follow, last_tokens, sample
 from specjax.errors import UserError
 
 pytestmark = pytest.mark.fast
@@ -56,8 +56,10 @@ def test_find_equals_a_scan_for_every_length():
     tokens = np.where((np.arange(12) < length[:, None]) & (tokens >= 0), tokens, 9)
 
     def one(row, size):
-        pattern = last_tokens(row, size, longest)
-        return pattern, *find(jnp.asarray(store.tokens), jnp.asarray(store.order), pattern, reach)
+        pattern = lookup_suffix_array.last_tokens(row, size, longest)
+        return pattern, *lookup_suffix_array.find(
+            jnp.asarray(store.tokens), jnp.asarray(store.order), pattern, reach
+        )
 
     patterns, low, high = jax.jit(jax.vmap(one))(
         jnp.asarray(tokens, jnp.int32), jnp.asarray(length, jnp.int32)
@@ -88,7 +90,7 @@ def test_find_equals_a_scan_for_every_length():
 def test_sample_is_spread_evenly():
     order = jnp.asarray(np.random.default_rng(0).permutation(1000), jnp.int32)
     for count in (7, 64):
-        take = jax.jit(functools.partial(sample, order, count=count))
+        take = jax.jit(functools.partial(lookup_suffix_array.sample, order, count=count))
         for low, size in (
             (0, 0),
             (3, 1),
@@ -114,7 +116,7 @@ def test_sample_is_spread_evenly():
 
 def test_follow_stops_at_the_end_of_the_document():
     tokens = jnp.asarray([5, 6, 7, -1, 8, -1])
-    text = follow(tokens, jnp.asarray([0, 1, 2, 3, 4, 6, -1]), 4)
+    text = lookup_suffix_array.follow(tokens, jnp.asarray([0, 1, 2, 3, 4, 6, -1]), 4)
     assert text.tolist() == [
         [5, 6, 7, -1],
         [6, 7, -1, -1],

@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import drafters_growth as _growth
+from internals import drafters_growth_plans, drafters_keys
 
 from specjax import drafters, rng, sampling, testing
-from specjax.drafters import _growth
-from specjax.drafters._growth.plans import POOLED, Method
-from specjax.drafters._keys import EagleKeys, TreeKeys
 from specjax.errors import UserError
 from specjax.testing import cases
 from specjax.topology import dynamic
@@ -59,8 +58,8 @@ def recurrent() -> _growth.Stepper:
 
 def drafted(**keys):
     """The draft of ``recurrent`` with tree="beam"."""
-    method = Method("recurrent", "chain:2", "top_k", VOCAB)
-    plan = _growth.read(method, TreeKeys(tree="beam", **keys))
+    method = drafters_growth_plans.Method("recurrent", "chain:2", "top_k", VOCAB)
+    plan = _growth.read(method, drafters_keys.TreeKeys(tree="beam", **keys))
     drafter = _growth.build("recurrent", recurrent(), plan, lambda key: {})
     one = jnp.ones((ROWS,), jnp.int32)
     context = Context(jnp.zeros((ROWS, 4), jnp.int32), one, sampling.make_sampling(ROWS))
@@ -199,11 +198,11 @@ def test_state_follows_text(control):
 
 @pytest.mark.fast
 def test_keys():
-    def growth(default, keys=TreeKeys, **more):
-        default = Method("m", default, "top_k", 11)
+    def growth(default, keys=drafters_keys.TreeKeys, **more):
+        default = drafters_growth_plans.Method("m", default, "top_k", 11)
         return _growth.read(default, keys(**more)).growth
 
-    assert POOLED == ("dynamic", "beam", "best_first", "best_parents")
+    assert drafters_growth_plans.POOLED == ("dynamic", "beam", "best_first", "best_parents")
     beam = growth("beam")
     assert (beam.nodes, beam.depth, beam.siblings) == (30, 5, "deterministic")
     assert growth("beam", nodes=3).depth == 3 and growth("beam", top_k=2, depth=2).nodes == 4
@@ -212,9 +211,9 @@ def test_keys():
     assert dynamic_tree == growth("chain:2", tree="dynamic", nodes=9, top_k=3, depth=2)
     assert growth("dynamic").nodes == 32 and growth("dynamic", tree="2x1").nodes == 4
     assert growth("beam", tree="dynamic") == growth("dynamic")
-    chain = growth("dynamic", EagleKeys, gamma=3)
+    chain = growth("dynamic", drafters_keys.EagleKeys, gamma=3)
     assert chain.siblings == "chain" and chain.depth == 3 and chain.how == "top_k"
-    assert growth("dynamic", EagleKeys) == growth("dynamic")
+    assert growth("dynamic", drafters_keys.EagleKeys) == growth("dynamic")
     refused = [
         ({"tree": "beam", "depth": 4, "nodes": 3}, "nodes is 3 and depth is 4, so no path of 4"),
         ({"tree": "dynamic", "depth": 4, "nodes": 3}, "give at least 4 nodes, or a depth of at"),
@@ -232,5 +231,5 @@ def test_keys():
     ]
     for keys, message in refused:
         with pytest.raises(UserError, match=message) as caught:
-            growth("dynamic", EagleKeys, **keys)
+            growth("dynamic", drafters_keys.EagleKeys, **keys)
         assert "\n" not in str(caught.value)

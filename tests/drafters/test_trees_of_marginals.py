@@ -10,12 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import drafters_growth, drafters_growth_plans, drafters_keys
+from internals import drafters_growth as _growth
 
 from specjax import rng, sampling
-from specjax.drafters import _growth
-from specjax.drafters._growth import Begun, Stepper
-from specjax.drafters._growth.plans import Method
-from specjax.drafters._keys import TreeKeys
 from specjax.errors import UserError
 from specjax.topology import dynamic
 from specjax.types import Context, ModelParams
@@ -29,15 +27,17 @@ def drafter_of(tree, nodes, depth=DEPTH, top_k=0, vocab=VOCAB):
     """A drafter whose parameters are the log-probabilities f[B,K,V] of the depths."""
 
     def begin(params, context, kept):
-        return Begun(params.draft[:, 0], kept, reads=params.draft)
+        return drafters_growth.Begun(params.draft[:, 0], kept, reads=params.draft)
 
     def step(params, reads, nodes, block):
         return reads[:, nodes.depth, None], nodes.tokens
 
     unchanged = lambda params, kept, *more: kept  # noqa: E731
-    stepper = Stepper(lambda *given: (), begin, step, unchanged, independent=True)
-    keys = TreeKeys(tree=tree, nodes=nodes, top_k=top_k)
-    plan = _growth.read(Method("marginals", "", "top_k", vocab, depth, True), keys)
+    stepper = drafters_growth.Stepper(lambda *given: (), begin, step, unchanged, independent=True)
+    keys = drafters_keys.TreeKeys(tree=tree, nodes=nodes, top_k=top_k)
+    plan = _growth.read(
+        drafters_growth_plans.Method("marginals", "", "top_k", vocab, depth, True), keys
+    )
     return _growth.build("marginals", stepper, plan, lambda key: {})
 
 
@@ -137,6 +137,6 @@ def test_errors(tree):
         drafter_of(tree, 15, depth=3, top_k=2)
     with pytest.raises(UserError, match="top_k is 4 and the vocabulary has 3 tokens"):
         drafter_of(tree, 5, top_k=4)
-    keys = TreeKeys(tree=tree)
+    keys = drafters_keys.TreeKeys(tree=tree)
     with pytest.raises(UserError, match=f"tree='{tree}' needs one list per depth"):
-        _growth.read(Method("reader", "", "top_k", VOCAB, DEPTH), keys)
+        _growth.read(drafters_growth_plans.Method("reader", "", "top_k", VOCAB, DEPTH), keys)

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from internals import accept_walk as _walk
 
 from specjax import rng
-from specjax.accept import _walk
 from specjax.types import Draft, Drafter
 
 

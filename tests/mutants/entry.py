@@ -6,8 +6,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from internals import accept_verdict as _verdict
+
 from mutants.drafters import with_draft
-from specjax.accept import _verdict
 from specjax.types import SIBLINGS, Accept, Drafter
 
 ENUMERATION, LEDGER, COUNTING, CONFORMANCE = "enumeration", "ledger", "counting", "conformance"

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
+from internals import heads_falcon_loss as _falcon_loss
+from internals import heads_falcon_network as _falcon_network
 
 from mutants.networks import ROUNDS as BY_ROUNDS
 from mutants.networks import Mistake, with_stepper
-from specjax.drafters.heads import _falcon_loss, _falcon_network
 from specjax.tree import Layout
 
 

@@ -10,16 +10,16 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from internals import drafters_growth
 
 from mutants.networks import ROUNDS, Mistake, with_stepper
-from specjax.drafters._growth import Stepper
 from specjax.types import Drafter
 
 
 def _after_begin(change: Callable) -> Callable[[Drafter], Drafter]:
     """``change(old, new)`` gives what the modules after the first keep, of what they kept."""
 
-    def stepper(right: Stepper) -> Stepper:
+    def stepper(right: drafters_growth.Stepper) -> drafters_growth.Stepper:
         def begin(params, context, kept):
             begun = right.begin(params, context, kept)
             more = tuple(map(change, kept.more, begun.kept.more))
@@ -40,7 +40,7 @@ def _stale_output(old, new):
 
 
 def _with_step(change: Callable) -> Callable[[Drafter], Drafter]:
-    def stepper(right: Stepper) -> Stepper:
+    def stepper(right: drafters_growth.Stepper) -> drafters_growth.Stepper:
         def step(params, kept, nodes, block):
             return right.step(params, *change(kept, nodes, block))
 

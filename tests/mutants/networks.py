@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
+from internals import drafters_growth
 
 from mutants.drafters import with_draft
-from specjax.drafters._growth import Stepper
 from specjax.types import Drafter
 
 # ROUNDS: after some rounds the state is that of a fresh prefill. REFERENCE: the first draft is that
@@ -31,7 +31,9 @@ class Mistake(NamedTuple):
     change: Callable[[Drafter], Drafter]
 
 
-def with_stepper(drafter: Drafter, change: Callable[[Stepper], Stepper]) -> Drafter:
+def with_stepper(
+    drafter: Drafter, change: Callable[[drafters_growth.Stepper], drafters_growth.Stepper]
+) -> Drafter:
     """The drafter with a changed stepper."""
     setup = drafter.propose.args[0]
     setup = setup._replace(stepper=change(setup.stepper))
@@ -44,7 +46,7 @@ def with_stepper(drafter: Drafter, change: Callable[[Stepper], Stepper]) -> Draf
 def _after_commit(change: Callable) -> Callable[[Drafter], Drafter]:
     """``change(old, new, verdict)`` gives what is kept after a verdict."""
 
-    def stepper(right: Stepper) -> Stepper:
+    def stepper(right: drafters_growth.Stepper) -> drafters_growth.Stepper:
         def commit(params, kept, drafted, verdict, target_out):
             new = right.commit(params, kept, drafted, verdict, target_out)
             return change(kept, new, verdict)
@@ -83,7 +85,7 @@ def _features_of_the_node_before(drafter: Drafter) -> Drafter:
 def _with_step(change: Callable) -> Callable[[Drafter], Drafter]:
     """``change(nodes, block)`` gives what ``Stepper.step`` reads."""
 
-    def stepper(right: Stepper) -> Stepper:
+    def stepper(right: drafters_growth.Stepper) -> drafters_growth.Stepper:
         def step(params, kept, nodes, block):
             return right.step(params, kept, *change(nodes, block))
 
@@ -100,7 +102,7 @@ def _feature_of_the_sibling(nodes, block):
     return nodes, None if block is None else block.replace(feature=block.feature[:, ::-1])
 
 
-def _feature_of_the_target(right: Stepper) -> Stepper:
+def _feature_of_the_target(right: drafters_growth.Stepper) -> drafters_growth.Stepper:
     def begin(params, context, kept):
         begun = right.begin(params, context, kept)
         last = jnp.maximum(context.length - 2 - kept.cache.length, 0)[:, None, None]
@@ -110,7 +112,7 @@ def _feature_of_the_target(right: Stepper) -> Stepper:
     return right._replace(begin=begin)
 
 
-def _zeros_outside(right: Stepper) -> Stepper:
+def _zeros_outside(right: drafters_growth.Stepper) -> drafters_growth.Stepper:
     def filled(logits):
         return jnp.where(jnp.isneginf(logits), 0, logits)
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from internals import accept_verdict as _verdict
+from internals import accept_walk as _walk
 
 from specjax import rng
-from specjax.accept import _verdict, _walk, block, chain, recursive
+from specjax.accept import block, chain, recursive
 
 
 def _accepted(keys, draft, target_probs):

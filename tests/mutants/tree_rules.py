@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from internals import accept_verdict as _verdict
+from internals import accept_walk as _walk
 
 from specjax import rng
-from specjax.accept import _verdict, _walk, k_seq, recursive, traversal
+from specjax.accept import k_seq, recursive, traversal
 from specjax.types import Draft, Verdict
 
 

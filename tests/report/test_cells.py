@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import report_cases
+from internals import report_canvas as _canvas
+from internals import report_rows as _rows
 
-from specjax.report import _canvas, _rows, cells, columns, html
+from specjax.report import cells, columns, html
 
 pytestmark = pytest.mark.fast
 

@@ -8,10 +8,11 @@ import re
 
 import pytest
 import report_cases
+from internals import report_text as _text
 from report_cases import notices_of
 
 from specjax.errors import UserError
-from specjax.report import _text, cells, columns, html
+from specjax.report import cells, columns, html
 
 pytestmark = pytest.mark.fast
 

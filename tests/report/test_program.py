@@ -9,9 +9,10 @@ import sys
 
 import pytest
 import report_cases
+from internals import report_text as _text
 from report_cases import notices_of
 
-from specjax.report import _text, html, inputs, terminal
+from specjax.report import html, inputs, terminal
 
 pytestmark = pytest.mark.fast
 

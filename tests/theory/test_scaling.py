@@ -6,11 +6,12 @@ import itertools
 import math
 
 import pytest
+from internals import theory_piecewise as _piecewise
 
 from specjax import theory
 from specjax.errors import UserError
 from specjax.models.transformer_config import TransformerConfig
-from specjax.theory import _piecewise, devices, roofline, scaling
+from specjax.theory import devices, roofline, scaling
 from specjax.theory.scaling import Speculation
 
 pytestmark = pytest.mark.fast

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import heads_rollout as _rollout
 from train_cases import equal, metrics, small_config
 
 from specjax import drafters, testing
-from specjax.drafters.heads import _rollout
 from specjax.errors import UserError
 from specjax.models import head_files, hf, lm
 from specjax.testing import cases

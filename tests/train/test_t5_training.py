@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import t5_cases
+from internals import heads_text as _text
 from marks import by_default
 from train_cases import equal, small_config
 
@@ -17,7 +18,6 @@ from configs import self_generate
 from specjax import testing
 from specjax.data import packing, pairs
 from specjax.data.pairs import OutputEnds, Pair
-from specjax.drafters.heads import _text
 from specjax.errors import UserError
 from specjax.models import hf, lm, t5_lm
 from specjax.testing import cases

@@ -140,7 +140,8 @@ def make(
     one_of("rule", rule, tuple(RULES))
     chosen: dict[str, Any] = {"gamma": gamma, "max_ngram": max_ngram, "min_ngram": min_ngram}
     chosen |= {"match": match, "partial": partial}
-    keys: dict[str, Any] = RULES[rule] | {name: value for name, value in chosen.items() if value is not None}
+    keys: dict[str, Any] = dict(RULES[rule])
+    keys |= {name: value for name, value in chosen.items() if value is not None}
     whole("gamma", keys["gamma"], 1)
     if rule == "specjax" and max_ngram is not None and min_ngram is None:
         keys["min_ngram"] = 1

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import draft_models_small_model as _small_model
 
 from specjax import accept, decode, drafters, rng, sampling, testing
-from specjax.drafters.draft_models import _small_model
 from specjax.errors import UserError
 from specjax.testing import cases
 from specjax.types import ModelParams

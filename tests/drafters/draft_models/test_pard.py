@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import draft_models_pard_text as _pard_text
+from internals import heads_masked_text as _masked_text
 
 from specjax import accept, drafters, step, testing
-from specjax.drafters.draft_models import _pard_text, pard
-from specjax.drafters.heads import _masked_text
+from specjax.drafters.draft_models import pard
 from specjax.errors import UserError
 from specjax.models import hf, lm
 from specjax.testing import cases, loop

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import unflatten_dict
+from internals import draft_models_spec_network as network
+from internals import draft_models_spec_text as text
+from internals import drafters_glancing as _glancing
 from safetensors.numpy import load_file
 
 from configs import spec_drafter as configured
 from specjax import accept, decode, drafters, testing
-from specjax.drafters import _glancing
-from specjax.drafters.draft_models import _spec_network as network
-from specjax.drafters.draft_models import _spec_text as text
 from specjax.drafters.draft_models import spec_drafter
 from specjax.errors import UserError
 from specjax.models import head_files, t5

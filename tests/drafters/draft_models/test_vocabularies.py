@@ -13,6 +13,12 @@ import pytest
 from beam_cases import wrong
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from internals import draft_models_intersection as _intersection
+from internals import draft_models_small_model as _small_model
+from internals import draft_models_string_law as _string_law
+from internals import draft_models_string_match as _string_match
+from internals import draft_models_vocabularies as _vocabularies
+from internals import drafters_growth_stepper
 from marks import by_default
 from mutants.drafters import with_draft
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -22,14 +28,6 @@ from specjax import accept, decode, drafters, rng, sampling, testing
 from specjax.bench import recorded_target, replay
 from specjax.bench.methods import MethodChoice
 from specjax.data.recordings import Trace
-from specjax.drafters._growth.stepper import Drafted
-from specjax.drafters.draft_models import (
-    _intersection,
-    _small_model,
-    _string_law,
-    _string_match,
-    _vocabularies,
-)
 from specjax.errors import UserError
 from specjax.models import lm, token_bytes, vocabulary_maps
 from specjax.models.token_bytes import TokenBytes, of_tokens
@@ -325,7 +323,7 @@ def test_tokens_that_the_draft_model_lacks_end_what_it_keeps(monkeypatch):
     )
     reader = _intersection.Reader(draft, maps, 2, 2)
     for tokens, expected in (([0, 1, 0], 2), ([0, 2, 0], 1), ([2, 0, 1], 0)):
-        drafted = Drafted(None, jnp.asarray([2]), None)
+        drafted = drafters_growth_stepper.Drafted(None, jnp.asarray([2]), None)
         verdict = Verdict(jnp.asarray([tokens]), jnp.asarray([3]), jnp.asarray([[0, 1]]))
         own = _intersection.Kept(None, None)
         own = _intersection._commit(reader, ModelParams({}), own, drafted, verdict, None)

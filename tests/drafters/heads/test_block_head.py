@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import heads_block_corrections as corrections
+from internals import heads_block_network as _block_network
+from internals import heads_block_text as _block_text
 from mutants.networks import with_stepper
 
 from specjax import accept, drafters, sampling, step, testing
-from specjax.drafters.heads import _block_corrections as corrections
-from specjax.drafters.heads import _block_network, _block_text
 from specjax.errors import UserError
 from specjax.models import block_files, head_files
 from specjax.testing import cases, loop

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import network_cases as shared
 import numpy as np
 import pytest
+from internals import heads_columns as _columns
 
 from specjax import tree
-from specjax.drafters.heads import _columns
 from specjax.types import Batch
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, shared.VOCAB, (2, 10)))

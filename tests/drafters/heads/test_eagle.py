@@ -8,13 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import drafters_growth, drafters_keys, heads_family, heads_given
+from internals import heads_eagle_shape as _eagle_shape
+from internals import heads_vocabulary as _vocabulary
 
 from specjax import decode, drafters, step, tree
-from specjax.drafters._growth import Nodes
-from specjax.drafters._keys import EagleKeys
-from specjax.drafters.heads import _eagle_shape, _vocabulary
-from specjax.drafters.heads._family import ends
-from specjax.drafters.heads._given import Given
 from specjax.types import Output
 
 # Programs are shared with test_eagle_mutants.py.
@@ -147,8 +145,8 @@ def test_config_reaches_the_layers():
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
     scaling |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
     stored = {"rope_theta": 500.0, "rms_norm_eps": 1e-2, "rope_scaling": scaling, "head_dim": 8}
-    given = Given(ends("eagle", shared.TARGET), params, stored)
-    config = _eagle_shape.config_of("eagle", given, shared.TARGET.width, EagleKeys())
+    given = heads_given.Given(heads_family.ends("eagle", shared.TARGET), params, stored)
+    config = _eagle_shape.config_of("eagle", given, shared.TARGET.width, drafters_keys.EagleKeys())
     assert (config.rope_theta, config.norm_eps, config.head_dim) == (500.0, 1e-2, 8)
     assert config.rope_scaling is not None and config.rope_scaling.factor == 8.0
 
@@ -174,7 +172,7 @@ def test_nan_stays_in_its_row_and_below_its_node():
         for tokens, above, depth in (([6, 2], [-1, -1], 1), ([1, 1], [0, 1], 2)):
             fed = tree.layout(parents[:, : 2 * depth], 2)
             tokens = jnp.broadcast_to(jnp.asarray(tokens), (4, 2))
-            nodes = Nodes(tokens, np.array(above), depth, fed)
+            nodes = drafters_growth.Nodes(tokens, np.array(above), depth, fed)
             out, memory = stepper.step(both, begun.kept, nodes, block)
             block = memory if block is None else tree.join(block, memory)
             every.append(out)

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from eagle_cases import TABLE, TARGET
+from internals import heads_eagle_shape as _eagle_shape
+from internals import nested_stages as _stages
 
 from specjax import accept, decode, drafters, rng, sampling, testing
-from specjax.drafters.heads import _eagle_shape
-from specjax.drafters.nested import _stages
 from specjax.errors import UserError
 from specjax.models import head_files
 from specjax.testing import cases

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from eagle_cases import TABLE, TARGET, VOCAB
+from internals import heads_prefix as _prefix
 
 from specjax import accept, decode, drafters, rng, sampling, testing
-from specjax.drafters.heads import _prefix
 from specjax.errors import UserError
 from specjax.models import head_files, lm
 from specjax.testing import cases

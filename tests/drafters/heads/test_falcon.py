@@ -12,12 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from eagle_cases import TABLE, TARGET
+from internals import drafters_growth
+from internals import heads_falcon_layers as _falcon_layers
+from internals import heads_falcon_loss as _falcon_loss
+from internals import heads_falcon_network as _falcon_network
+from internals import heads_falcon_text as _falcon_text
 from mutants.falcon import ROUNDS, STATIC
 from safetensors.numpy import load_file
 
 from specjax import decode, drafters, step, testing, tree
-from specjax.drafters._growth import Nodes
-from specjax.drafters.heads import _falcon_layers, _falcon_loss, _falcon_network, _falcon_text
 from specjax.errors import UserError
 from specjax.models import head_files
 from specjax.testing import cases
@@ -89,7 +92,9 @@ def look(drafter, params, state, path):
     block, logits = begun.memory, [begun.logits[:, None]]
     for place in range(path.shape[1]):
         layout = tree.chain_layout(len(path), 1, place + 1)
-        nodes = Nodes(path[:, place : place + 1], np.array([place]), place + 1, layout)
+        nodes = drafters_growth.Nodes(
+            path[:, place : place + 1], np.array([place]), place + 1, layout
+        )
         out, memory = stepper.step(params, begun.kept, nodes, block)
         block = tree.join(block, memory)
         logits.append(out)

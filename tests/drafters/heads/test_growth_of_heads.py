@@ -11,11 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import drafters_growth as _growth
+from internals import drafters_growth_plans, drafters_keys
 
 from specjax import drafters, rng, sampling, testing
-from specjax.drafters import _growth
-from specjax.drafters._growth.plans import BEST_FIRST, Method
-from specjax.drafters._keys import TreeKeys
 from specjax.errors import UserError
 from specjax.testing import cases, loop
 from specjax.types import Context, ModelParams, Output
@@ -114,8 +113,10 @@ def marginal_tree(log_probs, nodes, **keys):
         commit=lambda params, kept, drafted, verdict, out: kept,
         independent=True,
     )
-    method = Method("marginals", "", "top_k", vocab, depth, independent=True)
-    plan = _growth.read(method, TreeKeys(tree=BEST_FIRST, nodes=nodes, **keys))
+    method = drafters_growth_plans.Method("marginals", "", "top_k", vocab, depth, independent=True)
+    plan = _growth.read(
+        method, drafters_keys.TreeKeys(tree=drafters_growth_plans.BEST_FIRST, nodes=nodes, **keys)
+    )
     drafter = _growth.build("marginals", stepper, plan, lambda key: {})
     batch = log_probs.shape[0]
     one = jnp.ones((batch,), jnp.int32)

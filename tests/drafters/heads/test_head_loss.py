@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from head_cases import silu, softmax
+from internals import heads_text as _text
 from marks import by_default
 
 from specjax import testing
-from specjax.drafters.heads import _text
 from specjax.errors import UserError
 from specjax.testing import cases
 from specjax.train import objectives

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from head_cases import rms_normal, silu
+from internals import heads_prefix as _prefix
+from internals import heads_text as _text
 
 from specjax import accept, decode, drafters, rng, sampling, testing
-from specjax.drafters.heads import _prefix, _text
 from specjax.errors import UserError
 from specjax.models import head_files, lm
 from specjax.testing import cases, conformance

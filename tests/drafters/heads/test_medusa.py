@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from head_cases import silu
+from internals import heads_family as _family
 from marks import by_default
 
 from specjax import accept, drafters, testing
-from specjax.drafters.heads import _family, medusa
+from specjax.drafters.heads import medusa
 from specjax.errors import UserError
 from specjax.models import head_files, lm
 from specjax.testing import cases, conformance

@@ -12,10 +12,10 @@ import mtp_reference as reference
 import numpy as np
 import pytest
 from eagle_cases import TABLE, TARGET
+from internals import heads_rollout as _rollout
 from mutants.modules import MISTAKES
 
 from specjax import drafters, testing
-from specjax.drafters.heads import _rollout
 from specjax.errors import UserError
 from specjax.testing import cases
 from specjax.testing.claims import widen

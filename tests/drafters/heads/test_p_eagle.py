@@ -13,11 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import heads_features as _features
+from internals import heads_masked_text as _masked_text
+from internals import heads_parallel_text as _parallel_text
 from marks import by_default
 from mutants.networks import with_stepper
 
 from specjax import drafters, step, testing
-from specjax.drafters.heads import _features, _masked_text, _parallel_text
 from specjax.errors import UserError
 from specjax.models import lm
 from specjax.testing import cases

@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from head_cases import heads_of
+from internals import heads_block_text as _block_text
+from internals import heads_masked_text as _masked_text
+from internals import heads_text as _text
 
 from specjax import drafters, testing
 from specjax.divergences import lk_hybrid
-from specjax.drafters.heads import _block_text, _masked_text, _text
 from specjax.errors import UserError
 from specjax.testing import cases
 from specjax.tree import chain_layout

@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import network_cases as shared
 import numpy as np
 import pytest
+from internals import heads_columns as _columns
+from internals import heads_rollout_loss as _rollout_loss
+from internals import heads_text as _text
 from marks import by_default
 
-from specjax.drafters.heads import _columns, _rollout_loss, _text
 from specjax.errors import UserError
 from specjax.train import update
 from specjax.types import Batch, Features

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import lookup_automaton as _automaton
 
 from specjax import ModelParams, accept, decode, make_sampling, row_keys
 from specjax.data import datastore
 from specjax.drafters import none
-from specjax.drafters.lookup import _automaton, sam
+from specjax.drafters.lookup import sam
 from specjax.errors import UserError
 from specjax.testing import cases, tabular
 from specjax.types import Context

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import lookup_frequency as _frequency
 
 from specjax import ModelParams, make_sampling
 from specjax.data import datastore
-from specjax.drafters.lookup import _frequency, trie
+from specjax.drafters.lookup import trie
 from specjax.errors import UserError
 from specjax.testing import tabular
 from specjax.types import Context

@@ -8,12 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import nested_inner_rounds as _inner_rounds
+from internals import nested_lengths as _lengths
+from internals import nested_system as _system
 from marks import by_default
 from mutants import rules
 
 from specjax import accept, decode, drafters, rng, sampling, testing
 from specjax.accept import lenient
-from specjax.drafters.nested import _inner_rounds, _lengths, _system, cascade
+from specjax.drafters.nested import cascade
 from specjax.errors import UserError
 from specjax.testing import cases, exact, law_checks, loop, script
 from specjax.testing.exact import NoiseReused

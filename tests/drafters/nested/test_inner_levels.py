@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import nested_inner_rounds as _inner_rounds
 
 from specjax import accept, decode, drafters, rng, sampling, testing
-from specjax.drafters.nested import _inner_rounds
 from specjax.errors import UserError
 from specjax.testing import cases
 from specjax.testing import rounds as one_round

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import parallel_pieces
 
 from specjax import accept, decode, drafters, rng, sampling, testing
-from specjax.drafters.parallel._pieces import pieces
 from specjax.errors import UserError
 from specjax.types import Context, ModelParams
 
@@ -24,7 +24,7 @@ PROMPTS = [[2, 1], [4], [5, 0, 3, 3, 1], [1, 2, 5]]
 NEW = [24, 3, 24, 17]
 TEMPERATURES = [0.0, 1.0, 1.0, 0.7]
 KEYS = rng.row_keys(7, len(PROMPTS))
-copies = jax.jit(pieces, static_argnums=3)
+copies = jax.jit(parallel_pieces.pieces, static_argnums=3)
 
 
 @functools.cache

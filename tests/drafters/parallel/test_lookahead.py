@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import parallel_pieces
 
 from specjax import accept, decode, drafters, rng, sampling, testing, tree
 from specjax.drafters.parallel import lookahead
-from specjax.drafters.parallel._pieces import pieces
 from specjax.errors import UserError
 from specjax.models import lm
 from specjax.types import Context, ModelParams
@@ -26,7 +26,7 @@ PROMPTS = [[2, 1], [4], [4, 0, 3, 3, 1, 0, 3, 3], [1, 2, 0]]
 NEW = [24, 3, 24, 17]
 TEMPERATURES = [0.0, 0.0, 1.0, 0.7]
 LONGEST = max(map(len, PROMPTS)) + max(NEW)
-copies = jax.jit(pieces, static_argnums=3)
+copies = jax.jit(parallel_pieces.pieces, static_argnums=3)
 
 
 @functools.cache

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from exit_cases import PROMPTS, error_of_probs, largest_error, outputs, tiny, with_inner
+from internals import self_speculation_own_cache as _own_cache
 from marks import by_default
 
 from specjax import accept, decode, drafters, rng, sampling, testing
-from specjax.drafters.self_speculation import _own_cache
 from specjax.errors import UserError
 from specjax.models import lm
 from specjax.testing import cases, drafter_checks, loop, rounds

@@ -11,10 +11,10 @@ import numpy as np
 import optax
 import pytest
 from exit_cases import largest_error, outputs, tiny, with_inner
+from internals import heads_family as _family
 from marks import by_default
 
 from specjax import divergences, drafters, testing
-from specjax.drafters.heads import _family
 from specjax.errors import UserError
 from specjax.models import lm
 from specjax.testing import cases, drafter_checks, forecast_checks, state_checks

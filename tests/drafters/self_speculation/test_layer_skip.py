@@ -13,10 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import self_speculation_skip_choice as _skip_choice
+from internals import self_speculation_skip_sets as _skip_sets
+from internals import self_speculation_skip_text as _skip_text
 
 from specjax import accept, decode, drafters, rng, sampling, step, testing
 from specjax.bench import sublayers
-from specjax.drafters.self_speculation import _skip_choice, _skip_sets, _skip_text
 from specjax.errors import UserError
 from specjax.testing import cases
 from specjax.testing.mapped_logits import mapped_logits

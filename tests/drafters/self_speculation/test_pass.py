@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import heads_family as _family
+from internals import self_speculation_look_ahead as _look_ahead
+from internals import self_speculation_look_ahead_text as _look_ahead_text
 
 from specjax import accept, decode, drafters, rng, sampling, testing, tree
-from specjax.drafters.heads import _family
-from specjax.drafters.self_speculation import _look_ahead, _look_ahead_text
 from specjax.errors import UserError
 from specjax.models import hf
 from specjax.testing import cases, drafter_checks, laws
