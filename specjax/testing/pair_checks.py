@@ -25,11 +25,11 @@ def setting_name(settings: dict) -> str:
     return ", ".join(f"{key} {value}" for key, value in settings.items())
 
 
-def all_checks(run: Runner, settings: Sequence[dict] = SETTINGS) -> list[Finding]:
+def all_checks(run: Runner, settings: Sequence[dict] = SETTINGS, rows: int = ROWS) -> list[Finding]:
     """Every check; the output law, at each of the settings, only of an L1 rule."""
     findings = [greedy(run), greedy_among_sampled(run), ends(run), independent_rows(run)]
     if run.rule.lossless_class == "L1":
-        findings += [output_law(run, each) for each in settings]
+        findings += [output_law(run, each, rows) for each in settings]
     return [*findings, paths(run), frozen(run), compiled_once(run), donated(run)]
 
 
@@ -99,18 +99,18 @@ def independent_rows(run: Runner) -> Finding:
     )
 
 
-def output_law(run: Runner, settings: dict) -> Finding:
+def output_law(run: Runner, settings: dict, count: int = ROWS) -> Finding:
     """Chi-square of more tokens than one round can emit, against the target's exact law.
 
     Every fourth row is greedy and not counted. The counted rows are tested together, and by the
     ways in which ``masked`` makes nodes invalid. Not proven if no node was drafted.
     """
-    steps = min(run.drafter.longest + 2, NEW, int(np.log(ROWS) / np.log(run.vocab)))
-    mask, greedy = np.arange(ROWS) % len(MASKS), np.arange(ROWS) // len(MASKS) % 4 == 0
+    steps = min(run.drafter.longest + 2, NEW, int(np.log(count) / np.log(run.vocab)))
+    mask, greedy = np.arange(count) % len(MASKS), np.arange(count) // len(MASKS) % 4 == 0
     [prompt] = prompts_of(run.plain, [cases.REPEATED])
     temperature = np.where(greedy, 0.0, settings["temperature"])
-    keys, new, drafted = rng.row_keys(1, ROWS), [], 0.0
-    for start in range(0, ROWS, BATCH):
+    keys, new, drafted = rng.row_keys(1, count), [], 0.0
+    for start in range(0, count, BATCH):
         part = slice(start, start + BATCH)
         rows = Rows(
             jnp.asarray(np.tile(prompt, (BATCH, 1)), jnp.int32),
@@ -121,15 +121,15 @@ def output_law(run: Runner, settings: dict) -> Finding:
         )
         outputs = run.run(rows)
         new.append(outputs.tokens[:, WIDTH : WIDTH + steps])
-        drafted += outputs.drafted * BATCH / ROWS
+        drafted += outputs.drafted * BATCH / count
     name, tokens = f"law, {setting_name(settings)}", np.concatenate(new)
     if (tokens >= run.vocab).any() or (tokens < 0).any():
         return Finding(name, False, "rows without a text, because of a wrong verdict")
     law = laws.sequence_law(run.plain, run.params.target, prompt, steps, **settings)
     cells = np.asarray(np.ravel_multi_index(tuple(tokens.T), law.shape))
     groups = [~greedy, *(~greedy & (mask == kind) for kind in range(len(MASKS)))]
-    counts = [np.bincount(cells[group], minlength=law.size) for group in groups]
-    values = [statistics.chi_square(count, law)[2] for count in counts]
+    found = [np.bincount(cells[group], minlength=law.size) for group in groups]
+    values = [statistics.chi_square(each, law)[2] for each in found]
     rows_counted = int((~greedy).sum())
     detail = (
         f"{steps} tokens, {rows_counted} rows, {drafted:.2g} nodes per round, p = {values[0]:.2g} "
