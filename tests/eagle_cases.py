@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from internals import drafters_growth
+from internals import drafters_growth, setup_of
 from internals import heads_vocabulary as _vocabulary
 
 from specjax import accept, decode, drafters, rng, sampling, step, testing, tree
@@ -58,7 +58,7 @@ def made(label: str, growth: str = "dynamic"):
 
 
 def stepper_of(drafter):
-    return drafter.propose.args[0].stepper
+    return setup_of(drafter).stepper
 
 
 def network_of(drafter):

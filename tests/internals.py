@@ -5,6 +5,8 @@ No other file of the tests imports a private module: who moves one changes this 
 
 from __future__ import annotations
 
+from typing import Any
+
 from specjax.accept import _verdict as accept_verdict
 from specjax.accept import _walk as accept_walk
 from specjax.decode import _beam_rounds as decode_beam_rounds
@@ -64,6 +66,17 @@ from specjax.report import _rows as report_rows
 from specjax.report import _text as report_text
 from specjax.theory import _piecewise as theory_piecewise
 
+
+def setup_of(drafter: Any) -> Any:
+    """The static settings of a drafter's ``propose``; of one that is grown a stepper and a plan."""
+    return drafter.propose.args[0]
+
+
+def network_of(drafter: Any) -> Any:
+    """What the loss of a drafter is a loss of."""
+    return drafter.training.loss.args[0]
+
+
 __all__ = [
     "accept_verdict",
     "accept_walk",
@@ -111,6 +124,7 @@ __all__ = [
     "nested_lengths",
     "nested_stages",
     "nested_system",
+    "network_of",
     "parallel_pieces",
     "report_canvas",
     "report_rows",
@@ -122,5 +136,6 @@ __all__ = [
     "self_speculation_skip_choice",
     "self_speculation_skip_sets",
     "self_speculation_skip_text",
+    "setup_of",
     "theory_piecewise",
 ]

@@ -65,7 +65,8 @@ def check_pair(
     """Checks one drafter with one rule in the compiled loop.
 
     ``target`` has a small vocabulary (3 to 6 tokens). ``settings`` are those at which the law of
-    sampled rows is counted, on ``rows`` of them, a multiple of 3,000. Raises UserError for a rule that does not take such drafts.
+    sampled rows is counted, on ``rows`` of them, a multiple of 3,000. Raises UserError for a rule
+    that does not take such drafts.
     """
     accept.check_pair(drafter, rule)
     return pair_checks.all_checks(Runner(drafter, rule, target, params, seed), settings, rows)

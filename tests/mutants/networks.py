@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from internals import drafters_growth
+from internals import drafters_growth, setup_of
 
 from mutants.drafters import with_draft
 from specjax.types import Drafter
@@ -35,7 +35,7 @@ def with_stepper(
     drafter: Drafter, change: Callable[[drafters_growth.Stepper], drafters_growth.Stepper]
 ) -> Drafter:
     """The drafter with a changed stepper."""
-    setup = drafter.propose.args[0]
+    setup = setup_of(drafter)
     setup = setup._replace(stepper=change(setup.stepper))
     parts = {name: getattr(drafter, name).func for name in ("init", "propose", "update")}
     return drafter._replace(

@@ -147,7 +147,7 @@ def test_every_drafter_and_rule_is_checked():
 @pytest.mark.parametrize(("case", "rule"), [pair(*names) for names in PAIRS])
 def test_pair(case, rule):
     _, target, drafter, params = cases.case(case)
-    # Of the first tier the law is counted at one of the settings, in turns, and on half of the rows.
+    # In the first tier the law is counted at one of the settings, in turns, on half of the rows.
     keys = {}
     if rule in DEFAULT.get(case, ()):
         number = list(DEFAULT).index(case) % len(pair_checks.SETTINGS)

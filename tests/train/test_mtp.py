@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from internals import heads_rollout as _rollout
+from internals import setup_of
 from train_cases import equal, metrics, small_config
 
 from specjax import drafters, testing
@@ -46,7 +47,7 @@ def logits_of_heads(name, batch):
     if name == "mtp":
         tapped = target.with_taps(drafter.taps)
         return head_cases.logits_along("mtp", tapped, *pair, batch.tokens)
-    network = drafter.propose.args[0].stepper.init.args[0]
+    network = setup_of(drafter).stepper.init.args[0]
     texts = jax.jit(lambda pair: list(_rollout.along(network, target, pair, batch, 2)))(pair)
     return np.stack([logits for _, logits, _ in texts], 2)
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import mutants
 import numpy as np
 import pytest
+from internals import setup_of
 from marks import by_default
 
 from specjax import accept, decode, drafters, rng, step, testing
@@ -224,7 +225,7 @@ def test_a_chain_is_the_same_in_the_loop_and_level_by_level():
     """The compiled loop, its form with a controller that never stops, and the growth of trees."""
     chain = drafters.make("draft_model", TARGET, model=DRAFT, gamma=3)
     endless = drafters.make("draft_model", TARGET, model=DRAFT, gamma=3, control="threshold:0")
-    setup = chain.propose.args[0]
+    setup = setup_of(chain)
     levels = setup._replace(stepper=setup.stepper._replace(looped=False))
     drafts = []
     for propose in (chain.propose, endless.propose, functools.partial(chain.propose.func, levels)):

@@ -16,6 +16,7 @@ from flax.traverse_util import unflatten_dict
 from internals import draft_models_spec_network as network
 from internals import draft_models_spec_text as text
 from internals import drafters_glancing as _glancing
+from internals import network_of
 from safetensors.numpy import load_file
 
 from configs import spec_drafter as configured
@@ -118,7 +119,7 @@ def error(made):
 
 
 def network_config(made):
-    return made[1].training.loss.args[0].shape.config
+    return network_of(made[1]).shape.config
 
 
 def test_a_ragged_batch_has_the_network_written_by_hand(made):
@@ -266,7 +267,7 @@ def test_a_pass_has_the_smallest_room_for_the_longest_output(monkeypatch):
 def test_glancing_gives_as_many_answers_as_the_rate_says(made, monkeypatch):
     """They are the text's, at masks with a label, and are not in the loss."""
     _, drafter, params = made
-    net, seen = drafter.training.loss.args[0], []
+    net, seen = network_of(drafter), []
     right = network.logits
 
     def spy(*args):
@@ -338,7 +339,7 @@ def test_files_of_gated_and_untied_networks(gated, tied, tmp_path):
     keys = {"vocab_size": 12, "gated": gated, "tie_embeddings": tied, "scale_logits": tied}
     target = testing.tiny_t5(0, num_layers=1, encoder_layers=3, **keys)[0]
     rng = np.random.default_rng(0)
-    shape = drafters.make("spec_drafter", target, block=BLOCK).training.loss.args[0].shape
+    shape = network_of(drafters.make("spec_drafter", target, block=BLOCK)).shape
     leaves = {path: rng.normal(size=x.shape) for path, x in network.leaves(shape).items()}
     params = unflatten_dict({path: x.astype(np.float32) for path, x in leaves.items()})
     drafter = drafters.make("spec_drafter", target, block=BLOCK, params=params)
@@ -389,7 +390,7 @@ def test_keys_of_the_loss_have_an_effect_or_are_refused(made):
     _, drafter, params = made
     batch = Batch(jnp.zeros((1, 8), jnp.int32))
     loss = functools.partial(drafter.training.loss, params.draft, {}, batch, jax.random.key(0))
-    net = drafter.training.loss.args[0]
+    net = network_of(drafter)
     usual = {"places": 1, "smoothing": 0.1, "glancing": 0.5, "fall": 0.4}
     for key, good, wrong in (
         ("places", 1, (0, 1.5)),

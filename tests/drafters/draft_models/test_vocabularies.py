@@ -18,7 +18,7 @@ from internals import draft_models_small_model as _small_model
 from internals import draft_models_string_law as _string_law
 from internals import draft_models_string_match as _string_match
 from internals import draft_models_vocabularies as _vocabularies
-from internals import drafters_growth_stepper
+from internals import drafters_growth_stepper, setup_of
 from marks import by_default
 from mutants.drafters import with_draft
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -274,7 +274,7 @@ def test_slem_continues_the_text_in_the_tokens_of_the_draft_model(monkeypatch):
     model = draft._replace(apply=counted)
     drafter = drafters.make("draft_model", target, model=model, vocabulary="slem", gamma=4)
     assert drafter.gaps and not drafter.constant_cost
-    steps = drafter.propose.args[0].steps
+    steps = setup_of(drafter).steps
     texts = [[3, 2, 0, 3, 1], [0], [2, 2], [3, 1, 0], [3, 3, 3], [1, 1, 3, 0, 2, 2, 3]]
     seen = []
     for text in texts:
@@ -334,7 +334,7 @@ def test_probabilities_that_are_not_finite_are_reported():
     """Also if they are those of one node of the tree of spellings."""
     target, draft, own = pair(STRINGS)
     drafter = drafters.make("draft_model", target, model=draft, vocabulary="slrs", gamma=1)
-    ways = drafter.propose.args[0].stepper.step.args[0].ways
+    ways = setup_of(drafter).stepper.step.args[0].ways
     for text, bad in (([0], False), ([0], True)):
         # After the token "a", which is draft token 1, the tree's nodes follow.
         broken = own.at[1, int(ways.tokens[0])].set(jnp.nan) if bad else own

@@ -15,6 +15,7 @@ import pytest
 from internals import heads_block_corrections as corrections
 from internals import heads_block_network as _block_network
 from internals import heads_block_text as _block_text
+from internals import network_of
 from mutants.networks import with_stepper
 
 from specjax import accept, drafters, sampling, step, testing
@@ -67,7 +68,7 @@ def made(method, **keys):
 
 def net_of(drafter):
     """The functions of its network."""
-    return drafter.training.loss.args[0]
+    return network_of(drafter)
 
 
 def played(drafter, params, rule="chain", rounds=4, **settings):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from eagle_cases import TABLE, TARGET, VOCAB
 from internals import heads_prefix as _prefix
+from internals import setup_of
 
 from specjax import accept, decode, drafters, rng, sampling, testing
 from specjax.errors import UserError
@@ -102,7 +103,7 @@ def test_tree_of_measured_accuracies(tmp_path):
     keys = {"tree": "search", "nodes": 6}
     drafter = drafters.make("eagle", TARGET, model=tmp_path / "measured", **keys)
     best, _ = search.optimal(np.asarray(accuracy), 6, 3, 3)
-    assert drafter.propose.args[0].plan.growth.shape.parents == best.parents
+    assert setup_of(drafter).plan.growth.shape.parents == best.parents
     assert (drafter.nodes, drafter.siblings) == (6, "deterministic")
     assert assert_greedy(drafter, shared.PROMPTS) > 0
     with pytest.raises(UserError, match="eagle has no measured accuracies to search a tree of 6"):

@@ -16,6 +16,7 @@ import pytest
 from internals import heads_features as _features
 from internals import heads_masked_text as _masked_text
 from internals import heads_parallel_text as _parallel_text
+from internals import network_of as trained_by
 from marks import by_default
 from mutants.networks import with_stepper
 
@@ -63,7 +64,7 @@ def network_of(drafter):
 
 
 def reader_of(drafter):
-    return drafter.training.loss.args[0]
+    return trained_by(drafter)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -12,6 +12,7 @@ from head_cases import heads_of
 from internals import heads_block_text as _block_text
 from internals import heads_masked_text as _masked_text
 from internals import heads_text as _text
+from internals import network_of
 
 from specjax import drafters, testing
 from specjax.divergences import lk_hybrid
@@ -42,14 +43,14 @@ def made(name):
     if name == "pard":
         model, own = testing.tiny("llama", 1, 4.0, layers=1, vocab_size=VOCAB)
         drafter = drafters.make(name, target, model=model, params=own, **keys)
-        reader = drafter.training.loss.args[0]
+        reader = network_of(drafter)
         return drafter, own, functools.partial(_masked_text.along, reader)
     drafter = cases.random_heads(name, target, params, scale=0.3, **keys)
     own = drafter.init_params(None)
     if name == "medusa":
         heads = heads_of(name, target, params=own, **keys)
         return drafter, own, functools.partial(_text.along, heads, target)
-    first = drafter.training.loss.args[0]
+    first = network_of(drafter)
     if name == "block_head":
         tapped = target.with_taps(drafter.taps)
         return drafter, own, functools.partial(_block_text.along, first, tapped)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import setup_of
 from marks import by_default
 
 from specjax import drafters, rng, step, testing
@@ -120,7 +121,7 @@ def test_a_chain_is_the_same_in_the_loop_and_level_by_level():
     keys = {"tree": "chain:4", "heads": 2, "siblings": "iid"}
     chain = cases.random_heads("redrafter", TARGET, TABLE, **keys)
     params = ModelParams(TABLE, chain.init_params(None))
-    setup = chain.propose.args[0]
+    setup = setup_of(chain)
     assert setup.stepper.looped
     levels = setup._replace(stepper=setup.stepper._replace(looped=False))
     other = chain._replace(propose=functools.partial(chain.propose.func, levels))
