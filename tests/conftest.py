@@ -24,7 +24,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # No test reads which line of Python made an operation: programs without it are built in less time.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # Traces make many objects that live long: to collect all of them takes seconds and frees little.
-gc.set_threshold(100_000, 20, 100)
+gc.set_threshold(100_000, 10, 30)
 
 CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
 FIRST_TIER = "not slow and not second and not notebooks and not browser"

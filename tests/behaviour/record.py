@@ -305,6 +305,8 @@ def main() -> None:
         print("\n".join(lines) or "nothing has changed")
         sys.exit(bool(lines))
     path = args.out if args.out else STORED
+    if not args.out and path.is_file():
+        now = json.loads(path.read_text())["record"] | now
     text = json.dumps({"jax": jax.__version__, "record": now}, indent=1)
     path.write_text(text + "\n")
 
