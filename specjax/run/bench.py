@@ -28,7 +28,7 @@ from specjax.bench import (
 )
 from specjax.data import prompts as prompts_lib
 from specjax.data.prompts import Prompt, PromptSet
-from specjax.errors import NonFiniteLogits, UserError
+from specjax.errors import NonFiniteLogits
 from specjax.models import hf
 from specjax.models.sources.origin import origin
 from specjax.report import terminal
@@ -102,11 +102,6 @@ def _cells(
 ) -> list[Cell]:
     """Every cell of the grid. Raises UserError."""
     options = settings.bench
-    if settings.record:
-        raise UserError("config.record is for mode generate; leave it out")
-    for key in ("trace_prompts", "trace_tokens"):
-        if (value := getattr(options, key) or 0) < 0:
-            raise UserError(f"config.{key} is {value}; it must be at least 0")
     answer = functools.partial(_plain_answers, settings, target, max(options.batch_sizes), report)
     names, grid = settings.prompts.names, []
     for name, context in itertools.product(names, options.contexts):

@@ -82,10 +82,6 @@ def job(
     Raises:
         UserError: settings out of range, more rows than prompts, a text longer than the context.
     """
-    repeats = settings.bench.repeats
-    for name, value in (("max_new_tokens", settings.max_new_tokens), ("repeats", repeats)):
-        if value < 1:
-            raise UserError(f"config.{name} is {value}; it must be at least 1")
     count, devices = len(prompts.prompts), mesh(settings)
     parts = 1 if devices is None else devices.shape[sharding.DATA]
     if batch_size % parts:
@@ -115,7 +111,7 @@ def job(
         max_new_tokens=settings.max_new_tokens,
         eos_id=() if settings.ignore_eos else target.config.eos_token_id,
         seed=settings.seed,
-        repeats=repeats,
+        repeats=settings.bench.repeats,
         name=prompts.name,
         categories=[prompt.category for prompt in prompts.prompts],
         spell=None if target.tokenizer is None else target.tokenizer.decode,

@@ -242,7 +242,8 @@ def _check_mode(config: Config) -> None:
         return
     if config.mode == "bench" and config.get("record"):
         raise UserError("config.record is for mode generate; leave it out")
-    for name, least in (("max_new_tokens", 1), ("repeats", 1), ("trace_prompts", 0)):
+    least_of = {"max_new_tokens": 1, "repeats": 1, "trace_prompts": 0, "trace_tokens": 0}
+    for name, least in least_of.items():
         value = config.get(name)
         if value is not None and value < least:
             raise UserError(f"config.{name} is {value}; it must be at least {least}")

@@ -210,7 +210,8 @@ def commands() -> Iterator[tuple[str, Callable[[], str]]]:
     folder = tempfile.TemporaryDirectory()
     target = commandline.save(Path(folder.name) / "target")
 
-    os.environ["COLUMNS"] = "100"
+    # Wide, so that no path is divided; the width of a path changes blanks only.
+    os.environ["COLUMNS"] = "400"
 
     def record(arguments: list[str]) -> str:
         out, err = io.StringIO(), io.StringIO()
@@ -223,9 +224,11 @@ def commands() -> Iterator[tuple[str, Callable[[], str]]]:
                     status = ended.code
             exists = (Path(work) / "out").exists()
         texts = [text.getvalue().replace(target, "TARGET") for text in (out, err)]
+        texts = [text.replace(str(TESTS.parent), "ROOT") for text in texts]
         texts = [re.sub(r"\d+\.\d+s|/tmp/\S+", "", text) for text in texts]
         message = texts[1].strip().splitlines()
         shown = message[-1][:160] if message else ""
+        texts = [" ".join(text.split()) for text in texts]
         return f"{status} {int(exists)} {digest(*texts)} {shown}"
 
     for name, arguments in command_lines(target):
