@@ -16,9 +16,9 @@ import numpy as np
 class Bound(functools.partial):
     """``functools.partial``; two are equal if their functions and arguments are.
 
-    Values are equal if they have one type and are equal: 1 is neither 1.0 nor True. Arrays of NumPy
-    are compared by their contents; what cannot be hashed, such as an array of JAX, is equal to
-    itself only. Arguments must not be changed.
+    Arguments are equal if they have one type and are equal, and so are the parts of tuples, lists
+    and dicts: 1 is neither 1.0 nor True. Arrays of NumPy are compared by their contents. What
+    cannot be hashed, such as an array of JAX, is equal to itself only. Do not change an argument.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -40,7 +40,7 @@ class Bound(functools.partial):
 
 
 def key(value: Any) -> Any:
-    """What can be hashed in the place of a value, and is equal where the values are.
+    """A hashable value that is equal for equal values, as ``Bound`` compares them.
 
     A tuple with a method ``compared`` is compared by what this returns.
     """
@@ -57,9 +57,10 @@ def key(value: Any) -> Any:
         return (type(value), *map(key, value))
     if isinstance(value, dict):
         return (dict, *((name, key(each)) for name, each in value.items()))
-    if isinstance(value, np.ndarray):
-        digest = hashlib.blake2b(np.ascontiguousarray(value).tobytes(), digest_size=16).digest()
-        return (np.ndarray, value.shape, value.dtype.str, digest)
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        # As bytes, and without a copy where the array is contiguous: it may be a datastore.
+        contents = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        return (np.ndarray, value.shape, value.dtype, hashlib.sha256(contents.data).digest())
     try:
         hash(value)
     except TypeError:

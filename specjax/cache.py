@@ -46,9 +46,9 @@ class KVBlock(struct.PyTreeNode):
 
 
 class GrownBlock(struct.PyTreeNode):
-    """A block whose first P tokens lie as the slots of a cache do: a pass reads them in place.
+    """A block whose first P tokens are stored as the slots of a cache: a pass reads them in place.
 
-    They must be finite wherever a token attends to them.
+    All of them must be finite: a weight of 0 does not remove NaN, and nothing else does here.
     """
 
     k: tuple[jax.Array, ...]  # [B,H,P,D] each

@@ -111,10 +111,10 @@ def pytest_collection_modifyitems(items):
 
 
 class Programs:
-    """Counts the programs that the first tier compiles: its cost, on every machine the same.
+    """Counts the programs that the first tier compiles, which is most of its time.
 
-    A run of all of it fails above the number that CONTRIBUTING.md states. Without compilations a
-    test is cheap, so this is what a budget of time would measure, and is not a matter of luck.
+    A run of the whole tier fails above the number that CONTRIBUTING.md states. The number does not
+    depend on the speed of the machine; it varies a little with the files that a worker gets.
     """
 
     EVENT = "/jax/core/compile/backend_compile_duration"

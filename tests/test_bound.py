@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import operator
+
 import jax
 import jax.monitoring
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -23,6 +26,10 @@ def test_values():
     assert hash(Bound(add, 1, b=2)) == hash(Bound(add, 1, b=2))
     assert Bound(add, 1, b=2)(3) == 6
     assert Bound(add, np.arange(3)) == Bound(add, np.arange(3))
+    assert Bound(add, np.zeros((0, 2))) == Bound(add, np.zeros((0, 2)))
+    assert Bound(add, np.float32(1)) == Bound(add, np.float32(1))
+    assert Bound(add, np.arange(6)[::2]) == Bound(add, np.array([0, 2, 4]))
+    assert Bound(add, np.ones(2, ml_dtypes.bfloat16)) == Bound(add, np.ones(2, ml_dtypes.bfloat16))
     assert Bound(Bound(add, [1, 2]), {"a": (3,)}) == Bound(Bound(add, [1, 2]), {"a": (3,)})
 
 
@@ -38,6 +45,13 @@ def test_values():
         (Bound(add, 1), Bound(max, 1)),
         (Bound(add, np.arange(3)), Bound(add, np.arange(3.0))),
         (Bound(add, np.zeros(3)), Bound(add, np.zeros((3, 1)))),
+        # Their dtypes have one ``str``.
+        (
+            Bound(add, np.zeros(3, ml_dtypes.float8_e4m3fn)),
+            Bound(add, np.zeros(3, ml_dtypes.float8_e5m2)),
+        ),
+        # The contents of an array of objects are addresses.
+        (Bound(add, np.array([{}], object)), Bound(add, np.array([{}], object))),
         # Arrays on a device are not read.
         (Bound(add, jax.numpy.ones(2)), Bound(add, jax.numpy.ones(2))),
     ],
@@ -55,9 +69,11 @@ def test_repr():
 @pytest.mark.parametrize("name", cases.NAMES)
 def test_equal_drafters(name):
     one, other = (cases._drafter.__wrapped__(name, cases.VOCAB) for _ in "ab")
-    assert one == other
+    # A tuple has a != of its own.
+    assert one == other and operator.ne(one, other) is False
     assert hash(one) == hash(other)
-    assert one != other._replace(nodes=other.nodes + 1)
+    changed = other._replace(nodes=other.nodes + 1)
+    assert one != changed and operator.eq(one, changed) is False
 
 
 def test_parameters_are_not_compared():

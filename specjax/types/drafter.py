@@ -161,6 +161,10 @@ class Drafter(NamedTuple):
     def __eq__(self, other: object) -> bool:
         return self is other or (type(other) is Drafter and key(self) == key(other))
 
+    def __ne__(self, other: object) -> bool:
+        # A tuple has its own, which would compare ``init_params`` too.
+        return not self == other
+
     def __hash__(self) -> int:
         return hash(self.compared())
 

@@ -5,8 +5,8 @@
     python tests/behaviour/record.py --out=FILE           writes a record to another file
     python tests/behaviour/record.py --compare=FILE       compares with that, floats bit by bit
 
-Nobody says that what is recorded is right: other tests do. A change of structure changes nothing
-here, so it is run before and after each. Floats differ between processors: recorded.json has four
+The record does not say what is right; other tests do. A change of structure must not change the
+record: compare before and after. Floats differ between processors: recorded.json has four
 digits of them, and to compare all digits one makes the records of two commits on one machine.
 --only=texts,losses,... limits the groups.
 
