@@ -9,10 +9,10 @@ have another library). The same command resumes a killed run. Other text:
 
     python -m specjax.run --config=configs/pretrain.py:large --workdir=runs/large
 
-A better target of 10.2 million parameters: four million tokens, an hour on one core (1,390
-tokens/s, AMD EPYC, jax 0.10.2, 2026-11-25), 1.205 held-out bits per byte; its weights are in
-assets/target. A checkpoint is written every ten minutes. It has few
-and wide layers, because on CPUs a pass over several tokens then costs little more than one.
+A better target of 10.2 million parameters: four million tokens in 57 minutes on one core (AMD EPYC,
+other work on the other core, jax 0.10.2, 2026-11-25), 1.205 held-out bits per byte. Its weights are
+in assets/target. A checkpoint is written every ten minutes. It has few and wide layers, because on
+CPUs a pass over several tokens then costs little more than one.
 """
 
 from ml_collections import ConfigDict, config_dict
