@@ -11,7 +11,8 @@ nodes. About two minutes of training on two CPU cores beyond the target's.
 
 from ml_collections import ConfigDict
 
-from configs import distill, generate, pretrain, quickstart
+from configs import distill, pretrain, quickstart
+from specjax.run.settings import drafter
 
 
 def get_config(models: str = "") -> ConfigDict:
@@ -25,20 +26,20 @@ def get_config(models: str = "") -> ConfigDict:
         stage = config.stages[name] = distill.get_config()
         stage.target = config.target
         stage.data.dir = f"{config.target}/data"
-        stage.model.hidden_size = 64
-        stage.model.intermediate_size = 192
+        stage.model.update({"hidden_size": 64, "intermediate_size": 192})
+        stage.seed = int(name != "first")
     config.stages.boosted.boosted = "{workdir}/first"
-    config.stages.boosted.seed = 1
-    config.stages.other.seed = 1
     config.prepare = tuple(config.stages)
     methods = config.grid.methods = ConfigDict()
     pairs = {"boosted": ("boosted",), "unboosted": ("other",), "alone": ()}
     for label, more in pairs.items():
-        keys = methods[label] = generate.drafter("specinfer")
-        keys.models = ",".join("{workdir}/" + name for name in ("first", *more))
-        # Two trees of 6 nodes, or one of 12.
-        keys.tree = "2x1x1" if more else "4x1x1"
-        keys.sibling_order = "random"
+        methods[label] = drafter(
+            "specinfer",
+            models=",".join("{workdir}/" + name for name in ("first", *more)),
+            # Two trees of 6 nodes, or one of 12.
+            tree="2x1x1" if more else "4x1x1",
+            sibling_order="random",
+        )
     config.grid.batch_sizes = (1,)
     config.show_trace = False
     return config

@@ -8,7 +8,8 @@ The tokens of all drafts are the same draft model's; the methods differ in how o
 
 from ml_collections import ConfigDict
 
-from configs import generate, quickstart
+from configs import quickstart
+from specjax.run.settings import drafter
 
 
 def get_config(models: str = "") -> ConfigDict:
@@ -19,16 +20,11 @@ def get_config(models: str = "") -> ConfigDict:
         config.target = f"{models}/target"
     draft = f"{models or '{workdir}'}/draft"
     methods = config.grid.methods = ConfigDict()
-    for name in ("draft_model", "cascade", "staged", "bild"):
-        methods[name] = generate.drafter(name)
-        methods[name].accept = "recursive" if name == "staged" else "chain"
-        if name != "cascade":
-            methods[name].model = draft
-    methods.draft_model.gamma = methods.staged.gamma = 5
-    methods.cascade.models = draft
-    methods.cascade.lengths = "5,0;5"
-    lookup = methods.staged.drafters.lookup = generate.drafter("prompt_lookup")
-    lookup.gamma = 5
+    methods.draft_model = drafter("draft_model", model=draft, gamma=5, accept="chain")
+    methods.cascade = drafter("cascade", models=draft, lengths="5,0;5", accept="chain")
+    methods.staged = drafter("staged", model=draft, gamma=5, accept="recursive")
+    methods.staged.drafters.lookup = drafter("prompt_lookup", gamma=5)
+    methods.bild = drafter("bild", model=draft, accept="chain")
     config.grid.batch_sizes = (1,)
     config.max_new_tokens = 64
     config.show_trace = False

@@ -17,14 +17,9 @@ it compilation, which is needed once for all conversations of a run.
 
 from ml_collections import ConfigDict
 
-from configs import generate
+from specjax.run.settings import decoding
 
 
 def get_config() -> ConfigDict:
-    """The configuration: what differs from configs/generate.py."""
-    config = generate.get_config()
-    del config.beams
-    config.mode = "chat"
-    config.chat = "own"  # the model's chat template
-    config.max_new_tokens = 256  # of each answer
-    return config
+    """The configuration."""
+    return decoding("chat", chat="own", max_new_tokens=256)

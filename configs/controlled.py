@@ -12,14 +12,13 @@ compilation; experiments/system_efficiency does it for twelve layers and many ra
 
 from ml_collections import ConfigDict
 
-from configs import bench, generate
+from configs import bench
+from specjax.run.settings import drafter
 
 
 def get_config() -> ConfigDict:
     """The configuration."""
     config = bench.get_config()
-    config.drafter.name = "controlled"
-    config.drafter.rate = 0.8
-    config.drafter.drafters.inner = generate.drafter("prompt_lookup")
-    config.drafter.drafters.inner.gamma = 5
+    config.drafter = drafter("controlled", rate=0.8)
+    config.drafter.drafters.inner = drafter("prompt_lookup", gamma=5)
     return config

@@ -15,7 +15,8 @@ import re
 
 from ml_collections import ConfigDict
 
-from configs import generate, hydra, quickstart
+from configs import hydra, quickstart
+from specjax.run.settings import drafter
 
 LENGTHS = (1, 2, 4, 8)
 HEADS = 4
@@ -53,8 +54,7 @@ def get_config(what: str = "draft_model") -> ConfigDict:
     methods = config.grid.methods = ConfigDict()
     for text in texts:
         # Labels cannot have dots.
-        keys = methods[re.sub(r"[:,.]", " ", text)] = generate.drafter(name)
-        keys.control = text
+        keys = methods[re.sub(r"[:,.]", " ", text)] = drafter(name, control=text)
         if name in ("draft_model", "hydra"):
             folder = "draft" if name == "draft_model" else name
             keys.model = f"{models or '{workdir}'}/{folder}"

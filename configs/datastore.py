@@ -11,17 +11,9 @@ Other text: --config.data.files=book.txt,more.jsonl (whole files: measure on oth
 
 from ml_collections import ConfigDict
 
+from specjax.run.settings import training
+
 
 def get_config() -> ConfigDict:
     """The configuration."""
-    config = ConfigDict()
-    config.mode = "train"
-    config.objective = "datastore"
-    # A model directory, a name of the Hub, a .gguf file, or a trained run's workdir: its tokenizer
-    # is used.
-    config.target = ""
-    config.data = ConfigDict()
-    config.data.dir = ""  # where the embedded corpus is built; empty: <workdir>/data
-    config.data.files = ""  # .txt and .jsonl files to use instead of it, separated by commas
-    config.reach = 32  # length of sorted phrases: longer ones cannot be looked up
-    return config
+    return training("datastore")

@@ -28,28 +28,17 @@ Pretrained on the fixed text (configs/pretrain.py with config.target): 1.65 1.74
 from ml_collections import ConfigDict
 
 from configs import pretrain
+from specjax.run.settings import training
+
+SHAPE = {"hidden_size": 128, "intermediate_size": 384, "num_layers": 1, "num_heads": 2}
 
 
-def get_config() -> ConfigDict:
-    """The configuration: what differs from pretraining."""
-    config = pretrain.get_config()
-    del config.tokenizer  # the target's
-    config.objective = "distill"
-    # A model directory, a name of the Hub, a .gguf file, or a trained run's workdir.
-    config.target = ""
-    config.pruned = ""  # layers of the target to start from, instead of config.model
-    # Directories of draft models, separated by commas: the loss leaves out the labels to which one
-    # of them gives the highest probability (configs/boost.py).
-    config.boosted = ""
-    config.model.vocab_size = 0  # the target's
-    config.model.hidden_size = 128
-    config.model.intermediate_size = 384
-    config.model.num_layers = 1
-    config.model.num_heads = 2
-    config.loss.divergence = "forward_kl"
-    config.loss.beta = 0.5  # jensen_shannon
-    config.loss.temperature = 1.0  # of both models' probs, and of text written by the draft
-    config.train.steps = 220
-    config.train.batch_size = 4
-    config.examine.prompts = 16
-    return config
+def get_config(**values: object) -> ConfigDict:
+    """The configuration; ``values`` replace groups."""
+    usual = {
+        "model": pretrain.SMALL | {"vocab_size": 0} | SHAPE,
+        "loss": {"divergence": "forward_kl", "beta": 0.5, "temperature": 1.0},
+        "train": {"steps": 220, "batch_size": 4},
+        "optimiser": pretrain.MUON,
+    }
+    return training("distill", **usual | values)

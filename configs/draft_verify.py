@@ -2,7 +2,7 @@
 
     python -m specjax.run --config=configs/generate.py --config.target=DIR \\
         --config.prompts=prompts.txt --config.record=texts.jsonl
-    python -m specjax.bench.skip_search DIR runs/skips --texts=texts.jsonl
+    python -m specjax.drafters.self_speculation.skip_search DIR runs/skips --texts=texts.jsonl
     python -m specjax.run --config=configs/draft_verify.py:runs/skips --config.target=DIR \\
         --config.prompts=prompts.txt
 

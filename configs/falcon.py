@@ -13,8 +13,8 @@ Without keys a draft is EAGLE-2's dynamic tree, 6 tokens deep with blocks of 2 o
 
 from ml_collections import ConfigDict
 
-from configs import eagle
 from specjax.errors import UserError
+from specjax.run.settings import trained, training
 
 
 def get_config(block: str = "2") -> ConfigDict:
@@ -23,15 +23,17 @@ def get_config(block: str = "2") -> ConfigDict:
         raise UserError(
             f"configs/falcon.py:{block} is unknown; give the number of tokens of a block, from 1"
         )
-    config = eagle.network("falcon")
-    drafter = config.drafter
-    del drafter.layers, drafter.shift
-    drafter.block = int(block)
-    del config.loss.steps, config.loss.decay
-    config.loss.feature = 1.0  # smooth L1 distance from the target's feature k tokens ahead
-    config.loss.weight = 0.1  # of both terms that compare probs
-    config.loss.hard = 0.1  # share of the cross-entropy with the target's preferred token
-    config.loss.glancing = 0.4  # answers that are given per wrong token, at the first step
-    config.loss.noise = 0.1  # uniform noise on the features that are read
-    config.loss.dropout = 0.1  # of the outputs of the first LSTM layer
-    return config
+    return training(
+        "heads",
+        drafter=trained("falcon", block=int(block)),
+        loss={
+            "divergence": "forward_kl",
+            "feature": 1.0,
+            "weight": 0.1,
+            "hard": 0.1,
+            "glancing": 0.4,
+            "noise": 0.1,
+            "dropout": 0.1,
+        },
+        train={"steps": 600},
+    )

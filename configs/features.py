@@ -13,33 +13,9 @@ command resumes a killed run.
 
 from ml_collections import ConfigDict
 
-from configs import pretrain
+from specjax.run.settings import training
 
 
 def get_config() -> ConfigDict:
     """The configuration."""
-    config = ConfigDict()
-    config.mode = "train"
-    config.objective = "features"
-    # A model directory, a name of the Hub, a .gguf file, or a trained run's workdir.
-    config.target = ""
-    config.seed = 0  # of the packing and the prompts
-    # Devices: "" (rows divided among all), or axes with sizes, such as "data:2,fsdp:4,tensor:2":
-    # "data" and "fsdp" divide the rows, "fsdp" and "tensor" the target.
-    config.mesh = ""
-    config.data = pretrain.data()
-    config.features = ConfigDict()
-    # layers whose outputs are stored beside the last feature, numbered from 0, such as (1, 5, 8)
-    config.features.taps = ()
-    config.features.dtype = "bfloat16"  # or float32, float8 (one scale per vector)
-    config.features.rows = 0  # at most so many rows of the train split; 0: all
-    config.features.shard_megabytes = 64  # size of a file; a killed run loses at most one
-    config.train = ConfigDict()
-    config.train.batch_size = 8  # rows of one pass of the target
-    config.train.length = 128  # tokens of a row; training needs the same
-    config.train.eval_batches = 12  # held-out rows: so many times batch_size
-    config.train.precision = "float32"  # or "bfloat16": of the target's pass
-    config.examine = ConfigDict()
-    config.examine.prompts = 16  # held-out prompts, for training to measure tokens per round on
-    config.examine.prompt_tokens = 32
-    return config
+    return training("features")

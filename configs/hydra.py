@@ -11,17 +11,11 @@ a half minutes; chain of 4: tau 2.71 greedy, 1.53 at temperature 1 (1.76 sampled
 and 1.80.
 """
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
 
 from configs import heads
 
 
 def get_config() -> ConfigDict:
     """The configuration."""
-    config = heads.get_config("hydra")
-    config.drafter.layers = config_dict.placeholder(int)  # blocks per head; None: 1
-    # one more decoder layer over all features (Hydra++)
-    config.drafter.prefix = config_dict.placeholder(bool)
-    # width of that layer's attention heads; None: chosen from the feature width
-    config.drafter.head_dim = config_dict.placeholder(int)
-    return config
+    return heads.get_config("hydra")

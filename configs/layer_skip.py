@@ -16,14 +16,13 @@ from configs import pretrain
 
 def get_config() -> ConfigDict:
     """The configuration."""
-    config = pretrain.get_config()
-    config.loss = ConfigDict()
-    config.loss.dropout = 0.1  # probability that the last layer is left out; earlier ones: less
-    config.loss.dropout_schedule = "exponential"  # "constant": to continue a trained model
-    config.loss.exits = 0.2  # weight of the exits before the last layer
-    # Exits that a step trains: "rotational" (every rotation-th layer, by turns), "gradual" (from
-    # the last to the first, in half of the steps), or "all".
-    config.loss.curriculum = "rotational"
-    config.loss.rotation = 2
-    config.train.steps = 300
-    return config
+    return pretrain.get_config(
+        loss={
+            "dropout": 0.1,
+            "dropout_schedule": "exponential",
+            "exits": 0.2,
+            "curriculum": "rotational",
+            "rotation": 2,
+        },
+        train={"steps": 300},
+    )

@@ -14,20 +14,18 @@ drafts after a match of a single token (min_ngram=1), which are mostly rejected,
 
 from ml_collections import ConfigDict
 
-from configs import bench, generate
+from configs import bench
+from specjax.run.settings import drafter
 
 METHODS = {
     "nothing": {"name": "prompt_lookup", "gamma": 5, "min_ngram": 64, "max_ngram": 64},
-    "prompt_lookup": {"gamma": 5},
-    "sam": {"gamma": 5},
+    "prompt_lookup": {"name": "prompt_lookup", "gamma": 5},
+    "sam": {"name": "sam", "gamma": 5},
 }
 
 
 def get_config() -> ConfigDict:
     """The configuration."""
     config = bench.get_config()
-    methods = config.grid.methods
-    for label, keys in METHODS.items():
-        methods[label] = generate.drafter(keys.get("name", label))
-        methods[label].update({"name": label} | keys)
+    config.grid.methods = {label: drafter(**keys) for label, keys in METHODS.items()}
     return config

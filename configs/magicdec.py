@@ -10,14 +10,13 @@ experiments/long_context has measurements.
 
 from ml_collections import ConfigDict
 
-from configs import bench, generate
+from configs import bench
+from specjax.run.settings import drafter
 
 
 def get_config() -> ConfigDict:
     """The configuration."""
     config = bench.get_config()
-    config.drafter = generate.drafter("magicdec")
-    config.drafter.budget = 512
-    config.drafter.gamma = 4
+    config.drafter = drafter("magicdec", budget=512, gamma=4)
     config.accept = "chain"
     return config

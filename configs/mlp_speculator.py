@@ -14,7 +14,7 @@ under three minutes per phase (the first on fixed text); chain of 4: tau after t
 1.75 greedy, 1.43 at temperature 1 (1.63 sampled); after the second 2.34 and 1.44 (1.67).
 """
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
 
 from configs import heads
 
@@ -22,8 +22,5 @@ from configs import heads
 def get_config() -> ConfigDict:
     """The configuration."""
     config = heads.get_config("mlp_speculator")
-    config.drafter.inner = config_dict.placeholder(int)  # width of the state; None: the target's
-    config.drafter.tie = config_dict.placeholder(bool)  # one set of weights for all stages
-    config.drafter.scale_input = config_dict.placeholder(bool)  # normalise the feature first
     config.optimiser.weight_decay = 0.1
     return config

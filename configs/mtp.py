@@ -11,11 +11,11 @@ modules there is one step for each. The labels are the target's probs; --config.
 as much as one of configs/eagle3.py with as many steps. configs/mtp_pretrain.py:mtp_module trains a
 target together with its modules.
 
-The directory has DeepSeek's names of tensors; python -m specjax.models.convert_heads
+The directory has DeepSeek's names of tensors; python -m specjax.convert_heads
 --kind=mtp_module writes those of MiMo and Qwen3-Next.
 """
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
 
 from configs import eagle
 from specjax.errors import UserError
@@ -25,18 +25,7 @@ def get_config(modules: str = "1") -> ConfigDict:
     """The configuration of so many modules."""
     if not modules.isdecimal() or int(modules) < 1:
         raise UserError(f"configs/mtp.py:{modules} is unknown; give the number of modules, from 1")
-    config = eagle.network("mtp_module")
-    drafter = config.drafter
-    del drafter.layers, drafter.shift
-    drafter.modules = int(modules)
-    # Switches: see the keys of the drafter; None: their defaults.
-    drafter.hidden_first = config_dict.placeholder(bool)
-    drafter.hidden = config_dict.placeholder(str)
-    drafter.recycled = config_dict.placeholder(str)
-    drafter.zero_first = config_dict.placeholder(bool)
-    config.loss.steps = 3 if modules == "1" else int(modules)
-    config.loss.decay = 0.8
-    config.loss.noise = 0.0  # uniform noise on the hidden states that the first step reads
-    config.loss.weight = 1.0  # of the divergence from the target's probs
-    config.loss.ce = 0.0  # weight of the cross-entropy with the text
+    steps = 3 if modules == "1" else int(modules)
+    config = eagle.network("mtp_module", steps=steps, decay=0.8, noise=0.0, weight=1.0, ce=0.0)
+    config.drafter.modules = int(modules)
     return config

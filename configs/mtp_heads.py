@@ -18,5 +18,5 @@ from configs import heads
 def get_config() -> ConfigDict:
     """The configuration."""
     config = heads.get_config("mtp")
-    config.loss.slots = "all"  # "one": a single head per batch, chosen at random
+    config.loss.slots = "all"
     return config

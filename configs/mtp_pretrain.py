@@ -12,12 +12,16 @@ losses with equal weights; or with one module (DeepSeek-AI 2024), whose loss has
 drafting is lossless with respect to it. ``heldout_loss`` is the target's own loss.
 """
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
 
 from configs import pretrain
 from specjax.errors import UserError
 
-METHODS = ("mtp", "mtp_module")
+METHODS = {
+    # Three heads are the paper's n - 1. weight None: the number of heads.
+    "mtp": {"heads": 3, "weight": None},
+    "mtp_module": {"modules": 1, "weight": "0.3,0.1@0.67"},
+}
 
 
 def get_config(method: str = "mtp") -> ConfigDict:
@@ -26,17 +30,9 @@ def get_config(method: str = "mtp") -> ConfigDict:
         raise UserError(
             f"configs/mtp_pretrain.py:{method} is unknown; it must be {' or '.join(METHODS)}"
         )
-    config = pretrain.get_config()
-    mtp = config.mtp = ConfigDict({"name": method})
-    if method == "mtp":
-        mtp.heads = 3  # the paper's n - 1
-        # Of the mean over the heads' losses: a value, and later ones from a share of the steps on,
-        # as "3,1@0.5"; None: the number of heads.
-        mtp.weight = config_dict.placeholder(str)
-        config.loss.slots = "all"  # "one": a single head per batch, chosen at random
-    else:
-        mtp.modules = 1
-        mtp.weight = "0.3,0.1@0.67"
-    config.loss.decay = 1.0  # factor on the loss from each head to the next
-    config.examine.prompts = 16
-    return config
+    loss = {"slots": "all"} if method == "mtp" else {}
+    return pretrain.get_config(
+        mtp={"name": method} | METHODS[method],
+        loss={"decay": 1.0} | loss,
+        examine={},
+    )

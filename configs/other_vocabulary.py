@@ -10,19 +10,18 @@ the draft model. A draft model of bytes or of a few hundred tokens can also take
 
 from ml_collections import ConfigDict
 
-from configs import bench, generate
+from configs import bench
+from specjax.run.settings import drafter
+
+TREE = {"tree": "3x2x1x1", "siblings": "without_replacement"}
 
 
 def get_config(draft: str = "") -> ConfigDict:
     """The configuration; ``draft`` is the draft model's directory."""
-    config = bench.get_config()
-    methods = config.grid.methods = ConfigDict()
-    for label, vocabulary in (("tli", "tli"), ("tli_tree", "tli"), ("slem", "slem")):
-        methods[label] = generate.drafter("draft_model")
-        methods[label].vocabulary = vocabulary
-        methods[label].model = draft
-    methods.tli.gamma = methods.slem.gamma = 4
-    methods.tli_tree.tree = "3x2x1x1"
-    methods.tli_tree.siblings = "without_replacement"
+    config, model = bench.get_config(), {"model": draft}
+    methods = config.grid.methods
+    methods.tli = drafter("draft_model", vocabulary="tli", gamma=4, **model)
+    methods.tli_tree = drafter("draft_model", vocabulary="tli", **TREE, **model)
+    methods.slem = drafter("draft_model", vocabulary="slem", gamma=4, **model)
     config.grid.temperatures = (0.0, 1.0)
     return config

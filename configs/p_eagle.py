@@ -13,28 +13,24 @@ costs about three passes over the text, not ``drafter.parallel``. Minutes on two
 small target.
 """
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
 
-from configs import eagle3
+from specjax.run.settings import trained, training
 
 
 def get_config() -> ConfigDict:
-    """The configuration: what differs from configs/eagle3.py."""
-    config = eagle3.get_config()
-    drafter = config.drafter
-    drafter.parallel = 8  # tokens of a draft
-    drafter.layers = 4
-    drafter.embeddings = True  # of its own; they begin as the target's
-    # The token of masks, best an unused one; None: the last of the vocabulary.
-    drafter.mask_id = config_dict.placeholder(int)
-    config.loss = ConfigDict()
-    config.loss.ce = 0.0  # cross-entropy with the text
-    config.loss.teacher = 1.0  # weight of the divergence from the target's probs
-    config.loss.divergence = "forward_kl"
-    config.loss.decay = 1.0  # factor on the loss from each depth to the next
-    # Smoothing of D-PACE's weights of depths, instead of decay, such as 0.5; None: without.
-    config.loss.pace = config_dict.placeholder(float)
-    # The share of places that have masks at depth d is keep^d, and at least floor.
-    config.loss.keep = 0.8
-    config.loss.floor = 0.2
-    return config
+    """The configuration."""
+    return training(
+        "heads",
+        drafter=trained("eagle3", parallel=8, layers=4, embeddings=True),
+        loss={
+            "ce": 0.0,
+            "teacher": 1.0,
+            "divergence": "forward_kl",
+            "decay": 1.0,
+            "pace": None,
+            "keep": 0.8,
+            "floor": 0.2,
+        },
+        train={"steps": 600},
+    )

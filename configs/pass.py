@@ -9,7 +9,7 @@ The embeddings serve both variants: ``config.drafter.calls=1`` drafts and verifi
 the target. Minutes on two CPU cores for a small target.
 """
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
 
 from configs import heads
 
@@ -17,9 +17,6 @@ from configs import heads
 def get_config() -> ConfigDict:
     """The configuration."""
     config = heads.get_config("pass")
-    config.drafter.calls = config_dict.placeholder(int)  # passes per round; None: 2
-    # Random tokens of each row behind which the embeddings are put, in each step.
     config.loss.places = 32
-    config.optimiser.learning_rate = 1e-2
-    config.optimiser.weight_decay = 0.0
+    config.optimiser.update({"learning_rate": 1e-2, "weight_decay": 0.0})
     return config

@@ -11,29 +11,22 @@ of each token. Everything is written to runs/quickstart; a second run reuses the
 
 from ml_collections import ConfigDict
 
-from configs import bench, distill, generate, pretrain
+from configs import bench, distill, pretrain
+from specjax.run.settings import drafter
 
 
 def get_config() -> ConfigDict:
     """The configuration."""
     config = bench.get_config()
     config.prepare = ("target", "draft")
-    config.stages = ConfigDict()
-    config.stages.target = pretrain.get_config()
-    config.stages.draft = distill.get_config()
-    config.stages.draft.target = "{workdir}/target"
+    config.stages = ConfigDict({"target": pretrain.get_config(), "draft": distill.get_config()})
+    config.stages.draft.target = config.target = "{workdir}/target"
     config.stages.draft.data.dir = "{workdir}/target/data"
-    config.target = "{workdir}/target"
     config.prompts = "stdlib"
     config.num_prompts = 8
-    config.prompt_tokens = 64
     config.max_new_tokens = 24
-    config.grid.methods = ConfigDict()
-    config.grid.methods.draft_model = generate.drafter("draft_model")
-    config.grid.methods.draft_model.model = "{workdir}/draft"
-    config.grid.methods.draft_model.gamma = 4
-    config.grid.methods.prompt_lookup = generate.drafter("prompt_lookup")
-    config.grid.methods.prompt_lookup.gamma = 4
+    config.grid.methods.draft_model = drafter("draft_model", model="{workdir}/draft", gamma=4)
+    config.grid.methods.prompt_lookup = drafter("prompt_lookup", gamma=4)
     config.grid.temperatures = (0.0, 1.0)
     config.grid.batch_sizes = (1, 8)
     config.show_trace = True

@@ -26,20 +26,18 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from configs import generate
+from specjax.run.settings import decoding, drafter
 
 ROLLOUTS = "rollouts.jsonl"
 
 
 def get_config(before: str = "") -> ConfigDict:
     """The configuration; ``before`` is the workdir of the epoch before, "" in the first one."""
-    config = generate.get_config()
-    config.drafter = generate.drafter("suffix")
+    config = decoding("generate", drafter=drafter("suffix"), batch_size=8)
     if before:
         config.drafter.datastore = f"{before.rstrip('/')}/{ROLLOUTS}"
         config.seed = _seed_of(before) + 1
-    config.sampling = generate.sampling(1.0)
-    config.batch_size = 8
+    config.sampling.temperature = 1.0
     config.record = f"{{workdir}}/{ROLLOUTS}"
     return config
 

@@ -18,35 +18,10 @@ faster where a pass over several tokens costs little.
 
 from ml_collections import ConfigDict
 
-from configs import generate, pretrain
+from specjax.run.settings import drafter, training
 
 
 def get_config() -> ConfigDict:
     """The configuration."""
-    config = ConfigDict()
-    config.mode = "train"
-    config.objective = "generate"
-    # A model directory, a name of the Hub, a .gguf file, or a trained run's workdir.
-    config.target = ""
-    config.seed = 0
-    # Devices: "" (one), or axes with sizes, such as "data:4,tensor:2": "data" divides the rows,
-    # "tensor" the matrices of the models.
-    config.mesh = ""
-    config.data = pretrain.data()
-    config.generation = ConfigDict()
-    config.generation.num_prompts = 1024
-    config.generation.prompt_tokens = 32
-    # Files of questions, separated by commas, as in mode bench: the target answers their first
-    # turns, if they have at most prompt_tokens tokens. Empty: it continues lines of config.data.
-    config.generation.prompts = ""
-    config.generation.chat = ""  # template of the questions; "own": the target's
-    config.generation.new_tokens = 96
-    config.generation.temperatures = (0.0, 1.0)
-    config.generation.top_k = 0
-    config.generation.top_p = 1.0
-    config.generation.batch_size = 16
-    config.generation.shard_prompts = 256
     # Any lossless pair. In batches on a CPU, plain decoding is the fastest.
-    config.drafter = generate.drafter("none")
-    config.accept = "chain"
-    return config
+    return training("generate", drafter=drafter("none"))

@@ -14,36 +14,20 @@ the target's where the sizes agree. The paper trains a beginning of each output 
 (config.loss.places=1), with dropout, which is left out here.
 """
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
 
-from configs import heads
+from configs import t5
+from specjax.run.settings import trained, training
 
 
 def get_config() -> ConfigDict:
-    """The configuration: what differs from heads."""
-    config = heads.get_config("spec_drafter")
-    config.data.pairs = "docstrings"
-    drafter = config.drafter = ConfigDict({"name": "spec_drafter"})
-    drafter.block = 7  # tokens of a draft; the paper's are 25
-    drafter.layers = 2  # of the decoder
-    # Sizes; None: the target's.
-    drafter.encoder_layers = config_dict.placeholder(int)
-    drafter.width = config_dict.placeholder(int)
-    drafter.inner = config_dict.placeholder(int)  # of the feed-forward
-    drafter.heads = config_dict.placeholder(int)  # attention heads
-    drafter.head_dim = config_dict.placeholder(int)
-    # The shape of drafts in the forecasts of training; None: a chain of the whole block.
-    drafter.gamma = config_dict.placeholder(int)
-    drafter.tree = config_dict.placeholder(str)
-    config.loss = ConfigDict()
-    config.loss.places = 4  # different beginnings of each output
-    config.loss.smoothing = 0.1  # of the labels
-    config.loss.glancing = 0.5  # answers that are given per wrong token, at the first step
-    # Share of this rate that is gone at the end; None: 0.4.
-    config.loss.fall = config_dict.placeholder(float)
-    config.train.batch_size = 32
-    config.train.length = 128
-    config.train.eval_batches = 8
-    config.examine.prompt_tokens = 96
-    config.examine.new_tokens = 32
-    return config
+    """The configuration."""
+    return training(
+        "heads",
+        data={"pairs": "docstrings"},
+        # The paper's drafts have 25 tokens.
+        drafter=trained("spec_drafter", block=7, layers=2),
+        loss={"places": 4, "smoothing": 0.1, "glancing": 0.5, "fall": None},
+        train=t5.TRAIN,
+        examine=t5.EXAMINE,
+    )

@@ -19,16 +19,9 @@ from configs import distill
 
 
 def get_config() -> ConfigDict:
-    """The configuration: what differs from distillation."""
-    config = distill.get_config()
-    config.pruned = "0"
-    config.spire = ConfigDict()
-    config.spire.sinks = 4  # first positions of a text, which every token attends to
-    config.spire.window = 64  # newest positions, the token's own included
-    # Keys and values of earlier tokens come from a mixture of all layers; False: a plain decoder.
-    config.spire.feedback = True
-    # With feedback: a token also attends to itself; False: to earlier tokens alone.
-    config.spire.own = True
-    config.loss.divergence = "forward_kl"  # or "total_variation"
+    """The configuration."""
+    config = distill.get_config(
+        pruned="0", spire={"sinks": 4, "window": 64, "feedback": True, "own": True}
+    )
     config.train.remat = True  # the activations of every token would take much memory
     return config

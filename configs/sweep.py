@@ -14,7 +14,8 @@ a killed run.
 
 from ml_collections import ConfigDict
 
-from configs import generate, quickstart
+from configs import quickstart
+from specjax.run.settings import drafter
 
 
 def get_config(models: str = "") -> ConfigDict:
@@ -25,7 +26,7 @@ def get_config(models: str = "") -> ConfigDict:
         config.target = f"{models}/target"
         config.grid.methods.draft_model.model = f"{models}/draft"
     config.grid.methods = ConfigDict({"draft_model": config.grid.methods.draft_model})
-    config.grid.methods.prompt_lookup = generate.drafter("prompt_lookup")
+    config.grid.methods.prompt_lookup = drafter("prompt_lookup")
     config.grid.gammas = (1, 2, 4, 8)
     config.grid.temperatures = (0.0, 1.0)
     config.grid.batch_sizes = (1, 4)

@@ -18,35 +18,30 @@ from ml_collections import ConfigDict
 
 from configs import pretrain
 
+SHAPE = {
+    "family": "t5",
+    "vocab_size": 2048,
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_layers": 3,
+    "encoder_layers": 3,
+    "num_heads": 4,
+    "head_dim": 32,
+    "gated": True,
+    "buckets": 32,
+    "max_distance": 128,
+    "tie_embeddings": False,
+}
+TRAIN = {"steps": 600, "batch_size": 32, "length": 128, "eval_batches": 8}
+# prompt_tokens: the longest source, with the start token.
+EXAMINE = {"prompt_tokens": 96, "new_tokens": 32}
+
 
 def get_config() -> ConfigDict:
-    """The configuration: what differs from pretraining a decoder."""
-    config = pretrain.get_config()
-    config.data.pairs = "docstrings"
-    config.model = model()
-    config.train.steps = 600
-    config.train.batch_size = 32
-    config.train.length = 128
-    config.train.eval_batches = 8
-    config.examine.prompt_tokens = 96  # the longest source, with the start token
-    config.examine.new_tokens = 32
-    return config
-
-
-def model() -> ConfigDict:
-    """The shape of a T5 model."""
-    model = ConfigDict()
-    model.family = "t5"
-    model.vocab_size = 2048
-    model.hidden_size = 128
-    model.intermediate_size = 384
-    model.num_layers = 3  # of the decoder
-    model.encoder_layers = 3
-    model.num_heads = 4
-    model.head_dim = 32
-    model.gated = True  # T5 1.1: a gate with the approximation of GELU by tanh; else ReLU
-    model.buckets = 32  # of relative positions
-    model.max_distance = 128  # from here on all positions are in the last bucket
-    # True: the LM head is the embedding, and hidden states are divided (T5 1.0).
-    model.tie_embeddings = False
-    return model
+    """The configuration."""
+    return pretrain.get_config(
+        data={"pairs": "docstrings"},
+        model=SHAPE,
+        train=TRAIN,
+        examine=EXAMINE | {"prompts": 0},
+    )

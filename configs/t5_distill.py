@@ -17,22 +17,21 @@ from ml_collections import ConfigDict
 
 from configs import distill, t5
 
+SHAPE = {
+    "vocab_size": 0,
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_layers": 1,
+    "encoder_layers": 1,
+    "num_heads": 2,
+}
+
 
 def get_config() -> ConfigDict:
-    """The configuration: what differs from the distillation of a decoder."""
-    config = distill.get_config()
-    config.data.pairs = "docstrings"
-    config.model = t5.model()
-    config.model.vocab_size = 0  # the target's
-    config.model.hidden_size = 64
-    config.model.intermediate_size = 192
-    config.model.num_layers = 1
-    config.model.encoder_layers = 1
-    config.model.num_heads = 2
-    config.train.steps = 600
-    config.train.batch_size = 32
-    config.train.length = 128
-    config.train.eval_batches = 8
-    config.examine.prompt_tokens = 96
-    config.examine.new_tokens = 32
-    return config
+    """The configuration."""
+    return distill.get_config(
+        data={"pairs": "docstrings"},
+        model=t5.SHAPE | SHAPE,
+        train=t5.TRAIN,
+        examine=t5.EXAMINE,
+    )

@@ -12,7 +12,8 @@ quickstart; experiments/training_free has the numbers.
 
 from ml_collections import ConfigDict
 
-from configs import datastore, generate, ngram_tables, quickstart
+from configs import datastore, ngram_tables, quickstart
+from specjax.run.settings import drafter
 
 TREE = {"nodes": 16, "accept": "deterministic"}
 METHODS = {
@@ -48,15 +49,11 @@ def get_config(models: str = "") -> ConfigDict:
     for name, keys in METHODS.items():
         for warm in (False, True) if name in WARM else (False,):
             label = f"{name} warm" if warm else name
-            methods[label] = generate.drafter(name.split()[0])
-            methods[label].accept = "chain"
-            methods[label].update(keys)
-            if warm:
-                methods[label].warm = True
+            own = {"accept": "chain"} | keys | ({"warm": True} if warm else {})
+            methods[label] = drafter(name.split()[0], **own)
     nested = methods.escalate.drafters
     for label, name in (("first", "prompt_lookup"), ("second", "ngram_lm")):
-        nested[label] = generate.drafter(name)
-        nested[label].update(METHODS[name])
+        nested[label] = drafter(name, **METHODS[name])
     nested.first.min_ngram = 2
     config.warm_prompts = 16
     config.max_new_tokens = 64

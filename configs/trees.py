@@ -18,7 +18,23 @@ tokens per cell, so +-0.2.)
 
 from ml_collections import ConfigDict
 
-from configs import generate, quickstart
+from configs import quickstart
+from specjax.run.settings import drafter
+
+SHAPE = {"tree": "3x2x1x1", "accept": "recursive"}
+METHODS = {
+    "chain": {"name": "draft_model", "gamma": 4, "accept": "chain"},
+    "tree": {"name": "draft_tree", "siblings": "without_replacement"} | SHAPE,
+    "iid_tree": {"name": "draft_tree", "siblings": "iid"} | SHAPE,
+    # The same number of nodes as in the other trees.
+    "dynamic_tree": {
+        "name": "dynamic_tree",
+        "nodes": 21,
+        "depth": 4,
+        "top_k": 4,
+        "accept": "deterministic",
+    },
+}
 
 
 def get_config(models: str = "") -> ConfigDict:
@@ -27,25 +43,8 @@ def get_config(models: str = "") -> ConfigDict:
     if models:
         config.prepare = ()
         config.target = f"{models}/target"
-    methods = config.grid.methods = ConfigDict()
-    methods.chain = generate.drafter("draft_model")
-    methods.chain.gamma = 4
-    methods.chain.accept = "chain"
-    methods.tree = generate.drafter("draft_tree")
-    methods.tree.tree = "3x2x1x1"
-    methods.tree.siblings = "without_replacement"
-    methods.tree.accept = "recursive"
-    methods.iid_tree = generate.drafter("draft_tree")
-    methods.iid_tree.tree = "3x2x1x1"
-    methods.iid_tree.siblings = "iid"
-    methods.iid_tree.accept = "recursive"
-    methods.dynamic_tree = generate.drafter("dynamic_tree")
-    methods.dynamic_tree.nodes = 21  # the same number as in the other trees
-    methods.dynamic_tree.depth = 4
-    methods.dynamic_tree.top_k = 4
-    methods.dynamic_tree.accept = "deterministic"
-    for keys in methods.values():
-        keys.model = f"{models or '{workdir}'}/draft"
+    draft = {"model": f"{models or '{workdir}'}/draft"}
+    config.grid.methods = {label: drafter(**keys | draft) for label, keys in METHODS.items()}
     config.grid.temperatures = (0.0, 1.0)
     config.grid.batch_sizes = (1,)
     config.show_trace = False

@@ -9,7 +9,8 @@ The small model must have positions for the whole text. See --explain=triforce.
 
 from ml_collections import ConfigDict
 
-from configs import bench, generate, quickstart
+from configs import bench, quickstart
+from specjax.run.settings import drafter
 
 
 def get_config(draft: str = "") -> ConfigDict:
@@ -19,7 +20,6 @@ def get_config(draft: str = "") -> ConfigDict:
         config.grid.methods = ConfigDict()
         config.grid.batch_sizes = (1,)
         config.show_trace = False
-    config.drafter = generate.drafter("triforce")
-    config.drafter.model = draft or "{workdir}/draft"
+    config.drafter = drafter("triforce", model=draft or "{workdir}/draft")
     config.accept = "chain"
     return config

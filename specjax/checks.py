@@ -15,18 +15,19 @@ from specjax.errors import UserError
 LARGEST_COUNT = 2**53  # beyond it float64 does not represent every whole number
 
 
-def whole(name: str, value: Any, least: int) -> int:
+def whole(name: str, value: Any, least: int | None) -> int:
     """``value`` (a Python or NumPy integer) as an int.
 
     Raises:
-        UserError: it is not a whole number >= ``least``.
+        UserError: it is not a whole number >= ``least`` (None: of any size).
     """
     try:
-        result = least - 1 if isinstance(value, bool) else operator.index(value)
+        result = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        result = least - 1
-    if result < least:
-        raise UserError(f"{name} is {value!r}; it must be a whole number >= {least}")
+        result = None
+    if result is None or (least is not None and result < least):
+        bound = "" if least is None else f" >= {least}"
+        raise UserError(f"{name} is {value!r}; it must be a whole number{bound}")
     return result
 
 
@@ -50,9 +51,8 @@ def number(name: str, value: Any, right: str, ok: Callable[[float], bool]) -> No
 
     ``right`` describes such numbers in the message: "it must be a number {right}".
     """
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        good = False
-    else:
+    good = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if good:
         good = math.isfinite(float(value)) and ok(value)  # pyright: ignore[reportArgumentType]
     if not good:
         raise UserError(f"{name} is {value!r}; it must be a number {right}")

@@ -95,15 +95,8 @@ def lk_hybrid(target_logits: jax.Array, draft_logits: jax.Array) -> jax.Array:
     return weight * forward_kl(target_logits, draft_logits) + (1 - weight) * distance
 
 
-DIVERGENCES: dict[str, Callable[..., jax.Array]] = {
-    "forward_kl": forward_kl,
-    "reverse_kl": reverse_kl,
-    "jensen_shannon": jensen_shannon,
-    "jeffreys": jeffreys,
-    "total_variation": total_variation,
-    "lk": lk,
-    "lk_hybrid": lk_hybrid,
-}
+_ALL = (forward_kl, reverse_kl, jensen_shannon, jeffreys, total_variation, lk, lk_hybrid)
+DIVERGENCES: dict[str, Callable[..., jax.Array]] = {each.__name__: each for each in _ALL}
 
 
 def overlap(target_logits: jax.Array, draft_logits: jax.Array) -> jax.Array:

@@ -7,5 +7,9 @@ class UserError(ValueError):
     """A mistake of the caller; the message states in one line what is wrong and what is right."""
 
 
+class TooLong(UserError):
+    """The method has no chain of this length."""
+
+
 class NonFiniteLogits(UserError):
     """A model produced NaN or infinite logits; the row stopped before a token was made of them."""

@@ -91,6 +91,34 @@ def read_json(path: Path) -> Any:
         ) from None
 
 
+def read_manifest(path: Path, name: str, schema: int, build: str) -> dict:
+    """The manifest of the data ``name``, with its keys "format" and "schema".
+
+    ``build`` is the command that makes the data. Raises UserError: a missing or damaged file, one
+    of another program or format version.
+    """
+    what = name.replace("_", " ")
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        ours, version = manifest["format"] == f"specjax {name}", manifest["schema"]
+    except OSError:
+        raise UserError(
+            f"{path.parent} has no {path.name}; build the {what} with {build}"
+        ) from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise UserError(
+            f"{path} is damaged, or no {what} of specjax; build it with {build}"
+        ) from None
+    if not ours:
+        raise UserError(f"{path} is no {what} of specjax; build one with {build}")
+    if version != schema:
+        raise UserError(
+            f"{path} has format version {version!r}, but this specjax reads version {schema}; "
+            f"build it again with {build}"
+        )
+    return manifest
+
+
 def sha256(path: Path) -> str:
     """The SHA-256 of a file's bytes, in hexadecimal."""
     with open(path, "rb") as file:

@@ -19,15 +19,21 @@ from specjax.types import Accept, DecodeState, Draft, Verdict
 EosId = int | Sequence[int] | jax.Array | None
 
 
-def mapped(state: DecodeState, draft: Draft, logits: jax.Array) -> jax.Array:
-    """The logits f[B,N+1,V] after the row's maps, at each node with the tokens of its path."""
+def mapped(
+    state: DecodeState, draft: Draft, logits: jax.Array, for_draft: bool = False
+) -> jax.Array:
+    """The logits f[B,N+1,V] after the row's maps, at each node with the tokens of its path.
+
+    ``for_draft``: of a model that drafts, which may have none of the tokens that the maps leave.
+    """
     maps = state.sampling.maps
     if maps is None:
         return logits
     text = logit_maps.read(maps, state.tokens, state.length, logits.shape[-1])
     # Column i + 1 is node i. The pending token, column 0, is part of the text.
     visible = tree.block_visible(draft)[:, :, 1:]
-    return logit_maps.mapped(maps, text, logits, draft.tokens, visible)
+    rule = logit_maps.for_draft if for_draft else logit_maps.mapped
+    return rule(maps, text, logits, draft.tokens, visible)
 
 
 def target_probs(logits: jax.Array, sampling: Sampling) -> jax.Array:
@@ -43,9 +49,7 @@ def verdict_of(
         # At temperature 0 the probabilities are one-hot: an L1 rule then gives the greedy verdict.
         if accept.lossless_class == "L1":
             return verdict
-        greedy = state.sampling.greedy
-        pick = lambda g, s: jnp.where(greedy.reshape(-1, *[1] * (g.ndim - 1)), g, s)  # noqa: E731
-        return jax.tree.map(pick, accept.greedy(draft, logits), verdict)
+        return tree.where_rows(state.sampling.greedy, accept.greedy(draft, logits), verdict)
 
     all_greedy = jnp.all(state.sampling.greedy | state.done)
     return jax.lax.cond(all_greedy, lambda: accept.greedy(draft, logits), sampled)
@@ -62,14 +66,12 @@ def counts(draft: Draft, verdict: Verdict, copies: bool) -> tuple[jax.Array, jax
         drafted = exist.sum(-1)
         return drafted, jnp.minimum(accepted + 1, drafted)
     if copies:
-        emitted = verdict.tokens[:, :-1]
-        here = tree.nodes_at(emitted, accepted, draft.tokens, exist, draft.parents)
-        has_child = (exist & jnp.take_along_axis(here, draft.parents + 1, 1)).any(-1)
-        return exist.sum(-1), accepted + has_child
-    path = jnp.pad(verdict.path, ((0, 0), (1, 0)), constant_values=-1)
-    last = jnp.take_along_axis(path, accepted[:, None], 1)
-    has_child = (exist & (draft.parents == last)).any(-1)
-    return exist.sum(-1), accepted + has_child
+        here = tree.nodes_at(verdict.tokens[:, :-1], accepted, draft.tokens, exist, draft.parents)
+        below = jnp.take_along_axis(here, draft.parents + 1, 1)
+    else:
+        path = jnp.pad(verdict.path, ((0, 0), (1, 0)), constant_values=-1)
+        below = draft.parents == jnp.take_along_axis(path, accepted[:, None], 1)
+    return exist.sum(-1), accepted + (exist & below).any(-1)
 
 
 def finite(draft: Draft, verdict: Verdict, logits: jax.Array, whole_tree: bool) -> jax.Array:

@@ -6,14 +6,14 @@ The names of this module are also in ``specjax.decode``.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from specjax import logit_maps
+from specjax import logit_maps, tree
 from specjax import sampling as sampling_lib
 from specjax.errors import UserError
 from specjax.sampling import Sampling
@@ -135,9 +135,7 @@ def _read_source(
         put = lambda whole, x: whole.at[jnp.arange(batch), place].set(x[:, 0], mode="drop")  # noqa: E731
         return jax.tree.map(put, parts, new), cache
 
-    with jax.disable_jit(False):
-        like, _ = jax.eval_shape(one, cache)
-    parts = jax.tree.map(lambda x: out.hidden.astype(x.dtype), like)
+    parts = jax.tree.map(lambda x: out.hidden.astype(x.dtype), tree.shapes(one, cache)[0])
     lacking = lambda carry: (carry[1].length < count).any()  # noqa: E731
     (hidden, taps), cache = jax.lax.while_loop(lacking, written, (parts, cache))
     return Output(out.logits, hidden, taps), cache
@@ -177,14 +175,35 @@ def prefill(
             window; settings made for another vocabulary; a target with an encoder, and a prompt
             that has no source or no start token after it.
     """
+    arrays = checked(target, drafter, prompt, lengths, limit, keys, sampling, max_len)
+    static = {"max_len": max_len, "chunk": chunk, "logprobs": logprobs}
+    return _prefill(target, drafter, params, *arrays, **static)
+
+
+@functools.lru_cache(maxsize=256)
+def make_prefill(
+    target: LM, drafter: Drafter, max_len: int, chunk: int = 256, logprobs: bool = False
+) -> Callable[..., DecodeState]:
+    """``prefill`` of parameters and the arrays of ``checked``; equal arguments give the same function."""
+    static = {"max_len": max_len, "chunk": chunk, "logprobs": logprobs}
+
+    def make(params, prompt, lengths, limit, keys, sampling):
+        settings = {"limit": limit, "sampling": sampling, **static}
+        return prefill(target, drafter, params, prompt, lengths, keys, **settings)
+
+    return make
+
+
+def checked(
+    target: LM, drafter: Drafter, prompt, lengths, limit, keys, sampling, max_len: int
+) -> tuple:
+    """(prompt, lengths, limit, keys, sampling) of ``prefill``, with its defaults and checks."""
     check_window(target, drafter)
     limit = check_prefill(target, prompt, lengths, limit, max_len)
     if sampling is None:
         sampling = sampling_lib.make_sampling(prompt.shape[0])
     logit_maps.check(sampling.maps, target.vocab_size)
-    arrays = (prompt, lengths, limit, keys, sampling)
-    static = {"max_len": max_len, "chunk": chunk, "logprobs": logprobs}
-    return _prefill(target, drafter, params, *arrays, **static)
+    return prompt, lengths, limit, keys, sampling
 
 
 def check_window(model: LM, drafter: Drafter) -> None:
@@ -215,41 +234,37 @@ def check_prefill(
         limit = jnp.full((batch,), max_len, jnp.int32)
     limit = jnp.asarray(limit, jnp.int32)
     if not any(isinstance(array, Tracer) for array in (prompt, lengths, limit)):
-        host = np.asarray(prompt), np.asarray(lengths), np.asarray(limit)
-        _check_prompt(*host, vocab=target.vocab_size, max_len=max_len)
-        _check_source(target, *host[:2])
+        _check_prompt(target, np.asarray(prompt), np.asarray(lengths), np.asarray(limit), max_len)
     return limit
 
 
-def _check_source(target: LM, prompt: np.ndarray, lengths: np.ndarray) -> None:
-    """Raises UserError unless each prompt is a source and the start token, for an encoder."""
-    if target.encoder is None:
-        return
-    start = target.encoder.start
-    begins = (prompt == start) & (np.arange(prompt.shape[1]) < lengths[:, None])
-    wrong = ~begins.any(1) | begins[:, 0]
-    if wrong.any():
-        raise UserError(
-            f"prompt {int(np.argmax(wrong))} is no source text with the start token of the decoder "
-            f"of {target.name} after it, {start}; LM.prompt makes it of a source text"
-        )
-
-
 def _check_prompt(
-    prompt: np.ndarray, lengths: np.ndarray, limit: np.ndarray, *, vocab: int, max_len: int
+    target: LM, prompt: np.ndarray, lengths: np.ndarray, limit: np.ndarray, max_len: int
 ) -> None:
-    width = prompt.shape[1]
+    """Raises UserError for lengths, limits and ids that do not fit, or a source without a start."""
+    width, vocab = prompt.shape[1], target.vocab_size
     wrong = (lengths < 1) | (lengths > width)
     if wrong.any():
         row = int(np.argmax(wrong))
         raise UserError(f"prompt {row} has length {lengths[row]}; it must be in 1..{width}")
     if (limit > max_len).any():
         raise UserError(f"limit is {limit.max()}; it must be at most max_len, which is {max_len}")
-    wrong = (np.arange(width) < lengths[:, None]) & ((prompt < 0) | (prompt >= vocab))
+    inside = np.arange(width) < lengths[:, None]
+    wrong = inside & ((prompt < 0) | (prompt >= vocab))
     if wrong.any():
         row, at = np.argwhere(wrong)[0]
         raise UserError(
             f"prompt {row} has the token id {prompt[row, at]}; ids must be in 0..{vocab - 1}"
+        )
+    if target.encoder is None:
+        return
+    start = target.encoder.start
+    begins = (prompt == start) & inside
+    wrong = ~begins.any(1) | begins[:, 0]
+    if wrong.any():
+        raise UserError(
+            f"prompt {int(np.argmax(wrong))} is no source text with the start token of the decoder "
+            f"of {target.name} after it, {start}; LM.prompt makes it of a source text"
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import re
+import sys
 from importlib import resources
 from types import ModuleType
 
@@ -65,13 +66,17 @@ def cite(*names: str) -> str:
     """The BibTeX entries of the methods that were used: ``cite("medusa", "recursive")``.
 
     Names are drafters, acceptance rules, controllers, modules of ``specjax.topology`` ("search"
-    is Sequoia, "dynamic" the trees of EAGLE-2, ReDrafter and DDTree), and "beams". Entries are in
-    the order of the names, each once, with an empty line between two; a method without a
-    publication ("none") has none. Raises UserError for an unknown name; the message has the nearest
-    names.
+    is Sequoia, "dynamic" the trees of EAGLE-2, ReDrafter and DDTree), "beams", and "my_module:make"
+    for a method outside the package. Entries are in the order of the names, each once, with an
+    empty line between two; a method without a publication ("none") has none. Raises UserError for
+    an unknown name; the message has the nearest names.
     """
     entries: dict[str, str] = {}
     for name in names:
+        if registry.is_import(name):
+            registry.imported(name)
+            entries |= of(sys.modules[name.partition(":")[0]])
+            continue
         known = [registry.modules(package) for package in _CITED]
         places = [modules[name] for modules in known if isinstance(name, str) and name in modules]
         if not places:

@@ -1,66 +1,48 @@
 """Finds a method by the name of its file, and checks the keys that it is given.
 
-The methods of a package are its modules and those of its subfolders (families); modules that begin
-with "_", and those in the package's ``HELPERS``, are helpers. A name is unique across families. A
-module has a function ``make``: its keyword-only parameters are the keys of the method. Keys that
-several methods share are declared once, as a dataclass that a module names ``SHARED``; ``make``
-then takes them as ``**shared``.
+The methods of a package are its modules and those of its subfolders (families); modules and folders
+that begin with "_", and those in the package's ``HELPERS``, are helpers. A name is unique across
+families. A module has a function ``make``, whose keys ``specjax.declare`` declares.
 
 A name with a colon is an object outside the package: ``my_module:make`` (``imported``).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import functools
 import importlib
 import inspect
 import os
 import pkgutil
-import re
 import sys
 import traceback
 from collections.abc import Iterable
 from types import ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, TypeGuard
 
+from specjax import declare
 from specjax.errors import UserError
-
-_NONE = inspect.Parameter.empty
-
-
-class Key(NamedTuple):
-    """A key of a method."""
-
-    annotation: str
-    required: bool
-    default: Any = None
 
 
 @functools.cache
 def modules(package: str) -> dict[str, str]:
     """Method name -> dotted name of its module. Raises TypeError for a name that occurs twice."""
-    found: dict[str, str] = {}
     helpers = getattr(importlib.import_module(package), "HELPERS", ())
-    for folder in (package, *_families(package)):
+    found: dict[str, str] = {}
+    folders = [package]
+    for folder in folders:  # the families follow
         for module in pkgutil.iter_modules(importlib.import_module(folder).__path__):
-            if module.ispkg or module.name.startswith("_") or module.name in helpers:
-                continue
             dotted = f"{folder}.{module.name}"
-            if module.name in found:
+            if module.name.startswith("_") or module.name in helpers:
+                continue
+            if module.ispkg:
+                folders += [dotted] * (folder == package)
+            elif module.name in found:
                 raise TypeError(f"{found[module.name]} and {dotted} have the same name")
-            found[module.name] = dotted
+            else:
+                found[module.name] = dotted
     return dict(sorted(found.items()))
-
-
-def _families(package: str) -> list[str]:
-    path = importlib.import_module(package).__path__
-    return [
-        f"{package}.{module.name}"
-        for module in pkgutil.iter_modules(path)
-        if module.ispkg and not module.name.startswith("_")
-    ]
 
 
 def names(package: str) -> list[str]:
@@ -88,7 +70,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
-def is_import(name: Any) -> bool:
+def is_import(name: Any) -> TypeGuard[str]:
     """Whether a method's name is that of an object outside the package: "my_module:make"."""
     return isinstance(name, str) and ":" in name
 
@@ -137,27 +119,19 @@ def sources(names: Iterable[str]) -> list[str]:
 def _imported_method(spec: str, kind: str) -> Any:
     """An object outside the package in the form of a module of a method.
 
-    A function is the method's ``make``; ``SHARED`` and ``check`` of its module belong to it. Any
-    other object is what such a function would return. Raises UserError.
+    A function is the method's ``make``. Any other object is what such a function would return.
+    Raises UserError.
     """
     value = imported(spec)
     module = sys.modules[spec.partition(":")[0]]
-    result = SimpleNamespace(__doc__=module.__doc__, __name__=module.__name__)
-    if not callable(value):
-        result.make = lambda *_: value
-        return result
+    make = value if callable(value) else lambda *_: value
     try:
-        parameters = inspect.signature(value).parameters.values()
+        inspect.signature(make)
     except (TypeError, ValueError):
         raise UserError(f"{kind} {spec} is {value!r}; it must be a function, or its result") from (
             None
         )
-    result.make = value
-    if any(p.kind is p.VAR_KEYWORD for p in parameters) and hasattr(module, "SHARED"):
-        result.SHARED = module.SHARED
-    if spec.endswith(":make") and hasattr(module, "check"):
-        result.check = module.check
-    return result
+    return SimpleNamespace(__doc__=module.__doc__, __name__=module.__name__, make=make)
 
 
 def load(package: str, name: str, kind: str) -> Any:
@@ -172,52 +146,24 @@ def load(package: str, name: str, kind: str) -> Any:
     return importlib.import_module(modules(package)[name])
 
 
-def keys_of(module: ModuleType) -> dict[str, Key]:
-    """The keys of a method's ``make``: its own, then the shared ones."""
-    result = {
-        name: _key(parameter)
-        for name, parameter in inspect.signature(module.make).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
-        # Keys without the star, in functions outside the package.
-        or (parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is not _NONE)
-    }
-    if hasattr(module, "SHARED"):
-        for field in dataclasses.fields(module.SHARED):
-            result[field.name] = Key(str(field.type), False, field.default)
-    return result
+def keys_of(module: ModuleType) -> dict[str, declare.Key]:
+    """The keys of a method's ``make``: its own, then those that it shares."""
+    return declare.of(module.make)
 
 
-def _key(parameter: inspect.Parameter) -> Key:
-    required, annotation = parameter.default is _NONE, parameter.annotation
-    if annotation is _NONE:  # a function without annotations
-        annotation = str if required or parameter.default is None else type(parameter.default)
-    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    return Key(text, required, None if required else parameter.default)
-
-
-def keys(package: str, leave: frozenset[str] = frozenset()) -> dict[str, type]:
+def keys(package: str) -> dict[str, type]:
     """All keys of the package's methods, with the type in which a command line gives them.
 
-    The keys in ``leave`` are left out. Raises TypeError if two methods give a key different types.
+    Keys for Python alone are left out. Raises TypeError if two methods give a key different types.
     """
     types: dict[str, type] = {}
     for name, dotted in modules(package).items():
-        for key, (annotation, *_) in keys_of(importlib.import_module(dotted)).items():
-            if key in leave:
-                continue
-            kind = type_of(annotation)
-            if types.setdefault(key, kind) is not kind:
+        for key in keys_of(importlib.import_module(dotted)).values():
+            if not key.facts.python and types.setdefault(key.name, key.type) is not key.type:
                 raise TypeError(
-                    f"{name}: the key {key!r} has another type than in an earlier method"
+                    f"{name}: the key {key.name!r} has another type than in an earlier method"
                 )
     return types
-
-
-def type_of(annotation: str) -> type:
-    """int, float or bool if the annotation names it and not str; otherwise str."""
-    words = re.findall(r"[\w.]+", annotation.partition("[")[0])
-    types = {"int": int, "float": float, "bool": bool}
-    return str if "str" in words else next((types[w] for w in words if w in types), str)
 
 
 def call(package: str, name: str, kind: str, *args: Any, **keys: Any) -> Any:
@@ -260,12 +206,17 @@ def check(package: str, name: str, kind: str, **keys: Any) -> Any:
     allowed = keys_of(module)
     for key in keys:
         if key not in allowed:
-            takes = ", ".join(allowed) or "none"
-            raise UserError(f"{kind} {name} does not take the key {key!r}; it takes {takes}")
-    for key, (_, required, _) in allowed.items():
-        if required and key not in keys:
-            raise UserError(f"{kind} {name} needs the key {key!r}")
-    # A method that combines other methods checks their keys too.
-    if hasattr(module, "check"):
-        module.check(**keys)
+            takes = f"it takes {', '.join(allowed) or 'none'}"
+            if key == "gamma" and (length := getattr(_keys_class(module), "LENGTH", "")):
+                takes = f"its key for the length of drafts is {length!r}"
+            raise UserError(f"{kind} {name} does not take the key {key!r}; {takes}")
+    for key in allowed.values():
+        if key.required and key.name not in keys:
+            raise UserError(f"{kind} {name} needs the key {key.name!r}")
+    if (declared := _keys_class(module)) is not None:
+        declared(**keys)  # checks types and ranges
     return module.make
+
+
+def _keys_class(module: ModuleType) -> type[declare.Keys] | None:
+    return getattr(module.make, "keys", None)

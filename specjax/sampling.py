@@ -69,21 +69,16 @@ def make_sampling(
     """
     given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     rows = {name: per_row(name, value, batch, *_ALLOWED[name]) for name, value in given.items()}
-    return Sampling(
-        temperature=jnp.asarray(rows["temperature"], jnp.float32),
-        top_k=jnp.asarray(rows["top_k"], jnp.int32),
-        top_p=jnp.asarray(rows["top_p"], jnp.float32),
-        min_p=jnp.asarray(rows["min_p"], jnp.float32),
-        maps=logit_maps.make(batch, **maps) if maps else None,
-    )
+    arrays = {
+        name: jnp.asarray(row, jnp.int32 if name == "top_k" else jnp.float32)
+        for name, row in rows.items()
+    }
+    return Sampling(**arrays, maps=logit_maps.make(batch, **maps) if maps else None)
 
 
 _ALLOWED = {
     "temperature": ("in [0, 1e6] (0 = greedy)", lambda x: (x >= 0) & (x <= 1e6)),
-    "top_k": (
-        "a whole number >= 0 (0 = off)",
-        lambda x: (x >= 0) & (x == np.floor(x)) & (x < 2**31),
-    ),
+    "top_k": logit_maps.COUNT,
     "top_p": ("in (0, 1] (1 = off)", lambda x: (x > 0) & (x <= 1)),
     "min_p": ("in [0, 1] (0 = off)", lambda x: (x >= 0) & (x <= 1)),
 }

@@ -130,7 +130,7 @@ def verify(
     """
     sizes = (1,) if empty else tree.widths(drafter, verify_widths)
     fixed = _Round(target, drafter, accept, keys, eos_id)
-    merged = drafter.merges > 1 and draft.parents is not None and not empty
+    merged = drafter.rare.merges > 1 and draft.parents is not None and not empty
     unique = duplicates.unique(draft) if merged else None
     branches = [functools.partial(_pass, fixed, width) for width in sizes]
     if len(sizes) == 1:
@@ -277,15 +277,9 @@ def _finish(
         nothing = target.no_output(len(verdict.count))
         draft_state = fixed.drafter.update(params, state.draft, draft, verdict, nothing)
     cache = target.commit(state.cache, judged.kept, verdict.count)
-    info = StepInfo(
-        draft,
-        verdict.tokens,
-        verdict.count,
-        judged.accepted,
-        judged.drafted,
-        judged.tested,
-        jnp.where(state.done, 0, width).astype(jnp.int32),
-    )
+    counts = (judged.accepted, judged.drafted, judged.tested)
+    verified = jnp.where(state.done, 0, width).astype(jnp.int32)
+    info = StepInfo(draft, verdict.tokens, verdict.count, *counts, verified)
     state = outcome.advance(state, verdict, judged.ended, judged.failed, judged.logprobs)
     return state.replace(cache=cache, draft=draft_state, taps=judged.taps), info
 

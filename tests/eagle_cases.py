@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
+import cases
 import eagle_reference as reference
 import growth_cases
 import jax
@@ -16,7 +17,6 @@ from internals import heads_vocabulary as _vocabulary
 
 from specjax import accept, decode, drafters, rng, sampling, step, testing, tree
 from specjax.models import lm
-from specjax.testing import cases
 from specjax.types import ModelParams
 
 VOCAB, EOS, SIZE, DEPTH = 8, 7, 28, 3

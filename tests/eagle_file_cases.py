@@ -10,8 +10,8 @@ import pytest
 from head_file_cases import fill
 from safetensors.numpy import save_file
 
+from specjax.drafters.files import head_files
 from specjax.errors import UserError
-from specjax.models import head_files
 
 # D, E, V, V_d, head_dim, query heads, key heads, feed-forward, taps
 D, E, V, W, H, Q, K, F, N = 8, 8, 20, 6, 4, 4, 2, 10, 3

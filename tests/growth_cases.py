@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specjax import accept, decode, rng, sampling, step, testing
-from specjax.testing import cases
 
 EXACT = 1e-12
 # Label -> keys of growth with small trees for a vocabulary of 3, and a rule for it.

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from unittest import mock
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from internals import heads_drafter as _drafter
-from internals import heads_family as _family
-from internals import heads_text as _text
+from internals import heads_along_text as _along_text
+from internals import heads_heads as _heads
 
 from specjax import drafters, testing
+from specjax.drafters.files import head_files
 from specjax.errors import UserError
-from specjax.models import head_files, lm
-from specjax.testing import cases
+from specjax.models import lm
 from specjax.train import examine
 from specjax.types import Batch, ModelParams
 
@@ -38,9 +38,9 @@ def rms_normal(x, eps=1e-6):
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
 
 
-def heads_of(name, target, **keys) -> _family.Heads:
+def heads_of(name, target, **keys) -> _heads.Heads:
     """The heads as functions, without the drafter that runs them."""
-    with mock.patch.object(_drafter, "build", lambda target, heads, keys, given: heads):
+    with mock.patch.object(_heads, "build", lambda target, heads, keys, given: heads):
         return drafters.make(name, target, **keys)
 
 
@@ -51,7 +51,7 @@ def logits_along(name, target, target_params, params, tokens, **keys) -> np.ndar
 
     @jax.jit
     def read(*pair):
-        texts = _text.along(heads, target, ModelParams(*pair), batch, heads.depth)
+        texts = _heads.along(heads, target, ModelParams(*pair), batch, heads.depth)
         return [logits for _, logits, _ in texts]
 
     return np.stack(jax.device_get(read(target_params, params)), 2)
@@ -60,7 +60,8 @@ def logits_along(name, target, target_params, params, tokens, **keys) -> np.ndar
 def expected_along(read, features, tokens, depth) -> np.ndarray:
     """f[B,T,K,V] of ``read(feature [E], tokens since) -> logits [V]`` at every feature.
 
-    Beyond the end of the text the last token repeats, as in ``_text.ahead``; no label counts there.
+    Beyond the end of the text the last token repeats, as in ``_along_text.ahead``; no label counts
+    there.
     """
     rows, size = features.shape[:2]
     tokens = np.pad(tokens, ((0, 0), (0, depth)), mode="edge")
@@ -143,7 +144,7 @@ def assert_learns(name, steps=80, rate=0.05, **keys) -> None:
     target, table = testing.tabular(vocab), counting(vocab)
     drafter = drafters.make(name, target, **keys)
     batch = Batch((jnp.arange(vocab)[:, None] + jnp.arange(size + 1)) % vocab)
-    rule, label = optax.adam(rate), _text.label
+    rule, label = optax.adam(rate), _along_text.label
 
     @jax.jit
     def ranks_after_training(shift):
@@ -156,7 +157,7 @@ def assert_learns(name, steps=80, rate=0.05, **keys) -> None:
         params = drafter.training.start(table, jax.random.key(0))
         keys = jax.random.split(jax.random.key(1), steps)
         with mock.patch.object(
-            _text, "label", lambda batch, by, *more: label(batch, by + shift, *more)
+            _along_text, "label", lambda batch, by, *more: label(batch, by + shift, *more)
         ):
             (params, _), _ = jax.lax.scan(step, (params, rule.init(params)), keys)
         return drafter.training.ranks(ModelParams(table, params), batch)

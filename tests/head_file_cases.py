@@ -6,7 +6,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
-from specjax.models import head_files
+from specjax.drafters.files import head_files
 
 D, V, W, A, C, F = 4, 7, 3, 6, 2, 5
 

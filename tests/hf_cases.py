@@ -84,3 +84,22 @@ def hf_keys(family, **changes):
     more = {"query_scalar": 8.0} if family.startswith("gemma") else {}
     more |= {"experts": Experts(8, 2, 16, layers=(1,))} if family == "qwen3_moe" else {}
     return hf.config_to_hf(shaped(family, **more)) | changes
+
+
+def same_vocabulary(a: hf.Loaded, b: hf.Loaded) -> str | None:
+    """None if both models have the same tokens under the same ids, else the difference in words.
+
+    If one has no tokenizer, only the sizes of the vocabularies are compared.
+    """
+    size = a.config.vocab_size
+    if size != b.config.vocab_size:
+        return f"{a.directory} has {size} tokens and {b.directory} has {b.config.vocab_size}"
+    if a.tokenizer is None or b.tokenizer is None:
+        return None
+    first, second = (
+        {i: token for token, i in t.get_vocab().items()} for t in (a.tokenizer, b.tokenizer)
+    )
+    differ = sum(first.get(i) != second.get(i) for i in first.keys() | second.keys())
+    if not differ:
+        return None
+    return f"{differ} of {size} token ids differ between {a.directory} and {b.directory}"

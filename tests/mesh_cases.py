@@ -70,7 +70,7 @@ def train(
     held_out = [Rows(rows).batch(77), Rows(rows).batch(78)]
     params = lm.init_params(SHAPE, jax.random.key(0))
     task = loop.Task(LOSS, params, {}, source or Rows(rows), held_out)
-    schedule = Schedule(steps, log_every=1, eval_every=3, checkpoint_every=every)
+    schedule = Schedule(steps=steps, log_every=1, eval_every=3, checkpoint_every=every)
     settings = Settings(mesh=mesh, **settings)
     return loop.train(task, make_optimiser(), schedule, workdir, settings, {"a": 1})
 

@@ -7,13 +7,13 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from internals import heads_columns as _columns
-from internals import heads_family as _family
+from internals import heads_along_text as _along_text
 from internals import heads_network
 from internals import heads_network as _network
-from internals import heads_text as _text
+from internals import heads_rollout as _rollout
 
 from specjax import testing
+from specjax.drafters import files
 from specjax.models.transformer_config import TransformerConfig
 from specjax.types import ModelParams
 
@@ -54,12 +54,8 @@ def network(*, taps=(), layers=1, ids=None, qk=False, shift=1, **switches) -> _n
     )
     vocab = (VOCAB if ids is None else len(ids)) if taps else None
     shape = heads_network.Shape(config, WIDTH, taps, vocab, shift=shift, **switches)
-    return _network.build(
-        "eagle3" if taps else "eagle",
-        shape,
-        _family.ends("eagle", target()[0]),
-        ids=ids,
-    )
+    ends = files.ends("eagle", target()[0])
+    return _network.Network("eagle3" if taps else "eagle", shape, ends, ids=ids)
 
 
 def random_params(made: _network.Network, scale: float = 0.2, seed: int = 0) -> ModelParams:
@@ -87,11 +83,11 @@ def logits_along(network, params, batch):
 
     @jax.jit
     def run(params):
-        text = _columns.text(batch)
-        features = network.read(params, _text.output(model, params.target, batch))
+        text = _rollout.text(batch)
+        features = network.read(params, _along_text.output(model, params.target, batch))
         before, logits = (), []
         for j in range(STEPS):
-            fed, own = _columns.step(network, text, j, params, features, before)
+            fed, own = _rollout.step(network, text, j, params, features, before)
             features, before = fed.feature, (*before, own)
             logits.append(network.logits(params, fed.hidden))
         return jnp.stack(logits, 2)

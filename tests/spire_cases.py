@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import prompt, testing, tree
+from specjax.drafters.draft_models import spire_model as spire
+from specjax.drafters.draft_models.spire_model import SpireConfig
 from specjax.models import lm
-from specjax.models.spire import model as spire
-from specjax.models.spire.config import SpireConfig
 
 VOCAB, SLOTS = 32, 40
 # Label -> sinks, window, feedback, own.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 
+import cases
 import jax
 import jax.monitoring
 import ml_dtypes
@@ -12,7 +13,7 @@ import pytest
 
 from specjax import accept, control, decode, drafters, testing
 from specjax.bound import Bound
-from specjax.testing import cases, loop
+from specjax.testing import loop
 
 pytestmark = pytest.mark.fast
 

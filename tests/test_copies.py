@@ -10,6 +10,7 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
+import cases
 import jax
 import jax.numpy as jnp
 import pytest
@@ -25,7 +26,8 @@ from specjax.cache import KVCache
 from specjax.decode import beams
 from specjax.generation import refill
 from specjax.models import lm
-from specjax.testing import cases, loop
+from specjax.sharding import states
+from specjax.testing import loop
 from specjax.testing.models import prompts_of, tiny_t5
 from specjax.types import LM, Drafter, ModelParams
 
@@ -145,9 +147,12 @@ def test_refill():
     target, drafter, params = parts = pair_of("decoder", "chain")
     state = state_of(*parts).replace(round=jnp.zeros((len(PROMPTS),), jnp.int32))
     assert copies(rounds(parts, state), buffers(params, state)) == 0
-    setup = refill._Setup(target, drafter, accept.load("chain"), len(PROMPTS[0]), NEW)
+    width = len(PROMPTS[0])
+    prefill = refill.make_prefill(target, drafter, width + NEW)
     one = loop.begin(target, drafter, params, PROMPTS[:1], NEW, 0)
-    axes = refill._axes(setup, params, state)
+    prompt = jnp.zeros((len(PROMPTS), width), jnp.int32)
+    arrays = (prompt, state.length, state.limit, state.keys, state.sampling)
+    axes = states.row_axes(drafter, prefill, params, arrays, "")[0]
     compiled = refill._inserted.lower(state, one, jnp.asarray(0), axes).compile(OPTIONS)
     assert compiled.memory_analysis().temp_size_in_bytes < state.cache.k[0].nbytes
 

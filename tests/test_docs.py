@@ -185,13 +185,14 @@ def test_every_method_and_configuration_has_a_section(generated):
 def test_keys_have_types_defaults_and_meanings(generated):
     pages = generated["method_pages"]
     for name in drafters.names():
-        rows = pages.key_rows(drafters.load(name))
-        assert [row.name for row in rows] == list(pages.keys(drafters.load(name)))
-        assert all(row.meaning and row.kind for row in rows), name
-    [gamma] = [r for r in pages.key_rows(drafters.load("draft_model")) if r.name == "gamma"]
-    assert gamma == ("gamma", "int | None", "`None`", "draft tokens per round of a chain; None: 5.")
-    [tree] = [r for r in pages.key_rows(drafters.load("medusa")) if r.name == "tree"]
-    assert tree.default == "`''`" and tree.meaning.startswith("A shape as")
+        keys = pages.keys(drafters.load(name)).values()
+        assert all(key.facts.help and key.annotation for key in keys), name
+    table = pages.key_table(drafters.load("draft_model"))
+    assert "| `gamma` | `int \\| None` | `None` | the length of a chain, instead of " in table
+    assert "| `model` | `LM \\| str \\| os.PathLike` | needed | the draft model: " in table
+    assert "| `tree` | `Topology \\| str` | `''` | a shape (" in pages.key_table(
+        drafters.load("medusa")
+    )
 
 
 @pytest.mark.fast

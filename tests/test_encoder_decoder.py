@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,7 @@ from marks import by_default
 
 from specjax import accept, decode, drafters, testing
 from specjax.errors import UserError
-from specjax.testing import cases, conformance, law_checks, laws, loop, rounds, state_checks
+from specjax.testing import conformance, law_checks, laws, loop, state_checks
 from specjax.theory import statistics
 from specjax.types import ModelParams
 
@@ -159,6 +160,6 @@ def test_lookups_find_the_output_in_the_source():
     state = loop.begin(target, drafter, ModelParams(params), [prompt], 4, 0, temperature=0.0)
     np.testing.assert_array_equal(state.cache.source, [4])
     np.testing.assert_array_equal(state.cache.length, [5])
-    draft = rounds.propose(drafter, ModelParams(params), state)
+    draft = loop.propose(drafter, ModelParams(params), state)
     np.testing.assert_array_equal(draft.tokens[0], [9, 4])
     assert bool(draft.valid.all())

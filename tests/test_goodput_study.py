@@ -14,7 +14,7 @@ from experiments.goodput import traces as traces_study
 from specjax import accept, drafters, files
 from specjax.bench import replay
 from specjax.bench.passes import Method
-from specjax.bench.recorded_target import recorded
+from specjax.bench.replay import recorded
 from specjax.data.recordings import Trace
 from specjax.models import hf
 from specjax.testing.models import tiny, tiny_config
@@ -55,12 +55,12 @@ def test_a_simulated_request_takes_the_rounds_of_replay(texts, name):
         for row, text in enumerate(texts):
             # The last draft of replay ends with the recording: give it what a trace has beyond.
             cut = text._replace(output=text.output[:TOKENS])
-            tally = replay.measure(method, [cut], batch_size=1)[None]
+            [counts] = replay.measure(method, [cut], batch_size=1)
             request = load.Requests(np.zeros(1), np.array([row]), np.array([TOKENS]))
             served = load.simulate(
                 request, traces, policies.FixedLength(gamma), lambda work: 1.0, max_batch=1
             )
-            assert len(served.end) == tally.counts.rounds
+            assert len(served.end) == counts.rounds
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from specjax import accept, decode, drafters, logit_maps, rng, sampling
 from specjax.errors import UserError
 from specjax.models.lm import forward
 from specjax.testing import tiny
-from specjax.testing.mapped_logits import mapped_logits
+from specjax.testing.laws import mapped_logits
 from specjax.types import ModelParams
 
 V = 9

@@ -9,8 +9,8 @@ import pytest
 
 from specjax import accept, decode, drafters, rng, sampling
 from specjax.data import datastore, ngram_tables
-from specjax.models.spire import model as spire
-from specjax.models.spire.config import SpireConfig
+from specjax.drafters.draft_models import spire_model as spire
+from specjax.drafters.draft_models.spire_model import SpireConfig
 from specjax.train import initial
 from specjax.types import ModelParams
 

@@ -17,7 +17,7 @@ import pytest
 from experiments.tpu_programs import facts, hlo
 from experiments.tpu_programs import run as study
 from specjax.errors import UserError
-from specjax.models import short_blocks
+from specjax.models import layers
 
 ROOT = Path(__file__).parents[1]
 
@@ -162,17 +162,17 @@ def test_short_blocks_in_tiles(shape):
 
     weight = jnp.asarray(np.random.default_rng(0).integers(-9, 9, (8, 4)), jnp.float32)
     x = jnp.asarray(np.random.default_rng(1).integers(-9, 9, shape), jnp.float32)
-    np.testing.assert_array_equal(short_blocks._in_tiles(product, x), x @ weight)
+    np.testing.assert_array_equal(layers._in_tiles(product, x), x @ weight)
     assert rows[0] >= 8
-    np.testing.assert_array_equal(short_blocks.product(product, x), x @ weight)
+    np.testing.assert_array_equal(layers.product(product, x), x @ weight)
 
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_short_blocks_change_programs_for_tpus_only(monkeypatch, ahead):
-    monkeypatch.setattr(short_blocks, "_ahead", ahead)
+    monkeypatch.setattr(layers, "_ahead", ahead)
 
     def text(platform):
-        function = jax.jit(lambda x, w: short_blocks.product(lambda x: x @ w, x))
+        function = jax.jit(lambda x, w: layers.product(lambda x: x @ w, x))
         traced = function.trace(jnp.ones((1, 1, 8)), jnp.ones((8, 4)))
         return traced.lower(lowering_platforms=(platform,)).as_text()
 

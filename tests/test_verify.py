@@ -247,7 +247,7 @@ def test_drafters_read_the_cache_and_the_taps_of_the_target():
         )
         return Draft(jnp.full((3, 1), 2), jnp.ones((3, 1), bool)), state
 
-    drafter = Drafter(lambda key: {}, lambda *_: (), propose, lambda p, s, *_: s, 1, "reads")
+    drafter = Drafter(propose, 1, "reads")
     state = begin(model, drafter, ModelParams(params), TEXTS, 0.0, new=6)
     decode.generate(model, drafter, accept.load("match"), ModelParams(params), state, max_steps=20)
     jax.effects_barrier()

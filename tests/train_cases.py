@@ -97,7 +97,7 @@ def rewrite(params, target_params, batch, key):
 
 @functools.cache
 def make_optimiser(name="adamw", **changes) -> optimise.Optimiser:
-    return optimise.optimiser(name, **{"steps": 20, "learning_rate": 3e-2} | changes)
+    return optimise.optimiser(name=name, **{"steps": 20, "learning_rate": 3e-2} | changes)
 
 
 def train(
@@ -134,7 +134,13 @@ def train(
         rewrite,
         held_out_loss,
     )
-    schedule = Schedule(steps, log_every, eval_every, checkpoint_every, examine_every)
+    schedule = Schedule(
+        steps=steps,
+        log_every=log_every,
+        eval_every=eval_every,
+        checkpoint_every=checkpoint_every,
+        examine_every=examine_every,
+    )
     config = {"a": 1} if config is None else config
     return loop.train(task, optimiser, schedule, workdir, Settings(**settings), config)
 

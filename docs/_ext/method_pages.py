@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
-import inspect
 import re
 from types import ModuleType
-from typing import NamedTuple
 
-from source_text import arguments, docstring, field_comments
+from source_text import docstring
 
-from specjax import accept, control, drafters, references, registry, testing
-from specjax.data import datastore, ngram_tables
-from specjax.drafters._keys import HeadKeys
+from specjax import accept, control, declare, drafters, references, registry
+from specjax.drafters.shared_keys import HeadKeys
 from specjax.report import columns
+from specjax.run import stand_ins
 from specjax.types import CHAIN, DETERMINISTIC, Drafter
 
 FAMILIES = ("lookup", "parallel", "draft_models", "heads", "self_speculation", "nested")
-VOCAB = 32
-
-
-class Row(NamedTuple):
-    """A key of a method."""
-
-    name: str
-    kind: str
-    default: str
-    meaning: str
 
 
 def parts() -> dict[str, str]:
@@ -51,30 +38,11 @@ def drafters_of(family: str) -> list[str]:
 
 
 def default(name: str) -> Drafter:
-    """The drafter with its default keys; needed keys get tiny values."""
-    # Some drafters choose among keys and values.
-    table = testing.keyed if name in ("magicdec", "triforce") else testing.tabular
-    target = table(VOCAB)
-    if name == "spec_drafter":  # of encoder-decoder models alone
-        target = testing.tiny_t5(vocab_size=VOCAB)[0]
-    tokens = [[number % VOCAB for number in range(64)]]
-    tiny = {
-        "model": lambda: table(VOCAB, "draft"),
-        "models": lambda: [testing.tabular(VOCAB, name) for name in ("draft 1", "draft 2")],
-        "datastore": lambda: datastore.build(tokens),
-        "tables": lambda: ngram_tables.count(tokens, VOCAB),
-        "drafters": lambda: [drafters.make("prompt_lookup", target)],
-        "skip_attention": lambda: (0,),
-        "skip_mlp": lambda: (1,),
-        "mask_id": lambda: 0,
-    }
-    needed = [key for key, facts in keys(drafters.load(name)).items() if facts.required]
-    # A draft model of a directory names its mask; a table does not.
-    needed += ["mask_id"] if name == "pard" else []
-    return drafters.make(name, target, **{key: tiny[key]() for key in needed})
+    """The drafter with its default keys, and stand-ins for what must be given."""
+    return drafters.make(name, stand_ins.target_of(name), **stand_ins.keys(name))
 
 
-def keys(module: ModuleType) -> dict[str, registry.Key]:
+def keys(module: ModuleType) -> dict[str, declare.Key]:
     """The keys of a method."""
     return registry.keys_of(module)
 
@@ -91,7 +59,7 @@ def drafter_section(name: str) -> str:
         f"(drafter-{name})=\n## `{name}`",
         eval_rst(docstring(module)),
         "\n".join(facts),
-        key_table(key_rows(module)),
+        key_table(module),
         bibtex(module),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -107,7 +75,7 @@ def rule_section(name: str) -> str:
         eval_rst(docstring(module)),
         f"- Class: {rule.lossless_class}. It takes drafts with siblings {kinds}.\n"
         f"- File: `specjax/accept/{name}.py`.",
-        key_table(key_rows(module)),
+        key_table(module),
         bibtex(module),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -121,7 +89,7 @@ def controller_section(name: str) -> str:
         f"(controller-{name})=\n## `{name}`",
         eval_rst(docstring(module)),
         eval_rst(docstring(module.make)[:1]),
-        key_table(key_rows(module)),
+        key_table(module),
         f'As a key of a drafter: `control="{name}:{numbers}"`.',
         bibtex(module),
     ]
@@ -137,12 +105,13 @@ def needs(name: str) -> str:
         "tables": "n-gram tables (`tables`, built by `configs/ngram_tables.py`)",
         "drafters": "other drafters (`drafters`)",
         "skip_attention": "layers to skip (`skip_attention`)",
-        "skip_mlp": "and (`skip_mlp`), from `python -m specjax.bench.skip_search`",
+        "skip_mlp": "and (`skip_mlp`), from "
+        "`python -m specjax.drafters.self_speculation.skip_search`",
     }
     module = drafters.load(name)
     required = [key for key, facts in keys(module).items() if facts.required]
     texts = [what.get(key, f"`{key}`") for key in required]
-    if ".heads." in module.__name__ or getattr(module, "SHARED", None) is HeadKeys:
+    if ".heads." in module.__name__ or issubclass(getattr(module.make, "keys", object), HeadKeys):
         texts.append("trained heads (`model`)")
     return ", ".join(texts) or "nothing"
 
@@ -209,34 +178,14 @@ def rules_table() -> str:
     return "\n".join(lines)
 
 
-def key_rows(module: ModuleType) -> list[Row]:
-    """The keys of a method with types, defaults and meanings, the shared ones last."""
-    meanings = arguments(module.make)
-    rows = []
-    for name, parameter in inspect.signature(module.make).parameters.items():
-        if parameter.kind is parameter.KEYWORD_ONLY:
-            needed = parameter.default is parameter.empty
-            default = "needed" if needed else f"`{parameter.default!r}`"
-            rows.append(Row(name, str(parameter.annotation), default, meanings.get(name, "")))
-    if shared := getattr(module, "SHARED", None):
-        comments: dict[str, str] = {}
-        for cls in reversed(shared.__mro__[:-1]):
-            comments |= field_comments(cls)
-        for field in dataclasses.fields(shared):
-            text = comments.get(field.name, "")
-            rows.append(Row(field.name, str(field.type), f"`{field.default!r}`", text))
-    return rows
-
-
-def key_table(rows: list[Row]) -> str:
-    """The keys as a MyST table; "" if there are none."""
-    if not rows:
-        return ""
+def key_table(module: ModuleType) -> str:
+    """The keys of a method as a MyST table, the shared ones last; "" if there are none."""
     lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
-    for name, kind, default, meaning in rows:
-        cells = [f"`{name}`", f"`{kind}`", default, meaning.replace("``", "`")]
+    for key in keys(module).values():
+        default = "needed" if key.required else f"`{key.default!r}`"
+        cells = [f"`{key.name}`", f"`{key.annotation}`", default, key.facts.help.replace("``", "`")]
         lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
-    return "\n".join(lines)
+    return "\n".join(lines) if len(lines) > 2 else ""
 
 
 def bibtex(module: ModuleType) -> str:

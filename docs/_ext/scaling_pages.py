@@ -7,10 +7,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from result_tables import table
+from matplotlib.lines import Line2D
 
+from experiments.tables import table
 from specjax.models.transformer_config import TransformerConfig
-from specjax.report import _canvas, figures
+from specjax.report import canvas
 from specjax.theory import devices, scaling
 from specjax.theory.scaling import Setup, Speculation
 
@@ -82,7 +83,7 @@ def throughput() -> Any:
     figure = _panels("Predicted tokens per second", caption, draw)
     for ax in figure.axes:
         ax.set_ylim(80, 600_000)
-        _canvas.ticks(ax, [1, 8, 64, 512, 4096], str)
+        canvas.ticks(ax, [1, 8, 64, 512, 4096], str)
     _label(figure, "batch", "tokens per second", (100, 1000, 10_000, 100_000))
     return figure
 
@@ -114,28 +115,26 @@ def _panels(
     title: str, caption: str, draw: Callable[[Axes, Setup, TransformerConfig, str], None]
 ) -> Any:
     """A figure with a panel per shape and a line per device."""
-    legend = _canvas.legend_text(SHOWN)
-    figure, axes = _canvas.canvas(title, list(SHAPES), 2.6, caption, legend.lines)
-    styles = [_canvas.style(index)._replace(marker="") for index in range(len(SHOWN))]
+    figure, axes = canvas.canvas(title, list(SHAPES), 3.2)
+    styles = [{**canvas.style(index), "marker": ""} for index in range(len(SHOWN))]
     for ax, config in zip(axes, SHAPES.values(), strict=True):
         for name, style in zip(SHOWN, styles, strict=True):
-            draw(ax, scaling.setup_of(name, config), config, style.colour)
-    _canvas.add_legend(figure, legend, [_canvas.sample(style) for style in styles])
-    return figure
+            draw(ax, scaling.setup_of(name, config), config, style["color"])
+    return canvas.finish(figure, SHOWN, caption, [Line2D([], [], **style) for style in styles])
 
 
 def _label(figure: Any, x: str, y: str, marks: Sequence[int]) -> None:
     """Names the axes; the y axis is logarithmic, with these marks."""
     for ax in figure.axes:
         ax.set_yscale("log")
-        ax.set_yticks(marks, labels=[_canvas.number(mark) for mark in marks])
+        ax.set_yticks(marks, labels=[canvas.number(mark) for mark in marks])
         ax.minorticks_off()
         ax.set_xlabel(x, fontsize=9)
     figure.axes[0].set_ylabel(y, fontsize=9)
 
 
 def _picture(figure: Any) -> str:
-    return f"```{{raw}} html\n{figures.svg(figure)}\n```"
+    return f"```{{raw}} html\n{canvas.svg(figure)}\n```"
 
 
 def prediction_table() -> str:

@@ -1,4 +1,4 @@
-"""Reads what docstrings and comments say: keys of methods, fields of types, indented commands."""
+"""Reads what docstrings and comments say: fields of types, indented commands."""
 
 from __future__ import annotations
 
@@ -47,20 +47,6 @@ def _aligned(lines: list[str], number: int) -> bool:
 def docstring(thing: object) -> list[str]:
     """The lines of a docstring as RST, with code as literal blocks."""
     return literal_blocks((inspect.getdoc(thing) or "").splitlines())
-
-
-def arguments(function: object) -> dict[str, str]:
-    """Name -> meaning, from the section "Args:" of a function's docstring."""
-    text = inspect.getdoc(function) or ""
-    section = re.search(r"^Args:\n((?: .*\n?|\n)*)", text, re.MULTILINE)
-    meanings: dict[str, str] = {}
-    if section is None:
-        return meanings
-    for entry in re.split(r"\n(?=\S)", textwrap.dedent(section[1]).strip()):
-        names, _, meaning = entry.partition(":")
-        for name in names.split(","):
-            meanings[name.strip()] = " ".join(meaning.split())
-    return meanings
 
 
 def field_comments(cls: type) -> dict[str, str]:

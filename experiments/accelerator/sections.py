@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from experiments.accelerator.models import Scale, bytes_per_step, draft_shape, make_job, weights
 from experiments.loops import Loop, clock, forward, repeat, tie
 from specjax import accept, drafters, rng, step, theory
-from specjax.bench import costs, passes
+from specjax.bench import measuring, passes
 from specjax.bench.passes import Job, Method, Pass
 from specjax.models import lm
 from specjax.models.transformer_config import TransformerConfig
@@ -73,7 +73,7 @@ def autoregressive(name: str, size: Scale, params: dict) -> list[dict]:
     warm([(job, None) for job in jobs])
     return [
         plain_row(job, size.models[name])
-        | {"pass_alone_ms": 1e3 * costs.time_of_verify(job, None, 1)}
+        | {"pass_alone_ms": 1e3 * measuring.time_of_verify(job, None, 1)}
         for job in jobs
     ]
 
@@ -223,9 +223,9 @@ def rounds(job: Job, methods: Sequence[Method], rates: Sequence[float]) -> list[
             own.append(passes.run_pass(job, method))
     one = methods[0]
     cost = {
-        "step": costs.time_of_verify(job, None, 1),
-        "draft": costs.time_of_draft(job, one),
-        "verify": costs.time_of_verify(job, one, one.drafter.nodes + 1),
+        "step": measuring.time_of_verify(job, None, 1),
+        "draft": measuring.time_of_draft(job, one),
+        "verify": measuring.time_of_verify(job, one, one.drafter.nodes + 1),
         "accept": time_of_accept(job, one),
     }
     return [

@@ -33,8 +33,8 @@ from experiments.common import GPT2, checked, options, record, start
 from experiments.draft_cost.run import ROOM, passes
 from experiments.loops import Loop, clock, repeat, tie
 from specjax import drafters, rng, sampling, tree
-from specjax.drafters._growth import Nodes
-from specjax.drafters._growth.plans import Fixed
+from specjax.drafters.growth import Nodes
+from specjax.drafters.growth.plans import Fixed
 from specjax.drafters.heads._network import Network
 from specjax.files import write_json
 from specjax.models import lm

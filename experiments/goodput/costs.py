@@ -3,11 +3,12 @@
     PYTHONPATH=. python experiments/goodput/costs.py --target=DIR   (5 minutes)
 
 (SmolLM2-135M-Instruct on two CPU cores.) Times passes of the target over 1 to 7 tokens in 1 to 8
-rows, after texts of 192 tokens, and drafts by prompt lookup (``specjax.bench.costs``, medians). A
-pass over the same number of tokens in all rows counts as the same pass: ``passes`` is the mean over
-batch sizes, and ``spread`` the largest deviation of a measured time from it. ``context`` is the
-additional time of a pass for each additional slot of the cache, from passes with longer buffers.
-Writes ``costs.json`` beside this file, which ``run.py`` reads. Run it on an idle machine.
+rows, after texts of 192 tokens, and drafts by prompt lookup (``specjax.bench.measuring``, medians).
+A pass over the same number of tokens in all rows counts as the same pass: ``passes`` is the mean
+over batch sizes, and ``spread`` the largest deviation of a measured time from it. ``context`` is
+the additional time of a pass for each additional slot of the cache, from passes with longer
+buffers. Writes ``costs.json`` beside this file, which ``run.py`` reads. Run it on an idle
+machine.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 
 from experiments.common import checked, options, record, start, without_folder
 from specjax import accept, drafters
-from specjax.bench import costs
+from specjax.bench import measuring
 from specjax.bench.passes import Job, Method
 from specjax.files import write_json
 from specjax.models import hf
@@ -55,16 +56,16 @@ def measure(target: hf.Loaded, rows: Sequence[int], widths: Sequence[int], args)
     for many in rows:
         job = make_job(target, many, args.context)
         for width in widths:
-            seconds = costs.time_of_verify(job, None, width, args.samples)
+            seconds = measuring.time_of_verify(job, None, width, args.samples)
             grid.append([many, width, seconds])
             print(f"{many} rows x {width} tokens: {1e3 * seconds:.2f} ms", flush=True)
-        drafts.append([many, costs.time_of_draft(job, method, args.samples)])
+        drafts.append([many, measuring.time_of_draft(job, method, args.samples)])
         jax.clear_caches()
     longer = make_job(target, max(rows), args.context + args.more)
-    more = costs.time_of_verify(longer, None, 1, args.samples)
+    more = measuring.time_of_verify(longer, None, 1, args.samples)
     [base] = [seconds for many, width, seconds in grid if (many, width) == (max(rows), 1)]
     # The prompt of a new row, as one pass of one row.
-    prompt = costs.time_of_verify(make_job(target, 1, args.context), None, args.prompt)
+    prompt = measuring.time_of_verify(make_job(target, 1, args.context), None, args.prompt)
     grid.append([1, args.prompt, prompt])
     passes, spread = curve(grid)
     return {

@@ -32,8 +32,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import accept, decode, drafters, rng, sampling
-from specjax.bench.recorded_target import RECORDED, fold
-from specjax.bench.replay import load
+from specjax.bench import replay
+from specjax.bench.replay import RECORDED, fold
+from specjax.data import recordings
 from specjax.data.recordings import Trace
 from specjax.files import replacing
 from specjax.models import hf
@@ -111,7 +112,9 @@ def main(argv: Sequence[str]) -> None:
     add("--out", type=Path, required=True)
     args = parser.parse_args(argv)
 
-    lm, recording = load(str(args.recording), target=args.target)
+    size, tokens = replay.vocabulary_of(args.target)
+    recording = recordings.read(args.recording, size)
+    lm = replay.recorded(size, tokens and tokens.name, tokens)
     if args.draft:
         draft = hf.load(args.draft)
         keys = {"model": draft.lm, "params": draft.params}

@@ -27,7 +27,7 @@ import numpy as np
 from experiments.common import checked, options, record, start
 from experiments.loops import Loop, clock
 from specjax import drafters
-from specjax.drafters.heads import _rollout_loss
+from specjax.drafters.heads import _rollout
 from specjax.files import write_json
 from specjax.models import lm
 from specjax.models.transformer_config import TransformerConfig
@@ -52,7 +52,7 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "hydra": ("hydra", {"heads": 4}, {}),
     "redrafter": ("redrafter", {}, {}),
     "eagle": ("eagle", {}, {}),
-    "hass": ("eagle", {}, _rollout_loss.HASS),
+    "hass": ("eagle", {}, _rollout.HASS),
     "eagle3": ("eagle3", {}, {}),
     "eagle3, draft vocabulary": ("eagle3", {"draft_vocab": 4}, {}),  # a quarter of the tokens
 }
@@ -67,7 +67,7 @@ def steps_of(target: LM, target_params: Any, batch: Batch, label: str) -> dict[s
     training = drafters.make(name, target, **keys).training
     assert training is not None and training.loss is not None and training.start is not None
     loss = functools.partial(training.loss, **weights)
-    optimiser = optimise.optimiser("adamw", steps=1000, learning_rate=1e-4)
+    optimiser = optimise.optimiser(name="adamw", steps=1000, learning_rate=1e-4)
     state = update.fresh(training.start(target_params, jax.random.key(0)), optimiser, 0.0)
     key = jax.random.key(1)
     step = jax.jit(update.step(loss, optimiser, 1, 0.0), donate_argnums=0)

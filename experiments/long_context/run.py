@@ -332,8 +332,8 @@ def predict(target: Target, result: dict, args: argparse.Namespace) -> None:
         row["predicted"] = chain.speedup(row["tau"], *times)
         if fit is not None:
             where = {"batch": row["batch"], "context": row["context"], "gamma": args.gamma}
-            row["roofline"] = roofline.self_speculation(
-                fit, model, alpha=row["alpha"], budget=args.budget, **where
+            row["roofline"] = roofline.multiplier(
+                fit, model, model, alpha=row["alpha"], budget=args.budget, **where
             )
 
 

@@ -50,8 +50,9 @@ from experiments.common import Stopwatch, checked, options, record, start, witho
 from experiments.loops import Loop, clock, repeat, tie
 from experiments.self_speculation import training
 from specjax import accept, decode, drafters, rng, sampling
-from specjax.bench import exit_layers, provenance
+from specjax.bench import provenance
 from specjax.data import chat, prompt_files
+from specjax.drafters.self_speculation import early_exit
 from specjax.files import write_json
 from specjax.models import hf
 from specjax.theory import chain
@@ -163,7 +164,7 @@ def acceptance(
     plain, result = drafters.make("none", target.lm), {}
     for temperature in TEMPERATURES:
         outputs, _ = decoded(target, plain, prompts, temperature, new)
-        result[f"{temperature:g}"] = exit_layers.acceptance_by_layer(
+        result[f"{temperature:g}"] = early_exit.acceptance_by_layer(
             target.lm, target.params, prompts, outputs, {"temperature": temperature}
         )
     return result

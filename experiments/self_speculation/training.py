@@ -7,10 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from configs import early_exit, layer_skip, pretrain
-from specjax.bench import exit_layers
+from configs import early_exit as early_exit_config
+from configs import layer_skip, pretrain
 from specjax.config import Config
 from specjax.data import text_files
+from specjax.drafters.self_speculation import early_exit
 from specjax.models import hf
 from specjax.train import recipes
 
@@ -69,7 +70,7 @@ def adapters(args: argparse.Namespace) -> list[dict[str, Any]]:
                 "examine.prompts": 32,
             }
             name = f"exit{layer}-{label.replace(', ', '-').replace(' ', '-')}"
-            summary = _run(early_exit.get_config(), keys, args.workdir / name)
+            summary = _run(early_exit_config.get_config(), keys, args.workdir / name)
             row = {"exit_layer": layer, "adapter": label, "gamma": args.gamma}
             row |= {"parameters": summary["parameters"] if label != "none" else 0}
             for key in ("agreement", "alpha", "tau_t0", "tau_t1"):
@@ -94,7 +95,7 @@ def targets(args: argparse.Namespace) -> list[dict[str, Any]]:
         pieces = [ids[at : at + PIECE] for at in range(0, len(ids) - PIECE, PIECE)][:8]
         row: dict[str, Any] = {"target": label, "loss": summary["heldout_loss"]}
         for temperature in (0.0, 1.0):
-            values = exit_layers.acceptance_by_layer(
+            values = early_exit.acceptance_by_layer(
                 target.lm,
                 target.params,
                 [piece[:BEGINNING] for piece in pieces],

@@ -10,11 +10,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from experiments.tpu_programs import programs
 from experiments.tpu_programs.programs import Made, Pair, Size
-from specjax import accept, outcome, sharding
+from specjax import accept, decode, outcome, prompt, sharding
+from specjax.bound import Bound
 from specjax.sharding import decoding, states
 from specjax.train.placement import Placement
-from specjax.train.programs import compile_programs
 from specjax.train.settings import Settings
+from specjax.train.update import compile_programs
 from specjax.types import ModelParams
 
 
@@ -22,7 +23,7 @@ def _divided(mesh: Mesh, made: Pair, size: Size) -> tuple[ModelParams, Any, Any,
     """Parameters, a state with one row for each part of the rows, stop ids, and the specs."""
     sizes = dict(mesh.shape)
     arrays = programs.prompts(size, sizes["data"])
-    start = decoding._prefilled(made.target, made.drafter, size.text, 256, False)
+    start = prompt.make_prefill(made.target, made.drafter, size.text, 256, False)
     specs = states.specs(mesh, made.drafter, start, made.params, arrays)
     placed = [sharding.shardings(mesh, sharding.param_specs(each, sizes)) for each in made.params]
     params = ModelParams(
@@ -50,8 +51,9 @@ def loop(size: Size, mesh: Mesh, method: str) -> Made:
     made, mesh = programs.pair(method, size), part_of(mesh)
     params, state, stop, specs = _divided(mesh, made, size)
     rule = accept.load(accept.default_rule(made.drafter))
-    given = (made.target, made.drafter, rule, size.text - size.prompt, None)
-    program: Any = decoding._generate_program(mesh, given, specs)
+    settings = {"max_steps": size.text - size.prompt, "verify_widths": None}
+    run = Bound(decode.generate, made.target, made.drafter, rule, **settings)
+    program: Any = decoding._program(mesh, run, specs)
     shapes = programs.shapes_of(params, programs.caches(state))
     traced = program.trace(params, state, stop)
     return Made(traced, programs.needed(made, params, state), shapes, loop=True)
@@ -61,8 +63,8 @@ def autoregressive(size: Size, mesh: Mesh) -> Made:
     """The loop of ``sharding.autoregressive`` on a mesh, or on one part of it."""
     made, mesh = programs.pair("plain", size), part_of(mesh)
     params, state, stop, specs = _divided(mesh, made, size)
-    options = (made.target, size.text - size.prompt)
-    program: Any = decoding._plain_program(mesh, options, specs)
+    run = Bound(decoding._plain, made.target, size.text - size.prompt)
+    program: Any = decoding._program(mesh, run, specs)
     traced = program.trace(params, state, stop)
     return Made(
         traced,

@@ -16,7 +16,6 @@ from experiments.accelerator.models import SMALL as TARGET
 from specjax import accept, decode, drafters, outcome, prompt, rng, sampling
 from specjax.models import lm
 from specjax.models.transformer_config import TransformerConfig
-from specjax.sharding import decoding
 from specjax.train import objectives, optimise, update
 from specjax.types import LM, Batch, Drafter, ModelParams
 
@@ -199,7 +198,7 @@ def prefill(size: Size, device: Any, batch: int = 1) -> Made:
 
 def state_of(made: Pair, size: Size, batch: int) -> Any:
     """The shapes of a state after the prefill."""
-    start = decoding._prefilled(made.target, made.drafter, size.text, 256, False)
+    start = prompt.make_prefill(made.target, made.drafter, size.text, 256, False)
     return jax.eval_shape(start, made.params, *prompts(size, batch))
 
 
@@ -244,7 +243,7 @@ def autoregressive(size: Size, device: Any) -> Made:
 def loss_and_state(size: Size) -> tuple[Any, Any, Any]:
     """Loss and optimiser of the draft model's training, and the shapes of its state."""
     model = lm.from_config(size.draft, jnp.dtype(jnp.bfloat16))
-    optimiser = optimise.optimiser("adamw", steps=100, learning_rate=1e-3)
+    optimiser = optimise.optimiser(name="adamw", steps=100, learning_rate=1e-3)
     params = lm.abstract_params(size.draft)
     state = jax.eval_shape(lambda params: update.fresh(params, optimiser, 0.0), params)
     return objectives.pretrain_loss(model), optimiser, state

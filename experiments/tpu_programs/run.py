@@ -34,7 +34,7 @@ from experiments.tpu_programs import facts, hlo, meshes, programs
 from experiments.tpu_programs.programs import Made, Size
 from specjax.errors import UserError
 from specjax.files import write_json
-from specjax.models import short_blocks
+from specjax.models import layers
 from specjax.sharding import make_mesh
 
 CHIPS = ("v5e", "v5p", "v6e")
@@ -162,7 +162,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--only", nargs="+", default=[""], help="parts of names of programs")
     args = parser.parse_args(argv)
     stopwatch = Stopwatch(keep=args.busy == "keep")
-    short_blocks.compile_ahead_for_tpu()
+    layers.compile_ahead_for_tpu()
     size = programs.small() if args.small else Size()
     rows = []
     for case in cases(size, args.chips):

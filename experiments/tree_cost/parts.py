@@ -11,8 +11,8 @@ import numpy as np
 
 from experiments.loops import Loop, repeat, tie
 from specjax import accept, decode, outcome, rng, sampling, step
-from specjax.accept import _verdict
-from specjax.drafters import _growth
+from specjax.accept.verdict import along
+from specjax.drafters import growth
 from specjax.models import lm
 from specjax.models.transformer_config import TransformerConfig
 from specjax.topology import shapes
@@ -129,10 +129,9 @@ def drawn(
         jnp.ones((batch,), jnp.int32),
         sampling.make_sampling(batch),
     )
-    kind = next(name for name, kind in _growth.KINDS.items() if kind == siblings)
-    draft = _growth.children(
-        keys, context, drafted[:, np.array(inner) + 1], np.arange(len(inner)), inner, tree, kind
-    )
+    kind = next(name for name, kind in growth.KINDS.items() if kind == siblings)
+    family, each = growth.family(tree, inner), np.arange(len(inner))
+    draft = growth.draw(keys, context, drafted[:, np.array(inner) + 1], each, family, kind)
     return shaped(tree, draft.tokens).replace(probs=draft.probs), logits
 
 
@@ -185,7 +184,7 @@ def greedy_loops(one: Round, case: tuple[Draft, jax.Array], iterations: int) -> 
         return rule.greedy(draft, logits).tokens
 
     def greedy_bookkeeping(_, draft, logits):
-        verdict = _verdict.along(draft, one.path, one.path[:, 0])
+        verdict = along(draft, one.path, one.path[:, 0])
         drafted, tested = outcome.counts(draft, verdict, False)
         verdict, ended = outcome.cut(verdict, light, None)
         verdict = outcome.withdraw(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specjax import accept, decode
-from specjax.bench import costs, measuring, passes, summaries
+from specjax.bench import measuring, passes, summaries
 from specjax.bench.passes import Job, Method
 from specjax.drafters.draft_models import draft_tree
 from specjax.models import hf
@@ -71,7 +71,7 @@ def acceptance(job: Job, draft: hf.Loaded, width: int, siblings: str) -> tuple[n
 
 def level_time(job: Job, draft: hf.Loaded, tree: Topology) -> float:
     """Seconds to draft one level of that tree."""
-    return costs.time_of_draft(job, method(job, draft, tree, "times")) / tree.depth
+    return measuring.time_of_draft(job, method(job, draft, tree, "times")) / tree.depth
 
 
 class Chosen(NamedTuple):
@@ -160,7 +160,7 @@ def study(job: Job, draft: hf.Loaded, options: Options) -> dict:
         p, rounds = acceptance(job, draft, width, siblings)
         vectors[siblings] = {"acceptance": p.tolist(), "none": 1 - p.sum(), "rounds": rounds}
     p = np.array(vectors["without_replacement"]["acceptance"])
-    verify = {n: costs.time_of_verify(job, None, n) for n in sizes}
+    verify = {n: measuring.time_of_verify(job, None, n) for n in sizes}
     chain_level = level_time(job, draft, shapes.chain(min(FIRST_CHAIN, depth))) / verify[1]
     choice, level, steps = choose(job, draft, p, verify, depth)
     chain = best_chain(p, verify, chain_level, depth)

@@ -24,6 +24,11 @@ def names() -> list[str]:
     return registry.names(__name__)
 
 
+def keys() -> dict[str, type]:
+    """Every key that a rule takes from a configuration: key -> int or float."""
+    return registry.keys(__name__)
+
+
 def load(name: str, **keys: Any) -> Accept:
     """The rule ``name``, made with ``keys``.
 

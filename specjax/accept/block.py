@@ -11,8 +11,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from specjax.accept import _verdict
-from specjax.accept.chain import leftover, masses
+from specjax.accept import verdict
+from specjax.accept.verdict import leftover, masses
 from specjax.rng import RESIDUAL, RowKeys
 from specjax.types import Accept, Draft, Verdict
 
@@ -44,7 +44,7 @@ def chances(
     f32[B,N] each. ``weight`` is the result of ``weights``. For the last token the chance is its
     weight. Before it, it is r / (r + 1 - weight), with the residual mass r of the next position.
     """
-    count = _verdict.first_failure(_verdict.chain_nodes(draft))[:, None]
+    count = verdict.first_failure(verdict.chain_nodes(draft))[:, None]
     size, vocab = draft.tokens.shape[1], target_probs.shape[-1]
     if draft.probs is None:
         next_probs = jax.nn.one_hot(draft.tokens, vocab, dtype=target_probs.dtype)
@@ -65,7 +65,7 @@ def after(
     accepted: jax.Array, draft: Draft, target_probs: jax.Array, weight: jax.Array
 ) -> jax.Array:
     """Weights f32[B,V] of the token after the accepted ones: max(weight * target - draft, 0)."""
-    scale = _verdict.at(weight, accepted)
+    scale = verdict.at(weight, accepted)
     return leftover(accepted, draft, target_probs, (1 / jnp.where(scale > 0, scale, 1))[:, None])
 
 
@@ -74,14 +74,14 @@ def block(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
     size = draft.tokens.shape[1]
     if size == 0:
         zero = jnp.zeros(draft.tokens.shape[:1], jnp.int32)
-        return _verdict.prefix(draft, zero, keys.draw(RESIDUAL, target_probs[:, 0]))
+        return verdict.prefix(draft, zero, keys.draw(RESIDUAL, target_probs[:, 0]))
     weight = weights(draft, target_probs)
     passed = keys.coins(size, target_probs.dtype).flip(*chances(draft, target_probs, weight))
     accepted = jnp.max(jnp.where(passed, jnp.arange(1, size + 1), 0), -1)
     token = keys.draw(RESIDUAL, after(accepted, draft, target_probs, weight))
-    return _verdict.prefix(draft, accepted, token)
+    return verdict.prefix(draft, accepted, token)
 
 
 def make() -> Accept:
     """Block verification on chains."""
-    return Accept(block, _verdict.greedy, "block", "L1", whole_tree=True)
+    return Accept(block, verdict.greedy, "block", "L1", whole_tree=True)

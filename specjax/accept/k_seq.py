@@ -3,7 +3,7 @@
 SpecTr (Sun et al. 2023, 2310.15141), algorithm 2: the first of k draws from one distribution that
 passes is accepted, else a residual is drawn. rho >= 1 is the smallest for which that residual is
 nowhere negative. The acceptance is then within a factor 1 - 1/e of the best possible for any rule
-on k draws (``specjax.testing.transport`` computes the best for tiny vocabularies).
+on k draws (``testing.best_acceptance`` computes the best for tiny vocabularies).
 
 On a tree, k counts the candidates that continue the accepted prefix: the children of all nodes with
 the same tokens along their paths.
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specjax.accept import _verdict, _walk
+from specjax.accept import verdict
 from specjax.rng import RESIDUAL, Coins, RowKeys
 from specjax.types import CHAIN, IID, Accept, Draft, Verdict
 
@@ -79,22 +79,22 @@ class Candidates(NamedTuple):
     probs: jax.Array  # f[B,V] the distribution that they were drawn from; 0 for no candidate
 
 
-def candidates(walk: _walk.Walk, draft: Draft) -> Candidates:
+def candidates(walk: verdict.Walk, draft: Draft) -> Candidates:
     """The candidates for the next token."""
     count, trying = walk.open.sum(-1), walk.open.any(-1)
     node, (_, vocab) = jnp.argmax(walk.open, -1), walk.probs.shape
-    probs = _verdict.draft_probs_at(draft, node, vocab, walk.probs.dtype)
+    probs = verdict.draft_probs_at(draft, node, vocab, walk.probs.dtype)
     return Candidates(count, trying, jnp.where(trying[:, None], probs, 0))
 
 
 def try_all(
-    walk: _walk.Walk,
+    walk: verdict.Walk,
     draft: Draft,
     target_probs: jax.Array,
     some: Candidates,
     rho: jax.Array,
     coins: Coins,
-) -> _walk.Walk:
+) -> verdict.Walk:
     """Tests all candidates; descends to the first that passes, or keeps the residual."""
     tokens = jnp.clip(draft.tokens, 0, target_probs.shape[-1] - 1)
     kept = jnp.where(walk.open, jnp.take_along_axis(walk.probs, tokens, 1), 0)
@@ -106,26 +106,22 @@ def try_all(
     walk = walk.replace(
         open=walk.open & ~stays[:, None], probs=jnp.where(stays[:, None], rest, walk.probs)
     )
-    return _walk.descend(walk, draft, target_probs, jnp.argmax(passed, -1), passed.any(-1))
+    return verdict.descend(walk, draft, target_probs, jnp.argmax(passed, -1), passed.any(-1))
 
 
 def k_seq(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
     """The rule. ``draft``: N nodes, siblings i.i.d.; ``target_probs`` f32[B,N+1,V]."""
-    size = draft.tokens.shape[1]
-    if size == 0:
-        token = keys.draw(RESIDUAL, target_probs[:, 0])
-        return _verdict.along(draft, jnp.zeros_like(draft.tokens), token)
-    coins = keys.coins(size, target_probs.dtype)
+    coins = keys.coins(draft.tokens.shape[1], target_probs.dtype)
 
-    def level(walk: _walk.Walk) -> _walk.Walk:
+    def level(walk: verdict.Walk) -> verdict.Walk:
         some = candidates(walk, draft)
         rho = solve(some.number, walk.probs, some.probs)
         return try_all(walk, draft, target_probs, some, rho, coins)
 
-    walk = jax.lax.while_loop(lambda w: w.open.any(), level, _walk.begin(draft, target_probs))
-    return _verdict.along(draft, walk.path, keys.draw(RESIDUAL, walk.probs))
+    walk = verdict.walk_down(draft, target_probs, level)
+    return verdict.along(draft, walk.path, keys.draw(RESIDUAL, walk.probs))
 
 
 def make() -> Accept:
     """K-SEQ, for chains and trees of independent siblings."""
-    return Accept(k_seq, _verdict.greedy, "k_seq", "L1", (CHAIN, IID))
+    return Accept(k_seq, verdict.greedy, "k_seq", "L1", (CHAIN, IID))

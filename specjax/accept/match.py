@@ -12,7 +12,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from specjax.accept import _verdict, _walk
+from specjax.accept import verdict
 from specjax.rng import RowKeys
 from specjax.types import SIBLINGS, Accept, Draft, Verdict
 
@@ -24,24 +24,24 @@ def match(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
     batch = draft.tokens.shape[0]
     first = keys.draw_at(jnp.zeros((), jnp.int32), target_probs[:, 0], jnp.ones((batch,), bool))
     if draft.tokens.shape[1] == 0:
-        return _verdict.along(draft, jnp.zeros((batch, 0), jnp.int32), first)
+        return verdict.along(draft, jnp.zeros((batch, 0), jnp.int32), first)
 
-    def hits(walk: _walk.Walk, token: jax.Array) -> jax.Array:
+    def hits(walk: verdict.Walk, token: jax.Array) -> jax.Array:
         return walk.open & (draft.tokens == token[:, None])
 
     def level(carry):
         walk, token, depth = carry
         hit = hits(walk, token)
         matched = hit.any(-1)
-        walk = _walk.descend(walk, draft, target_probs, jnp.argmax(hit, -1), matched)
+        walk = verdict.descend(walk, draft, target_probs, jnp.argmax(hit, -1), matched)
         depth = depth + 1
         return walk, jnp.where(matched, keys.draw_at(depth, walk.probs, matched), token), depth
 
-    start = (_walk.begin(draft, target_probs), first, jnp.zeros((), jnp.int32))
+    start = (verdict.begin_walk(draft, target_probs), first, jnp.zeros((), jnp.int32))
     walk, token, _ = jax.lax.while_loop(lambda carry: hits(*carry[:2]).any(), level, start)
-    return _verdict.along(draft, walk.path, token)
+    return verdict.along(draft, walk.path, token)
 
 
 def make() -> Accept:
     """Sample-then-match, in any topology."""
-    return Accept(match, _verdict.greedy, "match", "L1", SIBLINGS)
+    return Accept(match, verdict.greedy, "match", "L1", SIBLINGS)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from specjax.accept import _verdict, _walk
+from specjax.accept import verdict
 from specjax.rng import RESIDUAL, RowKeys
 from specjax.types import SIBLINGS, Accept, Draft, Verdict
 
@@ -45,25 +45,22 @@ def recursive(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
     coins = keys.coins(draft.tokens.shape[1], target_probs.dtype)
     vocab = target_probs.shape[-1]
 
-    def trial(walk: _walk.Walk) -> _walk.Walk:
+    def trial(walk: verdict.Walk) -> verdict.Walk:
         node, trying = jnp.argmax(walk.open, -1), walk.open.any(-1)
-        probs = _verdict.draft_probs_at(draft, node, vocab, target_probs.dtype)
-        token = jnp.clip(_verdict.at(draft.tokens, node), 0, vocab - 1)
-        kept, total = _verdict.at(walk.probs, token), _verdict.at(probs, token)
+        probs = verdict.draft_probs_at(draft, node, vocab, target_probs.dtype)
+        token = jnp.clip(verdict.at(draft.tokens, node), 0, vocab - 1)
+        kept, total = verdict.at(walk.probs, token), verdict.at(probs, token)
         accepted = coins.flip(jnp.where(trying, kept, 0), jnp.where(trying, total, 0), node)
         here = jnp.arange(walk.open.shape[1]) == node[:, None]
         rest = residual(walk.probs, probs)
         rejected = (trying & ~accepted)[:, None]
         walk = walk.replace(open=walk.open & ~here, probs=jnp.where(rejected, rest, walk.probs))
-        return _walk.descend(walk, draft, target_probs, node, accepted)
+        return verdict.descend(walk, draft, target_probs, node, accepted)
 
-    if draft.tokens.shape[1] == 0:
-        walk = _walk.begin(draft, target_probs)
-    else:
-        walk = jax.lax.while_loop(lambda w: w.open.any(), trial, _walk.begin(draft, target_probs))
-    return _verdict.along(draft, walk.path, keys.draw(RESIDUAL, walk.probs))
+    walk = verdict.walk_down(draft, target_probs, trial)
+    return verdict.along(draft, walk.path, keys.draw(RESIDUAL, walk.probs))
 
 
 def make() -> Accept:
     """Recursive rejection sampling, for every kind of siblings."""
-    return Accept(recursive, _verdict.greedy, "recursive", "L1", SIBLINGS)
+    return Accept(recursive, verdict.greedy, "recursive", "L1", SIBLINGS)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from specjax.accept import _verdict
-from specjax.accept.chain import masses
+from specjax.accept import verdict
+from specjax.accept.verdict import masses
 from specjax.rng import RESIDUAL, RowKeys
 from specjax.types import Accept, Draft, Verdict
 
@@ -21,7 +21,7 @@ REFERENCE = "leviathan2023fast"
 
 def rejection(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
     """The rule. ``draft``: N nodes, any of them may be invalid; ``target_probs`` f32[B,N+1,V]."""
-    exists = _verdict.chain_nodes(draft)
+    exists = verdict.chain_nodes(draft)
     target_mass, draft_mass = masses(draft, target_probs)
     probs = jax.nn.one_hot(draft.tokens, target_probs.shape[-1], dtype=target_probs.dtype)
     probs = probs if draft.probs is None else draft.probs
@@ -31,11 +31,11 @@ def rejection(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
     share = jnp.where(exists, share, 0)
     coins = keys.coins(draft.tokens.shape[1], target_probs.dtype)
     kept = coins.flip(target_mass * share, draft_mass)
-    accepted = _verdict.first_failure(kept & exists)
-    token = keys.draw(RESIDUAL, _verdict.at(target_probs, accepted))
-    return _verdict.prefix(draft, accepted, token)
+    accepted = verdict.first_failure(kept & exists)
+    token = keys.draw(RESIDUAL, verdict.at(target_probs, accepted))
+    return verdict.prefix(draft, accepted, token)
 
 
 def make() -> Accept:
     """Non-iterative rejection sampling on chains."""
-    return Accept(rejection, _verdict.greedy, "rejection", "L1")
+    return Accept(rejection, verdict.greedy, "rejection", "L1")

@@ -13,11 +13,14 @@ decoding. Here every token is tested.
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
-from specjax import checks, sampling
-from specjax.accept import _verdict, _walk
+from specjax import declare, sampling
+from specjax.accept import verdict
+from specjax.declare import key
 from specjax.rng import RESIDUAL, RowKeys
 from specjax.types import SIBLINGS, Accept, Draft, Verdict
 
@@ -29,32 +32,39 @@ def kept_path(draft: Draft, log_probs: jax.Array, threshold: float) -> tuple[jax
 
     ``log_probs`` f[B,N+1,V] are the target's.
     """
-    before = _walk.before(draft, log_probs)
-    tokens = jnp.clip(draft.tokens, 0, log_probs.shape[-1] - 1)
-    own = jnp.take_along_axis(before, tokens[..., None], -1)[..., 0]
+    before = verdict.before(draft, log_probs)
+    own = verdict.of_tokens(draft, before)
     kept = (-own <= threshold) | (draft.tokens == sampling.argmax(before))
     # A token that the settings exclude (a ban, a cut-off) is never emitted.
-    return _verdict.deepest(draft, kept & (own > -jnp.inf))
+    return verdict.deepest(draft, kept & (own > -jnp.inf))
 
 
-def make(*, threshold: float = 0.0) -> Accept:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(declare.Keys):
+    """The keys of ``rollback``."""
+
+    threshold: float = key(
+        0.0,
+        "the largest loss of a token that is kept, in nats (the paper's experiments have 1 to 10,"
+        " its code 5); 0: greedy decoding",
+        least=0,
+    )
+
+
+@declare.method(Keys)
+def make(own: Keys) -> Accept:
     """Rollback at tokens of a large loss, in any topology.
-
-    Args:
-        threshold: the largest loss of a token that is kept, in nats (the paper's experiments have 1
-            to 10, its code 5); 0: greedy decoding.
 
     Raises:
         UserError: a threshold below 0.
     """
-    checks.number("threshold", threshold, "at least 0 (0 = greedy decoding)", lambda x: x >= 0)
 
     def sampled(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
-        path, end = kept_path(draft, jnp.log(target_probs), threshold)
-        return _verdict.along(draft, path, keys.draw(RESIDUAL, _verdict.at(target_probs, end)))
+        path, end = kept_path(draft, jnp.log(target_probs), own.threshold)
+        return verdict.along(draft, path, keys.draw(RESIDUAL, verdict.at(target_probs, end)))
 
     def greedy(draft: Draft, logits: jax.Array) -> Verdict:
-        path, end = kept_path(draft, jax.nn.log_softmax(logits, -1), threshold)
-        return _verdict.along(draft, path, sampling.argmax(_verdict.at(logits, end)))
+        path, end = kept_path(draft, jax.nn.log_softmax(logits, -1), own.threshold)
+        return verdict.along(draft, path, sampling.argmax(verdict.at(logits, end)))
 
     return Accept(sampled, greedy, "rollback", "L3", SIBLINGS)

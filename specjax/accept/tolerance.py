@@ -9,14 +9,15 @@ accepted, then one token of the target is emitted.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from specjax import checks, sampling
-from specjax.accept import _verdict, _walk
+from specjax import declare, sampling
+from specjax.accept import verdict
+from specjax.declare import key
 from specjax.errors import UserError
 from specjax.rng import RESIDUAL, RowKeys
 from specjax.types import SIBLINGS, Accept, Draft, Verdict
@@ -24,75 +25,85 @@ from specjax.types import SIBLINGS, Accept, Draft, Verdict
 REFERENCE = ("stern2018blockwise", "xia2023speculative")
 
 
-class Bounds(NamedTuple):
-    """The keys of ``make``."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(declare.Keys):
+    """The keys of ``tolerance``."""
 
-    top: int
-    gap: float
-    distance: int
-    least: int
+    top: int = key(
+        1,
+        "a token is accepted if fewer than ``top`` tokens are more probable (kappa of BPD, beta "
+        "of SpecDec; 3 to 5)",
+        least=1,
+    )
+    gap: float | None = key(
+        None,
+        "and if its log-probability is at most so many nats below the best one's (tau of SpecDec; "
+        "1 to 3). Sampled rows have the probabilities after temperature and cut-offs. "
+        "None: no limit. Only with ``top`` above 1: the best token has no gap",
+        least=0,
+    )
+    distance: int = key(
+        0,
+        "or, if positive, if its id differs by at most this much from the best one's (epsilon of "
+        "BPD)",
+        least=0,
+    )
+    least: int = key(
+        0,
+        "or if it is among the first ``least`` tokens (BPD's minimum block). In no case if "
+        "the sampling settings exclude it",
+        least=0,
+    )
+
+    def check(self) -> None:
+        if self.gap is not None and self.top == 1:
+            raise UserError(
+                f"gap is {self.gap} and top 1: only the best token passes, and it has no gap; "
+                "raise top, or leave gap out"
+            )
 
 
-def accepted_path(draft: Draft, scores: jax.Array, bounds: Bounds) -> tuple[jax.Array, jax.Array]:
+def accepted_path(draft: Draft, scores: jax.Array, bounds: Keys) -> tuple[jax.Array, jax.Array]:
     """The longest path within the bounds i32[B,M], and the index i32[B] of its end in the output.
 
     ``scores`` f[B,N+1,V] are the target's log-probabilities or logits.
     """
-    before = _walk.before(draft, scores)
+    before = verdict.before(draft, scores)
     tokens = jnp.clip(draft.tokens, 0, scores.shape[-1] - 1)
-    own = jnp.take_along_axis(before, tokens[..., None], -1)
+    own = verdict.of_tokens(draft, before)
     best = sampling.argmax(before)
     # Of equal scores the lower id is the better one, as in ``sampling.argmax``.
     ids = jnp.arange(scores.shape[-1])
-    better = ((before > own) | ((before == own) & (ids < tokens[..., None]))).sum(-1)
-    passed = (better < bounds.top) & (before.max(-1) - own[..., 0] <= bounds.gap)
+    higher, equal = before > own[..., None], before == own[..., None]
+    better = (higher | (equal & (ids < tokens[..., None]))).sum(-1)
+    gap = math.inf if bounds.gap is None else bounds.gap
+    passed = (better < bounds.top) & (before.max(-1) - own <= gap)
     if bounds.distance:
         passed |= jnp.abs(draft.tokens - best) <= bounds.distance
     if bounds.least:
-        passed |= _walk.depths(draft) <= bounds.least
+        passed |= verdict.depths(draft) <= bounds.least
     # A token that the settings exclude (a ban, a cut-off) is never emitted.
-    passed &= own[..., 0] > -jnp.inf
-    score = jax.nn.log_softmax(before, -1)
-    score = jnp.take_along_axis(score, tokens[..., None], -1)[..., 0]
+    passed &= own > -jnp.inf
+    score = verdict.of_tokens(draft, jax.nn.log_softmax(before, -1))
     # Finite for a token of probability 0 too, so that the sum along a path is finite.
     score = jnp.maximum(score, jnp.finfo(score.dtype).min / 1024)
-    return _verdict.deepest(draft, passed, score)
+    return verdict.deepest(draft, passed, score)
 
 
-def make(*, top: int = 1, gap: float | None = None, distance: int = 0, least: int = 0) -> Accept:
+@declare.method(Keys)
+def make(own: Keys) -> Accept:
     """Tolerant acceptance, in any topology. The defaults are greedy matching.
-
-    Args:
-        top: a token is accepted if fewer than ``top`` tokens are more probable (kappa of BPD, beta
-            of SpecDec; 3 to 5),
-        gap: and if its log-probability is at most this much, in nats, below the best one's (tau of
-            SpecDec; 1 to 3). Sampled rows have the probabilities after temperature and cut-offs.
-            None: no limit. Only with ``top`` above 1: the best token has no gap;
-        distance: or, if positive, if its id differs by at most this much from the best one's
-            (epsilon of BPD);
-        least: or if it is among the first ``least`` tokens (the minimum block size of BPD). In no
-            case if the sampling settings exclude it.
 
     Raises:
         UserError: a value out of range, or a gap with ``top`` 1.
     """
-    for name, value, lowest in (("top", top, 1), ("distance", distance, 0), ("least", least, 0)):
-        checks.whole(name, value, lowest)
-    if gap is not None:
-        checks.number("gap", gap, "of at least 0", lambda x: x >= 0)
-    if gap is not None and top == 1:
-        raise UserError(
-            f"gap is {gap} and top 1: only the best token passes, and it has no gap; "
-            "raise top, or leave gap out"
-        )
-    bounds = Bounds(top, math.inf if gap is None else gap, distance, least)
 
     def sampled(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
-        path, end = accepted_path(draft, jnp.log(target_probs), bounds)
-        return _verdict.along(draft, path, keys.draw(RESIDUAL, _verdict.at(target_probs, end)))
+        path, end = accepted_path(draft, jnp.log(target_probs), own)
+        return verdict.along(draft, path, keys.draw(RESIDUAL, verdict.at(target_probs, end)))
 
     def greedy(draft: Draft, logits: jax.Array) -> Verdict:
-        path, end = accepted_path(draft, logits, bounds)
-        return _verdict.along(draft, path, sampling.argmax(_verdict.at(logits, end)))
+        path, end = accepted_path(draft, logits, own)
+        return verdict.along(draft, path, sampling.argmax(verdict.at(logits, end)))
 
     return Accept(sampled, greedy, "tolerance", "L3", SIBLINGS)

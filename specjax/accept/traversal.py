@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from specjax import tree
-from specjax.accept import _verdict, _walk
+from specjax.accept import verdict
 from specjax.rng import RESIDUAL, Coins, RowKeys
 from specjax.types import SIBLINGS, Accept, Draft, Verdict
 
@@ -44,7 +44,7 @@ def begin(draft: Draft, target_probs: jax.Array) -> Visit:
 
 def _open_children(visit: Visit, draft: Draft) -> jax.Array:
     """bool[B,N]: children of the current node that have not been entered."""
-    children = _walk.parents(draft) == visit.at[:, None] - 1
+    children = verdict.parents(draft) == visit.at[:, None] - 1
     return visit.open & children & ~visit.done[:, None]
 
 
@@ -53,8 +53,8 @@ def _enter(visit: Visit, probs: jax.Array, draft: Draft) -> Visit:
     (batch, size), vocab, dtype = draft.tokens.shape, probs.shape[-1], probs.dtype
     children = _open_children(visit, draft)
     down, child = children.any(-1), jnp.argmax(children, -1)
-    weight = _verdict.at(visit.weight, visit.at)
-    token = jnp.clip(_verdict.at(draft.tokens, child), 0, vocab - 1)
+    weight = verdict.at(visit.weight, visit.at)
+    token = jnp.clip(verdict.at(draft.tokens, child), 0, vocab - 1)
     drawn = jnp.ones((batch,), dtype) if draft.probs is None else _mass(draft.probs, child, token)
     owed = weight * _mass(probs, visit.at, token)
     ratio = owed / jnp.where(drawn > 0, drawn, 1)
@@ -82,7 +82,7 @@ def accepts(visit: Visit, coins: Coins) -> jax.Array:
     """bool[B]: whether the current node is accepted. Its probability is the weight; the root: 1."""
     node = jnp.maximum(visit.at - 1, 0)
     inner = ~visit.done & (visit.at > 0)
-    weight = jnp.where(inner, _verdict.at(visit.weight, visit.at), 0)
+    weight = jnp.where(inner, verdict.at(visit.weight, visit.at), 0)
     return coins.flip(weight, inner.astype(weight.dtype), node) | (visit.at == 0)
 
 
@@ -112,9 +112,9 @@ def leave(
     vocab, dtype = probs.shape[-1], probs.dtype
     node, running = jnp.maximum(visit.at - 1, 0), ~visit.done
     rejected = running & ~accepted
-    parent = jnp.where(visit.at > 0, _verdict.at(_walk.parents(draft), node) + 1, 0)
-    old_weight, old_probs = _verdict.at(visit.weight, parent), _verdict.at(probs, parent)
-    drawn = _verdict.draft_probs_at(draft, node, vocab, dtype)
+    parent = jnp.where(visit.at > 0, verdict.at(verdict.parents(draft), node) + 1, 0)
+    old_weight, old_probs = verdict.at(visit.weight, parent), verdict.at(probs, parent)
+    drawn = verdict.draft_probs_at(draft, node, vocab, dtype)
     new_weight, new_probs = reject_child(old_weight, old_probs, drawn)
     visit = Visit(
         at=jnp.where(rejected, parent, visit.at).astype(jnp.int32),
@@ -127,8 +127,8 @@ def leave(
 
 def finish(keys: RowKeys, draft: Draft, visit: Visit, probs: jax.Array) -> Verdict:
     """The path down to the accepted node, then a token drawn from its remaining probs."""
-    path = tree.path_to(visit.at - 1, _walk.parents(draft), draft.longest)
-    return _verdict.along(draft, path, keys.draw(RESIDUAL, _verdict.at(probs, visit.at)))
+    path = tree.path_to(visit.at - 1, verdict.parents(draft), draft.longest)
+    return verdict.along(draft, path, keys.draw(RESIDUAL, verdict.at(probs, visit.at)))
 
 
 def traversal(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
@@ -139,7 +139,7 @@ def traversal(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
     size = draft.tokens.shape[1]
     if size == 0:
         token = keys.draw(RESIDUAL, target_probs[:, 0])
-        return _verdict.along(draft, jnp.zeros_like(draft.tokens), token)
+        return verdict.along(draft, jnp.zeros_like(draft.tokens), token)
     coins = keys.coins(size, target_probs.dtype)
 
     def turn(carry):
@@ -154,4 +154,4 @@ def traversal(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
 
 def make() -> Accept:
     """Traversal verification, in any topology."""
-    return Accept(traversal, _verdict.greedy, "traversal", "L1", SIBLINGS, whole_tree=True)
+    return Accept(traversal, verdict.greedy, "traversal", "L1", SIBLINGS, whole_tree=True)

@@ -12,11 +12,14 @@ tokens above the same threshold.
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
-from specjax import checks
-from specjax.accept import _verdict, _walk
+from specjax import declare
+from specjax.accept import verdict
+from specjax.declare import key
 from specjax.errors import UserError
 from specjax.rng import RESIDUAL, RowKeys
 from specjax.types import SIBLINGS, Accept, Draft, Verdict
@@ -33,36 +36,45 @@ def threshold(probs: jax.Array, epsilon: float, delta: float) -> jax.Array:
 EPSILON = 0.09
 
 
-def make(*, epsilon: float | None = None, delta: float = 0.3) -> Accept:
-    """Typical acceptance, in any topology.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(declare.Keys):
+    """The keys of ``typical``."""
 
-    Args:
-        epsilon: in (0, 1): a token with a higher probability always passes. It must be below
-            ``delta``, which the threshold never exceeds. None: 0.09, or no limit where ``delta`` is
-            not above that.
-        delta: above 0: the factor on exp(-entropy); the paper takes about sqrt(epsilon).
+    epsilon: float | None = key(
+        None,
+        "a token with a higher probability always passes. It must be below ``delta``, "
+        "which the threshold never exceeds. None: 0.09, or no limit where ``delta`` is not above "
+        "that.",
+        above=0,
+        below=1,
+    )
+    delta: float = key(
+        0.3, "the factor on exp(-entropy); the paper takes about sqrt(epsilon)", above=0
+    )
+
+    def check(self) -> None:
+        if self.epsilon is not None and self.epsilon >= self.delta:
+            raise UserError(
+                f"epsilon is {self.epsilon} and delta {self.delta}: the threshold is never above "
+                "delta, so epsilon has no effect; make it smaller than delta, or leave it out"
+            )
+
+
+@declare.method(Keys)
+def make(own: Keys) -> Accept:
+    """Typical acceptance, in any topology.
 
     Raises:
         UserError: a value out of range, or an epsilon that is not below delta.
     """
-    if not delta > 0:
-        raise UserError(f"delta is {delta}; it must be above 0")
-    if epsilon is not None:
-        checks.number("epsilon", epsilon, "in (0, 1)", lambda x: 0 < x < 1)
-        if epsilon >= delta:
-            raise UserError(
-                f"epsilon is {epsilon} and delta {delta}: the threshold is never above delta, so "
-                "epsilon has no effect; make it smaller than delta, or leave it out"
-            )
-    limit = EPSILON if epsilon is None else epsilon
+    limit = EPSILON if own.epsilon is None else own.epsilon
 
     def sampled(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
-        before = _walk.before(draft, target_probs)
-        tokens = jnp.clip(draft.tokens, 0, target_probs.shape[-1] - 1)
-        mass = jnp.take_along_axis(before, tokens[..., None], -1)[..., 0]
-        passed = mass > threshold(before, limit, delta)
+        before = verdict.before(draft, target_probs)
+        mass = verdict.of_tokens(draft, before)
+        passed = mass > threshold(before, limit, own.delta)
         score = jnp.log(jnp.maximum(mass, jnp.finfo(mass.dtype).tiny))
-        path, end = _verdict.deepest(draft, passed, score)
-        return _verdict.along(draft, path, keys.draw(RESIDUAL, _verdict.at(target_probs, end)))
+        path, end = verdict.deepest(draft, passed, score)
+        return verdict.along(draft, path, keys.draw(RESIDUAL, verdict.at(target_probs, end)))
 
-    return Accept(sampled, _verdict.greedy, "typical", "L3", SIBLINGS)
+    return Accept(sampled, verdict.greedy, "typical", "L3", SIBLINGS)

@@ -12,17 +12,23 @@ import concurrent.futures
 import contextlib
 import ctypes
 import functools
+import gc
 import itertools
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-from specjax.bench import costs, passes
+import jax
+
+from specjax import tree
+from specjax.bench import passes, timing
 from specjax.bench.passes import Job, Method, Pass
-from specjax.bench.progress import Progress
 from specjax.bench.timing import Clock
+from specjax.data.progress import Progress
 from specjax.errors import NonFiniteLogits, UserError
 
 Report = Callable[[str], None]
@@ -120,7 +126,7 @@ def _compile_clocks(job: Job, method: Method | None) -> None:
     job, method = passes.one_part(job, method)
     drafter, params = passes.drafter_and_params(job, method)
     state = passes.begin(job, drafter, params, *next(passes.batches(job)), brief=True)
-    for clock in costs.clocks(job, method).values():
+    for clock in clocks(job, method).values():
         clock.compile(params, state)
 
 
@@ -156,7 +162,7 @@ def measure(
     _check_names(methods)
     progress = Progress() if progress is None else progress
     entries = list(enumerate((None, *methods)))
-    parts = [costs.clocks(job, method) for _, method in entries]
+    parts = [clocks(job, method) for _, method in entries]
     results: list[list[Pass]] = [[] for _ in entries]
     for repeat in range(job.repeats):
         # Rotate the order: no method always runs first.
@@ -181,4 +187,129 @@ def _timed_pass(job: Job, method: Method | None, parts: dict[str, Clock]) -> Pas
     except NonFiniteLogits as error:
         name = method.name if method else "plain decoding"
         raise NonFiniteLogits(f"{name}: {error}") from None
-    return one._replace(costs=costs.of_pass(job, method, parts, one))
+    return one._replace(costs=costs_of_pass(job, method, parts, one))
+
+
+VERIFY = "verify "  # the clock of one width is "verify 6"
+
+
+def clocks(job: Job, method: Method | None) -> dict[str, Clock]:
+    """The clocks of a method, or of plain decoding (None), "step".
+
+    Those of a method are "draft" and one for each width that its rounds may verify. There are none
+    if a method drafts nothing, or if the cost of a draft depends on the text.
+    """
+    job, method = passes.one_part(job, method)
+    if method is None:
+        return {"step": timing.of_pass(job.target, 1)}
+    if not method.drafter.nodes or not method.drafter.constant_cost:
+        return {}
+    widths = tree.widths(method.drafter, job.verify_widths)
+    verify = {
+        f"{VERIFY}{width}": timing.of_verify(job.target, method.drafter, width) for width in widths
+    }
+    return {"draft": timing.of_draft(method.drafter), **verify}
+
+
+def sample(job: Job, method: Method | None, parts: dict[str, Clock]) -> dict[str, float]:
+    """Seconds of each part, one sample, after the prompts of the first batch.
+
+    On a mesh: on the devices of one part of its rows, as all parts run at the same time.
+    """
+    if not parts:
+        return {}
+    job, method = passes.one_part(job, method)
+    drafter, params = passes.drafter_and_params(job, method)
+    state = jax.block_until_ready(passes.begin(job, drafter, params, *next(passes.batches(job))))
+    return {name: clock.sample(params, state) for name, clock in parts.items()}
+
+
+def costs_of_pass(
+    job: Job, method: Method | None, parts: dict[str, Clock], one: Pass
+) -> dict[str, float]:
+    """Seconds of "step", or of "draft" and "verify", for the rounds of this pass.
+
+    The cost of verification is the mean over its rounds: each costs what its width costs.
+    """
+    ran = {f"{VERIFY}{width}": count for width, count in one.widths.items()}
+    used = {
+        name: clock for name, clock in parts.items() if not name.startswith(VERIFY) or name in ran
+    }
+    seconds = sample(job, method, used)
+    result = {name: value for name, value in seconds.items() if name not in ran}
+    if parts and ran:
+        total = sum(seconds[name] * count for name, count in ran.items())
+        result["verify"] = total / sum(ran.values())
+    return result
+
+
+def time_of_verify(job: Job, method: Method | None, size: int, samples: int = 5) -> float:
+    """Median seconds of one target pass over a chain of ``size`` tokens per row.
+
+    The buffers are those of the method, or of plain decoding (None).
+    """
+    return _median(job, method, timing.of_pass(job.target, size), samples)
+
+
+def time_of_draft(job: Job, method: Method, samples: int = 5) -> float:
+    """Median seconds of one call of the drafter's ``propose``."""
+    return _median(job, method, timing.of_draft(method.drafter), samples)
+
+
+def _median(job: Job, method: Method | None, clock: Clock, samples: int) -> float:
+    return statistics.median(sample(job, method, {"": clock})[""] for _ in range(samples))
+
+
+MAPS, MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
+SHARE = 0.9  # of the allowed maps that may be used
+
+
+def maps() -> int:
+    """The memory maps of this process; 0 where that is not known."""
+    return MAPS.read_bytes().count(b"\n") if MAPS.exists() else 0
+
+
+def most_maps() -> float:
+    """How many maps may be used."""
+    return SHARE * int(MOST_MAPS.read_text()) if MOST_MAPS.exists() else float("inf")
+
+
+class Programs:
+    """The compiled programs of some methods, for jobs of any shape.
+
+    On a CPU every compiled program adds hundreds of memory maps to the process, and Linux allows
+    65,530 of them by default; beyond, the compiler ends the process. So they are released where
+    memory maps run out.
+    """
+
+    def __init__(self, methods: Sequence[Method]):
+        self._methods = methods
+        self._shapes: set[tuple[int, int]] = set()
+        self._before = maps()  # when the programs of the newest shape were not compiled
+        self._largest = 0  # maps that one shape added, with what was compiled to check its rows
+        # Seconds to trace and compile the loop and the prefill of each method (None: plain).
+        self.seconds: dict[str | None, float] = {}
+
+    def warm(self, job: Job, report: Report = lambda _: None) -> None:
+        """Compiles what ``measuring.measure`` runs for this job, unless it is there already.
+
+        ``report`` is called with a status message.
+        """
+        shape = job.batch_size, job.width
+        if shape in self._shapes:
+            return
+        now = maps()
+        self._largest = max(self._largest, now - self._before)
+        if now + self._largest > most_maps():
+            self._release()
+            now = maps()
+        self._before = now
+        for name, seconds in warm([job], self._methods, report).items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        self._shapes.add(shape)
+
+    def _release(self) -> None:
+        """Forgets all compiled programs."""
+        jax.clear_caches()
+        gc.collect()
+        self._shapes.clear()

@@ -1,23 +1,20 @@
-"""What defines a method, and how the objects that run it are built from that."""
+"""What is measured: methods by the keys of a configuration, and a caller's own objects."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from specjax import accept, drafters
 from specjax.bench.passes import Method
+from specjax.data.prompts import Prompt, PromptSet
 from specjax.errors import UserError
+from specjax.models import hf
+from specjax.prompt import of_text
 from specjax.types import LM, Accept, Drafter, ModelParams
-
-
-class Objects(NamedTuple):
-    """A drafter and its rule."""
-
-    drafter: Drafter
-    rule: Accept
 
 
 class MethodChoice(NamedTuple):
@@ -27,9 +24,12 @@ class MethodChoice(NamedTuple):
     rule: str  # "": the recommended rule for the drafter
     rule_keys: dict
     warm: bool = False  # whether it learns from other prompts before it is measured
+    of_gammas: bool = False  # whether a gamma that it does not have is left out
 
 
-def objects(target: LM, choice: MethodChoice, temperatures: Sequence[float]) -> Objects:
+def objects(
+    target: LM, choice: MethodChoice, temperatures: Sequence[float]
+) -> tuple[Drafter, Accept]:
     """The drafter and its rule, without parameters. Raises UserError: see ``build``."""
     drafter = drafters.make(target=target, **choice.drafter)
     rule = accept.load(choice.rule or accept.default_rule(drafter), **choice.rule_keys)
@@ -38,14 +38,14 @@ def objects(target: LM, choice: MethodChoice, temperatures: Sequence[float]) -> 
         raise UserError(
             f"drafter {drafter.name} is for temperature 0 only; set config.sampling.temperature=0"
         )
-    if choice.warm and drafter.learn is None:
+    if choice.warm and drafter.rare.learn is None:
         raise UserError(f"drafter {drafter.name} does not learn from other prompts; leave warm out")
     if not choice.warm and "memory" in choice.drafter:
         raise UserError(
             f"memory is {choice.drafter['memory']}: it limits what a warm drafter learns, and this "
             "one is not warm; set warm=True in a bench, or leave memory out"
         )
-    return Objects(drafter, rule)
+    return drafter, rule
 
 
 def build(
@@ -73,3 +73,137 @@ def build(
     drafter, rule = objects(target, choice, temperatures)
     params = ModelParams(target_params, drafter.init_params(jax.random.key(seed)))
     return Method(label or drafter.name, drafter, rule, params, choice.warm)
+
+
+# A caller's objects -----------------------------------------------------------------------------
+
+# A drafter, a rule, and the drafter's parameters or the pair's; without them those of
+# ``Drafter.init_params``.
+Given = tuple[Drafter, Accept] | tuple[Drafter, Accept, Any]
+Text = str | Sequence[int] | Prompt
+
+
+class Model(NamedTuple):
+    """A target with what is needed to read and to show text."""
+
+    lm: LM
+    params: Any
+    encode: Callable[[str], list[int]] | None  # None: prompts are token ids
+    spell: Callable[[list[int]], str]
+    eos_id: tuple[int, ...]
+    directory: str | None
+    positions: int | None  # of the longest text
+
+
+def model_of(target: hf.Loaded | tuple[LM, Any]) -> Model:
+    """The model of ``hf.load``, or of an ``LM`` with its parameters, which has no tokenizer.
+
+    Text without a tokenizer is shown as token ids. Raises UserError for other objects.
+    """
+    if isinstance(target, hf.Loaded):
+        tokenizer = target.tokenizer
+        return Model(
+            target.lm,
+            target.params,
+            None
+            if tokenizer is None
+            else lambda text: of_text(target.lm, tokenizer.encode(text).ids, "a prompt"),
+            _numbers if tokenizer is None else tokenizer.decode,
+            target.config.eos_token_id,
+            target.directory,
+            target.config.longest_text,
+        )
+    if isinstance(target, tuple) and len(target) == 2 and isinstance(target[0], LM):
+        return Model(*target, None, _numbers, (), None, target[0].max_positions)
+    raise UserError(
+        f"target is {_kind(target)}; it must be what hf.load returns, or (LM, its parameters)"
+    )
+
+
+def method_of(
+    model: Model, given: Given, *, name: str, seed: int, temperatures: Sequence[float]
+) -> Method:
+    """The method, with its parameters.
+
+    Args:
+        model: the target.
+        given: see ``Given``.
+        name: in tables.
+        seed: for parameters that are drawn at random.
+        temperatures: every temperature at which the method will run.
+
+    Raises:
+        UserError: other objects, a rule or a temperature that does not fit the drafter.
+    """
+    # Drafter and Accept are tuples too.
+    if not isinstance(given, tuple) or len(given) not in (2, 3) or isinstance(given, Accept):
+        raise UserError(f"method {name} is {_kind(given)}; it must be (drafter, rule[, params])")
+    drafter, rule = given[:2]
+    for value, kind in ((drafter, Drafter), (rule, Accept)):
+        if not isinstance(value, kind):
+            raise UserError(
+                f"method {name} has {_kind(value)} where a {kind.__name__} belongs; "
+                "it must be (drafter, rule[, params])"
+            )
+    accept.check_pair(drafter, rule)
+    if drafter.greedy_only and any(temperatures):
+        raise UserError(f"method {name} is for temperature 0 only; leave other temperatures out")
+    own = given[2] if len(given) == 3 else drafter.init_params(jax.random.key(seed))
+    draft = own.draft if isinstance(own, ModelParams) else own
+    return Method(name, drafter, rule, ModelParams(model.params, draft))
+
+
+def prompts_of(
+    model: Model, prompts: Sequence[Text] | Mapping[str, Sequence[Text]], name: str | None = None
+) -> PromptSet:
+    """The prompts: texts, token ids or ``Prompt``; a mapping has them by category.
+
+    Raises UserError for none, an empty one, text without a tokenizer, ids outside the vocabulary.
+    """
+    by_category = prompts if isinstance(prompts, Mapping) else {None: prompts}
+    result = []
+    for category, some in by_category.items():
+        if isinstance(some, str):
+            raise UserError("prompts is one text; it must be a list of texts or of token ids")
+        result += [_prompt(model, each, category, len(result) + n) for n, each in enumerate(some)]
+    if not result:
+        raise UserError("there are no prompts; give at least one")
+    return PromptSet(name, result, [])
+
+
+def _prompt(model: Model, given: Text, category: str | None, number: int) -> Prompt:
+    if isinstance(given, Prompt):
+        prompt = given if category is None else given._replace(category=category)
+    elif isinstance(given, str):
+        if model.encode is None:
+            raise UserError("the target has no tokenizer; give the prompts as token ids")
+        prompt = Prompt(given, model.encode(given), category, number)
+    else:
+        ids = [int(token) for token in np.asarray(given).reshape(-1)]
+        prompt = Prompt(model.spell(ids), ids, category, number)
+    size = model.lm.vocab_size
+    if not prompt.ids or not all(0 <= token < size for token in prompt.ids):
+        raise UserError(
+            f"prompt {number + 1} is empty or has an id outside 0..{size - 1}; "
+            "give token ids of the target's vocabulary"
+        )
+    return prompt
+
+
+def check_length(model: Model, prompts: Sequence[Prompt], new: int) -> None:
+    """Raises UserError if a prompt with ``new`` more tokens does not fit into the model."""
+    longest = max(len(prompt.ids) for prompt in prompts)
+    if model.positions is not None and longest + new > model.positions:
+        raise UserError(
+            f"the longest prompt has {longest} tokens, with max_new_tokens = {new} that is "
+            f"{longest + new}, and the model has {model.positions} positions; shorten one of them, "
+            "or let config.max_prompt_tokens cut prompts"
+        )
+
+
+def _numbers(ids: list[int]) -> str:
+    return "".join(f" {token}" for token in ids)
+
+
+def _kind(value: Any) -> str:
+    return f"an object of type {type(value).__name__}"

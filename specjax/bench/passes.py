@@ -88,18 +88,9 @@ class Pass(NamedTuple):
 
     def plus(self, other: Pass) -> Pass:
         """Both as one pass, without costs: lists one after the other, and sums of seconds."""
-        return Pass(
-            self.outputs + other.outputs,
-            self.counts + other.counts,
-            self.emitted + other.emitted,
-            self.seconds + other.seconds,
-            self.walls + other.walls,
-            self.prefill + other.prefill,
-            self.loop + other.loop,
-            self.host + other.host,
-            self.loops + other.loops,
-            dict(Counter(self.widths) + Counter(other.widths)),
-        )
+        pairs: Any = zip(self[:9], other[:9], strict=True)
+        widths = dict(Counter(self.widths) + Counter(other.widths))
+        return Pass(*(a + b for a, b in pairs), widths=widths)
 
 
 def batches(job: Job) -> Iterator[tuple[list[int], list[list[int]]]]:
@@ -242,7 +233,7 @@ def teach(job: Job, method: Method, prompts: Sequence[Sequence[int]]) -> Method:
     Untimed. It learns no more after that: no measured prompt gains from another one, and their
     order does not matter.
     """
-    learn = method.drafter.learn
+    learn = method.drafter.rare.learn
     if not method.warm or learn is None:
         return method
     # The seeds of measured passes are job.seed .. job.seed + job.repeats - 1.
@@ -271,15 +262,8 @@ def to_json(one: Pass) -> dict:
 def from_json(value: dict) -> Pass:
     """The pass that ``to_json`` turned into ``value``."""
     counts = [
-        metrics.Counts(
-            c["tokens"],
-            c["rounds"],
-            c["accepted"],
-            np.array(c["tested"], int),
-            np.array(c["passed"], int),
-            c.get("verified"),
-        )
-        for c in value["counts"]
+        metrics.Counts(**each | {key: np.array(each[key], int) for key in ("tested", "passed")})
+        for each in value["counts"]
     ]
     fields: dict[str, Any] = value | {"counts": counts}
     return Pass(**fields)

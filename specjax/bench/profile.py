@@ -134,7 +134,7 @@ def _measured(job: Job, make: Callable[..., Method], lengths: tuple[int, ...]) -
 
 def _missed(job: Job, method: Method, length: int) -> float:
     """Seconds that the next draft of this length takes longer, per round without a draft."""
-    if method.drafter.rest is None:
+    if method.drafter.rare.rest is None:
         return 0.0
     job, method = one_part(job, method)
     drafter, params = drafter_and_params(job, method)
@@ -193,17 +193,14 @@ def _heats(job: Job, make: Callable[..., Method], longest: int) -> tuple[float, 
     for batch in batches(job):
         state = begin(job, method.drafter, method.params, *batch)
         after, _ = _generate(job, method, state, CONFIDENCE_ROUNDS)
-        for own in jax.tree.leaves(after.draft, is_leaf=_is_recorded):
-            if _is_recorded(own):
+        leaves = jax.tree.leaves(after.draft, is_leaf=lambda x: isinstance(x, calibrated.Recorded))
+        for own in leaves:
+            if isinstance(own, calibrated.Recorded):
                 known = np.asarray(own.accepted) >= 0
                 sure.append(np.asarray(own.confidences)[known])
                 accepted.append(np.asarray(own.accepted)[known])
     heats = calibration.fit(np.concatenate(sure), np.concatenate(accepted))
     return tuple(heats.tolist())
-
-
-def _is_recorded(value: Any) -> bool:
-    return isinstance(value, calibrated.Recorded)
 
 
 def _run(job: Job, method: Method, state: DecodeState, length: int) -> _Sample:

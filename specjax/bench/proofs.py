@@ -31,6 +31,9 @@ UNPROVEN = "specjax.testing"
 LIBRARIES = ("jax", "jaxlib", "numpy", "flax", "functools", "builtins", "optax", "operator")
 
 
+PLAIN = (str, int, float, type(None))  # hold nothing
+
+
 class Report(Protocol):
     """A report of ``testing.check_drafter`` or ``testing.check_accept``."""
 
@@ -176,10 +179,8 @@ def keys_of(rule: Accept) -> dict[str, str]:
         name, value = waiting.pop()
         if any(value is each for each in seen):
             continue
-        if isinstance(value, tuple | list):
-            waiting += [(f"{name}.{n}", each) for n, each in enumerate(value)]
-        elif isinstance(value, dict):
-            waiting += [(f"{name}.{key}", each) for key, each in value.items()]
+        if isinstance(value, tuple | list | dict):
+            waiting += [(f"{name}.{key}", each) for key, each in _inside(value)]
         elif (callable(value) or hasattr(value, "__dict__")) and not hasattr(value, "dtype"):
             seen.append(value)
             if hasattr(value, "__qualname__"):
@@ -190,25 +191,13 @@ def keys_of(rule: Accept) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _held(value: Any) -> Iterator[tuple[str, Any]]:
-    """(name, value) of what a function or an object holds."""
-    if isinstance(value, functools.partial):
-        yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
-        return
-    for name in ("__wrapped__", "__self__", "__defaults__", "__kwdefaults__"):
-        if (each := getattr(value, name, None)) is not None:
-            yield name.strip("_"), each
+def _held(value: Any) -> Iterator[tuple[Any, Any]]:
+    """(name, value) of what a function or an object holds, and of what the former reads."""
     code = getattr(value, "__code__", None)
     if code is None:
-        own = getattr(value, "__dict__", {})
-        kind = type(value).__module__.partition(".")[0]
-        yield from own.items() if not isinstance(value, type) and kind not in LIBRARIES else ()
+        yield from _inside(value)
         return
-    for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # not set yet: a function that names itself
-            continue
+    yield from _bound(value)
     if not _from_package(value):
         for name in code.co_names:
             each = value.__globals__.get(name)
@@ -216,6 +205,42 @@ def _held(value: Any) -> Iterator[tuple[str, Any]]:
                 value.__globals__
             ):
                 yield name, each
+
+
+def _inside(value: Any) -> Iterator[tuple[Any, Any]]:
+    """(name, value) of what a container, a function or an object holds."""
+    if isinstance(value, dict):
+        yield from value.items()
+    elif isinstance(value, tuple | list | set | frozenset):
+        yield from enumerate(value)
+    else:
+        yield from _bound(value)
+        if not isinstance(value, functools.partial):
+            yield from _attributes(value).items()
+
+
+def _bound(value: Any) -> Iterator[tuple[str, Any]]:
+    """(name, value) of bound arguments, defaults and the closure of a function."""
+    if isinstance(value, functools.partial):
+        yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
+        return
+    for name in ("__wrapped__", "__self__", "__defaults__", "__kwdefaults__"):
+        if (each := getattr(value, name, None)) is not None:
+            yield name.strip("_"), each
+    names = getattr(getattr(value, "__code__", None), "co_freevars", ())
+    for name, cell in zip(names, getattr(value, "__closure__", None) or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not set yet: a function that names itself
+            continue
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """The attributes of an object that is no class and of no library."""
+    own, kind = getattr(value, "__dict__", None), type(value).__module__.partition(".")[0]
+    if not isinstance(own, dict) or isinstance(value, type) or kind in LIBRARIES:
+        return {}
+    return own
 
 
 def _name_of(function: Any) -> str:
@@ -265,7 +290,7 @@ def of_package(method: Drafter | Accept, target: LM | None = None) -> bool:
         seen[id(value)] = value
         if callable(value) and not _from_package(value):
             return False
-        waiting += _parts(value)
+        waiting += [part for _, part in _inside(value) if not isinstance(part, PLAIN)]
     return True
 
 
@@ -274,25 +299,3 @@ def _from_package(function: Any) -> bool:
     if module == UNPROVEN or module.startswith(UNPROVEN + "."):
         return False
     return module.partition(".")[0] in ("specjax", *LIBRARIES)
-
-
-def _parts(value: Any) -> list[Any]:
-    """What a value holds that may have functions in it."""
-    if isinstance(value, dict):
-        return list(value.values())
-    if isinstance(value, tuple | list | set | frozenset):
-        return list(value)
-    if isinstance(value, functools.partial):
-        return [value.func, value.args, value.keywords]
-    names = ("__wrapped__", "__self__", "__defaults__", "__kwdefaults__")
-    parts = [getattr(value, name, None) for name in names]
-    for cell in getattr(value, "__closure__", None) or ():
-        try:
-            parts.append(cell.cell_contents)
-        except ValueError:  # not set yet: a function that names itself
-            continue
-    own = getattr(value, "__dict__", None)
-    kind = type(value).__module__.partition(".")[0]
-    if isinstance(own, dict) and not isinstance(value, type) and kind not in LIBRARIES:
-        parts += own.values()
-    return [part for part in parts if part is not None and not isinstance(part, str | int | float)]

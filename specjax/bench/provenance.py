@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from specjax import files, sharding
 from specjax.errors import UserError
 from specjax.models import hf_weights
-from specjax.models.sources.origin import Origin, origin
+from specjax.models.hf import Origin, origin
 
 PACKAGE = Path(__file__).parents[1]  # specjax/
 GIT_SECONDS = 10  # git may wait for a lock or a slow disk
@@ -37,10 +38,10 @@ def target(params: Any, *, name: str, directory: str | os.PathLike | None = None
         joined by line feeds, in the order of their names; without files that of the arrays.
         ``weights_from`` names the files, or is "arrays".
     """
-    sizes: dict[str, int] = {}
+    sizes: Counter[str] = Counter()
     # A single number is a setting, not a parameter.
     for leaf in (x for x in jax.tree.leaves(params) if getattr(x, "ndim", 0)):
-        sizes[str(leaf.dtype)] = sizes.get(str(leaf.dtype), 0) + int(leaf.size)
+        sizes[str(leaf.dtype)] += int(leaf.size)
     digest, files_read = _weights(params, None if directory is None else Path(directory))
     known = Origin("", "arrays", None, ()) if directory is None else origin(directory)
     return {

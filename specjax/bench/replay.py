@@ -8,40 +8,204 @@ of the recording is unknown, so no draft token is judged beyond it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from rich.table import Table
 from rich.text import Text
 
-from specjax import accept, decode, drafters, rng, sampling
+from specjax import accept, decode, drafters, rng, sampling, tree
+from specjax.accept import check_pair
 from specjax.bench import metrics
 from specjax.bench.methods import MethodChoice
 from specjax.bench.passes import Method
-from specjax.bench.recorded_target import RECORDED, fold, recorded
+from specjax.bound import Bound
 from specjax.data import recordings
-from specjax.data.recordings import Recording, Trace
+from specjax.data.recordings import Trace
+from specjax.drafters._unreadable import Unreadable
 from specjax.errors import UserError
 from specjax.models import hf
 from specjax.models.token_bytes import TokenBytes
-from specjax.types import LM, Accept, Drafter, ModelParams, Records
+from specjax.rng import RowKeys
+from specjax.types import (
+    CHAIN,
+    DETERMINISTIC,
+    LM,
+    SIBLINGS,
+    Accept,
+    Context,
+    Draft,
+    Drafter,
+    ModelParams,
+    Output,
+    Records,
+    Verdict,
+)
+
+_WITHOUT_A_MODEL = "replay takes drafters that need no more, such as prompt_lookup and draft_model"
+
+
+class Position(struct.PyTreeNode):
+    """The cache of a recorded target: only a length."""
+
+    length: jax.Array  # i32[B]
+
+
+@functools.cache  # equal arguments give the same object, so nothing is compiled twice
+def recorded(
+    vocab_size: int, vocabulary: str | None = None, token_bytes: TokenBytes | None = None
+) -> LM:
+    """A target that gives a recorded text; the last arguments are those of ``LM``.
+
+    It works with every rule and every drafter. But all that a recording defines about a draft token
+    is whether it is the recorded one: see ``fold``.
+
+    Its params are i32[B,S]: one text (prompt and output) per row, -1 beyond its end. The token at a
+    position depends on the position alone, so a branch that left the recording is never followed
+    by a right token. Logits f32[B,T,V] are one-hot. Beyond the end of the recording they are all 0:
+    ``limit`` must stop the row before.
+    """
+
+    def apply(params, tokens, cache, layout=None, block=None):
+        batch, size = tokens.shape
+        fed = 0 if block is None else block.shape[1]
+        layout = tree.chain_layout(batch, size, fed) if layout is None else layout
+        following = _at(params, cache.length[:, None] + layout.depth[:, fed:] + 1)
+        return Output(jax.nn.one_hot(following, vocab_size), jnp.zeros((batch, size, 1))), tokens
+
+    own = {"vocabulary": vocabulary, "token_bytes": token_bytes}
+    return LM(_init_cache, apply, _commit, vocab_size, **own, name="recorded")
+
+
+def _init_cache(batch: int, slots: int) -> Position:
+    return Position(jnp.zeros((batch,), jnp.int32))
+
+
+def _commit(
+    cache: Position, block: jax.Array, count: jax.Array, path: jax.Array | None = None
+) -> Position:
+    return cache.replace(length=cache.length + count)
+
+
+def _at(record: jax.Array, positions: jax.Array) -> jax.Array:
+    """i32[B,T]: the recorded tokens at ``positions`` i32[B,T], -1 beyond the end."""
+    return jnp.take_along_axis(record, positions, axis=1, mode="fill", fill_value=-1)
+
+
+# In a vocabulary of two tokens ------------------------------------------------------------------
+
+
+OTHER, RECORDED = 0, 1
+
+
+def _always_recorded(params, tokens, cache, layout=None, block=None):
+    logits = jnp.broadcast_to(jax.nn.one_hot(RECORDED, 2), (*tokens.shape, 2))
+    return Output(logits, jnp.zeros((*tokens.shape, 1))), tokens
+
+
+# The recorded token at every position.
+TWO_TOKENS = LM(_init_cache, _always_recorded, _commit, vocab_size=2, name="recorded")
+
+
+def fold(drafter: Drafter, rule: Accept) -> tuple[LM, Drafter, Accept]:
+    """Target, drafter and rule of a greedy replay in a vocabulary of two tokens.
+
+    Inside the loop the recorded token of each position is called 1 and any other token 0. So a
+    round costs the same at every vocabulary size, while the drafter works on the text itself.
+    Rounds and counts are those of ``recorded`` with this drafter and this rule. The text of the
+    loop is the token 1 at every position. ``ModelParams.draft`` is {"record": i32[B,S] as for
+    ``recorded``, S at least the loop's buffer; "drafter": the drafter's own};
+    ``ModelParams.target`` is empty. Draft tokens beyond the end of the recording cannot be judged:
+    they are neither drafted nor tested.
+
+    Raises:
+        UserError: a drafter that reads what the target computes; a rule that does not take its
+            drafts; a lossy rule, which uses target probabilities that are not recorded.
+    """
+    check_pair(drafter, rule)
+    if drafter.features:
+        raise UserError(
+            f"drafter {drafter.name} reads what the target computes, and a recording has only its "
+            f"tokens; {_WITHOUT_A_MODEL}"
+        )
+    if rule.lossless_class == "L3":
+        raise UserError(
+            f"the rule {rule.name} is lossy and uses the target's probabilities, which a recording "
+            "does not have; replay takes lossless rules (at temperature 0 they all accept exactly "
+            "the recorded tokens)"
+        )
+    folded = drafter._replace(
+        init=Bound(_init, drafter),
+        propose=Bound(_propose, drafter),
+        update=Bound(_update, drafter),
+        siblings=CHAIN if drafter.siblings == CHAIN else DETERMINISTIC,
+        # A pass over a recording costs nothing.
+        whole=True,
+        probs=None,
+        training=None,
+        rare=drafter.rare._replace(learn=None),
+    )
+
+    def sampled(keys: RowKeys, draft: Draft, probs: jax.Array) -> Verdict:
+        return rule.greedy(draft, probs)  # not used: every row is greedy
+
+    return TWO_TOKENS, folded, rule._replace(sampled=sampled, siblings=SIBLINGS)
+
+
+def _init(drafter: Drafter, params: ModelParams, context: Context, target_out: Output, slots: int):
+    own = _own_params(drafter, params)
+    return drafter.init(own, _recorded_text(params, context), target_out, slots)
+
+
+def _propose(drafter: Drafter, params: ModelParams, keys: RowKeys, context: Context, state):
+    """The drafter's draft in two tokens.
+
+    Until the verdict the state is (the drafter's draft, its state, the recorded tokens that may be
+    accepted). ``_update`` returns the drafter's own state again.
+    """
+    own = _own_params(drafter, params)
+    draft, state = drafter.propose(own, keys, _recorded_text(params, context), state)
+    record, length = params.draft["record"], context.length[:, None]
+    right = _at(record, length + tree.depths(draft.parents, *draft.tokens.shape))
+    shown = draft.replace(
+        tokens=jnp.where(draft.tokens == right, RECORDED, OTHER),
+        valid=draft.valid & (right >= 0),
+        probs=None,
+    )
+    return shown, (draft, state, _at(record, length + jnp.arange(drafter.longest + 1)))
+
+
+def _update(drafter: Drafter, params: ModelParams, state, shown: Draft, verdict: Verdict, out):
+    draft, state, following = state
+    emitted = jnp.arange(drafter.longest + 1) < verdict.count[:, None]
+    verdict = verdict.replace(tokens=jnp.where(emitted, following, -1))
+    # A finished row has no draft, as in the decode loop.
+    draft = draft.replace(valid=draft.valid & (verdict.count > 0)[:, None])
+    return drafter.update(_own_params(drafter, params), state, draft, verdict, out)
+
+
+def _own_params(drafter: Drafter, params: ModelParams) -> ModelParams:
+    nothing = Unreadable(
+        f"drafter {drafter.name} reads the target's weights, and a recording has only its tokens; "
+        f"{_WITHOUT_A_MODEL}"
+    )
+    return ModelParams(nothing, params.draft["drafter"])
+
+
+def _recorded_text(params: ModelParams, context: Context) -> Context:
+    """The context with the recorded tokens in the place of the loop's."""
+    slots = context.tokens.shape[1]
+    committed = jnp.arange(slots) < context.length[:, None]
+    return context.replace(tokens=jnp.where(committed, params.draft["record"][:, :slots], -1))
+
 
 # Slots of the smallest buffers. Buffers have few sizes, because a loop is compiled for each.
 SHORTEST = 64
-
-
-class Tally(NamedTuple):
-    """The counts of one category, or of all conversations."""
-
-    prompts: int
-    counts: metrics.Counts
-
-    def plus(self, other: Tally) -> Tally:
-        """The sums over both."""
-        return Tally(self.prompts + other.prompts, self.counts.plus(other.counts))
 
 
 class _Batch(NamedTuple):
@@ -60,7 +224,7 @@ def measure(
     max_new_tokens: int = 0,
     seed: int = 0,
     report: Callable[[str], None] = lambda _: None,
-) -> dict[str | None, Tally]:
+) -> list[metrics.Counts]:
     """Replays the conversations with a drafter and its rule at temperature 0.
 
     The counts of a row depend on its own text alone.
@@ -75,31 +239,26 @@ def measure(
         report: is called with a status message before every batch.
 
     Returns:
-        None -> tally over all, then category -> tally, sorted by name. Conversations without a
-        category count in the first only.
+        The counts of each conversation.
 
     Raises:
-        UserError: as ``recorded_target.fold`` and the drafter; NonFiniteLogits of a draft model.
+        UserError: as ``fold`` and the drafter; NonFiniteLogits of a draft model.
     """
     system = fold(method.drafter, method.accept)
-    tallies: dict[str | None, Tally] = {}
+    counts: dict[int, metrics.Counts] = {}
     batches = _batches(recording, batch_size, max_new_tokens)
     for number, batch in enumerate(batches):
         report(f"batch {number + 1} of {len(batches)}, {batch.slots} tokens")
-        texts = [recording[row] for row in batch.rows]
-        spare = [len(recording)] * (batch_size - len(texts))
+        spare = [len(recording)] * (batch_size - len(batch.rows))
         keys = rng.row_keys(seed, [*batch.rows, *spare])
+        texts = [recording[row] for row in batch.rows]
         records = _replay(system, method.params.draft, batch, texts, keys)
-        kinds = [text.category for text in texts]
-        for kind in dict.fromkeys([None, *kinds]):
-            own = [kind is None or kind == each for each in kinds]
-            own += [False] * len(spare)
-            counts = metrics.count(records, own, method.drafter.longest)
+        for place, row in enumerate(batch.rows):
+            only = np.arange(batch_size) == place
+            one = metrics.count(records, only, method.drafter.longest)
             # The target is a recording: how much of it is fed has no meaning.
-            tally = Tally(sum(own), counts._replace(verified=None))
-            tallies[kind] = tallies[kind].plus(tally) if kind in tallies else tally
-    named = sorted(kind for kind in tallies if kind is not None)
-    return {kind: tallies[kind] for kind in (None, *named)}
+            counts[row] = one._replace(verified=None)
+    return [counts[row] for row in range(len(recording))]
 
 
 def _batches(recording: Sequence[Trace], batch_size: int, max_new_tokens: int) -> list[_Batch]:
@@ -163,60 +322,6 @@ def _pack(texts: Sequence[Trace], batch: int, width: int) -> tuple[jax.Array, ja
 # The objects that settings name -----------------------------------------------------------------
 
 
-def load(
-    recording: str,
-    *,
-    target: str = "",
-    vocab_size: int = 0,
-    max_new_tokens: int = 0,
-    skip_bad: bool = False,
-    num_traces: int = 0,
-    temperatures: Sequence[float] = (0.0,),
-) -> tuple[LM, Recording]:
-    """A recording, and the target that drafters are made for. No weights are read.
-
-    Args:
-        recording: the file.
-        target: a model directory, for its vocabulary; "" = none.
-        vocab_size: used without a target; 0 = the largest recorded id plus one.
-        max_new_tokens, num_traces, temperatures: checked here; ``num_traces`` conversations are
-            read at most, 0 = all.
-        skip_bad: whether bad lines are left out, and listed; otherwise they are errors.
-
-    Raises:
-        UserError: settings that a recording cannot have, a target without a vocabulary, and as
-            ``recordings.read``.
-    """
-    for name, value in (
-        ("vocab_size", vocab_size),
-        ("max_new_tokens", max_new_tokens),
-        ("num_traces", num_traces),
-    ):
-        if value < 0:
-            raise UserError(f"config.{name} is {value}; it must be at least 0")
-    if any(temperatures):
-        raise UserError(
-            "a recording is one text: it is replayed at temperature 0 only; "
-            "set config.sampling.temperature=0"
-        )
-    if not recording:
-        raise UserError(
-            "config.traces is empty; give a .jsonl file whose lines have prompt_ids and output_ids"
-        )
-    vocabulary = None, None
-    if target:
-        own, spelled = vocabulary_of(target)
-        vocabulary = spelled and spelled.name, spelled
-        if vocab_size not in (0, own):
-            raise UserError(
-                f"config.vocab_size is {vocab_size} and {target} has {own} tokens; "
-                "leave one of them out"
-            )
-        vocab_size = own
-    texts = recordings.read(recording, vocab_size, skip_bad=skip_bad, most=num_traces)
-    return recorded(texts.vocab_size, *vocabulary), texts
-
-
 def vocabulary_of(directory: str) -> tuple[int, TokenBytes | None]:
     """A model's vocabulary size, and its tokens if it has a tokenizer, for any architecture."""
     path = hf.resolve(directory, weights=False)
@@ -238,7 +343,7 @@ def method(
     ``guessed``: the vocabulary size is the largest recorded id plus one, which an error then names.
 
     Raises:
-        UserError: unknown names and keys, a warm run, and as ``recorded_target.fold``.
+        UserError: unknown names and keys, a warm run, and as ``fold``.
     """
     if choice.warm:
         raise UserError(

@@ -23,15 +23,16 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from specjax import __version__
-from specjax.bench import metrics, provenance, text_checks
+from specjax.bench import metrics, proofs, provenance
+from specjax.bench.passes import Method
 from specjax.errors import UserError
 from specjax.files import machine, write_all
-from specjax.types import Accept
+from specjax.types import LM, Accept
 
 SCHEMA = 1
 # What a bench writes beside results.json. New results replace it.
@@ -78,12 +79,44 @@ def new_row(
         "batch_size": batch_size,
         "prompts": prompts,
         **metrics.summary(counts),
-        "repeated_4grams": text_checks.repeated_4grams(outputs),
+        "repeated_4grams": metrics.repeated_4grams(outputs),
         "tokens_per_second": rate,
         **dict.fromkeys(UNMEASURED),
         "category": category,
         "warm": False,
     }
+
+
+class Decoded(NamedTuple):
+    """What a row counts of one text."""
+
+    category: str | None
+    counts: metrics.Counts
+    output: Sequence[int]
+
+
+def rows_of_texts(
+    method: Method, target: LM, texts: Sequence[Decoded], temperature: float, batch_size: int
+) -> list[dict]:
+    """The row of all texts, and one per category, in the order of the first text of each."""
+    status = proofs.status(method.drafter, method.accept, target)
+    named = dict.fromkeys(text.category for text in texts if text.category is not None)
+    rows = []
+    for category in (None, *named):
+        counted = [text for text in texts if category in (None, text.category)]
+        row = new_row(
+            method.name,
+            method.accept,
+            metrics.total([text.counts for text in counted]),
+            temperature=float(temperature),
+            batch_size=batch_size,
+            prompts=len(counted),
+            category=category,
+            status=status,
+            outputs=[text.output for text in counted],
+        )
+        rows.append(row)
+    return rows
 
 
 def head() -> dict:
@@ -153,9 +186,8 @@ def _remove_earlier(workdir: Path) -> None:
 
 def check_workdir(workdir: Path) -> None:
     """Checks, without writing, that results can be written later. Raises UserError."""
-    existing = workdir.absolute()
-    while not existing.exists():
-        existing = existing.parent
+    path = workdir.absolute()
+    existing = next(folder for folder in (path, *path.parents) if folder.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(
             f"cannot write into {workdir}: {existing} is not a writable directory; "

@@ -23,7 +23,6 @@ from specjax.bench import (
     passes,
     proofs,
     results,
-    text_checks,
     uncertainty,
 )
 from specjax.bench.measuring import Measured
@@ -80,76 +79,83 @@ def _different(job: Job, runs: Sequence[Pass]) -> Sequence[Pass]:
     return runs[:1] if same and job.settings["temperature"] == 0 else runs
 
 
-def _by_prompt(runs: Sequence[Pass], prompts: Sequence[int]) -> list[metrics.Counts]:
-    """The counts of each prompt, over these passes."""
-    return [metrics.total([run.counts[i] for run in runs]) for i in prompts]
+def _speed(
+    fast: Sequence[float],
+    slow: Sequence[float],
+    works: tuple[Sequence[uncertainty.Work], Sequence[uncertainty.Work]],
+    predicted: float | None,
+) -> dict:
+    """The fields of a row that hold its speed.
 
-
-def _outputs(runs: Sequence[Pass], prompts: Sequence[int]) -> list[list[list[int]]]:
-    """The new tokens of each prompt in each of these passes."""
-    return [[run.outputs[i] for run in runs] for i in prompts]
-
-
-def _interval(
-    speedup: float, runs: Sequence[Pass], plain: Sequence[Pass], groups: Sequence[Sequence[int]]
-) -> list[float] | None:
-    """The confidence interval of the speed-up over groups of prompts decoded together."""
-    ours, other = (uncertainty.works(each, groups) for each in (runs, plain))
-    return uncertainty.speedup_interval(speedup, ours, other)
-
-
-def _rates(runs: Sequence[Pass]) -> list[float]:
-    """Tokens per second of the decode loop, per pass."""
-    return [p.tokens / p.loop for p in runs]
-
-
-def _method_row(job: Job, method: Method, runs: list[Pass], plain: list[Pass]) -> dict:
-    fast, slow = _rates(runs), _rates(plain)
-    ratios = [a / b for a, b in zip(fast, slow, strict=True)]
+    Args:
+        fast, slow: tokens per second of each pass, of the method and of plain decoding.
+        works: of both, over the same groups of prompts that were decoded together.
+        predicted: the predicted speed-up, if it is known.
+    """
     speedup = statistics.median(fast) / statistics.median(slow)
-    predicted, costs, split = _prediction(method, runs, plain)
-    every = range(len(job.prompts))
+    return {
+        "tokens_per_second": statistics.median(fast),
+        "autoregressive_tokens_per_second": statistics.median(slow),
+        "speedup": speedup,
+        "speedup_interval": uncertainty.speedup_interval(speedup, *works),
+        "predicted_speedup": predicted,
+        "system_efficiency": speedup / predicted if predicted else None,
+        "spread": {
+            "tokens_per_second": _range(fast),
+            "autoregressive_tokens_per_second": _range(slow),
+            "speedup": _range([a / b for a, b in zip(fast, slow, strict=True)]),
+        },
+    }
+
+
+def _counted_row(
+    job: Job, method: Method, runs: Sequence[Pass], prompts: Sequence[int], **fields: Any
+) -> dict:
+    """A row with what follows from the counts of some prompts; ``fields`` of ``new_row``."""
     counted = _different(job, runs)
-    counts, outputs = _by_prompt(counted, every), _outputs(counted, every)
-    groups = [[row for row in rows if row >= 0] for rows, _ in passes.batches(job)]
+    # Of each prompt, over these passes.
+    counts = [metrics.total([run.counts[i] for run in counted]) for i in prompts]
+    outputs = [[run.outputs[i] for run in counted] for i in prompts]
     row = results.new_row(
         method.name,
         method.accept,
         metrics.total(counts),
         temperature=float(job.settings["temperature"]),
         batch_size=job.batch_size,
-        prompts=len(job.prompts),
-        rate=statistics.median(fast),
+        prompts=len(prompts),
         outputs=list(itertools.chain(*outputs)),
+        **fields,
     )
     return row | {
         "drafter": method.drafter.name,
         "gamma": method.drafter.longest,
         "nodes": method.drafter.nodes,
         "prompt_set": job.name,
-        "context": statistics.fmean(map(len, job.prompts)),
+        "context": statistics.fmean(len(job.prompts[i]) for i in prompts),
         "parameters": {"target": size(job.params), "draft": size(method.params.draft)},
-        "random_prompts": text_checks.random_prompts(job.prompts, job.target.vocab_size),
+        "random_prompts": metrics.random_prompts(job.prompts, job.target.vocab_size),
         "standard_errors": uncertainty.standard_errors(counts, outputs),
-        "autoregressive_tokens_per_second": statistics.median(slow),
-        "speedup": speedup,
-        "speedup_interval": _interval(speedup, runs, plain, groups),
-        "predicted_speedup": predicted,
-        "system_efficiency": None if predicted is None else speedup / predicted,
-        "spread": {
-            "tokens_per_second": _range(fast),
-            "autoregressive_tokens_per_second": _range(slow),
-            "speedup": _range(ratios),
-            "costs_ms": {
-                part: _range([1e3 * p.costs[part] for p in (*plain, *runs) if part in p.costs])
-                for part in costs or ()
-            },
-        },
+        "system_efficiency": None,
+        "warm": method.warm,
+    }
+
+
+def _method_row(job: Job, method: Method, runs: list[Pass], plain: list[Pass]) -> dict:
+    predicted, costs, split = _prediction(method, runs, plain)
+    groups = [[row for row in rows if row >= 0] for rows, _ in passes.batches(job)]
+    works = uncertainty.works(runs, groups), uncertainty.works(plain, groups)
+    fast, slow = ([p.tokens / p.loop for p in each] for each in (runs, plain))
+    row = _counted_row(job, method, runs, range(len(job.prompts)))
+    row |= _speed(fast, slow, works, predicted)
+    row["spread"]["costs_ms"] = {
+        part: _range([1e3 * p.costs[part] for p in (*plain, *runs) if part in p.costs])
+        for part in costs or ()
+    }
+    return row | {
         "costs_ms": costs,
         "time_split": split,
         "prefill_seconds": statistics.median(p.prefill for p in runs),
         "compile_seconds": None,
-        "warm": method.warm,
     }
 
 
@@ -227,60 +233,26 @@ def _category_row(
     ``whole``, the row over all prompts: they depend on shapes, not on the text.
     """
     own = [i for i, c in enumerate(job.categories) if c == category]
-    counted = _different(job, runs)
-    counts, outputs = _by_prompt(counted, own), _outputs(counted, own)
-    row = results.new_row(
-        method.name,
-        method.accept,
-        metrics.total(counts),
-        temperature=float(job.settings["temperature"]),
-        batch_size=job.batch_size,
-        prompts=len(own),
-        category=category,
-        status=whole["class_status"],
-        outputs=list(itertools.chain(*outputs)),
-    )
-    row |= {
-        "drafter": method.drafter.name,
-        "gamma": method.drafter.longest,
-        "nodes": method.drafter.nodes,
-        "prompt_set": job.name,
-        "context": statistics.fmean(len(job.prompts[i]) for i in own),
-        "warm": method.warm,
-        "parameters": whole["parameters"],
-        "random_prompts": whole["random_prompts"],
-        "standard_errors": uncertainty.standard_errors(counts, outputs),
-        "system_efficiency": None,
-        "costs_ms": whole["costs_ms"],
-        "spread": dict.fromkeys(whole["spread"]) | {"costs_ms": whole["spread"]["costs_ms"]},
-    }
-    return row | (_category_speed(runs, plain, own, row) if job.batch_size == 1 else {})
+    status, costs = whole["class_status"], whole["costs_ms"]
+    row = _counted_row(job, method, runs, own, category=category, status=status)
+    row |= {"costs_ms": costs, "spread": dict.fromkeys(whole["spread"])}
+    if job.batch_size == 1:
+        groups = [[i] for i in own]
+        works = uncertainty.works(runs, groups), uncertainty.works(plain, groups)
+        predicted = _category_prediction(runs, own, costs) if costs else None
+        row |= _speed(_category_rates(runs, own), _category_rates(plain, own), works, predicted)
+    row["spread"]["costs_ms"] = whole["spread"]["costs_ms"]
+    return row
 
 
-def _category_speed(runs: list[Pass], plain: list[Pass], own: Sequence[int], row: dict) -> dict:
-    """The fields of a category's row that hold its speed, at batch size 1."""
-    fast, slow = _category_rates(runs, own), _category_rates(plain, own)
-    speedup, costs = statistics.median(fast) / statistics.median(slow), row["costs_ms"]
-    predicted = None
-    if costs:
-        # At batch size 1 a round is an iteration of the loop, and plain decoding gives one token.
-        gains = [metrics.summary(metrics.total([r.counts[i] for i in own])) for r in runs]
-        gain = statistics.median(each["block_efficiency"] or 0.0 for each in gains)
-        predicted = theory.speedup(gain, costs["draft"], costs["verify"], costs["step"])
-    return {
-        "tokens_per_second": statistics.median(fast),
-        "autoregressive_tokens_per_second": statistics.median(slow),
-        "speedup": speedup,
-        "speedup_interval": _interval(speedup, runs, plain, [[i] for i in own]),
-        "predicted_speedup": predicted,
-        "system_efficiency": speedup / predicted if predicted else None,
-        "spread": row["spread"]
-        | {
-            "tokens_per_second": _range(fast),
-            "autoregressive_tokens_per_second": _range(slow),
-            "speedup": _range([a / b for a, b in zip(fast, slow, strict=True)]),
-        },
-    }
+def _category_prediction(runs: Sequence[Pass], own: Sequence[int], costs: dict) -> float:
+    """The predicted speed-up of a category's prompts, at batch size 1.
+
+    There a round is an iteration of the loop, and plain decoding gives one token.
+    """
+    gains = [metrics.summary(metrics.total([r.counts[i] for i in own])) for r in runs]
+    gain = statistics.median(each["block_efficiency"] or 0.0 for each in gains)
+    return theory.speedup(gain, costs["draft"], costs["verify"], costs["step"])
 
 
 def _category_rates(runs: Sequence[Pass], prompts: Sequence[int]) -> list[float]:

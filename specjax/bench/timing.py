@@ -113,7 +113,7 @@ def _pass_loop(
     def iteration(_, carry):
         tokens, cache = carry
         scoring, own = target, params.target
-        if drafter is not None and drafter.lower is not None:
+        if drafter is not None and drafter.rare.lower is not None:
             # What drafting has computed depends on the iteration, so that no part is hoisted.
             draft, _ = jax.lax.optimization_barrier((state.draft, tokens))
             scoring, own = drafter.scoring(target, params, draft)

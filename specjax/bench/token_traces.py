@@ -16,10 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import decode, outcome, sampling, step, tree
-from specjax.bench import passes
+from specjax.bench import methods, passes
+from specjax.bench.methods import Given, Text
+from specjax.checks import number as check_number
+from specjax.checks import whole
 from specjax.data.spelling import spell
+from specjax.models import hf
 from specjax.rng import RowKeys
-from specjax.types import Context, DecodeState, Draft, Drafter, StepInfo
+from specjax.types import LM, Context, DecodeState, Draft, Drafter, StepInfo
 
 SCHEMA = 1
 ORIGINS = ("accepted", "residual", "bonus", "plain")
@@ -41,15 +45,14 @@ class Round(NamedTuple):
 
     info: StepInfo
     exist: jax.Array  # bool[B,N] nodes that could be tested
+    parents: jax.Array  # i32[B,N]
     path: jax.Array  # i32[B,M] nodes whose tokens were emitted, -1 beyond
     emitted: Scores
     nodes: Scores
     draft_probs: jax.Array  # f32[B,N] with which each node was drawn, nan if that is unknown
 
 
-def record(
-    job: passes.Job, method: passes.Method, number: int = 0, *, category: str | None = None
-) -> dict[str, Any]:
+def record(job: passes.Job, method: passes.Method, number: int = 0) -> dict[str, Any]:
     """Decodes prompt ``number`` of the job with the method, and returns the trace.
 
     Probabilities are those of the sampling settings. For greedy decoding, where they would all be 0
@@ -82,10 +85,70 @@ def record(
         "accept": method.accept.name,
         "class": method.accept.lossless_class,
         "temperature": float(job.settings["temperature"]),
-        "category": category,
+        "category": job.categories[number] if job.categories else None,
         "prompt": job.spell(prompt),
         "rounds": _to_json(job, method, prompt, rounds, job.spell),
     }
+
+
+def trace(
+    target: hf.Loaded | tuple[LM, Any],
+    method: Given,
+    prompt: Text,
+    *,
+    max_new_tokens: int = 96,
+    seed: int = 0,
+    name: str = "",
+    temperature: float = 0.0,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Decodes a prompt, and returns for each token who proposed it and how probable it was.
+
+        one = bench.trace(target, (drafter, accept.load("chain")), "Once upon a time")
+        for out in one["rounds"]:
+            for text, id, origin, target_prob, draft_prob, rank in out["out"]: ...
+        terminal.console().print(terminal.trace(one))  # coloured; from specjax.report
+
+    Args:
+        target: what ``hf.load`` returns, or (LM, its parameters).
+        method: (drafter, rule), or (drafter, rule, params).
+        prompt: a text, or token ids.
+        max_new_tokens: the text ends earlier with an end-of-sequence token of the target.
+        seed: of the noise.
+        name: of the method; "" = the drafter's.
+        temperature, settings: arguments of ``sampling.make_sampling``.
+
+    Returns:
+        A trace as in trace.jsonl: see ``record``. ``origin`` is an index of
+        ``ORIGINS``: accepted, residual, bonus, plain.
+
+    Raises:
+        UserError: objects and numbers that do not fit; NonFiniteLogits.
+    """
+    model = methods.model_of(target)
+    whole("max_new_tokens", max_new_tokens, 1)
+    check_number("temperature", temperature, ">= 0 (0 = greedy)", lambda x: x >= 0)
+    sampling.make_sampling(1, temperature, **settings)
+    one = methods.method_of(
+        model, method, name=name or "the method", seed=seed, temperatures=(temperature,)
+    )
+    [chosen] = methods.prompts_of(model, [prompt]).prompts
+    methods.check_length(model, [chosen], max_new_tokens)
+    job = passes.Job(
+        target=model.lm,
+        params=model.params,
+        prompts=[chosen.ids],
+        settings={"temperature": temperature, **settings},
+        batch_size=1,
+        max_new_tokens=max_new_tokens,
+        eos_id=model.eos_id,
+        seed=seed,
+        repeats=1,
+        categories=[chosen.category],
+        spell=model.spell,
+    )
+    one = one._replace(name=name or one.drafter.name)
+    return record(job, one)
 
 
 def compile(job: passes.Job, method: passes.Method) -> None:
@@ -131,6 +194,7 @@ def _step(
     one = Round(
         info,
         exist,
+        parents,
         path,
         _scores(probs, jnp.pad(path + 1, ((0, 0), (1, 0))), info.tokens),
         _scores(probs, parents + 1, draft.tokens),
@@ -222,11 +286,7 @@ def _nodes(
     decoder: Callable[[list[int]], str],
 ) -> list[list]:
     """The nodes of a round; ``path`` has the numbers of those that were emitted."""
-    draft = one.info.draft
-    if draft.parents is None:
-        parents = list(range(-1, draft.tokens.shape[1] - 1))
-    else:
-        parents = draft.parents[0].tolist()
+    draft, parents = one.info.draft, one.parents[0].tolist()
     # By node, -1 for the pending token: its index in the result, and the draft tokens up to it.
     index, tokens = {-1: -1}, {-1: []}
     result = []

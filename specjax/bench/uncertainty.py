@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specjax.bench import text_checks
+from specjax.bench import metrics
 from specjax.bench.metrics import Counts
 from specjax.bench.passes import Pass
 
@@ -42,7 +42,7 @@ def standard_errors(
     ``counts`` has one entry per prompt, and ``outputs`` the new tokens of each of its texts.
     """
     again, grams = zip(
-        *(map(sum, zip(*map(text_checks.repeats, each), strict=True)) for each in outputs),
+        *(map(sum, zip(*map(metrics.repeats, each), strict=True)) for each in outputs),
         strict=True,
     )
     tested = [int(c.tested.sum()) for c in counts]
@@ -115,31 +115,6 @@ def works(passes: Sequence[Pass], groups: Sequence[Sequence[int]]) -> list[Work]
 
 def student_t(level: float, freedom: int) -> float:
     """The number t with P(-t < T < t) = level, T having ``freedom`` degrees of freedom."""
-    low, high = 0.0, math.pi / 2
-    while True:
-        angle = (low + high) / 2
-        if angle in (low, high):
-            return math.sqrt(freedom) * math.tan(angle)
-        if _within(angle, freedom) < level:
-            low = angle
-        else:
-            high = angle
+    from scipy import special  # only here: it takes half a second to import
 
-
-def _within(angle: float, freedom: int) -> float:
-    """P(|T| < sqrt(freedom) tan(angle)).
-
-    The finite sum for whole degrees of freedom (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4).
-    """
-    sine, cosine = math.sin(angle), math.cos(angle)
-    if freedom % 2:
-        term, total = cosine, 0.0
-        for n in range(3, freedom + 1, 2):
-            total += term
-            term *= cosine**2 * (n - 1) / n
-        return 2 / math.pi * (angle + sine * total)
-    term, total = 1.0, 0.0
-    for n in range(2, freedom + 1, 2):
-        total += term
-        term *= cosine**2 * (n - 1) / n
-    return sine * total
+    return float(special.stdtrit(freedom, (1 + level) / 2))

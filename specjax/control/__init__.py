@@ -14,7 +14,7 @@ The file name is the registry: ``control.parse("threshold:0.4")``.
 from __future__ import annotations
 
 from specjax import registry
-from specjax.control._types import Ahead, Controller, longest
+from specjax.control._controller import Ahead, Controller, longest
 from specjax.errors import UserError
 
 # Modules of this folder that are no controllers.
@@ -45,13 +45,15 @@ def limiting() -> list[str]:
 
 def load(name: str, **keys: float | str) -> Controller:
     """The controller ``name``, made with ``keys``. Raises UserError for an unknown name or key."""
-    return registry.call(__name__, name, "controller", **keys)
+    controller = registry.call(__name__, name, "controller", **keys)
+    return registry.check_type(name, "controller", controller, Controller)
 
 
 def parse(text: str | Controller) -> Controller | None:
     """The controller that a user specified; None for "".
 
-    ``text`` is a name and the values of its keys: "threshold:0.4", or "threshold:least=0.4".
+    ``text`` is a name and the values of its keys: "threshold:0.4", or "threshold:least=0.4". A
+    controller outside the package is "my_module:make", or "my_module:make:0.4".
 
     Raises:
         UserError: an unknown name or key, a value that is no number where one belongs, too many
@@ -73,6 +75,11 @@ def read(text: str) -> tuple[str, dict[str, float | str]]:
     Raises UserError.
     """
     name, _, rest = text.partition(":")
+    if name not in names():
+        attribute, _, later = rest.partition(":")
+        if all(part.isidentifier() for part in attribute.split(".")):
+            # "my_module:make", then its values.
+            name, rest = f"{name}:{attribute}", later
     known = registry.keys_of(registry.load(__name__, name, "controller"))
     keys = list(known)
     parts = [part.strip() for part in rest.split(",")] if rest else []
@@ -82,7 +89,7 @@ def read(text: str) -> tuple[str, dict[str, float | str]]:
     for place, part in enumerate(parts):
         key, equals, value = part.rpartition("=")
         key = key.strip() if equals else keys[place]
-        word = key in known and registry.type_of(known[key].annotation) is str
+        word = key in known and known[key].type is str
         values[key] = value.strip() if word else _number(text, value)
     return name, values
 

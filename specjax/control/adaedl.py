@@ -16,14 +16,18 @@ A tree stops as a whole: when the bound is low at all places of a level.
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from specjax import declare
 from specjax.bound import Bound
-from specjax.control import _counts
-from specjax.control._types import Ahead, Controller
+from specjax.control import _controller
+from specjax.control._controller import Ahead, Controller
 from specjax.control.entropy import entropies
+from specjax.declare import key
 from specjax.types import Context, Draft, Verdict
 
 REFERENCE = "agrawal2024adaedl"
@@ -36,37 +40,43 @@ class State(struct.PyTreeNode):
     share: jax.Array  # f32[B] the mean of the accepted shares
 
 
-def make(
-    *,
-    start: float = 0.4,
-    target: float = 0.9,
-    step: float = 0.01,
-    scale: float = 0.2,
-    keep: float = 0.9,
-    memory: float = 0.5,
-) -> Controller:
-    """Goes on while the bound of the acceptance is at least a threshold that follows acceptance.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(declare.Keys):
+    """The keys of ``adaedl``."""
 
-    Args:
-        start: the first threshold.
-        target: the share of accepted tokens at which the threshold moves from rising to falling.
-        step: how far the aim is from the threshold.
-        scale: the factor of the entropy.
-        keep: share of the old threshold in the new one.
-        memory: share of the earlier rounds in the mean of the accepted shares, which begins at the
-            target.
+    OWNER = "adaedl's "
+
+    start: float = key(0.4, "the first threshold", least=0, most=1)
+    target: float = key(
+        0.9,
+        "the share of accepted tokens at which the threshold moves from rising to falling",
+        least=0,
+        most=1,
+    )
+    step: float = key(0.01, "how far the aim is from the threshold", least=0, most=1)
+    scale: float = key(0.2, "the factor of the entropy", above=0)
+    keep: float = key(0.9, "share of the old threshold in the new one", least=0, most=1)
+    memory: float = key(
+        0.5,
+        "share of the earlier rounds in the mean of the accepted shares, which begins at the "
+        "target",
+        least=0,
+        most=1,
+    )
+
+
+@declare.method(Keys)
+def make(keys: Keys) -> Controller:
+    """Goes on while the bound of the acceptance is at least a threshold that follows acceptance.
 
     Raises:
         UserError: a number outside [0, 1], a scale that is not positive.
     """
-    mover = _counts.Mover(target, step, keep, memory)
-    mover.check("adaedl")
-    _counts.share("adaedl's start", start)
-    _counts.positive("adaedl's scale", scale)
+    mover = _controller.Mover(keys.target, keys.step, keys.keep, keys.memory)
     return Controller(
-        f"adaedl:{start:g}",
-        Bound(_ask, scale),
-        Bound(_init, start, target),
+        f"adaedl:{keys.start:g}",
+        Bound(_ask, keys.scale),
+        Bound(_init, keys.start, keys.target),
         Bound(_update, mover),
     )
 
@@ -81,8 +91,8 @@ def _ask(scale: float, state: State, ahead: Ahead) -> tuple[jax.Array, State]:
     return ((bound >= state.threshold[:, None]) & ahead.valid).any(-1), state
 
 
-def _update(mover: _counts.Mover, state: State, draft: Draft, verdict: Verdict) -> State:
-    drafted = _counts.drafted(draft)
-    newest = _counts.accepted(verdict) / jnp.maximum(drafted, 1)
+def _update(mover: _controller.Mover, state: State, draft: Draft, verdict: Verdict) -> State:
+    drafted = _controller.drafted(draft)
+    newest = _controller.accepted(verdict) / jnp.maximum(drafted, 1)
     moved = mover.moved(state.threshold, state.share, newest, jnp.ones(drafted.shape, bool))
     return jax.tree.map(lambda a, b: jnp.where(drafted > 0, a, b), State(*moved), state)

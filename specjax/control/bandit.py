@@ -14,18 +14,20 @@ committed text alone, and a row's output does not depend on the batch.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from specjax import declare
 from specjax.bound import Bound
-from specjax.checks import number, one_of
-from specjax.control import _counts
+from specjax.control import _controller
 from specjax.control import costs as costs_lib
-from specjax.control._types import Controller
+from specjax.control._controller import Controller
 from specjax.control.costs import Costs, Profile
+from specjax.declare import key
 from specjax.types import Context, Draft, Verdict
 
 REFERENCE = "hou2025banditspec"
@@ -59,36 +61,33 @@ class _Setup(NamedTuple):
         return costs_lib.known_of(self.known, batch)
 
 
-def make(
-    *,
-    policy: str = "ucb",
-    profile: str = "",
-    most: int = 8,
-    draft: float = 0.1,
-    verify: float = 0.05,
-    width: float = 0.2,
-) -> Controller:
-    """One of the lengths of the costs, for each row by itself.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(declare.Keys):
+    """The keys of ``bandit``."""
 
-    Args:
-        policy: "ucb" or "exp3".
-        profile: a file that mode bench wrote into profiles/ of its workdir; "": the next three
-            keys.
-        most: the longest draft; the lengths are 0, 1, 2, 3, 4, 6, 8, 12, 16 up to it.
-        draft, verify: what drafting and verifying one more token costs, in units of a round without
-            a draft.
-        width: how much is explored.
+    OWNER = "bandit's "
+
+    policy: str = key("ucb", '"ucb" or "exp3"', choices=POLICIES)
+    profile: str = key(
+        "", 'a file that mode bench wrote into profiles/ of its workdir; "": the next three keys'
+    )
+    most: int = key(8, "the longest draft; the lengths are 0, 1, 2, 3, 4, 6, 8, 12, 16 up to it")
+    draft: float = key(0.1, "what drafting one more token costs, in rounds without a draft")
+    verify: float = key(0.05, "what verifying one more token costs, in rounds without a draft")
+    width: float = key(0.2, "how much is explored", above=0, most=1)
+
+
+@declare.method(Keys)
+def make(keys: Keys) -> Controller:
+    """One of the lengths of the costs, for each row by itself.
 
     Raises:
         UserError: an unknown policy, a number out of range, a profile that cannot be read.
     """
-    one_of("bandit's policy", policy, POLICIES)
-    number("bandit's width", width, "above 0 and at most 1", lambda x: 0 < x <= 1)
-    linear = costs_lib.linear(most, draft, verify, costs_lib.ACCEPTANCE)
-    known = costs_lib.read(profile) if profile else linear
-    setup = _Setup(known, policy, width)
+    known = costs_lib.known(keys.profile, keys.most, keys.draft, keys.verify)
+    setup = _Setup(known, keys.policy, keys.width)
     return Controller(
-        f"bandit:{policy}",
+        f"bandit:{keys.policy}",
         init=Bound(_init, setup),
         update=Bound(_update, setup),
         limit=Bound(_limit, setup),
@@ -124,7 +123,7 @@ def _update(setup: _Setup, state: State, draft: Draft, verdict: Verdict) -> Stat
     # Gains are divided by the highest one that any length can have.
     best = ((1 + jnp.asarray(costs.lengths)) / times).max(-1)
     # A draft that was shorter than the arm's length costs what its own length costs.
-    drafted = _counts.drafted(draft)
+    drafted = _controller.drafted(draft)
     index = jnp.searchsorted(jnp.asarray(costs.lengths), drafted)
     index = jnp.minimum(index, len(costs.lengths) - 1)
     time = jnp.take_along_axis(times, index[:, None], 1)[:, 0]

@@ -10,14 +10,18 @@ a mesh, the rows of a device share one length.
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from specjax import declare
 from specjax.bound import Bound
 from specjax.checks import whole
-from specjax.control import _counts
-from specjax.control._types import Controller, length_of
+from specjax.control import _controller
+from specjax.control._controller import Controller, length_of
+from specjax.declare import key
 from specjax.types import Context, Draft, Verdict
 
 REFERENCE = "qian2024bass"
@@ -32,27 +36,38 @@ class State(struct.PyTreeNode):
     shrunk: jax.Array  # i32[B] 1 if the last round made the drafts shorter
 
 
-def make(*, start: int = 7, up: int = 2, most: int = 32, divide: int = 10) -> Controller:
-    """One length for all rows, between 1 and ``most``.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(declare.Keys):
+    """The keys of ``bass``."""
 
-    Args:
-        start: in the first round.
-        up: how many levels more after a round in which a row accepted all.
-        most: the upper bound.
-        divide: a shorter draft has 1 / ``divide`` of the length less, rounded up, and one less
-            again after a round that made it shorter.
+    OWNER = "bass's "
+
+    start: int = key(7, "in the first round", least=1)
+    up: int = key(2, "how many levels more after a round in which a row accepted all", least=1)
+    most: int = key(32, "the upper bound")
+    divide: int = key(
+        10,
+        "a shorter draft has 1 / ``divide`` of the length less, rounded up, and one less again "
+        "after a round that made it shorter",
+        least=1,
+    )
+
+    def check(self) -> None:
+        whole("bass's most", self.most, self.start)
+
+
+@declare.method(Keys)
+def make(keys: Keys) -> Controller:
+    """One length for all rows, between 1 and ``most``.
 
     Raises:
         UserError: a number below 1, ``start`` above ``most``.
     """
-    for name, value in {"start": start, "up": up, "divide": divide}.items():
-        whole(f"bass's {name}", value, 1)
-    whole("bass's most", most, start)
     return Controller(
-        f"bass:{start}",
+        f"bass:{keys.start}",
         limit=length_of,
-        init=Bound(_init, start),
-        update=Bound(_update, up, most, divide),
+        init=Bound(_init, keys.start),
+        update=Bound(_update, keys.up, keys.most, keys.divide),
         shared=True,
     )
 
@@ -64,8 +79,8 @@ def _init(start: int, context: Context) -> State:
 
 def _update(up: int, most: int, divide: int, state: State, draft: Draft, verdict: Verdict) -> State:
     live = verdict.count > 0
-    drafted = jnp.where(live, _counts.drafted(draft), 0)
-    accepted = jnp.where(live, _counts.accepted(verdict), 0)
+    drafted = jnp.where(live, _controller.drafted(draft), 0)
+    accepted = jnp.where(live, _controller.accepted(verdict), 0)
     whole_draft = (live & (drafted > 0) & (accepted >= drafted)).any()
     longer = jnp.minimum(state.length + up, most)
     step = -(-state.length // divide) + state.shrunk

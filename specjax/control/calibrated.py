@@ -18,16 +18,20 @@ A tree stops as a whole: its survival is that of its best place.
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from specjax import declare
 from specjax.bound import Bound
-from specjax.control import _counts
+from specjax.control import _controller
 from specjax.control import costs as costs_lib
-from specjax.control._types import Ahead, Controller
+from specjax.control._controller import Ahead, Controller
 from specjax.control.costs import Costs, Profile, RoundCosts
+from specjax.declare import key
 from specjax.types import Context, Draft, Verdict
 
 REFERENCE = "cheng2026dspark"
@@ -41,33 +45,32 @@ class State(struct.PyTreeNode):
     tokens: jax.Array  # f32[B] the expected tokens of the round so far
 
 
-def make(
-    *, profile: str = "", most: int = 16, draft: float = 0.1, verify: float = 0.05
-) -> Controller:
-    """Goes on while expected tokens over time rise.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(declare.Keys):
+    """The keys of ``calibrated``."""
 
-    Args:
-        profile: a file that mode bench wrote into profiles/ of its workdir: times, and
-            temperatures of the confidences; "": the next three keys, and no calibration.
-        most: the longest draft.
-        draft, verify: what drafting and verifying one more token costs, in units of a round without
-            a draft.
+    OWNER = "calibrated's "
+
+    profile: str = key(
+        "",
+        "a file that mode bench wrote into profiles/ of its workdir: times, and temperatures of "
+        'the confidences; "": the next three keys, and no calibration',
+    )
+    most: int = key(16, "the longest draft")
+    draft: float = key(0.1, "what drafting one more token costs, in rounds without a draft")
+    verify: float = key(0.05, "what verifying one more token costs, in rounds without a draft")
+
+
+@declare.method(Keys)
+def make(keys: Keys) -> Controller:
+    """Goes on while expected tokens over time rise.
 
     Raises:
         UserError: a number out of range, a profile that cannot be read or lacks the batch size.
     """
-    linear = costs_lib.linear(most, draft, verify, costs_lib.ACCEPTANCE)
-    return of_costs(costs_lib.read(profile) if profile else linear)
-
-
-def of_costs(known: Costs | Profile) -> Controller:
-    """The controller for these costs; see ``make``."""
-    return Controller(
-        "calibrated",
-        Bound(_ask, known),
-        _init,
-        check_rows=costs_lib.check_rows(known),
-    )
+    known = costs_lib.known(keys.profile, keys.most, keys.draft, keys.verify)
+    check_rows = costs_lib.check_rows(known)
+    return Controller("calibrated", Bound(_ask, known), _init, check_rows=check_rows)
 
 
 def _init(context: Context) -> State:
@@ -150,12 +153,12 @@ def _record(longest: int, state: Recorded, ahead: Ahead) -> tuple[jax.Array, Rec
 def _recorded(
     longest: int, rounds: int, state: Recorded, draft: Draft, verdict: Verdict
 ) -> Recorded:
-    levels = _counts.drafted(draft)[:, None]
+    levels = _controller.drafted(draft)[:, None]
     now = jnp.where(jnp.arange(longest) < levels, state.now, -1)
     here = jnp.arange(rounds) == (state.rounds % rounds)[:, None]
     return Recorded(
         jnp.full_like(now, -1),
         jnp.where(here[..., None], now[:, None], state.confidences),
-        jnp.where(here, _counts.accepted(verdict)[:, None], state.accepted),
+        jnp.where(here, _controller.accepted(verdict)[:, None], state.accepted),
         state.rounds + 1,
     )

@@ -18,15 +18,17 @@ most of its tokens it is not known whether they would be accepted.
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from specjax import declare
 from specjax.bound import Bound
-from specjax.checks import whole
-from specjax.control import _counts
-from specjax.control._types import Ahead, Controller
-from specjax.errors import UserError
+from specjax.control import _controller
+from specjax.control._controller import Ahead, Controller
+from specjax.declare import key
 from specjax.types import Context, Draft, Verdict
 
 REFERENCE = "mamou2024dynamic"
@@ -41,31 +43,38 @@ class State(struct.PyTreeNode):
 
     threshold: jax.Array  # f32[B]
     probs: jax.Array  # f32[B,D] of the tokens of the draft that grows; -1: not known
-    # f32[B,H], bool[B,H]: probabilities of the last tested tokens (-1: none yet), and whether they
-    # were accepted; and how many were written, i32[B].
-    history: tuple[jax.Array, jax.Array, jax.Array] | None = None
+    tested: jax.Array  # f32[B,H] probabilities of the last tested tokens; -1: none yet
+    passed: jax.Array  # bool[B,H] whether they were accepted
+    count: jax.Array  # i32[B] how many were written
 
 
-def make(*, threshold: float = 0.4, refit: int = 0, memory: int = 64) -> Controller:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(declare.Keys):
+    """The keys of ``confidence``."""
+
+    OWNER = "confidence's "
+
+    threshold: float = key(0.4, "the probability; the first one, with ``refit``", least=0, most=1)
+    refit: int = key(
+        0,
+        "1: the threshold follows the row's tested tokens; only for chains. 0: it stays.",
+        least=0,
+        most=1,
+    )
+    memory: int = key(64, "how many tested tokens a row keeps for that", least=LEAST_TOKENS + 1)
+
+
+@declare.method(Keys)
+def make(keys: Keys) -> Controller:
     """Goes on after tokens of at least ``threshold``.
-
-    Args:
-        threshold: the probability; the first one, with ``refit``.
-        refit: 1: the threshold follows the row's tested tokens; only for chains. 0: it stays.
-        memory: how many tested tokens a row keeps for that.
 
     Raises:
         UserError: a threshold outside [0, 1], ``refit`` other than 0 or 1, ``memory`` below 6.
     """
-    _counts.share("the threshold of confidence", threshold)
-    refit = whole("confidence's refit", refit, 0)
-    if refit > 1:
-        raise UserError(f"confidence's refit is {refit}; it must be 0 or 1")
-    whole("confidence's memory", memory, LEAST_TOKENS + 1)
-    name = f"confidence:{threshold:g}" + (",1" if refit else "")
-    if not refit:
-        return Controller(name, Bound(_ask_constant, threshold))
-    init = Bound(_init, threshold, memory)
+    name = f"confidence:{keys.threshold:g}" + (",1" if keys.refit else "")
+    if not keys.refit:
+        return Controller(name, Bound(_ask_constant, keys.threshold))
+    init = Bound(_init, keys.threshold, keys.memory)
     return Controller(name, _ask, init, _update)
 
 
@@ -77,13 +86,13 @@ def _ask_constant(threshold: float, state: tuple, ahead: Ahead) -> tuple[jax.Arr
 
 def _init(threshold: float, memory: int, context: Context) -> State:
     batch = context.length.shape[0]
-    history = (
+    return State(
+        jnp.full((batch,), threshold, jnp.float32),
+        jnp.full((batch, DEEPEST), -1, jnp.float32),
         jnp.full((batch, memory), -1, jnp.float32),
         jnp.zeros((batch, memory), bool),
         jnp.zeros((batch,), jnp.int32),
     )
-    probs = jnp.full((batch, DEEPEST), -1, jnp.float32)
-    return State(jnp.full((batch,), threshold, jnp.float32), probs, history)
 
 
 def _ask(state: State, ahead: Ahead) -> tuple[jax.Array, State]:
@@ -96,21 +105,19 @@ def _ask(state: State, ahead: Ahead) -> tuple[jax.Array, State]:
 
 
 def _update(state: State, draft: Draft, verdict: Verdict) -> State:
-    assert state.history is not None
-    probs, passed, count = state.history
-    memory, accepted = probs.shape[1], _counts.accepted(verdict)
-    tested = jnp.minimum(accepted + 1, _counts.drafted(draft))
+    memory, accepted = state.tested.shape[1], _controller.accepted(verdict)
+    tested = jnp.minimum(accepted + 1, _controller.drafted(draft))
     level = jnp.arange(DEEPEST)
     known = (level < tested[:, None]) & (state.probs >= 0)
     # The place of each tested token in the ring; others are written outside of it.
-    place = (count[:, None] + jnp.cumsum(known, -1) - 1) % memory
+    place = (state.count[:, None] + jnp.cumsum(known, -1) - 1) % memory
     place = jnp.where(known, place, memory)
     put = jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))
-    probs = put(probs, place, state.probs)
-    passed = put(passed, place, level < accepted[:, None])
-    count = count + known.sum(-1)
+    probs = put(state.tested, place, state.probs)
+    passed = put(state.passed, place, level < accepted[:, None])
     threshold = _fitted(probs, passed, state.threshold)
-    return State(threshold, jnp.full_like(state.probs, -1), (probs, passed, count))
+    empty = jnp.full_like(state.probs, -1)
+    return State(threshold, empty, probs, passed, state.count + known.sum(-1))
 
 
 def _fitted(probs: jax.Array, passed: jax.Array, threshold: jax.Array) -> jax.Array:

@@ -99,11 +99,8 @@ class Profile(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         """As plain JSON data."""
         batches = {
-            str(size): {
-                "lengths": costs.lengths,
-                "greedy": costs.greedy._asdict(),
-                "sampled": costs.sampled._asdict(),
-            }
+            str(size): costs._asdict()
+            | {"greedy": costs.greedy._asdict(), "sampled": costs.sampled._asdict()}
             for size, costs in self.batches.items()
         }
         return {"schema": SCHEMA, **self._asdict(), "batches": batches}
@@ -183,6 +180,14 @@ def known_of(known: Costs | Profile, batch: int) -> Costs:
 def check_rows(known: Costs | Profile) -> Callable[[int], None] | None:
     """``Controller.check_rows`` of these costs."""
     return Bound(Profile.check, known) if isinstance(known, Profile) else None
+
+
+def known(
+    profile: str, most: int, draft: float, verify: float, acceptance: float = ACCEPTANCE
+) -> Costs | Profile:
+    """The costs of a controller's keys: of the file ``profile``, or else those of ``linear``."""
+    costs = linear(most, draft, verify, acceptance)
+    return read(profile) if profile else costs
 
 
 def linear(most: int, draft: float, verify: float, acceptance: float) -> Costs:

@@ -11,33 +11,42 @@ A tree stops as a whole: when the entropy was high at all places of a level.
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
+from specjax import declare
 from specjax.bound import Bound
-from specjax.checks import number
-from specjax.control import _counts
-from specjax.control._types import Ahead, Controller
+from specjax.control._controller import Ahead, Controller
+from specjax.declare import key
 from specjax.types import Context
 
 REFERENCE = "zhang2025draft"
 
 
-def make(*, most: float = 0.3, scale: float = 0.15) -> Controller:
-    """Goes on after tokens of low entropy.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(declare.Keys):
+    """The keys of ``entropy``."""
 
-    Args:
-        most: the highest sqrt(``scale`` entropy) of a token after which the draft goes on.
-        scale: the factor of the entropy.
+    OWNER = "entropy's "
+
+    most: float = key(
+        0.3, "the highest sqrt(``scale`` entropy) of a token after which the draft goes on", least=0
+    )
+    scale: float = key(0.15, "the factor of the entropy", above=0)
+
+
+@declare.method(Keys)
+def make(keys: Keys) -> Controller:
+    """Goes on after tokens of low entropy.
 
     Raises:
         UserError: a negative number.
     """
-    number("entropy's most", most, "of at least 0", lambda x: x >= 0)
-    _counts.positive("entropy's scale", scale)
     return Controller(
-        f"entropy:{most:g}",
-        Bound(_ask, most**2 / scale),
+        f"entropy:{keys.most:g}",
+        Bound(_ask, keys.most**2 / keys.scale),
         init=_init,
     )
 

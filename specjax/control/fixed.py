@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from specjax import declare
 from specjax.bound import Bound
-from specjax.checks import whole
-from specjax.control._types import ENDLESS, Controller
+from specjax.control._controller import ENDLESS, Controller
+from specjax.declare import key
 from specjax.types import Context
 
 REFERENCE = "leviathan2023fast"
@@ -21,20 +24,26 @@ class Length(struct.PyTreeNode):
     levels: jax.Array  # i32[B]
 
 
-def make(*, length: int) -> Controller:
-    """The same limit in every round.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(declare.Keys):
+    """The keys of ``fixed``."""
 
-    Args:
-        length: of every draft, at most; 0 is plain decoding.
+    OWNER = "the draft "
+
+    length: int = key(help="of every draft, at most; 0 is plain decoding", least=0)
+
+
+@declare.method(Keys)
+def make(keys: Keys) -> Controller:
+    """The same limit in every round.
 
     Raises:
         UserError: a length below 0.
     """
-    whole("the draft length", length, 0)
     return Controller(
-        f"fixed:{length}",
+        f"fixed:{keys.length}",
         limit=_levels,
-        init=Bound(_init, length),
+        init=Bound(_init, keys.length),
         pause=ENDLESS,
     )
 

@@ -28,16 +28,22 @@ a mesh, the rows of a device share one length.
 
 from __future__ import annotations
 
+import dataclasses
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
+import numpy as np
+from flax import struct
 
+from specjax import declare
 from specjax.bound import Bound
-from specjax.checks import one_of
-from specjax.control import _counts
+from specjax.checks import number
+from specjax.control import _controller
 from specjax.control import costs as costs_lib
-from specjax.control._goodput import Choice, Setup, State, choose, of_found, rates_of, spread
-from specjax.control._types import FOREVER, Controller, length_of
+from specjax.control._controller import FOREVER, Controller, length_of
 from specjax.control.costs import Costs, Profile
+from specjax.declare import key
 from specjax.types import Context, Draft, Lasting, Verdict
 
 REFERENCE = "liu2024optimizing"
@@ -47,55 +53,185 @@ LIMITS = True
 ROWS = ("closed", "open")
 # Tokens left in rows whose limit is not known.
 UNKNOWN = 1e6
+# A row that needs a share x less time than the last one counts exp(-x EARLY) in a lookup's choice.
+EARLY = 10.0
 
 
-def make(
-    *,
-    profile: str = "",
-    most: int = 8,
-    draft: float = 0.1,
-    verify: float = 0.05,
-    acceptance: float = costs_lib.ACCEPTANCE,
-    weight: float = 4.0,
-    memory: float = 0.95,
-    explore: float = 0.01,
-    rows: str = "closed",
-) -> Controller:
+class State(struct.PyTreeNode):
+    """What is kept from round to round."""
+
+    # bool[B] the rows without sampling. What they cost is looked up in every round, because a state
+    # can be put into a batch of another size.
+    greedy: jax.Array
+    # f32[B,K] tokens that were accepted, and tested, at each depth; later ones count more.
+    passed: jax.Array
+    tested: jax.Array
+    # f32[B,2] rounds with a draft, and rounds that could have one; later ones count more.
+    found: jax.Array
+    left: jax.Array  # f32[B] tokens that the row may still write, before the ``idle`` rounds
+    live: jax.Array  # bool[B] the rows that are not finished
+    rows: jax.Array  # i32[B] how many rows the batch had when the length was chosen
+    length: jax.Array  # i32[B] of the next draft, equal in all rows
+    idle: jax.Array  # i32[B] rounds since a draft was made, equal in all rows
+    tries: jax.Array  # bool[B] whether the next draft is a trial, equal in all rows
+    failed: jax.Array  # i32[B] trials that gave no draft since the last one, equal in all rows
+    # What follows from the numbers above.
+    rates: jax.Array  # f32[B,K] the acceptance of each row at each depth
+    pace: jax.Array  # f32[B] tokens in the time of a round without a draft, with the best length
+    early: jax.Array  # f32[B] how long before the last row each one is finished, as a share
+    due: jax.Array  # i32[B] the rounds without a draft that pay for a trial, equal in all rows
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(declare.Keys):
+    """The keys of ``goodput``."""
+
+    OWNER = "goodput's "
+
+    profile: str = key(
+        "", 'a file that mode bench wrote into profiles/ of its workdir; "": the next four keys'
+    )
+    most: int = key(8, "the longest draft")
+    draft: float = key(0.1, "what drafting one more token costs, in rounds without a draft")
+    verify: float = key(0.05, "what verifying one more token costs, in rounds without a draft")
+    acceptance: float = key(
+        costs_lib.ACCEPTANCE,
+        "the share of tokens that is accepted if those before were, as first assumed",
+    )
+    weight: float = key(
+        4.0, "of the acceptance known before, in tested tokens, and of the batch for each row"
+    )
+    memory: float = key(
+        0.95, "how much a tested token counts against the next one", least=0, most=1
+    )
+    explore: float = key(
+        0.01,
+        "the share of the time that is spent on trials while nothing is drafted",
+        least=0,
+        most=1,
+    )
+    rows: str = key(
+        "closed",
+        '"closed" (the loop ends with its slowest row) or "open" (finished rows are replaced)',
+        choices=ROWS,
+    )
+
+    def check(self) -> None:
+        number("goodput's weight", self.weight, "above 0", lambda x: x > 0)
+
+
+class Setup(NamedTuple):
+    """The static settings."""
+
+    known: Costs | Profile
+    keys: Keys
+
+    def costs(self, state: State) -> Costs:
+        """The costs of the batch."""
+        return costs_lib.known_of(self.known, len(state.live))
+
+    def each(self, field: str, state: State) -> jax.Array:
+        """f32[B,n]: a field of ``RoundCosts`` by row."""
+        return self.costs(state).each(field, state.greedy)
+
+
+def choose(setup: Setup, state: State) -> tuple[State, jax.Array, jax.Array]:
+    """The best length for all rounds from now on, and the best one above 0, both i32[].
+
+    The state has what follows from its numbers.
+    """
+    state = state.replace(rates=rates_of(setup, state))
+    times = _mean(state, setup.each("times", state))
+    accepted = _accepted(setup, state, state.rates)
+    # In a round in which no row has a draft, none is verified; with length 0 none is looked for.
+    share = state.found[:, 0] + setup.keys.weight * setup.each("finds", state)[:, 0]
+    share = share / (state.found[:, 1] + setup.keys.weight)
+    drafts = 1 - jnp.prod(jnp.where(state.live, 1 - share, 1))
+    empty = _mean(state, setup.each("empty", state))[0]
+    spends = (empty + drafts * (times - empty)).at[0].set(1)
+    rate = (1 + share[:, None] * accepted) / spends
+    live = state.live[:, None]
+    left = jnp.where(live, jnp.maximum(state.left, 1)[:, None], 0)
+    left = left / jnp.maximum(left.max(), 1)
+    spent = left / rate
+    value = (rate * live).sum(0) if setup.keys.rows == "open" else -spent.max(0)
+    best, trial = jnp.argmax(value), 1 + jnp.argmax(value[1:])
+    lengths = jnp.asarray(setup.costs(state).lengths, jnp.int32)
+    last = jnp.maximum(spent[:, best].max(), 1e-6)
+    early = 1 - spent[:, best] / last
+    due = jnp.int32(FOREVER)
+    if setup.keys.explore:
+        # Each trial is paid for, those that found nothing too. Every round without a draft saves
+        # so much, less what the drafter reads after it.
+        trials = state.failed[0] + 1
+        price = trials * (spends[trial] - 1)
+        saves = setup.keys.explore - trials * _mean(state, setup.each("missed", state))[0]
+        rounds = jnp.ceil(price / jnp.maximum(saves, 1e-9))
+        due = jnp.where(saves > 0, jnp.clip(rounds, 1, FOREVER), FOREVER).astype(jnp.int32)
+    state = state.replace(pace=rate[:, best], early=early, due=spread(state, due))
+    return state, lengths[best], lengths[trial]
+
+
+def of_found(setup: Setup, state: State, reach: jax.Array) -> jax.Array:
+    """i32[] the best length for this round, for drafts of so many levels i32[B].
+
+    A round takes time from the rounds after it, so tokens are compared with those that the rows
+    emit in the same time on average. The most tokens per second of this round alone would be fewer
+    in the whole text.
+    """
+    costs = setup.costs(state)
+    rates = jnp.where(jnp.arange(costs.longest) < reach[:, None], state.rates, 0)
+    counts = state.live.astype(jnp.float32)
+    if setup.keys.rows == "closed":
+        counts = counts * jnp.exp(-EARLY * state.early)
+    tokens = counts[:, None] * (1 + _accepted(setup, state, rates))
+    # The search is over: without a draft the round costs what such rounds cost.
+    times = _mean(state, setup.each("times", state))
+    times = times.at[0].set(_mean(state, setup.each("empty", state))[0])
+    best = jnp.argmax(tokens.sum(0) - (counts * state.pace).sum() * times)
+    return jnp.asarray(costs.lengths, jnp.int32)[best]
+
+
+def _mean(state: State, values: jax.Array) -> jax.Array:
+    """f32[n]: the mean of f32[B,n] over live rows; greedy and sampled rows may differ."""
+    live = state.live[:, None]
+    return (values * live).sum(0) / jnp.maximum(live.sum(), 1)
+
+
+def rates_of(setup: Setup, state: State) -> jax.Array:
+    """f32[B,K]: the acceptance of each row at each depth."""
+    live, weight = state.live[:, None], setup.keys.weight
+    passed, tested = (state.passed * live).sum(0), (state.tested * live).sum(0)
+    batch = (passed + weight * setup.each("acceptance", state)) / (tested + weight)
+    return (state.passed + weight * batch) / (state.tested + weight)
+
+
+def _accepted(setup: Setup, state: State, rates: jax.Array) -> jax.Array:
+    """f32[B,A]: the expected accepted tokens of a draft of each length."""
+    accepted = jnp.pad(jnp.cumsum(jnp.cumprod(rates, -1), -1), ((0, 0), (1, 0)))
+    return accepted[:, np.array(setup.costs(state).lengths)]
+
+
+def spread(state: State, value: jax.Array) -> jax.Array:
+    """The value in all rows."""
+    return jnp.broadcast_to(value, state.length.shape)
+
+
+@declare.method(Keys)
+def make(keys: Keys) -> Controller:
     """The length with the most expected tokens per second.
-
-    Args:
-        profile: a file that mode bench wrote into profiles/ of its workdir; "": the next four keys.
-        most: the longest draft.
-        draft, verify: what drafting and verifying one more token costs, in units of a round without
-            a draft.
-        acceptance: the share of tokens that is accepted if those before were, as first assumed.
-        weight: of the acceptance known before, in tested tokens, and of the batch for each row.
-        memory: how much a tested token counts against the next one.
-        explore: the share of the time that is spent on trials while nothing is drafted.
-        rows: "closed" (the loop ends with its slowest row) or "open" (finished rows are replaced).
 
     Raises:
         UserError: a number out of range, a profile that cannot be read or lacks the batch size, an
             unknown ``rows``.
     """
-    linear = costs_lib.linear(most, draft, verify, acceptance)
-    known = costs_lib.read(profile) if profile else linear
-    return of_costs(known, weight, memory, explore, rows)
+    known = costs_lib.known(keys.profile, keys.most, keys.draft, keys.verify, keys.acceptance)
+    return of_costs(known, keys)
 
 
-def of_costs(
-    known: Costs | Profile,
-    weight: float = 4.0,
-    memory: float = 0.95,
-    explore: float = 0.01,
-    rows: str = "closed",
-) -> Controller:
-    """The controller for these costs; see ``make``."""
-    _counts.positive("goodput's weight", weight)
-    _counts.share("goodput's memory", memory)
-    _counts.share("goodput's explore", explore)
-    one_of("goodput's rows", rows, ROWS)
-    setup = Setup(known, weight, memory, explore, rows)
+def of_costs(known: Costs | Profile, keys: Keys) -> Controller:
+    """The controller for these costs, and the keys that are not about costs; see ``make``."""
+    setup = Setup(known, keys)
     return Controller(
         "goodput",
         init=Bound(_init, setup),
@@ -142,13 +278,13 @@ def _within(setup: Setup, state: State, reach: jax.Array) -> jax.Array:
 
 
 def _update(setup: Setup, state: State, draft: Draft, verdict: Verdict) -> State:
-    drafted, accepted = _counts.drafted(draft), _counts.accepted(verdict)
+    drafted, accepted = _controller.drafted(draft), _controller.accepted(verdict)
     depth, live = jnp.arange(setup.costs(state).longest), verdict.count > 0
     tested = depth < jnp.minimum(accepted + 1, drafted)[:, None]
-    keep = jnp.where(tested, setup.memory, 1)
+    keep = jnp.where(tested, setup.keys.memory, 1)
     any_draft, asked = (drafted > 0).any(), live & (state.length > 0)
     found = jnp.stack([asked & (drafted > 0), asked], 1)
-    forget = jnp.where(asked, setup.memory, 1)[:, None]
+    forget = jnp.where(asked, setup.keys.memory, 1)[:, None]
     state = state.replace(
         passed=(keep * state.passed + (tested & (depth < accepted[:, None]))).astype(jnp.float32),
         tested=(keep * state.tested + tested).astype(jnp.float32),
@@ -162,28 +298,14 @@ def _update(setup: Setup, state: State, draft: Draft, verdict: Verdict) -> State
 
 def _next(setup: Setup, state: State, idle: jax.Array) -> State:
     """The state for the next round, after so many rounds i32[] without a draft."""
-    state, choice = _chosen(setup, state)
-    tries = (choice.best == 0) & (idle >= state.due[0])
+    state, best, trial = choose(setup, state)
+    tries = (best == 0) & (idle >= state.due[0])
     return state.replace(
-        length=spread(state, jnp.where(tries, choice.trial, choice.best)),
+        length=spread(state, jnp.where(tries, trial, best)),
         rows=jnp.full_like(state.rows, len(state.live)),
         idle=spread(state, idle),
         tries=spread(state, tries),
     )
-
-
-def _chosen(setup: Setup, state: State) -> tuple[State, Choice]:
-    """The best length, and the state with what follows from its numbers."""
-    state = state.replace(rates=rates_of(setup, state))
-    choice = choose(setup, state)
-    due = jnp.int32(FOREVER)
-    if setup.explore:
-        # Every round without a draft saves so much, less what the drafter reads after it.
-        saves = setup.explore - choice.missed
-        rounds = jnp.ceil(choice.price / jnp.maximum(saves, 1e-9))
-        due = jnp.where(saves > 0, jnp.clip(rounds, 1, FOREVER), FOREVER).astype(jnp.int32)
-    state = state.replace(pace=choice.pace, early=choice.early, due=spread(state, due))
-    return state, choice
 
 
 def _pause(setup: Setup, state: State, live: jax.Array) -> jax.Array:

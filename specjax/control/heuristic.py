@@ -8,13 +8,17 @@ it for the next one, so that its texts depend on their order.
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
+from specjax import declare
 from specjax.bound import Bound
 from specjax.checks import whole
-from specjax.control import _counts
-from specjax.control._types import Controller
+from specjax.control import _controller
+from specjax.control._controller import Controller
+from specjax.declare import key
 from specjax.types import Context, Draft, Verdict
 
 REFERENCE = "gante2023assisted"
@@ -22,28 +26,35 @@ REFERENCE = "gante2023assisted"
 LIMITS = True
 
 
-def make(
-    *, start: int = 5, up: int = 2, down: int = 1, least: int = 1, most: int = 64
-) -> Controller:
-    """Levels of a draft: ``up`` more after full acceptance, ``down`` fewer after a rejection.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(declare.Keys):
+    """The keys of ``heuristic``."""
 
-    Args:
-        start: in the first round.
-        up, down: the steps.
-        least, most: the bounds; the drafter's own longest draft is a bound too.
+    OWNER = "heuristic's "
+
+    start: int = key(5, "in the first round", least=0)
+    up: int = key(2, "levels more after full acceptance", least=0)
+    down: int = key(1, "levels fewer after a rejection", least=0)
+    least: int = key(1, "the lower bound", least=0)
+    most: int = key(64, "the upper bound; the drafter's own longest draft is one too")
+
+    def check(self) -> None:
+        whole("heuristic's most", self.most, max(self.start, self.least))
+        whole("heuristic's start", self.start, self.least)
+
+
+@declare.method(Keys)
+def make(keys: Keys) -> Controller:
+    """Levels of a draft: ``up`` more after full acceptance, ``down`` fewer after a rejection.
 
     Raises:
         UserError: a bound below 0, ``least`` above ``most``, ``start`` outside them.
     """
-    for name, value in {"start": start, "up": up, "down": down, "least": least}.items():
-        whole(f"heuristic's {name}", value, 0)
-    whole("heuristic's most", most, max(start, least))
-    whole("heuristic's start", start, least)
     return Controller(
-        f"heuristic:{start}",
+        f"heuristic:{keys.start}",
         limit=_itself,
-        init=Bound(_init, start),
-        update=Bound(_update, up, down, least, most),
+        init=Bound(_init, keys.start),
+        update=Bound(_update, keys.up, keys.down, keys.least, keys.most),
     )
 
 
@@ -58,7 +69,7 @@ def _init(start: int, context: Context) -> jax.Array:
 def _update(
     up: int, down: int, least: int, most: int, length: jax.Array, draft: Draft, verdict: Verdict
 ) -> jax.Array:
-    drafted, accepted = _counts.drafted(draft), _counts.accepted(verdict)
+    drafted, accepted = _controller.drafted(draft), _controller.accepted(verdict)
     longer, shorter = jnp.minimum(length + up, most), jnp.maximum(length - down, least)
     new = jnp.where(accepted >= drafted, longer, shorter)
     return jnp.where(drafted > 0, new, length).astype(length.dtype)

@@ -19,13 +19,17 @@ and drafted tokens are then counted as levels.
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from specjax import declare
 from specjax.bound import Bound
-from specjax.control import _counts
-from specjax.control._types import Ahead, Controller
+from specjax.control import _controller
+from specjax.control._controller import Ahead, Controller
+from specjax.declare import key
 from specjax.types import Context, Draft, Verdict
 
 REFERENCE = "zhang2024draft"
@@ -40,33 +44,45 @@ class State(struct.PyTreeNode):
     stopped: jax.Array  # bool[B] whether the draft ended before its full length
 
 
-def make(
-    *,
-    start: float = 0.8,
-    target: float = 0.9,
-    step: float = 0.01,
-    keep: float = 0.9,
-    memory: float = 0.5,
-) -> Controller:
-    """Continues after tokens of at least a probability that follows the acceptance of the row.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(declare.Keys):
+    """The keys of ``matchness``."""
 
-    Args:
-        start: the first threshold; the authors take 0.8 for greedy decoding and 0.5 for sampling.
-        target: the share of accepted tokens at which the threshold stays.
-        step: how far the aim is from the threshold.
-        keep: share of the old threshold in the new one; 1 keeps ``start``.
-        memory: share of the earlier rounds in the mean of the accepted shares, which begins at 0.
+    OWNER = "matchness's "
+
+    start: float = key(
+        0.8,
+        "the first threshold; the authors take 0.8 for greedy decoding and 0.5 for sampling",
+        least=0,
+        most=1,
+    )
+    target: float = key(
+        0.9, "the share of accepted tokens at which the threshold stays", least=0, most=1
+    )
+    step: float = key(0.01, "how far the aim is from the threshold", least=0, most=1)
+    keep: float = key(
+        0.9, "share of the old threshold in the new one; 1 keeps ``start``", least=0, most=1
+    )
+    memory: float = key(
+        0.5,
+        "share of the earlier rounds in the mean of the accepted shares, which begins at 0",
+        least=0,
+        most=1,
+    )
+
+
+@declare.method(Keys)
+def make(keys: Keys) -> Controller:
+    """Continues after tokens of at least a probability that follows the acceptance of the row.
 
     Raises:
         UserError: a number outside [0, 1].
     """
-    mover = _counts.Mover(target, step, keep, memory)
-    mover.check("matchness")
-    _counts.share("matchness's start", start)
+    mover = _controller.Mover(keys.target, keys.step, keys.keep, keys.memory)
     return Controller(
-        f"matchness:{start:g}",
+        f"matchness:{keys.start:g}",
         _ask,
-        Bound(_init, start),
+        Bound(_init, keys.start),
         Bound(_update, mover),
     )
 
@@ -89,8 +105,8 @@ def _ask(state: State, ahead: Ahead) -> tuple[jax.Array, State]:
     return goes_on, state.replace(levels=levels, stopped=~goes_on)
 
 
-def _update(mover: _counts.Mover, state: State, draft: Draft, verdict: Verdict) -> State:
-    newest = _counts.accepted(verdict) / jnp.maximum(state.levels, 1)
+def _update(mover: _controller.Mover, state: State, draft: Draft, verdict: Verdict) -> State:
+    newest = _controller.accepted(verdict) / jnp.maximum(state.levels, 1)
     threshold, share = mover.moved(state.threshold, state.share, newest, state.stopped)
     drafted = state.levels > 0
     return State(

@@ -11,29 +11,39 @@ level, so at the best of them.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from specjax import declare
 from specjax.bound import Bound
-from specjax.checks import number
-from specjax.control._types import Ahead, Controller
+from specjax.control._controller import Ahead, Controller
+from specjax.declare import key
 
 REFERENCE = ("mamou2024dynamic", "zhang2025draft", "agrawal2024adaedl")
 
 
-def make(*, least: float) -> Controller:
-    """Continues while the highest probability of the draft is at least ``least``.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(declare.Keys):
+    """The keys of ``threshold``."""
 
-    Args:
-        least: in [0, 1].
+    OWNER = "the threshold's "
+
+    least: float = key(
+        help="the highest probability after which the draft goes on", least=0, most=1
+    )
+
+
+@declare.method(Keys)
+def make(keys: Keys) -> Controller:
+    """Continues while the highest probability of the draft is at least ``least``.
 
     Raises:
         UserError: ``least`` out of range.
     """
-    number("the threshold", least, "between 0 and 1", lambda x: 0 <= x <= 1)
-    return Controller(f"threshold:{least:g}", Bound(_ask, least))
+    return Controller(f"threshold:{keys.least:g}", Bound(_ask, keys.least))
 
 
 def _ask(least: float, state: Any, ahead: Ahead) -> tuple[jax.Array, Any]:

@@ -67,7 +67,16 @@ def read(
     for another tokenizer than the target's.
     """
     folder, what = Path(directory).expanduser(), name.replace("_", " ")
-    manifest = _read_manifest(folder, name, schema, build)
+    path = folder / f"{name}.json"
+    manifest = files.read_manifest(path, name, schema, build)
+    try:
+        # Raises for missing keys and wrong types.
+        manifest |= {"sha256": dict(manifest["sha256"]), "vocabulary": manifest["vocabulary"]}
+        manifest |= {"vocab_size": int(manifest["vocab_size"])}
+    except (ValueError, KeyError, TypeError, OverflowError):
+        raise UserError(
+            f"{path} is damaged, or no {what} of specjax; build it with {build}"
+        ) from None
     # Equal fingerprints mean equal ids; without fingerprints only the sizes can be compared.
     vocabulary = manifest["vocabulary"]
     differ = vocabulary and target.vocabulary and vocabulary != target.vocabulary
@@ -90,32 +99,6 @@ def read(
             f"build both again with {build}"
         )
     return arrays, manifest
-
-
-def _read_manifest(folder: Path, name: str, schema: int, build: str) -> dict:
-    """The manifest, with the keys and types that ``read`` needs. Raises UserError."""
-    path, what = folder / f"{name}.json", name.replace("_", " ")
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        ours = manifest["format"] == f"specjax {name}"
-        version = manifest["schema"]
-        # Raises for missing keys and wrong types.
-        manifest |= {"sha256": dict(manifest["sha256"]), "vocabulary": manifest["vocabulary"]}
-        manifest |= {"vocab_size": int(manifest["vocab_size"])}
-    except OSError:
-        raise UserError(f"{folder} has no {path.name}; build the {what} with {build}") from None
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        raise UserError(
-            f"{path} is damaged, or no {what} of specjax; build it with {build}"
-        ) from None
-    if not ours:
-        raise UserError(f"{path} is no {what} of specjax; build one with {build}")
-    if version != schema:
-        raise UserError(
-            f"{path} has format version {version!r}, but this specjax reads version {schema}; "
-            f"build it again with {build}"
-        )
-    return manifest
 
 
 def _checksum(array: np.ndarray) -> str:

@@ -27,45 +27,9 @@ from specjax.models import hf
 
 Messages = Sequence[Mapping[str, str]]  # "role" is system, user or assistant; "content" is text
 
-_SYSTEM = (
-    "A chat between a curious user and an artificial intelligence assistant. "
-    "The assistant gives helpful, detailed, and polite answers to the user's questions."
-)
 BUILT_IN = {
-    # OpenAI 2023, chatml.md; used by Qwen, Yi, SmolLM.
-    "chatml": (
-        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
-        "{% if m.role == 'assistant' %}"
-        "{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}"
-        "{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-    ),
-    # FastChat, conversation.py: vicuna_v1.1.
-    "vicuna": (
-        "{{ bos_token }}{% if messages[0].role == 'system' %}{{ messages[0].content + ' ' }}"
-        f'{{% else %}}{{{{ "{_SYSTEM} " }}}}{{% endif %}}'
-        "{% for m in messages %}{% if m.role == 'user' %}{{ 'USER: ' + m.content + ' ' }}"
-        "{% elif m.role == 'assistant' %}{{ 'ASSISTANT:' }}"
-        "{% generation %}{{ ' ' + m.content + eos_token }}{% endgeneration %}{% endif %}"
-        "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
-    ),
-    # Touvron et al. 2023 (2307.09288), llama/generation.py.
-    "llama2": (
-        "{% set known = namespace(system='') %}{% for m in messages %}"
-        "{% if m.role == 'system' %}"
-        "{% set known.system = '<<SYS>>\\n' + m.content + '\\n<</SYS>>\\n\\n' %}"
-        "{% elif m.role == 'user' %}"
-        "{{ bos_token + '[INST] ' + known.system + m.content.strip() + ' [/INST]' }}"
-        "{% set known.system = '' %}"
-        "{% else %}{% generation %}{{ ' ' + m.content.strip() + ' ' + eos_token }}"
-        "{% endgeneration %}{% endif %}{% endfor %}"
-    ),
-    "plain": (
-        "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}{{ 'Assistant:' }}"
-        "{% generation %}{{ ' ' + m.content + '\\n' }}{% endgeneration %}"
-        "{% else %}{{ m.role.capitalize() + ': ' + m.content + '\\n' }}{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
-    ),
+    name: Path(__file__).with_name("templates").joinpath(f"{name}.jinja").read_text("utf-8")
+    for name in ("chatml", "vicuna", "llama2", "plain")
 }
 _SPECIAL = (
     "bos_token",

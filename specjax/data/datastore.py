@@ -2,7 +2,7 @@
 
 A store is one flat array of documents, each followed by -1, and its suffix array: all positions of
 the store, sorted by the ``reach`` tokens that begin there. So all occurrences of a phrase are
-neighbours, and two binary searches find them (``specjax.drafters.lookup._suffix_array``). No phrase
+neighbours, and two binary searches find them (``specjax.drafters.lookup._match``). No phrase
 contains a -1, so no match crosses documents.
 
 The array is sorted with NumPy, by prefix doubling (Manber and Myers 1993): log2(reach) stable sorts

@@ -57,17 +57,25 @@ def load(
 ) -> Dialogues:
     """The documents of a split ("train", "valid", "test") of .jsonl files.
 
-    The splits are 90 %, 5 % and 5 % of each file, as for texts (``text_files.share``).
-
     Raises UserError: see ``read`` and ``chat.spans``.
     """
-    chosen, skipped = [], 0
-    for path in [files] if isinstance(files, str) else files:
-        conversations, left_out = read(path)
-        sizes = [sum(len(m["content"]) for m in each.messages) for each in conversations]
-        chosen += conversations[text_files.share(sizes, split)]
-        skipped += left_out
+    chosen, skipped = conversations_of([files] if isinstance(files, str) else files, split)
     return Dialogues(documents(chosen, tokenizer, template), skipped)
+
+
+def conversations_of(files: Sequence[str], split: str) -> tuple[list[Conversation], int]:
+    """(conversations of a split of .jsonl files, number of skipped ones in the files).
+
+    The splits are 90 %, 5 % and 5 % of each file, as for texts (``text_files.part_of``). Raises
+    UserError: see ``read``.
+    """
+    chosen, skipped = [], 0
+    for conversations, left_out in map(read, files):
+        chosen += text_files.part_of(
+            conversations, split, lambda each: sum(len(m["content"]) for m in each.messages)
+        )
+        skipped += left_out
+    return chosen, skipped
 
 
 def read(file: str | Path) -> tuple[list[Conversation], int]:
@@ -80,10 +88,10 @@ def read(file: str | Path) -> tuple[list[Conversation], int]:
     path = Path(file).expanduser()
     where = f"dialogue file {path}"
     conversations, skipped = [], 0
-    for number, line in jsonl.lines(jsonl.read(path, where, compressed=True)):
-        messages = _answered(_messages(jsonl.parse(line), f"{where} line {number}"))
+    for line in jsonl.objects(jsonl.read(path, where, compressed=True), where):
+        messages = _answered(_messages(line.value, line.where))
         if messages:
-            conversations.append(Conversation(f"{path} line {number}", messages))
+            conversations.append(Conversation(f"{path} line {line.number}", messages))
         else:
             skipped += 1
     if not conversations:

@@ -1,7 +1,9 @@
 """The features of a target along a text, stored once and read at random: rows of one length.
 
-A directory has array_record shards (one record per row, see ``feature_records``), how often each
-token is a label, and ``manifest.json``, which is written last.
+A directory has array_record shards (one record per row, see ``RecordLayout``), how often each
+token is a label, and ``manifest.json``, which is written last. Features are float32, bfloat16, or
+float8 (e4m3) with one float32 scale per vector, which maps the largest entry of the vector to the
+largest float8.
 """
 
 from __future__ import annotations
@@ -9,28 +11,29 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 from specjax import files
-from specjax.data import feature_records, shards
-from specjax.data.feature_records import RecordLayout
+from specjax.data import packing, shards
 from specjax.errors import UserError
-from specjax.types import Batch
+from specjax.types import Batch, Features
 
-FORMAT, SCHEMA = "specjax features", 1
+NAME, SCHEMA = "features", 1
 BUILD = "configs/features.py"
 COUNTS = "counts.npy"
 # Shards that are open at the same time.
 _OPEN = 32
 
 
-class Store:
+class FeatureStore:
     """A finished directory of features."""
 
     def __init__(self, directory: str | os.PathLike):
@@ -41,15 +44,12 @@ class Store:
         folder = Path(directory).expanduser()
         inner = folder / "features"
         self.directory = inner if (inner / "manifest.json").is_file() else folder
-        self.manifest = _manifest(self.directory)
+        build = f"{BUILD} (the same command resumes a killed run)"
+        manifest = self.directory / "manifest.json"
+        self.manifest = files.read_manifest(manifest, NAME, SCHEMA, build)
         stored = self.manifest
-        self.layout = RecordLayout(
-            stored["length"],
-            stored["width"],
-            tuple(stored["taps"]),
-            stored["dtype"],
-            stored["documents"],
-        )
+        known: dict[str, Any] = {name: stored[name] for name in RecordLayout._fields}
+        self.layout = RecordLayout(**known)._replace(taps=tuple(known["taps"]))
         for name, facts in stored["shards"].items():
             path = self.directory / name
             if not path.is_file() or path.stat().st_size != facts["bytes"]:
@@ -86,12 +86,12 @@ class Store:
         return tuple(self.layout.taps.index(layer) for layer in taps)
 
     def read(self, split: str, numbers: Sequence[int], places: Sequence[int] = ()) -> Batch:
-        """The rows with these numbers, with the taps at ``places``: ``feature_records.batch_of``.
+        """The rows with these numbers, with the taps at ``places``: ``batch_of``.
 
         Raises UserError if a shard is damaged.
         """
         stored = self._records(split, numbers)
-        return feature_records.batch_of(self.layout, stored, places)
+        return batch_of(self.layout, stored, places)
 
     def _records(self, split: str, numbers: Sequence[int]) -> list[bytes]:
         size, by_shard = self.manifest["shard_rows"], {}
@@ -99,7 +99,7 @@ class Store:
             by_shard.setdefault(number // size, []).append((place, number % size))
         found: list[bytes] = [b""] * len(numbers)
         for shard, wanted in by_shard.items():
-            name = feature_records.name_of(split, shard, -(-self.size(split) // size))
+            name = name_of(split, shard, -(-self.size(split) // size))
             try:
                 rows = self._reader(name).read([row for _, row in wanted])
             except ValueError as error:
@@ -123,10 +123,11 @@ class Stored:
     there are fewer rows than one batch.
     """
 
-    store: Store
+    store: FeatureStore
     batch_size: int
     seed: int = 0
-    places: tuple[int, ...] = ()  # of the taps in ``Features.taps``, as ``Store.chosen`` gives them
+    # Of the taps in ``Features.taps``, as ``FeatureStore.chosen`` gives them.
+    places: tuple[int, ...] = ()
 
     def __post_init__(self):
         if self.store.size("train") < self.batch_size:
@@ -138,8 +139,8 @@ class Stored:
     def numbers(self, step: int) -> list[int]:
         """The rows of the batch of a step, which may cross the end of an epoch."""
         rows = self.store.size("train")
-        places = range(step * self.batch_size, (step + 1) * self.batch_size)
-        return [int(self._order(place // rows)[place % rows]) for place in places]
+        places = packing.places(step, self.batch_size, rows)
+        return [int(packing.order(self.seed, epoch, rows)[place]) for epoch, place in places]
 
     def batch(self, step: int) -> Batch:
         """tokens i32[B,T+1], labelled and segments or None, and the features."""
@@ -150,64 +151,34 @@ class Stored:
         numbers = self.numbers(step)
         return self.store.read("train", [numbers[row] for row in rows], self.places)
 
-    @functools.cached_property
-    def _order(self):
-        return functools.lru_cache(maxsize=2)(self._shuffle)
 
-    def _shuffle(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng([self.seed, epoch]).permutation(self.store.size("train"))
-
-
+@dataclasses.dataclass(frozen=True, eq=False)
 class HeldOut(Sequence):
-    """The first ``count`` batches of the held-out rows, or as many as there are, read when used.
+    """The first ``most`` batches of the held-out rows, or as many as there are, read when used.
 
     Raises UserError if there are fewer rows than one batch.
     """
 
-    def __init__(self, store: Store, batch_size: int, count: int, places: Sequence[int] = ()):
-        rows = store.size("valid")
-        if rows < batch_size:
+    store: FeatureStore
+    batch_size: int
+    most: int
+    places: tuple[int, ...] = ()  # as of ``Stored``
+
+    def __post_init__(self):
+        if self.store.size("valid") < self.batch_size:
             raise UserError(
-                f"{store.directory} has {rows} held-out rows, fewer than one batch of "
-                f"{batch_size}; lower config.train.batch_size, or store more of them"
+                f"{self.store.directory} has {self.store.size('valid')} held-out rows, fewer than "
+                f"one batch of {self.batch_size}; lower config.train.batch_size, or store more of "
+                "them"
             )
-        self._store, self._size, self._places = store, batch_size, places
-        self._count = min(count, rows // batch_size)
 
     def __len__(self) -> int:
-        return self._count
+        return min(self.most, self.store.size("valid") // self.batch_size)
 
     def __getitem__(self, index: Any) -> Any:
-        number = range(self._count)[index]
-        numbers = range(number * self._size, (number + 1) * self._size)
-        return self._store.read("valid", numbers, self._places)
-
-    def with_places(self, places: Sequence[int]) -> HeldOut:
-        """The same batches with other taps."""
-        return HeldOut(self._store, self._size, self._count, places)
-
-
-def _manifest(folder: Path) -> dict:
-    """The manifest, with the keys and types that are read here. Raises UserError."""
-    path = folder / "manifest.json"
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        ours, version = manifest["format"] == FORMAT, manifest["schema"]
-    except OSError:
-        raise UserError(
-            f"{folder} has no finished features; store them with {BUILD} (the same command "
-            "resumes a killed run)"
-        ) from None
-    except (ValueError, KeyError, TypeError):
-        raise UserError(
-            f"{path} is damaged, or of another program; store the features with {BUILD}"
-        ) from None
-    if not ours or version != SCHEMA:
-        raise UserError(
-            f"{path} is {manifest['format']!r}, version {version!r}; this specjax reads "
-            f"{FORMAT!r}, version {SCHEMA}; store the features again with {BUILD}"
-        )
-    return manifest
+        number = range(len(self))[index]
+        numbers = range(number * self.batch_size, (number + 1) * self.batch_size)
+        return self.store.read("valid", numbers, self.places)
 
 
 def target_fingerprint(directory: str | os.PathLike) -> str:
@@ -217,3 +188,125 @@ def target_fingerprint(directory: str | os.PathLike) -> str:
         return files.sha256(folder)
     paths = (folder / "config.json", *sorted(folder.glob("*.safetensors")))
     return hashlib.sha256("".join(map(files.sha256, paths)).encode()).hexdigest()
+
+
+# Name -> (the dtype in memory, the dtype with the same bits in a record).
+DTYPES: dict[str, tuple[Any, str]] = {
+    "float32": (np.float32, "<f4"),
+    "bfloat16": (ml_dtypes.bfloat16, "<u2"),
+    "float8": (ml_dtypes.float8_e4m3fn, "u1"),
+}
+_LARGEST = float(ml_dtypes.finfo(ml_dtypes.float8_e4m3fn).max)
+
+
+class RecordLayout(NamedTuple):
+    """What a record has."""
+
+    length: int  # T; a row has one token more
+    width: int  # E
+    taps: tuple[int, ...]  # layers whose outputs are stored, in addition to ``Output.hidden``
+    dtype: str  # one of DTYPES
+    documents: bool  # whether rows have labels and segments; otherwise every token is a label
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Size of the features of one token."""
+        scale = 4 if self.dtype == "float8" else 0
+        each = self.width * np.dtype(DTYPES[self.dtype][1]).itemsize + scale
+        return (1 + len(self.taps)) * each
+
+    @property
+    def record(self) -> np.dtype:
+        """The fields of a record."""
+        row, vectors = (self.length + 1,), (1 + len(self.taps), self.length)
+        fields: list[Any] = [("tokens", "<i4", row)]
+        if self.documents:
+            fields += [("labelled", "?", row), ("segments", "<i4", row)]
+        fields.append(("values", DTYPES[self.dtype][1], (*vectors, self.width)))
+        if self.dtype == "float8":
+            fields.append(("scales", "<f4", vectors))
+        return np.dtype(fields)
+
+
+def in_bits(values: jax.Array, dtype: str) -> tuple[jax.Array, jax.Array | None]:
+    """[...,E] in a dtype of DTYPES as unsigned integers (float32 unchanged), and scales f32[...].
+
+    Scales are None except for float8.
+    """
+    values = values.astype(jnp.float32)
+    if dtype == "float32":
+        return values, None
+    if dtype == "bfloat16":
+        return jax.lax.bitcast_convert_type(values.astype(jnp.bfloat16), jnp.uint16), None
+    largest = jnp.abs(values).max(-1)
+    scales = jnp.where(largest > 0, largest / _LARGEST, 1)
+    scaled = jnp.clip(values / scales[..., None], -_LARGEST, _LARGEST).astype(jnp.float8_e4m3fn)
+    return jax.lax.bitcast_convert_type(scaled, jnp.uint8), scales
+
+
+def records(
+    layout: RecordLayout, batch: Batch, values: np.ndarray, scales: np.ndarray | None
+) -> list[bytes]:
+    """One record per row of a batch; ``values`` [B,1+taps,T,E] and ``scales`` as of ``in_bits``."""
+    table = np.zeros(len(batch.tokens), layout.record)
+    table["tokens"], table["values"] = batch.tokens, values
+    if layout.documents:
+        table["labelled"], table["segments"] = batch.labelled, batch.segments
+    if scales is not None:
+        table["scales"] = scales
+    return [row.tobytes() for row in table]
+
+
+def batch_of(layout: RecordLayout, stored: Sequence[bytes], places: Sequence[int]) -> Batch:
+    """The batch of these records, with the taps at ``places``.
+
+    All NumPy; features that are stored as float8 are bfloat16 on the default device.
+    """
+    table = [np.frombuffer(record, layout.record)[0] for record in stored]
+
+    def column(name: str) -> Any:
+        return np.stack([row[name] for row in table])
+
+    def features(place: int) -> Any:
+        values = np.stack([row["values"][place] for row in table])
+        if layout.dtype != "float8":
+            return values.view(DTYPES[layout.dtype][0])
+        return _from_eight_bits(values, np.stack([row["scales"][place] for row in table]))
+
+    labelled, segments = map(column, ("labelled", "segments")) if layout.documents else (None, None)
+    taps = tuple(features(1 + place) for place in places)
+    return Batch(column("tokens"), labelled, segments, Features(features(0), taps))
+
+
+@jax.jit
+def _from_eight_bits(values: jax.Array, scales: jax.Array) -> jax.Array:
+    """u8[B,T,E], f32[B,T] -> bfloat16. On the device: NumPy needs ten times the time."""
+    numbers = jax.lax.bitcast_convert_type(values, jnp.float8_e4m3fn).astype(jnp.float32)
+    return (numbers * scales[..., None]).astype(jnp.bfloat16)
+
+
+def name_of(split: str, number: int, count: int) -> str:
+    """The file name of a shard."""
+    return f"{split}-{number:05}-of-{count:05}.array_record"
+
+
+def is_finished(path: Path, layout: RecordLayout, rows: Sequence[Batch]) -> bool:
+    """Whether a shard has these rows; the first and the last are compared."""
+    if not path.is_file():
+        return False
+    try:
+        with shards.Reader(path) as reader:
+            ends = reader.read([0, len(rows) - 1]) if reader.count == len(rows) else []
+    except ValueError:
+        return False
+    size = layout.record.itemsize
+    return bool(ends) and all(
+        len(record) == size
+        and np.array_equal(np.frombuffer(record, layout.record)[0]["tokens"], row.tokens[0])
+        for record, row in zip(ends, (rows[0], rows[-1]), strict=True)
+    )
+
+
+def write(path: Path, rows: Sequence[bytes]) -> None:
+    """Writes a shard, without compression: features hardly become smaller. Raises OSError."""
+    shards.write_bytes(path, rows, "group_size:1,uncompressed")

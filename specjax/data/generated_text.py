@@ -15,7 +15,8 @@ from specjax.data import shards
 from specjax.data.packing import Document
 from specjax.errors import UserError
 
-SCHEMA = 1
+NAME, SCHEMA = "generated text", 1
+BUILD = "configs/self_generate.py"
 SPLITS = ("train", "valid")
 
 
@@ -80,18 +81,8 @@ def _folder(directory: str | Path) -> Path:
 
 
 def _manifest(folder: Path, tokenizer_fingerprint: str) -> dict:
-    path = folder / "manifest.json"
-    if not path.is_file():
-        raise UserError(
-            f"{folder} has no manifest.json: no generated text, or unfinished; "
-            "run its command (again)"
-        )
-    manifest = files.read_json(path)
-    if manifest.get("schema") != SCHEMA:
-        raise UserError(
-            f"{folder} has format version {manifest.get('schema')!r}, but this specjax reads "
-            f"version {SCHEMA}; generate the text again"
-        )
+    build = f"{BUILD} (the same command resumes a killed run)"
+    manifest = files.read_manifest(folder / "manifest.json", NAME, SCHEMA, build)
     if manifest["tokenizer"] != tokenizer_fingerprint:
         raise UserError(
             f"{folder} was made with another tokenizer; generate text with the target of this run"

@@ -6,13 +6,46 @@ import gzip
 import json
 import lzma
 import zlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from specjax.errors import UserError
 
 # Suffix of a compressed file -> the name of its format, and how it is decompressed.
 COMPRESSED = {".gz": ("gzip", gzip.decompress), ".xz": ("xz", lzma.decompress)}
+
+# What a value can be -> whether a value of a line is that.
+KINDS: dict[str, Callable[[Any], bool]] = {
+    "text": lambda value: isinstance(value, str),
+    "text that is not empty": lambda value: isinstance(value, str) and bool(value.strip()),
+    "list of texts": lambda value: (
+        isinstance(value, list) and all(isinstance(each, str) for each in value)
+    ),
+    "number or text": lambda value: type(value) in (int, str),
+}
+
+
+class Line(NamedTuple):
+    """A line of a file that is not blank."""
+
+    number: int
+    where: str  # the file, and the number
+    value: dict[str, Any] | None  # None: the line is no JSON object
+
+    def check(self, what: str, keys: Mapping[str, str]) -> dict[str, Any]:
+        """The object. Raises UserError unless it has these keys, with values of these ``KINDS``.
+
+        ``what`` names the lines of such a file.
+        """
+        value = self.value or {}
+        for key, kind in keys.items():
+            if not KINDS[kind](value.get(key)):
+                problem = f"has {value[key]!r:.40} as its" if key in value else "has no"
+                raise UserError(
+                    f'{self.where} {problem} "{key}"; in a line of {what} that is a {kind}'
+                )
+        return value
 
 
 def plain_suffix(path: Path) -> str:
@@ -67,12 +100,7 @@ def parse(line: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def objects(text: str, key: str, where: str) -> list[dict[str, Any]]:
-    """The object of each line. Raises UserError for a line without one, or without text ``key``."""
-    values = []
+def objects(text: str, where: str) -> Iterator[Line]:
+    """The lines of JSON Lines that are not blank; ``where`` is what the file is, and its path."""
     for number, line in lines(text):
-        value = parse(line)
-        if value is None or not isinstance(value.get(key), str):
-            raise UserError(f'{where} line {number} is no JSON object with a "{key}" text')
-        values.append(value)
-    return values
+        yield Line(number, f"{where} line {number}", parse(line))

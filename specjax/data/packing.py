@@ -93,9 +93,7 @@ class Packed:
         The segments of each row are 1, 2, ...; padding has segment 0.
         """
         rows = []
-        # A batch may cross the end of an epoch.
-        for number in range(step * self.batch_size, (step + 1) * self.batch_size):
-            epoch, place = divmod(number, self.rows)
+        for epoch, place in places(step, self.batch_size, self.rows):
             chosen, order = self._epoch(epoch)
             rows.append([self._pieces[chosen[rank]] for rank in self._plan[order[place]]])
         return _fill(rows, self.length)
@@ -135,18 +133,23 @@ class OnePerRow:
 
     def batch(self, step: int) -> Batch:
         """tokens i32[B,T+1], padded with 0, labelled bool[B,T+1], all NumPy."""
-        rows = []
-        # A batch may cross the end of an epoch.
-        for number in range(step * self.batch_size, (step + 1) * self.batch_size):
-            epoch, place = divmod(number, len(self.documents))
-            rows.append([self.documents[self._epoch(epoch)[place]]])
+        size = len(self.documents)
+        rows = [
+            [self.documents[order(self.seed, epoch, size)[place]]]
+            for epoch, place in places(step, self.batch_size, size)
+        ]
         return _fill(rows, self.length).replace(segments=None)
 
-    @functools.cached_property
-    def _epoch(self):
-        return functools.lru_cache(maxsize=2)(
-            lambda epoch: np.random.default_rng([self.seed, epoch]).permutation(len(self.documents))
-        )
+
+def places(step: int, batch_size: int, rows: int) -> list[tuple[int, int]]:
+    """(epoch, place in it) of each row of a batch, which may cross the end of an epoch."""
+    return [divmod(step * batch_size + row, rows) for row in range(batch_size)]
+
+
+@functools.lru_cache(maxsize=4)
+def order(seed: int, epoch: int, rows: int) -> np.ndarray:
+    """i64[rows]: the row at each place of an epoch."""
+    return np.random.default_rng([seed, epoch]).permutation(rows)
 
 
 def held_out_rows(
@@ -158,14 +161,8 @@ def held_out_rows(
     needed). Raises UserError if there is no document.
     """
     _check_some(documents)
-    chosen = np.random.default_rng(0).permutation(len(documents))
-    chosen = chosen[: batch_size * max(1, min(count, len(documents) // batch_size))]
-    rows = [[documents[number]] for number in chosen]
-    rows += [[] for _ in range(-len(rows) % batch_size)]
-    return [
-        _fill(rows[start : start + batch_size], length).replace(segments=None)
-        for start in range(0, len(rows), batch_size)
-    ]
+    rows = [[each] for each in documents]
+    return [each.replace(segments=None) for each in _some(rows, batch_size, length, count)]
 
 
 def held_out(
@@ -180,13 +177,20 @@ def held_out(
     _check_some(parts)
     order = np.argsort([-len(part.ids) for part in parts], kind="stable")
     plan = best_fit(np.array([len(part.ids) for part in parts]), length + 1)
+    rows = [[parts[order[rank]] for rank in row] for row in plan]
+    return _some(rows, batch_size, length, count)
+
+
+def _some(rows: list[list[Document]], batch_size: int, length: int, count: int) -> list[Batch]:
+    """``count`` batches of these rows, or fewer; at least one, with rows of padding if needed."""
     # Best-fit puts long documents first: a random choice of rows has documents of all lengths.
-    chosen = np.random.default_rng(0).permutation(len(plan))
-    chosen = chosen[: batch_size * max(1, min(count, len(plan) // batch_size))]
-    rows = [[parts[order[rank]] for rank in plan[row]] for row in chosen]
-    rows += [[] for _ in range(-len(rows) % batch_size)]
+    chosen = np.random.default_rng(0).permutation(len(rows))
+    chosen = chosen[: batch_size * max(1, min(count, len(rows) // batch_size))]
+    picked = [rows[number] for number in chosen]
+    picked += [[] for _ in range(-len(picked) % batch_size)]
     return [
-        _fill(rows[start : start + batch_size], length) for start in range(0, len(rows), batch_size)
+        _fill(picked[start : start + batch_size], length)
+        for start in range(0, len(picked), batch_size)
     ]
 
 

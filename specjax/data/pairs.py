@@ -27,7 +27,7 @@ from specjax.errors import UserError
 
 DOCSTRINGS = "docstrings"  # the name of the pairs of the embedded corpus
 PAD, END = "<pad>", "</s>"  # ids 0 and 1 of the tokenizers made for pairs
-KEYS = ("source", "output")
+KEYS: dict[str, str] = dict.fromkeys(("source", "output"), "text that is not empty")
 SPLITS = ("train", "valid", "test")
 # Turns of a conversation before an answer that are its source.
 TURNS = 3
@@ -93,16 +93,13 @@ def read(file: str | Path) -> list[Pair]:
     path = Path(file).expanduser()
     where = f"file of pairs {path}"
     pairs = []
-    for number, line in jsonl.lines(jsonl.read(path, where, compressed=True)):
-        at, value = f"{where} line {number}", jsonl.parse(line) or {}
-        for key in KEYS:
-            if not isinstance(value.get(key), str) or not value[key].strip():
-                raise UserError(
-                    f'{at} has no text "{key}"; a line is {{"source": text, "output": text}}'
-                )
-        if others := sorted(set(value) - set(KEYS)):
-            raise UserError(f'{at} has the key "{others[0]}"; its keys are "source" and "output"')
-        pairs.append(Pair(f"{path} line {number}", value["source"], value["output"]))
+    for line in jsonl.objects(jsonl.read(path, where, compressed=True), where):
+        value = line.check("pairs", KEYS)
+        if others := sorted(value.keys() - KEYS):
+            raise UserError(
+                f'{line.where} has the key "{others[0]}"; its keys are "source" and "output"'
+            )
+        pairs.append(Pair(f"{path} line {line.number}", value["source"], value["output"]))
     if not pairs:
         raise UserError(f"{where} has no pair; give at least one")
     return pairs
@@ -111,14 +108,11 @@ def read(file: str | Path) -> list[Pair]:
 def load(files: Sequence[str], split: str) -> list[Pair]:
     """The pairs of a split ("train", "valid", "test") of .jsonl files.
 
-    The splits are 90 %, 5 % and 5 % of each file, as for texts (``text_files.share``). Raises
+    The splits are 90 %, 5 % and 5 % of each file, as for texts (``text_files.part_of``). Raises
     UserError: see ``read``.
     """
-    chosen = []
-    for pairs in map(read, files):
-        sizes = [len(pair.source) + len(pair.output) for pair in pairs]
-        chosen += pairs[text_files.share(sizes, split)]
-    return chosen
+    size = lambda pair: len(pair.source) + len(pair.output)  # noqa: E731
+    return [pair for pairs in map(read, files) for pair in text_files.part_of(pairs, split, size)]
 
 
 def turns(files: Sequence[str], split: str) -> list[Pair]:
@@ -127,15 +121,12 @@ def turns(files: Sequence[str], split: str) -> list[Pair]:
     The splits are those of ``dialogues.load``. Raises UserError: see ``dialogues.read``.
     """
     chosen = []
-    for file in files:
-        conversations, _ = dialogues.read(file)
-        sizes = [sum(len(m["content"]) for m in each.messages) for each in conversations]
-        for where, messages in conversations[text_files.share(sizes, split)]:
-            for number, message in enumerate(messages):
-                if message["role"] == "assistant" and number:
-                    before = messages[max(0, number - TURNS) : number]
-                    source = "\n".join(f"{each['role']}: {each['content']}" for each in before)
-                    chosen.append(Pair(where, source, message["content"]))
+    for where, messages in dialogues.conversations_of(files, split)[0]:
+        for number, message in enumerate(messages):
+            if message["role"] == "assistant" and number:
+                before = messages[max(0, number - TURNS) : number]
+                source = "\n".join(f"{each['role']}: {each['content']}" for each in before)
+                chosen.append(Pair(where, source, message["content"]))
     return chosen
 
 

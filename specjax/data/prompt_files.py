@@ -127,16 +127,16 @@ def read(path: Path, where: str, kind: str = "auto") -> list[Conversation]:
         return [Conversation(number, None, (line,)) for number, line in lines]
     kind = _kind(first or {}) if kind == "auto" else _ALIASES.get(kind, kind)
     conversations, seen = [], {}
-    for number, line in lines:
-        at = f"{where} line {number}"
-        each = _conversation(kind, jsonl.parse(line), number, at)
+    for line in jsonl.objects(text, where):
+        each = _conversation(kind, line)
         if each.id in seen:
             raise UserError(
-                f"{at} has the id {each.id!r} of line {seen[each.id]}; give every question its own"
+                f"{line.where} has the id {each.id!r} of line {seen[each.id]}; "
+                "give every question its own"
             )
         if not all(turn.strip() for turn in each.turns):
-            raise UserError(f"{at} has an empty prompt; a prompt needs at least one token")
-        seen[each.id] = number
+            raise UserError(f"{line.where} has an empty prompt; a prompt needs at least one token")
+        seen[each.id] = line.number
         conversations.append(each)
     return conversations
 
@@ -207,7 +207,7 @@ def _is_known(line: Mapping[str, Any], kind: str) -> bool:
     """Whether a line has the key that identifies ``kind``, or any kind for "auto"."""
     chosen = _kind(line) if kind == "auto" else kind
     key, expected = next(iter(_KEYS[chosen].items()))
-    return _is(line.get(key), expected) or (chosen == "humaneval" and bool(line))
+    return jsonl.KINDS[expected](line.get(key)) or (chosen == "humaneval" and bool(line))
 
 
 def _kind(line: Mapping[str, Any]) -> str:
@@ -217,44 +217,29 @@ def _kind(line: Mapping[str, Any]) -> str:
     return next((kind for kind, keys in _KEYS.items() if next(iter(keys)) in line), "prompts")
 
 
-def _conversation(kind: str, line: dict[str, Any] | None, number: int, at: str) -> Conversation:
-    """A line as a conversation; ``at`` is the file and line. Raises UserError."""
-    line = line or {}
+def _conversation(kind: str, line: jsonl.Line) -> Conversation:
+    """A line as a conversation. Raises UserError."""
+    text = "prompt" if "prompt" in (line.value or {}) else "text"
+    value = line.check(kind, _KEYS[kind] | ({text: "text"} if kind == "mbpp" else {}))
     if kind == "prompts":
-        if not isinstance(line.get("prompt"), str):
-            raise UserError(f'{at} is no JSON object with a "prompt" text')
-        category = line.get("category")
-        return Conversation(
-            number, category if isinstance(category, str) else None, (line["prompt"],)
-        )
-    keys = _KEYS[kind]
-    text = "prompt" if "prompt" in line else "text"
-    for key, expected in (keys | ({text: "text"} if kind == "mbpp" else {})).items():
-        if not _is(line.get(key), expected):
-            problem = f"has {line[key]!r:.40} as its" if key in line else "has no"
-            raise UserError(f'{at} {problem} "{key}"; in a line of {kind} that is a {expected}')
+        category = value.get("category")
+        category = category if isinstance(category, str) else None
+        return Conversation(line.number, category, (value["prompt"],))
     if kind == "spec_bench":
-        if not line["turns"]:
-            raise UserError(f'{at} has no turn in its "turns"; give at least one text')
-        return Conversation(line["question_id"], line["category"], tuple(line["turns"]))
+        if not value["turns"]:
+            raise UserError(f'{line.where} has no turn in its "turns"; give at least one text')
+        return Conversation(value["question_id"], value["category"], tuple(value["turns"]))
     if kind == "humaneval":
-        return Conversation(line["task_id"], kind, (line["prompt"],), completion=True)
+        return Conversation(value["task_id"], kind, (value["prompt"],), completion=True)
     if kind == "gsm8k":
-        return Conversation(number, kind, (line["question"],))
+        return Conversation(line.number, kind, (value["question"],))
     if kind == "pairs":
-        return Conversation(number, None, (line["source"],))
-    if not line[text].strip() or not any(test.strip() for test in line["test_list"]):
-        empty = "test_list" if line[text].strip() else text
+        return Conversation(line.number, None, (value["source"],))
+    if not value[text].strip() or not any(test.strip() for test in value["test_list"]):
+        empty = "test_list" if value[text].strip() else text
         raise UserError(
-            f'{at} has an empty "{empty}"; a line of mbpp needs a task and at least one test'
+            f'{line.where} has an empty "{empty}"; a line of mbpp needs a task and at least one '
+            "test"
         )
-    prompt = MBPP_PROMPT.format(text=line[text], tests="\n".join(line["test_list"]))
-    return Conversation(line["task_id"], kind, (prompt,))
-
-
-def _is(value: Any, expected: str) -> bool:
-    if expected == "list of texts":
-        return isinstance(value, list) and all(isinstance(each, str) for each in value)
-    if expected == "number or text":
-        return isinstance(value, int | str) and not isinstance(value, bool)
-    return isinstance(value, str)
+    prompt = MBPP_PROMPT.format(text=value[text], tests="\n".join(value["test_list"]))
+    return Conversation(value["task_id"], kind, (prompt,))

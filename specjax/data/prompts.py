@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import jax
 
-from specjax.data import prompt_files, token_streams
+from specjax.data import chat, corpora, pairs, prompt_files, token_streams
 from specjax.data.prompt_files import Conversation
 from specjax.errors import UserError
 from specjax.models import hf
@@ -136,8 +136,8 @@ def _check(source: PromptSource, name: str) -> None:
             "(a .txt or .jsonl file, or stdlib)"
         )
     if name == STDLIB:
-        chat = source.chat not in ("", AUTO)
-        for key, is_set in (("chat", chat), ("prompt_kind", source.kind != "auto")):
+        templated = source.chat not in ("", AUTO)
+        for key, is_set in (("chat", templated), ("prompt_kind", source.kind != "auto")):
             if is_set:
                 raise UserError(
                     f"config.{key} is for files of prompts, and config.prompts is stdlib; "
@@ -213,7 +213,6 @@ def _all_turns(
     source: PromptSource, target: hf.Loaded, conversations: Sequence[Conversation], answer: Answer
 ) -> list[Prompt]:
     """Every turn of every conversation as a prompt, with the answers to the earlier turns."""
-    assert target.tokenizer is not None
     template = template_of(source, target, conversations)
     answers, result = ([[] for _ in conversations] for _ in range(2))
     for turn in range(max(len(each.turns) for each in conversations)):
@@ -224,7 +223,7 @@ def _all_turns(
         unfinished = [n for n, each in enumerate(conversations) if len(each.turns) > turn + 1]
         if unfinished:
             outputs = answer([result[number][-1] for number in unfinished])
-            decode = target.tokenizer.decode
+            decode = target.text_tokenizer.decode
             for number, new in zip(unfinished, outputs, strict=True):
                 answers[number].append(new if isinstance(new, str) else decode(new))
     return [prompt for prompts in result for prompt in prompts]
@@ -234,15 +233,11 @@ def template_of(source: PromptSource, target: hf.Loaded, conversations: Sequence
     """The template of the conversations, or None; prints which one "auto" has chosen."""
     if not source.chat:
         return None
-    # Imported here because it needs Jinja.
-    from specjax.data import chat
-
     completions = all(each.completion for each in conversations)
-    assert target.tokenizer is not None
     if source.chat == AUTO:
         if source.text or completions or not chat.has_own(target.directory):
             return None
-        template = chat.load("", target.directory, target.tokenizer)
+        template = chat.load("", target.directory, target.text_tokenizer)
         if jax.process_index() == 0:
             print(
                 f"prompts are put into {template.name}; "
@@ -253,7 +248,9 @@ def template_of(source: PromptSource, target: hf.Loaded, conversations: Sequence
         return template
     if completions:
         raise _no_template(source)
-    return chat.load("" if source.chat == OWN else source.chat, target.directory, target.tokenizer)
+    return chat.load(
+        "" if source.chat == OWN else source.chat, target.directory, target.text_tokenizer
+    )
 
 
 def _no_template(source: PromptSource) -> UserError:
@@ -271,13 +268,14 @@ def prompt_of(
     answers: Sequence[str],
     template,
 ) -> Prompt:
-    assert target.tokenizer is not None
     spelled = prompt_files.spell(conversation, turn, answers, template)
     try:
         spelled.text.encode()
     except UnicodeEncodeError:  # a command line in another encoding
         raise UserError(f"prompt {conversation.id} is not UTF-8 text") from None
-    ids = target.tokenizer.encode(spelled.text, add_special_tokens=spelled.add_special_tokens).ids
+    ids = target.text_tokenizer.encode(
+        spelled.text, add_special_tokens=spelled.add_special_tokens
+    ).ids
     if not spelled.text.strip() or not ids:
         raise UserError(f"prompt {conversation.id} is empty; a prompt needs at least one token")
     ids = of_text(target.lm, ids, f"prompt {conversation.id}")
@@ -294,27 +292,46 @@ def _cut(source: PromptSource, target: hf.Loaded, ids: list[int]) -> list[int]:
     most = source.max_prompt_tokens
     if not 0 < most < len(ids):
         return ids
-    assert target.tokenizer is not None
     if (encoder := target.lm.encoder) is not None:
-        end = [*token_streams.closing(target.tokenizer), encoder.start]
+        end = [*token_streams.closing(target.text_tokenizer), encoder.start]
         end = end if ids[-len(end) :] == end and len(end) < most else ids[-1:]
         return ids[: most - len(end)] + end
-    head = token_streams.opening(target.tokenizer)
+    head = token_streams.opening(target.text_tokenizer)
     if ids[: len(head)] != head or len(head) >= most:
         head = []
     return head + ids[len(ids) - most + len(head) :]
 
 
 def _shortened(prompt: Prompt, target: hf.Loaded, ids: list[int]) -> Prompt:
-    assert target.tokenizer is not None
-    return prompt._replace(ids=ids, text=target.tokenizer.decode(ids))
+    return prompt._replace(ids=ids, text=target.text_tokenizer.decode(ids))
 
 
 def _held_out(source: PromptSource, target: hf.Loaded, count: int, tokens: int) -> list[Prompt]:
-    # Imported here because TFDS takes a second to import.
-    from specjax.data import corpus_prompts
+    """``count`` prompts of ``tokens`` token ids: starts of lines of the corpus's test split.
 
-    assert target.tokenizer is not None
-    every = corpus_prompts.held_out(target, count, tokens, source.data_dir, source.seed)
-    ids = [_cut(source, target, each) for each in every]
-    return [Prompt(target.tokenizer.decode(each), each, None, n) for n, each in enumerate(ids)]
+    Of a target with an encoder: functions without their docstring, of at most ``tokens`` token ids
+    with the start token. The corpus is in ``source.data_dir``, or in the data folder beside the
+    target. Raises UserError if there is none, or too little text for such prompts.
+    """
+    beside = Path(target.directory).parent / "data"
+    if not source.data_dir and not beside.is_dir():
+        raise UserError(
+            "config.prompts=stdlib: there is no corpus beside the target; "
+            "give config.data_dir, a directory to build it in"
+        )
+    model, tokenizer, seed = target.lm, target.text_tokenizer, source.seed
+    head = len(token_streams.opening(tokenizer))
+    if tokens <= head:
+        raise UserError(
+            f"config.prompts=stdlib: a prompt of {tokens} tokens has no text, because the "
+            f"tokenizer puts {head} before every text; ask for more tokens"
+        )
+    texts = corpora.load_texts(source.data_dir or str(beside), "test")
+    if model.encoder is None:
+        lines = [text for _, text in texts]
+        ids = token_streams.held_out_prompts(lines, tokenizer, count, tokens - head, seed)
+    else:
+        ids = pairs.held_out_sources(pairs.docstrings(texts), tokenizer, count, tokens - 1, seed)
+        ids = [of_text(model, each, f"prompt {number}") for number, each in enumerate(ids)]
+    ids = [_cut(source, target, each) for each in ids]
+    return [Prompt(tokenizer.decode(each), each, None, n) for n, each in enumerate(ids)]

@@ -61,17 +61,17 @@ def read(
     by_replay = where == "config.traces"
     where = f"{where}: {path}"
     traces, skipped = [], []
-    for number, line in jsonl.lines(jsonl.read(path, where, compressed=True)):
+    for line in jsonl.objects(jsonl.read(path, where, compressed=True), where):
         if most and len(traces) == most:
             break
-        trace = _trace(line, vocab_size or LARGEST)
+        trace = _trace(line.value, vocab_size or LARGEST)
         if isinstance(trace, Trace):
             traces.append(trace)
         elif skip_bad:
-            skipped.append({"line": number, "why": trace})
+            skipped.append({"line": line.number, "why": trace})
         else:
             skip = ", or skip such lines with config.skip_bad=true" if by_replay else ""
-            raise UserError(f"{where} line {number}: {trace}; correct it{skip}")
+            raise UserError(f"{line.where}: {trace}; correct it{skip}")
     if not traces and skipped:
         raise UserError(
             f"{where}: none of its {len(skipped)} lines can be replayed; "
@@ -85,9 +85,8 @@ def read(
     return Recording(traces, vocab_size, skipped)
 
 
-def _trace(line: str, vocab_size: int) -> Trace | str:
+def _trace(value: dict[str, Any] | None, vocab_size: int) -> Trace | str:
     """The conversation on a line, or a message if the line is wrong."""
-    value = jsonl.parse(line)
     if value is None:
         return "it is no JSON object"
     for key in ("prompt_ids", "output_ids"):

@@ -7,14 +7,17 @@ Local files may be compressed (``.txt.gz``, ``.jsonl.xz``).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from specjax.data import jsonl
 from specjax.data.corpora import Text, load_texts, load_tfds
 from specjax.errors import UserError
+
+Item = TypeVar("Item")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +74,7 @@ def load_files(files: str | Sequence[str], split: str) -> list[Text]:
     """
     texts: list[Text] = []
     for path in map(Path, [files] if isinstance(files, str) else files):
-        parts = pieces(path)
-        chosen = parts[share([len(part) for part in parts], split)]
+        chosen = part_of(pieces(path), split, len)
         if not is_jsonl(path):
             chosen = ["".join(chosen)]
         texts += [(str(path), text) for text in chosen if text]
@@ -95,16 +97,13 @@ def pieces(path: Path) -> list[str]:
         raise UserError(f"{where} is empty; give a file with text")
     if not is_jsonl(path):
         return text.splitlines(keepends=True)
-    return [record["text"] for record in jsonl.objects(text, "text", where)]
+    keys = {"text": "text"}
+    return [line.check("texts", keys)["text"] for line in jsonl.objects(text, where)]
 
 
-def share(sizes: Sequence[int], split: str) -> slice:
-    """Which pieces of these sizes are in ``split``: 90 % "train", then 5 % "test", 5 % "valid"."""
-    starts = np.cumsum([0, *sizes])
+def part_of(items: list[Item], split: str, size: Callable[[Item], int]) -> list[Item]:
+    """The items of a split: 90 % of their sizes are "train", then 5 % "test", then 5 % "valid"."""
+    starts = np.cumsum([0, *map(size, items)])
     test, valid = (int(n) for n in np.searchsorted(starts, [starts[-1] * 0.90, starts[-1] * 0.95]))
-    parts = {
-        "train": slice(0, test),
-        "test": slice(test, valid),
-        "valid": slice(valid, len(sizes)),
-    }
+    parts = {"train": items[:test], "test": items[test:valid], "valid": items[valid:]}
     return parts[split]

@@ -26,16 +26,7 @@ from specjax.prompt import feed, pack_prompts, prefill
 from specjax.rng import RowKeys
 from specjax.step import speculative_step
 from specjax.tree import Widths
-from specjax.types import (
-    LM,
-    Accept,
-    DecodeState,
-    Drafter,
-    ModelParams,
-    Records,
-    StepInfo,
-    Verdict,
-)
+from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams, Records, StepInfo, Verdict
 
 # The buffers of the counts are a multiple of so many rounds long: the limit is data, so another one
 # in the same class runs the same program.
@@ -95,8 +86,8 @@ def check_state(drafter: Drafter, accept: Accept, state: DecodeState, parts: int
     ``parts``: among how many devices the rows are divided.
     """
     check_pair(drafter, accept)
-    if drafter.check_rows is not None:
-        drafter.check_rows(state.length.shape[0] // parts)
+    if drafter.rare.check_rows is not None:
+        drafter.rare.check_rows(state.length.shape[0] // parts)
     if state.made_for != drafter.tag:
         raise UserError(
             f"the state was prefilled for {state.made_for}, and the drafter is {drafter.tag}; "
@@ -144,11 +135,11 @@ def _generate(
 
     full = round_with(functools.partial(speculative_step, verify_widths=verify_widths))
     start = state, Records(*[zeros] * len(Records._fields)), jnp.zeros((), jnp.int32)
-    if drafter.rest is None:
+    if drafter.rare.rest is None:
         return jax.lax.while_loop(running, full, start)[:2]
     idle = round_with(idle_step, ("emitted", "verified"))
 
-    if drafter.rest.lasting is not None:
+    if drafter.rare.rest.lasting is not None:
         pair = (target, drafter, accept, params)
         idle = lambda carry: idle_steps(*pair, *carry, most=most, eos_id=eos_id)  # noqa: E731
 
@@ -200,7 +191,7 @@ def stream(
     stop = outcome.stop_ids(eos_id)
     pair = (target, drafter, accept, params)
     while not bool(state.done.all()):
-        if drafter.rest is not None and bool(_resting(drafter, state)):
+        if drafter.rare.rest is not None and bool(_resting(drafter, state)):
             state, info = _idle(*pair, state, eos_id=stop)
         else:
             state, info = _step(*pair, state, eos_id=stop, verify_widths=verify_widths)

@@ -267,9 +267,8 @@ def _of(rows: jax.Array, which: jax.Array) -> jax.Array:
 
 def _where(rows: jax.Array, new: Search, old: Search) -> Search:
     """The new search in the rows bool[B], without the blocks, which are equal."""
-    pick = lambda a, b: jnp.where(rows.reshape(-1, *[1] * (a.ndim - 1)), a, b)  # noqa: E731
     bare = [each.replace(grown=None, draft=None) for each in (new, old)]
-    return jax.tree.map(pick, *bare).replace(grown=old.grown, draft=old.draft)
+    return tree.where_rows(rows, *bare).replace(grown=old.grown, draft=old.draft)
 
 
 def _empty(model: LM | None, like: Any, places: int) -> Any:

@@ -18,14 +18,15 @@ from specjax.types import (
     ModelParams,
     Records,
     StepInfo,
+    same_state,
 )
 
 
 def resting(drafter: Drafter, state: DecodeState) -> jax.Array:
     """bool[]: whether the next round may be an ``idle_step``."""
-    if drafter.rest is None:
+    if drafter.rare.rest is None:
         return jnp.zeros((), bool)
-    return (drafter.rest.rows(state.draft) | state.done).all()
+    return (drafter.rare.rest.rows(state.draft) | state.done).all()
 
 
 def idle_step(
@@ -37,16 +38,16 @@ def idle_step(
     *,
     eos_id: EosId = None,
 ) -> tuple[DecodeState, StepInfo]:
-    """``speculative_step`` for a round in which all rows rest (``Drafter.rest``), at less cost.
+    """``speculative_step`` for a round in which all rows rest (``Rare.rest``), at less cost.
 
     It emits the same tokens, apart from rounding.
     """
-    assert drafter.rest is not None
+    assert drafter.rare.rest is not None
     keys, draft = step_lib.keys_of(drafter, state), _no_draft(drafter, params, state)
     context = step_lib.context_of(state)
-    state = state.replace(draft=drafter.rest.idle(params, keys, context, state.draft))
+    state = state.replace(draft=drafter.rare.rest.idle(params, keys, context, state.draft))
     # There is no draft whose computation the verification could go on from.
-    drafter = drafter._replace(lower=None)
+    drafter = drafter._replace(rare=drafter.rare._replace(lower=None))
     return step_lib.verify(target, drafter, accept, params, state, keys, draft, eos_id, empty=True)
 
 
@@ -67,7 +68,7 @@ def idle_steps(
     For a drafter with ``Rest.lasting``: its state changes once for all these rounds, so each of
     them has the operations of plain decoding. ``most`` i32[] bounds the number of a round.
     """
-    rest = drafter.rest
+    rest = drafter.rare.rest
     assert rest is not None and rest.lasting is not None
     most = most - step
     lasting = rest.lasting.rounds(state.draft, ~state.done)
@@ -76,10 +77,7 @@ def idle_steps(
     # Without nodes nothing is reserved for accepted tokens.
     draft = tree.first_nodes(_no_draft(drafter, params, state), 0)
     bare = drafter._replace(
-        nodes=0,
-        depth=0,
-        lower=None,
-        update=lambda params, state, draft, verdict, target_out: state,
+        nodes=0, depth=0, update=same_state, rare=drafter.rare._replace(lower=None)
     )
 
     def goes_on(carry: tuple[DecodeState, jax.Array]) -> jax.Array:
@@ -106,9 +104,7 @@ def idle_steps(
 def _no_draft(drafter: Drafter, params: ModelParams, state: DecodeState) -> Draft:
     """A draft without valid nodes, as the drafter's are."""
     keys, context = step_lib.keys_of(drafter, state), step_lib.context_of(state)
-    # Only the shapes are needed.
-    with jax.disable_jit(False):
-        like, _ = jax.eval_shape(drafter.propose, params, keys, context, state.draft)
+    like, _ = tree.shapes(drafter.propose, params, keys, context, state.draft)
     if like.fed is not None:
         raise UserError(
             f"{drafter.name} has nodes that the target is always fed (Draft.fed), and a rest, in "

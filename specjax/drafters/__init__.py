@@ -10,8 +10,8 @@ from typing import Any
 from specjax import registry
 from specjax.types import LM, Drafter
 
-# Keys that only Python code can give: they have no form on a command line.
-PYTHON_ONLY = frozenset({"params", "dtype", "gaps", "draft_ids"})
+# What methods share, and a command that finds keys for one; not methods.
+HELPERS = ("files", "growth", "shared_keys", "skip_search", "spire_model")
 
 
 def names() -> list[str]:
@@ -39,7 +39,7 @@ def check(name: str, **keys: Any) -> None:
 
 def keys() -> dict[str, type]:
     """Every key that a drafter takes from a configuration: key -> int, float, bool or str."""
-    return registry.keys(__name__, PYTHON_ONLY | {"drafters"})
+    return {key: kind for key, kind in registry.keys(__name__).items() if key != "drafters"}
 
 
 def make(name: str, target: LM, **keys: Any) -> Drafter:

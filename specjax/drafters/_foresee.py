@@ -9,23 +9,25 @@ rule. Both are exact for text that the target itself wrote.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import logit_maps
 from specjax import sampling as sampling_lib
 from specjax.bound import Bound
-from specjax.drafters._growth.plans import Fixed, Plan
+from specjax.drafters.growth.plans import Fixed, Plan
 from specjax.sampling import Sampling
 from specjax.topology.shapes import Topology
-from specjax.types import CHAIN, Batch, ModelParams
+from specjax.types import CHAIN, Array, Batch, Context, ModelParams
+
+# (params, batch, depth) -> for each depth labels, the drafter's logits and the target's.
+Along = Callable[[ModelParams, Batch, int], Iterator[tuple[Array, Array, Array]]]
 
 
-def accept_probs(
-    logits: jax.Array, target_logits: jax.Array, labels: jax.Array, sampling: Sampling
-) -> jax.Array:
+def accept_probs(logits: Array, target_logits: Array, labels: Array, sampling: Sampling) -> Array:
     """f32[B,T]: probability that the emitted token was an accepted draft token, by the chain rule.
 
     ``logits`` and ``target_logits`` are f[B,T,V], ``labels`` i32[B,T] the emitted tokens.
@@ -39,7 +41,13 @@ def accept_probs(
     )
 
 
-def rank(logits: jax.Array, labels: jax.Array) -> jax.Array:
+def probs_along(logits: Array, context: Context) -> Array:
+    """f32[B,S,V]: ``Drafter.probs`` of the logits after each token of the context's text."""
+    logits = logit_maps.along_text(context.sampling.maps, logits, context.tokens)
+    return sampling_lib.to_probs(logits, context.sampling)
+
+
+def rank(logits: Array, labels: Array) -> Array:
     """i32[B,T]: how many tokens the drafter prefers to the label.
 
     Of tokens with equal logits the lower id comes first, as in ``sampling.top``.
@@ -49,7 +57,7 @@ def rank(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return ((logits > own) | (logits == own) & before).sum(-1).astype(jnp.int32)
 
 
-def inside_tree(ranks: Iterable[jax.Array], shape: Topology) -> list[jax.Array]:
+def inside_tree(ranks: Iterable[Array], shape: Topology) -> list[Array]:
     """bool[B,T] for each level of the tree: whether the text follows a path of nodes to this level.
 
     ``ranks`` has the rank i32[B,T] of the text's token at each level.
@@ -67,55 +75,119 @@ def inside_tree(ranks: Iterable[jax.Array], shape: Topology) -> list[jax.Array]:
     return levels
 
 
-def chain_along(
-    along: Callable, depth: int, params: ModelParams, batch: Batch, sampling: Sampling
-) -> jax.Array:
-    """f32[B,T,depth]: of a chain drawn from the drafter's probabilities.
+def forecasts(
+    along: Along,
+    plan: Plan,
+    *,
+    before: int = 1,
+    ranked: int | None = None,
+    early: Callable[[Batch], Array] | None = None,
+) -> dict[str, Any]:
+    """``foresee`` and ``ranks`` of ``Training``, for a drafter that grows its drafts by ``plan``.
 
-    ``along(params, batch, depth)`` gives for each depth the labels i32[B,T], and the logits of the
-    drafter and of the target f[B,T,V].
+    Args:
+        along: ``along(params, batch, depth)`` gives for each depth the labels i32[B,T], and the
+            logits of the drafter and of the target f[B,T,V].
+        plan: the growth; for drafts of another shape in each context nothing is foreseen.
+        before: how many tokens before the pending one an entry is: 0 or 1, of a feature.
+        ranked: how many depths are ranked; None: those of the plan.
+        early: bool[B,T] of a batch, the entries at which nothing can be drafted.
     """
+    growth, foresee, entries = plan.growth, None, _Entries(along, before, early)
+    if isinstance(growth, Fixed) and plan.controller is None:
+        if growth.how == "top_k":
+            foresee = Bound(_of_tree, entries, growth.shape)
+        elif growth.siblings == CHAIN:
+            foresee = Bound(_of_chain, entries, growth.depth)
+    depth = growth.depth if ranked is None else ranked
+    return {"foresee": foresee, "ranks": Bound(_ranks, entries, depth)}
+
+
+def of_text(
+    logits: Callable[[ModelParams, Batch], Array],
+    both: Callable[[ModelParams, Batch], tuple[Array, Array]],
+    plan: Plan,
+) -> dict[str, Any]:
+    """``forecasts`` of a drafter that reads the text itself, so that depths differ by a shift.
+
+    ``logits(params, batch)`` f[B,T,V] are the drafter's after each token but the last, and ``both``
+    gives them and the target's. Only a sampled chain that does not stop early is foreseen.
+    """
+    growth, foresee = plan.growth, None
+    sampled = isinstance(growth, Fixed) and growth.how != "top_k" and growth.siblings == CHAIN
+    if sampled and plan.controller is None:
+        foresee = Bound(chain_of_text, both, growth.depth)
+    return {"foresee": foresee, "ranks": Bound(_ranks_of_text, logits, growth.depth)}
+
+
+def chain_of_text(
+    both: Callable[[ModelParams, Batch], tuple[Array, Array]],
+    depth: int,
+    params: ModelParams,
+    batch: Batch,
+    sampling: Sampling,
+) -> Array:
+    """f32[B,T,depth]: ``Training.foresee`` of a chain drawn from the drafter's probabilities."""
+    accepted = accept_probs(*both(params, batch), batch.tokens[:, 1:], sampling)
+    return _by_depth(accepted, depth, 0)
+
+
+def _ranks_of_text(
+    logits: Callable[[ModelParams, Batch], Array], depth: int, params: ModelParams, batch: Batch
+) -> Array:
+    """i32[B,T,depth]: ``Training.ranks``."""
+    return _by_depth(rank(logits(params, batch), batch.tokens[:, 1:]), depth, -1)
+
+
+def _by_depth(values: Array, depth: int, beyond: float) -> Array:
+    """[B,T] values of the token after each position -> [B,T,depth], of the next ``depth`` tokens.
+
+    ``beyond`` is the value after the end of the text.
+    """
+    padded = jnp.pad(values, ((0, 0), (0, depth)), constant_values=beyond)
+    return jnp.stack([padded[:, d : d + values.shape[1]] for d in range(depth)], -1)
+
+
+class _Entries(NamedTuple):
+    """The entries of a text; see ``forecasts``."""
+
+    along: Along
+    before: int
+    early: Callable[[Batch], Array] | None
+
+    def of_pending(self, values: list[Array], none: int, batch: Batch) -> Array:
+        """[B,T] of each depth -> [B,T,M] of each pending token, ``none`` where it has no draft.
+
+        The first pending token has no feature.
+        """
+        found = jnp.stack(values, -1)
+        if self.early is not None:
+            found = jnp.where(self.early(batch)[..., None], jnp.asarray(none, found.dtype), found)
+        size, more = found.shape[1], ((0, 0), (self.before, 0), (0, 0))
+        return jnp.pad(found[:, : size - self.before], more, constant_values=none)
+
+
+def _of_chain(
+    entries: _Entries, depth: int, params: ModelParams, batch: Batch, sampling: Sampling
+) -> Array:
+    """f32[B,T,depth]: ``Training.foresee`` of a chain drawn from the drafter's probabilities."""
     accepted = [
         accept_probs(logits, target_logits, labels, sampling)
-        for labels, logits, target_logits in along(params, batch, depth)
+        for labels, logits, target_logits in entries.along(params, batch, depth)
     ]
-    return jnp.stack(accepted, -1)
+    return entries.of_pending(accepted, 0, batch)
 
 
-def tree_along(
-    along: Callable, shape: Topology, params: ModelParams, batch: Batch, sampling: Sampling
-) -> jax.Array:
-    """f32[B,T,depth]: of the most probable tokens as a tree of this shape."""
-    del sampling
-    texts = along(params, batch, shape.depth)
+def _of_tree(
+    entries: _Entries, shape: Topology, params: ModelParams, batch: Batch, *_: Any
+) -> Array:
+    """f32[B,T,depth]: ``Training.foresee`` of the most probable tokens as a tree of this shape."""
+    texts = entries.along(params, batch, shape.depth)
     inside = inside_tree((rank(logits, labels) for labels, logits, _ in texts), shape)
-    return jnp.stack([each.astype(jnp.float32) for each in inside], -1)
+    return entries.of_pending([each.astype(jnp.float32) for each in inside], 0, batch)
 
 
-def ranks_along(along: Callable, depth: int, params: ModelParams, batch: Batch) -> jax.Array:
+def _ranks(entries: _Entries, depth: int, params: ModelParams, batch: Batch) -> Array:
     """i32[B,T,depth]: ``Training.ranks``."""
-    each = [rank(logits, labels) for labels, logits, _ in along(params, batch, depth)]
-    return jnp.stack(each, -1)
-
-
-def of_plan(along: Callable, plan: Plan) -> Callable[..., jax.Array] | None:
-    """``Training.foresee`` where an entry of ``along`` belongs to the pending token.
-
-    None for drafts of another shape in each context.
-    """
-    growth = plan.growth
-    if not isinstance(growth, Fixed) or plan.controller is not None:
-        return None
-    if growth.how == "top_k":
-        return Bound(tree_along, along, growth.shape)
-    if growth.siblings == CHAIN:
-        return Bound(chain_along, along, growth.depth)
-    return None
-
-
-def of_pending(values: jax.Array) -> jax.Array:
-    """Entries per feature [B,T,M] -> entries per pending token: one later.
-
-    The first pending token has no feature; its entries are 0.
-    """
-    return jnp.pad(values[:, :-1], ((0, 0), (1, 0), (0, 0)))
+    texts = entries.along(params, batch, depth)
+    return entries.of_pending([rank(logits, labels) for labels, logits, _ in texts], -1, batch)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from specjax.types import Batch
+from specjax.types import Array, Batch
 
 
 def progress(batch: Batch, run_steps: int) -> Any:
@@ -21,12 +20,12 @@ def progress(batch: Batch, run_steps: int) -> Any:
     return batch.step[0] / run_steps
 
 
-def count(wrong: jax.Array, rate: Any) -> jax.Array:
+def count(wrong: Array, rate: Any) -> Array:
     """i32[B]: how many answers each row is given, for the places bool[B,T] that are wrong."""
     return jnp.floor(rate * wrong.sum(1)).astype(jnp.int32)
 
 
-def first(free: jax.Array, turn: jax.Array, count: jax.Array) -> jax.Array:
+def first(free: Array, turn: Array, count: Array) -> Array:
     """bool[B,T]: the ``count`` i32[B] places with the lowest ``turn`` [B,T], of the ``free`` ones.
 
     All free places where there are fewer.

@@ -8,20 +8,29 @@ levels each row's draft has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-import jax
 from flax import struct
 
 from specjax import control, tree
 from specjax.bound import Bound
-from specjax.control import Controller, _counts
-from specjax.drafters import _batches, _growth
-from specjax.drafters._growth.rows import where_rows
+from specjax.control import Controller, _controller
+from specjax.drafters import growth
 from specjax.errors import UserError
 from specjax.rng import RowKeys
-from specjax.types import Context, Draft, Drafter, ModelParams, Output, Params, Rest, Verdict
+from specjax.types import (
+    CheckRows,
+    Context,
+    Draft,
+    Drafter,
+    Learn,
+    ModelParams,
+    Output,
+    Params,
+    Rare,
+    Verdict,
+)
 
 
 class State(struct.PyTreeNode):
@@ -29,13 +38,6 @@ class State(struct.PyTreeNode):
 
     own: Any  # the drafter's
     control: Any  # the controller's
-
-
-class _Setup(NamedTuple):
-    """The static settings."""
-
-    drafter: Drafter
-    controller: Controller
 
 
 def limited(drafter: Drafter, text: str | Controller) -> Drafter:
@@ -51,58 +53,51 @@ def limited(drafter: Drafter, text: str | Controller) -> Drafter:
             f"control is {controller.name!r}, which reads the probabilities of a draft as it "
             f"grows, and {drafter.name} has none; take one of {', '.join(control.limiting())}"
         )
-    setup, learn = _Setup(drafter, controller), None
-    lasting = None
-    if drafter.gaps and not drafter.features and controller.pause is not None:
-        lasting = _growth.pausing(controller.pause)
-    if drafter.learn is not None:
-        learn = Bound(_learn, setup)
+    pair, lasting = (drafter, controller), drafter.gaps and not drafter.features
     return drafter._replace(
-        init=Bound(_init, setup),
-        propose=Bound(_propose, setup),
-        update=Bound(_update, setup),
-        learn=learn,
+        init=Bound(_init, *pair),
+        propose=Bound(_propose, *pair),
+        update=Bound(_update, *pair),
         whole=False,
         constant_cost=False,
         adaptive=True,
-        check_rows=_batches.check_rows([drafter, controller]),
         history=drafter.history or controller.has_state,
-        rest=Rest(Bound(_rests, setup), Bound(_idle, setup), lasting),
+        rare=drafter.rare._replace(
+            learn=drafter.rare.learn and Bound(_learn, drafter.rare.learn),
+            rest=growth.rest(controller, Bound(_idle, drafter), lasting),
+            check_rows=check_rows([drafter.rare, controller]),
+        ),
     )
 
 
-def _rests(setup: _Setup, state: State) -> jax.Array:
-    most = control.longest(setup.controller, state.control)
-    assert most is not None
-    return most == 0
-
-
 def _idle(
-    setup: _Setup, params: ModelParams, keys: RowKeys, context: Context, state: State
+    drafter: Drafter, params: ModelParams, keys: RowKeys, context: Context, state: State
 ) -> State:
     # The draft is not read, so it is not computed.
-    return state.replace(own=setup.drafter.propose(params, keys, context, state.own)[1])
+    return state.replace(own=drafter.propose(params, keys, context, state.own)[1])
 
 
-def _learn(setup: _Setup, params: ModelParams, state: Any, lengths: Sequence[int]) -> Params:
-    assert setup.drafter.learn is not None
-    return setup.drafter.learn(params, state.replace(draft=state.draft.own), lengths)
+def _learn(learn: Learn, params: ModelParams, state: Any, lengths: Sequence[int]) -> Params:
+    return learn(params, state.replace(draft=state.draft.own), lengths)
 
 
-def _init(
-    setup: _Setup, params: ModelParams, context: Context, target_out: Output, slots: int
-) -> State:
-    own = setup.drafter.init(params, context, target_out, slots)
-    return State(own, setup.controller.init(context))
+def _init(drafter: Drafter, controller: Controller, *args: Any) -> State:
+    """``args``: params, context, target_out and slots."""
+    return State(drafter.init(*args), controller.init(args[1]))
 
 
 def _propose(
-    setup: _Setup, params: ModelParams, keys: RowKeys, context: Context, state: State
+    drafter: Drafter,
+    controller: Controller,
+    params: ModelParams,
+    keys: RowKeys,
+    context: Context,
+    state: State,
 ) -> tuple[Draft, State]:
-    draft, own = setup.drafter.propose(params, keys, context, state.own)
+    draft, own = drafter.propose(params, keys, context, state.own)
     # Of a drawn draft, the number of levels may depend on the tokens that were drawn.
-    reach = None if draft.probs is not None else _counts.drafted(draft)
-    most = control.longest(setup.controller, state.control, reach)
+    reach = None if draft.probs is not None else _controller.drafted(draft)
+    most = control.longest(controller, state.control, reach)
     assert most is not None
     depth = tree.depths(draft.parents, *draft.tokens.shape)
     cut = draft.replace(valid=draft.valid & (depth < most[:, None]))
@@ -110,15 +105,27 @@ def _propose(
 
 
 def _update(
-    setup: _Setup,
+    drafter: Drafter,
+    controller: Controller,
     params: ModelParams,
     state: State,
     draft: Draft,
     verdict: Verdict,
     target_out: Output,
 ) -> State:
-    own = setup.drafter.update(params, state.own, draft, verdict, target_out)
-    new = setup.controller.update(state.control, draft, verdict)
-    if not setup.controller.shared:
-        new = where_rows(verdict.count > 0, new, state.control)
-    return State(own, new)
+    own = drafter.update(params, state.own, draft, verdict, target_out)
+    return State(own, growth.updated(controller, state.control, draft, verdict))
+
+
+# The numbers of rows that the parts of a drafter are made for.
+
+
+def check_rows(parts: Iterable[Rare | Controller]) -> CheckRows | None:
+    """``Rare.check_rows`` of a drafter with these parts; None where all take any number."""
+    checks = tuple(part.check_rows for part in parts if part.check_rows)
+    return Bound(_all, checks) if checks else None
+
+
+def _all(checks: Iterable[Callable[[int], Any]], rows: int) -> None:
+    for check in checks:
+        check(rows)

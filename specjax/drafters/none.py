@@ -12,14 +12,7 @@ def _propose(params, keys, context, state):
     return Draft(jnp.zeros((batch, 0), jnp.int32), jnp.zeros((batch, 0), bool)), state
 
 
-_DRAFTER = Drafter(
-    init_params=lambda key: {},
-    init=lambda params, context, target_out, slots: (),
-    propose=_propose,
-    update=lambda params, state, draft, verdict, target_out: state,
-    nodes=0,
-    name="none",
-)
+_DRAFTER = Drafter(_propose, nodes=0, name="none")
 
 
 def make(target: LM) -> Drafter:

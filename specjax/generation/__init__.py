@@ -1,10 +1,8 @@
 """From a model's name and texts to texts: the functional API, put together.
 
 - ``loading``: a model, and perhaps a draft model.
-- ``prompts``: texts, chats and token ids as token ids.
-- ``texts``: ``generate_text``.
+- ``texts``: ``generate_text``, with prompts of every form and several samples of a prompt.
 - ``refill``: many prompts in a constant number of rows.
-- ``samples``: several samples of a prompt that is read once.
 - ``stops``: stop strings, looked for between rounds.
 """
 

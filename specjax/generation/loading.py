@@ -53,9 +53,7 @@ class Model:
     @property
     def tokenizer(self) -> Tokenizer:
         """Raises UserError if the model has none."""
-        if self.target.tokenizer is None:
-            raise UserError(f"{self.target.directory} has no tokenizer.json; text needs one")
-        return self.target.tokenizer
+        return self.target.text_tokenizer
 
     @property
     def eos_ids(self) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ others end. (With a controller that is shared by the rows, only the law of the t
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,8 +24,9 @@ from specjax import sampling as sampling_lib
 from specjax.checks import whole
 from specjax.errors import UserError
 from specjax.outcome import EosId
+from specjax.prompt import make_prefill
 from specjax.sharding import states
-from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams, Records
+from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams
 
 
 class Finished(NamedTuple):
@@ -37,13 +38,13 @@ class Finished(NamedTuple):
 
 
 class _Setup(NamedTuple):
-    """What all rows share. It can be hashed."""
+    """What all rows share."""
 
     target: LM
     drafter: Drafter
     accept: Accept
     width: int  # of the packed prompts
-    new: int  # the longest text
+    prefill: Callable[..., DecodeState]  # of ``make_prefill``
 
 
 def decode_all(
@@ -85,9 +86,19 @@ def decode_all(
             f"the batch size is {batch_size} and there are {len(prompts)} prompts; lower it"
         )
     packed, lengths = decode.pack_prompts(prompts)
-    setup = _Setup(target, drafter, accept, packed.shape[1], max(limits))
+    width = packed.shape[1]
+    prefill = make_prefill(target, drafter, width + max(limits))
+    setup = _Setup(target, drafter, accept, width, prefill)
     stop = outcome.stop_ids(eos_id)
-    read = functools.partial(_prefilled, setup, params, packed, lengths, limits, seed, settings)
+
+    def read(numbers: list[int]) -> DecodeState:
+        """The state of the prompts of these numbers."""
+        chosen = np.asarray(numbers)
+        limit = lengths[chosen] + jnp.asarray(limits, jnp.int32)[chosen]
+        sampling = sampling_lib.make_sampling(len(numbers), **settings)
+        keys = rng.row_keys(seed, numbers)
+        return prefill(params, packed[chosen], lengths[chosen], limit, keys, sampling)
+
     return _answers(setup, params, read, lengths, batch_size, segment, stop)
 
 
@@ -105,12 +116,17 @@ def _answers(
     state = read(rows)
     # Each row counts its own rounds.
     state = state.replace(round=jnp.zeros((batch_size,), jnp.int32))
-    axes, waiting = _axes(setup, params, state), iter(range(batch_size, len(lengths)))
+    prompt = jnp.zeros((batch_size, setup.width), jnp.int32)
+    arrays = (prompt, state.length, state.limit, state.keys, state.sampling)
+    why = "its rows cannot be replaced one by one"
+    axes = states.row_axes(setup.drafter, setup.prefill, params, arrays, why)[0]
+    waiting = iter(range(batch_size, len(lengths)))
     rounds, sizes = np.zeros(batch_size, int), np.asarray(lengths)
     while any(row >= 0 for row in rows):
-        state, records = _segment(setup, params, state, segment, stop)
+        pair = (setup.target, setup.drafter, setup.accept, params)
+        state, records = decode.generate(*pair, state, max_steps=segment, eos_id=stop)
         decode.check(state)
-        rounds += _rounds(records)
+        rounds += ((np.asarray(records.emitted) > 0) | (np.asarray(records.drafted) > 0)).sum(0)
         done, length, tokens = (np.asarray(x) for x in (state.done, state.length, state.tokens))
         for row, number in enumerate(rows):
             if number < 0 or not done[row]:
@@ -122,21 +138,6 @@ def _answers(
                 state = _inserted(state, read([rows[row]]), jnp.asarray(row), axes)
 
 
-def _segment(
-    setup: _Setup, params: ModelParams, state: DecodeState, segment: int, stop: jax.Array
-) -> tuple[DecodeState, Records]:
-    return decode.generate(
-        *(setup.target, setup.drafter, setup.accept, params, state),
-        max_steps=segment,
-        eos_id=stop,
-    )
-
-
-def _rounds(records: Records) -> np.ndarray:
-    """i[B]: how many rounds each row ran."""
-    return ((np.asarray(records.emitted) > 0) | (np.asarray(records.drafted) > 0)).sum(0)
-
-
 def _limits(value: int | Sequence[int], count: int) -> list[int]:
     """The longest text of each prompt. Raises UserError."""
     limits = [value] * count if isinstance(value, int) else list(value)
@@ -146,46 +147,6 @@ def _limits(value: int | Sequence[int], count: int) -> list[int]:
             "for each, or one for all"
         )
     return [whole("max_new_tokens", limit, 1) for limit in limits]
-
-
-def _prefilled(
-    setup: _Setup,
-    params: ModelParams,
-    packed: jax.Array,
-    lengths: jax.Array,
-    limits: list[int],
-    seed: int,
-    settings: dict,
-    numbers: list[int],
-) -> DecodeState:
-    """The state of the prompts of these numbers."""
-    own = np.asarray(numbers)
-    return decode.prefill(
-        *(setup.target, setup.drafter, params, packed[own], lengths[own]),
-        rng.row_keys(seed, numbers),
-        max_len=setup.width + setup.new,
-        limit=lengths[own] + jnp.asarray(limits, jnp.int32)[own],
-        sampling=sampling_lib.make_sampling(len(numbers), **settings),
-    )
-
-
-def _axes(setup: _Setup, params: ModelParams, state: DecodeState) -> tuple[int | None, ...]:
-    """The axis of each leaf of a state that has its rows; None: the number of the round.
-
-    Raises UserError for a drafter with an array that belongs to no row.
-    """
-
-    def make(params, prompt, lengths, limit, keys, sampling):
-        given = (setup.target, setup.drafter, params, prompt, lengths, keys)
-        return decode.prefill(
-            *given, limit=limit, sampling=sampling, max_len=setup.width + setup.new
-        )
-
-    rows = len(state.length)
-    prompt = jnp.zeros((rows, setup.width), jnp.int32)
-    arrays = (prompt, state.length, state.limit, state.keys, state.sampling)
-    why = "its rows cannot be replaced one by one"
-    return states.row_axes(setup.drafter, make, params, arrays, why)[0]
 
 
 @functools.partial(jax.jit, static_argnums=3, donate_argnums=0)

@@ -17,7 +17,6 @@ from specjax import decode, outcome
 from specjax.data.spelling import spell
 from specjax.errors import UserError
 from specjax.outcome import EosId
-from specjax.step import Widths
 from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams, Records
 
 # Rounds between two looks. A row that ends goes on for at most so many rounds, which are dropped.
@@ -127,7 +126,6 @@ def decode_until(
     decode_ids: Decode,
     max_steps: int,
     eos_id: EosId = None,
-    verify_widths: Widths = None,
 ) -> tuple[DecodeState, Records, list[Cut]]:
     """``decode.generate``, where a row is done when its text has a stop string.
 
@@ -135,8 +133,8 @@ def decode_until(
     and without stop strings.
 
     Args:
-        target, drafter, accept, params, state, max_steps, eos_id, verify_widths: as in
-            ``decode.generate``. ``state`` is donated.
+        target, drafter, accept, params, state, max_steps, eos_id: as in ``decode.generate``.
+            ``state`` is donated.
         prompts: the tokens of each row's prompt.
         stop: texts; a row ends before the first of them.
         decode_ids: token ids to text.
@@ -157,12 +155,8 @@ def decode_until(
     parts = [Records(*[nothing] * len(Records._fields))]
     while left > 0 and not done.all():
         steps = min(ROUNDS if stops else decode.ROUNDS, left)
-        state, records = decode.generate(
-            *(target, drafter, accept, params, state),
-            max_steps=steps,
-            eos_id=ends,
-            verify_widths=verify_widths,
-        )
+        pair = (target, drafter, accept, params)
+        state, records = decode.generate(*pair, state, max_steps=steps, eos_id=ends)
         new, done = decode.outputs(state, seen), np.asarray(state.done)
         # On the host: there each number of parts would be a program.
         parts.append(jax.tree.map(lambda x, end=steps: np.asarray(x)[:end], records))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,12 +15,13 @@ from specjax import decode, logit_maps, rng, sampling
 from specjax.bench import metrics
 from specjax.checks import number, whole
 from specjax.errors import UserError
-from specjax.generation import samples as samples_lib
 from specjax.generation import stops
 from specjax.generation.loading import Choice, Model
-from specjax.generation.prompts import Prompt, encode
 from specjax.generation.stops import Cut
-from specjax.types import DecodeState
+from specjax.prompt import make_prefill, of_text
+from specjax.sampling import Sampling, after_prompt
+from specjax.sharding import states
+from specjax.types import LM, DecodeState, Drafter, ModelParams
 
 # The packed prompts and the room for new tokens are multiples of so many tokens wide, so that few
 # programs are compiled: the number of new tokens is data within its class.
@@ -208,12 +210,7 @@ def _sizes(model: Model, ids: Sequence[Sequence[int]], new: int) -> tuple[int, i
 
 
 def _decode(
-    run: _Run,
-    rows: list[_Row],
-    count: int,
-    samples: int,
-    keys: jax.Array,
-    sizes: tuple[int, int],
+    run: _Run, rows: list[_Row], count: int, samples: int, keys: jax.Array, sizes: tuple[int, int]
 ) -> tuple[list[Completion], metrics.Counts]:
     """The completions of the first ``count`` rows of a batch, and their counts.
 
@@ -224,7 +221,7 @@ def _decode(
     packed, lengths = decode.pack_prompts(prompts[::samples], width)
     new = np.where(np.arange(len(rows)) < count, run.max_new_tokens, 0)
     limit = np.asarray([len(ids) for ids in prompts]) + new
-    state = samples_lib.prefill(
+    state = prefill(
         *(model.lm, method.drafter, method.params, packed, lengths, keys, samples),
         max_len=max_len,
         limit=jnp.asarray(limit, jnp.int32),
@@ -255,17 +252,144 @@ def _completions(
     values = decode.logprobs(state, every) if run.logprobs else None
     result = []
     for i, row in enumerate(rows):
-        end = cuts[i].tokens
+        cut, end = cuts[i], cuts[i].tokens
         own = tokens[i][:end]
         finish = "eos" if own and own[-1] in run.eos else "length"
-        result.append(
-            Completion(
-                row.prompt,
-                row.sample,
-                cuts[i].text,
-                own,
-                "stop" if cuts[i].stop is not None else finish,
-                None if values is None else values[i][:end],
-            )
-        )
+        finish = finish if cut.stop is None else "stop"
+        logprobs = None if values is None else values[i][:end]
+        result.append(Completion(row.prompt, row.sample, cut.text, own, finish, logprobs))
     return result
+
+
+# A text to continue, the turns of a chat, or token ids.
+Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
+
+
+def encode(model: Model, prompts: Prompt | Sequence[Prompt], chat: str = "") -> list[list[int]]:
+    """The token ids of each prompt; for a model with an encoder, sources and their start token.
+
+    Raises UserError for a prompt that is empty or of another form.
+    """
+    several = _several(prompts)
+    if chat and not any(_is_chat(each) for each in several):
+        raise UserError(
+            f"chat is {chat!r}, and no prompt is a chat; leave it out, or give turns: "
+            '[{"role": "user", "content": ...}]'
+        )
+    return [_encode(model, each, chat, i) for i, each in enumerate(several)]
+
+
+def _is_chat(prompt: Any) -> bool:
+    turns = isinstance(prompt, Sequence) and not isinstance(prompt, str) and len(prompt) > 0
+    return turns and all(isinstance(turn, Mapping) for turn in prompt)
+
+
+def _several(prompts: Any) -> list:
+    if isinstance(prompts, str):
+        return [prompts]
+    if hasattr(prompts, "ndim"):
+        prompts = np.asarray(prompts).tolist()
+    if not isinstance(prompts, Sequence):
+        raise UserError(f"the prompts are {prompts!r}; give a text, token ids, a chat, or several")
+    prompts = list(prompts)
+    if not prompts:
+        raise UserError("there is no prompt; give at least one")
+    first = prompts[0]
+    one = isinstance(first, Mapping | int | np.integer)
+    return [prompts] if one else prompts
+
+
+def _encode(model: Model, prompt: Any, chat: str, number: int) -> list[int]:
+    if isinstance(prompt, str):
+        ids = model.tokenizer.encode(prompt).ids
+    elif _is_chat(prompt):
+        # Imported here because it needs Jinja.
+        from specjax.data import chat as chats
+
+        template = chats.load(chat, model.target.directory, model.tokenizer)
+        text = chats.render(template, prompt, add_generation_prompt=True)
+        ids = model.tokenizer.encode(text, add_special_tokens=False).ids
+    else:
+        ids = np.asarray(prompt).tolist() if hasattr(prompt, "ndim") else prompt
+        if not isinstance(ids, Sequence) or any(type(i) is not int for i in map(_plain, ids)):
+            raise UserError(
+                f"prompt {number} is {prompt!r}; it must be a text, token ids, or the turns of a "
+                "chat"
+            )
+        ids = [int(token) for token in ids]
+    if not ids:
+        raise UserError(f"prompt {number} is empty; a prompt needs at least one token")
+    if isinstance(prompt, str) or _is_chat(prompt):
+        return of_text(model.lm, ids, f"prompt {number}")
+    return model.lm.prompt(ids)
+
+
+def _plain(token: Any) -> Any:
+    """A NumPy integer as Python's."""
+    return int(token) if isinstance(token, np.integer) else token
+
+
+def prefill(
+    target: LM,
+    drafter: Drafter,
+    params: ModelParams,
+    prompt: jax.Array,
+    lengths: jax.Array,
+    keys: jax.Array,
+    samples: int,
+    *,
+    max_len: int,
+    sampling: Sampling,
+    limit: jax.Array,
+) -> DecodeState:
+    """``decode.prefill`` of B prompts, for ``samples`` rows each, which are neighbours.
+
+    The arguments are those of ``decode.prefill``. ``prompt`` and ``lengths`` have B rows; ``keys``
+    (of ``rng.sample_keys``), ``sampling``, ``limit`` and the state have B * ``samples``. The
+    drafter begins with the settings of the first sample.
+
+    Raises:
+        UserError: as ``decode.prefill``, and for a drafter with an array that belongs to no row.
+    """
+    rest = (limit, keys, sampling)
+    firsts = rest if samples == 1 else _firsts(rest, samples)
+    options = (target, drafter, max_len)
+    arrays = (prompt, lengths, *firsts)
+    state = make_prefill(*options)(params, *arrays)
+    if samples == 1:
+        return state
+    axes = _axes(options, *states.abstract((params, arrays)))
+    return _repeated(state, samples, axes, rest)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _firsts(values: Any, samples: int) -> Any:
+    return jax.tree.map(lambda x: x[::samples], values)
+
+
+@functools.lru_cache(maxsize=64)
+def _axes(options: tuple, leaves: tuple, treedef: Any) -> tuple[int | None, ...]:
+    """The axis of each leaf of a state that has its rows. Kept: finding them traces a prefill."""
+    params, arrays = jax.tree.unflatten(treedef, leaves)
+    why = "its state cannot be repeated for several samples of a prompt; take n=1"
+    return states.row_axes(options[1], make_prefill(*options), params, arrays, why)[0]
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _repeated(
+    state: DecodeState, samples: int, axes: tuple[int | None, ...], rest: tuple
+) -> DecodeState:
+    """The state with ``samples`` rows for each; ``rest``: their limits, keys and settings."""
+    rows = jnp.repeat(jnp.arange(state.length.shape[0]), samples)
+    leaves, treedef = jax.tree.flatten(state)
+    pairs = zip(leaves, axes, strict=True)
+    taken = [leaf if axis is None else jnp.take(leaf, rows, axis) for leaf, axis in pairs]
+    state = jax.tree.unflatten(treedef, taken)
+    # Copies: the state will be donated, and the caller's arrays must stay valid.
+    limit, keys, settings = jax.tree.map(jnp.copy, rest)
+    return state.replace(
+        keys=keys,
+        limit=limit,
+        sampling=after_prompt(settings, state.length),
+        done=state.length >= limit,
+    )

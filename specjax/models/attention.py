@@ -18,8 +18,7 @@ from specjax import cache as cache_lib
 from specjax import tree
 from specjax.cache import GrownBlock, KVBlock, KVCache
 from specjax.models import rope
-from specjax.models.linear import Linear, linear_options
-from specjax.models.norm import Norm
+from specjax.models.layers import Linear, Norm, linear_options
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Columns, Layout
 
@@ -139,13 +138,8 @@ class Attention(nnx.Module):
         ``angle`` f32[B,T,D/2] is that of ``rope.angle``; it is not read without rotary positions.
         """
         batch, size, _ = x.shape
-        q = self._normed_whole("q_norm", self.q(x)).reshape(batch, size, self.heads, self.width)
-        k = self._normed_whole("k_norm", self.k(x)).reshape(batch, size, self.kv_heads, self.width)
-        v = self.v(x).reshape(batch, size, self.kv_heads, self.width)
-        if self.qk_norm == "head":
-            q, k = self.q_norm(q), self.k_norm(k)
-        if self.rope is not None:
-            q, k = rope.rotate(q, angle, self.rope), rope.rotate(k, angle, self.rope)
+        split = [self._split(kind, x) for kind in "qkv"]
+        q, k, v = (self._placed(*each, angle) for each in zip("qkv", split, strict=True))
         group = self.heads // self.kv_heads
         # [B,T,K*G,D] -> [B,K,G*T,D]: one matrix product per key head for all queries of its group.
         q = q.reshape(batch, size, self.kv_heads, group, self.width).transpose(0, 2, 3, 1, 4)
@@ -158,15 +152,27 @@ class Attention(nnx.Module):
         out = out.reshape(batch, self.kv_heads, group, size, self.width).transpose(0, 3, 1, 2, 4)
         return self.o(out.reshape(batch, size, -1)), k, v
 
-    def queries(self, x, angle) -> jax.Array:
-        """x [B,T,read] -> [B,T,heads,D]: the queries of ``__call__``."""
-        q = self._normed_whole("q_norm", self.q(x)).reshape(*x.shape[:2], self.heads, self.width)
-        q = self.q_norm(q) if self.qk_norm == "head" else q
-        return q if self.rope is None else rope.rotate(q, angle, self.rope)
+    def part(self, kind: str, x: jax.Array, angle: jax.Array | None) -> jax.Array:
+        """x [B,T,read] -> [B,T,heads,D]: its queries ("q"), keys ("k") or values ("v").
 
-    def _normed_whole(self, norm: str, x: jax.Array) -> jax.Array:
-        """[B,T,heads*D], after the norm of that name if it is of all heads together."""
-        return getattr(self, norm)(x) if self.qk_norm == "whole" else x
+        ``angle`` is that of ``__call__``.
+        """
+        return self._placed(kind, self._split(kind, x), angle)
+
+    def _split(self, kind: str, x: jax.Array) -> jax.Array:
+        """[B,T,heads,D]: the linear map, after the norm of all heads together if there is one."""
+        made = getattr(self, kind)(x)
+        if kind != "v" and self.qk_norm == "whole":
+            made = getattr(self, f"{kind}_norm")(made)
+        return made.reshape(*x.shape[:2], -1, self.width)
+
+    def _placed(self, kind: str, heads: jax.Array, angle: jax.Array | None) -> jax.Array:
+        """The heads after the norm of each, rotated to their positions."""
+        if kind != "v" and self.qk_norm == "head":
+            heads = getattr(self, f"{kind}_norm")(heads)
+        if kind == "v" or self.rope is None or angle is None:
+            return heads
+        return rope.rotate(heads, angle, self.rope)
 
 
 def attend(

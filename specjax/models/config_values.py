@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from specjax.errors import UserError
@@ -17,28 +19,80 @@ OF_LAYERS = (
 )
 
 
-def value_of(raw: dict, key: str, kind: type = int, default: Any = None) -> Any:
+def value_of(
+    raw: Mapping[str, Any], key: str, kind: type = int, default: Any = None, where: object = ""
+) -> Any:
     """A finite number above 0, or a boolean if ``kind`` is bool; null means ``default``.
 
-    Raises UserError for another value, and where there is neither a value nor a default.
+    Raises UserError, which begins with ``where``, for another value, and where there is neither a
+    value nor a default.
     """
     value = default if raw.get(key) is None else raw[key]
     valid = isinstance(value, (int, kind)) and isinstance(value, bool) == (kind is bool)
     if not valid or (kind is not bool and not (value > 0 and math.isfinite(value))):
+        front = f"{where}: " if where else ""
         expected = f"a positive {'integer' if kind is int else 'number'}"
         raise UserError(
-            f"{key} is {'missing' if value is None else repr(value)}; "
+            f"{front}{key} is {'missing' if value is None else repr(value)}; "
             f"it must be {'true or false' if kind is bool else expected}"
         )
     return value
 
 
-def object_of(raw: dict, key: str) -> dict:
+def check_read(config: Any, back: Any, architecture: str) -> None:
+    """Raises UserError for a field in which ``back``, read from what was written, differs."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if value != getattr(back, field.name):
+            raise UserError(f"a {architecture} cannot have {field.name} {value!r}")
+
+
+def object_of(raw: Mapping[str, Any], key: str, where: object = "") -> dict[str, Any]:
     """The object under ``key``; empty if it is missing or null. Raises UserError otherwise."""
     value = raw.get(key)
     if value is not None and not isinstance(value, dict):
-        raise UserError(f"{key} is {value!r}; it must be an object or null")
+        front = f"{where}: " if where else ""
+        raise UserError(f"{front}{key} is {value!r}; it must be an object or null")
     return value or {}
+
+
+def check_method(
+    where: object, raw: Mapping[str, Any], kind: str, methods: Collection[str]
+) -> str | None:
+    """The method in a file of the vLLM speculators library; None: no such file.
+
+    Raises UserError for another one than those of the heads ``kind``.
+    """
+    method = raw.get("speculators_model_type")
+    if method not in (None, *methods):
+        raise UserError(
+            f"{where}: speculators_model_type {method!r} is not supported for {kind} heads; "
+            f"supported: {', '.join(methods)}"
+        )
+    return method
+
+
+def check_only(
+    where: object, values: Mapping[str, Any], only: Mapping[str, Any], prefix: str = ""
+) -> None:
+    """Raises UserError for a key with another value than the ``only`` one that is computed."""
+    for key, expected in only.items():
+        if values.get(key) not in (None, expected):
+            raise UserError(
+                f"{where}: {prefix}{key} {values[key]!r} is not supported; supported: {expected!r}"
+            )
+
+
+def check_part(
+    where: object, values: Mapping[str, Any], key: str, present: bool, part: str
+) -> None:
+    """Raises UserError if a key states another thing of a part than the tensors show."""
+    stated = values.get(key)
+    if stated is not None and bool(stated) != present:
+        raise UserError(
+            f"{where}: {key} is {json.dumps(stated)}, and the tensors "
+            f"{'have' if present else 'lack'} {part}; correct config.json"
+        )
 
 
 def check_equal(
@@ -64,11 +118,39 @@ def names_of(where: object, raw: Mapping[str, Any], key: str) -> list[str]:
 
 def check_layers(where: object, name: str, value: Any) -> None:
     """Raises UserError unless ``value`` is a list of different layer numbers."""
-    valid = isinstance(value, list) and bool(value) and all(type(i) is int for i in value)
+    valid = isinstance(value, list | tuple) and bool(value) and all(type(i) is int for i in value)
     if not valid or min(value) < 0 or len(set(value)) < len(value):
         raise UserError(
             f"{where}: {name} is {value!r}; it must be a list of different layer numbers"
         )
+
+
+def agreed_layers(
+    where: object,
+    stated: Mapping[str, Any],
+    meanings: Callable[[str, list[int]], list[list[int]]],
+    hint: str,
+) -> list[int] | None:
+    """The layers that the lists of all keys name; None: there is no list.
+
+    ``meanings`` gives what a list under a key may mean, in layers from 0, the likeliest first.
+    Raises UserError, with the ``hint``, if the keys name different layers.
+    """
+    given = {key: ids for key, ids in stated.items() if ids is not None}
+    for key, ids in given.items():
+        check_layers(where, key, ids)
+    readings = [meanings(key, ids) for key, ids in given.items()]
+    agreed = [taps for taps in readings[0] if all(taps in x for x in readings)] if given else []
+    if given and not agreed:
+        named = " and ".join(f"{key} {ids}" for key, ids in given.items())
+        raise UserError(f"{where}: {named} name different layers; {hint}")
+    taps = next(iter(agreed), None)
+    if taps is not None and min(taps) < 0:
+        raise UserError(
+            f"{where}: {next(key for key in given if 0 in given[key])} has 0, the embeddings of "
+            "the tokens; only outputs of layers can be read, from 1"
+        )
+    return taps
 
 
 def switch(where: object, values: Mapping[str, Any], key: str) -> bool | None:

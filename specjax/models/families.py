@@ -20,9 +20,7 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
+    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), "gelu_tanh"),
     "relu": "relu",
     "relu2": "relu2",
 }
@@ -36,7 +34,7 @@ class Family(NamedTuple):
     names: Mapping[str, str]  # module -> name in the checkpoint; equal names: one fused tensor
     switches: dict[str, Any] = {}  # noqa: RUF012  (never mutated)
     # fields that have these values in every model
-    # Fields, or keys of ``layer_keys``, that config.json may lack: the defaults of transformers.
+    # Fields, or keys that differ by layer, that config.json may lack: the defaults of transformers.
     defaults: Mapping[str, Any] = {}
     only: Mapping[str, list] = {}  # keys with the values that can be computed; the first is written
     scaled: bool = False  # embeddings are multiplied by the root of the hidden size
@@ -149,7 +147,6 @@ _UNTIED = {"tie_embeddings": False, "norm_eps": 1e-6}
 _QWEN = {**_UNTIED, "max_positions": 32768, "sliding_window": 4096}
 _GEMMA = {
     "norm_eps": 1e-6,
-    "attention_bias": False,
     "head_dim": 256,
     "num_kv_heads": 4,
     "query_scalar": 256,
@@ -160,6 +157,7 @@ _GEMMA = {
 _GEMMA3_SIZES = dict(zip(_KEYS, (262208, 2304, 8, 26, 9216, 4, 256, 131072), strict=False))
 _GEMMA_SWITCHES = {"norm": "rms1p", "post_norm": True}
 _CENTRED = {"norm": "layer", "gated": False, "mlp_bias": True}
+_GPT2_OFF = ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention")
 _VISION = ("vision_tower.", "multi_modal_projector.")
 
 FAMILIES = {
@@ -167,7 +165,7 @@ FAMILIES = {
         "LlamaForCausalLM",
         _KEYS | _BIAS | _MLP_BIAS,
         _NAMES,
-        defaults=_UNTIED | {"max_positions": 2048, "attention_bias": False, "mlp_bias": False},
+        defaults=_UNTIED | {"max_positions": 2048},
     ),
     "gpt2": Family(
         "GPT2LMHeadModel",
@@ -175,12 +173,7 @@ FAMILIES = {
         _GPT2_NAMES,
         _CENTRED | {"positions": "learned", "attention_bias": True},
         {"max_positions": 1024, "norm_eps": 1e-5, "activation": "gelu_new"},
-        {
-            "scale_attn_weights": [True],
-            "scale_attn_by_inverse_layer_idx": [False],
-            "reorder_and_upcast_attn": [False],
-            "add_cross_attention": [False],
-        },
+        {"scale_attn_weights": [True], **{key: [False] for key in _GPT2_OFF}},
         transposed=False,
     ),
     "mistral": Family(
@@ -203,7 +196,7 @@ FAMILIES = {
         _KEYS | _BIAS,
         _NAMES,
         {"qk_norm": True},
-        _QWEN | {"num_kv_heads": 32, "head_dim": 128, "attention_bias": False},
+        _QWEN | {"num_kv_heads": 32, "head_dim": 128},
         windows="after",
     ),
     "qwen3_moe": Family(
@@ -211,7 +204,7 @@ FAMILIES = {
         _KEYS | _BIAS,
         _MOE_NAMES,
         {"qk_norm": True},
-        _QWEN | {"num_kv_heads": 4, "attention_bias": False},
+        _QWEN | {"num_kv_heads": 4},
         {"hidden_act": ["silu"]},
         windows="all",
     ),
@@ -219,13 +212,7 @@ FAMILIES = {
         "SmolLM3ForCausalLM",
         _KEYS | _BIAS | _MLP_BIAS,
         _NAMES,
-        defaults={
-            "norm_eps": 1e-6,
-            "max_positions": 32768,
-            "num_kv_heads": 4,
-            "attention_bias": False,
-            "mlp_bias": False,
-        },
+        defaults={"norm_eps": 1e-6, "max_positions": 32768, "num_kv_heads": 4},
         windows="unrotated",
         rope={"theta": 2000000.0},
     ),
@@ -234,7 +221,7 @@ FAMILIES = {
         _KEYS | _BIAS,
         _OLMO2_NAMES,
         {"pre_norm": False, "post_norm": True, "qk_norm": True, "qk_norm_whole": True},
-        {"tie_embeddings": False, "max_positions": 2048, "attention_bias": False},
+        {"tie_embeddings": False, "max_positions": 2048},
     ),
     "gemma2": Family(
         "Gemma2ForCausalLM",

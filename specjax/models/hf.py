@@ -20,34 +20,18 @@ from tokenizers import Tokenizer
 from specjax import files
 from specjax.errors import UserError
 from specjax.models import lm, t5_config
-from specjax.models.hf_config import bos_id, config_from_hf, config_to_hf, eos_ids, read_json
-from specjax.models.hf_tokenizer import (
-    fingerprint,
-    load_tokenizer,
-    read_tokenizer_config,
-    save_tokenizer,
-)
+from specjax.models.hf_config import bos_id, config_from_hf, config_to_hf, eos_ids
+from specjax.models.hf_config import read_json as read_json
+from specjax.models.hf_tokenizer import fingerprint as fingerprint
+from specjax.models.hf_tokenizer import load_tokenizer as load_tokenizer
+from specjax.models.hf_tokenizer import read_tokenizer_config as read_tokenizer_config
+from specjax.models.hf_tokenizer import save_tokenizer
 from specjax.models.hf_weights import has_tensor, read_params, write_params
 from specjax.models.sources import gguf_config, gguf_file, hub
 from specjax.models.t5_config import T5Config
 from specjax.models.token_bytes import TokenBytes
 from specjax.models.transformer_config import TransformerConfig
 from specjax.types import LM
-
-__all__ = [
-    "Loaded",
-    "fingerprint",
-    "load",
-    "load_tokenizer",
-    "parameter_dtype",
-    "read_config",
-    "read_json",
-    "read_tokenizer_config",
-    "resolve",
-    "same_vocabulary",
-    "save",
-    "token_bytes",
-]
 
 
 class Loaded(NamedTuple):
@@ -58,6 +42,13 @@ class Loaded(NamedTuple):
     config: TransformerConfig
     tokenizer: Tokenizer | None
     directory: str  # or the .gguf file; of a Hub name the directory in the cache
+
+    @property
+    def text_tokenizer(self) -> Tokenizer:
+        """The tokenizer, of a model that needs one. Raises UserError if there is none."""
+        if self.tokenizer is None:
+            raise UserError(f"{self.directory} has no tokenizer.json; text needs a tokenizer")
+        return self.tokenizer
 
 
 def resolve(
@@ -184,25 +175,6 @@ def save(
             save_tokenizer(fresh, tokenizer, config)
 
 
-def same_vocabulary(a: Loaded, b: Loaded) -> str | None:
-    """None if both models have the same tokens under the same ids, else the difference in words.
-
-    If one has no tokenizer, only the sizes of the vocabularies are compared.
-    """
-    size = a.config.vocab_size
-    if size != b.config.vocab_size:
-        return f"{a.directory} has {size} tokens and {b.directory} has {b.config.vocab_size}"
-    if a.tokenizer is None or b.tokenizer is None:
-        return None
-    first, second = (
-        {i: token for token, i in t.get_vocab().items()} for t in (a.tokenizer, b.tokenizer)
-    )
-    differ = sum(first.get(i) != second.get(i) for i in first.keys() | second.keys())
-    if not differ:
-        return None
-    return f"{differ} of {size} token ids differ between {a.directory} and {b.directory}"
-
-
 def read_config(path: Path) -> dict:
     """config.json of what ``resolve`` returns; that of a .gguf file is made from its metadata.
 
@@ -220,9 +192,7 @@ def token_bytes(path: Path, tokenizer: Tokenizer) -> TokenBytes:
     """
     raw = read_config(path)
     first, ends = (_translated(path / "config.json", raw, read) for read in (bos_id, eos_ids))
-    generation = path / "generation_config.json"
-    if generation.is_file():
-        ends = _translated(generation, read_json(generation), eos_ids)
+    ends = _of_generation(path, eos_ids, ends)
     return TokenBytes(fingerprint(tokenizer), tokenizer, first, ends)
 
 
@@ -236,23 +206,23 @@ def _config(path: Path) -> TransformerConfig:
     if gguf_file.is_gguf(path):
         return _translated(path, read_config(path), config_from_hf)
     config = _translated(path / "config.json", read_config(path), config_from_hf)
-    generation = path / "generation_config.json"
     # Chat models name the token that ends a turn only in this file.
-    if generation.is_file():
-        eos = _translated(generation, read_json(generation), eos_ids)
-        config = dataclasses.replace(config, eos_token_id=eos)
-    return _whole_t5(path, config) if isinstance(config, T5Config) else config
-
-
-def _whole_t5(path: Path, config: T5Config) -> T5Config:
-    """The model, with what is not in config.json: the start token, and whether it has a head."""
-    generation = path / "generation_config.json"
-    if generation.is_file():
-        start = lambda raw: t5_config.token_id(raw, "decoder_start_token_id")  # noqa: E731
-        own = _translated(generation, read_json(generation), start)
-        if own is not None:
-            config = dataclasses.replace(config, start_token_id=own)
+    eos = _of_generation(path, eos_ids, config.eos_token_id)
+    config = dataclasses.replace(config, eos_token_id=eos)
+    if not isinstance(config, T5Config):
+        return config
+    # Of T5 the start token may be there, and the tensors show whether there is a head.
+    key = "decoder_start_token_id"
+    start = _of_generation(path, lambda raw: t5_config.token_id(raw, key), None)
+    if start is not None:
+        config = dataclasses.replace(config, start_token_id=start)
     return t5_config.with_head(config, has_tensor(path, "lm_head.weight"))
+
+
+def _of_generation(path: Path, translate: Callable[[dict], Any], default: Any) -> Any:
+    """``translate`` of generation_config.json; ``default`` where there is none."""
+    file = path / "generation_config.json"
+    return _translated(file, read_json(file), translate) if file.is_file() else default
 
 
 def _translated(file: Path, raw: dict, translate: Callable[[dict], Any]) -> Any:
@@ -261,3 +231,23 @@ def _translated(file: Path, raw: dict, translate: Callable[[dict], Any]) -> Any:
         return translate(raw)
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
+
+
+class Origin(NamedTuple):
+    """What is known about a model's files."""
+
+    name: str  # of a directory, of a trained run, of a repository, or of a file
+    source: str  # "directory", "hub" or "gguf"
+    revision: str | None  # the commit of a repository of the Hub
+    dequantised_from: tuple[str, ...]  # types such as "Q4_1": the weights were rounded to them
+
+
+def origin(directory: str | os.PathLike) -> Origin:
+    """The origin of what ``resolve`` returns. Raises UserError for a damaged .gguf file."""
+    path = Path(directory).absolute()
+    if gguf_file.is_gguf(path) and path.is_file():
+        return Origin(path.name, "gguf", None, gguf_file.read(path).quantised())
+    if (snapshot := hub.snapshot_of(path)) is not None:
+        return Origin(snapshot.name, "hub", snapshot.commit, ())
+    # A run keeps its model in the folder "model".
+    return Origin(path.parent.name if path.name == "model" else path.name, "directory", None, ())

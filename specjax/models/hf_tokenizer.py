@@ -67,10 +67,7 @@ def save_tokenizer(path: Path, tokenizer: Tokenizer, config: TransformerConfig) 
     tokens = {key: tokenizer.id_to_token(i) for key, i in ids.items() if i is not None}
     tokens["unk_token"] = getattr(tokenizer.model, "unk_token", None)
     tokens = {key: token for key, token in tokens.items() if token is not None}
-    kind = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": config.max_positions,
-    }
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.max_positions}
     files.write_json(
         path / "tokenizer_config.json", kind | tokens | {"clean_up_tokenization_spaces": False}
     )

@@ -1,16 +1,18 @@
 """The weights of Hugging Face style directories: safetensors files in, safetensors files out.
 
-``hf_layout`` gives the tensors of each family and is used in both directions. Nothing is ever
-unpickled.
+``tensors_of`` gives the tensors of each family and is used in both directions. Linear kernels are
+[in, out] here and in GPT-2, and [out, in] everywhere else. Some families store several of our
+parameters in one tensor: side by side (GPT-2, Phi-3), or the parts of each head together
+(GPT-NeoX). Experts are stored one by one, and are one array here. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,15 +21,20 @@ from safetensors import SafetensorError, safe_open
 
 from specjax import files
 from specjax.errors import UserError
-from specjax.models import mtp_layouts, tensor_files
-from specjax.models.families import Family
-from specjax.models.hf_layout import Stored, family_of, tensors_of
+from specjax.models import lm, t5_config, tensor_files
+from specjax.models.families import FAMILIES, Family
 from specjax.models.sources import gguf_file, gguf_tensors, tensors
+from specjax.models.t5_config import T5Config
 from specjax.models.tensor_files import Tensor
 from specjax.models.transformer_config import TransformerConfig
 
 # Buffers that old versions of transformers stored; they are not weights.
 _BUFFERS = re.compile(r"\.(attn|attention)\.(masked_)?bias$|rotary_emb\.inv_freq$")
+# The first map of a multi-token prediction module of DeepSeek and GLM, MiMo, and Qwen3-Next.
+_PREDICTION = re.compile(
+    r"(model\.layers\.\d+\.(?=eh_proj)|model\.mtp_layers\.\d+\.(?=input_proj)|mtp\.(?=fc))"
+    r"\w+\.weight$"
+)
 _MISMATCH = "the weights do not belong to this config.json, or the copy is incomplete"
 
 
@@ -93,10 +100,14 @@ def read_params(
         opened = _open_all(path, config, layout, stack)
         _check_names(path, layout, opened)
         for name, (weights, stored_name) in opened.items():
-            _check_tensor(path, name, weights.get_slice(stored_name), layout[name].shape)
+            _check_tensor(path, name, weights.shape_of(stored_name), layout[name].shape)
         for name in sorted(opened, key=lambda name: -np.prod(layout[name].shape)):
             (weights, stored_name), stored = opened[name], layout[name]
-            arrays = _read(weights, stored_name, stored, dtype)
+            # Arrays in C order, so that the tensor of the file is released.
+            arrays = [
+                np.asarray(part, order="C")
+                for part in stored.split(weights.get_tensor(stored_name, dtype))
+            ]
             for leaf in stored.paths:
                 _place(params, leaf, arrays.pop(0), stored, on_host)
     # Each array of experts is released when its copy is made.
@@ -115,12 +126,6 @@ def _place(params: dict, leaf: tuple, array: np.ndarray, stored: Stored, on_host
     params[leaf][stored.expert] = array
 
 
-def _read(weights: Any, name: str, stored: Stored, dtype: np.dtype) -> list[np.ndarray]:
-    """The parts of a tensor as our leaves have them; the tensor itself is released."""
-    parts = stored.split(weights.get_tensor(name, dtype))
-    return [np.asarray(part, order="C") for part in parts]
-
-
 def _open_all(
     path: Path, config: TransformerConfig, layout: Collection[str], stack: contextlib.ExitStack
 ) -> dict[str, tuple[Any, str]]:
@@ -136,17 +141,23 @@ def _open_all(
             if _BUFFERS.search(own) or tied_head or own.startswith(family.ignored):
                 continue
             opened[prefix + own if prefix + own in layout else own] = (weights, name)
-    # Multi-token prediction modules in the files of a model: the drafter ``mtp_module`` reads them.
-    modules = mtp_layouts.fronts(opened)
+    modules = prediction_modules(opened)
     return {name: each for name, each in opened.items() if not name.startswith(modules)}
+
+
+def prediction_modules(names: Iterable[str]) -> tuple[str, ...]:
+    """What the names of multi-token prediction modules begin with, in a file with these names.
+
+    Such modules are in the files of a model and are no part of it: they draft.
+    """
+    found = {match[1] for name in names if (match := _PREDICTION.match(name))}
+    return tuple(sorted(found, key=lambda front: [int(x) for x in re.findall(r"\d+", front)]))
 
 
 def _usual_name(family: Family, name: str) -> str:
     """The name under which the family stores a tensor that a file has under ``name``."""
-    for other, usual in family.renamed.items():
-        if name.startswith(other):
-            return usual + name[len(other) :]
-    return name
+    other = next((other for other in family.renamed if name.startswith(other)), "")
+    return family.renamed.get(other, "") + name.removeprefix(other)
 
 
 def write_params(
@@ -198,9 +209,11 @@ def _check_names(path: Path, layout: Collection[str], names: Collection[str]) ->
         raise UserError(f"{path} has {len(extra)} tensors too many, first {extra[0]}; {_MISMATCH}")
 
 
-def _check_tensor(path: Path, name: str, tensor: Any, expected: tuple[int, ...]) -> None:
-    """``tensor`` is a slice of an open safetensors file: its shape and dtype cost no reading."""
-    shape, dtype = tensor.get_shape(), tensor.get_dtype()
+def _check_tensor(
+    path: Path, name: str, stored: tuple[list[int], str], expected: tuple[int, ...]
+) -> None:
+    """``stored``: the shape and the dtype of an open file's tensor, which cost no reading."""
+    shape, dtype = stored
     if tuple(shape) != expected:
         raise UserError(f"{path}: {name} is {shape}, expected {list(expected)}; {_MISMATCH}")
     if dtype not in ("F32", "BF16", "F16"):
@@ -215,3 +228,97 @@ def _shards(sizes: Mapping[str, int], most: int) -> list[list[str]]:
             shards.append([])
         shards[-1].append(name)
     return shards
+
+
+# The order of the parts of a fused tensor.
+_ORDER = ("q", "k", "v", "gate", "up")
+
+
+class Stored(NamedTuple):
+    """A tensor of a checkpoint; ``paths`` are our leaves, its parts along the last axis."""
+
+    paths: list[tuple]
+    widths: list[int]  # of the parts
+    shape: tuple[int, ...]  # in the file, after the transposition
+    transposed: bool
+    heads: int = 0  # of a tensor that has the parts of each head together; 0: it has whole parts
+    expert: int | None = None  # the tensor is this one of the ``experts`` of the leaf
+    experts: int = 1
+
+    def split(self, tensor: np.ndarray) -> list[np.ndarray]:
+        """The parts of the tensor of the file."""
+        tensor = tensor.T if self.transposed else tensor
+        if len(self.paths) == 1:
+            return [tensor]
+        if not self.heads:
+            return np.split(tensor, np.cumsum(self.widths)[:-1], axis=-1)
+        lead = tensor.shape[:-1]
+        by_head = tensor.reshape(*lead, self.heads, len(self.paths), -1)
+        return [by_head[..., i, :].reshape(*lead, -1) for i in range(len(self.paths))]
+
+    def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """The tensor of the file; the inverse of ``split``."""
+        if len(parts) == 1:
+            whole = parts[0]
+        elif not self.heads:
+            whole = np.concatenate(parts, axis=-1)
+        else:
+            lead = parts[0].shape[:-1]
+            by_head = [part.reshape(*lead, self.heads, -1) for part in parts]
+            whole = np.stack(by_head, axis=-2).reshape(*lead, -1)
+        return whole.T if self.transposed else whole
+
+
+def family_of(config: TransformerConfig) -> Family:
+    """How checkpoints of the model are read and written."""
+    return t5_config.FAMILY if isinstance(config, T5Config) else FAMILIES[config.family]
+
+
+def tensors_of(config: TransformerConfig) -> dict[str, Stored]:
+    """Name in the checkpoint -> tensor, for every parameter of the model."""
+    family, layout = family_of(config), {}
+    leaves: Any = flatten_dict(lm.abstract_params(config))
+    grouped: dict[str, list[tuple]] = {}
+    for path in sorted(leaves, key=_order):
+        if len(leaves[path].shape) == 3:
+            layout |= _experts(family, path, leaves[path].shape)
+        else:
+            t5 = isinstance(config, T5Config)
+            name = t5_config.name_of(path, config.gated) if t5 else _name(family, path)
+            grouped.setdefault(name, []).append(path)
+    for name, paths in grouped.items():
+        first, leaf = paths[0][0], paths[0][-1]
+        transposed = leaf == "kernel" and (family.transposed or first == "head")
+        widths = [leaves[path].shape[-1] for path in paths]
+        shape = (*leaves[paths[0]].shape[:-1], sum(widths))
+        heads = config.num_heads if family.by_head and len(paths) > 1 else 0
+        shape = shape[::-1] if transposed else shape
+        layout[name] = Stored(paths, widths, shape, transposed, heads)
+    return layout
+
+
+def _order(path: tuple) -> int:
+    part = path[-2] if len(path) > 1 else ""
+    return _ORDER.index(part) if part in _ORDER else -1
+
+
+def _name(family: Family, path: tuple) -> str:
+    """The name of the tensor that has the parameter at this path."""
+    first, *inner, leaf = path
+    module = family.names[".".join(map(str, inner[1:])) if inner else first]
+    prefix = f"{family.names['layers']}.{inner[0]}." if inner else ""
+    return f"{prefix}{module}.{'bias' if leaf == 'bias' else 'weight'}"
+
+
+def _experts(family: Family, path: tuple, shape: tuple[int, ...]) -> dict[str, Stored]:
+    """The tensors of the experts whose kernels are the leaf ("layers", i, "mlp", "gate")."""
+    _, layer, *_, leaf = path
+    module = family.names[f"mlp.{leaf}"].removeprefix("mlp.")
+    experts, inner, outer = shape
+    prefix = f"{family.names['layers']}.{layer}.{family.names['experts']}"
+    return {
+        f"{prefix}.{i}.{module}.weight": Stored(
+            [path], [outer], (outer, inner), True, expert=i, experts=experts
+        )
+        for i in range(experts)
+    }

@@ -1,6 +1,6 @@
-"""The decoder as the pure functions of ``types.LM``.
+"""The decoder, and T5 with its encoder, as the pure functions of ``types.LM``.
 
-Flax modules are split and merged only here (and in ``drafters/heads/_prefix.py``, for one layer).
+Flax modules are split and merged in ``modules``.
 Parameters are a plain nested dict: dispatching 288 leaves then takes a fraction of a millisecond.
 """
 
@@ -8,57 +8,44 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from specjax import cache as kv
 from specjax import tree
 from specjax.bound import Bound
 from specjax.errors import UserError
-from specjax.models import t5_lm
+from specjax.models.modules import Module
+from specjax.models.t5 import T5, SourceCache
 from specjax.models.t5_config import T5Config
 from specjax.models.transformer import Transformer
 from specjax.models.transformer_config import TransformerConfig
-from specjax.types import LM, LowerLayers, Output, Sublayers
+from specjax.types import LM, Encoder, Output, Sublayers
+
+DECODER, WITH_ENCODER = Module(Transformer), Module(T5)
+_new = jax.jit(Module.new, static_argnums=(0, 1, 3))
 
 
-@functools.cache
-def _abstract(config: TransformerConfig, dtype) -> tuple[Any, Any]:
-    module = nnx.eval_shape(lambda: Transformer(config, dtype=dtype, rngs=nnx.Rngs(0)))
-    return nnx.split(module)
+def _kind(config: TransformerConfig) -> Module:
+    return WITH_ENCODER if isinstance(config, T5Config) else DECODER
 
 
 def abstract_params(config: TransformerConfig, dtype=jnp.float32) -> dict:
     """The parameters' shapes and dtypes: a plain dict of ``jax.ShapeDtypeStruct``, no arrays."""
-    if isinstance(config, T5Config):
-        return nnx.to_pure_dict(t5_lm.abstract(config, jnp.dtype(dtype))[1])
-    return nnx.to_pure_dict(_abstract(config, jnp.dtype(dtype))[1])
+    return _kind(config).leaves(config, dtype)
 
 
 def init_params(config: TransformerConfig, key: jax.Array, dtype=jnp.float32) -> dict:
     """Random parameters (normal, standard deviation 0.02) as a plain dict."""
-    if isinstance(config, T5Config):
-        return t5_lm.init_params(config, jnp.dtype(dtype), key)
-    return _init_params(config, jnp.dtype(dtype), key)
+    return _new(_kind(config), config, key, jnp.dtype(dtype))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _init_params(config: TransformerConfig, dtype: np.dtype, key: jax.Array) -> dict:
-    module = Transformer(config, dtype=dtype, rngs=nnx.Rngs(key))
-    return nnx.to_pure_dict(nnx.state(module))
-
-
-def merge(config: TransformerConfig, params: dict, dtype=jnp.float32) -> Transformer:
-    """The module with these parameters (inside a traced function, free at run time)."""
-    graph, state = _abstract(config, jnp.dtype(dtype))
-    # A copy: replacing in place would write tracers into the cached state.
-    state = jax.tree.map(lambda x: x, state)
-    nnx.replace_by_pure_dict(state, params)
-    return nnx.merge(graph, state)
+def merge(config: TransformerConfig, params: dict, dtype=jnp.float32) -> Any:
+    """The ``Transformer`` or ``T5`` with these parameters; see ``Module.merge``."""
+    return _kind(config).merge(config, params, dtype)
 
 
 @functools.cache
@@ -82,94 +69,116 @@ def from_config(
         remat: recompute each layer in the backward pass instead of storing its activations.
         part: the sublayers that are computed (see ``LM.part``); None: all.
 
-    Raises UserError for taps or sublayers that are not layers.
+    Raises UserError for taps or sublayers that are not layers, and for an encoder without a start
+    token for its decoder.
     """
     dtype = jnp.dtype(dtype)
     _check_part(config, part)
     config.check_taps(taps)
-    if isinstance(config, T5Config):
-        if part is not None:
-            raise UserError(f"{name} has an encoder, and no parts; take a decoder for {part}")
-        return t5_lm.from_config(config, dtype, taps, name, remat)
-
-    extended = Bound(_extended, config, dtype, taps, remat, part)
+    static = _Static(config, dtype, taps, remat, part)
+    extended = Bound(_extended, static)
 
     def apply(params, tokens, cache, layout=None, block=None):
         return extended((params, None), tokens, cache, layout, block)
 
-    return LM(
+    model = LM(
         Bound(_init_cache, config, dtype),
         apply,
         kv.commit if part is None else _no_commit,
         config.vocab_size,
-        config.longest_text,
         name=name,
         width=config.hidden_size,
-        embed=Bound(_embed, config, dtype),
-        unembed=Bound(_unembed, config, dtype),
+        embed=Bound(_call, "embedded", config, dtype),
+        unembed=Bound(_call, "logits", config, dtype),
         layers=config.num_layers,
-        window=min((size for size in config.windows if size is not None), default=None),
         tapping=lambda layers: from_config(config, dtype, tuple(layers), name, remat, part).apply,
+        last_norm=Bound(_call, "norm", config, dtype),
+    )
+    if isinstance(config, T5Config):
+        if part is not None:
+            raise UserError(f"{name} has an encoder, and no parts; take a decoder for {part}")
+        return model._replace(encoder=Encoder(_start_of(config), Bound(_read, static), config))
+    model = model._replace(
+        max_positions=config.longest_text,
+        window=min((size for size in config.windows if size is not None), default=None),
         part=lambda part: from_config(config, dtype, taps, name, remat, part),
-        queries=None if part is not None else Bound(_queries, config, dtype),
-        last_norm=Bound(_last_norm, config, dtype),
         extended=extended,
-        above=None if part is not None else Bound(_above, config, dtype, taps),
         decoder=config,
     )
+    if part is not None:
+        return model
+    queries = Bound(_call, "queries", config, dtype)
+    return model._replace(queries=queries, above=Bound(_above, static))
+
+
+class _Static(NamedTuple):
+    """What is static in the functions of a model: the arguments of ``from_config``."""
+
+    config: TransformerConfig
+    dtype: np.dtype
+    taps: tuple[int, ...]
+    remat: bool
+    part: Sublayers | None
+
+    def module(self, params: dict) -> Any:
+        """The module with these parameters."""
+        return merge(self.config, params, self.dtype)
 
 
 def _init_cache(config: TransformerConfig, dtype, batch: int, slots: int) -> kv.KVCache:
     heads, width = config.num_kv_heads, config.head_dim
-    return kv.zeros(config.num_layers, batch, heads, slots, width, dtype, config.windows)
+    empty = kv.zeros(config.num_layers, batch, heads, slots, width, dtype, config.windows)
+    if not isinstance(config, T5Config):
+        return empty
+    return SourceCache(empty.k, empty.v, empty.length, source=jnp.zeros_like(empty.length))
 
 
-def _embed(config: TransformerConfig, dtype: np.dtype, params: dict, tokens: jax.Array):
-    return merge(config, params, dtype).embedded(tokens)
+def _call(part: str, config: TransformerConfig, dtype: np.dtype, params: dict, *values: Any) -> Any:
+    """The result of a method or a part of the module, by its name."""
+    return getattr(merge(config, params, dtype), part)(*values)
 
 
-def _unembed(config: TransformerConfig, dtype: np.dtype, params: dict, hidden: jax.Array):
-    return merge(config, params, dtype).logits(hidden)
+def _start_of(config: T5Config) -> int:
+    """The token with which the decoder begins. Raises UserError if there is none."""
+    start = config.start_token_id
+    if start is None or start >= config.vocab_size:
+        raise UserError(
+            f"decoder_start_token_id is {'missing' if start is None else start}; the decoder of an "
+            f"encoder-decoder model begins with a token of 0..{config.vocab_size - 1} (T5: that of "
+            "pad_token_id)"
+        )
+    return start
 
 
-def _queries(
-    config: TransformerConfig, dtype: np.dtype, params: dict, tokens: jax.Array, cache: kv.KVCache
-):
-    return merge(config, params, dtype).queries(tokens, cache)
+def _read(static: _Static, params, tokens: jax.Array, count: jax.Array, cache: SourceCache):
+    """``Encoder.read``: the keys and values of the source become the first slots of the cache."""
+    memory, block = static.module(params).read(tokens, count, static.remat)
+    filled: Any = kv.commit(cache, block, count)
+    logits = jnp.zeros((tokens.shape[0], 0, static.config.vocab_size))
+    return Output(logits, memory), filled.replace(source=jnp.asarray(count, jnp.int32))
 
 
-def _last_norm(config: TransformerConfig, dtype: np.dtype, params: dict, hidden: jax.Array):
-    return merge(config, params, dtype).norm(hidden)
-
-
-def _extended(config, dtype, taps, remat, part, pair, tokens, cache, layout=None, block=None):
+def _extended(static: _Static, pair, tokens: jax.Array, cache, layout=None, block=None):
     """``LM.extended``, and without rows ``LM.apply``."""
-    params, rows = pair
-    module = merge(config, params, dtype)
+    (params, rows), part = pair, static.part
+    module = static.module(params)
     cache = cache if part is None else kv.select(cache, part.attention)
-    hidden, tapped, own = module(tokens, cache, layout, block, taps, remat, part, rows=rows)
-    return Output(module.logits(hidden), hidden, tapped), own
+    more = {} if isinstance(static.config, T5Config) else {"part": part, "rows": rows}
+    hidden, tapped, new = module(tokens, cache, layout, block, static.taps, static.remat, **more)
+    return Output(module.logits(hidden), hidden, tapped), new
 
 
-def _above(
-    config: TransformerConfig, dtype: np.dtype, own: tuple[int, ...], layers: tuple[int, ...]
-) -> Callable[..., tuple[Output, Any]]:
-    """``LM.above``; ``own`` are the model's taps."""
-    return Bound(_go_on, config, dtype, tuple(layers) or own)
+def _above(static: _Static, layers: tuple[int, ...]) -> Callable[..., tuple[Output, Any]]:
+    """``LM.above``; the model's taps for no layers."""
+    return Bound(_go_on, static, tuple(layers) or static.taps)
 
 
 def _go_on(
-    config: TransformerConfig,
-    dtype: np.dtype,
-    taps: tuple[int, ...],
-    pair: tuple[dict, LowerLayers],
-    tokens: jax.Array,
-    cache: kv.KVCache,
-    layout: tree.Layout | None = None,
+    static: _Static, taps: tuple[int, ...], pair, tokens: jax.Array, cache, layout=None
 ) -> tuple[Output, kv.KVBlock]:
     """``LM.apply`` from the output of the first layers, which some tokens have passed already.
 
-    Raises UserError for taps below these layers' output.
+    ``pair``: parameters and ``LowerLayers``. Raises UserError for taps below these layers' output.
     """
     params, known = pair
     count, size, done = known.count, tokens.shape[1], known.hidden.shape[1]
@@ -178,8 +187,8 @@ def _go_on(
             f"taps are {taps}, and the pass goes on from the output of layer {count - 1}; tap "
             "layers from this one on, or compute the whole pass"
         )
-    module = merge(config, params, dtype)
-    first, rest = tuple(range(count)), tuple(range(count, config.num_layers))
+    module = static.module(params)
+    first, rest = tuple(range(count)), tuple(range(count, static.config.num_layers))
     lower = jax.tree.map(lambda x: x[:, :size], (known.hidden, known.block))
     if size > done:
         later = None if layout is None else layout.replace(visible=layout.visible[:, done:])

@@ -45,18 +45,11 @@ def overlay(model: LM) -> LM:
     buffer alone, and tokens for which it has no room are not written. Equal models give the same
     functions.
     """
-    return model._replace(
-        init_cache=_no_cache,
-        apply=_apply_of(model.apply),
-        commit=_commit,
-        tapping=None if model.tapping is None else _tapping_of(model.tapping),
-        # Its buffer has all layers, and the block of a part has some; the other functions read a
-        # real cache.
-        part=None,
-        queries=None,
-        extended=None,
-        above=None,
-    )
+    # Its buffer has all layers, and the block of a part has some; the other functions read a real
+    # cache.
+    missing = dict.fromkeys(("part", "queries", "extended", "above"))
+    model = model._replace(init_cache=_no_cache, commit=_commit, **missing)
+    return model.changed(_apply_of)
 
 
 def open_on(model: LM, params: Params, base: Any, room: int) -> OverlayCache:
@@ -70,8 +63,7 @@ def open_on(model: LM, params: Params, base: Any, room: int) -> OverlayCache:
     def block() -> Any:
         return model.apply(params, jnp.zeros((batch, 1), jnp.int32), base)[1]
 
-    with jax.disable_jit(False):
-        shapes = jax.eval_shape(block)
+    shapes = tree.shapes(block)
     empty = jax.tree.map(lambda x: jnp.zeros((batch, room, *x.shape[2:]), x.dtype), shapes)
     return OverlayCache(base, empty, jnp.zeros_like(base.length), model.commit)
 
@@ -141,10 +133,6 @@ def _after_buffer(cache: OverlayCache, room: int, layout: Layout) -> Layout:
         jnp.concatenate([visible, layout.visible], -1),
         jnp.concatenate([before.astype(after.dtype), after], -1),
     )
-
-
-def _tapping_of(tapping: Callable) -> Callable:
-    return functools.cache(lambda layers: _apply_of(tapping(layers)))
 
 
 def _commit(

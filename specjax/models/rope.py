@@ -62,15 +62,13 @@ class Rope:
 
     Attributes:
         theta: base of the frequencies.
-        dim: how many dimensions of a head are turned; even.
-        interleaved: the pairs are (2i, 2i+1); else (i, i + dim/2), as in Hugging Face checkpoints
-            of the Llama family.
+        dim: how many dimensions of a head are turned; even. The pairs are (i, i + dim/2), as in
+            Hugging Face checkpoints of the Llama family.
         scaling: None leaves the frequencies as they are.
     """
 
     theta: float
     dim: int
-    interleaved: bool = False
     scaling: RopeScaling | None = None
 
 
@@ -137,13 +135,8 @@ def rotate(x: jax.Array, angle: jax.Array, rope: Rope) -> jax.Array:
     if rope.scaling is not None and rope.scaling.attention_factor != 1:
         cos, sin = cos * rope.scaling.attention_factor, sin * rope.scaling.attention_factor
     wide = x.astype(cos.dtype)
-    if rope.interleaved:
-        first, second = wide[..., ::2], wide[..., 1::2]
-    else:
-        first, second = jnp.split(wide, 2, axis=-1)
+    first, second = jnp.split(wide, 2, axis=-1)
     rotated = [first * cos - second * sin, second * cos + first * sin]
-    if rope.interleaved:
-        return jnp.stack(rotated, axis=-1).reshape(x.shape).astype(x.dtype)
     return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
 
 

@@ -14,32 +14,19 @@ from specjax.errors import UserError
 from specjax.models.config_values import object_of, value_of
 from specjax.models.rope import Rope, RopeScaling
 
-# For each kind: its keys in config.json and the fields of RopeScaling.
+# For each kind its keys in config.json, in the order in which they are written.
 _ORIGINAL = "original_max_position_embeddings"
-_KEYS = {
-    "default": {},
-    "linear": {"factor": "factor"},
-    "llama3": {
-        "factor": "factor",
-        "low_freq_factor": "low_freq_factor",
-        "high_freq_factor": "high_freq_factor",
-        _ORIGINAL: "original_max_positions",
-    },
-    "yarn": {
-        "factor": "factor",
-        _ORIGINAL: "original_max_positions",
-        "beta_fast": "beta_fast",
-        "beta_slow": "beta_slow",
-        "truncate": "truncate",
-        "attention_factor": "attention_factor",
-    },
-    "longrope": {
-        "short_factor": "short_factors",
-        "long_factor": "long_factors",
-        _ORIGINAL: "original_max_positions",
-        "attention_factor": "attention_factor",
-    },
+_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor")
+_KEYS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": (*_LLAMA3, _ORIGINAL),
+    "yarn": ("factor", _ORIGINAL, "beta_fast", "beta_slow", "truncate", "attention_factor"),
+    "longrope": ("short_factor", "long_factor", _ORIGINAL, "attention_factor"),
 }
+# The fields of RopeScaling that have another name.
+_FIELDS = {_ORIGINAL: "original_max_positions"}
+_FIELDS |= {"short_factor": "short_factors", "long_factor": "long_factors"}
 # Keys that a file may have and that are not written: others follow from them.
 _READ = {"yarn": {"mscale", "mscale_all_dim"}, "longrope": {"factor"}}
 _COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor", _ORIGINAL}
@@ -54,7 +41,6 @@ def read(
     theta: float = 10000.0,
     local_theta: float | None = None,
     partial: float = 1.0,
-    interleaved: bool = False,
     long: bool = False,
 ) -> Rope:
     """The rotary positions in a config.json.
@@ -69,7 +55,6 @@ def read(
         theta: the family's base where the file has none.
         local_theta: the same for kinds other than full attention; None: as for full attention.
         partial: the family's ``partial_rotary_factor`` where the file has none.
-        interleaved: which dimensions are pairs (see ``Rope``); no key holds it.
         long: which factors of longrope are used (see ``RopeScaling``); no key holds it.
 
     Raises UserError: a value of the wrong type or range, an unknown kind or key.
@@ -95,7 +80,7 @@ def read(
     scaling = _scaling(given, dim, positions)
     if long and scaling is not None and scaling["kind"] == "longrope":
         scaling["long"] = True
-    return Rope(theta, dim, interleaved, None if scaling is None else RopeScaling(**scaling))
+    return Rope(theta, dim, None if scaling is None else RopeScaling(**scaling))
 
 
 def _per_layer(raw: dict) -> bool:
@@ -122,20 +107,16 @@ def _given(raw: dict, layer_type: str | None) -> dict[str, Any]:
                 f"{key} is {inner[key]!r} in rope_parameters and {both[key]!r} in rope_scaling; "
                 "give one of them"
             )
-    loose = {
-        "rope_theta": raw.get("rotary_emb_base"),
-        "partial_rotary_factor": raw.get("rotary_pct"),
-    }
-    names = (*loose, _ORIGINAL)
-    top = {key: raw[key] for key in names if raw.get(key) is not None}
+    names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
+    top = {name: raw.get(other) for name, other in names.items()}
+    top |= {key: raw[key] for key in (*names, _ORIGINAL) if raw.get(key) is not None}
     given = {key: value for key, value in (inner | both).items() if value is not None}
     if _ORIGINAL in top and given.get(_ORIGINAL, top[_ORIGINAL]) != top[_ORIGINAL]:
         raise UserError(
             f"{_ORIGINAL} is {top[_ORIGINAL]!r}, and {given[_ORIGINAL]!r} among the rotary "
             "settings; give one of them"
         )
-    loose = {key: value for key, value in loose.items() if value is not None}
-    return loose | top | given
+    return {key: value for key, value in top.items() if value is not None} | given
 
 
 def _scaling(given: dict, dim: int, positions: int) -> dict[str, Any] | None:
@@ -169,11 +150,11 @@ def _scaling(given: dict, dim: int, positions: int) -> dict[str, Any] | None:
 
 
 def _llama3(given: dict) -> dict[str, Any]:
-    keys = ("factor", "low_freq_factor", "high_freq_factor")
-    factor, low, high = (value_of(given, key, float) for key in keys)
+    values = {key: value_of(given, key, float) for key in _LLAMA3}
+    _, low, high = values.values()
     if low >= high:
         raise UserError(f"low_freq_factor {low} must be below high_freq_factor {high}")
-    return {"factor": factor, "low_freq_factor": low, "high_freq_factor": high}
+    return values
 
 
 def _yarn(given: dict, ratio: float) -> dict[str, Any]:
@@ -209,23 +190,19 @@ def _longrope(given: dict, dim: int, original: int, ratio: float) -> dict[str, A
                 f"{key} is {'missing' if values is None else shape}; it must be a list of "
                 f"{dim // 2} numbers, one per pair of dimensions"
             )
-        lists[key] = tuple(value_of({key: value}, key, float) for value in values)
+        lists[_FIELDS[key]] = tuple(value_of({key: value}, key, float) for value in values)
     factor = value_of(given, "factor", float, ratio)
     attention = 1.0
     if factor > 1 and original > 1:
         attention = math.sqrt(1 + math.log(factor) / math.log(original))
-    return {
-        "short_factors": lists["short_factor"],
-        "long_factors": lists["long_factor"],
-        "attention_factor": value_of(given, "attention_factor", float, attention),
-    }
+    return lists | {"attention_factor": value_of(given, "attention_factor", float, attention)}
 
 
 def write(rope: Rope | dict[str, Rope], head_dim: int) -> dict[str, Any]:
     """The keys of a config.json: those of transformers 4, which transformers 5 also reads.
 
     A dict, from kind of layer to its rotary positions, is written as transformers 5 does. Not
-    written are ``interleaved`` and ``long``: no key holds them.
+    written is ``long``: no key holds it.
     """
     if isinstance(rope, dict):
         objects = {}
@@ -243,10 +220,11 @@ def write(rope: Rope | dict[str, Rope], head_dim: int) -> dict[str, Any]:
         )
     if rope.scaling is not None:
         kind = rope.scaling.kind
-        values = {key: getattr(rope.scaling, field) for key, field in _KEYS[kind].items()}
-        raw["rope_scaling"] = {"rope_type": kind} | {
-            key: list(value) if isinstance(value, tuple) else value for key, value in values.items()
-        }
+        scaling: dict[str, Any] = {"rope_type": kind}
+        for key in _KEYS[kind]:
+            value = getattr(rope.scaling, _FIELDS.get(key, key))
+            scaling[key] = list(value) if isinstance(value, tuple) else value
+        raw["rope_scaling"] = scaling
         if kind == "longrope":
             # Phi-3 has it next to the other keys.
             raw[_ORIGINAL] = rope.scaling.original_max_positions

@@ -25,11 +25,9 @@ from flax import nnx
 from specjax.cache import KVBlock, KVCache
 from specjax.errors import UserError
 from specjax.models.attention import Past, Scores, Stored, attend, past, stored
-from specjax.models.linear import Linear, init, linear_options, tied_head
-from specjax.models.logits import in_float32
-from specjax.models.norm import Norm
+from specjax.models.layers import Linear, Norm, init, linear_options
 from specjax.models.t5_config import T5Config
-from specjax.models.transformer import Mlp
+from specjax.models.transformer import Mlp, Transformer
 from specjax.tree import Layout
 
 
@@ -104,11 +102,7 @@ class T5Attention(nnx.Module):
         return self._joined(_weighed(scores, real[:, None, None], v.swapaxes(1, 2)).astype(x.dtype))
 
     def after(
-        self,
-        x: jax.Array,
-        view: Past,
-        before: Stored,
-        biases: tuple[jax.Array, jax.Array],
+        self, x: jax.Array, view: Past, before: Stored, biases: tuple[jax.Array, jax.Array]
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """The decoder's: x [B,T,E] -> ([B,T,E], keys and values of the T tokens)."""
         q, (k, v) = self._by_head(self.q(x)).swapaxes(1, 2), self.keys(x)
@@ -145,12 +139,8 @@ def _wide(x: jax.Array):
 def _weighed(scores: jax.Array, real: jax.Array, values: jax.Array) -> jax.Array:
     """The values [B,H,S,D] by the softmax of scores [B,H,T,S] where ``real``: [B,H,T,D]."""
     weights = jax.nn.softmax(jnp.where(real, scores, jnp.finfo(scores.dtype).min), axis=-1)
-    return jnp.einsum(
-        "bhts,bhsd->bhtd",
-        weights.astype(values.dtype),
-        values,
-        preferred_element_type=_wide(values),
-    )
+    weights, wide = weights.astype(values.dtype), _wide(values)
+    return jnp.einsum("bhts,bhsd->bhtd", weights, values, preferred_element_type=wide)
 
 
 class EncoderLayer(nnx.Module):
@@ -188,11 +178,11 @@ class DecoderLayer(nnx.Module):
         return x + self.mlp(self.mlp_norm(x)), k, v
 
 
-class T5(nnx.Module):
+class T5(Transformer):
     """The model; ``dtype`` is that of parameters and activations, logits are float32."""
 
-    def __init__(self, config: T5Config, *, dtype=jnp.float32, rngs: nnx.Rngs):
-        self.config, self.dtype = config, dtype
+    def __init__(self, config: T5Config, dtype, rngs: nnx.Rngs):
+        self.config = config
         kw = {"dtype": dtype, "param_dtype": dtype, "rngs": rngs, "embedding_init": init()}
         self.embed = nnx.Embed(config.vocab_size, config.hidden_size, **kw)
         count = config.encoder_layers
@@ -221,7 +211,7 @@ class T5(nnx.Module):
         k, v = zip(*(layer.cross.keys(memory) for layer in self.layers), strict=True)
         return memory, KVBlock(k, v, memory[..., 0].astype(jnp.float32))
 
-    def __call__(
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         tokens: jax.Array,
         cache: SourceCache,
@@ -259,14 +249,8 @@ class T5(nnx.Module):
         new = KVBlock(tuple(keys), tuple(values), hidden[..., 0].astype(jnp.float32))
         return hidden, tuple(tapped[i] for i in taps), new
 
-    def embedded(self, tokens: jax.Array) -> jax.Array:
-        """i32[...] -> [...,E]."""
-        # Ids are out of range only in padding and in masked draft nodes.
-        return self.embed(jnp.clip(tokens, 0, self.config.vocab_size - 1))
-
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[B,T,E] -> f32[B,T,V]."""
         if self.config.scale_logits:
             hidden = hidden * jnp.asarray(self.config.hidden_size**-0.5, hidden.dtype)
-        tied = self.config.tie_embeddings
-        return in_float32(tied_head(self.embed, hidden) if tied else self.head(hidden))
+        return super().logits(hidden)

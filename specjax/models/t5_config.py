@@ -1,7 +1,7 @@
-"""The shape of a T5 model, and its config.json.
+"""The shape of a T5 model, its config.json, and the names of its tensors.
 
 Sources: T5 (1910.10683), the configuration of transformers 4 and 5 (they differ in
-``tie_word_embeddings``: see ``_head``).
+``tie_word_embeddings``: see ``read``).
 """
 
 from __future__ import annotations
@@ -10,23 +10,27 @@ import dataclasses
 from typing import Any
 
 from specjax.errors import UserError
-from specjax.models.config_values import value_of
-from specjax.models.families import ACTIVATIONS
+from specjax.models.config_values import check_read, value_of
+from specjax.models.families import ACTIVATIONS, Family
 from specjax.models.transformer_config import TransformerConfig
 
 ARCHITECTURE = "T5ForConditionalGeneration"
 # Relative positions have no longest text.
 UNBOUNDED = 2**30
-_SIZES = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "d_model",
-    "intermediate_size": "d_ff",
-    "num_heads": "num_heads",
-    "head_dim": "d_kv",
+# Field -> key of config.json, its type, and what a missing key means (None: it must be there).
+_KEYS: dict[str, tuple[str, type, Any]] = {
+    "vocab_size": ("vocab_size", int, None),
+    "hidden_size": ("d_model", int, None),
+    "intermediate_size": ("d_ff", int, None),
+    "num_heads": ("num_heads", int, None),
+    "head_dim": ("d_kv", int, None),
+    "buckets": ("relative_attention_num_buckets", int, 32),
+    "max_distance": ("relative_attention_max_distance", int, 128),
 }
-_RELATIVE = {
-    "buckets": ("relative_attention_num_buckets", 32),
-    "max_distance": ("relative_attention_max_distance", 128),
+_TOKENS = {
+    "start_token_id": "decoder_start_token_id",
+    "pad_token_id": "pad_token_id",
+    "bos_token_id": "bos_token_id",
 }
 # Keys that change the computation, which no T5 model of this kind has.
 _REFUSED = ("is_decoder", "tie_encoder_decoder", "encoder_no_repeat_ngram_size", "num_experts")
@@ -98,17 +102,18 @@ def read(raw: dict, eos: tuple[int, ...]) -> T5Config:
             raise UserError(f"{key} {raw[key]!r} is not supported for {ARCHITECTURE}")
     if raw.get("is_encoder_decoder") is False:
         raise UserError("is_encoder_decoder is false; a T5 model needs both of its parts")
-    values: dict[str, Any] = {field: value_of(raw, key) for field, key in _SIZES.items()}
-    for field, (key, default) in _RELATIVE.items():
-        values[field] = value_of(raw, key, int, default)
+    values: dict[str, Any] = {field: value_of(raw, *row) for field, row in _KEYS.items()}
     values["encoder_layers"] = value_of(raw, "num_layers")
-    values["num_layers"] = value_of(raw, "num_decoder_layers", int, values["encoder_layers"])
     values["norm_eps"] = value_of(raw, "layer_norm_epsilon", float, 1e-6)
+    values["num_layers"] = value_of(raw, "num_decoder_layers", int, values["encoder_layers"])
     values["gated"], values["activation"] = _feed_forward(raw)
-    values["tie_embeddings"], values["scale_logits"] = _head(raw)
-    values["start_token_id"] = token_id(raw, "decoder_start_token_id")
-    values["pad_token_id"] = token_id(raw, "pad_token_id")
-    return t5(eos_token_id=eos, bos_token_id=token_id(raw, "bos_token_id"), **values)
+    # transformers 4 writes one key for a tied head and scaled logits. transformers 5 writes true
+    # for every model, and the scale in a key of its own; then the weights decide whether there is a
+    # head (``with_head``).
+    values["tie_embeddings"] = tied = value_of(raw, "tie_word_embeddings", bool, True)
+    values["scale_logits"] = value_of(raw, "scale_decoder_outputs", bool, tied)
+    values |= {field: token_id(raw, key) for field, key in _TOKENS.items()}
+    return t5(eos_token_id=eos, **values)
 
 
 def _feed_forward(raw: dict) -> tuple[bool, str]:
@@ -135,16 +140,6 @@ def _feed_forward(raw: dict) -> tuple[bool, str]:
     return gated, ACTIVATIONS[act]
 
 
-def _head(raw: dict) -> tuple[bool, bool]:
-    """Whether the head is the embedding, and whether logits are scaled.
-
-    transformers 4 writes one key for both. transformers 5 writes true for every model, and the
-    scale in a key of its own; then the weights decide whether there is a head (``with_head``).
-    """
-    tied = value_of(raw, "tie_word_embeddings", bool, True)
-    return tied, value_of(raw, "scale_decoder_outputs", bool, tied)
-
-
 def with_head(config: T5Config, present: bool) -> T5Config:
     """The model, if its weights have a tensor for the head or not."""
     # The weights of T5 1.0 may have the embedding twice.
@@ -169,8 +164,7 @@ def write(config: T5Config) -> dict:
     if config.scale_logits and not config.tie_embeddings:
         raise UserError(f"a {ARCHITECTURE} cannot have scaled logits and a head of its own")
     raw: dict[str, Any] = {"architectures": [ARCHITECTURE], "model_type": "t5"}
-    raw |= {key: getattr(config, field) for field, key in _SIZES.items()}
-    raw |= {key: getattr(config, field) for field, (key, _) in _RELATIVE.items()}
+    raw |= {key: getattr(config, field) for field, (key, *_) in _KEYS.items()}
     eos = config.eos_token_id
     raw |= {
         "is_encoder_decoder": True,
@@ -179,18 +173,12 @@ def write(config: T5Config) -> dict:
         "layer_norm_epsilon": config.norm_eps,
         "feed_forward_proj": _feed_forward_name(config),
         "tie_word_embeddings": config.tie_embeddings,
-        "decoder_start_token_id": config.start_token_id,
-        "pad_token_id": config.pad_token_id,
-        "bos_token_id": config.bos_token_id,
+        **{key: getattr(config, field) for field, key in _TOKENS.items()},
         "eos_token_id": list(eos) if len(eos) > 1 else next(iter(eos), None),
     }
     if config.scale_logits != config.tie_embeddings:
         raw["scale_decoder_outputs"] = config.scale_logits
-    back = read(raw, eos)
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if value != getattr(back, field.name):
-            raise UserError(f"a {ARCHITECTURE} cannot have {field.name} {value!r}")
+    check_read(config, read(raw, eos), ARCHITECTURE)
     return raw
 
 
@@ -198,5 +186,47 @@ def _feed_forward_name(config: T5Config) -> str:
     """``feed_forward_proj``."""
     if config.gated and config.activation == "gelu_tanh":
         return "gated-gelu"
-    names = [name for name, own in ACTIVATIONS.items() if own == config.activation]
-    return f"gated-{names[0]}" if config.gated else names[0]
+    name = next(name for name, own in ACTIVATIONS.items() if own == config.activation)
+    return f"gated-{name}" if config.gated else name
+
+
+# The tensors of T5 checkpoints: their names.
+
+FAMILY = Family(
+    ARCHITECTURE,
+    {},
+    {"layers": "decoder.block", "head": "lm_head"},
+    # Copies of the embedding, and a table of the first files that is not used.
+    ignored=(
+        "encoder.embed_tokens.",
+        "decoder.embed_tokens.",
+        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",
+    ),
+)
+_STACKS = {"source_layers": "encoder.block", "layers": "decoder.block"}
+_BIAS = "layer.0.SelfAttention.relative_attention_bias"
+_SINGLE = {
+    "embed": "shared",
+    "source_bias": f"encoder.block.0.{_BIAS}",
+    "source_norm": "encoder.final_layer_norm",
+    "bias": f"decoder.block.0.{_BIAS}",
+    "norm": "decoder.final_layer_norm",
+    "head": "lm_head",
+}
+
+
+def name_of(path: tuple, gated: bool) -> str:
+    """The name of the tensor that has the parameter at this path of ``t5.T5``."""
+    stack, *inner = path[:-1]
+    if stack not in _STACKS:
+        return f"{_SINGLE[stack]}.weight"
+    layer, module, *part = inner
+    last = 1 if stack == "source_layers" else 2
+    number, kind = {
+        "attention": (0, "SelfAttention"),
+        "cross": (1, "EncDecAttention"),
+        "mlp": (last, "DenseReluDense"),
+    }[module.removesuffix("_norm")]
+    names = {"gate": "wi_0", "up": "wi_1" if gated else "wi", "down": "wo"}
+    tail = "layer_norm" if module.endswith("_norm") else f"{kind}.{names.get(part[0], part[0])}"
+    return f"{_STACKS[stack]}.{layer}.layer.{number}.{tail}.weight"

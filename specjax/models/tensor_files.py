@@ -22,10 +22,10 @@ from jax.experimental import multihost_utils
 
 # In the order of the library: the tensors of a file are sorted by dtype, the last one first, then
 # by name.
-_DTYPES = {"bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "uint16": "U16"}
-_DTYPES |= {"float16": "F16", "bfloat16": "BF16", "int32": "I32", "uint32": "U32"}
-_DTYPES |= {"float32": "F32", "float64": "F64", "int64": "I64", "uint64": "U64"}
-_RANK = {name: rank for rank, name in enumerate(_DTYPES)}
+DTYPES = {"bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "uint16": "U16"}
+DTYPES |= {"float16": "F16", "bfloat16": "BF16", "int32": "I32", "uint32": "U32"}
+DTYPES |= {"float32": "F32", "float64": "F64", "int64": "I64", "uint64": "U64"}
+_RANK = {name: rank for rank, name in enumerate(DTYPES)}
 _CHUNK = 1 << 24  # bytes written at once
 
 
@@ -75,7 +75,7 @@ def write(file: Path | None, tensors: Mapping[str, Tensor]) -> None:
     for name in names:
         shape, dtype, _ = tensors[name]
         begin, end = end, end + tensors[name].size * dtype.itemsize
-        facts = {"dtype": _DTYPES[dtype.name], "shape": list(shape), "data_offsets": [begin, end]}
+        facts = {"dtype": DTYPES[dtype.name], "shape": list(shape), "data_offsets": [begin, end]}
         header[name] = facts
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)

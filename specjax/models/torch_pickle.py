@@ -95,9 +95,7 @@ class _Archive:
     """The entries of a zip as views of the file, with their sizes and checksums verified."""
 
     def __init__(self, path: Path, mapped: mmap.mmap, archive: zipfile.ZipFile):
-        names = [
-            name for name in archive.namelist() if name == "data.pkl" or name.endswith("/data.pkl")
-        ]
+        names = [name for name in archive.namelist() if f"/{name}".endswith("/data.pkl")]
         if len(names) != 1:
             raise UserError(
                 f"{path} is no PyTorch checkpoint; a checkpoint is a zip file with one data.pkl, "
@@ -106,10 +104,8 @@ class _Archive:
         self.path, self._mapped, self._archive = path, mapped, archive
         self._root = names[0].removesuffix("data.pkl")
         self.program = bytes(self.read("data.pkl"))
-        if (
-            self._root + "byteorder" in archive.namelist()
-            and bytes(self.read("byteorder")) != b"little"
-        ):
+        named = self._root + "byteorder" in archive.namelist()
+        if named and bytes(self.read("byteorder")) != b"little":
             raise UserError(
                 f"{path} was written on a big-endian machine; convert it to safetensors there"
             )
@@ -122,11 +118,8 @@ class _Archive:
             raise zipfile.BadZipFile
         start = info.header_offset + 30 + sum(struct.unpack("<HH", header[26:30]))
         stop = start + info.file_size
-        if (
-            info.compress_type != zipfile.ZIP_STORED
-            or info.file_size != info.compress_size
-            or info.flag_bits & 1
-        ):
+        stored = info.compress_type == zipfile.ZIP_STORED and info.file_size == info.compress_size
+        if not stored or info.flag_bits & 1:
             raise UserError(
                 f"{self.path}: {info.filename} is compressed or encrypted, "
                 "which PyTorch never does; save it again with torch.save"
@@ -175,12 +168,8 @@ class _Reader(pickle._Unpickler):
 
     def persistent_load(self, pid: Any) -> _Storage:
         kind, dtype, key, _, count = pid  # the fourth is the device it was on
-        if (
-            kind != "storage"
-            or not isinstance(dtype, np.dtype)
-            or type(key) is not str
-            or type(count) is not int
-        ):
+        typed = isinstance(dtype, np.dtype) and type(key) is str and type(count) is int
+        if kind != "storage" or not typed:
             raise ValueError("not a storage")
         if key not in self._storages:
             self._storages[key] = self.archive.read(f"data/{key}")

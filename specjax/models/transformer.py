@@ -18,13 +18,11 @@ from flax import nnx
 
 from specjax.bound import Bound
 from specjax.cache import KVBlock, KVCache, Queries
-from specjax.models import moe, rope
+from specjax.models import rope
 from specjax.models.attention import Attention, Past, Stored, past, stored
-from specjax.models.linear import Linear, init, linear_options, tied_head
-from specjax.models.logits import in_float32
-from specjax.models.norm import Norm
+from specjax.models.layers import Linear, Norm, in_float32, init, linear_options, tied_head
 from specjax.models.rope import Rope
-from specjax.models.transformer_config import TransformerConfig
+from specjax.models.transformer_config import Experts, TransformerConfig
 from specjax.tree import Layout
 from specjax.types import Sublayers
 
@@ -97,7 +95,7 @@ class Block(nnx.Module):
 
     def queries(self, x, angle) -> Queries:
         """x [B,T,E] -> the queries of its attention."""
-        q = self.attention.queries(self.attention_norm(x) if self.pre else x, angle)
+        q = self.attention.part("q", self.attention_norm(x) if self.pre else x, angle)
         rule = self.attention.scores
         return Queries(q.astype(jnp.float32) / rule.divisor, rule.softcap)
 
@@ -111,21 +109,10 @@ class Block(nnx.Module):
         return self.mlp_post_norm(fed) if self.post else fed
 
 
-def _feed_forward(
-    config: TransformerConfig, dtype, rngs: nnx.Rngs, layer: int
-) -> Mlp | moe.ExpertMlp:
+def _feed_forward(config: TransformerConfig, dtype, rngs: nnx.Rngs, layer: int) -> Mlp | ExpertMlp:
     if not config.has_experts(layer) or config.experts is None:
         return Mlp(config, dtype, rngs)
-    own = config.experts
-    return moe.ExpertMlp(
-        config.hidden_size,
-        own.intermediate_size,
-        own.experts,
-        own.chosen,
-        own.renormalise,
-        dtype,
-        rngs,
-    )
+    return ExpertMlp(config.hidden_size, config.experts, dtype, rngs)
 
 
 def _sublayers(part: Sublayers | None, layer: int) -> tuple[bool, bool]:
@@ -136,8 +123,8 @@ def _sublayers(part: Sublayers | None, layer: int) -> tuple[bool, bool]:
 class Transformer(nnx.Module):
     """The decoder; ``dtype`` is that of parameters and activations, logits are float32."""
 
-    def __init__(self, config: TransformerConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
-        self.config, self.dtype = config, dtype
+    def __init__(self, config: TransformerConfig, dtype, rngs: nnx.Rngs):
+        self.config = config
         kw = {"dtype": dtype, "param_dtype": dtype, "rngs": rngs, "embedding_init": init()}
         self.embed = nnx.Embed(config.vocab_size, config.hidden_size, **kw)
         if config.positions == "learned":
@@ -231,3 +218,77 @@ class Transformer(nnx.Module):
         tied, cap = self.config.tie_embeddings, self.config.final_softcap
         out = in_float32(tied_head(self.embed, hidden) if tied else self.head(hidden))
         return out if cap is None else cap * jnp.tanh(out / cap)
+
+
+class ExpertMlp(nnx.Module):
+    """A router and SwiGLU experts with kernels [experts, in, out].
+
+    Every token is computed by all experts that were chosen for it: no expert has a capacity, so a
+    token's result does not depend on the other tokens of the batch. Sources: sparsely gated experts
+    (1701.06538), Qwen3 (2505.09388).
+
+    ``sizes.chosen`` experts compute each token; their weights are softmax probabilities over all
+    experts, divided by their sum if ``sizes.renormalise``.
+    """
+
+    def __init__(self, hidden_size: int, sizes: Experts, dtype, rngs: nnx.Rngs):
+        self.experts, self.chosen, self.renormalise = sizes.experts, sizes.chosen, sizes.renormalise
+        self.router = Linear(hidden_size, sizes.experts, **linear_options(False, dtype, rngs))
+        shape = (sizes.experts, hidden_size, sizes.intermediate_size)
+        self.gate = nnx.Param(init()(rngs.params(), shape, dtype))
+        self.up = nnx.Param(init()(rngs.params(), shape, dtype))
+        self.down = nnx.Param(init()(rngs.params(), (shape[0], shape[2], shape[1]), dtype))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[B,T,E] -> [B,T,E]."""
+        weights, index = self.route(x)
+        flat = x.reshape(-1, x.shape[-1])
+        weights, index = (each.reshape(-1, self.chosen) for each in (weights, index))
+        few = index.size <= self.experts
+        compute = self._each_choice if few else self._each_expert
+        return compute(flat, weights, index).reshape(x.shape)
+
+    def route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """[B,T,E] -> the weights [B,T,k] in the dtype of x, and the experts i32[B,T,k]."""
+        logits = self.router(x)
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        weights, index = jax.lax.top_k(jax.nn.softmax(logits.astype(wide)), self.chosen)
+        if self.renormalise:
+            weights = weights / weights.sum(-1, keepdims=True)
+        return weights.astype(x.dtype), index
+
+    def _each_choice(self, x: jax.Array, weights: jax.Array, index: jax.Array) -> jax.Array:
+        """Reads the kernels of the chosen experts only, once for each token and choice.
+
+        One choice after another: a gather of [N*k,E,F] would copy the kernels.
+        """
+        kernels = self.gate[...], self.up[...], self.down[...]
+
+        def add(out, choice):
+            row, weight, expert = choice
+            token = jax.lax.dynamic_slice_in_dim(x, row, 1)
+            own = (jax.lax.dynamic_index_in_dim(kernel, expert, 0, False) for kernel in kernels)
+            return out.at[row].add((_swiglu(token, *own) * weight)[0]), None
+
+        rows = jnp.repeat(jnp.arange(x.shape[0]), self.chosen)
+        choices = rows, weights.reshape(-1), index.reshape(-1)
+        return jax.lax.scan(add, jnp.zeros_like(x), choices)[0]
+
+    def _each_expert(self, x: jax.Array, weights: jax.Array, index: jax.Array) -> jax.Array:
+        """Reads all kernels once; each expert computes all tokens, and the chosen ones count."""
+        mine = index[..., None] == jnp.arange(self.experts)  # bool[N,k,experts]
+        weights = jnp.where(mine, weights[..., None], 0).sum(1).T
+        kernels = self.gate[...], self.up[...], self.down[...]
+
+        def add(out, expert):
+            *own, weight, counts = expert
+            # Selected, not multiplied by 0: an expert that was not chosen may give NaN.
+            part = jnp.where(counts[:, None], _swiglu(x, *own) * weight[:, None], 0)
+            return out + part, None
+
+        return jax.lax.scan(add, jnp.zeros_like(x), (*kernels, weights, mine.any(1).T))[0]
+
+
+def _swiglu(x: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+    """[N,E] -> [N,E] with kernels [E,F], [E,F], [F,E]."""
+    return (jax.nn.silu(x @ gate) * (x @ up)) @ down

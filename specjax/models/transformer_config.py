@@ -6,14 +6,13 @@ import dataclasses
 
 from specjax.errors import UserError
 from specjax.models import rope as rope_lib
-from specjax.models.rope import Rope, RopeScaling
-
-__all__ = ["Experts", "Rope", "RopeScaling", "TransformerConfig"]
+from specjax.models.rope import Rope as Rope
+from specjax.models.rope import RopeScaling as RopeScaling
 
 
 @dataclasses.dataclass(frozen=True)
 class Experts:
-    """A router and experts in the place of a layer's feed-forward part (``moe.Experts``)."""
+    """A router and experts in the place of a feed-forward part (``transformer.ExpertMlp``)."""
 
     experts: int
     chosen: int  # how many of them compute a token

@@ -39,7 +39,10 @@ class Maps(NamedTuple):
 def between(target: TokenBytes, draft: TokenBytes, size: int, width: int) -> Maps:
     """The tables for a target of ``size`` tokens and a draft model of ``width`` tokens."""
     draft_of, spelled = _same(target, draft, size, width), False
-    unknown, names = _filler(draft, width), {i: text for text, i in target.special.items()}
+    # For a target token that the draft cannot express. Any token is right: the draft only reads it.
+    unknown = draft.special.get("<unk>", 0)
+    unknown = unknown if unknown < width else 0
+    names = {i: text for text, i in target.special.items()}
     lists: list[list[int]] = []
     for token in range(size):
         data = target.tokens[token] if token < len(target.tokens) else None
@@ -95,15 +98,6 @@ def _same(target: TokenBytes, draft: TokenBytes, size: int, width: int) -> np.nd
     for token in target.ids.values():
         pair(token, draft.ids.get(target.tokens[token] or b""))
     return result
-
-
-def _filler(draft: TokenBytes, width: int) -> int:
-    """The draft token for a target token that it cannot express: its unknown token, or the first.
-
-    Any token is right: it is only read by the draft.
-    """
-    token = draft.special.get("<unk>", 0)
-    return token if token < width else 0
 
 
 class Trie(NamedTuple):

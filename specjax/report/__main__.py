@@ -2,6 +2,7 @@
 
 python -m specjax.report DIR_or_results.json [--trace FILE] [--out report.html]
 python -m specjax.report DIR_or_results.json --format=csv|latex|markdown [--categories]
+    [--columns method,tau,speed-up] [--caption TEXT] [--label NAME]
 """
 
 from __future__ import annotations
@@ -15,16 +16,28 @@ from typing import NoReturn
 from rich.text import Text
 
 from specjax.errors import UserError
-from specjax.report import _text, html, inputs, tables, terminal
+from specjax.report import html, inputs, tables, terminal
 
 HTML = "html"
+HTML_ONLY = (HTML,), "the HTML report; a table is printed to stdout"
+LATEX_ONLY = ("latex",), "--format latex"
+# Options that some formats have -> these formats, and what a message says of them.
+FORMATS_OF = {
+    "trace": HTML_ONLY,
+    "out": HTML_ONLY,
+    "categories": (tuple(tables.FORMATS), "--format csv, latex or markdown"),
+    "columns": (("latex", "markdown"), "--format latex or markdown"),
+    "caption": LATEX_ONLY,
+    "label": LATEX_ONLY,
+}
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(
             f"{message}; usage: python -m specjax.report DIR [--trace FILE] [--out FILE] "
-            "[--format csv|latex|markdown [--categories]]"
+            "[--format csv|latex|markdown [--categories] [--columns A,B] [--caption TEXT] "
+            "[--label NAME]]"
         )
 
 
@@ -32,10 +45,11 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command line ``argv`` (without the program's name); returns the exit status."""
     try:
         args = _parser().parse_args(argv)
+        for name, (formats, described) in FORMATS_OF.items():
+            if getattr(args, name) not in (None, False) and args.format not in formats:
+                raise UserError(f"--{name} is for {described}")
         if args.format != HTML:
             return _print_table(args)
-        if args.categories:
-            raise UserError("--categories is for --format csv, latex or markdown")
         path, notices = html.build(args.results, args.out, trace=args.trace)
         results = inputs.read_results(inputs.results_path(args.results))
         rows, _ = inputs.finished_rows(results["rows"])
@@ -46,10 +60,10 @@ def main(argv: Sequence[str]) -> int:
         console.print(terminal.table(rows))
         versions = results.get("versions")
         if isinstance(versions, dict) and versions.get("jax"):
-            console.print(Text(_text.visible(f"measured with jax {versions['jax']}"), "dim"))
+            console.print(Text(inputs.visible(f"measured with jax {versions['jax']}"), "dim"))
     for notice in [*terminal.notes(rows), *(f"notice: {notice}" for notice in notices)]:
         console.print(Text(notice))
-    console.print(Text(_text.visible(f"wrote {path}"), "dim"))
+    console.print(Text(inputs.visible(f"wrote {path}"), "dim"))
     return 0
 
 
@@ -73,23 +87,29 @@ def _parser() -> _Parser:
         action="store_true",
         help="print the rows of the categories of prompts, not those over all prompts",
     )
+    parser.add_argument(
+        "--columns",
+        type=lambda text: [name.strip() for name in text.split(",")],
+        help="names of the columns, with commas between them",
+    )
+    parser.add_argument("--caption", help="of the table in LaTeX; it is LaTeX")
+    parser.add_argument("--label", help="of the table in LaTeX")
     return parser
 
 
 def _print_table(args: argparse.Namespace) -> int:
     """Prints the table to stdout and notices to stderr. Raises UserError."""
-    for name in ("trace", "out"):
-        if getattr(args, name) is not None:
-            raise UserError(f"--{name} is for the HTML report; a table is printed to stdout")
     path = inputs.results_path(args.results)
     results = inputs.read_results(path)
     rows, notices = inputs.finished_rows(results["rows"])
     if not any((row.get("category") is not None) == args.categories for row in rows):
         kind = "of categories" if args.categories else "over all prompts"
         raise UserError(f"{path} has no finished rows {kind}; there is nothing to print")
-    for notice in _text.first_notices(notices, "rows are left out"):
-        print(_text.one_line(f"notice: {notice}"), file=sys.stderr)
-    text = tables.FORMATS[args.format](results, categories=args.categories)
+    for notice in inputs.first_notices(notices, "rows are left out"):
+        print(inputs.one_line(f"notice: {notice}"), file=sys.stderr)
+    options = {name: getattr(args, name) for name in ("columns", "caption", "label")}
+    options = {name: value for name, value in options.items() if value is not None}
+    text = tables.FORMATS[args.format](results, categories=args.categories, **options)
     sys.stdout.buffer.write(text.encode(errors="replace"))
     sys.stdout.flush()
     return 0

@@ -1,17 +1,115 @@
-"""The columns of a report's table with their definitions, and the values in a row's details."""
+"""The columns of every table of results: their names, formats and meanings, and a row's texts.
+
+The terminal, the HTML report, LaTeX, Markdown and the documentation show these columns.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from specjax.errors import UserError
+from specjax.report import inputs
+from specjax.report.inputs import number_of, part
+
+DASH, NOT_MEASURABLE, TOO_FEW = "-", "n/m", "too few"
+LOSSY = "lossy by design"
+# An efficiency above this was not measured well: the parts of a round took less time in the loop
+# than alone. Somewhat more than 1 is possible.
+MOST_EFFICIENT = 1.2
+
+
+def spell(value: Any, number_format: str = "") -> str:
+    """The value as text; "" for None, and for what is not a number if it should be one."""
+    if value is None or not number_format:
+        return "" if value is None else str(value)
+    number = number_of(value)
+    return "" if number is None else number_format.format(number)
+
+
+def too_efficient(row: dict) -> bool:
+    """Whether the system efficiency is so far above 1 that it was not measured."""
+    value = number_of(row.get("system_efficiency"))
+    return value is not None and value > MOST_EFFICIENT
+
+
+def interval(row: dict) -> str:
+    """The 95 % interval of the speed-up; "too few" if one or two prompts or batches are its sample.
+
+    "" if it is not known.
+    """
+    prompts, batch = (number_of(row.get(key)) for key in ("prompts", "batch_size"))
+    measured = number_of(row.get("speedup")) is not None
+    if measured and prompts is not None and prompts <= 2 * (batch or 1):
+        return TOO_FEW
+    return ends(row.get("speedup_interval"), "[{:.2f}, {:.2f}]")
+
+
+def ends(values: Any, number_format: str) -> str:
+    """Both ends of a range; "" if they are not known."""
+    numbers = [number_of(end) for end in values] if isinstance(values, list) else []
+    return "" if len(numbers) != 2 or None in numbers else number_format.format(*numbers)
+
+
+def _marks(row: dict) -> str:
+    category = row.get("category")
+    marks = [] if category is None else [f"category {category}"]
+    return ", ".join([*marks, *(["warm"] if row.get("warm") is True else [])])
+
+
+def _class_status(row: dict) -> str:
+    status = row.get("class_status")
+    if row.get("class") == "L3":
+        return "lossy"
+    return status if row.get("class") and status in ("proven", "declared") else ""
+
+
+def _efficiency(row: dict) -> str:
+    value = spell(row.get("system_efficiency"), "{:.2f}")
+    return NOT_MEASURABLE if too_efficient(row) else value
+
+
+def _lossless(row: dict) -> str:
+    check = part(row, "lossless")
+    return {True: "yes", False: "NO", None: "?"}[inputs.passed(check)] if check else ""
+
+
+def _check_detail(row: dict) -> str:
+    check, lossy = part(row, "lossless"), row.get("class") == "L3"
+    if not check:
+        return LOSSY if lossy else ""
+    if inputs.passed(check) is None:
+        undecided = LOSSY if lossy else "too few tokens"
+        return undecided if check.get("passed") is None else "neither true nor false"
+    return str(check.get("detail") or "").rpartition(", ")[2]
+
+
+def _error(key: str) -> Callable[[dict], str]:
+    """The standard error of a value, with its sign; "" if it is not known."""
+    return lambda row: spell(part(row, "standard_errors").get(key), "\N{PLUS-MINUS SIGN} {:.2f}")
+
+
+def _prompts(row: dict) -> str:
+    return spell(row.get("prompts"), "{:g}")
 
 
 class Column(NamedTuple):
     """A column of the table."""
 
-    key: str
+    key: str  # of a row of results.json
     head: str
     meaning: str
     number_format: str = ""  # "" in columns of text
+    # The text of a value that its format alone does not give.
+    value: Callable[[dict], str] | None = None
+    # What qualifies the value: its error, its interval, or a reason.
+    detail: Callable[[dict], str] = lambda _: ""
+    short: str = ""  # the name where there is little room
+    latex: str = ""  # the name in LaTeX
+
+    def text(self, row: dict) -> str:
+        """The value of a row as text; "" if it is not known."""
+        return self.value(row) if self.value else spell(row.get(self.key), self.number_format)
 
 
 COLUMNS = (
@@ -19,6 +117,7 @@ COLUMNS = (
         "method",
         "method",
         "the label of the drafter and its settings; warm: it has learnt from other prompts before",
+        detail=_marks,
     ),
     Column(
         "accept",
@@ -31,17 +130,20 @@ COLUMNS = (
         "L1: the output law is the target's; L2: identical under greedy decoding; "
         "L3: lossy by design; proven: by the tests of specjax, or by a report of its checks; "
         "declared: by the method's author",
+        detail=_class_status,
     ),
     Column("temperature", "T", "the sampling temperature; 0 is greedy decoding", "{:g}"),
     Column("batch_size", "batch", "rows decoded together", "{:g}"),
-    Column("prompt_set", "prompts", "the set of prompts, and how many it has"),
+    Column("prompt_set", "prompts", "the set of prompts, and how many it has", detail=_prompts),
     Column(
         "block_efficiency",
         "tau",
         "block efficiency: tokens per round of a row, including the target's own token, after "
-        "cutting at end-of-sequence and limits; between 1 and gamma + 1; below it the standard "
-        "error over prompts",
+        "cutting at end-of-sequence and limits; between 1 and gamma + 1; with the standard error "
+        "over prompts",
         "{:.2f}",
+        detail=_error("block_efficiency"),
+        latex=r"$\tau$",
     ),
     Column(
         "repeated_4grams",
@@ -54,9 +156,11 @@ COLUMNS = (
         "acceptance_rate",
         "alpha",
         "acceptance rate: accepted / tested draft tokens; a token is tested if all tokens before "
-        "it were accepted (on a tree: some sibling at a tested depth); below it the standard "
-        "error over prompts",
+        "it were accepted (on a tree: some sibling at a tested depth); with the standard error "
+        "over prompts",
         "{:.2f}",
+        detail=_error("acceptance_rate"),
+        latex=r"$\alpha$",
     ),
     Column(
         "tokens_per_second",
@@ -73,9 +177,11 @@ COLUMNS = (
     Column(
         "speedup",
         "speed-up",
-        "tokens/s divided by those of plain decoding, median of interleaved passes; below it the "
-        "minimum and the maximum",
+        "tokens/s divided by those of plain decoding, median of interleaved passes; with its 95% "
+        "interval on other prompts of this kind: Student t of the log ratio over prompts, or over "
+        "batches (too few: fewer than three); it does not cover what the machine does",
         "{:.2f}x",
+        detail=interval,
     ),
     Column(
         "predicted_speedup",
@@ -83,6 +189,7 @@ COLUMNS = (
         "tokens per iteration of the loop, divided by those of plain decoding, times (time of a "
         "one-token pass) / (time to draft + time to verify), each measured alone",
         "{:.2f}x",
+        short="pred",
     ),
     Column(
         "system_efficiency",
@@ -90,6 +197,10 @@ COLUMNS = (
         "system efficiency: speed-up / predicted speed-up; n/m, not measurable: it is far above 1, "
         "so the parts of a round took longer alone than in the loop",
         "{:.2f}",
+        value=_efficiency,
+        detail=lambda row: (
+            spell(row.get("system_efficiency"), "{:.2f}") if too_efficient(row) else ""
+        ),
     ),
     Column(
         "lossless",
@@ -97,8 +208,12 @@ COLUMNS = (
         "greedy: the same tokens as plain decoding, for each prompt; sampled: two statistical "
         "tests of the outputs against the target's law, which detect large errors only; "
         "?: too few tokens for a result",
+        value=_lossless,
+        detail=_check_detail,
     ),
 )
+BY_KEY = {column.key: column for column in COLUMNS}
+CATEGORY = Column("category", "category", "the kind of the prompts")
 
 # (term, meaning) of what only the details of a row and the traces show.
 DETAILS = (
@@ -114,11 +229,7 @@ DETAILS = (
         "Σ min(target's probability, draft's probability) over the vocabulary, mean over all "
         "positions of the target's text",
     ),
-    (
-        "95% interval of the speed-up",
-        "on other prompts of this kind: Student t of the log ratio over prompts, or over batches; "
-        "it does not cover what the machine does",
-    ),
+    ("speed-up of the passes", "of the slowest and of the fastest of the interleaved passes"),
     (
         "step, draft, verify",
         "time of a one-token pass of the target, of one whole draft, of the pass that verifies it; "
@@ -145,13 +256,59 @@ FACTS = (
     ("compile_seconds", "compilation", "{:.3g} s"),
 )
 
-CATEGORY_HEADS = (
-    "category",
-    "prompts",
-    "tau",
-    "loops",
-    "alpha",
-    "overlap",
-    "tokens/s",
-    "speed-up",
-)
+
+def table(
+    rows: Sequence[dict], joints: Mapping[str, str], heads: Sequence[str] = ()
+) -> tuple[list[Column], list[list[str]]]:
+    """(columns, the texts of each row in them): tables of text, of rows without categories or with.
+
+    Args:
+        rows: of results.json.
+        joints: key of a column with its details -> what stands between a value and its detail.
+        heads: names of the columns; () = all that hold a measurement or distinguish rows.
+
+    Raises:
+        UserError: there is no such column.
+    """
+    prompts = _prompt_names(rows)
+    chosen = [COLUMNS[0], CATEGORY, *COLUMNS[1:]]
+    known = [column.head for column in chosen]
+    if unknown := [head for head in heads if head not in known]:
+        raise UserError(f"column {unknown[0]!r} is not one of {', '.join(known)}")
+    if heads:
+        chosen = [chosen[known.index(head)] for head in heads]
+    else:
+        one_category = all(row.get("category") is None for row in rows)
+        left_out = {"prompt_set": not prompts, "category": one_category}
+        chosen = [column for column in chosen if not left_out.get(column.key)]
+    texts = []
+    for index, row in enumerate(rows):
+        named = {**row, "prompt_set": prompts[index]} if prompts else row
+        texts.append([joined(named, column, joints) for column in chosen])
+    return chosen, texts
+
+
+def joined(row: dict, column: Column, joints: Mapping[str, str]) -> str:
+    """The value of a row, with its detail if ``joints`` has the column; see ``table``."""
+    joint = joints.get(column.key)
+    parts = [column.text(row), "" if joint is None else column.detail(row)]
+    return (joint or "").join(filter(None, map(inputs.one_line, parts))) or DASH
+
+
+def _prompt_names(rows: Sequence[dict]) -> list[str]:
+    """A name for the prompts of each row; [] if all rows have the same prompts.
+
+    The mean length of the prompts is part of it if one set has several lengths.
+    """
+    names = [str(row.get("prompt_set") or DASH) for row in rows]
+    lengths = [spell(row.get("context"), "{:.0f}") for row in rows]
+    several = {
+        name: len({b for a, b in zip(names, lengths, strict=True) if a == name}) > 1
+        for name in names
+    }
+    if len(several) < 2 and not any(several.values()):
+        return []
+    return [
+        f"{name}, {length} tokens" if several[name] and length else name
+        for name, length in zip(names, lengths, strict=True)
+    ]

@@ -9,18 +9,195 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from specjax.errors import UserError
 from specjax.files import replacing
-from specjax.report import _text, cells, columns, inputs
-from specjax.report._rows import TIME_PARTS
+from specjax.report import columns, inputs
+from specjax.report.columns import BY_KEY, COLUMNS, FACTS, Column, spell
+from specjax.report.inputs import TIME_PARTS, cut, number_of, part
 
 HERE = Path(__file__).parent
 STYLES = ("style.css", "viewer.css")
 SCRIPTS = ("table.js", "tokens.js", "draft.js", "tip.js", "viewer.js")  # in the order of their use
+DASH = "\N{EN DASH}"  # not measured
+# Characters shown of the first column, and of the other columns.
+MOST, MOST_OTHERS = 60, 24
+# The columns of the categories of a row; "overlap" is not one of the other tables.
+CATEGORY = ("block_efficiency", "repeated_4grams", "acceptance_rate", "overlap")
+CATEGORY += ("tokens_per_second", "speedup")
+
+
+class Cell(NamedTuple):
+    """One cell of the table."""
+
+    text: str
+    sort: float | str
+    style: str = ""  # a CSS class
+    below: str = ""  # a second line in small letters
+    full: str = ""  # the texts that were cut, uncut
+
+
+class Bar(NamedTuple):
+    """A share between 0 and 1, drawn as a bar."""
+
+    head: str
+    text: str
+    share: float
+
+
+class Line(NamedTuple):
+    """A line of the table, and the details that unfold under it."""
+
+    cells: list[Cell]
+    facts: list[tuple[str, str]]
+    bars: list[tuple[str, list[Bar]]]
+    split: list[Bar]
+    categories: list[list[str]]
+
+
+def lines(rows: Sequence[dict]) -> list[Line]:
+    """One line for each row over all prompts, with the rows of its categories inside.
+
+    A row of a category without such a row has a line of its own.
+    """
+    parts: dict[int, list[dict]] = {}
+    for row, owner in zip(rows, inputs.owners(rows), strict=True):
+        parts.setdefault(id(row if owner is None else owner), []).append(row)
+    return [
+        _line(row, [part for part in parts[id(row)] if part is not row])
+        for row in rows
+        if id(row) in parts
+    ]
+
+
+def verdict(shown: Sequence[Line]) -> str:
+    """One sentence that counts the results of the lossless checks."""
+    styles = [line.cells[-1].style for line in shown]
+    lossy = [any(cell.style == "lossy" for cell in line.cells) for line in shown]
+    others = sum(
+        style not in ("passed", "failed") and not by_design
+        for style, by_design in zip(styles, lossy, strict=True)
+    )
+    parts = [
+        f"{styles.count('passed')} of {len(shown)} rows passed their lossless check",
+        f"{styles.count('failed')} failed",
+    ]
+    parts += [f"{others} had no check or no clear result"] if others else []
+    parts += [f"{sum(lossy)} of class L3: lossy by design"] if any(lossy) else []
+    return ", ".join(parts) + "."
+
+
+def _line(row: dict, categories: Sequence[dict]) -> Line:
+    overlap = part(row, "overlap")
+    classes = part(overlap, "by_class")
+    groups = (
+        ("acceptance by depth", _numbered(row.get("acceptance_by_depth"))),
+        ("overlap by depth", _numbered(overlap.get("by_depth"))),
+        ("overlap by token class", {key: part(classes, key).get("alpha") for key in classes}),
+    )
+    shares = part(row, "time_split")
+    known = [name for name in TIME_PARTS if name in shares]
+    split = {name: shares[name] for name in dict.fromkeys((*known, *shares))}
+    return Line(
+        cells=[_cell(row, column) for column in COLUMNS],
+        facts=_row_facts(row, overlap),
+        bars=[(head, _bars(values)) for head, values in groups if values],
+        split=_bars(split, "{:.0%}"),
+        categories=[_category(one, part(overlap, "by_category")) for one in categories],
+    )
+
+
+def _row_facts(row: dict, overlap: dict) -> list[tuple[str, str]]:
+    """(name, value) of the details that are one number or one text."""
+    facts = [
+        (head, spell(row.get(key), number_format) or DASH)
+        for key, head, number_format in FACTS
+        if row.get(key) is not None
+    ]
+    sizes = part(row, "parameters")
+    facts += [(f"{key} parameters", spell(sizes[key], "{:,.0f}") or DASH) for key in sizes]
+    facts += _costs(row)
+    if passes := _ends(part(row, "spread").get("speedup"), "{:.2f}"):
+        facts.append(("speed-up of the passes", passes))
+    if overlap:
+        alpha = spell(overlap.get("alpha"), "{:.3f}") or DASH
+        tokens = spell(overlap.get("tokens"), "{:,.0f}") or DASH
+        facts.append(("overlap", f"{alpha}, {tokens} tokens"))
+    if check := part(row, "lossless"):
+        facts.append(("check", f"{check.get('check') or DASH}: {check.get('detail') or DASH}"))
+    return facts
+
+
+def _cell(row: dict, column: Column) -> Cell:
+    text, below, style = column.text(row), column.detail(row), ""
+    sort: float | str = text
+    if column.number_format:
+        number, style = number_of(row.get(column.key)), "number"
+        sort = "" if number is None else number
+    elif column.key == "lossless":
+        ranks = {"": (0, ""), "NO": (1, "failed"), "?": (2, "unsure"), "yes": (3, "passed")}
+        sort, style = ranks[text]
+    elif column.key == "class" and text == "L3":
+        style = "lossy"
+    elif column.key == "prompt_set" and not text:
+        text, below = below, ""
+    most = MOST if column is COLUMNS[0] else MOST_OTHERS
+    whole = text or DASH, below
+    shown = [cut(each, most) for each in whole]
+    full = "; ".join(a for a, b in zip(whole, shown, strict=True) if a != b)
+    return Cell(shown[0], sort, style, shown[1], full)
+
+
+def _costs(row: dict) -> list[tuple[str, str]]:
+    """The time of each part of a round, with its spread, and a hint where it cannot be right."""
+    costs, spread = part(row, "costs_ms"), part(part(row, "spread"), "costs_ms")
+    facts = []
+    for key, value in costs.items():
+        passes = _ends(spread.get(key), "{:.3g}")
+        facts.append((key, (spell(value, "{:.3g} ms") or DASH) + (f" ({passes})" * bool(passes))))
+    step, verify = number_of(costs.get("step")), number_of(costs.get("verify"))
+    efficiency = number_of(row.get("system_efficiency"))
+    why = "the machine was busy, or too little was timed"
+    if step is not None and verify is not None and verify < step:
+        facts.append(("hint", f"verification took less time than a one-token pass: {why}"))
+    elif efficiency is not None and efficiency > 1.05:
+        facts.append(("hint", f"the speed-up is above what the costs of the parts allow: {why}"))
+    return facts
+
+
+def _ends(values: Any, number_format: str) -> str:
+    return columns.ends(values, f"{number_format}{DASH}{number_format}")
+
+
+def _category(row: dict, overlaps: dict) -> list[str]:
+    """The texts of a category's line: its name, its number of prompts, and ``CATEGORY``."""
+    name = str(row["category"])
+    overlap = part(row, "overlap") or part(overlaps, name)
+    texts = [cut(name, MOST), BY_KEY["prompt_set"].detail(row) or DASH]
+    for key in CATEGORY:
+        if key == "overlap":
+            texts.append(spell(overlap.get("alpha"), "{:.3f}") or DASH)
+        else:
+            column = BY_KEY[key]
+            texts.append(f"{column.text(row) or DASH} {column.detail(row)}".rstrip())
+    return texts
+
+
+def _bars(values: Mapping[str, Any], number_format: str = "{:.2f}") -> list[Bar]:
+    numbers = {str(head): number_of(value) for head, value in values.items()}
+    return [
+        Bar(cut(head, MOST), spell(number, number_format), min(max(number, 0.0), 1.0))
+        for head, number in numbers.items()
+        if number is not None
+    ]
+
+
+def _numbered(values: Any) -> dict[str, Any]:
+    return {str(n): value for n, value in enumerate(values, 1)} if isinstance(values, list) else {}
 
 
 def render(
@@ -127,7 +304,7 @@ def pack(trace: dict) -> str:
     rounds = [[flat(one["out"]), flat(one["draft"])] for one in trace["rounds"]]
     packed = {
         "prompt": trace["prompt"],
-        "greedy": inputs.number_of(trace.get("temperature")) == 0,
+        "greedy": number_of(trace.get("temperature")) == 0,
         "strings": list(strings),
         "rounds": rounds,
     }
@@ -143,14 +320,14 @@ def _render(
 ) -> tuple[str, list[str]]:
     """(page, all its notices)."""
     rows, unfinished = inputs.finished_rows(results.get("rows") or [])
-    notices = [*notices, *_text.first_notices(unfinished, "rows are left out")]
+    notices = [*notices, *inputs.first_notices(unfinished, "rows are left out")]
     if not rows:
         notices.append("there are no finished rows: nothing was measured, or the run ended early")
     elif not plots:
         notices.append("there are no plots")
     shown, more = _shown_traces(traces)
-    notices = [_text.one_line(text) for text in [*notices, *more]]
-    lines = cells.lines(rows)
+    notices = [inputs.one_line(text) for text in [*notices, *more]]
+    shown_rows = lines(rows)
     environment = Environment(
         loader=FileSystemLoader(HERE),
         autoescape=True,
@@ -163,12 +340,16 @@ def _render(
         facts=_facts(results),
         command=results.get("command"),
         notices=notices,
-        columns=columns.COLUMNS,
+        columns=COLUMNS,
         details=columns.DETAILS,
-        category_heads=columns.CATEGORY_HEADS,
-        rows=lines,
+        category_heads=[
+            "category",
+            "prompts",
+            *(BY_KEY[key].head if key in BY_KEY else key for key in CATEGORY),
+        ],
+        rows=shown_rows,
         parts=TIME_PARTS,
-        verdict=cells.verdict(lines),
+        verdict=verdict(shown_rows),
         plots=[
             (name.replace("_", " "), Markup(text[text.find("<svg") :]))
             for name, text in plots.items()
@@ -193,8 +374,8 @@ def _shown_traces(traces: Sequence[dict]) -> tuple[list[dict], list[str]]:
         for n, trace in enumerate(shown, 1)
         if not inputs.has_probabilities(trace)
     ]
-    notices = _text.first_notices(left_out, "traces are left out")
-    return shown, notices + _text.first_notices(bare, "traces have no probabilities")
+    notices = inputs.first_notices(left_out, "traces are left out")
+    return shown, notices + inputs.first_notices(bare, "traces have no probabilities")
 
 
 def _asset(name: str) -> str:
@@ -203,45 +384,36 @@ def _asset(name: str) -> str:
 
 def _facts(results: dict) -> list[tuple[str, str]]:
     """(name, value) of what is shown below the heading."""
-    facts = _target_facts(results.get("target"))
-    facts += [("date", str(results["date"]))] if results.get("date") else []
-    machine, versions = results.get("machine"), results.get("versions")
-    if isinstance(machine, dict):
-        cores = f", {machine['cores']} cores" if machine.get("cores") else ""
-        facts.append(("machine", f"{machine.get('cpu') or 'unknown'}{cores}"))
-    if isinstance(versions, dict):
-        facts += [(str(name), str(value)) for name, value in versions.items() if value is not None]
-    git = results.get("git")
-    if isinstance(git, dict) and isinstance(git.get("commit"), str):
-        dirty = ", changed since" if git.get("dirty") is True else ""
-        facts.append(("commit", f"{git['commit'][:10]}{dirty}"))
-    for name, head in (("max_new_tokens", "new tokens"), ("repeats", "passes")):
-        if inputs.number_of(results.get(name)) is not None:
-            facts.append((head, f"{results[name]}"))
-    return facts
-
-
-def _target_facts(target: object) -> list[tuple[str, str]]:
-    """(name, value) of the target: its name, size and precision; [] if they are not known."""
-    if not isinstance(target, dict):
-        return []
-    facts = [("target", _text.cut(str(target["name"]), cells.MOST))] if target.get("name") else []
-    if (size := inputs.number_of(target.get("parameters"))) is not None:
-        facts.append(("parameters", f"{size:,.0f}"))
-    facts += [("precision", str(target["dtype"]))] if target.get("dtype") else []
-    rounded = target.get("dequantised_from")
-    return facts + ([("weights", f"dequantised from {rounded}")] if rounded else [])
+    target, machine, versions, git = (
+        part(results, key) for key in ("target", "machine", "versions", "git")
+    )
+    cores = f", {machine['cores']} cores" if machine.get("cores") else ""
+    rounded, commit = target.get("dequantised_from"), git.get("commit")
+    dirty = ", changed since" if git.get("dirty") is True else ""
+    facts = [
+        ("target", cut(str(target.get("name") or ""), MOST)),
+        ("parameters", spell(target.get("parameters"), "{:,.0f}")),
+        ("precision", target.get("dtype")),
+        ("weights", rounded and f"dequantised from {rounded}"),
+        ("date", results.get("date")),
+        ("machine", machine and f"{machine.get('cpu') or 'unknown'}{cores}"),
+        *versions.items(),
+        ("commit", f"{commit[:10]}{dirty}" if isinstance(commit, str) else None),
+        ("new tokens", spell(results.get("max_new_tokens"), "{}")),
+        ("passes", spell(results.get("repeats"), "{}")),
+    ]
+    return [(str(name), str(value)) for name, value in facts if value]
 
 
 def _label(number: int, trace: dict) -> str:
     """The text that names a trace in the list of traces."""
     lossless_class = trace.get("class")
     parts = [
-        _text.cut(trace["method"], cells.MOST),
+        cut(trace["method"], MOST),
         trace.get("accept"),
         "L3, lossy" if lossless_class == "L3" else lossless_class,
     ]
-    if (temperature := inputs.number_of(trace.get("temperature"))) is not None:
+    if (temperature := number_of(trace.get("temperature"))) is not None:
         parts.append(f"T {temperature:g}")
     parts.append(trace.get("category"))
     prompt = " ".join(trace["prompt"].split())
@@ -267,7 +439,7 @@ def _traces(path: Path | None, named: bool) -> tuple[list[dict], list[str]]:
         if named:
             raise
         return [], [f"no trace is shown: {error}"]
-    return traces, _text.first_notices(notices, f"lines of {path.name} are left out")
+    return traces, inputs.first_notices(notices, f"lines of {path.name} are left out")
 
 
 def _plots(rows: Sequence[dict]) -> tuple[dict[str, str], list[str]]:
@@ -281,9 +453,7 @@ def _plots(rows: Sequence[dict]) -> tuple[dict[str, str], list[str]]:
 
 
 def _same_file(one: Path, other: Path) -> bool:
-    if os.path.realpath(one) == os.path.realpath(other):
-        return True
     try:
         return one.samefile(other)  # some file systems do not distinguish a from A
     except OSError:  # one of them does not exist
-        return False
+        return os.path.realpath(one) == os.path.realpath(other)

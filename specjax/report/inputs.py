@@ -1,6 +1,7 @@
 """Reads what a bench wrote: results.json, and trace.jsonl beside it.
 
 A mistake in results.json is an error. Traces that cannot be shown are left out, with a notice.
+The values of rows are not checked, and texts may hold any character: see the functions at the end.
 """
 
 from __future__ import annotations
@@ -19,6 +20,18 @@ SCHEMA = 1  # of both files
 OUT, DRAFT = 6, 7
 ROUNDING = 1e-3  # a probability may exceed its range by this much
 GIVE_RESULTS = "give the results.json that a bench wrote"
+# Rows that agree in these keys are one measurement, as a whole and by category.
+SAME = ("method", "accept", "temperature", "batch_size", "prompt_set", "warm")
+RANGE = 1e15  # no measurement is larger, and matplotlib cannot lay out an axis that is much longer
+TIME_PARTS = ("draft", "verify", "accept", "host")  # the parts of the decoding time, in order
+# Characters that a terminal interprets, or that no file can hold, and what is shown instead.
+# Tabs (9) and line feeds (10) stay.
+VISIBLE = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | {127: 0x2421}
+VISIBLE |= dict.fromkeys(
+    (*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd"
+)
+VISIBLE |= dict.fromkeys(range(0xD800, 0xE000), "\ufffd")
+MOST_NOTICES = 5  # notices of one kind that are shown in full
 
 
 def results_path(workdir: Path) -> Path:
@@ -184,3 +197,84 @@ def _is_schema(value: Any) -> bool:
 
 def _schema_text(value: dict) -> str:
     return json.dumps(value["schema"])[:40] if "schema" in value else "none"
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number that can be drawn: 0, or between 1 / ``RANGE`` and ``RANGE``."""
+    number = number_of(value)
+    return number is not None and (number == 0 or 1 / RANGE <= abs(number) <= RANGE)
+
+
+def number(row: dict, name: str) -> Any:
+    """The value under ``name`` if it is a number that can be drawn, else None."""
+    value = row.get(name)
+    return value if is_number(value) else None
+
+
+def part(row: dict, name: str) -> dict:
+    """The value under ``name`` if it is an object, else {}."""
+    value = row.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def label(row: dict) -> str:
+    """The user's label of the row's method."""
+    return str(row.get("method") or row.get("drafter") or "unnamed")
+
+
+def finished(rows: Sequence[dict]) -> list[dict]:
+    """The rows over all prompts that have a speed-up."""
+    return [
+        row for row in rows if (number(row, "speedup") or 0) > 0 and row.get("category") is None
+    ]
+
+
+def owners(rows: Sequence[dict]) -> list[dict | None]:
+    """For each row of a category the row over all prompts that it is a part of.
+
+    That is a row with the same settings: if several lengths of prompts were measured, the one with
+    its own mean length, else the last one before it. None if there is none, and for other rows.
+    """
+    whole: dict[str, list[tuple[int, dict]]] = {}
+    for index, row in enumerate(rows):
+        if row.get("category") is None:
+            whole.setdefault(_settings(row), []).append((index, row))
+    result: list[dict | None] = []
+    for index, row in enumerate(rows):
+        known = whole.get(_settings(row), []) if row.get("category") is not None else []
+        alike = [each for each in known if each[1].get("context") == row.get("context")]
+        choice = alike or known
+        before = [each for at, each in choice if at < index]
+        result.append(before[-1] if before else choice[0][1] if choice else None)
+    return result
+
+
+def _settings(row: dict) -> str:
+    return repr([row.get(key) for key in SAME])
+
+
+def visible(text: str) -> str:
+    """The text with a visible sign for every character that a terminal would interpret."""
+    return text.translate(VISIBLE)
+
+
+def one_line(text: str, most: int | None = None) -> str:
+    """The visible text on one line; at most ``most`` characters."""
+    text = " ".join(visible(text).split())
+    return text if most is None else cut(text, most)
+
+
+def cut(text: str, most: int) -> str:
+    """At most ``most`` characters of the text; a longer text ends with an ellipsis."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def first_notices(notices: Sequence[str], rest: str) -> list[str]:
+    """The first notices of one kind, and one that counts the others.
+
+    Args:
+        notices: of one kind.
+        rest: completes "3 more ..." for the notices that are not shown.
+    """
+    more = len(notices) - MOST_NOTICES
+    return [*notices[:MOST_NOTICES], f"{more:,} more {rest}"] if more > 1 else list(notices)

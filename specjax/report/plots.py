@@ -1,28 +1,29 @@
 """Plots of the rows of results.json: every plot that the rows have data for.
 
 The caption of a figure states its assumptions. Rows without a speed-up are left out, and rows of
-one category are only in the plot of categories. The figures are objects, drawn without pyplot: no
-global setting is changed.
+one category are only in the plot of categories.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from specjax.report import _canvas, _labels, _rows, _series
-from specjax.report._axes import AXES
-from specjax.report._rows import TIME_PARTS, number
-from specjax.report._speedups import predicted, speedup_against
-from specjax.report.figures import save, svg
-from specjax.report.over_time import acceptance_over_time
+from specjax import theory
+from specjax.report import canvas, inputs, series
+from specjax.report.canvas import save, svg
+from specjax.report.inputs import TIME_PARTS, number, part
+from specjax.report.series import AXES, Axis
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = [
     "acceptance_by_depth",
+    "acceptance_over_time",
     "by_category",
     "draw",
     "overlap_by_class",
@@ -33,10 +34,23 @@ __all__ = [
     "time_split",
 ]
 
+SPEEDUP = "speed-up (times plain decoding)"
+BARS = "Bars: minimum and maximum of the interleaved passes."
+CURVE = (
+    "Curves: 1 + s (E - 1) tokens for gamma c + v(gamma+1) steps, E = (1 - alpha^(gamma+1)) / "
+    "(1 - alpha), with the means of alpha, c and s over the points, and v interpolated between the "
+    "measured sizes; s is the share of full drafts that the rounds had, (tau - 1) over what the "
+    "acceptance by depth gives if every round drafts gamma tokens. Assumed: all depths have the "
+    "same acceptance rate, s is the same for every gamma, only drafting and verifying take time."
+)
+CURVE_POINTS = 64
+MOST_METHODS, MOST_POINTS = 30, 40  # of the plot of the predicted speed-up
 MOST_TEMPERATURES = 2  # of plots with groups of bars
 MOST_NAMES = 40  # groups of bars in a panel
 MOST_BARS = 30  # of the plot of the decoding time
 FIRST_SHOWN = " Of rows with the same settings the first is shown."
+DASHED: dict[str, Any] = {"color": canvas.GREY, "linewidth": 1, "linestyle": (0, (4, 3))}
+WINDOWS = {"alpha": "acceptance rate (alpha)", "tau": "tokens per round (tau)"}
 
 
 def draw(rows: Sequence[dict]) -> dict[str, Figure]:
@@ -56,9 +70,167 @@ def draw(rows: Sequence[dict]) -> dict[str, Figure]:
     return {name: figure for name, figure in figures.items() if figure is not None}
 
 
+def speedup_against(rows: Sequence[dict], axis: str) -> Figure | None:
+    """Measured speed-up along one of ``series.AXES``; None unless two rows differ in that alone.
+
+    Points are medians, their bars the minimum and the maximum of the passes. Along gamma also the
+    curve of Theorem 3.8 with measured costs (Leviathan et al. 2023, 2211.17192).
+    """
+    chosen = AXES[axis]
+    panels, left_out = series.panels(inputs.finished(rows), axis)
+    if not panels:
+        return None
+    labels = sorted({one.label for panel in panels.values() for one in panel})
+    figure, axes = canvas.canvas(chosen.title, list(panels), 3.5 if len(panels) == 1 else 2.4)
+    curves = False
+    for ax, panel in zip(axes, panels.values(), strict=True):
+        ax.axhline(1, zorder=1, **DASHED)
+        for one in panel:
+            style = canvas.style(labels.index(one.label))
+            curve = _curve(one.rows) if axis == "gamma" else None
+            curves = curves or curve is not None
+            xs, ys = _fastest_points(one.rows, chosen) if curve is None else curve
+            ax.plot(xs, ys, alpha=0.8, **style)[0].set_marker("")
+            _points(ax, [chosen.value(row) for row in one.rows], one.rows, style)
+        values = [chosen.value(row) for one in panel for row in one.rows]
+        canvas.ticks(ax, values, chosen.spell, chosen.steps)
+        ax.set_ylim(bottom=0)
+        ax.set_xlabel(chosen.label, fontsize=9)
+    for ax in axes[:: min(2, len(axes))]:
+        ax.set_ylabel("speed-up" if len(axes) > 1 else SPEEDUP, fontsize=9)
+    parts = [BARS, chosen.caption, left_out.strip(), CURVE if curves else ""]
+    return canvas.finish(figure, labels, " ".join(filter(None, parts)))
+
+
+def _fastest_points(rows: Sequence[dict], axis: Axis) -> tuple[list[float], list[float]]:
+    """The values on the axis, and the largest speed-up at each."""
+    ordered = sorted(rows, key=lambda row: number(row, "speedup"))
+    fastest = {axis.value(row): row["speedup"] for row in ordered}
+    return sorted(fastest), [fastest[x] for x in sorted(fastest)]
+
+
+def _points(ax: Axes, xs: Sequence[float], rows: Sequence[dict], style: dict[str, Any]):
+    """Draws the speed-ups of the rows with their spread; returns the points without their bars."""
+    ys = [row["speedup"] for row in rows]
+    points: dict[str, Any] = {**style, "linestyle": "none"}
+    return ax.errorbar(xs, ys, yerr=_spread(rows), elinewidth=1, capsize=2, **points).lines[0]
+
+
+def _spread(rows: Sequence[dict]) -> list[list[float]]:
+    """[below, above]: from each speed-up to the ends of its passes; 0 where they are not known."""
+    below, above = [], []
+    for row in rows:
+        ends = part(row, "spread").get("speedup")
+        low, high = ends if isinstance(ends, list | tuple) and len(ends) == 2 else (None, None)
+        middle = row["speedup"]
+        below.append(max(middle - low, 0.0) if inputs.is_number(low) else 0.0)
+        above.append(max(high - middle, 0.0) if inputs.is_number(high) else 0.0)
+    return [below, above]
+
+
+def _draft_share(row: dict) -> float:
+    """The emitted draft tokens, as a share of those that full drafts would give.
+
+    1 if every round drafts gamma tokens, less if some draft fewer or none; 1 if it is not known.
+    """
+    depths, tau = row.get("acceptance_by_depth"), number(row, "block_efficiency")
+    if tau is None or not isinstance(depths, list | tuple):
+        return 1.0
+    if not all(inputs.is_number(rate) and 0 <= rate <= 1 for rate in depths):
+        return 1.0
+    full = theory.expected_tokens_by_depth(depths) - 1
+    return min(max((tau - 1) / full, 0.0), 1.0) if full > 0 else 1.0
+
+
+class _Costs(NamedTuple):
+    """Means over the rows of a series; times in units of a one-token pass."""
+
+    alpha: float
+    share: float  # of ``_draft_share``
+    c: float
+    verify: dict[int, float]
+
+
+def _costs(rows: Sequence[dict]) -> _Costs | None:
+    """The costs of the rows that are chains and have all measurements; None if there are none."""
+    alphas, shares, drafts, verify = [], [], [], {}
+    for row in rows:
+        alpha, gamma, nodes = (number(row, name) for name in ("acceptance_rate", "gamma", "nodes"))
+        costs = part(row, "costs_ms")
+        step, draft, check = (number(costs, name) for name in ("step", "draft", "verify"))
+        if alpha is None or not 0 <= alpha <= 1:
+            continue
+        if gamma is None or gamma < 1 or gamma != int(gamma) or nodes != gamma:
+            continue
+        if draft is None or not step or not check:
+            continue
+        if min(step, check) > 0 <= draft:
+            alphas.append(alpha)
+            shares.append(_draft_share(row))
+            drafts.append(draft / gamma / step)
+            verify.setdefault(int(gamma) + 1, []).append(check / step)
+    if not alphas:
+        return None
+    alpha, share, c = (statistics.fmean(values) for values in (alphas, shares, drafts))
+    return _Costs(alpha, share, c, {n: statistics.fmean(v) for n, v in verify.items()})
+
+
+def _curve(rows: Sequence[dict]) -> tuple[list[int], list[float]] | None:
+    """(gammas, the speed-ups that theory gives) for a series; None if its costs are not known."""
+    if (costs := _costs(rows)) is None:
+        return None
+    last = max(costs.verify) - 1
+    points = min(last, CURVE_POINTS - 1)
+    gammas = [last * index // points for index in range(points + 1)]
+    gains = []
+    for gamma in gammas:
+        tokens = 1 + costs.share * (theory.expected_tokens(costs.alpha, gamma) - 1)
+        verify = theory.verify_cost(costs.verify, gamma + 1)
+        gains.append(theory.speedup(tokens, gamma * costs.c, verify))
+    return gammas, gains
+
+
+def predicted(rows: Sequence[dict]) -> Figure | None:
+    """Measured against predicted speed-up; the distance from the diagonal is system efficiency."""
+    both = [row for row in inputs.finished(rows) if (number(row, "predicted_speedup") or 0) > 0]
+    if not both:
+        return None
+    groups, left_out = _fastest(both)
+    caption = (
+        "On the line, the accepted tokens and the costs of drafting and verifying explain the "
+        f"speed-up (system efficiency 1); below it, other work takes time. {BARS}{left_out}"
+    )
+    figure, (ax,) = canvas.canvas("Measured speed-up against the predicted one", [""], 4.0)
+    shown = [row for group in groups.values() for row in group]
+    ends = [row["speedup"] + above for row, above in zip(shown, _spread(shown)[1], strict=True)]
+    most = max(*ends, *(row["predicted_speedup"] for row in shown)) * 1.08
+    ax.plot([0, most], [0, most], **DASHED)
+    handles = [
+        _points(ax, [row["predicted_speedup"] for row in group], group, canvas.style(index))
+        for index, group in enumerate(groups.values())
+    ]
+    ax.set(xlim=(0, most), ylim=(0, most))
+    axis = "predicted speed-up (tokens per round over the measured cost of a round)"
+    ax.set_xlabel(axis, fontsize=9)
+    ax.set_ylabel("measured speed-up", fontsize=9)
+    return canvas.finish(figure, list(groups), caption, handles)
+
+
+def _fastest(rows: Sequence[dict]) -> tuple[dict[str, list[dict]], str]:
+    """(label -> rows, of the fastest methods the fastest rows, a note on what is left out)."""
+    groups: dict[str, list[dict]] = {}
+    for row in rows:
+        groups.setdefault(inputs.label(row), []).append(row)
+    kept, note = series.thin(list(groups.values()), MOST_METHODS)
+    if any(len(group) > MOST_POINTS for group in kept):
+        note += f" Of each method the {MOST_POINTS} fastest rows are shown."
+        kept = [sorted(group, key=lambda row: -row["speedup"])[:MOST_POINTS] for group in kept]
+    return {inputs.label(group[0]): group for group in kept}, note
+
+
 def acceptance_by_depth(rows: Sequence[dict]) -> Figure | None:
     """Conditional acceptance at each depth: a line per method, a panel per temperature."""
-    known = [row for row in _rows.finished(rows) if _depths(row)]
+    known = [row for row in inputs.finished(rows) if _depths(row)]
     if not known:
         return None
     # Acceptance does not depend on the batch, and a longer chain has all depths of a shorter one.
@@ -73,44 +245,29 @@ def acceptance_by_depth(rows: Sequence[dict]) -> Figure | None:
         "smallest.",
     )
     labels = list(dict.fromkeys(label for panel in panels.values() for label in panel))
-    legend = _canvas.legend_text(labels)
+    title = "Acceptance by depth" + ("" if len(panels) > 1 else f" at {next(iter(panels))}")
+    figure, axes = canvas.canvas(title, list(panels), 3.5 if len(panels) == 1 else 2.9)
+    for ax, panel in zip(axes, panels.values(), strict=True):
+        for label, row in panel.items():
+            depths = _depths(row)
+            ax.plot(range(1, len(depths) + 1), depths, **canvas.style(labels.index(label)))
+        deepest = max((len(_depths(row)) for row in panel.values()), default=1)
+        canvas.ticks(ax, range(1, deepest + 1), str, True)
+        ax.set_ylim(0, 1.03)
+        ax.set_xlabel("depth (tokens after the pending one)", fontsize=9)
+    axes[0].set_ylabel("accepted share", fontsize=9)
     caption = (
         "The share of the tokens tested at a depth that was accepted there; a depth is tested if "
         f"all depths before it were accepted.{left_out}{_note_on_repeats(known)}"
     )
-    title = "Acceptance by depth" + ("" if len(panels) > 1 else f" at {next(iter(panels))}")
-    height = 2.9 if len(panels) == 1 else 2.3
-    figure, axes = _canvas.canvas(title, list(panels), height, caption, legend.lines)
-    handles: dict[str, Any] = {}
-    for ax, panel in zip(axes, panels.values(), strict=True):
-        for label, row in panel.items():
-            style, depths = _canvas.style(labels.index(label)), _depths(row)
-            (line,) = ax.plot(
-                range(1, len(depths) + 1),
-                depths,
-                color=style.colour,
-                marker=style.marker,
-                markersize=5,
-                linestyle=style.line,
-                linewidth=1.2,
-                markeredgecolor="white",
-                markeredgewidth=0.5,
-            )
-            handles.setdefault(label, line)
-        deepest = max((len(_depths(row)) for row in panel.values()), default=1)
-        _canvas.ticks(ax, range(1, deepest + 1), str, True)
-        ax.set_ylim(0, 1.03)
-        ax.set_xlabel("depth (tokens after the pending one)", fontsize=9)
-    axes[0].set_ylabel("accepted share", fontsize=9)
-    _canvas.add_legend(figure, legend, [handles[label] for label in labels])
-    return figure
+    return canvas.finish(figure, labels, caption)
 
 
 def _by_settings(rows: Sequence[dict]) -> dict[tuple, dict]:
     """Settings -> the first row that has them."""
     groups: dict[tuple, dict] = {}
     for row in rows:
-        groups.setdefault(tuple(_labels.settings_of(row).items()), row)
+        groups.setdefault(tuple(series.settings_of(row).items()), row)
     return groups
 
 
@@ -122,7 +279,7 @@ def _depths(row: dict) -> list[float]:
     values = row.get("acceptance_by_depth")
     if not isinstance(values, list | tuple):
         return []
-    return [value if _rows.is_number(value) else math.nan for value in values]
+    return [value if inputs.is_number(value) else math.nan for value in values]
 
 
 def _by_temperature(
@@ -141,23 +298,23 @@ def _by_temperature(
         choice: the sentence that describes this choice.
     """
     chosen: dict[tuple, dict] = {}
-    series: dict[tuple, None] = {}  # in the order of their first entries
+    order: dict[tuple, None] = {}  # in the order of their first entries
     for key, row in entries.items():
         settings = dict(key)
         temperature = settings.pop("temperature")
         names = ignored(settings)
         kept = tuple((name, value) for name, value in settings.items() if name not in names)
-        series[kept] = None
-        place = (temperature if _rows.is_number(temperature) else 0), kept
+        order[kept] = None
+        place = (temperature if inputs.is_number(temperature) else 0), kept
         if place not in chosen or least(row) < least(chosen[place]):
             chosen[place] = row
     note = f" {choice}" if len(chosen) < len(entries) else ""
-    if len(series) > _series.MOST:
-        note += f" The first {_series.MOST} of {len(series)} are shown."
-    first = list(series)[: _series.MOST]
-    labels = dict(zip(first, _labels.labels_of([dict(kept) for kept in first]), strict=True))
+    if len(order) > series.MOST:
+        note += f" The first {series.MOST} of {len(order)} are shown."
+    first = list(order)[: series.MOST]
+    labels = dict(zip(first, series.labels_of([dict(kept) for kept in first]), strict=True))
     temperatures = sorted({temperature for temperature, kept in chosen if kept in labels})
-    most = _series.MOST_PANELS
+    most = series.MOST_PANELS
     if len(temperatures) > most:
         note += f" The lowest {most} of {len(temperatures)} temperatures are shown."
     panels: dict[str, dict[str, dict]] = {}
@@ -177,12 +334,12 @@ def overlap_by_class(rows: Sequence[dict]) -> Figure | None:
     """Overlap of draft and target for each class of tokens of the target's text."""
 
     def values(row: dict) -> dict[str, float | None]:
-        classes = _rows.part(_rows.part(row, "overlap"), "by_class")
-        return {name: number(_rows.part(classes, name), "alpha") for name in classes}
+        classes = part(part(row, "overlap"), "by_class")
+        return {name: number(part(classes, name), "alpha") for name in classes}
 
     known = [
         row
-        for row in _rows.finished(rows)
+        for row in inputs.finished(rows)
         if any(value is not None for value in values(row).values())
     ]
     caption = (
@@ -197,12 +354,12 @@ def by_category(rows: Sequence[dict]) -> Figure | None:
     """Block efficiency of each category of prompts, from the rows of one category."""
     merged: dict[tuple, dict] = {}
     repeated = False
-    for row, owner in zip(rows, _rows.owners(rows), strict=True):
+    for row, owner in zip(rows, inputs.owners(rows), strict=True):
         tau = number(row, "block_efficiency")
         if row.get("category") is not None and tau is not None:
             # Categories have prompts of different lengths: the length of all prompts counts.
             context = None if owner is None else number(owner, "context")
-            settings = tuple((_labels.settings_of(row) | {"context": context}).items())
+            settings = tuple((series.settings_of(row) | {"context": context}).items())
             by_name = merged.setdefault(settings, {**row, "tau": {}})["tau"]
             repeated = repeated or str(row["category"]) in by_name
             by_name.setdefault(str(row["category"]), tau)
@@ -252,49 +409,100 @@ def _grouped(
     labels = list(dict.fromkeys(label for panel in panels.values() for label in panel))
     if len(panels) == 1:
         title += f", {next(iter(panels))}"
-    shown = {
-        heading: (names, [[panel.get(label, {}).get(name) for name in names] for label in labels])
-        for heading, panel in panels.items()
-    }
-    return _canvas.bars(title, shown, labels, caption, axis)
+    handles: dict[str, Any] = {}
+    thick = max(0.085, min(0.2, 0.62 / len(labels)))  # inches of one bar
+    group = thick * len(labels) + 0.12  # inches of one group
+    figure, axes = canvas.canvas(title, list(panels), len(names) * group + 0.7)
+    for index, (ax, panel) in enumerate(zip(axes, panels.values(), strict=True)):
+        for at, label in enumerate(labels):
+            offset = (at - (len(labels) - 1) / 2) * thick / group
+            lengths = [panel.get(label, {}).get(name, 0.0) for name in names]
+            places = [place + offset for place in range(len(names))]
+            drawn = ax.barh(places, lengths, thick / group * 0.92, **canvas.bar_style(at))
+            handles.setdefault(label, drawn)
+        canvas.name_bars(ax, names if index % 2 == 0 else [""] * len(names), 22)
+        ax.set_xlabel(axis, fontsize=9)
+    return canvas.finish(figure, labels, caption, list(handles.values()))
 
 
 def time_split(rows: Sequence[dict]) -> Figure | None:
     """The shares of the decoding time that the parts of a round take: a stacked bar per row."""
     known = [
         row
-        for row in _rows.finished(rows)
-        if any(number(_rows.part(row, "time_split"), part) for part in TIME_PARTS)
+        for row in inputs.finished(rows)
+        if any(number(part(row, "time_split"), name) for name in TIME_PARTS)
     ]
     if not known:
         return None
-    groups, left_out = _series.thin([[row] for row in known], MOST_BARS, batches=True)
+    groups, left_out = series.thin([[row] for row in known], MOST_BARS, batches=True)
     known = [row for (row,) in groups]
-    legend = _canvas.legend_text(TIME_PARTS)
-    caption = f"Shares of the time of the decode loop, without prefill and compilation.{left_out}"
-    title = "Where the decoding time goes"
-    height = 0.25 * len(known) + 0.1
-    figure, (ax,) = _canvas.canvas(title, [""], height, caption, legend.lines, 0.37)
+    title, height = "Where the decoding time goes", 0.25 * len(known) + 0.7
+    figure, (ax,) = canvas.canvas(title, [""], height)
     handles, left = [], [0.0] * len(known)
-    for index, part in enumerate(TIME_PARTS):
-        shares = [100 * (number(row["time_split"], part) or 0.0) for row in known]
-        bar = ax.barh(
-            range(len(known)),
-            shares,
-            0.72,
-            left=left,
-            color=_canvas.style(index).colour,
-            hatch=_canvas.HATCHES[index],
-            edgecolor="white",
-            linewidth=0,
-        )
-        handles.append(bar)
+    for index, name in enumerate(TIME_PARTS):
+        shares = [100 * (number(row["time_split"], name) or 0.0) for row in known]
+        places = range(len(known))
+        handles.append(ax.barh(places, shares, 0.72, left=left, **canvas.bar_style(index)))
         left = [a + b for a, b in zip(left, shares, strict=True)]
-    labels = _labels.distinct(known)
-    ax.set_yticks(range(len(known)), labels=[_canvas.plain(label, 38) for label in labels])
-    ax.set_ylim(len(known) - 0.5, -0.5)
+    canvas.name_bars(ax, series.distinct(known), 38)
     ax.set_xlim(0, 100)
-    ax.grid(axis="y", visible=False)
     ax.set_xlabel("share of the decoding time (%)", fontsize=9)
-    _canvas.add_legend(figure, legend, handles)
-    return figure
+    caption = f"Shares of the time of the decode loop, without prefill and compilation.{left_out}"
+    return canvas.finish(figure, list(TIME_PARTS), caption, handles)
+
+
+def acceptance_over_time(rows: Sequence[dict]) -> Figure | None:
+    """A stream with a drafter that learns: a line per row that has "windows".
+
+    A grey line is where the most frequent category changes.
+    """
+    known = [(row, windows) for row in rows if (windows := _windows(row))]
+    if not known:
+        return None
+    shown = known[: series.MOST]
+    labels = [
+        f"{inputs.label(row)}, temperature {number(row, 'temperature') or 0:g}" for row, _ in shown
+    ]
+    changes = _changes(shown[0][1])
+    topics = ", ".join(f"from request {first} {name}" for first, name in changes)
+    caption = "Means over the requests of a window, at its middle."
+    caption += f" Topics: {topics}." if topics else ""
+    if len(shown) < len(known):
+        caption += f" The first {len(shown)} of {len(known)} are shown."
+    figure, axes = canvas.canvas("Acceptance over time", list(WINDOWS.values()), 3.0)
+    for ax, name in zip(axes, WINDOWS, strict=True):
+        for index, (_, windows) in enumerate(shown):
+            there = [one for one in windows if number(one, name) is not None]
+            middles = [(one["first"] + one["last"]) / 2 for one in there]
+            ax.plot(middles, [one[name] for one in there], **canvas.style(index))
+        for first, _ in changes[1:]:
+            ax.axvline(first - 0.5, color=canvas.GREY, linewidth=0.8, linestyle="dotted")
+        ax.set_xlabel("request", fontsize=9)
+    axes[0].set_ylim(0, 1.03)
+    return canvas.finish(figure, labels, caption)
+
+
+def _windows(row: dict) -> list[dict[str, Any]]:
+    """The windows of a row that can be drawn."""
+    values = row.get("windows")
+    if not isinstance(values, list):
+        return []
+    return [
+        one
+        for one in values
+        if isinstance(one, dict)
+        and all(inputs.is_number(one.get(key)) for key in ("first", "last"))
+    ]
+
+
+def _changes(windows: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
+    """(first request, category) of the first window and where the largest category changes."""
+    result: list[tuple[int, str]] = []
+    for one in windows:
+        counts = part(one, "categories")
+        if not counts:
+            continue
+        largest = str(max(counts, key=lambda name: counts[name]))
+        if not result or result[-1][1] != largest:
+            result.append((one["first"], largest))
+    return result

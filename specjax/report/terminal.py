@@ -5,20 +5,27 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specjax.report import _rows, _text, inputs
-from specjax.report.cells import NOT_MEASURABLE
+from specjax.report import columns, inputs
 
 STYLES = ("green", "bold red", "bold blue", "bold")  # by origin: accepted, residual, bonus, plain
 REJECTED = "magenta strike dim"
 TICK, SOON, OFTEN = 0.5, 2.0, 10.0  # seconds, see ``Status``
 WIDTH = 120  # characters of a file or a pipe, which have no width; the table fits in it
+# Columns with their details; what stands between a value and its detail.
+JOINTS = {"class": " ", "speedup": "\n", "lossless": ", "}
+# Columns whose texts are folded -> their width (None: what is left); the longest texts of columns.
+FOLDED = {"method": 26, "prompt_set": 14, "lossless": None}
+MOST = {"method": 100, "prompt_set": 60, "lossless": 60, "class": 11}
+LINE = (
+    *("method", "block_efficiency", "tokens_per_second", "autoregressive_tokens_per_second"),
+    *("speedup", "lossless"),
+)
 
 
 def console() -> Console:
@@ -63,6 +70,10 @@ class Status:
         if self._spinner is not None:
             self._spinner.update(Text(message))
 
+    def part(self, name: str) -> Callable[[str], None]:
+        """A function that changes the message to one about ``name``."""
+        return lambda message: self.update(f"{name}: {message}")
+
     def _print(self) -> None:
         shown, last = "", self._began
         while not self._ended.wait(TICK):
@@ -80,7 +91,7 @@ def has_colours(console: Console) -> bool:
 
 def fail(message: str, status: int = 2) -> int:
     """Prints an error message on one line of stderr; returns the exit status."""
-    print(f"specjax: {_text.one_line(message)}", file=sys.stderr)
+    print(f"specjax: {inputs.one_line(message)}", file=sys.stderr)
     return status
 
 
@@ -88,71 +99,45 @@ def table(rows: Sequence[dict]) -> Table:
     """The rows of results.json, at most 120 characters wide, without the rows of single categories.
 
     If the rows have different prompts, a column names the set, and the mean length of its prompts
-    if one set has several lengths.
+    if one set has several lengths. Below a speed-up is its 95 % interval.
     """
     rows = [row for row in rows if row.get("category") is None]
-    prompts = _prompts(rows)
+    chosen, texts = columns.table(rows, JOINTS)
     out = Table(box=None, pad_edge=False, collapse_padding=True)
-    out.add_column("method", overflow="fold", max_width=26)
-    if prompts:
-        out.add_column("prompts", overflow="fold", max_width=14)
-    for head in ("rule", "class"):
-        out.add_column(head, no_wrap=True)
-    numbers = (
-        "T",
-        "batch",
-        "tau",
-        "loops",
-        "alpha",
-        "tokens/s",
-        "plain",
-        "speed-up",
-        "pred",
-        "eff",
-    )
-    for head in numbers:
-        out.add_column(head, justify="right", no_wrap=True)
-    out.add_column("lossless", overflow="fold")
-    for row, name in zip(rows, prompts or [""] * len(rows), strict=True):
-        out.add_row(
-            _cell(row.get("method"), 100),
-            *([_cell(name, 60)] if prompts else []),
-            _cell(row.get("accept"), 18),
-            _cell(_rows.lossless_class(row) or None, 11),
-            _number(row, "temperature", "{:g}"),
-            _number(row, "batch_size", "{:g}"),
-            _number(row, "block_efficiency"),
-            _number(row, "repeated_4grams", "{:.0%}"),
-            _number(row, "acceptance_rate"),
-            _number(row, "tokens_per_second", "{:.0f}"),
-            _number(row, "autoregressive_tokens_per_second", "{:.0f}"),
-            _number(row, "speedup", "{:.2f}x"),
-            _number(row, "predicted_speedup", "{:.2f}x"),
-            NOT_MEASURABLE if _rows.too_efficient(row) else _number(row, "system_efficiency"),
-            Text(_lossless(row.get("lossless"))),
+    for column in chosen:
+        folds, numbers = column.key in FOLDED, bool(column.number_format)
+        out.add_column(
+            column.short or column.head,
+            justify="right" if numbers else "left",
+            no_wrap=not folds,
+            overflow="fold" if folds else "ellipsis",
+            max_width=FOLDED.get(column.key),
         )
+    for line in texts:
+        out.add_row(*(Text(_short(*each)) for each in zip(chosen, line, strict=True)))
     return out
+
+
+def _short(column: columns.Column, text: str) -> str:
+    most = MOST.get(column.key, 12 if column.number_format else 18)
+    return "\n".join(inputs.cut(part, most) for part in text.split("\n"))
 
 
 def line(row: dict) -> Text:
     """The main values of a row of results.json, before there is a table."""
-    parts = [
-        f"tau {_number(row, 'block_efficiency')}",
-        f"{_number(row, 'tokens_per_second', '{:.0f}')} tokens/s",
-        f"plain {_number(row, 'autoregressive_tokens_per_second', '{:.0f}')}",
-        f"speed-up {_number(row, 'speedup', '{:.2f}x')}",
-        f"lossless: {_lossless(row.get('lossless'))}",
-    ]
-    return Text.assemble(_cell(row.get("method"), 100), ": ", ", ".join(parts))
+    method, *texts = (columns.joined(row, columns.BY_KEY[key], JOINTS) for key in LINE)
+    tau, rate, plain, speedup, lossless = texts
+    text = f"{inputs.cut(method, MOST['method'])}: tau {tau}, {rate} tokens/s, plain {plain}, "
+    return Text(f"{text}speed-up {' '.join(speedup.split())}, lossless: {lossless}")
 
 
 def notes(rows: Sequence[dict]) -> list[str]:
     """What the table's marks mean, one line each; none without marks."""
     lines = []
-    if any(_rows.too_efficient(row) for row in rows):
+    if any(columns.too_efficient(row) for row in rows):
         lines.append(
-            f"{NOT_MEASURABLE}: not measurable: the speed-up is far above what the costs of the "
-            "parts allow, so too little was timed, or the machine was busy"
+            f"{columns.NOT_MEASURABLE}: not measurable: the speed-up is far above what the costs "
+            "of the parts allow, so too little was timed, or the machine was busy"
         )
     random = {
         str(row.get("prompt_set") or "-") for row in rows if row.get("random_prompts") is True
@@ -163,46 +148,12 @@ def notes(rows: Sequence[dict]) -> list[str]:
             f"random prompts{names}: these prompts look like token ids drawn at random; what a "
             "model writes after them is not what it writes for users, so tau and alpha say little"
         )
-    if any(_rows.lossless_class(row).endswith("declared") for row in rows):
+    if any(columns.BY_KEY["class"].detail(row) == "declared" for row in rows):
         lines.append(
             "declared: the method's author declares the class; "
             "testing.check_drafter and testing.check_accept prove it"
         )
     return lines
-
-
-def _prompts(rows: Sequence[dict]) -> list[str]:
-    """A name for the prompts of each row; [] if all rows have the same prompts."""
-    names = [str(row.get("prompt_set") or "-") for row in rows]
-    lengths = [_number(row, "context", "{:.0f}") for row in rows]
-    lengths_of: dict[str, set[str]] = {}
-    for name, length in zip(names, lengths, strict=True):
-        lengths_of.setdefault(name, set()).add(length)
-    if len(lengths_of) < 2 and all(len(each) < 2 for each in lengths_of.values()):
-        return []
-    return [
-        f"{name}, {length} tokens" if len(lengths_of[name]) > 1 and length != "-" else name
-        for name, length in zip(names, lengths, strict=True)
-    ]
-
-
-def _cell(value: Any, most: int) -> Text:
-    """Text from a file: without markup, and with control characters made visible."""
-    return Text(_text.one_line(str("-" if value is None else value), most) or "-")
-
-
-def _number(row: dict, key: str, number_format: str = "{:.2f}") -> str:
-    value = inputs.number_of(row.get(key))
-    return "-" if value is None else _text.one_line(number_format.format(value), 12)
-
-
-def _lossless(check: Any) -> str:
-    if not isinstance(check, dict):
-        return "-"
-    passed = inputs.passed(check)
-    text = "?" if passed is None else "yes" if passed else "NO"
-    detail = str(check.get("detail") or "-").rpartition(", ")[2]
-    return _text.one_line(f"{text}, {detail}", 60)
 
 
 def legend(rejected: bool = True) -> Text:
@@ -227,11 +178,11 @@ def trace(record: dict, rejected: bool = True) -> Text:
         rejected: False leaves the rejected tokens out: without colours they would look like text.
     """
     out = Text()
-    out.append(_text.visible(record["prompt"]), "dim")
+    out.append(inputs.visible(record["prompt"]), "dim")
     for one in record["rounds"]:
         for index, token in enumerate(one["out"]):
             if index + 1 == len(one["out"]):
                 for node in inputs.rejected_nodes(one)[:1] if rejected else ():
-                    out.append(_text.visible(node[0].replace("\n", "↵")), REJECTED)
-            out.append(_text.visible(token[0]), STYLES[token[2]])
+                    out.append(inputs.visible(node[0].replace("\n", "↵")), REJECTED)
+            out.append(inputs.visible(token[0]), STYLES[token[2]])
     return out

@@ -20,21 +20,19 @@ from specjax.bench import (
     answers,
     measuring,
     passes,
-    progress,
     proofs,
     provenance,
-    results,
-    uncertainty,
 )
+from specjax.data import progress
 from specjax.data import prompts as prompts_lib
 from specjax.data.prompts import Prompt, PromptSet
 from specjax.errors import NonFiniteLogits
 from specjax.models import hf
-from specjax.models.sources.origin import origin
+from specjax.models.hf import origin
 from specjax.report import terminal
 from specjax.run import build, cells, profiles, workdirs
 from specjax.run.cells import Cell, NotLossless
-from specjax.run.resolve import Settings
+from specjax.run.settings import Settings
 
 __all__ = ["NotLossless", "bench"]
 
@@ -49,8 +47,11 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
     console = terminal.console()
     with terminal.Status(console, "reading the models"):
         target = build.target(settings)
-        methods = build.methods(settings, target, settings.bench.temperatures)
-    proven = [proofs.read(path) for path in settings.bench.proof]
+        notes: list[str] = []
+        methods = build.methods(settings, target, note=notes.append)
+    for note in notes:
+        console.print(Text(note, "dim"))
+    proven = [proofs.read(path) for path in settings.proof]
     with terminal.Status(console, "reading prompts") as status:
         grid = _cells(settings, target, methods, status.update)
     workdirs.announce_replacement(settings, workdir)
@@ -64,34 +65,16 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
     cells.note_proofs(console, proven, methods)
     with terminal.Status(console, "measuring costs") as status:
         grid = profiles.with_profiles(settings, target, grid, workdir, done, status.update)
-    options = settings.bench
-    asked = cells.Asked(
-        options.report, options.trace_prompts, options.trace_tokens, options.show_trace
-    )
     try:
-        rows, traces, measured = cells.measure(grid, asked, done, console, proven)
+        measured = cells.measure(grid, settings, done, console, proven)
     except NonFiniteLogits:  # a resumed bench would fail again
         done.forget()
         raise
-    texts = [text for cell, one in measured for text in _answers(cell, one, target)]
-    path = results.write(
-        settings.config_json,
-        workdir,
-        rows,
-        _answer_files(texts) | cells.trace_file(traces),
-        command=command,
-        target=provenance.target(target.params, name="", directory=target.directory),
-        max_new_tokens=settings.max_new_tokens,
-        seed=settings.seed,
-        repeats=options.repeats,
-        uncertainty=uncertainty.ABOUT,
-    )
-    cells.show(console, rows, options.repeats)
-    if options.show_trace:
-        cells.show_trace(console, traces)
-    cells.write_report(console, path, rows, draw=options.report)
+    texts = [text for cell, one in measured.passes for text in _answers(cell, one, target)]
+    facts = provenance.target(target.params, name="", directory=target.directory)
+    cells.write(settings, workdir, measured, facts, console, _answer_files(texts), command)
     done.forget()
-    cells.check_lossless(rows)
+    cells.check_lossless(measured.rows)
 
 
 def _cells(
@@ -101,16 +84,12 @@ def _cells(
     report: Callable[[str], None],
 ) -> list[Cell]:
     """Every cell of the grid. Raises UserError."""
-    options = settings.bench
-    answer = functools.partial(_plain_answers, settings, target, max(options.batch_sizes), report)
-    names, grid = settings.prompts.names, []
-    for name, context in itertools.product(names, options.contexts):
-        chosen = prompts_lib.read(settings.prompts, target, answer, name=name, context=context)
-        for temperature, batch_size in itertools.product(options.temperatures, options.batch_sizes):
-            job = build.job(settings, target, chosen, temperature, batch_size)
-            parts = [f"temperature {temperature:g}", f"batch {batch_size}"]
-            parts += [str(chosen.name)] * (len(names) > 1) + [f"{context} tokens"] * bool(context)
-            grid.append(Cell(job, chosen, methods, ", ".join(parts), not context))
+    source, grid = settings.source, []
+    answer = functools.partial(_plain_answers, settings, target, max(settings.batch_sizes), report)
+    for name, context in itertools.product(source.names, settings.grid.contexts or (0,)):
+        chosen = prompts_lib.read(source, target, answer, name=name, context=context)
+        more = [str(chosen.name)] * (len(source.names) > 1) + [f"{context} tokens"] * bool(context)
+        grid += cells.grid(settings, target, methods, chosen, more, not context)
     return grid
 
 
@@ -149,9 +128,7 @@ def _conversations(cell: Cell, one: passes.Pass) -> list[answers.Answer]:
     assert cell.job.spell is not None
     turns: dict[str | int, list[answers.Turn]] = {}
     for i, prompt in enumerate(cell.prompts.prompts):
-        ids, lengths = one.outputs[i], one.emitted[i]
-        text = cell.job.spell(ids).strip()
-        turn = answers.Turn(text, len(ids), len(lengths), one.walls[i], lengths)
+        turn = answers.Turn(cell.job.spell(one.outputs[i]).strip(), one.walls[i], one.emitted[i])
         turns.setdefault(prompt.question, []).append(turn)
     category = {prompt.question: prompt.category for prompt in cell.prompts.prompts}
     return [answers.Answer(question, category[question], each) for question, each in turns.items()]

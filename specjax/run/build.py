@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Mapping
+
 from jax.sharding import Mesh
 
 from specjax import sharding
 from specjax.bench import methods as methods_lib
-from specjax.bench.methods import MethodChoice
+from specjax.bench.methods import MethodChoice, Model
 from specjax.bench.passes import Job, Method
 from specjax.data.prompts import PromptSet
-from specjax.errors import UserError
+from specjax.errors import TooLong, UserError
 from specjax.models import hf
-from specjax.run import decoding_keys
-from specjax.run.resolve import Settings
+from specjax.run.settings import Settings
 
 
 def target(settings: Settings) -> hf.Loaded:
@@ -45,21 +47,37 @@ def rows(settings: Settings, count: int) -> int:
 def methods(
     settings: Settings,
     target: hf.Loaded,
-    temperatures: tuple[float, ...],
-    choices: dict[str, MethodChoice] | None = None,
+    choices: Mapping[str, MethodChoice] | None = None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> list[Method]:
-    """The methods, in the order of the settings, or of ``choices``. Raises UserError."""
-    built = [
-        methods_lib.build(
-            target.lm,
-            target.params,
-            choice,
-            label=label,
-            seed=settings.seed,
-            temperatures=temperatures,
-        )
-        for label, choice in (choices or settings.methods).items()
-    ]
+    """The methods, in the order of the settings, or of ``choices``. Raises UserError.
+
+    A length of ``config.grid.gammas`` that a method does not have is left out; ``note`` gets a line
+    about it, and about methods that take no gamma.
+    """
+    built, chosen, refused = [], choices or settings.methods, None
+    several = any(choice.of_gammas for choice in chosen.values())
+    for label, choice in chosen.items():
+        try:
+            method = methods_lib.build(
+                target.lm,
+                target.params,
+                choice,
+                label=label,
+                seed=settings.seed,
+                temperatures=settings.temperatures,
+            )
+        except TooLong as error:
+            if not choice.of_gammas:
+                raise
+            refused = error
+            note(f"{label} is left out: {error}")
+            continue
+        if several and not choice.of_gammas:
+            note(f"{label} takes no gamma and is measured once")
+        built.append(method)
+    if not built and refused is not None:
+        raise refused
     if (devices := mesh(settings)) is None:
         return built
     return [
@@ -72,7 +90,7 @@ def methods(
 
 def job(
     settings: Settings,
-    target: hf.Loaded,
+    target: hf.Loaded | Model,
     prompts: PromptSet,
     temperature: float,
     batch_size: int,
@@ -82,6 +100,7 @@ def job(
     Raises:
         UserError: settings out of range, more rows than prompts, a text longer than the context.
     """
+    model = target if isinstance(target, Model) else methods_lib.model_of(target)
     count, devices = len(prompts.prompts), mesh(settings)
     parts = 1 if devices is None else devices.shape[sharding.DATA]
     if batch_size % parts:
@@ -94,27 +113,21 @@ def job(
         raise UserError(
             f"the batch size is {batch_size} and there are {count} {what}; give more, or lower it"
         )
-    longest = max(len(prompt.ids) for prompt in prompts.prompts)
-    total, positions = longest + settings.max_new_tokens, target.config.longest_text
-    if total > positions:
-        raise UserError(
-            f"the longest prompt has {longest} tokens, with config.max_new_tokens = "
-            f"{settings.max_new_tokens} that is {total}, and the model has {positions} positions; "
-            "shorten one of them, or let config.max_prompt_tokens cut prompts"
-        )
+    methods_lib.check_length(model, prompts.prompts, settings.max_new_tokens)
+    sampling = dataclasses.replace(settings.sampling, temperature=temperature)
     return Job(
-        target=target.lm,
-        params=target.params,
+        target=model.lm,
+        params=model.params,
         prompts=[prompt.ids for prompt in prompts.prompts],
-        settings=decoding_keys.complete({**settings.sampling, "temperature": temperature}, target),
+        settings=sampling.arguments(model.eos_id, model.lm.vocab_size),
         batch_size=batch_size,
         max_new_tokens=settings.max_new_tokens,
-        eos_id=() if settings.ignore_eos else target.config.eos_token_id,
+        eos_id=() if settings.ignore_eos else model.eos_id,
         seed=settings.seed,
-        repeats=settings.bench.repeats,
+        repeats=settings.repeats,
         name=prompts.name,
         categories=[prompt.category for prompt in prompts.prompts],
-        spell=None if target.tokenizer is None else target.tokenizer.decode,
+        spell=model.spell,
         verify_widths=settings.verify_widths,
         mesh=devices,
     )

@@ -1,27 +1,30 @@
-"""What exists: ``--list`` prints one line per method and configuration, ``--explain`` all of one.
+"""What exists: ``--list`` prints one line per method and configuration, ``--explain`` all of one,
+and ``--help`` with ``--config`` the keys of a configuration.
 
-Nothing is measured and no backend is started. Texts come from docstrings; keys and their types from
-the signature of ``make``, their comments from its "Args" and from the comments of shared keys.
+Nothing is measured and no backend is started. Texts come from docstrings, keys from declarations.
 """
 
 from __future__ import annotations
 
 import ast
-import functools
 import inspect
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Group
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from specjax import accept, control, drafters, references, registry
+from specjax import accept, control, declare, drafters, references, registry
+from specjax.config import Config
 from specjax.errors import UserError
-from specjax.run import stand_ins
+from specjax.run import overrides, stand_ins
 from specjax.run.dispatch import MODES
+from specjax.run.settings import Settings
+from specjax.train.settings import Training
 from specjax.types import Accept, Drafter
 
 KINDS = {"drafter": drafters, "rule": accept, "controller": control}
@@ -33,15 +36,6 @@ _SIBLINGS = {
     "independent": "a tree, siblings from several distributions",
     "without_replacement": "a tree, siblings drawn without replacement",
 }
-
-
-class KeyLine(NamedTuple):
-    """A key for a page of ``--explain`` or ``--help``."""
-
-    name: str
-    kind: str
-    default: str  # "" if the key must be given
-    comment: str
 
 
 def configs_dir() -> Path:
@@ -82,31 +76,23 @@ def explanation(name: str) -> Group:
     return Group(*(_explain(kind, name) for kind in kinds))
 
 
-def key_lines(module: Any) -> list[KeyLine]:
-    """The keys of a method's ``make``, with types, defaults and comments."""
-    text = inspect.getdoc(module.make) or ""
-    comments = _shared_comments(module) | _arguments(text)
-    keys = registry.keys_of(module)
-    if len(keys) == 1:  # the sentence about the function is about its only key
-        comments = dict.fromkeys(keys, " ".join(text.partition("\n\n")[0].split())) | comments
-    result = []
-    for name, key in keys.items():
-        default = "" if key.required else repr(key.default)
-        result.append(KeyLine(name, key.annotation, default, comments.get(name, "")))
-    return result
-
-
-def keys_table(lines: list[KeyLine], prefix: str) -> Table:
+def keys_table(keys: Iterable[declare.Key], prefix: str) -> Table:
     """The keys as a table; ``prefix`` is the path before each."""
+    table = _table(0, 28, None)
+    for key in keys:
+        kind = (
+            f"{key.annotation}, required" if key.required else f"{key.annotation} = {key.default!r}"
+        )
+        name = f"{key.name} (Python)" if key.facts.python else f"{prefix}{key.name}"
+        table.add_row(Text(name), Text(kind, "dim"), Text(key.facts.help))
+    return table
+
+
+def _table(*widths: int | None) -> Table:
+    """A table of texts; its columns fold at these widths (None: what is left; 0: they do not)."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold", max_width=28)
-    table.add_column(overflow="fold")
-    for line in lines:
-        kind = f"{line.kind} = {line.default}" if line.default else f"{line.kind}, required"
-        python = prefix.startswith("config.drafter") and line.name in drafters.PYTHON_ONLY
-        name = f"{line.name} (Python)" if python else f"{prefix}{line.name}"
-        table.add_row(Text(name), Text(kind, "dim"), Text(line.comment))
+    for width in widths:
+        table.add_column(overflow="fold", max_width=width or None, no_wrap=width == 0)
     return table
 
 
@@ -141,10 +127,10 @@ def _takes_target(make: Any) -> bool:
 
 def _page(head: str, kind: str, name: str, module: Any, source: str) -> Group:
     prefix = {"drafter": "config.drafter.", "rule": "config.accept_keys."}.get(kind, "")
-    lines = key_lines(module)
     text = inspect.getdoc(module.make) if registry.is_import(name) else None
     text = (text or inspect.cleandoc(module.__doc__ or "")).strip()
-    keys = keys_table(lines, prefix) if lines else Text("none")
+    keys = registry.keys_of(module).values()
+    table = keys_table(keys, prefix) if keys else Text("none")
     facts = [f"{label}: {value}" for label, value in _facts(kind, name).items()]
     return Group(
         Text(head, "bold"),
@@ -152,7 +138,7 @@ def _page(head: str, kind: str, name: str, module: Any, source: str) -> Group:
         *(Text(fact) for fact in facts),
         Text(f"source: {source}"),
         Text("keys:"),
-        Padding(keys, (0, 0, 1, 2), expand=False),
+        Padding(table, (0, 0, 1, 2), expand=False),
         *map(Text, references.of(module).values()),
     )
 
@@ -213,46 +199,85 @@ def _lines(kind: str, names: list[str] | None = None) -> dict[str, str]:
     }
 
 
+def _doc(path: Path) -> str:
+    """The docstring of a file, which is not run."""
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+
+
 def _first(path: Path) -> str:
-    """The first sentence of a file's docstring; the file is not run."""
-    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    text = " ".join(text.partition("\n\n")[0].split())
+    """The first sentence of a file's docstring."""
+    text = " ".join(_doc(path).partition("\n\n")[0].split())
     text = re.sub(r"^Mode \w+: ", "", text)
     return re.split(r"(?<!et al)(?<!i[.]i[.]d)[.] (?=[A-Z(])", text)[0].rstrip(".")
 
 
-@functools.cache
-def _shared_comments_of(keys: type) -> dict[str, str]:
-    """Field -> the comment above it, for a dataclass of shared keys and those it extends."""
-    result: dict[str, str] = {}
-    for each in reversed(keys.__mro__[:-1]):
-        comment: list[str] = []
-        for line in inspect.getsource(each).splitlines():
-            stripped = line.strip()
-            if stripped.startswith("#"):
-                comment.append(stripped.lstrip("# "))
-            elif match := re.match(r"(\w+): ", stripped):
-                result[match[1]], comment = " ".join(comment), []
-            else:
-                comment = []
-    return result
+# --help of a configuration -----------------------------------------------------------------------
+
+# Keys beside those of a drafter.
+_OF_METHODS = {
+    "name": "the name of a drafter, or of a function of your own: my_module:make",
+    "drafters": "escalate: label -> keys of a drafter; asked in alphabetical order of the labels",
+    "warm": "bench: learn from config.warm_prompts first. True lets text pass from one prompt to "
+    "another",
+    "accept": "a rule of its own; empty: the recommended one",
+}
 
 
-def _shared_comments(module: Any) -> dict[str, str]:
-    return _shared_comments_of(module.SHARED) if hasattr(module, "SHARED") else {}
+def keys_page(config: Config, file: Path) -> Group:
+    """All keys of a configuration: path, value and help."""
+    table = _table(60, None)
+    named = list(_methods(config))
+    methods = {path: comments for path, _, comments in named}
+    for path, value in overrides.leaves(config):
+        group, _, key = path.rpartition(".")
+        if group in methods:
+            if key not in methods[group] and key not in _OF_METHODS and not value:
+                continue  # a key of another drafter
+            comment = methods[group].get(key) or _OF_METHODS.get(key, "")
+        elif group.endswith("accept_keys"):
+            comment = _of_rules(key)
+        else:
+            comment = _help(config, path.split("."))
+        table.add_row(Text(f"--config.{path}={value}"), Text(comment))
+    names = ", ".join(dict.fromkeys(name for _, name, _ in named))
+    notes = [Text(f"keys of another drafter: --explain=NAME ({names} here)", "dim")] * bool(names)
+    return Group(Text(_doc(file)), Text(), Text(f"keys of {file}:", "bold"), table, *notes)
 
 
-def _arguments(docstring: str) -> dict[str, str]:
-    """Parameter -> its text in the section "Args" of a docstring."""
-    result: dict[str, str] = {}
-    _, _, section = docstring.partition("Args:\n")
-    names: list[str] = []
-    for line in section.split("\n"):
-        if line and not line.startswith(" "):
-            break
-        if match := re.match(r"    (\w+(?:, \w+)*): (.*)", line):
-            names = match[1].split(", ")
-            result |= dict.fromkeys(names, match[2].strip())
-        elif line.strip() and names:
-            result |= {name: f"{result[name]} {line.strip()}" for name in names}
-    return result
+def _help(config: Config, path: list[str]) -> str:
+    """The help of a declared key; "" for another one."""
+    if path[0] == "stages" and len(path) > 2:
+        return _help(config.stages[path[1]], path[2:])
+    keys: type[declare.Keys] | None = Training if config.get("mode") == "train" else Settings
+    text = ""
+    for part in path:
+        found = [key for key in declare.keys_of(keys) if key.name == part] if keys else []
+        if not found:
+            return ""
+        text, keys = found[0].facts.help, found[0].facts.group
+    return text
+
+
+def _methods(config: Config, path: str = "") -> Iterator[tuple[str, str, dict[str, str]]]:
+    """(path, drafter, key -> comment) of each group that holds a drafter's keys."""
+    for key in config:
+        value = config[key]
+        if not hasattr(value, "items"):
+            continue
+        name = value.get("name")
+        if isinstance(name, str) and (name in drafters.names() or ":" in name):
+            try:
+                keys = registry.keys_of(drafters.load(name))
+            except UserError:
+                keys = {}
+            yield f"{path}{key}", name, {each.name: each.facts.help for each in keys.values()}
+        yield from _methods(value, f"{path}{key}.")
+
+
+def _of_rules(name: str) -> str:
+    """The help of a key of the rules that have it."""
+    keys = {
+        rule: registry.keys_of(registry.load(accept.__name__, rule, "rule"))
+        for rule in accept.names()
+    }
+    return "; ".join(f"{rule}: {own[name].facts.help}" for rule, own in keys.items() if name in own)

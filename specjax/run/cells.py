@@ -8,16 +8,29 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.text import Text
 
-from specjax.bench import measuring, passes, progress, proofs, results, summaries, token_traces
-from specjax.bench.programs import Programs
+from specjax.bench import (
+    measuring,
+    passes,
+    proofs,
+    results,
+    summaries,
+    token_traces,
+    uncertainty,
+)
+from specjax.bench.measuring import Programs
+from specjax.bench.methods import Model
+from specjax.data import progress
 from specjax.data.prompts import PromptSet
+from specjax.models import hf
 from specjax.report import terminal
+from specjax.run import build, workdirs
+from specjax.run.settings import Settings
 
 
 class NotLossless(Exception):
@@ -34,21 +47,37 @@ class Cell(NamedTuple):
     uncut: bool  # whether the prompts are as in the file, not cut to a context length
 
 
-class Asked(NamedTuple):
-    """What is made beside the table, which takes further programs."""
-
-    report: bool  # with the overlap of target and draft
-    prompts: int | None  # to trace, of each temperature and method; None: one for a report
-    tokens: int  # of a trace, at least those that are measured
-    show: bool = False  # whether the terminal shows a trace
-
-
 class _Traced(NamedTuple):
     """A continuation to trace."""
 
     cell: Cell
     method: passes.Method
     number: int  # of the prompt
+
+
+def grid(
+    settings: Settings,
+    target: hf.Loaded | Model,
+    methods: list[passes.Method],
+    chosen: PromptSet,
+    more: Sequence[str] = (),
+    uncut: bool = True,
+) -> list[Cell]:
+    """A cell for each temperature and batch size; ``more`` is added to their names.
+
+    Raises UserError.
+    """
+    return [
+        Cell(
+            build.job(settings, target, chosen, temperature, batch_size),
+            chosen,
+            methods,
+            ", ".join([f"temperature {temperature:g}", f"batch {batch_size}", *more]),
+            uncut,
+        )
+        for temperature in settings.temperatures
+        for batch_size in settings.batch_sizes
+    ]
 
 
 class Results(NamedTuple):
@@ -61,7 +90,7 @@ class Results(NamedTuple):
 
 def measure(
     cells: Sequence[Cell],
-    asked: Asked,
+    settings: Settings,
     done: progress.Progress,
     console,
     proven: Sequence[proofs.Proof] = (),
@@ -76,7 +105,7 @@ def measure(
         made = Programs(cells[0].methods)
         for number in _by_shape(cells):
             cell = cells[number]
-            report = functools.partial(_show_status, status, cell.name)
+            report = status.part(cell.name)
             made.warm(cell.job, report)
             one = measuring.measure(cell.job, cell.methods, report, done, f"setting {number}")
             found[number] = one, []
@@ -84,12 +113,12 @@ def measure(
                 report(f"checking {method.name}")
                 own = summaries.rows_of(
                     *(cell.job, method, runs, one.plain),
-                    by_definition=asked.report,
+                    by_definition=settings.report,
                     proven=proven,
                 )
                 console.print(Text.assemble((f"{cell.name}: ", "dim"), terminal.line(own[0])))
                 found[number][1].extend(own)
-        traces = _traces(_traced(cells, asked), status.update)
+        traces = _traces(_traced(cells, settings), status.update)
     order = range(len(cells))
     rows = [row for number in order for row in found[number][1]]
     # Now all shapes are compiled.
@@ -103,13 +132,11 @@ def _traces(traced: Sequence[_Traced], report: measuring.Report) -> list[dict]:
         measuring.Work(t.method.name, functools.partial(token_traces.compile, t.cell.job, t.method))
         for t in _shapes(traced)
     ]
-    if tasks:
-        measuring.together(tasks, "compiling traces", report)
+    measuring.together(tasks, "compiling traces", report)
     result = []
     for number, t in enumerate(traced):
         report(f"tracing, {number + 1} of {len(traced)}: {t.method.name}")
-        category = t.cell.prompts.prompts[t.number].category
-        result.append(token_traces.record(t.cell.job, t.method, t.number, category=category))
+        result.append(token_traces.record(t.cell.job, t.method, t.number))
     return result
 
 
@@ -119,30 +146,26 @@ def _by_shape(cells: Sequence[Cell]) -> list[int]:
     return sorted(range(len(cells)), key=lambda number: shapes.index(shapes[number]))
 
 
-def _show_status(status, cell: str, message: str) -> None:
-    status.update(f"{cell}: {message}")
-
-
 def _taught(cell: Cell) -> Cell:
     others = [prompt.ids for prompt in cell.prompts.others]
     return cell._replace(methods=[passes.teach(cell.job, m, others) for m in cell.methods])
 
 
-def _traced(cells: Sequence[Cell], asked: Asked) -> list[_Traced]:
+def _traced(cells: Sequence[Cell], settings: Settings) -> list[_Traced]:
     """What to trace: the first prompts of the first cell of each temperature, with every method.
 
     Only one continuation if only the terminal shows it.
     """
-    prompts = int(asked.report) if asked.prompts is None else asked.prompts
+    prompts = int(settings.report) if settings.trace_prompts is None else settings.trace_prompts
     first = {cell.job.settings["temperature"]: cell for cell in reversed(cells)}
-    first = {key: _longer(cell, asked.tokens) for key, cell in first.items()}
+    first = {key: _longer(cell, settings.trace_tokens) for key, cell in first.items()}
     result = [
         _Traced(cell, method, number)
         for cell in list(first.values())[::-1]
         for method in cell.methods
         for number in range(min(prompts, len(cell.job.prompts)))
     ]
-    if asked.show and not result:
+    if settings.show_trace and not result:
         cell = next(reversed(first.values()))
         method = next((m for m in cell.methods if m.drafter.nodes), cell.methods[0])
         result = [_Traced(cell, method, 0)]
@@ -173,10 +196,43 @@ def note_proofs(console, proven: Sequence[proofs.Proof], methods: Sequence[passe
         console.print(Text(f"notice: {line}"))
 
 
-def trace_file(traces: Sequence[dict]) -> dict[str, str]:
-    """trace.jsonl -> its text; nothing without traces."""
-    text = "".join(json.dumps(trace) + "\n" for trace in traces)
-    return {"trace.jsonl": text} if traces else {}
+def write(
+    settings: Settings,
+    workdir: Path,
+    measured: Results,
+    target: dict,
+    console,
+    files: Mapping[str, str] | None = None,
+    command: str | None = None,
+) -> Path:
+    """Writes results.json, what is beside it (``files``: name -> text) and the report; prints the
+    table. Returns the path of results.json. Raises UserError."""
+    own, rows = dict(files or {}), measured.rows
+    if measured.traces:
+        own["trace.jsonl"] = "".join(json.dumps(trace) + "\n" for trace in measured.traces)
+    path = workdirs.write(
+        settings,
+        workdir,
+        rows,
+        files=own,
+        command=command,
+        target=target,
+        repeats=settings.repeats,
+        uncertainty=uncertainty.ABOUT,
+    )
+    console.print(terminal.table(rows))
+    console.print(
+        "[dim]tau: tokens per round; loops: repeated 4-grams of the outputs; "
+        "alpha: acceptance rate; plain: our autoregressive tokens/s, same batch; speed-up: "
+        f"tokens/s over plain, median of {settings.repeats} interleaved passes; pred: predicted "
+        "speed-up; eff: speed-up over pred[/dim]"
+    )
+    for note in terminal.notes(rows):
+        console.print(Text(note, "dim"))
+    if settings.show_trace:
+        show_trace(console, measured.traces)
+    write_report(console, path, rows, draw=settings.report)
+    return path
 
 
 def check_lossless(rows: Sequence[dict]) -> None:
@@ -185,19 +241,6 @@ def check_lossless(rows: Sequence[dict]) -> None:
         if results.breaks_its_claim(row):
             detail = row["lossless"]["detail"]
             raise NotLossless(f"{row['method']} is not lossless: {detail}; see results.json")
-
-
-def show(console, rows: Sequence[dict], repeats: int) -> None:
-    """Prints the table with its definitions."""
-    console.print(terminal.table(rows))
-    console.print(
-        "[dim]tau: tokens per round; loops: repeated 4-grams of the outputs; "
-        "alpha: acceptance rate; plain: our autoregressive tokens/s, same batch; speed-up: "
-        f"tokens/s over plain, median of {repeats} interleaved passes; pred: predicted speed-up; "
-        "eff: speed-up over pred[/dim]"
-    )
-    for note in terminal.notes(rows):
-        console.print(Text(note, "dim"))
 
 
 def show_trace(console, traces: Sequence[dict]) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from specjax.bench import metrics, passes, proofs, provenance, results
+from specjax.bench import metrics, passes, provenance, results
 from specjax.data import prompts as prompts_lib
 from specjax.data import recordings
 from specjax.data.prompt_files import Conversation
@@ -18,8 +18,8 @@ from specjax.errors import UserError
 from specjax.generation import stops
 from specjax.models import hf
 from specjax.report import terminal
-from specjax.run import build, streaming, workdirs
-from specjax.run.resolve import Settings
+from specjax.run import build, generate, workdirs
+from specjax.run.settings import Settings
 
 
 class _Answer(NamedTuple):
@@ -30,7 +30,6 @@ class _Answer(NamedTuple):
     text: str
     said: str  # the text as the next turn has it
     counts: metrics.Counts
-    seconds: float  # of decoding, with the prompt's
 
 
 def chat(settings: Settings, workdir: Path, command: str | None) -> None:
@@ -41,15 +40,15 @@ def chat(settings: Settings, workdir: Path, command: str | None) -> None:
     Raises UserError: settings that do not fit, no chat template, a conversation that is too long.
     """
     _check(settings)
-    console, name = terminal.console(), settings.prompts.names[0]
+    name = settings.source.names[0]
     if settings.record:
         recordings.check_record(settings.record, workdir, name)
-    prompts_lib.check(settings.prompts, name, 1)
+    prompts_lib.check(settings.source, name, 1)
     target = build.target(settings)
     assert target.tokenizer is not None
-    [method] = build.methods(settings, target, settings.bench.temperatures)
-    conversations, _ = prompts_lib.conversations_of(settings.prompts, name)
-    template = prompts_lib.template_of(settings.prompts, target, conversations)
+    [method] = build.methods(settings, target)
+    conversations, _ = prompts_lib.conversations_of(settings.source, name)
+    template = prompts_lib.template_of(settings.source, target, conversations)
     job = _job(settings, target, conversations, template)
     workdirs.announce_replacement(settings, workdir)
     answers: list[_Answer] = []
@@ -60,17 +59,22 @@ def chat(settings: Settings, workdir: Path, command: str | None) -> None:
         if not answers:
             raise
         interrupt = error
-    path = _write(settings, workdir, command, target, method, answers, interrupt is not None)
-    console.print(Text(f"wrote {path}", "dim"))
-    if settings.record:
-        prompts = [each.prompt for each in answers]
-        recordings.record(
-            settings.record,
-            [prompt.ids for prompt in prompts],
-            [each.ids for each in answers],
-            categories=[prompt.category for prompt in prompts],
-        )
-        console.print(Text(f"wrote {settings.record}", "dim"))
+    facts = None  # the hash of large weights takes longer than an interrupted process has
+    if interrupt is None:
+        facts = provenance.target(target.params, name="", directory=target.directory)
+    counted = [results.Decoded(each.prompt.category, each.counts, each.ids) for each in answers]
+    temperature = settings.sampling.temperature
+    workdirs.write_texts(
+        settings,
+        workdir,
+        results.rows_of_texts(method, target.lm, counted, temperature, 1),
+        [each.prompt for each in answers],
+        [each.text for each in answers],
+        [each.ids for each in answers],
+        command=command,
+        target=facts,
+        unfinished=interrupt is not None,
+    )
     if interrupt is not None:
         raise interrupt
 
@@ -94,7 +98,7 @@ def _converse(
             console.print(Text(heading, "bold"))
         texts: list[str] = []
         for turn in range(len(each.turns)):
-            prompt = prompts_lib.prompt_of(settings.prompts, target, each, turn, texts, template)
+            prompt = prompts_lib.prompt_of(settings.source, target, each, turn, texts, template)
             console.print(Text.assemble(("user: ", "bold"), (each.turns[turn], "dim")))
             own = target.lm.continued(prompt.ids)
             row = stops.Row(own, target.tokenizer.decode, settings.stop)
@@ -104,7 +108,7 @@ def _converse(
 
 def _check(settings: Settings) -> None:
     """Raises UserError for settings of other modes."""
-    prompts = settings.prompts
+    prompts = settings.source
     if not prompts.chat:
         raise UserError(
             "config.chat is empty, and mode chat needs a template; give 'own' (the model's), or "
@@ -113,20 +117,6 @@ def _check(settings: Settings) -> None:
     if prompts.names == (prompts_lib.STDLIB,):
         raise UserError(
             "config.prompts is stdlib, which has texts to be continued; give a file of questions"
-        )
-    for key, value, right in (
-        ("batch_size", settings.batch_size, 1),
-        ("mesh", settings.mesh, ""),
-    ):
-        if value != right:
-            raise UserError(
-                f"config.{key} is {value!r}; mode chat decodes one conversation at a time: "
-                "leave it out"
-            )
-    if len(settings.methods) != 1:
-        raise UserError(
-            f"mode chat decodes with one method, and config.grid makes {len(settings.methods)}; "
-            "leave it out"
         )
 
 
@@ -142,15 +132,15 @@ def _job(
         last = len(each.turns) - 1
         for sizes, turn in ((first, 0), (whole, last)):
             prompt = prompts_lib.prompt_of(
-                settings.prompts, target, each, turn, [""] * turn, template
+                settings.source, target, each, turn, [""] * turn, template
             )
             sizes.append(len(prompt.ids) + turn * settings.max_new_tokens)
     # A first turn that does not fit is an error at once, a later one when it is reached.
     room = target.config.longest_text - settings.max_new_tokens
-    most = settings.prompts.max_prompt_tokens or max(whole)
+    most = settings.source.max_prompt_tokens or max(whole)
     size = max(*first, min(max(whole), room, most))
     prompts = PromptSet(None, [Prompt("", [0] * size)], [])
-    return build.job(settings, target, prompts, settings.sampling["temperature"], 1)
+    return build.job(settings, target, prompts, settings.sampling.temperature, 1)
 
 
 def _answer(
@@ -173,56 +163,12 @@ def _answer(
     if size > job.width:
         job = job._replace(prompts=[[0] * size])
     began = time.perf_counter()
-    counts, ids = streaming.stream(job, method, prompt.ids, row, console, number=number)
+    counts, ids = generate.stream(job, method, prompt.ids, row, console, number=number)
     seconds = time.perf_counter() - began
     tau = counts.tokens / counts.rounds
     note = f"{method.name}: {len(ids)} tokens, tau {tau:.2f}, {len(ids) / seconds:.1f} tokens/s"
     # The first answer is also compiled.
     console.print(Text(note + (", compilation included" if number == 0 else ""), "dim"))
-    assert target.tokenizer is not None
-    cut, spell = row.cut(), target.tokenizer.decode
+    cut = row.cut()
     ids = ids[: cut.tokens]
-    return _Answer(prompt, ids, cut.text, streaming.said(cut, ids, spell), counts, seconds)
-
-
-def _write(
-    settings: Settings,
-    workdir: Path,
-    command: str | None,
-    target: hf.Loaded,
-    method: passes.Method,
-    answers: Sequence[_Answer],
-    unfinished: bool,
-) -> Path:
-    """Writes results.json: a row over all answers, and one per category; its path."""
-    facts = None  # the hash of large weights takes longer than an interrupted process has
-    if not unfinished:
-        facts = provenance.target(target.params, name="", directory=target.directory)
-    rows, categories = [], [answer.prompt.category for answer in answers]
-    named = dict.fromkeys(each for each in categories if each is not None)
-    for category in (None, *named):
-        own = [each for each in answers if category in (None, each.prompt.category)]
-        row = results.new_row(
-            method.name,
-            method.accept,
-            metrics.total([each.counts for each in own]),
-            temperature=float(settings.sampling["temperature"]),
-            batch_size=1,
-            prompts=len(own),
-            category=category,
-            status=proofs.status(method.drafter, method.accept, target.lm),
-            outputs=[each.ids for each in own],
-        )
-        rows.append(row)
-    return results.write(
-        settings.config_json,
-        workdir,
-        rows,
-        command=command,
-        texts=[answer.text for answer in answers],
-        token_ids=[answer.ids for answer in answers],
-        max_new_tokens=settings.max_new_tokens,
-        seed=settings.seed,
-        target=facts,
-        unfinished=unfinished,
-    )
+    return _Answer(prompt, ids, cut.text, generate.said(cut, ids, target), counts)

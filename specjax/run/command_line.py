@@ -31,14 +31,10 @@ from specjax import registry
 from specjax.config import Config
 from specjax.errors import UserError
 from specjax.report import terminal
-from specjax.run import catalog, interrupts, key_help, overrides, several
+from specjax.run import catalog, interrupts, overrides, several
 from specjax.run.bench import NotLossless
 from specjax.run.dispatch import run
 
-FLAGS = (
-    *("config", "workdir", "methods", "list", "explain", "help"),
-    *several.FLAGS,
-)
 NO_CONFIG = (
     "no configuration; give --config=configs/<name>.py (--list shows the configurations, "
     "--help how to begin)"
@@ -74,25 +70,31 @@ def split(argv: Sequence[str]) -> Arguments:
 
 def parse(argv: list[str]) -> tuple[Config, Path]:
     """Command line -> (configuration, workdir). Raises UserError for any mistake in it."""
+    config, workdir, _ = _parsed(argv)
+    return config, workdir
+
+
+def _parsed(argv: list[str]) -> tuple[Config, Path, flags.FlagValues]:
+    """``parse``, and the flags."""
     arguments = split(argv)
     if not arguments.config:
-        _read_flags(flags.FlagValues(), arguments.rest, ConfigDict(), [], known=True)
+        settings = [each for each in arguments.rest if not each.lstrip("-").startswith("config.")]
+        _read_flags(settings, ConfigDict(), [])
         raise UserError(NO_CONFIG)
     file = find(arguments.config.partition(":")[0])
     config = _load(file, arguments.config.partition(":")[2])
     settings = overrides.given(arguments.rest)
-    values = flags.FlagValues()  # its own flags: nothing is registered globally
     methods = _option(arguments.rest, "methods")
     if methods is not None:
         overrides.choose_methods(config, methods, settings)
     overrides.add_own_keys(config, settings)
     if arguments.help:
-        terminal.console().print(key_help.page(config, file))
+        terminal.console().print(catalog.keys_page(config, file))
         sys.exit(0)
     overrides.check(config, settings)
-    _read_flags(values, arguments.rest, config, settings)
+    values = _read_flags(arguments.rest, config, settings)
     workdir = values.workdir or Path("runs") / file.stem
-    return config, Path(workdir).expanduser()
+    return config, Path(workdir).expanduser(), values
 
 
 def find(name: str) -> Path:
@@ -147,18 +149,10 @@ def _option(arguments: Sequence[str], name: str) -> str | None:
 
 
 def _read_flags(
-    values: flags.FlagValues,
-    arguments: list[str],
-    config: Config,
-    settings: list[overrides.Override],
-    known: bool = False,
-) -> None:
-    """Reads the flags and puts the settings into the configuration. Raises UserError.
-
-    ``known``: settings are left out, because there is no configuration.
-    """
-    if known:
-        arguments = [each for each in arguments if not each.lstrip("-").startswith("config.")]
+    arguments: list[str], config: Config, settings: list[overrides.Override]
+) -> flags.FlagValues:
+    """Reads the flags and puts the settings into the configuration. Raises UserError."""
+    values = flags.FlagValues()  # its own flags: nothing is registered globally
     flags.DEFINE_string(
         "workdir", "", "where results go; default runs/<name of the file>", flag_values=values
     )
@@ -182,6 +176,7 @@ def _read_flags(
         raise UserError(
             f"unexpected argument {rest[1]!r}; settings are given as --config.key=value"
         )
+    return values
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -191,8 +186,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if _shows(argv):
             return 0
-        config, workdir = parse(argv)
-        with several.connected(split(argv).rest, config):
+        config, workdir, values = _parsed(argv)
+        with several.connected(values, config):
             run(config, workdir, shlex.join(["python", "-m", "specjax.run", *argv[1:]]))
     except UserError as error:
         return terminal.fail(str(error))

@@ -8,19 +8,21 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from rich.text import Text
 
-from specjax import sharding
-from specjax.bench import metrics, passes, proofs, provenance, results
+from specjax import decode, sharding
+from specjax.bench import metrics, passes, provenance, results
+from specjax.bench.metrics import Counts
 from specjax.data import prompts as prompts_lib
 from specjax.data import recordings
 from specjax.data.prompts import Prompt, PromptSet
-from specjax.errors import UserError
 from specjax.generation import stops
 from specjax.models import hf
 from specjax.report import terminal
-from specjax.run import build, streaming, workdirs
-from specjax.run.resolve import Settings
+from specjax.run import build, workdirs
+from specjax.run.settings import Settings
 
 
 def generate(settings: Settings, workdir: Path, command: str | None) -> None:
@@ -33,56 +35,41 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
     tokenizer = target.tokenizer
     assert tokenizer is not None
     if settings.record:
-        recordings.check_record(settings.record, workdir, settings.prompts.names[0])
-    if len(settings.methods) != 1:
-        raise UserError(
-            "mode generate decodes with one method, and config.grid makes "
-            f"{len(settings.methods)}; leave it out"
-        )
-    temperature = settings.sampling["temperature"]
-    [method] = build.methods(settings, target, settings.bench.temperatures)
-    turns = _Turns(settings, target, method, temperature)
-    chosen = prompts_lib.read(
-        settings.prompts, target, turns.decode, name=settings.prompts.names[0]
-    )
+        recordings.check_record(settings.record, workdir, settings.source.names[0])
+    temperature = settings.sampling.temperature
+    [method] = build.methods(settings, target)
+    turns = _Turns(settings, target, method)
+    chosen = prompts_lib.read(settings.source, target, turns.decode, name=settings.source.names[0])
     _check_same_prompts(chosen)
     job = build.job(settings, target, chosen, temperature, settings.batch_size)
     workdirs.announce_replacement(settings, workdir)
+    rate = None
     if len(chosen.prompts) == 1 and console.is_terminal and jax.process_count() == 1:
-        began, rate, own = time.perf_counter(), None, target.lm.continued(chosen.prompts[0].ids)
-        row = stops.Row(own, tokenizer.decode, settings.stop)
-        counts, outputs = _stream(job, method, chosen.prompts[0], row, console)
+        began, [prompt] = time.perf_counter(), chosen.prompts
+        job, method = passes.one_part(job._replace(batch_size=1), method)
+        console.print(Text(prompt.text, "dim"), end="")
+        row = stops.Row(target.lm.continued(prompt.ids), tokenizer.decode, settings.stop)
+        counts, output = stream(job, method, prompt.ids, row, console)
+        counts, outputs = [counts], [output]
         speed = f"{time.perf_counter() - began:.1f} seconds, compilation included"
     else:
         counts, outputs, rate = turns.results(chosen.prompts)
         speed = f"{rate:.1f} tokens/s without prefill and compilation"
-    texts, outputs = _texts(settings, target, chosen.prompts, outputs)
+    cuts, outputs = _cut(settings, target, chosen.prompts, outputs)
+    texts = [each.text for each in cuts]
     if rate is not None:
         for prompt, text in zip(chosen.prompts, texts, strict=True):
             console.print(Text.assemble((prompt.text, "dim"), text, "\n"))
-    row = results.new_row(
-        method.name,
-        method.accept,
-        counts,
-        temperature=float(temperature),
-        batch_size=settings.batch_size,
-        prompts=len(chosen.prompts),
-        rate=rate,
-        status=proofs.status(method.drafter, method.accept, target.lm),
-        outputs=outputs,
-    )
+    counted = [results.Decoded(None, *each) for each in zip(counts, outputs, strict=True)]
+    options = temperature, settings.batch_size
+    [row] = results.rows_of_texts(method, target.lm, counted, *options)
+    row["tokens_per_second"] = rate
     console.print(Text(_summary(row, chosen.prompts, speed), "dim"))
-    more = {"texts": texts, "token_ids": outputs}
-    more |= {"max_new_tokens": settings.max_new_tokens, "seed": settings.seed}
-    more["target"] = provenance.target(target.params, name="", directory=target.directory)
-    sharding.check_same("the target", {"hash": more["target"]["weights_sha256"]})
-    if not sharding.is_first():  # the others write nothing
-        return
-    path = results.write(settings.config_json, workdir, [row], command=command, **more)
-    console.print(Text(f"wrote {path}", "dim"))
-    if settings.record:
-        _record(settings.record, chosen, outputs)
-        console.print(Text(f"wrote {settings.record}", "dim"))
+    facts = provenance.target(target.params, name="", directory=target.directory)
+    sharding.check_same("the target", {"hash": facts["weights_sha256"]})
+    if sharding.is_first():  # the others write nothing
+        written = [row], chosen.prompts, texts, outputs
+        workdirs.write_texts(settings, workdir, *written, command=command, target=facts)
 
 
 def _cut(
@@ -90,24 +77,12 @@ def _cut(
 ) -> tuple[list[stops.Cut], list[list[int]]]:
     """The outputs up to their stop strings, and the tokens that complete these."""
     assert target.tokenizer is not None
-    decode, continued = target.tokenizer.decode, target.lm.continued
+    spell, continued = target.tokenizer.decode, target.lm.continued
     cuts = [
-        stops.cut(ids, settings.stop, decode, continued(prompt.ids))
+        stops.cut(ids, settings.stop, spell, continued(prompt.ids))
         for prompt, ids in zip(prompts, outputs, strict=True)
     ]
     return cuts, [ids[: each.tokens] for ids, each in zip(outputs, cuts, strict=True)]
-
-
-def _texts(
-    settings: Settings, target: hf.Loaded, prompts: list[Prompt], outputs: list[list[int]]
-) -> tuple[list[str], list[list[int]]]:
-    cuts, outputs = _cut(settings, target, prompts, outputs)
-    return [each.text for each in cuts], outputs
-
-
-def _record(path: str, chosen: PromptSet, outputs: list[list[int]]) -> None:
-    prompts, categories = zip(*((each.ids, each.category) for each in chosen.prompts), strict=True)
-    recordings.record(path, prompts, outputs, categories=categories)
 
 
 def _check_same_prompts(chosen: PromptSet) -> None:
@@ -129,48 +104,83 @@ def _summary(row: dict, prompts: list[Prompt], speed: str) -> str:
 class _Turns:
     """Decodes the turns of conversations; keeps the pass and the row of every decoded prompt."""
 
-    def __init__(self, settings: Settings, target, method: passes.Method, temperature: float):
-        self._settings, self._target = settings, target
-        self._method, self._temperature = method, temperature
+    def __init__(self, settings: Settings, target: hf.Loaded, method: passes.Method):
+        self._settings, self._target, self._method = settings, target, method
         self._decoded: dict[tuple, tuple[passes.Pass, int]] = {}
 
     def decode(self, prompts: list[Prompt]) -> list[str]:
         """The answer to each prompt."""
-        batch_size = build.rows(self._settings, len(prompts))
-        chosen = PromptSet(None, prompts, [])
-        job = build.job(self._settings, self._target, chosen, self._temperature, batch_size)
+        settings, chosen = self._settings, PromptSet(None, prompts, [])
+        batch_size = build.rows(settings, len(prompts))
+        temperature = settings.sampling.temperature
+        job = build.job(settings, self._target, chosen, temperature, batch_size)
         # Another seed for each turn: turns of a conversation must not share noise.
         job = job._replace(seed=job.seed + max(prompt.turn for prompt in prompts))
         passes.run_pass(job, self._method, brief=True)
         run = passes.run_pass(job, self._method)
         self._decoded |= {(p.question, p.turn): (run, row) for row, p in enumerate(prompts)}
-        tokenizer = self._target.tokenizer
-        answers = zip(*_cut(self._settings, self._target, prompts, run.outputs), strict=True)
-        return [streaming.said(cut, ids, tokenizer.decode) for cut, ids in answers]
+        answers = zip(*_cut(settings, self._target, prompts, run.outputs), strict=True)
+        return [said(cut, ids, self._target) for cut, ids in answers]
 
-    def results(self, prompts: list[Prompt]) -> tuple[metrics.Counts, list[list[int]], float]:
-        """Counts over all prompts, the outputs, and tokens per second."""
+    def results(self, prompts: list[Prompt]) -> tuple[list[Counts], list[list[int]], float]:
+        """The counts and the output of each prompt, and tokens per second."""
         if rest := [p for p in prompts if (p.question, p.turn) not in self._decoded]:
             self.decode(rest)
         rows = [self._decoded[p.question, p.turn] for p in prompts]
         runs = list({id(run): run for run, _ in rows}.values())
         outputs = [run.outputs[row] for run, row in rows]
-        counts = metrics.total([run.counts[row] for run, row in rows])
+        counts = [run.counts[row] for run, row in rows]
         return counts, outputs, sum(map(len, outputs)) / sum(run.loop for run in runs)
 
 
-def _stream(
+def stream(
     job: passes.Job,
     method: passes.Method,
-    prompt: Prompt,
+    ids: list[int],
     row: stops.Row,
     console,
-) -> tuple[metrics.Counts, list[list[int]]]:
-    """Prints the text of one prompt round by round; its counts and its output.
+    *,
+    number: int = 0,
+) -> tuple[metrics.Counts, list[int]]:
+    """Prints the continuation of a prompt; its counts and its tokens. Raises NonFiniteLogits.
 
-    ``row`` is the text, which may end at a stop string.
+    Args:
+        job: its batch size is 1; its longest prompt sizes the buffers.
+        method: what decodes.
+        ids: the prompt.
+        row: the text, made with the prompt; it ends at a stop string.
+        console: where the text is printed.
+        number: of the prompt among those of the run; chooses its noise.
     """
-    job, method = passes.one_part(job._replace(batch_size=1), method)
-    console.print(Text(prompt.text, "dim"), end="")
-    counts, output = streaming.stream(job, method, prompt.ids, row, console)
-    return counts, [output]
+    state = passes.begin(job, method.drafter, method.params, [number], [ids])
+    shown, output, records = 0, [], []
+    for _, info in decode.stream(
+        job.target,
+        method.drafter,
+        method.accept,
+        method.params,
+        state,
+        eos_id=job.eos_id,
+        verify_widths=job.verify_widths,
+    ):
+        records.append([np.asarray(x) for x in decode.counts_of(info)])
+        new = [int(t) for t in info.tokens[0][: int(info.emitted[0])]]
+        output += new
+        ended = row.add(new)
+        console.print(Text(row.settled[shown:]), end="")
+        shown = max(shown, len(row.settled))
+        if ended:
+            break
+    row.add((), last=True)
+    console.print(Text(row.cut().text[shown:]))
+    stacked = decode.Records(*(jnp.stack(x) for x in zip(*records, strict=True)))
+    return metrics.count(stacked, [True], method.drafter.longest), output
+
+
+def said(cut: stops.Cut, ids: list[int], target: hf.Loaded) -> str:
+    """An answer as the next turn of its conversation has it: without a stop string.
+
+    ``ids`` are its tokens, up to the one that completes the stop string.
+    """
+    assert target.tokenizer is not None
+    return target.tokenizer.decode(ids) if cut.stop is None else cut.text

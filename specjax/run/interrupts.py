@@ -17,10 +17,8 @@ import time
 from typing import NoReturn
 
 from specjax.report import terminal
-from specjax.sharding import watch
 
-GRACE = 1.4  # seconds that the main thread has to write and to leave
-OTHERS = 0.4  # seconds that the other processes of a run have to end
+GRACE = 1.8  # seconds that the main thread has to write and to leave
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 MESSAGE = "interrupted; the same command resumes training runs and benches"
 SHOW_CURSOR = "\x1b[?25h"  # progress bars and spinners hide it
@@ -77,9 +75,7 @@ def _wait(reader: int) -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """Ends the process at once, and the other processes of the run."""
-    watch.fail(status)
-    watch.wait_for_ends(OTHERS)
+    """Ends the process at once."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             if stream.isatty():

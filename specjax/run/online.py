@@ -19,16 +19,18 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from specjax import files
-from specjax.bench import metrics, passes, proofs, provenance, results
+from specjax import files, registry
+from specjax.bench import metrics, passes, provenance, results
+from specjax.config import given
 from specjax.data import prompts as prompts_lib
-from specjax.data.prompts import Prompt, PromptSet
+from specjax.data.prompts import PromptSet
+from specjax.drafters.files import head_files
 from specjax.errors import UserError
-from specjax.models import head_files, hf
+from specjax.models import hf
 from specjax.report import terminal
 from specjax.run import build, cells, workdirs
-from specjax.run.online_keys import FREE
-from specjax.run.resolve import Settings
+from specjax.run.settings import Settings
+from specjax.train.settings import OnlineKeys
 
 LEGEND = "alpha: acceptance rate; tau: tokens per round; updates: before the window"
 
@@ -38,7 +40,6 @@ def online(settings: Settings, workdir: Path, command: str | None) -> None:
     # Imported here because Orbax takes seconds to import.
     from specjax.train import stream
 
-    assert settings.online is not None
     console = terminal.console()
     _check_workdir(workdir)
     target = build.target(settings)
@@ -65,21 +66,12 @@ def online(settings: Settings, workdir: Path, command: str | None) -> None:
         settings.online.checkpoint_every,
     )
     rows, about = summarise(job, method, lines, settings.online.window)
-    path = results.write(
-        settings.config_json,
-        workdir,
-        rows,
-        command=command,
-        target=facts,
-        max_new_tokens=settings.max_new_tokens,
-        seed=settings.seed,
-        online=about,
-    )
+    path = workdirs.write(settings, workdir, rows, command=command, target=facts, online=about)
     _show(console, rows[0]["windows"], about)
     saved = _save(settings, target, method, learner.params(state.train), workdir)
     done = f"wrote {saved}" if saved else "the drafter is in checkpoints/ only: it has no files"
     console.print(Text(done, "dim"))
-    cells.write_report(console, path, rows, draw=settings.bench.report)
+    cells.write_report(console, path, rows, draw=settings.report)
 
 
 def _prepared(
@@ -88,21 +80,23 @@ def _prepared(
     """The job, the method, and the compiled update (``train.online.Learner``)."""
     from specjax.train import online as online_lib
     from specjax.train import optimise
+    from specjax.train.recipes import common
 
-    assert settings.online is not None
-    options = online_lib.Options(**settings.online.update)
-    temperature = float(settings.sampling["temperature"])
-    [method] = build.methods(settings, target, settings.bench.temperatures)
+    options = settings.online
+    temperature = float(settings.sampling.temperature)
+    [method] = build.methods(settings, target)
+    [choice] = settings.methods.values()
+    common.check_savable(choice.drafter["name"], method.drafter, method.params.draft)
     job = build.job(settings, target, chosen, temperature, settings.batch_size)
     loss = online_lib.loss_of(
         job.target,
         method.drafter,
         job.width + job.max_new_tokens,
         temperature=temperature or 1.0,
-        keys=settings.online.loss,
+        keys=given(settings.loss),
     )
     steps = max(1, len(job.prompts) // options.every)
-    optimiser = optimise.optimiser(**settings.online.optimiser, steps=steps)
+    optimiser = optimise.optimiser(steps, **dataclasses.asdict(settings.optimiser))
     return job, method, online_lib.learner(job, method, loss, optimiser, options)
 
 
@@ -116,18 +110,14 @@ def _check_workdir(workdir: Path) -> None:
 
 def _requests(settings: Settings, target: hf.Loaded) -> PromptSet:
     """The stream, in the order of the file. Of a conversation only the first turn is a request."""
-    source = dataclasses.replace(settings.prompts, first_turns=True)
-    return prompts_lib.read(source, target, _no_answers, name=source.names[0])
-
-
-def _no_answers(prompts: list[Prompt]) -> list[str]:
-    raise AssertionError(f"{len(prompts)} conversations have a second turn")
+    source = dataclasses.replace(settings.source, first_turns=True)
+    return prompts_lib.read(source, target, lambda _: [], name=source.names[0])
 
 
 def _lasting(settings: Settings) -> dict[str, Any]:
     """The configuration, as plain JSON, that a resumed stream must have."""
     config = {key: value for key, value in settings.measured.items() if key != "report"}
-    kept = {key: value for key, value in config["online"].items() if key not in FREE}
+    kept = {key: value for key, value in config["online"].items() if key not in OnlineKeys.FREE}
     return config | {"online": kept}
 
 
@@ -143,23 +133,9 @@ def summarise(
 
     The first row is of the whole stream and has "windows"; one row per category follows.
     """
-    names = list(dict.fromkeys(line["category"] for line in lines if line["category"] is not None))
-    rows = []
-    for name in [None, *names]:
-        own = [line for line in lines if name in (None, line["category"])]
-        rows.append(
-            results.new_row(
-                method.name,
-                method.accept,
-                _total(own),
-                temperature=float(job.settings["temperature"]),
-                batch_size=job.batch_size,
-                prompts=len(own),
-                category=name,
-                status=proofs.status(method.drafter, method.accept, job.target),
-                outputs=[line["output"] for line in own],
-            )
-        )
+    texts = [results.Decoded(line["category"], _counts(line), line["output"]) for line in lines]
+    temperature = job.settings["temperature"]
+    rows = results.rows_of_texts(method, job.target, texts, temperature, job.batch_size)
     rows[0]["windows"] = [
         _window(lines[start : start + window]) for start in range(0, len(lines), window)
     ]
@@ -176,19 +152,16 @@ def summarise(
     return rows, about
 
 
-def _total(lines: Sequence[dict]) -> metrics.Counts:
-    """The counts of the lines of a journal."""
-    each = []
-    for line in lines:
-        tested, passed = (np.asarray(depths, int) for depths in line["by_depth"])
-        seen = line["tokens"], line["rounds"], line["accepted"]
-        each.append(metrics.Counts(*seen, tested, passed, line["verified"]))
-    return metrics.total(each)
+def _counts(line: dict) -> metrics.Counts:
+    """The counts of a line of a journal."""
+    tested, passed = (np.asarray(depths, int) for depths in line["by_depth"])
+    seen = line["tokens"], line["rounds"], line["accepted"]
+    return metrics.Counts(*seen, tested, passed, line["verified"])
 
 
 def _window(lines: Sequence[dict]) -> dict[str, Any]:
     """Some requests that follow each other: what was counted, and the updates before them."""
-    counts = _total(lines)
+    counts = metrics.total([_counts(line) for line in lines])
     summary = metrics.summary(counts)
     categories = Counter(line["category"] for line in lines if line["category"] is not None)
     return {
@@ -228,38 +201,30 @@ def _show(console, windows: Sequence[Mapping[str, Any]], about: Mapping[str, Any
 
 def _save(
     settings: Settings, target: hf.Loaded, method: passes.Method, params: Any, workdir: Path
-) -> Path | None:
-    """Writes the drafter to ``workdir/model``; None for one that has no files. Raises UserError."""
+) -> Path:
+    """Writes the drafter to ``workdir/model``. Raises UserError."""
     [choice], path = settings.methods.values(), workdir / "model"
-    training, name = method.drafter.training, choice.drafter["name"]
+    training, keys = method.drafter.training, choice.drafter
+    name = keys["name"]
     assert training is not None and target.tokenizer is not None
-    if name == "pard":
-        return _save_pard(choice.drafter, target, params, path)
-    if training.model is None and name not in head_files.KINDS:
-        return None
-    if training.model is None:
+    if training.model is None and name != "pard":
+        name = method.drafter.name if registry.is_import(name) else name
         facts = {"base_model_name_or_path": Path(settings.target).name, **dict(training.facts)}
         if "draft_ids" in facts:
             facts["vocab_size"] = target.lm.vocab_size
         head_files.write(path, name, params, facts, hf.fingerprint(target.tokenizer), {})
-        return path
-    if name == "spire":
-        from specjax.models.spire import directory
+    elif name == "spire":
+        from specjax.drafters.draft_models import spire_model
 
-        draft = directory.load(choice.drafter["model"])
-        directory.save(path, draft.config, params, draft.tokenizer or target.tokenizer)
-        return path
-    draft = hf.load(choice.drafter["model"])
-    hf.save(path, draft.config, params, draft.tokenizer or target.tokenizer)
-    return path
+        draft = spire_model.load(keys["model"])
+        spire_model.save(path, draft.config, params, draft.tokenizer or target.tokenizer)
+    else:
+        draft, more = hf.load(keys["model"]), {}
+        if name == "pard":  # the token of masks, and how many tokens it drafts in one pass
+            from specjax.drafters.draft_models import pard
 
-
-def _save_pard(keys: Mapping[str, Any], target: hf.Loaded, params: Any, path: Path) -> Path:
-    """A model directory with the token of masks, and how many tokens it drafts in one pass."""
-    from specjax.drafters.draft_models import pard
-
-    draft, more = hf.load(keys["model"]), pard.keys_of(keys["model"])
-    if keys.get("mask_id") is not None:
-        more[pard.MASK] = keys["mask_id"]
-    hf.save(path, draft.config, params, draft.tokenizer or target.tokenizer, more=more)
+            more = pard.keys_of(keys["model"])
+            if keys.get("mask_id") is not None:
+                more[pard.MASK] = keys["mask_id"]
+        hf.save(path, draft.config, params, draft.tokenizer or target.tokenizer, more=more)
     return path

@@ -12,10 +12,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 from ml_collections import ConfigDict, config_dict
+from ml_collections.config_flags import config_path
 
 from specjax import accept, drafters, registry
 from specjax.config import Config
+from specjax.config import group as group_of
 from specjax.errors import UserError
+from specjax.run.settings import KEYS, foreign, label_of, trained, types_of
 
 _TYPES = {
     int: "a whole number",
@@ -52,22 +55,23 @@ def add_own_keys(config: Config, overrides: Sequence[Override]) -> None:
     Such names are in the configuration or in the overrides. A key is added with the value None,
     which means the default. Raises UserError if the object cannot be imported.
     """
-    named: dict[str, str | None] = dict([*_texts(config), *overrides])
-    for path, name in named.items():
-        if not name or not registry.is_import(name):
+    for path, name in dict([*leaves(config), *overrides]).items():
+        if not registry.is_import(name):
             continue
         group, _, last = path.rpartition(".")
         if last == "name":
-            _add(config, group, drafters.load(name), drafters.PYTHON_ONLY | {"drafters"})
+            module = drafters.load(name)
+            _add(config, group, module)
+            loss = getattr(module.make, "loss", None)
+            if group == "drafter" and loss is not None and "loss" in config:
+                with config.unlocked():  # values of declared keys stay, other keys go
+                    config.loss = group_of(loss, **config.loss)
         elif last == "accept":
-            _add(config, f"{group}.accept_keys".lstrip("."), _rule(name))
+            module = registry.load(accept.__name__, name, "acceptance rule")
+            _add(config, f"{group}.accept_keys".lstrip("."), module)
 
 
-def _rule(name: str) -> Any:
-    return registry.load(accept.__name__, name, "acceptance rule")
-
-
-def _add(config: Config, path: str, module: Any, leave: frozenset[str] = frozenset()) -> None:
+def _add(config: Config, path: str, module: Any) -> None:
     parts, group = path.split("."), cast(Any, config)
     with config.unlocked():
         for number, part in enumerate(parts):
@@ -80,12 +84,12 @@ def _add(config: Config, path: str, module: Any, leave: frozenset[str] = frozens
             group = group[part]
         if not isinstance(group, ConfigDict):
             return
-        for key, (annotation, *_) in registry.keys_of(module).items():
-            if key not in leave and group.get(key) is None:
+        for key, kind in types_of(module).items():
+            if group.get(key) is None:
                 # Replaces the key of another drafter, which may have another type.
                 if key in group:
                     del group[key]
-                group[key] = config_dict.placeholder(registry.type_of(annotation))
+                group[key] = config_dict.placeholder(kind)
 
 
 def choose_methods(config: Config, text: str, overrides: Sequence[Override]) -> None:
@@ -116,22 +120,13 @@ def choose_methods(config: Config, text: str, overrides: Sequence[Override]) -> 
         grid.methods = chosen
 
 
-def label_of(name: str) -> str:
-    """The label of the drafter ``name``: a setting of the command line contains no ":" and "."."""
-    return re.sub(r"\W", "_", name)
-
-
 def _method(name: str, labels: list[str]) -> ConfigDict:
     """The keys of the drafter ``name``, without values. Raises UserError."""
     if not registry.is_import(name) and name not in drafters.names():
         hint = registry.nearest(name, [*labels, *drafters.names()])
         names = ", ".join(dict.fromkeys([*labels, *drafters.names()]))
         raise UserError(f"--methods: there is no drafter {name!r}{hint or f'; choose of {names}'}")
-    keys = ConfigDict({"name": name, "accept": "", "accept_keys": ConfigDict()})
-    leave = drafters.PYTHON_ONLY | {"drafters"}
-    for key, (annotation, *_) in registry.keys_of(drafters.load(name)).items():
-        if key not in leave:
-            keys[key] = config_dict.placeholder(registry.type_of(annotation))
+    keys = trained(name, accept="", accept_keys=ConfigDict())
     keys.warm = config_dict.placeholder(bool)
     return keys
 
@@ -149,6 +144,9 @@ def check(config: Config, overrides: Sequence[Override]) -> None:
                     f"config.{'.'.join(parts[:number])} is {group!r} and has no keys"
                 )
             if part not in group:
+                mode = config.get("mode")
+                if not number and mode in KEYS and any(part in names for names in KEYS.values()):
+                    raise UserError(foreign(part, mode))
                 raise UserError(
                     f"unknown configuration key {part!r} in config.{path}; "
                     f"{near(config, group, '.'.join(parts[number:]))}"
@@ -184,23 +182,12 @@ def leaves(config: Config, path: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{path}{key}", value
 
 
-def _texts(config: Config) -> Iterator[tuple[str, str]]:
-    return ((path, value) for path, value in leaves(config) if isinstance(value, str))
-
-
 def type_error(config: Config, overrides: Sequence[Override], message: str) -> str | None:
     """A value of the wrong type, in words; None if ``message`` is about something else."""
     for path, value in reversed(overrides):
         if f"config.{path}={value}" not in message and f"config.{path}'" not in message:
             continue
-        kind = _type_of(config, path)
+        kind: Any = config_path.get_type(path, config)
         wanted = _TYPES.get(kind, kind.__name__)
         return f"--config.{path}={value}: {value!r} is not {wanted} ({kind.__name__})"
     return None
-
-
-def _type_of(config: Config, path: str) -> type:
-    group, _, key = path.rpartition(".")
-    for part in filter(None, group.split(".")):
-        config = config[part]
-    return config.get_type(key)

@@ -12,14 +12,14 @@ from specjax import control
 from specjax.bench import profile
 from specjax.bench.methods import MethodChoice
 from specjax.bench.passes import Job, Method
-from specjax.bench.progress import Progress
 from specjax.control import Controller
 from specjax.control.costs import ACCEPTANCE, Costs, Profile, device
+from specjax.data.progress import Progress
 from specjax.files import write_json
 from specjax.models import hf
 from specjax.run import build
 from specjax.run.cells import Cell
-from specjax.run.resolve import Settings
+from specjax.run.settings import Settings
 
 FOLDER = "profiles"
 
@@ -39,18 +39,21 @@ def with_profiles(
     of the bench; acceptance only on the former, so that no measured text is known before.
     """
     methods, found = list(cells[0].methods), {}
-    for index, (label, choice) in enumerate(settings.methods.items()):
+    # A length of config.grid.gammas that a method does not have was left out.
+    places = {method.name: index for index, method in enumerate(methods)}
+    for label, choice in settings.methods.items():
         text = choice.drafter.get("control")
-        if not control.wants_profile(text):
+        if label not in places or not control.wants_profile(text):
             continue
         key = _without_control(choice)
         if key not in found:
             found[key] = _measured(settings, target, cells, label, done, report)
-        path = workdir / FOLDER / f"{label}.json"
+        # A comma would end the value of the controller's key.
+        path = workdir / FOLDER / f"{label.replace(', ', '_')}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, found[key])
         joint = "," if ":" in str(text) else ":"
-        methods[index] = _method(settings, target, label, f"{text}{joint}profile={path}")
+        methods[places[label]] = _method(settings, target, label, f"{text}{joint}profile={path}")
     return [cell._replace(methods=methods) for cell in cells]
 
 
@@ -82,8 +85,9 @@ def _measured(
     jobs, others = _jobs(cells)
     # Without other prompts the temperatures would be fitted to the measured ones.
     fitted = others and "calibrated" in own
-    lines = functools.partial(_report, report, label)
-    costs = profile.measure(jobs, make, lines, confidences=fitted)
+    costs = profile.measure(
+        jobs, make, lambda message: report(f"{label}: {message}"), confidences=fitted
+    )
     if not others:
         costs = {size: _without_acceptance(each) for size, each in costs.items()}
     model = Path(target.directory).name
@@ -96,11 +100,7 @@ def _method(settings: Settings, target: hf.Loaded, label: str, text: str | Contr
     """The method with another controller."""
     choice = settings.methods[label]
     own = choice._replace(drafter=choice.drafter | {"control": text})
-    return build.methods(settings, target, settings.bench.temperatures, {label: own})[0]
-
-
-def _report(report: Callable[[str], None], label: str, message: str) -> None:
-    report(f"{label}: {message}")
+    return build.methods(settings, target, {label: own})[0]
 
 
 def _jobs(cells: Sequence[Cell]) -> tuple[list[Job], bool]:

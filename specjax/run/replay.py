@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.text import Text
 
-from specjax.bench import passes, proofs, results
+from specjax.bench import passes, results
 from specjax.bench import replay as replay_lib
-from specjax.data.recordings import Trace
+from specjax.data import recordings
+from specjax.data.recordings import Recording, Trace
+from specjax.errors import UserError
 from specjax.report import terminal
 from specjax.run import workdirs
-from specjax.run.resolve import Settings
+from specjax.run.settings import Settings
+from specjax.types import LM
 
 LEGEND = "tau: tokens per round; alpha: acceptance rate"
 
@@ -25,30 +27,20 @@ def replay(settings: Settings, workdir: Path, command: str | None) -> None:
     After an interrupt, the rows of the methods that are done.
     """
     console, began = terminal.console(), time.perf_counter()
-    options = settings.replay
-    target, recording = replay_lib.load(
-        options.recording,
-        target=settings.target,
-        vocab_size=options.vocab_size,
-        max_new_tokens=settings.max_new_tokens,
-        skip_bad=options.skip_bad,
-        num_traces=options.num_traces,
-        temperatures=(settings.sampling["temperature"], *settings.bench.temperatures),
-    )
-    guessed = not (options.vocab_size or settings.target)
+    target, recording = _load(settings)
+    guessed = not (settings.vocab_size or settings.target)
     methods = [
         replay_lib.method(target, choice, settings.seed, label, guessed)
         for label, choice in settings.methods.items()
     ]
     workdirs.announce_replacement(settings, workdir)
-    batch_size = min(settings.batch_size, len(recording.traces))
     rows: list[dict] = []
     interrupt = None
     try:
         with terminal.Status(console, "compiling") as status:
             for method in methods:
-                report = functools.partial(_show_status, status, method.name)
-                rows += _rows(settings, target, recording.traces, method, batch_size, report)
+                report = status.part(method.name)
+                rows += _rows(settings, target, recording.traces, method, report)
     except KeyboardInterrupt as error:
         if not rows:
             raise
@@ -57,62 +49,64 @@ def replay(settings: Settings, workdir: Path, command: str | None) -> None:
     seconds = f"{time.perf_counter() - began:.1f} seconds, compilation included"
     console.print(f"[dim]{LEGEND}; vocabulary {recording.vocab_size}; {seconds}[/dim]")
     _show_skipped(console, recording.skipped)
-    path = results.write(
-        settings.config_json,
-        workdir,
-        rows,
-        command=command,
-        max_new_tokens=settings.max_new_tokens,
-        seed=settings.seed,
-        skipped=recording.skipped,
-        unfinished=interrupt is not None,
-    )
+    more = {"skipped": recording.skipped, "unfinished": interrupt is not None}
+    path = workdirs.write(settings, workdir, rows, command=command, **more)
     console.print(Text(f"wrote {path}", "dim"))
     if interrupt is not None:
         raise interrupt
 
 
+def _load(settings: Settings) -> tuple[LM, Recording]:
+    """The recording, and the target that drafters are made for. No weights are read.
+
+    Raises UserError: settings that a recording cannot have, a target without a vocabulary, and as
+    ``recordings.read``.
+    """
+    if settings.sampling.temperature or any(settings.grid.temperatures):
+        raise UserError(
+            "a recording is one text: it is replayed at temperature 0 only; "
+            "set config.sampling.temperature=0"
+        )
+    if not settings.traces:
+        raise UserError(
+            "config.traces is empty; give a .jsonl file whose lines have prompt_ids and output_ids"
+        )
+    size, tokens = settings.vocab_size, None
+    if settings.target:
+        size, tokens = replay_lib.vocabulary_of(settings.target)
+        if settings.vocab_size not in (0, size):
+            raise UserError(
+                f"config.vocab_size is {settings.vocab_size} and {settings.target} has {size} "
+                "tokens; leave one of them out"
+            )
+    options = {"skip_bad": settings.skip_bad, "most": settings.num_traces}
+    recording = recordings.read(settings.traces, size, **options)
+    return replay_lib.recorded(recording.vocab_size, tokens and tokens.name, tokens), recording
+
+
 def _rows(
     settings: Settings,
-    target,
+    target: LM,
     traces: Sequence[Trace],
     method: passes.Method,
-    batch_size: int,
     report: Callable[[str], None],
 ) -> list[dict]:
-    """The rows of one method: of all conversations, and of each category."""
-    tallies = replay_lib.measure(
+    """The rows of one method: of all conversations, and of each category, sorted by name."""
+    batch_size, most = min(settings.batch_size, len(traces)), settings.max_new_tokens
+    counts = replay_lib.measure(
         method,
         traces,
         batch_size=batch_size,
-        max_new_tokens=settings.max_new_tokens,
+        max_new_tokens=most,
         seed=settings.seed,
         report=report,
     )
-    return [
-        results.new_row(
-            method.name,
-            method.accept,
-            tally.counts,
-            temperature=0.0,
-            batch_size=batch_size,
-            prompts=tally.prompts,
-            category=category,
-            status=proofs.status(method.drafter, method.accept, target),
-            outputs=_outputs(traces, category, settings.max_new_tokens),
-        )
-        for category, tally in tallies.items()
+    texts = [
+        results.Decoded(trace.category, count, trace.output[: most or None])
+        for trace, count in zip(traces, counts, strict=True)
     ]
-
-
-def _outputs(traces: Sequence[Trace], category: str | None, most: int) -> list[list[int]]:
-    """The replayed outputs of a category, or of all; ``most`` tokens of each, 0 = no limit."""
-    own = [trace for trace in traces if category in (None, trace.category)]
-    return [trace.output[: most or None] for trace in own]
-
-
-def _show_status(status, method: str, message: str) -> None:
-    status.update(f"{method}: {message}")
+    texts.sort(key=lambda text: text.category or "")
+    return results.rows_of_texts(method, target, texts, 0.0, batch_size)
 
 
 def _show_skipped(console, lines: list[dict]) -> None:

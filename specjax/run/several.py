@@ -5,20 +5,32 @@ Modes generate and train; the mesh of the configuration has the devices of all p
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import json
-from collections.abc import Iterator, Sequence
+import os
+import sys
+import time
+from collections.abc import Iterator
 
 from absl import flags
+from rich.console import Console
 
 from specjax import sharding
 from specjax.config import Config
 from specjax.errors import UserError
+from specjax.report import terminal
 from specjax.run import interrupts
-from specjax.sharding import watch
+from specjax.sharding import processes
 
-FLAGS = ("distributed", "coordinator", "processes", "process")
+FLAGS = ("distributed", "coordinator", "processes", "process")  # of ``define``
+# Seconds that process 0 leaves the others for their own message: JAX aborts them when it ends.
+LEAVING = 2.0
+_WAITING = (
+    f"waits for the other processes, up to {processes.TIMEOUT} s; all get the same coordinator and "
+    "count, and each its own number"
+)
 # What an exchange of data says when the other side has ended.
 _ENDED = ("Gloo", "Connection closed", "coordination service", "NCCL", "heartbeat")
 
@@ -34,22 +46,20 @@ def define(values: flags.FlagValues) -> None:
 
 
 @contextlib.contextmanager
-def connected(argv: Sequence[str], config: Config) -> Iterator[None]:
-    """Connects the processes that the flags name, and lets only process 0 print.
+def connected(values: flags.FlagValues, config: Config) -> Iterator[None]:
+    """Connects the processes that the flags ``values`` name, and lets only process 0 print.
 
     Raises UserError for flags that do not fit, processes that cannot be reached or have another
     configuration, and if another process ends.
     """
-    values = flags.FlagValues()
-    define(values)
-    values(_own(argv))
     if not (values.distributed or values.coordinator or values.processes or values.process != -1):
         yield
         return
     _check_mode(config)
     if values.distributed and values.coordinator:
         raise UserError("--distributed finds the coordinator; give one of the two")
-    sharding.start_processes(values.coordinator, values.processes, values.process)
+    with terminal.Status(Console(stderr=True, soft_wrap=True), _WAITING):
+        sharding.start_processes(values.coordinator, values.processes, values.process)
     interrupts.install_again()
     quiet = contextlib.nullcontext()
     if not sharding.is_first():
@@ -61,26 +71,36 @@ def connected(argv: Sequence[str], config: Config) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ending() -> Iterator[None]:
-    """Tells the others how this process ends."""
+    """A process that fails ends without waiting for the others, which then fail too."""
     try:
         yield
     except UserError:
-        watch.fail(2)
+        _leave(2)
         raise
-    except (RuntimeError, ValueError) as error:
-        watch.fail(2)
+    except KeyboardInterrupt as error:
+        _leave(interrupts.status_of(error))
+        raise
+    except BaseException as error:
         if not any(word in str(error) for word in _ENDED):
+            _leave(1)
             raise
+        _leave(2)
         raise UserError(
             "another process has ended before its work was done; the same commands resume the run"
         ) from None
-    except KeyboardInterrupt as error:
-        watch.fail(interrupts.status_of(error))
-        raise
-    except BaseException:
-        watch.fail(1)
-        raise
-    watch.finish()
+
+
+def _leave(status: int) -> None:
+    """Ends this process when the interpreter ends, before JAX waits for the other processes."""
+
+    def leave() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if sharding.is_first():
+            time.sleep(LEAVING)
+        os._exit(status)
+
+    atexit.register(leave)
 
 
 def _check_mode(config: Config) -> None:
@@ -93,19 +113,3 @@ def _check_mode(config: Config) -> None:
             "several processes decode with a mesh of all their devices; give config.mesh, "
             "such as data:-1"
         )
-
-
-def _is_flag(argument: str) -> bool:
-    return argument.lstrip("-").partition("=")[0].removeprefix("no") in FLAGS
-
-
-def _own(argv: Sequence[str]) -> list[str]:
-    """The program's name and the flags of this module with their values."""
-    chosen, values = [argv[0]], iter(argv[1:])
-    for this in values:
-        if this.startswith("-") and _is_flag(this):
-            chosen.append(this)
-            name = this.lstrip("-")
-            if "=" not in name and name.removeprefix("no") != "distributed":
-                chosen += [next(values, "")]
-    return chosen

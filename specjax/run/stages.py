@@ -7,10 +7,11 @@ files, and every drafter with its rule, made for stand-ins of the models that ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 from ml_collections import ConfigDict
 
 from specjax import drafters
@@ -18,10 +19,10 @@ from specjax.bench import methods as methods_lib
 from specjax.config import Config, given
 from specjax.data import prompts as prompts_lib
 from specjax.data import text_files
-from specjax.errors import UserError
+from specjax.errors import TooLong, UserError
 from specjax.models import hf
 from specjax.run import build, stand_ins
-from specjax.run.resolve import Settings, resolve
+from specjax.run.settings import Settings, read
 from specjax.types import LM
 
 TRAINED = ("pretrain", "distill")  # objectives that make a model
@@ -52,7 +53,7 @@ def planned(config: Config, workdir: Path) -> tuple[list[Stage], list[Stage]]:
     if config.get("mode") != "train":
         _use_given_target(config, stages)
     rest = {key: config[key] for key in config if key not in ("stages", "prepare")}
-    used = list(_texts(rest))
+    used = _texts(ConfigDict(rest))
     needed: list[Stage] = []
     for stage in reversed(stages):  # a stage uses results of earlier ones
         # The result of another mode may be more than the directory.
@@ -76,15 +77,9 @@ def _use_given_target(config: Config, stages: Sequence[Stage]) -> None:
                 data.dir = str(beside) if beside.is_dir() else ""
 
 
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | ConfigDict):
-        for key in value:
-            yield from _texts(value[key])
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _texts(each)
+def _texts(config: Config) -> list[str]:
+    """All texts in a configuration."""
+    return [leaf for leaf in jax.tree.leaves(config.to_dict()) if isinstance(leaf, str)]
 
 
 def _uses(texts: Sequence[str], result: str) -> bool:
@@ -108,7 +103,7 @@ def check(settings: Settings | None, stages: Sequence[Stage]) -> None:
         if stage.config.get("mode") == "train":
             _check_training(stage, results)
         else:
-            resolve(stage.config)
+            read(stage.config)
     if settings is None:
         return
     target = _target(settings, results)
@@ -118,8 +113,12 @@ def check(settings: Settings | None, stages: Sequence[Stage]) -> None:
         # A model that exists fits the trained target or not: nothing is known before.
         known = isinstance(target, hf.Loaded) or not _names_files(keys)
         if keys is not None and known:
-            temperatures = settings.bench.temperatures
-            methods_lib.objects(model, choice._replace(drafter=keys), temperatures)
+            temperatures = settings.temperatures
+            try:
+                methods_lib.objects(model, choice._replace(drafter=keys), temperatures)
+            except TooLong:
+                if not choice.of_gammas:  # a bench leaves such a length out
+                    raise
     _check_prompts(settings, target)
 
 
@@ -129,8 +128,8 @@ def _check_training(stage: Stage, results: Mapping[str, Config]) -> None:
     from specjax.train import optimise
     from specjax.train.recipes import checks
 
-    config = stage.config
     try:
+        config = checks.complete(stage.config)
         if config.objective in (*TRAINED, "heads"):
             checks.check_training(config)
             optimise.optimiser(**config.optimiser, steps=config.train.steps)
@@ -146,7 +145,7 @@ def _check_training(stage: Stage, results: Mapping[str, Config]) -> None:
             drafters.check(**given(config.drafter))
         if config.target and config.target not in results:
             hf.resolve(config.target)
-        for name in text_files.split_names(config.data.get("files") or ""):
+        for name in text_files.split_names(config.data.files):
             text_files.pieces(Path(name).expanduser())
     except UserError as error:
         raise UserError(f"{error} (stage {stage.name}: config.stages.{stage.name})") from None
@@ -210,14 +209,14 @@ def _names_files(keys: Mapping[str, Any] | None) -> bool:
 
 def _check_prompts(settings: Settings, target: hf.Loaded | LM) -> None:
     """Reads the prompts. Without a target, their number and their form are checked."""
-    sizes = settings.bench.batch_sizes
-    for name in settings.prompts.names:
+    sizes = settings.batch_sizes
+    for name in settings.source.names:
         if not isinstance(target, hf.Loaded):
-            prompts_lib.check(settings.prompts, name, max(sizes))
+            prompts_lib.check(settings.source, name, max(sizes))
             continue
-        for context in settings.bench.contexts:
+        for context in settings.grid.contexts or (0,):
             chosen = prompts_lib.read(
-                settings.prompts, target, _no_answers, name=name, context=context
+                settings.source, target, _no_answers, name=name, context=context
             )
             for size in sizes:
                 build.job(settings, target, chosen, 0.0, size)

@@ -18,31 +18,22 @@ from specjax.types import LM
 
 REACH = 32  # of the datastore
 VOCABULARY = 2048
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_layers": 2, "num_heads": 4}
 INNER = "prompt_lookup"  # the drafter inside a nested one
 
 
 def target(**changes: Any) -> LM:
     """A small Llama without weights; ``changes`` are fields of its configuration."""
-    shape = {
-        "family": "llama",
-        "vocab_size": VOCABULARY,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_layers": 2,
-        "num_heads": 4,
-        "num_kv_heads": 4,
-        "head_dim": 16,
-        "max_positions": 2048,
-    }
-    return lm.from_config(TransformerConfig(**(shape | changes)), jnp.float32)
+    shape: dict[str, Any] = {"family": "llama", "vocab_size": VOCABULARY, "max_positions": 2048}
+    shape |= {**SIZES, "num_kv_heads": 4, "head_dim": 16, **changes}
+    return lm.from_config(TransformerConfig(**shape), jnp.float32)
 
 
 def target_of(name: str) -> LM:
     """A target that the drafter ``name`` drafts for."""
     if name != "spec_drafter":
         return target()
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_layers": 2, "num_heads": 4}
-    shape = t5_config.t5(**sizes, head_dim=16, vocab_size=VOCABULARY, start_token_id=0)
+    shape = t5_config.t5(**SIZES, head_dim=16, vocab_size=VOCABULARY, start_token_id=0)
     return lm.from_config(shape, jnp.float32)
 
 
@@ -62,7 +53,7 @@ def value(key: str, vocab_size: int = VOCABULARY) -> Any:
 
 def keys(name: str) -> dict[str, Any]:
     """Values for the keys that the drafter ``name`` needs; None for a key of another kind."""
-    needed = registry.keys_of(drafters.load(name)).items()
-    values = {key: value(key) for key, (_, required, _) in needed if required}
+    needed = registry.keys_of(drafters.load(name)).values()
+    values = {key.name: value(key.name) for key in needed if key.required}
     # The files of a draft model name its mask, and the one here has none.
     return values | ({"mask_id": 0} if name == "pard" else {})

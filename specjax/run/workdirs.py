@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
-from specjax import files, sharding
-from specjax.bench import progress, results
+from specjax import sharding
+from specjax.bench import results
+from specjax.data import progress, recordings
+from specjax.data.prompts import Prompt
 from specjax.errors import UserError
 from specjax.report import terminal
-from specjax.run.resolve import FREE, Settings
+from specjax.run.settings import FREE, Settings
 
 
 def check(workdir: Path) -> None:
@@ -64,13 +66,13 @@ def _make(workdir: Path) -> list[Path]:
     return made
 
 
-def earlier(workdir: Path) -> dict[str, Any] | None:
-    """The results.json in a workdir; None if there is none that can be read."""
+def stored(workdir: Path, name: str = "results.json") -> dict[str, Any] | None:
+    """The object in a file of a workdir; None if there is none that can be read."""
     try:
-        stored = json.loads((workdir / "results.json").read_text(encoding="utf-8"))
+        value = json.loads((workdir / name).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return stored if isinstance(stored, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def is_finished(settings: Settings, workdir: Path) -> bool:
@@ -79,29 +81,24 @@ def is_finished(settings: Settings, workdir: Path) -> bool:
     That is: of the same configuration, made with the same versions on the same machine, none of the
     files that it names is newer, and every check of losslessness passed.
     """
-    stored = earlier(workdir)
-    if stored is None or not same_configuration(settings, workdir):
+    earlier = stored(workdir)
+    if earlier is None or not same_configuration(settings, workdir):
         return False
     if (workdir / progress.NAME).exists():  # killed before the report was written
         return False
     head = results.head()
-    if any(stored.get(key) != head[key] for key in ("schema", "machine", "versions")):
+    if any(earlier.get(key) != head[key] for key in ("schema", "machine", "versions")):
         return False
     written = (workdir / "results.json").stat().st_mtime_ns
     if any(time > written for _, _, time in progress.named_files(settings.measured)):
         return False
-    return not any(results.breaks_its_claim(row) for row in stored.get("rows") or [])
+    return not any(results.breaks_its_claim(row) for row in earlier.get("rows") or [])
 
 
 def same_configuration(settings: Settings, workdir: Path) -> bool:
     """Whether config.json in the workdir is the configuration of these settings."""
-    path = workdir / "config.json"
-    try:
-        stored = files.read_json(path) if path.is_file() else None
-    except UserError:
-        return False
-    own = json.loads(settings.config_json)
-    return isinstance(stored, dict) and _lasting(stored) == _lasting(own)
+    config = stored(workdir, "config.json")
+    return config is not None and _lasting(config) == _lasting(json.loads(settings.config_json))
 
 
 def _lasting(config: dict) -> dict:
@@ -110,11 +107,11 @@ def _lasting(config: dict) -> dict:
 
 def show_finished(workdir: Path) -> None:
     """Prints the table of a finished bench, and how it is measured again."""
-    console, stored = terminal.console(), earlier(workdir) or {}
-    console.print(terminal.table(stored.get("rows") or []))
+    console, earlier = terminal.console(), stored(workdir) or {}
+    console.print(terminal.table(earlier.get("rows") or []))
     console.print(
         Text(
-            f"{workdir / 'results.json'}: this bench is finished ({stored.get('date')}); "
+            f"{workdir / 'results.json'}: this bench is finished ({earlier.get('date')}); "
             "--config.again=True measures it again"
         )
     )
@@ -122,9 +119,34 @@ def show_finished(workdir: Path) -> None:
 
 def announce_replacement(settings: Settings, workdir: Path) -> None:
     """Prints a notice if the results of another run will be replaced."""
-    stored = earlier(workdir)
-    if stored is None or same_configuration(settings, workdir):
+    earlier = stored(workdir)
+    if earlier is None or same_configuration(settings, workdir):
         return
-    command = stored.get("command") or "another configuration"
+    command = earlier.get("command") or "another configuration"
     text = f"notice: {workdir} holds the results of another run, which will be replaced: {command}"
     terminal.console().print(Text(text))
+
+
+def write(settings: Settings, workdir: Path, rows: Sequence[dict], **more: Any) -> Path:
+    """``results.write`` with what the results of every run have; its path. Raises UserError."""
+    same = {"max_new_tokens": settings.max_new_tokens, "seed": settings.seed}
+    return results.write(settings.config_json, workdir, rows, **same, **more)
+
+
+def write_texts(
+    settings: Settings,
+    workdir: Path,
+    rows: Sequence[dict],
+    prompts: Sequence[Prompt],
+    texts: Sequence[str],
+    outputs: Sequence[Sequence[int]],
+    **more: Any,
+) -> None:
+    """``write`` with the new text of the prompts, and ``settings.record``; prints their paths."""
+    console = terminal.console()
+    path = write(settings, workdir, rows, texts=texts, token_ids=outputs, **more)
+    console.print(Text(f"wrote {path}", "dim"))
+    if settings.record:
+        ids, categories = [each.ids for each in prompts], [each.category for each in prompts]
+        recordings.record(settings.record, ids, outputs, categories=categories)
+        console.print(Text(f"wrote {settings.record}", "dim"))

@@ -11,15 +11,12 @@ models and their caches. The axis "fsdp" is for training: it divides rows as wel
 the state of the optimiser.
 """
 
-from specjax.sharding.decoding import autoregressive, generate, prefill
+from specjax.sharding.decoding import autoregressive, generate, loops, on_host, prefill
 from specjax.sharding.groups import fetch, first_part
-from specjax.sharding.loops import Loops, loops, on_host
 from specjax.sharding.mesh import AXES, DATA, FSDP, TENSOR, make_mesh, parse
-from specjax.sharding.processes import check_same, is_first
+from specjax.sharding.processes import check_same, first_alone, first_error, is_first, of_first
 from specjax.sharding.processes import start as start_processes
 from specjax.sharding.rules import (
-    RULES,
-    Rule,
     param_specs,
     place,
     place_draft,
@@ -32,18 +29,18 @@ __all__ = [
     "AXES",
     "DATA",
     "FSDP",
-    "RULES",
     "TENSOR",
-    "Loops",
-    "Rule",
     "autoregressive",
     "check_same",
     "fetch",
+    "first_alone",
+    "first_error",
     "first_part",
     "generate",
     "is_first",
     "loops",
     "make_mesh",
+    "of_first",
     "on_host",
     "param_specs",
     "parse",

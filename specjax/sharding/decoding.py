@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from specjax import decode, logit_maps, outcome
-from specjax import sampling as sampling_lib
+from specjax import decode, outcome
+from specjax.bound import Bound
 from specjax.errors import UserError
 from specjax.outcome import EosId
-from specjax.prompt import check_prefill, check_window
+from specjax.prompt import checked, make_prefill
 from specjax.sampling import Sampling
 from specjax.sharding import groups, states
 from specjax.sharding.mesh import DATA
@@ -61,12 +61,7 @@ def prefill(
     check_decoding(mesh, target)
     check_placed(mesh, params)
     check_rows(mesh, prompt.shape[0])
-    check_window(target, drafter)
-    limit = check_prefill(target, prompt, lengths, limit, max_len)
-    if sampling is None:
-        sampling = sampling_lib.make_sampling(prompt.shape[0])
-    logit_maps.check(sampling.maps, target.vocab_size)
-    arrays = (prompt, lengths, limit, keys, sampling)
+    arrays = checked(target, drafter, prompt, lengths, limit, keys, sampling, max_len)
     arrays = put(mesh, arrays, jax.tree.map(lambda _: ROWS, arrays))
     options = (target, drafter, max_len, chunk, logprobs)
     specs = _specs(mesh, options, *states.abstract((params, arrays)))
@@ -82,27 +77,17 @@ def check_rows(mesh: Mesh, rows: int) -> None:
         )
 
 
-def _prefilled(target: LM, drafter: Drafter, max_len: int, chunk: int, logprobs: bool) -> Callable:
-    static = {"max_len": max_len, "chunk": chunk, "logprobs": logprobs}
-
-    def make(params, prompt, lengths, limit, keys, sampling):
-        settings = {"limit": limit, "sampling": sampling, **static}
-        return decode.prefill(target, drafter, params, prompt, lengths, keys, **settings)
-
-    return make
-
-
 @functools.lru_cache(maxsize=256)
 def _specs(mesh: Mesh, options: tuple, leaves: tuple, treedef: Any) -> Specs:
     """The specs of a state. Kept, because finding them traces the prefill twice."""
     params, arrays = jax.tree.unflatten(treedef, leaves)
-    return states.specs(mesh, options[1], _prefilled(*options), params, arrays)
+    return states.specs(mesh, options[1], make_prefill(*options), params, arrays)
 
 
 @functools.lru_cache(maxsize=256)
 def _prefill_program(mesh: Mesh, options: tuple, specs: Specs) -> Callable:
     arrays = (WHOLE, ROWS, ROWS, ROWS, ROWS, ROWS)
-    parts = _by_rows(mesh, _prefilled(*options), arrays, specs.rows)
+    parts = _by_rows(mesh, make_prefill(*options), arrays, specs.rows)
     return jax.jit(parts, out_shardings=shardings(mesh, specs.whole))
 
 
@@ -124,28 +109,11 @@ def generate(
     ``decode.generate`` does, and for a state that is not on the mesh.
     """
     decode.check_state(drafter, accept, state, mesh.shape[DATA])
-    check_placed(mesh, params)
     widths = verify_widths if verify_widths is None else tuple(verify_widths)
-    options = (target, drafter, accept, max_steps, widths)
-    arguments = (params, state, outcome.stop_ids(eos_id))
-    static = (options, states.specs_of(mesh, state))
-    state, rounds, records = groups.run(mesh, _generate_program, static, arguments)
-    return state.replace(round=groups.latest(mesh, rounds)), records
-
-
-@functools.lru_cache(maxsize=256)
-def _generate_program(mesh: Mesh, options: tuple, specs: Specs) -> Callable:
-    target, drafter, accept, max_steps, widths = options
-
-    def loop(params, state, eos_id):
-        settings = {"max_steps": max_steps, "eos_id": eos_id, "verify_widths": widths}
-        state, records = decode.generate(target, drafter, accept, params, state, **settings)
-        return state, state.round[None], records
-
-    out = (specs.rows, ROWS, ROUNDS)
-    parts = _by_rows(mesh, loop, (WHOLE, specs.rows, WHOLE), out)
-    out = shardings(mesh, (specs.whole, ROWS, ROUNDS))
-    return jax.jit(parts, donate_argnums=1, out_shardings=out)
+    loop = Bound(
+        decode.generate, target, drafter, accept, max_steps=max_steps, verify_widths=widths
+    )
+    return _run(mesh, loop, params, state, eos_id)
 
 
 def autoregressive(
@@ -158,24 +126,36 @@ def autoregressive(
     eos_id: EosId = None,
 ) -> DecodeState:
     """``decode.autoregressive`` on a mesh. ``state`` as in ``generate``, also donated."""
+    return _run(mesh, Bound(_plain, target, max_steps), params, state, eos_id)[0]
+
+
+def _plain(
+    target: LM, max_steps: int, params: ModelParams, state: DecodeState, eos_id: EosId
+) -> tuple[DecodeState, tuple]:
+    settings = {"max_steps": max_steps, "eos_id": eos_id}
+    return decode.autoregressive(target, params, state, **settings), ()
+
+
+def _run(
+    mesh: Mesh, loop: Bound, params: ModelParams, state: DecodeState, eos_id: EosId
+) -> tuple[DecodeState, Any]:
+    """The result of ``loop(params, state, eos_id=...)`` for all rows: a state, and records."""
     check_placed(mesh, params)
     arguments = (params, state, outcome.stop_ids(eos_id))
-    static = ((target, max_steps), states.specs_of(mesh, state))
-    state, rounds = groups.run(mesh, _plain_program, static, arguments)
-    return state.replace(round=groups.latest(mesh, rounds))
+    static = (loop, states.specs_of(mesh, state))
+    state, rounds, records = groups.run(mesh, _program, static, arguments)
+    return state.replace(round=groups.latest(mesh, rounds)), records
 
 
 @functools.lru_cache(maxsize=256)
-def _plain_program(mesh: Mesh, options: tuple, specs: Specs) -> Callable:
-    target, max_steps = options
+def _program(mesh: Mesh, loop: Bound, specs: Specs) -> Callable:
+    def one(params, state, eos_id):
+        state, records = loop(params, state, eos_id=eos_id)
+        return state, state.round[None], records
 
-    def loop(params, state, eos_id):
-        settings = {"max_steps": max_steps, "eos_id": eos_id}
-        state = decode.autoregressive(target, params, state, **settings)
-        return state, state.round[None]
-
-    parts = _by_rows(mesh, loop, (WHOLE, specs.rows, WHOLE), (specs.rows, ROWS))
-    out = shardings(mesh, (specs.whole, ROWS))
+    out = (specs.rows, ROWS, ROUNDS)
+    parts = _by_rows(mesh, one, (WHOLE, specs.rows, WHOLE), out)
+    out = shardings(mesh, (specs.whole, ROWS, ROUNDS))
     return jax.jit(parts, donate_argnums=1, out_shardings=out)
 
 
@@ -184,7 +164,7 @@ def _by_rows(mesh: Mesh, function: Callable, in_specs: Any, out_specs: Any) -> C
     if mesh.shape[DATA] == 1:
 
         def together(*arguments):
-            # The models see that XLA divides their matrices (``models.logits``).
+            # The models see that XLA divides their matrices (``models.layers.in_float32``).
             with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
                 return function(*arguments)
 
@@ -192,3 +172,31 @@ def _by_rows(mesh: Mesh, function: Callable, in_specs: Any, out_specs: Any) -> C
     return jax.shard_map(
         function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
+
+
+# The decode loops of one device or of a mesh, with the same arguments.
+
+
+class Loops(NamedTuple):
+    """The functions of ``specjax.decode`` with these names."""
+
+    prefill: Callable[..., DecodeState]
+    generate: Callable
+    autoregressive: Callable[..., DecodeState]
+
+
+def loops(mesh: Mesh | None) -> Loops:
+    """The loops of one device (None), or those that divide the rows among a mesh's devices."""
+    if mesh is None:
+        return Loops(decode.prefill, decode.generate, decode.autoregressive)
+    return Loops(
+        functools.partial(prefill, mesh),
+        functools.partial(generate, mesh),
+        functools.partial(autoregressive, mesh),
+    )
+
+
+def on_host(state: DecodeState) -> DecodeState:
+    """The state with what ``decode.check`` and ``decode.outputs`` read on the host, whole."""
+    tokens, length, failed = groups.fetch((state.tokens, state.length, state.failed))
+    return state.replace(tokens=tokens, length=length, failed=failed)

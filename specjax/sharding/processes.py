@@ -1,14 +1,15 @@
 """Several processes that compute together, on JAX's distributed runtime.
 
-``start`` connects them. If one of them ends, the others end with one line on stderr: at once where
-the operating system reports it, and otherwise after ``HEARTBEAT`` seconds.
+If one of them ends, the next exchange of data fails in the others. JAX aborts them at once if
+it was process 0, and otherwise after ``HEARTBEAT`` seconds without an exchange.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
-import socket
-import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,35 +17,36 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from specjax.errors import UserError
-from specjax.sharding import watch
 
+TIMEOUT = 120  # seconds that processes wait for each other at the start
 HEARTBEAT = 60  # seconds after which JAX ends the others if a process is silent
-MEETING = 20  # seconds in which processes that JAX found connect to process 0
-_UNWATCHED = (
-    f"specjax: not all processes can connect to a free port of process 0; if one ends, JAX ends "
-    f"the others after up to {HEARTBEAT} seconds, with a stack trace\n"
-)
+SHUTDOWN = 3600  # seconds that processes wait at the end for process 0, which writes the results
 
 
-def start(
-    coordinator: str = "", processes: int = 0, process: int = -1, *, timeout: int = 120
-) -> None:
+def start(coordinator: str = "", processes: int = 0, process: int = -1) -> None:
     """Connects this process with the others; call it before anything else of JAX.
 
     Args:
-        coordinator: "host:port" of process 0; this port and the next one must be free there.
-            "": found by JAX, under SLURM, Open MPI and on TPU pods.
+        coordinator: "host:port" of process 0; the port must be free there. "": found by JAX, under
+            SLURM, Open MPI and on TPU pods.
         processes: how many there are; with ``coordinator``.
         process: the number of this one, from 0; with ``coordinator``.
-        timeout: seconds to wait for the others.
 
-    Raises UserError for arguments that do not fit, or if the others cannot be reached.
+    Raises UserError for arguments that do not fit. JAX aborts the process, with a stack trace, if
+    the others are not reached in time, or if process 0 ends before its work is done.
     """
     known: dict[str, Any] = {}
-    host, port = _address(coordinator) if coordinator else ("", 0)
     if coordinator:
-        _check_numbers(processes, process)
-        watch.start(host, port, processes, process, timeout)
+        host, colon, port = coordinator.rpartition(":")
+        if not colon or not host or not port.isdigit() or not 0 < int(port) <= 65535:
+            raise UserError(
+                f"the coordinator is {coordinator!r}; it must be host:port, such as 10.0.0.1:8476"
+            )
+        if processes < 1 or not 0 <= process < processes:
+            raise UserError(
+                f"process {process} of {processes} was given; processes are numbered from 0 to "
+                "their number minus 1"
+            )
         known = {
             "coordinator_address": coordinator,
             "num_processes": processes,
@@ -55,7 +57,11 @@ def start(
             "the number of processes is given without a coordinator; give all three, or none where "
             "JAX finds them (SLURM, Open MPI, TPU pods)"
         )
-    known |= {"initialization_timeout": timeout, "heartbeat_timeout_seconds": HEARTBEAT}
+    known |= {
+        "initialization_timeout": TIMEOUT,
+        "heartbeat_timeout_seconds": HEARTBEAT,
+        "shutdown_timeout_seconds": SHUTDOWN,
+    }
     try:
         jax.distributed.initialize(**known)
     except (RuntimeError, ValueError) as error:
@@ -64,36 +70,6 @@ def start(
             f"the processes could not be connected ({reason}); give the coordinator's host:port, "
             "the number of processes and the number of this one"
         ) from None
-    if not coordinator and jax.process_count() > 1:
-        _watch_found()
-
-
-def _watch_found() -> None:
-    """Watches processes that JAX found: all connect to a port that process 0 chooses."""
-    own, server = jax.process_index(), None
-    text = np.zeros(4096, np.uint8)  # more than eight names of the longest kind
-    if own == 0:
-        server = watch.listen()
-        where = json.dumps([_own_names(), server.getsockname()[1]]).encode()
-        text[: len(where)] = np.frombuffer(where, np.uint8)
-    text = np.asarray(multihost_utils.broadcast_one_to_all(text), np.uint8)
-    hosts, port = json.loads(text.tobytes().rstrip(b"\0"))
-    met = watch.meet(server, hosts, port, jax.process_count(), own, MEETING)
-    if not np.all(multihost_utils.process_allgather(np.asarray(met))):
-        watch.stop()
-        if own == 0:
-            sys.stderr.write(_UNWATCHED)
-
-
-def _own_names() -> list[str]:
-    """Names and addresses under which other hosts may reach this one."""
-    name = socket.gethostname()
-    try:
-        found = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None, socket.AF_INET)}
-    except OSError:
-        found = set()
-    local = {each for each in found if each.startswith("127.")}
-    return list(dict.fromkeys([name, socket.getfqdn(name), *sorted(found - local)]))[:8]
 
 
 def is_first() -> bool:
@@ -105,18 +81,12 @@ def check_same(what: str, value: dict) -> None:
     """Raises UserError in every process unless all have the same ``value``, plain JSON."""
     if jax.process_count() == 1:
         return
-    own = np.frombuffer(json.dumps(value, sort_keys=True).encode(), np.uint8)
-    size = multihost_utils.process_allgather(np.asarray(own.size))
-    padded = np.zeros(int(size.max()), np.uint8)
-    padded[: own.size] = own
-    texts = multihost_utils.process_allgather(padded)
-    values = [json.loads(bytes(t[:n])) for t, n in zip(texts, size.reshape(-1), strict=True)]
+    values = [json.loads(text) for text in _of_all(json.dumps(value, sort_keys=True))]
     for number, other in enumerate(values):
         if other != values[0]:
             keys = sorted(values[0].keys() | other.keys())
             absent = object()
             key = next(k for k in keys if values[0].get(k, absent) != other.get(k, absent))
-            watch.finish()  # every process raises this error: none is to end the others
             raise UserError(
                 f"{what} of process {number} is not that of process 0: {key} is "
                 f"{other.get(key)!r} there and {values[0].get(key)!r} here; "
@@ -124,18 +94,51 @@ def check_same(what: str, value: dict) -> None:
             )
 
 
-def _address(coordinator: str) -> tuple[str, int]:
-    host, colon, port = coordinator.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65535:
-        raise UserError(
-            f"the coordinator is {coordinator!r}; it must be host:port, such as 10.0.0.1:8476"
-        )
-    return host.strip("[]"), int(port)  # brackets: an IPv6 address
+# How long the other processes wait for the first one to read text and train a tokenizer, seconds.
+_PREPARATION = 3600
+_numbers = itertools.count()
 
 
-def _check_numbers(processes: int, process: int) -> None:
-    if processes < 1 or not 0 <= process < processes:
-        raise UserError(
-            f"process {process} of {processes} was given; processes are numbered from 0 to their "
-            "number minus 1"
-        )
+def of_first(value: Any) -> Any:
+    """A JSON value of the first process, in every process; all must call it in the same order."""
+    if jax.process_count() == 1:
+        return value
+    return json.loads(_of_all(json.dumps(value) if is_first() else "")[0])
+
+
+def first_error(message: str | None) -> str | None:
+    """The message of the first process that has one, in every process; None if none has."""
+    if jax.process_count() == 1:
+        return message
+    return next((text for text in _of_all(message or "") if text), None)
+
+
+def _of_all(text: str) -> list[str]:
+    """The texts of all processes, which must all call it."""
+    encoded = np.frombuffer(text.encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.asarray(encoded.size)).reshape(-1)
+    padded = np.zeros(max(int(sizes.max()), 1), np.uint8)
+    padded[: encoded.size] = encoded
+    rows = multihost_utils.process_allgather(padded)
+    return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
+
+
+@contextlib.contextmanager
+def first_alone() -> Iterator[None]:
+    """The first process runs the block, then the others do: it writes files that they then read.
+
+    The block must not compute on arrays of several processes.
+    """
+    # Imported here because it takes a second to import.
+    from orbax.checkpoint import multihost
+
+    wait = multihost.get_barrier_sync_fn()
+    key = f"specjax prepares {next(_numbers)}"
+    if not is_first():
+        wait(key=key, timeout_ms=_PREPARATION * 1000)
+    try:
+        yield
+    finally:
+        # Also after an error: the others then meet the same one.
+        if is_first():
+            wait(key=key, timeout_ms=_PREPARATION * 1000)

@@ -8,14 +8,13 @@ which costs the same after a text of any length. Only choosing tokens by their k
 once, ``retrieval`` every few rounds) reads the whole cache.
 
 - ``view``: what all views share.
-- ``ring``: the first tokens, or those that the prompt attends to most, and the most recent ones.
-- ``streaming_model``: a model whose own cache has the first and the most recent tokens only.
+- ``ring``: the first tokens, or those that the prompt attends to most, and the most recent ones;
+  and a model whose own cache has the first and the most recent tokens only.
 - ``retrieval``: the chunks whose mean keys fit the newest query, chosen again every few rounds.
 """
 
 from specjax.sparse_views.retrieval import retrieval
-from specjax.sparse_views.ring import snapkv, streaming
-from specjax.sparse_views.streaming_model import streaming_model
+from specjax.sparse_views.ring import snapkv, streaming, streaming_model
 from specjax.sparse_views.view import View
 
 __all__ = ["View", "retrieval", "snapkv", "streaming", "streaming_model"]

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from specjax import tree
 from specjax.bound import Bound
 from specjax.cache import KVCache
 from specjax.checks import whole
@@ -64,15 +65,9 @@ def retrieval(model: LM, *, budget: int, chunk: int, refresh: int, most: int) ->
     if budget % chunk:
         raise UserError(f"budget is {budget}; it must be a multiple of chunk, which is {chunk}")
     settings = Settings(model, chunk, budget // chunk, refresh, most)
-    return View(
-        "retrieval",
-        settings.slots,
-        Bound(_init, settings),
-        Bound(_read, settings),
-        _commit,
-        # With 1 the chunks are chosen in every round, from the text alone.
-        history=refresh > 1,
-    )
+    init, read = Bound(_init, settings), Bound(_read, settings)
+    # With 1 the chunks are chosen in every round, from the text alone.
+    return View("retrieval", settings.slots, init, read, _commit, history=refresh > 1)
 
 
 def _init(settings: Settings, params: Params, context: Context) -> Kept:
@@ -119,8 +114,7 @@ def _renewed(
     def turn(carry: Any) -> Any:
         _, chosen, old = carry
         new = view.gathered(cache, chosen)
-        pick = lambda a, b: jnp.where(rows.reshape(-1, *[1] * (a.ndim - 1)), a, b)  # noqa: E731
-        return jnp.zeros((), bool), none(), jax.tree.map(pick, new, old)
+        return jnp.zeros((), bool), none(), tree.where_rows(rows, new, old)
 
     own = jax.lax.while_loop(lambda carry: carry[0], turn, (needed, chosen, kept.cache))[2]
     shift = jnp.where(rows, _shift(settings, cache.length), kept.shift)

@@ -94,10 +94,7 @@ def beside(cache: KVCache, kept: KVCache, held: jax.Array) -> KVCache:
 
 
 def caught_up(
-    kept: KVCache,
-    cache: KVCache,
-    most: int,
-    slot: Callable[[jax.Array, jax.Array], jax.Array],
+    kept: KVCache, cache: KVCache, most: int, slot: Callable[[jax.Array, jax.Array], jax.Array]
 ) -> KVCache:
     """``kept`` with the tokens of the cache from ``kept.length`` on, ``most`` at a time.
 

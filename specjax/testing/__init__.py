@@ -5,12 +5,12 @@
   its forecast of its speed. The first one wants a real decoder.
 - ``exact_law``, ``histories``: the exact law of what a drafter and a rule emit, from the real code.
 - ``loop_fit``: chi-square of the compiled loop's outputs, with its power.
-- ``tabular``, ``keyed``, ``whole_text``, ``tiny``, ``tiny_t5``: small models; ``cases``: drafters
-  of every kind on them.
+- ``tabular``, ``keyed``, ``whole_text``, ``tiny``, ``tiny_t5``: small models.
 """
 
+from specjax.testing.acceptance_checks import best_acceptance
 from specjax.testing.conformance import check_accept, check_drafter
-from specjax.testing.drafts import check_draft
+from specjax.testing.drafter_checks import check_draft
 from specjax.testing.exact import (
     Enumerated,
     Histories,
@@ -24,13 +24,18 @@ from specjax.testing.exact import (
 )
 from specjax.testing.findings import Finding, Report
 from specjax.testing.forecast_checks import forecast_equals_decoding
-from specjax.testing.keyed import keyed
 from specjax.testing.laws import sequence_law
 from specjax.testing.loop import Fit, detectable, loop_fit
-from specjax.testing.models import random_table, tabular, tiny, tiny_config, tiny_t5
+from specjax.testing.models import (
+    keyed,
+    random_table,
+    tabular,
+    tiny,
+    tiny_config,
+    tiny_t5,
+    whole_text,
+)
 from specjax.testing.state_checks import state_follows_text
-from specjax.testing.transport import best_acceptance
-from specjax.testing.whole_text import whole_text
 from specjax.theory.statistics import chi_square, chi_square_tail, total_variation
 
 __all__ = [

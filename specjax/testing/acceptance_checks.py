@@ -6,14 +6,16 @@ A rule that never accepts a token has the target's law, and is useless.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 import jax
 import numpy as np
+import scipy.optimize
+import scipy.sparse
 
 from specjax import rng, theory
 from specjax.accept import k_seq
-from specjax.testing import cases, exact, loop, plain_cases, rounds, transport, verdicts
+from specjax.testing import exact, loop, plain_cases, verdicts
 from specjax.testing.findings import Finding
 from specjax.theory import statistics
 from specjax.types import CHAIN, DETERMINISTIC, IID, INDEPENDENT, WITHOUT_REPLACEMENT, Accept
@@ -33,7 +35,7 @@ def empty_drafts(rule: Accept, siblings: str) -> Finding:
     state = loop.begin(
         case.target, case.drafter, case.params, [plain_cases.prompt(case)] * ROWS, 1, 0
     )
-    draft = rounds.propose(case.drafter, case.params, state)
+    draft = loop.propose(case.drafter, case.params, state)
     probs = jax.nn.softmax(case.params.target[tuple(plain_cases.prompt(case)[-2:])])
     rows = jax.numpy.broadcast_to(probs, (ROWS, 1, len(probs)))
     keys = rng.RowKeys(state.keys, state.round, state.length)
@@ -59,12 +61,12 @@ def chance_of(rule: Accept, siblings: str, width: int, seed: int = 0) -> Finding
     case = plain_cases.star(siblings, width, seed=seed)
     with jax.enable_x64(True):
         params = plain_cases.star(siblings, width, seed=seed).params
-        seen = exact.histories(case.target, case.drafter, rule, params, cases.PROMPT)
-        place = tuple(cases.PROMPT[-2:])
+        seen = exact.histories(case.target, case.drafter, rule, params, plain_cases.PROMPT)
+        place = tuple(plain_cases.PROMPT[-2:])
         target = _probs(params.target[place])
         drafts = [_probs(table[place]) for table in params.draft]
     sets = _sets(siblings, width, drafts, len(target))
-    best = transport.best_coverage(target, list(sets), list(sets.values()))
+    best = best_coverage(target, list(sets), list(sets.values()))
     name = f"{width} {siblings} token{'s' * (width > 1)}: chance of acceptance"
     detail = f"{seen.accepted:.6f}; the best rule has {best:.6f}"
     form = CLOSED_FORMS.get((rule.name, siblings))
@@ -143,3 +145,47 @@ CLOSED_FORMS: dict[tuple[str, str], ClosedForm] = {
     # Sun et al. 2023 (2310.15141), section 3.
     **{("k_seq", kind): _k_seq for kind in (CHAIN, IID)},
 }
+
+
+def best_acceptance(target: np.ndarray, draft: np.ndarray, count: int) -> float:
+    """The largest chance that the emitted token is one of ``count`` independent draft draws.
+
+    The maximum is over all rules that emit ``target``: optimal transport with membership cost
+    (SpecTr, 2310.15141, section 3), as a linear program over couplings of the draws with the
+    emitted token, V**count * V variables.
+
+    Args:
+        target, draft: float[V].
+        count: k.
+
+    Raises:
+        ArithmeticError: the linear program was not solved.
+    """
+    draft = np.asarray(draft, np.float64)
+    draws = list(itertools.product(range(len(draft)), repeat=count))
+    return best_coverage(target, draws, [float(np.prod(draft[list(each)])) for each in draws])
+
+
+def best_coverage(
+    target: np.ndarray, draws: Sequence[Collection[int]], chances: Sequence[float]
+) -> float:
+    """The largest chance that the emitted token is in the set of candidates.
+
+    The maximum is over all rules that emit ``target`` f[V]. ``draws`` are the sets that can occur,
+    ``chances`` their probabilities. Raises ArithmeticError if the linear program was not solved.
+    """
+    target, mass = np.asarray(target, np.float64), np.asarray(chances, np.float64)
+    vocab = len(target)
+    gain = np.array([[token in each for token in range(vocab)] for each in draws], float)
+    size = len(draws)
+    of_draws = scipy.sparse.kron(scipy.sparse.eye(size), np.ones((1, vocab)))
+    of_tokens = scipy.sparse.kron(np.ones((1, size)), scipy.sparse.eye(vocab))
+    result = scipy.optimize.linprog(
+        -gain.ravel(),
+        A_eq=scipy.sparse.vstack([of_draws, of_tokens]).tocsr(),
+        b_eq=np.concatenate([mass, target]),
+        method="highs",
+    )
+    if not result.success:
+        raise ArithmeticError(f"the linear program was not solved: {result.message}")
+    return float(-result.fun)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.testing import exact, loop, rounds
+from specjax.testing import exact, loop
 from specjax.testing.findings import Finding
 from specjax.types import LM, Drafter, ModelParams
 
@@ -86,7 +86,7 @@ def drawn_as_declared(
 def _declares(target: LM, drafter: Drafter, params: ModelParams, prompt: Sequence[int]) -> bool:
     """Whether its drafts have probs."""
     state = loop.begin(target, drafter, params, [prompt], 1, 0)
-    shape = jax.eval_shape(lambda state: rounds.propose(drafter, params, state), state)
+    shape = jax.eval_shape(lambda state: loop.propose(drafter, params, state), state)
     return shape.probs is not None
 
 

@@ -19,10 +19,8 @@ import functools
 from collections.abc import Iterator, Sequence
 
 from specjax import accept
-from specjax.errors import UserError
 from specjax.testing import (
     acceptance_checks,
-    cases,
     claims,
     drafter_checks,
     forecast_checks,
@@ -30,7 +28,6 @@ from specjax.testing import (
     pair_checks,
     plain_cases,
     state_checks,
-    width_checks,
 )
 from specjax.testing.findings import Check, Finding, Progress, Report, collect
 from specjax.testing.law_checks import check_law
@@ -78,7 +75,7 @@ def check_drafter(
     params: ModelParams,
     rules: Sequence[Accept] | None = None,
     *,
-    prompts: Sequence[Sequence[int]] = (cases.PROMPT, cases.REPEATED),
+    prompts: Sequence[Sequence[int]] = (plain_cases.PROMPT, plain_cases.REPEATED),
     quick: bool = False,
     first_failure: bool = False,
     progress: Progress = True,
@@ -133,7 +130,7 @@ def _drafter_checks(
     )
     if not quick:
         yield "its state follows the text", functools.partial(state_checks.state_follows_text, *own)
-        check = functools.partial(width_checks.widths_do_not_matter, *own)
+        check = functools.partial(state_checks.widths_do_not_matter, *own)
         yield "verified widths do not matter", check
         if drafter.probs is not None:
             name = "its first token is drawn from Drafter.probs"
@@ -172,9 +169,7 @@ def lossless_rules(drafter: Drafter) -> list[Accept]:
 
 def check_accept(
     rule: Accept,
-    names: Sequence[str] = (),
     *,
-    loop_case: str | None = None,
     quick: bool = False,
     first_failure: bool = False,
     progress: Progress = True,
@@ -184,11 +179,8 @@ def check_accept(
     Args:
         rule: an L1 rule must have the target's law; any rule must be greedy decoding at temperature
             0 with the settings it was made with.
-        names: cases of ``cases.NAMES``, real drafters, that are enumerated in addition to the
-            chains of four and the trees of three levels.
-        loop_case: the case for the compiled loop; default: one that fits.
-        quick: only the enumeration of those drafts at one setting, without the compiled loop: no
-            check of an L2 or L3 rule, so its report has not passed.
+        quick: only the enumeration of chains of four and of trees of three levels at one setting,
+            without the compiled loop: no check of an L2 or L3 rule, so its report has not passed.
         first_failure: whether to end at the first check that fails.
         progress: True: finished lines appear on stderr; a function gets each line; False: silence.
 
@@ -197,34 +189,16 @@ def check_accept(
         and the best possible, the compiled loop. An exception in the rule is a failed check.
 
     Raises:
-        UserError: a class or siblings that do not exist, an unknown case, or one that the rule does
-            not take.
+        UserError: a class or siblings that do not exist.
     """
     accept.check(rule)
-    for name in (*names, *([loop_case] if loop_case else ())):
-        if name not in cases.NAMES:
-            raise UserError(f"unknown case {name!r}; it must be one of {', '.join(cases.NAMES)}")
-        if cases.case(name).drafter.siblings not in rule.siblings:
-            raise UserError(f"rule {rule.name} does not take the case {name}")
-    checks = _rule_checks(rule, names, loop_case, quick)
+    checks = _rule_checks(rule, quick)
     proves = "" if quick else "rule"
     how = {"progress": progress, "first_failure": first_failure, "proves": proves, "rule": rule}
     return collect(rule.name, checks, **how)
 
 
-# Kind of siblings -> a real drafter that drafts them.
-LOOP_CASES = {
-    CHAIN: "chain",
-    "iid": "iid",
-    "independent": "independent",
-    "without_replacement": "without_replacement",
-    "deterministic": "irregular",
-}
-
-
-def _rule_checks(
-    rule: Accept, names: Sequence[str], loop_case: str | None, quick: bool
-) -> Iterator[Check]:
+def _rule_checks(rule: Accept, quick: bool) -> Iterator[Check]:
     exact = rule.lossless_class == "L1"
     for kind in rule.siblings if exact else ():
         empty = functools.partial(acceptance_checks.empty_drafts, rule, kind)
@@ -243,19 +217,15 @@ def _rule_checks(
         for width in (1,) if kind == CHAIN else (1, 2):
             chance = functools.partial(acceptance_checks.chance_of, rule, kind, width)
             yield f"{kind}: chance of acceptance", chance
-    for case in map(cases.case, names if exact else ()):
-        for settings in pair_checks.SETTINGS:
-            yield _law(rule, case, settings, count=not quick)
     if quick:
         return
-    fit = [LOOP_CASES[kind] for kind in rule.siblings]
-    for name in dict.fromkeys([loop_case] if loop_case else [fit[0], fit[-1]]):
-        case = cases.case(name)
+    for kind in dict.fromkeys((rule.siblings[0], rule.siblings[-1])):
+        case = plain_cases.real(kind)
         loop = functools.partial(check_pair, case.drafter, rule, case.target, case.params)
-        yield _named(name, "the compiled loop", loop)
+        yield _named(case.name, "the compiled loop", loop)
 
 
-def _law(rule: Accept, case: cases.Case, settings: dict, **keys) -> Check:
+def _law(rule: Accept, case: plain_cases.Case, settings: dict, **keys) -> Check:
     prompts = [plain_cases.prompt(case)]
     law = functools.partial(
         law_checks.check_law, case.target, case.drafter, rule, case.params, prompts

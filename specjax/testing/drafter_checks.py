@@ -6,28 +6,36 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import accept, decode, rng, sampling
+from specjax import accept, step
 from specjax.errors import UserError
-from specjax.testing import rounds
-from specjax.testing.drafts import check_draft
+from specjax.testing import loop
+from specjax.testing.claims import existing
 from specjax.testing.findings import Finding
 from specjax.testing.models import prompts_of
-from specjax.types import LM, Context, Drafter, ModelParams
+from specjax.types import (
+    CHAIN,
+    DETERMINISTIC,
+    IID,
+    LM,
+    WITHOUT_REPLACEMENT,
+    Context,
+    Draft,
+    Drafter,
+    ModelParams,
+)
 
+# How far from 1 the sum of float32 probabilities may be.
+SUM = 1e-4
 PROMPTS = ([0, 1, 1], [1], [1, 1, 0, 1, 1], [0, 0])
 
 
 def well_formed(drafter: Drafter, target: LM, params: ModelParams) -> Finding:
     """Every array of the drafts of three rounds is what the drafter's ``siblings`` require."""
     name = "drafts are well formed"
-    packed, lengths = decode.pack_prompts(prompts_of(target, PROMPTS))
-    settings = sampling.make_sampling(4, temperature=[1.0, 1.0, 0.5, 0.0])
-    keys = rng.row_keys(0, 4)
-    state = decode.prefill(
-        target, drafter, params, packed, lengths, keys, max_len=12, sampling=settings
-    )
-    greedy = np.asarray(settings.greedy)
-    propose = jax.jit(lambda state: rounds.propose(drafter, params, state))
+    prompts, temperature = prompts_of(target, PROMPTS), [1.0, 1.0, 0.5, 0.0]
+    state = loop.begin(target, drafter, params, prompts, 7, 0, temperature=temperature)
+    greedy = np.asarray(state.sampling.greedy)
+    propose = jax.jit(lambda state: loop.propose(drafter, params, state))
     try:
         for number in range(3):
             draft = propose(state.replace(round=jnp.asarray(number)))
@@ -48,19 +56,18 @@ def well_formed(drafter: Drafter, target: LM, params: ModelParams) -> Finding:
 def probs_of_text(drafter: Drafter, target: LM, params: ModelParams) -> Finding:
     """In five rounds, the first draft token is drawn from ``Drafter.probs`` of the whole text."""
     name = "its first token is drawn from Drafter.probs"
-    packed, lengths = decode.pack_prompts(prompts_of(target, PROMPTS))
-    state = decode.prefill(target, drafter, params, packed, lengths, rng.row_keys(3, 4), max_len=24)
+    state = loop.begin(target, drafter, params, prompts_of(target, PROMPTS), 23, 3)
     rule, worst = accept.load("match"), 0.0
 
     @jax.jit
     def play_round(state):
-        draft = rounds.propose(drafter, params, state)
+        draft = loop.propose(drafter, params, state)
         if drafter.probs is None or draft.probs is None:
             return state, None
         text = Context(jnp.maximum(state.tokens, 0), state.length, state.sampling)
         expected = jax.vmap(lambda row, n: row[n - 1])(drafter.probs(params, text), state.length)
         error = jnp.abs(draft.probs[:, 0] - expected).max(-1)
-        after, _ = rounds.play(target, drafter, rule, params, state)
+        after, _ = step.speculative_step(target, drafter, rule, params, state)
         return after, jnp.where(state.done, 0, error).max()
 
     for _ in range(5):
@@ -70,3 +77,101 @@ def probs_of_text(drafter: Drafter, target: LM, params: ModelParams) -> Finding:
         worst = max(worst, float(error))
     detail = f"its probs are off by at most {worst:.1e} in five rounds"
     return Finding(name, worst < 1e-4, detail)
+
+
+def check_draft(
+    draft: Draft, vocab_size: int, siblings: str, greedy: np.ndarray | None = None
+) -> None:
+    """Raises UserError, naming row and node, unless ``draft`` is what ``siblings`` requires.
+
+    Args:
+        draft: the result of ``propose``, concrete arrays.
+        vocab_size: V.
+        siblings: the drafter's kind, one of ``types.SIBLINGS``.
+        greedy: bool[B] rows of temperature 0; their probs are not checked.
+    """
+    tokens = np.asarray(draft.tokens)
+    batch, size = tokens.shape
+    parents = (
+        np.broadcast_to(np.arange(size) - 1, (batch, size))
+        if draft.parents is None
+        else np.asarray(draft.parents)
+    )
+    if (draft.parents is None) != (siblings == CHAIN):
+        raise UserError(
+            f"siblings are {siblings!r}: parents must be None for a chain, and only for a chain"
+        )
+    _check_topology(parents, np.asarray(draft.valid), vocab_size)
+    valid = existing(parents, np.asarray(draft.valid))
+    _refuse(valid & ((tokens < 0) | (tokens >= vocab_size)), f"a token outside 0..{vocab_size - 1}")
+    if draft.probs is None:
+        return
+    if siblings == DETERMINISTIC:
+        raise UserError(
+            "a deterministic draft has no probs; leave them out, or declare how the siblings "
+            "were drawn (Drafter.siblings)"
+        )
+    sampled = valid if greedy is None else valid & ~np.asarray(greedy)[:, None]
+    probs = np.asarray(draft.probs, np.float64)
+    tokens = np.clip(tokens, 0, vocab_size - 1)
+    _check_probs(probs, tokens, sampled)
+    _check_siblings(probs, tokens, parents, sampled, siblings)
+
+
+def _check_topology(parents: np.ndarray, valid: np.ndarray, vocab_size: int) -> None:
+    size = parents.shape[1]
+    _refuse(
+        valid & (parents >= np.arange(size)),
+        "a parent that does not come before it; order the nodes topologically",
+    )
+    _refuse(valid & (parents < -1), "a parent below -1")
+    for node in range(size):
+        count = ((parents == parents[:, [node]]) & valid).sum(1)
+        if valid[:, node].any() and (count[valid[:, node]] > vocab_size).any():
+            raise UserError(
+                f"node {node} is one of {count.max()} siblings; the vocabulary has {vocab_size} "
+                "tokens"
+            )
+
+
+def _check_probs(probs: np.ndarray, tokens: np.ndarray, sampled: np.ndarray) -> None:
+    _refuse(sampled & ~np.isfinite(probs).all(-1), "probs that are not finite")
+    _refuse(sampled & (probs.min(-1) < 0), "a negative probability")
+    _refuse(sampled & (np.abs(probs.sum(-1) - 1) > SUM), "probs that do not sum to 1")
+    own = np.take_along_axis(probs, tokens[..., None], -1)[..., 0]
+    _refuse(sampled & (own <= 0), "a token of probability 0 in its own probs")
+
+
+def _check_siblings(
+    probs: np.ndarray,
+    tokens: np.ndarray,
+    parents: np.ndarray,
+    sampled: np.ndarray,
+    siblings: str,
+) -> None:
+    row = np.arange(len(probs))
+    for node in range(probs.shape[1]):
+        for earlier in range(node):
+            pair = (
+                sampled[:, node] & sampled[:, earlier] & (parents[:, node] == parents[:, earlier])
+            )
+            if siblings == IID:
+                error = np.abs(probs[:, node] - probs[:, earlier]).max(-1)
+                _refuse(
+                    (pair & (error > SUM))[:, None],
+                    "other probs than its sibling; i.i.d. siblings share one distribution",
+                    node,
+                )
+            if siblings == WITHOUT_REPLACEMENT:
+                again = probs[row, node, tokens[:, earlier]] > 0
+                _refuse(
+                    (pair & again)[:, None],
+                    "a positive probability for the token of an earlier sibling",
+                    node,
+                )
+
+
+def _refuse(bad: np.ndarray, what: str, node: int | None = None) -> None:
+    if bad.any():
+        row, place = np.argwhere(bad)[0]
+        raise UserError(f"row {row}, node {place if node is None else node} has {what}")

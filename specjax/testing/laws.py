@@ -13,7 +13,6 @@ import numpy as np
 from specjax import sampling
 from specjax.logit_maps import LogitMaps
 from specjax.models import lm
-from specjax.testing.mapped_logits import mapped_logits
 from specjax.types import LM
 
 
@@ -57,3 +56,31 @@ def _mapped(
             parts = (text[:prompt], text[prompt:end])
             result[row, place] = mapped_logits(maps, row, result[row, place], *parts)
     return jnp.asarray(result, logits.dtype)
+
+
+def mapped_logits(
+    maps: LogitMaps, row: int, logits: np.ndarray, prompt: Sequence[int], output: Sequence[int]
+) -> np.ndarray:
+    """The logits f64[V] of the token after ``prompt`` and ``output``, with the maps of one row.
+
+    In the order of ``specjax.logit_maps``, one token at a time.
+    """
+    repetition, presence, frequency = (
+        float(x[row]) for x in (maps.repetition, maps.presence, maps.frequency)
+    )
+    ends, least = np.asarray(maps.ends[row]).tolist(), int(maps.min_new_tokens[row])
+    bias = None if maps.bias is None else np.asarray(maps.bias[row], np.float64)
+    result = np.zeros(len(logits))
+    for token, value in enumerate(np.asarray(logits, np.float64).tolist()):
+        if token in ends and len(output) < least:
+            value = -np.inf
+        if bias is not None:
+            value += bias[token]
+        if token in prompt or token in output:
+            value = value / repetition if value > 0 else value * repetition
+        times = list(output).count(token)
+        value -= frequency * times
+        if times:
+            value -= presence
+        result[token] = value
+    return result

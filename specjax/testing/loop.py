@@ -1,4 +1,4 @@
-"""The law of the compiled loop's outputs, by counting.
+"""Rounds from the host, and the law of the compiled loop's outputs, by counting.
 
 Counting detects what enumeration cannot: errors in the noise, the caches and the compiled program.
 """
@@ -6,16 +6,17 @@ Counting detects what enumeration cannot: errors in the noise, the caches and th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+import scipy.optimize
 import scipy.stats
 
-from specjax import decode, rng, sampling
+from specjax import decode, rng, sampling, step
 from specjax.testing import laws, verdicts
 from specjax.theory import statistics
-from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams
+from specjax.types import LM, Accept, DecodeState, Draft, Drafter, ModelParams, StepInfo
 
 # Rounds compiled into one call of ``generate``.
 STEPS = 3
@@ -57,6 +58,30 @@ def begin(
         limit=lengths + new,
         sampling=sampling.make_sampling(len(prompts), **settings),
     )
+
+
+def propose(drafter: Drafter, params: ModelParams, state: DecodeState) -> Draft:
+    """The draft of the next round, as the drafter gives it."""
+    keys = rng.RowKeys(state.keys, state.round, state.length, nodes=drafter.nodes)
+    return drafter.propose(params, keys, step.context_of(state), state.draft)[0]
+
+
+def judge(
+    target: LM,
+    drafter: Drafter,
+    rule: Accept,
+    params: ModelParams,
+    state: DecodeState,
+    keys: Any,
+    draft: Draft,
+    draft_state: Any,
+) -> tuple[DecodeState, StepInfo]:
+    """The part of a round after the draft, which is given. All nodes are verified."""
+    given = drafter._replace(propose=lambda *_: (draft, draft_state))
+    draft, draft_state = step.propose(target, given, params, state, keys)
+    after = state.replace(draft=draft_state)
+    widest = (drafter.nodes + 1,)
+    return step.verify(target, drafter, rule, params, after, keys, draft, None, widest)
 
 
 def finish(
@@ -129,12 +154,8 @@ def detectable(law: np.ndarray, rows: int, level: float = 1e-3, missed: float = 
     """
     freedom = max(int((np.asarray(law).ravel() * rows >= 5).sum()) - 1, 1)
     critical = scipy.stats.chi2.isf(level, freedom)
-    low, high = 0.0, float(critical + 100 * np.sqrt(freedom) + 1000)
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (
-            (low, middle)
-            if scipy.stats.ncx2.sf(critical, freedom, middle) > 1 - missed
-            else (middle, high)
-        )
-    return float(np.sqrt(high / (4 * rows)))
+    highest = critical + 100 * np.sqrt(freedom) + 1000
+    found: Any = scipy.optimize.brentq(
+        lambda x: scipy.stats.ncx2.sf(critical, freedom, x) - (1 - missed), 0, highest
+    )
+    return float(np.sqrt(found / (4 * rows)))

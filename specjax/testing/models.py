@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from specjax import cache as kv
 from specjax import tree
+from specjax.cache import KVBlock, KVCache, Queries
 from specjax.errors import UserError
 from specjax.models import families, lm
-from specjax.models.spire import model as spire
-from specjax.models.spire.config import SpireConfig
 from specjax.models.t5_config import t5
 from specjax.models.transformer_config import TransformerConfig
 from specjax.types import LM, LowerLayers, Output, Sublayers
@@ -83,56 +83,42 @@ def prompts_of(target: LM, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     return [one(list(prompt)) for prompt in prompts]
 
 
-def tiny_spire(
-    seed: int = 0, sinks: int = 1, window: int = 3, scale: float = 8.0, **shape
-) -> tuple[LM, dict]:
-    """A random SPIRe draft model with feedback memory, and its params.
-
-    Its cache has four slots, so texts of a few tokens do not fit; ``scale`` as in ``tiny``.
-    """
-    config = SpireConfig(tiny_config(**shape), sinks, window)
-    params = lm.init_params(config.decoder, jax.random.key(seed))
-    params = jax.tree.map(lambda x: x * scale if x.ndim > 1 else x, params)
-    return spire.from_config(config), spire.with_memory(config, params)
-
-
 class TabularCache(struct.PyTreeNode):
-    """The committed text."""
+    """The committed text, one entry per token."""
 
     length: jax.Array  # i32[B]
-    tokens: jax.Array  # i32[B,S]
+    entries: jax.Array  # i32[B,S] the tokens
 
     def score(self, table, tokens, layout=None, block=None) -> tuple[Output, jax.Array]:
-        """``LM.apply`` of a table after this text; ``HashCache`` has it too, so parts read both."""
-        return _apply(table, tokens, self, layout, block)
+        """``LM.apply`` of a table after this text."""
+        return _after_two(table, tokens, self, layout, block)
+
+
+class HashCache(TabularCache):
+    """Its entry is a hash of the token, of its position and of all tokens before it."""
+
+    def score(self, table, tokens, layout=None, block=None) -> tuple[Output, jax.Array]:
+        """``LM.apply`` of a table after this text."""
+        return _after_all(table, tokens, self, layout, block)
 
 
 # How many layers of a table can be tapped: the tap of layer i is its hidden vector, rotated by i.
 LAYERS = 3
 
 
-def tapping(apply: Callable, missing: int = 0) -> Callable:
-    """``LM.tapping`` of a table model with this ``apply``; ``missing`` as in ``_rolled``."""
+@functools.cache
+def tapped(missing: int, layers: tuple[int, ...]) -> Callable:
+    """``LM.apply`` of a part that lacks so many sublayers, with taps of the whole table model."""
+    if any(not 0 <= layer < LAYERS for layer in layers):
+        raise UserError(f"taps are {layers}; layers are numbered 0..{LAYERS - 1}")
 
-    @functools.cache
-    def tapped(layers: tuple[int, ...]) -> Callable:
-        if any(not 0 <= layer < LAYERS for layer in layers):
-            raise UserError(f"taps are {layers}; layers are numbered 0..{LAYERS - 1}")
+    def with_taps(*args):
+        out, block = _score(*args)
+        taps = tuple(jnp.roll(out.hidden, i, -1) for i in layers)
+        logits = jnp.roll(out.logits, missing, -1) if missing else out.logits
+        return Output(logits, logits, taps), block
 
-        def with_taps(*args):
-            out, block = apply(*args)
-            taps = tuple(jnp.roll(out.hidden, i, -1) for i in layers)
-            return _rolled(out, missing)._replace(taps=taps), block
-
-        return with_taps
-
-    return tapped
-
-
-def _rolled(out: Output, missing: int) -> Output:
-    """The output of a part that lacks so many sublayers; taps are those of the whole model."""
-    logits = jnp.roll(out.logits, missing, -1) if missing else out.logits
-    return out._replace(logits=logits, hidden=logits)
+    return with_taps
 
 
 def _score(table, tokens, cache, layout=None, block=None):
@@ -181,14 +167,11 @@ def part(vocab_size: int, name: str, sublayers: Sublayers) -> LM:
         if any(not 0 <= layer < LAYERS for layer in layers):
             raise UserError(f"sublayers {layers} are asked for; give numbers 0..{LAYERS - 1}")
     missing = 2 * LAYERS - len(sublayers.attention) - len(sublayers.mlp)
-
-    def apply(*args):
-        out, block = _score(*args)
-        return _rolled(out, missing), block
-
-    return tabular(vocab_size, name)._replace(apply=apply, tapping=tapping(_score, missing))
+    taps = functools.partial(tapped, missing)
+    return tabular(vocab_size, name)._replace(apply=taps(()), tapping=taps)
 
 
+@functools.cache
 def tabular(vocab_size: int, name: str = "tabular") -> LM:
     """A model that is a table: its params are logits f32[V+1,V,V], indexed by the last two tokens.
 
@@ -199,7 +182,7 @@ def tabular(vocab_size: int, name: str = "tabular") -> LM:
     # The hidden vector is the logits and the head is the identity, so drafters with heads work too.
     return LM(
         _init_cache,
-        _apply,
+        _score,
         _commit,
         vocab_size,
         name=name,
@@ -207,7 +190,7 @@ def tabular(vocab_size: int, name: str = "tabular") -> LM:
         embed=_embed,
         unembed=_unembed,
         layers=LAYERS,
-        tapping=TAPPING,
+        tapping=functools.partial(tapped, 0),
         part=functools.partial(part, vocab_size, name),
         extended=_extended,
         above=above,
@@ -218,7 +201,7 @@ def _init_cache(batch: int, slots: int) -> TabularCache:
     return TabularCache(jnp.zeros((batch,), jnp.int32), jnp.full((batch, slots), -1, jnp.int32))
 
 
-def _apply(table, tokens, cache, layout=None, block=None):
+def _after_two(table, tokens, cache, layout, block):
     (batch, size), vocab = tokens.shape, table.shape[-1]
     stored = tokens if block is None else jnp.concatenate([block, tokens], 1)
     if layout is None:
@@ -228,26 +211,23 @@ def _apply(table, tokens, cache, layout=None, block=None):
     above = layout.visible & (layout.depth[:, None] == own[..., None] - 1)
     inside = jnp.take_along_axis(stored, jnp.argmax(above, -1), 1)
     last = jnp.maximum(cache.length - 1, 0)[:, None]
-    committed = jnp.take_along_axis(cache.tokens, last, 1) if cache.tokens.shape[1] else last
+    committed = jnp.take_along_axis(cache.entries, last, 1) if cache.entries.shape[1] else last
     outside = jnp.where(cache.length[:, None] > 0, committed, vocab)
     before = jnp.where(above.any(-1), inside, outside)
     logits = table[jnp.clip(before, 0, vocab), jnp.clip(tokens, 0, vocab - 1)]
     return Output(logits, logits), tokens
 
 
-TAPPING = tapping(_apply)
-
-
 def _commit(cache, block, count, path=None):
     if path is None:
         path = jnp.broadcast_to(jnp.arange(block.shape[1]), block.shape)
     kept = jnp.arange(path.shape[1]) < count[:, None]
-    new = tree.take(block, path, kept)
     slot = cache.length[:, None] + jnp.arange(path.shape[1])
-    place = jnp.where(kept, slot, cache.tokens.shape[1])
+    place = jnp.where(kept, slot, cache.entries.shape[1])
     rows = jnp.arange(path.shape[0])[:, None]
-    tokens = cache.tokens.at[rows, place].set(new, mode="drop")
-    return cache.replace(tokens=tokens, length=cache.length + count)
+    block = tree.take(block, path, kept)
+    entries = cache.entries.at[rows, place].set(block, mode="drop")
+    return cache.replace(entries=entries, length=cache.length + count)
 
 
 def _embed(table, tokens):
@@ -258,7 +238,132 @@ def _unembed(table, hidden):
     return hidden
 
 
-def random_table(seed: int, vocab_size: int, sharpness: float = 1.5, dtype=np.float32) -> jax.Array:
-    """Params for ``tabular``: logits f32[V+1,V,V]."""
-    table = np.random.default_rng(seed).normal(size=(vocab_size + 1, vocab_size, vocab_size))
-    return jnp.asarray((sharpness * table).astype(dtype))
+def random_table(
+    seed: int, vocab_size: int, sharpness: float = 1.5, *, sparse: bool = False
+) -> jax.Array:
+    """Params for ``tabular``: logits f[V+1,V,V], float64 where x64 is enabled.
+
+    ``sparse``: in half of the contexts one token has probability 0.
+    """
+    logits = sharpness * np.random.default_rng(seed).normal(
+        size=(vocab_size + 1, *[vocab_size] * 2)
+    )
+    if sparse:
+        rng = np.random.default_rng(seed)
+        for context in np.ndindex(logits.shape[:2]):
+            if rng.random() < 0.5:
+                logits[(*context, rng.integers(vocab_size))] = -np.inf
+    return jnp.asarray(logits)
+
+
+# A key is (weight, position): sums of weights are exact in float32.
+KEY_WIDTH = 2
+
+
+@functools.cache
+def keyed(vocab_size: int, name: str = "keyed") -> LM:
+    """A table, indexed by a sum over the cached tokens and by the last token.
+
+    The params are those of ``tabular``: logits f32[V+1,V,V]. Each token has a key with a weight
+    that depends on the token and on its position. The first index is the sum of the weights of all
+    tokens that are attended to, modulo V + 1, so a model that reads a part of the cache has other
+    logits. The order of the slots does not matter.
+    """
+    return LM(
+        _keyed_cache,
+        _keyed_apply,
+        kv.commit,
+        vocab_size,
+        name=name,
+        width=vocab_size,
+        queries=_queries,
+    )
+
+
+def _keyed_cache(batch: int, slots: int) -> KVCache:
+    return kv.zeros(1, batch, 1, slots, KEY_WIDTH, jnp.float32)
+
+
+def _keys(tokens: jax.Array, position: jax.Array) -> jax.Array:
+    """f32[B,T,1,2]."""
+    weight = 2 * jnp.maximum(tokens, 0) + position**2 + 1
+    return jnp.stack([weight, position], -1).astype(jnp.float32)[:, :, None]
+
+
+def _keyed_apply(table, tokens, cache, layout=None, block=None):
+    (batch, size), vocab = tokens.shape, table.shape[-1]
+    fed = 0 if block is None else block.output.shape[1]
+    if layout is None:
+        layout = tree.chain_layout(batch, size, fed)
+    position = cache.length[:, None] + layout.depth[:, fed:]
+    key = _keys(tokens, position)
+    own = KVBlock((key,), (key,), jnp.zeros(tokens.shape, jnp.float32))
+    whole = own if block is None else tree.join(block, own)
+    inside = jnp.where(layout.visible, whole.k[0][:, None, :, 0, 0], 0).sum(-1)
+    held = cache.length if cache.held is None else cache.held
+    used = jnp.arange(cache.k[0].shape[2]) < held[:, None]
+    outside = jnp.where(used, cache.v[0][:, 0, :, 0], 0).sum(-1)
+    index = (inside + outside[:, None]).astype(jnp.int32) % (vocab + 1)
+    logits = table[index, jnp.clip(tokens, 0, vocab - 1)]
+    # The sum depends on all reads of the cache, as ``KVBlock.output`` must.
+    return Output(logits, logits), own.replace(output=index.astype(jnp.float32))
+
+
+def _queries(table, tokens, cache):
+    position = cache.length[:, None] + jnp.arange(tokens.shape[1])
+    angle = (tokens + 2 * position).astype(jnp.float32)
+    return (Queries(jnp.stack([jnp.sin(angle), jnp.cos(angle)], -1)[:, :, None]),)
+
+
+# Values of a hash: a prime, so that multiplying by less than it is a permutation.
+PRIME = 8191
+
+
+def whole_text(table_model: LM) -> LM:
+    """The model of the same table, indexed by a hash of the whole text and by the last token.
+
+    The params are those of ``tabular``: logits f32[V+1,V,V]. Each cache entry is a hash of its
+    token, its position and the entries before it; the first index is a hash of all entries. So a
+    wrong entry anywhere, or one at a wrong place, changes all later outputs. Such an error is seen
+    by comparing texts.
+    """
+    return table_model._replace(init_cache=_hash_cache)
+
+
+def is_table(model: LM) -> bool:
+    """Whether it is a ``tabular`` model."""
+    return model.apply is _score and model.init_cache is _init_cache
+
+
+def _hash_cache(batch: int, slots: int) -> HashCache:
+    return HashCache(jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, slots), jnp.int32))
+
+
+def _after_all(table, tokens, cache, layout, block):
+    (batch, size), vocab = tokens.shape, table.shape[-1]
+    fed = jnp.zeros((batch, 0), jnp.int32) if block is None else block
+    first = fed.shape[1]
+    if layout is None:
+        layout = tree.chain_layout(batch, size, first)
+    committed = jnp.arange(cache.entries.shape[1]) < cache.length[:, None]
+    text = jnp.where(committed, cache.entries, 0).sum(-1)
+    position = cache.length[:, None] + layout.depth[:, first:]
+    entries = jnp.concatenate([fed, jnp.zeros((batch, size), jnp.int32)], 1)
+
+    # A token reads the entries of its ancestors, so they are made one after another.
+    def one(index, entries):
+        seen = jnp.where(layout.visible[:, index], entries, 0).sum(-1) + text
+        entry = _mix(seen % PRIME, tokens[:, index], position[:, index])
+        return entries.at[:, first + index].set(entry)
+
+    entries = jax.lax.fori_loop(0, size, one, entries)
+    total = jnp.where(layout.visible, entries[:, None], 0).sum(-1) + text[:, None]
+    logits = table[total % PRIME % (vocab + 1), jnp.clip(tokens, 0, vocab - 1)]
+    return Output(logits, logits), entries[:, first:]
+
+
+def _mix(text: jax.Array, token: jax.Array, position: jax.Array) -> jax.Array:
+    """i32[B] in 1..PRIME-1, from numbers below PRIME."""
+    x = (31 * text + 977 * jnp.maximum(token, 0) + 127 * position + 59) % PRIME
+    x = (x * x + 7 * x + 11 * text) % PRIME
+    return jnp.maximum(x, 1).astype(jnp.int32)

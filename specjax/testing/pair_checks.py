@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import rng
-from specjax.testing import cases, laws, loop, verdicts
+from specjax.testing import laws, loop, plain_cases, verdicts
+from specjax.testing.claims import setting_name
 from specjax.testing.findings import Finding
 from specjax.testing.models import prompts_of
 from specjax.testing.runner import BATCH, MASKS, NEW, WIDTH, Outputs, Rows, Runner
@@ -20,17 +21,21 @@ LEVEL = 1e-4
 SETTINGS = ({"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.85})
 
 
-def setting_name(settings: dict) -> str:
-    """Settings as a line of text."""
-    return ", ".join(f"{key} {value}" for key, value in settings.items())
-
-
 def all_checks(run: Runner, settings: Sequence[dict] = SETTINGS, rows: int = ROWS) -> list[Finding]:
     """Every check; the output law, at each of the settings, only of an L1 rule."""
     findings = [greedy(run), greedy_among_sampled(run), ends(run), independent_rows(run)]
     if run.rule.lossless_class == "L1":
         findings += [output_law(run, each, rows) for each in settings]
-    return [*findings, paths(run), frozen(run), compiled_once(run), donated(run)]
+    finished, traces = run.frozen and run.finished, run.retraces
+    texts = "tokens and lengths, in every run; every row finished"
+    again = f"{traces} traces for other texts, settings, seeds and EOS"
+    return [
+        *findings,
+        paths(run),
+        Finding("finished rows are frozen", finished, texts),
+        Finding("nothing is compiled again", traces == 0, again),
+        Finding("the state is donated", run.donated, "its cache was freed"),
+    ]
 
 
 def greedy(run: Runner) -> Finding:
@@ -107,7 +112,7 @@ def output_law(run: Runner, settings: dict, count: int = ROWS) -> Finding:
     """
     steps = min(run.drafter.longest + 2, NEW, int(np.log(count) / np.log(run.vocab)))
     mask, greedy = np.arange(count) % len(MASKS), np.arange(count) // len(MASKS) % 4 == 0
-    [prompt] = prompts_of(run.plain, [cases.REPEATED])
+    [prompt] = prompts_of(run.plain, [plain_cases.REPEATED])
     temperature = np.where(greedy, 0.0, settings["temperature"])
     keys, new, drafted = rng.row_keys(1, count), [], 0.0
     for start in range(0, count, BATCH):
@@ -149,26 +154,3 @@ def paths(run: Runner) -> Finding:
         return Finding(name, True, "and have the emitted tokens, in every run")
     worst = int(np.argmax(run.mistakes))
     return Finding(name, False, f"{run.mistakes.sum()} rows; most often {verdicts.MISTAKES[worst]}")
-
-
-def frozen(run: Runner) -> Finding:
-    """Finished rows do not change."""
-    return Finding(
-        "finished rows are frozen",
-        run.frozen and run.finished,
-        "tokens and lengths, in every run; every row finished",
-    )
-
-
-def compiled_once(run: Runner) -> Finding:
-    """Other texts, settings, seeds and EOS ids do not compile the program again."""
-    return Finding(
-        "nothing is compiled again",
-        run.retraces == 0,
-        f"{run.retraces} traces for other texts, settings, seeds and EOS",
-    )
-
-
-def donated(run: Runner) -> Finding:
-    """The buffers of the previous state are freed."""
-    return Finding("the state is donated", run.donated, "its cache was freed")

@@ -16,7 +16,7 @@ import numpy as np
 from specjax import decode, rng, sampling
 from specjax.drafters import none
 from specjax.testing import verdicts
-from specjax.testing.whole_text import is_table, whole_text
+from specjax.testing.models import is_table, whole_text
 from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams
 
 # Rows of a run, the longest prompt, the most new tokens, and the rounds in one call of generate.
@@ -129,7 +129,7 @@ class Runner:
 
     def run(self, rows: Rows, eos: int = NO_EOS) -> Outputs:
         """Decodes all rows; updates ``finished``, ``frozen``, ``donated`` and ``mistakes``."""
-        state, drafted, tried = self._begin(rows), 0, 0
+        state, drafted, tried = _begin(self.target, self.drafter, self.params, rows), 0, 0
         done, before = np.asarray(state.done), _texts(state)
         for _ in range(NEW + 2):
             if done.all():
@@ -177,18 +177,9 @@ class Runner:
 
     def plain_greedy(self, eos: int = NO_EOS) -> Outputs:
         """The ragged rows by plain greedy decoding of the target alone."""
-        rows, params = self.ragged, ModelParams(self.params.target)
-        state = decode.prefill(
-            self.plain,
-            none.make(self.plain),
-            params,
-            rows.tokens,
-            rows.lengths,
-            rows.keys,
-            max_len=WIDTH + NEW,
-            limit=rows.lengths + rows.new,
-            sampling=sampling.make_sampling(BATCH, 0.0),
-        )
+        rows = self.ragged._replace(settings={"temperature": 0.0})
+        params = ModelParams(self.params.target)
+        state = _begin(self.plain, none.make(self.plain), params, rows)
         state = decode.autoregressive(self.plain, params, state, max_steps=NEW, eos_id=(eos,))
         return Outputs(np.asarray(state.tokens), np.asarray(state.length))
 
@@ -197,18 +188,20 @@ class Runner:
             self._outputs[name, eos] = self.run(rows, eos)
         return self._outputs[name, eos]
 
-    def _begin(self, rows: Rows) -> DecodeState:
-        return decode.prefill(
-            self.target,
-            self.drafter,
-            self.params,
-            rows.tokens,
-            rows.lengths,
-            rows.keys,
-            max_len=WIDTH + NEW,
-            limit=rows.lengths + rows.new,
-            sampling=sampling.make_sampling(BATCH, **rows.settings),
-        )
+
+def _begin(target: LM, drafter: Drafter, params: ModelParams, rows: Rows) -> DecodeState:
+    """The state before the first round of a run."""
+    return decode.prefill(
+        target,
+        drafter,
+        params,
+        rows.tokens,
+        rows.lengths,
+        rows.keys,
+        max_len=WIDTH + NEW,
+        limit=rows.lengths + rows.new,
+        sampling=sampling.make_sampling(BATCH, **rows.settings),
+    )
 
 
 def tied(table: jax.Array) -> jax.Array:

@@ -11,11 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import accept, decode, rng, sampling
-from specjax.testing import rounds
+from specjax import accept, decode, rng, sampling, step, tree
+from specjax.testing import loop
 from specjax.testing.findings import Finding
 from specjax.testing.models import TabularCache, prompts_of
-from specjax.testing.whole_text import HashCache
 from specjax.types import LM, DecodeState, Drafter, ModelParams
 
 # Prompts of the check, with tokens of the smallest vocabulary; lookups draft after some of them.
@@ -42,7 +41,7 @@ def state_follows_text(
     if not jax.tree.leaves(state.draft) and not drafter.history:
         return Finding(name, True, "it has no state")
     chosen = accept.load(rule or ("chain" if drafter.siblings == "chain" else "recursive"))
-    play = jax.jit(lambda state: rounds.play(target, drafter, chosen, params, state))
+    play = jax.jit(lambda state: step.speculative_step(target, drafter, chosen, params, state))
     compare = jax.jit(lambda state, fresh: _compare(drafter, params, state, fresh))
     worst, wrong, nodes = 0.0, [], 0
     for number in range(ROUNDS):
@@ -101,8 +100,8 @@ def _compare(
     drafter: Drafter, params: ModelParams, state: DecodeState, fresh: DecodeState
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """For each row: whether the drafts are equal, the difference of their probs, their nodes."""
-    first = rounds.propose(drafter, params, state)
-    second = rounds.propose(drafter, params, fresh.replace(round=state.round))
+    first = loop.propose(drafter, params, state)
+    second = loop.propose(drafter, params, fresh.replace(round=state.round))
     both = first.valid & second.valid
     same = (first.valid == second.valid) & (~both | (first.tokens == second.tokens))
     if first.parents is not None:
@@ -117,19 +116,71 @@ def _compare(
 def _same_entries(state: Any, fresh: Any) -> np.ndarray | bool:
     """bool[B]: whether all caches of table models have the same entries, as far as both reach."""
     good: np.ndarray | bool = True
-    kinds = (TabularCache, HashCache)
-    pairs = zip(*(_caches(part, kinds) for part in (state, fresh)), strict=True)
-    for ours, other in pairs:
+    for ours, other in zip(_caches(state), _caches(fresh), strict=True):
         lengths = np.minimum(np.asarray(ours.length), np.asarray(other.length))
-        both = [
-            np.asarray(c.tokens if isinstance(c, TabularCache) else c.entries)
-            for c in (ours, other)
-        ]
-        inside = np.arange(both[0].shape[1]) < lengths[:, None]
-        good = good & ((both[0] == both[1]) | ~inside).all(-1)
+        first, second = np.asarray(ours.entries), np.asarray(other.entries)
+        inside = np.arange(first.shape[1]) < lengths[:, None]
+        good = good & ((first == second) | ~inside).all(-1)
     return good
 
 
-def _caches(state: Any, kinds: tuple[type, ...]) -> list[Any]:
-    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, kinds))
-    return [leaf for leaf in leaves if isinstance(leaf, kinds)]
+def _caches(state: Any) -> list[Any]:
+    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, TabularCache))
+    return [leaf for leaf in leaves if isinstance(leaf, TabularCache)]
+
+
+def widths_do_not_matter(drafter: Drafter, target: LM, params: ModelParams) -> Finding:
+    """Text and rounds are those of verifying the whole draft, at every width.
+
+    A drafter that reads what the target computed for nodes that do not exist gives other drafts
+    when they are not verified. The law of the output does not show it.
+    """
+    name = "verified widths do not matter"
+    widths = tree.widths(drafter)
+    if len(widths) == 1:
+        return Finding(name, True, "its rounds have one width")
+    wrong, narrow, rounds = [], 0, 0
+    for row in range(len(PROMPTS)):
+        whole = _decoded(drafter, target, params, row, (drafter.nodes + 1,))
+        few = _decoded(drafter, target, params, row, widths)
+        equal = jax.tree.map(np.array_equal, whole[:-1], few[:-1])
+        wrong += [] if all(jax.tree.leaves(equal)) else [row]
+        ran = few[-1] > 0
+        narrow, rounds = narrow + int((few[-1][ran] <= drafter.nodes).sum()), rounds + ran.sum()
+    if wrong:
+        return Finding(
+            name,
+            False,
+            f"after prompt {PROMPTS[wrong[0]]} at temperature {TEMPERATURES[wrong[0]]:g}, text or "
+            f"rounds differ from those of verifying all nodes ({len(wrong)} of {len(PROMPTS)} "
+            "prompts)",
+        )
+    if not narrow:
+        return Finding(name, True, "every round verified all nodes, so no other width was tried")
+    return Finding(name, True, f"{narrow} of {rounds} rounds verified only a part")
+
+
+def _decoded(
+    drafter: Drafter, target: LM, params: ModelParams, row: int, widths: tuple[int, ...]
+) -> tuple[np.ndarray, ...]:
+    """The text, then what each round emitted, accepted, drafted, tested and verified."""
+    rule = accept.load("chain" if drafter.siblings == "chain" else "recursive")
+    longest = max(len(prompt) for prompt in PROMPTS)
+    # All prompts have one shape, so there is one program.
+    state = loop.begin(
+        target,
+        drafter,
+        params,
+        prompts_of(target, [PROMPTS[row]]),
+        NEW,
+        5,
+        [row],
+        width=longest,
+        temperature=TEMPERATURES[row],
+    )
+    state, records = decode.generate(
+        target, drafter, rule, params, state, max_steps=NEW, verify_widths=widths
+    )
+    decode.check(state)
+    counts = records.emitted, records.accepted, records.drafted, records.tested, records.verified
+    return tuple(np.asarray(x) for x in (state.tokens, *counts))

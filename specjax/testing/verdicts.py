@@ -8,13 +8,14 @@ their entries are equal, so the parent of a node may be a copy of the node befor
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specjax import tree
-from specjax.accept import _walk
+from specjax.accept.verdict import parents as parents_of
 from specjax.types import Accept, Draft, Verdict
 
 MISTAKES = (
@@ -46,7 +47,7 @@ def _mistakes(draft: Draft, verdict: Verdict, vocab: int) -> jax.Array:
     batch, size = draft.tokens.shape
     path, count = verdict.path, verdict.count
     node, on = jnp.clip(path, 0, max(size - 1, 0)), path >= 0
-    parents = _walk.parents(draft)
+    parents = parents_of(draft)
     before = jnp.pad(path, ((0, 0), (1, 0)), constant_values=-1)[:, : path.shape[1]]
     if size:
         take = functools.partial(jnp.take_along_axis, indices=node, axis=1)
@@ -78,7 +79,7 @@ def _mistakes(draft: Draft, verdict: Verdict, vocab: int) -> jax.Array:
 def _copies(draft: Draft) -> jax.Array:
     """bool[B,N+1,N+1]: which nodes of a tree have the same tokens on their paths; 0 is the root."""
     batch, size = draft.tokens.shape
-    above = jnp.pad(_walk.parents(draft) + 1, ((0, 0), (1, 0)), constant_values=0)
+    above = jnp.pad(parents_of(draft) + 1, ((0, 0), (1, 0)), constant_values=0)
     token = jnp.pad(draft.tokens, ((0, 0), (1, 0)), constant_values=-1)
     root = jnp.arange(size + 1) == 0
     equal = (token[:, :, None] == token[:, None]) & (root[:, None] == root)
@@ -103,11 +104,17 @@ def enforced(rule: Accept) -> Accept:
             )
         return verdict
 
+    return _then(rule, check)
+
+
+def _then(rule: Accept, change: Callable[[Draft, Verdict, int], Verdict]) -> Accept:
+    """The rule with verdicts that are changed afterwards, given the draft and the vocabulary."""
+
     def sampled(keys, draft, target_probs):
-        return check(draft, rule.sampled(keys, draft, target_probs), target_probs.shape[-1])
+        return change(draft, rule.sampled(keys, draft, target_probs), target_probs.shape[-1])
 
     def greedy(draft, logits):
-        return check(draft, rule.greedy(draft, logits), logits.shape[-1])
+        return change(draft, rule.greedy(draft, logits), logits.shape[-1])
 
     return rule._replace(sampled=sampled, greedy=greedy)
 
@@ -130,13 +137,7 @@ def marked(rule: Accept) -> Accept:
             jnp.where(bad[:, None], -1, verdict.path).astype(verdict.path.dtype),
         )
 
-    def sampled(keys, draft, target_probs):
-        return mark(draft, rule.sampled(keys, draft, target_probs), target_probs.shape[-1])
-
-    def greedy(draft, logits):
-        return mark(draft, rule.greedy(draft, logits), logits.shape[-1])
-
-    return rule._replace(sampled=sampled, greedy=greedy)
+    return _then(rule, mark)
 
 
 def marks(vocab: int) -> tuple[int, ...]:

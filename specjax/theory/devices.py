@@ -32,71 +32,27 @@ class Device(NamedTuple):
         return Machine(self.bandwidth, self.flops, overhead, self.interconnect)
 
 
+def _cloud(chip: str) -> str:
+    return f"Google Cloud documentation, TPU {chip}: docs.cloud.google.com/tpu/docs/{chip}"
+
+
+_A100 = "NVIDIA A100 Tensor Core GPU, datasheet, column A100 80GB SXM"
+_H100 = "NVIDIA H100 Tensor Core GPU, datasheet, column H100 SXM"
+_H200 = "NVIDIA H200 Tensor Core GPU, datasheet, column H200 SXM"
+_B200 = (
+    "NVIDIA DGX B200, datasheet and user guide, an eighth of the system; operations: "
+    "NVIDIA Blackwell architecture technical brief, HGX B200"
+)
+
+# name, memory, bandwidth, flops, interconnect, source, kinds
 DEVICES = (
-    Device(
-        "TPU v5e",
-        memory=16e9,
-        bandwidth=819e9,
-        flops=197e12,
-        interconnect=400e9 / 2,
-        source="Google Cloud documentation, TPU v5e: docs.cloud.google.com/tpu/docs/v5e",
-        kinds=("TPU v5 lite", "TPU v5e"),
-    ),
-    Device(
-        "TPU v5p",
-        memory=95e9,
-        bandwidth=2765e9,
-        flops=459e12,
-        interconnect=1200e9 / 2,
-        source="Google Cloud documentation, TPU v5p: docs.cloud.google.com/tpu/docs/v5p",
-        kinds=("TPU v5", "TPU v5p"),
-    ),
-    Device(
-        "TPU v6e",
-        memory=32e9,
-        bandwidth=1638e9,
-        flops=918e12,
-        interconnect=800e9 / 2,
-        source="Google Cloud documentation, TPU v6e: docs.cloud.google.com/tpu/docs/v6e",
-        kinds=("TPU v6 lite", "TPU v6e"),
-    ),
-    Device(
-        "A100 80GB SXM",
-        memory=80e9,
-        bandwidth=2039e9,
-        flops=312e12,
-        interconnect=600e9 / 2,
-        source="NVIDIA A100 Tensor Core GPU, datasheet, column A100 80GB SXM",
-        kinds=("NVIDIA A100-SXM4-80GB",),
-    ),
-    Device(
-        "H100 SXM",
-        memory=80e9,
-        bandwidth=3350e9,
-        flops=1979e12 / 2,
-        interconnect=900e9 / 2,
-        source="NVIDIA H100 Tensor Core GPU, datasheet, column H100 SXM",
-        kinds=("NVIDIA H100 80GB HBM3",),
-    ),
-    Device(
-        "H200",
-        memory=141e9,
-        bandwidth=4800e9,
-        flops=1979e12 / 2,
-        interconnect=900e9 / 2,
-        source="NVIDIA H200 Tensor Core GPU, datasheet, column H200 SXM",
-        kinds=("NVIDIA H200",),
-    ),
-    Device(
-        "B200",
-        memory=1440e9 / 8,
-        bandwidth=64e12 / 8,
-        flops=4500e12 / 2,
-        interconnect=14.4e12 / 8 / 2,
-        source="NVIDIA DGX B200, datasheet and user guide, an eighth of the system; operations: "
-        "NVIDIA Blackwell architecture technical brief, HGX B200",
-        kinds=("NVIDIA B200",),
-    ),
+    Device("TPU v5e", 16e9, 819e9, 197e12, 400e9 / 2, _cloud("v5e"), ("TPU v5 lite", "TPU v5e")),
+    Device("TPU v5p", 95e9, 2765e9, 459e12, 1200e9 / 2, _cloud("v5p"), ("TPU v5", "TPU v5p")),
+    Device("TPU v6e", 32e9, 1638e9, 918e12, 800e9 / 2, _cloud("v6e"), ("TPU v6 lite", "TPU v6e")),
+    Device("A100 80GB SXM", 80e9, 2039e9, 312e12, 600e9 / 2, _A100, ("NVIDIA A100-SXM4-80GB",)),
+    Device("H100 SXM", 80e9, 3350e9, 1979e12 / 2, 900e9 / 2, _H100, ("NVIDIA H100 80GB HBM3",)),
+    Device("H200", 141e9, 4800e9, 1979e12 / 2, 900e9 / 2, _H200, ("NVIDIA H200",)),
+    Device("B200", 1440e9 / 8, 64e12 / 8, 4500e12 / 2, 14.4e12 / 8 / 2, _B200, ("NVIDIA B200",)),
 )
 """The table, in the order in which pages show it."""
 

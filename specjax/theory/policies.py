@@ -46,20 +46,6 @@ class Policy(Protocol):
         ...
 
 
-class FixedLength:
-    """Always the same length, 0: plain decoding."""
-
-    def __init__(self, length: int):
-        self._length = checks.count("length", length)
-
-    def length(self, batch: RunningBatch) -> int:
-        """The same for every batch."""
-        return self._length
-
-    def observe(self, accepted: np.ndarray, drafted: np.ndarray) -> None:
-        """Learns nothing."""
-
-
 class LengthLadder:
     """A length for each batch size: of the largest entry that the batch reaches; below, 0.
 
@@ -82,6 +68,13 @@ class LengthLadder:
 
     def observe(self, accepted: np.ndarray, drafted: np.ndarray) -> None:
         """Learns nothing."""
+
+
+class FixedLength(LengthLadder):
+    """Always the same length, 0: plain decoding."""
+
+    def __init__(self, length: int):
+        super().__init__({1: checks.count("length", length)})
 
 
 class FollowAcceptance:

@@ -53,6 +53,10 @@ class Model(NamedTuple):
     sent_bytes: float = 0.0  # X, per token, to the other chips that share the model
 
 
+# Of a model whose layers are shared by several chips, each has a part.
+DIVIDED = ("weight_bytes", "kv_bytes", "flops", "attention_flops", "table_bytes")
+
+
 def model_of(config: TransformerConfig, itemsize: int = 2, kv_itemsize: int | None = None) -> Model:
     """The ``Model`` of a decoder with ``itemsize`` bytes per parameter.
 
@@ -109,15 +113,8 @@ def tensor_parallel(
             f"{config.num_kv_heads} key heads: {right}"
         )
     reduced = 2 * config.num_layers * config.hidden_size * ACTIVATION_BYTES
-    return Model(
-        whole.parameters,
-        whole.weight_bytes / chips,
-        whole.kv_bytes / chips,
-        whole.flops / chips,
-        whole.attention_flops / chips,
-        whole.table_bytes / chips,
-        2 * (chips - 1) / chips * reduced,
-    )
+    divided = {name: getattr(whole, name) / chips for name in DIVIDED}
+    return whole._replace(**divided, sent_bytes=2 * (chips - 1) / chips * reduced)
 
 
 def parameters(config: TransformerConfig) -> int:
@@ -262,7 +259,7 @@ def multiplier(
     M(B, S) = Omega(gamma, alpha) t_target(1) / (gamma t_draft(1) + t_target(gamma + 1)), where
     Omega are the expected tokens of a round. ``budget`` limits the tokens in the draft's cache
     (None: the whole context); ``batch`` and ``context`` as in ``pass_time``. With ``draft=target``
-    it is self-speculation. SPIRe (2504.06419); MagicDec (2408.11049).
+    it is self-speculation, MagicDec. SPIRe (2504.06419); MagicDec (2408.11049).
     """
     gamma = checks.count("gamma", gamma, 0)
     context = checks.cost("context", context)
@@ -272,23 +269,4 @@ def multiplier(
         gamma * pass_time(machine, draft, batch, cached),
         pass_time(machine, target, batch, context, gamma + 1),
         pass_time(machine, target, batch, context),
-    )
-
-
-def self_speculation(
-    machine: Machine,
-    model: Model,
-    *,
-    batch: int,
-    context: float,
-    gamma: int,
-    alpha: float,
-    budget: float,
-) -> float:
-    """The modelled speed-up when a model drafts for itself with at most ``budget`` cached tokens.
-
-    MagicDec (2408.11049).
-    """
-    return multiplier(
-        machine, model, model, batch=batch, context=context, gamma=gamma, alpha=alpha, budget=budget
     )

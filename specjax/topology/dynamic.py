@@ -90,17 +90,18 @@ def expand(
     """
     batch, frontier_size = scores.shape
     vocab_size = log_probs.shape[-1]
-    if whole("top_k", top_k, 1) > vocab_size:
-        raise UserError(
-            f"top_k is {top_k} and the vocabulary has {vocab_size} tokens; "
-            f"give at most {vocab_size}"
-        )
+    _check_size("top_k", top_k, vocab_size, f"the vocabulary has {vocab_size} tokens")
     values, tokens = sampling.top(log_probs, top_k)
     node, rank = candidates(frontier_size, top_k, most).T
     own = node % log_probs.shape[1]
     total = scores[:, node] + values[:, own, rank]
     parent = jnp.broadcast_to(jnp.asarray(node, jnp.int32), (batch, len(node)))
     return tokens[:, own, rank].astype(jnp.int32), total, parent
+
+
+def _check_size(name: str, value: int, most: int, there: str) -> None:
+    if whole(name, value, 1) > most:
+        raise UserError(f"{name} is {value} and {there}; give at most {most}")
 
 
 def _ordered(total: jax.Array) -> jax.Array:
@@ -117,8 +118,7 @@ def frontier(total: jax.Array, k: int) -> jax.Array:
     NaN counts as -inf. Raises UserError for k above C.
     """
     size = total.shape[-1]
-    if whole("k", k, 1) > size:
-        raise UserError(f"k is {k} and there are {size} candidates; give at most {size}")
+    _check_size("k", k, size, f"there are {size} candidates")
     return jax.lax.top_k(_ordered(total), k)[1].astype(jnp.int32)
 
 
@@ -140,8 +140,7 @@ def rerank(total: jax.Array, parents: jax.Array, nodes: int) -> tuple[jax.Array,
         UserError: ``nodes`` above P.
     """
     size = total.shape[-1]
-    if whole("nodes", nodes, 1) > size:
-        raise UserError(f"nodes is {nodes} and the pool has {size}; give at most {size}")
+    _check_size("nodes", nodes, size, f"the pool has {size}")
     chosen = jnp.sort(frontier(total, nodes), axis=-1)
     parent = jnp.take_along_axis(parents, chosen, axis=-1)
     # The parent is chosen too: its index is the number of chosen nodes before it.

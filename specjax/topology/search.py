@@ -15,28 +15,88 @@ import functools
 import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from specjax.checks import whole
 from specjax.errors import UserError
-from specjax.topology.acceptance import acceptance_table
-from specjax.topology.acceptance import acceptance_vector as acceptance_vector
-from specjax.topology.acceptance import accepted_ranks as accepted_ranks
 from specjax.topology.shapes import Topology, from_ranks
+
+# Acceptance of siblings by rank, as the search for a tree needs it.
+
+
+if TYPE_CHECKING:
+    from specjax.types import StepInfo
+
+
+def acceptance_table(acceptance: npt.ArrayLike) -> np.ndarray:
+    """Acceptance as f64[levels, branching]. Raises UserError for other than probabilities."""
+    try:
+        table = np.asarray(acceptance, np.float64)
+    except (ValueError, TypeError):
+        raise UserError(
+            "acceptance is not a table of numbers; give P[branch] or P[depth, branch]"
+        ) from None
+    table = table[None] if table.ndim == 1 else table
+    if table.ndim != 2 or not table.size:
+        right = "give P[branch] or P[depth, branch], not empty"
+        raise UserError(f"acceptance has shape {np.shape(acceptance)}; {right}")
+    if not (np.isfinite(table).all() and (table >= 0).all() and (table.sum(1) <= 1 + 1e-6).all()):
+        right = "its entries must be >= 0 and sum to at most 1 at each depth"
+        raise UserError(f"acceptance does not hold probabilities; {right}")
+    return table
+
+
+def acceptance_vector(ranks: npt.ArrayLike, width: int) -> np.ndarray:
+    """P f64[width]: how often each rank was the accepted one, from observed ranks (-1: none).
+
+    Unconditional, as ``optimal`` needs it: rejections count in the denominator. Observe sets of
+    ``width`` siblings with an accepted parent. Raises UserError for no observation, or one outside
+    -1..width-1.
+    """
+    seen, width = np.asarray(ranks), whole("width", width, 1)
+    if not seen.size:
+        raise UserError("there is no observation of an accepted rank; give at least one")
+    if not np.issubdtype(seen.dtype, np.integer) or seen.min() < -1 or seen.max() >= width:
+        raise UserError(f"ranks must be whole numbers from -1 (none) to {width - 1} (width - 1)")
+    return np.bincount(seen.ravel() + 1, minlength=width + 1)[1:] / seen.size
+
+
+def accepted_ranks(info: StepInfo) -> np.ndarray:
+    """i64[R]: the accepted child of the pending token, -1 for none, in rows that were not finished.
+
+    For ``acceptance_vector``. ``info`` comes from ``decode.stream``, with a draft of one level. Of
+    equal siblings the first counts: ``recursive`` never accepts another, because a rejected token
+    has no mass left. Raises UserError for more levels.
+    """
+    if info.draft.longest != 1:
+        levels = info.draft.longest
+        raise UserError(f"the draft has {levels} levels; count ranks on trees of one level")
+    emitted = np.asarray(info.draft.tokens) == np.asarray(info.tokens)[:, :1]
+    emitted &= np.asarray(info.draft.valid)
+    ranks = np.where(np.asarray(info.accepted) > 0, emitted.argmax(1), -1)
+    return ranks[np.asarray(info.emitted) > 0]
+
 
 REFERENCE = "chen2024sequoia"
 
 
-def _branching(table: np.ndarray, branching: int | None) -> int:
+def _arguments(
+    acceptance: npt.ArrayLike, nodes: int, depth: int, branching: int | None
+) -> tuple[np.ndarray, int]:
+    """The table of a search, and its branching (None: the entries of the table). UserError."""
+    table = acceptance_table(acceptance)
+    whole("nodes", nodes, 1)
+    whole("depth", depth, 1)
+    most = table.shape[1]
     if branching is None:
-        return table.shape[1]
-    if whole("branching", branching, 1) > table.shape[1]:
-        wrong = f"branching is {branching} and acceptance has {table.shape[1]} entries"
-        raise UserError(f"{wrong}; give at most {table.shape[1]}")
-    return int(branching)
+        return table, most
+    if whole("branching", branching, 1) > most:
+        wrong = f"branching is {branching} and acceptance has {most} entries"
+        raise UserError(f"{wrong}; give at most {most}")
+    return table, int(branching)
 
 
 def expected_tokens(topology: Topology, acceptance: npt.ArrayLike) -> float:
@@ -147,12 +207,7 @@ def optimal(
     Time N^2 * depth * branching, and once for each row of an acceptance table. Raises UserError if
     no tree has so many nodes. Sequoia (2402.12374), tree construction.
     """
-    table, nodes, depth = (
-        acceptance_table(acceptance),
-        whole("nodes", nodes, 1),
-        whole("depth", depth, 1),
-    )
-    branching = _branching(table, branching)
+    table, branching = _arguments(acceptance, nodes, depth, branching)
     levels = min(depth, nodes)
     forests = _forests(table, nodes, levels, branching)
     value = float(forests(0, levels).value[nodes])
@@ -173,12 +228,7 @@ def greedy(
     node is more probable than its parent or its earlier sibling; elsewhere it may be lower.
     Cai et al. 2024 (2401.10774), section 2.3.3.
     """
-    table, nodes, depth = (
-        acceptance_table(acceptance),
-        whole("nodes", nodes, 1),
-        whole("depth", depth, 1),
-    )
-    branching = _branching(table, branching)
+    table, branching = _arguments(acceptance, nodes, depth, branching)
 
     def entry(path: tuple[int, ...]) -> tuple[float, int, tuple[int, ...]]:
         levels = np.minimum(range(len(path)), len(table) - 1)
@@ -226,8 +276,7 @@ def best_size(
     Raises:
         UserError: no size remains, or a time is not positive.
     """
-    table = acceptance_table(acceptance)
-    branching = _branching(table, branching)
+    table, branching = _arguments(acceptance, 1, 1, branching)
     times = {whole("a key of verify", n, 1): float(time) for n, time in verify.items()}
     levels = sorted({whole("a depth", depth, 1) for depth in depths})
     for n, time in times.items():

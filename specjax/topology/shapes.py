@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specjax.checks import whole
 from specjax.errors import UserError
@@ -208,24 +208,20 @@ def parse(spec: Topology | Sequence[int] | str | os.PathLike[str]) -> Topology:
 
 
 def _load(path: Path) -> Topology:
+    """The tree in a file. Raises UserError that names it."""
+    right = 'it must hold {"parents": [-1, ...]}'
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(
-            f"tree file {path}: {error.strerror or error}; give a file that can be read"
-        ) from None
-    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested too deeply
-        raise UserError(
-            f'tree file {path}: not JSON; it must hold {{"parents": [-1, ...]}}'
-        ) from None
-    if not isinstance(content, dict) or not isinstance(content.get("parents"), list):
-        raise UserError(
-            f'tree file {path}: no list "parents"; it must hold {{"parents": [-1, ...]}}'
-        )
-    try:
+        if not isinstance(content, dict) or not isinstance(content.get("parents"), list):
+            raise UserError(f'no list "parents"; {right}')
         return check(content["parents"])
+    except OSError as error:
+        wrong = f"{error.strerror or error}; give a file that can be read"
     except UserError as error:
-        raise UserError(f"tree file {path}: {error}") from None
+        wrong = str(error)
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested too deeply
+        wrong = f"not JSON; {right}"
+    raise UserError(f"tree file {path}: {wrong}")
 
 
 def save(path: str | os.PathLike[str], topology: Topology, **extra: Any) -> None:
@@ -243,3 +239,81 @@ def save(path: str | os.PathLike[str], topology: Topology, **extra: Any) -> None
         raise UserError(
             f"tree file {path}: {error.strerror or error}; give a path that can be written"
         ) from None
+
+
+# Tries of candidate sequences: one tree of several token sequences with common prefixes.
+#
+# On the host (``merge``) and on the device (``merge_batched``).
+
+
+if TYPE_CHECKING:
+    import jax
+
+
+def merge(sequences: Sequence[Sequence[int]]) -> tuple[list[int], list[int], list[int]]:
+    """The trie of several token sequences: (tokens, parents, sequences through each node).
+
+    Breadth first, siblings in order of first appearance; an empty sequence adds no node. For
+    deterministic candidates only, see ``merge_batched``.
+    """
+    # The children of each node by token, in order of insertion; entry 0 is the pending token.
+    below: list[dict[int, int]] = [{}]
+    passing = [len(sequences)]
+    for sequence in sequences:
+        at = 0
+        for token in sequence:
+            if token not in below[at]:
+                below[at][token] = len(below)
+                below.append({})
+                passing.append(0)
+            at = below[at][token]
+            passing[at] += 1
+    tokens: list[int] = []
+    parents: list[int] = []
+    order = [0]
+    # A queue: it grows while it is read.
+    for place, at in enumerate(order):
+        for token, child in below[at].items():
+            tokens.append(int(token))
+            parents.append(place - 1)
+            order.append(child)
+    return tokens, parents, [passing[at] for at in order[1:]]
+
+
+def merge_batched(
+    tokens: jax.Array, valid: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The trie of K sequences per row, on the device.
+
+    For deterministic candidates only: merging siblings that were *sampled* independently changes
+    the output law, unless the acceptance rule keeps the multiplicities.
+
+    Args:
+        tokens: i32[B,K,L]. Node ``depth * K + k`` is the token of sequence k at that depth.
+        valid: bool[B,K,L]. A False ends its sequence.
+
+    Returns:
+        tokens: i32[B,K*L].
+        parents: i32[B,K*L], topologically ordered. They always point at a kept node.
+        kept: bool[B,K*L]. The first sequence with a given prefix keeps its node; later ones do not.
+        counts: i32[B,K*L], sequences through each node, 0 where it is not kept.
+    """
+    import jax.numpy as jnp
+
+    batch, k, length = tokens.shape
+    alive = jnp.cumprod(valid, axis=-1).astype(bool)
+    # same[b,i,j,d]: sequence j has d + 1 tokens, and sequence i the same ones. Where sequence i is
+    # shorter, the entry is not used.
+    same = (tokens[:, :, None] == tokens[:, None]) & alive[:, None]
+    same = jnp.cumprod(same, axis=-1).astype(bool)
+    first = jnp.argmax(same, axis=2).astype(jnp.int32)  # [b,i,d] the earliest sequence that agrees
+    kept = alive & (first == jnp.arange(k)[:, None])
+    counts = jnp.where(kept, same.sum(axis=2), 0).astype(jnp.int32)
+    parents = first[..., :-1] + k * jnp.arange(length - 1, dtype=jnp.int32)
+    roots = jnp.full((batch, k, 1), -1, jnp.int32)
+    parents = jnp.concatenate([roots, parents], axis=-1)[..., :length]
+
+    def breadth_first(x: jax.Array) -> jax.Array:
+        return x.swapaxes(1, 2).reshape(batch, length * k)
+
+    return breadth_first(tokens), breadth_first(parents), breadth_first(kept), breadth_first(counts)

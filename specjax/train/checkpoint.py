@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import os
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -21,11 +24,10 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
+from specjax import config as config_lib
 from specjax import files, sharding
 from specjax.errors import UserError
-from specjax.train import together
-from specjax.train.changes import check_same, difference
-from specjax.train.checkpoint_files import CHECKSUMS, checksums, reason_of, silence
+from specjax.train.settings import KEYS, Training
 
 _METRIC = "value"
 
@@ -129,7 +131,7 @@ class Checkpoints:
             return
         step, saved = pending
         error = saved.exception()  # for a full disk Orbax raises ValueError
-        reason = together.first_error(None if error is None else reason_of(error))
+        reason = sharding.first_error(None if error is None else reason_of(error))
         if reason is not None:
             raise self._failed(step, reason) from error
 
@@ -164,14 +166,14 @@ class Checkpoints:
         for step in steps[: steps.index(good)]:
             self._remove(step, f"is damaged or incomplete: resuming from {good}")
         best = self.best()
-        if best is not None and best[0] != good and not self._is_whole(best[0]):
+        if best is not None and best[0] != good and self._newest_whole([best[0]]) is None:
             self._remove(best[0], "is the best one and damaged: removed")
         return good, state
 
     def restore_step(self, step: int, like: Any) -> Any:
         """The state of a saved step. Raises UserError if it is damaged or has other arrays."""
         self.wait()
-        if not self._is_whole(step):
+        if self._newest_whole([step]) is None:
             raise UserError(f"checkpoint {step} in {self.directory} is damaged or missing")
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         changed = difference(self._manager.item_metadata(step)["state"].tree, abstract)
@@ -214,7 +216,7 @@ class Checkpoints:
         Raises UserError if there was a finished save: then all checkpoints are damaged.
         """
         finished = [step for step in steps if (self.directory / str(step) / CHECKSUMS).exists()]
-        if together.of_first(finished):
+        if sharding.of_first(finished):
             raise UserError(
                 f"no checkpoint in {self.directory} is undamaged; remove it to start again"
             )
@@ -245,11 +247,7 @@ class Checkpoints:
 
     def _newest_whole(self, steps: Sequence[int]) -> int | None:
         """The first undamaged one of the steps, as the first process reads them."""
-        return together.of_first(self._newest(steps) if sharding.is_first() else None)
-
-    def _is_whole(self, step: int) -> bool:
-        """Whether a step is undamaged, as the first process reads it."""
-        return together.of_first(self._whole(step) if sharding.is_first() else None)
+        return sharding.of_first(self._newest(steps) if sharding.is_first() else None)
 
     def _whole(self, step: int) -> bool:
         folder = self.directory / str(step)
@@ -273,3 +271,91 @@ def _manager(directory: Path, sign: int) -> _Manager:
     )
     handlers = {"state": ocp.StandardCheckpointHandler(), "config": ocp.JsonCheckpointHandler()}
     return _Manager(directory, options=options, item_handlers=handlers)
+
+
+CHECKSUMS = "checksums.json"
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file of a step, without the list of checksums."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {
+        path.relative_to(folder).as_posix(): files.sha256(path)
+        for path in sorted(paths)
+        if not path.name.startswith(CHECKSUMS)
+    }
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a file could not be written, in one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    # TensorStore puts the error number of the system into its message.
+    number = re.search(r"os_error_code='(\d+)'", str(error))
+    return os.strerror(int(number[1])) if number else str(error).partition("\n")[0]
+
+
+def silence(on: bool) -> None:
+    """Drops the log records of Orbax from now on, or no longer.
+
+    It logs every error that it also raises, with a traceback and from several threads, and warns of
+    intended states (a checkpoint without a metric).
+    """
+    logger = logging.getLogger("absl")
+    (logger.addFilter if on else logger.removeFilter)(_not_of_orbax)
+
+
+def _not_of_orbax(record: logging.LogRecord) -> bool:
+    return f"{os.sep}orbax{os.sep}" not in record.pathname
+
+
+def check_same(
+    stored: dict, config: dict, workdir: str | Path, report: Callable[[str], Any] | None = None
+) -> None:
+    """Compares two configurations (plain JSON); names the keys in which they differ.
+
+    A larger ``train.steps`` is no difference: it lengthens the run. A key that is new since the run
+    began had its default. Raises UserError if they differ; with ``report``, calls it with a message
+    instead.
+    """
+    before, now = (_leaves(tree, _no_dict) for tree in (stored, json.loads(json.dumps(config))))
+    defaults = config_lib.group(Training, KEYS.get(config.get("objective", ""), ("optimiser",)))
+    for key, value in _leaves(json.loads(defaults.to_json_best_effort()), _no_dict).items():
+        if key in now:
+            before.setdefault(key, value)
+    if "train.steps" in before and before["train.steps"] < now.get("train.steps", 0):
+        before["train.steps"] = now["train.steps"]
+    keys = [key for key in sorted(before | now) if before.get(key) != now.get(key)]
+    if not keys:
+        return
+    changes = ", ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in keys)
+    if report is None:
+        raise UserError(
+            f"{workdir} holds a run with another config ({changes}); "
+            "use another workdir, or the old values"
+        )
+    report(f"the run in {workdir} is resumed with a changed config: {changes}")
+
+
+def difference(stored: Any, like: Any) -> str:
+    """The first array that only one of two states has, or whose shape or dtype differs; else ""."""
+    before, now = _leaves(stored), _leaves(like)
+    for name in sorted(before | now):
+        if name not in before or name not in now:
+            return f"{name} is {'new' if name not in before else 'gone'}"
+        was, now_is = (f"{leaf.dtype}{list(leaf.shape)}" for leaf in (before[name], now[name]))
+        if was != now_is:
+            return f"{name} was {was}, is {now_is}"
+    return ""
+
+
+def _leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
+    """Dotted name -> leaf."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf)[0]
+    }
+
+
+def _no_dict(value: Any) -> bool:
+    return not isinstance(value, dict)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -21,16 +20,24 @@ def report(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def _bar(title: str) -> Progress | None:
-    """A progress bar with a text ``status`` at its end; None if stderr is not a terminal.
+class _Bar(Progress):
+    """A progress bar with a text ``status`` at its end, in a ``with`` block.
 
-    With several processes only the first one has a bar.
+    It is disabled if stderr is not a terminal, and in all processes but the first one.
     """
-    console = Console(stderr=True)
-    if not console.is_terminal or not sharding.is_first():
-        return None
-    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, TextColumn("{task.fields[status]}"), console=console)
+
+    def __init__(self, title: str, total: int, done: int = 0):
+        console = Console(stderr=True)
+        columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        shown = console.is_terminal and sharding.is_first()
+        status = TextColumn("{task.fields[status]}")
+        super().__init__(*columns, status, console=console, disable=not shown)
+        self.bar = self.add_task("", total=total, completed=done, status="")
+
+    def stop(self) -> None:
+        """Removes the bar; a disabled one of older versions of rich would print a blank line."""
+        if not self.disable:
+            super().stop()
 
 
 def _values(record: dict[str, Any]) -> list[str]:
@@ -67,38 +74,26 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-class Display:
+class Display(_Bar):
     """The progress of training: a bar with the loss on a terminal, elsewhere a line every ten
     seconds."""
 
     def __init__(self, start: int, steps: int):
+        super().__init__("training", steps, start)
         self._steps, self._reported = steps, float("-inf")
         # (time, step) after the first step: that one is mostly compilation.
         self._first: tuple[float, int] | None = None
-        self._bar = _bar("training")
-        if self._bar is not None:
-            self._task = self._bar.add_task("", total=steps, completed=start, status="")
 
-    def __enter__(self) -> Display:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def advance(self, step: int) -> None:
+    def reach(self, step: int) -> None:
         """Shows that ``step`` is done."""
         self._first = self._first or (time.monotonic(), step)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=step)
+        self.update(self.bar, completed=step)
 
     def show(self, record: dict[str, Any]) -> None:
         """Shows the main values of a record."""
         parts, now, step = _values(record), time.monotonic(), record["step"]
-        if self._bar is not None:
-            self._bar.update(self._task, status=", ".join(parts))
+        if not self.disable:
+            self.update(self.bar, status=", ".join(parts))
         elif now - self._reported >= _SECONDS or step == self._steps:
             began, first = self._first or (now, step)
             if first < step < self._steps:
@@ -108,28 +103,20 @@ class Display:
             self._reported = now
 
 
-class Meter:
+class Meter(_Bar):
     """The progress of text generation: a bar on a terminal, elsewhere a line every ten seconds."""
 
     def __init__(self, title: str, total: int):
         """``total`` is the number of units: prompts, or tokens."""
+        super().__init__(title, total)
         self._title, self._total = title, total
         self._done = self._skipped = self._tokens = self._rounds = 0
         # (time, tokens) at the end of the first batch.
         self._first: tuple[float, int] | None = None
         self._began = self._reported = time.monotonic()
-        self._bar = _bar("{task.description}")
-        if self._bar is not None:
-            self._task = self._bar.add_task(title, total=total, status="")
 
-    def __enter__(self) -> Meter:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, kind, *_) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+    def __exit__(self, kind, *rest) -> None:
+        super().__exit__(kind, *rest)
         if kind is None and self._tokens:
             report(f"{self._title}: {self._status()}")
 
@@ -160,29 +147,12 @@ class Meter:
 
     def _show(self) -> None:
         done, now = self._done + self._skipped, time.monotonic()
-        if self._bar is not None:
+        if not self.disable:
             status = self._status() if self._tokens else ""
-            self._bar.update(self._task, completed=min(done, self._total), status=status)
+            self.update(self.bar, completed=min(done, self._total), status=status)
         elif now - self._reported >= _SECONDS and self._done:
             left = (now - self._began) / self._done * max(self._total - done, 0)
             report(
                 f"{self._title}: {done:,} of {self._total:,}, {self._status()}, {left:.0f} s left"
             )
             self._reported = now
-
-
-class Status:
-    """A line on the terminal while a step takes time; nothing if stderr is not a terminal."""
-
-    def __init__(self, text: str):
-        self._status = Console(stderr=True).status(text) if sys.stderr.isatty() else None
-
-    def __enter__(self) -> Callable[[str], None]:
-        """Returns a function that changes the text."""
-        if self._status:
-            self._status.start()
-        return self._status.update if self._status else lambda text: None
-
-    def __exit__(self, *_) -> None:
-        if self._status:
-            self._status.stop()

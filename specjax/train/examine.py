@@ -190,17 +190,15 @@ def accuracy(
     tokens are right, later ones are right more often: the predicted tokens per round are too few.
     """
     assert drafter.training is not None and drafter.training.ranks is not None
-    ranks_of, counts, places = jax.jit(drafter.training.ranks), None, None
-    for text in texts:
-        ranks = sharding.fetch(ranks_of(params, text.batch))
-        depth = ranks.shape[-1]
-        counts = np.zeros((depth, width)) if counts is None else counts
-        places = np.zeros(depth) if places is None else places
+    ranks_of = jax.jit(drafter.training.ranks)
+    ranks_of_texts = [sharding.fetch(ranks_of(params, text.batch)) for text in texts]
+    depth = ranks_of_texts[0].shape[-1]
+    counts, places = np.zeros((depth, width)), np.zeros(depth)
+    for ranks, text in zip(ranks_of_texts, texts, strict=True):
         for row, (start, length) in enumerate(zip(starts, text.lengths, strict=True)):
             for d in range(depth):
                 seen = ranks[row, start - 1 : max(length - 1 - d, start - 1), d]
                 seen = seen[seen >= 0]
                 counts[d] += np.bincount(np.minimum(seen, width), minlength=width + 1)[:width]
                 places[d] += len(seen)
-    assert counts is not None and places is not None
     return (counts / np.maximum(places, 1)[:, None]).tolist()

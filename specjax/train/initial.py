@@ -12,6 +12,7 @@ from specjax.errors import UserError
 from specjax.models import hf, lm
 from specjax.models.t5_config import T5Config
 from specjax.models.transformer_config import TransformerConfig
+from specjax.types import LM
 
 
 def pruned(target: hf.Loaded, layers: str) -> tuple[TransformerConfig, dict]:
@@ -72,10 +73,7 @@ def load(directory: str, config: TransformerConfig, vocabulary: str, on_host: bo
     of its configuration.
     """
     loaded = hf.load(directory, dtype=jnp.float32, on_host=on_host)
-    if loaded.lm.vocabulary not in (None, vocabulary):
-        raise UserError(
-            f"config.init {loaded.directory} has another tokenizer; give a model with the same one"
-        )
+    check_tokenizer(loaded.directory, loaded.lm, vocabulary)
     expected = jax.tree.map(jnp.shape, lm.abstract_params(config))
     if expected != jax.tree.map(jnp.shape, loaded.params):
         raise UserError(
@@ -85,6 +83,14 @@ def load(directory: str, config: TransformerConfig, vocabulary: str, on_host: bo
     if isinstance(config, T5Config):
         _check_same(loaded, config)
     return loaded.params
+
+
+def check_tokenizer(directory: str, model: LM, vocabulary: str) -> None:
+    """Raises UserError if the model ``config.init`` has another tokenizer than this one."""
+    if model.vocabulary not in (None, vocabulary):
+        raise UserError(
+            f"config.init {directory} has another tokenizer; give a model with the same one"
+        )
 
 
 def _check_same(loaded: hf.Loaded, config: T5Config) -> None:

@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.checks import number, one_of, whole
+from specjax import declare
+from specjax.declare import key
 from specjax.errors import UserError
 from specjax.models import lm
 from specjax.models.transformer_config import TransformerConfig
@@ -26,33 +27,45 @@ from specjax.train.objectives import Loss
 from specjax.train.placement import Source
 from specjax.types import LM, Batch
 
-SCHEDULES = ("constant", "exponential")
-CURRICULA = ("rotational", "gradual", "all")
 
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(declare.Keys):
     """The keys of the loss; each is the key of ``config.loss`` of that name. Raises UserError."""
 
+    OWNER = "loss."
+
     # p_max, the probability that the last layer is left out; 0: no layer dropout.
-    dropout: float = 0.1
+    dropout: float = key(0.1, least=0, below=1)
     # How the probabilities depend on the step: "constant" (to continue a trained model), or
     # "exponential" (from scratch: from 0 to their full size).
-    dropout_schedule: str = "exponential"
+    dropout_schedule: str = key("exponential", choices=("constant", "exponential"))
     # e_scale, the weight of all exits but the last; 0: only the last layer is trained.
-    exits: float = 0.2
+    exits: float = key(0.2, least=0)
     # Which exits are trained in a step: "rotational" (every ``rotation``-th layer, by turns),
     # "gradual" (from the last layer to the first, in the first half of the steps) or "all". The
     # last layer is trained in every step.
-    curriculum: str = "rotational"
-    rotation: int = 8
+    curriculum: str = key("rotational", choices=("rotational", "gradual", "all"))
+    rotation: int = key(8, least=1)
 
-    def __post_init__(self):
-        number("loss.dropout", self.dropout, "in [0, 1)", lambda x: 0 <= x < 1)
-        one_of("loss.dropout_schedule", self.dropout_schedule, SCHEDULES)
-        number("loss.exits", self.exits, ">= 0", lambda x: x >= 0)
-        one_of("loss.curriculum", self.curriculum, CURRICULA)
-        whole("loss.rotation", self.rotation, 1)
+    def check(self) -> None:
+        if not self.dropout and not self.exits:
+            raise UserError(
+                "loss.dropout and loss.exits are both 0, which is plain pretraining; leave "
+                "config.loss empty, or make one of them positive"
+            )
+        needed = {"dropout_schedule": "dropout", "curriculum": "exits", "rotation": "exits"}
+        for name, other in needed.items():
+            value = getattr(self, name)
+            if not getattr(self, other) and value != getattr(Settings, name):
+                raise UserError(
+                    f"loss.{name} is {value!r} and loss.{other} is 0; give loss.{other}, or leave "
+                    f"loss.{name} out"
+                )
+        if self.curriculum != "rotational" and self.rotation != Settings.rotation:
+            raise UserError(
+                f"loss.rotation is {self.rotation} and loss.curriculum is {self.curriculum!r}; it "
+                "is for 'rotational', leave it out"
+            )
 
 
 def dropout_rates(settings: Settings, layers: int, step: Any, steps: int) -> jax.Array:
@@ -87,17 +100,9 @@ def exit_weights(settings: Settings, layers: int, step: Any, steps: int) -> jax.
     return (weights / weights.sum()).astype(jnp.float32)
 
 
+@declare.method(Settings)
 def layer_skip_loss(
-    model: LM,
-    shape: TransformerConfig,
-    steps: int,
-    remat: bool = False,
-    *,
-    dropout: float = 0.1,
-    dropout_schedule: str = "exponential",
-    exits: float = 0.2,
-    curriculum: str = "rotational",
-    rotation: int = 8,
+    model: LM, shape: TransformerConfig, steps: int, remat: bool, keys: Settings
 ) -> Loss:
     """The loss of a decoder, with its shape, in a run of ``steps`` steps; keys as in ``Settings``.
 
@@ -106,8 +111,6 @@ def layer_skip_loss(
     ``target_params`` are ignored; ``remat`` as in ``lm.from_config``. Raises UserError for values
     out of range or without effect.
     """
-    settings = Settings(dropout, dropout_schedule, exits, curriculum, rotation)
-    _check_effects(settings)
     layers, uniform = shape.num_layers, math.log(shape.vocab_size)
     assert model.unembed is not None and model.last_norm is not None
     unembed, last_norm = model.unembed, model.last_norm
@@ -116,7 +119,7 @@ def layer_skip_loss(
         del target_params
         assert batch.step is not None
         step = batch.step[0]
-        rates = dropout_rates(settings, layers, step, steps)
+        rates = dropout_rates(keys, layers, step, steps)
         kept = ~jax.random.bernoulli(key, rates, (len(batch.tokens), layers))
         segments = None if batch.segments is None else batch.segments[:, :-1]
         outputs = lm.layers_left_out(shape, params, batch.tokens[:, :-1], kept, segments, remat)
@@ -128,7 +131,7 @@ def layer_skip_loss(
             logits = unembed(params, last_norm(params, x))
             return objectives.cross_entropy(logits, labels, mask)
 
-        weights = exit_weights(settings, layers, step, steps)
+        weights = exit_weights(keys, layers, step, steps)
         values = [
             jax.lax.cond(weights[layer] > 0, exit_loss, lambda *_: jnp.zeros(()), params, x)
             for layer, x in enumerate(outputs)
@@ -138,30 +141,6 @@ def layer_skip_loss(
         return total, {"last": values[-1], "uniform": jnp.float32(uniform), "weight": count}
 
     return loss
-
-
-def _check_effects(settings: Settings) -> None:
-    if not settings.dropout and not settings.exits:
-        raise UserError(
-            "loss.dropout and loss.exits are both 0, which is plain pretraining; leave config.loss "
-            "empty, or make one of them positive"
-        )
-    usual = Settings()
-    for name, other in (
-        ("dropout_schedule", "dropout"),
-        ("curriculum", "exits"),
-        ("rotation", "exits"),
-    ):
-        if not getattr(settings, other) and getattr(settings, name) != getattr(usual, name):
-            raise UserError(
-                f"loss.{name} is {getattr(settings, name)!r} and loss.{other} is 0; give "
-                f"loss.{other}, or leave loss.{name} out"
-            )
-    if settings.curriculum != "rotational" and settings.rotation != usual.rotation:
-        raise UserError(
-            f"loss.rotation is {settings.rotation} and loss.curriculum is "
-            f"{settings.curriculum!r}; it is for 'rotational', leave it out"
-        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ with exactly the parameters of an uninterrupted run.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -24,9 +25,9 @@ from specjax.train.evaluate import mean
 from specjax.train.objectives import Loss
 from specjax.train.optimise import Optimiser
 from specjax.train.placement import Placement, Source, place
-from specjax.train.programs import Programs, Rewrite, compile_programs
 from specjax.train.records import Clock, Log
 from specjax.train.settings import Schedule, Settings
+from specjax.train.update import Programs, Rewrite, compile_programs
 from specjax.types import Batch
 
 
@@ -107,75 +108,72 @@ def train(
         return params if placement.spread else jax.device_put(params, placement.first)
 
 
+@dataclasses.dataclass
 class _Run:
     """The parts of a step, and what is kept between steps."""
 
-    def __init__(
-        self,
-        task: Task,  # with ``target_params`` cast and on the devices
-        programs: Programs,
-        placement: Placement,
-        schedule: Schedule,
-        settings: Settings,
-        checkpoints: Checkpoints,
-        log: Log,
-        display: Display,
-    ):
-        self._task, self._programs, self._placement = task, programs, placement
-        self._schedule, self._settings = schedule, settings
-        self._checkpoints, self._log, self._display = checkpoints, log, display
-        self._clock = Clock()
-        self._key, self._rewrite_key = jax.random.split(jax.random.key(settings.seed))
-        # Metrics of the steps since the last record. They stay on the device until they are needed,
-        # so that no step waits for the device.
-        self._recent: list[dict[str, Any]] = []
-        self._part = "first_evaluation"  # of the wall time, to which the next evaluation belongs
+    task: Task  # with ``target_params`` cast and on the devices
+    programs: Programs
+    placement: Placement
+    schedule: Schedule
+    settings: Settings
+    checkpoints: Checkpoints
+    log: Log
+    display: Display
+    clock: Clock = dataclasses.field(default_factory=Clock)
+    # Metrics of the steps since the last record. They stay on the device until they are needed, so
+    # that no step waits for the device.
+    recent: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    part: str = "first_evaluation"  # of the wall time, to which the next evaluation belongs
+
+    def __post_init__(self):
+        self.key, self.rewrite_key = jax.random.split(jax.random.key(self.settings.seed))
 
     def train(self, start: int, state: Any) -> Any:
         """All steps after ``start``; returns the state whose parameters are kept."""
-        target_params, steps = self._task.target_params, self._schedule.steps
+        target_params, steps = self.task.target_params, self.schedule.steps
         batch: Any = self._fetch(start) if start < steps else None
         for step in range(start + 1, steps + 1):
             batch = self._rewrite(step, state, batch)
-            self._clock.count(len(batch.tokens) * (batch.tokens.shape[1] - 1))
-            state, metrics = self._programs.advance(state, target_params, batch, self._key)
-            self._recent.append(metrics)
+            self.clock.count(len(batch.tokens) * (batch.tokens.shape[1] - 1))
+            state, metrics = self.programs.advance(state, target_params, batch, self.key)
+            self.recent.append(metrics)
             if step == start + 1:  # the first step was mostly compilation: it is not counted
                 jax.block_until_ready(metrics)
-                self._clock.restart()
+                self.clock.restart()
             if step < steps:
                 batch = self._fetch_ahead(step, metrics)
             self._keep(step, state)
-            self._display.advance(step)
-        with self._clock("checkpoint"):
-            self._checkpoints.wait()
-        if (summary := self._clock.summary()) is not None:
+            self.display.reach(step)
+        with self.clock("checkpoint"):
+            self.checkpoints.wait()
+        if (summary := self.clock.summary()) is not None:
             report(summary)
-        return state if self._settings.keep == "last" else self._best(state)
+        return state if self.settings.keep == "last" else self._best(state)
 
     def _fetch(self, step: int) -> Batch:
-        return self._placement.fetch(self._task.batches, step)
+        return self.placement.fetch(self.task.batches, step)
 
     def _fetch_ahead(self, step: int, metrics: dict[str, Any]) -> Batch:
         """Makes the next batch while the device computes; counts the time that the device waits."""
         began = time.perf_counter()
         batch = self._fetch(step)
         if metrics["loss"].is_ready():
-            self._clock.add("data", time.perf_counter() - began)
+            self.clock.add("data", time.perf_counter() - began)
         return batch
 
     def _rewrite(self, step: int, state: Any, batch: Batch) -> Batch:
-        if self._programs.rewrite is None:
+        if self.programs.rewrite is None:
             return batch
         jax.block_until_ready(state)  # so that only the rewriting is timed
-        with self._clock("rewrite"):
-            key = jax.random.fold_in(self._rewrite_key, step)
-            batch = self._programs.rewrite(state["params"], self._task.target_params, batch, key)
+        with self.clock("rewrite"):
+            key = jax.random.fold_in(self.rewrite_key, step)
+            batch = self.programs.rewrite(state["params"], self.task.target_params, batch, key)
             return jax.block_until_ready(batch)
 
     def _keep(self, step: int, state: Any) -> None:
         """Logs, evaluates and saves, if the schedule demands it."""
-        last, schedule = step == self._schedule.steps, self._schedule
+        last, schedule = step == self.schedule.steps, self.schedule
         logged = last or step % schedule.log_every == 0
         evaluated = schedule.evaluates(step)
         saved = last or step % schedule.checkpoint_every == 0
@@ -183,62 +181,58 @@ class _Run:
             self._collect(step)
         value = None
         if logged or evaluated:
-            record = {
-                "step": step,
-                **mean(self._recent),
-                "lr": float(self._programs.rate(step - 1)),
-            }
-            if evaluated and _evaluates(self._task):
+            record = {"step": step, **mean(self.recent), "lr": float(self.programs.rate(step - 1))}
+            if evaluated and _evaluates(self.task):
                 value = self._evaluate(step, state, record)
                 saved = saved or record.get("best_step") == step
-            record["tokens_per_second"], record["time_share"] = self._clock.lap()
-            self._log.write(record)
-            self._display.show(record)
-            self._recent = []
+            record["tokens_per_second"], record["time_share"] = self.clock.lap()
+            self.log.write(record)
+            self.display.show(record)
+            self.recent = []
         if saved:
-            with self._clock("checkpoint"):
-                self._checkpoints.save(step, state, value)
+            with self.clock("checkpoint"):
+                self.checkpoints.save(step, state, value)
 
     def _collect(self, step: int) -> None:
         """Moves the metrics since the last record to the host. Raises UserError: not finite."""
-        self._recent = jax.device_get(self._recent)
-        for number, values in enumerate(self._recent, step - len(self._recent) + 1):
-            _check_finite(values, number, self._checkpoints)
+        self.recent = jax.device_get(self.recent)
+        for number, values in enumerate(self.recent, step - len(self.recent) + 1):
+            _check_finite(values, number, self.checkpoints)
 
     def _evaluate(self, step: int, state: Any, record: dict[str, Any]) -> float | None:
         """Adds held-out values and the best step to ``record``; returns the value that decides."""
-        best = self._settings.best
-        examined = self._settings.examine_always or self._schedule.examines(step)
-        with self._clock(self._part):
-            record |= self._held_out(self._programs.averaged(state), examined)
-        self._part = "evaluate"
-        _check_finite(record, step, self._checkpoints)
+        best = self.settings.best
+        examined = self.settings.examine_always or self.schedule.examines(step)
+        with self.clock(self.part):
+            record |= self._held_out(self.programs.averaged(state), examined)
+        self.part = "evaluate"
+        _check_finite(record, step, self.checkpoints)
         value = record.get(best)
         if value is not None:
-            record["best_step"], record["best_value"] = self._checkpoints.best_with(step, value)
-        elif self._settings.keep == "best" or best != "heldout_loss":
+            record["best_step"], record["best_value"] = self.checkpoints.best_with(step, value)
+        elif self.settings.keep == "best" or best != "heldout_loss":
             names = ", ".join(name for name in record if name.startswith("heldout_"))
             raise UserError(f"config.train.best is {best!r}; it must be one of {names}")
         return value
 
     def _held_out(self, params: Any, examined: bool) -> dict[str, float]:
-        task, values = self._task, {}
+        task, values = self.task, {}
         if task.eval_batches:
-            values |= self._programs.evaluate(params, task.target_params, task.eval_batches)
+            values |= self.programs.evaluate(params, task.target_params, task.eval_batches)
         if task.examine and examined:
-            if not self._placement.spread:
-                params = jax.device_put(params, self._placement.first)
+            if not self.placement.spread:
+                params = jax.device_put(params, self.placement.first)
             values |= task.examine(params)
         return {f"heldout_{name}": float(value) for name, value in values.items()}
 
     def _best(self, like: Any) -> Any:
-        best = self._checkpoints.best()
+        best = self.checkpoints.best()
         if best is None:
             raise UserError(
-                f"no checkpoint in {self._checkpoints.directory} has a value of "
-                f"{self._settings.best}; keep 'last'"
+                f"no checkpoint in {self.checkpoints.directory} has a value of "
+                f"{self.settings.best}; keep 'last'"
             )
-        return self._checkpoints.restore_step(best[0], like)
+        return self.checkpoints.restore_step(best[0], like)
 
 
 def _evaluates(task: Task) -> bool:

@@ -19,7 +19,7 @@ heads adds up several tokens per position. In a joint loss both belong to its me
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -150,16 +150,29 @@ def joint_loss(
                 jax.lax.stop_gradient(_logits(target, target_params, batch)), ours, mask
             )
         value, metrics = heads_loss(params["draft"], params["target"], batch, key, **weights)
-        counts = metrics.pop("weight")
-        if not isinstance(counts, dict):
-            counts = dict.fromkeys(("loss", *metrics), counts)
-        metrics = {**metrics, "heads": value}
-        counts |= {"heads": counts["loss"], "language": count_of(mask, labels)}
-        terms = {"language": own, "heads": heads * value}
-        metrics |= {"language": own, "terms": terms, "weight": counts}
-        return terms["language"] + terms["heads"], metrics
+        return with_language(value, metrics, heads, own, count_of(mask, labels))
 
     return loss
+
+
+def with_language(
+    value: jax.Array, metrics: dict, factor: Any, own: jax.Array, labels: jax.Array
+) -> tuple[jax.Array, dict]:
+    """A language loss ``own`` over so many labels, plus ``factor`` times the loss of heads."""
+    counts = metrics.pop("weight")
+    if not isinstance(counts, dict):
+        counts = dict.fromkeys(("loss", *metrics), counts)
+    counts |= {"heads": counts["loss"], "language": labels}
+    terms = {"language": own, "heads": factor * value}
+    more = {"heads": value, "language": own, "terms": terms, "weight": counts}
+    return terms["language"] + terms["heads"], {**metrics, **more}
+
+
+def check_loss_keys(keys: Mapping[str, Any], known: Any, what: str) -> None:
+    """Raises UserError for a key of ``config.loss`` that is not in ``known``."""
+    for key in keys:
+        if key not in known:
+            raise UserError(f"config.loss.{key} is not a key of the loss of {what}; leave it out")
 
 
 def _logits(model: LM, params: Any, batch: Batch) -> jax.Array:
@@ -188,3 +201,40 @@ def _mean(values: jax.Array, mask: jax.Array | None) -> jax.Array:
     if mask is None:
         return values.mean()
     return jnp.where(mask, values, 0).sum() / jnp.maximum(mask.sum(), 1)
+
+
+def boosted(loss: Loss, earlier: Sequence[LM]) -> Loss:
+    """The loss over the labels that no earlier model predicts: boost-tuning.
+
+    SpecInfer (Miao et al. 2024, 2305.09781, section 3): several small models are trained one after
+    the other, each on the tokens that none of the models before it predicts, so that together they
+    cover more of the target than copies of one model.
+
+    ``target_params`` are {"target": those of the loss, "earlier": those of the models}. A model
+    predicts a label if it gives it the highest probability. Further metric: "missed", the share of
+    labels that are left.
+    """
+
+    def left(params: Any, target_params: Any, batch: Batch, key: jax.Array):
+        known = predicted(earlier, target_params["earlier"], batch)
+        labelled = batch.labelled
+        if labelled is None:
+            labelled = jnp.ones(batch.tokens.shape, bool)
+        # The first token is never a label.
+        open_ = labelled.at[:, 1:].set(labelled[:, 1:] & ~known)
+        own = batch.replace(labelled=open_)
+        value, metrics = loss(params, target_params["target"], own, key)
+        total = jnp.maximum(labelled[:, 1:].sum(), 1)
+        return value, {**metrics, "missed": open_[:, 1:].sum() / total}
+
+    return left
+
+
+def predicted(models: Sequence[LM], params: Sequence[Any], batch: Batch) -> jax.Array:
+    """bool[B,T]: labels to which one of the models gives the highest probability."""
+    segments = None if batch.segments is None else batch.segments[:, :-1]
+    found = jnp.zeros(batch.tokens[:, 1:].shape, bool)
+    for model, own in zip(models, params, strict=True):
+        logits = lm.forward(model, own, batch.tokens[:, :-1], segments).logits
+        found |= jnp.argmax(logits, -1) == batch.tokens[:, 1:]
+    return jax.lax.stop_gradient(found)

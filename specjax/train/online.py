@@ -1,7 +1,7 @@
 """Online speculative decoding: a drafter learns from the target's corrections between requests.
 
 Liu et al. 2023 (2310.07177). Requests are decoded in batches. The texts of the last I of them are
-kept in a ring (``corrections``), and after every I requests one optimiser step is made on them: a
+kept in a ring (``Ring``), and after every I requests one optimiser step is made on them: a
 divergence from the target's distribution to the drafter's, at the places where the target rejected
 the draft. Both distributions are computed again, by one pass of each over the ring: only token ids
 are stored, and drafters that read the target's features get them from the same pass.
@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -24,64 +24,20 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from specjax import checks, decode
+from specjax import decode
 from specjax.bench import metrics, passes
 from specjax.bench.passes import Job, Method
 from specjax.errors import UserError
-from specjax.train import corrections, evaluate, objectives, update
-from specjax.train.corrections import POSITIONS, Ring
+from specjax.train import evaluate, objectives, update
 from specjax.train.objectives import Loss
 from specjax.train.optimise import Optimiser
-from specjax.types import LM, Array, Drafter, ModelParams
+from specjax.train.settings import OnlineKeys
+from specjax.types import LM, Array, Batch, Drafter, ModelParams, Records
 
 _NOTHING = (
     "drafter {} has no parameters that a loss trains; take a draft model or heads, such as "
     "draft_model, medusa or eagle"
 )
-
-
-class Options(NamedTuple):
-    """How a drafter is updated. Each field is the key of ``config.online`` of that name."""
-
-    every: int = 8  # I: requests from one update to the next
-    buffer: int = 0  # texts of the ring; 0: ``every``
-    positions: str = "wrong"  # labels: wrong places, or all "emitted" tokens
-    accumulate: int = 1  # the gradient is computed in this many parts of the ring
-    learn: bool = True  # False: no updates, to compare with
-
-    @property
-    def rows(self) -> int:
-        """The number of texts of the ring."""
-        return self.buffer or self.every
-
-
-def check(options: Options, batch_size: int, requests: int | None = None) -> None:
-    """Raises UserError for options out of range, or that do not fit the batches or the stream."""
-    for name, least in (("every", 1), ("buffer", 0), ("accumulate", 1)):
-        checks.whole(f"config.online.{name}", getattr(options, name), least)
-    checks.yes_or_no("config.online.learn", options.learn)
-    checks.one_of("config.online.positions", options.positions, POSITIONS)
-    every, rows = options.every, options.rows
-    if every % batch_size:
-        raise UserError(
-            f"config.online.every is {every} and config.batch_size is {batch_size}: parameters "
-            "change between batches; make every a multiple of the batch size"
-        )
-    if rows < every:
-        raise UserError(
-            f"config.online.buffer is {rows}, fewer than the {every} requests between two updates; "
-            "raise it, or leave it 0"
-        )
-    if rows % options.accumulate:
-        raise UserError(
-            f"config.online.accumulate is {options.accumulate}, which does not divide the {rows} "
-            "texts of the ring; take a divisor"
-        )
-    if requests is not None and options.learn and requests < every:
-        raise UserError(
-            f"the stream has {requests} requests and the first update is after "
-            f"config.online.every = {every}; give more requests, or lower it"
-        )
 
 
 def loss_of(
@@ -103,13 +59,13 @@ def loss_of(
     training, keys = drafter.training, dict(keys or {})
     if training is not None and training.model is not None:
         make = objectives.distill_loss
-        _check_keys(keys, inspect.signature(make).parameters, drafter.name)
+        objectives.check_loss_keys(keys, inspect.signature(make).parameters, drafter.name)
         return make(target, training.model, **{"temperature": temperature, **keys})
     if training is None or training.loss is None:
         raise UserError(_NOTHING.format(drafter.name))
     # A stream has no number of steps, and so nothing that falls with them; the batches are small.
     known = inspect.signature(training.loss).parameters.keys() - {"run_steps", "fall", "remat"}
-    _check_keys(keys, known, drafter.name)
+    objectives.check_loss_keys(keys, known, drafter.name)
     usual = {
         "ce": 0.0,
         "teacher": 1.0,
@@ -124,12 +80,6 @@ def loss_of(
     return functools.partial(training.loss, **{**chosen, **keys})
 
 
-def _check_keys(keys: Mapping[str, Any], known: Collection[str], name: str) -> None:
-    for key in keys:
-        if key not in known:
-            raise UserError(f"config.loss.{key} is not a key of the loss of {name}; leave it out")
-
-
 class State(struct.PyTreeNode):
     """Everything that the next request and the next update depend on; a checkpoint holds it."""
 
@@ -141,7 +91,7 @@ class State(struct.PyTreeNode):
 class Learner(NamedTuple):
     """The compiled update of a drafter."""
 
-    options: Options
+    options: OnlineKeys
     begin: Callable[[], State]
     # (train state, target params, Ring) -> (train state, metrics); donates the first.
     advance: Callable[..., tuple[dict[str, Any], dict[str, Any]]]
@@ -150,14 +100,14 @@ class Learner(NamedTuple):
 
 
 def learner(
-    job: Job, method: Method, loss: Loss, optimiser: Optimiser, options: Options
+    job: Job, method: Method, loss: Loss, optimiser: Optimiser, options: OnlineKeys
 ) -> Learner:
     """Compiles the update, so that no request waits for that.
 
     Raises UserError for options that do not fit, for a loss that does not take such texts, and for
     parameters that are no floating-point arrays.
     """
-    check(options, job.batch_size, len(job.prompts))
+    options.check_stream(job.batch_size, len(job.prompts))
     draft = method.params.draft
     if not jax.tree.leaves(draft):
         raise UserError(_NOTHING.format(method.drafter.name))
@@ -167,13 +117,13 @@ def learner(
 
     def begin() -> State:
         train = update.fresh(draft, optimiser, ema=0.0)
-        return State(train, corrections.empty(options.rows, size), jnp.zeros((), jnp.int32))
+        return State(train, empty(options.rows, size), jnp.zeros((), jnp.int32))
 
     step = update.step(loss, optimiser, options.accumulate, ema=0.0)
     key = jax.random.key(job.seed)
 
     def advance(train: dict[str, Any], target_params: Any, ring: Ring):
-        return step(train, target_params, corrections.batch_of(ring, options.positions), key)
+        return step(train, target_params, batch_of(ring, options.positions), key)
 
     def params(train: dict[str, Any]) -> Any:
         # The same arrays where decoding is in float32.
@@ -217,7 +167,7 @@ def serve(
         outputs = decode.outputs(decoded, lengths)
         seconds = time.perf_counter() - began
         real = np.asarray(rows) >= 0
-        ring, wrong = corrections.remember(
+        ring, wrong = remember(
             state.ring,
             decoded.tokens,
             decoded.length,
@@ -267,3 +217,94 @@ def _update(job: Job, learner: Learner, state: State) -> tuple[State, dict[str, 
             "config.optimiser.learning_rate, or take another config.loss.divergence"
         )
     return state, {**{name: float(value) for name, value in values.items()}, "seconds": seconds}
+
+
+class Places(NamedTuple):
+    """The wrong places of texts: where a target corrected its drafter.
+
+    A round ends by rejection where a draft token was tested and none was accepted: on a tree, where
+    the last accepted node has children and all of them were rejected. The token that the target
+    puts there is a correction, and its index in the text is a wrong place: the prediction that was
+    wrong is the one made after the token before it. ``Batch.labelled`` has the same meaning. The
+    token after a draft that was accepted to its end (the bonus token) is no correction, because no
+    draft token was tested there.
+    """
+
+    wrong: Array  # bool[B,S]
+    depth: Array  # i32[B,S] how many draft tokens were accepted before it in its round; else -1
+
+
+def wrong_places(records: Records, starts: Array, size: int) -> Places:
+    """The wrong places of the rows of a decode loop, from its counts.
+
+    ``starts`` i32[B] are the lengths of the prompts, ``size`` is S. A rejection that a text does
+    not contain, because it was cut before, has no place.
+    """
+    before = starts + jnp.cumsum(records.emitted, 0) - records.emitted  # i32[R,B]
+    rejected = records.tested > records.accepted
+    rejected &= records.emitted == records.accepted + 1
+    place = jnp.where(rejected, before + records.accepted, size)
+    rows = jnp.arange(starts.shape[0])
+    nowhere = jnp.zeros((starts.shape[0], size), bool)
+    wrong = nowhere.at[rows, place].set(True, mode="drop")
+    depth = (
+        jnp.full(nowhere.shape, -1, jnp.int32).at[rows, place].set(records.accepted, mode="drop")
+    )
+    return Places(wrong, depth)
+
+
+class Ring(struct.PyTreeNode):
+    """The texts of the last I requests, and which of their tokens are labels."""
+
+    tokens: Array  # i32[I,S] 0 beyond the text
+    labelled: Array  # bool[I,S]
+    depths: Array  # i32[I,S] depth of the draft at a wrong place, -1 elsewhere
+    newest: Array  # i32[] the row that is written next
+
+
+def empty(rows: int, size: int) -> Ring:
+    """A ring of ``rows`` texts of at most ``size`` tokens, without a label."""
+    tokens = jnp.zeros((rows, size), jnp.int32)
+    return Ring(tokens, tokens > 0, tokens - 1, jnp.zeros((), jnp.int32))
+
+
+@functools.partial(jax.jit, static_argnames=("positions",), donate_argnums=(0,))
+def remember(
+    ring: Ring,
+    tokens: Array,
+    length: Array,
+    records: Records,
+    starts: Array,
+    real: Array,
+    *,
+    positions: str = "wrong",
+) -> tuple[Ring, Array]:
+    """Puts the texts of a batch into the ring; also returns the number of wrong places i32[B].
+
+    ``tokens``, ``length`` and ``records`` are those of a decode loop, ``starts`` i32[B] the lengths
+    of the prompts; rows that are not ``real`` bool[B] only fill up the batch. Labels are the wrong
+    places, or with ``positions`` "emitted" all new tokens. A batch has at most as many rows as the
+    ring.
+    """
+    rows, size = ring.tokens.shape
+    places = wrong_places(records, starts, size)
+    index = jnp.arange(size)
+    inside = index < length[:, None]
+    labelled = places.wrong
+    if positions == "emitted":
+        labelled = inside & (index >= starts[:, None])
+    row = jnp.where(real, (ring.newest + jnp.cumsum(real) - 1) % rows, rows)
+    put = lambda old, new: old.at[row].set(new, mode="drop")  # noqa: E731
+    ring = Ring(
+        put(ring.tokens, jnp.where(inside, tokens[:, :size], 0)),
+        put(ring.labelled, labelled),
+        put(ring.depths, places.depth),
+        (ring.newest + real.sum()) % rows,
+    )
+    return ring, places.wrong.sum(-1)
+
+
+def batch_of(ring: Ring, positions: str = "wrong") -> Batch:
+    """The ring as text to train on. At a wrong place only the depth that was wrong learns."""
+    depths = ring.depths if positions == "wrong" else None
+    return Batch(ring.tokens, ring.labelled, depths=depths)

@@ -11,11 +11,10 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
-from specjax import checks
+from specjax import declare
 from specjax.errors import UserError
+from specjax.train.settings import OptimiserKeys
 
-NAMES = ("adamw", "muon", "sgd", "lion")
-SCHEDULES = ("cosine", "linear", "constant", "rsqrt")
 _BETAS = {"adamw": (0.9, 0.95), "muon": (0.9, 0.95), "sgd": (0.9, None), "lion": (0.9, 0.99)}
 
 
@@ -26,82 +25,34 @@ class Optimiser(NamedTuple):
     schedule: Callable[[Any], Any]  # step -> learning rate
 
 
-def optimiser(
-    name: str,
-    *,
-    steps: int,
-    learning_rate: float,
-    adam_learning_rate: float | None = None,
-    schedule: str = "cosine",
-    warmup: float = 0.05,
-    final: float = 0.1,
-    weight_decay: float = 0.01,
-    clip: float = 1.0,
-    clip_value: float = 0.0,
-    b1: float | None = None,
-    b2: float | None = None,
-    eps: float | None = None,
-    target_rate: float = 1.0,
-    target_from: int = 0,
-) -> Optimiser:
+@declare.method(OptimiserKeys)
+def optimiser(steps: int, keys: OptimiserKeys) -> Optimiser:
     """An optimiser with warm-up, a schedule, and clipped gradients.
 
+    Muon (Jordan 2024, kellerjordan.github.io/posts/muon) updates the matrices inside the layers,
+    and AdamW the embeddings, the head and the vectors. A target that is trained together with its
+    heads, ``params["target"]`` beside ``params["draft"]``, has its own rate and beginning (Cai et
+    al. 2024, arXiv:2401.10774, section 2.2.2).
+
     Args:
-        name: "adamw", "muon", "sgd" or "lion". Muon (Jordan 2024,
-            kellerjordan.github.io/posts/muon) updates the matrices inside the layers, and AdamW the
-            embeddings, the head and the vectors.
         steps: of the run.
-        learning_rate: the peak.
-        adam_learning_rate: of muon's AdamW part; None = ``learning_rate``.
-        schedule: "cosine", "linear" (both end at ``final``), "constant" or "rsqrt" (inverse square
-            root); each begins with a linear warm-up.
-        warmup: a fraction of the steps.
-        final: a fraction of the learning rate.
-        weight_decay: not applied to norm scales and biases.
-        clip: largest global norm of the gradients, after ``clip_value``; 0 = no clipping.
-        clip_value: largest absolute value of a gradient; 0 = no clipping.
-        b1: momentum; None = usual for the optimiser.
-        b2: average of squares (lion: the momentum that is kept); None = usual for the optimiser.
-        eps: guards the division; None = 1e-8.
-        target_rate: factor on the learning rate of ``params["target"]``, if a target is trained
-            together with ``params["draft"]`` (Cai et al. 2024, arXiv:2401.10774, section 2.2.2).
-        target_from: step at which the target starts to change, and its optimiser state starts.
+        keys: of ``OptimiserKeys``.
 
     Raises UserError for invalid values.
     """
-    values = {
-        key: value for key, value in locals().items() if key not in ("name", "steps", "schedule")
-    }
-    _check(name, schedule, values)
     rate = functools.partial(
-        _schedule, schedule, steps=steps, warmup=int(warmup * steps), final=final
+        _schedule, keys.schedule, steps=steps, warmup=int(keys.warmup * steps), final=keys.final
     )
-    main, adam = rate(learning_rate), rate(adam_learning_rate or learning_rate)
-    make = functools.partial(_transform, name, weight_decay=weight_decay, b1=b1, b2=b2, eps=eps)
-    transform = make(main, adam)
-    if target_rate != 1 or target_from:
-        late = make(*(_late(schedule, target_rate, target_from) for schedule in (main, adam)))
-        transform = _with_target(transform, late, target_from)
-    return Optimiser(optax.chain(*_clipping(clip, clip_value, target_from), transform), main)
-
-
-def _check(name: str, schedule: str, values: dict[str, float | None]) -> None:
-    checks.one_of("config.optimiser.name", name, NAMES)
-    checks.one_of("config.optimiser.schedule", schedule, SCHEDULES)
-    if name == "sgd" and values["b2"] is not None:
-        raise UserError("config.optimiser.b2 is given, but sgd averages no squares; leave it out")
-    if name in ("sgd", "lion") and values["eps"] is not None:
-        raise UserError(f"config.optimiser.eps is given, but {name} does not divide; leave it out")
-    for key, value in values.items():
-        if value is None:
-            continue
-        where = f"config.optimiser.{key}"
-        if key in ("learning_rate", "adam_learning_rate"):
-            checks.number(where, value, "> 0", lambda x: x > 0)
-        elif key in ("warmup", "b1", "b2"):
-            checks.number(where, value, "in [0, 1)", lambda x: 0 <= x < 1)
-        else:
-            checks.number(where, value, ">= 0", lambda x: x >= 0)
+    main, adam = rate(keys.learning_rate), rate(keys.adam_learning_rate or keys.learning_rate)
+    transform, start = _transform(keys, main, adam), keys.target_from
+    if keys.target_rate != 1 or start:
+        # The target's own count of steps starts at step ``start``.
+        late = [
+            lambda step, rate=rate: keys.target_rate * rate(step + start) for rate in (main, adam)
+        ]
+        transform = _with_target(transform, _transform(keys, *late), start)
+    clips = _clipping(keys.clip, keys.clip_value, keys.target_from)
+    return Optimiser(optax.chain(*clips, transform), main)
 
 
 def _schedule(name: str, peak: float, *, steps: int, warmup: int, final: float) -> optax.Schedule:
@@ -124,26 +75,17 @@ def _inverse_root(peak: float, warmup: int, step: Any) -> Any:
 
 
 def _transform(
-    name: str,
-    rate: optax.Schedule,
-    adam_rate: optax.Schedule,
-    *,
-    weight_decay: float,
-    b1: float | None,
-    b2: float | None,
-    eps: float | None,
+    keys: OptimiserKeys, rate: optax.Schedule, adam_rate: optax.Schedule
 ) -> optax.GradientTransformation:
-    b1 = _BETAS[name][0] if b1 is None else b1
-    b2 = _BETAS[name][1] if b2 is None else b2
-    eps = 1e-8 if eps is None else eps
-    if name == "adamw":
-        return optax.adamw(rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=_decayed)
-    if name == "lion":
-        return optax.lion(rate, b1=b1, b2=b2, weight_decay=weight_decay, mask=_decayed)
-    if name == "sgd":
-        return optax.chain(
-            optax.add_decayed_weights(weight_decay, _decayed), optax.sgd(rate, momentum=b1)
-        )
+    b1, b2 = _BETAS[keys.name]
+    b1, b2 = b1 if keys.b1 is None else keys.b1, b2 if keys.b2 is None else keys.b2
+    eps, decay = 1e-8 if keys.eps is None else keys.eps, keys.weight_decay
+    if keys.name == "adamw":
+        return optax.adamw(rate, b1=b1, b2=b2, eps=eps, weight_decay=decay, mask=_decayed)
+    if keys.name == "lion":
+        return optax.lion(rate, b1=b1, b2=b2, weight_decay=decay, mask=_decayed)
+    if keys.name == "sgd":
+        return optax.chain(optax.add_decayed_weights(decay, _decayed), optax.sgd(rate, momentum=b1))
     return optax.contrib.muon(
         rate,
         # Three steps after AOL scaling come close to the usual five, and a step is a third of the
@@ -152,17 +94,12 @@ def _transform(
         preconditioning="aol",
         beta=b1,  # 0.95 is for longer runs
         eps=eps,
-        weight_decay=weight_decay,
+        weight_decay=decay,
         adam_b1=b1,
         adam_b2=b2,
         adam_learning_rate=adam_rate,
         muon_weight_dimension_numbers=_hidden_matrices,
     )
-
-
-def _late(schedule: optax.Schedule, target_rate: float, target_from: int) -> optax.Schedule:
-    """The schedule of a target whose own count of steps starts at step ``target_from``."""
-    return lambda step: target_rate * schedule(step + target_from)
 
 
 def _with_target(
@@ -181,7 +118,8 @@ def _clipping(clip: float, clip_value: float, target_from: int) -> list:
     chain = []
     if target_from:  # a target that is not trained yet is not counted in the norm either
         gate = optax.scale_by_schedule(lambda step: jnp.where(_begun(target_from, step), 1.0, 0.0))
-        chain.append(optax.masked(gate, _is_target))
+        is_target = lambda params: jax.tree.map(lambda part: part == "target", _parts(params))  # noqa: E731
+        chain.append(optax.masked(gate, is_target))
     if clip_value:
         chain.append(optax.clip(clip_value))
     if clip:
@@ -193,17 +131,16 @@ def _begun(target_from: int, step: Any, **_: Any) -> jax.Array:
     return jnp.asarray(step) >= target_from
 
 
-def _is_target(params: Any) -> Any:
-    return jax.tree.map(lambda part: part == "target", _parts(params))
+FOR_JOINT = (
+    "config.optimiser.target_rate and target_from are for objectives that train the target "
+    "together with its heads; leave them 1.0 and 0"
+)
 
 
 def _parts(params: Any) -> Any:
     """ "target" or "draft" for each leaf."""
     if not isinstance(params, dict) or "target" not in params:
-        raise UserError(
-            "config.optimiser.target_rate and target_from are for objectives that train the target "
-            "together with its heads; leave them 1.0 and 0"
-        )
+        raise UserError(FOR_JOINT)
     return jax.tree_util.tree_map_with_path(
         lambda path, _: "target" if path[0].key == "target" else "draft", params
     )

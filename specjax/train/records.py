@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from specjax import files, sharding
 from specjax.errors import UserError
@@ -91,6 +91,60 @@ def _shares(
     return tokens / max(training, 1e-9), shares
 
 
+@contextlib.contextmanager
+def writing(problem: str) -> Iterator[None]:
+    """Turns an error of the operating system into one line that begins with ``problem``."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{problem} ({error.strerror or error}); the same command resumes from the last "
+            "checkpoint"
+        ) from error
+
+
+class Lines:
+    """A file of JSON lines that grows; lines after the last checkpoint of a run are removed."""
+
+    def __init__(
+        self,
+        path: Path,
+        keep: Callable[[Any], bool],
+        check: Callable[[list[Any]], None] = lambda values: None,
+    ):
+        """Opens the file for appending, with the lines for whose value ``keep`` is true.
+
+        Half a line, and a line for which ``keep`` fails, is left out. ``check`` sees the values
+        before the file is changed. Raises UserError if it cannot be written.
+        """
+        with writing(f"{path} cannot be written"):
+            text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+            self.values = [each for line in text.splitlines() for each in _kept(line, keep)]
+            check(self.values)
+            files.write_text(path, "".join(json.dumps(each) + "\n" for each in self.values))
+            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed in ``close``)
+
+    def write(self, values: Sequence[Any]) -> None:
+        """Appends lines. Raises OSError."""
+        self._file.writelines(json.dumps(each) + "\n" for each in values)
+        self._file.flush()
+        self.values += values
+
+    def close(self) -> None:
+        """Closes the file."""
+        with contextlib.suppress(OSError):  # a full disk has been reported after ``write``
+            self._file.close()
+
+
+def _kept(line: str, keep: Callable[[Any], bool]) -> list[Any]:
+    """The value of a line, or nothing."""
+    try:
+        value = json.loads(line)
+        return [value] if keep(value) else []
+    except (ValueError, TypeError, LookupError):
+        return []
+
+
 class Log:
     """``metrics.jsonl`` and, next to it, ``tensorboard/``: one record per logged step."""
 
@@ -101,26 +155,19 @@ class Log:
         records after its last checkpoint. Raises UserError if the files cannot be written.
         """
         self._start, self._events, self._folder = start, None, workdir / "tensorboard"
-        self._lines: TextIO | None = None
-        if not sharding.is_first():
-            return
-        path = workdir / "metrics.jsonl"
-        try:
-            lines = path.read_bytes().splitlines() if path.exists() else ()
-            with files.replacing(path) as fresh:
-                fresh.write_bytes(b"".join(line + b"\n" for line in lines if _up_to(line, start)))
-            self._lines = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed in __exit__)
-        except OSError as error:
-            raise UserError(f"{path} cannot be written ({error.strerror or error})") from None
+        self._lines = None
+        if sharding.is_first():
+            self._lines = Lines(workdir / "metrics.jsonl", lambda line: line["step"] <= start)
 
     def __enter__(self) -> Log:
         return self
 
     def __exit__(self, *_) -> None:
-        for file in (self._lines, self._events):
-            with contextlib.suppress(OSError):  # a full disk has been reported by ``write``
-                if file is not None:
-                    file.close()
+        if self._lines is not None:
+            self._lines.close()
+        with contextlib.suppress(OSError):  # a full disk has been reported by ``write``
+            if self._events is not None:
+                self._events.close()
 
     def write(self, record: dict[str, Any]) -> None:
         """Appends a record: {"step": ..., name: number, or None, or a dict of numbers}.
@@ -129,16 +176,10 @@ class Log:
         """
         if self._lines is None:
             return
-        try:
-            self._lines.write(json.dumps(record) + "\n")
-            self._lines.flush()
+        place = f"could not be written to {self._folder.parent}"
+        with writing(f"the metrics of step {record['step']} {place}"):
+            self._lines.write([record])
             self._write_events(record)
-        except OSError as error:
-            raise UserError(
-                f"the metrics of step {record['step']} could not be written to "
-                f"{self._folder.parent} ({error.strerror}); the same command resumes from the last "
-                "checkpoint"
-            ) from error
 
     def _write_events(self, record: dict[str, Any]) -> None:
         """Writes the record as events for TensorBoard."""
@@ -174,12 +215,3 @@ def _scalars(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
             yield from ((f"{prefix}_{key}", number) for key, number in value.items())
         elif name != "step" and value is not None:
             yield name, value
-
-
-def _up_to(line: bytes, step: int) -> bool:
-    """Whether a line is a record of ``step`` or of an earlier one."""
-    try:
-        return json.loads(line)["step"] <= step
-    except (ValueError, TypeError, LookupError):
-        # Half a line: the run was killed while writing it.
-        return False

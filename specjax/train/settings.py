@@ -1,36 +1,36 @@
-"""The settings of a training run: the numbers of steps, and how a step is computed."""
+"""The keys of training, declared once: what ``config.mode="train"`` and mode online read.
+
+Nothing here imports optax or Orbax, so that configurations load fast.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
-from specjax import checks, sharding
+from specjax import declare, sharding
+from specjax.data.feature_store import DTYPES
+from specjax.declare import free, group, key
+from specjax.errors import UserError
 
-PRECISIONS = ("float32", "bfloat16")
+OPTIMISERS = ("adamw", "muon", "sgd", "lion")
 
 
-@dataclasses.dataclass(frozen=True)
-class Schedule:
-    """Numbers of steps; each is the key of ``config.train`` of that name.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Schedule(declare.Keys):
+    """Numbers of steps. The last step is logged, evaluated and saved in any case."""
 
-    The last step is logged, evaluated and saved in any case. Raises UserError unless all are whole
-    numbers >= 1 (``eval_every``: >= 0).
-    """
+    OWNER = "config.train."
 
-    steps: int
-    log_every: int = 10
-    # 0: 100, or a twentieth of the steps if that is more.
-    eval_every: int = 0
-    checkpoint_every: int = 100
-    # ``config.examine.every``: least distance between two measurements of tokens per round.
-    examine_every: int = 100
-
-    def __post_init__(self):
-        for name, value in dataclasses.asdict(self).items():
-            key = "examine.every" if name == "examine_every" else f"train.{name}"
-            checks.whole(f"config.{key}", value, 0 if name == "eval_every" else 1)
+    steps: int = key(150, "of the run", least=1)
+    log_every: int = key(10, "steps from one line of the log to the next", least=1)
+    eval_every: int = key(
+        0, "0: every 100 steps, or a twentieth of the steps if that is more", least=0
+    )
+    checkpoint_every: int = key(100, "steps from one checkpoint to the next", least=1)
+    examine_every: int = key(100, "config.examine.every", least=1, python=True)
 
     @property
     def eval_interval(self) -> int:
@@ -51,39 +51,30 @@ class Schedule:
         return step == self.steps or step // every > (step - self.eval_interval) // every
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """How a run is computed, and which parameters it returns. Raises UserError for invalid values.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(declare.Keys):
+    """How a run is computed, and which parameters it returns."""
 
-    Every field except ``seed``, ``mesh`` and ``devices`` is the key of ``config.train`` of that
-    name.
-    """
+    OWNER = "config.train."
 
-    seed: int = 0
-    # The gradient is computed in this many parts of the batch, one after the other; each part is
-    # divided among the devices.
-    accumulate: int = 1
-    # Decay of averaged parameters, which are then evaluated, examined and returned; 0 = no average.
-    ema: float = 0.0
+    # The gradient is computed in these parts; each is divided among the devices.
+    accumulate: int = key(1, "parts of a batch, processed one after the other", least=1)
+    # The averaged parameters are then evaluated, examined and returned.
+    ema: float = key(0.0, "decay of averaged parameters; 0: none", least=0, below=1)
     # With "bfloat16" the loss and ``Task.rewrite`` get parameters cast to it. Parameters, gradients
     # and the state of the optimiser are float32.
-    precision: str = "float32"
-    keep: str = "last"  # which parameters are returned: "last" or "best"
-    # The logged value that decides which step is best: the lowest, or the highest of tau, alpha,
-    # agreement and accuracy.
-    best: str = "heldout_loss"
-    resume_changed: bool = False  # resume a run although its configuration was different
-    # Axes of ``sharding.make_mesh``, such as "data:2,fsdp:4"; "" = "data" with all devices.
-    mesh: str = ""
-    devices: tuple[Any, ...] | None = None  # of jax.Device; None = all
-
-    def __post_init__(self):
-        checks.whole("config.train.accumulate", self.accumulate, 1)
-        checks.number("config.train.ema", self.ema, "in [0, 1), 0 = off", lambda x: 0 <= x < 1)
-        checks.one_of("config.train.precision", self.precision, PRECISIONS)
-        checks.one_of("config.train.keep", self.keep, ("last", "best"))
-        if self.mesh:
-            sharding.parse(self.mesh)
+    precision: str = key(
+        "float32",
+        'or "bfloat16": precision of the loss, or of the target\'s pass; parameters stay float32',
+        choices=("float32", "bfloat16"),
+    )
+    keep: str = key("last", 'or "best": the parameters that are written', choices=("last", "best"))
+    # The lowest, or the highest of tau, alpha, agreement and accuracy.
+    best: str = key("heldout_loss", 'the logged value that defines "best"')
+    resume_changed: bool = key(False, "resume although the configuration has changed")
+    seed: int = key(0, "config.seed", python=True)
+    mesh: str = key("", "config.mesh", python=True)
+    devices: tuple[Any, ...] | None = key(None, "of jax.Device; None: all", python=True)
 
     @property
     def examine_always(self) -> bool:
@@ -97,3 +88,473 @@ class Settings:
     def higher_is_better(self) -> bool:
         """Whether the largest value of ``best`` is the best one."""
         return any(name in self.best for name in ("tau", "alpha", "agreement", "accuracy"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainKeys(Schedule, Settings):
+    """config.train: the training loop."""
+
+    batch_size: int = key(8, "rows of a step, or of one pass of the target", least=1)
+    length: int = key(128, "tokens of a row; stored features need the same as training", least=1)
+    eval_batches: int = key(12, "batches of the held-out text", least=1)
+    remat: bool = key(False, "recompute layers in the backward pass: less memory, more time")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimiserKeys(declare.Keys):
+    """config.optimiser: what turns gradients into updates."""
+
+    OWNER = "config.optimiser."
+
+    name: str = key("adamw", "adamw, muon, sgd or lion", choices=OPTIMISERS)
+    learning_rate: float = key(1e-3, "the peak", above=0)
+    adam_learning_rate: float | None = key(
+        None, "muon: for parameters that are not matrices; None: learning_rate", above=0
+    )
+    schedule: str = key(
+        "cosine",
+        '"cosine" and "linear" end at final, "rsqrt" is the inverse square root, or "constant"; '
+        "each begins with a linear warm-up",
+        choices=("cosine", "linear", "constant", "rsqrt"),
+    )
+    warmup: float = key(0.05, "share of the steps", least=0, below=1)
+    final: float = key(0.1, "final share of the learning rate", least=0)
+    weight_decay: float = key(0.01, "not of the scales of norms and biases", least=0)
+    clip: float = key(1.0, "largest global norm of the gradient, after clip_value; 0: off", least=0)
+    clip_value: float = key(0.0, "largest absolute value of a gradient; 0: off", least=0)
+    b1: float | None = key(None, "momentum; None: usual for the optimiser", least=0, below=1)
+    b2: float | None = key(
+        None,
+        "average of squares (lion: the momentum that is kept); None: usual for the optimiser",
+        least=0,
+        below=1,
+    )
+    eps: float | None = key(None, "guards the division; None: 1e-8", least=0)
+    target_rate: float = key(
+        1.0, "joint training: factor on the learning rate of the target", least=0
+    )
+    target_from: int = key(0, "joint training: step at which the target starts to train", least=0)
+
+    def check(self) -> None:
+        name = self.name
+        if name == "sgd" and self.b2 is not None:
+            raise UserError(
+                "config.optimiser.b2 is given, but sgd averages no squares; leave it out"
+            )
+        if name in ("sgd", "lion") and self.eps is not None:
+            raise UserError(
+                f"config.optimiser.eps is given, but {name} does not divide; leave it out"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OnlineKeys(declare.Keys):
+    """config.online: how a drafter is updated between requests."""
+
+    OWNER = "config.online."
+    FREE = ("window", "checkpoint_every")  # keys that change no result
+
+    every: int = key(
+        8, "requests from one update to the next; a multiple of the batch size", least=1
+    )
+    buffer: int = key(
+        0, "texts of which an update learns, the last ones; 0: those since the last update", least=0
+    )
+    positions: str = key(
+        "wrong",
+        'where it learns: "wrong", the first rejected place of each round, or all "emitted" tokens',
+        choices=("wrong", "emitted"),
+    )
+    accumulate: int = key(1, "parts of the ring, processed one after the other", least=1)
+    learn: bool = key(True, "False: no updates, to compare with")
+    window: int = key(25, "requests of a window of the results", least=1)
+    checkpoint_every: int = key(64, "requests", least=1)
+
+    @property
+    def rows(self) -> int:
+        """The number of texts of the ring."""
+        return self.buffer or self.every
+
+    def check(self) -> None:
+        if self.rows < self.every:
+            raise UserError(
+                f"config.online.buffer is {self.rows}, fewer than the {self.every} requests "
+                "between two updates; raise it, or leave it 0"
+            )
+        if self.rows % self.accumulate:
+            raise UserError(
+                f"config.online.accumulate is {self.accumulate}, which does not divide the "
+                f"{self.rows} texts of the ring; take a divisor"
+            )
+
+    def check_stream(self, batch_size: int, requests: int | None = None) -> None:
+        """Raises UserError for keys that do not fit the batches or the stream."""
+        if self.every % batch_size:
+            raise UserError(
+                f"config.online.every is {self.every} and config.batch_size is {batch_size}: "
+                "parameters change between batches; make every a multiple of the batch size"
+            )
+        if requests is not None and self.learn and requests < self.every:
+            raise UserError(
+                f"the stream has {requests} requests and the first update is after "
+                f"config.online.every = {self.every}; give more requests, or lower it"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataKeys(declare.Keys):
+    """config.data: the source of text, at most one of ``KINDS``; none: the embedded corpus."""
+
+    OWNER = "config.data."
+    KINDS = ("files", "tfds", "dialogues", "pairs", "generated", "features")
+
+    dir: str = key(
+        "",
+        "folder of datasets, built there if needed; empty: <workdir>/data for the embedded corpus",
+    )
+    files: str = key("", ".txt and .jsonl files, separated by commas")
+    tfds: str = key("", "name or directory of a TFDS dataset")
+    text_key: str = key("text", "its feature that holds the text")
+    dialogues: str = key(
+        "",
+        ".jsonl files of conversations, separated by commas; the assistant's turns are the labels",
+    )
+    template: str = key(
+        "", "chat template: chatml, vicuna, llama2, plain, a .jinja file; empty: the target's own"
+    )
+    pairs: str = key(
+        "",
+        'encoder-decoder models (configs/t5.py): .jsonl files of {"source", "output"}, separated '
+        'by commas, or "docstrings": functions of the embedded corpus',
+    )
+    long_pairs: str = key(
+        "refuse",
+        'or "leave_out": pairs of files that are longer than a row',
+        choices=("refuse", "leave_out"),
+    )
+    generated: str = key("", "workdir of configs/self_generate.py: text written by the target")
+    features: str = key(
+        "", "workdir of configs/features.py: stored text and features of the target, for heads"
+    )
+    temperature: float | None = key(None, "of generated text; None: all of it", least=0)
+    labels: str = key(
+        "output",
+        'labels of dialogues and generated text: "output", or "all"',
+        choices=("output", "all"),
+    )
+    packing: str = key(
+        "crops",
+        'other text: "crops" of one stream, or whole "documents", packed with document masks',
+        choices=("crops", "documents"),
+    )
+    on_policy: float = key(
+        0.0, "distill: share of the rows that the draft continues itself", least=0, most=1
+    )
+    on_policy_prompt: int = key(
+        32, "tokens of the text before its continuation; of pairs it is always the source"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelKeys(declare.Keys):
+    """config.model: the shape of a new model."""
+
+    OWNER = "config.model."
+
+    family: str = key("llama", "a family of decoders, or t5")
+    vocab_size: int = key(2048, "0: the target's", least=0)
+    hidden_size: int = key(384, "width of the residual stream", least=1)
+    intermediate_size: int = key(1152, "width of the feed-forward", least=1)
+    num_layers: int = key(4, "of the decoder", least=1)
+    encoder_layers: int = key(3, "t5", least=1)
+    num_heads: int = key(6, "attention heads", least=1)
+    num_kv_heads: int = key(2, "heads of keys and values", least=1)
+    head_dim: int = key(32, "t5: width of an attention head", least=1)
+    max_positions: int = key(512, "longest text", least=1)
+    gated: bool = key(True, "T5 1.1: a gate with the approximation of GELU by tanh; False: ReLU")
+    buckets: int = key(32, "t5: of relative positions", least=1)
+    max_distance: int = key(128, "t5: from here on all positions are in the last bucket", least=1)
+    tie_embeddings: bool = key(
+        True, "the LM head is the embedding; t5: then hidden states are divided (T5 1.0)"
+    )
+
+
+# The keys of an encoder-decoder model.
+T5_KEYS = [key.name for key in declare.keys_of(ModelKeys)]
+T5_KEYS = [name for name in T5_KEYS if name not in ("num_kv_heads", "max_positions")]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExamineKeys(declare.Keys):
+    """config.examine: tokens per round (tau), forecast from the target's text, and decoded."""
+
+    OWNER = "config.examine."
+
+    every: int = key(
+        100, "steps, at least, from one measurement to the next; and after the last", least=1
+    )
+    prompts: int = key(16, "held-out prompts; 0: off", least=0)
+    prompt_tokens: int = key(32, "of each", least=1)
+    new_tokens: int = key(64, "that are decoded", least=1)
+    temperatures: tuple[float, ...] = key((0.0, 1.0), "each is measured", least=0)
+    gamma: int = key(4, "draft models: tokens per round; other drafters have keys for it", least=1)
+
+    def check(self) -> None:
+        if self.prompts and not self.temperatures:
+            raise UserError(
+                "config.examine.temperatures is empty; "
+                "give one or more, or set config.examine.prompts=0"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeaturesKeys(declare.Keys):
+    """config.features: what is stored of the target."""
+
+    OWNER = "config.features."
+
+    taps: tuple[int, ...] = key(
+        (),
+        "layers whose outputs are stored beside the last feature, numbered from 0, as (1, 5, 8)",
+        once=True,
+    )
+    dtype: str = key("bfloat16", "or float32, float8 (one scale per vector)", choices=tuple(DTYPES))
+    rows: int = key(0, "at most so many rows of the train split; 0: all", least=0)
+    shard_megabytes: int = key(64, "size of a file; a killed run loses at most one", least=1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerationKeys(declare.Keys):
+    """config.generation: what the target writes."""
+
+    OWNER = "config.generation."
+
+    num_prompts: int = key(1024, "that it continues", least=2)
+    prompt_tokens: int = key(32, "of each", least=1)
+    prompts: str = key(
+        "",
+        "files of questions, separated by commas, as in mode bench: the target answers their first "
+        "turns, if they have at most prompt_tokens tokens. Empty: it continues lines of "
+        "config.data",
+    )
+    chat: str = key("", 'template of the questions; "own": the target\'s')
+    new_tokens: int = key(96, "of each continuation", least=1)
+    temperatures: tuple[float, ...] = key(
+        (0.0, 1.0), "of the continuations, by turns", least=0, once=True
+    )
+    top_k: int = key(0, "how many of the most probable tokens are kept; 0: all")
+    top_p: float = key(1.0, "the most probable tokens with this much probability; 1: all")
+    batch_size: int = key(16, "rows that are decoded together", least=1)
+    shard_prompts: int = key(256, "prompts of a file", least=1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpireKeys(declare.Keys):
+    """config.spire: a SPIRe draft (objective distill)."""
+
+    OWNER = "config.spire."
+
+    sinks: int = key(4, "first positions of a text, which every token attends to")
+    window: int = key(64, "newest positions, the token's own included")
+    feedback: bool = key(
+        True,
+        "keys and values of earlier tokens come from a mixture of all layers; False: a plain "
+        "decoder",
+    )
+    own: bool = key(
+        True, "with feedback: a token also attends to itself; False: to earlier tokens alone"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PardKeys(declare.Keys):
+    """config.pard: a draft model that drafts in one pass (objective distill)."""
+
+    OWNER = "config.pard."
+
+    tokens: int = key(8, "of a draft in one pass", least=1)
+    mask_id: int | None = key(
+        None,
+        "the token that stands for unknown ones, best an unused one; None: the last of the "
+        "vocabulary",
+        least=0,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MtpKeys(declare.Keys):
+    """config.mtp: heads that are pretrained with the target, and keys of that drafter."""
+
+    OWNER = "config.mtp."
+
+    name: str = key("mtp", "mtp or mtp_module")
+    heads: int | None = key(None, "mtp: the paper's n - 1")
+    modules: int | None = key(None, "mtp_module")
+    weight: str | None = key(
+        None,
+        "of the mean over the heads' losses: a value, and later ones from a share of the steps on, "
+        'as "3,1@0.5"; None: the number of heads',
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossKeys(declare.Keys):
+    """config.loss: the keys of all losses; each has some of them, and its own defaults."""
+
+    OWNER = "config.loss."
+
+    ce: float | None = key(None, "weight of the cross-entropy with the text")
+    teacher: float | None = key(None, "weight of the divergence from the target's probs")
+    weight: float | None = key(None, "eagle, falcon, mtp_module: weight of that divergence")
+    divergence: str | None = key(
+        None,
+        "forward_kl, reverse_kl, jeffreys, jensen_shannon, total_variation, lk, lk_hybrid; heads: "
+        "needs teacher > 0",
+    )
+    beta: float | None = key(None, "of jensen_shannon")
+    temperature: float | None = key(
+        None,
+        "draft models: of both models' probs, and of text written by the draft; online None: that "
+        "of decoding, at 0 it is 1",
+    )
+    decay: float | None = key(
+        None, "factor on the loss from each head, depth or step of the draft to the next"
+    )
+    pace: float | None = key(
+        None,
+        "smoothing of D-PACE's weights of depths, instead of decay, such as 0.5; None: without",
+    )
+    slots: str | None = key(None, '"all" heads, or "one" per batch, chosen at random')
+    language: str | None = key(
+        None, 'joint training: loss of the target, "ce" on the text, or "kl" from its start'
+    )
+    heads: float | None = key(None, "joint training: weight of the heads' loss")
+    steps: int | None = key(None, "of the draft that are unrolled")
+    feature: float | None = key(
+        None, "smooth L1 distance from the target's next feature (falcon: k tokens ahead)"
+    )
+    noise: float | None = key(None, "uniform noise on the features that the first step reads")
+    detach: bool | None = key(None, "no gradient passes from a step to the feature before it")
+    top_k: int | None = key(None, "best tokens of the target, with a cross-entropy of their own")
+    top_k_weight: float | None = key(None, "of that cross-entropy")
+    in_vocabulary: bool | None = key(
+        None,
+        "whether positions at which the target prefers a token outside the draft vocabulary are "
+        "left out, as published",
+    )
+    keep: float | None = key(
+        None, "the share of places that have masks at depth d is keep^d, and at least floor"
+    )
+    floor: float | None = key(None, "see keep")
+    places: int | None = key(
+        None, "places of each row that learn in a step: blocks, beginnings, or tokens"
+    )
+    confidence: float | None = key(None, "block_head: weight of the confidence's cross-entropy")
+    hard: float | None = key(None, "share of the cross-entropy with the target's preferred token")
+    glancing: float | None = key(None, "answers that are given per wrong token, at the first step")
+    fall: float | None = key(
+        None, "share of the rate of given answers that is gone at the end; None: 0.4"
+    )
+    smoothing: float | None = key(None, "of the labels")
+    dropout: float | None = key(
+        None,
+        "falcon: of the outputs of the first LSTM layer; pretrain: probability that the last layer "
+        "is left out, earlier ones less",
+    )
+    dropout_schedule: str | None = key(
+        None, '"exponential", or "constant" to continue a trained model'
+    )
+    exits: float | None = key(None, "weight of the exits before the last layer")
+    curriculum: str | None = key(
+        None,
+        'exits that a step trains: "rotational" (every rotation-th layer, by turns), "gradual" '
+        '(from the last to the first, in half of the steps), or "all"',
+    )
+    rotation: int | None = key(None, "see curriculum")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training(declare.Keys):
+    """The keys of all objectives; ``KEYS`` says which of them an objective has."""
+
+    OWNER = "config."
+
+    mode: str = key("train", "what is done", choices=("train",))
+    objective: str = key(
+        help="what is made: pretrain, distill, heads, generate, features, datastore or ngram"
+    )
+    seed: int = key(0, "of parameters, packing, prompts and written text", least=0, most=2**32 - 1)
+    mesh: str = key(
+        "",
+        'devices: "" (rows divided among all; generate: one), or axes with sizes, such as '
+        '"data:2,fsdp:4,tensor:2": "data" and "fsdp" divide the rows, "fsdp" and "tensor" the '
+        "parameters and optimiser state",
+    )
+    target: str = key(
+        "",
+        "a model directory, a name of the Hub, a .gguf file, or a trained run's workdir; pretrain: "
+        "train a draft for this target, with its vocabulary",
+    )
+    tokenizer: str = key("", "a tokenizer.json, or a model that has one; empty: train one")
+    init: str = key("", "a model directory, or heads, to start from; empty: random parameters")
+    pruned: str = key("", "layers of the target to start from, instead of config.model")
+    boosted: str = key(
+        "",
+        "directories of draft models, separated by commas: the loss leaves out the labels to which "
+        "one of them gives the highest probability (configs/boost.py)",
+    )
+    joint: bool = key(False, "trains the target too, and writes <workdir>/target as well")
+    data: DataKeys = group(DataKeys)
+    model: Mapping[str, Any] = free("the shape of a new model", ModelKeys)
+    spire: Mapping[str, Any] = free("a SPIRe draft", SpireKeys)
+    pard: Mapping[str, Any] = free("a draft model that drafts in one pass", PardKeys)
+    mtp: Mapping[str, Any] = free("heads that are pretrained with the target", MtpKeys)
+    drafter: Mapping[str, Any] = free("the drafter that is trained, or that writes")
+    accept: str = key("chain", "the rule of the drafter that writes")
+    loss: Mapping[str, Any] = free("the keys of the loss", LossKeys)
+    train: TrainKeys = group(TrainKeys)
+    optimiser: OptimiserKeys = group(OptimiserKeys)
+    examine: ExamineKeys = group(ExamineKeys)
+    features: FeaturesKeys = group(FeaturesKeys)
+    generation: GenerationKeys = group(GenerationKeys)
+    # Datastores and tables for lookup drafters.
+    reach: int = key(32, "length of sorted phrases: longer ones cannot be looked up", least=1)
+    successors: int = key(16, "kept of each context", least=1)
+    contexts: int = key(100_000, "of two tokens, the most frequent ones", least=1)
+    smoothing: float = key(0.1, "added to each token's own count", above=0)
+    from_target: int = key(
+        0,
+        "tokens that the target writes at temperature 1, counted instead of the text; 0: off",
+        least=0,
+    )
+
+    def check(self) -> None:
+        if self.mesh:
+            sharding.parse(self.mesh)
+
+
+_TRAINED = (
+    *("mode", "objective", "seed", "mesh", "target", "init", "data", "loss", "train"),
+    *("optimiser", "examine"),
+)
+# Objective -> its keys; of a group with a dot, only those that are named.
+KEYS = {
+    "pretrain": (*_TRAINED, "tokenizer", "model", "mtp"),
+    "distill": (*_TRAINED, "model", "pruned", "boosted", "spire", "pard"),
+    "heads": (*_TRAINED, "drafter", "joint"),
+    "generate": (
+        *("mode", "objective", "target", "seed", "mesh", "data", "generation", "drafter"),
+        "accept",
+    ),
+    "features": (
+        *("mode", "objective", "target", "seed", "mesh", "data", "features", "train.batch_size"),
+        *("train.length", "train.eval_batches", "train.precision", "examine.prompts"),
+        "examine.prompt_tokens",
+    ),
+    "datastore": ("mode", "objective", "target", "data.dir", "data.files", "reach"),
+    "ngram": (
+        *("mode", "objective", "seed", "target", "data.dir", "data.files", "successors"),
+        *("contexts", "smoothing", "from_target", "generation.batch_size"),
+        *("generation.prompt_tokens", "generation.new_tokens"),
+    ),
+}

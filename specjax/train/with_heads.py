@@ -12,13 +12,18 @@ gradients from all terms. The logits of one head at a time are in memory.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+
+from specjax.errors import UserError
 from specjax.models import lm
-from specjax.train import objectives, stages
+from specjax.train import objectives
 from specjax.train.objectives import Loss
-from specjax.train.stages import Stages
 from specjax.types import LM, Drafter, Features
 
 
@@ -54,16 +59,11 @@ def joint(
         # The heads read this pass, so there is one gradient of it.
         given = batch.replace(features=Features(out.hidden, tuple(out.taps)))
         value, metrics = heads_loss(params["draft"], params["target"], given, key, **(keys or {}))
-        counts = metrics.pop("weight")
-        if not isinstance(counts, dict):
-            counts = dict.fromkeys(("loss", *metrics), counts)
-        counts |= {"heads": counts["loss"], "language": objectives.count_of(mask, labels)}
-        now = stages.last(weight)
+        now = weight.values[-1]
         if batch.step is not None:
-            now = stages.at(weight, batch.step[0], steps)
-        terms = {"language": own, "heads": now / heads * value}
-        more = {"heads": value, "language": own, "terms": terms, "weight": counts}
-        return terms["language"] + terms["heads"], {**metrics, **more}
+            now = at(weight, batch.step[0], steps)
+        count = objectives.count_of(mask, labels)
+        return objectives.with_language(value, metrics, now / heads, own, count)
 
     return loss
 
@@ -79,3 +79,46 @@ def of_target(loss: Loss) -> Loss:
         return value, {**metrics, "weight": counts | {"loss": counts["language"]}}
 
     return own
+
+
+class Stages(NamedTuple):
+    """A number that changes during training.
+
+    ``values[i]`` holds from the share ``starts[i]`` of the steps on; the first start is 0."""
+
+    values: tuple[float, ...]
+    starts: tuple[float, ...]
+
+
+def parse(name: str, text: str | float) -> Stages:
+    """ "0.3,0.1@0.67": 0.3, and 0.1 from 67 % of the steps on; a number: always that.
+
+    Raises UserError, with the name of the key.
+    """
+    form = f"{name} is {text!r}; give a value >= 0, and later ones with a share of the steps in "
+    form += 'ascending order, such as "0.3,0.1@0.67"'
+    if isinstance(text, bool):
+        raise UserError(form)
+    values, starts = [], []
+    for part in str(text).split(","):
+        value, at, start = part.partition("@")
+        try:
+            values.append(float(value))
+            starts.append(float(start) if at else 0.0)
+        except ValueError:
+            raise UserError(form) from None
+        if bool(at) != (len(values) > 1):
+            raise UserError(form)
+    ascending = all(a < b for a, b in itertools.pairwise(starts))
+    finite = all(math.isfinite(x) and x >= 0 for x in values)
+    if not (ascending and finite and starts[-1] < 1):
+        raise UserError(form)
+    return Stages(tuple(values), tuple(starts))
+
+
+def at(stages: Stages, step: jax.Array | int, steps: int) -> jax.Array:
+    """f32[]: the value at a step, from 0, of so many steps."""
+    value = jnp.float32(stages.values[0])
+    for later, start in zip(stages.values[1:], stages.starts[1:], strict=True):
+        value = jnp.where(jnp.asarray(step) >= math.ceil(round(start * steps, 9)), later, value)
+    return jnp.float32(value)

@@ -1,4 +1,6 @@
-"""Lets the target continue prompts with speculative decoding, one batch at a time.
+"""Text that models write: the target continues prompts, a draft continues rows of its training.
+
+The target writes with speculative decoding, one batch at a time.
 
 The text is to be the target's, so the pair of drafter and rule must be lossless.
 """
@@ -15,8 +17,11 @@ from jax.sharding import Mesh
 
 from specjax import accept, decode, drafters, rng, sampling, sharding
 from specjax.bench import metrics
+from specjax.drafters import none
+from specjax.errors import UserError
 from specjax.models import hf
-from specjax.types import LM, Accept, Drafter, ModelParams
+from specjax.train.update import Rewrite
+from specjax.types import LM, Accept, Batch, Drafter, ModelParams
 
 
 class Writer(NamedTuple):
@@ -111,3 +116,61 @@ def write(
         for row in range(len(prompts))
     ]
     return outputs, rounds
+
+
+def rewriter(
+    model: LM, share: float, prompt: int, temperature: float, eos_id: tuple[int, ...] = ()
+) -> Rewrite:
+    """A function (params, target_params, Batch, key) -> Batch, in which ``model`` continues rows.
+
+    About ``share`` of the rows are chosen. Of a chosen row the first ``prompt`` tokens stay, and
+    ``model``, with its current parameters, writes the others at ``temperature``. Only the
+    written tokens are labels. An end-of-sequence token does not stop the writing: it fills the row,
+    as in cropped text. A packed row becomes one document.
+
+    Of a row of an encoder-decoder model the source and its start token stay, whatever ``prompt``
+    is, and one of ``eos_id`` ends the writing.
+
+    On-policy distillation: DistillSpec (2310.08461), algorithm 1, and GKD (2306.13649). The
+    returned function raises UserError if ``prompt`` is not in 1..T.
+    """
+
+    def rewrite(params, target_params, batch, key):
+        del target_params
+        rows, width = batch.tokens.shape
+        if model.encoder is None and not 0 < prompt < width:
+            raise UserError(
+                f"config.data.on_policy_prompt is {prompt}; it must be in 1..config.train.length"
+            )
+        pick, noise = jax.random.split(key)
+        chosen = jax.random.bernoulli(pick, share, (rows,))
+        text, start, ends = batch.tokens[:, :prompt], jnp.full((rows,), prompt, jnp.int32), None
+        if model.encoder is not None:
+            # A row of padding has no source.
+            chosen &= batch.labelled.any(-1)
+            text, ends = batch.tokens, eos_id
+            start = jnp.argmax(batch.tokens == model.encoder.start, -1).astype(jnp.int32) + 1
+        elif batch.segments is not None:
+            # Padding cannot be continued.
+            chosen &= (batch.segments[:, :prompt] > 0).all(-1)
+        state = decode.prefill(
+            *(model, none.make(model), ModelParams(params), text, start),
+            jax.vmap(lambda row: jax.random.fold_in(noise, row))(jnp.arange(rows)),
+            max_len=width,
+            sampling=sampling.make_sampling(rows, temperature),
+        )
+        most = width if model.encoder is not None else width - prompt
+        state = decode.autoregressive(
+            model, ModelParams(params), state, max_steps=most, eos_id=ends
+        )
+        place, chosen = jnp.arange(width), chosen[:, None]
+        inside = place < state.length[:, None]
+        old = jnp.ones(batch.tokens.shape, bool) if batch.labelled is None else batch.labelled
+        segments = None if batch.segments is None else jnp.where(chosen, 1, batch.segments)
+        return Batch(
+            jnp.where(chosen, jnp.where(inside, state.tokens[:, :width], 0), batch.tokens),
+            jnp.where(chosen, inside & (place >= start[:, None]), old),
+            segments,
+        )
+
+    return rewrite

@@ -9,6 +9,7 @@ them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -87,13 +88,11 @@ def join(*parts: Any) -> Any:
 
 def put(block: Any, part: Any, at: jax.Array | int) -> Any:
     """A preallocated block with ``part`` at the places from ``at`` on, the same in all rows."""
-    return jax.tree.map(
-        lambda whole, new: jax.lax.dynamic_update_slice_in_dim(
-            whole, new.astype(whole.dtype), at, axis=1
-        ),
-        block,
-        part,
-    )
+
+    def one(whole: jax.Array, new: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice_in_dim(whole, new.astype(whole.dtype), at, axis=1)
+
+    return jax.tree.map(one, block, part)
 
 
 def take(block: Any, places: jax.Array, kept: jax.Array) -> Any:
@@ -111,6 +110,27 @@ def mask(block: Any, kept: jax.Array) -> Any:
         return jnp.where(kept.reshape(shape), array, jnp.zeros((), array.dtype))
 
     return jax.tree.map(one, block)
+
+
+def where_rows(rows: jax.Array, new: Any, old: Any) -> Any:
+    """Arrays [B,...]: ``new`` in the rows bool[B], ``old`` in the others."""
+
+    def pick(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.where(rows.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+
+    return jax.tree.map(pick, new, old)
+
+
+def shapes(function: Callable[..., Any], *args: Any) -> Any:
+    """The shapes and dtypes of what ``function(*args)`` returns, which is not computed."""
+    with jax.disable_jit(False):
+        return jax.eval_shape(function, *args)
+
+
+def zeros(function: Callable[..., Any], *args: Any) -> Any:
+    """Zeros in the shapes of what ``function(*args)`` returns, which is not computed."""
+    like = shapes(function, *args)
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
 
 
 def sized(block: Any, size: int) -> Any:
@@ -135,9 +155,7 @@ def ancestors(parents: jax.Array) -> jax.Array:
 
 def depths(parents: jax.Array | None, batch: int, size: int) -> jax.Array:
     """i32[B,T] distance from the root of the block."""
-    if parents is None:
-        return jnp.broadcast_to(jnp.arange(size), (batch, size))
-    return ancestors(parents).sum(-1).astype(jnp.int32) - 1
+    return (chain_layout(batch, size) if parents is None else layout(parents)).depth
 
 
 def exists(valid: jax.Array, parents: jax.Array | None) -> jax.Array:
@@ -207,10 +225,8 @@ def fed_nodes(draft: Draft, done: jax.Array) -> jax.Array:
 
 def block_visible(draft: Draft) -> jax.Array:
     """bool[B,N+1,N+1]: what each token of that block attends to inside it, for chains too."""
-    parents = draft.parents
-    if parents is None:
-        return chain_layout(draft.tokens.shape[0], draft.tokens.shape[1] + 1).visible
-    return layout(jnp.pad(parents + 1, ((0, 0), (1, 0)), constant_values=-1)).visible
+    batch, nodes = draft.tokens.shape
+    return (block_layout(draft) or chain_layout(batch, nodes + 1)).visible
 
 
 def check_draft(drafter: Drafter, draft: Draft, vocab: int) -> None:
@@ -256,7 +272,7 @@ def widths(drafter: Drafter, chosen: Widths = None) -> tuple[int, ...]:
         UserError: widths that are not whole numbers of at least 1.
     """
     most = drafter.nodes + 1
-    if drafter.whole and not drafter.adaptive and drafter.merges <= 1:
+    if drafter.whole and not drafter.adaptive and drafter.rare.merges <= 1:
         return (most,)
     if chosen is not None:
         if not all(isinstance(width, int) and width >= 1 for width in chosen):
@@ -265,8 +281,8 @@ def widths(drafter: Drafter, chosen: Widths = None) -> tuple[int, ...]:
             )
         return tuple(sorted({most, *(width for width in chosen if width < most)}))
     between = (1 / drafter.nodes, 0.4) if 1 < most <= 17 else (1 / 16, 1 / 4)
-    if drafter.merges > 1:
-        agreed = 1 / drafter.merges
+    if drafter.rare.merges > 1:
+        agreed = 1 / drafter.rare.merges
         between = (agreed, (agreed + 1) / 2)
     return tuple(sorted({1, most, *(1 + round(share * drafter.nodes) for share in between)}))
 

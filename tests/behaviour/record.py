@@ -41,6 +41,7 @@ if __name__ == "__main__":
     sys.path[:0] = [str(TESTS.parent), str(TESTS)]
     import conftest  # noqa: F401  the environment, before jax is imported
 
+import cases
 import commandline
 import jax
 import jax.numpy as jnp
@@ -48,8 +49,8 @@ import numpy as np
 from safetensors import safe_open
 
 from specjax import accept, control, decode, drafters, outcome, registry, run
-from specjax.models import head_files
-from specjax.testing import cases, loop
+from specjax.drafters.files import head_files
+from specjax.testing import loop
 from specjax.types import Batch
 
 STORED = Path(__file__).with_name("recorded.json")
@@ -162,7 +163,7 @@ def written() -> Iterator[tuple[str, Callable[[], str]]]:
 
     for name in NAMES:
         drafter = drafter_of(name)
-        if drafter.training is not None and drafter.name in head_files.KINDS:
+        if drafter.training is not None and drafter.name in head_files.kinds():
             yield name, lambda name=name: record(name)
 
 
@@ -183,13 +184,13 @@ def command_lines(target: str) -> Iterator[tuple[str, list[str]]]:
     wrong = {int: "-1", float: "-1", bool: "maybe", str: "nonsense"}
     for name in drafters.names():
         own = [*base, f"--config.drafter.name={name}"]
-        yield f"{name} alone", [*own, "--config.max_new_tokens=-1"]
+        yield f"{name} alone", [*own, "--config.target="]
         for key, each in registry.keys_of(drafters.load(name)).items():
-            if key not in drafters.PYTHON_ONLY:
-                value = wrong[registry.type_of(each.annotation)]
+            if not each.facts.python:
+                value = wrong[each.type]
                 yield f"{name} {key}={value}", [*own, f"--config.drafter.{key}={value}"]
     for name in accept.names():
-        yield f"rule {name}", [*base, f"--config.accept={name}", "--config.max_new_tokens=-1"]
+        yield f"rule {name}", [*base, f"--config.accept={name}", "--config.target="]
     for key, value in {
         "sampling.temperature": "-1",
         "sampling.top_p": "2",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specjax import accept, drafters, testing
-from specjax.bench import costs, passes
+from specjax.bench import measuring, passes
 from specjax.bench.passes import Job, Method
 from specjax.types import ModelParams
 
@@ -23,19 +23,24 @@ def test_a_pass_counts_its_widths_and_pays_for_each():
     one = passes.run_pass(JOB, method())
     assert sum(one.widths.values()) == one.loops and len(one.widths) > 1
     assert passes.from_json(passes.to_json(one)).widths == one.widths
-    parts = costs.clocks(JOB, method())
+    parts = measuring.clocks(JOB, method())
     assert list(parts) == ["draft", "verify 1", "verify 2", "verify 3", "verify 6"]
-    seconds = costs.of_pass(JOB, method(), parts, one)
+    seconds = measuring.costs_of_pass(JOB, method(), parts, one)
     assert set(seconds) == {"draft", "verify"} and seconds["verify"] > 0
-    assert list(costs.clocks(JOB, None)) == ["step"] and passes.run_pass(JOB, None).widths == {}
+    assert list(measuring.clocks(JOB, None)) == ["step"] and passes.run_pass(JOB, None).widths == {}
 
 
 def test_the_mean_over_the_rounds(monkeypatch):
     timed = {"draft": 1.0, "verify 1": 2.0, "verify 6": 4.0}
-    monkeypatch.setattr(costs, "sample", lambda job, method, parts: {k: timed[k] for k in parts})
+    monkeypatch.setattr(
+        measuring, "sample", lambda job, method, parts: {k: timed[k] for k in parts}
+    )
     one = passes.run_pass(JOB, None)._replace(widths={"1": 3, "6": 1})
     parts = dict.fromkeys(["draft", "verify 1", "verify 2", "verify 6"])
-    assert costs.of_pass(JOB, method(), parts, one) == {"draft": 1.0, "verify": pytest.approx(2.5)}
+    assert measuring.costs_of_pass(JOB, method(), parts, one) == {
+        "draft": 1.0,
+        "verify": pytest.approx(2.5),
+    }
     # A pass that an older version stored has no widths.
-    none = costs.of_pass(JOB, None, {}, one._replace(widths={}))
+    none = measuring.costs_of_pass(JOB, None, {}, one._replace(widths={}))
     assert none == {}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import cases
 import pytest
 
 from specjax import testing
 from specjax.bench import methods
 from specjax.errors import UserError
-from specjax.testing import cases
 
 pytestmark = pytest.mark.fast
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 
+import cases
 import jax.numpy as jnp
 import mutants
 import numpy as np
@@ -14,7 +15,7 @@ from marks import by_default
 from specjax import accept, decode, drafters, rng, sampling, testing, theory
 from specjax.bench import lossless, metrics
 from specjax.drafters.draft_models import draft_model
-from specjax.testing import cases, loop
+from specjax.testing import loop
 from specjax.topology import shapes
 from specjax.types import ModelParams, Records
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from specjax.bench import measuring, programs
+from specjax.bench import measuring
 from specjax.bench.passes import Job
 from specjax.run import cells
 
@@ -25,11 +25,11 @@ def test_released_before_the_limit(monkeypatch):
         used[0] += 400
         return {"one": 1.5, None: 0.5}
 
-    monkeypatch.setattr(programs.measuring, "warm", warm)
-    monkeypatch.setattr(programs, "maps", lambda: used[0])
-    monkeypatch.setattr(programs, "most_maps", lambda: 1000)
-    monkeypatch.setattr(programs.jax, "clear_caches", lambda: used.__setitem__(0, 100))
-    made = programs.Programs([])
+    monkeypatch.setattr(measuring, "warm", warm)
+    monkeypatch.setattr(measuring, "maps", lambda: used[0])
+    monkeypatch.setattr(measuring, "most_maps", lambda: 1000)
+    monkeypatch.setattr(measuring.jax, "clear_caches", lambda: used.__setitem__(0, 100))
+    made = measuring.Programs([])
     for size in (1, 1, 8, 1, 8):
         made.warm(job(size, 3))
     assert log == [1, 8] and used == [900]
@@ -41,7 +41,7 @@ def test_released_before_the_limit(monkeypatch):
 
 
 def test_this_process_has_maps():
-    assert 0 <= programs.maps() < programs.most_maps()
+    assert 0 <= measuring.maps() < measuring.most_maps()
 
 
 def test_cells_of_one_shape_follow_each_other():

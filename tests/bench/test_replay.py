@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,11 +10,10 @@ import pytest
 from marks import by_default
 
 from specjax import accept, decode, drafters, rng, sampling
-from specjax.bench import metrics, recorded_target, replay
+from specjax.bench import metrics, replay
 from specjax.bench.passes import Method
 from specjax.data.recordings import Trace
 from specjax.errors import UserError
-from specjax.testing import cases
 from specjax.types import ModelParams
 
 PROMPTS = [[0, 1, 2], [1], [2, 2, 0, 1, 2], [0, 0]]
@@ -54,26 +54,20 @@ def simulate(conversation, gamma, ngram):
 
 
 def test_prompt_lookup_against_plain_python_in_every_batch():
-    """Every count of a chain, in total and by category; the same with another batch size."""
-    target, texts = recorded_target.recorded(6), conversations(10)
+    """Every count of a chain, of each conversation; the same with another batch size."""
+    target, texts = replay.recorded(6), conversations(10)
     drafter = drafters.make("prompt_lookup", target, gamma=4, max_ngram=2)
     method = Method("lookup", drafter, accept.load("chain"), ModelParams({}, {}))
-    tallies = replay.measure(method, texts, batch_size=4)
-    assert list(tallies) == [None, "a", "b"]
-    for kind, tally in tallies.items():
-        own = [t for t in texts if kind in (None, t.category)]
-        rounds, accepted, tested, passed = (
-            sum(x) for x in zip(*(simulate(t, 4, 2) for t in own), strict=True)
-        )
-        counts = tally.counts
-        assert (tally.prompts, counts.tokens) == (len(own), sum(len(t.output) for t in own))
+    counted = replay.measure(method, texts, batch_size=4)
+    for text, counts in zip(texts, counted, strict=True):
+        rounds, accepted, tested, passed = simulate(text, 4, 2)
+        assert counts.tokens == len(text.output)
         assert (counts.rounds, counts.accepted) == (rounds, accepted)
         assert counts.tested.tolist() == tested.tolist()
         assert counts.passed.tolist() == passed.tolist()
-    assert tallies[None].counts.accepted > 20
-    single = replay.measure(method, texts[::-1], batch_size=1)
-    for kind, tally in tallies.items():
-        jax.tree.map(np.testing.assert_array_equal, single[kind], tally)
+    assert metrics.total(counted).accepted > 20
+    single = replay.measure(method, texts[::-1], batch_size=1)[::-1]
+    jax.tree.map(np.testing.assert_array_equal, single, counted)
 
 
 def begin(target, drafter, params, **more):
@@ -112,7 +106,7 @@ def test_a_replay_has_the_counts_of_the_decoding(name, rule, record):
     counts = [
         counts_of_a_loop(case.target, case.drafter, rule, ModelParams(table, draft), record),
         counts_of_a_loop(
-            recorded_target.recorded(cases.VOCAB),
+            replay.recorded(cases.VOCAB),
             case.drafter,
             rule,
             ModelParams(jnp.asarray(record), draft),
@@ -124,13 +118,14 @@ def test_a_replay_has_the_counts_of_the_decoding(name, rule, record):
         for row, (prompt, text) in enumerate(zip(PROMPTS, record, strict=True))
     ]
     method = Method(name, case.drafter, rule, ModelParams(table, draft))
-    tallies = replay.measure(method, texts, batch_size=4, max_new_tokens=NEW)
+    replayed = replay.measure(method, texts, batch_size=4, max_new_tokens=NEW)
     for row in range(4):
         for own in counts:
             # A recording is not fed: a replay has no such count.
             mine = own[row]._replace(verified=None)
-            jax.tree.map(np.testing.assert_array_equal, mine, tallies[str(row)].counts)
-    assert tallies[None].counts.tokens == 4 * NEW and tallies[None].counts.accepted > 6
+            jax.tree.map(np.testing.assert_array_equal, mine, replayed[row])
+    total = metrics.total(replayed)
+    assert total.tokens == 4 * NEW and total.accepted > 6
 
 
 def counts_of_a_loop(target, drafter, rule, params, record):
@@ -156,7 +151,7 @@ def test_methods_that_need_more_than_a_recording_are_refused():
         (cases.case("iid").drafter, "chain", "rules for it are"),
     ):
         with pytest.raises(UserError, match=message):
-            recorded_target.fold(drafter, accept.load(rule))
+            replay.fold(drafter, accept.load(rule))
     reader = case.drafter._replace(init=lambda params, *rest: params.target["embed"])
     method = Method("", reader, accept.load("chain"), case.params)
     with pytest.raises(UserError, match="draft_model reads the target's weights"):

@@ -110,19 +110,22 @@ MISTAKES = {
         "config.traces: /nowhere.jsonl cannot be read",
     ),
     "sampled": (["--config.sampling.temperature=0.5"], "replayed at temperature 0 only"),
-    "minus one": (["--config.num_traces=-1"], "config.num_traces is -1; it must be at least 0"),
+    "minus one": (
+        ["--config.num_traces=-1"],
+        "config.num_traces is -1; it must be a whole number >= 0",
+    ),
     "beyond": (
         ["--config.vocab_size=4"],
         "line 1: output_ids has 4; ids are whole numbers in 0..3",
     ),
     "no target": (["--config.target=/nowhere"], "/nowhere is no directory"),
     "no model": ([f"--config.target={ROOT}"], "has no config.json"),
-    "batch 0": (["--config.batch_size=0"], "batch size is 0"),
+    "batch 0": (["--config.batch_size=0"], "config.batch_size is 0"),
     "lossy": (["--config.accept=typical"], "the rule typical is lossy"),
     "no drafts": (["--config.drafter.gamma=0"], "gamma is 0"),
     "reads the target": (["--config.drafter.name=jacobi"], "jacobi reads what the target computes"),
     "warm": (["--config.drafter.warm=True"], "warm=True"),
-    "another mode": (["--config.mode=generate"], "mode generate needs the key 'prompt'"),
+    "another mode": (["--config.mode=generate"], "config.max_new_tokens is 0"),
     "unknown drafter": (["--config.drafter.name=medusa9"], "unknown drafter 'medusa9'"),
 }
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import cases
 import pytest
 
 from specjax import ModelParams, accept, drafters, testing
 from specjax.bench import lossless, measuring, metrics, passes, summaries
 from specjax.bench.measuring import Measured
 from specjax.errors import UserError
-from specjax.testing import cases
 
 TARGET, DRAFT = testing.tabular(3), testing.tabular(3, "draft")
 PROMPTS, CATEGORIES = [[0, 1], [2], [1, 1, 0]], ["a", "b", "a"]

@@ -3,7 +3,7 @@
 import pytest
 from tokenizers import Tokenizer
 
-from specjax.bench.token_classes import CLASSES, classify
+from specjax.bench.overlap import CLASSES, classify
 
 pytestmark = pytest.mark.fast
 SHORT = {

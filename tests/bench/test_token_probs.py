@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specjax import drafters, testing
-from specjax.bench import token_probs
+from specjax.bench import lossless
 from specjax.bench.overlap import overlap
 from specjax.models import lm
 from specjax.types import ModelParams
@@ -20,12 +20,12 @@ def small(monkeypatch):
     """Arrays of few numbers; programs that were compiled for more are forgotten."""
 
     def use(numbers):
-        monkeypatch.setattr(token_probs, "MAX_NUMBERS", numbers)
-        token_probs._compare.clear_cache()  # pyright: ignore
+        monkeypatch.setattr(lossless, "MAX_NUMBERS", numbers)
+        lossless._compare.clear_cache()  # pyright: ignore
 
     yield use
     monkeypatch.undo()
-    token_probs._compare.clear_cache()  # pyright: ignore
+    lossless._compare.clear_cache()  # pyright: ignore
 
 
 @pytest.mark.parametrize("name", ["none", "prompt_lookup"])
@@ -36,10 +36,10 @@ def test_pieces_of_a_text_give_the_same(small, name, settings):
     drafter = drafters.make(name, target, **keys)
     whole = target._replace(unembed=None)
     given = [ModelParams(params, {}), PROMPTS, OUTPUTS, settings, drafter]
-    expected = token_probs.compare(whole, *given)
+    expected = lossless.compare(whole, *given)
     for numbers in (3 * target.vocab_size, target.vocab_size):  # three places of a row; one
         small(numbers)
-        got = token_probs.compare(target, *given)
+        got = lossless.compare(target, *given)
         for one, other in zip(got, expected, strict=True):
             np.testing.assert_allclose(one, other, atol=1e-5)
 
@@ -49,10 +49,10 @@ def test_memory_does_not_grow_with_the_text(small):
     config = testing.tiny_config("llama", 20_000, layers=1)
     target, params = lm.from_config(config), lm.abstract_params(config)
     small(2 * 8 * target.vocab_size)
-    context = token_probs._pack([[1] * 40] * 8, [1] * 8, 8, 40, {"temperature": 1.0})
+    context = lossless._pack([[1] * 40] * 8, [1] * 8, 8, 40, {"temperature": 1.0})
 
     def size(target):
-        program = token_probs._compare.lower(target, None, ModelParams(params, {}), context)
+        program = lossless._compare.lower(target, None, ModelParams(params, {}), context)
         return program.compile().memory_analysis().temp_size_in_bytes  # pyright: ignore
 
     assert size(target) < size(target._replace(unembed=None)) / 5

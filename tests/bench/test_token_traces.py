@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +16,6 @@ from specjax.bench import metrics, passes, timing, token_traces
 from specjax.bench.overlap import overlap
 from specjax.models import lm
 from specjax.report import inputs, terminal
-from specjax.testing import cases
 from specjax.topology.shapes import Topology
 from specjax.types import ModelParams
 
@@ -99,7 +99,7 @@ def probs_after(text, name, settings):
 )
 def test_a_trace_shows_what_was_decoded(name, temperature):
     work, one = job(temperature), method(name)
-    trace = token_traces.record(work, one, 1, category="q")
+    trace = token_traces.record(work, one, 1)
     assert inputs.trace_problem(trace) is None
     assert trace["prompt"] == "ee" and trace["category"] == "q"
     expected = passes.run_pass(work, one)

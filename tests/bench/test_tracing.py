@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cases
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from specjax.bench import passes
 from specjax.data.prompts import Prompt
 from specjax.errors import UserError
 from specjax.report import inputs, terminal
-from specjax.testing import cases
 from specjax.types import ModelParams
 
 V = 5

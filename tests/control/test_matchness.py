@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cases
 import growth_cases as shared
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,6 @@ import pytest
 from specjax import accept, control, decode, drafters, rng, sampling, step, testing
 from specjax.control import Ahead
 from specjax.errors import UserError
-from specjax.testing import cases
 from specjax.types import Context, Draft, ModelParams, Verdict
 
 
@@ -184,6 +184,6 @@ def test_exact_law_of_later_rounds():
 @pytest.mark.parametrize("key", ["start", "target", "step", "keep", "memory"])
 def test_errors(key):
     for value in (-0.1, 1.5, float("nan"), True):
-        with pytest.raises(UserError, match=f"matchness's {key} is .* a number between 0 and 1"):
+        with pytest.raises(UserError, match=f"matchness's {key} is .* a number in .0, 1."):
             control.load("matchness", **{key: value})
     assert control.parse("matchness:0.5").name == "matchness:0.5"

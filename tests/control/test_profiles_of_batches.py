@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,9 +14,8 @@ from marks import by_default
 from specjax import accept, decode, drafters, rng, sampling, sharding
 from specjax.control import costs
 from specjax.errors import UserError
-from specjax.generation import samples
+from specjax.generation import texts
 from specjax.generation.refill import decode_all
-from specjax.testing import cases
 from specjax.types import ModelParams
 
 PROMPTS = [[0, 1, 0, 1, 0], [2, 1], [1, 1, 1], [2, 0, 2, 0]]
@@ -60,7 +60,7 @@ def test_costs_are_those_of_the_batch_that_is_decoded(tmp_path, name):
     packed, lengths = decode.pack_prompts(PROMPTS[:1])
     given = (target, drafter, params, packed, lengths, rng.row_keys(3, range(2)), 2)
     options = {"sampling": sampling.make_sampling(2), "limit": jnp.repeat(lengths, 2) + 8}
-    state = samples.prefill(*given, max_len=packed.shape[1] + 8, **options)
+    state = texts.prefill(*given, max_len=packed.shape[1] + 8, **options)
     _, several = drafted(parts, state)
     # In a batch of one, goodput would draft nothing.
     assert several > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,6 @@ from specjax import accept, decode, drafters, registry, rng, sampling, step
 from specjax import control as control_lib
 from specjax.control import Controller
 from specjax.errors import UserError
-from specjax.testing import cases
 from specjax.types import Context, Draft, ModelParams, Rest, Verdict
 
 
@@ -179,7 +179,7 @@ def test_rounds_of_other_limits_change_no_token(name, monkeypatch):
     system = target, drafter, accept.default_rule(drafter), params
     texts, infos = decoded(*system, 1.0, rests=True)
     drafted = np.array([info.drafted for info in infos])
-    if drafter.rest is not None:
+    if drafter.rare.rest is not None:
         expected, full = decoded(*system, 1.0, rests=False)
         assert texts == expected
         assert drafted.tolist() == [info.drafted.tolist() for info in full]
@@ -192,9 +192,8 @@ def test_rounds_of_other_limits_change_no_token(name, monkeypatch):
 def test_a_rest_of_a_drafter_whose_nodes_are_always_fed_is_refused():
     """The target would be fed the pending tokens alone."""
     _, target, drafter, params = cases.case("pass merged")
-    wrong = drafter._replace(
-        rest=Rest(lambda state: jnp.ones(3, bool), lambda params, keys, context, state: state)
-    )
+    rest = Rest(lambda state: jnp.ones(3, bool), lambda params, keys, context, state: state)
+    wrong = drafter._replace(rare=drafter.rare._replace(rest=rest))
     state, _ = begun(target, wrong, params, 0.0)
     with pytest.raises(UserError, match="nodes that the target is always fed"):
         next(decode.stream(target, wrong, accept.load("recursive"), params, state))
@@ -220,7 +219,7 @@ DEFAULT_PAUSED = [("draft_model", 1.0, "goodput")]
 def test_a_pause_in_the_compiled_loop_is_its_rounds(name, temperature, pause):
     """One change of the drafter's state for many rounds against a change in each."""
     target, drafter, rule, params = built(name, PAUSES[pause]())
-    assert drafter.rest is not None and drafter.rest.lasting is not None
+    assert drafter.rare.rest is not None and drafter.rare.rest.lasting is not None
     _, infos = decoded(target, drafter, rule, params, temperature, rests=True)
     texts, full = decoded(target, drafter, rule, params, temperature, rests=False)
     state, lengths = begun(target, drafter, params, temperature)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specjax.data.draft_vocabulary import most_frequent
+from specjax.data.token_streams import most_frequent
 from specjax.errors import UserError
 
 pytestmark = pytest.mark.fast

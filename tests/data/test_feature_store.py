@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.data import feature_records as records
 from specjax.data import feature_store
-from specjax.data.feature_records import RecordLayout
+from specjax.data import feature_store as records
+from specjax.data.feature_store import RecordLayout
 from specjax.errors import UserError
 from specjax.types import Batch
 
@@ -81,7 +81,7 @@ def test_shards(tmp_path):
 
 
 def manifest(**changes):
-    facts = {"format": feature_store.FORMAT, "schema": feature_store.SCHEMA, "length": T}
+    facts = {"format": f"specjax {feature_store.NAME}", "schema": feature_store.SCHEMA, "length": T}
     facts |= {"width": E, "taps": [], "dtype": "float32", "documents": False, "shards": {}}
     return facts | changes
 
@@ -91,20 +91,24 @@ def test_wrong_directories(tmp_path):
 
     def refused(message):
         with pytest.raises(UserError, match=message) as caught:
-            feature_store.Store(tmp_path)
+            feature_store.FeatureStore(tmp_path)
         assert "\n" not in str(caught.value)
 
-    refused(r"has no finished features; store them with configs/features.py \(the same command")
+    refused(r"has no manifest.json; build the features with configs/features.py \(the same command")
     path.write_text("{")
-    refused("manifest.json is damaged, or of another program; store the features with")
+    refused(
+        "manifest.json is damaged, or no features of specjax; build it with configs/features.py"
+    )
     path.write_text(json.dumps(manifest(format="specjax generated text")))
-    refused("is 'specjax generated text', version 1; this specjax reads 'specjax features'")
+    refused("is no features of specjax; build one with configs/features.py")
     path.write_text(json.dumps(manifest(schema=7)))
-    refused("version 7; this specjax reads 'specjax features', version 1; store the features again")
+    refused(
+        "format version 7, but this specjax reads version 1; build it again with configs/features"
+    )
     path.write_text(json.dumps(manifest(shards={"train": {"rows": 1, "bytes": 3}})))
     refused("train is missing or damaged; remove .* and store the features again")
     path.write_text(json.dumps(manifest()))
-    store = feature_store.Store(tmp_path)
+    store = feature_store.FeatureStore(tmp_path)
     with pytest.raises(UserError, match=r"counts.npy is missing or damaged; store the features"):
         _ = store.counts
     with pytest.raises(UserError, match=r"the target's layers \[1, 2\], and .* has no taps; "):

@@ -132,9 +132,13 @@ MISTAKES = {
     "text": (
         [{"prompt": "def"}, {"text": "x"}],
         "auto",
-        'p line 2 is no JSON object with a "prompt" text',
+        'p line 2 has no "prompt"; in a line of prompts that is a text',
     ),
-    "no known key": (["17"], "auto", 'p line 1 is no JSON object with a "prompt" text'),
+    "no known key": (
+        ["17"],
+        "auto",
+        'p line 1 has no "prompt"; in a line of prompts that is a text',
+    ),
     "no JSON": (
         [BENCH, "", "{"],
         "auto",

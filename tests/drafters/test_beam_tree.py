@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 
+import cases
 import growth_cases as shared
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from internals import drafters_growth as _growth
 from internals import drafters_growth_plans, drafters_keys
 
 from specjax import drafters, rng, sampling, testing
+from specjax.drafters import growth
 from specjax.errors import UserError
-from specjax.testing import cases
 from specjax.topology import dynamic
 from specjax.types import Context, ModelParams
 
@@ -36,21 +36,21 @@ def weights():
     return w, embedding, head, start * np.float32([[4.0], [3.0], [1.0], [0.4], [0.1]])
 
 
-def recurrent() -> _growth.Stepper:
+def recurrent() -> growth.Stepper:
     """A node's state is tanh(state above @ w + its embedding); its logits are state @ head."""
     w, embedding, head, start = map(jnp.asarray, weights())
 
     def step(params, kept, nodes, block):
         above = jnp.broadcast_to(start[:, None], (*nodes.tokens.shape, WIDTH))
         if block is not None:
-            inside = _growth.at(block, jnp.maximum(jnp.asarray(nodes.parents), 0))
+            inside = growth.at(block, jnp.maximum(jnp.asarray(nodes.parents), 0))
             above = jnp.where(jnp.asarray(nodes.parents)[..., None] < 0, above, inside)
         state = jnp.tanh(above @ w + embedding[nodes.tokens])
         return state @ head, state
 
-    return _growth.Stepper(
+    return growth.Stepper(
         init=lambda params, context, out, slots: start,
-        begin=lambda params, context, kept: _growth.Begun(kept @ head, kept),
+        begin=lambda params, context, kept: growth.Begun(kept @ head, kept),
         step=step,
         commit=lambda params, kept, drafted, verdict, out: kept,
     )
@@ -59,8 +59,8 @@ def recurrent() -> _growth.Stepper:
 def drafted(**keys):
     """The draft of ``recurrent`` with tree="beam"."""
     method = drafters_growth_plans.Method("recurrent", "chain:2", "top_k", VOCAB)
-    plan = _growth.read(method, drafters_keys.TreeKeys(tree="beam", **keys))
-    drafter = _growth.build("recurrent", recurrent(), plan, lambda key: {})
+    plan = growth.read(method, drafters_keys.TreeKeys(tree="beam", **keys))
+    drafter = growth.build("recurrent", recurrent(), plan, lambda key: {})
     one = jnp.ones((ROWS,), jnp.int32)
     context = Context(jnp.zeros((ROWS, 4), jnp.int32), one, sampling.make_sampling(ROWS))
     state = drafter.init(None, context, None, 8)
@@ -198,22 +198,22 @@ def test_state_follows_text(control):
 
 @pytest.mark.fast
 def test_keys():
-    def growth(default, keys=drafters_keys.TreeKeys, **more):
+    def shape(default, keys=drafters_keys.TreeKeys, **more):
         default = drafters_growth_plans.Method("m", default, "top_k", 11)
-        return _growth.read(default, keys(**more)).growth
+        return growth.read(default, keys(**more)).growth
 
     assert drafters_growth_plans.POOLED == ("dynamic", "beam", "best_first", "best_parents")
-    beam = growth("beam")
+    beam = shape("beam")
     assert (beam.nodes, beam.depth, beam.siblings) == (30, 5, "deterministic")
-    assert growth("beam", nodes=3).depth == 3 and growth("beam", top_k=2, depth=2).nodes == 4
+    assert shape("beam", nodes=3).depth == 3 and shape("beam", top_k=2, depth=2).nodes == 4
     # Keys without a tree belong to the method's default tree.
-    dynamic_tree = growth("dynamic", nodes=9, top_k=3, depth=2)
-    assert dynamic_tree == growth("chain:2", tree="dynamic", nodes=9, top_k=3, depth=2)
-    assert growth("dynamic").nodes == 32 and growth("dynamic", tree="2x1").nodes == 4
-    assert growth("beam", tree="dynamic") == growth("dynamic")
-    chain = growth("dynamic", drafters_keys.EagleKeys, gamma=3)
+    dynamic_tree = shape("dynamic", nodes=9, top_k=3, depth=2)
+    assert dynamic_tree == shape("chain:2", tree="dynamic", nodes=9, top_k=3, depth=2)
+    assert shape("dynamic").nodes == 32 and shape("dynamic", tree="2x1").nodes == 4
+    assert shape("beam", tree="dynamic") == shape("dynamic")
+    chain = shape("dynamic", drafters_keys.EagleKeys, gamma=3)
     assert chain.siblings == "chain" and chain.depth == 3 and chain.how == "top_k"
-    assert growth("dynamic", drafters_keys.EagleKeys) == growth("dynamic")
+    assert shape("dynamic", drafters_keys.EagleKeys) == shape("dynamic")
     refused = [
         ({"tree": "beam", "depth": 4, "nodes": 3}, "nodes is 3 and depth is 4, so no path of 4"),
         ({"tree": "dynamic", "depth": 4, "nodes": 3}, "give at least 4 nodes, or a depth of at"),
@@ -231,5 +231,5 @@ def test_keys():
     ]
     for keys, message in refused:
         with pytest.raises(UserError, match=message) as caught:
-            growth("dynamic", drafters_keys.EagleKeys, **keys)
+            shape("dynamic", drafters_keys.EagleKeys, **keys)
         assert "\n" not in str(caught.value)

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from internals import drafters_growth, drafters_growth_plans, drafters_keys
-from internals import drafters_growth as _growth
 
 from specjax import rng, sampling
+from specjax.drafters import growth
 from specjax.errors import UserError
 from specjax.topology import dynamic
 from specjax.types import Context, ModelParams
@@ -32,13 +32,12 @@ def drafter_of(tree, nodes, depth=DEPTH, top_k=0, vocab=VOCAB):
     def step(params, reads, nodes, block):
         return reads[:, nodes.depth, None], nodes.tokens
 
-    unchanged = lambda params, kept, *more: kept  # noqa: E731
-    stepper = drafters_growth.Stepper(lambda *given: (), begin, step, unchanged, independent=True)
+    stepper = drafters_growth.Stepper(begin, step, independent=True)
     keys = drafters_keys.TreeKeys(tree=tree, nodes=nodes, top_k=top_k)
-    plan = _growth.read(
+    plan = growth.read(
         drafters_growth_plans.Method("marginals", "", "top_k", vocab, depth, True), keys
     )
-    return _growth.build("marginals", stepper, plan, lambda key: {})
+    return growth.build("marginals", stepper, plan, lambda key: {})
 
 
 def paths_of(drafter, log_probs):
@@ -47,7 +46,7 @@ def paths_of(drafter, log_probs):
     context = Context(
         jnp.zeros((rows, 2), jnp.int32), jnp.full((rows,), 2), sampling.make_sampling(rows)
     )
-    state = _growth.State(())
+    state = growth.State(())
     propose = jax.jit(lambda params: drafter.propose(params, rng.row_keys(0, rows), context, state))
     draft = propose(ModelParams((), jnp.asarray(log_probs, jnp.float32)))[0]
     assert bool(draft.valid.all())
@@ -139,4 +138,4 @@ def test_errors(tree):
         drafter_of(tree, 5, top_k=4)
     keys = drafters_keys.TreeKeys(tree=tree)
     with pytest.raises(UserError, match=f"tree='{tree}' needs one list per depth"):
-        _growth.read(drafters_growth_plans.Method("reader", "", "top_k", VOCAB, DEPTH), keys)
+        growth.read(drafters_growth_plans.Method("reader", "", "top_k", VOCAB, DEPTH), keys)

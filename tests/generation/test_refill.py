@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cases
 import jax
 import numpy as np
 import pytest
@@ -9,7 +10,6 @@ import pytest
 from specjax import accept, decode, drafters, rng, sampling
 from specjax.errors import UserError
 from specjax.generation.refill import decode_all
-from specjax.testing import cases
 from specjax.types import ModelParams
 
 EOS = 2

@@ -7,6 +7,7 @@ import shutil
 from types import SimpleNamespace
 from typing import Any
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,8 +16,7 @@ import pytest
 import specjax as sj
 from specjax import generation, outcome
 from specjax.errors import UserError
-from specjax.generation import samples, texts
-from specjax.testing import cases
+from specjax.generation import texts
 
 
 @pytest.fixture(scope="module")
@@ -265,7 +265,7 @@ def test_a_repeated_state_is_that_of_repeated_prompts(name):
     keys, limit = sj.sample_keys(0, 2, 3), jnp.repeat(lengths, 3) + 7
     how = sj.make_sampling(6, [0.0, 1.0, 0.5] * 2, presence_penalty=0.5)
     given, options = (case.target, case.drafter, case.params), {"max_len": 16, "sampling": how}
-    once = samples.prefill(*given, packed, lengths, keys, 3, limit=limit, **options)
+    once = texts.prefill(*given, packed, lengths, keys, 3, limit=limit, **options)
     rows = (jnp.repeat(packed, 3, 0), jnp.repeat(lengths, 3))
     every = sj.prefill(*given, *rows, keys, limit=limit, **options)
     for one, other in zip(jax.tree.leaves(once), jax.tree.leaves(every), strict=True):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import runpy
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -11,13 +13,14 @@ from eagle_file_cases import CASES, IDS, LLAMA3, D, E, F, H, K, Q, V, W, params_
 from head_file_cases import assert_same, fill
 from safetensors.numpy import load_file
 
+from specjax import convert_heads, models
+from specjax.drafters.files import codec, decoder_layers, head_files
 from specjax.errors import UserError
-from specjax.models import convert_heads, eagle_layouts, eagle_shape, head_files
 
 pytestmark = pytest.mark.fast
 
 ROUND_TRIPS = [
-    (name, layout) for name, (kind, _, _) in CASES.items() for layout in eagle_layouts.LAYOUTS[kind]
+    (name, layout) for name, (kind, _, _) in CASES.items() for layout in codec.of(kind).layouts
 ]
 
 
@@ -42,7 +45,7 @@ def test_round_trip(tmp_path, name, layout):
     assert head.config["vocabulary"] == "abc" and head.config["accuracy"] == [[0.5, 0.1]]
     assert head.config["base_model_name_or_path"] == "some/model"
     assert head.config["hidden_size"] == D
-    for other in eagle_layouts.LAYOUTS[kind]:
+    for other in codec.of(kind).layouts:
         convert_heads.convert(tmp_path / "a", tmp_path / other, kind, other)
         again = head_files.read(tmp_path / other, kind, dtype=dtype)
         assert_same(again.params, params)
@@ -70,7 +73,7 @@ def test_numbers_follow_from_the_tensors(tmp_path, name):
     assert (got["num_attention_heads"], got["num_key_value_heads"], got["head_dim"]) == (Q, K, H)
     assert got["num_hidden_layers"] == len(CASES[name][1]["layers"])
     assert got["target_hidden_size"] == (12 if "wider" in name else E)
-    shape = eagle_shape.decoder("here", got)
+    shape = decoder_layers.decoder("here", got)
     assert (shape.num_heads, shape.num_kv_heads, shape.head_dim) == (Q, K, H)
     assert shape.qk_norm is ("Qwen3" in name) and shape.attention_bias is ("biases" in name)
     assert shape.rope_theta == (10000.0 if name == "eagle of Qwen3" else 500000.0)
@@ -204,7 +207,7 @@ def test_the_command(tmp_path, capsys):
         assert error.startswith("specjax: ") and error.count("\n") == 1 and not out
         assert match in error
 
-    refused("required: source, destination, --kind; usage: python -m specjax.models.convert_heads")
+    refused("required: source, destination, --kind; usage: python -m specjax.convert_heads")
     refused("invalid choice", source, target, "--kind=medusa")
     refused(
         "eagle3 heads have no layout 'redrafter'",
@@ -219,3 +222,14 @@ def test_the_command(tmp_path, capsys):
     assert not (tmp_path / "c").exists()
     with pytest.raises(UserError, match="heads of kind 'medusa' have one layout"):
         convert_heads.convert(source, target, "medusa")
+
+
+def test_the_old_names_work_and_say_the_new_ones(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["convert_heads"])
+    with pytest.raises(SystemExit):
+        runpy.run_module("specjax.models.convert_heads", run_name="__main__")
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "specjax.models.convert_heads is now specjax.convert_heads"
+    assert "the following arguments are required" in second
+    with pytest.warns(FutureWarning, match="is now specjax.drafters.files.head_files"):
+        assert models.head_files is head_files

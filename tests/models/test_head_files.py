@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from head_file_cases import SHAPES, D, V, W, assert_same, file_of, fill, rewrite, write_heads
 from safetensors.numpy import load_file, save_file
 
+from specjax.drafters.files import codec, head_files
 from specjax.errors import UserError
-from specjax.models import head_files
 
 pytestmark = pytest.mark.fast
 
@@ -98,8 +98,8 @@ def test_bad_directories(tmp_path):
         assert "\n" not in str(caught.value)
 
     refused("is no directory")
-    refused("there are no heads of kind 'prefix'; there are medusa, hydra", "prefix")
     (tmp_path / "m").mkdir()
+    refused("has no parameters of the drafter clover; give a directory that its", "clover")
     refused(
         "has no medusa heads; such a directory has medusa_lm_head.safetensors "
         "or medusa_lm_head.pt or model"
@@ -214,7 +214,6 @@ def test_bad_writes_leave_nothing(tmp_path):
         assert sorted(tmp_path.rglob("*")) == before
 
     refused("not those of hydra heads", kind="hydra")
-    refused("no heads of kind 'prefix'", kind="prefix")
     refused(r"not those of medusa heads \(extra", {**params, "extra": np.zeros(3)})
     refused(
         r"not those of medusa heads \(block.bias", {"block": {"kernel": params["block"]["kernel"]}}
@@ -243,3 +242,36 @@ def test_bad_writes_leave_nothing(tmp_path):
         "config.json",
         "medusa_lm_head.safetensors",
     ]
+
+
+class _Own(codec.Codec):
+    tables = {  # noqa: RUF012
+        "": (
+            *codec.linear("{i}.{2j+1}.map", "block.{i}[{j}]", "D {i+1}D", "biases"),
+            *codec.linear("{i}.{J}", "head[{i}]", "D V", parts="head"),
+        )
+    }
+
+
+def test_a_table_reads_and_writes():
+    """Indices, numbers that follow from them, counts, optional parts; names and leaves agree."""
+    own = _Own("own")
+    names = [f"{i}.{2 * j + 1}.map.weight" for i in range(2) for j in range(3)]
+    names += ["0.3.weight", "1.3.weight"]
+    layout = own.layout_of_names(names)
+    assert set(layout) == set(names)
+    assert layout["1.5.map.weight"] == codec.Place(("block", "1", "kernel"), (2,), "D 2D", True)
+    assert layout["1.3.weight"] == codec.Place(("head", "kernel"), (1,), "D V", True)
+    # A part that one tensor shows is complete, and a wrong number stands for one more.
+    assert len(own.layout_of_names([*names, "0.1.map.bias"])) == len(names) + 6
+    assert "0.7.map.weight" in own.layout_of_names([*names, "0.999.map.weight"])
+    leaves = {
+        ("block", "0", "kernel"): np.zeros((3, 4, 4)),
+        ("block", "1", "kernel"): np.zeros((3, 4, 8)),
+        ("head", "kernel"): np.zeros((2, 4, 7)),
+    }
+    assert own.layout_of_leaves(leaves) == layout
+    with pytest.raises(UserError, match="of own heads .block.1.kernel is missing, unexpected or"):
+        own.layout_of_leaves(leaves | {("block", "1", "kernel"): np.zeros((2, 4, 8))})
+    with pytest.raises(UserError, match="head.kernel .* on this target it must be .2, 4, 9."):
+        own.check(unflatten_dict(leaves), {"V": 9})

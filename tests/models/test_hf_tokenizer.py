@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hf_cases import CONFIGS, random_params, shaped, words
+from hf_cases import CONFIGS, random_params, same_vocabulary, shaped, words
 from tokenizers import pre_tokenizers
 
 from specjax.errors import UserError
@@ -23,9 +23,9 @@ def test_vocabularies(tmp_path):
         model("larger", 62, words(62)),
     )
     same, shifted = model("same", 61, words(61)), model("shifted", 61, words(61, start=1))
-    assert hf.same_vocabulary(a, same) is None and hf.same_vocabulary(a, bare) is None
-    assert "has 61 tokens and" in hf.same_vocabulary(a, larger)
-    assert hf.same_vocabulary(a, shifted).startswith("58 of 61 token ids differ between ")
+    assert same_vocabulary(a, same) is None and same_vocabulary(a, bare) is None
+    assert "has 61 tokens and" in same_vocabulary(a, larger)
+    assert same_vocabulary(a, shifted).startswith("58 of 61 token ids differ between ")
     assert (
         a.lm.vocabulary == same.lm.vocabulary != shifted.lm.vocabulary
         and bare.lm.vocabulary is None
@@ -34,8 +34,8 @@ def test_vocabularies(tmp_path):
 
 def test_vocabularies_of_trained_models(stories, data_dir):
     other = hf.load(data_dir / "models" / "aidreams260K")
-    assert hf.same_vocabulary(stories, stories) is None
-    assert "of 512 token ids differ" in hf.same_vocabulary(stories, other)
+    assert same_vocabulary(stories, stories) is None
+    assert "of 512 token ids differ" in same_vocabulary(stories, other)
 
 
 @pytest.mark.fast

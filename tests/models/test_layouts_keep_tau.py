@@ -19,8 +19,9 @@ from marks import by_default
 from safetensors.numpy import load_file, save_file
 
 from specjax import drafters, testing
+from specjax.drafters.files import codec, head_files
 from specjax.errors import UserError
-from specjax.models import eagle_layouts, head_files, hf, lm
+from specjax.models import hf, lm
 from specjax.sampling import Sampling
 from specjax.testing import models
 from specjax.types import Batch, ModelParams
@@ -196,7 +197,7 @@ def absolute(tensors):
 def test_eagle3_keeps_tau_in_every_layout(tmp_path):
     trained = eagle3()
     assert trained.tau > 1.4, "the network has learnt nothing that could be lost"
-    for layout in eagle_layouts.LAYOUTS["eagle3"]:
+    for layout in codec.of("eagle3").layouts:
         assert abs(read_back(tmp_path / layout, trained, layout) - trained.tau) < 1e-6, layout
 
 
@@ -257,7 +258,7 @@ def test_networks_for_another_target(tmp_path):
 def test_eagle31(tmp_path):
     """The output norm in all layouts, and SpecForge's older meaning of the same key."""
     trained = eagle31()
-    for layout in eagle_layouts.LAYOUTS["eagle3"]:
+    for layout in codec.of("eagle3").layouts:
         assert abs(read_back(tmp_path / layout, trained, layout) - trained.tau) < 1e-6, layout
     for i, (layout, config) in enumerate(
         [

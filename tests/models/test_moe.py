@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from specjax.models.moe import ExpertMlp
+from specjax.models.transformer import ExpertMlp
+from specjax.models.transformer_config import Experts
 
 WIDTH, INNER = 8, 6
 
 
 def layer(experts: int, chosen: int, renormalise: bool = True, seed: int = 0) -> ExpertMlp:
-    module = ExpertMlp(WIDTH, INNER, experts, chosen, renormalise, jnp.float32, nnx.Rngs(seed))
+    sizes = Experts(experts, chosen, INNER, renormalise)
+    module = ExpertMlp(WIDTH, sizes, jnp.float32, nnx.Rngs(seed))
     # Larger than at the start of training, so that routes and results differ clearly.
     state = jax.tree.map(lambda x: 20 * x, nnx.state(module))
     nnx.update(module, state)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 
+import cases
 import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from specjax import drafters, testing
+from specjax import convert_heads, drafters, testing
+from specjax.drafters.files import head_files
 from specjax.errors import UserError
-from specjax.models import convert_heads, head_files, hf
-from specjax.testing import cases
+from specjax.models import hf
 
 VOCAB, WIDTH, LAYERS = 16, 16, 3
 FRONTS = {"deepseek": "model.layers.3.", "mimo": "model.mtp_layers.0.", "qwen3": "mtp."}

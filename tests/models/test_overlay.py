@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,7 @@ from marks import by_default
 
 from specjax import decode, tree
 from specjax.models import lm, overlay
-from specjax.testing import cases, tiny, tiny_config, whole_text
+from specjax.testing import tiny, tiny_config, whole_text
 
 V, SLOTS, ROOM = 8, 40, 12
 LENGTHS = jnp.array([1, 7, 4, 6])

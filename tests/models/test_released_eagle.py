@@ -25,7 +25,7 @@ from eagle_file_cases import (
 )
 from safetensors.numpy import save_file
 
-from specjax.models import head_files
+from specjax.drafters.files import head_files
 
 pytestmark = pytest.mark.fast
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"

@@ -9,8 +9,8 @@ import pytest
 from head_file_cases import A, C, D, F, V, assert_same, file_of, fill, linear, rewrite, write_heads
 from safetensors.numpy import load_file, save_file
 
+from specjax.drafters.files import head_files
 from specjax.errors import UserError
-from specjax.models import head_files
 
 pytestmark = pytest.mark.fast
 

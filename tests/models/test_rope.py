@@ -47,7 +47,7 @@ def turned(x: list[float], rope_: Rope, position: int) -> list[float]:
     factor = 1.0 if rope_.scaling is None else rope_.scaling.attention_factor
     out, half = list(x), rope_.dim // 2
     for pair, frequency in enumerate(np.asarray(rope.frequencies(rope_)).tolist()):
-        a, b = (2 * pair, 2 * pair + 1) if rope_.interleaved else (pair, pair + half)
+        a, b = pair, pair + half
         cos, sin = math.cos(position * frequency), math.sin(position * frequency)
         out[a] = (x[a] * cos - x[b] * sin) * factor
         out[b] = (x[b] * cos + x[a] * sin) * factor
@@ -95,10 +95,9 @@ def test_the_attention_factors():
     assert factor(LONG | {"factor": 1.0}) == 1.0
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dim", [8, 6, 2])
-def test_rotate_turns_pairs_and_leaves_the_other_dimensions(interleaved, dim):
-    own = Rope(100.0, dim, interleaved, RopeScaling("linear", 2.0, attention_factor=1.25))
+def test_rotate_turns_pairs_and_leaves_the_other_dimensions(dim):
+    own = Rope(100.0, dim, RopeScaling("linear", 2.0, attention_factor=1.25))
     x = np.random.default_rng(0).normal(size=(2, 3, 2, 8)).astype(np.float32)
     positions = jnp.asarray([[0, 1, 2], [5, 9, 40]])
     got = rope.rotate(jnp.asarray(x), rope.angle(own, positions), own)

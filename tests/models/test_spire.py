@@ -14,12 +14,10 @@ from marks import by_default
 
 from specjax import testing, tree
 from specjax.cache import KVBlock
+from specjax.drafters.draft_models import spire_model as spire
+from specjax.drafters.draft_models.spire_model import SpireConfig, check
 from specjax.errors import UserError
 from specjax.models import hf, lm
-from specjax.models.spire import cache as sparse
-from specjax.models.spire import directory, passes
-from specjax.models.spire import model as spire
-from specjax.models.spire.config import SpireConfig, check
 
 CLOSE = 2e-4
 TEXT = np.random.default_rng(3).integers(0, shared.VOCAB, (2, 19))
@@ -121,15 +119,15 @@ def test_the_cost_of_a_token_does_not_depend_on_the_text():
 @pytest.mark.parametrize("sinks", [0, 2])
 def test_slots_have_the_newest_positions(sinks):
     """Against a list: ragged commits of 0 to 9 tokens into a ring of 4."""
-    cache, texts = sparse.zeros(1, 3, 1, 99, 1, jnp.float32, sinks, 4), [0, 0, 0]
+    cache, texts = spire.zeros(1, 3, 1, 99, 1, jnp.float32, sinks, 4), [0, 0, 0]
     draw = np.random.default_rng(0)
     for _ in range(12):
         counts = draw.integers(0, 10, 3)
         marks = np.array(texts)[:, None] + np.arange(9) + 1.0
         block = KVBlock(*[(jnp.asarray(marks)[..., None, None],)] * 2, jnp.asarray(marks))
-        cache = sparse.commit(cache, block, jnp.asarray(counts, jnp.int32))
+        cache = spire.commit(cache, block, jnp.asarray(counts, jnp.int32))
         texts = [a + int(b) for a, b in zip(texts, counts, strict=True)]
-        at, stored = np.asarray(sparse.positions(cache)), np.asarray(cache.k[0])[:, 0, :, 0]
+        at, stored = np.asarray(spire.positions(cache)), np.asarray(cache.k[0])[:, 0, :, 0]
         for row, length in enumerate(texts):
             first, newest = range(min(sinks, length)), range(max(sinks, length - 4), length)
             assert sorted(p for p in at[row] if p >= 0) == [*first, *newest]
@@ -194,21 +192,21 @@ def _unnormalised(layer, x):
 
 
 RIGHT = {
-    "levels": passes._by_levels,
-    "view": passes._view,
-    "positions": sparse.positions,
-    "slots": sparse._slots,
+    "levels": spire._by_levels,
+    "view": spire._view,
+    "positions": spire.positions,
+    "slots": spire._slots,
 }
 WRONG = {
-    "one pass for a tree": (passes, "_by_levels", _one_pass),
-    "the place of the token in the block": (passes, "_view", _every_token_itself),
-    "no window": (passes, "_view", _no_window),
-    "no sinks": (passes, "_view", _no_sinks),
-    "a position late": (sparse, "positions", _shifted),
-    "rejected tokens are written": (sparse, "_slots", _rejected_too),
-    "a ring over the sinks": (sparse, "_slots", _over_the_sinks),
-    "memory of the last layer": (passes, "_mixture", _last_layer),
-    "no norm before the projections": (passes, "_read", _unnormalised),
+    "one pass for a tree": (spire, "_by_levels", _one_pass),
+    "the place of the token in the block": (spire, "_view", _every_token_itself),
+    "no window": (spire, "_view", _no_window),
+    "no sinks": (spire, "_view", _no_sinks),
+    "a position late": (spire, "positions", _shifted),
+    "rejected tokens are written": (spire, "_slots", _rejected_too),
+    "a ring over the sinks": (spire, "_slots", _over_the_sinks),
+    "memory of the last layer": (spire, "_mixture", _last_layer),
+    "no norm before the projections": (spire, "_read", _unnormalised),
 }
 
 
@@ -243,16 +241,16 @@ def test_wrong_values():
 
 def test_a_directory_keeps_the_model(tmp_path):
     _, params, config = shared.made("feedback")
-    directory.save(tmp_path / "a", config, params, layers="0,3")
-    loaded = directory.load(tmp_path / "a")
+    spire.save(tmp_path / "a", config, params, layers="0,3")
+    loaded = spire.load(tmp_path / "a")
     assert loaded.config == config and loaded.lm.window == 5 and loaded.lm.vocabulary is None
     assert jax.tree.all(jax.tree.map(np.array_equal, loaded.params, params))
     raw = json.loads((tmp_path / "a" / "config.json").read_text())
     assert raw["target_layers"] == "0,3" and (raw["sinks"], raw["window"]) == (2, 5)
     plain = {key: value for key, value in params.items() if key != spire.MEMORY}
-    directory.save(tmp_path / "b", shared.without_feedback(config), plain)
+    spire.save(tmp_path / "b", shared.without_feedback(config), plain)
     assert not (tmp_path / "b" / "memory.safetensors").exists()
-    assert directory.load(tmp_path / "b").params.keys() == plain.keys()
+    assert spire.load(tmp_path / "b").params.keys() == plain.keys()
     # As a plain decoder it would attend to everything.
     with pytest.raises(UserError, match="architecture SpireDraftModel is not supported"):
         hf.load(tmp_path / "b")
@@ -267,10 +265,10 @@ def test_wrong_directories_are_one_line(tmp_path):
         assert "\n" not in str(caught.value)
 
     hf.save(tmp_path / "plain", config.decoder, {k: params[k] for k in params if k != "memory"})
-    refused("plain is no SPIRe draft model; give one", lambda: directory.load(tmp_path / "plain"))
-    refused("is no directory", lambda: directory.load(tmp_path / "nowhere"))
+    refused("plain is no SPIRe draft model; give one", lambda: spire.load(tmp_path / "plain"))
+    refused("is no directory", lambda: spire.load(tmp_path / "nowhere"))
     own = tmp_path / "own"
-    directory.save(own, config, params)
+    spire.save(own, config, params)
     raw = json.loads((own / "config.json").read_text())
     for changed, message in [
         ({key: raw[key] for key in raw if key != "window"}, "config.json has no window; train"),
@@ -279,16 +277,16 @@ def test_wrong_directories_are_one_line(tmp_path):
         (raw | {"feedback": 1}, "config.json: feedback is 1; it must be True or False"),
     ]:
         (own / "config.json").write_text(json.dumps(changed))
-        refused(message, lambda: directory.load(own))
+        refused(message, lambda: spire.load(own))
     (own / "config.json").write_text(json.dumps(raw))
     (own / "memory.safetensors").write_bytes(b"damaged")
-    refused("memory.safetensors is damaged", lambda: directory.load(own))
+    refused("memory.safetensors is damaged", lambda: spire.load(own))
     (own / "memory.safetensors").unlink()
-    refused("own lacks memory.safetensors", lambda: directory.load(own))
+    refused("own lacks memory.safetensors", lambda: spire.load(own))
     refused(
         "the parameters are not those of the config",
-        lambda: directory.save(own, shared.without_feedback(config), params),
+        lambda: spire.save(own, shared.without_feedback(config), params),
     )
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("x")
-    refused("is not a model directory", lambda: directory.save(tmp_path / "other", config, params))
+    refused("is not a model directory", lambda: spire.save(tmp_path / "other", config, params))

@@ -17,7 +17,7 @@ from marks import by_default
 
 from experiments.tpu_programs import hlo
 from specjax import accept, decode, drafters, outcome, testing
-from specjax.models import linear, lm, short_blocks, t5, transformer
+from specjax.models import layers, lm, t5, transformer
 from specjax.testing import loop
 from specjax.testing.models import prompts_of, tiny_t5
 from specjax.types import LM, ModelParams
@@ -79,7 +79,7 @@ LOOPS = {
 
 def transposed(embed: nnx.Embed, hidden: jax.Array) -> jax.Array:
     """The head as ``nnx.Embed.attend`` computes it."""
-    return short_blocks.product(lambda x: jnp.dot(x, embed.embedding[...].T), hidden)
+    return layers.product(lambda x: jnp.dot(x, embed.embedding[...].T), hidden)
 
 
 @pytest.mark.fast
@@ -108,7 +108,7 @@ def test_values(shape):
     for dtype in (jnp.float32, jnp.bfloat16):
         embed = nnx.Embed(VOCAB, WIDTH, dtype=dtype, rngs=nnx.Rngs(0))
         hidden = jax.random.normal(jax.random.key(1), (*shape, WIDTH), dtype)
-        ours, theirs = linear.tied_head(embed, hidden), embed.attend(hidden)
+        ours, theirs = layers.tied_head(embed, hidden), embed.attend(hidden)
         assert ours.dtype == theirs.dtype == dtype
         np.testing.assert_allclose(
             ours.astype(jnp.float32), theirs.astype(jnp.float32), rtol=1e-2, atol=1e-5

@@ -25,7 +25,8 @@ from eagle_file_cases import (
     store,
 )
 
-from specjax.models import eagle_shape, families, head_files, hf, lm
+from specjax.drafters.files import decoder_layers, head_files
+from specjax.models import families, hf, lm
 
 pytestmark = pytest.mark.fast
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -249,7 +250,7 @@ def test_keys_that_other_programs_read(refused):
 def test_both_objects_of_the_rotation_are_read():
     scaling = {"rope_type": "llama3", "factor": 8.0}
     layer = {"rope_parameters": {"rope_theta": 1e6}, "rope_scaling": scaling}
-    assert eagle_shape.rope_of("x", layer) == (1e6, scaling)
+    assert decoder_layers.rope_of("x", layer) == (1e6, scaling)
 
 
 def test_wrong_layers(refused):

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from internals import accept_walk as _walk
 
 from specjax import rng
+from specjax.accept import verdict as _verdict
 from specjax.types import Draft, Drafter
 
 
@@ -37,7 +37,7 @@ def _own_probs(draft: Draft) -> jax.Array:
 
 def _siblings(draft: Draft) -> jax.Array:
     """bool[B,N,N]: nodes with the same parent, each with itself too."""
-    parents = _walk.parents(draft)
+    parents = _verdict.parents(draft)
     return parents[:, :, None] == parents[:, None]
 
 

@@ -6,9 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from internals import accept_verdict as _verdict
-
 from mutants.drafters import with_draft
+from specjax.accept import verdict as _verdict
 from specjax.types import SIBLINGS, Accept, Drafter
 
 ENUMERATION, LEDGER, COUNTING, CONFORMANCE = "enumeration", "ledger", "counting", "conformance"
@@ -22,7 +21,7 @@ class Mutant(NamedTuple):
     name: str
     mistake: str
     source: str  # the code or paper where it was made, or that is misread
-    case: str  # a name for ``plain_cases.named``, on which the mistake changes the output
+    case: str  # a name for ``cases.named``, on which the mistake changes the output
     rule: Callable[[], Accept]
     change: Callable[[Drafter], Drafter] = lambda drafter: drafter
     caught_by: str = ENUMERATION

@@ -85,13 +85,13 @@ class Static(NamedTuple):
 
 def _no_recurrence(patch):
     """Every slot is a text of its own, as in the released code."""
-    right = _falcon_network.layers.lstm
+    right = _falcon_network.lstm
 
     def lstm(params, x, carry, begins=None, kept=None):
         del begins
         return right(params, x, carry, jnp.ones(x.shape[:2], bool), kept)
 
-    patch.setattr(_falcon_network.layers, "lstm", lstm)
+    patch.setattr(_falcon_network, "lstm", lstm)
 
 
 def _causal_block(patch):

@@ -15,9 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from specjax import logit_maps, outcome, step
-from specjax.logit_maps import apply
 
-_after, _map = apply._after, apply._map
+_after, _map = logit_maps._after, logit_maps._map
 _finish, _of_round = step._finish, outcome.mapped
 
 TEMPERATURE = 0.7
@@ -37,7 +36,7 @@ class MapMutant(NamedTuple):
     name: str
     mistake: str
     changes: tuple[tuple[Any, str, Callable], ...]  # module, name of its function, replacement
-    case: str = "chain"  # a name for ``plain_cases.named``
+    case: str = "chain"  # a name for ``cases.named``
     settings: dict = SETTINGS
 
 
@@ -133,11 +132,11 @@ def _of_read(function: Callable) -> tuple:
 
 
 def _of_paths(function: Callable) -> tuple:
-    return ((apply, "_after", function),)
+    return ((logit_maps, "_after", function),)
 
 
 def _of_maps(function: Callable) -> tuple:
-    return ((apply, "_map", function),)
+    return ((logit_maps, "_map", function),)
 
 
 _TREE = "without_replacement"

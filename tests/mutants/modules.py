@@ -1,4 +1,4 @@
-"""Wrong versions of the drafter of several modules in sequence (``drafters/heads/_further``).
+"""Wrong versions of the drafter of several modules in sequence (``heads/_network_drafter``).
 
 All keep the output law, and only lower acceptance. ``tests/drafters/heads/test_mtp_module.py``
 detects each: after some rounds the logits are not those after a fresh prefill.

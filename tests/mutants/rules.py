@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from internals import accept_verdict as _verdict
-from internals import accept_walk as _walk
 
 from specjax import rng
 from specjax.accept import block, chain, recursive
+from specjax.accept import verdict as _verdict
 
 
 def _accepted(keys, draft, target_probs):
@@ -38,14 +37,14 @@ def match_then_resample(keys, draft, target_probs):
 
 def _match_path(keys, draft, target_probs):
     """Sample-then-match without the token at the mismatch: path, and target probs at its end."""
-    walk = _walk.begin(draft, target_probs)
+    walk = _verdict.begin_walk(draft, target_probs)
     for depth in range(draft.longest):
         active = walk.open.any(-1)
         token = keys.draw_at(depth, walk.probs, active)
         hit = walk.open & (draft.tokens == token[:, None]) & active[:, None]
         ended = ~hit.any(-1)[:, None]
         walk = walk.replace(open=walk.open & ~ended)
-        walk = _walk.descend(walk, draft, target_probs, jnp.argmax(hit, -1), hit.any(-1))
+        walk = _verdict.descend(walk, draft, target_probs, jnp.argmax(hit, -1), hit.any(-1))
     return walk.path, walk.probs
 
 
@@ -167,7 +166,7 @@ def coins_of_the_first_row(keys, draft, target_probs):
 
 def greedy_accepts_ties(draft, logits):
     """At temperature 0 it accepts every token that ties with the best."""
-    before = _walk.before(draft, logits)
+    before = _verdict.before(draft, logits)
     own = jnp.take_along_axis(before, jnp.clip(draft.tokens, 0)[..., None], -1)[..., 0]
     path, end = _verdict.deepest(draft, own == before.max(-1))
     best = jnp.argmax(_verdict.at(logits, end), -1)

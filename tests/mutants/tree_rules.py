@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from internals import accept_verdict as _verdict
-from internals import accept_walk as _walk
 
 from specjax import rng
 from specjax.accept import k_seq, recursive, traversal
+from specjax.accept import verdict as _verdict
 from specjax.types import Draft, Verdict
 
 
 def equal_siblings_are_merged(keys, draft, target_probs):
     """Makes every sibling invalid that repeats the token of an earlier one."""
-    parents = _walk.parents(draft)
+    parents = _verdict.parents(draft)
     same = (draft.tokens[:, :, None] == draft.tokens[:, None]) & (
         parents[:, :, None] == parents[:, None]
     )
@@ -28,9 +27,9 @@ def equal_siblings_are_merged(keys, draft, target_probs):
 
 def best_child_first(keys, draft, target_probs):
     """Tests the first level in the order of the target's probs: the order depends on the draws."""
-    before = _walk.before(draft, target_probs)
+    before = _verdict.before(draft, target_probs)
     own = jnp.take_along_axis(before, draft.tokens[..., None], -1)[..., 0]
-    parents = _walk.parents(draft)
+    parents = _verdict.parents(draft)
     order = jnp.argsort(jnp.where(parents < 0, -own, jnp.inf), axis=-1)
 
     def take(x):
@@ -52,11 +51,11 @@ def best_child_first(keys, draft, target_probs):
 def longest_of_separate_chains(keys, draft, target_probs):
     """Tests each root-to-leaf chain with its own noise, and takes the longest."""
     coins = keys.coins(draft.tokens.shape[1], target_probs.dtype)
-    before = _walk.before(draft, target_probs)
+    before = _verdict.before(draft, target_probs)
     own = jnp.take_along_axis(before, draft.tokens[..., None], -1)[..., 0]
     drawn = jnp.take_along_axis(draft.probs, draft.tokens[..., None], -1)[..., 0]
     path, end = _verdict.deepest(draft, coins.flip(own, drawn))
-    children = draft.valid & (_walk.parents(draft) == end[:, None] - 1)
+    children = draft.valid & (_verdict.parents(draft) == end[:, None] - 1)
     at_end = _verdict.at(target_probs, end)
     rejected = recursive.residual(at_end, _verdict.at(draft.probs, jnp.argmax(children, -1)))
     probs = jnp.where(children.any(-1)[:, None], rejected, at_end)
@@ -96,7 +95,9 @@ def k_seq_with_small_rho(keys, draft, target_probs):
         rho = 1 + 0.5 * (k_seq.solve(some.number, walk.probs, some.probs) - 1)
         return k_seq.try_all(walk, draft, target_probs, some, rho, coins)
 
-    walk = jax.lax.while_loop(lambda w: w.open.any(), level, _walk.begin(draft, target_probs))
+    walk = jax.lax.while_loop(
+        lambda w: w.open.any(), level, _verdict.begin_walk(draft, target_probs)
+    )
     return _verdict.along(draft, walk.path, keys.draw(rng.RESIDUAL, walk.probs))
 
 
@@ -119,7 +120,7 @@ def invalid_siblings_are_subtracted(keys, draft, target_probs):
 def wrong_interior_path(keys, draft, target_probs):
     """The right tokens; the first node of a longer path is another child of the pending token."""
     verdict = recursive.recursive(keys, draft, target_probs)
-    roots = draft.valid & (_walk.parents(draft) < 0)
+    roots = draft.valid & (_verdict.parents(draft) < 0)
     other = roots & (jnp.arange(roots.shape[1]) != verdict.path[:, :1])
     moved = (verdict.count > 2) & other.any(-1)
     first = jnp.where(moved, jnp.argmax(other, -1), verdict.path[:, 0])
@@ -134,13 +135,13 @@ def never_accepts(keys, draft, target_probs):
 
 def accepts_one_token_only(keys, draft, target_probs):
     """Ends every path after its first token; its bonus token is right."""
-    top = draft.valid & (_walk.parents(draft) < 0)
+    top = draft.valid & (_verdict.parents(draft) < 0)
     return recursive.recursive(keys, draft.replace(valid=top), target_probs)
 
 
 def siblings_in_reverse_below_the_top(keys, draft, target_probs):
     """Tests siblings in reverse order, except the children of the pending token."""
-    parents = _walk.parents(draft)[0]
+    parents = _verdict.parents(draft)[0]
     number = jnp.arange(len(parents))
     same = parents[:, None] == parents
     # The sibling that is as far from the end as this node is from the beginning.
@@ -163,17 +164,17 @@ def siblings_in_reverse_below_the_top(keys, draft, target_probs):
 
 def target_row_of_first_sibling(keys, draft, target_probs):
     """After a later sibling it reads the target's probs after the first one."""
-    parents = _walk.parents(draft)
+    parents = _verdict.parents(draft)
     first = jnp.argmax(parents[:, :, None] == parents[:, None], -1)
     wrong = jnp.take_along_axis(target_probs[:, 1:], first[..., None], 1)
-    deep = (_walk.depths(draft) > 1)[..., None]
+    deep = (_verdict.depths(draft) > 1)[..., None]
     rows = jnp.where(deep, wrong, target_probs[:, 1:])
     return recursive.recursive(keys, draft, jnp.concatenate([target_probs[:, :1], rows], 1))
 
 
 def valid_ignored_below_the_top(keys, draft, target_probs):
     """Tests nodes below the first level that do not exist, as token 0 with uniform probs."""
-    missing = ~draft.valid & (_walk.depths(draft) > 1)
+    missing = ~draft.valid & (_verdict.depths(draft) > 1)
     vocab = target_probs.shape[-1]
     probs = jnp.where(missing[..., None], 1 / vocab, draft.probs)
     tokens = jnp.where(missing, 0, draft.tokens)
@@ -197,9 +198,11 @@ def residual_not_normalised(keys, draft, target_probs):
         rest = jnp.maximum(walk.probs - probs, 0)
         rejected = (trying & ~accepted)[:, None] & (rest.sum(-1, keepdims=True) > 0)
         walk = walk.replace(open=walk.open & ~here, probs=jnp.where(rejected, rest, walk.probs))
-        return _walk.descend(walk, draft, target_probs, node, accepted)
+        return _verdict.descend(walk, draft, target_probs, node, accepted)
 
-    walk = jax.lax.while_loop(lambda w: w.open.any(), trial, _walk.begin(draft, target_probs))
+    walk = jax.lax.while_loop(
+        lambda w: w.open.any(), trial, _verdict.begin_walk(draft, target_probs)
+    )
     return _verdict.along(draft, walk.path, keys.draw(rng.RESIDUAL, walk.probs))
 
 

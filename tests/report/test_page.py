@@ -8,11 +8,10 @@ import re
 
 import pytest
 import report_cases
-from internals import report_text as _text
 from report_cases import notices_of
 
 from specjax.errors import UserError
-from specjax.report import cells, columns, html
+from specjax.report import columns, html, inputs
 
 pytestmark = pytest.mark.fast
 
@@ -158,14 +157,14 @@ def test_many_notices_of_one_kind_are_counted():
     rows = [report_cases.row(), *({"method": f"m{n}"} for n in range(2000))]
     traces = [report_cases.plain_trace() for _ in range(9)] + [{}] * 1100
     notices = notices_of(html.render(report_cases.results(rows), traces, "t", plots={"one": SVG}))
-    assert len(notices) == 3 * (_text.MOST_NOTICES + 1)
+    assert len(notices) == 3 * (inputs.MOST_NOTICES + 1)
     assert [text for text in notices if "more" in text] == [
         "1,995 more rows are left out",
         "1,095 more traces are left out",
         "4 more traces have no probabilities",
     ]
     # A notice that counts one other notice would not be shorter.
-    assert _text.first_notices(["a"] * 6, "are out") == ["a"] * 6
+    assert inputs.first_notices(["a"] * 6, "are out") == ["a"] * 6
 
 
 def test_long_names_are_cut_and_complete_in_the_tooltip():
@@ -173,8 +172,8 @@ def test_long_names_are_cut_and_complete_in_the_tooltip():
     rows = [report_cases.row(long, drafter="d"), report_cases.row(long, category=long)]
     page = html.render(report_cases.results(rows), [], "t", plots={})
     assert f'title="{long}"' in page and f">{long}" not in page
-    short = _text.cut(long, cells.MOST)
-    assert f">{short}<" in page and len(short) == cells.MOST
+    short = inputs.cut(long, html.MOST)
+    assert f">{short}<" in page and len(short) == html.MOST
     assert len(html._label(1, report_cases.trace(1, method=long))) < 200
 
 

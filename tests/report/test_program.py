@@ -9,7 +9,6 @@ import sys
 
 import pytest
 import report_cases
-from internals import report_text as _text
 from report_cases import notices_of
 
 from specjax.report import html, inputs, terminal
@@ -122,7 +121,7 @@ def test_bad_lines_of_traces_are_left_out_with_a_notice(workdir, run):
         assert notice.startswith(f"trace.jsonl line {number} is left out: ") and message in notice
     status, out, err = run(workdir)
     assert (status, err) == (0, "")
-    most = _text.MOST_NOTICES
+    most = inputs.MOST_NOTICES
     assert all(f"notice: {notice}" in out for notice in notices[:most])
     assert notices[most] not in out
     assert f"notice: {len(bad) - most} more lines of trace.jsonl are left out" in out

@@ -79,12 +79,34 @@ def test_latex_is_escaped_and_uses_booktabs(workdir, run):
     assert lines[4].count(" & ") == lines[5].replace(r"\&", "").count(" & ") == 13
 
 
+def test_latex_has_chosen_columns_a_caption_and_a_label(workdir, run):
+    chosen = ("--columns=method, tau,speed-up", "--caption=Rates ($x$)", "--label=tab:a")
+    status, out, err = run(workdir, "--format=latex", *chosen)
+    lines = out.splitlines()
+    assert (status, err, lines[0], lines[-1]) == (0, "", r"\begin{table}", r"\end{table}")
+    assert lines[1:4] == [r"\centering", r"\caption{Rates ($x$)}", r"\label{tab:a}"]
+    assert r"method & $\tau$ & speed-up \\" in lines and r"\begin{tabular}{lrr}" in lines
+    only = run(workdir, "--format=latex", "--label=a")[1]
+    assert r"\label{a}" in only and "caption" not in only
+    shown = run(workdir, "--format=markdown", "--columns=T,method")[1]
+    assert shown.splitlines()[0] == "| T | method |"
+
+
+def test_a_bracket_does_not_begin_a_line_of_latex():
+    out = tables.to_latex(report_cases.results([report_cases.row("[a] b")]))
+    assert "\n{}[a] b & " in out
+
+
 def test_mistakes_are_one_line(workdir, run):
     for argv, message in (
         ((workdir, "--format=pdf"), "invalid choice: 'pdf' (choose from"),
         ((workdir, "--format=csv", "--out", "x.csv"), "--out is for the HTML report"),
         ((workdir, "--format=csv", "--trace", "x"), "--trace is for the HTML report"),
         ((workdir, "--categories"), "--categories is for --format csv, latex or markdown"),
+        ((workdir, "--format=csv", "--columns=T"), "--columns is for --format latex or markdown"),
+        ((workdir, "--format=latex", "--columns=x"), "column 'x' is not one of method, category,"),
+        ((workdir, "--format=markdown", "--label=x"), "--label is for --format latex"),
+        ((workdir, "--caption=x"), "--caption is for --format latex"),
         ((workdir / "none", "--format=csv"), "cannot be read"),
     ):
         status, out, err = run(*argv)

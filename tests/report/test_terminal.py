@@ -45,13 +45,18 @@ def test_a_class_is_proven_or_declared_and_notes_explain_the_marks():
     lines = printed(terminal.table([*rows, own]))
     assert "L1 declared" in lines[-1] and "n/m" in lines[-1] and "1.50" not in lines[-1]
     assert width_of(lines) <= 120
+    timed = report_cases.row(speedup=1.5, speedup_interval=[1.2, 1.9])
+    few = report_cases.row(speedup=1.5, speedup_interval=[0.0, 87569.0], prompts=2)
+    lines = printed(terminal.table([timed, few]))
+    assert [line.split()[0] for line in (lines[2], lines[4])] == ["[1.20,", "too"]
+    assert width_of(lines) <= 120 and "87569" not in "".join(lines)
     efficiency, declared = terminal.notes([*rows, own])
     assert efficiency.startswith("n/m: not measurable: ") and "testing.check_drafter" in declared
 
 
 def test_only_true_and_false_are_results_of_a_check():
     text = "\n".join(printed(terminal.table([report_cases.row(lossless={"passed": "no"})])))
-    assert "?, -" in text and "yes" not in text
+    assert "?, neither" in text and "yes" not in text
 
 
 def test_table_names_the_prompts_if_they_differ():

@@ -8,7 +8,7 @@ import pytest
 import report_cases
 from browser_cases import DIFFICULT, LAPTOP, PHONE, inside, status, until
 
-from specjax.report import cells, html
+from specjax.report import html
 
 pytestmark = pytest.mark.browser
 
@@ -41,7 +41,7 @@ def test_pointing_at_a_token_shows_its_probabilities(visit, report):
     assert tip.is_hidden()
     page.locator("#choose").select_option("2")  # without probabilities
     page.locator("#text .t.plain").nth(3).hover()
-    assert cells.DASH in tip.inner_text() and "nothing was drafted" in tip.inner_text()
+    assert html.DASH in tip.inner_text() and "nothing was drafted" in tip.inner_text()
 
 
 def test_origins_differ_without_colour(visit, report):

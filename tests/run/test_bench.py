@@ -5,25 +5,27 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from commandline import BENCH, GENERATE
 
 from configs import bench as bench_file
 from configs import generate as generate_config
-from specjax import files
+from specjax import drafters, files
 from specjax.bench import (
     lossless,
     metrics,
     overlap,
     passes,
-    progress,
     summaries,
-    token_probs,
     token_traces,
 )
+from specjax.data import progress
+from specjax.drafters.files import head_files
+from specjax.models import hf
 from specjax.report import inputs
-from specjax.run import resolve
+from specjax.run import settings
 
 QUESTIONS = [
     {"question_id": 7, "category": "writing", "turns": ["def add(a", "return a"]},
@@ -83,6 +85,41 @@ def check_provenance(written, common):
     assert (written["max_new_tokens"], written["seed"], written["repeats"]) == (10, 0, 2)
     assert written["uncertainty"]["level"] == 0.95
     assert written["git"] is None or len(written["git"]["commit"]) == 40
+
+
+def test_lengths_that_a_method_does_not_have_are_left_out(cli, target, questions, tmp_path):
+    """Medusa with two heads has no chain of 3; suffix takes no gamma; both are said."""
+    loaded = hf.load(target)
+    heads = drafters.make("medusa", loaded.lm, heads=2).training.start
+    params = jax.tree.map(np.asarray, heads(loaded.params, jax.random.key(0)))
+    head_files.write(tmp_path / "heads", "medusa", params, {})
+    given = [
+        BENCH,
+        f"--config.target={target}",
+        f"--config.prompts={questions}",
+        "--config.max_new_tokens=4",
+        "--config.repeats=1",
+        "--config.report=False",
+        "--methods=medusa,suffix",
+        f"--config.grid.methods.medusa.model={tmp_path / 'heads'}",
+    ]
+    status, out, err, workdir = cli(*given, "--config.grid.gammas=(2,3)")
+    assert (status, err) == (0, "")
+    assert "medusa, gamma 3 is left out: gamma is 3, and medusa drafts at most 2" in out
+    assert "suffix takes no gamma and is measured once" in out
+    rows = [row["method"] for row in results(workdir)["rows"] if row["category"] is None]
+    assert rows == ["medusa, gamma 2", "suffix"]
+    # A profile is measured for a length that is there, whatever was left out before it.
+    more = "--config.grid.gammas=(3,2)", "--config.grid.methods.medusa.control=goodput"
+    status, _, err, workdir = cli(*given, *more, workdir=tmp_path / "profiles")
+    assert (status, err) == (0, "")
+    rows = [row["method"] for row in results(workdir)["rows"] if row["category"] is None]
+    assert rows == ["medusa, gamma 2", "suffix"]
+    assert [path.name for path in (workdir / "profiles").iterdir()] == ["medusa_gamma 2.json"]
+    status, _, err, _ = cli(*given[:-2], "--methods=medusa", given[-1], "--config.grid.gammas=(3,)")
+    assert status == 2 and "gamma is 3, and medusa drafts at most 2 tokens ahead" in err
+    status, _, err, _ = cli(*given[:6], "--config.drafter.name=rest", "--config.drafter.gamma=3")
+    assert status == 2 and "its key for the length of drafts is 'depth'" in err
 
 
 def test_a_grid_and_what_it_leaves(cli, common):
@@ -215,7 +252,7 @@ def test_only_what_is_asked_for_is_compiled(cli, common, monkeypatch):
     def unwanted(*_):
         raise AssertionError("compiled")
 
-    monkeypatch.setattr(token_probs, "_compare", unwanted)
+    monkeypatch.setattr(lossless, "_compare", unwanted)
     monkeypatch.setattr(overlap, "_call", unwanted)
     monkeypatch.setattr(token_traces, "_step", unwanted)
     status, out, err, workdir = cli(*common, "--config.report=False", "--config.repeats=1")
@@ -303,7 +340,7 @@ def test_methods_of_a_grid():
     config.grid.methods.a = generate_config.drafter("draft_model")
     config.grid.methods.b = generate_config.drafter("prompt_lookup")
     config.grid.models, config.grid.gammas = ("runs/x/draft", "runs/y/draft"), (1, 2)
-    chosen = resolve.methods(config)
+    chosen = settings.read(config).methods
     assert list(chosen) == [
         *(f"a, gamma {g}, runs/{d}/draft" for g in (1, 2) for d in "xy"),
         "b, gamma 1",
@@ -315,7 +352,7 @@ def test_methods_of_a_grid():
         "model": "runs/y/draft",
     }
     config.grid.models = ("runs/x/draft", "runs/x/other")
-    assert "a, gamma 1, other" in resolve.methods(config)
+    assert "a, gamma 1, other" in settings.read(config).methods
 
 
 @pytest.mark.slow
@@ -353,7 +390,7 @@ def test_mistakes(cli, common, tmp_path, questions):
     bad = tmp_path / "bad.jsonl"
     bad.write_text(json.dumps(QUESTIONS[0]) + '\n{"question_id": 2, "category": "x"}\n')
     for keys, message in [
-        (["--config.grid.gammas=(2,2)"], "config.grid.gammas contains a value twice"),
+        (["--config.grid.gammas=(2,2)"], "config.grid.gammas is (2, 2); give each value once"),
         (
             [
                 "--config.drafter.name=none",
@@ -364,28 +401,31 @@ def test_mistakes(cli, common, tmp_path, questions):
         ),
         (
             ["--config.grid.contexts=(0,)"],
-            "a context length in config.grid.contexts is 0; it must be a whole number >= 1",
+            "a value of config.grid.contexts is 0; it must be a whole number >= 1",
         ),
         (["--config.grid.contexts=(900,)"], "no prompt has 900 tokens; ask for fewer"),
         (["--config.chat=own"], "chat template"),
         (
             ["--config.grid.temperatures=(1.0,1.0000001)"],
-            "config.grid.temperatures contains a value twice",
+            "config.grid.temperatures is (1.0, 1.0000001); give each value once",
         ),
-        (["--config.grid.batch_sizes=(1,1)"], "config.grid.batch_sizes contains a value twice"),
-        (["--config.record=x.jsonl"], "config.record is for mode generate"),
+        (
+            ["--config.grid.batch_sizes=(1,1)"],
+            "config.grid.batch_sizes is (1, 1); give each value once",
+        ),
+        (["--config.record=x.jsonl"], "config.record is for modes generate and chat"),
         (["--config.trace_prompts=-1"], "config.trace_prompts is -1"),
         (["--config.trace_tokens=-1"], "config.trace_tokens is -1"),
         (["--config.proof=('none.json',)"], "the proof none.json cannot be read"),
         (
             ["--config.mode=generate", "--config.grid.gammas=(1,2)"],
-            "mode generate decodes with one method",
+            "config.grid is for modes bench and replay",
         ),
         (["--config.prompts=~nobody_at_all/x.txt"], "the name of an unknown user"),
         (["--config.prompts=stdlib", "--config.chat=own"], "config.chat is for files of prompts"),
         (
             ["--config.max_prompt_tokens=-1"],
-            "config.max_prompt_tokens is -1; it must be at least 0",
+            "config.max_prompt_tokens is -1; it must be a whole number >= 0",
         ),
         ([f"--config.prompts={bad}"], "line 2"),
         (["--config.prompt_kind=gsm8k"], "question"),

@@ -8,8 +8,9 @@ import sys
 import pytest
 from commandline import BENCH, ROOT
 
-from specjax import accept, control, drafters, run
-from specjax.run import catalog, key_help
+from specjax import accept, control, declare, drafters, run
+from specjax.run import catalog, settings
+from specjax.train import settings as training
 
 
 def call(capsys, *args):
@@ -37,9 +38,9 @@ def test_everything_is_explained(capsys, kind):
         status, out, err = call(capsys, f"--explain={name}")
         assert (status, err) == (0, "") and f"{name}: {kind}" in out and f"/{name}.py" in out
         module = catalog.registry.load(package.__name__, name, kind)
-        lines = catalog.key_lines(module)
-        assert all(line.comment for line in lines), name
-        assert all(line.name in out for line in lines)
+        keys = catalog.registry.keys_of(module).values()
+        assert all(key.facts.help for key in keys), name
+        assert all(key.name in out for key in keys)
 
 
 def test_what_an_explanation_says(capsys):
@@ -82,26 +83,17 @@ def test_help_lists_the_keys_of_a_configuration(capsys):
     assert not stop.value.code
     assert "--config.repeats=3" in out and "config.drafter.max_ngram=None longest n-gram" in out
     assert "--config.again=False measure again although the same bench is finished" in out
-    assert "--config.target= A Hugging Face style directory, a name of the Hub, a .gguf file" in out
+    assert "--config.target= a Hugging Face style directory, a name of the Hub, a .gguf file" in out
     assert "output_weight" not in out  # a key of another drafter
     status, out, err = call(capsys, "--help")
     assert (status, err) == (0, "") and "--explain=medusa" in out
     assert f"config.mode`` is {', '.join(catalog.MODES[:-1])} or {catalog.MODES[-1]}." in out
 
 
-def test_comments_of_keys():
-    source = (
-        "def get_config():\n"
-        "    # two lines\n"
-        "    # of text\n"
-        "    config.a.b = 1\n"
-        "    config.c = 2  # behind\n"
-        "    d = 3  # no key\n"
-        "def train():\n"
-        "    train.steps = 1  # how many\n"
-    )
-    assert key_help.comments_in(source) == {
-        "a.b": "two lines of text",
-        "c": "behind",
-        "train.steps": "how many",
-    }
+def test_every_key_has_help():
+    """Of every group of a configuration, also of those that a method chooses."""
+    for keys in (settings.Settings, training.Training):
+        for each in declare.keys_of(keys):
+            inner = declare.keys_of(each.facts.group) if each.facts.group else ()
+            assert each.facts.help or inner, each.name
+            assert all(key.facts.help for key in inner), each.name

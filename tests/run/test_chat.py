@@ -103,8 +103,14 @@ def test_one_prompt(cli, model):
     ("keys", "message"),
     [
         (["--config.prompt=x", "--config.chat="], "config.chat is empty, and mode chat needs"),
-        (["--config.prompt=x", "--config.batch_size=2"], "config.batch_size is 2; mode chat"),
-        (["--config.prompt=x", "--config.mesh=data:1"], "config.mesh is 'data:1'; mode chat"),
+        (
+            ["--config.prompt=x", "--config.batch_size=2"],
+            "config.batch_size is for modes generate and bench and replay",
+        ),
+        (
+            ["--config.prompt=x", "--config.mesh=data:1"],
+            "config.mesh is for modes generate and bench, not for mode chat",
+        ),
         (["--config.prompts=stdlib"], "config.prompts is stdlib, which has texts to be continued"),
         ([], "give either config.prompt (one text) or config.prompts"),
         (["--config.prompt=x", "--config.max_new_tokens=4000"], "the longest prompt has"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -60,7 +61,8 @@ def test_a_bench_drops_what_it_has_not_compiled(target, tmp_path):
     process = started("-m", "specjax.run", BENCH, *keys)
     assert process.stdout is not None
     line = next(line for line in process.stdout if "compiling" in line)
-    assert " s  temperature 0, batch 1: compiling, " in line and " of 8: " in line
+    # The first line comes after 10 seconds: a slow machine is at the traces then.
+    assert re.search(r" s  (temperature 0, batch 1: compiling|compiling traces), \d of \d: ", line)
     assert (tmp_path / "out").is_dir()
     status, err, seconds = ended(process, signal.SIGINT)
     assert status == 130 and err == f"specjax: {interrupts.MESSAGE}\n"

@@ -13,9 +13,12 @@ import pytest
 from commandline import BENCH, GENERATE, ROOT, save
 from marks import by_default
 
-from specjax import drafters
+from specjax import declare, drafters
+from specjax.bench.methods import MethodChoice
 from specjax.errors import UserError
-from specjax.run import dispatch, resolve
+from specjax.run import settings
+from specjax.train import settings as training
+from specjax.train.recipes import checks
 
 
 def test_generate_writes_text_and_results(cli, target, draft, tmp_path):
@@ -118,13 +121,14 @@ def test_warm_methods_and_methods_made_of_methods(cli, target, draft, tmp_path):
 def test_every_configuration_is_one(name):
     """It loads, its drafter and rule exist and take its keys, and no key of its mode is missing."""
     config = importlib.import_module(f"configs.{name}").get_config()
-    needs = (
-        dispatch.NEEDS.get(f"{config.mode} {config.get('objective')}")
-        or dispatch.NEEDS[config.mode]
-    )
-    assert set(needs) <= set(config)
     if config.mode != "train":
-        resolve.resolve(config)
+        settings.read(config)
+        keys, names = settings.Settings, settings.KEYS[config.mode]
+    else:
+        checks.complete(config)
+        keys, names = training.Training, training.KEYS[config.objective]
+    known = {name.partition(".")[0] for name in names} | set(settings.STAGES)
+    assert set(config) <= known <= {key.name for key in declare.keys_of(keys)} | known
 
 
 def test_every_key_of_a_drafter_is_in_the_configuration():
@@ -223,7 +227,10 @@ MISTAKES = {
     ),
     "too long": (["--config.max_new_tokens=127"], "the model has 128 positions"),
     "nothing to do": (["--config.max_new_tokens=0"], "config.max_new_tokens is 0"),
-    "batch 0": (["--config.batch_size=0"], "batch size is 0; it must be a whole number >= 1"),
+    "batch 0": (
+        ["--config.batch_size=0"],
+        "config.batch_size is 0; it must be a whole number >= 1",
+    ),
     "cold": (["--config.sampling.temperature=-0.5"], "temperature is -0.5; it must be in [0, 1e6]"),
     "top_p 0": (["--config.sampling.top_p=0.0"], "top_p is 0; it must be in (0, 1]"),
     "top_p 2": (["--config.sampling.top_p=2.0"], "top_p is 2; it must be in (0, 1]"),
@@ -231,8 +238,7 @@ MISTAKES = {
         ["--config.drafter.name=medusa9"],
         "unknown drafter 'medusa9'; it must be one of bild, block_head",
     ),
-    "another mode's configuration": (["--config.mode=bench"], "mode bench needs the key 'grid'"),
-    "seed": (["--config.seed=-1"], "config.seed is -1; it must be in 0..4294967295"),
+    "seed": (["--config.seed=-1"], "config.seed is -1; it must be a whole number >= 0"),
     "minus one prompt": (["--config.num_prompts=-1"], "config.num_prompts is -1"),
     "more rows than prompts": (
         ["--config.batch_size=2"],
@@ -307,7 +313,10 @@ def test_mistakes_in_files_are_one_line(cli, target, tmp_path):
         ([prompt, *draft, f"--config.drafter.model={other}"], "they must share one tokenizer"),
         ([prompt, *draft, f"--config.drafter.model={small}"], "they must share one tokenizer"),
         ([prompt, *draft, f"--config.drafter.model={broken}"], "is not valid JSON"),
-        ([f"--config.prompts={lines}"], 'line 2 is no JSON object with a "prompt" text'),
+        (
+            [f"--config.prompts={lines}"],
+            'line 2 has no "prompt"; in a line of prompts',
+        ),
         ([f"--config.prompts={latin}"], "is not UTF-8"),
         ([f"--config.prompts={void}"], "has no prompts"),
     ]
@@ -415,7 +424,7 @@ def test_a_rule_for_each_method(cli, target, draft, tmp_path):
         "    methods.dynamic_tree.accept = 'deterministic'\n"
         "    methods.lookup = generate.drafter('prompt_lookup')\n"
         "    methods.lookup.accept = 'lenient'\n"
-        "    methods.lookup.accept_keys = generate.accept_keys()\n"
+        "    methods.lookup.accept_keys = {'threshold': 0.3}\n"
         "    return config\n"
     )
     own = [
@@ -490,8 +499,8 @@ def test_the_configuration_of_trees():
     from configs import trees
 
     for config in (trees.get_config(), trees.get_config("runs/quickstart")):
-        resolve.resolve(config)
-        chosen = resolve.methods(config)
+        settings.read(config)
+        chosen = settings.read(config).methods
         assert {label: choice.rule for label, choice in chosen.items()} == {
             "chain": "chain",
             "tree": "recursive",
@@ -507,24 +516,20 @@ def test_old_configurations_need_no_accept_keys(target):
 
     config = bench.get_config()
     del config["accept_keys"]
-    resolve.resolve(config)
-    assert resolve.methods(config)["prompt_lookup"] == (
-        {"name": "prompt_lookup"},
-        "",
-        {},
-        False,
-    )
+    settings.read(config)
+    plain = MethodChoice({"name": "prompt_lookup"}, "", {})
+    assert settings.read(config).methods["prompt_lookup"] == plain
     config = bench.get_config()
     config.accept, config.accept_keys.top = "tolerance", 3
     config.grid.methods.mine = generate.drafter("prompt_lookup")
-    resolve.resolve(config)
-    assert resolve.methods(config)["mine"].rule_keys == {"top": 3}
+    settings.read(config)
+    assert settings.read(config).methods["mine"].rule_keys == {"top": 3}
     config.grid.methods.mine.accept = "chain"
     with pytest.raises(
         UserError, match="every method of config.grid.methods has a rule of its own"
     ):
-        resolve.resolve(config)
+        settings.read(config)
     del config.grid.methods.mine["accept"]
     config.grid.methods.mine.accept_keys = {"top": 2}
     with pytest.raises(UserError, match="method mine has accept_keys and no rule of its own"):
-        resolve.resolve(config)
+        settings.read(config)

@@ -9,7 +9,8 @@ import pytest
 from commandline import BENCH, ROOT
 
 from specjax.bench import methods
-from specjax.run import build, dispatch, resolve, stand_ins, workdirs
+from specjax.bench.methods import MethodChoice
+from specjax.run import build, dispatch, settings, stand_ins, workdirs
 from specjax.run import stages as stages_lib
 
 QUICKSTART, TREES, LOOKAHEAD, ESCALATE = (
@@ -54,7 +55,10 @@ MISTAKES = {
     ),
     "tokens": ([QUICKSTART, "--config.max_new_tokens=0"], "config.max_new_tokens is 0"),
     "traces": ([QUICKSTART, "--config.trace_prompts=-1"], "config.trace_prompts is -1"),
-    "record": ([QUICKSTART, "--config.record=x.jsonl"], "config.record is for mode generate"),
+    "record": (
+        [QUICKSTART, "--config.record=x.jsonl"],
+        "config.record is for modes generate and chat",
+    ),
     "optimiser": (
         [QUICKSTART, "--config.stages.draft.optimiser.name=adma"],
         "(stage draft: config.stages.draft)",
@@ -111,9 +115,9 @@ def test_methods_of_a_command_line(cli, started, measured, target):
     assert (status, err) == (0, "") and len(started) == 1
     [(settings, _, _)] = measured
     assert settings.methods["prompt_lookup"].drafter == {"name": "prompt_lookup", "gamma": 4}
-    assert settings.methods["suffix"] == ({"name": "suffix", "nodes": 3}, "", {}, False)
-    built = methods.objects(stand_ins.target(), settings.methods["suffix"], [0.0])
-    assert built.rule.name == "deterministic"
+    assert settings.methods["suffix"] == MethodChoice({"name": "suffix", "nodes": 3}, "", {})
+    _, rule = methods.objects(stand_ins.target(), settings.methods["suffix"], [0.0])
+    assert rule.name == "deterministic"
     for arguments, message in (
         (["--methods=prompt_lokup"], "no drafter 'prompt_lokup'; did you mean prompt_lookup?"),
         (["--methods=sam,sam"], "give different names, separated by commas"),
@@ -135,7 +139,7 @@ def test_the_dtype_of_the_target(target):
     config.target = target
     for name, expected in (("", "float32"), ("float32", "float32"), ("bfloat16", "bfloat16")):
         config.dtype = name
-        loaded = build.target(resolve.resolve(config))
+        loaded = build.target(settings.read(config))
         assert {str(leaf.dtype) for leaf in jax.tree.leaves(loaded.params)} == {expected}
 
 

@@ -12,17 +12,18 @@ import dataclasses
 import re
 import sys
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specjax import accept, decode, rng, sampling, sharding, testing
+from specjax.bound import Bound
 from specjax.cache import KVCache
 from specjax.errors import UserError
 from specjax.models import lm
 from specjax.models.transformer_config import Experts
 from specjax.sharding import decoding, groups
-from specjax.testing import cases
 
 ROWS, NEW, EOS = 8, 14, 2
 STEPS = NEW // 2  # of one call of the loop; in two calls every row ends
@@ -105,8 +106,8 @@ def check_program(name: str, mesh: jax.sharding.Mesh) -> None:
     for _ in range(2):
         state = sharding.prefill(mesh, model, drafter, params, *arrays, **options)
         specs = decoding.states.specs_of(mesh, state)
-        static = (model, drafter, rule, 6, None), specs
-        program = decoding._generate_program(mesh, *static)
+        loop = Bound(decode.generate, model, drafter, rule, max_steps=6, verify_widths=None)
+        program = decoding._program(mesh, loop, specs)
         state, _ = sharding.generate(
             mesh, model, drafter, rule, params, state, max_steps=6, eos_id=EOS
         )

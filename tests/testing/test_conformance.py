@@ -10,19 +10,18 @@ By default every drafter runs with at least one rule, and every rule with at lea
 
 from __future__ import annotations
 
+import cases
 import pytest
 
 from specjax import accept, drafters, testing
 from specjax.errors import UserError
 from specjax.testing import (
-    cases,
     claims,
     conformance,
     drafter_checks,
     forecast_checks,
     pair_checks,
     state_checks,
-    width_checks,
 )
 from specjax.types import SIBLINGS
 
@@ -182,7 +181,7 @@ def test_check_drafter_takes_every_lossless_rule(case, rules, monkeypatch):
         (drafter_checks, "probs_of_text"),
         (claims, "drawn_as_declared"),
         (state_checks, "state_follows_text"),
-        (width_checks, "widths_do_not_matter"),
+        (state_checks, "widths_do_not_matter"),
         (forecast_checks, "forecast_equals_decoding"),
         (conformance, "check_law"),
     ):
@@ -193,17 +192,6 @@ def test_check_drafter_takes_every_lossless_rule(case, rules, monkeypatch):
     assert report.passed
     names = {f.check.split(":")[0] for f in report.findings if f.check.endswith(": a check")}
     assert names == set(rules.split())
-
-
-@pytest.mark.fast
-def test_check_accept_refuses_unknown_cases():
-    for given in ({"names": ["chian"]}, {"loop_case": "chian"}):
-        with pytest.raises(UserError, match="unknown case 'chian'; it must be one of none, prom"):
-            testing.check_accept(RULES["chain"], **given)
-    with pytest.raises(UserError, match="does not take the case iid"):
-        testing.check_accept(RULES["chain"], ["chain"], loop_case="iid")
-    with pytest.raises(UserError, match="does not take the case trie"):
-        testing.check_accept(RULES["chain"], ["trie"])
 
 
 @pytest.mark.fast

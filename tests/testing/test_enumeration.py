@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from specjax import testing
-from specjax.testing import expansion
+from specjax.testing import exact
 
 pytestmark = pytest.mark.fast
 
 
 def expand(program, batch=1):
     with jax.enable_x64(True):
-        return expansion.expand(program, {"x": np.arange(batch)}, batch)
+        return exact.expand(program, {"x": np.arange(batch)}, batch)
 
 
 def test_draws_and_coins():
@@ -51,7 +51,7 @@ def dependent_draws(script, rows):
 @pytest.mark.parametrize("rows", [1, 2, 7, 4096])
 def test_every_history_once(rows, monkeypatch):
     """The histories do not depend on the number of rows in a run."""
-    monkeypatch.setattr(expansion, "ROWS", rows)
+    monkeypatch.setattr(exact, "ROWS", rows)
     result = expand(dependent_draws, batch=5)
     history = np.concatenate([result.source[:, None], result.value], 1)
     assert len(np.unique(history, axis=0)) == len(history)
@@ -62,14 +62,14 @@ def test_every_history_once(rows, monkeypatch):
 
 
 def test_too_many_histories(monkeypatch):
-    monkeypatch.setattr(expansion, "LARGEST", 20)
+    monkeypatch.setattr(exact, "LARGEST", 20)
     with pytest.raises(testing.TooLarge, match="more than 20 histories"):
         expand(dependent_draws, batch=5)
 
 
 def test_rows_that_depend_on_each_other_are_refused(monkeypatch):
     """A pending history cannot be repeated if its outcomes depend on its place in the batch."""
-    monkeypatch.setattr(expansion, "ROWS", 2)
+    monkeypatch.setattr(exact, "ROWS", 2)
 
     def program(script, rows):
         weights = jnp.asarray([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]])

@@ -5,6 +5,7 @@ The text of a finished row cannot change, so no check of texts can see it.
 
 from __future__ import annotations
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from marks import by_default
 
 from specjax import accept, rng, step
-from specjax.testing import cases, loop, rounds
+from specjax.testing import loop
 from specjax.types import Verdict
 
 # Its state is written from the target's output.
@@ -26,7 +27,9 @@ def test_a_row_without_tokens_keeps_its_state(name):
     _, target, drafter, params = cases.case(name)
     state = loop.begin(target, drafter, params, PROMPTS, 12, 0)
     rule = accept.load(accept.default_rule(drafter))
-    state, _ = jax.jit(lambda state: rounds.play(target, drafter, rule, params, state))(state)
+    state, _ = jax.jit(lambda state: step.speculative_step(target, drafter, rule, params, state))(
+        state
+    )
 
     @jax.jit
     def updated(state, counts):

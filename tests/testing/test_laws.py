@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 
+import cases
 import jax
 import jax.numpy as jnp
 import mutants
@@ -19,7 +20,7 @@ from marks import by_default
 
 from specjax import accept, drafters, testing
 from specjax.drafters.draft_models import draft_tree
-from specjax.testing import cases, plain_cases
+from specjax.testing import plain_cases
 from specjax.types import SIBLINGS, Draft, ModelParams
 
 # Enumeration runs each operation alone: on one worker each is compiled once for all these files.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import cases
 import jax
 import pytest
 from marks import by_default
 from mutants import maps
 
 from specjax import accept, testing
-from specjax.testing import cases, claims, conformance, exact, loop, plain_cases
+from specjax.testing import claims, conformance, exact, loop
 from specjax.testing.law_checks import EXACT, LEVEL, ROWS, check_law
 
 # Enumeration runs each operation alone: on one worker each is compiled once for all these files.
@@ -37,7 +38,7 @@ DEFAULT = {("chain", "chain"), ("ngram_lm", "block")}
 
 def error_of(name: str, rule: str, **settings) -> float:
     """The total variation between the law of two rounds and that of the mapped target."""
-    case = plain_cases.named(name)
+    case = cases.named(name)
     with jax.enable_x64(True):
         wide = jax.tree.map(claims.widen, case.params)
         result = exact.enumerated(
@@ -115,7 +116,7 @@ NAMES = [mutant.name for mutant in maps.MUTANTS]
 @pytest.mark.parametrize("name", by_default(NAMES, set(NAMES) - SLOW))
 def test_enumeration_detects(name):
     [mutant] = [mutant for mutant in maps.MUTANTS if mutant.name == name]
-    rule = accept.default_rule(plain_cases.named(mutant.case).drafter)
+    rule = accept.default_rule(cases.named(mutant.case).drafter)
     settings = mutant.settings | {"vocab_size": cases.VOCAB}
     with maps.active(mutant):
         assert error_of(mutant.case, rule, **settings) > 1e-3, mutant.mistake
@@ -126,5 +127,5 @@ def test_enumeration_detects(name):
 def test_the_same_settings_without_a_mistake(name):
     """The mutants differ from the truth because of the mistake alone."""
     for settings in {id(m.settings): m.settings for m in maps.MUTANTS}.values():
-        rule = accept.default_rule(plain_cases.named(name).drafter)
+        rule = accept.default_rule(cases.named(name).drafter)
         assert error_of(name, rule, vocab_size=cases.VOCAB, **settings) < EXACT

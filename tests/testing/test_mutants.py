@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cases
 import jax
 import jax.numpy as jnp
 import mutants
@@ -11,7 +12,6 @@ import pytest
 from specjax import accept, testing
 from specjax.drafters.draft_models import draft_model
 from specjax.testing import (
-    cases,
     claims,
     conformance,
     exact,
@@ -19,7 +19,6 @@ from specjax.testing import (
     loop,
     plain_cases,
     state_checks,
-    width_checks,
 )
 from specjax.types import ModelParams
 
@@ -56,7 +55,7 @@ def caught_by(test):
 
 def law_error(mutant, prompt):
     """The total variation between the law of a round's text and the target's law."""
-    case = plain_cases.named(mutant.case)
+    case = cases.named(mutant.case)
     drafter, prompt = mutant.change(case.drafter), plain_cases.prompt(case, prompt)
     steps = drafter.longest + 1
     result = exact.enumerated(
@@ -107,7 +106,7 @@ def test_paths_are_checked_in_the_counted_loop():
 @pytest.mark.slow
 @caught_by(mutants.PATHS)
 def test_paths_detect_in_the_compiled_loop(mutant):
-    _, target, drafter, params = plain_cases.named(mutant.case)
+    _, target, drafter, params = cases.named(mutant.case)
     findings = conformance.check_pair(drafter, mutant.rule(), target, params)
     assert {f.check: f.passed for f in findings}["paths are paths of the draft"] is False
 
@@ -175,8 +174,8 @@ def test_forecasts_detect(mutant):
 @caught_by(mutants.WIDTHS)
 def test_widths_detect(mutant):
     _, target, drafter, params = cases.case(mutant.case)
-    assert width_checks.widths_do_not_matter(drafter, target, params).passed
-    finding = width_checks.widths_do_not_matter(mutant.change(drafter), target, params)
+    assert state_checks.widths_do_not_matter(drafter, target, params).passed
+    finding = state_checks.widths_do_not_matter(mutant.change(drafter), target, params)
     assert finding.passed is False
 
 

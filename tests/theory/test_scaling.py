@@ -6,7 +6,6 @@ import itertools
 import math
 
 import pytest
-from internals import theory_piecewise as _piecewise
 
 from specjax import theory
 from specjax.errors import UserError
@@ -155,10 +154,10 @@ def test_the_last_positive_point_of_linear_pieces():
     def hat(x):
         return min(x - 1, 5 - x)
 
-    assert _piecewise.last_positive(hat, [3]) == pytest.approx(5)
-    assert _piecewise.last_positive(lambda x: 2 - x, []) == pytest.approx(2)
-    assert _piecewise.last_positive(lambda x: -1, [2, math.inf]) == 0
-    assert _piecewise.last_positive(lambda x: x - 9, [1]) == math.inf
+    assert scaling.last_positive(hat, [3]) == pytest.approx(5)
+    assert scaling.last_positive(lambda x: 2 - x, []) == pytest.approx(2)
+    assert scaling.last_positive(lambda x: -1, [2, math.inf]) == 0
+    assert scaling.last_positive(lambda x: x - 9, [1]) == math.inf
     # Positive up to 1, negative up to 3, then 0.
     saw = {0: 1, 1: 0, 2: -1, 3: 0}
 
@@ -166,7 +165,7 @@ def test_the_last_positive_point_of_linear_pieces():
         low = min(int(x), 2)
         return saw[low] + min(x - low, 1) * (saw[low + 1] - saw[low])
 
-    assert _piecewise.last_positive(pieces, [1, 2, 3]) == pytest.approx(1)
+    assert scaling.last_positive(pieces, [1, 2, 3]) == pytest.approx(1)
 
 
 def test_gains_are_monotone():

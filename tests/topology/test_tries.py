@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.topology import tries
+from specjax.topology import shapes
 
 pytestmark = pytest.mark.fast
 
@@ -34,7 +34,7 @@ def named(tokens, parents, nodes):
 def test_merge(seed):
     rng = np.random.default_rng(seed)
     sequences = [rng.integers(0, 3, rng.integers(0, 6)).tolist() for _ in range(6)]
-    tokens, parents, counts = tries.merge(sequences)
+    tokens, parents, counts = shapes.merge(sequences)
     expected = prefixes(sequences)
     names = named(tokens, parents, range(len(tokens)))
     assert dict(zip((names[node] for node in range(len(tokens))), counts, strict=True)) == expected
@@ -47,15 +47,15 @@ def test_merge(seed):
 
 
 def test_merge_small():
-    assert tries.merge([]) == tries.merge([[], []]) == ([], [], [])
-    got = tries.merge([[5, 1], [7, 1, 2], [5, 3], [5, 1]])
+    assert shapes.merge([]) == shapes.merge([[], []]) == ([], [], [])
+    got = shapes.merge([[5, 1], [7, 1, 2], [5, 3], [5, 1]])
     assert got == ([5, 7, 1, 3, 1, 2], [-1, -1, 0, 0, 1, 4], [3, 1, 2, 1, 1, 1])
 
 
 @pytest.mark.parametrize("shape", [(6, 5, 4), (6, 1, 5), (6, 7, 1)])
 def test_merge_batched(shape):
     rng = np.random.default_rng(0)
-    merged = jax.jit(tries.merge_batched)
+    merged = jax.jit(shapes.merge_batched)
     for _ in range(5):
         batch, k, length = shape
         tokens = rng.integers(0, 3, shape).astype(np.int32)
@@ -83,7 +83,7 @@ def test_merge_batched(shape):
 
 
 def test_merge_batched_of_empty_sequences():
-    out = tries.merge_batched(jnp.zeros((2, 3, 0), jnp.int32), jnp.zeros((2, 3, 0), bool))
+    out = shapes.merge_batched(jnp.zeros((2, 3, 0), jnp.int32), jnp.zeros((2, 3, 0), bool))
     assert [x.shape for x in out] == [(2, 0)] * 4
-    out = tries.merge_batched(jnp.zeros((1, 2, 2), jnp.int32), jnp.zeros((1, 2, 2), bool))
+    out = shapes.merge_batched(jnp.zeros((1, 2, 2), jnp.int32), jnp.zeros((1, 2, 2), bool))
     assert not out[2].any() and not out[3].any()

@@ -11,7 +11,7 @@ from train_cases import small_config
 from specjax import testing
 from specjax.errors import UserError
 from specjax.models import hf, lm
-from specjax.train import boosting, objectives, recipes
+from specjax.train import objectives, recipes
 from specjax.types import Batch
 
 
@@ -40,7 +40,7 @@ def test_the_loss_has_the_labels_that_no_model_predicts(packed):
     left = np.ones((3, 17), bool) if labelled is None else np.asarray(labelled).copy()
     left[:, 1:] &= ~known
     plain = objectives.distill_loss(target, draft)
-    own = boosting.boosted(plain, [model for model, _ in earlier])
+    own = objectives.boosted(plain, [model for model, _ in earlier])
     both = {"target": theirs, "earlier": [each for _, each in earlier]}
     key = jax.random.key(0)
     value, metrics = own(params, both, batch, key)

@@ -10,8 +10,9 @@ import pytest
 from train_cases import equal, metrics, small_config
 
 from specjax import drafters
+from specjax.drafters.files import head_files
 from specjax.errors import UserError
-from specjax.models import head_files, hf
+from specjax.models import hf
 from specjax.train import recipes
 
 SMALL = {"drafter__head_dim": 8, "drafter__inner": 32, "drafter__gamma": 3}
@@ -85,7 +86,7 @@ def test_mtp_from_text_to_a_chain(target_run, text_file, tmp_path, modules):
     assert head.config["num_hidden_layers"] == target.config.num_layers
     drafter = drafters.make("mtp_module", target.lm, model=tmp_path, gamma=3)
     assert drafter.taps == (target.config.num_layers - 1,)
-    with pytest.raises(UserError, match="hidden is normed, and the given network has raw"):
+    with pytest.raises(UserError, match="hidden is 'normed', and the given mtp_module has 'raw'"):
         drafters.make("mtp_module", target.lm, model=tmp_path, hidden="normed")
     if modules == "2":
         config.loss.steps = 1

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import cases
 import numpy as np
 import pytest
 
 from specjax import drafters, sampling, testing
-from specjax.testing import cases
 from specjax.train import examine
 from specjax.types import ModelParams
 

@@ -6,8 +6,9 @@ import pytest
 from train_cases import metrics, small_config
 
 from specjax import drafters
+from specjax.drafters.files import head_files
 from specjax.errors import UserError
-from specjax.models import head_files, hf
+from specjax.models import hf
 from specjax.train import recipes
 
 

@@ -14,7 +14,7 @@ from specjax.data import generated_text, shards, text_files, token_streams
 from specjax.drafters import none
 from specjax.errors import UserError
 from specjax.models import hf
-from specjax.train.recipes import generated
+from specjax.train import recipes
 from specjax.types import ModelParams
 
 TEXT = "".join(f"def f{i}(x):\n    return x + {i % 7}  # number {i * i}\n\n" for i in range(200))
@@ -34,7 +34,8 @@ def folder(tmp_path_factory):
 
 
 def config(folder, **changes) -> ConfigDict:
-    made = ConfigDict({"target": str(folder / "target"), "seed": 3})
+    made = ConfigDict({"objective": "generate", "target": str(folder / "target")})
+    made.seed = 3
     made.data = ConfigDict({"dir": "", "files": str(folder / "text.txt"), "dialogues": ""})
     made.generation = ConfigDict(
         {"num_prompts": 10, "prompt_tokens": 8, "new_tokens": NEW, "temperatures": (0.0, 1.0)}
@@ -49,7 +50,7 @@ def config(folder, **changes) -> ConfigDict:
 
 @pytest.fixture(scope="module")
 def run(folder):
-    return folder / "run", generated.run(config(folder), folder / "run")
+    return folder / "run", recipes.run(config(folder), folder / "run")
 
 
 def files(workdir) -> dict[str, bytes]:
@@ -136,7 +137,7 @@ def test_a_killed_command_ends_with_the_same_bytes(folder, run, tmp_path, lost):
         (workdir / "generated" / "shard-00002-of-00003.partial").write_bytes(b"half")
     kept = workdir / "generated" / "shard-00001-of-00003.array_record"
     written = kept.stat().st_mtime_ns
-    assert generated.run(config(folder), workdir) == run[1]
+    assert recipes.run(config(folder), workdir) == run[1]
     after = files(workdir)
     assert {name: after[name] for name in before} == before
     assert kept.stat().st_mtime_ns == written  # not written again
@@ -144,9 +145,9 @@ def test_a_killed_command_ends_with_the_same_bytes(folder, run, tmp_path, lost):
 
 def test_a_finished_text_is_not_changed(folder, run):
     before = {path: path.stat().st_mtime_ns for path in run[0].rglob("*")}
-    assert generated.run(config(folder), run[0]) == run[1]
+    assert recipes.run(config(folder), run[0]) == run[1]
     with pytest.raises(UserError, match=r"generation\.top_k was 0, is 5"):
-        generated.run(config(folder, generation__top_k=5), run[0])
+        recipes.run(config(folder, generation__top_k=5), run[0])
     assert before == {path: path.stat().st_mtime_ns for path in run[0].rglob("*")}
 
 
@@ -155,14 +156,14 @@ def test_other_text_cannot_be_resumed(folder, run, tmp_path):
     (tmp_path / "generated" / "plan.json").write_bytes(files(run[0])["plan.json"])
     (tmp_path / "text.txt").write_text(TEXT[:-900])
     with pytest.raises(UserError, match=r"prompts\.sha256 was"):
-        generated.run(config(folder, data__files=str(tmp_path / "text.txt")), tmp_path)
+        recipes.run(config(folder, data__files=str(tmp_path / "text.txt")), tmp_path)
     assert not list(tmp_path.rglob("shard*"))
 
 
 def test_noise_is_keyed_by_prompt_and_temperature(folder, run, tmp_path):
     # Not by the shard or the other rows of the batch: one prompt per shard gives the same sums in a
     # batch of the same size.
-    generated.run(config(folder, generation__shard_prompts=1), tmp_path)
+    recipes.run(config(folder, generation__shard_prompts=1), tmp_path)
     assert records(tmp_path) == records(run[0])
     sampled = [r["output_ids"] for r in records(run[0]) if r["temperature"] == 1]
     assert len({tuple(ids) for ids in sampled}) == len(sampled)
@@ -198,7 +199,12 @@ def test_an_error_of_loading_is_one_line(folder, run, tmp_path):
         "train",
         labels="prompt",
     )
-    refused("no manifest.json.*run its command", tmp_path, vocabulary, "train")
+    refused(
+        "no manifest.json; build the generated text with configs/self_generate.py",
+        tmp_path,
+        vocabulary,
+        "train",
+    )
     for name, content in files(run[0]).items():
         (tmp_path / name).write_bytes(content)
     path = next(tmp_path.glob("shard-00001*"))
@@ -213,7 +219,9 @@ def test_an_error_of_loading_is_one_line(folder, run, tmp_path):
         "shard-00001-of-00003.array_record is missing or damaged", tmp_path, vocabulary, "train"
     )
     (tmp_path / "manifest.json").write_text("{")
-    refused("manifest.json is missing or damaged", tmp_path, vocabulary, "train")
+    refused(
+        "manifest.json is damaged, or no generated text of specjax", tmp_path, vocabulary, "train"
+    )
 
 
 @pytest.mark.fast
@@ -226,8 +234,8 @@ def test_an_error_of_loading_is_one_line(folder, run, tmp_path):
         ({"generation__num_prompts": 1}, "num_prompts is 1; it must be a whole number >= 2"),
         ({"generation__batch_size": 0}, "batch_size is 0; it must be a whole number >= 1"),
         ({"generation__temperatures": ()}, "give one number or more"),
-        ({"generation__temperatures": (1.0, 1.0)}, "give each once"),
-        ({"generation__temperatures": (-1.0,)}, "temperature is -1"),
+        ({"generation__temperatures": (1.0, 1.0)}, "give each value once"),
+        ({"generation__temperatures": (-1.0,)}, "temperatures is -1"),
         ({"generation__top_p": 0.0}, "top_p is 0"),
         ({"generation__new_tokens": 400}, "8 [+] 400 tokens and the model has 128"),
         ({"generation__num_prompts": 9999}, "num_prompts is 9999, train split: only"),
@@ -252,18 +260,18 @@ def test_an_error_is_one_line_and_nothing_is_written(folder, tmp_path, changes, 
         {key.replace("__", "."): value for key, value in changes.items()}
     )
     with pytest.raises(UserError, match=message) as error:
-        generated.run(given, tmp_path / "work")
+        recipes.run(given, tmp_path / "work")
     assert "\n" not in str(error.value) and not (tmp_path / "work").exists()
 
 
 def test_a_training_run_is_not_overwritten(folder, tmp_path):
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(UserError, match="holds a training run"):
-        generated.run(config(folder), tmp_path)
+        recipes.run(config(folder), tmp_path)
 
 
 def test_progress_is_reported(folder, run, tmp_path, capsys):
-    generated.run(config(folder, generation__num_prompts=4), tmp_path)
+    recipes.run(config(folder, generation__num_prompts=4), tmp_path)
     err = capsys.readouterr().err
     assert "tokens/s" in err and "tokens per round" in err and err.count("\n") == 1
 
@@ -279,7 +287,7 @@ def test_a_token_that_the_tokenizer_puts_before_every_text(folder, tmp_path):
         "generation__num_prompts": 2,
         "generation__temperatures": (0,),
     }
-    generated.run(config(folder, **changes), tmp_path / "run")
+    recipes.run(config(folder, **changes), tmp_path / "run")
     assert [r["prompt_ids"][0] for r in records(tmp_path / "run")] == [0, 0]
     assert [len(r["prompt_ids"]) for r in records(tmp_path / "run")] == [9, 9]
 
@@ -298,7 +306,7 @@ def test_the_target_answers_questions(folder):
     made = config(folder)
     made.generation.update({"prompts": "", "chat": ""})
     made.update_from_flattened_dict({k.replace("__", "."): v for k, v in changes.items()})
-    generated.run(made, folder / "answers")
+    recipes.run(made, folder / "answers")
     written = records(folder / "answers")
     assert len(written) == 58 and len({tuple(each["prompt_ids"]) for each in written}) == 29
     target = hf.load(folder / "target")
@@ -322,13 +330,13 @@ def test_the_target_answers_questions(folder):
     assert decode.outputs(state, [len(one["prompt_ids"])])[0] == one["output_ids"]
     made.generation.num_prompts = 30
     with pytest.raises(UserError, match=r"29 different prompts of at most 112 tokens"):
-        generated.run(made, folder / "more")
+        recipes.run(made, folder / "more")
     made.generation.prompts = str(folder / "none.jsonl")
     with pytest.raises(UserError, match=r"^config.generation.prompts: .*none.jsonl cannot be read"):
-        generated.run(made, folder / "missing")
+        recipes.run(made, folder / "missing")
     made.data.files = str(folder / "text.txt")
     with pytest.raises(UserError, match="give one of them"):
-        generated.run(made, folder / "both")
+        recipes.run(made, folder / "both")
     made.data.files, made.data.pairs = "", "docstrings"
     with pytest.raises(UserError, match="config.data.pairs other prompts; give one of them"):
-        generated.run(made, folder / "both")
+        recipes.run(made, folder / "both")

@@ -11,9 +11,10 @@ import pytest
 from train_cases import equal, small_config
 
 from specjax import drafters, testing
-from specjax.bench import exit_layers
+from specjax.drafters.files import head_files
+from specjax.drafters.self_speculation import early_exit
 from specjax.errors import UserError
-from specjax.models import families, head_files, hf, lm
+from specjax.models import families, hf, lm
 from specjax.train import layer_skip, objectives, recipes
 from specjax.train.layer_skip import Settings
 from specjax.types import Batch
@@ -97,7 +98,7 @@ def vars_of(shape):
 
 def test_the_loss_is_its_formula():
     shape, model, params = small()
-    make = functools.partial(layer_skip.layer_skip_loss, model, shape, 10, curriculum="all")
+    make = functools.partial(layer_skip.layer_skip_loss, model, shape, 10, False, curriculum="all")
     batch = batch_at(3)
     value, metrics = make(dropout=0.0, exits=0.5)(params, {}, batch, jax.random.key(0))
     taps = lm.forward(model.with_taps((0, 1, 2)), params, batch.tokens[:, :-1]).taps
@@ -144,7 +145,7 @@ WRONG = {
 def test_wrong_keys_are_one_line(message):
     shape, model, _ = small()
     with pytest.raises(UserError, match=message) as caught:
-        layer_skip.layer_skip_loss(model, shape, 10, **WRONG[message])
+        layer_skip.layer_skip_loss(model, shape, 10, False, **WRONG[message])
     assert "\n" not in str(caught.value)
 
 
@@ -233,7 +234,7 @@ def test_early_exits_are_better_after_layer_skip(data_dir, tmp_path):
         target = hf.load(tmp_path / name)
         ids = target.tokenizer.encode(plain.read_text()[:2000]).ids
         pieces = [ids[i : i + 64] for i in range(0, 448, 64)]
-        exits = exit_layers.acceptance_by_layer(
+        exits = early_exit.acceptance_by_layer(
             target.lm,
             target.params,
             [piece[:8] for piece in pieces],

@@ -184,11 +184,11 @@ def test_tokens_per_round_are_measured_less_often_than_the_loss(tmp_path):
     [(60, [60]), (250, [100, 200, 250]), (4000, list(range(200, 4001, 200)))],
 )
 def test_evaluations_are_spread_over_the_run(steps, evaluations):
-    schedule = Schedule(steps)
+    schedule = Schedule(steps=steps)
     assert [step for step in range(1, steps + 1) if schedule.evaluates(step)] == evaluations
     assert all(schedule.examines(step) for step in evaluations)
     # Where an interval skips multiples, the next evaluation measures.
-    uneven = Schedule(20, eval_every=4, examine_every=6)
+    uneven = Schedule(steps=20, eval_every=4, examine_every=6)
     assert [step for step in (4, 8, 12, 16, 20) if uneven.examines(step)] == [8, 12, 20]
 
 
@@ -220,7 +220,7 @@ def test_what_a_line_of_progress_has(capfd, monkeypatch):
     with display.Display(0, 61) as shown:
         start = {"step": 1, "loss": 32.9, "tokens_per_second": None, "uniform_per_token": 40.0}
         shown.show(start)
-        shown.advance(1)
+        shown.reach(1)
         shown.show({"step": 11, **record, **heads})
         held_out = {"heldout_loss_per_token": 8.1, "heldout_tau_t0": 1.5, "heldout_tau_t0.5": 1.2}
         shown.show({"step": 61, **record, **heads, **held_out})
@@ -239,7 +239,7 @@ def test_what_a_line_of_progress_has(capfd, monkeypatch):
     [
         ({"steps": 0}, "train.steps is 0; it must be a whole number >= 1"),
         ({"eval_every": -1}, "train.eval_every is -1; it must be a whole number >= 0"),
-        ({"examine_every": 0}, "config.examine.every is 0; it must be a whole number >= 1"),
+        ({"examine_every": 0}, "examine_every is 0; it must be a whole number >= 1"),
         (
             {"accumulate": 3},
             r"4 rows cannot be divided among 3 parts \(accumulate\); take a multiple of 3",
@@ -270,7 +270,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
             return Batch(np.full((2, 5), step, np.int32))
 
     task = loop.Task(loss, {"w": jnp.ones(3)}, {}, Numbered())
-    schedule = Schedule(20, log_every=4, checkpoint_every=6)
+    schedule = Schedule(steps=20, log_every=4, checkpoint_every=6)
     with pytest.raises(
         UserError, match="loss is nan at step 15; the last good checkpoint is step 12"
     ) as error:

@@ -14,13 +14,14 @@ from specjax.data.text_files import TextSource
 from specjax.errors import UserError
 from specjax.models import hf
 from specjax.train import recipes
-from specjax.train.recipes import material
+from specjax.train.recipes import checks, material
 
 
 def test_the_source_of_an_older_configuration():
     """Older configurations have no key tfds."""
-    data = ConfigDict({"files": "a.txt, b.jsonl", "dir": ""})
-    assert material.text_source(data) == TextSource(("a.txt", "b.jsonl"))
+    older = ConfigDict({"objective": "features"})
+    older.data = ConfigDict({"files": "a.txt, b.jsonl", "dir": ""})
+    assert material.text_source(checks.complete(older).data) == TextSource(("a.txt", "b.jsonl"))
 
 
 def test_dialogues(target_run, tmp_path):

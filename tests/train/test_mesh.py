@@ -97,14 +97,14 @@ def test_a_step_gathers_parameters_and_no_activations():
         import functools, re
         import jax, jax.numpy as jnp, numpy as np
         import mesh_cases as m, train_cases as t
-        from specjax.train import placement, programs, update
+        from specjax.train import placement, update
         from specjax.train.settings import Settings
         from specjax.types import Batch
         where, optimiser = placement.place("data:2,fsdp:4"), t.make_optimiser()
         params = jax.eval_shape(functools.partial(m.lm.init_params, m.SHAPE), jax.random.key(0))
         begin = functools.partial(update.fresh, optimiser=optimiser, ema=0.0)
         state = jax.eval_shape(begin, params)
-        made = programs.compile_programs(
+        made = update.compile_programs(
             m.LOSS, None, None, optimiser, Settings(), where, where.state(state)
         )
         tokens = jax.ShapeDtypeStruct((16, m.LENGTH + 1), jnp.int32, sharding=where.rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import cases
 import head_cases
 import jax
 import jax.numpy as jnp
@@ -14,10 +15,10 @@ from internals import setup_of
 from train_cases import equal, metrics, small_config
 
 from specjax import drafters, testing
+from specjax.drafters.files import head_files
 from specjax.errors import UserError
-from specjax.models import head_files, hf, lm
-from specjax.testing import cases
-from specjax.train import checkpoint, objectives, recipes, stages, with_heads
+from specjax.models import hf, lm
+from specjax.train import checkpoint, objectives, recipes, with_heads
 from specjax.types import Batch, ModelParams
 
 VOCAB, STEPS = 8, 10
@@ -84,7 +85,7 @@ def plain_losses(name):
 def joint(name, text="0.3,0.1@0.67"):
     target, drafter, _ = small(name)
     count = next(iter(COUNT[name].values()))
-    weight = stages.parse("weight", text)
+    weight = with_heads.parse("weight", text)
     return with_heads.joint(target, drafter, count, weight, STEPS, TEXT_LABELS[name])
 
 
@@ -146,16 +147,18 @@ def test_modules_share_the_ends_of_the_target():
 
 @pytest.mark.fast
 def test_stages():
-    read = stages.parse("config.mtp.weight", "0.3,0.1@0.67")
-    assert read == ((0.3, 0.1), (0.0, 0.67)) and stages.last(read) == 0.1
-    assert [round(float(stages.at(read, step, 9)), 6) for step in range(9)] == [0.3] * 7 + [0.1] * 2
-    three = stages.parse("config.mtp.weight", "1,0.5@0.25,0@0.5")
-    assert [float(stages.at(three, step, 4)) for step in range(4)] == [1, 0.5, 0, 0]
-    assert stages.parse("config.mtp.weight", 2) == ((2.0,), (0.0,))
+    read = with_heads.parse("config.mtp.weight", "0.3,0.1@0.67")
+    assert read == ((0.3, 0.1), (0.0, 0.67)) and read.values[-1] == 0.1
+    assert [round(float(with_heads.at(read, step, 9)), 6) for step in range(9)] == [0.3] * 7 + [
+        0.1
+    ] * 2
+    three = with_heads.parse("config.mtp.weight", "1,0.5@0.25,0@0.5")
+    assert [float(with_heads.at(three, step, 4)) for step in range(4)] == [1, 0.5, 0, 0]
+    assert with_heads.parse("config.mtp.weight", 2) == ((2.0,), (0.0,))
     wrong = ("", "x", "0.3,0.1", "0.3@0.5", "0.3,0.1@1", "0.3,0.1@0", "1,2@0.5,3@0.4", "-1")
     for text in (*wrong, "nan", "1,2@", "1,2@-0.5", True, "1;2@0.5"):
         with pytest.raises(UserError, match="config.mtp.weight is .* such as") as caught:
-            stages.parse("config.mtp.weight", text)
+            with_heads.parse("config.mtp.weight", text)
         assert "\n" not in str(caught.value)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +14,7 @@ import pytest
 from specjax import drafters, testing
 from specjax.errors import UserError
 from specjax.models import lm
-from specjax.testing import cases
-from specjax.train import objectives, on_policy
+from specjax.train import objectives, writer
 from specjax.types import Batch
 
 fast = pytest.mark.fast
@@ -282,7 +282,7 @@ def test_the_draft_continues_rows():
     """Chosen rows keep their start, the draft continues them, and only its tokens are labelled."""
     table = cases.table(0, V, sparse=True)
     batch = Batch(jnp.tile(TOKENS, (100, 1)), segments=jnp.full((200, 8), 3))
-    rewrite = jax.jit(on_policy.rewriter(LM, 0.5, 3, 1.0))
+    rewrite = jax.jit(writer.rewriter(LM, 0.5, 3, 1.0))
     written = rewrite(table, {}, batch, KEY)
     chosen = np.asarray(~written.labelled[:, 0])
     assert 60 < chosen.sum() < 140

@@ -6,6 +6,7 @@ import functools
 import json
 from typing import NamedTuple
 
+import cases
 import jax
 import jax.numpy as jnp
 import marks
@@ -17,9 +18,10 @@ from specjax import accept, decode, drafters, testing
 from specjax.bench import passes
 from specjax.errors import UserError
 from specjax.models import lm
-from specjax.testing import cases, laws, loop
+from specjax.testing import laws, loop
 from specjax.theory import statistics
-from specjax.train import corrections, objectives, online, optimise, stream
+from specjax.train import objectives, online, optimise, stream
+from specjax.train.settings import OnlineKeys
 from specjax.types import Batch, ModelParams, Records
 
 NEW, SIZE = 10, 15
@@ -76,7 +78,7 @@ def wrong_of(played: Played) -> dict[tuple[int, int], tuple[int, np.ndarray | No
     return result
 
 
-def as_dict(places: corrections.Places) -> dict[tuple[int, int], int]:
+def as_dict(places: online.Places) -> dict[tuple[int, int], int]:
     wrong, depth = np.asarray(places.wrong), np.asarray(places.depth)
     assert ((depth >= 0) == wrong).all()
     return {(int(b), int(s)): int(depth[b, s]) for b, s in np.argwhere(wrong)}
@@ -103,7 +105,7 @@ def played_table(name: str) -> Played:
 @pytest.mark.parametrize("name", marks.by_default(PLAYS, ("chain", "without_replacement")))
 def test_wrong_places_are_those_where_a_draft_ended_by_rejection(name):
     played = played_table(name)
-    found = as_dict(corrections.wrong_places(played.records, STARTS, SIZE))
+    found = as_dict(online.wrong_places(played.records, STARTS, SIZE))
     expected = {place: depth for place, (depth, _) in wrong_of(played).items()}
     assert found == expected and len(expected) > 4
     # At least one round ended with a bonus token.
@@ -113,13 +115,13 @@ def test_wrong_places_are_those_where_a_draft_ended_by_rejection(name):
 
 def _mutant(change):
     """``wrong_places`` with other records or starts."""
-    return lambda records, starts, size: corrections.wrong_places(*change(records, starts), size)
+    return lambda records, starts, size: online.wrong_places(*change(records, starts), size)
 
 
 def _shift(by):
     def shifted(records, starts, size):
-        places = corrections.wrong_places(records, starts, size)
-        return corrections.Places(*(jnp.roll(x, by, 1) for x in places))
+        places = online.wrong_places(records, starts, size)
+        return online.Places(*(jnp.roll(x, by, 1) for x in places))
 
     return shifted
 
@@ -129,7 +131,7 @@ def _uncut(records, starts, size):
     place = jnp.where(records.tested > records.accepted, before + records.accepted, size)
     wrong = jnp.zeros((len(starts), size), bool)
     wrong = wrong.at[jnp.arange(len(starts)), place].set(True, mode="drop")
-    return corrections.Places(wrong, wrong - 1)
+    return online.Places(wrong, wrong - 1)
 
 
 # Mistakes, some of them of published code.
@@ -154,9 +156,9 @@ def test_other_wrong_places_are_detected(name):
     assert found != set(wrong_of(played))
 
 
-def ring_of(played: Played, positions="wrong") -> corrections.Ring:
-    ring, wrong = corrections.remember(
-        corrections.empty(len(PROMPTS), SIZE),
+def ring_of(played: Played, positions="wrong") -> online.Ring:
+    ring, wrong = online.remember(
+        online.empty(len(PROMPTS), SIZE),
         played.state.tokens,
         played.state.length,
         played.records,
@@ -189,7 +191,7 @@ def loss_of(case, at_depths=True):
     loss = online.loss_of(case.target, case.drafter, SIZE, keys=PURE.get(case.drafter.name))
 
     def value(pair, ring):
-        batch = corrections.batch_of(ring, "wrong" if at_depths else "emitted")
+        batch = online.batch_of(ring, "wrong" if at_depths else "emitted")
         return loss(pair.draft, pair.target, batch, jax.random.key(0))
 
     return functools.partial(jax.jit(value), case.params)
@@ -243,8 +245,7 @@ def test_all_emitted_tokens_as_labels():
     index = np.arange(SIZE)
     expected = (index >= np.asarray(STARTS)[:, None]) & (index < length[:, None])
     assert (
-        np.array_equal(ring.labelled, expected)
-        and corrections.batch_of(ring, "emitted").depths is None
+        np.array_equal(ring.labelled, expected) and online.batch_of(ring, "emitted").depths is None
     )
     # Without the end of the texts, padding would count.
     assert not np.array_equal(ring.labelled, index >= np.asarray(STARTS)[:, None])
@@ -252,11 +253,11 @@ def test_all_emitted_tokens_as_labels():
 
 def test_the_ring_keeps_the_last_texts():
     """Batches of two, the last with one request, in a ring of three."""
-    ring = corrections.empty(3, 4)
+    ring = online.empty(3, 4)
     zeros = jnp.zeros((1, 2), jnp.int32)
     for first, real in ((0, [1, 1]), (2, [1, 1]), (4, [1, 0])):
         tokens = jnp.broadcast_to(jnp.asarray([[10 + first], [11 + first]]), (2, 6))
-        ring, wrong = corrections.remember(
+        ring, wrong = online.remember(
             ring,
             tokens,
             jnp.asarray([3, 2]),
@@ -297,9 +298,9 @@ def tabular_drafter(gamma=2):
 def learner_of(job, method, rate=0.2, keys=None, **options):
     loss = online.loss_of(job.target, method.drafter, job.width + job.max_new_tokens, keys=keys)
     optimiser = optimise.optimiser(
-        "adamw", steps=100, learning_rate=rate, schedule="constant", warmup=0.0
+        name="adamw", steps=100, learning_rate=rate, schedule="constant", warmup=0.0
     )
-    return online.learner(job, method, loss, optimiser, online.Options(**options))
+    return online.learner(job, method, loss, optimiser, OnlineKeys(**options))
 
 
 def outputs_of(job, method, learner):

@@ -12,6 +12,7 @@ from train_cases import E, close, initial, make_optimiser
 
 from specjax.errors import UserError
 from specjax.train import optimise
+from specjax.train.settings import OPTIMISERS
 
 pytestmark = pytest.mark.fast
 
@@ -29,7 +30,7 @@ def test_heads_are_stacked():
     changes = []
     for params, slope in zip((stack, single), slopes, strict=True):
         muon = optimise.optimiser(
-            "muon", steps=10, learning_rate=0.1, warmup=0.0, clip=0.0, weight_decay=0.5
+            name="muon", steps=10, learning_rate=0.1, warmup=0.0, clip=0.0, weight_decay=0.5
         )
         changes.append(
             muon.transform.update(slope, muon.transform.init(params), params)[0]["block"]
@@ -42,7 +43,7 @@ def test_heads_are_stacked():
 def test_schedules():
     def rates(name, **changes):
         options = {"steps": 100, "learning_rate": 2.0, "warmup": 0.1, "final": 0.25} | changes
-        schedule = optimise.optimiser("sgd", schedule=name, **options).schedule
+        schedule = optimise.optimiser(name="sgd", schedule=name, **options).schedule
         return [float(schedule(step)) for step in (0, 5, 10, 55, 100)]
 
     assert rates("cosine") == pytest.approx([0, 1, 2, 1.25, 0.5])
@@ -76,7 +77,7 @@ def test_clipping_and_decay():
     unclipped = _one_update(make_optimiser("sgd", **plain, clip=0), params, grads)
     assert close(unclipped, jax.tree.map(lambda x: -x, grads))
     zeros = jax.tree.map(jnp.zeros_like, grads)
-    for name in optimise.NAMES:
+    for name in OPTIMISERS:
         optimiser = make_optimiser(name, warmup=0, learning_rate=1.0, weight_decay=0.1)
         decayed = _one_update(optimiser, params, zeros)
         assert close(decayed, {"kernel": np.full((1, 2), -1.0), "scale": np.zeros(2)}), name
@@ -87,7 +88,7 @@ def test_clipping_and_decay():
         assert close(change, np.array([[-1, 1]]), 1e-4)
 
 
-@pytest.mark.parametrize("name", optimise.NAMES)
+@pytest.mark.parametrize("name", OPTIMISERS)
 def test_a_separate_rate_for_the_target(name):
     pair = {"target": initial(), "draft": initial()}
     optimiser = make_optimiser(

@@ -39,7 +39,11 @@ from specjax.train import recipes
             {"target": "TARGET", "init": "TARGET", "model__hidden_size": 16},
             "is a model of another shape than config.model",
         ),
-        ("distill", {"target": "TARGET", "data__on_policy": 1.5}, "must be a share of the rows"),
+        (
+            "distill",
+            {"target": "TARGET", "data__on_policy": 1.5},
+            r"on_policy is 1.5; it must be a number in \[0, 1\]",
+        ),
         (
             "distill",
             {"target": "TARGET", "data__on_policy": 1.0},
@@ -71,7 +75,7 @@ from specjax.train import recipes
         (
             "distill",
             {"target": "TARGET", "examine__temperatures": (-1.0,)},
-            "temperature is -1; it must be in",
+            "temperatures is -1.0; it must be a number >= 0",
         ),
         (
             "distill",

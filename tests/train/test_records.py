@@ -40,7 +40,8 @@ def test_a_full_disk_while_writing(tmp_path):
         pytest.raises(UserError, match="of step 21 .*No space left on device"),
     ):
         log._lines.close()
-        log._lines = open("/dev/full", "w")  # noqa: SIM115 (the log closes it; closing fails too)
+        # The log closes it; closing fails too.
+        log._lines._file = open("/dev/full", "w")  # noqa: SIM115
         log.write({"step": 21})
 
 

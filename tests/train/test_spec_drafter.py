@@ -10,8 +10,8 @@ from train_cases import equal, small_config
 
 from configs import self_generate
 from specjax import generation
+from specjax.drafters.files import head_files
 from specjax.errors import UserError
-from specjax.models import head_files
 from specjax.train import recipes
 
 

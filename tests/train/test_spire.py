@@ -8,10 +8,9 @@ import pytest
 from train_cases import equal, metrics, small_config
 
 from specjax import drafters
+from specjax.drafters.draft_models import spire_model as spire
 from specjax.errors import UserError
 from specjax.models import hf
-from specjax.models.spire import directory
-from specjax.models.spire import model as spire
 from specjax.train import recipes
 
 SMALL = {"spire__sinks": 2, "spire__window": 8, "examine__gamma": 3, "pruned": "0"}
@@ -27,7 +26,7 @@ def test_from_layers_of_the_target_to_a_directory(target_run, text_file, tmp_pat
     short = {"examine__prompts": 0, "train__steps": 20}
     summary = recipes.run(config_of(target_run[0], text_file, **short), tmp_path)
     assert summary["heldout_loss"] < 0.5 * metrics(tmp_path)[0]["loss"]
-    loaded = directory.load(tmp_path)
+    loaded = spire.load(tmp_path)
     assert loaded.lm.vocabulary == target.lm.vocabulary
     assert (loaded.config.sinks, loaded.config.window, loaded.config.feedback) == (2, 8, True)
     # The mixture is trained too.
@@ -73,7 +72,7 @@ def test_a_resumed_run_ends_with_the_same_bits(target_run, text_file, tmp_path, 
         config = config_of(target_run[0], text_file, train__steps=steps, **changes)
         config.train.eval_every = 1
         recipes.run(config, workdir)
-        return directory.load(workdir).params
+        return spire.load(workdir).params
 
     whole = run(4, tmp_path / "whole")
     run(2, tmp_path / "parts")
@@ -90,7 +89,7 @@ def test_without_feedback_and_without_sparsity_it_is_distillation(target_run, te
     recipes.run(small_config("distill", **text, **same), tmp_path / "distill")
     losses = [[r["loss"] for r in metrics(tmp_path / name)] for name in ("spire", "distill")]
     np.testing.assert_allclose(*losses, rtol=1e-4)
-    params = directory.load(tmp_path / "spire").params, hf.load(tmp_path / "distill").params
+    params = spire.load(tmp_path / "spire").params, hf.load(tmp_path / "distill").params
     assert jax.tree.all(jax.tree.map(lambda a, b: np.allclose(a, b, atol=1e-4), *params))
 
 

@@ -12,9 +12,10 @@ import pytest
 from train_cases import close, equal, small_config
 
 from specjax import drafters
-from specjax.data import feature_records, feature_store
+from specjax.data import feature_store
+from specjax.drafters.files import head_files
 from specjax.errors import UserError
-from specjax.models import head_files, hf, lm
+from specjax.models import hf, lm
 from specjax.train import recipes
 from specjax.train.recipes import material
 
@@ -57,7 +58,7 @@ def gathered(target, store, **changes):
 def test_what_is_written(target_run, written, text_file):
     """The features are those of the target, the rows are the whole text, the sizes as stated."""
     (workdir, summary, lines), target = written, hf.load(target_run[0], dtype=jnp.float32)
-    store = feature_store.Store(workdir)
+    store = feature_store.FeatureStore(workdir)
     config = features_config(target_run[0], text_file)
     text = material.read(config, workdir, target.tokenizer, target.directory)
     stream, rows = text.streams["train"], store.size("train")
@@ -86,7 +87,7 @@ def test_what_is_written(target_run, written, text_file):
 def test_batches_are_a_function_of_the_step(target_run, written):
     found = gathered(target_run[0], written[0]).tapped((0,))
     assert found.tapped(()).batches.batch(0).features.taps == ()
-    source, rows = found.batches, feature_store.Store(written[0]).size("train")
+    source, rows = found.batches, feature_store.FeatureStore(written[0]).size("train")
     steps = -(-rows // ROWS)
     order = np.concatenate([source.numbers(step) for step in range(2 * steps)])
     for start in (0, rows):  # every row once in an epoch
@@ -110,14 +111,14 @@ def test_a_killed_command_is_resumed(target_run, written, text_file, tmp_path, m
         write.append(path)
         original(path, rows)
 
-    original = feature_records.write
-    monkeypatch.setattr(feature_records, "write", killed)
+    original = feature_store.write
+    monkeypatch.setattr(feature_store, "write", killed)
     with pytest.raises(KeyboardInterrupt):
         recipes.run(config, tmp_path / "f")
-    with pytest.raises(UserError, match="f has no finished features"):
-        feature_store.Store(tmp_path / "f")
+    with pytest.raises(UserError, match="f has no manifest.json; build the features"):
+        feature_store.FeatureStore(tmp_path / "f")
     kept = write[0].stat()
-    monkeypatch.setattr(feature_records, "write", original)
+    monkeypatch.setattr(feature_store, "write", original)
     changed = features_config(target_run[0], text_file, features__dtype="float8")
     with pytest.raises(UserError, match=r"dtype was 'float32', is 'float8'"):
         recipes.run(changed, tmp_path / "f")
@@ -139,7 +140,7 @@ def test_documents(target_run, text_file, tmp_path, dtype):
         and summary["bytes_per_token"] == {"float32": 128, "float8": 36}[dtype]
     )
     target = hf.load(target_run[0], dtype=jnp.float32)
-    store = feature_store.Store(tmp_path / "f")
+    store = feature_store.FeatureStore(tmp_path / "f")
     batch = store.read("train", range(12))
     labels = batch.labelled[:, 1:] & (batch.segments[:, 1:] == batch.segments[:, :-1])
     stored = np.bincount(batch.tokens[:, 1:][labels], minlength=320)
@@ -170,11 +171,11 @@ def test_the_loss_from_stored_features(target_run, written):
     assert close(gradient_of(drafter, params, target.params, batch), expected, 1e-6)
     values = jnp.asarray(batch.features.hidden)[:, None]
     for dtype, least, most in (("bfloat16", 1e-7, 1e-2), ("float8", 1e-5, 5e-2)):
-        layout = feature_records.RecordLayout(T, values.shape[-1], (), dtype, False)
-        bits, scales = feature_records.in_bits(values, dtype)
+        layout = feature_store.RecordLayout(T, values.shape[-1], (), dtype, False)
+        bits, scales = feature_store.in_bits(values, dtype)
         scales = None if scales is None else np.asarray(scales)
-        raw = feature_records.records(layout, batch, np.asarray(bits), scales)
-        fewer = feature_records.batch_of(layout, raw, ())
+        raw = feature_store.records(layout, batch, np.asarray(bits), scales)
+        fewer = feature_store.batch_of(layout, raw, ())
         value, _ = gradient_of(drafter, params, target.params, fewer)
         assert least < abs(float(value / expected[0]) - 1) < most, dtype
 
@@ -191,12 +192,12 @@ def test_training_from_stored_features(target_run, written, tmp_path, monkeypatc
     recipes.run(config, tmp_path / "whole")
     recipes.run(shorter, tmp_path / "resumed")
     recipes.run(config, tmp_path / "resumed")
-    read = feature_store.Store.read
+    read = feature_store.FeatureStore.read
 
     def without(self, *args):
         return read(self, *args).replace(features=None)
 
-    monkeypatch.setattr(feature_store.Store, "read", without)
+    monkeypatch.setattr(feature_store.FeatureStore, "read", without)
     recipes.run(config, tmp_path / "direct")
     whole, resumed, direct = (
         head_files.read(tmp_path / run, name, dtype=jnp.float32).params
@@ -251,7 +252,7 @@ def test_wrong_stores_are_refused(target_run, written, text_file, tmp_path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 255
     path.write_bytes(content)
-    stored = feature_store.Store(damaged)
+    stored = feature_store.FeatureStore(damaged)
     with pytest.raises(UserError, match="is damaged .*; remove .* and store the features again"):
         stored.read("train", range(stored.manifest["shard_rows"]))
 
@@ -265,8 +266,8 @@ def test_wrong_settings_are_refused(target_run, text_file, tmp_path, monkeypatch
 
     refused("dtype is 'float16'; it must be one of float32", features__dtype="float16")
     refused(r"taps are \(4,\); layers are numbered 0..0", features__taps=(4,))
-    refused(r"config.features.taps is \(0, 0\); give each layer once", features__taps=(0, 0))
-    refused(r"config.features.taps is \('low',\); give layer numbers", features__taps=("low",))
+    refused(r"config.features.taps is \(0, 0\); give each value once", features__taps=(0, 0))
+    refused(r"config.features.taps is 'low'; it must be a whole number", features__taps=("low",))
     refused("config.features.rows is -1; it must be a whole number >= 0", features__rows=-1)
     refused("config.train.length 4096 is beyond the target's 64 positions", train__length=4096)
     refused("config.target is empty", target="")
@@ -277,5 +278,7 @@ def test_wrong_settings_are_refused(target_run, text_file, tmp_path, monkeypatch
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10_000))
     refused("the features take .* MB more and .* has 10.0 kB; store fewer rows")
     (tmp_path / "model").mkdir()
-    with pytest.raises(UserError, match=r"holds another run \(model\); choose another --workdir"):
+    with pytest.raises(
+        UserError, match=r"holds a training run \(model\), which this would overwrite"
+    ):
         recipes.run(features_config(target_run[0], text_file), tmp_path)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import json
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import t5_cases
-from internals import heads_text as _text
+from internals import heads_along_text as _along_text
 from marks import by_default
 from train_cases import equal, small_config
 
@@ -19,10 +20,9 @@ from specjax import testing
 from specjax.data import packing, pairs
 from specjax.data.pairs import OutputEnds, Pair
 from specjax.errors import UserError
-from specjax.models import hf, lm, t5_lm
-from specjax.testing import cases
-from specjax.train import objectives, on_policy, recipes
-from specjax.train.recipes import distill, pair_material, shapes
+from specjax.models import hf, lm
+from specjax.train import objectives, recipes, writer
+from specjax.train.recipes import distill, generated, pair_material, shapes
 from specjax.types import Batch
 
 # Ragged sources and outputs, in rows of 12 positions.
@@ -99,7 +99,7 @@ def test_a_draft_on_policy_replaces_outputs_only():
     """Sources stay, an end stops the writing, and only what was written is a label."""
     draft, params = testing.tiny_t5(1, vocab_size=40, num_layers=1, scale=8.0)
     batch = batch_of(PAIRS * 8)
-    rewrite = jax.jit(on_policy.rewriter(draft, 1.0, 0, 1.0, eos_id=tuple(range(1, 12))))
+    rewrite = jax.jit(writer.rewriter(draft, 1.0, 0, 1.0, eos_id=tuple(range(1, 12))))
     new = rewrite(params, {}, batch, jax.random.key(0))
     tokens, labelled = np.asarray(new.tokens), np.asarray(new.labelled)
     lengths = []
@@ -136,7 +136,7 @@ def test_no_draft_begins_inside_a_source(name, monkeypatch):
 
     assert labels() == [5 + 6, 4 + 5]
     if name == "bpd":
-        monkeypatch.setattr(_text, "of_output", lambda target, batch: batch)
+        monkeypatch.setattr(_along_text, "of_output", lambda target, batch: batch)
         assert labels() == [11, 10]  # one more, of a feature inside the first source
 
 
@@ -146,7 +146,7 @@ def test_the_share_and_the_temperature_of_outputs_on_policy():
 
     @functools.partial(jax.jit, static_argnums=1)
     def written(share, temperature, seed):
-        rewrite = on_policy.rewriter(draft, share, 0, temperature, eos_id=(1,))
+        rewrite = writer.rewriter(draft, share, 0, temperature, eos_id=(1,))
         new = rewrite(params, {}, batch, jax.random.key(seed))
         return new.tokens, (new.tokens != batch.tokens).any(1)
 
@@ -164,7 +164,7 @@ def test_checkpoints_of_layers_are_those_of_both_parts():
     config = t5_cases.t5_config.t5(
         **t5_cases.SIZES | {"num_layers": 2}, encoder_layers=3, vocab_size=40, start_token_id=0
     )
-    again = t5_lm.from_config(config, np.dtype("float32"), (), "t5", True)
+    again = lm.from_config(config, name="t5", remat=True)
     tokens = batch_of().tokens[:, :-1]
     plain, checkpointed = (
         str(jax.make_jaxpr(lambda p, m=model: lm.forward(m, p, tokens).logits)(params))
@@ -210,7 +210,7 @@ def test_the_recipes_keep_held_out_sources_and_learn_the_end(folder, tmp_path, m
     found = documents_of(config, tmp_path, target)
     held_out = sources_of(found["valid"])
     assert len(held_out) > 5 and not held_out & sources_of(found["train"])
-    prompts = pair_material.sources(config, tmp_path, target, "train", 60)
+    prompts = generated.starts_of(config, tmp_path, target, "train", 60)
     assert not held_out & set(map(tuple, prompts))
     for each in (*found["train"], *found["valid"]):
         assert each.ids[-1] == 1 and each.labelled[-1]
@@ -228,7 +228,7 @@ def test_a_distillation_on_policy_has_the_keys_of_its_configuration(folder, tmp_
         assert model.encoder is not None
         raise Stop(keys)
 
-    monkeypatch.setattr(distill.on_policy, "rewriter", rewriter)
+    monkeypatch.setattr(distill.writer, "rewriter", rewriter)
     given = {"data__on_policy": 0.25, "data__on_policy_prompt": 999}
     own = {"data__pairs": str(folder / "pairs.jsonl"), "pruned": "0", **given}
     config = small_config("distill", target=str(folder / "target"), **own)

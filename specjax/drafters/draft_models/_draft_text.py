@@ -17,7 +17,7 @@ from specjax import decode
 from specjax.bound import Bound
 from specjax.drafters.draft_models import _small_model
 from specjax.models.vocabulary_maps import Maps
-from specjax.types import LM, Context, ModelParams, Output, Params
+from specjax.types import LM, Array, Context, ModelParams, Output, Params
 
 # How many tokens of the target are translated at once.
 TOKENS = 16
@@ -26,9 +26,9 @@ TOKENS = 16
 class DraftText(struct.PyTreeNode):
     """The text in draft tokens; there is room for D of them."""
 
-    tokens: jax.Array  # i32[B,D]
-    size: jax.Array  # i32[B] draft tokens of the text; more than D: the rest is not kept
-    read: jax.Array  # i32[B] tokens of the target that were translated
+    tokens: Array  # i32[B,D]
+    size: Array  # i32[B] draft tokens of the text; more than D: the rest is not kept
+    read: Array  # i32[B] tokens of the target that were translated
 
 
 class Kept(struct.PyTreeNode):
@@ -86,7 +86,7 @@ def init(
 
 def begin(
     reader: Reader, params: ModelParams, context: Context, kept: Kept
-) -> tuple[jax.Array, Kept, jax.Array | None]:
+) -> tuple[Array, Kept, Array | None]:
     """Reads the committed text: logits f[B,...] after the pending token, and what is kept.
 
     The last is bool[B], the rows that can draft: their text has room. None: all.
@@ -94,12 +94,12 @@ def begin(
     text = append(reader.maps, kept.text, context.tokens, context.length, TOKENS)
     room = text.tokens.shape[1]
     own = context.replace(tokens=text.tokens, length=jnp.minimum(text.size, room))
-    begun = _small_model.begin(reader.model, reader.behind, True, params, own, kept.cache)
+    begun = _small_model.begin(reader.model, reader.behind, params, own, kept.cache)
     ready = text.size <= room if reader.bounded else None
     return begun.logits, Kept(begun.kept, text), ready
 
 
-def write(maps: Maps, tokens: jax.Array, length: jax.Array, room: int) -> DraftText:
+def write(maps: Maps, tokens: Array, length: Array, room: int) -> DraftText:
     """The first ``length`` i32[B] of the tokens i32[B,S] in draft tokens, translated at once."""
     batch = tokens.shape[0]
     none = jnp.zeros((batch,), jnp.int32)
@@ -107,17 +107,13 @@ def write(maps: Maps, tokens: jax.Array, length: jax.Array, room: int) -> DraftT
     return _more(maps, tokens, length, tokens.shape[1], empty)
 
 
-def append(
-    maps: Maps, text: DraftText, tokens: jax.Array, length: jax.Array, width: int
-) -> DraftText:
+def append(maps: Maps, text: DraftText, tokens: Array, length: Array, width: int) -> DraftText:
     """The text with all tokens before ``length``, translated ``width`` at a time."""
     more = Bound(_more, maps, tokens, length, width)
     return jax.lax.while_loop(lambda text: (text.read < length).any(), more, text)
 
 
-def _more(
-    maps: Maps, tokens: jax.Array, length: jax.Array, width: int, text: DraftText
-) -> DraftText:
+def _more(maps: Maps, tokens: Array, length: Array, width: int, text: DraftText) -> DraftText:
     """The text with up to ``width`` tokens of the target more."""
     places = text.read[:, None] + jnp.arange(width)
     ids = jnp.take_along_axis(tokens, places, axis=1, mode="clip")
@@ -136,7 +132,7 @@ def _more(
     )
 
 
-def logits_along(model: LM, maps: Maps, params: Params, tokens: jax.Array) -> jax.Array:
+def logits_along(model: LM, maps: Maps, params: Params, tokens: Array) -> Array:
     """f[B,S,...]: the model's logits after each token i32[B,S] of a text of the target."""
     from specjax.models.lm import forward
 

@@ -10,29 +10,27 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from specjax import logit_maps, sampling
 from specjax.bound import Bound
-from specjax.drafters import _growth
-from specjax.drafters._growth import Begun, Drafted, Nodes, Plan, Stepper
+from specjax.drafters import _foresee, growth
 from specjax.drafters.draft_models import _draft_text, _kinds, _small_model
 from specjax.drafters.draft_models._draft_text import Kept, Reader
+from specjax.drafters.growth import Begun, Drafted, Nodes, Plan, Stepper
 from specjax.models.vocabulary_maps import Maps
-from specjax.types import LM, Context, Drafter, ModelParams, Output, Params, Verdict
+from specjax.types import LM, Array, Context, Drafter, ModelParams, Output, Params, Verdict
 
 
 def build(target: LM, model: LM, params: Params, maps: Maps, plan: Plan) -> Drafter:
     """The drafter of a draft model with another vocabulary."""
-    own = _kinds.with_logits(model, target.vocab_size, Bound(shared, maps))
-    growth = plan.growth
+    model = _kinds.with_logits(model, target.vocab_size, Bound(shared, maps))
+    nodes = plan.growth.nodes
     # The pending token and the last accepted one, which is one draft token. Of a longer pending
     # token the first draft tokens are read by a pass of their own.
     behind = 1 + min(maps.pieces.shape[1], 2 * maps.ratio)
-    reader = Reader(own, maps, growth.nodes, behind)
+    reader = Reader(model, maps, nodes, behind)
     stepper = Stepper(
-        init=Bound(_draft_text.init, reader, nodes=growth.nodes),
+        init=Bound(_draft_text.init, reader, nodes=nodes),
         begin=Bound(_begin, reader),
         step=Bound(_step, reader),
         commit=Bound(_commit, reader),
@@ -40,21 +38,16 @@ def build(target: LM, model: LM, params: Params, maps: Maps, plan: Plan) -> Draf
         commits_block=True,
         lazy=True,
     )
-    drafter = _growth.build(
-        "draft_model",
-        stepper,
-        plan,
-        Bound(_small_model.init_params, "draft_model", params),
-        # Where a text can be too long for the room, the probs depend on the room.
-        probs=None if reader.bounded else Bound(_probs, reader),
-        gaps=True,
-    )
+    own = Bound(_small_model.init_params, "draft_model", params)
+    # Where a text can be too long for the room, the probs depend on the room.
+    along = None if reader.bounded else Bound(_probs, reader)
+    drafter = growth.build("draft_model", stepper, plan, own, probs=along, gaps=True)
     # The first draft tokens of a long token of the target are read by a pass of their own.
     constant = drafter.constant_cost and 1 + maps.pieces.shape[1] <= behind
     return drafter._replace(whole=drafter.whole and not reader.bounded, constant_cost=constant)
 
 
-def shared(maps: Maps, logits: jax.Array) -> jax.Array:
+def shared(maps: Maps, logits: Array) -> Array:
     """Logits f[...,W] of the draft's tokens -> f[...,V] of the target's; -inf: it has no such."""
     known = jnp.take(logits, jnp.maximum(maps.draft_of, 0), axis=-1)
     return jnp.where(jnp.asarray(maps.draft_of) >= 0, known, -jnp.inf)
@@ -65,14 +58,14 @@ def _begin(reader: Reader, params: ModelParams, context: Context, kept: Kept) ->
     return Begun(logits, kept, ready=ready)
 
 
-def _in_draft(maps: Maps, tokens: jax.Array) -> jax.Array:
+def _in_draft(maps: Maps, tokens: Array) -> Array:
     """i32: the draft token of each token of the target, -1: there is none."""
     return jnp.take(jnp.asarray(maps.draft_of), tokens, mode="clip")
 
 
 def _step(
     reader: Reader, params: ModelParams, kept: Kept, nodes: Nodes, block: Any
-) -> tuple[jax.Array, Any]:
+) -> tuple[Array, Any]:
     """``Stepper.step``: the memory of a node is its part of the model's block."""
     # Where fewer tokens are possible than a node has children, one may have probability 0.
     tokens = jnp.maximum(_in_draft(reader.maps, nodes.tokens), 0)
@@ -95,8 +88,7 @@ def _commit(
     return kept.replace(cache=cache)
 
 
-def _probs(reader: Reader, params: ModelParams, context: Context) -> jax.Array:
+def _probs(reader: Reader, params: ModelParams, context: Context) -> Array:
     """f32[B,S,V]: ``Drafter.probs``."""
     logits = _draft_text.logits_along(reader.model, reader.maps, params.draft, context.tokens)
-    logits = logit_maps.along_text(context.sampling.maps, logits, context.tokens)
-    return sampling.to_probs(logits, context.sampling)
+    return _foresee.probs_along(logits, context)

@@ -9,12 +9,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from specjax.bound import Bound
 from specjax.errors import UserError
-from specjax.types import LM, Output
+from specjax.types import LM, Array, Output
 
 
 def check(target: LM, draft: LM) -> None:
@@ -71,12 +70,12 @@ def in_size(model: LM, size: int) -> LM:
     return with_logits(model, size, Bound(_sized, size, more))
 
 
-def _sized(size: int, more: int, logits: jax.Array) -> jax.Array:
+def _sized(size: int, more: int, logits: Array) -> Array:
     ends = [(0, 0)] * (logits.ndim - 1) + [(0, more)]
     return jnp.pad(logits[..., :size], ends, constant_values=-jnp.inf)
 
 
-def with_logits(model: LM, size: int, fit: Callable[[jax.Array], jax.Array]) -> LM:
+def with_logits(model: LM, size: int, fit: Callable[[Array], Array]) -> LM:
     """The model with the logits ``fit(logits)`` f[...,size]; it has no parts."""
 
     tapping, unembed = model.tapping, model.unembed
@@ -94,7 +93,7 @@ def _applied(fit: Callable, apply: Callable, *args: Any) -> tuple[Output, Any]:
     return out._replace(logits=fit(out.logits)), block
 
 
-def _unembedded(fit: Callable, unembed: Callable, params: Any, hidden: jax.Array) -> jax.Array:
+def _unembedded(fit: Callable, unembed: Callable, params: Any, hidden: Array) -> Array:
     return fit(unembed(params, hidden))
 
 

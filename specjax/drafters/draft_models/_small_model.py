@@ -9,33 +9,24 @@ the draft grows; ``commit`` appends the accepted nodes that were fed.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from specjax import decode, logit_maps, sampling
+from specjax import decode
 from specjax.bound import Bound
-from specjax.drafters import _foresee, _growth
-from specjax.drafters._growth import Begun, Drafted, Fixed, Nodes, Plan, Stepper
+from specjax.drafters import _foresee, growth
 from specjax.drafters.draft_models._kinds import check_vocabulary, in_size
+from specjax.drafters.growth import Begun, Drafted, Nodes, Plan, Stepper
+from specjax.drafters.growth.plans import Method
+from specjax.drafters.shared_keys import DraftKeys
 from specjax.errors import UserError
 from specjax.models.lm import forward
 from specjax.prompt import check_window
-from specjax.sampling import Sampling
-from specjax.types import (
-    CHAIN,
-    LM,
-    Batch,
-    Context,
-    Drafter,
-    ModelParams,
-    Output,
-    Params,
-    Training,
-    Verdict,
-)
+from specjax.topology.shapes import Topology
+from specjax.types import LM, Array, Batch, Context, Drafter, ModelParams, Output, Params, Training
 
 # Tokens that the draft cache may lack: the pending one, and the last accepted node if never fed.
 BEHIND = 2
@@ -89,17 +80,53 @@ def params_of(models: Sequence[Any], params: Sequence[Params] | None) -> list[Pa
     return list(params)
 
 
+def make(
+    name: str,
+    target: LM,
+    keys: DraftKeys,
+    tree: Topology | str,
+    siblings: str = "iid",
+    translates: bool = False,
+) -> Drafter:
+    """The drafter ``name`` with the model of the keys; ``tree`` and ``siblings``: without others.
+
+    Raises UserError.
+    """
+    model, params = load(target, keys.model, keys.params, translates)
+    return shaped(name, target, model, params, keys, tree, siblings)
+
+
+def shaped(
+    name: str,
+    target: LM,
+    model: LM,
+    params: Params,
+    keys: DraftKeys,
+    tree: Topology | str,
+    siblings: str = "iid",
+) -> Drafter:
+    """``make`` with a model that was loaded."""
+    plan = growth.read(Method(name, tree, siblings, target.vocab_size), keys)
+    forecasts = _foresee.of_text(Bound(logits_of, model), Bound(both, target, model), plan)
+    training = Training(model=model, **forecasts)
+    return build(name, model, params, plan, gaps=keys.gaps, training=training)
+
+
 def build(
     name: str,
     model: LM,
     params: Params,
     plan: Plan,
+    stepper: Stepper | None = None,
     *,
     behind: int = BEHIND,
     gaps: bool = False,
     training: Training | None = None,
 ) -> Drafter:
     """The drafter ``name``, which grows its drafts with this model.
+
+    ``stepper``: its ``begin`` reads the committed tokens of which the cache lacks at most
+    ``behind``; None: the next tokens are the model's own.
 
     ``behind``: the largest number of committed tokens that the draft cache may lack when a round
     begins. ``gaps``: it may lack more, because other drafters propose in some rounds. It may also
@@ -108,31 +135,25 @@ def build(
     Raises UserError for drafts longer than a sliding window of the model.
     """
     lazy = gaps or (plan.controller is not None and plan.controller.limit is not None)
-    stepper = Stepper(
+    along = Bound(probs, model) if stepper is None else None
+    if stepper is None:
+        read, step = Bound(_read, model, behind), Bound(_step, model)
+        stepper = Stepper(read, step, commit=Bound(commit, model), commits_block=True)
+    stepper = stepper._replace(
         init=Bound(init, model, plan.growth.nodes, max(behind, CATCH_UP * lazy)),
-        begin=Bound(begin, model, behind, lazy),
-        step=Bound(_step, model),
-        commit=Bound(commit, model),
+        begin=Bound(_begin, model, behind, stepper.begin) if lazy else stepper.begin,
         looped=True,
-        commits_block=True,
         lazy=lazy,
     )
-    drafter = _growth.build(
-        name,
-        stepper,
-        plan,
-        Bound(init_params, name, params),
-        probs=Bound(probs, model),
-        training=Training(model=model) if training is None else training,
-        gaps=gaps,
-    )
+    own = Bound(init_params, name, params)
+    more = {"probs": along, "training": training, "gaps": gaps}
+    drafter = growth.build(name, stepper, plan, own, **more)
     check_window(model, drafter)
     return drafter
 
 
-def init_params(name: str, params: Params, key: Any) -> Params:
+def init_params(name: str, params: Params, *_: Any) -> Params:
     """``Drafter.init_params``: the parameters of ``make``. Raises UserError for None."""
-    del key
     if params is None:
         raise UserError(f"{name} was made from an LM without params; give params=, or a directory")
     return params
@@ -162,29 +183,35 @@ def check_positions(model: LM, longest: int) -> None:
         )
 
 
-def begin(
-    model: LM, behind: int, lazy: bool, params: ModelParams, context: Context, cache: Any
-) -> Begun:
-    """Commits the tokens that the cache lacks: 1 to ``behind``, or if ``lazy`` any number.
+def begin(model: LM, behind: int, params: ModelParams, context: Context, cache: Any) -> Begun:
+    """Commits all tokens that the cache lacks, the last ``behind`` in a pass of their own."""
+    return _begin(model, behind, Bound(_read, model, behind), params, context, cache)
 
-    The pending token is the last of them. All but the last ``behind`` are fed in larger pieces.
-    """
-    if lazy:
-        cache = catch_up(model, behind, params, context, cache)
+
+def _begin(
+    model: LM, behind: int, read: Callable, params: ModelParams, context: Context, cache: Any
+) -> Begun:
+    """``read``, after all but the last ``behind`` tokens were fed in larger pieces."""
+    most = context.length - behind
+    cache = catch_up(model, CATCH_UP, params.draft, context.tokens, most, cache)
+    return read(params, context, cache)
+
+
+def _read(model: LM, behind: int, params: ModelParams, context: Context, cache: Any) -> Begun:
+    """Commits the tokens that the cache lacks, 1 to ``behind``; the pending one is the last."""
     return Begun(*_feed(model, behind, params.draft, context.tokens, context.length, cache))
 
 
-def catch_up(model: LM, behind: int, params: ModelParams, context: Context, cache: Any) -> Any:
-    """The cache with all committed tokens but the last ``behind``, fed ``CATCH_UP`` at a time."""
-    most = context.length - behind
-    early = Bound(_feed, model, CATCH_UP, params.draft, context.tokens, most)
-    lacking = lambda cache: (cache.length < most).any()  # noqa: E731
-    return jax.lax.while_loop(lacking, lambda cache: early(cache)[1], cache)
+def catch_up(model: LM, width: int, params: Params, tokens: Array, end: Array, cache: Any) -> Any:
+    """The cache with all tokens before ``end`` i32[B], fed ``width`` at a time."""
+    feed = Bound(_feed, model, width, params, tokens, end)
+    lacking = lambda cache: (cache.length < end).any()  # noqa: E731
+    return jax.lax.while_loop(lacking, lambda cache: feed(cache)[1], cache)
 
 
 def _feed(
-    model: LM, width: int, params: Params, tokens: jax.Array, end: jax.Array, cache: Any
-) -> tuple[jax.Array, Any]:
+    model: LM, width: int, params: Params, tokens: Array, end: Array, cache: Any
+) -> tuple[Array, Any]:
     """Feeds and commits up to ``width`` of the tokens i32[B,S] before ``end`` i32[B].
 
     It begins after those in the cache. Returns the logits f[B,V] after the last, and the cache.
@@ -200,20 +227,13 @@ def _feed(
 
 def _step(
     model: LM, params: ModelParams, cache: Any, nodes: Nodes, block: Any
-) -> tuple[jax.Array, Any]:
+) -> tuple[Array, Any]:
     """``Stepper.step``: the memory of a node is its part of the model's block."""
     out, own = model.apply(params.draft, nodes.tokens, cache, nodes.layout, block)
     return out.logits, own
 
 
-def commit(
-    model: LM,
-    params: ModelParams,
-    cache: Any,
-    drafted: Drafted,
-    verdict: Verdict,
-    target_out: Output,
-) -> Any:
+def commit(model: LM, params: ModelParams, cache: Any, drafted: Drafted, *_: Any) -> Any:
     fed = jax.tree.leaves(drafted.block)[0].shape[1]
     # Nothing was fed, or the round verified no node.
     if not fed or (drafted.places is not None and not drafted.places.shape[1]):
@@ -221,47 +241,17 @@ def commit(
     return model.commit(cache, drafted.block, drafted.count, drafted.places)
 
 
-def training_of(target: LM, model: LM, plan: Plan) -> Training:
-    """``Drafter.training`` of a model that is trained by distillation."""
-    growth, forecast = plan.growth, None
-    # A draft that stops early, or is no sampled chain, has no forecast.
-    sampled = isinstance(growth, Fixed) and growth.how != "top_k"
-    if sampled and growth.siblings == CHAIN and plan.controller is None:
-        forecast = Bound(foresee, target, model, growth.depth)
-    ranked = Bound(ranks, model, growth.depth)
-    return Training(model=model, foresee=forecast, ranks=ranked)
+def both(target: LM, model: LM, params: ModelParams, batch: Batch) -> tuple[Array, Array]:
+    """f[B,T,V] each: logits of the draft model and the target, for all tokens but the last."""
+    theirs = forward(target, params.target, batch.tokens[:, :-1]).logits
+    return logits_of(model, params, batch), theirs
 
 
-def foresee(
-    target: LM, model: LM, depth: int, params: ModelParams, batch: Batch, sampling_: Sampling
-) -> jax.Array:
-    """f32[B,T,depth]: ``Training.foresee`` of a chain drawn from the model's probabilities."""
-    tokens = batch.tokens
-    logits, target_logits = (
-        forward(m, p, tokens[:, :-1]).logits
-        for m, p in ((model, params.draft), (target, params.target))
-    )
-    accepted = _foresee.accept_probs(logits, target_logits, tokens[:, 1:], sampling_)
-    return by_depth(accepted, depth, 0)
+def logits_of(model: LM, params: ModelParams, batch: Batch) -> Array:
+    """The first of ``both``."""
+    return forward(model, params.draft, batch.tokens[:, :-1]).logits
 
 
-def ranks(model: LM, depth: int, params: ModelParams, batch: Batch) -> jax.Array:
-    """i32[B,T,depth]: ``Training.ranks``; the model reads the text, so depths differ by a shift."""
-    logits = forward(model, params.draft, batch.tokens[:, :-1]).logits
-    return by_depth(_foresee.rank(logits, batch.tokens[:, 1:]), depth, -1)
-
-
-def by_depth(values: jax.Array, depth: int, beyond: float) -> jax.Array:
-    """[B,T] values of the token after each position -> [B,T,depth], of the next ``depth`` tokens.
-
-    ``beyond`` is the value after the end of the text.
-    """
-    padded = jnp.pad(values, ((0, 0), (0, depth)), constant_values=beyond)
-    return jnp.stack([padded[:, d : d + values.shape[1]] for d in range(depth)], -1)
-
-
-def probs(model: LM, params: ModelParams, context: Context) -> jax.Array:
+def probs(model: LM, params: ModelParams, context: Context) -> Array:
     """f32[B,S,V]: ``Drafter.probs``, what the model would draw from after each prefix."""
-    logits = forward(model, params.draft, context.tokens).logits
-    logits = logit_maps.along_text(context.sampling.maps, logits, context.tokens)
-    return sampling.to_probs(logits, context.sampling)
+    return _foresee.probs_along(forward(model, params.draft, context.tokens).logits, context)

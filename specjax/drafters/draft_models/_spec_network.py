@@ -11,21 +11,20 @@ All functions take ``Net`` first, and ``params`` is always the pair ``ModelParam
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx, struct
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from specjax.bound import Bound
 from specjax.models.attention import Stored
-from specjax.models.linear import init
+from specjax.models.layers import init
+from specjax.models.modules import Module
 from specjax.models.t5 import T5, DecoderLayer, RelativeBias
 from specjax.models.t5_config import T5Config
-from specjax.types import ModelParams, Params
+from specjax.types import Array, ModelParams, Params
 
 # The parts of the target that a new network begins with, where they have the same shapes.
 SHARED = ("embed", "source_bias", "source_layers", "source_norm", "head")
@@ -49,9 +48,9 @@ class Net(NamedTuple):
 class Source(struct.PyTreeNode):
     """What the decoder reads of the sources of a batch."""
 
-    k: tuple[jax.Array, ...]  # [B,H,L,D] of each layer's cross-attention
-    v: tuple[jax.Array, ...]
-    count: jax.Array  # i32[B] tokens of each source
+    k: tuple[Array, ...]  # [B,H,L,D] of each layer's cross-attention
+    v: tuple[Array, ...]
+    count: Array  # i32[B] tokens of each source
 
 
 class SpecNetwork(T5):
@@ -64,13 +63,8 @@ class SpecNetwork(T5):
         self.masks = nnx.Param(init()(rngs.params(), (shape.block, config.hidden_size), dtype))
 
     def fill(
-        self,
-        tokens: jax.Array,
-        count: jax.Array,
-        masks: jax.Array,
-        source: Source,
-        remat: bool = False,
-    ) -> jax.Array:
+        self, tokens: Array, count: Array, masks: Array, source: Source, remat: bool = False
+    ) -> Array:
         """The outputs [B,K,E] at masks with the inputs [B,K,E].
 
         The masks are after the first ``count`` i32[B] of tokens i32[B,W].
@@ -93,12 +87,12 @@ class SpecNetwork(T5):
 def _both_ways(
     layer: DecoderLayer,
     first: int,
-    x: jax.Array,
-    real: jax.Array,
-    bias: jax.Array,
+    x: Array,
+    real: Array,
+    bias: Array,
     source: Stored,
-    count: jax.Array,
-) -> jax.Array:
+    count: Array,
+) -> Array:
     """A layer at all places x [B,T,E] -> [B,T-first,E], of the places from ``first`` on."""
     attended = layer.attention.both_ways(layer.attention_norm(x), real, bias, first)
     x = x[:, first:] + attended
@@ -106,23 +100,24 @@ def _both_ways(
     return x + layer.mlp(layer.mlp_norm(x))
 
 
-@functools.cache
-def _abstract(shape: Shape, dtype: np.dtype) -> tuple[Any, Any]:
-    return nnx.split(nnx.eval_shape(lambda: SpecNetwork(shape, dtype=dtype, rngs=nnx.Rngs(0))))
+def _module(shape: Shape, dtype: Any, rngs: nnx.Rngs) -> SpecNetwork:
+    return SpecNetwork(shape, dtype=dtype, rngs=rngs)
+
+
+MODULE = Module(_module)
 
 
 def leaves(shape: Shape) -> dict[tuple[str, ...], Any]:
     """The shapes of the parameters, by their paths."""
-    return _named(nnx.to_pure_dict(_abstract(shape, np.dtype(np.float32))[1]))
+    return _named(MODULE.leaves(shape))
 
 
-def start(net: Net, target_params: Params, key: jax.Array) -> Params:
+def start(net: Net, target_params: Params, key: Array) -> Params:
     """New parameters; the encoder is a copy of the target's if all of its shapes agree.
 
     The same is true of the embeddings and of the LM head.
     """
-    module = SpecNetwork(net.shape, dtype=jnp.float32, rngs=nnx.Rngs(key))
-    own, theirs = _named(nnx.to_pure_dict(nnx.state(module))), _named(target_params)
+    own, theirs = _named(MODULE.new(net.shape, key)), _named(target_params)
     for parts in (("embed",), ("head",), SHARED[1:4]):
         mine = {path: leaf.shape for path, leaf in own.items() if path[0] in parts}
         same = {path: leaf.shape for path, leaf in theirs.items() if path[0] in parts}
@@ -131,7 +126,7 @@ def start(net: Net, target_params: Params, key: jax.Array) -> Params:
     return unflatten_dict(own)
 
 
-def read(net: Net, params: ModelParams, tokens: jax.Array, remat: bool = False) -> Source:
+def read(net: Net, params: ModelParams, tokens: Array, remat: bool = False) -> Source:
     """The sources: what is before the first start token of each row of tokens i32[B,L]."""
     begins = tokens == net.start
     size = jnp.full(len(tokens), tokens.shape[1])
@@ -141,7 +136,7 @@ def read(net: Net, params: ModelParams, tokens: jax.Array, remat: bool = False) 
     return Source(k, v, count)
 
 
-def written(tokens: jax.Array, source: Source, width: int) -> jax.Array:
+def written(tokens: Array, source: Source, width: int) -> Array:
     """i32[B,width]: the first tokens of the outputs in the texts i32[B,S], start token included."""
     places = source.count[:, None] + jnp.arange(width)
     return jnp.take_along_axis(tokens, places, axis=1, mode="clip")
@@ -150,13 +145,13 @@ def written(tokens: jax.Array, source: Source, width: int) -> jax.Array:
 def logits(
     net: Net,
     params: ModelParams,
-    tokens: jax.Array,
-    count: jax.Array,
+    tokens: Array,
+    count: Array,
     source: Source,
-    answers: jax.Array | None = None,
-    given: jax.Array | None = None,
+    answers: Array | None = None,
+    given: Array | None = None,
     remat: bool = False,
-) -> jax.Array:
+) -> Array:
     """f[B,K,V]: of the K tokens after the first ``count`` i32[B] of the output tokens i32[B,W].
 
     Where ``given`` bool[B,K], a mask is replaced by its token, one of ``answers`` i32[B,K].
@@ -171,15 +166,9 @@ def logits(
 
 
 def _merge(net: Net, params: ModelParams) -> SpecNetwork:
-    """The network with these parameters; in float64 if they are (exactness tests)."""
-    own = params.draft["masks"].dtype
-    graph, state = _abstract(net.shape, np.dtype(own if own == jnp.float64 else net.dtype))
-    # A copy: tracers must not be written into the cached state.
-    state = jax.tree.map(lambda x: x, state)
     flat = flatten_dict(params.draft)
     numbered = {tuple(map(_number, path)): leaf for path, leaf in flat.items()}
-    nnx.replace_by_pure_dict(state, unflatten_dict(numbered))
-    return nnx.merge(graph, state)
+    return MODULE.merge(net.shape, unflatten_dict(numbered), net.dtype)
 
 
 def _named(params: Params) -> dict[tuple[str, ...], Any]:

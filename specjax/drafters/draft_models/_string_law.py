@@ -20,13 +20,13 @@ import numpy as np
 
 from specjax import tree
 from specjax.bound import Bound
-from specjax.drafters import _growth
-from specjax.drafters._growth import Begun, Drafted, Nodes, Plan, Stepper
-from specjax.drafters._growth.rows import log_probs
+from specjax.drafters import growth
 from specjax.drafters.draft_models import _draft_text, _small_model
 from specjax.drafters.draft_models._draft_text import Kept, Reader
+from specjax.drafters.growth import Begun, Nodes, Plan, Stepper
+from specjax.drafters.growth.stepper import log_probs
 from specjax.models.vocabulary_maps import Maps, Spellings
-from specjax.types import LM, Context, Drafter, ModelParams, Output, Params, Verdict
+from specjax.types import LM, Array, Context, Drafter, ModelParams, Params
 
 # The most nodes of the tree of spellings.
 NODES = 2048
@@ -46,16 +46,11 @@ class _Memory(NamedTuple):
     """A node that was fed: the draft model's block of its draft tokens, and their number."""
 
     block: Any  # arrays [B,1,P,...]
-    size: jax.Array  # i32[B,1]
+    size: Array  # i32[B,1]
 
 
 def build(
-    target: LM,
-    model: LM,
-    params: Params,
-    maps: Maps,
-    ways: Spellings,
-    plan: Plan,
+    target: LM, model: LM, params: Params, maps: Maps, ways: Spellings, plan: Plan
 ) -> Drafter:
     """The drafter of a chain."""
     nodes, pieces = plan.growth.nodes, maps.pieces.shape[1]
@@ -67,17 +62,12 @@ def build(
         init=Bound(_draft_text.init, reader, nodes=nodes),
         begin=Bound(_begin, setup),
         step=Bound(_step, setup),
-        commit=_commit,
+        # The accepted tokens are read again: their draft tokens have other places in the block.
         looped=True,
         lazy=True,
     )
-    drafter = _growth.build(
-        "draft_model",
-        stepper,
-        plan,
-        Bound(_small_model.init_params, "draft_model", params),
-        gaps=True,
-    )
+    own = Bound(_small_model.init_params, "draft_model", params)
+    drafter = growth.build("draft_model", stepper, plan, own, gaps=True)
     # Tokens beyond those that the last pass of ``begin`` takes are read by further ones.
     constant = drafter.constant_cost and (nodes + 1) * pieces <= reader.behind
     return drafter._replace(whole=drafter.whole and not reader.bounded, constant_cost=constant)
@@ -109,7 +99,7 @@ def _begin(setup: _Setup, params: ModelParams, context: Context, kept: Kept) -> 
 
 def _step(
     setup: _Setup, params: ModelParams, kept: Kept, nodes: Nodes, block: _Memory | None
-) -> tuple[jax.Array, _Memory]:
+) -> tuple[Array, _Memory]:
     """``Stepper.step`` of one node of a chain, in one pass: its draft tokens, then the tree."""
     maps, count = setup.reader.maps, len(setup.ways.tokens)
     batch, pieces = nodes.tokens.shape[0], maps.pieces.shape[1]
@@ -131,7 +121,7 @@ def _step(
     return weights(setup.ways, after, setup.size)[:, None], _Memory(memory, size)
 
 
-def _layout(setup: _Setup, earlier: jax.Array, size: jax.Array, pieces: int) -> tree.Layout:
+def _layout(setup: _Setup, earlier: Array, size: Array, pieces: int) -> tree.Layout:
     """What a node's P draft tokens and the tree after them see, and their positions.
 
     ``earlier`` i32[B,F] and ``size`` i32[B,1] are numbers of draft tokens of the nodes before and
@@ -157,7 +147,7 @@ def _layout(setup: _Setup, earlier: jax.Array, size: jax.Array, pieces: int) -> 
     return tree.Layout(jnp.concatenate([first, second], 1), depth.astype(jnp.int32))
 
 
-def weights(ways: Spellings, logits: jax.Array, size: int) -> jax.Array:
+def weights(ways: Spellings, logits: Array, size: int) -> Array:
     """f[B,V]: the log-probability of the string of each token; -inf: it cannot be written.
 
     ``logits`` f[B,N+1,W] after the text, and after each node.
@@ -183,15 +173,3 @@ def _levels(parents: np.ndarray) -> list[np.ndarray]:
     """The nodes of each depth."""
     depth = _shape(parents)[1]
     return [np.flatnonzero(depth == d) for d in range(depth.max(initial=-1) + 1)]
-
-
-def _commit(
-    params: ModelParams,
-    kept: Kept,
-    drafted: Drafted | None,
-    verdict: Verdict,
-    target_out: Output,
-) -> Kept:
-    # The accepted tokens are read again: their draft tokens have other places than in the block.
-    del params, drafted, verdict, target_out
-    return kept

@@ -10,7 +10,7 @@ the target would not write there is rejected.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,13 @@ from flax import struct
 
 from specjax import sampling, tree
 from specjax.bound import Bound
+from specjax.drafters import growth
 from specjax.drafters.draft_models import _draft_text, _small_model
 from specjax.drafters.draft_models._draft_text import Kept, Reader
 from specjax.models.token_bytes import TokenBytes
 from specjax.models.vocabulary_maps import Maps, Trie, trie
 from specjax.rng import RowKeys
-from specjax.types import LM, Context, Draft, Drafter, ModelParams, Output, Params, Verdict
+from specjax.types import LM, Array, Context, Draft, Drafter, ModelParams, Params
 
 # The longest token, in bytes, of the draft model that is read, and of the target that is drafted.
 BYTES = 24
@@ -44,11 +45,11 @@ class _Setup(NamedTuple):
 class _Written(struct.PyTreeNode):
     """What the draft model writes."""
 
-    token: jax.Array  # i32[B] the newest one, which the model has not read
-    text: jax.Array  # i32[B,C] the bytes of all
-    size: jax.Array  # i32[B]
-    going: jax.Array  # bool[B]
-    finite: jax.Array  # bool[B]
+    token: Array  # i32[B] the newest one, which the model has not read
+    text: Array  # i32[B,C] the bytes of all
+    size: Array  # i32[B]
+    going: Array  # bool[B]
+    finite: Array  # bool[B]
 
 
 def build(
@@ -96,23 +97,19 @@ def _table(vocabulary: TokenBytes, width: int) -> tuple[np.ndarray, np.ndarray]:
 def _propose(
     setup: _Setup, params: ModelParams, keys: RowKeys, context: Context, kept: Kept
 ) -> tuple[Draft, Kept]:
-    del keys
     logits, kept, ready = _draft_text.begin(setup.reader, params, context, kept)
     written = _write(setup, params, kept, logits, ready)
     tokens, valid = cut(setup.trie, written.text, written.size, setup.gamma)
     return Draft(tokens, valid, finite=written.finite), kept
 
 
-def _update(
-    params: ModelParams, kept: Kept, draft: Draft, verdict: Verdict, target_out: Output
-) -> Kept:
+def _update(params: ModelParams, kept: Kept, *_: Any) -> Kept:
     # The accepted tokens are read again, as the draft tokens that a fresh prefill would read.
-    del params, draft, verdict, target_out
     return kept
 
 
 def _write(
-    setup: _Setup, params: ModelParams, kept: Kept, logits: jax.Array, ready: jax.Array | None
+    setup: _Setup, params: ModelParams, kept: Kept, logits: Array, ready: Array | None
 ) -> _Written:
     """The draft model's own continuation: its most probable tokens."""
     batch, room = logits.shape[0], setup.steps * setup.bytes.shape[1]
@@ -128,13 +125,13 @@ def _write(
     block = _room(setup, params, kept)
 
     # The last token is not read.
-    def running(carry: tuple) -> jax.Array:
+    def running(carry: tuple) -> Array:
         return (carry[0] < setup.steps - 1) & carry[1].going.any()
 
     return jax.lax.while_loop(running, lambda carry: one(*carry), (none[0], first, block))[1]
 
 
-def _appended(setup: _Setup, written: _Written, logits: jax.Array) -> _Written:
+def _appended(setup: _Setup, written: _Written, logits: Array) -> _Written:
     """The text with the bytes of one token more, the most probable one of ``logits`` f[B,W]."""
     token = sampling.argmax(logits)
     finite = written.finite & (jnp.isfinite(logits.max(-1)) | ~written.going)
@@ -150,19 +147,11 @@ def _appended(setup: _Setup, written: _Written, logits: jax.Array) -> _Written:
 
 
 def _one(
-    setup: _Setup, params: ModelParams, kept: Kept, index: jax.Array, written: _Written, block
-) -> tuple[jax.Array, _Written, object]:
+    setup: _Setup, params: ModelParams, kept: Kept, index: Array, written: _Written, block
+) -> tuple[Array, _Written, object]:
     """The model reads its token ``index``, and writes the next one."""
-    token, room = written.token, setup.steps - 1
-    column = jnp.arange(room + 1)
-    # The new token has the last column; in the others, only the tokens before it were filled.
-    visible = (column < index) | (column == room)
-    depth = jnp.where(column == room, index, column)
-    layout = tree.Layout(
-        jnp.broadcast_to(visible, (*token.shape, 1, room + 1)),
-        jnp.broadcast_to(depth, (*token.shape, room + 1)),
-    )
-    apply = setup.reader.model.apply
+    token, apply = written.token, setup.reader.model.apply
+    layout = growth.next_layout(len(token), setup.steps - 1, index)
     out, own = apply(params.draft, token[:, None], kept.cache, layout, block)
     more = _appended(setup, written, out.logits[:, 0])
     return index + 1, more, tree.put(block, own, index)
@@ -172,16 +161,12 @@ def _room(setup: _Setup, params: ModelParams, kept: Kept) -> object:
     """A block with room for all tokens of a draft but the last."""
     batch = kept.cache.length.shape[0]
     token = jnp.zeros((batch, 1), jnp.int32)
-    # Only the shapes are needed.
-    with jax.disable_jit(False):
-        shapes = jax.eval_shape(
-            lambda: setup.reader.model.apply(params.draft, token, kept.cache)[1]
-        )
+    shapes = tree.shapes(lambda: setup.reader.model.apply(params.draft, token, kept.cache)[1])
     room = setup.steps - 1
     return jax.tree.map(lambda x: jnp.zeros((batch, room, *x.shape[2:]), x.dtype), shapes)
 
 
-def cut(words: Trie, text: jax.Array, size: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+def cut(words: Trie, text: Array, size: Array, count: int) -> tuple[Array, Array]:
     """The first ``count`` tokens of texts i32[B,C] of ``size`` i32[B] bytes, the longest first.
 
     Returns tokens i32[B,count], and which exist: up to a byte that begins no token.
@@ -189,7 +174,7 @@ def cut(words: Trie, text: jax.Array, size: jax.Array, count: int) -> tuple[jax.
     keys, children, ends = (jnp.asarray(x) for x in words[:3])
     last = max(len(words.keys) - 1, 0)
 
-    def byte(start: jax.Array, carry: tuple, offset: jax.Array) -> tuple:
+    def byte(start: Array, carry: tuple, offset: Array) -> tuple:
         node, token, length = carry
         at = start + offset
         value = jnp.take_along_axis(text, jnp.minimum(at, text.shape[1] - 1)[:, None], 1)[:, 0]
@@ -200,7 +185,7 @@ def cut(words: Trie, text: jax.Array, size: jax.Array, count: int) -> tuple[jax.
         own = jnp.where(found, ends[jnp.maximum(node, 0)], -1)
         return node, jnp.where(own >= 0, own, token), jnp.where(own >= 0, offset + 1, length)
 
-    def one(start: jax.Array, _) -> tuple[jax.Array, jax.Array]:
+    def one(start: Array, _) -> tuple[Array, Array]:
         none = jnp.zeros_like(start)
         first = none, none - 1, none
         step = Bound(byte, start)

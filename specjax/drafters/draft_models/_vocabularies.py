@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import functools
 
-from specjax.drafters import _growth
-from specjax.drafters._growth.plans import Fixed, Method
-from specjax.drafters._keys import TreeKeys
+from specjax.drafters import growth
 from specjax.drafters._limited import limited
 from specjax.drafters.draft_models import (
     _intersection,
@@ -18,6 +16,8 @@ from specjax.drafters.draft_models import (
     _string_law,
     _string_match,
 )
+from specjax.drafters.growth.plans import Fixed, Method
+from specjax.drafters.shared_keys import DraftKeys, TreeKeys
 from specjax.errors import UserError
 from specjax.models import vocabulary_maps
 from specjax.models.token_bytes import TokenBytes
@@ -27,48 +27,38 @@ from specjax.types import CHAIN, LM, Drafter, Params
 
 # The values of the key: one tokenizer, or one of the paper's methods.
 SAME, TLI, SLEM, SLRS = "same", "tli", "slem", "slrs"
+NAME = "draft_model"
 CHOICES = (SAME, TLI, SLEM, SLRS)
 
 
-def make(
-    target: LM, model: LM, params: Params, how: str, gamma: int, keys: TreeKeys, gaps: bool
-) -> Drafter:
+def make(target: LM, model: LM, params: Params, how: str, keys: DraftKeys, usual: int) -> Drafter:
     """The drafter of one of the paper's methods. Raises UserError for what it does not take.
 
-    It follows the text whoever drafts; ``gaps`` is for a pair with one vocabulary.
+    ``usual`` is the length of a chain without keys. It follows the text whoever drafts; ``gaps`` is
+    for a pair with one vocabulary.
     """
+    gamma = keys.gamma or usual
     ours, theirs = _tokens(target, "target"), _tokens(model, "draft model")
     if how == TLI and ours.name == theirs.name:
         # All tokens are shared.
         _kinds.check(target, model)
-        return _plain(target, model, params, gamma, keys, gaps)
+        model = _kinds.in_size(model, target.vocab_size)
+        return _small_model.shaped(NAME, target, model, params, keys, shapes.chain(gamma))
     _check_models(target, model, how)
     maps = _maps(ours, theirs, target.vocab_size, model.vocab_size)
     if how == TLI:
         if not maps.shared:
             raise UserError(_no_overlap("no token", target, model))
-        plan = _growth.read(_method(gamma, maps.shared), keys)
-        drafter = _intersection.build(target, model, params, maps, plan)
-    else:
-        if not maps.spelled:
-            raise UserError(_no_overlap("no token's text", target, model))
-        make_one = _match if how == SLEM else _law
-        drafter = make_one(target, model, params, maps, gamma, keys)
-    return drafter
-
-
-def _plain(
-    target: LM, model: LM, params: Params, gamma: int, keys: TreeKeys, gaps: bool
-) -> Drafter:
-    """The drafter of a draft model with the target's vocabulary."""
-    model = _kinds.in_size(model, target.vocab_size)
-    plan = _growth.read(_method(gamma, target.vocab_size), keys)
-    training = _small_model.training_of(target, model, plan)
-    return _small_model.build("draft_model", model, params, plan, gaps=gaps, training=training)
+        plan = growth.read(_method(gamma, maps.shared), keys)
+        return _intersection.build(target, model, params, maps, plan)
+    if not maps.spelled:
+        raise UserError(_no_overlap("no token's text", target, model))
+    make_one = _match if how == SLEM else _law
+    return make_one(target, model, params, maps, gamma, keys)
 
 
 def _method(gamma: int, size: int) -> Method:
-    return Method("draft_model", shapes.chain(gamma), "iid", size)
+    return Method(NAME, shapes.chain(gamma), "iid", size)
 
 
 def _match(
@@ -97,7 +87,7 @@ def _law(target: LM, model: LM, params: Params, maps: Maps, gamma: int, keys: Tr
             f"and the {model.vocab_size} tokens of the draft model have more than "
             f"{_string_law.NODES} beginnings of such ways; take 'tli' or 'slem'"
         )
-    plan = _growth.read(_method(gamma, target.vocab_size), keys)
+    plan = growth.read(_method(gamma, target.vocab_size), keys)
     assert isinstance(plan.growth, Fixed) and plan.growth.siblings == CHAIN
     return _string_law.build(target, model, params, maps, ways, plan)
 

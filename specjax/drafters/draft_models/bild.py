@@ -10,48 +10,46 @@ other defaults.
 
 from __future__ import annotations
 
-import os
+import dataclasses
 
-from specjax.checks import number, whole
+from specjax import declare
+from specjax.declare import key
 from specjax.drafters.draft_models import draft_model
-from specjax.types import LM, Drafter, Params
+from specjax.drafters.shared_keys import ModelKeys
+from specjax.types import LM, Drafter
 
 REFERENCE = "kim2023speculative"
 
 
-def make(
-    target: LM,
-    *,
-    model: LM | str | os.PathLike,
-    fallback: float = 0.6,
-    gamma: int = 10,
-    gaps: bool = False,
-    params: Params = None,
-) -> Drafter:
-    """Drafts greedily with a small model, as long as it is sure.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(ModelKeys):
+    """The keys of ``bild``."""
 
-    Args:
-        target: the model to be accelerated.
-        model: the small model: an ``LM``, or any model that ``hf.load`` takes.
-        fallback: in [0, 1], the draft ends before a token if the model's highest probability there
-            is lower.
-        gamma: the most tokens of a draft.
-        gaps: whether other drafters may propose in some rounds; ``escalate`` sets it.
-        params: the small model's parameters when ``model`` is an ``LM``.
+    fallback: float = key(
+        0.6,
+        "in [0, 1], the draft ends before a token if the model's highest probability there is "
+        "lower",
+        least=0,
+        most=1,
+    )
+    gamma: int = key(10, "the most tokens of a draft", least=1)
+
+
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
+    """Drafts greedily with a small model, as long as it is sure.
 
     Raises:
         UserError: numbers out of range, another vocabulary than the target's, a directory that
             cannot be loaded.
     """
-    number("fallback", fallback, "in [0, 1]", lambda x: 0 <= x <= 1)
-    whole("gamma", gamma, 1)
     made = draft_model.make(
         target,
-        model=model,
-        gamma=gamma,
-        gaps=gaps,
-        params=params,
+        model=keys.model,
+        gamma=keys.gamma,
+        gaps=keys.gaps,
+        params=keys.params,
         siblings="top_k",
-        control=f"threshold:{fallback!r}",
+        control=f"threshold:{keys.fallback!r}",
     )
     return made._replace(name="bild", probs=None, training=None)

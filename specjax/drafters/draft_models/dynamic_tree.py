@@ -12,46 +12,38 @@ would change which tree is best, never the output law.
 
 from __future__ import annotations
 
-import os
+import dataclasses
 
-from specjax import control as controllers
-from specjax.checks import counts
-from specjax.drafters._growth import Plan
-from specjax.drafters._growth.plans import eagle2
+from specjax import declare
+from specjax.declare import key
 from specjax.drafters.draft_models import _small_model
-from specjax.types import LM, Drafter, Params
+from specjax.drafters.growth.plans import DYNAMIC
+from specjax.drafters.shared_keys import DraftKeys, ModelKeys
+from specjax.types import LM, Drafter
 
 REFERENCE = "li2024eagle2"
 
 
-def make(
-    target: LM,
-    *,
-    model: LM | str | os.PathLike,
-    nodes: int = 32,
-    depth: int = 5,
-    top_k: int = 6,
-    control: str = "",
-    gaps: bool = False,
-    params: Params = None,
-) -> Drafter:
-    """Drafts a dynamic tree with a small language model, in ``depth`` passes.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(ModelKeys):
+    """The keys of ``dynamic_tree``."""
 
-    Args:
-        target: the model to be accelerated.
-        model: the draft model: an ``LM``, or any model that ``hf.load`` takes.
-        nodes: size of the tree that the target verifies.
-        depth: number of levels, the length of the longest path.
-        top_k: number of nodes of a level that get children, and number of children of each.
-        control: ends a tree early; see ``control.parse``.
-        gaps: whether other drafters may propose in some rounds; ``escalate`` sets it.
-        params: the draft model's parameters when ``model`` is an ``LM``.
+    LENGTH = "depth"
+
+    nodes: int = key(32, "size of the tree that the target verifies", least=1)
+    depth: int = key(5, "number of levels, the length of the longest path", least=1)
+    top_k: int = key(
+        6, "number of nodes of a level that get children, and number of children of each", least=1
+    )
+    control: str = key("", "ends a tree early; see ``control.parse``")
+
+
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
+    """Drafts a dynamic tree with a small language model, in ``depth`` passes.
 
     Raises:
         UserError: a number below 1, more nodes than candidates, a top_k beyond the vocabulary,
             another vocabulary than the target's.
     """
-    counts(nodes=nodes, depth=depth, top_k=top_k)
-    model, params = _small_model.load(target, model, params)
-    plan = Plan(eagle2(model.vocab_size, nodes, depth, top_k), controllers.parse(control))
-    return _small_model.build("dynamic_tree", model, params, plan, gaps=gaps)
+    return _small_model.make("dynamic_tree", target, DraftKeys(**vars(keys)), DYNAMIC)

@@ -12,81 +12,68 @@ siblings; ``chain`` for the default, a sampled chain.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
+from specjax import declare
 from specjax.bound import Bound
 from specjax.checks import whole
-from specjax.drafters import _growth
-from specjax.drafters._growth import Begun, Nodes, Plan, Stepper
-from specjax.drafters._growth.plans import Method
-from specjax.drafters._keys import TreeKeys
-from specjax.drafters.draft_models import _pard_text, _small_model
-from specjax.drafters.heads import _masked_text
+from specjax.declare import key
+from specjax.drafters import _foresee, growth
+from specjax.drafters.draft_models import _small_model
+from specjax.drafters.growth import Begun, Plan, Stepper
+from specjax.drafters.growth.plans import Method
+from specjax.drafters.heads import _along_text, _masked_text
+from specjax.drafters.heads._masked_text import Read, Reader
+from specjax.drafters.shared_keys import DraftKeys
 from specjax.errors import UserError
+from specjax.models import lm
 from specjax.topology import shapes
-from specjax.types import LM, Context, Drafter, ModelParams, Params
+from specjax.tree import Layout
+from specjax.types import LM, Array, Batch, Context, Drafter, ModelParams, Params, Training
 
 REFERENCE = "an2025pard"
 
-SHARED = TreeKeys
 NAME, GAMMA = "pard", 5
 # Keys of config.json: the mask (released models may name it otherwise), and how many
 # tokens were trained.
 MASK, TOKENS = "pard_token", "pard_tokens"
 
 
-def make(
-    target: LM,
-    *,
-    model: LM | str | os.PathLike,
-    gamma: int | None = None,
-    mask_id: int | None = None,
-    gaps: bool = False,
-    params: Params = None,
-    **shared: Any,
-) -> Drafter:
-    """Drafts with one pass of a small language model.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(DraftKeys):
+    """The keys of ``pard``."""
 
-    Args:
-        target: the model to be accelerated.
-        model: the draft model: an ``LM``, or any model that ``hf.load`` takes.
-        gamma: draft tokens per round of a chain; None: as many as it was trained for, or 5.
-        mask_id: the token that stands for unknown ones; None: as in the files of ``model``.
-        gaps: whether other drafters may propose in some rounds; ``escalate`` sets it.
-        params: the draft model's parameters when ``model`` is an ``LM``.
-        shared: the keys of ``TreeKeys``; the default is a chain, drawn from the probabilities
-            ("iid").
+    mask_id: int | None = key(
+        None, "the token that stands for unknown ones; None: as in the files of ``model``"
+    )
+
+
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
+    """Drafts with one pass of a small language model.
 
     Raises:
         UserError: gamma below 1, without effect or beyond what was trained, a mask_id outside the
             draft model's vocabulary or none at all, another vocabulary than the target's, a
             directory that cannot be loaded, a shape that does not fit.
     """
-    keys = TreeKeys(**shared)
-    if gamma is not None and keys.tree:
-        raise UserError(f"gamma is {gamma} and the tree is given too; give one of them")
-    files = {} if isinstance(model, LM) else keys_of(model)
-    trained, mask_id = files.get(TOKENS), _mask(files, mask_id)
-    gamma = (trained or GAMMA) if gamma is None else whole("gamma", gamma, 1)
-    if trained is not None and gamma > trained:
-        raise UserError(
-            f"gamma is {gamma}, and {model} was trained to draft {trained} tokens in one pass; "
-            f"give at most {trained}, or train it for more"
-        )
-    model, params = _small_model.read(model, params)
+    files = {} if isinstance(keys.model, LM) else keys_of(keys.model)
+    trained, mask_id = files.get(TOKENS), _mask(files, keys.mask_id)
+    model, params = _small_model.read(keys.model, keys.params)
     # The mask is read by the draft model alone, whose embeddings may be padded otherwise.
     if mask_id >= model.vocab_size:
         raise UserError(
             f"mask_id is {mask_id}; the draft model's tokens are 0..{model.vocab_size - 1}"
         )
     model, params = _small_model.load(target, model, params)
-    method = Method(NAME, shapes.chain(gamma), "iid", target.vocab_size, trained, True)
-    plan = _growth.read(method, keys)
-    return _build(target, model, params, mask_id, plan, gaps)
+    chain = shapes.chain(trained or GAMMA)
+    method = Method(NAME, chain, "iid", target.vocab_size, trained, True)
+    plan = growth.read(method, keys)
+    return _build(target, model, params, mask_id, plan, keys.gaps)
 
 
 def keys_of(model: str | os.PathLike) -> dict[str, int]:
@@ -123,27 +110,11 @@ def _mask(files: dict[str, int], asked: int | None) -> int:
 def _build(target: LM, model: LM, params: Params, mask_id: int, plan: Plan, gaps: bool) -> Drafter:
     depth = plan.growth.depth
     behind = depth + 1  # the pending token, and drafts that were accepted and never fed
-    lazy = gaps or (plan.controller is not None and plan.controller.limit is not None)
-    room = max(behind, _small_model.CATCH_UP * lazy)
-    stepper = Stepper(
-        init=Bound(_small_model.init, model, plan.growth.nodes, room),
-        begin=Bound(_begin, model, mask_id, depth, behind, lazy),
-        step=_step,
-        commit=_unchanged,
-        looped=True,
-        independent=True,
-        lazy=lazy,
-    )
-    drafter = _growth.build(
-        NAME,
-        stepper,
-        plan,
-        Bound(_small_model.init_params, NAME, params),
-        training=_pard_text.training(target, model, mask_id, plan),
-        gaps=gaps,
-    )
-    _small_model.check_window(model, drafter)
-    return drafter
+    begin = Bound(_begin, model, mask_id, depth, behind)
+    stepper = Stepper(begin, growth.step_at_depth, independent=True)
+    training = _training(reader_of(target, model, mask_id), plan)
+    own = NAME, model, params, plan, stepper
+    return _small_model.build(*own, behind=behind, gaps=gaps, training=training)
 
 
 def _begin(
@@ -151,7 +122,6 @@ def _begin(
     mask_id: int,
     depth: int,
     behind: int,
-    lazy: bool,
     params: ModelParams,
     context: Context,
     cache: Any,
@@ -161,33 +131,41 @@ def _begin(
     Of the tokens the cache lacks 1 to ``behind``, or none in a finished row; only they are
     committed.
     """
-    if lazy:
-        cache = _small_model.catch_up(model, behind, params, context, cache)
     slots = cache.length[:, None] + jnp.arange(behind)
     tokens = jnp.take_along_axis(context.tokens, slots, axis=1, mode="clip")
     missing = jnp.clip(context.length - cache.length, 0, behind)
     masks = jnp.full((len(tokens), depth - 1), mask_id, jnp.int32)
     layout = _masked_text.layout_of_draft(missing, behind, depth - 1)
     out, own = model.apply(params.draft, jnp.concatenate([tokens, masks], 1), cache, layout)
-    last = jnp.maximum(missing - 1, 0)[:, None]
-    places = jnp.concatenate([last, jnp.broadcast_to(_after(behind, depth), masks.shape)], 1)
-    logits = jnp.take_along_axis(out.logits, places[..., None], 1)
+    logits = _masked_text.of_draft(out.logits, missing, behind)
     path = jnp.broadcast_to(jnp.arange(behind), (len(tokens), behind))
     cache = model.commit(cache, own, missing, path)
     return Begun(logits[:, 0], cache, reads=logits)
 
 
-def _after(behind: int, depth: int) -> jax.Array:
-    """The places of the masks in the block."""
-    return behind + jnp.arange(depth - 1)
+def _training(reader: Reader, plan: Plan) -> Training:
+    """The training part of a drafter that grows its drafts as ``plan`` describes."""
+    texts = Bound(_masked_text.along, reader)
+    return Training(
+        loss=Bound(_masked_text.loss, reader, plan.growth.depth),
+        **_foresee.forecasts(texts, plan, before=0),
+    )
 
 
-def _step(
-    params: ModelParams, logits: jax.Array, nodes: Nodes, block: Any
-) -> tuple[jax.Array, jax.Array]:
-    """``Stepper.step``: the logits f[B,K,V] of all depths were computed before the draft."""
-    return logits[:, nodes.depth][:, None], nodes.tokens
+def reader_of(target: LM, model: LM, mask_id: int) -> Reader:
+    """The draft model reads tokens, and predicts the next one at each."""
+    text = Bound(_read, target, model)
+    return Reader(text, Bound(_masked, model, mask_id), ahead=1)
 
 
-def _unchanged(params: ModelParams, cache: Any, drafted: None, verdict: Any, out: Any) -> Any:
-    return cache
+def _read(target: LM, model: LM, params: ModelParams, batch: Batch) -> Read:
+    text, layout = batch.tokens[:, :-1], _along_text.layout_of(batch)
+    teacher = lm.forward(target, params.target, text, _along_text.segments_of(batch)).logits
+    out, block = model.apply(params.draft, text, model.init_cache(len(text), 0), layout)
+    return Read(out.logits, layout, block, teacher)
+
+
+def _masked(model: LM, mask_id: int, params: ModelParams, read: Read, layout: Layout) -> Array:
+    rows, count = layout.visible.shape[:2]
+    tokens, cache = jnp.full((rows, count), mask_id, jnp.int32), model.init_cache(rows, 0)
+    return model.apply(params.draft, tokens, cache, layout, read.block)[0].logits

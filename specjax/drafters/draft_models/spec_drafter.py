@@ -16,37 +16,39 @@ Each token is drawn from the declared probabilities of its place, or is the most
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
+from specjax import declare, sampling
 from specjax.bound import Bound
-from specjax.checks import whole
-from specjax.drafters import _growth
-from specjax.drafters._growth import Begun, Nodes, Plan, Stepper
-from specjax.drafters._growth.plans import Method
-from specjax.drafters._keys import NetworkKeys, TreeKeys
+from specjax.declare import key
+from specjax.drafters import _foresee, _glancing, files, growth
 from specjax.drafters.draft_models import _spec_network as network
-from specjax.drafters.draft_models import _spec_text
 from specjax.drafters.draft_models._spec_network import Net, Shape, Source
-from specjax.drafters.heads import _eagle_shape, _given
-from specjax.drafters.heads._given import Given
+from specjax.drafters.files import Given
+from specjax.drafters.files.codec import Codec, Rule, Rules
+from specjax.drafters.growth import Begun, Plan, Stepper
+from specjax.drafters.growth.plans import Method
+from specjax.drafters.heads import _eagle_shape
+from specjax.drafters.heads._along_text import Drafts, Texts
+from specjax.drafters.heads._depth_loss import mean
+from specjax.drafters.shared_keys import StoredKeys
 from specjax.errors import UserError
-from specjax.models import t5_config
+from specjax.models import lm, t5_config
 from specjax.models.t5_config import T5Config
 from specjax.topology import shapes
-from specjax.types import LM, Context, Drafter, ModelParams, Output, Params
+from specjax.types import LM, Array, Batch, Context, Drafter, ModelParams, Params, Training
 
 REFERENCE = "xia2023speculative"
 
-SHARED = TreeKeys
 NAME, BLOCK, LAYERS = "spec_drafter", 7, 2
 # Tokens of the output that a pass has room for: so many, twice as many, and so on.
 PIECE = 32
+# The share of the rate of glancing that is gone at the end.
+FALL = 0.4
 # Our key -> the field of ``T5Config``.
 _FIELDS = {
     "width": "hidden_size",
@@ -58,62 +60,50 @@ _FIELDS = {
 }
 
 
-def make(
-    target: LM,
-    *,
-    model: str | os.PathLike | None = None,
-    gamma: int | None = None,
-    block: int = 0,
-    width: int = 0,
-    inner: int = 0,
-    heads: int = 0,
-    head_dim: int = 0,
-    layers: int = 0,
-    encoder_layers: int = 0,
-    params: Params = None,
-    dtype: Any = None,
-    **shared: Any,
-) -> Drafter:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(StoredKeys):
+    """The keys of ``spec_drafter``."""
+
+    block: int = key(
+        0,
+        "masks of a pass, the most tokens of a draft; 0: as in the files, or 7",
+        least=0,
+        fact="block_size",
+    )
+    width: int = key(0, "of the network; 0: the target's", least=0)
+    inner: int = key(0, "width of its feed-forward; 0: the target's", least=0)
+    heads: int = key(0, "attention heads; 0: the target's", least=0)
+    head_dim: int = key(0, "width of an attention head; 0: the target's", least=0)
+    layers: int = key(
+        0,
+        "of its decoder; 0: 2, the fewest with which a draft's places depend on each other",
+        least=0,
+    )
+    encoder_layers: int = key(0, "of its encoder; 0: the target's", least=0)
+
+
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
     """Drafts with a Spec-Drafter.
 
     The sizes are those of a new network. Of a stored one config.json decides, and another value is
     an error.
 
-    Args:
-        target: an encoder-decoder model.
-        model: the directory of a network that ``configs/spec_drafter.py`` trained.
-        gamma: draft tokens per round of a chain; None: as many as the block has. The network always
-            fills its whole block, of which the first gamma tokens are drafted.
-        block: masks of a pass, the most tokens of a draft; 0: as in the files, or 7.
-        width: of the network; 0: the target's.
-        inner: width of its feed-forward; 0: the target's.
-        heads: attention heads; 0: the target's.
-        head_dim: width of an attention head; 0: the target's.
-        layers: of its decoder; 0: 2, the fewest with which a draft's places depend on each other.
-        encoder_layers: of its encoder; 0: the target's.
-        params: its parameters, instead of ``model``, with the keys that it was made with.
-        dtype: in which ``model`` is read; None: float32 on CPUs, bfloat16 elsewhere.
-        shared: the keys of ``TreeKeys``; the default is a chain, drawn from the probabilities
-            ("iid").
-
     Raises:
         UserError: a target without an encoder, files without a network or of another target, sizes
             that differ from the files, a draft longer than the block, a tree that does not fit.
     """
-    keys = TreeKeys(**shared)
     if target.encoder is None or not isinstance(target.encoder.config, T5Config):
         raise UserError(
             f"{NAME} drafts for encoder-decoder models, and {target.name} is none of "
             "specjax.models; take a T5 model as the target, or pard, which drafts in one pass for "
             "decoders"
         )
-    own = NetworkKeys(model=model, params=params, dtype=dtype)
-    given = _given.read(NAME, target, own, features=False)
-    asked = {"width": width, "inner": inner, "heads": heads, "head_dim": head_dim}
-    asked |= {"layers": layers, "encoder_layers": encoder_layers}
-    shape = _shape(target.encoder.config, given.config, block, asked)
-    plan = _plan(target, shape, given, keys, gamma)
-    return _build(target, _net(target, shape, given), given.params, plan)
+    given, keys = files.read(NAME, target, keys, features=False)
+    shape = _shape(target.encoder.config, given, keys)
+    measured, chain = given.config.get("accuracy"), shapes.chain(shape.block)
+    method = Method(NAME, chain, "iid", target.vocab_size, shape.block, True, measured)
+    return _build(target, _net(target, shape, given), given, growth.read(method, keys))
 
 
 def _net(target: LM, shape: Shape, given: Given) -> Net:
@@ -126,37 +116,11 @@ def _net(target: LM, shape: Shape, given: Given) -> Net:
     return Net(shape, target.encoder.start, jnp.dtype(own))
 
 
-def _plan(target: LM, shape: Shape, given: Given, keys: TreeKeys, gamma: int | None) -> Plan:
-    """How the drafts grow. Raises UserError."""
-    chain = shapes.chain(_length(gamma, shape.block, keys))
-    measured, size = given.config.get("accuracy"), target.vocab_size
-    return _growth.read(Method(NAME, chain, "iid", size, shape.block, True, measured), keys)
-
-
-def _length(gamma: int | None, block: int, keys: TreeKeys) -> int:
-    """The tokens of a chain. Raises UserError."""
-    if gamma is None:
-        return block
-    if keys.tree or keys.nodes:
-        raise UserError(f"gamma is {gamma} and the tree is given too; give one of them")
-    if whole("gamma", gamma, 1) > block:
-        raise UserError(
-            f"gamma is {gamma}, and the network fills blocks of {block} tokens; give at most "
-            f"{block}, or train one with a larger config.drafter.block"
-        )
-    return gamma
-
-
-def _shape(
-    target: T5Config, config: Mapping[str, Any], block: int, asked: Mapping[str, int]
-) -> Shape:
+def _shape(target: T5Config, given: Given, keys: Keys) -> Shape:
     """The shape of the stored network, or of a new one. Raises UserError."""
-    new = {key: getattr(target, field) for key, field in _FIELDS.items()} | {"layers": LAYERS}
-    pairs = {key: (asked[key], new[key]) for key in _FIELDS} | {"block": (block, BLOCK)}
-    if not config:
-        base, stored = target, None
-    else:
-        if "block_size" not in config:
+    base, config = target, given.config
+    if config:
+        if config.get("block_size") is None:
             raise UserError(
                 f"config.json of the {NAME} lacks block_size; copy it again, or train it again"
             )
@@ -166,62 +130,41 @@ def _shape(
                 f"the {NAME} was trained with the start token {base.start_token_id}, and outputs "
                 f"of the target begin with {target.start_token_id}; take one of this target"
             )
-        size = whole(f"block_size of the {NAME}", config["block_size"], 1)
-        stored = (*(getattr(base, field) for field in _FIELDS.values()), size)
-    sizes = _given.sizes(stored, "network has", **pairs)
-    fields = dict(zip(_FIELDS.values(), sizes, strict=False))
+        keys = given.agree(NAME, keys, **{key: getattr(base, own) for key, own in _FIELDS.items()})
+    else:
+        base = dataclasses.replace(base, num_layers=LAYERS)
+    fields = {own: getattr(keys, key) or getattr(base, own) for key, own in _FIELDS.items()}
     own = dataclasses.replace(
         base, **fields, num_kv_heads=fields["num_heads"], start_token_id=target.start_token_id
     )
-    return Shape(own, sizes[-1])
+    return Shape(own, keys.block or BLOCK)
 
 
-def _build(target: LM, net: Net, params: Params, plan: Plan) -> Drafter:
+def _build(target: LM, net: Net, given: Given, plan: Plan) -> Drafter:
     stepper = Stepper(
         init=Bound(_init, net),
         begin=Bound(_begin, net),
-        step=_step,
-        commit=_unchanged,
+        step=growth.step_at_depth,
         looped=True,
         independent=True,
         lazy=True,
     )
     stored = t5_config.write(dataclasses.replace(net.shape.config, eos_token_id=()))
-    facts = (
-        *(
-            (key, value)
-            for key, value in stored.items()
-            if key not in ("architectures", "model_type")
-        ),
-        ("block_size", net.shape.block),
+    stored = {x: y for x, y in stored.items() if x not in ("architectures", "model_type")}
+    training = Training(
+        loss=Bound(loss, net),
+        start=Bound(network.start, net),
+        **_foresee.forecasts(Bound(along, net, target), plan, before=0),
+        facts=(*stored.items(), ("block_size", net.shape.block)),
     )
-    drafter = _growth.build(
-        NAME,
-        stepper,
-        plan,
-        Bound(_init_params, params),
-        training=_spec_text.training(net, target, plan, facts),
-        gaps=True,
-    )
+    own = given.init_params(NAME)
+    drafter = growth.build(NAME, stepper, plan, own, training=training, gaps=True)
     # A pass reads the output so far.
     return drafter._replace(constant_cost=False)
 
 
-def _init_params(params: Params, key: Any) -> Params:
-    del key
-    if params is None:
-        raise UserError(
-            f"{NAME} has no network yet; give model=, a directory of one that "
-            "configs/spec_drafter.py trained"
-        )
-    return params
-
-
-def _init(
-    net: Net, params: ModelParams, context: Context, target_out: Output, slots: int
-) -> Source:
+def _init(net: Net, params: ModelParams, context: Context, *_: Any) -> Source:
     """``Stepper.init``: the encoder reads the sources, which end before the last token."""
-    del target_out, slots
     return network.read(net, params, context.tokens[:, :-1])
 
 
@@ -231,7 +174,7 @@ def _begin(net: Net, params: ModelParams, context: Context, source: Source) -> B
     longest = count if context.done is None else jnp.where(context.done, 0, count)
     widths = _widths(context.tokens.shape[1])
 
-    def with_room(width: int) -> jax.Array:
+    def with_room(width: int) -> Array:
         tokens = network.written(context.tokens, source, width)
         return network.logits(net, params, tokens, count, source)
 
@@ -248,12 +191,204 @@ def _widths(slots: int) -> list[int]:
     return widths
 
 
-def _step(
-    params: ModelParams, logits: jax.Array, nodes: Nodes, block: Any
-) -> tuple[jax.Array, jax.Array]:
-    """``Stepper.step``: the logits f[B,K,V] of all depths were computed before the draft."""
-    return logits[:, nodes.depth][:, None], nodes.tokens
+# Along a text, which is a source, the start token and an output, entry t is the draft that begins
+# with tokens[t] pending: mask d, from 0, predicts tokens[t + 1 + d].
 
 
-def _unchanged(params: ModelParams, source: Source, drafted: None, verdict: Any, out: Any) -> Any:
-    return source
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossKeys(declare.Keys):
+    """The keys of the loss."""
+
+    OWNER: ClassVar[str] = "loss."
+
+    places: int = key(
+        1,
+        "different beginnings of each row, or all where there are fewer (the paper has one)",
+        least=1,
+    )
+    smoothing: float = key(0.1, "share of the loss that all tokens have", least=0, below=1)
+    glancing: float = key(
+        0.5,
+        "answers that are given per wrong token at the first step; at step e of ``run_steps`` it "
+        "is glancing * (1 - fall * e / run_steps)",
+        least=0,
+        most=1,
+    )
+    fall: float | None = key(
+        None,
+        "None: 0.4, so with the defaults the rate falls from 0.5 to 0.3",
+        least=0,
+        most=1,
+    )
+    run_steps: int = key(0, "steps of the run")
+    remat: bool = key(False, "recompute each layer in the backward pass")
+
+    def check(self) -> None:
+        """Raises UserError for a value without effect."""
+        if self.fall is not None and not self.glancing:
+            raise UserError(
+                f"loss.fall is {self.fall} and loss.glancing is 0, so no rate falls; give "
+                "loss.glancing, or leave loss.fall out"
+            )
+
+
+@declare.method(LossKeys)
+def loss(
+    net: Net, params: Params, target_params: Params, batch: Batch, key: Array, keys: LossKeys
+) -> tuple[Array, dict[str, Any]]:
+    """Loss f32[] per label, and metrics.
+
+    Of each row random beginnings of its output are read, and the tokens of the block after each are
+    predicted. The loss is the cross-entropy with the text, of which ``smoothing`` is spread over
+    all tokens. Numbers of answers are rounded down. What was given is not in the loss.
+
+    Metrics: ``glanced``, the share of labels that were given; ``agreement_<d>`` for each depth d
+    from 1, how often the most probable token is that of the text, of the labels in the loss;
+    ``scale`` and ``uniform`` as in the loss of heads.
+
+    Raises:
+        UserError: values out of range or without effect, a text that is too short, labels of single
+            depths.
+    """
+    del target_params
+    _check(net, batch)
+    pair, random = ModelParams({}, params), jax.random.split(key)
+    source = network.read(net, pair, batch.tokens, keys.remat)
+    pending, known = random_places(random[0], batch, keys.places)
+    answers, counted = _labels(net, batch, pending, known)
+    # Each beginning is a row of its own; the sources were read once.
+    repeated = jax.tree.map(lambda x: jnp.repeat(x, pending.shape[1], 0), source)
+    tokens = jnp.repeat(
+        network.written(batch.tokens, source, batch.tokens.shape[1]), pending.shape[1], 0
+    )
+    read = jnp.maximum((pending - source.count[:, None]).reshape(-1) + 1, 1)
+    given = jnp.zeros_like(counted)
+    if keys.glancing:
+        seen, source_seen = jax.lax.stop_gradient((pair, repeated))
+        guess = sampling.argmax(network.logits(net, seen, tokens, read, source_seen))
+        fall = FALL if keys.fall is None else keys.fall
+        rate = keys.glancing * (1 - fall * _glancing.progress(batch, keys.run_steps))
+        order = jax.random.uniform(random[1], counted.shape)
+        given = _glancing.first(counted, order, _glancing.count(counted & (guess != answers), rate))
+    logits = network.logits(net, pair, tokens, read, repeated, answers, given, keys.remat)
+    return _compare(logits, answers, counted & ~given, given, keys.smoothing)
+
+
+def random_places(key: Array, batch: Batch, places: int) -> tuple[Array, Array]:
+    """Pending tokens: their places i32[B,P] in the text, different ones, and whether they are so.
+
+    The token after a pending one is a label. False: the row has fewer.
+    """
+    labelled = batch.labelled
+    can = jnp.ones(batch.tokens.shape, bool) if labelled is None else labelled
+    can = can[:, 1:]
+    turn = jnp.where(can, jax.random.uniform(key, can.shape), 2.0)
+    chosen = jnp.argsort(turn, 1)[:, :places]
+    return chosen, jnp.take_along_axis(can, chosen, 1)
+
+
+def _labels(net: Net, batch: Batch, pending: Array, known: Array) -> tuple[Array, Array]:
+    """The tokens i32[B*P,K] after the pending ones, and whether they are labels."""
+    place = pending[..., None] + 1 + jnp.arange(net.shape.block)
+    inside = known[..., None] & (place < batch.tokens.shape[1])
+    at = jax.vmap(lambda row, index: row[index])
+    place = jnp.minimum(place, batch.tokens.shape[1] - 1)
+    if batch.labelled is not None:
+        inside &= at(batch.labelled, place)
+    flat = (-1, net.shape.block)
+    return at(batch.tokens, place).reshape(flat), inside.reshape(flat)
+
+
+def _compare(
+    logits: Array, labels: Array, counted: Array, given: Array, smoothing: float
+) -> tuple[Array, dict[str, Any]]:
+    """The loss and its metrics, of R blocks."""
+    log_probs = jax.nn.log_softmax(logits)
+    own = jnp.take_along_axis(log_probs, labels[..., None], -1)[..., 0]
+    values = -(1 - smoothing) * own - smoothing * log_probs.mean(-1)
+    metrics: dict[str, Any] = {
+        "scale": jnp.float32(1),
+        "uniform": jnp.log(jnp.float32(logits.shape[-1])),
+        "glanced": mean(given.astype(jnp.float32), counted | given),
+    }
+    weights = dict.fromkeys(("loss", *metrics), counted.sum())
+    weights["glanced"] = (counted | given).sum()
+    same = sampling.argmax(logits) == labels
+    for d in range(labels.shape[1]):
+        metrics[f"agreement_{d + 1}"] = mean(same[:, d], counted[:, d])
+        weights[f"agreement_{d + 1}"] = counted[:, d].sum()
+    return mean(values, counted), {**metrics, "weight": jax.tree.map(jnp.float32, weights)}
+
+
+def along(net: Net, target: LM, params: ModelParams, batch: Batch, depth: int) -> Texts:
+    """``_along_text.Along``: at every entry. Each is a pass of its own.
+
+    Entries in a source have no meaning.
+    """
+    text = batch.tokens[:, :-1]
+    size = text.shape[1]
+    theirs = lm.forward(target, params.target, text).logits
+    source: Source = network.read(net, params, text)
+    tokens = network.written(text, source, size)
+
+    def one(place: Array) -> Array:
+        read = jnp.maximum(place + 1 - source.count, 1)
+        return network.logits(net, params, tokens, read, source)[:, :depth]
+
+    every = jnp.moveaxis(jax.lax.map(one, jnp.arange(size)), 0, 1)  # [B,T,K,V]
+    drafts = Drafts(batch, theirs, lambda state, d: (every[:, :, d], state), ahead=1)
+    yield from drafts.along(depth)
+
+
+def _check(net: Net, batch: Batch) -> None:
+    """Raises UserError for a batch that has no blocks."""
+    if batch.depths is not None:
+        raise UserError(
+            "spec_drafter learns whole blocks, not the depths of single tokens; give "
+            "online.positions='emitted'"
+        )
+    if batch.tokens.shape[1] < net.shape.block + 1:
+        raise UserError(
+            f"a block has {net.shape.block} tokens; raise train.length to {net.shape.block} or "
+            "more, or lower drafter.block"
+        )
+
+
+def _rules() -> Rules:
+    """T5's names, and the masks': the authors' files are of fairseq.
+
+    D width, A width of an attention's queries, N heads, F width of the feed-forward, R buckets of
+    positions, K masks, V vocabulary size.
+    """
+    rules: list[Rule] = [Rule("mask_embeddings.weight", "masks", "K D")]
+
+    def add(place: str, dims: str, parts: str = "") -> None:
+        path = tuple(place.split("."))
+        name = t5_config.name_of(path, gated="!gated" not in parts)
+        rules.append(Rule(name, place, dims, path[-1] == "kernel", parts))
+
+    add("embed.embedding", "V D")
+    for bias, norm, layer, attentions in (
+        ("source_bias", "source_norm", "source_layers.{i}", ("attention",)),
+        ("bias", "norm", "layers.{j}", ("attention", "cross")),
+    ):
+        add(f"{bias}.table.embedding", "R N")
+        add(f"{norm}.scale", "D")
+        for part in attentions:
+            add(f"{layer}.{part}_norm.scale", "D")
+            for each, dims in {"q": "D A", "k": "D A", "v": "D A", "o": "A D"}.items():
+                add(f"{layer}.{part}.{each}.kernel", dims)
+        add(f"{layer}.mlp_norm.scale", "D")
+        add(f"{layer}.mlp.gate.kernel", "D F", "gated")
+        add(f"{layer}.mlp.up.kernel", "D F", "?gated")
+        add(f"{layer}.mlp.up.kernel", "D F", "!gated")
+        add(f"{layer}.mlp.down.kernel", "F D")
+    add("head.kernel", "D V", "head")
+    return tuple(rules)
+
+
+class _Files(Codec):
+    tables: ClassVar = {"": _rules()}
+
+
+CODEC = _Files(NAME)

@@ -14,28 +14,32 @@ the rest in the next round.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from specjax import control as controllers
+from specjax import declare
 from specjax import tree as tree_lib
 from specjax.bound import Bound
-from specjax.checks import one_of
-from specjax.drafters._growth import Fixed, Plan
-from specjax.drafters._growth.levels import node_paths
-from specjax.drafters.draft_models import _order, _small_model
+from specjax.declare import key
+from specjax.drafters.draft_models import _small_model
+from specjax.drafters.growth import Fixed, Plan
+from specjax.drafters.growth.levels import node_paths
 from specjax.errors import UserError
-from specjax.rng import RowKeys
+from specjax.rng import DRAFT, RowKeys
 from specjax.topology import shapes
 from specjax.topology.shapes import Topology
 from specjax.types import (
     INDEPENDENT,
     LM,
+    Array,
     Context,
     Draft,
     Drafter,
@@ -43,6 +47,7 @@ from specjax.types import (
     ModelParams,
     Output,
     Params,
+    Rare,
     Rest,
     Verdict,
 )
@@ -62,47 +67,51 @@ class State(struct.PyTreeNode):
     """What is carried from round to round."""
 
     parts: tuple[Any, ...]  # of each model
-    order: jax.Array | None = None  # i32[B,N] with a random order: the node at each place
+    order: Array | None = None  # i32[B,N] with a random order: the node at each place
 
 
-def make(
-    target: LM,
-    *,
-    models: Sequence[LM | str | os.PathLike] | str,
-    tree: Topology | str | Sequence[int] = "chain:4",
-    control: str = "",
-    sibling_order: str = "models",
-    params: Sequence[Params] | None = None,
-) -> Drafter:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(declare.Keys):
+    """The keys of ``specinfer``."""
+
+    LENGTH = "tree"
+
+    models: Sequence[LM | str | os.PathLike] | str = key(
+        help="the draft models: each an ``LM``, or any model that ``hf.load`` takes; or the "
+        "directories as one text, separated by commas"
+    )
+    tree: Topology | str | Sequence[int] = key(
+        "chain:4", "the shape of each model's part, as ``topology.shapes.parse`` reads it"
+    )
+    control: str = key("", "ends the part of a model early; see ``control.parse``")
+    sibling_order: str = key(
+        "models",
+        'in which siblings are tested: "models" (one after the other) or "random"',
+        choices=("models", "random"),
+    )
+    params: Sequence[Params] | None = key(None, "their parameters, when they are LMs", python=True)
+
+
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
     """Drafts with several small language models.
-
-    Args:
-        target: the model to be accelerated.
-        models: the draft models: each an ``LM``, or any model that ``hf.load`` takes; or the
-            directories as one text, separated by commas.
-        tree: the shape of each model's part, as ``topology.shapes.parse`` reads it.
-        control: ends the part of a model early; see ``control.parse``.
-        sibling_order: in which siblings are tested: "models" (one after the other) or "random".
-        params: their parameters, when they are LMs.
 
     Raises:
         UserError: no model, not as many parameters as models, an unknown order, and the errors of
             ``draft_tree`` for each model.
     """
-    one_of("sibling_order", sibling_order, ("models", "random"))
-    shape = shapes.parse(tree)
-    models = list_of(models)
-    each_params = _small_model.params_of(models, params)
+    shape, models = shapes.parse(keys.tree), list_of(keys.models)
+    each_params = _small_model.params_of(models, keys.params)
     # A model may have proposed none of the emitted tokens: it then lacks all of them, and the
     # pending one.
     behind = shape.depth + 1
     shape = shapes.check(shape.parents, target.vocab_size)
-    plan = Plan(Fixed(shape, "iid"), controllers.parse(control))
+    plan = Plan(Fixed(shape, "iid"), controllers.parse(keys.control))
     parts = []
     for model, own in zip(models, each_params, strict=True):
         lm, loaded = _small_model.load(target, model, own)
         parts.append(_small_model.build("specinfer", lm, loaded, plan, behind=behind))
-    setup = _Setup(parts, shape, sibling_order == "random" and shape.nodes * len(parts) > 1)
+    setup = _Setup(parts, shape, keys.sibling_order == "random" and shape.nodes * len(parts) > 1)
     return Drafter(
         init_params=Bound(_init_params, setup),
         init=Bound(_init, setup),
@@ -119,20 +128,19 @@ def make(
         whole=plan.controller is None,
         history=parts[0].history,
         adaptive=plan.controller is not None,
-        merges=len(parts),
-        rest=_rest(parts),
-        check_rows=parts[0].check_rows,
         gaps=False,
+        rare=Rare(merges=len(parts), rest=_rest(parts), check_rows=parts[0].rare.check_rows),
     )
 
 
 def _rest(parts: Sequence[Drafter]) -> Rest | None:
-    """``Drafter.rest``: a row rests where all models do."""
-    rests = [part.rest for part in parts if part.rest is not None]
-    if len(rests) < len(parts):
+    """``Rare.rest``: a row rests where all models do."""
+    # All have the same controller.
+    rests = [part.rare.rest for part in parts if part.rare.rest is not None]
+    if not rests:
         return None
 
-    def rows(state: State) -> jax.Array:
+    def rows(state: State) -> Array:
         return jnp.stack([rest.rows(own) for rest, own in _each(rests, state)]).all(0)
 
     def idle(params: ModelParams, keys: RowKeys, context: Context, state: State) -> State:
@@ -145,24 +153,22 @@ def _rest(parts: Sequence[Drafter]) -> Rest | None:
 
 def _lasting(rests: list[Rest]) -> Lasting | None:
     """The rows rest until one of the models may draft."""
-    each = [rest.lasting for rest in rests]
-    known = [own for own in each if own is not None]
-    if len(known) < len(each):
+    known = [rest.lasting for rest in rests if rest.lasting is not None]
+    if not known:
         return None
 
-    def rounds(state: State, live: jax.Array) -> jax.Array:
-        pairs = zip(known, state.parts, strict=True)
-        return jnp.stack([own.rounds(part, live) for own, part in pairs]).min(0)
+    def rounds(state: State, live: Array) -> Array:
+        return jnp.stack([own.rounds(part, live) for own, part in _each(known, state)]).min(0)
 
-    def after(state: State, rounds: jax.Array) -> State:
-        pairs = zip(known, state.parts, strict=True)
-        return state.replace(parts=tuple(own.after(part, rounds) for own, part in pairs))
+    def after(state: State, rounds: Array) -> State:
+        parts = tuple(own.after(part, rounds) for own, part in _each(known, state))
+        return state.replace(parts=parts)
 
     return Lasting(rounds, after)
 
 
-def _each(rests: list[Rest], state: State) -> Iterator[tuple[Rest, Any]]:
-    return zip(rests, state.parts, strict=True)
+def _each(values: Sequence[Any], state: State) -> Iterator[tuple[Any, Any]]:
+    return zip(values, state.parts, strict=True)
 
 
 def list_of(models: Sequence[LM | str | os.PathLike] | str) -> list[LM | str | os.PathLike]:
@@ -202,12 +208,10 @@ def _init_params(setup: _Setup, key: Any) -> tuple[Params, ...]:
 def _init(
     setup: _Setup, params: ModelParams, context: Context, target_out: Output, slots: int
 ) -> State:
-    # As many slots as each model would have alone.
-    own = slots - setup.shape.nodes * len(setup.parts) + setup.shape.nodes
-    parts = tuple(
-        part.init(_of(params, i), context, target_out, own) for i, part in enumerate(setup.parts)
-    )
     size = setup.shape.nodes * len(setup.parts)
+    # As many slots as each model would have alone.
+    given = context, target_out, slots - size + setup.shape.nodes
+    parts = tuple(part.init(_of(params, i), *given) for i, part in enumerate(setup.parts))
     every = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (len(context.length), size))
     return State(parts, every if setup.mixed else None)
 
@@ -216,8 +220,8 @@ def _propose(
     setup: _Setup, params: ModelParams, keys: RowKeys, context: Context, state: State
 ) -> tuple[Draft, State]:
     pairs = [
-        part.propose(_of(params, i), keys.inner(i), context, each)
-        for i, (part, each) in enumerate(zip(setup.parts, state.parts, strict=True))
+        part.propose(_of(params, i), keys.inner(i), context, own)
+        for i, (part, own) in enumerate(_each(setup.parts, state))
     ]
     drafts, parts = zip(*pairs, strict=True)
     draft = drafts[0] if len(drafts) == 1 else _merge(drafts, setup.shape)
@@ -227,7 +231,7 @@ def _propose(
         return draft, State(parts, state.order)
     firsts = range(0, len(parts) * setup.shape.nodes, setup.shape.nodes)
     levels = [[first + node for first in firsts for node in level] for level in setup.shape.levels]
-    draft, order = _order.shuffled(keys.inner(len(parts)), draft, levels)
+    draft, order = shuffled(keys.inner(len(parts)), draft, levels)
     return draft, State(parts, order)
 
 
@@ -244,8 +248,8 @@ def _update(
     more = ((0, 0), (0, shape.nodes * len(setup.parts) - draft.tokens.shape[1]))
     tokens, valid = jnp.pad(draft.tokens, more), jnp.pad(draft.valid, more)
     if state.order is not None:
-        tokens, valid = (_order.restored(x, state.order) for x in (tokens, valid))
-    for i, (part, each) in enumerate(zip(setup.parts, state.parts, strict=True)):
+        tokens, valid = (restored(x, state.order) for x in (tokens, valid))
+    for i, (part, each) in enumerate(_each(setup.parts, state)):
         here = slice(i * shape.nodes, (i + 1) * shape.nodes)
         mine = Draft(tokens[:, here], valid[:, here], _parents(shape, len(tokens)))
         own = verdict.replace(path=_own_path(mine, verdict, shape))
@@ -253,14 +257,13 @@ def _update(
     return State(tuple(after), state.order)
 
 
-def _probs(setup: _Setup, params: ModelParams, context: Context) -> jax.Array:
+def _probs(setup: _Setup, params: ModelParams, context: Context) -> Array:
     """``Drafter.probs`` of a single model."""
-    probs = setup.parts[0].probs
-    assert probs is not None
-    return probs(_of(params, 0), context)
+    assert setup.parts[0].probs is not None
+    return setup.parts[0].probs(_of(params, 0), context)
 
 
-def _parents(shape: Topology, batch: int, offset: int = 0) -> jax.Array:
+def _parents(shape: Topology, batch: int, offset: int = 0) -> Array:
     """i32[B,N], for nodes numbered from ``offset``."""
     parents = jnp.asarray(
         [parent + offset if parent >= 0 else -1 for parent in shape.parents], jnp.int32
@@ -282,7 +285,7 @@ def _merge(drafts: Sequence[Draft], shape: Topology) -> Draft:
     return jax.tree.map(lambda *each: jnp.concatenate(each, 1), *parts).replace(finite=finite)
 
 
-def _own_path(draft: Draft, verdict: Verdict, shape: Topology) -> jax.Array:
+def _own_path(draft: Draft, verdict: Verdict, shape: Topology) -> Array:
     """i32[B,M], -1 padded: the longest path in one model's draft whose tokens were emitted.
 
     The last emitted token is the pending one of the next round and is left out.
@@ -292,3 +295,32 @@ def _own_path(draft: Draft, verdict: Verdict, shape: Topology) -> jax.Array:
     reach = jnp.where(tree_lib.exists(draft.valid & emitted, draft.parents), depth, 0)
     end = jnp.where(reach.max(-1) > 0, jnp.argmax(reach, -1), -1)
     return jnp.asarray(node_paths(shape))[end + 1]
+
+
+def shuffled(keys: RowKeys, draft: Draft, levels: Sequence[Sequence[int]]) -> tuple[Draft, Array]:
+    """The draft with the nodes of each level in a random order, per row.
+
+    ``levels`` are the numbers of the nodes by depth. Returns the draft, and i32[B,N]: which node is
+    now at each place.
+    """
+    parts, batch = [], len(draft.tokens)
+    for depth, level in enumerate(levels):
+        weights = jnp.ones((batch, len(level)), jnp.result_type(float))
+        places = keys.draw_distinct(DRAFT, weights, len(level), depth)[0]
+        parts.append(jnp.asarray(np.array(level), jnp.int32)[places])
+    order = jnp.concatenate(parts, 1)
+    assert draft.parents is not None
+    above = jnp.take_along_axis(draft.parents, order, 1)
+    place = jnp.argsort(order, 1).astype(jnp.int32)
+    parents = jnp.take_along_axis(place, jnp.maximum(above, 0), 1)
+    probs = draft.probs
+    if probs is not None:
+        probs = jnp.take_along_axis(probs, order[..., None], 1)
+    tokens, valid = (jnp.take_along_axis(x, order, 1) for x in (draft.tokens, draft.valid))
+    parents = jnp.where(above < 0, -1, parents)
+    return draft.replace(tokens=tokens, valid=valid, parents=parents, probs=probs), order
+
+
+def restored(values: Array, order: Array) -> Array:
+    """[B,N] values of the places, as values of the nodes; ``order`` of ``shuffled``."""
+    return jnp.take_along_axis(values, jnp.argsort(order, 1), 1)

@@ -17,16 +17,54 @@ corrections. It is known before x_k is drawn.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from specjax.drafters.heads._block_layers import BlockShape
-from specjax.models.logits import in_float32
-from specjax.models.short_blocks import matmul
+from specjax.models.layers import affine, in_float32, matmul
+from specjax.models.transformer_config import TransformerConfig
 from specjax.types import ModelParams, Params
+
+CONTEXTS = ("shared", "mixed")
+CORRECTIONS = ("none", "markov", "gated", "rnn", "gru")
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockShape:
+    """The static facts of a block drafter; D is the width of the target too."""
+
+    config: TransformerConfig  # of its layers; ``hidden_size`` is D
+    taps: tuple[int, ...]  # layers of the target that it reads
+    positions: int  # K, how many tokens it was trained to draft
+    vocab: int
+    context: str = "shared"  # one of CONTEXTS
+    causal: bool = False  # whether a token of the block attends only to those before it
+    anchor: bool = False  # whether the pending token's place predicts, and so each place the next
+    correction: str = "none"  # one of CORRECTIONS
+    rank: int = 0  # R, of the correction
+    state: int = 0  # G, the width of the GRU
+    plain: int = 0  # how many first tokens the GRU does not correct
+    confidence: bool = False
+    mask_id: int | None = None  # the token at the masked places; None: an embedding of its own
+    head: int | None = None  # V_d, of an LM head of its own; None: the target's
+    sure_of_token: bool = True  # whether the confidence reads the token before ("markov")
+
+    @property
+    def markov(self) -> bool:
+        """Whether the correction is one of DSpark's."""
+        return self.correction in ("markov", "gated", "rnn")
+
+    @property
+    def drafted(self) -> int:
+        """V_d: how many tokens it has logits for."""
+        return self.vocab if self.head is None else self.head
+
+    def fed(self, tokens: int) -> int:
+        """The places of a block that drafts so many tokens."""
+        return tokens if self.anchor else tokens + 1
 
 
 class Given(NamedTuple):
@@ -112,7 +150,7 @@ def step(
         read = hidden
         if row is not None and shape.sure_of_token:
             read = jnp.concatenate([hidden, row.astype(hidden.dtype)], -1)
-        sure = _linear(own["confidence"], read)[..., 0]
+        sure = affine(own["confidence"], read)[..., 0]
         sure = sure.astype(jnp.promote_types(sure.dtype, jnp.float32))
     return Corrected(logits, state, sure)
 
@@ -123,10 +161,10 @@ def _markov(
     """(what is added to the logits, the state)."""
     row = row.astype(hidden.dtype)
     if kind == "gated":
-        row = jax.nn.sigmoid(_linear(own["gate"], jnp.concatenate([hidden, row], -1))) * row
+        row = jax.nn.sigmoid(affine(own["gate"], jnp.concatenate([hidden, row], -1))) * row
     elif kind == "rnn":
         read = jnp.concatenate([state.astype(hidden.dtype), row, hidden], -1)
-        gate, candidate, out = jnp.split(_linear(own["joint"], read), 3, -1)
+        gate, candidate, out = jnp.split(affine(own["joint"], read), 3, -1)
         gate = jax.nn.sigmoid(gate)
         state = (gate * state + (1 - gate) * jnp.tanh(candidate)).astype(state.dtype)
         row = jnp.tanh(out)
@@ -140,7 +178,3 @@ def gru(own: Params, state: jax.Array, x: jax.Array) -> jax.Array:
     reset, update = jax.nn.sigmoid(reset + reset_s), jax.nn.sigmoid(update + update_s)
     candidate = jnp.tanh(new_x + reset * new_s)
     return (1 - update) * candidate + update * state
-
-
-def _linear(own: Params, x: jax.Array) -> jax.Array:
-    return matmul(x, own["kernel"]) + own["bias"]

@@ -1,9 +1,15 @@
-"""The loss of Falcon's network: glancing distillation (2412.12639, section 3.1).
+"""Falcon's network along a text: the loss of its blocks, and the drafts at every place.
 
-Two passes over each row. The first one, without gradients, predicts; the number d of its tokens
-that differ from the target's preferred ones is the row's own. In the second one N = rate * d slots
-read the input of the slot k further on: its feature and its token, which are what they are to
-predict. The rate falls during training. The loss is that of the second pass.
+Slot t has token t + 1 and the feature of token t (``_falcon_network``). In training a row of text
+is divided into blocks of k slots. While decoding the last slot of a block is that of the pending
+token, wherever this is in the text; so the first whole block of a training row begins at one of the
+first k slots, chosen at random: every slot is trained as every place of a block.
+
+The loss is glancing distillation (2412.12639, section 3.1). Two passes over each row. The first
+one, without gradients, predicts; the number d of its tokens that differ from the target's preferred
+ones is the row's own. In the second one N = rate * d slots read the input of the slot k further on:
+its feature and its token, which are what they are to predict. The rate falls during training. The
+loss is that of the second pass.
 
 These slots are in blocks that are chosen at random; of each such block the first slots are taken,
 fewer than all, as in the authors' code. There only the first row of a batch is changed.
@@ -11,22 +17,38 @@ fewer than all, as in the authors' code. There only the first row of a batch is 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from specjax import sampling, tree
-from specjax.checks import number, one_of
+from specjax import declare, sampling, tree
+from specjax.bound import Bound
+from specjax.cache import KVBlock
+from specjax.declare import key
 from specjax.divergences import DIVERGENCES, overlap
-from specjax.drafters import _glancing
+from specjax.drafters import _foresee, _glancing
+from specjax.drafters.growth import Plan
+from specjax.drafters.heads import _along_text
 from specjax.drafters.heads import _falcon_network as network
-from specjax.drafters.heads import _text
+from specjax.drafters.heads._along_text import Drafts, Texts, ahead
+from specjax.drafters.heads._depth_loss import mean
 from specjax.drafters.heads._falcon_network import Net
-from specjax.drafters.heads._rollout_loss import _smooth_l1
+from specjax.drafters.heads._network import logits as logits_of
+from specjax.drafters.heads._rollout import smooth_l1
 from specjax.errors import UserError
-from specjax.tree import Layout
-from specjax.types import LM, Batch, ModelParams, Output
+from specjax.tree import Columns, Layout
+from specjax.types import LM, Batch, ModelParams, Output, Training
+
+
+class Text(NamedTuple):
+    """The slots of a text, with the target's features."""
+
+    layout: Layout  # a slot reads those before it in its document
+    outputs: jax.Array  # [B,T,D] the LSTM's
+    carries: jax.Array  # [B,T,2,2,D] the LSTM's, after each slot
+    own: KVBlock  # keys and values
 
 
 class Blocks(NamedTuple):
@@ -37,12 +59,20 @@ class Blocks(NamedTuple):
     whole: jax.Array  # bool[B,T] False: before the first whole block of its document
 
 
-def layout_of(batch: Batch) -> Layout:
-    """How the slots of a batch follow each other inside their documents."""
-    rows, size = batch.tokens.shape
-    if batch.segments is None:
-        return tree.chain_layout(rows, size - 1)
-    return tree.segments(batch.segments[:, :-1])
+def training(net: Net, target: LM, plan: Plan, facts: tuple[tuple[str, Any], ...]) -> Training:
+    """The training part of a drafter that grows its drafts as ``plan`` describes."""
+    early = Bound(_early, net.block - 1)
+    return Training(
+        loss=Bound(loss, net, target),
+        start=Bound(network.start, net.shape),
+        **_foresee.forecasts(Bound(along, net, target), plan, early=early),
+        facts=facts,
+    )
+
+
+def _early(count: int, batch: Batch) -> jax.Array:
+    """bool[B,T]: the first slots of each document, after which there is no whole block."""
+    return _along_text.layout_of(batch).depth < count
 
 
 def blocks_of(depth: jax.Array, phase: jax.Array, size: int) -> Blocks:
@@ -81,6 +111,54 @@ def glanced(
     return _glancing.first(free, rank * size + jnp.arange(size), count)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossKeys(declare.Keys):
+    """The keys of the loss."""
+
+    OWNER: ClassVar[str] = "loss."
+
+    feature: float = key(1.0, "weight of smooth L1 from the target's feature", least=0)
+    weight: float = key(0.1, "weight of the next two terms", least=0)
+    hard: float = key(
+        0.1, "share of the cross-entropy with the token that the target prefers", least=0, most=1
+    )
+    divergence: str = key(
+        "forward_kl", "one of ``divergences.DIVERGENCES``", choices=tuple(DIVERGENCES)
+    )
+    glancing: float = key(
+        0.4,
+        "the rate at the first step; at step e of ``run_steps`` it is glancing * (1 - e / "
+        "run_steps); without ``Batch.step`` it does not fall",
+        least=0,
+        most=1,
+    )
+    noise: float = key(
+        0.1, "uniform in [-noise, noise], added to all features that are read", least=0
+    )
+    dropout: float = key(
+        0.1, "of the outputs of the first LSTM layer in the second pass", least=0, below=1
+    )
+    run_steps: int = key(0, "steps of the run")
+
+    def check(self) -> None:
+        """Raises UserError for values without effect."""
+        if not (self.feature or self.weight):
+            raise UserError("loss.feature and loss.weight are both 0; make one of them positive")
+        for name, usual in (("hard", 0.1), ("divergence", "forward_kl")):
+            value = getattr(self, name)
+            if value != usual and not self.weight:
+                raise UserError(
+                    f"loss.{name} is {value!r} and loss.weight is 0; give loss.weight, or leave "
+                    f"loss.{name} out"
+                )
+        if self.divergence != "forward_kl" and self.hard == 1:
+            raise UserError(
+                f"loss.divergence is {self.divergence!r} and loss.hard is 1, so it has no effect; "
+                "lower loss.hard, or leave loss.divergence out"
+            )
+
+
+@declare.method(LossKeys)
 def loss(
     net: Net,
     target: LM,
@@ -88,15 +166,7 @@ def loss(
     target_params: Any,
     batch: Batch,
     key: jax.Array,
-    *,
-    feature: float = 1.0,
-    weight: float = 0.1,
-    hard: float = 0.1,
-    divergence: str = "forward_kl",
-    glancing: float = 0.4,
-    noise: float = 0.1,
-    dropout: float = 0.1,
-    run_steps: int = 0,
+    keys: LossKeys,
 ) -> tuple[jax.Array, dict[str, Any]]:
     """Loss f32[] per label, and metrics.
 
@@ -104,43 +174,42 @@ def loss(
         + weight * ((1 - hard) * divergence from the target's distribution
                     + hard * cross-entropy with the token that the target prefers)
 
-    Every slot has one label, at its place in a block. ``glancing``: the rate at the first step; at
-    step e of ``run_steps`` it is glancing * (1 - e / run_steps); without ``Batch.step`` it does not
-    fall. ``noise``: uniform in [-noise, noise], added to all features that are read. ``dropout``:
-    of the outputs of the first LSTM layer in the second pass.
-
-    Metrics for each depth d from 1 to k: ``agreement_<d>`` and ``alpha_<d>``, the acceptance rates
-    at temperature 0 and 1; ``glanced``, the share of labels whose slot was given its answer;
-    ``scale`` and ``uniform`` as in the loss of heads. As labels the target's logits and features
-    are constants, as inputs they are not.
+    Every slot has one label, at its place in a block. Metrics for each depth d from 1 to k:
+    ``agreement_<d>`` and ``alpha_<d>``, the acceptance rates at temperature 0 and 1; ``glanced``,
+    the share of labels whose slot was given its answer; ``scale`` and ``uniform`` as in
+    ``_depth_loss``. As labels the target's logits and features are constants, as inputs they are
+    not.
 
     Raises:
         UserError: values out of range, values without effect, a text that is too short.
     """
-    _check(net, batch, feature, weight, hard, divergence, glancing, noise, dropout)
-    pair, keys = ModelParams(target_params, params), jax.random.split(key, 4)
-    batch = _text.of_output(target, batch)
-    out = _text.output(target, target_params, batch)
-    layout, rows = layout_of(batch), len(batch.tokens)
-    phase = jax.random.randint(keys[0], (rows,), 0, net.block)
+    if batch.tokens.shape[1] < 2 * net.block + 1:
+        raise UserError(
+            f"a block of {net.block} tokens is predicted from {net.block} others; raise "
+            f"train.length to {2 * net.block} or more, or lower drafter.block"
+        )
+    pair, random = ModelParams(target_params, params), jax.random.split(key, 4)
+    batch = _along_text.of_output(target, batch)
+    out = _along_text.output(target, target_params, batch)
+    layout, rows = _along_text.layout_of(batch), len(batch.tokens)
+    phase = jax.random.randint(random[0], (rows,), 0, net.block)
     blocks = blocks_of(layout.depth, phase, net.block)
     labels = _labels(net, jax.lax.stop_gradient(out), batch, blocks)
-    inputs = slots_of(net, out.hidden, batch)
-    shape, dtype = inputs[1].shape, inputs[1].dtype
-    added = jax.random.uniform(keys[1], shape, dtype, -noise, noise) if noise else 0
+    inputs = slots_of(out.hidden, batch)
+    shape, dtype, noise = inputs[1].shape, inputs[1].dtype, keys.noise
+    added = jax.random.uniform(random[1], shape, dtype, -noise, noise) if noise else 0
     given = jnp.zeros_like(labels.counted)
-    if glancing:
+    if keys.glancing:
         seen = jax.lax.stop_gradient((pair, inputs[0], inputs[1] + added))
-        first = network.logits(net, seen[0], forward(net, *seen, layout, blocks))
-        rate = glancing * (1 - _glancing.progress(batch, run_steps))
-        given = choose(keys[2], blocks, labels, sampling.argmax(first), rate)
+        first = logits_of(net.ends, seen[0], forward(net, *seen, layout, blocks))
+        rate = keys.glancing * (1 - _glancing.progress(batch, keys.run_steps))
+        given = choose(random[2], blocks, labels, sampling.argmax(first), rate)
     tokens, features = answered(net, *inputs, given)
-    kept = None
-    if dropout:
-        kept = jax.random.bernoulli(keys[3], 1 - dropout, shape) / jnp.asarray(1 - dropout, dtype)
+    kept, share = None, 1 - keys.dropout
+    if keys.dropout:
+        kept = jax.random.bernoulli(random[3], share, shape) / jnp.asarray(share, dtype)
     hidden = forward(net, pair, tokens, features + added, layout, blocks, kept)
-    terms = feature, weight, hard, DIVERGENCES[divergence]
-    return _compare(net, pair, terms, labels, blocks, hidden, given)
+    return _compare(net, pair, keys, labels, blocks, hidden, given)
 
 
 class _Labels(NamedTuple):
@@ -160,8 +229,8 @@ def _labels(net: Net, out: Output, batch: Batch, blocks: Blocks) -> _Labels:
             "online.positions='emitted'"
         )
     size = out.hidden.shape[1]
-    hidden, logits = (_text.ahead(x, net.block, size) for x in (out.hidden, out.logits))
-    counted = _text.label(batch.replace(output=None), net.block + 1)[1]
+    hidden, logits = (ahead(x, net.block, size) for x in (out.hidden, out.logits))
+    counted = _along_text.label(batch.replace(output=None), net.block + 1)[1]
     if batch.output is not None:
         # The pending token of a draft is the one after the last slot of its block.
         pending = jnp.arange(size) - blocks.place + net.block
@@ -169,9 +238,9 @@ def _labels(net: Net, out: Output, batch: Batch, blocks: Blocks) -> _Labels:
     return _Labels(hidden, logits, sampling.argmax(logits), counted & blocks.whole)
 
 
-def slots_of(net: Net, features: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
+def slots_of(features: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
     """What the slots read: tokens i32[B,T] and features [B,T,D]."""
-    return _text.ahead(batch.tokens, 1, features.shape[1]), features
+    return ahead(batch.tokens, 1, features.shape[1]), features
 
 
 def forward(
@@ -194,7 +263,7 @@ def answered(
     net: Net, tokens: jax.Array, features: jax.Array, given: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """What slots read, tokens and features: where ``given`` bool[B,T], what slot t + k reads."""
-    token, feature = (_text.ahead(x, net.block, x.shape[1]) for x in (tokens, features))
+    token, feature = (ahead(x, net.block, x.shape[1]) for x in (tokens, features))
     return jnp.where(given, token, tokens), jnp.where(given[..., None], feature, features)
 
 
@@ -212,77 +281,115 @@ def choose(
 def _compare(
     net: Net,
     params: ModelParams,
-    terms: tuple,
+    keys: LossKeys,
     labels: _Labels,
     blocks: Blocks,
     hidden: jax.Array,
     given: jax.Array,
 ) -> tuple[jax.Array, dict[str, Any]]:
     """The loss and its metrics."""
-    feature, weight, hard, divergence = terms
-    counted, logits = labels.counted, network.logits(net, params, hidden)
-    whole = counted.sum().astype(jnp.float32)
-
-    def mean(values: jax.Array, over: jax.Array = counted) -> jax.Array:
-        return jnp.where(over, values, 0).sum() / jnp.maximum(over.sum(), 1)
+    counted, logits = labels.counted, logits_of(net.ends, params, hidden)
 
     def distance(logits: jax.Array) -> jax.Array:
         log_probs = jax.nn.log_softmax(logits)
         log_probs = jnp.broadcast_to(log_probs, labels.logits.shape)
         chosen = jnp.take_along_axis(log_probs, labels.best[..., None], -1)[..., 0]
-        return (1 - hard) * divergence(labels.logits, logits) - hard * chosen
+        soft = DIVERGENCES[keys.divergence](labels.logits, logits)
+        return (1 - keys.hard) * soft - keys.hard * chosen
 
-    value = feature * _smooth_l1(hidden - labels.features) + weight * distance(logits)
+    value = keys.feature * smooth_l1(hidden - labels.features) + keys.weight * distance(logits)
     # [V] only: XLA would fold a constant of the whole shape, slowly.
-    guess = weight * distance(jnp.zeros(logits.shape[-1], logits.dtype))
+    guess = keys.weight * distance(jnp.zeros(logits.shape[-1], logits.dtype))
     metrics: dict[str, Any] = {
-        "scale": jnp.float32(feature + weight),
-        "uniform": mean(feature * _smooth_l1(labels.features) + guess),
-        "glanced": mean(given.astype(jnp.float32)),
+        "scale": jnp.float32(keys.feature + keys.weight),
+        "uniform": mean(keys.feature * smooth_l1(labels.features) + guess, counted),
+        "glanced": mean(given.astype(jnp.float32), counted),
     }
-    weights: dict[str, jax.Array] = dict.fromkeys(("loss", *metrics), whole)
+    weights: dict[str, jax.Array] = dict.fromkeys(("loss", *metrics), counted.sum())
     same = sampling.argmax(logits) == labels.best
     shared = jax.lax.stop_gradient(overlap(labels.logits, logits))
     for place in range(net.block):
         own = counted & (blocks.place == place)
-        each = {f"agreement_{place + 1}": mean(same, own), f"alpha_{place + 1}": mean(shared, own)}
-        metrics |= each
-        weights |= dict.fromkeys(each, own.sum().astype(jnp.float32))
-    return mean(value), {**metrics, "weight": weights}
+        means = {f"agreement_{place + 1}": mean(same, own), f"alpha_{place + 1}": mean(shared, own)}
+        metrics |= means
+        weights |= dict.fromkeys(means, own.sum())
+    return mean(value, counted), {**metrics, "weight": jax.tree.map(jnp.float32, weights)}
 
 
-def _check(
+def along(net: Net, target: LM, params: ModelParams, batch: Batch, depth: int) -> Texts:
+    """``_along_text.Along`` of the network: the drafts that begin with each token pending.
+
+    The tokens of a draft are those of the text. Drafts at tokens that have no whole block of slots
+    before them have no meaning.
+    """
+    out = _along_text.output(target, params.target, batch)
+    text = read(net, params, out.hidden, batch)
+
+    def step(state: tuple, number: int) -> tuple[jax.Array, tuple]:
+        if number and number % net.block == 0:
+            state = _next(net, params, batch, text, number, *state)
+        return logits_of(net.ends, params, state[0][number % net.block]), state
+
+    state = _first(net, params, text), (), text.carries
+    yield from Drafts(batch, out.logits, step, state).along(depth)
+
+
+def read(net: Net, params: ModelParams, features: jax.Array, batch: Batch) -> Text:
+    """The slots of a batch, with features [B,T,D]."""
+    layout, none = _along_text.layout_of(batch), network.no_carry(net, params, len(features))
+    inputs = slots_of(features, batch)
+    outputs, carries = network.recur(net, params, *inputs, none, layout.depth == 0)
+    return Text(layout, outputs, carries, network.keys(net, params, outputs, layout.depth))
+
+
+def _first(net: Net, params: ModelParams, text: Text) -> tuple[jax.Array, ...]:
+    """k arrays [B,T,D]: for each slot as the last one of a block, the output at each of its slots.
+
+    Place i of the block that ends at slot s is slot s - k + 1 + i, and reads the slots up to s.
+    """
+    size, hidden = text.outputs.shape[1], []
+    cache = network.no_text(net, params, len(text.outputs), 0).cache
+    place = jnp.arange(size)
+    begin = (place - text.layout.depth)[:, None]
+    same = begin == begin.swapaxes(1, 2)
+    for later in reversed(range(net.block)):
+        visible = same & (place <= place[:, None] + later)
+        layout = Layout(visible, text.layout.depth)
+        out = network.predict(net, params, text.outputs, cache, layout)[0]
+        hidden.append(jnp.pad(out, ((0, 0), (later, 0), (0, 0)))[:, :size])
+    return tuple(hidden)
+
+
+def _next(
     net: Net,
+    params: ModelParams,
     batch: Batch,
-    feature: float,
-    weight: float,
-    hard: float,
-    divergence: str,
-    glancing: float,
-    noise: float,
-    dropout: float,
-) -> None:
-    for name, value in (("feature", feature), ("weight", weight), ("noise", noise)):
-        number(f"loss.{name}", value, ">= 0", lambda x: x >= 0)
-    for name, value in (("hard", hard), ("glancing", glancing)):
-        number(f"loss.{name}", value, "in [0, 1]", lambda x: 0 <= x <= 1)
-    number("loss.dropout", dropout, "in [0, 1)", lambda x: 0 <= x < 1)
-    one_of("loss.divergence", divergence, tuple(DIVERGENCES))
-    if not (feature or weight):
-        raise UserError("loss.feature and loss.weight are both 0; make one of them positive")
-    for name, value, usual in (("hard", hard, 0.1), ("divergence", divergence, "forward_kl")):
-        if value != usual and not weight:
-            raise UserError(
-                f"loss.{name} is {value!r} and loss.weight is 0; give loss.weight, or leave "
-                f"loss.{name} out"
-            )
-    if divergence != "forward_kl" and hard == 1:
-        raise UserError(
-            f"loss.divergence is {divergence!r} and loss.hard is 1, so it has no effect; lower "
-            "loss.hard, or leave loss.divergence out"
-        )
-    if batch.tokens.shape[1] < 2 * net.block + 1:
-        raise UserError(
-            f"a block of {net.block} tokens is predicted from {net.block} others; raise "
-            f"train.length to {2 * net.block} or more, or lower drafter.block"
-        )
+    text: Text,
+    number: int,
+    features: tuple[jax.Array, ...],
+    fed: tuple[KVBlock, ...],
+    carry: jax.Array,
+) -> tuple[tuple[jax.Array, ...], tuple[KVBlock, ...], jax.Array]:
+    """The block that begins at depth ``number``, after the text's tokens at the depths before it.
+
+    ``features`` are the outputs for the block before it, ``fed`` the slots of each draft so far,
+    ``carry`` [B,T,2,2,D] the LSTM's. Returns the same for this block.
+    """
+    (rows, size), width = text.outputs.shape[:2], net.block
+    fed_tokens = [ahead(batch.tokens, number - width + i + 2, size) for i in range(width)]
+    tokens, estimated = jnp.stack(fed_tokens, 2), jnp.stack(features, 2)
+    flat = [x.reshape(rows * size, *x.shape[2:]) for x in (tokens, estimated, carry)]
+    outputs, carries = network.recur(net, params, *flat)
+    outputs = outputs.reshape(rows, size, width, -1)
+    depths = [text.layout.depth + 1 + number - width + i for i in range(width)]
+    own = [network.keys(net, params, outputs[:, :, i], depths[i]) for i in range(width)]
+    cache, hidden = network.no_text(net, params, rows, 0).cache, []
+    for i in range(width):
+        # The layout adds the slot itself; the others of its block are like earlier steps.
+        others = [each for j, each in enumerate(own) if j != i]
+        layout = Columns(text.layout.visible, depths[i])
+        before = tree.join(text.own, *fed, *others)
+        out, _ = network.predict(net, params, outputs[:, :, i], cache, layout, before)
+        hidden.append(out)
+    carry = carries[:, -1].reshape(carry.shape)
+    return tuple(hidden), (*fed, *own), carry

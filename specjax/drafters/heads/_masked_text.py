@@ -7,24 +7,21 @@ and the masks before it, and predicts tokens[t + d + ahead]. Depth 0 is the entr
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.checks import number
-from specjax.divergences import DIVERGENCES
-from specjax.drafters.heads import _compared, _text
-from specjax.drafters.heads._vocabulary import spread
+from specjax import declare
+from specjax.declare import key
+from specjax.drafters.heads import _along_text, _depth_loss
+from specjax.drafters.heads._along_text import PLACES, Drafts, Texts
+from specjax.drafters.heads._depth_loss import DepthKeys
 from specjax.errors import UserError
 from specjax.tree import Layout
 from specjax.types import LM, Array, Batch, ModelParams, Params
-
-# Entries after which masks are computed at once, in a forecast.
-PLACES = 32
 
 
 class Masks(NamedTuple):
@@ -55,6 +52,20 @@ class Reader(NamedTuple):
     target: LM | None = None  # whose features are read; None: the entries are tokens
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossKeys(DepthKeys):
+    """The keys of the loss.
+
+    Masks of depth d follow a share max(keep^d, floor) of the entries: conditional drop of deeper
+    masks (PARD, section 3.2). An entry that is left out at one depth is left out at all deeper
+    ones.
+    """
+
+    keep: float = key(0.7, "share of the entries with a mask of the next depth", least=0, most=1)
+    floor: float = key(0.2, "the least share", least=0, most=1)
+
+
+@declare.method(LossKeys)
 def loss(
     reader: Reader,
     depth: int,
@@ -62,100 +73,63 @@ def loss(
     target_params: Params,
     batch: Batch,
     key: Array,
-    *,
-    ce: float = 1.0,
-    teacher: float = 0.0,
-    decay: float = 1.0,
-    keep: float = 0.7,
-    floor: float = 0.2,
-    divergence: str = "forward_kl",
-    pace: float | None = None,
+    keys: LossKeys,
 ) -> tuple[Array, dict[str, Any]]:
     """Loss f32[] per label of the first depth (with ``Batch.depths``: of all), and metrics.
 
-    The sum over depths d, from 0, of decay^d (ce * cross-entropy with the text + teacher *
-    divergence from the target, one of ``divergences.DIVERGENCES``), over all entries at depth 0 and
-    over a share max(keep^d, floor) of them at depth d: conditional drop of deeper masks (PARD,
-    section 3.2). An entry that is left out at one depth is left out at all deeper ones. ``pace`` in
-    [0, 1] gives the depths of every draft the weights of D-PACE instead of ``decay``. With a draft
-    vocabulary both distributions are those over it; places at which the text (with ``ce``) or the
-    target's preferred token (with ``teacher``) is outside of it are left out. Metrics for each
-    depth d from 1: ``agreement_<d>``; ``scale`` and ``uniform`` as in the loss of heads.
+    ``_depth_loss.loss`` over all entries at depth 0 and over a share of them at the others.
 
     Raises:
         UserError: weights or shares out of range, a text that is too short.
     """
-    _compared.check(ce, teacher, decay, divergence, pace)
-    _check(batch, depth + reader.ahead, keep, floor)
-    pair, batch = ModelParams(target_params, params), _text.of_output(reader.target, batch)
-    read = reader.text(pair, batch)
-    read = read._replace(teacher=jax.lax.stop_gradient(read.teacher))
-    rows, size = read.logits.shape[:2]
-    masks = random_masks(key, rows, size, [max(keep**d, floor) for d in range(1, depth)])
-    logits, every = _masked(reader, pair, read, masks), _every(rows, size)
-    first = jnp.maximum(_number_of_labels(reader, batch, depth), 1)
-    terms = _compared.Terms(first, ce, teacher, DIVERGENCES[divergence], pace)
-    before = _compared.begin(terms, (rows, size), read.logits.dtype)
-    total, metrics = jnp.zeros(()), {"scale": jnp.zeros(()), "uniform": jnp.zeros(())}
-    weights: dict[str, Array] = dict.fromkeys(("loss", *metrics), first)
-    for d in range(depth):
-        own, places = read.logits, every
-        if d:
-            here = np.flatnonzero(masks.depths == d)
-            own, places = logits[:, here], masks.places[:, here]
-            # Entries at depth 1 are in random order, and each later depth has the first of them.
-            taken = places if d == 1 else every[:, : len(here)]
-            before = jax.tree.map(lambda x, at=taken: _rows_at(x, at), before)
-        labels, counted = (_at(x, places) for x in _text.label(batch, d + reader.ahead, d))
-        right = _teacher(reader, read.teacher, places, d)
-        entries = own, right, labels, counted
-        value, sizes, before = _compared.compare_in(reader.ids, terms, *entries, before)
-        total += decay**d * value
-        metrics[f"agreement_{d + 1}"] = sizes.pop("agreement")
-        weights[f"agreement_{d + 1}"] = sizes.pop("labels")
-        metrics |= {name: metrics[name] + decay**d * each for name, each in sizes.items()}
-    return total, {**metrics, "weight": jax.tree.map(jnp.float32, weights)}
-
-
-def _check(batch: Batch, least: int, keep: float, floor: float) -> None:
-    for name, value in (("keep", keep), ("floor", floor)):
-        number(f"loss.{name}", value, "in [0, 1]", lambda x: 0 <= x <= 1)
+    least = depth + reader.ahead
     if batch.tokens.shape[1] < least:
         raise UserError(
             f"the last token of a draft is beyond the text; raise train.length to {least - 1} or "
             "more"
         )
+    pair, batch = ModelParams(target_params, params), _along_text.of_output(reader.target, batch)
+    read = reader.text(pair, batch)
+    rows, size = read.logits.shape[:2]
+    shares = [max(keys.keep**d, keys.floor) for d in range(1, depth)]
+    masks = random_masks(key, rows, size, shares)
+    logits, here = _masked(reader, pair, read, masks), _columns_of(masks, depth)
+    every = _drafts(reader, batch, read, [read.logits, *(logits[:, each] for each in here)])
+    drafts = every._replace(places=(None, *(masks.places[:, each] for each in here)))
+    number = every.number_of_labels(depth)
+    return _depth_loss.loss(drafts, keys, depth, number, remat=False)
 
 
-def _number_of_labels(reader: Reader, batch: Batch, depth: int) -> Array:
-    """i32[]: as ``_text.number_of_labels``, of all entries."""
-    every = range(1 if batch.depths is None else depth)
-    counts = (_text.label(batch, d + reader.ahead, d)[1].sum() for d in every)
-    return functools.reduce(jnp.add, counts)
+def _columns_of(masks: Masks, depth: int) -> list[np.ndarray]:
+    """The masks of each depth from 1."""
+    return [np.flatnonzero(masks.depths == d) for d in range(1, depth)]
+
+
+def _drafts(reader: Reader, batch: Batch, read: Read, logits: list[Array]) -> Drafts:
+    """Drafts with these logits f[B,P,V_d] of each depth."""
+    return Drafts(
+        batch,
+        read.teacher,
+        lambda state, depth: (logits[depth], state),
+        ids=reader.ids,
+        ahead=reader.ahead,
+    )
 
 
 def random_masks(key: Array, rows: int, size: int, shares: list[float]) -> Masks:
-    """Masks after random entries of T, of each depth from 1 after so large a share of them."""
-    order = jax.vmap(lambda own: jax.random.permutation(own, size))(jax.random.split(key, rows))
-    counts = [max(round(share * size), 1) for share in shares]
-    parts = [order[:, :count] for count in np.minimum.accumulate(counts)] if counts else []
-    depths = np.repeat(np.arange(1, len(counts) + 1), [part.shape[1] for part in parts])
-    columns = np.concatenate([np.arange(0), *(np.arange(part.shape[1]) for part in parts)])
-    empty = jnp.zeros((rows, 0), jnp.int32)
-    return Masks(jnp.concatenate([empty, *parts], 1).astype(jnp.int32), depths, columns)
+    """Masks of each depth from 1, after a share of the T entries, chosen at random."""
+    order = _along_text.random_places(key, rows, size, size)
+    counts = np.minimum.accumulate([max(round(share * size), 1) for share in shares] or [0])
+    columns = np.concatenate([np.arange(count) for count in counts])
+    depths = np.repeat(np.arange(1, len(counts) + 1), counts)
+    return Masks(order[:, columns], depths, columns)
 
 
 def layout_of_masks(text: Layout, masks: Masks) -> Layout:
     """What the masks attend to: T entries of the text, then the R masks; their positions."""
-    rows, count = masks.places.shape
-    before = jnp.take_along_axis(text.visible, masks.places[..., None], 1)
     same = masks.columns == masks.columns[:, None]
     among = jnp.asarray(same & (masks.depths <= masks.depths[:, None]))
-    own = jnp.take_along_axis(text.depth, masks.places, 1) + jnp.asarray(masks.depths)
-    return Layout(
-        jnp.concatenate([before, jnp.broadcast_to(among, (rows, count, count))], 2),
-        jnp.concatenate([text.depth, own], 1).astype(jnp.int32),
-    )
+    return _along_text.layout_behind(text, masks.places, jnp.asarray(masks.depths), among)
 
 
 def layout_of_draft(missing: Array, width: int, masks: int) -> Layout:
@@ -171,34 +145,28 @@ def layout_of_draft(missing: Array, width: int, masks: int) -> Layout:
     return Layout(visible, jnp.broadcast_to(depth, (batch, width + masks)).astype(jnp.int32))
 
 
-def along(
-    reader: Reader, params: ModelParams, batch: Batch, depth: int
-) -> Iterator[tuple[Array, Array, Array]]:
-    """For each depth the labels, the draft's logits, and the target's, at every entry."""
-    read = reader.text(params, batch)
-    rows, size, vocab = read.teacher.shape
-    every = _every(rows, size)
-    for d, logits in enumerate(_at_all_places(reader, params, read, depth)):
-        labels = _text.label(batch, d + reader.ahead)[0]
-        yield labels, spread(reader.ids, logits, vocab), _teacher(reader, read.teacher, every, d)
+def of_draft(values: Array, missing: Array, width: int) -> Array:
+    """[B,1+masks,...]: the values [B,width+masks,...] at the newest entry and at the masks."""
+    batch, masks = len(values), values.shape[1] - width
+    last = jnp.maximum(missing - 1, 0)[:, None]
+    behind = jnp.broadcast_to(width + jnp.arange(masks), (batch, masks))
+    return _along_text.at(values, jnp.concatenate([last, behind], 1))
 
 
-def _at_all_places(reader: Reader, params: ModelParams, read: Read, depth: int) -> Iterator[Array]:
-    """f[B,T,V_d] of each depth."""
-    yield read.logits
-    if depth == 1:
-        return
-    rows, size, width = read.logits.shape
-    pieces = -(-size // PLACES)
-    places = jnp.minimum(jnp.arange(pieces * PLACES), size - 1).reshape(pieces, PLACES)
-    depths, columns = np.divmod(np.arange((depth - 1) * PLACES), PLACES)
+def along(reader: Reader, params: ModelParams, batch: Batch, depth: int) -> Texts:
+    """``_along_text.Along``: at every entry."""
+    read, logits = reader.text(params, batch), []
+    rows, size = read.logits.shape[:2]
+    if depth > 1:
+        depths, columns = np.divmod(np.arange((depth - 1) * PLACES), PLACES)
 
-    def piece(own: Array) -> Array:
-        own = jnp.broadcast_to(jnp.tile(own, depth - 1), (rows, len(depths)))
-        return _masked(reader, params, read, Masks(own, depths + 1, columns))
+        def piece(places: Array) -> Array:
+            tiled = jnp.broadcast_to(jnp.tile(places, depth - 1), (rows, len(depths)))
+            found = _masked(reader, params, read, Masks(tiled, depths + 1, columns))
+            return found.reshape(rows, depth - 1, PLACES, -1).swapaxes(1, 2)
 
-    logits = jax.lax.map(piece, places).reshape(pieces, rows, depth - 1, PLACES, width)
-    yield from logits.transpose(2, 1, 0, 3, 4).reshape(depth - 1, rows, -1, width)[:, :, :size]
+        logits = list(jnp.moveaxis(_along_text.in_pieces(piece, size), 2, 0))
+    yield from _drafts(reader, batch, read, [read.logits, *logits]).along(depth)
 
 
 def _masked(reader: Reader, params: ModelParams, read: Read, masks: Masks) -> Array:
@@ -207,23 +175,3 @@ def _masked(reader: Reader, params: ModelParams, read: Read, masks: Masks) -> Ar
     if not count:
         return jnp.zeros((rows, 0, read.logits.shape[-1]), read.logits.dtype)
     return reader.masked(params, read, layout_of_masks(read.layout, masks))
-
-
-def _teacher(reader: Reader, logits: Array, places: Array, depth: int) -> Array:
-    """The target's logits f[B,P,V] of the tokens that masks after ``places`` i32[B,P] predict."""
-    own = jnp.minimum(places + depth + reader.ahead - 1, logits.shape[1] - 1)
-    return jnp.take_along_axis(logits, own[..., None], 1)
-
-
-def _every(rows: int, size: int) -> Array:
-    return jnp.broadcast_to(jnp.arange(size), (rows, size))
-
-
-def _at(values: Array, places: Array) -> Array:
-    """values [B,T] at ``places`` i32[B,P]."""
-    return jnp.take_along_axis(values, places, 1)
-
-
-def _rows_at(values: Array, places: Array) -> Array:
-    """values [B,T,...] at ``places`` i32[B,P]."""
-    return jax.vmap(lambda own, at: own[at])(values, places)

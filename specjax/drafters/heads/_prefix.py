@@ -7,7 +7,6 @@ layer of ``models.transformer`` and, under "norm", of the norm behind it.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,10 +20,11 @@ from specjax.errors import UserError
 from specjax.models.attention import past, rope_angle
 from specjax.models.attention import stored as stored_at
 from specjax.models.hf_config import value_of
+from specjax.models.modules import Module
 from specjax.models.transformer import Block, Norm
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Layout
-from specjax.types import ModelParams, Params
+from specjax.types import Array, ModelParams, Params
 
 # Defaults of transformers' Llama for what config.json leaves out.
 THETA, EPS = 10000.0, 1e-6
@@ -45,7 +45,7 @@ class Prefix(NamedTuple):
     """
 
     init_cache: Callable[[int, int], Any]
-    apply: Callable[..., tuple[jax.Array, Any]]
+    apply: Callable[..., tuple[Array, Any]]
     commit: Callable[..., Any]
 
 
@@ -57,14 +57,30 @@ class Layer(Block):
         self.norm = Norm(config, dtype)
 
 
-def new(width: int, head_dim: int = 0) -> TransformerConfig:
-    """The shape of a new layer: Llama's, with as many key heads as query heads.
+MODULE = Module(Layer)
 
-    ``head_dim`` 0 takes ``default_head_dim``.
+
+def new(
+    width: int,
+    head_dim: int = 0,
+    heads: int = 0,
+    kv_heads: int = 0,
+    inner: int = 0,
+    layers: int = 0,
+) -> TransformerConfig:
+    """The shape of new layers: Llama's.
+
+    0: ``default_head_dim``, so many heads that they have the width, as many key heads as heads,
+    Llama's inner width (8/3 of the width, rounded up), one layer. Raises UserError.
     """
     head_dim = head_dim or default_head_dim(width)
-    heads = max(width // head_dim, 1)
-    return layer(width, head_dim, heads, heads, default_inner(width))
+    heads = heads or max(width // head_dim, 1)
+    kv_heads = kv_heads or heads
+    if heads % kv_heads:
+        raise UserError(
+            f"heads is {heads} and kv_heads {kv_heads}; heads must be a multiple of kv_heads"
+        )
+    return layer(width, head_dim, heads, kv_heads, inner or 8 * -(-width // 3), layers or 1)
 
 
 def stored(params: Params, config: dict[str, Any], head_dim: int = 0) -> TransformerConfig:
@@ -88,8 +104,7 @@ def stored(params: Params, config: dict[str, Any], head_dim: int = 0) -> Transfo
         attention_bias="bias" in params["attention"]["q"],
         mlp_bias="bias" in params["mlp"]["up"],
     )
-    right = nnx.to_pure_dict(_abstract(result, jnp.dtype(jnp.float32))[1])
-    if jax.tree.map(jnp.shape, right) != jax.tree.map(jnp.shape, params):
+    if jax.tree.map(jnp.shape, MODULE.leaves(result)) != jax.tree.map(jnp.shape, params):
         raise UserError(_NOT_LLAMA)
     return result
 
@@ -123,11 +138,6 @@ def default_head_dim(width: int) -> int:
     return max((d for d in range(2, WIDEST + 1, 2) if width % d == 0), default=2)
 
 
-def default_inner(width: int) -> int:
-    """Llama's inner width: 8/3 of the width, rounded up."""
-    return 8 * -(-width // 3)
-
-
 def facts(config: TransformerConfig) -> tuple[tuple[str, Any], ...]:
     """What config.json must hold about a layer in addition to its tensors."""
     return (
@@ -137,10 +147,9 @@ def facts(config: TransformerConfig) -> tuple[tuple[str, Any], ...]:
     )
 
 
-def start(config: TransformerConfig, key: jax.Array) -> Params:
+def start(config: TransformerConfig, key: Array) -> Params:
     """New parameters. Both residual branches end in zeros: the layer begins as its norm alone."""
-    layer = Layer(config, jnp.float32, nnx.Rngs(key))
-    params = nnx.to_pure_dict(nnx.state(layer))
+    params = MODULE.new(config, key)
     for module, name in (("attention", "o"), ("mlp", "down")):
         params[module][name] = jax.tree.map(jnp.zeros_like, params[module][name])
     return params
@@ -148,26 +157,30 @@ def start(config: TransformerConfig, key: jax.Array) -> Params:
 
 def build(config: TransformerConfig, dtype: Any = jnp.float32) -> Prefix:
     """The layer as a map of features; ``dtype`` is that of its cache."""
-    return Prefix(Bound(_init_cache, config, dtype), Bound(_apply, config), kv.commit)
+    return Prefix(Bound(init_cache, config, dtype, 1), Bound(_apply, config), kv.commit)
 
 
-def _init_cache(config: TransformerConfig, dtype: Any, batch: int, slots: int) -> kv.KVCache:
-    return kv.zeros(1, batch, config.num_kv_heads, slots, config.head_dim, dtype)
+def init_cache(
+    config: TransformerConfig,
+    dtype: Any,
+    layers: int,
+    batch: int,
+    slots: int,
+    windows: tuple[int | None, ...] = (),
+) -> kv.KVCache:
+    """An empty cache of so many layers of this shape."""
+    return kv.zeros(layers, batch, config.num_kv_heads, slots, config.head_dim, dtype, windows)
 
 
 def _apply(
     config: TransformerConfig,
     params: ModelParams,
-    features: jax.Array,
+    features: Array,
     cache: kv.KVCache,
     layout: Layout | None = None,
-) -> tuple[jax.Array, kv.KVBlock]:
-    own = params.draft["prefix"]
-    graph, state = _abstract(config, jnp.dtype(own["norm"]["scale"].dtype))
-    # A copy: tracers must not be written into the cached state.
-    state = jax.tree.map(lambda x: x, state)
-    nnx.replace_by_pure_dict(state, own)
-    layer, view = nnx.merge(graph, state), past(cache, features.shape[1], layout)
+) -> tuple[Array, kv.KVBlock]:
+    layer = MODULE.merge(config, params.draft["prefix"])
+    view = past(cache, features.shape[1], layout)
     x = features.astype(layer.norm.scale.dtype)
     x, k, v = layer(x, rope_angle(config, view.positions), view, stored_at(cache, None, 0))
     x = layer.norm(x)
@@ -179,7 +192,7 @@ def feed(
     apply: Callable[[Any, Any], tuple[Any, Any]],
     commit: Callable[..., Any],
     inputs: Any,
-    count: jax.Array,
+    count: Array,
     cache: Any,
 ) -> tuple[Any, Any]:
     """Feeds the first count[b] entries of arrays [B,T,...] to an empty cache, ``CHUNK`` at a time.
@@ -194,10 +207,10 @@ def feed(
         width = jax.tree.leaves(piece)[0].shape[1]
         return commit(cache, own, jnp.clip(count - start, 0, width)), out
 
-    def stack(x: jax.Array) -> jax.Array:
+    def stack(x: Array) -> Array:
         return x[:, :whole].reshape(batch, -1, CHUNK, *x.shape[2:]).swapaxes(0, 1)
 
-    def unstack(x: jax.Array) -> jax.Array:
+    def unstack(x: Array) -> Array:
         return x.swapaxes(0, 1).reshape(batch, whole, *x.shape[3:])
 
     whole, pieces = size // CHUNK * CHUNK, []
@@ -231,8 +244,3 @@ def layer(
         norm_eps=EPS,
         rope_theta=THETA,
     )
-
-
-@functools.cache
-def _abstract(config: TransformerConfig, dtype) -> tuple[Any, Any]:
-    return nnx.split(nnx.eval_shape(lambda: Layer(config, dtype, nnx.Rngs(0))))

@@ -6,9 +6,13 @@ head is cheaper. The others have probability 0 in the draft and are emitted by t
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from specjax.errors import UserError
 
 
 def spread(ids: np.ndarray | None, logits: jax.Array, vocab_size: int) -> jax.Array:
@@ -37,3 +41,44 @@ def place_of(ids: np.ndarray | None, tokens: jax.Array, vocab_size: int) -> jax.
     place = np.full(vocab_size, -1, np.int32)
     place[ids] = np.arange(len(ids))
     return jnp.asarray(place)[tokens]
+
+
+def facts(ids: np.ndarray | None, vocab_size: int) -> tuple[tuple[str, Any], ...]:
+    """What config.json must hold of a draft vocabulary."""
+    # A drafter is a static argument, so its facts must have a hash.
+    return () if ids is None else (("draft_ids", tuple(ids.tolist())), ("vocab_size", vocab_size))
+
+
+def listed(ids: Any) -> tuple[int, ...] | None:
+    """The key ``draft_ids`` as numbers; None: not given. Raises UserError."""
+    if ids is None:
+        return None
+    array = np.asarray(ids)
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise UserError("draft_ids must be a list of token ids")
+    return tuple(array.tolist())
+
+
+def ids_of(value: tuple[int, ...] | None, size: int, vocab_size: int) -> np.ndarray | None:
+    """The draft vocabulary i32[V_d]; ``size`` is V_d of the head. Raises UserError."""
+    if value is None:
+        if size != vocab_size:
+            raise UserError(
+                f"the network's head has {size} tokens and the vocabulary {vocab_size}; give "
+                "draft_ids, the token of each"
+            )
+        return None
+    ids = np.asarray(value)
+    if len(ids) != size:
+        raise UserError(
+            f"draft_ids has {len(ids)} tokens and the network's head {size}; give one token each"
+        )
+    if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
+        wrong = ids[(ids < 0) | (ids >= vocab_size)][0]
+        raise UserError(
+            f"draft_ids has the token {wrong}; the target's tokens are 0..{vocab_size - 1}"
+        )
+    if (np.diff(ids) <= 0).any():
+        raise UserError("draft_ids is not ascending; give each token once, in ascending order")
+    # All tokens in order: the logits need no gather.
+    return None if size == vocab_size else ids.astype(np.int32)

@@ -17,14 +17,28 @@ the correction are those that a token is drawn from. L1 with the rules for the d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from specjax import declare
 from specjax.bound import Bound
-from specjax.drafters._keys import StackedKeys
-from specjax.drafters.heads import _block, _block_shape, _block_text, _given
+from specjax.declare import key
+from specjax.drafters import files
+from specjax.drafters.files import Given
+from specjax.drafters.heads import _block, _eagle_shape, _vocabulary
+from specjax.drafters.heads import _block_network as network
+from specjax.drafters.heads._block_corrections import CONTEXTS, CORRECTIONS, BlockShape
+from specjax.drafters.heads._block_files import BlockFiles
 from specjax.drafters.heads._block_network import Net
-from specjax.types import LM, Drafter
+from specjax.drafters.heads._network import layer_facts
+from specjax.drafters.shared_keys import StackedKeys
+from specjax.errors import UserError
+from specjax.models.modules import dtype_of
+from specjax.models.transformer_config import TransformerConfig
+from specjax.types import LM, Drafter, Params
 
 REFERENCE = (
     "chen2026dflash",
@@ -34,62 +48,270 @@ REFERENCE = (
     "zhang2026dflare",
 )
 
-SHARED = StackedKeys
+NAME = _block.NAME
+# The keys of config.json are those of DFlash's files, at the top level or in ``dflash_config``.
+SLIDING, FULL = "sliding_attention", "full_attention"
+BLOCK, RANK, PLAIN = 8, 256, 1  # of a new network
 
 
-def make(
-    target: LM,
-    *,
-    taps: Sequence[int] | str = (),
-    block: int = 0,
-    context: str = "",
-    causal: bool = False,
-    anchor: bool | None = None,
-    correction: str = "",
-    rank: int = 0,
-    state: int = 0,
-    plain: int | None = None,
-    confidence: bool = False,
-    window: int = 0,
-    mask_id: int | None = None,
-    **shared: Any,
-) -> Drafter:
+def _correction_of(params: Params) -> str:
+    """The correction that has these parameters."""
+    kinds = {"gate": "gated", "joint": "rnn"}
+    if "markov" in params:
+        return next((name for part, name in kinds.items() if part in params["markov"]), "markov")
+    return "gru" if "gru" in params else "none"
+
+
+def _rank_of(params: Params) -> int | None:
+    """The rank of the correction that has these parameters; None: it has none."""
+    if "gru" in params:
+        return np.shape(params["prefix"]["out"]["kernel"])[0]
+    return np.shape(params["markov"]["table"])[-1] if "markov" in params else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(StackedKeys):
+    """The keys of ``block_head``."""
+
+    taps: Sequence[int] | str = key(
+        (),
+        'the layers, from 0, whose outputs it reads, as "1,5,9"; empty: as many as the network '
+        "has, evenly spaced from 1 to L - 3 of L",
+        parse=_eagle_shape.taps_of,
+        fact="target_layer_ids",
+    )
+    block: int = key(
+        0,
+        "places of a block, with the pending token's; 0: 8. It drafts block - 1 tokens, with "
+        "``anchor`` block.",
+        least=0,
+        fact="block_size",
+    )
+    context: str = key(
+        "",
+        '"shared" (one fusion of the taps, "") or "mixed" (one mixture for each layer)',
+        choices=("", *CONTEXTS),
+        size=lambda params: "mixed" if "mix" in params else "shared",
+    )
+    causal: bool = key(
+        False,
+        "whether a place attends only to the places before it",
+        fact="causal_head",
+        missing=False,
+    )
+    anchor: bool | None = key(
+        None,
+        "whether the pending token's place predicts, and each place the token after its own; "
+        "None: as in the files, False for a new network",
+        fact="sample_from_anchor",
+        missing=False,
+        override=True,
+    )
+    correction: str = key(
+        "",
+        '"none" (""), "markov", "gated", "rnn" (DSpark) or "gru" (Domino)',
+        choices=("", *CORRECTIONS),
+        size=_correction_of,
+    )
+    rank: int = key(0, "of the correction; 0: 256", least=0, size=_rank_of)
+    state: int = key(
+        0,
+        "the width of the GRU; 0: the target's width",
+        least=0,
+        size=lambda params: params["gru"]["u"].shape[0],
+    )
+    plain: int | None = key(
+        None,
+        "how many first tokens the GRU does not correct; None: 1",
+        least=0,
+        fact="pure_draft_prefix_len",
+        missing=0,
+    )
+    confidence: bool = key(
+        False,
+        "whether it estimates that the next token is accepted, for ``control``",
+        part="confidence",
+    )
+    window: int = key(
+        0,
+        "how many positions each layer but the last one attends to; 0: to all",
+        least=0,
+    )
+    mask_id: int | None = key(
+        None,
+        "a token whose embedding the masks have; None: an embedding of their own",
+        least=0,
+        fact="mask_token_id",
+    )
+
+
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
     """Drafts with a block network.
 
     Keys but ``model`` and the shape of a draft are for a new network. Of a stored one the tensors
     and config.json decide, and another value is an error. Only ``anchor`` replaces what the files
     state, with a warning: some released files do not state it.
 
-    Args:
-        target: the model whose layers it reads, and whose embeddings and LM head it uses.
-        taps: the layers, from 0, whose outputs it reads, as "1,5,9"; empty: as many as the network
-            has, evenly spaced from 1 to L - 3 of L.
-        block: places of a block, with the pending token's; 0: 8. It drafts block - 1 tokens, with
-            ``anchor`` block.
-        context: "shared" (one fusion of the taps, "") or "mixed" (one mixture for each layer).
-        causal: whether a place attends only to the places before it.
-        anchor: whether the pending token's place predicts, and each place the token after its own;
-            None: as in the files, False for a new network.
-        correction: "none" (""), "markov", "gated", "rnn" (DSpark) or "gru" (Domino).
-        rank: of the correction; 0: 256.
-        state: the width of the GRU; 0: the target's width.
-        plain: how many first tokens the GRU does not correct; None: 1.
-        confidence: whether it estimates that the next token is accepted, for ``control``.
-        window: each layer but the last attends to less than so many positions before; 0: to all.
-        mask_id: a token whose embedding the masks have; None: an embedding of their own.
-        shared: the keys of ``StackedKeys``; without a shape a chain of full length, drawn from the
-            probabilities ("iid").
-
     Raises:
         UserError: files without a network or of another target, sizes that differ from the files, a
             draft longer than the block, a mask_id outside the vocabulary, a tree that does not fit.
     """
-    given = _given.read(_block.NAME, target, keys := StackedKeys(**shared))
-    asked = (block, context, causal, anchor, correction, rank, state, plain, confidence, window)
-    asked = dict(zip(_block_shape.KEYS, (*asked, mask_id), strict=True))
-    shape = _block_shape.of(target, given, keys, taps, asked)
-    ids = _block_shape.ids_of(target, given, shape)
-    net = Net(shape, given.ends, _block_shape.dtype_of(given.params), ids)
-    facts = _block_shape.facts(shape, ids)
-    training = Bound(_block_text.training, target=target, facts=facts)
-    return _block.build(target, net, keys, given, training)
+    given, agreed = files.read(NAME, target, keys)
+    shape = _shape(target, given, agreed, keys)
+    ids = None
+    if shape.head is not None:
+        stored = _vocabulary.listed(given.config.get("draft_ids"))
+        ids = _vocabulary.ids_of(stored, shape.head, target.vocab_size)
+    net = Net(shape, given.ends, dtype_of(given.params), ids)
+    return _block.build(target, net, keys, given, _facts(shape, ids))
+
+
+def _shape(target: LM, given: Given, keys: Keys, asked: Keys) -> BlockShape:
+    """The shape of the network, from the keys of ``block_head``. Raises UserError.
+
+    ``keys`` agree with stored parameters; ``asked`` are those that were given.
+    """
+    layers, width = _eagle_shape.layers_of(NAME, target), given.ends.width
+    raw = given.config
+    sliding = raw.get("sliding_window") or 0 if SLIDING in (raw.get("layer_types") or ()) else 0
+    if given.params is not None and raw:
+        keys = given.agree(NAME, keys, window=sliding)
+    masked = given.params is not None and "mask" in given.params
+    if masked and asked.mask_id is not None:
+        raise UserError(
+            f"mask_id is {asked.mask_id}, and the given {NAME} has an embedding of its masks; "
+            "leave it out"
+        )
+    correction, anchor = keys.correction or "none", bool(keys.anchor)
+    block = keys.block or BLOCK
+    gru, plain = correction == "gru", PLAIN if keys.plain is None else keys.plain
+    _check_effects(block - (not anchor), block, plain, correction, asked)
+    config = _eagle_shape.config_of(NAME, given, keys)
+    config = dataclasses.replace(config, windows=_windows(config, raw, keys.window))
+    taps: Any = keys.taps or default_taps(layers, config.num_layers)
+    _eagle_shape.check_taps(NAME, target, taps)
+    shape = BlockShape(
+        config=config,
+        taps=taps,
+        positions=block - (not anchor),
+        vocab=target.vocab_size,
+        context=keys.context or "shared",
+        causal=keys.causal,
+        anchor=anchor,
+        correction=correction,
+        rank=0 if correction == "none" else keys.rank or RANK,
+        state=(keys.state or width) if gru else 0,
+        plain=plain if gru else 0,
+        confidence=keys.confidence,
+        mask_id=None if masked else keys.mask_id,
+        head=_own_head(given),
+        sure_of_token=_sure_of_token(given, width),
+    )
+    _check(target, given, shape)
+    return shape
+
+
+def _own_head(given: Given) -> int | None:
+    if given.params is None or "head" not in given.params:
+        return None
+    return given.params["head"]["kernel"].shape[1]
+
+
+def _sure_of_token(given: Given, width: int) -> bool:
+    """Whether a confidence reads the token before: by the width of its kernel."""
+    if given.params is None or "confidence" not in given.params:
+        return True
+    return len(given.params["confidence"]["kernel"]) != width
+
+
+def _facts(shape: BlockShape, ids: np.ndarray | None = None) -> tuple[tuple[str, Any], ...]:
+    """What config.json must hold in addition to the tensors."""
+    own: list[tuple[str, Any]] = [
+        ("block_size", shape.fed(shape.positions)),
+        ("target_layer_ids", shape.taps),
+        ("causal_head", shape.causal),
+        ("sample_from_anchor", shape.anchor),
+    ]
+    if shape.correction == "gru":
+        own.append(("pure_draft_prefix_len", shape.plain))
+    if shape.mask_id is not None:
+        own.append(("mask_token_id", shape.mask_id))
+    own += _vocabulary.facts(ids, shape.vocab)
+    windows = shape.config.windows
+    if windows:
+        own.append(("sliding_window", next(filter(None, windows))))
+        own.append(("layer_types", tuple(SLIDING if each else FULL for each in windows)))
+    return (*layer_facts(shape.config), *own)
+
+
+def _check_effects(drafts: int, block: int, plain: int, correction: str, asked: Keys) -> None:
+    """Raises UserError for keys without effect, and for a block that drafts no token."""
+    if drafts < 1:
+        raise UserError(
+            f"block is {block}, which drafts no token; give at least 2, or 1 with anchor"
+        )
+    if correction == "gru" and plain >= drafts:
+        raise UserError(
+            f"plain is {plain} and a block drafts {drafts} tokens: the correction has no effect; "
+            f"give less than {drafts} (0: all are corrected), or leave correction out"
+        )
+    kinds_of = {"rank": CORRECTIONS[1:], "state": ("gru",), "plain": ("gru",)}
+    for name, kinds in kinds_of.items():
+        value = getattr(asked, name)
+        given = value is not None if name == "plain" else value != 0
+        if given and correction not in kinds:
+            raise UserError(
+                f"{name} is {value} and has no effect on the correction {correction!r}; leave it "
+                f"out, or take {' or '.join(kinds)}"
+            )
+
+
+def _windows(
+    config: TransformerConfig, raw: Mapping[str, Any], window: int
+) -> tuple[int | None, ...]:
+    """``TransformerConfig.windows``: as in config.json, or in all layers but the last."""
+    if not window:
+        return ()
+    types = raw.get("layer_types") or (*(SLIDING,) * (config.num_layers - 1), FULL)
+    if len(types) != config.num_layers or not set(types) <= {SLIDING, FULL}:
+        raise UserError(
+            f"layer_types is {list(types)}; it must name {SLIDING} or {FULL} for each of the "
+            f"{config.num_layers} layers"
+        )
+    windows = tuple(window if kind == SLIDING else None for kind in types)
+    if not any(windows):
+        raise UserError(
+            f"window is {window}, and the only layer has none; leave it out, or raise layers"
+        )
+    return windows
+
+
+def default_taps(layers: int, count: int) -> tuple[int, ...]:
+    """``count`` layers of a target of ``layers``, evenly spaced from 1 to ``layers`` - 3.
+
+    The authors' code of DFlash; a single one is in the middle. Fewer where the target has too few.
+    """
+    if count == 1 or layers < 5:
+        return (layers // 2,)
+    spaced = np.round(1 + np.arange(count) * (layers - 4) / (count - 1)).astype(int)
+    return tuple(sorted({int(each) for each in spaced}))
+
+
+def _check(target: LM, given: Given, shape: BlockShape) -> None:
+    """Raises UserError for parameters of another shape, and for a wrong mask."""
+    if shape.mask_id is not None and not 0 <= shape.mask_id < target.vocab_size:
+        raise UserError(
+            f"mask_id is {shape.mask_id}; the target's tokens are 0..{target.vocab_size - 1}"
+        )
+    if given.params is None:
+        return
+    if shape.mask_id is None and "mask" not in given.params:
+        raise UserError(
+            f"the {NAME} network has no embedding of its masks; give mask_id, the token that it "
+            "was trained with"
+        )
+    _eagle_shape.check(NAME, given, _eagle_shape.leaves_of(Bound(network.start, shape)))
+
+
+CODEC = BlockFiles(_block.NAME)

@@ -12,129 +12,157 @@ Rules and lossless classes are those of ``medusa``. The paper's own recipe is
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from specjax import declare
 from specjax.bound import Bound
-from specjax.checks import one_of, whole
-from specjax.drafters._keys import HeadKeys
-from specjax.drafters.heads import _drafter, _family, _given
-from specjax.errors import UserError
-from specjax.models.short_blocks import matmul
-from specjax.types import LM, Drafter, ModelParams, Params
+from specjax.declare import key
+from specjax.drafters import files
+from specjax.drafters.files.codec import (
+    Codec,
+    Config,
+    Found,
+    Leaves,
+    Rules,
+    Shapes,
+    Sizes,
+    linear,
+)
+from specjax.drafters.heads import _heads
+from specjax.drafters.heads._heads import OfTarget
+from specjax.drafters.shared_keys import HeadKeys
+from specjax.models.layers import affine
+from specjax.types import LM, Array, Drafter, ModelParams, Params
 
 REFERENCE = "stern2018blockwise"
 
-SHARED = HeadKeys
 HEADS = 3
 # Inner width divided by the target's width, as in a usual feed-forward layer.
 WIDER = 4
 LAYERS = ("separate", "joint")
 
 
-def make(target: LM, *, inner: int = 0, layer: str = "", **shared: Any) -> Drafter:
-    """Drafts with the extra slots of blockwise parallel decoding.
+def _layer(params: Params) -> str:
+    """The value of ``layer`` in stored parameters."""
+    return LAYERS[params["down"]["kernel"].shape[1] != params["up"]["kernel"].shape[2]]
 
-    Args:
-        target: the model whose features and LM head the slots use.
-        inner: width inside their layers; 0: as in the files, or four times the target's for new
-            slots.
-        layer: "separate" or "joint", see above; "": as in the files, or separate for new slots.
-        shared: the keys of ``HeadKeys``; ``heads`` is the number of slots without the target's own
-            (the paper's k - 1), 3 for new ones.
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(HeadKeys):
+    """The keys of ``bpd``."""
+
+    heads: int = key(
+        0,
+        "slots without the target's own (the paper's k - 1)",
+        least=0,
+        new=HEADS,
+        size=lambda params: len(params["up"]["bias"]),
+    )
+    inner: int = key(
+        0,
+        "width inside their layers; 0: as in the files, or four times the target's for new slots",
+        least=0,
+        size=lambda params: params["up"]["bias"].shape[1],
+    )
+    layer: str = key(
+        "",
+        '"separate" or "joint", as the module says; "": as in the files, or separate for new slots',
+        choices=("", *LAYERS),
+        size=_layer,
+    )
+
+
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
+    """Drafts with the extra slots of blockwise parallel decoding.
 
     Raises:
         UserError: files without slots or of another target, sizes that differ from the files, a
             tree that does not fit.
     """
-    keys = HeadKeys(**shared)
-    whole("inner", inner, 0)
-    if layer:
-        one_of("layer", layer, LAYERS)
-    given = _given.read("bpd", target, keys)
+    given, keys = files.read("bpd", target, keys)
     width, _, unembed = given.ends
-    stored = None if given.params is None else given.params["up"]["bias"].shape
-    heads, inner = _given.sizes(stored, heads=(keys.heads, HEADS), inner=(inner, WIDER * width))
-    joint, head = _is_joint(given.params, layer), Bound(_head, unembed)
-    family = _family.Heads(
+    heads, inner = keys.heads, keys.inner or WIDER * width
+    joint, head = keys.layer == "joint", Bound(_head, unembed)
+    family = _heads.Heads(
         name="bpd",
         depth=heads,
-        begin=_family.begin_with_feature,
-        step=_joint_step(unembed) if joint else Bound(_family.step_of, head),
+        begin=_heads.begin_with_feature,
+        step=Bound(_joint_step, unembed) if joint else Bound(_heads.step_of, head),
         start=Bound(_start, heads, width, inner, joint),
-        every=Bound(_joint_every, unembed) if joint else Bound(_family.at_all_depths, head),
+        every=Bound(_joint_every, unembed) if joint else Bound(_heads.at_all_depths, head),
     )
-    return _drafter.build(target, family, keys, given)
+    return _heads.build(target, family, keys, given)
 
 
-def _is_joint(params: Params | None, layer: str) -> bool:
-    """Whether the slots are one joint layer. Raises UserError if the given ones are not so."""
-    if params is None:
-        return layer == "joint"
-    stored = LAYERS[params["down"]["kernel"].shape[1] != params["up"]["kernel"].shape[2]]
-    if layer not in ("", stored):
-        raise UserError(f"layer is {layer}, and the given heads have {stored}; leave it out")
-    return stored == "joint"
+def _head(unembed: OfTarget, own: Params, target_params: Params, feature: Array) -> Array:
+    return unembed(target_params, feature + affine(own["down"], _inside(own["up"], feature)))
 
 
-def _head(
-    unembed: Callable[[Params, jax.Array], jax.Array],
-    own: Params,
-    target_params: Params,
-    feature: jax.Array,
-) -> jax.Array:
-    inside = _inside(own["up"], feature)
-    return unembed(target_params, feature + _linear(own["down"], inside))
-
-
-def _linear(own: Params, x: jax.Array) -> jax.Array:
-    return matmul(x, own["kernel"]) + own["bias"]
-
-
-def _inside(up: Params, feature: jax.Array) -> jax.Array:
+def _inside(up: Params, feature: Array) -> Array:
     """[...,I]: the hidden units of a slot."""
-    return jax.nn.relu(_linear(up, feature))
+    return jax.nn.relu(affine(up, feature))
 
 
-def _joint_inside(up: Params, feature: jax.Array) -> jax.Array:
+def _joint_inside(up: Params, feature: Array) -> Array:
     """[...,K*I]: the hidden units of all slots."""
     features = jnp.broadcast_to(feature, (len(up["bias"]), *feature.shape))
     units = jnp.moveaxis(jax.vmap(_inside)(up, features), 0, -2)
     return units.reshape(*feature.shape[:-1], -1)
 
 
-def _joint_step(unembed: Callable[[Params, jax.Array], jax.Array]) -> Callable[..., Any]:
+def _joint_step(
+    unembed: OfTarget, params: ModelParams, feature: Array, depth: Any, *_: Any
+) -> tuple[Array, Array]:
     """``Heads.step`` of a joint layer."""
-
-    def step(params: ModelParams, feature: jax.Array, depth: Any, tokens: jax.Array):
-        del tokens
-        down = jax.tree.map(lambda x: x[depth], params.draft["down"])
-        out = _linear(down, _joint_inside(params.draft["up"], feature))
-        return unembed(params.target, feature + out), feature
-
-    return step
+    down = jax.tree.map(lambda x: x[depth], params.draft["down"])
+    out = affine(down, _joint_inside(params.draft["up"], feature))
+    return unembed(params.target, feature + out), feature
 
 
-def _joint_every(
-    unembed: Callable[[Params, jax.Array], jax.Array], params: ModelParams, feature: jax.Array
-) -> jax.Array:
+def _joint_every(unembed: OfTarget, params: ModelParams, feature: Array) -> Array:
     """``Heads.every`` of a joint layer."""
     inside, down = _joint_inside(params.draft["up"], feature), params.draft["down"]
     units = jnp.broadcast_to(inside, (len(down["bias"]), *inside.shape))
-    return unembed(params.target, feature + jax.vmap(_linear)(down, units))
+    return unembed(params.target, feature + jax.vmap(affine)(down, units))
 
 
 def _start(
-    heads: int, width: int, inner: int, joint: bool, target_params: Params, key: jax.Array
+    heads: int, width: int, inner: int, joint: bool, target_params: Params, key: Array
 ) -> Params:
-    del target_params
     up = jax.random.normal(key, (heads, width, inner)) / math.sqrt(width)
     read = heads * inner if joint else inner
     return {
         "up": {"kernel": up, "bias": jnp.zeros((heads, inner))},
         "down": {"kernel": jnp.zeros((heads, read, width)), "bias": jnp.zeros((heads, width))},
     }
+
+
+class _Files(Codec):
+    """No files were released: the names are specjax's."""
+
+    files = ("bpd_heads.safetensors",)
+    tables: ClassVar = {
+        layer: (
+            *linear("bpd.{i}.up", "up[{i}]", "D I", ""),
+            *linear(f"bpd.{{i}}.{name}", "down[{i}]", f"{inner} D", ""),
+        )
+        for layer, name, inner in (("separate", "down", "I"), ("joint", "joint_down", "{I}I"))
+    }
+
+    def table(self, layout: str, shapes: Shapes, config: Mapping[str, Any]) -> Rules:
+        up, down = (shapes.get((part, "kernel"), ()) for part in ("up", "down"))
+        return self.tables["separate" if up[2:] == down[1:2] else "joint"]
+
+    def facts(self, found: Found, leaves: Leaves, sizes: Sizes) -> Config:
+        own = {"bpd_num_heads": len(leaves["up", "kernel"]), "inner_dim": sizes["I"]}
+        return super().facts(found, leaves, sizes) | own
+
+
+CODEC = _Files("bpd")

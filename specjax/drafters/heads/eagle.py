@@ -13,60 +13,40 @@ its variants.
 
 from __future__ import annotations
 
-from typing import Any
-
+from specjax import declare
 from specjax.bound import Bound
-from specjax.drafters._keys import EagleKeys
+from specjax.drafters import files
 from specjax.drafters.heads import (
     _eagle_shape,
-    _features,
-    _given,
     _network,
+    _network_drafter,
     _rollout,
-    _rollout_loss,
 )
+from specjax.drafters.heads._eagle_files import Eagle
 from specjax.drafters.heads._network import Shape
-from specjax.errors import UserError
+from specjax.drafters.shared_keys import EagleKeys
 from specjax.types import LM, Drafter
 
 REFERENCE = ("li2024eagle", "li2024eagle2", "zhang2024learning")
 
-SHARED = EagleKeys
+NAME = "eagle"
 
 
-def make(target: LM, **shared: Any) -> Drafter:
+@declare.method(EagleKeys)
+def make(target: LM, keys: EagleKeys) -> Drafter:
     """Drafts with an EAGLE network.
-
-    Args:
-        target: the model whose features it reads.
-        shared: the keys of ``EagleKeys``; ``model`` may be a released network (EAGLE, HASS).
 
     Raises:
         UserError: files without a network or of another target, sizes that differ from the files, a
             tree that does not fit.
     """
-    keys, name = EagleKeys(**shared), "eagle"
-    given = _given.read(name, target, keys)
-    width = given.ends.width
-    if given.params is not None:
-        rows, own = _eagle_shape.matrix(name, given.params, "fc.kernel")
-        if (rows, own) != (2 * width, width):
-            raise UserError(
-                f"the {name} network reads features of width {rows - own} and gives {own}, and the "
-                f"target's have {width}; use one made for this target"
-            )
-    config = _eagle_shape.config_of(name, given, width, keys)
+    given, keys = files.read(NAME, target, keys)
+    config = _eagle_shape.config_of(NAME, given, keys)
     bias = given.params is None or "bias" in given.params["fc"]
-    shape = Shape(config, width, fc_bias=bias, shift=_eagle_shape.shift_of(given, keys.shift))
-    if given.params is not None:
-        _eagle_shape.check(name, target, shape, given.params)
-    network = _network.build(
-        name,
-        shape,
-        given.ends,
-        own_embedding=given.params is not None and "embed" in given.params,
-        dtype=_eagle_shape.dtype_of(given.params),
-        facts=_eagle_shape.facts(shape),
-    )
-    training = Bound(_rollout.training, network, target, defaults=_rollout_loss.EAGLE)
-    return _features.build(target, network, keys, given, training)
+    shape = Shape(config, given.ends.width, fc_bias=bias, shift=keys.shift)
+    network = _network.build(NAME, shape, given, keys)
+    training = Bound(_rollout.training, network, target, defaults=_rollout.EAGLE)
+    return _network_drafter.build(target, network, keys, given, training)
+
+
+CODEC = Eagle(NAME)

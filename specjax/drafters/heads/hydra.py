@@ -13,128 +13,145 @@ dropout of 0.2; both are left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from specjax import declare
 from specjax.bound import Bound
-from specjax.checks import whole, yes_or_no
-from specjax.drafters._keys import HeadKeys
-from specjax.drafters.heads import _drafter, _family, _given, _prefix
-from specjax.drafters.heads._given import Given
+from specjax.declare import key
+from specjax.drafters import files
+from specjax.drafters.files import Given, decoder_layers
+from specjax.drafters.files.codec import (
+    Codec,
+    Config,
+    Found,
+    Leaves,
+    Rules,
+    Shapes,
+    Sizes,
+    Tensors,
+    linear,
+    scale,
+)
+from specjax.drafters.heads import _heads, _prefix
+from specjax.drafters.heads._heads import OfTarget
+from specjax.drafters.shared_keys import HeadKeys
 from specjax.errors import UserError
-from specjax.models.logits import in_float32
-from specjax.models.short_blocks import matmul
+from specjax.models.layers import affine, in_float32
+from specjax.models.modules import dtype_of
 from specjax.models.transformer_config import TransformerConfig
-from specjax.types import LM, Drafter, ModelParams, Params
+from specjax.types import LM, Array, Drafter, ModelParams, Params
 
 REFERENCE = "ankner2024hydra"
 
-SHARED = HeadKeys
 # The authors' values.
 HEADS, LAYERS, LAYERS_AFTER_PREFIX = 4, 1, 4
 
 
-def make(
-    target: LM, *, layers: int = 0, prefix: bool = False, head_dim: int = 0, **shared: Any
-) -> Drafter:
-    """Drafts with Hydra heads.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(HeadKeys):
+    """The keys of ``hydra``."""
 
-    Args:
-        target: the model whose features the heads read.
-        layers: blocks of each head; 0: as in the files, or for new heads 1 (Hydra++: 4).
-        prefix: whether new heads have a decoder layer before them (Hydra++); in files the
-            tensors decide, and True is an error where the layer is missing.
-        head_dim: width of that layer's attention heads; 0: as in the files, or the largest that
-            fits a new layer.
-        shared: the keys of ``HeadKeys``; ``heads`` is 4 for new heads, and ``model`` may be
-            released heads (hydra_lm_head.pt or .safetensors).
+    heads: int = key(
+        0,
+        "how many, the most tokens of a draft",
+        least=0,
+        new=HEADS,
+        size=lambda params: len(params["mlp"]),
+    )
+    layers: int = key(
+        0,
+        "blocks of each head; 0: as in the files, or for new heads 1 (Hydra++: 4)",
+        least=0,
+        size=lambda params: 1 + len(params["mlp"]["0"].get("blocks", ())),
+    )
+    prefix: bool = key(
+        False,
+        "whether new heads have a decoder layer before them (Hydra++); in files the tensors "
+        "decide, and True is an error where the layer is missing",
+        part="prefix",
+    )
+    head_dim: int = key(
+        0,
+        "width of that layer's attention heads; 0: as in the files, or the largest that fits a "
+        "new layer",
+        least=0,
+    )
+
+
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
+    """Drafts with Hydra heads.
 
     Raises:
         UserError: files without heads or of another target, sizes that differ from the files, a
             tree that does not fit.
     """
-    keys = HeadKeys(**shared)
-    whole("layers", layers, 0)
-    whole("head_dim", head_dim, 0)
-    yes_or_no("prefix", prefix)
-    given = _given.read("hydra", target, keys)
+    given, keys = files.read("hydra", target, keys)
     offset = given.config.get("hidden_state_offset")
     if offset:
         raise UserError(
             f"hidden_state_offset is {offset!r}; only heads on the last feature can be read"
         )
-    shape = _prefix_shape(given, prefix, head_dim)
+    shape = _prefix_shape(given, keys)
     default = LAYERS if shape is None else LAYERS_AFTER_PREFIX
-    heads, layers = _given.sizes(
-        _stored_sizes(given.params), heads=(keys.heads, HEADS), layers=(layers, default)
-    )
-    family = _family.Heads(
+    heads, layers = keys.heads, keys.layers or default
+    dtype = dtype_of(given.params and given.params.get("prefix"))
+    family = _heads.Heads(
         name="hydra",
         depth=heads,
         begin=Bound(_begin, heads),
         step=Bound(_step, given.ends.embed, layers),
         start=Bound(_start, target, heads, layers, shape),
-        prefix=None if shape is None else _prefix.build(shape, _prefix_dtype(given.params)),
+        prefix=None if shape is None else _prefix.build(shape, dtype),
         facts=() if shape is None else _prefix.facts(shape),
     )
-    return _drafter.build(target, family, keys, given)
+    return _heads.build(target, family, keys, given)
 
 
-def _stored_sizes(params: Params) -> tuple[int, int] | None:
-    """(heads, layers)"""
-    if params is None:
-        return None
-    return len(params["mlp"]), 1 + len(params["mlp"]["0"].get("blocks", ()))
-
-
-def _prefix_shape(given: Given, prefix: bool, head_dim: int) -> TransformerConfig | None:
+def _prefix_shape(given: Given, keys: Keys) -> TransformerConfig | None:
     """The shape of the prefix layer, or None. Raises UserError."""
-    params = given.params
-    if params is not None:
-        if prefix and "prefix" not in params:
-            raise UserError("prefix is set, and the given heads have no prefix layer; leave it out")
-        prefix = "prefix" in params
-    if not prefix:
-        if head_dim:
+    if not keys.prefix:
+        if keys.head_dim:
             raise UserError(
-                f"head_dim is {head_dim} and belongs to a prefix layer; leave it out, or set prefix"
+                f"head_dim is {keys.head_dim} and belongs to a prefix layer; leave it out, or set "
+                "prefix"
             )
         return None
-    if params is None:
-        return _prefix.new(given.ends.width, head_dim)
-    return _prefix.stored(params["prefix"], given.config, head_dim)
+    if given.params is None:
+        return _prefix.new(given.ends.width, keys.head_dim)
+    return _prefix.stored(given.params["prefix"], given.config, keys.head_dim)
 
 
-def _prefix_dtype(params: Params) -> Any:
-    return jnp.float32 if params is None else params["prefix"]["norm"]["scale"].dtype
-
-
-def _begin(heads: int, params: ModelParams, feature: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _begin(heads: int, params: ModelParams, feature: Array) -> tuple[Array, Array]:
     """The state is the feature [...,E] and the tokens since, i32[...,heads]."""
     return feature, jnp.zeros((*feature.shape[:-1], heads), jnp.int32)
 
 
 def _step(
-    embed: Callable[[Params, jax.Array], jax.Array],
+    embed: OfTarget,
     layers: int,
     params: ModelParams,
-    state: tuple[jax.Array, jax.Array],
+    state: tuple[Array, Array],
     depth: int,
-    tokens: jax.Array,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    tokens: Array,
+) -> tuple[Array, tuple[Array, Array]]:
     feature, path = state
     path = path.at[..., depth].set(tokens)
     since = embed(params.target, path[..., : depth + 1])
     read = jnp.concatenate([feature, since.reshape(*since.shape[:-2], -1)], -1)
     head = params.draft["mlp"][str(depth)]
-    hidden = _linear(head["skip"], read) + jax.nn.silu(_linear(head["in"], read))
+    hidden = affine(head["skip"], read) + jax.nn.silu(affine(head["in"], read))
     for layer in range(layers - 1):
-        hidden = hidden + jax.nn.silu(_linear(head["blocks"][str(layer)], hidden))
+        hidden = hidden + jax.nn.silu(affine(head["blocks"][str(layer)], hidden))
     last = params.draft["head"][str(depth)]
-    return in_float32(_linear(last, hidden)), (feature, path)
+    return in_float32(affine(last, hidden)), (feature, path)
 
 
 def _start(
@@ -143,9 +160,9 @@ def _start(
     layers: int,
     prefix: TransformerConfig | None,
     target_params: Params,
-    key: jax.Array,
+    key: Array,
 ) -> Params:
-    kernel = _family.output_kernel(target, target_params)
+    kernel = _heads.output_kernel(target, target_params)
     size, vocab = kernel.shape
     mlp = {}
     for head in range(heads):
@@ -167,9 +184,66 @@ def _start(
     return params if prefix is None else params | {"prefix": _prefix.start(prefix, key)}
 
 
-def _linear(params: Params, x: jax.Array) -> jax.Array:
-    return matmul(x, params["kernel"]) + params["bias"]
-
-
 def _zeros(read: int, size: int) -> Params:
     return {"kernel": jnp.zeros((read, size)), "bias": jnp.zeros(size)}
+
+
+_PREFIX = "prefix_embeding_layer."  # (sic)
+
+
+def _prefix_rules() -> Rules:
+    """The decoder layer before the heads; one whose norms have biases is GPT-2's, with no gate."""
+    names = {x: y for x, y in decoder_layers.NAMES.items() if x[-6:] not in ("q_norm", "k_norm")}
+    bias_of = {"attention": "attention_bias", "mlp": "mlp_bias"}
+    return (
+        *decoder_layers.decoder_layer(
+            *(f"{_PREFIX}layers.0.", "prefix.", names),
+            parts=dict.fromkeys(names, "prefix") | {"mlp.gate": "prefix !norm_bias"},
+            biases={module: bias_of.get(module.split(".")[0], "norm_bias") for module in names},
+        ),
+        *linear(f"{_PREFIX}layers.0.mlp.gate_proj", "prefix.mlp.gate", "D F", "mlp_bias", "gate"),
+        *scale(f"{_PREFIX}norm", "prefix.norm", "D", "norm_bias", "prefix"),
+    )
+
+
+def _rules(first: str, others: str, last: str) -> Rules:
+    """The heads; dropout layers between the blocks make the numbers of the others odd."""
+    return (
+        *linear(f"hydra_mlp.{{i}}.{first}.linear", "mlp.{i}.in", "{i+2}D D", ""),
+        *linear(f"hydra_mlp.{{i}}.{first}.res_connection", "mlp.{i}.skip", "{i+2}D D", ""),
+        *linear(f"hydra_mlp.{{i}}.{others}.linear", "mlp.{i}.blocks.{j}", "D D", ""),
+        *linear(f"hydra_lm_head.{{i}}{last}", "head.{i}", "D V", ""),
+        *_prefix_rules(),
+    )
+
+
+class _Files(Codec):
+    files = ("hydra_lm_head.safetensors", "hydra_lm_head.pt")
+    tables: ClassVar = {"": _rules("0", "{j+1}", ""), "dropout": _rules("1", "{2j+3}", ".1")}
+    repeated = ("blocks",)
+
+    def select(self, where: Path, tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+        names = [name for name in tensors if name.startswith("hydra_mlp.")]
+        if names and not any(".res_connection." in name for name in names):
+            raise UserError(
+                f"{where} has Hydra heads that read no tokens (not grounded); give grounded ones"
+            )
+        # The prefix is a whole Llama model of one layer; its embedding is not used.
+        unused = re.compile(re.escape(_PREFIX) + r"(embed_tokens\.weight|.*rotary_emb\.inv_freq)$")
+        return {name: read for name, read in tensors.items() if not unused.match(name)}
+
+    def table(self, layout: str, shapes: Shapes, config: Mapping[str, Any]) -> Rules:
+        return self.tables["dropout" if any(path[0] == "prefix" for path in shapes) else ""]
+
+    def facts(self, found: Found, leaves: Leaves, sizes: Sizes) -> Config:
+        prefix = ("prefix", "norm", "scale") in leaves
+        return super().facts(found, leaves, sizes) | {
+            "hydra_num_heads": len({path[1] for path in leaves if path[0] == "head"}),
+            "hydra_num_layers": 1 + len({x[3] for x in leaves if x[:3] == ("mlp", "0", "blocks")}),
+            "grounded_heads": True,
+            "tied": found.tied,
+            "hydra_head_arch": "prefix-mlp" if prefix else "mlp",
+        }
+
+
+CODEC = _Files("hydra")

@@ -12,62 +12,85 @@ with its heads (Medusa-2, ``config.joint``) is another model: lossless then refe
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from specjax import declare
 from specjax.bound import Bound
-from specjax.checks import whole
-from specjax.drafters._keys import HeadKeys
-from specjax.drafters.heads import _drafter, _family, _given
-from specjax.models.logits import in_float32
-from specjax.models.short_blocks import matmul
-from specjax.types import LM, Drafter, Params
+from specjax.declare import key
+from specjax.drafters import files
+from specjax.drafters.files.codec import (
+    Codec,
+    Config,
+    Found,
+    Leaves,
+    Sizes,
+    Tensors,
+    flag,
+    linear,
+)
+from specjax.drafters.heads import _heads
+from specjax.drafters.heads._heads import OfTarget
+from specjax.drafters.shared_keys import HeadKeys
+from specjax.errors import UserError
+from specjax.models.layers import in_float32, matmul
+from specjax.types import LM, Array, Drafter, Params
 
 REFERENCE = "cai2024medusa"
 
-SHARED = HeadKeys
 HEADS, LAYERS = 4, 1
 
 
-def make(target: LM, *, layers: int = 0, **shared: Any) -> Drafter:
-    """Drafts with Medusa heads.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(HeadKeys):
+    """The keys of ``medusa``."""
 
-    Args:
-        target: the model whose features the heads read.
-        layers: residual blocks of each head; 0: as in the files, or 1 for new heads.
-        shared: the keys of ``HeadKeys``; ``heads`` is 4 for new heads, and ``model`` may be
-            released heads (medusa_lm_head.pt or .safetensors, merged models).
+    heads: int = key(
+        0,
+        "how many, the most tokens of a draft",
+        least=0,
+        new=HEADS,
+        size=lambda params: len(params["block"]["bias"]),
+    )
+    layers: int = key(
+        0,
+        "residual blocks of each head",
+        least=0,
+        new=LAYERS,
+        size=lambda params: params["block"]["bias"].shape[1],
+    )
+
+
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
+    """Drafts with Medusa heads.
 
     Raises:
         UserError: files without heads or of another target, sizes that differ from the files, a
             tree that does not fit.
     """
-    keys = HeadKeys(**shared)
-    whole("layers", layers, 0)
-    given = _given.read("medusa", target, keys)
-    stored = None if given.params is None else given.params["block"]["bias"].shape[:2]
-    heads, layers = _given.sizes(stored, heads=(keys.heads, HEADS), layers=(layers, LAYERS))
+    given, keys = files.read("medusa", target, keys)
+    heads, layers = keys.heads, keys.layers
     head = Bound(_head, given.ends.unembed)
-    family = _family.Heads(
+    family = _heads.Heads(
         name="medusa",
         depth=heads,
-        begin=_family.begin_with_feature,
-        step=Bound(_family.step_of, head),
+        begin=_heads.begin_with_feature,
+        step=Bound(_heads.step_of, head),
         start=Bound(_start, target, heads, layers),
-        every=Bound(_family.at_all_depths, head),
+        every=Bound(_heads.at_all_depths, head),
     )
-    return _drafter.build(target, family, keys, given)
+    return _heads.build(target, family, keys, given)
 
 
-def _head(
-    unembed: Callable[[Params, jax.Array], jax.Array],
-    own: Params,
-    target_params: Params,
-    hidden: jax.Array,
-) -> jax.Array:
+def _head(unembed: OfTarget, own: Params, target_params: Params, hidden: Array) -> Array:
     block = own["block"]
     for layer in range(block["bias"].shape[0]):
         hidden = hidden + jax.nn.silu(matmul(hidden, block["kernel"][layer]) + block["bias"][layer])
@@ -77,12 +100,60 @@ def _head(
     return in_float32(matmul(hidden, own["head"]["kernel"]))
 
 
-def _start(target: LM, heads: int, layers: int, target_params: Params, key: jax.Array) -> Params:
-    del key
-    kernel = _family.output_kernel(target, target_params)
+def _start(target: LM, heads: int, layers: int, target_params: Params, *_: Any) -> Params:
+    kernel = _heads.output_kernel(target, target_params)
     width = kernel.shape[0]
     block = {
         "kernel": jnp.zeros((heads, layers, width, width)),
         "bias": jnp.zeros((heads, layers, width)),
     }
     return {"block": block, "head": {"kernel": jnp.tile(kernel[None], (heads, 1, 1))}}
+
+
+class _Files(Codec):
+    files = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors")
+    tables: ClassVar = {
+        "medusa": (
+            *linear("{i}.{j}.linear", "block[{i},{j}]", "D D", ""),
+            *linear("{i}.{J}", "head[{i}]", "D V", parts="head"),
+        ),
+        "vllm": (
+            *linear("blocks.{i}.layers.{j}", "block[{i},{j}]", "D D", "biases"),
+            *linear("lm_heads.{i}", "head[{i}]", "D V", parts="head"),
+        ),
+    }
+    repeated = ("block",)
+
+    def select(self, where: Path, tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+        merged = any(name.startswith("medusa_head.") for name in tensors)
+        backbone = ("model.", "lm_head.") if merged else ()
+        tensors = {
+            re.sub(r"^medusa_heads?\.", "", name): read
+            for name, read in tensors.items()
+            if not name.startswith(backbone)
+        }
+        if flag(where, config, "original_lm_head"):
+            tensors = {k: read for k, read in tensors.items() if not re.match(r"lm_heads?\.", k)}
+        if "token_map" in tensors and "lm_heads.0.weight" in tensors:
+            mapped = tensors.pop("token_map")().shape[0]
+            # Heads for all tokens may come with a map: then it only names the rows that vLLM keeps.
+            if tensors["lm_heads.0.weight"]().shape[0] <= mapped:
+                raise UserError(
+                    f"{where} has heads for the {mapped} tokens of its token_map; "
+                    "give heads for all tokens"
+                )
+        return tensors
+
+    def decode(self, found: Found, leaves: Leaves, sizes: Sizes) -> tuple[Leaves, Config]:
+        kernel = leaves["block", "kernel"]
+        # vLLM's heads may have no biases.
+        leaves.setdefault(("block", "bias"), np.zeros(kernel.shape[:-1], kernel.dtype))
+        return super().decode(found, leaves, sizes)
+
+    def facts(self, found: Found, leaves: Leaves, sizes: Sizes) -> Config:
+        heads, layers = leaves["block", "kernel"].shape[:2]
+        own = {"medusa_num_heads": heads, "medusa_num_layers": layers, "tied": found.tied}
+        return super().facts(found, leaves, sizes) | own
+
+
+CODEC = _Files("medusa")

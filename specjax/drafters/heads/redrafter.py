@@ -20,90 +20,103 @@ classes of ``medusa``. The paper's distillation is ``config.loss.teacher``.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from specjax import declare
 from specjax.bound import Bound
-from specjax.checks import whole, yes_or_no
-from specjax.drafters._growth.plans import BEAM
-from specjax.drafters._keys import HeadKeys
-from specjax.drafters.heads import _drafter, _family, _given
-from specjax.errors import UserError
-from specjax.models.logits import in_float32
-from specjax.models.short_blocks import matmul
-from specjax.types import LM, Drafter, ModelParams, Params
+from specjax.checks import whole
+from specjax.declare import key
+from specjax.drafters import files
+from specjax.drafters.files.codec import (
+    Codec,
+    Config,
+    Found,
+    Leaves,
+    Sizes,
+    Tensors,
+    linear,
+)
+from specjax.drafters.files.decoder_layers import plain_names
+from specjax.drafters.growth.plans import BEAM
+from specjax.drafters.heads import _heads
+from specjax.drafters.heads._heads import OfTarget
+from specjax.drafters.shared_keys import HeadKeys
+from specjax.models.config_values import check_part, switch
+from specjax.models.layers import affine, in_float32, matmul
+from specjax.types import LM, Array, Drafter, ModelParams, Params
 
 REFERENCE = "cheng2024recurrent"
 
-SHARED = HeadKeys
 # The authors' values.
 STEPS, LAYERS = 5, 2
 
 
-def make(
-    target: LM, *, layers: int = 0, inner: int = 0, running_sum: bool = False, **shared: Any
-) -> Drafter:
-    """Drafts with a recurrent network.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(HeadKeys):
+    """The keys of ``redrafter``."""
 
-    Args:
-        target: the model whose features and embedding the network reads.
-        layers: number of blocks; 0: as in the files, or 2 for a new network.
-        inner: F, width of the blocks; 0: as in the files, or twice the target's width.
-        running_sum: whether the state of a new network is the sum of the embeddings; in files the
-            tensors decide, and True is an error where they have a recurrent network.
-        shared: the keys of ``HeadKeys``; ``heads`` is the number of steps that training predicts
-            and the default depth of a draft, 5 if the files have no number. The default ``tree``
-            is "beam", and ``model`` may be a released one.
+    layers: int = key(
+        0,
+        "number of blocks",
+        least=0,
+        new=LAYERS,
+        size=lambda params: len(params["block"]),
+    )
+    inner: int = key(
+        0,
+        "F, width of the blocks; 0: as in the files, or twice the target's width",
+        least=0,
+        size=lambda params: params["block"]["0"]["bias"].shape[0],
+    )
+    running_sum: bool = key(
+        False,
+        "whether the state of a new network is the sum of the embeddings; in files the tensors "
+        "decide, and True is an error where they have a recurrent network",
+        size=lambda params: "rnn" not in params,
+    )
+
+
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
+    """Drafts with a recurrent network.
 
     Raises:
         UserError: files of another method or target, sizes that differ from the files, a tree that
             does not fit.
     """
-    keys = HeadKeys(**shared)
-    yes_or_no("running_sum", running_sum)
-    given = _given.read("redrafter", target, keys)
-    stored, width = None, given.ends.width
-    if given.params is not None:
-        block = given.params["block"]
-        stored = len(block), block["0"]["bias"].shape[0]
-        if running_sum and "rnn" in given.params:
-            raise UserError(
-                "running_sum is set, and the given heads have a recurrent network; leave it out"
-            )
-        running_sum = "rnn" not in given.params
-    layers, inner = _given.sizes(stored, layers=(layers, LAYERS), inner=(inner, 2 * width))
+    given, keys = files.read("redrafter", target, keys)
+    width = given.ends.width
+    layers, inner = keys.layers, keys.inner or 2 * width
     steps = keys.heads or whole("n_predict", given.config.get("n_predict", STEPS), 1)
-    family = _family.Heads(
+    family = _heads.Heads(
         name="redrafter",
         depth=steps,
         begin=_begin,
         step=Bound(_step, given.ends.embed),
-        start=Bound(_start, target, layers, inner, running_sum),
+        start=Bound(_start, target, layers, inner, keys.running_sum),
         looped=True,
         tree=BEAM,
         facts=(("n_predict", steps),),
     )
-    return _drafter.build(target, family, keys, given)
+    return _heads.build(target, family, keys, given)
 
 
-def _begin(params: ModelParams, feature: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _begin(params: ModelParams, feature: Array) -> tuple[Array, Array]:
     """The state is the feature [...,D] and s [...,D]."""
     dtype = jnp.result_type(feature, params.draft["head"]["kernel"])
     return feature, jnp.zeros(feature.shape, dtype)
 
 
 def _step(
-    embed: Callable[[Params, jax.Array], jax.Array],
-    params: ModelParams,
-    state: tuple[jax.Array, jax.Array],
-    depth: Any,
-    tokens: jax.Array,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    del depth
+    embed: OfTarget, params: ModelParams, state: tuple[Array, Array], depth: Any, tokens: Array
+) -> tuple[Array, tuple[Array, Array]]:
     feature, past = state
     own, token = params.draft, embed(params.target, tokens)
     if "rnn" in own:
@@ -113,18 +126,17 @@ def _step(
         past = past + token
     hidden = jnp.concatenate([feature, past], -1)
     if "input_proj" in own:
-        hidden = matmul(hidden, own["input_proj"]["kernel"]) + own["input_proj"]["bias"]
+        hidden = affine(own["input_proj"], hidden)
     for layer in range(len(own["block"])):
-        block = own["block"][str(layer)]
-        hidden = hidden + jax.nn.silu(matmul(hidden, block["kernel"]) + block["bias"])
+        hidden = hidden + jax.nn.silu(affine(own["block"][str(layer)], hidden))
     return in_float32(matmul(hidden, own["head"]["kernel"])), (feature, past)
 
 
 def _start(
-    target: LM, layers: int, inner: int, running_sum: bool, target_params: Params, key: jax.Array
+    target: LM, layers: int, inner: int, running_sum: bool, target_params: Params, key: Array
 ) -> Params:
     """New parameters, which begin as the target's own map of the feature and not as noise."""
-    kernel = _family.output_kernel(target, target_params)
+    kernel = _heads.output_kernel(target, target_params)
     width, vocab = kernel.shape
     params: dict[str, Any] = {
         "block": {
@@ -139,3 +151,39 @@ def _start(
         w, u = jax.random.normal(key, (2, width, width)) / math.sqrt(width)
         params["rnn"] = {"w": {"kernel": w}, "u": {"kernel": u, "bias": jnp.zeros(width)}}
     return params
+
+
+class _Files(Codec):
+    """D is the target's width, F the blocks' (``exit_dim``)."""
+
+    files = ("model.safetensors", "pytorch_model.bin")
+    tables: ClassVar = {
+        "redrafter": (
+            *linear("rnn_u", "rnn.u", "D D", "", "rnn"),
+            *linear("rnn_w", "rnn.w", "D D", parts="rnn"),
+            *linear("input_proj", "input_proj", "2D F", "", "input_proj"),
+            *linear("lm_head.{i}.linear", "block.{i}", "F F", "", "?input_proj"),
+            *linear("lm_head.{i}.linear", "block.{i}", "2D 2D", "", "!input_proj"),
+            *linear("lm_head.{I}", "head", "F V", parts="?input_proj"),
+            *linear("lm_head.{I}", "head", "2D V", parts="!input_proj"),
+        )
+    }
+    layouts = ("redrafter",)
+    types = ("recurrent_drafting_drafter", "redrafter")
+    architectures = ("Drafter",)
+
+    def select(self, where: Path, tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+        return plain_names(where, self.kind, tensors)
+
+    def facts(self, found: Found, leaves: Leaves, sizes: Sizes) -> Config:
+        rnn = ("rnn", "w", "kernel") in leaves
+        switch(found.where, found.config, "rnn")
+        check_part(found.where, found.config, "rnn", rnn, "a recurrent layer")
+        return super().facts(found, leaves, sizes) | {
+            "exit_dim": len(leaves["block", "0", "bias"]),
+            "num_draft_layers": len({path[1] for path in leaves if path[0] == "block"}),
+            "rnn": rnn,
+        }
+
+
+CODEC = _Files("redrafter")

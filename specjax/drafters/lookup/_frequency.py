@@ -11,6 +11,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from specjax.types import Array
+
 
 class Prefixes(NamedTuple):
     """The prefixes of K continuations of at most D tokens.
@@ -18,22 +20,22 @@ class Prefixes(NamedTuple):
     Prefix (k, d) is the first d + 1 tokens of continuation k.
     """
 
-    tokens: jax.Array  # i32[K,D] its last token
-    common: jax.Array  # i32[K,K] length of the common prefix of continuations i and j
-    first: jax.Array  # i32[K,D] the first continuation with this prefix
-    is_first: jax.Array  # bool[K,D] ``first`` is k: True once for every distinct prefix
+    tokens: Array  # i32[K,D] its last token
+    common: Array  # i32[K,K] length of the common prefix of continuations i and j
+    first: Array  # i32[K,D] the first continuation with this prefix
+    is_first: Array  # bool[K,D] ``first`` is k: True once for every distinct prefix
 
 
 class Tree(NamedTuple):
     """N nodes, sorted by weight; a parent comes before its children."""
 
-    tokens: jax.Array  # i32[N]
-    parents: jax.Array  # i32[N]
-    valid: jax.Array  # bool[N]
-    weight: jax.Array  # f32[N]
+    tokens: Array  # i32[N]
+    valid: Array  # bool[N]
+    parents: Array  # i32[N]
+    weight: Array  # f32[N]
 
 
-def prefixes(windows: jax.Array) -> Prefixes:
+def prefixes(windows: Array) -> Prefixes:
     """The prefixes of windows i32[K,D], each ended by its first negative entry."""
     size, depth = windows.shape
     place, index = jnp.arange(depth), jnp.arange(size)
@@ -47,7 +49,7 @@ def prefixes(windows: jax.Array) -> Prefixes:
     return Prefixes(windows, common, first, exists & (first == index[:, None]))
 
 
-def weigh(counted: Prefixes, weights: jax.Array) -> jax.Array:
+def weigh(counted: Prefixes, weights: Array) -> Array:
     """The total weight of the continuations with each prefix, f32[K,D].
 
     A prefix is never heavier than a shorter prefix of the same continuation.
@@ -62,7 +64,7 @@ def weigh(counted: Prefixes, weights: jax.Array) -> jax.Array:
     return jax.lax.cummin(total, axis=1)
 
 
-def heaviest(tokens: jax.Array, first: jax.Array, weight: jax.Array, nodes: int) -> Tree:
+def heaviest(tokens: Array, first: Array, weight: Array, nodes: int) -> Tree:
     """The ``nodes`` heaviest prefixes as a tree.
 
     Sorted by weight. Among equal weights shorter prefixes come first, then those of earlier
@@ -88,13 +90,13 @@ def heaviest(tokens: jax.Array, first: jax.Array, weight: jax.Array, nodes: int)
     fill = (0, nodes - count)
     return Tree(
         jnp.pad(tokens[which, level], fill),
-        jnp.pad(jnp.where(valid, parents, -1), fill, constant_values=-1),
         jnp.pad(valid, fill),
+        jnp.pad(jnp.where(valid, parents, -1), fill, constant_values=-1),
         jnp.pad(jnp.where(valid, best, 0), fill),
     )
 
 
-def tree(windows: jax.Array, weights: jax.Array, nodes: int) -> Tree:
+def tree(windows: Array, weights: Array, nodes: int) -> Tree:
     """``heaviest`` of the continuations ``windows`` i32[K,D] with ``weights`` f32[K]."""
     counted = prefixes(windows)
     weight = jnp.where(counted.is_first, weigh(counted, weights), 0)

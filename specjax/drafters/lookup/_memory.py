@@ -1,6 +1,6 @@
 """A datastore among a drafter's parameters: how it is loaded, and how it grows.
 
-No text passes from one row to another unless the caller asks for it (``Drafter.learn``). That runs
+No text passes from one row to another unless the caller asks for it (``Rare.learn``). That runs
 on the host, between batches.
 """
 
@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -17,8 +18,20 @@ from specjax.bound import Bound
 from specjax.checks import whole
 from specjax.data import datastore as stores
 from specjax.data.datastore import REACH, Store
+from specjax.drafters._limited import limited
 from specjax.errors import UserError
-from specjax.types import LM, Context, DecodeState, Draft, ModelParams, Output, Params, Verdict
+from specjax.types import (
+    CHAIN,
+    DETERMINISTIC,
+    LM,
+    Context,
+    DecodeState,
+    Draft,
+    Drafter,
+    ModelParams,
+    Params,
+    Rare,
+)
 
 
 def load(target: LM, datastore: Store | str | os.PathLike | None, max_ngram: int) -> Store | None:
@@ -45,21 +58,41 @@ def reach(store: Store | None, max_ngram: int) -> int:
     return max(REACH, max_ngram) if store is None else store.reach
 
 
-def no_state(params: ModelParams, context: Context, target_out: Output, slots: int) -> Any:
-    """``Drafter.init`` of a drafter without a state."""
-    return ()
+def drafter(
+    name: str,
+    keys: Any,
+    store: Store | None,
+    row: Callable[..., tuple],
+    nodes: int,
+    depth: int | None = None,
+    **others: Any,
+) -> Drafter:
+    """The drafter of a tree of depth ``depth``, or of a chain; with ``keys.memory`` it can learn.
+
+    ``row(parameters, text, length, state)`` gives the first values of ``Draft`` in one row.
+    """
+    learn = learner(store, keys.max_ngram, keys.memory) if hasattr(keys, "memory") else None
+    made = Drafter(
+        propose=Bound(_propose, row, depth),
+        nodes=nodes,
+        init_params=lambda key: params(store),
+        name=name,
+        siblings=CHAIN if depth is None else DETERMINISTIC,
+        depth=depth,
+        rare=Rare(learn=learn),
+        **others,
+    )
+    return limited(made, keys.control)
 
 
-def prompt_length(params: ModelParams, context: Context, target_out: Output, slots: int) -> Any:
+def _propose(row: Callable[..., tuple], depth: int | None, params, keys, context, state):
+    values = jax.vmap(row, (None, 0, 0, 0))(params.draft, context.tokens, context.length, state)
+    return Draft(*values, depth=depth), state
+
+
+def prompt_length(params: ModelParams, context: Context, *_: Any) -> Any:
     """``Drafter.init``: the state is the length of the prompt."""
     return context.length
-
-
-def unchanged(
-    params: ModelParams, state: Any, draft: Draft, verdict: Verdict, target_out: Output
-) -> Any:
-    """``Drafter.update`` of a drafter whose rounds change no state."""
-    return state
 
 
 def params(store: Store | None) -> Params:
@@ -72,7 +105,7 @@ def params(store: Store | None) -> Params:
 def learner(
     store: Store | None, max_ngram: int, memory: int
 ) -> Callable[[ModelParams, DecodeState, Sequence[int]], Params]:
-    """A ``Drafter.learn`` that adds the rows' outputs to the datastore.
+    """A ``Rare.learn`` that adds the rows' outputs to the datastore.
 
     The datastore itself is kept. Of the outputs the newest are kept that fit into ``memory``
     tokens, as whole texts.

@@ -8,22 +8,23 @@ get its weight.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from specjax import logit_maps, sampling
+from specjax import declare, logit_maps, sampling
 from specjax.bound import Bound
-from specjax.checks import number, one_of, whole
 from specjax.data import ngram_tables
 from specjax.data.ngram_tables import PROBES, Tables
+from specjax.declare import key
 from specjax.drafters._limited import limited
-from specjax.drafters.lookup import _memory
+from specjax.drafters.shared_keys import LimitedKeys
 from specjax.errors import UserError
 from specjax.rng import DRAFT
-from specjax.types import LM, Draft, Drafter
+from specjax.types import LM, Array, Draft, Drafter
 
 REFERENCE = ("leviathan2023fast", "spector2023accelerating", "chen2024cascade")
 
@@ -48,57 +49,59 @@ class Settings(NamedTuple):
     weights: Weights
 
 
-def make(
-    target: LM,
-    *,
-    tables: Tables | str | os.PathLike,
-    gamma: int = 4,
-    mode: str = "argmax",
-    order: int = 3,
-    bigram_weight: float | None = None,
-    trigram_weight: float | None = None,
-    control: str = "",
-) -> Drafter:
-    """Drafts with tables of n-gram counts.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(LimitedKeys):
+    """The keys of ``ngram_lm``."""
 
-    Args:
-        target: the model to be accelerated; only its vocabulary is read.
-        tables: ``Tables``, or their directory (``configs/ngram_tables.py`` builds them).
-        gamma: draft tokens per round.
-        mode: "argmax" proposes the most probable tokens; "sample" draws them with the row's
-            sampling settings and gives the rules their probabilities, f32[B,gamma,V].
-        order: 1, 2 or 3, the longest n-grams used.
-        bigram_weight, trigram_weight: in [0, 1], the weight of a row where there is one; the lower
-            orders get the rest. Below 1, every token has a positive probability. None: 0.9 and 0.8.
-            A weight of n-grams longer than ``order`` is refused, because they are not used.
-        control: limits the drafts by what earlier rounds accepted; see ``control.parse``.
+    tables: Tables | str | os.PathLike = key(
+        help="``Tables``, or their directory (``configs/ngram_tables.py`` builds them)"
+    )
+    gamma: int = key(4, "draft tokens per round", least=1)
+    mode: str = key(
+        "argmax",
+        '"argmax" proposes the most probable tokens; "sample" draws them with the row\'s '
+        "sampling settings and gives the rules their probabilities, f32[B,gamma,V]",
+        choices=MODES,
+    )
+    order: int = key(3, "1, 2 or 3, the longest n-grams used", least=1, most=3)
+    bigram_weight: float | None = key(
+        None,
+        "in [0, 1], the weight of a row of bigrams where there is one; lower orders get the rest. "
+        "Below 1, every token has a positive probability. None: 0.9",
+        least=0,
+        most=1,
+    )
+    trigram_weight: float | None = key(
+        None, "the same of a row of trigrams, with ``order`` 3 only. None: 0.8", least=0, most=1
+    )
+
+
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
+    """Drafts with tables of n-gram counts.
 
     Raises:
         UserError: numbers out of range, unknown mode, a weight that ``order`` excludes, a directory
             without tables for this target.
     """
-    whole("gamma", gamma, 1)
-    one_of("mode", mode, MODES)
-    if order not in (1, 2, 3):
-        raise UserError(f"order is {order}; it must be 1, 2 or 3")
-    counts = tables if isinstance(tables, Tables) else ngram_tables.load(tables, target)
+    counts = keys.tables
+    if not isinstance(counts, Tables):
+        counts = ngram_tables.load(counts, target)
     ngram_tables.check(counts, target)
     weights = Weights(
-        order,
-        _weight("bigram_weight", bigram_weight, BIGRAM_WEIGHT, order, 2),
-        _weight("trigram_weight", trigram_weight, TRIGRAM_WEIGHT, order, 3),
+        keys.order,
+        _weight("bigram_weight", keys.bigram_weight, BIGRAM_WEIGHT, keys.order, 2),
+        _weight("trigram_weight", keys.trigram_weight, TRIGRAM_WEIGHT, keys.order, 3),
     )
-    settings = Settings(target.vocab_size, gamma, mode, weights)
+    settings = Settings(target.vocab_size, keys.gamma, keys.mode, weights)
     drafter = Drafter(
         init_params=lambda key: jax.tree.map(jnp.asarray, counts),
-        init=_memory.no_state,
         propose=Bound(_propose, settings),
-        update=_memory.unchanged,
-        nodes=gamma,
+        nodes=keys.gamma,
         name="ngram_lm",
         probs=Bound(_probs, settings),
     )
-    return limited(drafter, control)
+    return limited(drafter, keys.control)
 
 
 def _weight(name: str, value: float | None, default: float, order: int, needed: int) -> float:
@@ -108,7 +111,6 @@ def _weight(name: str, value: float | None, default: float, order: int, needed: 
     """
     if value is None:
         return default
-    number(name, value, "in [0, 1]", lambda x: 0 <= x <= 1)
     if order < needed:
         raise UserError(
             f"{name} is {value} and order {order}: n-grams of {needed} tokens are not used; "
@@ -193,12 +195,12 @@ def _probs(settings: Settings, params, context):
 class _Row(NamedTuple):
     """The distribution after one context: sparse rows plus a share of the unigram distribution."""
 
-    share: jax.Array  # f[] weight of the unigram distribution
-    ids: jax.Array  # i32[2,K] successors in the trigram and the bigram row, -1 = none
-    mass: jax.Array  # f[2,K] their weighted probabilities
+    share: Array  # f[] weight of the unigram distribution
+    ids: Array  # i32[2,K] successors in the trigram and the bigram row, -1 = none
+    mass: Array  # f[2,K] their weighted probabilities
 
 
-def _row(tables: Tables, weights: Weights, before: jax.Array, newest: jax.Array) -> _Row:
+def _row(tables: Tables, weights: Weights, before: Array, newest: Array) -> _Row:
     """The distribution after the tokens ``before``, ``newest`` i32[] (-1: no token)."""
     two_ids = jnp.where(newest >= 0, jnp.take(tables.bigram_ids, newest, axis=0, mode="clip"), -1)
     two = jnp.take(tables.bigram_probs, newest, axis=0, mode="clip")
@@ -223,7 +225,7 @@ def _row(tables: Tables, weights: Weights, before: jax.Array, newest: jax.Array)
     return _Row((1 - weight_three) * (1 - weight_two), ids, mass)
 
 
-def mixture(tables: Tables, weights: Weights, before: jax.Array, newest: jax.Array) -> jax.Array:
+def mixture(tables: Tables, weights: Weights, before: Array, newest: Array) -> Array:
     """The probabilities of the next token after ``before``, ``newest`` i32[] (-1: no token).
 
     f32[V].
@@ -235,9 +237,7 @@ def mixture(tables: Tables, weights: Weights, before: jax.Array, newest: jax.Arr
     return (row.share * tables.unigram).at[flat].add(row.mass.reshape(-1), mode="drop")
 
 
-def most_probable(
-    tables: Tables, weights: Weights, before: jax.Array, newest: jax.Array
-) -> jax.Array:
+def most_probable(tables: Tables, weights: Weights, before: Array, newest: Array) -> Array:
     """The token where ``mixture`` is largest, i32[]; the lowest id on ties.
 
     It is in one of the sparse rows, or is the most probable unigram, so the f32[V] probabilities

@@ -22,18 +22,21 @@ verdict. vLLM has no default for gamma.)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from specjax import declare
 from specjax.bound import Bound
-from specjax.checks import ngrams, one_of, whole, yes_or_no
+from specjax.checks import ngrams
+from specjax.declare import key
 from specjax.drafters._limited import limited
-from specjax.drafters.lookup import _match, _memory
+from specjax.drafters.lookup import _match
+from specjax.drafters.shared_keys import LimitedKeys
 from specjax.errors import UserError
-from specjax.types import LM, Draft, Drafter
+from specjax.types import LM, Array, Draft, Drafter
 
 REFERENCE = "saxena2023prompt"
 
@@ -54,8 +57,8 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 def lookup(
-    tokens: jax.Array,
-    length: jax.Array,
+    tokens: Array,
+    length: Array,
     *,
     gamma: int,
     max_ngram: int,
@@ -65,7 +68,7 @@ def lookup(
     overlap: bool = True,
     skip: bool = False,
     periodic: bool = False,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Array, Array]:
     """The continuation of one row, (tokens i32[gamma], valid bool[gamma]). O(max_ngram * S).
 
     Args:
@@ -73,9 +76,8 @@ def lookup(
         gamma, max_ngram, min_ngram, match, partial, skip, periodic: see ``make``.
         overlap: whether a continuation may begin inside the last n-gram itself.
     """
-    slots = tokens.shape[0]
     # A match ends before slot ``end``, where its continuation begins.
-    end = jnp.arange(slots)
+    end = jnp.arange(tokens.shape[0])
 
     def usable(run):
         run = jnp.where(end + (1 if partial else gamma) <= length, run, 0)
@@ -88,86 +90,83 @@ def lookup(
         # The n-gram before the newest token, followed by any one token.
         before = jnp.roll(_match.own_runs(tokens, length - 1, max_ngram), 1).at[0].set(0)
         run = jnp.where(run.max() > 0, run, usable(jnp.where(end < length, before, 0)))
-    best = run.max()
-    hit = (run == best) & (best > 0)
-    start = jnp.argmax(hit) if match == "earliest" else slots - 1 - jnp.argmax(hit[::-1])
+    start, found = _match.pick(run, match)
     ahead = jnp.arange(gamma)
     if periodic:
         # The text is assumed to repeat with the period ``length - start``.
         ahead = ahead % jnp.maximum(length - start, 1)
     place = start + ahead
-    valid = (place < length) & (best > 0)
-    return jnp.take(tokens, place, mode="clip"), valid
+    return jnp.take(tokens, place, mode="clip"), (place < length) & found
 
 
-def make(
-    target: LM,
-    *,
-    gamma: int | None = None,
-    max_ngram: int | None = None,
-    min_ngram: int | None = None,
-    match: str | None = None,
-    partial: bool | None = None,
-    rule: str = "specjax",
-    skip: bool = False,
-    periodic: bool = False,
-    control: str = "",
-) -> Drafter:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(LimitedKeys):
+    """The keys of ``prompt_lookup``."""
+
+    gamma: int | None = key(None, "longest continuation proposed", least=1)
+    max_ngram: int | None = key(
+        None, "longest n-gram searched; shorter ones are tried down to ``min_ngram``"
+    )
+    min_ngram: int | None = key(
+        None,
+        'shortest n-gram searched. With rule "specjax" 2, or 1 if ``max_ngram`` is given and this'
+        " key is not",
+    )
+    match: str | None = key(
+        None,
+        'which occurrence of the longest n-gram is used, "earliest" (the original) or "latest"',
+        choices=("earliest", "latest"),
+    )
+    partial: bool | None = key(None, "whether a continuation shorter than gamma may be proposed")
+    rule: str = key("specjax", "the settings of a known program", choices=tuple(RULES))
+    skip: bool = key(
+        False,
+        "where the last n-gram has no earlier occurrence, whether to look up the n-gram before "
+        "the newest token and to skip one token of the copied text (one changed word)",
+    )
+    periodic: bool = key(
+        False,
+        "whether a continuation that reaches the end of the text is repeated from its beginning; "
+        "needs ``partial``",
+    )
+
+    def check(self) -> None:
+        chosen = self.chosen()
+        ngrams(chosen["max_ngram"], chosen["min_ngram"])
+        if self.periodic and not chosen["partial"]:
+            raise UserError(
+                "periodic is True and partial False: a continuation of gamma tokens never reaches "
+                "the end of the text; allow partial ones, or leave periodic out"
+            )
+
+    def chosen(self) -> dict[str, Any]:
+        """The settings of ``rule`` with the keys that are given."""
+        rule: dict[str, Any] = dict(RULES[self.rule])
+        if self.rule == "specjax" and self.max_ngram is not None:
+            rule["min_ngram"] = 1
+        given = {name: getattr(self, name, None) for name in rule}
+        return rule | {name: value for name, value in given.items() if value is not None}
+
+
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
     """Drafts by looking up the last n-gram.
 
     For gamma, max_ngram, min_ngram, match and partial, None takes the value of ``rule``.
-
-    Args:
-        target: any model; only its vocabulary's size is read.
-        gamma: longest continuation proposed.
-        max_ngram: longest n-gram searched; shorter ones are tried down to ``min_ngram``.
-        min_ngram: shortest n-gram searched. With rule "specjax" 2, or 1 if ``max_ngram`` is given
-            and this key is not.
-        match: which occurrence of the longest n-gram is used, "earliest" (the original) or
-            "latest".
-        partial: whether a continuation shorter than gamma may be proposed.
-        rule: the settings of a known program.
-        skip: where the last n-gram has no earlier occurrence, whether to look up the n-gram before
-            the newest token and to skip one token of the copied text (one changed word).
-        periodic: whether a continuation that reaches the end of the text is repeated from its
-            beginning; needs ``partial``.
-        control: limits the drafts by what earlier rounds accepted; see ``control.parse``.
 
     Raises:
         UserError: gamma or an n-gram length below 1, max_ngram below min_ngram,
             unknown ``match`` or ``rule``, ``periodic`` without ``partial``.
     """
-    one_of("rule", rule, tuple(RULES))
-    chosen: dict[str, Any] = {"gamma": gamma, "max_ngram": max_ngram, "min_ngram": min_ngram}
-    chosen |= {"match": match, "partial": partial}
-    keys: dict[str, Any] = dict(RULES[rule])
-    keys |= {name: value for name, value in chosen.items() if value is not None}
-    whole("gamma", keys["gamma"], 1)
-    if rule == "specjax" and max_ngram is not None and min_ngram is None:
-        keys["min_ngram"] = 1
-    ngrams(keys["max_ngram"], keys["min_ngram"])
-    one_of("match", keys["match"], ("earliest", "latest"))
-    for name, value in (("partial", keys["partial"]), ("skip", skip), ("periodic", periodic)):
-        yes_or_no(name, value)
-    if periodic and not keys["partial"]:
-        raise UserError(
-            "periodic is True and partial False: a continuation of gamma tokens never reaches the "
-            "end of the text; allow partial ones, or leave periodic out"
-        )
-    find = Bound(lookup, skip=skip, periodic=periodic, **keys)
-    return limited(_build(find, keys["gamma"], target.vocab_size), control)
-
-
-def _build(find: Callable[..., Any], gamma: int, vocab_size: int) -> Drafter:
-    return Drafter(
-        init_params=lambda key: {},
-        init=_memory.no_state,
+    chosen = keys.chosen()
+    find = Bound(lookup, skip=keys.skip, periodic=keys.periodic, **chosen)
+    drafter = Drafter(
         propose=Bound(_propose, find),
-        update=_memory.unchanged,
-        nodes=gamma,
+        nodes=chosen["gamma"],
         name="prompt_lookup",
-        probs=Bound(_probs, find, vocab_size),
+        probs=Bound(_probs, find, target.vocab_size),
     )
+    return limited(drafter, keys.control)
 
 
 def _propose(find, params, keys, context, state):

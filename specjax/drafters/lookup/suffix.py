@@ -20,107 +20,111 @@ and no earlier outputs (there a tree of all outputs).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from specjax import declare
 from specjax.bound import Bound
-from specjax.checks import counts, ngrams, number, one_of
-from specjax.drafters._keys import DatastoreKeys
-from specjax.drafters._limited import limited
-from specjax.drafters.lookup import _frequency, _match, _memory
-from specjax.drafters.lookup._suffix_array import find, follow, last_tokens, sample
+from specjax.checks import counts, ngrams
+from specjax.declare import key
+from specjax.drafters.lookup import _frequency, _memory
+from specjax.drafters.lookup._match import (
+    Sizes,
+    find,
+    follow,
+    last_tokens,
+    own_continuations,
+    sample,
+)
+from specjax.drafters.shared_keys import DatastoreKeys
 from specjax.errors import UserError
-from specjax.types import CHAIN, DETERMINISTIC, LM, Draft, Drafter
+from specjax.types import LM, Array, Drafter
 
 REFERENCE = "oliaro2025suffixdecoding"
 
-SHARED = DatastoreKeys
 SIZE = 16  # nodes and depth, where they are not given
 
 
 class Settings(NamedTuple):
     """Static settings; see ``make``."""
 
+    keys: Keys
     nodes: int
     depth: int  # at most nodes
-    mode: str
-    max_ngram: int
     limits: tuple[float, ...]  # most tokens of a candidate, for the match lengths 1..max_ngram
-    min_prob: float
-    min_score: float
-    samples: int
-    reach: int  # of the datastore
+    sizes: Sizes
 
     @property
-    def sizes(self) -> jax.Array:
+    def lengths(self) -> Array:
         """i32[M] the match lengths."""
-        return jnp.arange(1, self.max_ngram + 1, dtype=jnp.int32)
+        return jnp.arange(1, self.sizes.most + 1, dtype=jnp.int32)
 
 
 class _Candidates(NamedTuple):
     """Continuations after each match length m = 1..M: one entry per ``_frequency.Prefixes``."""
 
-    tokens: jax.Array  # i32[M,K,D] last token of each prefix
-    first: jax.Array  # i32[M,K,D] the first continuation with this prefix
-    prob: jax.Array  # f32[M,K,D] share of the occurrences; 0 where ``is_first`` is False
+    tokens: Array  # i32[M,K,D] last token of each prefix
+    first: Array  # i32[M,K,D] the first continuation with this prefix
+    prob: Array  # f32[M,K,D] share of the occurrences; 0 where ``is_first`` is False
 
 
-def make(
-    target: LM,
-    *,
-    nodes: int | None = None,
-    depth: int | None = None,
-    mode: str = "tree",
-    max_ngram: int = 16,
-    min_ngram: int = 1,
-    factor: float = 1.0,
-    offset: float = 0.0,
-    min_prob: float = 0.1,
-    min_score: float = 0.0,
-    samples: int = 32,
-    **shared: Any,
-) -> Drafter:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(DatastoreKeys):
+    """The keys of ``suffix``."""
+
+    LENGTH = "depth"
+
+    nodes: int | None = key(None, "most tokens drafted. None: 16, of a path ``depth``.")
+    depth: int | None = key(None, "longest path. None: 16, of a path ``nodes``.")
+    mode: str = key(
+        "tree",
+        '"tree", or "path" for a chain, which has no more nodes than ``depth``',
+        choices=("tree", "path"),
+    )
+    max_ngram: int = key(16, "longest match")
+    min_ngram: int = key(1, "shortest match")
+    factor: float = key(
+        1.0, "a match of m tokens may propose ``factor * m + offset`` tokens", least=0
+    )
+    offset: float = key(0.0, "see ``factor``")
+    min_prob: float = key(
+        0.1, "tokens with a lower probability, given the match, are not proposed", least=0, most=1
+    )
+    min_score: float = key(
+        0.0,
+        "candidates with a lower score are not proposed (``escalate`` then asks its next drafter)",
+        least=0,
+    )
+    samples: int = key(
+        32,
+        "occurrences used for each match; in the row's own text the longest matches, the latest "
+        "first",
+        least=1,
+    )
+
+    def check(self) -> None:
+        ngrams(self.max_ngram, self.min_ngram)
+
+
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
     """Drafts by suffix statistics.
-
-    Args:
-        target: the model to be accelerated; only its vocabulary is read.
-        nodes: most tokens drafted. None: 16, of a path ``depth``.
-        depth: longest path. None: 16, of a path ``nodes``.
-        mode: "tree", or "path" for a chain, which has no more nodes than ``depth``.
-        max_ngram: longest match.
-        min_ngram: shortest match.
-        factor, offset: a match of m tokens may propose ``factor * m + offset`` tokens.
-        min_prob: tokens with a lower probability, given the match, are not proposed.
-        min_score: candidates with a lower score are not proposed (``escalate`` then asks its next
-            drafter).
-        samples: occurrences used for each match; in the row's own text the longest matches, the
-            latest first.
-        shared: ``DatastoreKeys``.
 
     Raises:
         UserError: numbers out of range, unknown ``mode``, more nodes than a path can have, a
             datastore of another tokenizer.
     """
-    keys = DatastoreKeys(**shared)
-    one_of("mode", mode, ("tree", "path"))
-    nodes, depth = _size(nodes, depth, mode)
-    counts(samples=samples)
-    ngrams(max_ngram, min_ngram)
-    number("min_prob", min_prob, "in [0, 1]", lambda x: 0 <= x <= 1)
-    number("min_score", min_score, ">= 0", lambda x: x >= 0)
-    limits = _limits(nodes, max_ngram, min_ngram, factor, offset)
-    store = _memory.load(target, keys.datastore, max_ngram)
-    reach = _memory.reach(store, max_ngram)
-    return limited(
-        _build(
-            Settings(nodes, depth, mode, max_ngram, limits, min_prob, min_score, samples, reach),
-            init_params=lambda key: _memory.params(store),
-            learn=_memory.learner(store, max_ngram, keys.memory),
-        ),
-        keys.control,
-    )
+    nodes, depth = _size(keys.nodes, keys.depth, keys.mode)
+    limits = _limits(nodes, keys.max_ngram, keys.min_ngram, keys.factor, keys.offset)
+    store = _memory.load(target, keys.datastore, keys.max_ngram)
+    # The limits leave out what is shorter than ``min_ngram``.
+    sizes = Sizes(keys.max_ngram, 1, _memory.reach(store, keys.max_ngram))
+    settings = Settings(keys.settings(), nodes, depth, limits, sizes)
+    longest = depth if keys.mode == "tree" else None
+    return _memory.drafter("suffix", keys, store, Bound(_row, settings), nodes, longest)
 
 
 def _size(nodes: int | None, depth: int | None, mode: str) -> tuple[int, int]:
@@ -144,8 +148,6 @@ def _limits(
     nodes: int, max_ngram: int, min_ngram: int, factor: float, offset: float
 ) -> tuple[float, ...]:
     """The most tokens of a candidate for each match length. Raises UserError."""
-    number("factor", factor, ">= 0", lambda x: x >= 0)
-    number("offset", offset, "that is finite", lambda x: True)
     if factor * max_ngram + offset < 1:
         raise UserError(
             f"factor is {factor} and offset {offset}: "
@@ -156,39 +158,19 @@ def _limits(
     return tuple(jnp.where(sizes >= min_ngram, limits, 0).tolist())
 
 
-def _build(settings: Settings, **functions: Any) -> Drafter:
-    path = settings.mode == "path"
-    return Drafter(
-        init=_memory.no_state,
-        propose=Bound(_propose, settings),
-        update=_memory.unchanged,
-        nodes=settings.nodes,
-        name="suffix",
-        siblings=CHAIN if path else DETERMINISTIC,
-        depth=None if path else settings.depth,
-        **functions,
-    )
-
-
-def _propose(settings: Settings, params, keys, context, state):
-    each = jax.vmap(Bound(_row, settings), (None, 0, 0))
-    drafted = each(params.draft, context.tokens, context.length)
-    return Draft(*drafted, depth=None if settings.mode == "path" else settings.depth), state
-
-
-def _row(settings: Settings, store, text, length):
+def _row(settings: Settings, store, text, length, state) -> tuple:
     """One row's draft: tokens i32[N], valid bool[N], and for a tree parents i32[N]."""
     limits = jnp.asarray(settings.limits, jnp.float32)
     candidates, limit = _own(settings, text, length), limits
     if store:
-        stored = _stored(settings, store["tokens"], store["order"], text, length)
+        stored = _stored(settings, **store, text=text, length=length)
         candidates = jax.tree.map(lambda *x: jnp.concatenate(x), candidates, stored)
         limit = jnp.concatenate([limits, limits])
-    tree = settings.mode == "tree"
+    tree = settings.keys.mode == "tree"
     score = jax.vmap(Bound(_tree_score if tree else _path_score, settings))(candidates, limit)
     best = _best_candidate(settings, score)
     chosen = jax.tree.map(lambda x: x[best], candidates)
-    good = (score[best] > 0) & (score[best] >= settings.min_score)
+    good = (score[best] > 0) & (score[best] >= settings.keys.min_score)
     if tree:
         tokens, parents, valid = _as_tree(settings, chosen, limit[best])
         return tokens, valid & good, parents
@@ -198,14 +180,12 @@ def _row(settings: Settings, store, text, length):
 
 def _own(settings: Settings, text, length) -> _Candidates:
     """The candidates of the row's own text."""
-    samples, depth = settings.samples, settings.depth
-    run = _match.own_runs(text, length, settings.max_ngram)
-    ends, runs = _match.best(run, samples, settings.max_ngram)
-    windows = jnp.where((runs > 0)[:, None], _match.windows(text, ends, depth, length), -1)
+    samples, depth = settings.keys.samples, settings.depth
+    windows, _, runs = own_continuations(text, length, settings.sizes, samples, depth)
     prefixes = _frequency.prefixes(windows)
     # The longest runs come first. So the occurrences of each length are the first few, and a prefix
     # that is new among all occurrences is new among these. [M,K]: those of the last m tokens.
-    among = runs >= settings.sizes[:, None]
+    among = runs >= settings.lengths[:, None]
     count = among.sum(-1)
     same = prefixes.common[..., None] > jnp.arange(depth)
     weight = jnp.einsum("mj,ijd->mid", among.astype(jnp.float32), same.astype(jnp.float32))
@@ -217,11 +197,11 @@ def _own(settings: Settings, text, length) -> _Candidates:
 
 def _stored(settings: Settings, tokens, order, text, length) -> _Candidates:
     """The candidates of earlier outputs."""
-    pattern = last_tokens(text, length, settings.max_ngram)
-    low, high = find(tokens, order, pattern, settings.reach)
+    pattern = last_tokens(text, length, settings.sizes.most)
+    low, high = find(tokens, order, pattern, settings.sizes.reach)
 
     def one(low, high, size):
-        places = sample(order, low, high, settings.samples)
+        places = sample(order, low, high, settings.keys.samples)
         places = jnp.where(places >= 0, places + size, -1)
         prefixes = _frequency.prefixes(follow(tokens, places, settings.depth))
         # A document may end here. Only occurrences with a continuation count, as in the row's text.
@@ -229,28 +209,28 @@ def _stored(settings: Settings, tokens, order, text, length) -> _Candidates:
         prob = _frequency.weigh(prefixes, continued) / jnp.maximum(continued.sum(), 1)
         return _Candidates(prefixes.tokens, prefixes.first, jnp.where(prefixes.is_first, prob, 0))
 
-    return jax.vmap(one)(low, high, settings.sizes)
+    return jax.vmap(one)(low, high, settings.lengths)
 
 
-def _tree_score(settings: Settings, candidate: _Candidates, limit) -> jax.Array:
+def _tree_score(settings: Settings, candidate: _Candidates, limit) -> Array:
     """The score of one candidate as a tree of at most ``limit`` f32[] tokens, f32[]."""
-    prob = jnp.where(candidate.prob >= settings.min_prob, candidate.prob, 0).reshape(-1)
+    prob = jnp.where(candidate.prob >= settings.keys.min_prob, candidate.prob, 0).reshape(-1)
     best = jax.lax.top_k(prob, min(settings.nodes, prob.shape[0]))[0]
     return jnp.where(jnp.arange(best.shape[0]) < limit, best, 0).sum()
 
 
-def _path_score(settings: Settings, candidate: _Candidates, limit) -> jax.Array:
+def _path_score(settings: Settings, candidate: _Candidates, limit) -> Array:
     """The score of one candidate as a path, f32[]."""
     return _as_path(settings, candidate, limit)[2]
 
 
-def _best_candidate(settings: Settings, score) -> jax.Array:
+def _best_candidate(settings: Settings, score) -> Array:
     """The number of the candidate with the highest score, i32[].
 
     Among equal scores the longest match, and the row's own text before earlier outputs.
     """
-    size, count = settings.max_ngram, len(score)
-    preference = jnp.tile(settings.sizes, count // size) * 2 + (jnp.arange(count) < size)
+    size, count = settings.sizes.most, len(score)
+    preference = jnp.tile(settings.lengths, count // size) * 2 + (jnp.arange(count) < size)
     order = jnp.argsort(preference)
     return order[count - 1 - jnp.argmax(score[order][::-1])]
 
@@ -259,7 +239,7 @@ def _as_tree(settings: Settings, candidate: _Candidates, limit):
     """One candidate as a tree: tokens i32[N], parents i32[N], valid bool[N]."""
     nodes = settings.nodes
     tree = _frequency.heaviest(candidate.tokens, candidate.first, candidate.prob, nodes)
-    valid = tree.valid & (jnp.arange(nodes) < limit) & (tree.weight >= settings.min_prob)
+    valid = tree.valid & (jnp.arange(nodes) < limit) & (tree.weight >= settings.keys.min_prob)
     return tree.tokens, tree.parents, valid
 
 
@@ -271,7 +251,7 @@ def _as_path(settings: Settings, candidate: _Candidates, limit):
         if above is not None:
             prob = jnp.where(candidate.first[:, level - 1] == above, prob, 0)
         above = jnp.argmax(prob)
-        going &= (prob[above] > 0) & (prob[above] >= settings.min_prob) & (level < limit)
+        going &= (prob[above] > 0) & (prob[above] >= settings.keys.min_prob) & (level < limit)
         tokens.append(candidate.tokens[above, level])
         valid.append(going)
         score += jnp.where(going, prob[above], 0)

@@ -11,23 +11,23 @@ for the parameters.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from specjax import sampling, tree
+from specjax import declare, sampling, tree
 from specjax.bound import Bound
-from specjax.checks import whole
+from specjax.declare import key
 from specjax.drafters._limited import limited
+from specjax.drafters.shared_keys import LimitedKeys
 from specjax.errors import UserError
 from specjax.topology import shapes
 from specjax.topology.shapes import Topology
-from specjax.types import DETERMINISTIC, LM, Draft, Drafter
+from specjax.types import DETERMINISTIC, LM, Array, Draft, Drafter, Rare
 
 REFERENCE = "luo2025turning"
 
@@ -38,16 +38,8 @@ COUNTS = (8, 21, 25, 15, 8, 3)
 class State(struct.PyTreeNode):
     """The matrix of each row."""
 
-    matrix: jax.Array  # i32[B,V,k] best successors of each token, the best first; -1 = unknown
-    pending: jax.Array  # i32[B] the pending token at the latest draft
-
-
-class Settings(NamedTuple):
-    """Static settings; see ``make``."""
-
-    vocab_size: int
-    shape: Topology
-    top_k: int
+    matrix: Array  # i32[B,V,k] best successors of each token, the best first; -1 = unknown
+    pending: Array  # i32[B] the pending token at the latest draft
 
 
 def default_tree() -> Topology:
@@ -67,66 +59,71 @@ def default_tree() -> Topology:
     return shapes.from_ranks(paths)
 
 
-def make(
-    target: LM, *, tree: Topology | str | Sequence[int] = "", top_k: int = 8, control: str = ""
-) -> Drafter:
-    """Drafts by walking through the target's own latest predictions.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(LimitedKeys):
+    """The keys of ``token_recycling``."""
 
-    Args:
-        target: any model; only its vocabulary's size is read.
-        tree: the shape of a draft, in the forms of ``topology.parse``; "" is ``default_tree``.
-        top_k: successors kept for each token; at least the largest number of children in the tree.
-        control: limits the drafts by what earlier rounds accepted; see ``control.parse``.
+    LENGTH = "tree"
+
+    tree: Topology | str | Sequence[int] = key(
+        "", 'the shape of a draft, in the forms of ``topology.parse``; "" is ``default_tree``'
+    )
+    top_k: int = key(
+        8,
+        "successors kept for each token; at least the largest number of children in the tree",
+        least=1,
+    )
+
+
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
+    """Drafts by walking through the target's own latest predictions.
 
     Raises:
         UserError: an invalid shape, more children than top_k, top_k above the vocabulary's size.
     """
-    whole("top_k", top_k, 1)
-    shape = default_tree() if isinstance(tree, str) and not tree else shapes.parse(tree)
-    if shape.branching > top_k:
+    own = not isinstance(keys.tree, str) or keys.tree
+    shape = shapes.parse(keys.tree) if own else default_tree()
+    if shape.branching > keys.top_k:
         raise UserError(
-            f"top_k is {top_k} and a node of the tree has {shape.branching} children; "
+            f"top_k is {keys.top_k} and a node of the tree has {shape.branching} children; "
             "raise top_k, or use a narrower tree"
         )
-    if top_k > target.vocab_size:
+    if keys.top_k > target.vocab_size:
         raise UserError(
-            f"top_k is {top_k} and the vocabulary has {target.vocab_size} tokens; "
+            f"top_k is {keys.top_k} and the vocabulary has {target.vocab_size} tokens; "
             "lower top_k, and use a tree with no more children per node"
         )
-    settings = Settings(target.vocab_size, shape, int(top_k))
+    size = target.vocab_size, keys.top_k
     drafter = Drafter(
-        init_params=Bound(_init_params, settings),
-        init=Bound(_init, settings),
-        propose=Bound(_propose, settings),
-        update=Bound(_update, settings),
-        nodes=settings.shape.nodes,
+        init_params=lambda key: {"matrix": jnp.full(size, -1, jnp.int32)},
+        init=Bound(_init, size),
+        propose=Bound(_propose, shape),
+        update=Bound(_update, keys.top_k),
+        nodes=shape.nodes,
         name="token_recycling",
         siblings=DETERMINISTIC,
-        depth=settings.shape.depth,
+        depth=shape.depth,
         features=True,
         history=True,
-        learn=_learn,
+        rare=Rare(learn=_learn),
     )
-    return limited(drafter, control)
+    return limited(drafter, keys.control)
 
 
-def _init_params(settings: Settings, key):
-    return {"matrix": jnp.full((settings.vocab_size, settings.top_k), -1, jnp.int32)}
-
-
-def _init(settings: Settings, params, context, target_out, slots):
-    matrix, shape = params.draft["matrix"], (settings.vocab_size, settings.top_k)
+def _init(shape: tuple[int, int], params, context, *_):
+    matrix = params.draft["matrix"]
     if matrix.shape != shape:
         raise UserError(
             f"token_recycling got a matrix of shape {matrix.shape}, and with "
-            f"top_k={settings.top_k} it is {shape}; give parameters of this drafter"
+            f"top_k={shape[1]} it is {shape}; give parameters of this drafter"
         )
     batch = context.length.shape[0]
     return State(jnp.broadcast_to(matrix, (batch, *shape)).astype(jnp.int32), context.pending)
 
 
-def _propose(settings: Settings, params, keys, context, state):
-    shape, pending = settings.shape, context.pending
+def _propose(shape: Topology, params, keys, context, state):
+    pending, last = context.pending, state.matrix.shape[1] - 1
     parents, ranks = np.array(shape.parents), np.array(shape.ranks)
     row = jnp.arange(context.length.shape[0])[:, None]
     # The tokens and the numbers of the level above; -1 is the pending token.
@@ -134,7 +131,7 @@ def _propose(settings: Settings, params, keys, context, state):
     for level in shape.levels:
         nodes = list(level)
         parent = above[:, np.array([numbers.index(parents[node]) for node in nodes])]
-        successor = state.matrix[row, jnp.clip(parent, 0, settings.vocab_size - 1), ranks[nodes]]
+        successor = state.matrix[row, jnp.clip(parent, 0, last), ranks[nodes]]
         above, numbers = jnp.where(parent < 0, -1, successor), nodes
         levels.append(above)
     order = np.argsort(np.concatenate(shape.levels))
@@ -148,8 +145,8 @@ def _propose(settings: Settings, params, keys, context, state):
     return draft, state.replace(pending=pending)
 
 
-def _update(settings: Settings, params, state, draft, verdict, target_out):
-    best = sampling.top(target_out.logits, settings.top_k)[1]
+def _update(top_k: int, params, state, draft, verdict, target_out):
+    best = sampling.top(target_out.logits, top_k)[1]
     matrix = refresh(state.matrix, state.pending, draft, verdict.path, verdict.count, best)
     return state.replace(matrix=matrix)
 
@@ -164,13 +161,8 @@ def _learn(params, state, prompt_lengths):
 
 
 def refresh(
-    matrix: jax.Array,
-    pending: jax.Array,
-    draft: Draft,
-    path: jax.Array,
-    count: jax.Array,
-    best: jax.Array,
-) -> jax.Array:
+    matrix: Array, pending: Array, draft: Draft, path: Array, count: Array, best: Array
+) -> Array:
     """The matrix after a verdict.
 
     If several nodes have the same token, the last one on the accepted path is used (the pending
@@ -189,10 +181,8 @@ def refresh(
     node = jnp.arange(size)
     accepted = (path[:, None] == node[:, None]).any(-1)
     real = tree.exists(draft.valid, draft.parents) & (count > 0)[:, None]
-    accepted, real = (
-        jnp.concatenate([first[:, None], rest], 1)
-        for first, rest in ((count > 0, accepted), (count > 0, real))
-    )
+    every = (count > 0)[:, None]
+    accepted, real = (jnp.concatenate([every, nodes], 1) for nodes in (accepted, real))
     weight = jnp.where(real, jnp.arange(size + 1) + (size + 1) * accepted, -1)
     # XLA does not define which of two writes to the same place wins, so only one is made.
     heavier = weight[:, None] > weight[:, :, None]

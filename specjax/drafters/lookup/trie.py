@@ -18,136 +18,87 @@ this with the result.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import dataclasses
 
-import jax
 import jax.numpy as jnp
 
+from specjax import declare
 from specjax.bound import Bound
-from specjax.checks import counts, ngrams, number
-from specjax.drafters._keys import DatastoreKeys
-from specjax.drafters._limited import limited
+from specjax.checks import ngrams
+from specjax.declare import key
 from specjax.drafters.lookup import _frequency, _match, _memory
-from specjax.drafters.lookup._suffix_array import follow, longest_match, sample
-from specjax.types import DETERMINISTIC, LM, Draft, Drafter
+from specjax.drafters.lookup._match import Sizes
+from specjax.drafters.shared_keys import DatastoreKeys
+from specjax.types import LM, Array, Drafter
 
 REFERENCE = "zhao2024lookahead"
 
-SHARED = DatastoreKeys
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(DatastoreKeys):
+    """The keys of ``trie``."""
+
+    LENGTH = "depth"
+
+    nodes: int = key(64, "size of the tree (the original's decoding_length)", least=1)
+    depth: int = key(12, "longest branch (branch_length)", least=1)
+    max_ngram: int = key(8, "longest n-gram matched")
+    min_ngram: int = key(1, "shortest n-gram matched")
+    samples: int = key(
+        32,
+        "occurrences used in the row's own text (the longest matches, the latest first), and in "
+        "earlier outputs",
+        least=1,
+    )
+    output_weight: float = key(
+        1e-4,
+        "weight of an occurrence in an output, in (0, 1); in a prompt it is 1 - output_weight",
+        above=0,
+        below=1,
+    )
+
+    def check(self) -> None:
+        ngrams(self.max_ngram, self.min_ngram)
 
 
-class Settings(NamedTuple):
-    """Static settings; see ``make``."""
-
-    nodes: int
-    depth: int
-    max_ngram: int
-    min_ngram: int
-    samples: int
-    output_weight: float
-    reach: int  # of the datastore
-
-
-def make(
-    target: LM,
-    *,
-    nodes: int = 64,
-    depth: int = 12,
-    max_ngram: int = 8,
-    min_ngram: int = 1,
-    samples: int = 32,
-    output_weight: float = 1e-4,
-    **shared: Any,
-) -> Drafter:
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
     """Drafts a tree from frequencies.
-
-    Args:
-        target: the model to be accelerated; only its vocabulary is read.
-        nodes: size of the tree (the original's decoding_length).
-        depth: longest branch (branch_length).
-        max_ngram: longest n-gram matched.
-        min_ngram: shortest n-gram matched.
-        samples: occurrences used in the row's own text (the longest matches, the latest first),
-            and in earlier outputs.
-        output_weight: weight of an occurrence in an output, in (0, 1); in a prompt it is
-            1 - output_weight.
-        shared: ``DatastoreKeys``.
 
     Raises:
         UserError: numbers below 1, min_ngram > max_ngram, output_weight outside (0, 1), a datastore
             of another tokenizer.
     """
-    keys = DatastoreKeys(**shared)
-    counts(nodes=nodes, depth=depth, samples=samples)
-    ngrams(max_ngram, min_ngram)
-    number("output_weight", output_weight, "in (0, 1)", lambda x: 0 < x < 1)
-    store = _memory.load(target, keys.datastore, max_ngram)
-    reach = _memory.reach(store, max_ngram)
-    settings = Settings(nodes, depth, max_ngram, min_ngram, samples, output_weight, reach)
-    drafter = Drafter(
-        init_params=lambda key: _memory.params(store),
-        init=_memory.prompt_length,
-        propose=Bound(_propose, settings),
-        update=_memory.unchanged,
-        nodes=nodes,
-        name="trie",
-        siblings=DETERMINISTIC,
-        depth=min(depth, nodes),
-        # Occurrences in the prompt and in the output have different weights.
-        history=True,
-        learn=_memory.learner(store, max_ngram, keys.memory),
-    )
-    return limited(drafter, keys.control)
+    store = _memory.load(target, keys.datastore, keys.max_ngram)
+    sizes = Sizes(keys.max_ngram, keys.min_ngram, _memory.reach(store, keys.max_ngram))
+    row, depth = Bound(_tree, keys.settings(), sizes), min(keys.depth, keys.nodes)
+    # Occurrences in the prompt and in the output have different weights.
+    more = {"init": _memory.prompt_length, "history": True}
+    return _memory.drafter("trie", keys, store, row, keys.nodes, depth, **more)
 
 
-def _propose(settings: Settings, params, keys, context, prompt_length):
-    each = jax.vmap(Bound(_tree, settings), (None, 0, 0, 0))
-    tree = each(params.draft, context.tokens, context.length, prompt_length)
-    depth = min(settings.depth, settings.nodes)
-    return Draft(tree.tokens, tree.valid, tree.parents, depth=depth), prompt_length
-
-
-def _tree(settings: Settings, store, text, length, prompt_length) -> _frequency.Tree:
-    windows, weights = _own(settings, text, length, prompt_length)
+def _tree(settings: Keys, sizes: Sizes, store, text, length, prompt_length) -> tuple:
+    shape = settings.samples, settings.depth
+    windows, weights = _own(settings, sizes, text, length, prompt_length)
     if store:
-        more, more_weights = _stored(settings, store["tokens"], store["order"], text, length)
-        windows = jnp.concatenate([windows, more])
-        weights = jnp.concatenate([weights, more_weights])
-    return _frequency.tree(windows, weights.astype(jnp.float32), settings.nodes)
+        stored, real, match = _match.stored_continuations(store, text, length, sizes, *shape)
+        # Each sample counts for an equal part of all occurrences.
+        part = (match.high - match.low) / jnp.maximum(real.sum(), 1)
+        windows = jnp.concatenate([windows, stored])
+        weights = jnp.concatenate([weights, jnp.where(real, settings.output_weight * part, 0)])
+    return _frequency.tree(windows, weights.astype(jnp.float32), settings.nodes)[:3]
 
 
-def _own(settings: Settings, text, length, prompt_length) -> tuple[jax.Array, jax.Array]:
+def _own(settings: Keys, sizes: Sizes, text, length, prompt_length) -> tuple[Array, Array]:
     """Continuations in the row's own text, i32[K,D], and their weights f32[K]."""
-    run = _match.own_runs(text, length, settings.max_ngram)
-    run = jnp.where(run >= settings.min_ngram, run, 0)
-    ends, runs = _match.best(run, settings.samples, settings.max_ngram)
-    windows = _match.windows(text, ends, settings.depth, length)
-    windows = jnp.where((runs > 0)[:, None], windows, -1)
+    shape = settings.samples, settings.depth
+    windows, ends, runs = _match.own_continuations(text, length, sizes, *shape)
     # The longest runs come first. So the occurrences of an n-gram are the first few, and a prefix
     # that is new among all occurrences is new among these.
     new = _frequency.prefixes(windows).is_first.sum(-1)
-    sizes = jnp.arange(1, settings.max_ngram + 1)
+    lengths = jnp.arange(1, settings.max_ngram + 1)
     # [M] nodes for each n-gram length
-    total = jnp.where(runs >= sizes[:, None], new, 0).sum(-1)
-    size = jnp.max(jnp.where(total >= settings.depth, sizes, 0))
+    total = jnp.where(runs >= lengths[:, None], new, 0).sum(-1)
+    size = jnp.max(jnp.where(total >= settings.depth, lengths, 0))
     weight = jnp.where(ends < prompt_length, 1 - settings.output_weight, settings.output_weight)
     return windows, jnp.where((runs > 0) & (runs >= size), weight, 0)
-
-
-def _stored(settings: Settings, tokens, order, text, length) -> tuple[jax.Array, jax.Array]:
-    """Continuations in earlier outputs, i32[K,D], and their weights f32[K]."""
-    low, high, size = longest_match(
-        tokens,
-        order,
-        text,
-        length,
-        max_ngram=settings.max_ngram,
-        min_ngram=settings.min_ngram,
-        reach=settings.reach,
-    )
-    places = sample(order, low, high, settings.samples)
-    real = (places >= 0) & (size > 0)
-    # Each sample counts for an equal part of all occurrences.
-    part = (high - low) / jnp.maximum(real.sum(), 1)
-    windows = follow(tokens, jnp.where(real, places + size, -1), settings.depth)
-    return windows, jnp.where(real, settings.output_weight * part, 0)

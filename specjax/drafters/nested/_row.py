@@ -7,7 +7,6 @@ et al. 2023, 2312.11462).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,18 +15,22 @@ from flax import struct
 
 from specjax import tree
 from specjax.bound import Bound
-from specjax.drafters import _batches
-from specjax.drafters.nested import _system
+from specjax.drafters import _limited
+from specjax.drafters.draft_models import _small_model
+from specjax.drafters.nested import _stages, _system
 from specjax.drafters.nested._system import System
 from specjax.errors import UserError
+from specjax.prompt import check_window
 from specjax.rng import RowKeys
 from specjax.types import (
+    LM,
     Array,
     Context,
     Draft,
     Drafter,
     ModelParams,
     Output,
+    Rare,
     Verdict,
 )
 
@@ -58,6 +61,7 @@ def build(name: str, row: Row, init_params: Any) -> Drafter:
     leaf = row.leaf
     if leaf is not None and not row.systems:
         return leaf
+    parts = [*(part.drafter for part in row.systems), *([] if leaf is None else [leaf])]
     return Drafter(
         init_params=init_params,
         init=Bound(_init, name, row),
@@ -70,7 +74,7 @@ def build(name: str, row: Row, init_params: Any) -> Drafter:
         whole=leaf is None,
         features=any(system.reader.features for system in row.systems),
         history=any(part.drafter.history for part in row.systems),
-        check_rows=_batches.check_rows([*(part.drafter for part in row.systems), leaf]),
+        rare=Rare(check_rows=_limited.check_rows(part.rare for part in parts)),
         # An overlay has no room for the tokens of rounds in which another drafter proposes.
         gaps=False,
     )
@@ -89,15 +93,21 @@ def _first(leaf: Drafter, count: int, *args: Any) -> tuple[Draft, Any]:
     return tree.first_nodes(draft, count), state
 
 
-def with_params(leaf: Drafter, key: str) -> Drafter:
-    """The drafter with its parameters at ``key`` of those of the drafter that it is a part of."""
+def checked(made: Drafter, *models: LM) -> Drafter:
+    """The drafter, if its drafts fit into the sliding windows of these models; raises UserError.
 
-    own = {name: Bound(_at, key, getattr(leaf, name)) for name in ("init", "propose", "update")}
-    return leaf._replace(**own)
+    Its ``init`` raises UserError for texts longer than the positions of a model.
+    """
+    for model in models:
+        check_window(model, made)
+    return made._replace(init=Bound(_init_checked, made, models))
 
 
-def _at(key: str, function: Callable, params: ModelParams, *rest: Any) -> Any:
-    return function(params._replace(draft=params.draft[key]), *rest)
+def _init_checked(made: Drafter, models: tuple[LM, ...], *args: Any) -> Any:
+    """``args``: params, context, target_out and slots."""
+    for model in models:
+        _small_model.check_positions(model, args[3] - made.nodes)
+    return made.init(*args)
 
 
 def _init(
@@ -157,27 +167,18 @@ def _longer(context: Context, tokens: Array) -> Context:
 
 def _joined(row: Row, parts: list[Draft]) -> Draft:
     """The parts as one chain; a token that was not drawn has probability 1."""
-    probs = [
-        jax.nn.one_hot(part.tokens, row.vocab_size) if part.probs is None else part.probs
-        for part in parts
-    ]
-    dtype = functools.reduce(jnp.promote_types, [each.dtype for each in probs])
+    probs = _stages.probs_of(parts, row.vocab_size)
     finite = [part.finite for part in parts if part.finite is not None]
     return Draft(
         jnp.concatenate([part.tokens for part in parts], 1),
         jnp.concatenate([part.valid for part in parts], 1),
-        probs=jnp.concatenate([each.astype(dtype) for each in probs], 1),
+        probs=jnp.concatenate(probs, 1),
         finite=functools.reduce(jnp.logical_and, finite),
     )
 
 
 def _update(
-    row: Row,
-    params: ModelParams,
-    state: State,
-    draft: Draft,
-    verdict: Verdict,
-    target_out: Output,
+    row: Row, params: ModelParams, state: State, draft: Draft, verdict: Verdict, target_out: Output
 ) -> State:
     accepted = (verdict.path >= 0).sum(-1, dtype=jnp.int32)
     settled = [

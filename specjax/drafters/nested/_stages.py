@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from specjax import drafters, rng
+from specjax import drafters, rng, tree
+from specjax.bound import Bound
+from specjax.drafters._unreadable import Unreadable
+from specjax.drafters.growth import stepper
 from specjax.errors import UserError
 from specjax.registry import keys_of
 from specjax.rng import RowKeys
-from specjax.types import LM, Context, Draft, Drafter, ModelParams, Output
+from specjax.types import LM, Array, Context, Draft, Drafter, ModelParams, Output, Params
 
 Stages = Mapping[str, Mapping[str, Any] | Drafter] | Sequence[Drafter]
 
 
-def check(name: str, stages: Stages) -> None:
+def check(name: str, stages: Stages, only: str = "") -> None:
     """Checks the names and keys of inner drafters; ``name`` is the nested drafter.
 
+    ``only``: what it takes, if it takes a single one.
+
     Raises:
-        UserError: no drafters, an unknown name, or a key that a drafter does not take.
+        UserError: no drafters, several for ``only``, an unknown name, or a key that a drafter does
+            not take.
     """
     if not isinstance(stages, Mapping | Sequence) or isinstance(stages, str) or not stages:
         raise UserError(f"{name} needs inner drafters, label -> keys; give at least one")
@@ -33,6 +41,8 @@ def check(name: str, stages: Stages) -> None:
                 f"{name}: drafter {label} is {keys!r}; give its keys, including name, or a Drafter"
             )
         drafters.check(**_with_name(label, keys))
+    if only and len(stages) != 1:
+        raise UserError(f"{name} takes {only.format(got=len(stages))}")
 
 
 def build(target: LM, stages: Stages, *, gaps: bool) -> list[Drafter]:
@@ -56,7 +66,7 @@ def build(target: LM, stages: Stages, *, gaps: bool) -> list[Drafter]:
             chosen["gaps"] = True
         built.append(drafters.make(chosen.pop("name"), target, **chosen))
     for drafter in built:
-        if drafter.lower is not None:
+        if drafter.rare.lower is not None:
             raise UserError(
                 f"{drafter.name} with reuse is a drafter inside another one, whose drafts are not "
                 "its own; leave reuse out"
@@ -64,9 +74,26 @@ def build(target: LM, stages: Stages, *, gaps: bool) -> list[Drafter]:
     return built
 
 
-def stage_params(params: ModelParams, key: int | str) -> ModelParams:
-    """The parameters for one inner drafter, at ``key`` in the nested drafter's parameters."""
-    return params._replace(draft=params.draft[key])
+def params_at(path: tuple[int | str, ...], params: ModelParams) -> Params:
+    """The part at ``path`` of the nested drafter's parameters."""
+    return functools.reduce(operator.getitem, path, params.draft)
+
+
+def at(path: tuple[int | str, ...], function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of ``ModelParams`` with the drafter's parameters that are at ``path``."""
+    return Bound(_at, path, function)
+
+
+def _at(path: tuple[int | str, ...], function: Callable, params: ModelParams, *rest: Any) -> Any:
+    return function(params._replace(draft=params_at(path, params)), *rest)
+
+
+def with_params(stage: Drafter, *path: int | str) -> Drafter:
+    """The drafter with its parameters at ``path`` of those of the drafter that it is a part of."""
+    moved = {name: at(path, getattr(stage, name)) for name in ("init", "propose", "update")}
+    own = {name: getattr(stage.rare, name) for name in ("rows", "learn")}
+    own = {name: at(path, function) for name, function in own.items() if function}
+    return stage._replace(**moved, rare=stage.rare._replace(**own))
 
 
 def taps(stages: Sequence[Drafter]) -> tuple[int, ...]:
@@ -86,34 +113,28 @@ def with_taps(stage: Drafter, every: tuple[int, ...], value: Any) -> Any:
     return value._replace(taps=own) if isinstance(value, Output) else value.replace(taps=own)
 
 
-def run_if(
-    needed: jax.Array,
-    stage: Drafter,
-    params: ModelParams,
-    keys: RowKeys,
-    context: Context,
-    state: Any,
-) -> tuple[Draft, Any]:
+def run_if(needed: Array, stage: Drafter, state: Any, *args: Any) -> tuple[Draft, Any]:
     """The stage's draft and new state if ``needed`` bool[], else zeros and the old state.
 
-    A loop of at most one turn: a conditional would copy the caches in the state.
+    ``args``: params, keys and context. A loop of at most one turn: a conditional would copy the
+    caches in the state.
     """
-    fake = fake_keys(context)
-    # Only the shapes are needed.
-    with jax.disable_jit(False):
-        shape = jax.eval_shape(lambda old: stage.propose(params, fake, context, old)[0], state)
-    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape)
+    nothing = tree.zeros(lambda old: stage.propose(*args, old)[0], state)
 
     def run(carry):
-        return jnp.zeros((), bool), *stage.propose(params, keys, context, carry[2])
+        return jnp.zeros((), bool), *stage.propose(*args, carry[2])
 
     return jax.lax.while_loop(lambda carry: carry[0], run, (needed, nothing, state))[1:]
 
 
-def fake_keys(context: Context) -> RowKeys:
-    """Keys for ``jax.eval_shape``, which draws nothing."""
-    rows = rng.row_keys(0, context.length.shape[0])
-    return RowKeys(rows, jnp.zeros((), jnp.int32), context.length)
+def probs_of(drafts: Sequence[Draft], vocab_size: int) -> list[Array]:
+    """f[B,n,V] of each draft, all of one dtype; 1 for a token that was not drawn."""
+    every = [
+        jax.nn.one_hot(draft.tokens, vocab_size) if draft.probs is None else draft.probs
+        for draft in drafts
+    ]
+    dtype = functools.reduce(jnp.promote_types, [probs.dtype for probs in every])
+    return [probs.astype(dtype) for probs in every]
 
 
 def _in_order(stages: Stages) -> list[tuple[Any, Any]]:
@@ -123,3 +144,68 @@ def _in_order(stages: Stages) -> list[tuple[Any, Any]]:
 def _with_name(label: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that have a value, and the drafter's name, by default its label."""
     return {"name": str(label)} | {key: value for key, value in keys.items() if value is not None}
+
+
+# What a drafter must be to draft for an inner model, whose text may be withdrawn.
+
+
+def inside(name: str, target: LM, stages: Stages | None, **keys: Any) -> Drafter:
+    """The drafter inside ``name``: that of ``stages``; None: ``prompt_lookup`` with these keys.
+
+    Raises UserError for a drafter that cannot be inside.
+    """
+    if stages is None:
+        stages = [drafters.make("prompt_lookup", target, **keys)]
+    [stage] = build(target, stages, gaps=True)
+    return allowed(name, stage)
+
+
+def allowed(name: str, drafter: Drafter) -> Drafter:
+    """``drafter``, for drafts inside the drafter ``name``.
+
+    Its ``init`` raises UserError if it reads the target's weights or its cache, or if its
+    controller learns.
+
+    Raises UserError for a drafter that reads the model's output, or must take part in every round.
+    """
+    if drafter.features or drafter.taps:
+        raise UserError(
+            f"{name}: {drafter.name} reads the output of the model that it drafts for, and the "
+            "text of an inner model is a draft that may be withdrawn; take a lookup or a model"
+        )
+    if not drafter.gaps:
+        raise UserError(
+            f"{name}: {drafter.name} must take part in every round, and cannot return to an "
+            "earlier text; take a lookup or a model"
+        )
+    return drafter._replace(init=Bound(_init, name, drafter))
+
+
+def _init(
+    name: str,
+    drafter: Drafter,
+    params: ModelParams,
+    context: Context,
+    target_out: Output,
+    slots: int,
+) -> Any:
+    """``Drafter.init``, with the checks that need a state."""
+    nothing = Unreadable(
+        f"{name}: {drafter.name} reads the target's weights or its cache, and it would draft for "
+        "another model; take a lookup or a model"
+    )
+    params, context = params._replace(target=nothing), context.replace(cache=nothing)
+    state = drafter.init(params, context, target_out, slots)
+    if isinstance(state, stepper.State) and jax.tree.leaves(state.control):
+        raise UserError(
+            f"{name}: the controller of {drafter.name} learns from verdicts, and those of inner "
+            "rounds are forgotten; take one that does not learn, such as threshold:0.4"
+        )
+    more = slots + 1 - context.tokens.shape[1]
+    longer = jnp.pad(context.tokens, ((0, 0), (0, more)), constant_values=-1)
+    context = context.replace(tokens=longer)
+    rows = rng.row_keys(0, context.length.shape[0])
+    keys = RowKeys(rows, jnp.zeros((), jnp.int32), context.length)
+    # Only what it reads is of interest.
+    tree.shapes(lambda: drafter.propose(params, keys, context, state)[0])
+    return state

@@ -15,37 +15,109 @@ first model 1 of the second and 10 of the lookup; for the second 10 of the looku
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
-
-from specjax import accept, drafters
+from specjax import accept, declare
 from specjax.accept import chain, lenient
 from specjax.bound import Bound
-from specjax.drafters import none
+from specjax.checks import whole
+from specjax.declare import key
+from specjax.drafters import _foresee, none
 from specjax.drafters.draft_models import _small_model, specinfer
-from specjax.drafters.nested import _inside, _row, _stages, _system
-from specjax.drafters.nested._lengths import Lengths, parse
+from specjax.drafters.nested import _row, _stages, _system
 from specjax.drafters.nested._row import Row
 from specjax.drafters.nested._stages import Stages
 from specjax.drafters.nested._system import System
 from specjax.errors import UserError
-from specjax.prompt import check_window
 from specjax.types import (
     CHAIN,
     LM,
     Accept,
-    Context,
     Drafter,
-    ModelParams,
-    Output,
     Params,
     Training,
 )
 
+# The matrix K of a cascade: how many tokens of which model are in a draft.
+
+
+# The defaults: tokens for the target, for each model, and of the lookup.
+FIRST, FURTHER, LOOKUP = 5, 3, 10
+
+
+# Row r has the tokens of model r, r + 1, ... and of the lookup in a draft for model r - 1. Row 0 is
+# the draft for the target.
+Lengths = tuple[tuple[int, ...], ...]
+
+
+def parse(given: str | Sequence[Sequence[int]] | None, models: int) -> Lengths:
+    """The lengths for so many models.
+
+    Raises:
+        UserError: another form, numbers below 0, an empty draft for the target, or a model that no
+            draft uses.
+    """
+    if given is None:
+        first = [(FURTHER if row else FIRST, *[0] * (models - row)) for row in range(models)]
+        return (*first, (LOOKUP,))
+    rows = _read(given)
+    if len(rows) != models + 1:
+        raise UserError(
+            f"lengths has {len(rows)} rows; with {models} models it needs {models + 1}, one for "
+            "the target and one for each model"
+        )
+    rows = [_upper(row, number, models + 1) for number, row in enumerate(rows)]
+    if not any(rows[0]):
+        raise UserError("lengths has no tokens in its first row; the target needs a draft")
+    used = {0}
+    for number, row in enumerate(rows):
+        if number in used:
+            used |= {number + 1 + index for index, size in enumerate(row[:-1]) if size}
+    missing = sorted(set(range(models + 1)) - used)
+    if missing:
+        raise UserError(
+            f"lengths uses no token of model {missing[0]} (of {models}); leave the model out, or "
+            "give it tokens"
+        )
+    return tuple(rows)
+
+
+def _read(given: str | Sequence[Sequence[int]]) -> list[list[int]]:
+    """The rows of a text "5,14,10;1,10;10", or of lists."""
+    wrong = f"lengths is {given!r}; give rows of whole numbers, as in '5,14,10;1,10;10'"
+    try:
+        if isinstance(given, str):
+            return [[int(size) for size in row.split(",")] for row in given.split(";")]
+        rows = [list(row) for row in given]
+    except (TypeError, ValueError):
+        raise UserError(wrong) from None
+    if not all(isinstance(size, int) for row in rows for size in row):
+        raise UserError(wrong)
+    return rows
+
+
+def _upper(row: list[int], number: int, size: int) -> tuple[int, ...]:
+    """Row ``number`` without the zeros of the published form at its begin."""
+    for length in row:
+        whole("a length of the cascade", length, 0)
+    if len(row) == size and not any(row[:number]):
+        row = row[number:]
+    if len(row) != size - number:
+        raise UserError(
+            f"row {number + 1} of lengths has {len(row)} numbers; it needs {size - number}: one "
+            "for each smaller model, and one for the lookup"
+        )
+    return tuple(row)
+
+
 REFERENCE = ("chen2024cascade", "leviathan2023fast")
+
+
+# Where the first model's parameters are.
+FIRST_MODEL = ("models", 0)
 
 
 class _Cascade(NamedTuple):
@@ -57,67 +129,68 @@ class _Cascade(NamedTuple):
     rule: Accept  # of the inner rounds
 
 
-def check(drafters: Stages | None = None, **_: Any) -> None:
-    """Raises UserError unless the inner drafter has a known name and keys it takes."""
-    if drafters is not None:
-        _stages.check("cascade", drafters)
-        if len(drafters) != 1:
-            raise UserError(f"cascade takes one drafter without a model and got {len(drafters)}")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(declare.Keys):
+    """The keys of ``cascade``."""
+
+    LENGTH = "lengths"
+
+    models: Sequence[LM | str | os.PathLike] | str = key(
+        help="the draft models, the largest one first: each an ``LM``, or any model that "
+        "``hf.load`` takes; or the directories as one text, separated by commas"
+    )
+    lengths: str | Sequence[Sequence[int]] | None = key(
+        None,
+        'the matrix K: rows separated by ";", or a list of lists; rows may have the zeros of the '
+        "published form at their begin. None: 5 tokens of the first model for the target, 3 of "
+        "each further one for the model before it, and 10 of the lookup for the last one.",
+    )
+    drafters: Stages | None = key(
+        None,
+        "the lookup, as label -> its keys, or a list with a ready-made ``Drafter`` of chains. "
+        "None: ``prompt_lookup``.",
+    )
+    lenience: float = key(
+        1.0,
+        "in (0, 1]: inner rounds accept a token whose probability is at least this share of the "
+        "best one's. Only in greedy rows: there the target compares tokens, so the text stays the"
+        " same. Below 1 the drafter is meant for temperature 0 only.",
+    )
+    params: Sequence[Params] | None = key(
+        None, "the models' parameters, when they are LMs", python=True
+    )
+
+    def check(self) -> None:
+        if self.drafters is not None:
+            _stages.check("cascade", self.drafters, "one drafter without a model and got {got}")
 
 
-def make(
-    target: LM,
-    *,
-    models: Sequence[LM | str | os.PathLike] | str,
-    lengths: str | Sequence[Sequence[int]] | None = None,
-    drafters: Stages | None = None,
-    lenience: float = 1.0,
-    params: Sequence[Params] | None = None,
-) -> Drafter:
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
     """Drafts with a cascade of models.
-
-    Args:
-        target: the model to be accelerated.
-        models: the draft models, the largest one first: each an ``LM``, or any model that
-            ``hf.load`` takes; or the directories as one text, separated by commas.
-        lengths: the matrix K: rows separated by ";", or a list of lists; rows may have the zeros of
-            the published form at their begin. None: 5 tokens of the first model for the target, 3
-            of each further one for the model before it, and 10 of the lookup for the last one.
-        drafters: the lookup, as label -> its keys, or a list with a ready-made ``Drafter`` of
-            chains. None: ``prompt_lookup``.
-        lenience: in (0, 1]: inner rounds accept a token whose probability is at least this share of
-            the best one's. Only in greedy rows: there the target compares tokens, so the text stays
-            the same. Below 1 the drafter is meant for temperature 0 only.
-        params: the models' parameters, when they are LMs.
 
     Raises:
         UserError: models of different vocabularies, lengths of another form, a model that no length
             uses, a drafter that cannot be inside, numbers out of range.
     """
-    check(drafters)
-    given = specinfer.list_of(models)
-    each = [None] * len(given) if params is None else list(params)
-    if len(each) != len(given):
-        raise UserError(
-            f"there are {len(given)} models and {len(each)} params; give one for each model"
-        )
+    given = specinfer.list_of(keys.models)
+    each = _small_model.params_of(given, keys.params)
     loaded = [_small_model.load(target, model, own) for model, own in zip(given, each, strict=True)]
-    sizes = parse(lengths, len(given))
-    leaf = _leaf(target, sizes, drafters)
-    cascade = _Cascade(tuple(lm for lm, _ in loaded), sizes, leaf, _inner_rule(lenience))
+    sizes = parse(keys.lengths, len(given))
+    leaf = _leaf(target, sizes, keys.drafters)
+    cascade = _Cascade(tuple(lm for lm, _ in loaded), sizes, leaf, _inner_rule(keys.lenience))
     init_params = Bound(_init_params, [own for _, own in loaded], leaf)
-    made = _drafter_of(cascade, 0, (), 0, init_params)
-    for model in cascade.models:
-        check_window(model, made)
-    made = made._replace(init=Bound(_init, cascade, made), greedy_only=lenience < 1)
-    first = sizes.rows[0]
-    if first[0] != made.nodes or lenience < 1:
+    made = _row.checked(_drafter_of(cascade, 0, (), 0, init_params), *cascade.models)
+    made = made._replace(greedy_only=keys.lenience < 1)
+    first = sizes[0]
+    if first[0] != made.nodes or keys.lenience < 1:
         return made
     # All tokens are samples of the first model: its probabilities are those of a draft model.
-    forecast = Bound(_of_first, _small_model.foresee, target, cascade.models[0])
+    both = Bound(_small_model.both, target, cascade.models[0])
+    forecast = Bound(_foresee.chain_of_text, both, made.nodes)
     return made._replace(
-        probs=Bound(_probs, cascade.models[0]),
-        training=Training(foresee=Bound(forecast, made.nodes)),
+        probs=_stages.at(FIRST_MODEL, Bound(_small_model.probs, cascade.models[0])),
+        training=Training(foresee=_stages.at(FIRST_MODEL, forecast)),
     )
 
 
@@ -131,15 +204,12 @@ def _inner_rule(lenience: float) -> Accept:
 
 def _leaf(target: LM, sizes: Lengths, stages: Stages | None) -> Drafter | None:
     """The lookup. Raises UserError for one that cannot be inside, or one without effect."""
-    longest = max(row[-1] for row in sizes.rows)
+    longest = max(row[-1] for row in sizes)
     if not longest:
         if stages is not None:
             raise UserError("cascade: lengths has no tokens of the lookup; leave drafters out")
         return None
-    if stages is None:
-        stages = [drafters.make("prompt_lookup", target, gamma=longest)]
-    [leaf] = _stages.build(target, stages, gaps=True)
-    leaf = _inside.allowed("cascade", leaf)
+    leaf = _stages.inside("cascade", target, stages, gamma=longest)
     if leaf.siblings != CHAIN:
         raise UserError(f"cascade takes drafts that are chains; {leaf.name} drafts trees")
     if longest > leaf.nodes:
@@ -158,7 +228,7 @@ def _drafter_of(
     ``above``: gamma of each system that it drafts inside. ``behind``: how many tokens the caches of
     its models can lack because of these systems.
     """
-    sizes = cascade.lengths.rows[first]
+    sizes = cascade.lengths[first]
     total, before, systems = sum(sizes), 0, []
     if not total:
         return none.make(cascade.models[0])
@@ -170,28 +240,18 @@ def _drafter_of(
         lag = behind + total - before - gamma + 1
         inner = _drafter_of(cascade, index + 1, (*above, gamma), lag + before)
         accept.check_pair(inner, cascade.rule)
-        params = Bound(_model_params, index)
+        params = Bound(_stages.params_at, ("models", index))
         rooms = [size + lag + before for size in above]
         reader = _system.own_cache(cascade.models[index], params, rooms)
-        below = Bound(_below, index)
         depth = len(above) + 1
-        part = System(reader, inner, cascade.rule, gamma, below, lag + before, before, depth)
-        systems.append(part)
+        systems.append(System(reader, inner, cascade.rule, gamma, lag + before, before, depth))
         before += gamma
     leaf = None
     if sizes[-1]:
         assert cascade.leaf is not None
-        leaf = _row.with_params(_row.shortened(cascade.leaf, sizes[-1]), "leaf")
+        leaf = _stages.with_params(_row.shortened(cascade.leaf, sizes[-1]), "leaf")
     row = Row(tuple(systems), leaf, cascade.models[0].vocab_size)
     return _row.build("cascade", row, init_params)
-
-
-def _model_params(index: int, params: ModelParams) -> Params:
-    return params.draft["models"][index]
-
-
-def _below(index: int, params: ModelParams) -> ModelParams:
-    return ModelParams(params.draft["models"][index], params.draft)
 
 
 def _init_params(models: Sequence[Params], leaf: Drafter | None, key: Any) -> Params:
@@ -200,28 +260,3 @@ def _init_params(models: Sequence[Params], leaf: Drafter | None, key: Any) -> Pa
         raise UserError("cascade was made from LMs without params; give params=, or directories")
     own = {} if leaf is None else leaf.init_params(key)
     return {"models": tuple(models), "leaf": own}
-
-
-def _init(
-    cascade: _Cascade,
-    made: Drafter,
-    params: ModelParams,
-    context: Context,
-    target_out: Output,
-    slots: int,
-) -> Any:
-    for model in cascade.models:
-        _small_model.check_positions(model, slots - made.nodes)
-    return made.init(params, context, target_out, slots)
-
-
-def _of_first(function: Any, target: LM, model: LM, depth: int, params: ModelParams, *rest: Any):
-    """A forecast of ``_small_model``, for the first model."""
-    own = params._replace(draft=_model_params(0, params))
-    return function(target, model, depth, own, *rest)
-
-
-def _probs(model: LM, params: ModelParams, context: Context) -> jax.Array:
-    """f32[B,S,V]: ``Drafter.probs``."""
-    own = params._replace(draft=_model_params(0, params))
-    return _small_model.probs(model, own, context)

@@ -14,20 +14,30 @@ the class is L1 too, but the acceptance rate is not ``rate``; the command line r
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 
-from specjax import decode, rng, sampling, tree
+from specjax import declare, decode, rng, sampling, tree
 from specjax.bound import Bound
-from specjax.checks import number
+from specjax.declare import key
 from specjax.drafters import none
 from specjax.drafters.nested import _stages
 from specjax.drafters.nested._stages import Stages
 from specjax.errors import UserError
-from specjax.types import CHAIN, DETERMINISTIC, LM, DecodeState, Draft, Drafter, ModelParams
+from specjax.types import (
+    CHAIN,
+    DETERMINISTIC,
+    LM,
+    Array,
+    DecodeState,
+    Draft,
+    Drafter,
+    ModelParams,
+    Rare,
+)
 
 REFERENCE = "leviathan2023fast"
 
@@ -36,40 +46,41 @@ class State(struct.PyTreeNode):
     """The inner drafter's state, and the target's greedy text."""
 
     inner: Any
-    record: jax.Array  # i32[B,S] the prompt, then its greedy continuation
+    record: Array  # i32[B,S] the prompt, then its greedy continuation
 
 
-class Settings(NamedTuple):
-    """Static settings; see ``make``."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(declare.Keys):
+    """The keys of ``controlled``."""
 
-    target: LM
-    stage: Drafter  # the inner drafter
+    LENGTH = "drafters"
+
+    drafters: Stages = key(
+        help="the inner drafter, which determines the cost: label -> its keys, or a list with a "
+        "ready-made ``Drafter``. A chain, or a deterministic tree; of a tree, one node at each "
+        "depth is controlled and the others are wrong."
+    )
+    rate: float = key(
+        0.8,
+        "probability that the controlled token of a depth is the target's, in [0, 1]",
+        least=0,
+        most=1,
+    )
+
+    def check(self) -> None:
+        only = "one inner drafter and got {got}; give one"
+        _stages.check("controlled", self.drafters, only)
 
 
-def check(drafters: Stages, **_: Any) -> None:
-    """Raises UserError unless there is one inner drafter with a known name and keys it takes."""
-    _stages.check("controlled", drafters)
-    if len(drafters) != 1:
-        raise UserError(f"controlled takes one inner drafter and got {len(drafters)}; give one")
-
-
-def make(target: LM, *, drafters: Stages, rate: float = 0.8) -> Drafter:
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
     """Drafts with a chosen acceptance rate at another drafter's cost.
-
-    Args:
-        target: the model to be accelerated.
-        drafters: the inner drafter, which determines the cost: label -> its keys, or a list with
-            a ready-made ``Drafter``. A chain, or a deterministic tree; of a tree, one node at each
-            depth is controlled and the others are wrong.
-        rate: probability that the controlled token of a depth is the target's, in [0, 1].
 
     Raises:
         UserError: no inner drafter or several, one that drafts no tokens or samples siblings, a
             rate outside [0, 1].
     """
-    check(drafters)
-    number("rate", rate, "in [0, 1]", lambda x: 0 <= x <= 1)
-    [stage] = _stages.build(target, drafters, gaps=False)
+    [stage] = _stages.build(target, keys.drafters, gaps=False)
     if not stage.nodes:
         raise UserError(f"controlled: {stage.name} drafts no tokens; give another inner drafter")
     if stage.siblings not in (CHAIN, DETERMINISTIC):
@@ -77,12 +88,12 @@ def make(target: LM, *, drafters: Stages, rate: float = 0.8) -> Drafter:
             "controlled takes chains and deterministic trees; "
             f"{stage.name} drafts {stage.siblings} siblings"
         )
-    settings = Settings(target, stage)
+    stage = _stages.with_params(stage, "drafter")
     return Drafter(
-        init_params=Bound(_init_params, settings, rate),
-        init=Bound(_init, settings),
-        propose=Bound(_propose, settings),
-        update=Bound(_update, settings),
+        init_params=Bound(_init_params, stage, keys.rate),
+        init=Bound(_init, target, stage),
+        propose=Bound(_propose, target.vocab_size, stage),
+        update=Bound(_update, stage),
         nodes=stage.nodes,
         name="controlled",
         siblings=stage.siblings,
@@ -90,11 +101,10 @@ def make(target: LM, *, drafters: Stages, rate: float = 0.8) -> Drafter:
         # The recorded continuation needs the target.
         features=True,
         taps=stage.taps,
-        rows=None if stage.rows is None else Bound(_rows, stage),
         # The continuation of the prompt, and not of the text.
         history=True,
         gaps=stage.gaps,
-        check_rows=stage.check_rows,
+        rare=Rare(rows=stage.rare.rows, check_rows=stage.rare.check_rows),
         constant_cost=stage.constant_cost,
         # Every round costs the same.
         whole=True,
@@ -102,33 +112,20 @@ def make(target: LM, *, drafters: Stages, rate: float = 0.8) -> Drafter:
     )
 
 
-def _init_params(settings: Settings, rate: float, key):
+def _init_params(stage: Drafter, rate: float, key):
     # The rate is a parameter, so that no program is compiled again for another rate.
-    return {
-        "drafter": settings.stage.init_params(key),
-        "rate": jnp.asarray(rate, jnp.float32),
-    }
+    return {"drafter": stage.init_params(key), "rate": jnp.asarray(rate, jnp.float32)}
 
 
-def _inner(params: ModelParams) -> ModelParams:
-    return _stages.stage_params(params, "drafter")
+def _init(target: LM, stage: Drafter, params, context, target_out, slots):
+    inner = stage.init(params, context, target_out, slots)
+    return State(inner, _greedy_text(target, params, context, slots))
 
 
-def _rows(stage: Drafter, params: ModelParams) -> jax.Array:
-    """``Drafter.rows`` of the inner drafter."""
-    assert stage.rows is not None
-    return stage.rows(_inner(params))
-
-
-def _init(settings: Settings, params, context, target_out, slots):
-    inner = settings.stage.init(_inner(params), context, target_out, slots)
-    return State(inner, _greedy_text(settings.target, params, context, slots))
-
-
-def _propose(settings: Settings, params, keys, context, state):
-    inner_keys = keys.inner(0, same_target=True)
-    draft, inner = settings.stage.propose(_inner(params), inner_keys, context, state.inner)
-    right, wrong_or_right = _controlled_tokens(settings, params, keys, context, state.record)
+def _propose(vocab: int, stage: Drafter, params, keys, context, state):
+    inner_keys, rate = keys.inner(0, same_target=True), params.draft["rate"]
+    draft, inner = stage.propose(params, inner_keys, context, state.inner)
+    right, wrong_or_right = _controlled(vocab, rate, keys, context, state.record, stage.longest)
     # Never true, but unknown to the compiler: the inner drafter's tokens have to be computed.
     needed = draft.tokens < -1
     if draft.parents is None:
@@ -136,7 +133,7 @@ def _propose(settings: Settings, params, keys, context, state):
         draft = Draft(tokens, jnp.ones_like(draft.valid), finite=draft.finite)
         return draft, state.replace(inner=inner)
     level = tree.depths(draft.parents, *draft.tokens.shape)
-    main = _first_path(draft, settings.stage.longest)
+    main = _first_path(draft, stage.longest)
 
     def at_nodes(values):
         return jnp.take_along_axis(values, level, axis=1, mode="clip")
@@ -150,23 +147,21 @@ def _propose(settings: Settings, params, keys, context, state):
     return draft, state.replace(inner=inner)
 
 
-def _controlled_tokens(settings: Settings, params, keys, context, record):
+def _controlled(vocab: int, rate: Array, keys, context, record: Array, longest: int):
     """The target's next greedy tokens i32[B,M], and the same with some replaced by wrong ones."""
-    batch, longest = context.length.shape[0], settings.stage.longest
-    depth = jnp.arange(longest)
+    batch, depth = context.length.shape[0], jnp.arange(longest)
     coins = keys.inner(1).coins(longest)
-    chance = jnp.broadcast_to(params.draft["rate"], (batch, longest))
+    chance = jnp.broadcast_to(rate, (batch, longest))
     is_right = coins.flip(chance, jnp.ones_like(chance))
     right = jnp.take_along_axis(record, context.length[:, None] + depth, axis=1, mode="clip")
-    return right, jnp.where(is_right, right, (right + 1) % settings.target.vocab_size)
+    return right, jnp.where(is_right, right, (right + 1) % vocab)
 
 
-def _update(settings: Settings, params, state, draft, verdict, target_out):
-    inner = settings.stage.update(_inner(params), state.inner, draft, verdict, target_out)
-    return state.replace(inner=inner)
+def _update(stage: Drafter, params, state, *args):
+    return state.replace(inner=stage.update(params, state.inner, *args))
 
 
-def _greedy_text(target: LM, params: ModelParams, context, slots: int) -> jax.Array:
+def _greedy_text(target: LM, params: ModelParams, context, slots: int) -> Array:
     """i32[B,slots]: the text and the target's greedy continuation of it."""
     batch, width = context.tokens.shape
     tokens = jnp.pad(context.tokens, ((0, 0), (0, slots + 1 - width)), constant_values=-1)
@@ -196,7 +191,7 @@ def _greedy_text(target: LM, params: ModelParams, context, slots: int) -> jax.Ar
     return jnp.maximum(state.tokens[:, :slots], 0)
 
 
-def _first_path(draft: Draft, longest: int) -> jax.Array:
+def _first_path(draft: Draft, longest: int) -> Array:
     """bool[B,N]: the path of first children from the pending token down."""
     assert draft.parents is not None
     node = jnp.arange(draft.tokens.shape[1])

@@ -10,7 +10,7 @@ only in rounds in which they propose.
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,14 +18,14 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from specjax import tree
+from specjax import declare, tree
 from specjax.bound import Bound
-from specjax.checks import number
-from specjax.drafters import _batches
+from specjax.declare import key
+from specjax.drafters import _limited
 from specjax.drafters.nested import _stages
-from specjax.drafters.nested._stages import Stages, stage_params
+from specjax.drafters.nested._stages import Stages
 from specjax.errors import UserError
-from specjax.types import CHAIN, DETERMINISTIC, LM, Draft, Drafter, Output, Verdict
+from specjax.types import CHAIN, DETERMINISTIC, LM, Array, Draft, Drafter, Output, Rare, Verdict
 
 REFERENCE = "spector2023accelerating"
 DECAY = 0.8
@@ -36,9 +36,9 @@ class State(struct.PyTreeNode):
 
     states: tuple[Any, ...]
     # i32[B] the drafter that proposed; if none did, the last one that was asked.
-    winner: jax.Array
+    winner: Array
     # f32[B,n] moving average of the share of its draft that was accepted, 1 at first.
-    rate: jax.Array
+    rate: Array
 
 
 class Settings(NamedTuple):
@@ -59,42 +59,55 @@ class Settings(NamedTuple):
         return max(stage.longest for stage in self.stages)
 
 
-def check(drafters: Stages, **_: Any) -> None:
-    """Raises UserError unless all inner drafters have known names and keys they take."""
-    _stages.check("escalate", drafters)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(declare.Keys):
+    """The keys of ``escalate``."""
+
+    LENGTH = "drafters"
+
+    drafters: Stages = key(
+        help='label -> keys of a drafter (including "name", by default the label), asked in the '
+        "alphabetical order of the labels, because a configuration keeps no other order; or "
+        "ready-made drafters in the given order. All chains, or all deterministic (chains and "
+        "trees)."
+    )
+    least: float = key(
+        0.0,
+        "a drafter is not asked in a row any more once its moving average of accepted shares in "
+        "that row is lower",
+        least=0,
+        below=1,
+    )
+    decay: float | None = key(
+        None,
+        "weight of the past in that average, in [0, 1). None: 0.8. Only with ``least`` above 0: "
+        "otherwise the average is not used.",
+        least=0,
+        below=1,
+    )
+
+    def check(self) -> None:
+        _stages.check("escalate", self.drafters)
+        if self.decay is not None and not self.least:
+            raise UserError(
+                f"decay is {self.decay} and least 0: every drafter is asked, whatever its "
+                "average; raise least, or leave decay out"
+            )
 
 
-def make(
-    target: LM, *, drafters: Stages, least: float = 0.0, decay: float | None = None
-) -> Drafter:
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
     """Asks drafters in turn.
-
-    Args:
-        target: the model to be accelerated.
-        drafters: label -> keys of a drafter (including "name", by default the label), asked in the
-            alphabetical order of the labels, because a configuration keeps no other order; or
-            ready-made drafters in the given order. All chains, or all deterministic (chains and
-            trees).
-        least: a drafter is not asked in a row any more once its moving average of accepted shares
-            in that row is lower.
-        decay: weight of the past in that average, in [0, 1). None: 0.8. Only with ``least`` above
-            0: otherwise the average is not used.
 
     Raises:
         UserError: no drafters, unknown ones, drafts that cannot be combined, a drafter that must
             take part in every round, a decay without ``least``.
     """
-    check(drafters)
-    for name, value in (("least", least), ("decay", DECAY if decay is None else decay)):
-        number(name, value, "in [0, 1)", lambda x: 0 <= x < 1)
-    if decay is not None and not least:
-        raise UserError(
-            f"decay is {decay} and least 0: every drafter is asked, whatever its average; "
-            "raise least, or leave decay out"
-        )
-    stages = tuple(_stages.build(target, drafters, gaps=True))
-    decay = DECAY if decay is None else decay
-    settings = Settings(target.vocab_size, stages, _siblings(stages), least, decay)
+    stages = tuple(_stages.build(target, keys.drafters, gaps=True))
+    decay = DECAY if keys.decay is None else keys.decay
+    stages = tuple(_stages.with_params(stage, index) for index, stage in enumerate(stages))
+    settings = Settings(target.vocab_size, stages, _siblings(stages), keys.least, decay)
+    learn = Bound(_learn, settings) if any(stage.rare.learn for stage in stages) else None
     return Drafter(
         init_params=Bound(_init_params, settings),
         init=Bound(_init, settings),
@@ -106,10 +119,9 @@ def make(
         depth=None if settings.siblings == CHAIN else settings.longest,
         features=any(stage.features for stage in stages),
         taps=_stages.taps(stages),
-        history=least > 0 or any(stage.history for stage in stages),
+        history=keys.least > 0 or any(stage.history for stage in stages),
         constant_cost=False,
-        check_rows=_batches.check_rows(stages),
-        learn=Bound(_learn, settings) if any(s.learn for s in stages) else None,
+        rare=Rare(learn=learn, check_rows=_limited.check_rows(stage.rare for stage in stages)),
     )
 
 
@@ -140,17 +152,14 @@ def _init_params(settings: Settings, key):
 
 def _init(settings: Settings, params, context, target_out, slots):
     states, layers = [], _stages.taps(settings.stages)
-    for index, stage in enumerate(settings.stages):
+    for stage in settings.stages:
         own, out = (_stages.with_taps(stage, layers, each) for each in (context, target_out))
         # Each drafter gets the slots that it would have alone.
         size = slots - settings.nodes + stage.nodes
-        states.append(stage.init(stage_params(params, index), own, out, size))
+        states.append(stage.init(params, own, out, size))
     batch, count = context.length.shape[0], len(states)
-    return State(
-        tuple(states),
-        jnp.full((batch,), count, jnp.int32),
-        jnp.ones((batch, count), jnp.float32),
-    )
+    winner = jnp.full((batch,), count, jnp.int32)
+    return State(tuple(states), winner, jnp.ones((batch, count), jnp.float32))
 
 
 def _propose(settings: Settings, params, keys, context, state):
@@ -159,17 +168,12 @@ def _propose(settings: Settings, params, keys, context, state):
     finished = jnp.zeros((batch,), bool) if context.done is None else context.done
     states, drafts, layers = [], [], _stages.taps(settings.stages)
     for index, stage in enumerate(settings.stages):
-        own, inner_keys = stage_params(params, index), keys.inner(index, same_target=True)
+        inner_keys = keys.inner(index, same_target=True)
         asked = (winner == no_winner) & (state.rate[:, index] >= settings.least) & ~finished
         seen = _stages.with_taps(stage, layers, context)
-        draft, after = _stages.run_if(
-            asked.any(), stage, own, inner_keys, seen, state.states[index]
-        )
-        proposed = (
-            tree.exists(draft.valid, draft.parents).any(-1)
-            if stage.nodes
-            else jnp.zeros((batch,), bool)
-        )
+        own = state.states[index]
+        draft, after = _stages.run_if(asked.any(), stage, own, params, inner_keys, seen)
+        proposed = tree.exists(draft.valid, draft.parents).any(-1)
         winner, last = jnp.where(asked & proposed, index, winner), jnp.where(asked, index, last)
         states.append(after)
         drafts.append(draft)
@@ -180,48 +184,36 @@ def _propose(settings: Settings, params, keys, context, state):
     return _merge(settings, drafts, winner), state
 
 
-def _merge(settings: Settings, drafts: Sequence[Draft], winner: jax.Array) -> Draft:
+def _merge(settings: Settings, drafts: Sequence[Draft], winner: Array) -> Draft:
     """One draft of ``nodes`` nodes: in each row that of ``winner`` i32[B], padded."""
-    batch, nodes, chain = winner.shape[0], settings.nodes, settings.siblings == CHAIN
+    batch, chain = winner.shape[0], settings.siblings == CHAIN
     sampled = any(draft.probs is not None for draft in drafts)
     if sampled and not chain:
         raise UserError(
             "escalate: with a deterministic tree every drafter must be deterministic, "
             "and one of them samples"
         )
-    tokens, valid = jnp.zeros((batch, nodes), jnp.int32), jnp.zeros((batch, nodes), bool)
-    parents, finite = jnp.full((batch, nodes), -1, jnp.int32), jnp.ones((batch,), bool)
+    every = _stages.probs_of(drafts, settings.vocab_size) if sampled else [None] * len(drafts)
+    merged, finite = None, jnp.ones((batch,), bool)
     fed = jnp.zeros((batch,), jnp.int32)
-    for index, draft in enumerate(drafts):
-        mine = (winner == index)[:, None]
-        size = draft.tokens.shape[1]
-        chain_parents = jnp.arange(size, dtype=jnp.int32) - 1
-        above = chain_parents if draft.parents is None else draft.parents
-        tokens = tokens.at[:, :size].set(jnp.where(mine, draft.tokens, tokens[:, :size]))
-        valid = valid.at[:, :size].set(jnp.where(mine, draft.valid, valid[:, :size]))
-        parents = parents.at[:, :size].set(jnp.where(mine, above, parents[:, :size]))
+    for index, (draft, probs) in enumerate(zip(drafts, every, strict=True)):
+        mine, above = winner == index, draft.parents
+        if above is None:
+            above = jnp.broadcast_to(jnp.arange(draft.tokens.shape[1]) - 1, draft.tokens.shape)
+        # The parent of a node that pads a draft is -1.
+        own = tree.sized((draft.tokens, draft.valid, above + 1, probs), settings.nodes)
+        merged = jax.tree.map(jnp.zeros_like, own) if merged is None else merged
+        merged = tree.where_rows(mine, own, merged)
         if draft.finite is not None:
-            finite &= draft.finite | ~mine[:, 0]
+            finite &= draft.finite | ~mine
         if draft.fed is not None:
-            fed = jnp.where(mine[:, 0], draft.fed, fed)
+            fed = jnp.where(mine, draft.fed, fed)
+    assert merged is not None
+    tokens, valid, parents, probs = merged
     if chain:
-        probs = _merge_probs(settings, drafts, winner) if sampled else None
         return Draft(tokens, valid, probs=probs, finite=finite, fed=fed)
+    parents = parents.astype(jnp.int32) - 1
     return Draft(tokens, valid, parents, finite=finite, fed=fed, depth=settings.longest)
-
-
-def _merge_probs(settings: Settings, drafts: Sequence[Draft], winner: jax.Array) -> jax.Array:
-    """The probabilities of the merged draft, [B,N,V]: 1 for a token that was not sampled."""
-    each = [
-        jax.nn.one_hot(draft.tokens, settings.vocab_size) if draft.probs is None else draft.probs
-        for draft in drafts
-    ]
-    dtype = functools.reduce(jnp.promote_types, [probs.dtype for probs in each])
-    result = jnp.zeros((len(winner), settings.nodes, settings.vocab_size), dtype)
-    for index, probs in enumerate(each):
-        mine, size = (winner == index)[:, None, None], probs.shape[1]
-        result = result.at[:, :size].set(jnp.where(mine, probs, result[:, :size]))
-    return result
 
 
 def _update(settings: Settings, params, state, draft, verdict, target_out):
@@ -234,14 +226,14 @@ def _update(settings: Settings, params, state, draft, verdict, target_out):
         won = (state.winner == index) & (verdict.count > 0)
         out = _stages.with_taps(stage, layers, target_out)
         parts = _part_of(stage, won, draft, verdict, out)
-        states.append(stage.update(stage_params(params, index), state.states[index], *parts))
+        states.append(stage.update(params, state.states[index], *parts))
         new = settings.decay * rate[:, index] + (1 - settings.decay) * share
         rate = rate.at[:, index].set(jnp.where(won & (tried > 0), new, rate[:, index]))
     return State(tuple(states), state.winner, rate)
 
 
 def _part_of(
-    stage: Drafter, won: jax.Array, draft, verdict, target_out
+    stage: Drafter, won: Array, draft, verdict, target_out
 ) -> tuple[Draft, Verdict, Output]:
     """The draft, verdict and outputs of one inner drafter, in its sizes.
 
@@ -277,7 +269,8 @@ def _sized(block, size: int, whole: bool):
 def _learn(settings: Settings, params, state, lengths):
     learned = []
     for index, stage in enumerate(settings.stages):
-        own = stage_params(params, index)
         own_state = state.replace(draft=state.draft.states[index])
-        learned.append(own.draft if stage.learn is None else stage.learn(own, own_state, lengths))
+        own = params.draft[index]
+        learn = stage.rare.learn
+        learned.append(own if learn is None else learn(params, own_state, lengths))
     return tuple(learned)

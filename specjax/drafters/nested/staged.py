@@ -8,22 +8,22 @@ siblings of the chain's token, and leaves of the tree. ``cascade`` has several m
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from specjax import accept, drafters, sampling
+from specjax import accept, declare, sampling
 from specjax.bound import Bound
-from specjax.checks import whole
-from specjax.drafters._growth.siblings import without_replacement
+from specjax.declare import key
+from specjax.drafters import _foresee
 from specjax.drafters.draft_models import _small_model
-from specjax.drafters.nested import _inside, _row, _stages, _system
+from specjax.drafters.growth.siblings import without_replacement
+from specjax.drafters.nested import _row, _stages, _system
 from specjax.drafters.nested._stages import Stages
 from specjax.drafters.nested._system import Drawn, System
-from specjax.errors import UserError
-from specjax.prompt import check_window
 from specjax.rng import DRAFT, RowKeys
 from specjax.topology import shapes
 from specjax.types import (
@@ -37,11 +37,15 @@ from specjax.types import (
     ModelParams,
     Output,
     Params,
+    Rare,
     Training,
     Verdict,
 )
 
 REFERENCE = "spector2023accelerating"
+
+# Where the model's parameters are.
+MODEL = ("model",)
 
 
 class _Settings(NamedTuple):
@@ -61,122 +65,74 @@ class _Settings(NamedTuple):
         return [*chain, *(above for above in chain for _ in range(self.width - 1))]
 
 
-def check(drafters: Stages | None = None, **_: Any) -> None:
-    """Raises UserError unless the inner drafter has a known name and keys it takes."""
-    if drafters is not None:
-        _stages.check("staged", drafters)
-        if len(drafters) != 1:
-            raise UserError(f"staged takes one drafter for its model and got {len(drafters)}")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(declare.Keys):
+    """The keys of ``staged``."""
+
+    model: LM | str | os.PathLike = key(
+        help="the small model: an ``LM``, or any model that ``hf.load`` takes"
+    )
+    drafters: Stages | None = key(
+        None,
+        "what drafts for it, as label -> its keys, or a list with a ready-made ``Drafter``. None:"
+        " ``prompt_lookup``.",
+    )
+    gamma: int = key(4, "depth of the tree", least=1)
+    width: int = key(2, "nodes at each depth; 1: a chain", least=1)
+    params: Params = key(
+        None, "the small model's parameters when ``model`` is an ``LM``", python=True
+    )
+
+    def check(self) -> None:
+        if self.drafters is not None:
+            _stages.check("staged", self.drafters, "one drafter for its model and got {got}")
 
 
-def make(
-    target: LM,
-    *,
-    model: LM | str | os.PathLike,
-    drafters: Stages | None = None,
-    gamma: int = 4,
-    width: int = 2,
-    params: Params = None,
-) -> Drafter:
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
     """Drafts a tree with a small model, which is drafted for by a lookup.
-
-    Args:
-        target: the model to be accelerated.
-        model: the small model: an ``LM``, or any model that ``hf.load`` takes.
-        drafters: what drafts for it, as label -> its keys, or a list with a ready-made ``Drafter``.
-            None: ``prompt_lookup``.
-        gamma: depth of the tree.
-        width: nodes at each depth; 1: a chain.
-        params: the small model's parameters when ``model`` is an ``LM``.
 
     Raises:
         UserError: gamma or width below 1, more nodes at a depth than tokens, another vocabulary
             than the target's, a drafter that cannot be inside.
     """
-    check(drafters)
-    whole("gamma", gamma, 1)
-    whole("width", width, 1)
-    lm, own = _small_model.load(target, model, params)
-    lookup = _lookup(target, drafters)
+    lm, own = _small_model.load(target, keys.model, keys.params)
+    lookup = _stages.inside("staged", target, keys.drafters)
     rule = accept.load(accept.default_rule(lookup))
-    reader = _system.own_cache(lm, _model_params)
-    system = System(reader, _row.with_params(lookup, "drafter"), rule, gamma, _below, lag=1)
-    settings = _Settings(system, width)
+    reader = _system.own_cache(lm, Bound(_stages.params_at, MODEL))
+    system = System(reader, _stages.with_params(lookup, "drafter"), rule, keys.gamma, lag=1)
+    settings = _Settings(system, keys.width)
     shapes.check(settings.parents, target.vocab_size)
-    forecast = Bound(_of_model, _small_model.foresee, target, lm, gamma)
+    both = Bound(_small_model.both, target, lm)
+    forecast = _stages.at(MODEL, Bound(_foresee.chain_of_text, both, keys.gamma))
     drafter = Drafter(
         init_params=Bound(_init_params, own, lookup),
-        init=Bound(_init, settings, lm),
+        init=Bound(_system.init, system),
         propose=Bound(_propose, settings),
         update=Bound(_update, settings),
-        nodes=gamma * width,
+        nodes=keys.gamma * keys.width,
         name="staged",
-        siblings=CHAIN if width == 1 else WITHOUT_REPLACEMENT,
-        depth=gamma,
+        siblings=CHAIN if keys.width == 1 else WITHOUT_REPLACEMENT,
+        depth=keys.gamma,
         constant_cost=False,
         whole=True,
         history=lookup.history,
-        check_rows=lookup.check_rows,
+        rare=Rare(check_rows=lookup.rare.check_rows),
         gaps=False,
-        probs=Bound(_probs, lm),
-        training=Training(foresee=forecast) if width == 1 else None,
+        probs=_stages.at(MODEL, Bound(_small_model.probs, lm)),
+        training=Training(foresee=forecast) if keys.width == 1 else None,
     )
-    check_window(lm, drafter)
-    return drafter
-
-
-def _lookup(target: LM, stages: Stages | None) -> Drafter:
-    """What drafts for the model. Raises UserError for a drafter that cannot be inside."""
-    if stages is None:
-        stages = [drafters.make("prompt_lookup", target)]
-    [lookup] = _stages.build(target, stages, gaps=True)
-    return _inside.allowed("staged", lookup)
-
-
-def _model_params(params: ModelParams) -> Params:
-    return params.draft["model"]
-
-
-def _below(params: ModelParams) -> ModelParams:
-    return ModelParams(params.draft["model"], params.draft)
-
-
-def _of_model(function: Any, target: LM, model: LM, depth: int, params: ModelParams, *rest: Any):
-    """A forecast of ``_small_model``, for the small model."""
-    own = params._replace(draft=params.draft["model"])
-    return function(target, model, depth, own, *rest)
-
-
-def _probs(model: LM, params: ModelParams, context: Context) -> Array:
-    """f32[B,S,V]: ``Drafter.probs``."""
-    return _small_model.probs(model, params._replace(draft=params.draft["model"]), context)
+    return _row.checked(drafter, lm)
 
 
 def _init_params(own: Params, lookup: Drafter, key: Any) -> Params:
     """``Drafter.init_params``. Raises UserError if the model's parameters are not given."""
-    if own is None:
-        raise UserError("staged was made from an LM without params; give params=, or a directory")
+    own = _small_model.init_params("staged", own, key)
     return {"model": own, "drafter": lookup.init_params(key)}
 
 
-def _init(
-    settings: _Settings,
-    model: LM,
-    params: ModelParams,
-    context: Context,
-    target_out: Output,
-    slots: int,
-) -> _system.State:
-    _small_model.check_positions(model, slots - settings.gamma * settings.width)
-    return _system.init(settings.system, params, context, target_out, slots)
-
-
 def _propose(
-    settings: _Settings,
-    params: ModelParams,
-    keys: RowKeys,
-    context: Context,
-    state: _system.State,
+    settings: _Settings, params: ModelParams, keys: RowKeys, context: Context, state: _system.State
 ) -> tuple[Draft, _system.State]:
     drawn, state = _system.draw(settings.system, params, keys.inner(0), context, state)
     probs = _system.probs_of(context, drawn)
@@ -225,11 +181,8 @@ def _siblings(
 
     def greedy() -> tuple[Array, Array, Array]:
         tokens = best()
-        return (
-            tokens,
-            jnp.ones(tokens.shape, bool),
-            jnp.zeros((*tokens.shape, vocab), probs.dtype),
-        )
+        zeros = jnp.zeros((*tokens.shape, vocab), probs.dtype)
+        return tokens, jnp.ones(tokens.shape, bool), zeros
 
     return jax.lax.cond(jnp.all(context.sampling.greedy), greedy, sampled)
 

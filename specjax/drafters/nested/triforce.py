@@ -14,22 +14,21 @@ distribution, and the text has the target's law.
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from typing import Any
 
-from specjax import accept
+from specjax import accept, declare
 from specjax import sparse_views as views
 from specjax.bound import Bound
-from specjax.checks import whole
+from specjax.declare import key
 from specjax.drafters import none
 from specjax.drafters.draft_models import _small_model
 from specjax.drafters.nested import _row, _system
 from specjax.drafters.nested._row import Row
 from specjax.drafters.nested._system import System
-from specjax.drafters.self_speculation import _views
-from specjax.errors import UserError
+from specjax.drafters.self_speculation import magicdec
 from specjax.prompt import check_window
-from specjax.types import LM, Context, Drafter, ModelParams, Output, Params
+from specjax.types import LM, Drafter, ModelParams, Params
 
 REFERENCE = "sun2024triforce"
 
@@ -38,100 +37,58 @@ REFERENCE = "sun2024triforce"
 BEHIND = 2
 
 
-def make(
-    target: LM,
-    *,
-    model: LM | str | os.PathLike,
-    gamma: int = 6,
-    budget: int = 4096,
-    chunk: int | None = None,
-    refresh: int | None = None,
-    model_gamma: int = 1,
-    model_budget: int = 256,
-    sinks: int = 16,
-    params: Params = None,
-) -> Drafter:
-    """Drafts with the target and a retrieved part of its cache, for which a small model drafts.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(declare.Keys):
+    """The keys of ``triforce``."""
 
-    Args:
-        target: the model to be accelerated; a decoder with layers that read the whole text.
-        model: the small model: an ``LM``, or any model that ``hf.load`` takes, without sliding
-            windows. It needs positions for the whole text: its keys have their true positions.
-        gamma: tokens per round that the middle level emits.
-        budget: tokens of the target's cache that the middle level reads, a multiple of ``chunk``.
-        chunk: tokens that are retrieved together; None: 8.
-        refresh: rounds after which the chunks are chosen again; None: 16.
-        model_gamma: tokens that the small model drafts for a pass of the middle level.
-        model_budget: tokens of the small model's cache.
-        sinks: the first tokens of the text that are always in it, of ``model_budget``.
-        params: the small model's parameters when ``model`` is an ``LM``.
+    model: LM | str | os.PathLike = key(
+        help="the small model: an ``LM``, or any model that ``hf.load`` takes, without sliding "
+        "windows. It needs positions for the whole text: its keys have their true positions."
+    )
+    gamma: int = key(6, "tokens per round that the middle level emits", least=1)
+    budget: int = key(
+        4096, "tokens of the target's cache that the middle level reads, a multiple of ``chunk``"
+    )
+    chunk: int | None = key(None, "tokens that are retrieved together; None: 8")
+    refresh: int | None = key(None, "rounds after which the chunks are chosen again; None: 16")
+    model_gamma: int = key(
+        1, "tokens that the small model drafts for a pass of the middle level", least=1
+    )
+    model_budget: int = key(256, "tokens of the small model's cache", least=1)
+    sinks: int = key(
+        16, "the first tokens of the text that are always in it, of ``model_budget``", least=0
+    )
+    params: Params = key(
+        None, "the small model's parameters when ``model`` is an ``LM``", python=True
+    )
+
+
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
+    """Drafts with the target and a retrieved part of its cache, for which a small model drafts.
 
     Raises:
         UserError: numbers out of range, budgets that are too small, another vocabulary than the
             target's, a model that cannot be loaded, or whose cache has no keys to choose from.
     """
-    gamma, inner_gamma = whole("gamma", gamma, 1), whole("model_gamma", model_gamma, 1)
-    model, params = _small_model.load(target, model, params)
-    small = views.streaming_model(
-        model, budget=whole("model_budget", model_budget, 1), sinks=whole("sinks", sinks, 0)
-    )
-    keys = {"chunk": chunk, "refresh": refresh}
-    view = _views.make("retrieval", target, budget, gamma + 1, **keys)
+    gamma = keys.gamma
+    model, params = _small_model.load(target, keys.model, keys.params)
+    small = views.streaming_model(model, budget=keys.model_budget, sinks=keys.sinks)
+    of_view = {"chunk": keys.chunk, "refresh": keys.refresh}
+    view = magicdec.view_of("retrieval", target, keys.budget, gamma + 1, **of_view)
     rule = accept.load("chain")
     # The small model drafts inside the middle level, whose buffer has room for ``gamma`` tokens.
     reader = _system.own_cache(small, _of_model, [gamma + BEHIND])
-    lowest = System(
-        reader, none.make(small), rule, inner_gamma, _nothing_below, lag=BEHIND, depth=2
-    )
+    lowest = System(reader, none.make(small), rule, keys.model_gamma, lag=BEHIND, depth=2)
     row = Row((lowest,), None, target.vocab_size)
-    middle = System(
-        _views.inner(target, view),
-        _row.build("triforce", row, None),
-        rule,
-        gamma,
-        _same,
-    )
-    made = _row.build(
-        "triforce", Row((middle,), None, target.vocab_size), Bound(_init_params, params)
-    )
-    for each in (target, small):
-        check_window(each, made)
+    inner = _row.build("triforce", row, None)
+    middle = System(magicdec.with_view(target, view), inner, rule, gamma)
+    init_params = Bound(_small_model.init_params, "triforce", params)
+    made = _row.build("triforce", Row((middle,), None, target.vocab_size), init_params)
+    check_window(target, made)
     # Tokens of a prompt are fed together, so the small model reads more than in later rounds.
-    return made._replace(init=Bound(_init, model, made), history=True)
-
-
-def _same(params: ModelParams) -> ModelParams:
-    """``System.below``: the middle level has the target's parameters."""
-    return params
+    return _row.checked(made, small)._replace(history=True)
 
 
 def _of_model(params: ModelParams) -> Params:
     return params.draft
-
-
-def _nothing_below(params: ModelParams) -> ModelParams:
-    return ModelParams(params.draft)
-
-
-def _init_params(params: Params, key: Any) -> Params:
-    """``Drafter.init_params``: the parameters of ``make``. Raises UserError for None."""
-    if params is None:
-        raise UserError("triforce was made from an LM without params; give params=, or a directory")
-    return params
-
-
-def _init(
-    model: LM,
-    made: Drafter,
-    params: ModelParams,
-    context: Context,
-    target_out: Output,
-    slots: int,
-) -> Any:
-    longest = slots - made.nodes
-    if model.max_positions is not None and longest > model.max_positions:
-        raise UserError(
-            f"prompt and new tokens need {longest} positions, and the draft model has "
-            f"{model.max_positions}; shorten them or take another draft model"
-        )
-    return made.init(params, context, target_out, slots)

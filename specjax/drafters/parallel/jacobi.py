@@ -13,17 +13,16 @@ of that noise, and a round's coins and residual draws are independent of all thr
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from specjax import outcome, sampling
+from specjax import declare, outcome, sampling
 from specjax.bound import Bound
-from specjax.checks import one_of, whole, yes_or_no
-from specjax.drafters.parallel._pieces import pieces
-from specjax.types import LM, Draft, Drafter
+from specjax.declare import key
+from specjax.types import LM, Array, Draft, Drafter
 
 REFERENCE = "santilli2023accelerating"
 
@@ -34,46 +33,43 @@ class State(struct.PyTreeNode):
     Output i is for text position ``start + i``.
     """
 
-    best: jax.Array  # i32[B,gamma+1] argmax
-    logits: jax.Array | None  # f32[B,gamma+1,V]; None unless seeded
-    start: jax.Array  # i32[B] text position of the first output
-    proposed: jax.Array  # i32[B] the same for the current round
+    best: Array  # i32[B,gamma+1] argmax
+    logits: Array | None  # f32[B,gamma+1,V]; None unless seeded
+    start: Array  # i32[B] text position of the first output
+    proposed: Array  # i32[B] the same for the current round
 
 
-class Settings(NamedTuple):
-    """Static settings; see ``make``."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(declare.Keys):
+    """The keys of ``jacobi``."""
 
-    vocab_size: int
-    gamma: int
-    seeded: bool
-    start: str
+    gamma: int = key(5, "draft tokens per round", least=1)
+    seeded: bool = key(
+        True,
+        "whether sampled rows guess with the target's own noise (costs the memory of a round's "
+        "logits and one more softmax); False: with the argmax. Greedy rows always take the "
+        "argmax.",
+    )
+    start: str = key(
+        "last",
+        'the guess for positions without an output: "last" repeats the last guess (at first the'
+        ' pending token), "prompt" copies tokens of the row\'s own text',
+        choices=("last", "prompt"),
+    )
 
 
-def make(target: LM, *, gamma: int = 5, seeded: bool = True, start: str = "last") -> Drafter:
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
     """Drafts with the target's own outputs of the last round.
-
-    Args:
-        target: any model; only its vocabulary's size is read.
-        gamma: draft tokens per round.
-        seeded: whether sampled rows guess with the target's own noise (costs the memory of a
-            round's logits and one more softmax); False: with the argmax. Greedy rows always take
-            the argmax.
-        start: the guess for positions without an output: "last" repeats the last guess (at first
-            the pending token), "prompt" copies tokens of the row's own text.
 
     Raises:
         UserError: gamma below 1, unknown ``start``, ``seeded`` neither true nor false.
     """
-    whole("gamma", gamma, 1)
-    one_of("start", start, ("last", "prompt"))
-    yes_or_no("seeded", seeded)
-    settings = Settings(target.vocab_size, gamma, seeded, start)
     return Drafter(
-        init_params=lambda key: {},
-        init=Bound(_init, settings),
-        propose=Bound(_propose, settings),
+        init=Bound(_init, keys, target.vocab_size),
+        propose=Bound(_propose, keys),
         update=_update,
-        nodes=settings.gamma,
+        nodes=keys.gamma,
         name="jacobi",
         whole=True,
         features=True,
@@ -81,12 +77,12 @@ def make(target: LM, *, gamma: int = 5, seeded: bool = True, start: str = "last"
     )
 
 
-def _init(settings: Settings, params, context, target_out, slots):
+def _init(settings: Keys, vocab_size: int, params, context, target_out, slots):
     batch, gamma = context.length.shape[0], settings.gamma
     logits = None
     if settings.seeded:
         # Always float32: the models' logits are, and a guess needs no more.
-        logits = jnp.zeros((batch, gamma + 1, settings.vocab_size), jnp.float32)
+        logits = jnp.zeros((batch, gamma + 1, vocab_size), jnp.float32)
     return State(
         best=jnp.zeros((batch, gamma + 1), jnp.int32),
         logits=logits,
@@ -96,7 +92,7 @@ def _init(settings: Settings, params, context, target_out, slots):
     )
 
 
-def _propose(settings: Settings, params, keys, context, state):
+def _propose(settings: Keys, params, keys, context, state):
     gamma, ahead = settings.gamma, jnp.arange(settings.gamma)
     # The output for each draft position.
     index = (context.length - state.start)[:, None] + ahead
@@ -135,3 +131,27 @@ def _update(params, state, draft, verdict, target_out):
         start=jnp.where(moved[:, 0], state.proposed, state.start),
         proposed=state.proposed,
     )
+
+
+# Pieces of a row's own text at pseudo-random places: a drafter's first guesses for tokens.
+
+
+def pieces(tokens: Array, length: Array, places: Array, size: int) -> Array:
+    """One piece of the text for each text position in ``places``.
+
+    A piece begins at a hash of the position. So no key is needed, and a row's pieces do not depend
+    on its batch. A piece that reaches the end of the text continues at the beginning.
+
+    Args:
+        tokens, length: the texts, i32[B,S] and i32[B].
+        places: i32[B,n] text positions.
+        size: tokens of a piece.
+
+    Returns:
+        i32[B,n,size].
+    """
+    # Knuth's multiplicative hash.
+    scattered = (places.astype(jnp.uint32) * jnp.uint32(2654435761)) >> 8
+    start = (scattered % length[:, None].astype(jnp.uint32)).astype(jnp.int32)
+    index = (start[..., None] + jnp.arange(size)) % length[:, None, None]
+    return jnp.take_along_axis(tokens, index.reshape(len(tokens), -1), 1).reshape(index.shape)

@@ -22,19 +22,19 @@ Memory: B * V * G * (N - 1) * 4 bytes (3.6 MB per row at V = 32 000 and the defa
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from specjax import sampling
+from specjax import declare, sampling
 from specjax.bound import Bound
-from specjax.checks import whole, yes_or_no
-from specjax.drafters.parallel._pieces import pieces
-from specjax.topology import tries
-from specjax.types import DETERMINISTIC, LM, Draft, Drafter
+from specjax.declare import key
+from specjax.drafters.parallel.jacobi import pieces
+from specjax.topology import shapes
+from specjax.types import DETERMINISTIC, LM, Array, Draft, Drafter
 
 REFERENCE = "fu2024break"
 
@@ -42,33 +42,13 @@ REFERENCE = "fu2024break"
 class State(struct.PyTreeNode):
     """Each row's window and pool."""
 
-    window: jax.Array  # i32[B,N-1,W]
-    filled: jax.Array  # i32[B] rows of the window that are filled, 1..N-1
-    length: jax.Array  # i32[B] length of the text at column 0; a longer text drops columns
-    pool: jax.Array  # i32[B,V,G,N-1] what followed each token, the newest first; -1 = empty
+    window: Array  # i32[B,N-1,W]
+    filled: Array  # i32[B] rows of the window that are filled, 1..N-1
+    length: Array  # i32[B] length of the text at column 0; a longer text drops columns
+    pool: Array  # i32[B,V,G,N-1] what followed each token, the newest first; -1 = empty
 
 
-class Settings(NamedTuple):
-    """Static settings; see ``make``."""
-
-    vocab_size: int
-    window: int
-    ngram: int
-    candidates: int
-    pool_from_prompt: bool
-
-    @property
-    def rows(self) -> int:
-        """Rows of the window, and the longest path of a draft."""
-        return self.ngram - 1
-
-    @property
-    def tested(self) -> int:
-        """Nodes of the candidates."""
-        return self.candidates * self.rows
-
-
-def insert(pool: jax.Array, key: jax.Array, gram: jax.Array) -> jax.Array:
+def insert(pool: Array, key: Array, gram: Array) -> Array:
     """The pool with ``gram`` as the newest n-gram of token ``key``.
 
     An equal n-gram moves to the front; otherwise the oldest is dropped.
@@ -87,51 +67,60 @@ def insert(pool: jax.Array, key: jax.Array, gram: jax.Array) -> jax.Array:
     return pool.at[row, key].set(moved.at[:, 0].set(gram), mode="drop")
 
 
-def make(
-    target: LM,
-    *,
-    window: int = 7,
-    ngram: int = 5,
-    candidates: int = 7,
-    pool_from_prompt: bool = False,
-) -> Drafter:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(declare.Keys):
+    """The keys of ``lookahead``."""
+
+    LENGTH = "ngram"
+
+    window: int = key(7, "W, columns of the window: n-grams harvested per round", least=1)
+    ngram: int = key(
+        5,
+        "N, tokens of an n-gram, the first of which is its key; at most N - 1 draft tokens are "
+        "accepted",
+        least=2,
+    )
+    candidates: int = key(7, "G, n-grams kept for each token, and tested per round", least=1)
+    pool_from_prompt: bool = key(
+        False, "whether the prompt's own n-grams are put into the pool first"
+    )
+
+    @property
+    def rows(self) -> int:
+        """Rows of the window, and the longest path of a draft."""
+        return self.ngram - 1
+
+    @property
+    def tested(self) -> int:
+        """Nodes of the candidates."""
+        return self.candidates * self.rows
+
+
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
     """Drafts n-grams of the target's own outputs in earlier rounds.
 
     A draft has ``(ngram - 1) * (window + candidates) - 1`` nodes.
-
-    Args:
-        target: any model; only its vocabulary's size is read.
-        window: W, columns of the window: n-grams harvested per round.
-        ngram: N, tokens of an n-gram, the first of which is its key; at most N - 1 draft tokens are
-            accepted.
-        candidates: G, n-grams kept for each token, and tested per round.
-        pool_from_prompt: whether the prompt's own n-grams are put into the pool first.
 
     Raises:
         UserError: window or candidates below 1, ngram below 2, ``pool_from_prompt`` neither true
             nor false.
     """
-    whole("window", window, 1)
-    whole("ngram", ngram, 2)
-    whole("candidates", candidates, 1)
-    yes_or_no("pool_from_prompt", pool_from_prompt)
-    settings = Settings(target.vocab_size, window, ngram, candidates, pool_from_prompt)
     return Drafter(
-        init_params=lambda key: {},
-        init=Bound(_init, settings),
-        propose=Bound(_propose, settings),
-        update=Bound(_update, settings),
-        nodes=settings.tested + settings.rows * settings.window - 1,
+        init=Bound(_init, keys, target.vocab_size),
+        propose=Bound(_propose, keys),
+        update=Bound(_update, keys, target.vocab_size),
+        nodes=keys.tested + keys.rows * keys.window - 1,
         name="lookahead",
         siblings=DETERMINISTIC,
-        depth=settings.rows,
+        depth=keys.rows,
         features=True,
         history=True,
     )
 
 
-def _init(settings: Settings, params, context, target_out, slots):
-    vocab, rows, ngram = settings.vocab_size, settings.rows, settings.ngram
+def _init(settings: Keys, vocab: int, params, context, target_out, slots):
+    rows, ngram = settings.rows, settings.ngram
     batch, size = context.tokens.shape
     pool = jnp.full((batch, vocab, settings.candidates, rows), -1, jnp.int32)
 
@@ -147,13 +136,13 @@ def _init(settings: Settings, params, context, target_out, slots):
     )
 
 
-def _new_columns(settings: Settings, context) -> jax.Array:
+def _new_columns(settings: Keys, context) -> Array:
     """A column for each of the W positions from the pending token on, i32[B,N-1,W]."""
     places = context.length[:, None] - 1 + jnp.arange(settings.window)
     return pieces(context.tokens, context.length, places, settings.rows).swapaxes(1, 2)
 
 
-def _window_parents(settings: Settings) -> np.ndarray:
+def _window_parents(settings: Keys) -> np.ndarray:
     """The parents of the window's nodes in the draft, row by row, without the pending token."""
     window = settings.window
     place = np.arange(1, settings.rows * window)
@@ -161,14 +150,14 @@ def _window_parents(settings: Settings) -> np.ndarray:
     return np.where(above > 0, settings.tested + above - 1, -1).astype(np.int32)
 
 
-def _propose(settings: Settings, params, keys, context, state):
+def _propose(settings: Keys, params, keys, context, state):
     batch, pending, window = context.length.shape[0], context.pending, settings.window
     column = (context.length - state.length)[:, None] + jnp.arange(window)
     kept = jnp.take_along_axis(state.window, jnp.minimum(column, window - 1)[:, None], 2)
     view = jnp.where((column < window)[:, None], kept, _new_columns(settings, context))
     view = view.at[:, 0, 0].set(pending)
     grams = state.pool[jnp.arange(batch), pending]
-    tokens, parents, valid, _ = tries.merge_batched(grams, grams >= 0)
+    tokens, parents, valid, _ = shapes.merge_batched(grams, grams >= 0)
     guesses = view.reshape(batch, -1)[:, 1:]
     guess_parents = jnp.broadcast_to(jnp.asarray(_window_parents(settings)), guesses.shape)
     draft = Draft(
@@ -182,7 +171,7 @@ def _propose(settings: Settings, params, keys, context, state):
     return draft, state.replace(window=view, length=context.length)
 
 
-def _update(settings: Settings, params, state, draft, verdict, target_out):
+def _update(settings: Keys, vocab: int, params, state, draft, verdict, target_out):
     rows, window = settings.rows, settings.window
     moved, full = verdict.count > 0, state.filled == rows
     # The last filled row, numbered in the window row by row.
@@ -190,7 +179,7 @@ def _update(settings: Settings, params, state, draft, verdict, target_out):
     node = jnp.where(last == 0, 0, settings.tested + last)
     new = sampling.argmax(jnp.take_along_axis(target_out.logits, node[..., None], 1))
     rolled = jnp.concatenate([state.window[:, 1:], new[:, None]], 1)
-    key = jnp.where((moved & full)[:, None], state.window[:, 0], settings.vocab_size)
+    key = jnp.where((moved & full)[:, None], state.window[:, 0], vocab)
 
     def harvest(column, pool):
         return insert(pool, key[:, column], rolled[:, :, column])

@@ -13,26 +13,28 @@ Norms are RMSNorms. The head is the target's, or a copy of it that is trained to
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
+from flax import nnx, struct
 
 from specjax import cache as kv
+from specjax import tree
 from specjax.bound import Bound
 from specjax.cache import KVBlock, KVCache
+from specjax.drafters import growth
+from specjax.drafters.files import Ends
 from specjax.drafters.heads import _prefix
-from specjax.drafters.heads._family import Ends, output_kernel
+from specjax.drafters.heads._heads import output_kernel
+from specjax.drafters.self_speculation._own_cache import Inner
 from specjax.models.attention import Attention, past, rope_angle, stored
-from specjax.models.linear import Linear, linear_options
-from specjax.models.logits import in_float32
-from specjax.models.norm import Norm
+from specjax.models.layers import Linear, Norm, in_float32, linear_options
+from specjax.models.modules import Module
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Layout
-from specjax.types import LM, ModelParams, Output, Params
+from specjax.types import LM, Array, Context, LowerLayers, ModelParams, Output, Params, Verdict
 
 NONE, NORM, LINEAR, LAYER = KINDS = ("none", "norm", "linear", "layer")
 HEADS = ("shared", "own")
@@ -92,29 +94,17 @@ class _Module(nnx.Module):
             self.head = Linear(config.hidden_size, shape.vocab, **kw)
 
 
-@functools.cache
-def _abstract(shape: Shape, dtype: Any) -> tuple[Any, Any]:
-    return nnx.split(nnx.eval_shape(lambda: _Module(shape, dtype, nnx.Rngs(0))))
-
-
-def _merge(shape: Shape, params: Params) -> Any:
-    """The module with these parameters (inside a traced function, free at run time)."""
-    graph, state = _abstract(shape, jnp.dtype(jax.tree.leaves(params)[0].dtype))
-    # A copy: tracers must not be written into the cached state.
-    state = jax.tree.map(lambda x: x, state)
-    nnx.replace_by_pure_dict(state, params)
-    return nnx.merge(graph, state)
+MODULE = Module(_Module)
 
 
 def leaves(shape: Shape) -> Params:
     """The shapes of the parameters, a plain dict of ``jax.ShapeDtypeStruct``."""
-    return nnx.to_pure_dict(_abstract(shape, jnp.dtype(jnp.float32))[1])
+    return MODULE.leaves(shape)
 
 
 def init_cache(adapter: Adapter, batch: int, slots: int, dtype: Any) -> KVCache:
     """The cache of the layer."""
-    config = adapter.shape.config
-    return kv.zeros(1, batch, config.num_kv_heads, slots, config.head_dim, dtype)
+    return _prefix.init_cache(adapter.shape.config, dtype, 1, batch, slots)
 
 
 def logits(
@@ -124,7 +114,7 @@ def logits(
     cache: KVCache | None = None,
     layout: Layout | None = None,
     block: KVBlock | None = None,
-) -> tuple[jax.Array, Any]:
+) -> tuple[Array, Any]:
     """(f[B,T,V] in float32 at least, the layer's keys and values of these tokens or ()).
 
     ``out`` is that of the part for the T tokens: ``hidden`` without an adapter, else ``taps``.
@@ -133,7 +123,7 @@ def logits(
     shape, own = adapter.shape, ()
     if not shape.trained:
         return out.logits, own
-    module, x = _merge(shape, params.draft), out.hidden
+    module, x = MODULE.merge(shape, params.draft), out.hidden
     if shape.kind != NONE:
         x = out.taps[0].astype(module.norm.scale.dtype)
     if shape.kind == LINEAR:
@@ -153,11 +143,11 @@ def logits(
 def _attended(
     adapter: Adapter,
     module: Any,
-    x: jax.Array,
+    x: Array,
     cache: KVCache,
     layout: Layout | None,
     block: KVBlock | None,
-) -> tuple[jax.Array, KVBlock]:
+) -> tuple[Array, KVBlock]:
     """x [B,T,E] with the result of the attention, and the keys and values."""
     fed = 0 if block is None else block.size
     view = past(cache, x.shape[1], layout, fed)
@@ -168,19 +158,19 @@ def _attended(
     return x, KVBlock((k,), (v,), x[..., 0].astype(jnp.float32))
 
 
-def remember(adapter: Adapter, params: ModelParams, features: jax.Array, cache: KVCache) -> KVBlock:
+def remember(adapter: Adapter, params: ModelParams, features: Array, cache: KVCache) -> KVBlock:
     """The layer's keys and values of T more tokens of the text, whose x is ``features`` [B,T,E].
 
     The compiler removes the attention, which is not used.
     """
-    module = _merge(adapter.shape, params.draft)
+    module = MODULE.merge(adapter.shape, params.draft)
     x = features.astype(module.norm.scale.dtype)
     block = _attended(adapter, module, x, cache, None, None)[1]
     # Not the result of the attention: the block then depends on the features alone.
     return block.replace(output=block.k[0][..., 0, 0].astype(jnp.float32))
 
 
-def start(adapter: Adapter, target: LM, target_params: Params, key: jax.Array) -> Params:
+def start(adapter: Adapter, target: LM, target_params: Params, key: Array) -> Params:
     """New parameters: with them the exit is nearly that without an adapter.
 
     The scale of the norm is that of the target's last norm (of a LayerNorm without its bias), W is
@@ -188,8 +178,7 @@ def start(adapter: Adapter, target: LM, target_params: Params, key: jax.Array) -
     its own is a copy of the target's.
     """
     shape, (key, norm_key) = adapter.shape, jax.random.split(key)
-    module = _Module(shape, jnp.float32, nnx.Rngs(key))
-    params = nnx.to_pure_dict(nnx.state(module))
+    params = MODULE.new(shape, key)
     if shape.kind == LINEAR:
         params["linear"]["kernel"] = jnp.zeros_like(params["linear"]["kernel"])
     if shape.kind != NONE and target.last_norm is not None:
@@ -201,10 +190,120 @@ def start(adapter: Adapter, target: LM, target_params: Params, key: jax.Array) -
     return params
 
 
-def _scale_of(
-    norm: Callable[[jax.Array], jax.Array], config: TransformerConfig, key: jax.Array
-) -> jax.Array:
+def _scale_of(norm: Callable[[Array], Array], config: TransformerConfig, key: Array) -> Array:
     """f32[E]: the scale of a norm, by least squares over random vectors."""
     x = jax.random.normal(key, (FITTED, config.hidden_size))
     normed = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + config.norm_eps)
     return (norm(x).astype(jnp.float32) * normed).sum(0) / (normed * normed).sum(0)
+
+
+# An early exit in the rounds of decoding: the model that drafts, and what it keeps.
+#
+# The first layers read the target's cache. An adapter's layer has a cache of its own: the target's
+# hidden states of the pending token and the accepted nodes are kept after a verdict, and the next
+# round begins by adding their keys and values.
+
+
+class Kept(struct.PyTreeNode):
+    """What an adapter's layer keeps from round to round."""
+
+    cache: KVCache  # of the committed text without the slots of ``features``
+    # [B,M+1,E] the target's hidden states of the tokens that follow those of the cache
+    features: Array
+
+
+class _Both(NamedTuple):
+    """What is read, or what was computed for a block: of the first layers, and of the adapter."""
+
+    part: Any
+    own: Any = ()  # (): the adapter has no layer
+    hidden: Any = ()  # of a block: [B,P,E] the output of the last layer; (): it is not needed
+
+
+def inner(adapter: Adapter, depth: int, reuse: bool) -> Inner:
+    """The model that drafts; ``depth`` is M. Its parameters are the pair ``ModelParams``.
+
+    ``reuse``: the target's pass goes on from the layers that were computed for a draft.
+    """
+    if reuse:
+        adapter = adapter._replace(part=adapter.part.with_taps(adapter.taps))
+    model = adapter.part._replace(apply=Bound(_apply, adapter, reuse))
+    lower = Bound(_lower, adapter) if reuse else None
+    if adapter.shape.kind != LAYER:
+        return Inner(model, _pair, _view, lower=lower)
+    view, init = Bound(_view_of_layer, adapter), Bound(_init, adapter, depth)
+    return Inner(model, _pair, view, init, _commit, features=True, lower=lower)
+
+
+def _lower(adapter: Adapter, block: _Both) -> LowerLayers:
+    """``Inner.lower``."""
+    return LowerLayers(block.hidden, block.part, adapter.layer)
+
+
+def _pair(params: ModelParams) -> ModelParams:
+    """``Inner.params``."""
+    return params
+
+
+def _apply(
+    adapter: Adapter,
+    reuse: bool,
+    params: ModelParams,
+    tokens: Array,
+    cache: _Both,
+    layout: tree.Layout | None = None,
+    block: _Both | None = None,
+) -> tuple[Output, _Both]:
+    """``LM.apply`` of the exit; the cache and the block are those of both."""
+    first = None if block is None else block.part
+    out, part = adapter.part.apply(params.target, tokens, cache.part, layout, first)
+    hidden = out.taps[0] if reuse else ()
+    more = None if block is None else block.own
+    read, own = logits(adapter, params, out, cache.own, layout, more)
+    return out._replace(logits=read), _Both(part, own, hidden)
+
+
+def _view(params: ModelParams, context: Context, kept: Any) -> tuple[_Both, Any]:
+    """``Inner.view`` of an exit without a layer of its own."""
+    return _Both(context.cache), kept
+
+
+def _view_of_layer(
+    adapter: Adapter, params: ModelParams, context: Context, kept: Kept
+) -> tuple[_Both, Kept]:
+    """``Inner.view``: adds what the layer's cache lacks. A row that is finished may lack none."""
+    missing = jnp.clip(context.length - 1 - kept.cache.length, 0, kept.features.shape[1])
+    block = remember(adapter, params, kept.features, kept.cache)
+    cache = kv.commit(kept.cache, block, missing)
+    return _Both(context.cache, cache), kept.replace(cache=cache)
+
+
+def _init(
+    adapter: Adapter,
+    depth: int,
+    params: ModelParams,
+    context: Context,
+    target_out: Output,
+    slots: int,
+) -> Kept:
+    """The layer's cache of the prompt without its pending token."""
+    [features] = target_out.taps
+    batch, size, width = features.shape
+    dtype = jax.tree.leaves(params.draft)[0].dtype
+    cache = init_cache(adapter, batch, slots, dtype)
+    if size:
+
+        def apply(features: Array, cache: KVCache) -> tuple[None, KVBlock]:
+            return None, remember(adapter, params, features, cache)
+
+        cache = _prefix.feed(apply, kv.commit, features, context.length - 1, cache)[1]
+    return Kept(cache, jnp.zeros((batch, depth + 1, width), features.dtype))
+
+
+def _commit(
+    params: ModelParams, kept: Kept, drafted: None, verdict: Verdict, target_out: Output
+) -> Kept:
+    """``Inner.commit``: keeps the target's hidden states of the pending token and the path."""
+    [features] = growth.fed_to_target(target_out.taps, verdict)
+    alive = (verdict.count > 0)[:, None, None]
+    return kept.replace(features=jnp.where(alive, features, kept.features))

@@ -11,24 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
-
 from specjax.bound import Bound
-from specjax.drafters import _growth
-from specjax.drafters._growth import Begun, Nodes, Plan, State, Stepper
+from specjax.drafters import growth
+from specjax.drafters.growth import Begun, Nodes, Plan, State, Stepper
 from specjax.errors import UserError
 from specjax.models import overlay
 from specjax.prompt import check_window
 from specjax.types import (
     LM,
+    Array,
     Context,
     Drafter,
     LowerLayers,
     ModelParams,
-    Output,
     Params,
     Training,
-    Verdict,
+    no_params,
+    no_state,
+    same_state,
 )
 
 
@@ -41,18 +41,6 @@ def _whole(params: ModelParams, context: Context, kept: Any) -> tuple[Any, Any]:
     return context.cache, kept
 
 
-def _nothing(params: ModelParams, context: Context, target_out: Output, slots: int) -> Any:
-    """``Inner.init`` of a model that keeps nothing."""
-    return ()
-
-
-def _unchanged(
-    params: ModelParams, kept: Any, drafted: None, verdict: Verdict, target_out: Output
-) -> Any:
-    """``Inner.commit`` of a model that keeps nothing."""
-    return kept
-
-
 class Inner(NamedTuple):
     """A model that reads the target's cache."""
 
@@ -62,11 +50,11 @@ class Inner(NamedTuple):
     # (params, context, kept) -> (the cache that the model reads, kept): at the begin of a round.
     view: Callable[..., tuple[Any, Any]] = _whole
     # What the view keeps between rounds: as ``Stepper.init`` and ``Stepper.commit``.
-    init: Callable[..., Any] = _nothing
-    commit: Callable[..., Any] = _unchanged
+    init: Callable[..., Any] = no_state
+    commit: Callable[..., Any] = same_state
     # Whether ``commit`` reads the target's output.
     features: bool = False
-    # The block of a draft -> what the target's pass goes on from, ``Drafter.lower``; None: nothing.
+    # The block of a draft -> what the target's pass goes on from, ``Rare.lower``; None: nothing.
     lower: Callable[[Any], LowerLayers] | None = None
 
 
@@ -75,9 +63,9 @@ def build(
     inner: Inner,
     plan: Plan,
     *,
-    init_params: Callable[..., Any] | None = None,
+    init_params: Callable[..., Any] = no_params,
     gaps: bool = True,
-    probs: Callable[..., jax.Array] | None = None,
+    probs: Callable[..., Array] | None = None,
     training: Training | None = None,
 ) -> Drafter:
     """The drafter ``name``, which grows its drafts with this model.
@@ -95,30 +83,18 @@ def build(
         looped=True,
         lends_block=inner.lower is not None,
     )
-    drafter = _growth.build(
-        name,
-        stepper,
-        plan,
-        init_params or _no_params,
-        probs=probs,
-        training=training,
-        features=inner.features,
-        gaps=gaps,
-    )
+    more = {"probs": probs, "training": training, "features": inner.features, "gaps": gaps}
+    drafter = growth.build(name, stepper, plan, init_params, **more)
     check_window(inner.model, drafter)
     if inner.lower is None:
         return drafter
-    return drafter._replace(lower=Bound(_lower, inner.lower))
+    lower = Bound(_lower, inner.lower)
+    return drafter._replace(rare=drafter.rare._replace(lower=lower))
 
 
 def _lower(read: Callable[[Any], LowerLayers], state: State) -> LowerLayers:
-    """``Drafter.lower``."""
+    """``Rare.lower``."""
     return read(state.block)
-
-
-def _no_params(key: Any) -> Params:
-    """``Drafter.init_params`` of a drafter without parameters of its own."""
-    return {}
 
 
 def check_cache(name: str, cache: Any) -> None:
@@ -140,7 +116,7 @@ def _begin(name: str, inner: Inner, params: ModelParams, context: Context, kept:
 
 def _step(
     inner: Inner, params: ModelParams, cache: Any, nodes: Nodes, block: Any
-) -> tuple[jax.Array, Any]:
+) -> tuple[Array, Any]:
     """``Stepper.step``: the memory of a node is its part of the model's block."""
     out, own = inner.model.apply(inner.params(params), nodes.tokens, cache, nodes.layout, block)
     return out.logits, own

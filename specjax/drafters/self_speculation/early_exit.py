@@ -9,104 +9,187 @@ text alone. Kangaroo's second exit, where the draft is unsure, is ``control="thr
 
 from __future__ import annotations
 
-import os
-from typing import Any
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
+from specjax import declare, sampling
 from specjax.bound import Bound
-from specjax.checks import one_of, whole
-from specjax.drafters import _growth
-from specjax.drafters._growth import Plan
-from specjax.drafters._growth.plans import Fixed, Method
-from specjax.drafters._keys import TreeKeys
-from specjax.drafters.self_speculation import (
-    _exit_adapter,
-    _exit_keys,
-    _exit_rounds,
-    _exit_text,
-    _own_cache,
+from specjax.declare import key
+from specjax.drafters import _foresee, files, growth
+from specjax.drafters.files import Given, decoder_layers
+from specjax.drafters.files.codec import Codec, linear, scale
+from specjax.drafters.growth import Plan
+from specjax.drafters.growth.plans import Method
+from specjax.drafters.heads import _prefix
+from specjax.drafters.self_speculation import _exit_adapter, _exit_text, _own_cache
+from specjax.drafters.self_speculation._exit_adapter import (
+    LAYER,
+    LINEAR,
+    NONE,
+    NORM,
+    Adapter,
+    Shape,
 )
-from specjax.drafters.self_speculation._exit_adapter import NONE, Adapter
+from specjax.drafters.shared_keys import StoredKeys
 from specjax.errors import UserError
+from specjax.models.hf_config import value_of
+from specjax.models.transformer_config import TransformerConfig
 from specjax.topology import shapes
-from specjax.types import CHAIN, LM, Drafter, Params, Training
+from specjax.types import CHAIN, LM, Array, Drafter, Params, Sublayers, Training
+
+# An early exit and its adapter, from the keys and from files.
+
+
+def read(target: LM, asked: Any) -> tuple[Adapter, Given]:
+    """The exit, with its parameters and its files; ``asked`` are the keys of ``early_exit``.
+
+    Raises UserError.
+    """
+    given = Given(None, None, {})  # pyright: ignore[reportArgumentType]
+    stored = asked.model or asked.params is not None or asked.dtype is not None
+    if stored or asked.adapter not in ("", NONE) or asked.head == "own":
+        given, asked = files.read("early_exit", target, asked)
+    kind, own_head = asked.adapter or NONE, asked.head == "own"
+    if asked.head_dim and kind != LAYER:
+        raise UserError(
+            f"head_dim is {asked.head_dim} and has no effect on the adapter {kind!r}; leave it out"
+        )
+    layer = _exit_layer(target, asked.exit_layer)
+    config = _config(target, asked, given, kind)
+    shape = Shape(kind, config, target.vocab_size if own_head else None)
+    if given.params is not None:
+        _check_leaves(shape, given.params)
+    part = target.with_part(Sublayers(*[tuple(range(layer))] * 2))
+    if kind != NONE:
+        part = part.with_taps((layer - 1,))
+    if not shape.trained:
+        given = given._replace(params=given.params or {})
+    return Adapter(shape, layer, part, given.ends), given
+
+
+def kind_of(params: Params) -> str:
+    """The kind of adapter that has these parameters."""
+    marks = {LAYER: "attention", LINEAR: "linear", NORM: "norm"}
+    return next((kind for kind, module in marks.items() if module in params), NONE)
+
+
+def _check_leaves(shape: Shape, params: Params) -> None:
+    """Raises UserError unless ``params`` have exactly the leaves of an adapter of this shape."""
+    wanted = jax.tree.map(jnp.shape, _exit_adapter.leaves(shape))
+    if shape.trained and wanted != jax.tree.map(jnp.shape, params):
+        raise UserError(
+            f"the parameters are not those of an adapter {shape.kind!r} of early_exit; give the "
+            "parameters of one"
+        )
+
+
+def _exit_layer(target: LM, asked: int) -> int:
+    """The number of layers that are computed. Raises UserError."""
+    if target.layers is None or target.part is None:
+        target.with_part(Sublayers((), ()))
+        raise UserError(f"{target.name} does not state how many layers it has")
+    layer = asked or max(target.layers // 4, 1)
+    if not 1 <= layer <= target.layers:
+        raise UserError(
+            f"exit_layer is {layer}, and {target.name} has {target.layers} layers; give 1 to "
+            f"{target.layers}"
+        )
+    return layer
+
+
+def _config(target: LM, asked: Any, given: Given, kind: str) -> TransformerConfig:
+    """The shape of the adapter's norms and attention: of the files, or of a new one."""
+    width = target.width or 2
+    new = _prefix.new(width, asked.head_dim)
+    if kind == NONE or given.params is None:
+        return new
+    eps = value_of(given.config, "rms_norm_eps", float, _prefix.EPS)
+    if kind != LAYER:
+        return dataclasses.replace(new, norm_eps=eps)
+    queries, keys = (given.params["attention"][name]["kernel"].shape[1] for name in ("q", "k"))
+    stored = given.config or {"head_dim": new.head_dim}
+    dim = _prefix.stored_head_dim(stored, asked.head_dim, queries, keys, "the adapter")
+    theta = value_of(given.config, "rope_theta", float, _prefix.THETA)
+    return dataclasses.replace(
+        _prefix.layer(width, dim, queries // dim, keys // dim, 0), norm_eps=eps, rope_theta=theta
+    )
+
 
 REFERENCE = ("elhoushi2024layerskip", "liu2024kangaroo")
 
-SHARED = TreeKeys
 GAMMA = 5
 
 
-def make(
-    target: LM,
-    *,
-    exit_layer: int = 0,
-    adapter: str = "",
-    head: str = "",
-    head_dim: int = 0,
-    gamma: int | None = None,
-    model: str | os.PathLike | None = None,
-    params: Params = None,
-    dtype: Any = None,
-    reuse: bool = False,
-    **shared: Any,
-) -> Drafter:
-    """Drafts with the first ``exit_layer`` layers of the target.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(StoredKeys):
+    """The keys of ``early_exit``."""
 
-    Args:
-        target: the model to be accelerated.
-        exit_layer: how many of its layers are computed, from 1 to all; 0: as in the files, else a
-            quarter of them (LayerSkip's 8 of 32 for Llama 2 7B).
-        adapter: what is between the exit and the head: "none", "norm", "linear", or "layer"
-            (Kangaroo's); all but the first are trained. "": as in the files or params, else "none".
-        head: "shared", the target's, or "own", a trained copy of it. "": as in the files or params,
-            else "shared".
-        head_dim: width of an attention head of a new layer; 0: the largest even divisor of the
-            width up to 64.
-        gamma: draft tokens per round of a chain; None: 5.
-        model: directory of an adapter that specjax has trained.
-        params: its parameters, instead of ``model``.
-        dtype: in which ``model`` is read; None: float32 on CPUs, bfloat16 elsewhere.
-        reuse: whether the verification of a chain goes on from the layers that drafting computed
-            (LayerSkip's cache): only its last token passes them again. Apart from rounding, texts
-            are the same.
-        shared: the keys of ``TreeKeys``; the default is a chain, drawn from the exit's
-            probabilities ("iid").
+    exit_layer: int = key(
+        0,
+        "how many of its layers are computed, from 1 to all; 0: as in the files, else a quarter "
+        "of them (LayerSkip's 8 of 32 for Llama 2 7B)",
+        least=0,
+        fact="exit_layer",
+    )
+    adapter: str = key(
+        "",
+        'what is between the exit and the head: "none", "norm", "linear", or "layer" '
+        '(Kangaroo\'s); all but the first are trained. "": as in the files or params, else '
+        '"none".',
+        choices=("", *_exit_adapter.KINDS),
+        size=kind_of,
+    )
+    head: str = key(
+        "",
+        '"shared", the target\'s, or "own", a trained copy of it. "": as in the files or '
+        'params, else "shared".',
+        choices=("", *_exit_adapter.HEADS),
+        size=lambda params: "own" if "head" in params else "shared",
+    )
+    head_dim: int = key(
+        0,
+        "width of an attention head of a new layer; 0: the largest even divisor of the width up "
+        "to 64",
+        least=0,
+    )
+    reuse: bool = key(
+        False,
+        "whether the verification of a chain goes on from the layers that drafting computed "
+        "(LayerSkip's cache): only its last token passes them again. Apart from rounding, texts "
+        "are the same.",
+    )
+
+
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
+    """Drafts with the first ``exit_layer`` layers of the target.
 
     Raises:
         UserError: an exit layer that the target does not have, keys without effect, files of
             another target, a shape that does not fit, reuse for a tree.
     """
-    keys = TreeKeys(**shared)
-    whole("exit_layer", exit_layer, 0)
-    one_of("adapter", adapter, ("", *_exit_adapter.KINDS))
-    one_of("head", head, ("", *_exit_adapter.HEADS))
-    asked = _exit_keys.Asked(exit_layer, adapter, head, whole("head_dim", head_dim, 0))
-    exit_, own, config = _exit_keys.read(target, asked, model, params, dtype)
-    plan = _plan(target, keys, gamma, config.get("accuracy"))
-    if reuse:
+    exit_, given = read(target, keys)
+    chain, accuracy = shapes.chain(GAMMA), given.config.get("accuracy")
+    method = Method("early_exit", chain, "iid", target.vocab_size, accuracy=accuracy)
+    plan = growth.read(method, keys)
+    if keys.reuse:
         _check_reuse(target, plan)
     drafter = _own_cache.build(
         "early_exit",
-        _exit_rounds.inner(exit_, plan.growth.depth, reuse),
+        _exit_adapter.inner(exit_, plan.growth.depth, keys.reuse),
         plan,
-        init_params=Bound(_init_params, exit_, own),
+        init_params=given.init_params("early_exit"),
         gaps=exit_.shape.kind != _exit_adapter.LAYER,
         probs=Bound(_exit_text.probs, exit_),
         training=_training(target, exit_, plan),
     )
     return drafter._replace(taps=() if exit_.shape.kind == NONE else exit_.taps)
-
-
-def _plan(target: LM, keys: TreeKeys, gamma: int | None, accuracy: Any) -> Plan:
-    """The shape of the drafts. Raises UserError."""
-    for key in ("tree", "nodes"):
-        if gamma is not None and getattr(keys, key):
-            raise UserError(f"gamma is {gamma} and {key} is given too; give one of them")
-    chain = shapes.chain(GAMMA if gamma is None else whole("gamma", gamma, 1))
-    method = Method("early_exit", chain, "iid", target.vocab_size, accuracy=accuracy)
-    return _growth.read(method, keys)
 
 
 def _check_reuse(target: LM, plan: Plan) -> None:
@@ -119,33 +202,104 @@ def _check_reuse(target: LM, plan: Plan) -> None:
     target.with_lower()
 
 
-def _init_params(exit_: Adapter, params: Params, key: jax.Array) -> Params:
-    """``Drafter.init_params``. Raises UserError for an adapter that does not exist yet."""
-    del key
-    if exit_.shape.trained and params is None:
-        raise UserError(
-            "early_exit has no adapter yet; give model=, a directory of a trained one (mode train "
-            "makes it)"
-        )
-    return params or {}
-
-
 def _training(target: LM, exit_: Adapter, plan: Plan) -> Training:
-    """Forecasts, and with parameters how they are trained.
-
-    A draft that stops early, or is no sampled chain, has no forecast.
-    """
-    growth = plan.growth
+    """Forecasts, and with parameters how they are trained."""
     if exit_.shape.kind != NONE:
         target = target.with_taps(exit_.taps)
-    training = Training(ranks=Bound(_exit_text.ranks, exit_, growth.depth), facts=exit_.facts)
-    sampled = isinstance(growth, Fixed) and growth.how != "top_k"
-    if sampled and growth.siblings == CHAIN and plan.controller is None:
-        foresee = Bound(_exit_text.foresee, exit_, target, growth.depth)
-        training = training._replace(foresee=foresee)
+    logits, both = Bound(_exit_text.logits_of, exit_), Bound(_exit_text.both, exit_, target)
+    training = Training(**_foresee.of_text(logits, both, plan), facts=exit_.facts)
     if not exit_.shape.trained:
         return training
     return training._replace(
-        loss=Bound(_exit_text.loss, exit_, target),
+        loss=Bound(_exit_text.loss, exit_, target, ce=0.0, teacher=1.0),
         start=Bound(_exit_adapter.start, exit_, target),
     )
+
+
+def acceptance_by_layer(
+    target: LM,
+    params: Params,
+    prompts: Sequence[Sequence[int]],
+    outputs: Sequence[Sequence[int]],
+    settings: dict,
+) -> np.ndarray:
+    """f64[L,tokens]: the acceptance probability of a draft by the first 1, ..., L layers.
+
+    The output of each layer goes through the last norm and the head, as in a draft without adapter
+    (the "logit lens", nostalgebraist 2020); one pass over a text gives all of them.
+    It is sum_x min(target(x), exit(x)) at every output token, in order, given the text before it.
+    At temperature 0 it is 1 where the exit prefers the target's token, else 0.
+
+    Args:
+        target: a decoder of ``specjax.models``.
+        params: its parameters.
+        prompts, outputs: token ids, row by row; the outputs must be the target's own, with these
+            settings.
+        settings: arguments of ``sampling.make_sampling``, without penalties, biases and bans.
+
+    Raises:
+        UserError: a model without layers or last norm, settings that depend on the text.
+    """
+    if target.layers is None or target.last_norm is None or target.unembed is None:
+        raise UserError(
+            f"{target.name} does not give its layers and its last norm; take a decoder of "
+            "specjax.models"
+        )
+    how = sampling.make_sampling(1, **settings)
+    if how.maps is not None:
+        raise UserError("penalties, biases and bans depend on the text; measure exits without them")
+    width = max(len(p) + len(o) for p, o in zip(prompts, outputs, strict=True))
+    room, columns = max(map(len, outputs)), []
+    for prompt, output in zip(prompts, outputs, strict=True):
+        text = np.zeros((1, width), np.int32)
+        text[0, : len(prompt) + len(output)] = [*prompt, *output]
+        # The token at t + 1 is predicted at t.
+        places = np.minimum(len(prompt) - 1 + np.arange(room), width - 1)
+        values = _of_text(target, params, jnp.asarray(text), jnp.asarray(places), how)
+        columns.append(np.asarray(values, np.float64)[:, : len(output)])
+    return np.concatenate(columns, 1)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _of_text(
+    target: LM, params: Params, text: Array, places: Array, how: sampling.Sampling
+) -> Array:
+    """f[L,N]: the overlap of every exit with the target at ``places`` i32[N] of a text i32[1,T]."""
+    assert target.layers and target.unembed is not None and target.last_norm is not None
+    unembed, last_norm = target.unembed, target.last_norm
+    tapped = target.with_taps(tuple(range(target.layers)))
+    out, _ = tapped.apply(params, text, target.init_cache(1, 0))
+    probs = sampling.to_probs(unembed(params, out.hidden[:, places]), how)
+    taps = jnp.stack([tap[:, places] for tap in out.taps])
+
+    # The logits of one layer at a time.
+    def one(x: Array) -> Array:
+        exit_probs = sampling.to_probs(unembed(params, last_norm(params, x)), how)
+        return jnp.minimum(probs, exit_probs).sum(-1)[0]
+
+    return jax.lax.map(one, taps)
+
+
+_ATTENTION = {
+    module: decoder_layers.NAMES[module]
+    for module in ("attention_norm", "attention.q", "attention.k", "attention.v", "attention.o")
+}
+
+
+class _Files(Codec):
+    """An adapter of some of these parts; the names are specjax's."""
+
+    files = ("early_exit.safetensors",)
+    tables: ClassVar = {
+        "": (
+            *decoder_layers.decoder_layer(
+                "layers.0.", "", _ATTENTION, parts=dict.fromkeys(_ATTENTION, "layer"), biases={}
+            ),
+            *linear("linear", "linear", "D D", parts="linear"),
+            *scale("norm", "norm", parts="norm"),
+            *linear("lm_head", "head", "D V", parts="head"),
+        )
+    }
+
+
+CODEC = _Files("early_exit")

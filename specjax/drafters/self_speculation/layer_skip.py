@@ -9,75 +9,194 @@ drafts of up to 8 tokens. Their sampled variant drafts the most probable token b
 it by the probability of drawing it; that is biased. Here a sampled draft is drawn from the
 probabilities that it is judged by.
 
-Which sublayers can be skipped depends on the model: ``python -m specjax.bench.skip_search`` finds
-them. It also depends on the text: with ``choices`` each row takes one of several sets, by the
-acceptance in its earlier rounds, an idea of SWIFT (Xia et al. 2024, 2410.06916).
+Which sublayers can be skipped depends on the model:
+``python -m specjax.drafters.self_speculation.skip_search`` finds them. It also depends on the
+text: with ``choices`` each row takes one of several sets, by the acceptance in its earlier rounds,
+an idea of SWIFT (Xia et al. 2024, 2410.06916).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from specjax import declare, tree
 from specjax.bound import Bound
-from specjax.checks import whole
-from specjax.drafters import _growth
-from specjax.drafters._growth.plans import Method
-from specjax.drafters._keys import TreeKeys
-from specjax.drafters.self_speculation import _own_cache, _skip_choice, _skip_sets, _skip_text
-from specjax.errors import UserError
+from specjax.declare import key
+from specjax.drafters import growth
+from specjax.drafters.growth import Begun, Nodes, Plan, Stepper
+from specjax.drafters.growth.plans import Method
+from specjax.drafters.self_speculation import _own_cache, _skip_sets
+from specjax.drafters.shared_keys import TreeKeys
+from specjax.prompt import check_window
 from specjax.topology import shapes
-from specjax.types import LM, Drafter
+from specjax.types import (
+    LM,
+    Array,
+    Context,
+    Drafter,
+    ModelParams,
+    Sublayers,
+    Verdict,
+    no_params,
+)
+
+# Several sets of skipped sublayers: each row drafts with the one that paid best in its text.
+#
+# The idea of SWIFT (Xia et al. 2024, 2410.06916) and its relatives, that the best set depends on
+# the text, with sets that were found before. A row takes each set for a round, and then always the
+# one with the highest upper confidence bound (UCB1, Auer et al. 2002) of its tokens per time. The
+# choice depends on earlier rounds only, so the output law does not change.
+#
+# A pass computes the sets that some row of the batch has taken: at batch 1 one of them.
+
+
+# The weight of the bound's uncertain part: rounds differ by about so much of a plain step's speed.
+EXPLORE = 0.3
+
+
+class State(struct.PyTreeNode):
+    """What a row knows of the sets."""
+
+    choice: Array  # i32[B] the set of the next draft
+    rounds: Array  # f32[B,n] rounds with each set
+    value: Array  # f32[B,n] the mean of tokens per time, in tokens per plain step
+
+
+class Setup(NamedTuple):
+    """The static settings."""
+
+    models: tuple[LM, ...]  # the parts
+    costs: tuple[float, ...]  # of a draft step with each, in plain steps
+    depth: int  # M, draft steps in a round
+
+
+def build(target: LM, parts: tuple[Sublayers, ...], plan: Plan) -> Drafter:
+    """The drafter. Raises UserError for drafts longer than a sliding window of the model."""
+    assert target.layers is not None
+    costs = tuple((len(p.attention) + len(p.mlp)) / (2 * target.layers) for p in parts)
+    setup = Setup(tuple(map(target.with_part, parts)), costs, plan.growth.depth)
+    stepper = Stepper(
+        init=Bound(_init, setup),
+        begin=Bound(_begin, setup),
+        step=Bound(_step, setup),
+        commit=Bound(_commit, setup),
+        looped=True,
+    )
+    drafter = growth.build("layer_skip", stepper, plan, no_params, gaps=False)
+    check_window(target, drafter)
+    # A draft step costs what those sets cost that the rows have taken.
+    return drafter._replace(history=True, constant_cost=False)
+
+
+def _init(setup: Setup, params: ModelParams, context: Context, *_: Any) -> State:
+    shape = (context.length.shape[0], len(setup.models))
+    return State(jnp.zeros(shape[:1], jnp.int32), jnp.zeros(shape), jnp.zeros(shape))
+
+
+def _begin(setup: Setup, params: ModelParams, context: Context, kept: State) -> Begun:
+    """``Stepper.begin``: the pending token has the first place of each set's block."""
+
+    def run(model: LM, block: None) -> tuple[Array, Any]:
+        out, own = model.apply(params.target, context.pending[:, None], context.cache)
+        return out.logits, own
+
+    logits, memory = _chosen(setup, kept.choice, run, (None,) * len(setup.models))
+    return Begun(logits[:, 0], kept, memory, reads=(context.cache, kept.choice))
+
+
+def _step(
+    setup: Setup, params: ModelParams, reads: tuple[Any, Array], nodes: Nodes, blocks: Any
+) -> tuple[Array, Any]:
+    cache, choice = reads
+
+    def run(model: LM, block: Any) -> tuple[Array, Any]:
+        out, own = model.apply(params.target, nodes.tokens, cache, nodes.layout, block)
+        return out.logits, own
+
+    return _chosen(setup, choice, run, blocks)
+
+
+def _chosen(
+    setup: Setup, choice: Array, run: Callable[[LM, Any], Any], blocks: tuple[Any, ...]
+) -> tuple[Array, tuple[Any, ...]]:
+    """The logits of each row's set, and the memory of all; that of a set that no row took is 0."""
+    logits, memories = None, []
+    for index, (model, block) in enumerate(zip(setup.models, blocks, strict=True)):
+        one = Bound(run, model, block)
+        own, memory = jax.lax.cond((choice == index).any(), one, Bound(tree.zeros, one))
+        mine = (choice == index)[:, None, None]
+        logits = own if logits is None else jnp.where(mine, own, logits)
+        memories.append(memory)
+    assert logits is not None
+    return logits, tuple(memories)
+
+
+def _commit(
+    setup: Setup, params: ModelParams, kept: State, drafted: None, verdict: Verdict, *_: Any
+) -> State:
+    accepted = (verdict.path >= 0).sum(-1)
+    times = 1 + setup.depth * jnp.asarray(setup.costs, jnp.float32)
+    newest = (1 + accepted) / times[kept.choice]
+    mine = jnp.arange(len(setup.models)) == kept.choice[:, None]
+    rounds = kept.rounds + mine
+    value = jnp.where(mine, kept.value + (newest[:, None] - kept.value) / rounds, kept.value)
+    total = rounds.sum(-1, keepdims=True)
+    bound = value + EXPLORE * jnp.sqrt(2 * jnp.log(total) / jnp.maximum(rounds, 1))
+    choice = jnp.argmax(jnp.where(rounds == 0, jnp.inf, bound), -1).astype(jnp.int32)
+    new = State(choice, rounds, value.astype(kept.value.dtype))
+    return tree.where_rows(verdict.count > 0, new, kept)
+
 
 REFERENCE = ("zhang2024draft", "xia2025swift")
 
-SHARED = TreeKeys
 GAMMA = 8
 
 
-def make(
-    target: LM,
-    *,
-    skip_attention: str | os.PathLike | Sequence[int],
-    skip_mlp: str | os.PathLike | Sequence[int],
-    choices: str | os.PathLike | Sequence[str | os.PathLike] = "",
-    gamma: int | None = None,
-    **shared: Any,
-) -> Drafter:
-    """Drafts with the target without some attentions and feed-forward parts.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(TreeKeys):
+    """The keys of ``layer_skip``."""
 
-    Args:
-        target: the model to be accelerated.
-        skip_attention: the layers whose attention is left out, as in "3-6,9"; "": none. Or the
-            file of a search, skips.json, or its directory.
-        skip_mlp: the layers whose feed-forward part is left out, in the same form.
-        choices: files of further searches, separated by commas: each row drafts with the set that
-            has paid best in its own text; "": one set for all.
-        gamma: draft tokens per round of a chain; None: 8.
-        shared: the keys of ``TreeKeys``; the default is a chain, drawn from the draft's
-            probabilities ("iid").
+    skip_attention: str | os.PathLike | Sequence[int] = key(
+        help='the layers whose attention is left out, as in "3-6,9"; "": none. Or the file of a '
+        "search, skips.json, or its directory."
+    )
+    skip_mlp: str | os.PathLike | Sequence[int] = key(
+        help="the layers whose feed-forward part is left out, in the same form"
+    )
+    choices: str | os.PathLike | Sequence[str | os.PathLike] = key(
+        "",
+        "files of further searches, separated by commas: each row drafts with the set that has "
+        'paid best in its own text; "": one set for all',
+    )
+
+
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
+    """Drafts with the target without some attentions and feed-forward parts.
 
     Raises:
         UserError: layers that the target does not have, a set that leaves nothing, a shape that
             does not fit.
     """
-    keys = TreeKeys(**shared)
-    if gamma is not None and (keys.tree or keys.nodes):
-        raise UserError(f"gamma is {gamma} and a tree is given too; give one of them")
-    gamma = GAMMA if gamma is None else whole("gamma", gamma, 1)
-    chosen = _skip_sets.read(target, skip_attention, skip_mlp)
-    more = _skip_sets.files_of(choices)
+    chosen = _skip_sets.read(target, keys.skip_attention, keys.skip_mlp)
+    more = _skip_sets.files_of(keys.choices)
     sets = [chosen, *(_skip_sets.read(target, file, file) for file in more)]
     assert target.layers is not None
     layers = target.layers
     parts = list(dict.fromkeys(each.left(layers) for each in sets))
-    plan = _growth.read(Method("layer_skip", shapes.chain(gamma), "iid", target.vocab_size), keys)
+    plan = growth.read(Method("layer_skip", shapes.chain(GAMMA), "iid", target.vocab_size), keys)
     if len(parts) > 1:
-        return _skip_choice.build(target, tuple(parts), plan)
+        return build(target, tuple(parts), plan)
     return _own_cache.build(
         "layer_skip",
         _own_cache.Inner(target.with_part(parts[0])),
         plan,
-        probs=Bound(_skip_text.probs, target, parts[0]),
+        probs=Bound(_skip_sets.probs, target, parts[0]),
     )

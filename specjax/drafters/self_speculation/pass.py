@@ -21,44 +21,355 @@ The name is a keyword of Python: ``import`` cannot name this module, ``drafters.
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, ClassVar, NamedTuple
 
-from specjax.checks import whole
-from specjax.drafters._keys import HeadKeys
-from specjax.drafters.heads import _given
-from specjax.drafters.self_speculation import _look_ahead, _look_ahead_text
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from specjax import declare
+from specjax.bound import Bound
+from specjax.declare import key
+from specjax.drafters import _foresee, files, growth
+from specjax.drafters.files import Ends, Given
+from specjax.drafters.files.codec import Codec, Rule
+from specjax.drafters.growth import KINDS, Begun, Fixed, Nodes, Plan, Stepper
+from specjax.drafters.growth.plans import Method
+from specjax.drafters.heads import _along_text, _depth_loss
+from specjax.drafters.heads._along_text import PLACES, Drafts, Texts
+from specjax.drafters.heads._depth_loss import DepthKeys
+from specjax.drafters.self_speculation import _own_cache
+from specjax.drafters.shared_keys import HeadKeys
 from specjax.errors import UserError
-from specjax.types import LM, Drafter
+from specjax.rng import RowKeys
+from specjax.topology import shapes
+from specjax.types import (
+    DETERMINISTIC,
+    LM,
+    Array,
+    Batch,
+    Context,
+    Draft,
+    Drafter,
+    ModelParams,
+    Output,
+    Params,
+    Training,
+    Verdict,
+    no_state,
+    same_state,
+)
 
 REFERENCE = "monea2023pass"
 
-SHARED = HeadKeys
 HEADS = 4
 
 
-def make(target: LM, *, calls: int = 2, **shared: Any) -> Drafter:
-    """Drafts with look-ahead embeddings.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(HeadKeys):
+    """The keys of ``pass``."""
 
-    Args:
-        target: the model to be accelerated; its parameters do not change.
-        calls: passes of the target per round: 2, one that drafts and one that verifies, or 1.
-        shared: the keys of ``HeadKeys``; ``heads`` is the number of embeddings, 4 for new ones. The
-            default is a chain of full length, drawn from the probabilities ("iid").
+    heads: int = key(
+        0,
+        "look-ahead embeddings, the most tokens of a draft",
+        least=0,
+        new=HEADS,
+        size=lambda params: len(params["look_ahead"]),
+    )
+    calls: int = key(
+        2,
+        "passes of the target per round: 2, one that drafts and one that verifies, or 1",
+        least=1,
+        most=2,
+    )
+
+
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
+    """Drafts with look-ahead embeddings.
 
     Raises:
         UserError: files without embeddings or of another target, a target that takes no
             embeddings, another number of calls, a tree that does not fit.
     """
-    keys = HeadKeys(**shared)
-    if whole("calls", calls, 1) > 2:
-        raise UserError(f"calls is {calls}; a round has 2 passes of the target, or 1")
     if target.extended is None:
         raise UserError(
             f"pass has its own input embeddings, and {target.name} takes none; take a decoder of "
             "specjax.models"
         )
-    given = _given.read("pass", target, keys)
-    stored = None if given.params is None else given.params["look_ahead"].shape[:1]
-    (heads,) = _given.sizes(stored, heads=(keys.heads, HEADS))
-    setup = _look_ahead.Setup(target, given.ends, heads, calls)
-    return _look_ahead.build(setup, keys, given, _look_ahead_text.training)
+    given, keys = files.read("pass", target, keys)
+    setup = Setup(target, given.ends, keys.heads, keys.calls)
+    return _build(setup, keys, given)
+
+
+# The id of embedding i is the vocabulary's size plus i (``LM.extended``). No such token is ever
+# proposed: its nodes are invalid, and the target is fed them (``Draft.fed``). Along a text,
+# embedding i (from 0) behind the token at place s predicts tokens[s+2+i]: with one pass per round
+# it is behind the token before the pending one, with two behind the pending one.
+
+
+class Setup(NamedTuple):
+    """The static settings."""
+
+    target: LM
+    ends: Ends
+    rows: int  # L, how many embeddings
+    calls: int  # passes of the target per round
+
+    @property
+    def depth(self) -> int:
+        """The longest draft."""
+        return self.rows + (self.calls == 2)
+
+
+class State(struct.PyTreeNode):
+    """With one pass per round: the outputs at the embeddings behind the last accepted token."""
+
+    hidden: Array  # [B,L,E]
+    known: Array  # bool[B] False: there is none yet, because the prompt has one token only
+
+
+def rows_of(params: ModelParams) -> Array:
+    """[L,E] the embeddings."""
+    return params.draft["look_ahead"]
+
+
+def ids(setup: Setup, *lead: int) -> Array:
+    """i32[...,L] the ids of the embeddings, repeated."""
+    own = setup.target.vocab_size + jnp.arange(setup.rows, dtype=jnp.int32)
+    return jnp.broadcast_to(own, (*lead, setup.rows))
+
+
+def apply(setup: Setup, params: ModelParams, tokens: Array, cache: Any, layout: Any = None):
+    """The target's output for tokens i32[B,T], ids of embeddings among them."""
+    assert setup.target.extended is not None
+    return setup.target.extended((params.target, rows_of(params)), tokens, cache, layout)[0]
+
+
+def _build(setup: Setup, keys: HeadKeys, given: Given) -> Drafter:
+    """The drafter. L1 with a rule that takes its siblings. Raises UserError."""
+    accuracy = given.config.get("accuracy")
+    method = Method(
+        "pass",
+        shapes.chain(setup.depth),
+        "iid",
+        setup.target.vocab_size,
+        setup.depth,
+        True,
+        # Measured with two passes there is one level more, before the others.
+        accuracy[-setup.depth :] if accuracy and len(accuracy) >= setup.depth else None,
+    )
+    plan = growth.read(method, keys)
+    one = setup.calls == 1
+    stepper = Stepper(
+        init=Bound(_init, setup) if one else no_state,
+        begin=Bound(_begin_behind if one else _begin_with_pass, setup),
+        step=_step,
+        commit=Bound(_commit, setup, plan.growth.nodes) if one else same_state,
+        independent=True,
+    )
+    training, own = _training(setup, plan), given.init_params("pass")
+    more = {"training": training, "features": one, "gaps": not one}
+    drafter = growth.build("pass", stepper, plan, own, **more)
+    return _with_embeddings(setup, drafter, plan) if one else drafter
+
+
+def _step(params: ModelParams, logits: Array, nodes: Nodes, *_: Any) -> tuple[Array, Array]:
+    """``Stepper.step``: the logits f[B,K,V] of all depths were computed before the draft."""
+    own = logits[:, nodes.depth, None]
+    return own, own
+
+
+# Two passes per round.
+
+
+def _begin_with_pass(setup: Setup, params: ModelParams, context: Context, kept: Any) -> Begun:
+    _own_cache.check_cache("pass", context.cache)
+    batch = context.length.shape[0]
+    tokens = jnp.concatenate([context.pending[:, None], ids(setup, batch)], 1)
+    logits = apply(setup, params, tokens, context.cache).logits
+    return Begun(logits[:, 0], kept, reads=logits)
+
+
+# One pass per round.
+
+
+def _init(setup: Setup, params: ModelParams, context: Context, *_: Any) -> State:
+    """The cache has the prompt without its pending token: the embeddings follow it there."""
+    out = apply(setup, params, ids(setup, context.length.shape[0]), context.cache)
+    return State(out.hidden, context.length > 1)
+
+
+def _begin_behind(setup: Setup, params: ModelParams, context: Context, kept: State) -> Begun:
+    logits = setup.ends.unembed(params.target, kept.hidden)
+    return Begun(logits[:, 0], kept, ready=kept.known, reads=logits)
+
+
+def _commit(
+    setup: Setup,
+    nodes: int,
+    params: ModelParams,
+    kept: State,
+    drafted: None,
+    verdict: Verdict,
+    target_out: Output,
+) -> State:
+    # The last committed token that the target was fed: the pending token, or an accepted node.
+    last = jnp.maximum(verdict.count - 1, 0)
+    fed = jnp.pad(verdict.path + 1, ((0, 0), (1, 0)))
+    place = jnp.take_along_axis(fed, last[:, None], 1)
+    own = 1 + nodes + place * setup.rows + jnp.arange(setup.rows)
+    hidden = jnp.take_along_axis(target_out.hidden, own[..., None], 1)
+    alive = verdict.count > 0
+    return State(jnp.where(alive[:, None, None], hidden, kept.hidden), kept.known | alive)
+
+
+def _with_embeddings(setup: Setup, drafter: Drafter, plan: Plan) -> Drafter:
+    """The drafter whose drafts have the embeddings behind the pending token and each node."""
+    growth = plan.growth
+    return drafter._replace(
+        propose=Bound(_propose, setup, drafter),
+        nodes=growth.nodes + (growth.nodes + 1) * setup.rows,
+        depth=growth.depth,
+        siblings=KINDS[growth.how] if isinstance(growth, Fixed) else DETERMINISTIC,
+        # The embeddings are fed in every round, so a round has one width, and none may leave them
+        # out: the next draft is made of the outputs at them.
+        whole=True,
+        rare=drafter.rare._replace(rest=None, rows=rows_of),
+    )
+
+
+def _propose(
+    setup: Setup, drafter: Drafter, params: ModelParams, keys: RowKeys, context: Context, state: Any
+) -> tuple[Draft, Any]:
+    draft, state = drafter.propose(params, keys, context, state)
+    batch, nodes = draft.tokens.shape
+    parents = draft.parents
+    if parents is None:
+        parents = jnp.broadcast_to(jnp.arange(nodes, dtype=jnp.int32) - 1, (batch, nodes))
+    more = (nodes + 1) * setup.rows
+    probs = draft.probs
+    if probs is not None:
+        probs = jnp.pad(probs, ((0, 0), (0, more), (0, 0)))
+    behind = jnp.broadcast_to(jnp.asarray(_parents(nodes, setup.rows)), (batch, more))
+    draft = Draft(
+        tokens=jnp.concatenate([draft.tokens, ids(setup, batch, nodes + 1).reshape(batch, -1)], 1),
+        valid=jnp.pad(draft.valid, ((0, 0), (0, more))),
+        parents=jnp.concatenate([parents, behind], 1),
+        probs=probs,
+        finite=draft.finite,
+        fed=jnp.full((batch,), nodes + more, jnp.int32),
+        depth=drafter.longest,
+    )
+    return draft, state
+
+
+def _parents(nodes: int, rows: int) -> np.ndarray:
+    """i32[(nodes+1)*rows]: the parents of the embeddings' nodes, which follow the draft's own."""
+    place = np.arange((nodes + 1) * rows)
+    return np.where(place % rows == 0, place // rows - 1, nodes + place - 1).astype(np.int32)
+
+
+def _training(setup: Setup, plan: Plan) -> Training:
+    """The training part of the drafter."""
+    along, before = Bound(_along, setup), 2 - setup.calls
+    return Training(
+        loss=Bound(loss, setup),
+        start=Bound(_start, setup),
+        **_foresee.forecasts(along, plan, before=before, ranked=setup.depth),
+    )
+
+
+def _start(setup: Setup, target_params: Params, key: Array) -> Params:
+    """The embeddings of random tokens."""
+    some = jax.random.randint(key, (setup.rows,), 0, setup.target.vocab_size)
+    return {"look_ahead": setup.ends.embed(target_params, some).astype(jnp.float32)}
+
+
+def outputs(setup: Setup, params: ModelParams, batch: Batch, places: Array) -> tuple[Array, Array]:
+    """Hidden vectors of the text [B,T,E], and of the embeddings behind ``places`` [B,P,L,E].
+
+    ``places`` i32[B,P] are of the T tokens of the text that are fed. One pass.
+    """
+    text, own = batch.tokens[:, :-1], _along_text.layout_of(batch)
+    (rows, size), (_, count) = text.shape, places.shape
+    fed = jnp.concatenate([text, ids(setup, rows, count).reshape(rows, -1)], 1)
+    # The text sees itself. An embedding sees what its place sees, and those before it there.
+    group, step = jnp.divmod(jnp.arange(count * setup.rows), setup.rows)
+    among = (group[:, None] == group) & (step <= step[:, None])
+    places = jnp.repeat(places, setup.rows, 1)
+    layout = _along_text.layout_behind(own, places, 1 + step, among)
+    above = jnp.pad(own.visible, ((0, 0), (0, 0), (0, count * setup.rows)))
+    layout = layout.replace(visible=jnp.concatenate([above, layout.visible], 1))
+    cache = setup.target.init_cache(rows, 0)
+    hidden = apply(setup, params, fed, cache, layout).hidden
+    return hidden[:, :size], hidden[:, size:].reshape(rows, count, setup.rows, -1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossKeys(DepthKeys):
+    """The keys of the loss."""
+
+    places: int = key(PLACES, "random tokens of each row that embeddings follow", least=1)
+
+
+@declare.method(LossKeys)
+def loss(
+    setup: Setup, params: Params, target_params: Params, batch: Batch, key: Array, keys: LossKeys
+) -> tuple[Array, dict[str, Any]]:
+    """Loss f32[] per label of the first embedding (with ``Batch.depths``: of all), and metrics.
+
+    ``_depth_loss.loss`` of the embeddings behind random tokens, or all where there are fewer.
+
+    Raises:
+        UserError: weights out of range, a batch of fewer than 3 tokens.
+    """
+    if batch.tokens.shape[1] < 3:
+        raise UserError(
+            "look-ahead embeddings predict two tokens ahead; raise train.length to 2 or more"
+        )
+    rows, size = batch.tokens.shape
+    chosen = _along_text.random_places(key, rows, size - 1, keys.places)
+    drafts = _drafts(setup, ModelParams(target_params, params), batch, chosen)
+    drafts = drafts._replace(places=(chosen,) * setup.rows)
+    number = drafts.number_of_labels(setup.rows)
+    return _depth_loss.loss(drafts, keys, setup.rows, number, remat=False)
+
+
+def _drafts(setup: Setup, params: ModelParams, batch: Batch, places: Array) -> Drafts:
+    """What the embeddings behind ``places`` predict.
+
+    With two passes per round the target's own output is depth 0 of a draft.
+    """
+    text, hidden = outputs(setup, params, batch, places)
+    unembed = Bound(setup.ends.unembed, params.target)
+
+    def step(state: Any, depth: int) -> tuple[Array, Any]:
+        return unembed(hidden[:, :, depth]), state
+
+    return Drafts(batch, unembed(text), step, first=setup.calls - 1)
+
+
+def _along(setup: Setup, params: ModelParams, batch: Batch, depth: int) -> Texts:
+    """``_along_text.Along``: at every place of the text.
+
+    With one pass per round an entry belongs to the token before the pending one, with two to the
+    pending token; then depth 0 is the target's own output.
+    """
+    rows, size = batch.tokens.shape
+    drafts = _drafts(setup, params, batch, _along_text.every_place(rows, size - 1))
+    if setup.calls == 2:
+        yield _along_text.label(batch, 1)[0], drafts.teacher, drafts.teacher
+    yield from drafts.along(depth - (setup.calls == 2))
+
+
+class _Files(Codec):
+    """No files were released: the name is specjax's. L is the number of embeddings."""
+
+    files = ("look_ahead.safetensors",)
+    tables: ClassVar = {"": (Rule("look_ahead.weight", "look_ahead", "L D"),)}
+
+
+CODEC = _Files("pass")

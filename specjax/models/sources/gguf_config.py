@@ -12,50 +12,40 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specjax.errors import UserError
+from specjax.models import families
 from specjax.models.sources.gguf_file import GgufFile
 
 FACTORS = ("rope_freqs.weight",)  # tensors that belong to the configuration
 
 
 class _Family(NamedTuple):
-    """How llama.cpp's architecture is called in config.json, with what its files do not hold."""
+    """What llama.cpp's code has for an architecture, and its files do not hold."""
 
-    model_type: str
-    architecture: str
+    model_type: str  # in config.json
     fixed: dict[str, Any]
     # Keys of this family alone: in the file -> in config.json.
-    keys: dict[str, str]
+    keys: dict[str, str] = {}  # noqa: RUF012  (never mutated)
+    # Layers of Gemma, repeated: all but the last one of a group have a sliding window.
+    group: int = 0
+    # Layers of the largest Gemma, which scales queries by the width of a head among the hidden
+    # units, not by head_dim.
+    largest: int = 0
 
 
-_LLAMA = {"hidden_act": "silu"}
+_QWEN = {"hidden_act": "silu", "use_sliding_window": False}
 _GELU = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
 _WINDOW = {"attention.sliding_window": "sliding_window"}
+_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+_LOCAL = {"rope.freq_base_swa": "rope_local_base_freq"}
 FAMILIES = {
-    "llama": _Family("llama", "LlamaForCausalLM", _LLAMA, {}),
-    "qwen2": _Family("qwen2", "Qwen2ForCausalLM", _LLAMA | {"use_sliding_window": False}, {}),
-    "qwen3": _Family(
-        "qwen3",
-        "Qwen3ForCausalLM",
-        _LLAMA | {"use_sliding_window": False, "attention_bias": False},
-        {},
-    ),
-    "gemma2": _Family(
-        "gemma2",
-        "Gemma2ForCausalLM",
-        _GELU | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-        _WINDOW | {key: key for key in ("attn_logit_softcapping", "final_logit_softcapping")},
-    ),
+    "llama": _Family("llama", {"hidden_act": "silu"}),
+    "qwen2": _Family("qwen2", _QWEN),
+    "qwen3": _Family("qwen3", _QWEN | {"attention_bias": False}),
+    "gemma2": _Family("gemma2", _GELU | _CAPS, _WINDOW | {key: key for key in _CAPS}, 2, 46),
     "gemma3": _Family(
-        "gemma3_text",
-        "Gemma3ForCausalLM",
-        _GELU | {"rope_local_base_freq": 10000.0},
-        _WINDOW | {"rope.freq_base_swa": "rope_local_base_freq"},
+        "gemma3_text", _GELU | {"rope_local_base_freq": 10000.0}, _WINDOW | _LOCAL, 6, 62
     ),
 }
-# Layers of Gemma, repeated: all but the last one of a group have a sliding window.
-_GROUP = {"gemma2": 2, "gemma3": 6}
-# The largest models scale queries by the width of a head among the hidden units, not by head_dim.
-_LARGE = {"gemma2": 46, "gemma3": 62}  # number of layers
 _SIZES = {
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
@@ -65,17 +55,10 @@ _SIZES = {
 }
 _READ = {
     *_SIZES,
-    "attention.head_count_kv",
-    "attention.key_length",
-    "attention.value_length",
-    "attention.layer_norm_rms_epsilon",
-    "rope.dimension_count",
-    "rope.freq_base",
-    "rope.scaling.type",
-    "rope.scaling.factor",
-    "rope.scaling.original_context_length",
-    "rope.scaling.attn_factor",
-    "vocab_size",
+    *("attention.head_count_kv", "attention.key_length", "attention.value_length"),
+    *("attention.layer_norm_rms_epsilon", "rope.dimension_count", "rope.freq_base"),
+    *("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length"),
+    *("rope.scaling.attn_factor", "vocab_size"),
 }
 # Keys that are accepted with this value alone, which changes nothing.
 _ONLY = {
@@ -91,14 +74,10 @@ def of_file(file: GgufFile) -> dict[str, Any]:
 
     Raises UserError for an architecture or a key that is not supported, by name.
     """
-    family = FAMILIES.get(file.architecture)
-    if family is None:
-        raise UserError(
-            f"{file.path}: the architecture {file.architecture!r} is not supported for .gguf "
-            f"files; supported: {', '.join(FAMILIES)}"
-        )
+    family = family_of(file)
     _check_keys(file, family)
-    raw = {"architectures": [family.architecture], "model_type": family.model_type}
+    kind = family.model_type
+    raw = {"architectures": [families.FAMILIES[kind].architecture], "model_type": kind}
     raw |= {name: _size(file, key) for key, name in _SIZES.items()}
     heads = raw["num_attention_heads"]
     head_dim = _value(file, "attention.key_length", raw["hidden_size"] // heads)
@@ -124,8 +103,18 @@ def of_file(file: GgufFile) -> dict[str, Any]:
         raw["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
         raw["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
     raw |= _positions(file, head_dim)
-    raw |= _gemma(file, raw) if file.architecture in _GROUP else {}
+    raw |= _gemma(file, family, raw) if family.group else {}
     return raw | _ends(file)
+
+
+def family_of(file: GgufFile) -> _Family:
+    """The row of ``FAMILIES``. Raises UserError for an architecture that is not supported."""
+    if file.architecture not in FAMILIES:
+        raise UserError(
+            f"{file.path}: the architecture {file.architecture!r} is not supported for .gguf "
+            f"files; supported: {', '.join(FAMILIES)}"
+        )
+    return FAMILIES[file.architecture]
 
 
 def _check_keys(file: GgufFile, family: _Family) -> None:
@@ -250,21 +239,18 @@ def _candidates(given: np.ndarray, turns: np.ndarray, factor: float) -> list[tup
     return [usual, (round(original), 1.0, round(1.0 + float(span), 4))]
 
 
-def _gemma(file: GgufFile, raw: dict[str, Any]) -> dict[str, Any]:
+def _gemma(file: GgufFile, family: _Family, raw: dict[str, Any]) -> dict[str, Any]:
     """What llama.cpp has in its code for Gemma: the attention scale and the kinds of layers."""
-    kind, layers = file.architecture, raw["num_hidden_layers"]
-    large = layers == _LARGE[kind]
-    heads, width = raw["num_attention_heads"], raw["hidden_size"]
-    places = range(1, layers + 1)
-    more = {
-        "query_pre_attn_scalar": width // heads if large else raw["head_dim"],
-        "layer_types": [
-            "sliding_attention" if number % _GROUP[kind] else "full_attention" for number in places
-        ],
-    }
     if raw.get("sliding_window") is None:
-        raise UserError(f"{file.path} has no {kind}.attention.sliding_window")
-    return more
+        raise UserError(f"{file.path} has no {file.architecture}.attention.sliding_window")
+    layers, width = raw["num_hidden_layers"], raw["head_dim"]
+    if layers == family.largest:
+        width = raw["hidden_size"] // raw["num_attention_heads"]
+    kinds = [
+        "sliding_attention" if number % family.group else "full_attention"
+        for number in range(1, layers + 1)
+    ]
+    return {"query_pre_attn_scalar": width, "layer_types": kinds}
 
 
 def _ends(file: GgufFile) -> dict[str, Any]:
@@ -275,7 +261,4 @@ def _ends(file: GgufFile) -> dict[str, Any]:
     for value in (begin, *known):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise UserError(f"{file.path}: {value!r} is no token id")
-    return {
-        "bos_token_id": begin,
-        "eos_token_id": known[0] if len(known) == 1 else known or None,
-    }
+    return {"bos_token_id": begin, "eos_token_id": known[0] if len(known) == 1 else known or None}

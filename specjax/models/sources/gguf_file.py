@@ -16,7 +16,7 @@ import numpy as np
 from specjax.errors import UserError
 
 _INSTALL = "pip install 'specjax[gguf]'"
-_PLAIN = ("F32", "F16", "BF16")  # types that lose nothing
+PLAIN = ("F32", "F16", "BF16")  # types that lose nothing
 
 
 class Stored(NamedTuple):
@@ -44,7 +44,7 @@ class GgufFile(NamedTuple):
         """The types of the tensors that were rounded when the file was made, most bytes first."""
         sizes: dict[str, int] = {}
         for stored in self.tensors.values():
-            if stored.kind not in _PLAIN:
+            if stored.kind not in PLAIN:
                 size = stored.shape[0] * stored.row_bytes
                 sizes[stored.kind] = sizes.get(stored.kind, 0) + size
         return tuple(sorted(sizes, key=lambda kind: -sizes[kind]))

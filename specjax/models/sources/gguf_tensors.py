@@ -14,30 +14,27 @@ from typing import Any
 import numpy as np
 
 from specjax.errors import UserError
+from specjax.models import families
 from specjax.models.sources import gguf_config, gguf_file, tensors
 
-_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+# Names of llama.cpp -> the modules of a decoder, whose names ``families`` has.
+_TOP = {"token_embd": "embed", "output_norm": "norm", "output": "head"}
 _LAYER = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-# Gemma has norms before and after each half of a layer.
-_GEMMA = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
+    "attn_norm": "attention_norm",
+    "attn_q": "attention.q",
+    "attn_k": "attention.k",
+    "attn_v": "attention.v",
+    "attn_output": "attention.o",
+    "attn_q_norm": "attention.q_norm",
+    "attn_k_norm": "attention.k_norm",
+    "post_attention_norm": "attention_post_norm",
+    "ffn_norm": "mlp_norm",
+    "ffn_gate": "mlp.gate",
+    "ffn_up": "mlp.up",
+    "ffn_down": "mlp.down",
+    "post_ffw_norm": "mlp_post_norm",
 }
 _DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16)}
-_KINDS = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
 
 
 class Tensors:
@@ -64,10 +61,10 @@ class Tensors:
         """The names, as in a Hugging Face style directory."""
         return list(self._names)
 
-    def get_slice(self, name: str) -> tensors.Shape:
+    def shape_of(self, name: str) -> tuple[list[int], str]:
         """The shape and the type of a tensor; a quantised one has the type F32."""
         stored = self._file.tensors[self._names[name]]
-        return tensors.Shape(list(stored.shape), _KINDS.get(stored.kind, "F32"))
+        return list(stored.shape), stored.kind if stored.kind in gguf_file.PLAIN else "F32"
 
     def get_tensor(self, name: str, dtype: Any = None) -> np.ndarray:
         """A tensor as ``dtype``; None is float16 for tensors of that type, float32 for others."""
@@ -76,7 +73,8 @@ class Tensors:
         dtype = np.dtype(dtype or _DTYPES.get(stored.kind, np.float32))
         result = np.empty(stored.shape, dtype)
         order = self._order(own)
-        less = 1.0 if self._is_gemma_norm(own) else 0.0
+        gemma = self._file.architecture.startswith("gemma")
+        less = 1.0 if gemma and own.endswith("norm.weight") else 0.0
         for begin, end in tensors.chunks(stored.shape, 4):
             rows = self._rows(stored, begin, end)
             result[slice(begin, end) if order is None else order[begin:end]] = (
@@ -86,13 +84,10 @@ class Tensors:
 
     def _rows(self, stored: gguf_file.Stored, begin: int, end: int) -> np.ndarray:
         # Reading, unlike mapping, leaves no page of the file in memory.
-        data = np.fromfile(
-            self._file.path,
-            np.uint8,
-            (end - begin) * stored.row_bytes,
-            offset=stored.offset + begin * stored.row_bytes,
-        )
-        if data.size != (end - begin) * stored.row_bytes:
+        count = (end - begin) * stored.row_bytes
+        start = stored.offset + begin * stored.row_bytes
+        data = np.fromfile(self._file.path, np.uint8, count, offset=start)
+        if data.size != count:
             raise UserError(f"{self._file.path} became shorter while it was read; copy it again")
         if stored.kind in _DTYPES:
             rows = data.view(_DTYPES[stored.kind])
@@ -111,20 +106,17 @@ class Tensors:
         # Row (head, i, j) of the file is row (head, j, i) of the directory; j is 0 or 1.
         return rows.reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
 
-    def _is_gemma_norm(self, name: str) -> bool:
-        return self._file.architecture.startswith("gemma") and name.endswith("norm.weight")
-
 
 def hf_name(file: gguf_file.GgufFile, name: str) -> str:
     """The name of a tensor in a Hugging Face style directory. Raises UserError for others."""
-    layer = dict(_LAYER, **_GEMMA) if file.architecture.startswith("gemma") else _LAYER
+    names = families.FAMILIES[gguf_config.family_of(file).model_type].names
     match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
     if match is not None:
         number, part, leaf = match.groups()
-        if number is None and part in _TOP:
-            return f"{_TOP[part]}.{leaf}"
-        if number is not None and part in layer:
-            return f"model.layers.{number}.{layer[part]}.{leaf}"
+        module = (_TOP if number is None else _LAYER).get(part)
+        if module is not None and module in names:
+            front = "" if number is None else f"{names['layers']}.{number}."
+            return f"{front}{names[module]}.{leaf}"
     raise UserError(
         f"{file.path} has the tensor {name}, which is not understood for the architecture "
         f"{file.architecture}"

@@ -30,18 +30,14 @@ _WORDS = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _LLAMA3, _QWEN2 = _WORDS % r"\p{N}{1,3}", _WORDS % r"\p{N}"
+_COMPOSED = ("qwen2", "deepseek-r1-qwen")  # these normalise texts to NFC
 # Name -> (splits digits before the rule of GPT-2, or the regular expression in its place).
 _BPE: dict[str, tuple[bool, str]] = {
     "gpt-2": (False, ""),
-    "smollm": (True, ""),
-    "starcoder": (True, ""),
-    "refact": (True, ""),
-    "command-r": (True, ""),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), (True, "")),
     "llama-bpe": (False, _LLAMA3),
-    "qwen2": (False, _QWEN2),
-    "deepseek-r1-qwen": (False, _QWEN2),
+    **dict.fromkeys(_COMPOSED, (False, _QWEN2)),
 }
-_COMPOSED = ("qwen2", "deepseek-r1-qwen")  # these normalise texts to NFC
 _NONE = (None, "none", "no_vocab")
 _SPACE = "▁"  # stands for a space in sentencepiece
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from safetensors import safe_open
@@ -19,21 +19,6 @@ from specjax.errors import UserError
 from specjax.models.hf_config import read_json
 
 CHUNK = 1 << 22  # bytes of a tensor, as float32, that are converted at once
-
-
-class Shape(NamedTuple):
-    """The shape and the type of a tensor, with the methods of a slice of a safetensors file."""
-
-    shape: list[int]
-    kind: str  # "F32", "BF16", ...
-
-    def get_shape(self) -> list[int]:
-        """The extents."""
-        return self.shape
-
-    def get_dtype(self) -> str:
-        """The type in the words of safetensors."""
-        return self.kind
 
 
 class Safetensors:
@@ -46,9 +31,10 @@ class Safetensors:
         """The names of the tensors."""
         return list(self._opened.keys())
 
-    def get_slice(self, name: str) -> Any:
-        """The shape and the type of a tensor; nothing is read."""
-        return self._opened.get_slice(name)
+    def shape_of(self, name: str) -> tuple[list[int], str]:
+        """The shape and the type of a tensor, in the words of safetensors; nothing is read."""
+        stored = self._opened.get_slice(name)
+        return stored.get_shape(), stored.get_dtype()
 
     def get_tensor(self, name: str, dtype: Any = None) -> np.ndarray:
         """A tensor as ``dtype``; None: as it is stored."""

@@ -16,8 +16,8 @@ import jax
 from specjax import files, sharding
 from specjax.config import Config
 from specjax.errors import UserError
-from specjax.train import loop, optimise, together
-from specjax.train.changes import check_same
+from specjax.train import loop, optimise
+from specjax.train.checkpoint import check_same
 from specjax.train.display import report
 from specjax.train.recipes import (
     checks,
@@ -31,10 +31,17 @@ from specjax.train.recipes import (
 )
 
 _PREPARE = {"pretrain": pretrain.prepare, "distill": distill.prepare, "heads": heads.prepare}
-# Keys of config.train that may differ between a run and its resumption.
-_FREE = ("log_every", "eval_every", "checkpoint_every", "resume_changed")
-# In config.examine.
-_FREE_EXAMINE = ("every",)
+# Objectives that write data.
+_WRITE = {
+    "generate": generated.run,
+    "features": features.run,
+    **dict.fromkeys(lookup_data.OBJECTIVES, lookup_data.run),
+}
+# Group -> its keys that may differ between a run and its resumption.
+_FREE = {
+    "train": ("log_every", "eval_every", "checkpoint_every", "resume_changed"),
+    "examine": ("every",),
+}
 
 
 def run(config: Config, workdir: str | Path) -> dict:
@@ -45,15 +52,9 @@ def run(config: Config, workdir: str | Path) -> dict:
 
     Raises UserError for a mistake in the configuration; then nothing is written.
     """
-    if config.objective in lookup_data.OBJECTIVES:
-        return lookup_data.run(config, Path(workdir))
-    if config.objective == "generate":
-        return generated.run(config, Path(workdir))
-    if config.objective == "features":
-        return features.run(config, Path(workdir))
-    if config.objective not in _PREPARE:
-        known = ", ".join((*_PREPARE, "generate", "features", *lookup_data.OBJECTIVES))
-        raise UserError(f"config.objective is {config.objective!r}; it must be one of {known}")
+    config = checks.complete(config)
+    if config.objective in _WRITE:
+        return _WRITE[config.objective](config, Path(workdir))
     return _train(config, Path(workdir).expanduser())
 
 
@@ -71,15 +72,10 @@ def _train(config: Config, workdir: Path) -> dict:
         common.write_json(workdir / "config.json", resolved)
     # A resumed run must also have the same text and the same target.
     same = {"corpus": prepared.material.digest, "target_sha256": prepared.target}
-    _announce(config)
-    params = loop.train(
-        prepared.task,
-        optimiser,
-        checks.schedule(config),
-        workdir,
-        checks.settings(config),
-        _lasting(resolved) | same,
-    )
+    keys = checks.loop_keys(config)
+    _announce(config, keys.eval_interval)
+    lasting = _lasting(resolved) | same
+    params = loop.train(prepared.task, optimiser, keys, workdir, keys, lasting)
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     summary = {}
     if sharding.is_first():
@@ -87,7 +83,7 @@ def _train(config: Config, workdir: Path) -> dict:
         summary["seconds"] = time.monotonic() - began
     with common.writing(workdir):
         prepared.save(params, summary)
-    return together.of_first(summary)
+    return sharding.of_first(summary)
 
 
 def _is_finished(config: Config, resolved: dict, workdir: Path) -> bool:
@@ -102,16 +98,13 @@ def _is_finished(config: Config, resolved: dict, workdir: Path) -> bool:
     longer = config.train.steps > before
     # While a finished run is being lengthened, the shorter one's model and summary are still there.
     written = (workdir / "model").exists()
-    finished = written and not longer and _summary_steps(workdir) == before
+    finished = written and not longer
+    finished = finished and files.read_json(workdir / "summary.json")["steps"] == before
     allowed = config.train.resume_changed and not finished
     check_same(_lasting(stored), _lasting(resolved), workdir, report if allowed else None)
     if longer:
         _report_lengthened(config, before, workdir)
     return finished
-
-
-def _summary_steps(workdir: Path) -> int:
-    return files.read_json(workdir / "summary.json")["steps"]
 
 
 def _report_lengthened(config: Config, before: int, workdir: Path) -> None:
@@ -127,12 +120,12 @@ def _report_lengthened(config: Config, before: int, workdir: Path) -> None:
     )
 
 
-def _announce(config: Config) -> None:
-    train, schedule = config.train, checks.schedule(config)
+def _announce(config: Config, eval_interval: int) -> None:
+    train = config.train
     what = config.drafter.name if config.objective == "heads" else config.objective
     when = "after the last step"
-    if schedule.eval_interval < train.steps:
-        when = f"every {schedule.eval_interval} steps and {when}"
+    if eval_interval < train.steps:
+        when = f"every {eval_interval} steps and {when}"
     report(
         f"{what}: {train.steps} steps of {train.batch_size} x {train.length} tokens, evaluated "
         f"{when}"
@@ -161,9 +154,10 @@ def _stored_config(workdir: Path, objective: str) -> dict | None:
 
 def _lasting(config: dict) -> dict:
     """The configuration without the keys that may differ when a run is resumed."""
-    train = {name: value for name, value in config["train"].items() if name not in _FREE}
-    examine = {key: value for key, value in config["examine"].items() if key not in _FREE_EXAMINE}
-    return common.lasting(config) | {"train": train, "examine": examine}
+    result = common.lasting(config)
+    for group, free in _FREE.items():
+        result[group] = {key: value for key, value in config[group].items() if key not in free}
+    return result
 
 
 def _summary(config: Config, workdir: Path, size: int, tokens_per_byte: float | None) -> dict:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,18 +14,21 @@ import jax
 import jax.numpy as jnp
 from tokenizers import Tokenizer
 
-from specjax import files, sharding
+from specjax import drafters, files, registry, sharding
 from specjax.config import Config
 from specjax.data import feature_store, generated_text
+from specjax.drafters.files import head_files
 from specjax.errors import UserError
 from specjax.models import hf, lm
 from specjax.models.transformer_config import TransformerConfig
 from specjax.train import initial, objectives
+from specjax.train.checkpoint import check_same
 from specjax.train.display import report
 from specjax.train.loop import Task
+from specjax.train.objectives import check_loss_keys
 from specjax.train.placement import Placement, place
 from specjax.train.recipes.material import Material
-from specjax.types import LM
+from specjax.types import LM, Batch, Drafter
 
 
 class Prepared(NamedTuple):
@@ -38,8 +41,8 @@ class Prepared(NamedTuple):
 
 
 def placement(config: Config) -> Placement:
-    """Where ``config.mesh`` stores arrays; a configuration without this key has "". UserError."""
-    return place(config.get("mesh", ""))
+    """Where ``config.mesh`` stores arrays. Raises UserError."""
+    return place(config.mesh)
 
 
 def load_target(config: Config) -> hf.Loaded:
@@ -56,10 +59,7 @@ def load_target(config: Config) -> hf.Loaded:
     # float32: parameters that are trained start from it. The loop casts what a loss reads.
     where = placement(config)
     target = hf.load(config.target, dtype=jnp.float32, on_host=where.spread)
-    if target.tokenizer is None:
-        raise UserError(
-            f"{target.directory} has no tokenizer.json; text to train on needs a tokenizer"
-        )
+    _ = target.text_tokenizer  # raises if there is none
     if config.train.length > target.config.longest_text:
         raise UserError(
             f"config.train.length {config.train.length} is beyond the target's "
@@ -83,11 +83,9 @@ def fingerprint(target: hf.Loaded) -> str:
     return feature_store.target_fingerprint(target.directory)
 
 
-def language_model(config: Config, shape: TransformerConfig) -> LM:
+def language_model(config: Config, shape: Any, make: Callable[..., LM] = lm.from_config) -> LM:
     """A model in ``config.train.precision``, recomputing layers with ``config.train.remat``."""
-    return lm.from_config(
-        shape, jnp.dtype(config.train.precision), remat=config.train.get("remat", False)
-    )
+    return make(shape, jnp.dtype(config.train.precision), remat=config.train.get("remat", False))
 
 
 def draft_vocabulary(config: Config, target: hf.Loaded) -> int:
@@ -115,32 +113,72 @@ def model_saver(
     tokenizer: Tokenizer,
     more: dict[str, Any] | None = None,
 ) -> Callable[[Any, dict], None]:
-    """A function (params, summary) that writes summary.json and the model directory.
+    """``saver`` of a model of ``models``; ``more`` are further keys of its config.json."""
+    return saver(workdir, hf.save, shape, tokenizer=tokenizer, more=more)
 
-    ``more`` are further keys of its config.json.
-    """
+
+def saver(
+    workdir: Path, write: Callable[..., None], shape: Any, **keys: Any
+) -> Callable[[Any, dict], None]:
+    """A function (params, summary) that writes summary.json and the model directory."""
 
     def save(params, summary):
         write_json(workdir / "summary.json", summary)
-        hf.save(workdir / "model", shape, params, tokenizer, more=more)
+        write(workdir / "model", shape, params, **keys)
 
     return save
+
+
+def write_heads(
+    folder: Path, target: hf.Loaded, drafter: Drafter, draft: Any, base: str, extra: dict[str, Any]
+) -> None:
+    """Writes a directory of heads for the model ``base``; ``extra`` as in ``head_files.write``."""
+    assert drafter.training is not None
+    facts = {"base_model_name_or_path": base, **dict(drafter.training.facts)}
+    if "draft_ids" in facts:
+        facts["vocab_size"] = target.lm.vocab_size
+    head_files.write(
+        folder, drafter.name, draft, facts, hf.fingerprint(target.text_tokenizer), extra
+    )
+
+
+def check_longest(config: Config, tokens: int) -> None:
+    """Raises UserError for drafts that are not shorter than the training text."""
+    if tokens >= config.train.length:
+        raise UserError(
+            f"a draft of {tokens} tokens looks beyond config.train.length {config.train.length}; "
+            "raise it"
+        )
+
+
+def check_room(config: Config, head: int, positions: int) -> None:
+    """Raises UserError if a prompt, after its ``head``, and its continuation do not fit."""
+    length, new = config.generation.prompt_tokens, config.generation.new_tokens
+    if head + length + new > positions:
+        raise UserError(
+            f"config.generation asks for {length} + {new} tokens and the model has {positions} "
+            "positions; lower one of them"
+        )
+
+
+def check_weights(config: Config, loss: objectives.Loss, params: Any, target_params: Any) -> None:
+    """Traces the loss, which raises UserError for invalid weights of its terms."""
+    batch = Batch(jnp.zeros((1, config.train.length + 1), jnp.int32))
+    jax.eval_shape(loss, params, target_params, batch, jax.random.key(0))
 
 
 def make_loss(
     make: Callable[..., objectives.Loss], keys: Config, objective: str, *args: Any
 ) -> objectives.Loss:
     """``make(*args, **keys)``. Raises UserError for a key that it does not take."""
-    parameters = inspect.signature(make).parameters.values()
-    check_loss_keys(keys, [p.name for p in parameters if p.kind is p.KEYWORD_ONLY], objective)
-    return make(*args, **keys.to_dict())
+    return make(*args, **loss_keys(make, keys, objective))
 
 
-def check_loss_keys(keys: Mapping[str, Any], known: Any, what: str) -> None:
-    """Raises UserError for a key of ``config.loss`` that is not in ``known``."""
-    for key in keys:
-        if key not in known:
-            raise UserError(f"config.loss.{key} is not a key of the loss of {what}; leave it out")
+def loss_keys(function: Callable, keys: Config, what: str) -> dict[str, Any]:
+    """``config.loss``. Raises UserError for a key that is no keyword argument of the function."""
+    parameters = inspect.signature(function).parameters.values()
+    check_loss_keys(keys, [p.name for p in parameters if p.kind is p.KEYWORD_ONLY], what)
+    return keys.to_dict()
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -159,6 +197,63 @@ def lasting(config: dict) -> dict:
     return {key: value for key, value in config.items() if key != "mesh"}
 
 
+class Data(NamedTuple):
+    """Data that an objective is about to write."""
+
+    # Writes into a folder; returns the summary, and the keys of the manifest beyond the plan.
+    write: Callable[[Path], tuple[dict, dict]]
+    # All that the data depend on, which a resumed command must have in common.
+    plan: dict | None = None
+    save: Callable[[Path], None] | None = None  # writes the last files, in place of the manifest
+
+
+def write_data(
+    config: Config,
+    workdir: Path,
+    manifest: Path,
+    prepare: Callable[[Config, Path], Data],
+    others: Sequence[str] = (),
+) -> dict:
+    """Writes the data of an objective; returns their summary.
+
+    Writes config.json, plan.json, the data, summary.json, and the manifest as the last file.
+    Finished data are left unchanged. ``others``: what else ``workdir`` must not hold. Raises
+    UserError for a workdir with something else, and for another configuration or plan.
+    """
+    resolved, folder = as_json(config), manifest.parent
+    for other in ("model", "checkpoints", *others):
+        if (workdir / other).exists():
+            what = "another run" if other in others else "a training run"
+            raise UserError(
+                f"{workdir} holds {what} ({other}), which this would overwrite; choose another "
+                "--workdir"
+            )
+    if manifest.exists():
+        if not all((workdir / name).exists() for name in ("config.json", "summary.json")):
+            raise UserError(
+                f"{workdir} holds a {manifest.stem} that this command did not make; "
+                "choose another --workdir"
+            )
+        stored = lasting(files.read_json(workdir / "config.json"))
+        check_same(stored, lasting(resolved), workdir)
+        return files.read_json(workdir / "summary.json")
+    write, plan, save = prepare(config, workdir)
+    if plan is not None and (folder / "plan.json").exists():
+        check_same(files.read_json(folder / "plan.json"), plan, workdir)
+    with writing(workdir):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(workdir / "config.json", resolved)
+        if plan is not None:
+            write_json(folder / "plan.json", plan)
+        summary, more = write(folder)
+        write_json(workdir / "summary.json", summary)
+        if plan is not None:
+            write_json(manifest, plan | more)
+        if save is not None:
+            save(folder)
+    return sharding.of_first(summary)
+
+
 @contextlib.contextmanager
 def writing(workdir: Path) -> Iterator[None]:
     """Turns an error of the operating system into one line about ``workdir``."""
@@ -169,3 +264,22 @@ def writing(workdir: Path) -> Iterator[None]:
             f"cannot write into {workdir}: {error.strerror or error}; "
             "make room, or choose another --workdir"
         ) from None
+
+
+def check_savable(method: str, drafter: Drafter, params: Any) -> None:
+    """Raises UserError for parameters that could not be saved after the training.
+
+    Those of a drafter outside the package are saved under its name, as the tree that they are.
+    """
+    if registry.is_import(method):
+        if drafter.name in drafters.names():
+            raise UserError(
+                f"{method} gives a drafter with the name {drafter.name}, which is one of specjax; "
+                "give it a name of its own"
+            )
+        head_files.tree_tensors(drafter.name, params)
+        assert drafter.training is not None
+        try:
+            json.dumps(dict(drafter.training.facts))
+        except TypeError as error:
+            raise UserError(f"the facts of {method} cannot be written as JSON: {error}") from None

@@ -1,25 +1,35 @@
-"""Objective distill: a draft model that imitates the target (DistillSpec, 2310.08461)."""
+"""Objective distill: a draft model that imitates the target (DistillSpec, 2310.08461).
+
+With ``config.pard`` the draft learns to draft in one pass (2504.18583); with ``config.spire`` it is
+a SPIRe model (2504.06419).
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from specjax import config as config_lib
+from specjax import drafters
 from specjax.config import Config
+from specjax.drafters.draft_models import pard, spire_model
 from specjax.drafters.draft_models._small_model import check_vocabulary, in_size
+from specjax.drafters.draft_models.spire_model import SpireConfig, check, from_config, with_memory
 from specjax.errors import UserError
 from specjax.models import hf
-from specjax.models.spire.model import with_memory
 from specjax.models.transformer_config import TransformerConfig
-from specjax.train import boosting, initial, objectives, on_policy
+from specjax.train import initial, objectives, writer
 from specjax.train.loop import Task
-from specjax.train.recipes import checks, common, examined, pard, shapes, spire
+from specjax.train.recipes import checks, common, examined, shapes
 from specjax.train.recipes import material as materials
 from specjax.train.recipes.common import Prepared
-from specjax.types import LM
+from specjax.train.settings import PardKeys, SpireKeys
+from specjax.types import LM, Drafter
 
 
 class _Draft(NamedTuple):
@@ -34,14 +44,13 @@ class _Draft(NamedTuple):
 def prepare(config: Config, workdir: Path) -> Prepared:
     """Makes the run. Raises UserError."""
     target = common.load_target(config)
-    assert target.tokenizer is not None
     for key in ("spire", "pard"):
-        if config.get(key) and target.lm.encoder is not None:
+        if config[key] and target.lm.encoder is not None:
             raise UserError(
                 f"{target.directory} is an encoder-decoder model, and config.{key} trains "
                 "decoders; leave it out"
             )
-    make = _spire if config.get("spire") else _plain
+    make = _spire if config.spire else _plain
     decoder, model, params, save = make(config, workdir, target)
     if decoder.max_positions < config.train.length:
         raise UserError(
@@ -51,21 +60,26 @@ def prepare(config: Config, workdir: Path) -> Prepared:
     # The model may be made of the target's layers; config.model then is not read.
     if config.data.on_policy and model.encoder is None:
         checks.check_on_policy_prompt(config)
-    parallel = pard.drafter_of(config, target, model) if config.get("pard") else None
-    if parallel is None:
-        loss = common.make_loss(objectives.distill_loss, config.loss, "distill", target.lm, model)
+    parallel = None
+    if config.pard:
+        parallel = _pard(config, target, model)
+        assert parallel.training is not None and parallel.training.loss is not None
+        loss = parallel.training.loss
+        loss = functools.partial(loss, **common.loss_keys(loss, config.loss, pard.NAME))
+        more = {pard.MASK: _mask_of(config, target), pard.TOKENS: config.pard.tokens}
+        save = common.model_saver(workdir, decoder, target.text_tokenizer, more)
     else:
-        loss, save = pard.loss(config, parallel), pard.saver(config, workdir, decoder, target)
+        loss = common.make_loss(objectives.distill_loss, config.loss, "distill", target.lm, model)
     theirs = target.params
     if config.boosted:
         earlier = _earlier(config, target)
-        loss = boosting.boosted(loss, [each.lm for each in earlier])
+        loss = objectives.boosted(loss, [each.lm for each in earlier])
         theirs = {"target": theirs, "earlier": [each.params for each in earlier]}
-    own = target.tokenizer, target.directory, shapes.ends_of(target)
+    own = target.text_tokenizer, target.directory, shapes.ends_of(target)
     material = materials.gather(config, workdir, *own)
     rewrite = None
     if config.data.on_policy:
-        rewrite = on_policy.rewriter(
+        rewrite = writer.rewriter(
             model,
             config.data.on_policy,
             config.data.on_policy_prompt,
@@ -93,23 +107,24 @@ def _earlier(config: Config, target: hf.Loaded) -> list[hf.Loaded]:
 
 def _plain(config: Config, workdir: Path, target: hf.Loaded) -> _Draft:
     """A decoder."""
-    assert target.tokenizer is not None
     decoder, params = _layers(config, target)
-    save = common.model_saver(workdir, decoder, target.tokenizer)
+    save = common.model_saver(workdir, decoder, target.text_tokenizer)
     return _Draft(decoder, common.language_model(config, decoder), params, save)
 
 
 def _spire(config: Config, workdir: Path, target: hf.Loaded) -> _Draft:
     """A decoder with the sparse attention and the memory of ``config.spire``."""
-    assert target.tokenizer is not None
     if config.init and not config.pruned:
-        shape, params = spire.load(config, hf.fingerprint(target.tokenizer))
+        shape, params = _load_spire(config, hf.fingerprint(target.text_tokenizer))
     else:
         decoder, params = _layers(config, target)
-        shape = spire.shape_of(config, decoder)
+        shape = _spire_shape(config, decoder)
         params = with_memory(shape, params)
-    save = spire.saver(workdir, shape, target.tokenizer, config.pruned)
-    return _Draft(shape.decoder, spire.language_model(config, shape), params, save)
+    save = common.saver(
+        workdir, spire_model.save, shape, tokenizer=target.text_tokenizer, layers=config.pruned
+    )
+    model = common.language_model(config, shape, from_config)
+    return _Draft(shape.decoder, model, params, save)
 
 
 def _layers(config: Config, target: hf.Loaded) -> tuple[TransformerConfig, Any]:
@@ -124,8 +139,58 @@ def _layers(config: Config, target: hf.Loaded) -> tuple[TransformerConfig, Any]:
     shapes.check(config.model)
     shapes.check_positions(config)
     shapes.check_kind(config, target)
-    assert target.tokenizer is not None
     size = common.draft_vocabulary(config, target)
     bos, eos = target.config.bos_token_id, target.config.eos_token_id
     shape = shapes.new(config.model, size, bos, eos, shapes.ends_of(target))
-    return shape, common.first_params(config, shape, hf.fingerprint(target.tokenizer))
+    return shape, common.first_params(config, shape, hf.fingerprint(target.text_tokenizer))
+
+
+def _pard(config: Config, target: hf.Loaded, model: LM) -> Drafter:
+    """The drafter that is trained. Raises UserError for a wrong value of ``config.pard``."""
+    keys = config_lib.read(PardKeys, config.pard)
+    for other in ("boosted", "spire"):
+        if config[other]:
+            raise UserError(f"config.pard and config.{other} are both given; give one of them")
+    common.check_longest(config, keys.tokens)
+    return drafters.make(
+        pard.NAME,
+        target.lm,
+        model=model._replace(vocabulary=target.lm.vocabulary),
+        gamma=keys.tokens,
+        mask_id=_mask_of(config, target),
+        params={},
+    )
+
+
+def _mask_of(config: Config, target: hf.Loaded) -> int:
+    """The id of the mask; without a key the last token of the vocabulary."""
+    own = config.pard.get("mask_id")
+    return target.lm.vocab_size - 1 if own is None else own
+
+
+def _spire_shape(config: Config, decoder: TransformerConfig) -> SpireConfig:
+    """The SPIRe model with these layers. Raises UserError for a wrong value of ``config.spire``."""
+    keys = config_lib.read(SpireKeys, config.spire)
+    shape = SpireConfig(decoder, **dataclasses.asdict(keys))
+    check(shape, "config.spire.")
+    return shape
+
+
+def _load_spire(config: Config, vocabulary: str) -> tuple[SpireConfig, dict]:
+    """The SPIRe model ``config.init``.
+
+    Raises UserError if it has another tokenizer, or other values than ``config.spire``.
+    """
+    where = common.placement(config)
+    loaded = spire_model.load(config.init, dtype=jnp.float32, on_host=where.spread)
+    initial.check_tokenizer(loaded.directory, loaded.lm, vocabulary)
+    shape = _spire_shape(config, loaded.config.decoder)
+    if shape != loaded.config:
+        key = next(
+            key for key in config.spire if getattr(shape, key) != getattr(loaded.config, key)
+        )
+        raise UserError(
+            f"config.spire.{key} is {getattr(shape, key)}, and the model config.init was trained "
+            f"with {getattr(loaded.config, key)}; give this value"
+        )
+    return shape, loaded.params

@@ -54,11 +54,14 @@ def examiner(
 
 def accuracy(
     config: Config, target: hf.Loaded, drafter: Drafter, params: ModelParams, material: Material
-) -> list[list[float]]:
-    """[heads][ranks]: how often a head's choice of each rank is the target's token.
+) -> dict[str, list[list[float]]]:
+    """ "accuracy": [heads][ranks], how often a head's choice of each rank is the target's token.
 
-    Measured on the target's own continuations of the held-out prompts.
+    Measured on the target's own continuations of the held-out prompts. {} without prompts, and for
+    drafters that have no ranks.
     """
+    if not material.prompts or drafter.training is None or drafter.training.ranks is None:
+        return {}
     settings = config.examine
     params = update.cast(params, config.train.precision)
     write = functools.partial(
@@ -69,7 +72,7 @@ def accuracy(
         for temperature in settings.temperatures
     ]
     lengths = [len(prompt) for prompt in material.prompts]
-    return examine.accuracy(drafter, params, written, lengths, _RANKS)
+    return {"accuracy": examine.accuracy(drafter, params, written, lengths, _RANKS)}
 
 
 def _check_positions(config: Config, material: Material, positions: int | None, what: str) -> None:

@@ -1,6 +1,6 @@
 """Objective features: what the target computes for a text, stored once for training heads.
 
-``<workdir>/features`` holds array_record shards of rows (``data.feature_records``), how often each
+``<workdir>/features`` holds array_record shards of rows (``data.feature_store``), how often each
 token is a label, and manifest.json, which is written last. A killed command resumes with the first
 missing shard. ``config.data.features`` reads the directory.
 """
@@ -20,12 +20,11 @@ import numpy as np
 
 from specjax import files, sharding
 from specjax.config import Config
-from specjax.data import feature_records, feature_store, packing, token_streams
-from specjax.data.feature_records import RecordLayout
+from specjax.data import feature_store, packing, token_streams
+from specjax.data.feature_store import RecordLayout
 from specjax.errors import UserError
 from specjax.models import hf, lm
-from specjax.train import together, update
-from specjax.train.changes import check_same
+from specjax.train import objectives, update
 from specjax.train.display import Meter, report
 from specjax.train.recipes import checks, common
 from specjax.train.recipes import material as materials
@@ -50,18 +49,14 @@ def run(config: Config, workdir: Path) -> dict:
     and ``config.examine``. Writes config.json and plan.json, then the shards, summary.json and the
     manifest. Resumes a killed command; finished features are left unchanged. Raises UserError.
     """
-    workdir, resolved = Path(workdir).expanduser(), common.as_json(config)
-    folder = workdir / "features"
-    for other in ("model", "checkpoints", "generated"):
-        if (workdir / other).exists():
-            raise UserError(f"{workdir} holds another run ({other}); choose another --workdir")
-    if (folder / "manifest.json").exists():
-        stored = common.lasting(files.read_json(workdir / "config.json"))
-        check_same(stored, common.lasting(resolved), workdir)
-        return files.read_json(workdir / "summary.json")
+    workdir = workdir.expanduser()
+    manifest = workdir / "features" / "manifest.json"
+    return common.write_data(config, workdir, manifest, _prepare, ("generated",))
+
+
+def _prepare(config: Config, workdir: Path) -> common.Data:
     checks.check_features(config)
     target = common.load_target(config)
-    assert target.tokenizer is not None
     if target.lm.encoder is not None:
         raise UserError(
             f"{target.directory} is an encoder-decoder model, and features are stored of decoders "
@@ -69,19 +64,15 @@ def run(config: Config, workdir: Path) -> dict:
         )
     taps = tuple(config.features.taps)
     model = target.lm.with_taps(taps)
-    text = materials.read(config, workdir, target.tokenizer, target.directory)
+    text = materials.read(config, workdir, target.text_tokenizer, target.directory)
     rows = _rows(config, text)
     assert model.width is not None
     stored = config.features.dtype
     layout = RecordLayout(config.train.length, model.width, taps, stored, bool(text.documents))
     plan = _plan(config, target, text, rows, layout)
-    if (folder / "plan.json").exists():
-        check_same(files.read_json(folder / "plan.json"), plan, workdir)
-    _check_room(workdir, folder, plan["bytes"])
-    with common.writing(workdir):
-        folder.mkdir(parents=True, exist_ok=True)
-        common.write_json(workdir / "config.json", resolved)
-        common.write_json(folder / "plan.json", plan)
+    _check_room(workdir, plan["bytes"])
+
+    def write(folder: Path) -> tuple[dict, dict]:
         report(_sizes(plan, folder))
         compute = _computer(config, target, model, layout)
         vocab_size = target.lm.vocab_size
@@ -89,10 +80,9 @@ def run(config: Config, workdir: Path) -> dict:
         if sharding.is_first():
             with files.replacing(folder / feature_store.COUNTS) as fresh, open(fresh, "wb") as file:
                 np.save(file, counts)
-        summary = _summary(plan, totals)
-        common.write_json(workdir / "summary.json", summary)
-        common.write_json(folder / "manifest.json", plan | {"shards": totals})
-    return together.of_first(summary)
+        return _summary(plan, totals), {"shards": totals}
+
+    return common.Data(write, plan)
 
 
 def _rows(config: Config, text: Text) -> dict[str, Rows]:
@@ -127,13 +117,12 @@ def _plan(
     config: Config, target: hf.Loaded, text: Text, rows: dict[str, Rows], layout: RecordLayout
 ) -> dict:
     """Everything that the shards depend on: a resumed command must have the same plan."""
-    assert target.tokenizer is not None
     size, counts = layout.record.itemsize, {split: each.size for split, each in rows.items()}
     return {
-        "format": feature_store.FORMAT,
+        "format": f"specjax {feature_store.NAME}",
         "schema": feature_store.SCHEMA,
         "target": {"name": config.target, "sha256": common.fingerprint(target)},
-        "tokenizer": hf.fingerprint(target.tokenizer),
+        "tokenizer": hf.fingerprint(target.text_tokenizer),
         "text": text.digest,
         **layout._asdict(),
         "taps": list(layout.taps),
@@ -149,10 +138,10 @@ def _plan(
     }
 
 
-def _check_room(workdir: Path, folder: Path, needed: int) -> None:
+def _check_room(workdir: Path, needed: int) -> None:
     """Raises UserError if the disk has too little room for the bytes that are not yet there."""
     existing = next(path for path in (workdir, *workdir.absolute().parents) if path.exists())
-    there = sum(path.stat().st_size for path in folder.glob("*.array_record"))
+    there = sum(path.stat().st_size for path in workdir.glob("features/*.array_record"))
     free = shutil.disk_usage(existing).free
     if needed - there > free:
         raise UserError(
@@ -187,7 +176,7 @@ def _computer(config: Config, target: hf.Loaded, model: LM, layout: RecordLayout
     def forward(params: Any, _: Any, batch: Batch) -> tuple[jax.Array, jax.Array | None]:
         segments = None if batch.segments is None else batch.segments[:, :-1]
         out = lm.forward(model, params, batch.tokens[:, :-1], segments)
-        return feature_records.in_bits(jnp.stack([out.hidden, *out.taps], 1), layout.dtype)
+        return feature_store.in_bits(jnp.stack([out.hidden, *out.taps], 1), layout.dtype)
 
     features = jax.jit(placement.gathering(forward))
 
@@ -208,7 +197,7 @@ def _computer(config: Config, target: hf.Loaded, model: LM, layout: RecordLayout
             if waiting is not None:
                 count, batch, values = waiting
                 values, scales = sharding.fetch(values)
-                found += feature_records.records(layout, batch, values, scales)[:count]
+                found += feature_store.records(layout, batch, values, scales)[:count]
             waiting = part
         return found
 
@@ -233,13 +222,13 @@ def _write_shards(
         for split, (count, row) in rows.items():
             for number, start in enumerate(range(0, count, size)):
                 chosen = [row(index) for index in range(start, min(start + size, count))]
-                path = folder / feature_records.name_of(split, number, -(-count // size))
-                if feature_records.is_finished(path, layout, chosen):
+                path = folder / feature_store.name_of(split, number, -(-count // size))
+                if feature_store.is_finished(path, layout, chosen):
                     meter.skip(len(chosen))
                 else:
                     records = compute(chosen)
                     if sharding.is_first():
-                        feature_records.write(path, records)
+                        feature_store.write(path, records)
                     meter.add(len(chosen), len(chosen) * layout.length, 0)
                 stored = path.stat().st_size if sharding.is_first() else 0
                 totals[path.name] = {"rows": len(chosen), "bytes": stored}
@@ -251,14 +240,8 @@ def _write_shards(
 
 def _labels(row: Batch) -> np.ndarray:
     """The tokens of a row that are labels, i32[n]."""
-    tokens = np.asarray(row.tokens)[:, 1:]
-    mask = np.ones(tokens.shape, bool)
-    if row.labelled is not None:
-        mask &= np.asarray(row.labelled)[:, 1:]
-    if row.segments is not None:
-        segments = np.asarray(row.segments)
-        mask &= segments[:, 1:] == segments[:, :-1]
-    return tokens[mask]
+    labels, mask = objectives.labels_of(row)
+    return np.asarray(labels).reshape(-1) if mask is None else np.asarray(labels)[mask]
 
 
 def _summary(plan: dict, totals: dict[str, dict]) -> dict:

@@ -7,7 +7,8 @@ L1 rules are allowed, so the law of the text is the target's with any drafter.
 ``<workdir>/generated`` holds array_record shards with one JSON object per record, and
 manifest.json, which is written last. A killed command resumes with the first missing shard. The
 random keys of a row depend only on the seed, the number of its prompt and that of its temperature.
-``specjax.data.generated_text`` reads the text.
+``specjax.data.generated_text`` reads the text. With ``config.generation.prompts`` the target
+answers questions.
 """
 
 from __future__ import annotations
@@ -16,22 +17,23 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from specjax import files, sharding
 from specjax.config import Config, given
-from specjax.data import shards, text_files, token_streams
-from specjax.data.generated_text import SCHEMA
+from specjax.data import pairs, prompts, shards, text_files, token_streams
+from specjax.data.generated_text import NAME, SCHEMA
+from specjax.data.prompts import PromptSource
 from specjax.errors import UserError
 from specjax.models import hf
+from specjax.prompt import of_text
 from specjax.sharding.decoding import check_rows
-from specjax.train import together
-from specjax.train.changes import check_same
-from specjax.train.display import Meter
-from specjax.train.recipes import checks, common, pair_material, questions
+from specjax.train.display import Meter, report
+from specjax.train.recipes import checks, common, pair_material
 from specjax.train.recipes import material as materials
 from specjax.train.writer import Writer, make_writer, row_keys, write
 
@@ -54,39 +56,30 @@ def run(config: Config, workdir: Path) -> dict:
     then the shards, summary.json and the manifest. A finished text is left unchanged. Raises
     UserError.
     """
-    workdir, resolved = Path(workdir).expanduser(), common.as_json(config)
-    folder = workdir / "generated"
-    if any((workdir / other).exists() for other in ("model", "checkpoints")):
-        raise UserError(f"{workdir} holds a training run; choose another --workdir")
-    if (folder / "manifest.json").exists():
-        stored = common.lasting(files.read_json(workdir / "config.json"))
-        check_same(stored, common.lasting(resolved), workdir)
-        return files.read_json(workdir / "summary.json")
+    workdir = workdir.expanduser()
+    return common.write_data(config, workdir, workdir / "generated" / "manifest.json", _prepare)
+
+
+def _prepare(config: Config, workdir: Path) -> common.Data:
     temperatures = checks.check_generate(config)
     mesh = _mesh(config)
     target = hf.load(config.target, on_host=mesh is not None)
-    drafter, rule = given(config.drafter), config.get("accept", "chain")
-    writer = make_writer(target, drafter, rule, config.seed, mesh)
+    writer = make_writer(target, given(config.drafter), config.accept, config.seed, mesh)
     prompts = _prompts(config, workdir, target)
     plan = _plan(config, target, prompts, temperatures)
-    if (folder / "plan.json").exists():
-        check_same(files.read_json(folder / "plan.json"), plan, workdir)
-    with common.writing(workdir):
-        folder.mkdir(parents=True, exist_ok=True)
-        common.write_json(workdir / "config.json", resolved)
-        common.write_json(folder / "plan.json", plan)
+
+    def write_text(folder: Path) -> tuple[dict, dict]:
         totals = _write_shards(config, writer, folder, prompts, temperatures)
         summary = _summary(totals)
-        common.write_json(workdir / "summary.json", summary)
-        common.write_json(folder / "manifest.json", plan | {"counts": summary, "shards": totals})
-    return together.of_first(summary)
+        return summary, {"counts": summary, "shards": totals}
+
+    return common.Data(write_text, plan)
 
 
 def _mesh(config: Config) -> Mesh | None:
     """The mesh of ``config.mesh``; None: one device. Raises UserError."""
-    text = config.get("mesh", "")
-    if text:
-        mesh = sharding.make_mesh(text)
+    if config.mesh:
+        mesh = sharding.make_mesh(config.mesh)
         check_rows(mesh, config.generation.batch_size)
         return mesh
     if jax.process_count() > 1:
@@ -99,67 +92,61 @@ def _mesh(config: Config) -> Mesh | None:
 
 def _prompts(config: Config, workdir: Path, target: hf.Loaded) -> list[Prompt]:
     """Questions, starts of lines of the corpus, or sources of pairs; the train split is first."""
-    sizes, tokenizer = config.generation, target.tokenizer
-    if tokenizer is None:
-        raise UserError(f"{target.directory} has no tokenizer.json; prompts need a tokenizer")
-    if (
-        len(token_streams.opening(tokenizer)) + sizes.prompt_tokens + sizes.new_tokens
-        > target.config.longest_text
-    ):
-        raise UserError(
-            f"config.generation asks for {sizes.prompt_tokens} + {sizes.new_tokens} tokens and the "
-            f"model has {target.config.longest_text} positions; lower one of them"
-        )
+    sizes, tokenizer = config.generation, target.text_tokenizer
+    head = token_streams.opening(tokenizer)
+    common.check_room(config, len(head), target.config.longest_text)
     if target.lm.encoder is None:
         _check_plain(config)
     valid = max(1, sizes.num_prompts // _VALID)
     prompts: list[Prompt] = []
-    if sizes.get("prompts"):
+    if sizes.prompts:
         last = sizes.num_prompts - valid
         return [
             Prompt(number, "train" if number < last else "valid", ids)
-            for number, ids in enumerate(questions.read(config, target))
+            for number, ids in enumerate(_questions(config, target))
         ]
     for split, count in (("train", sizes.num_prompts - valid), ("valid", valid)):
-        if target.lm.encoder is not None:
-            chosen = pair_material.sources(config, workdir, target, split, count)
-            prompts += [Prompt(len(prompts) + n, split, ids) for n, ids in enumerate(chosen)]
-            continue
-        with together.first_alone():
-            texts = materials.texts(config, workdir, split)
-        try:
-            chosen = token_streams.held_out_prompts(
-                texts, tokenizer, count, sizes.prompt_tokens, config.seed
-            )
-        except UserError as error:
-            raise UserError(
-                f"config.generation.num_prompts is {sizes.num_prompts}, {split} split: {error}"
-            ) from None
+        chosen = starts_of(config, workdir, target, split, count)
         prompts += [Prompt(len(prompts) + n, split, ids) for n, ids in enumerate(chosen)]
     return prompts
 
 
+def starts_of(
+    config: Config, workdir: Path, target: hf.Loaded, split: str, count: int
+) -> list[list[int]]:
+    """``count`` starts of lines of a split, or sources with the start token. Raises UserError."""
+    sizes, encoder = config.generation, target.lm.encoder is not None
+    with sharding.first_alone():
+        texts: Any = (pair_material if encoder else materials).texts(config, workdir, split)
+    try:
+        own = texts, target.text_tokenizer, count
+        if not encoder:
+            return token_streams.held_out_prompts(*own, sizes.prompt_tokens, config.seed)
+        chosen = pairs.held_out_sources(*own, sizes.prompt_tokens - 1, config.seed)
+    except UserError as error:
+        raise UserError(
+            f"config.generation.num_prompts is {sizes.num_prompts}, {split} split: {error}"
+        ) from None
+    return [of_text(target.lm, ids, "a source") for ids in chosen]
+
+
 def _plan(
-    config: Config,
-    target: hf.Loaded,
-    prompts: list[Prompt],
-    temperatures: list[float],
+    config: Config, target: hf.Loaded, prompts: list[Prompt], temperatures: list[float]
 ) -> dict:
     """Everything that the shards depend on: a resumed command must have the same plan."""
     sizes, ids = config.generation, [prompt.ids for prompt in prompts]
-    assert target.tokenizer is not None
     return {
-        "format": "specjax generated text",
+        "format": f"specjax {NAME}",
         "schema": SCHEMA,
         "target": {"name": config.target, "sha256": common.fingerprint(target)},
-        "tokenizer": hf.fingerprint(target.tokenizer),
+        "tokenizer": hf.fingerprint(target.text_tokenizer),
         "sampling": {"temperatures": temperatures, "top_k": sizes.top_k, "top_p": sizes.top_p},
         "new_tokens": sizes.new_tokens,
         # Sums are rounded differently in a batch of another size.
         "batch_size": sizes.batch_size,
         "shard_prompts": sizes.shard_prompts,
         "drafter": given(config.drafter),
-        "accept": config.get("accept", "chain"),
+        "accept": config.accept,
         "seed": config.seed,
         "prompts": {
             "sources": _sources(config),
@@ -174,7 +161,7 @@ def _plan(
 def _check_plain(config: Config) -> None:
     """Raises UserError for sources of pairs, which a decoder does not read."""
     for name in ("dialogues", "pairs"):
-        if config.data.get(name):
+        if config.data[name]:
             raise UserError(
                 f"config.data.{name} is not a key of objective generate for a decoder, which takes "
                 "prompts from files, tfds or the embedded corpus; leave it out"
@@ -183,9 +170,9 @@ def _check_plain(config: Config) -> None:
 
 def _sources(config: Config) -> list[str]:
     """The names of what the prompts are from."""
-    if config.generation.get("prompts"):
-        return questions.sources(config)
-    if pairs := config.data.get("pairs") or config.data.get("dialogues"):
+    if config.generation.prompts:
+        return [Path(name).name for name in text_files.split_names(config.generation.prompts)]
+    if pairs := config.data.pairs or config.data.dialogues:
         return list(text_files.split_names(pairs))
     return text_files.names(materials.text_source(config.data))
 
@@ -277,3 +264,39 @@ def _summary(totals: dict[str, dict]) -> dict:
     total = {name: sum(counts[name] for counts in totals.values()) for name in names}
     rate = total["tokens"] / total["rounds"] if total["rounds"] else None
     return total | {"tokens_per_round": rate, "shards": len(totals)}
+
+
+def _questions(config: Config, target: hf.Loaded) -> list[list[int]]:
+    """``config.generation.num_prompts`` first turns of the conversations in files, as token ids.
+
+    The files ``config.generation.prompts`` are of any kind that mode bench reads, and
+    ``config.generation.chat`` is the template as there. Prompts of more than ``prompt_tokens``
+    tokens and repeated ones are left out. The others are in a random order that depends on
+    ``config.seed``, so the first n of them have the mixture of all. Raises UserError.
+    """
+    sizes, unique = config.generation, {}
+    names = text_files.split_names(sizes.prompts)
+    source = PromptSource(
+        names=names, chat=sizes.chat, first_turns=True, section="config.generation"
+    )
+    for name in names:
+        for prompt in prompts.read(source, target, _no_answer, name=name).prompts:
+            unique[tuple(prompt.ids)] = prompt.ids
+    fitting = [ids for ids in unique.values() if len(ids) <= sizes.prompt_tokens]
+    if len(fitting) < sizes.num_prompts:
+        raise UserError(
+            f"{sizes.prompts} has {len(fitting)} different prompts of at most "
+            f"{sizes.prompt_tokens} tokens, and config.generation.num_prompts is "
+            f"{sizes.num_prompts}; lower it, or raise prompt_tokens"
+        )
+    if len(fitting) < len(unique):
+        report(
+            f"{len(unique) - len(fitting)} of {len(unique)} prompts have more than "
+            f"{sizes.prompt_tokens} tokens and are left out"
+        )
+    order = np.random.default_rng(config.seed).permutation(len(fitting))
+    return [fitting[i] for i in order[: sizes.num_prompts]]
+
+
+def _no_answer(chosen: list) -> list[list[int]]:
+    raise AssertionError("a first turn needs no answer")

@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import checks, drafters
+from specjax import checks, drafters, registry
 from specjax.config import Config, given
-from specjax.data import draft_vocabulary
+from specjax.data.token_streams import most_frequent
+from specjax.drafters.files import head_files
 from specjax.errors import UserError
-from specjax.models import head_files, hf
+from specjax.models import hf
 from specjax.train import objectives
 from specjax.train.layer_skip import Numbered
 from specjax.train.loop import Task
@@ -24,7 +25,7 @@ from specjax.train.recipes import common, examined, shapes
 from specjax.train.recipes import material as materials
 from specjax.train.recipes.common import Prepared
 from specjax.train.recipes.material import Material
-from specjax.types import Batch, Drafter, ModelParams, Training
+from specjax.types import Drafter, ModelParams, Training
 
 # Keys of losses that change what is read at random, with their values for held-out text, which is
 # read as it is.
@@ -37,42 +38,29 @@ RUN_STEPS, REMAT = "run_steps", "remat"
 def prepare(config: Config, workdir: Path) -> Prepared:
     """Makes the run; with ``config.joint`` the target is trained too. Raises UserError."""
     target = common.load_target(config)
-    assert target.tokenizer is not None
-    own = target.tokenizer, target.directory, shapes.ends_of(target)
+    own = target.text_tokenizer, target.directory, shapes.ends_of(target)
     gather = functools.partial(materials.gather, config, workdir, *own)
     # A draft vocabulary depends on the text; other drafters are checked before the text is read.
     material = gather() if config.drafter.get("draft_vocab") else None
     drafter = _drafter(config, target, material)
     training = _training(drafter)
     _check_best(config, drafter, training)
-    if drafter.longest >= config.train.length:
-        raise UserError(
-            f"a draft of {drafter.longest} tokens looks beyond config.train.length "
-            f"{config.train.length}; raise it"
-        )
+    common.check_longest(config, drafter.longest)
     assert training.start is not None
     key = jax.random.key(config.seed)
     if config.init:
         draft = drafter.init_params(key)
     else:
         draft = common.placement(config).make(training.start, target.params, key)
+    common.check_savable(config.drafter.name, drafter, draft)
     params = {"target": target.params, "draft": draft} if config.joint else draft
     loss, held_out_loss = _losses(config, target, drafter, training)
-    # Tracing the loss finds invalid weights of its terms.
-    batch = Batch(jnp.zeros((1, config.train.length + 1), jnp.int32))
-    jax.eval_shape(loss, params, target.params, batch, jax.random.key(0))
+    common.check_weights(config, loss, params, target.params)
     material = (gather() if material is None else material).tapped(drafter.taps)
     examine = examined.examiner(config, drafter, target, material, moving=config.joint)
     batches = Numbered(material.batches) if _changes(training) else material.batches
-    task = Task(
-        loss,
-        params,
-        target.params,
-        batches,
-        material.held_out,
-        examine,
-        held_out_loss=held_out_loss,
-    )
+    task = Task(loss, params, target.params, batches, material.held_out, examine)
+    task = task._replace(held_out_loss=held_out_loss)
     save = _saver(config, workdir, target, drafter, material)
     return Prepared(task, material, save, common.fingerprint(target))
 
@@ -97,7 +85,7 @@ def _drafter(config: Config, target: hf.Loaded, material: Material | None) -> Dr
             "config.drafter.model is for finished heads; to start training from them give "
             "config.init"
         )
-    if config.init and keys["name"] in head_files.KINDS:
+    if config.init and {"model", "dtype"} <= registry.keys_of(drafters.load(keys["name"])).keys():
         # The files also hold the shape of the heads.
         keys |= {"model": config.init, "dtype": jnp.float32}
     if material is not None:
@@ -116,20 +104,20 @@ def _draft_ids(config: Config, target: hf.Loaded, material: Material) -> np.ndar
             "leave draft_vocab out"
         )
     ends = target.config.eos_token_id
-    return draft_vocabulary.most_frequent(material.counts, size, target.lm.vocab_size, ends)
+    return most_frequent(material.counts, size, target.lm.vocab_size, ends)
 
 
 def _training(drafter: Drafter) -> Training:
     training = drafter.training
     if training is None or training.start is None or training.loss is None:
-        if drafter.name in head_files.KINDS:
+        if drafter.name in head_files.kinds():
             raise UserError(
                 f"drafter {drafter.name} has no parameters with these keys; give "
                 "config.drafter.adapter or config.drafter.head=own"
             )
         raise UserError(
             f"drafter {drafter.name} has nothing to train; "
-            f"drafters that have are {', '.join(head_files.KINDS)}"
+            f"drafters that have are {', '.join(head_files.kinds())}"
         )
     return training
 
@@ -139,18 +127,15 @@ def _losses(
 ) -> tuple[objectives.Loss, objectives.Loss | None]:
     """The loss of training, and that of held-out batches if it is another: without noise."""
     assert training.loss is not None
-    known = set(inspect.signature(training.loss).parameters) - {RUN_STEPS, REMAT}
+    arguments = inspect.signature(training.loss).parameters
+    run = {RUN_STEPS: config.train.steps, REMAT: config.train.remat}
+    known, make = set(arguments) - set(run), functools.partial(functools.partial, training.loss)
     if config.joint:
         known |= set(inspect.signature(objectives.joint_loss).parameters)
-    common.check_loss_keys(config.loss, known, drafter.name)
-    make = functools.partial(functools.partial, training.loss)
-    if config.joint:
         make = functools.partial(objectives.joint_loss, target.lm, drafter)
-    weights = config.loss.to_dict()
+    common.check_loss_keys(config.loss, known, drafter.name)
+    weights = given(config.loss) | {key: value for key, value in run.items() if key in arguments}
     quiet = {key: value for key, value in QUIET.items() if key in known}
-    if REMAT in inspect.signature(training.loss).parameters:
-        weights[REMAT] = config.train.get("remat", False)
-    weights |= {RUN_STEPS: config.train.steps} if _changes(training) else {}
     return make(**weights), make(**weights | quiet) if quiet else None
 
 
@@ -167,35 +152,19 @@ def _saver(
 
     With ``config.joint`` it also writes <workdir>/target.
     """
-    training, tokenizer = drafter.training, target.tokenizer
-    assert training is not None and tokenizer is not None
 
     def save(params, summary):
-        own, draft = (
-            (params["target"], params["draft"]) if config.joint else (target.params, params)
-        )
-        extra = {}
-        if material.prompts and training.ranks is not None:
-            pair = ModelParams(own, draft)
-            extra["accuracy"] = examined.accuracy(config, target, drafter, pair, material)
+        both = (params["target"], params["draft"]) if config.joint else (target.params, params)
+        pair = ModelParams(*both)
+        extra: dict[str, Any] = examined.accuracy(config, target, drafter, pair, material)
         base = Path(config.target)
         if config.joint:
             base = workdir / "target"
-            hf.save(base, target.config, own, tokenizer)
+            hf.save(base, target.config, pair.target, target.text_tokenizer)
         common.write_json(workdir / "summary.json", summary)
-        facts = {"base_model_name_or_path": base.name, **dict(training.facts)}
-        if "draft_ids" in facts:
-            facts["vocab_size"] = target.lm.vocab_size
         if config.drafter.get("draft_vocab"):
             # The text that the draft vocabulary is from.
             extra["draft_vocab_text"] = material.digest
-        head_files.write(
-            workdir / "model",
-            drafter.name,
-            draft,
-            facts,
-            hf.fingerprint(tokenizer),
-            extra,
-        )
+        common.write_heads(workdir / "model", target, drafter, pair.draft, base.name, extra)
 
     return save

@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from rich.console import Console
 from tokenizers import Tokenizer
 
-from specjax import files
 from specjax.config import Config
 from specjax.data import corpora, datastore, ngram_tables, text_files, token_streams
 from specjax.errors import UserError
 from specjax.models import hf, hf_config
-from specjax.train.changes import check_same
-from specjax.train.display import Meter, Status
+from specjax.train.display import Meter
 from specjax.train.recipes import checks, common
 from specjax.train.writer import make_writer, row_keys, write
 
@@ -43,46 +42,30 @@ def run(config: Config, workdir: Path) -> dict:
 
     Writes config.json and summary.json, then the arrays and their manifest. Raises UserError.
     """
+    workdir = workdir.expanduser()
+    manifests = [workdir / f"{name}.json" for name in OBJECTIVES.values()]
+    built = next((path for path in manifests if path.exists()), manifests[0])
+    return common.write_data(config, workdir, built, _prepare)
+
+
+def _prepare(config: Config, workdir: Path) -> common.Data:
     began = time.monotonic()
-    workdir, resolved = Path(workdir).expanduser(), common.as_json(config)
-    if _is_finished(workdir):
-        check_same(files.read_json(workdir / "config.json"), resolved, workdir)
-        return files.read_json(workdir / "summary.json")
     checks.check_lookup_data(config)
     vocabulary = read_vocabulary(config.target)
     build = _datastore if config.objective == "datastore" else _ngram
     facts, save = build(config, workdir, vocabulary)
-    with common.writing(workdir):
-        workdir.mkdir(parents=True, exist_ok=True)
-        summary = facts | {"seconds": time.monotonic() - began}
-        files.write_json(workdir / "config.json", resolved)
-        files.write_json(workdir / "summary.json", summary)
+
     # The manifest is last: without it, the next run starts again.
-    save(workdir)
-    return summary
-
-
-def _is_finished(workdir: Path) -> bool:
-    """Whether a build is finished. Raises UserError if something else is in ``workdir``."""
-    if any((workdir / other).exists() for other in ("model", "checkpoints")):
-        raise UserError(
-            f"{workdir} holds a training run, which this would overwrite; choose another --workdir"
-        )
-    built = [name for name in OBJECTIVES.values() if (workdir / f"{name}.json").exists()]
-    if built and not all((workdir / name).exists() for name in ("config.json", "summary.json")):
-        raise UserError(
-            f"{workdir} holds a {built[0]} that this command did not make; choose another --workdir"
-        )
-    return bool(built)
+    return common.Data(lambda _: (facts | {"seconds": time.monotonic() - began}, {}), None, save)
 
 
 def _datastore(
     config: Config, workdir: Path, vocabulary: Vocabulary
 ) -> tuple[dict, Callable[[Path], None]]:
     """The facts about the store, and a function that saves it."""
-    with Status("reading and tokenising") as status:
+    with Console(stderr=True).status("reading and tokenising") as status:
         documents = tokenise(vocabulary, _texts(config, workdir))
-        status("sorting")
+        status.update("sorting")
         store = datastore.build(documents, config.reach)
     facts = {"tokens": sum(map(len, documents)), "documents": len(documents)}
     return facts, functools.partial(
@@ -98,13 +81,13 @@ def _ngram(
     config: Config, workdir: Path, vocabulary: Vocabulary
 ) -> tuple[dict, Callable[[Path], None]]:
     """The facts about the tables, and a function that saves them."""
-    with Status("reading and tokenising"):
+    with Console(stderr=True).status("reading and tokenising"):
         documents = tokenise(vocabulary, _texts(config, workdir))
     sources = _sources(config)
     if config.from_target:
         documents = from_target(config, vocabulary, documents)
         sources = [f"the target, after {name}" for name in sources]
-    with Status("counting"):
+    with Console(stderr=True).status("counting"):
         keys = {key: config[key] for key in ("successors", "contexts", "smoothing")}
         tables = ngram_tables.count(documents, vocabulary.size, **keys)
     facts = {"tokens": sum(map(len, documents)), "contexts": len(tables.trigram_ids)}
@@ -169,7 +152,7 @@ def from_target(
         )
     length, batch = sizes.prompt_tokens, sizes.batch_size
     head = token_streams.opening(vocabulary.tokenizer)
-    _check_positions(len(head), config, target.config.longest_text)
+    common.check_room(config, len(head), target.config.longest_text)
     long = [ids for ids in documents if len(ids) >= length]
     if not long:
         raise UserError(
@@ -201,12 +184,3 @@ def from_target(
                     "the target ends every text at once; give it other text to continue"
                 )
     return results
-
-
-def _check_positions(head: int, config: Config, positions: int) -> None:
-    length, new = config.generation.prompt_tokens, config.generation.new_tokens
-    if head + length + new > positions:
-        raise UserError(
-            f"config.generation asks for {length} + {new} tokens and the model has {positions} "
-            "positions; lower one of them"
-        )

@@ -3,7 +3,7 @@
 The text has one source: local files, a TFDS dataset, dialogues, pairs, text that the target wrote,
 stored features of the target, or the embedded corpus. Crops of one long stream do not separate
 documents; packed documents have masks, and only their labelled tokens count. Encoder-decoder models
-learn pairs (``pair_material``), one in a row.
+learn pairs (``pair_material``), one in a row. ``config.data.features`` names stored features.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from specjax import files, sharding
 from specjax.config import Config
 from specjax.data import (
     chat,
@@ -27,18 +28,17 @@ from specjax.data import (
     text_files,
     token_streams,
 )
+from specjax.data.feature_store import FeatureStore, HeldOut, Stored
+from specjax.data.generated_text import SPLITS
 from specjax.data.packing import Document
 from specjax.data.pairs import OutputEnds
 from specjax.data.text_files import TextSource
 from specjax.errors import UserError
 from specjax.models import hf
 from specjax.models.sources import gguf_file
-from specjax.train import together
 from specjax.train.loop import Source
-from specjax.train.recipes import checks, pair_material, shapes, stored_features
+from specjax.train.recipes import checks, pair_material, shapes
 from specjax.types import Batch
-
-_SPLITS = ("train", "valid")
 
 
 class Material(NamedTuple):
@@ -60,8 +60,10 @@ class Material(NamedTuple):
             return self
         assert isinstance(self.held_out, feature_store.HeldOut)
         places = self.batches.store.chosen(layers)
-        batches = dataclasses.replace(self.batches, places=places)
-        return self._replace(batches=batches, held_out=self.held_out.with_places(places))
+        batches, held_out = (
+            dataclasses.replace(each, places=places) for each in (self.batches, self.held_out)
+        )
+        return self._replace(batches=batches, held_out=held_out)
 
 
 class Text(NamedTuple):
@@ -97,9 +99,9 @@ def text_source(data: Config) -> TextSource:
     """The source of plain text in ``config.data``. Raises UserError if there are two."""
     return TextSource(
         files=text_files.split_names(data.files),
-        tfds=data.get("tfds", ""),
+        tfds=data.tfds,
         dir=data.dir,
-        text_key=data.get("text_key", "text"),
+        text_key=data.text_key,
     )
 
 
@@ -114,12 +116,12 @@ def tokenizer(config: Config, workdir: Path) -> Tokenizer:
         return _given_tokenizer(config)
     if shapes.has_encoder(config.model):
         return pair_material.new_tokenizer(config, workdir)
-    if config.data.get("dialogues") or config.data.get("generated"):
+    if config.data.dialogues or config.data.generated:
         raise UserError(
             "a new tokenizer is trained on plain text; "
             "give config.tokenizer for dialogues and generated text"
         )
-    with together.first_alone():
+    with sharding.first_alone():
         train = texts(config, workdir, "train")
     return token_streams.train_tokenizer(train, config.model.vocab_size)
 
@@ -138,7 +140,7 @@ def _given_tokenizer(config: Config) -> Tokenizer:
             raise UserError(f"config.tokenizer: {path} is no tokenizer ({error})") from None
     own = result.get_vocab_size()
     # A model to start from may have more rows than its tokenizer has tokens.
-    if size and size != own and not (size > own and config.get("init")):
+    if size and size != own and not (size > own and config.init):
         raise UserError(
             f"config.model.vocab_size is {size}, but {path} has {own} tokens; leave it 0"
         )
@@ -162,7 +164,7 @@ def gather(
     this model cannot learn, and for too little text.
     """
     if checks.text_kind(config.data) == "features":
-        return Material(*stored_features.open_store(config, directory))
+        return Material(*_open_store(config, directory))
     text = read(config, workdir, tokenizer, directory, ends)
     size, length, count = config.train.batch_size, config.train.length, config.train.eval_batches
     if text.streams:
@@ -186,7 +188,7 @@ def read(
     ends: OutputEnds | None = None,
 ) -> Text:
     """The text of any source but stored features; every process has all of it. Raises UserError."""
-    with together.first_alone():
+    with sharding.first_alone():
         if ends is not None:
             documents = pair_material.documents(config, workdir, tokenizer, ends)
             prompts = pair_material.prompts(config, documents["valid"])
@@ -202,21 +204,21 @@ def _read(config: Config, workdir: Path, tokenizer: Tokenizer, directory: str | 
             "give text, or start from configs/t5.py"
         )
     if kind in ("dialogues", "generated"):
-        splits = {split: _documents(config, kind, tokenizer, directory, split) for split in _SPLITS}
+        splits = {split: _documents(config, kind, tokenizer, directory, split) for split in SPLITS}
         return Text({}, splits, _document_prompts(splits["valid"], config, tokenizer), None)
-    plain = {split: texts(config, workdir, split) for split in _SPLITS}
+    plain = {split: texts(config, workdir, split) for split in SPLITS}
     if config.data.packing == "crops":
         # Long streams are stored here.
         folder = text_files.folder(text_source(config.data), workdir) / "tokens"
         streams = {
-            split: token_streams.cached_tokens(tokenizer, plain[split], folder) for split in _SPLITS
+            split: token_streams.cached_tokens(tokenizer, plain[split], folder) for split in SPLITS
         }
         prompts = _line_prompts(plain["valid"], config, tokenizer)
         size = max(1, sum(len(text.encode()) for text in plain["valid"]))
         return Text(streams, {}, prompts, len(streams["valid"]) / size)
     splits = {
         split: _unmasked(token_streams.tokenise(tokenizer, [text]) for text in plain[split])
-        for split in _SPLITS
+        for split in SPLITS
     }
     return Text({}, splits, _line_prompts(plain["valid"], config, tokenizer), None)
 
@@ -265,10 +267,7 @@ def _document_prompts(
     Each has at most the last ``prompt_tokens``, after the tokens that the tokenizer puts before a
     text. Raises UserError if there are too few.
     """
-    wanted = config.examine
-    if not wanted.prompts:
-        return []
-    head, unique = token_streams.opening(tokenizer), {}
+    wanted, head, unique = config.examine, token_streams.opening(tokenizer), {}
     for document in documents:
         first = int(np.argmax(document.labelled)) if document.labelled.any() else 0
         first = first or min(wanted.prompt_tokens, len(document.ids) - 1)
@@ -277,13 +276,12 @@ def _document_prompts(
         ids = begins + ids[len(begins) :][-wanted.prompt_tokens :]
         if len(ids) > len(begins):
             unique[tuple(ids)] = ids
-    prompts = list(unique.values())
-    if len(prompts) < wanted.prompts:
+    if len(unique) < wanted.prompts:
         raise UserError(
-            f"the valid split has {len(prompts)} different prompts, and config.examine.prompts is "
+            f"the valid split has {len(unique)} different prompts, and config.examine.prompts is "
             f"{wanted.prompts}; lower it, or give more text"
         )
-    return [prompts[i] for i in np.linspace(0, len(prompts) - 1, wanted.prompts).astype(int)]
+    return pair_material.spaced(list(unique.values()), wanted.prompts)
 
 
 def _digest(arrays: Iterable[np.ndarray]) -> str:
@@ -291,3 +289,41 @@ def _digest(arrays: Iterable[np.ndarray]) -> str:
     for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()[:16]
+
+
+def _open_store(config: Config, directory: str | None) -> tuple[Any, ...]:
+    """The fields of ``Material``, without taps; ``directory`` is that of the target.
+
+    Raises UserError for the features of another target, rows of another length than
+    ``config.train.length``, and too few rows or prompts.
+    """
+    store = FeatureStore(config.data.features)
+    where, target = store.directory, store.manifest["target"]
+    if directory is None or target["sha256"] != feature_store.target_fingerprint(directory):
+        raise UserError(
+            f"{where} has the features of {target['name']}, and config.target is another model; "
+            f"store those of this target with {feature_store.BUILD}"
+        )
+    size, length = config.train.batch_size, config.train.length
+    if length != store.layout.length:
+        raise UserError(
+            f"config.train.length is {length}, and the rows of {where} have "
+            f"{store.layout.length} tokens; give {store.layout.length}"
+        )
+    batches = Stored(store, size, config.seed)
+    held_out = HeldOut(store, size, config.train.eval_batches)
+    digest = files.sha256(where / "manifest.json")[:16]
+    return batches, held_out, _stored_prompts(config, store), digest, None, store.counts
+
+
+def _stored_prompts(config: Config, store: FeatureStore) -> list[list[int]]:
+    wanted, known = config.examine, store.manifest["prompts"]
+    if not wanted.prompts:
+        return []
+    if wanted.prompts > len(known["ids"]) or wanted.prompt_tokens != known["tokens"]:
+        raise UserError(
+            f"config.examine asks for {wanted.prompts} prompts of {wanted.prompt_tokens} tokens, "
+            f"and {store.directory} has {len(known['ids'])} of {known['tokens']}; ask for these, "
+            "or for none (config.examine.prompts=0)"
+        )
+    return known["ids"][: wanted.prompts]

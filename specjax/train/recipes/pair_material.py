@@ -13,18 +13,16 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
+from specjax import sharding
 from specjax.config import Config
 from specjax.data import generated_text, pairs, text_files
+from specjax.data.generated_text import SPLITS
 from specjax.data.packing import Document
 from specjax.data.pairs import DOCSTRINGS, OutputEnds, Pair
 from specjax.errors import UserError
 from specjax.models import hf
-from specjax.prompt import of_text
-from specjax.train import together
 from specjax.train.display import report
 from specjax.train.recipes import checks
-
-SPLITS = ("train", "valid")
 
 
 def texts(config: Config, workdir: Path, split: str) -> list[Pair]:
@@ -58,11 +56,11 @@ def _texts(config: Config, workdir: Path, split: str) -> list[Pair]:
 
 def new_tokenizer(config: Config, workdir: Path) -> Tokenizer:
     """A tokenizer trained on the pairs. Raises UserError."""
-    if config.data.get("generated"):
+    if config.data.generated:
         raise UserError(
             "a new tokenizer is trained on pairs; give config.tokenizer for generated text"
         )
-    with together.first_alone():
+    with sharding.first_alone():
         train = texts(config, workdir, "train")
     return pairs.train_tokenizer(train, config.model.vocab_size)
 
@@ -90,7 +88,7 @@ def _split(
         left_out = len(every) - len(result)
     else:
         given = texts(config, workdir, split)
-        leave_out = data.get("pairs") in ("", DOCSTRINGS) or data.long_pairs == "leave_out"
+        leave_out = data.pairs in ("", DOCSTRINGS) or data.long_pairs == "leave_out"
         result, left_out = pairs.documents(given, tokenizer, ends, length, leave_out)
     if left_out:
         report(
@@ -110,10 +108,7 @@ def prompts(config: Config, valid: Sequence[Document]) -> list[list[int]]:
 
     They have at most ``prompt_tokens`` tokens. Raises UserError if there are too few.
     """
-    wanted = config.examine
-    if not wanted.prompts:
-        return []
-    every = starts(valid)
+    wanted, every = config.examine, starts(valid)
     some = [ids for ids in every if len(ids) <= wanted.prompt_tokens]
     if len(some) < wanted.prompts:
         raise UserError(
@@ -121,30 +116,12 @@ def prompts(config: Config, valid: Sequence[Document]) -> list[list[int]]:
             f"tokens (of any length {len(every)}), and config.examine.prompts is "
             f"{wanted.prompts}; lower it, raise config.examine.prompt_tokens, or give more pairs"
         )
-    return [some[i] for i in np.linspace(0, len(some) - 1, wanted.prompts).astype(int)]
+    return spaced(some, wanted.prompts)
 
 
-def sources(
-    config: Config, workdir: Path, target: hf.Loaded, split: str, count: int
-) -> list[list[int]]:
-    """``count`` sources of a split with the start token, for the target to write their outputs.
-
-    They have at most ``config.generation.prompt_tokens`` tokens. Raises UserError if there are too
-    few.
-    """
-    assert target.tokenizer is not None
-    with together.first_alone():
-        given = texts(config, workdir, split)
-    sizes = config.generation
-    try:
-        chosen = pairs.held_out_sources(
-            given, target.tokenizer, count, sizes.prompt_tokens - 1, config.seed
-        )
-    except UserError as error:
-        raise UserError(
-            f"config.generation.num_prompts is {sizes.num_prompts}, {split} split: {error}"
-        ) from None
-    return [of_text(target.lm, ids, "a source") for ids in chosen]
+def spaced(prompts: list[list[int]], count: int) -> list[list[int]]:
+    """``count`` of the prompts, evenly spaced."""
+    return [prompts[i] for i in np.linspace(0, len(prompts) - 1, count).astype(int)]
 
 
 def starts(documents: Sequence[Document]) -> list[list[int]]:

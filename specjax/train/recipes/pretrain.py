@@ -3,28 +3,41 @@
 A decoder learns plain text, an encoder-decoder model (``config.model.family`` "t5") pairs.
 
 With keys in ``config.loss`` it also learns to exit at every layer (LayerSkip). With ``config.mtp``
-it is trained together with heads for multi-token prediction.
+it is trained together with heads for multi-token prediction: ``mtp`` has further last layers
+(Gloeckle et al. 2024), ``mtp_module`` DeepSeek's modules.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from specjax.config import Config
+import jax
+
+from specjax import drafters
+from specjax.config import Config, given
 from specjax.data import pairs, token_streams
+from specjax.drafters.heads import mtp
+from specjax.errors import UserError
 from specjax.models import hf
-from specjax.train import layer_skip, objectives
+from specjax.train import layer_skip, objectives, with_heads
 from specjax.train.loop import Task
-from specjax.train.recipes import common, examined, mtp, shapes
+from specjax.train.recipes import common, examined, shapes
 from specjax.train.recipes import material as materials
 from specjax.train.recipes.common import Prepared
+from specjax.train.recipes.material import Material
+from specjax.types import Drafter, ModelParams, Params
+
+# Method -> keys of its loss without which its labels would not be the text.
+_WITH_TARGET: dict[str, dict[str, Any]] = {mtp.NAME: {}, "mtp_module": {"ce": 1.0, "weight": 0.0}}
 
 
 def prepare(config: Config, workdir: Path) -> Prepared:
     """Makes the run. With a target, the model has the target's tokenizer. Raises UserError."""
     shapes.check(config.model)
-    if config.get("mtp"):
-        mtp.check(config)
+    if config.mtp:
+        _check_mtp(config)
     target = common.load_target(config) if config.target else None
     if target is None:
         tokenizer = materials.tokenizer(config, workdir)
@@ -38,9 +51,9 @@ def prepare(config: Config, workdir: Path) -> Prepared:
             bos = token_streams.separator_id(tokenizer)
             eos = () if bos is None else (bos,)
     else:
-        assert target.tokenizer is not None
+        assert target.text_tokenizer is not None
         shapes.check_kind(config, target)
-        tokenizer, size = target.tokenizer, common.draft_vocabulary(config, target)
+        tokenizer, size = target.text_tokenizer, common.draft_vocabulary(config, target)
         bos, eos = target.config.bos_token_id, target.config.eos_token_id
         ends = shapes.ends_of(target)
     shape = shapes.new(config.model, size, bos, eos, ends)
@@ -51,8 +64,8 @@ def prepare(config: Config, workdir: Path) -> Prepared:
     examine = None if target is None else examined.draft_model(config, target, model, material)
     loss, batches = objectives.pretrain_loss(model), material.batches
     plain = None
-    if config.loss and not config.get("mtp"):
-        sizes = model, shape, config.train.steps, config.train.get("remat", False)
+    if config.loss and not config.mtp:
+        sizes = model, shape, config.train.steps, config.train.remat
         make = layer_skip.layer_skip_loss
         plain, loss = loss, common.make_loss(make, config.loss, "pretrain", *sizes)
         batches = layer_skip.Numbered(batches)
@@ -66,8 +79,87 @@ def prepare(config: Config, workdir: Path) -> Prepared:
         held_out_loss=plain,
     )
     save = common.model_saver(workdir, shape, tokenizer)
-    if config.get("mtp"):
+    if config.mtp:
         own = model._replace(vocabulary=hf.fingerprint(tokenizer))
         made = hf.Loaded(own, task.params, shape, tokenizer, str(workdir / "model"))
-        task, save = mtp.joined(config, task, save, made, material)
+        task, save = _joined(config, task, save, made, material)
     return Prepared(task, material, save, None if target is None else common.fingerprint(target))
+
+
+def _check_mtp(config: Config) -> None:
+    """Checks ``config.mtp`` before text is read. Raises UserError."""
+    name = config.mtp.get("name")
+    if name not in _WITH_TARGET:
+        raise UserError(
+            f"config.mtp.name is {name!r}; it must be one of {', '.join(_WITH_TARGET)}, with which "
+            "a target is pretrained"
+        )
+    if config.target:
+        raise UserError(
+            "config.mtp trains a target together with its heads, and config.target is given too; "
+            "leave config.target out (configs/mtp.py and mtp_heads.py train beside a target)"
+        )
+    for key in ("model", "params"):
+        if config.mtp.get(key) is not None:
+            raise UserError(f"config.mtp.{key} is for finished heads; leave it out")
+    if (weight := config.mtp.get("weight")) is not None:
+        with_heads.parse("config.mtp.weight", weight)
+
+
+def _joined(
+    config: Config, task: Task, save: Callable[..., None], target: hf.Loaded, material: Material
+) -> tuple[Task, Callable[[Any, dict], None]]:
+    """The run of a target with heads and how both are stored, made of that of the target alone.
+
+    ``save`` writes the target. Raises UserError.
+    """
+    keys = given(config.mtp)
+    weight = keys.pop("weight", None)
+    drafter = drafters.make(target=target.lm, **keys)
+    assert drafter.training is not None and drafter.training.loss is not None
+    draft = _first_heads(config, drafter, target)
+    count = len(next(iter(draft.values())))
+    weight = with_heads.parse("config.mtp.weight", count if weight is None else weight)
+    common.check_loss_keys(config.loss, _loss_keys(drafter), f"{drafter.name} with a target")
+    weights = _WITH_TARGET[drafter.name] | config.loss.to_dict()
+    # With ``slots`` "one" the heads' loss is a mean over them already; modules may be unrolled
+    # for more steps than there are modules.
+    steps = weights.get("steps")
+    parts = max(count, steps) if type(steps) is int else count
+    parts = 1 if weights.get("slots") == "one" else parts
+    loss = with_heads.joint(target.lm, drafter, parts, weight, config.train.steps, weights)
+    common.check_longest(config, drafter.longest)
+    params = {"target": task.params, "draft": draft}
+    common.check_weights(config, loss, params, {})
+    task = task._replace(
+        loss=loss,
+        params=params,
+        batches=layer_skip.Numbered(task.batches),
+        examine=examined.examiner(config, drafter, target, material, moving=True),
+        held_out_loss=with_heads.of_target(loss),
+    )
+
+    def save_both(params, summary):
+        """Writes <workdir>/heads, then what ``save`` does."""
+        pair = ModelParams(params["target"], params["draft"])
+        extra = examined.accuracy(config, target, drafter, pair, material)
+        own = Path(target.directory)
+        common.write_heads(own.parent / "heads", target, drafter, pair.draft, own.name, extra)
+        save(params["target"], summary)
+
+    return task, save_both
+
+
+def _loss_keys(drafter: Drafter) -> list[str]:
+    """The keys of the heads' loss that fit labels from the text."""
+    return ["decay", "slots"] if drafter.name == mtp.NAME else ["steps", "decay", "detach"]
+
+
+def _first_heads(config: Config, drafter: Drafter, target: hf.Loaded) -> Params:
+    """The heads' first parameters: random ones beside a random target."""
+    key, make = jax.random.fold_in(jax.random.key(config.seed), 1), common.placement(config).make
+    if drafter.name == mtp.NAME and not config.init:
+        heads = config.mtp.get("heads") or mtp.HEADS
+        return make(lambda key: mtp.new(target.lm, key, heads), key)
+    assert drafter.training is not None and drafter.training.start is not None
+    return make(drafter.training.start, target.params, key)

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from specjax import checks
+from specjax import config as config_lib
 from specjax.config import Config
 from specjax.data.pairs import OutputEnds
 from specjax.errors import UserError
 from specjax.models import families, hf, t5_config
 from specjax.models.hf_config import config_to_hf
 from specjax.models.transformer_config import TransformerConfig
+from specjax.train.settings import T5_KEYS, ModelKeys
 
 T5 = "t5"
-# The keys of config.model for T5; the others are of decoders.
-T5_KEYS = (
-    "family",
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_layers",
-    "encoder_layers",
-    "num_heads",
-    "head_dim",
-    "gated",
-    "buckets",
-    "max_distance",
-    "tie_embeddings",
-)
 
 
 def has_encoder(model: Config) -> bool:
@@ -36,9 +23,7 @@ def has_encoder(model: Config) -> bool:
 def check(model: Config) -> None:
     """Checks that ``config.model`` is a model of its family. Raises UserError."""
     checks.one_of("config.model.family", model.family, (*families.FAMILIES, T5))
-    for name, value in model.items():
-        if isinstance(value, int) and name not in ("vocab_size", "tie_embeddings", "gated"):
-            checks.whole(f"config.model.{name}", value, 1)
+    config_lib.read(ModelKeys, model)
     if has_encoder(model):
         _check_t5(model)
         return

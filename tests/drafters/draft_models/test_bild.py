@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from specjax import accept, decode, drafters, rng, sampling
 from specjax.errors import UserError
-from specjax.testing import cases, laws, loop
+from specjax.testing import laws, loop
 from specjax.types import Draft, ModelParams
 
 V, NEW = 5, 24

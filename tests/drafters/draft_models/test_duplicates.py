@@ -127,8 +127,8 @@ def test_text_and_rounds_do_not_change(order):
     target, _ = models()
     twice = [target._replace(name="a"), target._replace(name="b")]
     drafter = drafters.make("specinfer", target, models=twice, tree="2x1", sibling_order=order)
-    assert drafter.merges == 2 and drafter.whole
-    alone = drafter._replace(merges=1)
+    assert drafter.rare.merges == 2 and drafter.whole
+    alone = drafter._replace(rare=drafter.rare._replace(merges=1))
     for temperature in (0.0, 1.0):
         text, records = decoded(drafter, temperature)
         expected, every = decoded(alone, temperature)
@@ -144,4 +144,4 @@ def test_text_and_rounds_do_not_change(order):
 
 
 def test_one_model_merges_nothing():
-    assert drafters.make("specinfer", models()[0], models=[models()[0]]).merges == 1
+    assert drafters.make("specinfer", models()[0], models=[models()[0]]).rare.merges == 1

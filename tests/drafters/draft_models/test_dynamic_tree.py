@@ -216,7 +216,7 @@ V = 3
 
 def exact_error(drafter, rule, draft_tables, steps, rounds, **settings):
     """Total variation between the output law and the target's, by enumeration."""
-    target, table = testing.tabular(V), testing.random_table(0, V, dtype=np.float64)
+    target, table = testing.tabular(V), testing.random_table(0, V)
     params = ModelParams(table, draft_tables)
     settings = settings or {"temperature": 1.0}
     law = testing.exact_law(
@@ -231,7 +231,7 @@ def exact_error(drafter, rule, draft_tables, steps, rounds, **settings):
 @pytest.mark.fast
 def test_exact_law():
     with jax.enable_x64(True):
-        table = testing.random_table(1, V, dtype=np.float64)
+        table = testing.random_table(1, V)
         target, draft = testing.tabular(V), testing.tabular(V, "draft")
         drafter = drafters.make("dynamic_tree", target, model=draft, nodes=5, depth=3, top_k=2)
         for rule in ("deterministic", "recursive", "match", "traversal"):

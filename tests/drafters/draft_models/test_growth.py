@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 
+import cases
 import growth_cases as shared
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from specjax import accept, decode, drafters, rng, step, testing
 from specjax import tree as tree_lib
 from specjax.control import Controller
 from specjax.errors import UserError
-from specjax.testing import cases, loop
+from specjax.testing import loop
 from specjax.types import CHAIN, ModelParams
 
 TARGET, DRAFT, _ = cases.models(3)
@@ -248,7 +249,7 @@ def test_keys():
     assert make(tree="dynamic").nodes == 32 and make(tree="dynamic", depth=1).nodes == 3
     assert drafters.make("draft_tree", TARGET, model=DRAFT, tree="chain:2").siblings == CHAIN
     refused = [
-        ({"gamma": 2, "tree": "2x1"}, "gamma is 2 and the tree is given too; give one of them"),
+        ({"gamma": 2, "tree": "2x1"}, "gamma=2, a chain, and tree='2x1'; give one of them"),
         ({"gamma": 0}, "gamma is 0; it must be a whole number >= 1"),
         ({"top_k": 2}, "top_k is 2 and has no effect on a tree of a fixed shape; leave it out"),
         ({"tree": "2x1", "depth": 2}, "depth is 2 and has no effect on a tree of a fixed shape"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,6 @@ from internals import draft_models_small_model as _small_model
 
 from specjax import accept, decode, drafters, rng, sampling, testing
 from specjax.errors import UserError
-from specjax.testing import cases
 from specjax.types import ModelParams
 
 VOCAB, TOKENS = 3, "the same tokenizer"

@@ -21,7 +21,7 @@ def two(tree, **keys):
     drafter = drafters.make(
         "specinfer", target, models=models, tree=tree, sibling_order="random", **keys
     )
-    tables = [testing.random_table(i, V, dtype=np.result_type(float)) for i in range(3)]
+    tables = [testing.random_table(i, V) for i in range(3)]
     return target, drafter, ModelParams(tables[0], tuple(tables[1:]))
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import unflatten_dict
 from internals import draft_models_spec_network as network
-from internals import draft_models_spec_text as text
 from internals import drafters_glancing as _glancing
 from internals import network_of
 from safetensors.numpy import load_file
@@ -22,9 +22,10 @@ from safetensors.numpy import load_file
 from configs import spec_drafter as configured
 from specjax import accept, decode, drafters, testing
 from specjax.drafters.draft_models import spec_drafter
+from specjax.drafters.files import head_files
 from specjax.errors import UserError
-from specjax.models import head_files, t5
-from specjax.testing import cases, law_checks, loop, rounds
+from specjax.models import t5
+from specjax.testing import law_checks, loop
 from specjax.train.recipes import heads as recipe
 from specjax.types import Batch, ModelParams
 
@@ -103,7 +104,7 @@ def begun(made, change=None):
     target, drafter, params = made
     args = (target, drafter, params, [list(row) for row in ROWS], 40, 0)
     state = loop.begin(*args, temperature=1.0)
-    draft = rounds.propose(drafter, params, state)
+    draft = loop.propose(drafter, params, state)
     return np.log(np.asarray(draft.probs, np.float64))
 
 
@@ -163,7 +164,7 @@ def test_the_drafts_after_rounds_are_those_of_a_fresh_prefill(made, monkeypatch)
     lengths = np.asarray(state.length)
     texts = [np.asarray(row)[:n].tolist() for row, n in zip(state.tokens, lengths, strict=True)]
     fresh = loop.begin(target, drafter, params, texts, 20, 0, temperature=0.0)
-    first, second = (rounds.propose(drafter, params, each) for each in (state, fresh))
+    first, second = (loop.propose(drafter, params, each) for each in (state, fresh))
     np.testing.assert_array_equal(first.tokens, second.tokens)
     # The longest row is finished: the room is that of the others.
     longest = int(np.argmax(lengths - np.asarray([len(each) for each in prompts])))
@@ -171,10 +172,10 @@ def test_the_drafts_after_rounds_are_those_of_a_fresh_prefill(made, monkeypatch)
     jax.clear_caches()
     monkeypatch.setattr(spec_drafter, "PIECE", 64)
     assert len(spec_drafter._widths(state.tokens.shape[1])) == 1
-    wide = rounds.propose(drafter, params, state)
+    wide = loop.propose(drafter, params, state)
     np.testing.assert_array_equal(first.tokens, wide.tokens)
     np.testing.assert_array_equal(
-        np.delete(rounds.propose(drafter, params, done).tokens, longest, 0),
+        np.delete(loop.propose(drafter, params, done).tokens, longest, 0),
         np.delete(wide.tokens, longest, 0),
     )
     jax.clear_caches()
@@ -225,14 +226,14 @@ def test_random_places_are_different_ones_with_a_label_after_them():
     batch = Batch(jnp.zeros((3, 9), jnp.int32), jnp.asarray(labelled))
     seen = set()
     for seed in range(12):
-        chosen, known = map(np.asarray, text.random_places(jax.random.key(seed), batch, 3))
+        chosen, known = map(np.asarray, spec_drafter.random_places(jax.random.key(seed), batch, 3))
         assert known.sum(1).tolist() == [3, 2, 0] and chosen.shape == (3, 3)
         for row in range(3):
             right = chosen[row][known[row]]
             assert len(set(right)) == len(right) and labelled[row, right + 1].all()
         seen |= set(chosen[0])
     assert seen == {2, 3, 4, 5, 6, 7}
-    chosen, known = text.random_places(jax.random.key(0), batch.replace(labelled=None), 20)
+    chosen, known = spec_drafter.random_places(jax.random.key(0), batch.replace(labelled=None), 20)
     assert np.sort(chosen, 1).tolist() == [[*range(8)]] * 3 and known.all()
 
 
@@ -274,7 +275,7 @@ def test_glancing_gives_as_many_answers_as_the_rate_says(made, monkeypatch):
         seen.append((args[2:], right(*args)))
         return seen[-1][1]
 
-    monkeypatch.setattr(text.network, "logits", spy)
+    monkeypatch.setattr(spec_drafter.network, "logits", spy)
     rows = np.zeros((4, 12), np.int32)
     labelled = np.zeros((4, 12), bool)
     for row, size in enumerate((3, 4, 6, 8)):
@@ -282,7 +283,7 @@ def test_glancing_gives_as_many_answers_as_the_rate_says(made, monkeypatch):
         labelled[row, 3 : size + 3] = True
     batch = Batch(jnp.asarray(rows), jnp.asarray(labelled), step=jnp.full(4, 5, jnp.int32))
     keys = {"places": 2, "glancing": 1.0, "fall": 0.4, "run_steps": 10}
-    value, metrics = text.loss(net, params.draft, {}, batch, jax.random.key(3), **keys)
+    value, metrics = spec_drafter.loss(net, params.draft, {}, batch, jax.random.key(3), **keys)
     (first, guess), (second, logits) = seen
     tokens, read, _, answers, given, _ = second
     assert len(first) == 3
@@ -317,7 +318,7 @@ def test_files_give_the_network_back(made, tmp_path):
     again = drafters.make("spec_drafter", target, model=tmp_path / "net", dtype=jnp.float32)
     jax.tree.map(np.testing.assert_array_equal, again.init_params(None), dict(params.draft))
     assert again.training.loss.args == drafter.training.loss.args
-    with pytest.raises(UserError, match="layers is 1, and the given network has 2; leave it out"):
+    with pytest.raises(UserError, match="layers is 1, and the given spec_drafter has 2; leave"):
         drafters.make("spec_drafter", target, model=tmp_path / "net", layers=1)
     other = testing.tiny_t5(0, vocab_size=13, num_layers=1)[0]
     with pytest.raises(UserError, match="is made for a vocabulary of 12, and the target has 13"):
@@ -370,8 +371,16 @@ def test_errors_are_one_line(made):
     decoder = testing.tiny("llama", 0)[0]
     for model, keys, message in (
         (decoder, {}, "drafts for encoder-decoder models, and lm is none"),
-        (target, {"block": 3, "gamma": 4}, "gamma is 4, and the network fills blocks of 3 tokens"),
-        (target, {"gamma": 2, "tree": "2x1"}, "gamma is 2 and the tree is given too"),
+        (
+            target,
+            {"block": 3, "gamma": 4},
+            "gamma is 4, and spec_drafter drafts at most 3 tokens ahead",
+        ),
+        (
+            target,
+            {"gamma": 2, "tree": "2x1"},
+            "spec_drafter was given gamma=2, a chain, and tree='2x1'",
+        ),
         (
             target,
             {"tree": "chain:8"},
@@ -399,16 +408,17 @@ def test_keys_of_the_loss_have_an_effect_or_are_refused(made):
         ("fall", 0, (-0.1, 1.1)),
         ("fall", 1, (True, "a")),
     ):
-        text._checked_fall(net, batch, **usual | {key: good})
+        spec_drafter.LossKeys(**usual | {key: good})
         for value in wrong:
             with pytest.raises(UserError, match=f"loss.{key} is {value!r}; it must be a"):
-                text._checked_fall(net, batch, **usual | {key: value})
-    assert text._checked_fall(net, batch, **usual | {"glancing": 0, "fall": None}) == 0.4
-    text._checked_fall(net, Batch(batch.tokens[:, : BLOCK + 1]), **usual)
+                spec_drafter.LossKeys(**usual | {key: value})
+    spec_drafter.LossKeys(**usual | {"glancing": 0, "fall": None})
+    assert spec_drafter.FALL == 0.4
+    spec_drafter._check(net, Batch(batch.tokens[:, : BLOCK + 1]))
     with pytest.raises(UserError, match="a block has 3 tokens; raise train.length to 3 or more"):
-        text._checked_fall(net, Batch(batch.tokens[:, :BLOCK]), **usual)
+        spec_drafter._check(net, Batch(batch.tokens[:, :BLOCK]))
     with pytest.raises(UserError, match="not the depths of single tokens"):
-        text._checked_fall(net, batch.replace(depths=batch.tokens), **usual)
+        spec_drafter._check(net, batch.replace(depths=batch.tokens))
     with pytest.raises(UserError, match=r"loss.fall is 0.4 and loss.glancing is 0, so no rate"):
         loss(fall=0.4, glancing=0.0)
     config = configured.get_config()

@@ -158,7 +158,7 @@ def test_a_path_over_several_models(rule):
         lacking.append([len(text) - int(part.kept.length[0]) for part in state.draft.parts])
         for cache in (part.kept for part in state.draft.parts):
             held = int(cache.length[0])
-            assert cache.tokens[0, :held].tolist() == text[:held]
+            assert cache.entries[0, :held].tolist() == text[:held]
     assert text == [7, *(i % 8 for i in range(len(text) - 1))]
     # Model 0 is right after 0 and wrong after 1. Model 1 is always right: its cache lacks its leaf,
     # also where all nodes of the path are model 0's.
@@ -204,7 +204,7 @@ def test_exact_law():
     models = [testing.tabular(V, "first"), testing.tabular(V, "second")]
     one = drafters.make("specinfer", target, models=models, tree="chain:1")
     with jax.enable_x64(True):
-        tables = [testing.random_table(i, V, dtype=np.float64) for i in range(3)]
+        tables = [testing.random_table(i, V) for i in range(3)]
         params = ModelParams(tables[0], tuple(tables[1:]))
 
         def error(drafter, rule, steps, rounds):

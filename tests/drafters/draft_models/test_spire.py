@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import cases
 import growth_cases
 import jax
 import jax.numpy as jnp
@@ -15,11 +16,9 @@ from decode_cases import oracle, speculate
 from marks import by_default
 
 from specjax import accept, drafters, testing
+from specjax.drafters.draft_models import spire_model as spire
+from specjax.drafters.draft_models.spire_model import SpireConfig
 from specjax.errors import UserError
-from specjax.models.spire import directory
-from specjax.models.spire import model as spire
-from specjax.models.spire.config import SpireConfig
-from specjax.testing import cases
 from specjax.testing.claims import widen
 from specjax.types import CHAIN, LM, ModelParams
 
@@ -124,14 +123,17 @@ def test_keys(tmp_path):
     made = drafters.make("spire", target, model=model, params=params, gamma=3)
     assert (made.name, made.siblings, made.nodes) == ("spire", CHAIN, 3)
     assert made.training.foresee is not None and made.probs is not None
-    directory.save(tmp_path / "a", config, params)
+    spire.save(tmp_path / "a", config, params)
     loaded = drafters.make("spire", target, model=tmp_path / "a", gamma=2)
     assert jax.tree.all(jax.tree.map(np.array_equal, loaded.init_params(None), params))
     other, others = shared.made("feedback")[:2]
     for keys, message in [
         ({"model": model, "gamma": 5}, "smallest sliding window of spire has 5 .* at most 4 tok"),
         ({"model": model, "gamma": 0}, "gamma is 0; it must be a whole number >= 1"),
-        ({"model": model, "gamma": 2, "tree": "2x1"}, "gamma is 2 and the tree is given too"),
+        (
+            {"model": model, "gamma": 2, "tree": "2x1"},
+            "spire was given gamma=2, a chain, and tree='2x1'",
+        ),
         ({"model": other, "params": others}, "vocabulary of 32 and the target of 3"),
         ({"model": "nowhere"}, "nowhere is no directory"),
     ]:

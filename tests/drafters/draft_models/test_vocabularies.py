@@ -6,11 +6,13 @@ import itertools
 import os
 from pathlib import Path
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from beam_cases import wrong
+from cases import spelled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from internals import draft_models_intersection as _intersection
@@ -25,14 +27,13 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 import specjax as sj
 from specjax import accept, decode, drafters, rng, sampling, testing
-from specjax.bench import recorded_target, replay
+from specjax.bench import replay
 from specjax.bench.methods import MethodChoice
 from specjax.data.recordings import Trace
 from specjax.errors import UserError
 from specjax.models import lm, token_bytes, vocabulary_maps
 from specjax.models.token_bytes import TokenBytes, of_tokens
-from specjax.testing import cases, state_checks, vocabulary_cases
-from specjax.testing.vocabulary_cases import spelled
+from specjax.testing import state_checks
 from specjax.types import ModelParams, Verdict
 
 OURS = (b"a", b"b", b"ab")
@@ -145,7 +146,7 @@ def test_probs_that_tokens_are_not_drawn_from_are_found(monkeypatch):
     assert round_error(flat(drafter), target) > 1e-2
 
 
-@pytest.mark.parametrize("name", by_default(vocabulary_cases.MODELS, ("tli", "slrs")))
+@pytest.mark.parametrize("name", by_default(("tli", "tli tree", "slem", "slrs"), ("tli", "slrs")))
 def test_the_cache_follows_the_text(name):
     """Its entries are compared; some tokens are two tokens of the draft model."""
     _, target, drafter, params = cases.case(name)
@@ -189,7 +190,7 @@ def test_slrs_adds_up_all_spellings():
         max_len=12,
         sampling=sampling.make_sampling(1, 1.0),
     )
-    proposed = testing.rounds.propose(drafter, params, state)
+    proposed = testing.loop.propose(drafter, params, state)
     history = [2, 1, 3]
     for node, token in enumerate(np.asarray(proposed.tokens[0])):
         scores = np.array([strings(theirs, text, own, history[-2:]) for text in ours])
@@ -230,11 +231,11 @@ def test_positions_count_draft_tokens(how):
     target, draft, params = ragged_pair()
     drafter = drafters.make("draft_model", target, model=draft, vocabulary=how, gamma=3)
     prompt = [3, 2, 0, 3, 1]
-    draft_tokens = testing.rounds.propose(drafter, params, begun(target, drafter, params, prompt))
+    draft_tokens = testing.loop.propose(drafter, params, begun(target, drafter, params, prompt))
     for depth in range(3):
         longer = [*prompt, *draft_tokens.tokens[0, :depth].tolist()]
         state = begun(target, drafter, params, longer)
-        first = testing.rounds.propose(drafter, params, state).probs[0, 0]
+        first = testing.loop.propose(drafter, params, state).probs[0, 0]
         np.testing.assert_allclose(draft_tokens.probs[0, depth], first, rtol=1e-4, atol=1e-6)
 
 
@@ -281,7 +282,7 @@ def test_slem_continues_the_text_in_the_tokens_of_the_draft_model(monkeypatch):
         state = begun(target, drafter, params, text)
         jax.effects_barrier()
         passes.clear()
-        found = testing.rounds.propose(drafter, params, state)
+        found = testing.loop.propose(drafter, params, state)
         jax.effects_barrier()
         assert len(passes) == steps - 1
         tokens = np.asarray(found.tokens[0])[np.asarray(found.valid[0])].tolist()
@@ -290,13 +291,13 @@ def test_slem_continues_the_text_in_the_tokens_of_the_draft_model(monkeypatch):
     assert len(set(seen)) > 1
     # The state of a beginning of the text, which missed the rounds since.
     early, late = (begun(target, drafter, params, text) for text in (texts[-1][:2], texts[-1]))
-    again = testing.rounds.propose(drafter, params, late.replace(draft=early.draft))
+    again = testing.loop.propose(drafter, params, late.replace(draft=early.draft))
     np.testing.assert_array_equal(again.tokens, found.tokens)
     for change in MISTAKES:
         monkeypatch.setattr(_vocabularies, "_string_match", wrong(_string_match, change))
         other = drafters.make("draft_model", target, model=draft, vocabulary="slem", gamma=4)
         found = [
-            testing.rounds.propose(other, params, begun(target, drafter, params, text)).tokens[0]
+            testing.loop.propose(other, params, begun(target, drafter, params, text)).tokens[0]
             for text in texts
         ]
         by_hand = [slem_by_hand(target, draft, params, text, steps, 4) for text in texts]
@@ -339,7 +340,7 @@ def test_probabilities_that_are_not_finite_are_reported():
         # After the token "a", which is draft token 1, the tree's nodes follow.
         broken = own.at[1, int(ways.tokens[0])].set(jnp.nan) if bad else own
         params = ModelParams(cases.table(0, 3), broken)
-        found = testing.rounds.propose(drafter, params, begun(target, drafter, params, text))
+        found = testing.loop.propose(drafter, params, begun(target, drafter, params, text))
         assert bool(found.finite[0]) is not bad
 
 
@@ -376,7 +377,7 @@ def test_the_law_with_tokens_that_end_a_text(how):
     assert round_error(drafter, target) < 1e-12
     if how != "slem":
         params = ModelParams(cases.table(0, 3), own)
-        found = testing.rounds.propose(drafter, params, begun(target, drafter, params, [0, 1]))
+        found = testing.loop.propose(drafter, params, begun(target, drafter, params, [0, 1]))
         assert found.probs[0, 0, 2] > 0.01  # the end is drafted too
 
 
@@ -393,15 +394,14 @@ def test_a_recording_with_a_tokenizer_takes_another_vocabulary():
     target, draft, own = pair(SHARED)
     keys = {"name": "draft_model", "model": draft, "params": own, "vocabulary": "tli", "gamma": 2}
     choice = MethodChoice(keys, "", {})
-    mute = recorded_target.recorded(3)
+    mute = replay.recorded(3)
     with pytest.raises(UserError, match=r"the recording has ids alone; give config\.target"):
         replay.method(mute, choice, 0, "x", guessed=True)
-    known = recorded_target.recorded(3, "x", target.token_bytes)
-    assert known is recorded_target.recorded(3, "x", target.token_bytes)
+    known = replay.recorded(3, "x", target.token_bytes)
+    assert known is replay.recorded(3, "x", target.token_bytes)
     method = replay.method(known, choice, 0, "x")
-    counts = replay.measure(method, [Trace([0, 1], [0, 1, 2, 1, 0, 0], None)], batch_size=1)[
-        None
-    ].counts
+    texts = [Trace([0, 1], [0, 1, 2, 1, 0, 0], None)]
+    [counts] = replay.measure(method, texts, batch_size=1)
     assert counts.tokens == 6 and 2 <= counts.rounds <= 6
 
 

@@ -6,22 +6,23 @@ import functools
 import json
 from pathlib import Path
 
+import cases
 import growth_cases
 import head_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import heads_block as _block
 from internals import heads_block_corrections as corrections
 from internals import heads_block_network as _block_network
-from internals import heads_block_text as _block_text
-from internals import network_of
+from internals import heads_network, network_of
 from mutants.networks import with_stepper
 
 from specjax import accept, drafters, sampling, step, testing
+from specjax.drafters.files import codec, head_files
 from specjax.errors import UserError
-from specjax.models import block_files, head_files
-from specjax.testing import cases, loop
+from specjax.testing import loop
 from specjax.testing.claims import widen
 from specjax.types import Batch, ModelParams
 
@@ -89,7 +90,7 @@ def largest_error(drafter, params) -> float:
 
     @jax.jit
     def along(tokens):
-        texts = _block_text.along(net, tapped, params, Batch(tokens), depth)
+        texts = _block.along(net, tapped, params, Batch(tokens), depth)
         return jnp.stack([jax.nn.softmax(logits) for _, logits, _ in texts], 2)
 
     worst, checked, accepted = 0.0, 0, 0
@@ -156,7 +157,7 @@ def test_blocks_stay_inside_their_document_and_see_no_later_token():
 
     @jax.jit
     def logits(batch):
-        return jnp.stack([x for _, x, _ in _block_text.along(net, tapped, params, batch, 3)], 2)
+        return jnp.stack([x for _, x, _ in _block.along(net, tapped, params, batch, 3)], 2)
 
     packed = Batch(
         jnp.asarray([[*texts[0, :5], *texts[1, :4]]]), segments=jnp.asarray([[0] * 5 + [1] * 4])
@@ -258,7 +259,7 @@ def law_error(keys, rule, change=lambda drafter: drafter, **settings) -> float:
         return growth_cases.law_error(drafter, rule, target, params, **settings)
 
 
-# The kit proves the law of the cases of testing/head_cases.py and cases.py by default.
+# The kit proves the law of the cases of testing/cases.py by default.
 @pytest.mark.slow
 @pytest.mark.parametrize("label", list(LAWS))
 def test_exact_law(label):
@@ -276,7 +277,7 @@ def uncorrected(drafter):
         draft, new = drafter.propose(params, row_keys, context, state)
         size = drafter.longest
         hidden = _block_network.draft(net, params, context.pending, size, state.kept)
-        logits = _block_network.logits(net, params, hidden)
+        logits = heads_network.logits(net.ends, params, hidden)
         return draft.replace(probs=sampling.to_probs(logits, context.sampling)), new
 
     return drafter._replace(propose=propose)
@@ -337,7 +338,7 @@ def test_loss_of_random_blocks():
     loss = jax.jit(functools.partial(drafter.training.loss, **weights))
     value, metrics = loss(params.draft, params.target, batch, jax.random.key(0))
     net, tapped = net_of(drafter), target.with_taps(drafter.taps)
-    texts = jax.jit(lambda: list(_block_text.along(net, tapped, params, batch, 3)))()
+    texts = jax.jit(lambda: list(_block.along(net, tapped, params, batch, 3)))()
     total = 0.0
     for depth, (labels, logits, teacher) in enumerate(texts):
         counted = np.arange(7)[None] + depth + 2 <= 7
@@ -387,17 +388,38 @@ def test_files_that_do_not_name_the_mask(tmp_path):
     assert drafters.make("block_head", target, model=tmp_path, mask_id=2).longest == 2
 
 
+def test_an_embedding_of_masks_wins_over_a_token(tmp_path):
+    """A mask that config.json names besides is not read, and a key for one is refused."""
+    target, params = testing.tiny("llama", 0, vocab_size=5)
+    drafter = drafters.make("block_head", target, block=3)
+    own = drafter.training.start(params, jax.random.key(0))
+    head_files.write(tmp_path, "block_head", own, dict(drafter.training.facts))
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["mask_token_id"] = 2
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert drafters.make("block_head", target, model=tmp_path).longest == 2
+    for given in ({"model": tmp_path}, {"params": own}):
+        with pytest.raises(UserError, match="mask_id is 2, and the given block_head has an emb"):
+            drafters.make("block_head", target, mask_id=2, **given)
+
+
+def config_in(raw, leaves):
+    """``Head.config`` of a config.json beside these leaves."""
+    found = codec.Found(Path("x"), raw, {}, {}, False)
+    return codec.of("block_head").decode(found, leaves, {"D": 8})[1]
+
+
 def test_a_key_with_two_values_in_config_json_is_refused():
     """At the top level and in an object, or under two names; equal values are read."""
     keys = {"block_size": 4, "mask_token_id": 2, "num_attention_heads": 2, "layer_types": []}
 
     def refused(match, **more):
         with pytest.raises(UserError, match=match) as caught:
-            block_files.config_of_files(Path("x"), keys | more, {}, {})
+            config_in(keys | more, {})
         assert "\n" not in str(caught.value)
 
     twice = {"dflash_config": keys, "transformer_layer_config": keys, "dspark_block_size": 4}
-    assert block_files.config_of_files(Path("x"), keys | twice, {}, {})["mask_token_id"] == 2
+    assert config_in(keys | twice, {})["mask_token_id"] == 2
     for key, other in (("block_size", 5), ("mask_token_id", 3), ("num_attention_heads", 4)):
         message = f"x: {key} is {keys[key]} and dflash_config.{key} is {other}; they must be equal"
         refused(message, dflash_config={key: other})
@@ -441,7 +463,7 @@ ANCHORS = {
 @pytest.mark.parametrize("label", list(ANCHORS))
 def test_which_place_predicts_first_in_files(label):
     raw, leaves, anchor = ANCHORS[label]
-    config = block_files.config_of_files(Path("x"), raw, leaves, {})
+    config = config_in(raw, leaves)
     assert config["sample_from_anchor"] is anchor and "query_zero_predicts_next" not in config
 
 
@@ -449,7 +471,7 @@ def test_names_of_the_anchor_that_differ_are_refused():
     for more in ({"sample_from_anchor": False}, {"dflash_config": {"shift_label": False}}):
         with pytest.raises(UserError, match="differ; they must be equal") as caught:
             raw = {"query_zero_predicts_next": True} | more
-            block_files.config_of_files(Path("x"), raw, {}, {})
+            config_in(raw, {})
         assert "query_zero_predicts_next" in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -490,7 +512,7 @@ def test_the_key_anchor_replaces_that_of_the_files(tmp_path, stated):
     right = with_config(
         tmp_path / "b", written, "dflash", lambda raw: raw | {"sample_from_anchor": not stated}
     )()
-    message = f"anchor is {not stated}, and the given network has {stated} by its files"
+    message = f"anchor is {not stated}, and the given block_head has {stated} by its files"
     with pytest.warns(UserWarning, match=message):
         replaced = wrong(anchor=not stated)
     assert replaced.longest == right.longest == 3 + (not stated)
@@ -533,7 +555,7 @@ def test_sliding_layers_need_a_statement_of_whether_a_block_is_causal():
     sliding = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
 
     def causal(**more):
-        return block_files.config_of_files(Path("x"), sliding | more, {}, {})["causal_head"]
+        return config_in(sliding | more, {})["causal_head"]
 
     for key, value in (("causal_head", True), ("causal_head", False), ("is_causal", True)):
         assert causal(**{key: value}) == value == causal(dflash_config={key: value})
@@ -547,7 +569,7 @@ def test_sliding_layers_need_a_statement_of_whether_a_block_is_causal():
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"block": 4, "gamma": 4}, "gamma is 4, and the block was trained to draft 3 tokens"),
+        ({"block": 4, "gamma": 4}, "gamma is 4, and block_head drafts at most 3 tokens ahead"),
         (
             {"block": 4, "tree": "chain:5"},
             "the tree is 5 levels deep and block_head drafts at most 3 tokens ahead",
@@ -580,7 +602,7 @@ def test_errors(keys, message):
 def test_errors_of_the_loss_and_of_missing_networks():
     target = testing.tabular(5)
     drafter = drafters.make("block_head", target)
-    with pytest.raises(UserError, match="block_head has no network yet"):
+    with pytest.raises(UserError, match="block_head has no parameters yet"):
         drafter.init_params(None)
     batch = Batch(jnp.zeros((1, 8), jnp.int32))
     with pytest.raises(UserError, match="the network has no confidence"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cases
 import head_cases as shared
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,6 @@ from marks import by_default
 
 from specjax import drafters, testing
 from specjax.errors import UserError
-from specjax.testing import cases
 from specjax.types import Batch, ModelParams
 
 TARGET, TABLE = testing.tabular(shared.VOCAB), cases.table(0, shared.VOCAB)
@@ -101,7 +101,7 @@ def test_a_joint_layer_without_units_of_other_slots_is_separate_layers():
     fresh = drafters.make("bpd", TARGET, heads=3, inner=4, layer="joint").training
     new = fresh.start(TABLE, jax.random.key(0))
     assert new["down"]["kernel"].shape == (3, 12, width)
-    with pytest.raises(UserError, match="layer is separate, and the given heads have joint; leave"):
+    with pytest.raises(UserError, match="layer is 'separate', and the given bpd has 'joint'"):
         drafters.make("bpd", TARGET, params=joint, layer="separate")
 
 
@@ -124,14 +124,14 @@ def test_errors(tmp_path):
         with pytest.raises(UserError, match=match):
             drafters.make("bpd", TARGET, **keys).init_params(None)
 
-    refused("bpd has no heads yet; give model=, a directory of trained ones")
+    refused("bpd has no parameters yet; give model=, a directory of trained ones")
     refused(
         "the tree is 4 levels deep and bpd drafts at most 3 tokens ahead; take a flatter one",
         params=params,
         tree="2x1x1x1",
     )
-    refused("heads is 2, and the given heads have 3; leave it out", params=params, heads=2)
-    refused("inner is 5, and the given heads have 4; leave it out", params=params, inner=5)
+    refused("heads is 2, and the given bpd has 3; leave it out", params=params, heads=2)
+    refused("inner is 5, and the given bpd has 4; leave it out", params=params, inner=5)
     refused("inner is -2; it must be a whole number >= 0", inner=-2)
     refused("layer is 'all'; it must be one of separate, joint", layer="all")
     shared.assert_foreign_is_refused("bpd", TARGET, params)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import network_cases as shared
 import numpy as np
 import pytest
-from internals import heads_columns as _columns
+from internals import heads_rollout as _rollout
 
 from specjax import tree
 from specjax.types import Batch
@@ -36,14 +36,14 @@ def dense(text: tree.Layout, step: int) -> tree.Layout:
 def test_columns_are_the_dense_mask(segments, shape):
     """Grouped heads, three steps; parameters and features have gradients."""
     network = shared.network(**shape)
-    params, text = shared.random_params(network), _columns.text(Batch(TOKENS, None, segments))
+    params, text = shared.random_params(network), _rollout.text(Batch(TOKENS, None, segments))
     features = jax.random.normal(jax.random.key(0), (2, 9, shared.WIDTH))
     weights = jax.random.normal(jax.random.key(1), (3, 2, 9, shared.WIDTH))
 
     def value(draft, features):
         before, total, pair = (), 0.0, params._replace(draft=draft)
         for j in range(3):
-            fed, own = _columns.step(network, text, j, pair, features, before)
+            fed, own = _rollout.step(network, text, j, pair, features, before)
             features, before = fed.feature, (*before, own)
             total += (weights[j] * fed.hidden).sum()
         return total
@@ -64,12 +64,12 @@ def test_no_array_has_the_size_of_the_dense_mask():
     """The largest array of a late step has T x T scores per head, not T x 4T."""
     network, size = shared.network(), 64
     params, steps = shared.random_params(network), 4
-    text = _columns.text(Batch(jnp.zeros((1, size + 1), jnp.int32)))
+    text = _rollout.text(Batch(jnp.zeros((1, size + 1), jnp.int32)))
 
     def last(params, features):
         before = ()
         for j in range(steps):
-            fed, own = _columns.step(network, text, j, params, features, before)
+            fed, own = _rollout.step(network, text, j, params, features, before)
             features, before = fed.feature, (*before, own)
         return features
 

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from internals import drafters_growth, drafters_keys, heads_family, heads_given
+from internals import drafters_growth, drafters_keys
 from internals import heads_eagle_shape as _eagle_shape
 from internals import heads_vocabulary as _vocabulary
 
 from specjax import decode, drafters, step, tree
+from specjax.drafters import files
 from specjax.types import Output
 
 # Programs are shared with test_eagle_mutants.py.
@@ -145,8 +146,8 @@ def test_config_reaches_the_layers():
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
     scaling |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
     stored = {"rope_theta": 500.0, "rms_norm_eps": 1e-2, "rope_scaling": scaling, "head_dim": 8}
-    given = heads_given.Given(heads_family.ends("eagle", shared.TARGET), params, stored)
-    config = _eagle_shape.config_of("eagle", given, shared.TARGET.width, drafters_keys.EagleKeys())
+    given = files.Given(files.ends("eagle", shared.TARGET), params, stored)
+    config = _eagle_shape.config_of("eagle", given, drafters_keys.EagleKeys())
     assert (config.rope_theta, config.norm_eps, config.head_dim) == (500.0, 1e-2, 8)
     assert config.rope_scaling is not None and config.rope_scaling.factor == 8.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import cases
 import eagle_cases as shared
 import jax
 import jax.numpy as jnp
@@ -14,9 +15,8 @@ from internals import heads_eagle_shape as _eagle_shape
 from internals import nested_stages as _stages
 
 from specjax import accept, decode, drafters, rng, sampling, testing
+from specjax.drafters.files import head_files
 from specjax.errors import UserError
-from specjax.models import head_files
-from specjax.testing import cases
 from specjax.types import Draft, Drafter, ModelParams
 
 
@@ -32,7 +32,7 @@ def test_defaults():
         assert drafter.features and not drafter.gaps and drafter.whole
         chain = drafters.make(name, TARGET, gamma=4)
         assert (chain.nodes, chain.siblings) == (4, "chain")
-        with pytest.raises(UserError, match=f"{name} has no network yet; give model="):
+        with pytest.raises(UserError, match=f"{name} has no parameters yet; give model="):
             drafter.init_params(None)
     assert drafters.make("eagle", TARGET).taps == ()
     taps = {1: (0,), 2: (0, 1), 3: (0, 1, 2), 5: (0, 2, 4), 8: (1, 3, 4), 32: (1, 15, 28)}
@@ -60,7 +60,7 @@ def test_errors_in_keys():
     refused("taps is 0.5; it must be a whole number", "eagle3", taps=np.array([0.5]))
     refused("taps is \\[0\\]; it must be a whole number", "eagle3", taps=np.array([[0]]))
     refused("each layer may be named once", "eagle3", taps=(1, 1))
-    refused("shift is 2; it must be 1, or 0", "eagle", shift=2)
+    refused("shift is 2; it must be a number from 0 to 1", "eagle", shift=2)
     refused("heads is 4 and kv_heads 3; heads must be a multiple", "eagle", heads=4, kv_heads=3)
     refused("head_dim is 3; rotary positions need an even number", "eagle", head_dim=3)
     refused("layers is -1", "eagle", layers=-1)
@@ -114,12 +114,12 @@ def test_errors_in_parameters():
                     drafters.make(name, TARGET, params=jax.tree.unflatten(tree, changed))
         wider = testing.tiny(layers=3, width=32, vocab_size=shared.VOCAB)[0]
         refused(other_target, params, wider)
-        refused("layers is 2, and the given heads have 1", params, layers=2)
-        refused("qk_norm is set, and the given network does not", params, qk_norm=True)
+        refused("layers is 2, and the given .* has 1", params, layers=2)
+        refused("qk_norm is True, and the given .* has False", params, qk_norm=True)
         refused("has a dtype, in which files are read", params, dtype=jnp.float32)
     more = testing.tiny(layers=3, width=16, vocab_size=shared.VOCAB + 1)[0]
     refused("head has 8 tokens and the vocabulary 9; give draft_ids", params, more)
-    refused("fc_norm is set, and the given network does not", params, fc_norm=True)
+    refused("fc_norm is True, and the given .* has False", params, fc_norm=True)
     refused("reads features of width 48 in total, and 2 layers", params, taps="0,1")
 
 
@@ -135,13 +135,13 @@ def test_files_hold_what_shapes_do_not_show(tmp_path):
         jax.tree.map(np.testing.assert_array_equal, read.init_params(None), params)
         ids = (shared.network_of(each).ids for each in (read, written))
         np.testing.assert_array_equal(*ids)
-        with pytest.raises(UserError, match="layers is 3, and the given heads have"):
+        with pytest.raises(UserError, match="layers is 3, and the given .* has"):
             drafters.make(name, target, model=path, layers=3)
     wider = testing.tiny(layers=3, width=32, vocab_size=shared.VOCAB)[0]
     for number, name in ((0, "eagle"), (3, "eagle3")):
         with pytest.raises(UserError, match="features of width 16, and the target has 32"):
             drafters.make(name, wider, model=tmp_path / str(number))
-    with pytest.raises(UserError, match="taps are \\[0, 1\\], and the given network reads"):
+    with pytest.raises(UserError, match="taps is .0, 1., and the given eagle3 has"):
         drafters.make("eagle3", target, model=tmp_path / "3", taps="0,1")
     flat = testing.tiny(layers=2, width=16, vocab_size=shared.VOCAB)[0]
     with pytest.raises(UserError, match="the target's are 0..1; give other taps"):
@@ -241,3 +241,16 @@ def test_eagle_inside_other_drafters():
     )
     decode.check(state)
     assert bool(state.done.all()) and int(records.accepted.sum()) > 10
+
+
+def test_a_mask_token_without_masks_is_not_read(tmp_path):
+    """Some files name one although the network drafts one token in a pass."""
+    target, params = testing.tiny("llama", 0, vocab_size=7, layers=3)
+    drafter = drafters.make("eagle3", target)
+    own = drafter.training.start(params, jax.random.key(0))
+    head_files.write(tmp_path, "eagle3", own, dict(drafter.training.facts))
+    config = json.loads((tmp_path / "config.json").read_text()) | {"mask_token_id": 5}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert drafters.make("eagle3", target, model=tmp_path).nodes == drafter.nodes
+    with pytest.raises(UserError, match="mask_id is 5 and has no effect"):
+        drafters.make("eagle3", target, model=tmp_path, mask_id=5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import cases
 import eagle_cases as shared
 import growth_cases
 import jax
@@ -12,9 +13,9 @@ import numpy as np
 import pytest
 
 from specjax import accept, decode, drafters, rng, sampling, testing
-from specjax.testing import cases, laws, loop
+from specjax.testing import laws, loop
 from specjax.testing.claims import widen
-from specjax.testing.whole_text import whole_text
+from specjax.testing.models import whole_text
 from specjax.theory import statistics
 from specjax.types import ModelParams
 

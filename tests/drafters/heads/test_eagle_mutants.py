@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cases
 import eagle_cases as shared
 import eagle_reference as reference
 import jax
@@ -10,7 +11,7 @@ import pytest
 from mutants.networks import CLAIMS, MISTAKES, REFERENCE, ROUNDS
 
 from specjax import accept, decode, rng, sampling, step
-from specjax.testing import cases, claims
+from specjax.testing import claims
 from specjax.types import ModelParams
 
 # Programs are shared with test_eagle.py.

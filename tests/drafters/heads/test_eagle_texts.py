@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cases
 import eagle_cases as shared
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,9 @@ from internals import heads_prefix as _prefix
 from internals import setup_of
 
 from specjax import accept, decode, drafters, rng, sampling, testing
+from specjax.drafters.files import head_files
 from specjax.errors import UserError
-from specjax.models import head_files, lm
-from specjax.testing import cases
+from specjax.models import lm
 from specjax.topology import search
 from specjax.types import Context, ModelParams
 

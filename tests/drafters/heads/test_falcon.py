@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import cases
 import eagle_cases as shared
 import falcon_reference as reference
 import growth_cases
@@ -13,17 +14,15 @@ import numpy as np
 import pytest
 from eagle_cases import TABLE, TARGET
 from internals import drafters_growth
-from internals import heads_falcon_layers as _falcon_layers
+from internals import heads_along_text as _along_text
 from internals import heads_falcon_loss as _falcon_loss
 from internals import heads_falcon_network as _falcon_network
-from internals import heads_falcon_text as _falcon_text
 from mutants.falcon import ROUNDS, STATIC
 from safetensors.numpy import load_file
 
 from specjax import decode, drafters, step, testing, tree
+from specjax.drafters.files import head_files
 from specjax.errors import UserError
-from specjax.models import head_files
-from specjax.testing import cases
 from specjax.testing.claims import drawn_as_declared, widen
 from specjax.types import Batch, ModelParams
 
@@ -159,10 +158,10 @@ def test_training_sees_real_drafts(block):
 
     @jax.jit
     def along(params):
-        texts = _falcon_text.along(net, TARGET, params, batch, DEPTHS[block])
-        layout = _falcon_loss.layout_of(batch)
-        out = _falcon_text._text.output(TARGET, params.target, batch)
-        inputs = _falcon_loss.slots_of(net, out.hidden, batch)
+        texts = _falcon_loss.along(net, TARGET, params, batch, DEPTHS[block])
+        layout = _along_text.layout_of(batch)
+        out = _along_text.output(TARGET, params.target, batch)
+        inputs = _falcon_loss.slots_of(out.hidden, batch)
 
         def trained(phase):
             blocks = _falcon_loss.blocks_of(layout.depth, jnp.full(2, phase), block)
@@ -262,7 +261,7 @@ def network_outputs(net, params, tokens, features, layout, blocks):
 @functools.partial(jax.jit, static_argnums=0)
 def target_outputs(net, params, batch):
     del net
-    return _falcon_text._text.output(TARGET, params.target, batch)
+    return _along_text.output(TARGET, params.target, batch)
 
 
 def loss_by_hand(net, params, batch, key, glancing, rate):
@@ -422,7 +421,7 @@ def test_a_cell_adds_up_small_numbers_in_bfloat16():
     net = net_of(made(2, "tree")[0])._replace(dtype=jnp.dtype(jnp.bfloat16))
     carry = _falcon_network.no_carry(net, ModelParams({}, {"lstm": {"0": own}}), 1)[..., :width]
     x = jnp.zeros((1, size, 2 * width), take.dtype)
-    outputs, carries = _falcon_layers.lstm({"0": own, "1": second}, x, carry)
+    outputs, carries = _falcon_network.lstm({"0": own, "1": second}, x, carry)
     assert (outputs.dtype, carries.dtype) == (jnp.bfloat16, jnp.float32)
     take, cell = (float(each) for each in (take, cell))
     right = size * np.tanh(cell) / (1 + np.exp(-take))
@@ -444,8 +443,8 @@ def test_lstm_is_torchs(tmp_path):
     with torch.no_grad():
         right, (h, c) = lstm(torch.tensor(x))
     carry = jnp.zeros((2, 2, 2, width))
-    first, states = _falcon_layers.lstm(params.draft["lstm"], jnp.asarray(x[:, :3]), carry)
-    second, last = _falcon_layers.lstm(params.draft["lstm"], jnp.asarray(x[:, 3:]), states[:, -1])
+    first, states = _falcon_network.lstm(params.draft["lstm"], jnp.asarray(x[:, :3]), carry)
+    second, last = _falcon_network.lstm(params.draft["lstm"], jnp.asarray(x[:, 3:]), states[:, -1])
     np.testing.assert_allclose(jnp.concatenate([first, second], 1), right, atol=1e-6)
     # torch: [layers,B,D] of each.
     np.testing.assert_allclose(last[:, -1], np.stack([h, c], 2).swapaxes(0, 1), atol=1e-6)
@@ -482,7 +481,7 @@ def test_keys():
     drafter = drafters.make("falcon", TARGET)
     assert (drafter.siblings, drafter.longest, drafter.taps) == ("deterministic", 6, ())
     assert drafters.make("falcon", TARGET, block=4).longest == 8
-    with pytest.raises(UserError, match="falcon has no network yet; give model="):
+    with pytest.raises(UserError, match="falcon has no parameters yet; give model="):
         drafter.init_params(None)
 
     def refused(match, target=TARGET, **keys):
@@ -501,16 +500,16 @@ def test_keys():
     foreign = "the parameters are not those of falcon"
     for wrong in ({}, {"lstm": {}}, params | {"more": np.zeros(3)}, {"lstm": params["lstm"]}):
         refused(foreign, params=wrong)
-    refused("qk_norm is set, and the given network does not have it", params=params, qk_norm=True)
+    refused("qk_norm is True, and the given falcon has False", params=params, qk_norm=True)
     wider = testing.tiny(layers=1, width=32, vocab_size=shared.VOCAB)[0]
-    refused("reads features of width 16, and the target's have 32; use one", wider, params=params)
+    refused("on this target it must be .*; use heads made for this target", wider, params=params)
 
 
 @pytest.mark.fast
 def test_block_of_files(tmp_path):
     drafter, params = made(2, "chain")
     head_files.write(tmp_path / "a", "falcon", params.draft, dict(drafter.training.facts))
-    with pytest.raises(UserError, match="block is 4, and the given network was trained for") as no:
+    with pytest.raises(UserError, match="block is 4, and the given falcon has 2") as no:
         drafters.make("falcon", TARGET, model=tmp_path / "a", block=4)
     assert "\n" not in str(no.value)
     facts = {key: value for key, value in drafter.training.facts if key != "block_size"}

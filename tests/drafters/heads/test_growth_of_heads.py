@@ -5,18 +5,19 @@ from __future__ import annotations
 import functools
 import itertools
 
+import cases
 import growth_cases as shared
 import head_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from internals import drafters_growth as _growth
 from internals import drafters_growth_plans, drafters_keys
 
 from specjax import drafters, rng, sampling, testing
+from specjax.drafters import growth
 from specjax.errors import UserError
-from specjax.testing import cases, loop
+from specjax.testing import loop
 from specjax.types import Context, ModelParams, Output
 
 TARGET, TABLE = testing.tabular(head_cases.VOCAB), cases.table(0, head_cases.VOCAB)
@@ -106,18 +107,18 @@ def equations(program):
 def marginal_tree(log_probs, nodes, **keys):
     """The best-first draft of these log-probabilities f[B,D,V]."""
     depth, vocab = log_probs.shape[1:]
-    stepper = _growth.Stepper(
+    stepper = growth.Stepper(
         init=lambda params, context, out, slots: log_probs,
-        begin=lambda params, context, kept: _growth.Begun(kept[:, 0], kept),
+        begin=lambda params, context, kept: growth.Begun(kept[:, 0], kept),
         step=lambda params, kept, nodes, block: (kept[:, nodes.depth][:, None], None),
         commit=lambda params, kept, drafted, verdict, out: kept,
         independent=True,
     )
     method = drafters_growth_plans.Method("marginals", "", "top_k", vocab, depth, independent=True)
-    plan = _growth.read(
+    plan = growth.read(
         method, drafters_keys.TreeKeys(tree=drafters_growth_plans.BEST_FIRST, nodes=nodes, **keys)
     )
-    drafter = _growth.build("marginals", stepper, plan, lambda key: {})
+    drafter = growth.build("marginals", stepper, plan, lambda key: {})
     batch = log_probs.shape[0]
     one = jnp.ones((batch,), jnp.int32)
     context = Context(jnp.zeros((batch, 4), jnp.int32), one, sampling.make_sampling(batch))
@@ -326,7 +327,7 @@ def test_keys():
         ("medusa", {"tree": "best_first", "top_k": 6}, "top_k is 6 and the vocabulary has 5"),
         ("medusa", {"depth": 1}, "depth is 1 and has no effect on a tree of a fixed shape"),
         ("medusa", {"tree": "best_first", "siblings": "iid"}, "siblings is 'iid' and has no"),
-        ("bpd", {"control": "threshold:2"}, "the threshold is 2; it must be a number between"),
+        ("bpd", {"control": "threshold:2"}, "the threshold's least is 2; it must be a number in"),
     ]
     for name, keys, message in refused:
         with pytest.raises(UserError, match=message):

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import functools
 
+import cases
 import head_cases as shared
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from head_cases import silu, softmax
-from internals import heads_text as _text
+from internals import heads_along_text as _along_text
+from internals import heads_heads as _heads
 from marks import by_default
 
 from specjax import testing
 from specjax.errors import UserError
-from specjax.testing import cases
 from specjax.train import objectives
 from specjax.types import Batch, ModelParams
 
@@ -127,9 +128,9 @@ def test_every_divergence_can_be_the_teacher(name):
         Batch(*map(jnp.asarray, (TOKENS, LABELLED, SEGMENTS))),
     )
     heads = shared.heads_of("medusa", TARGET, params=params)
-    texts = _text.along(heads, TARGET, ModelParams(TABLE, params), batch, 1)
+    texts = _heads.along(heads, TARGET, ModelParams(TABLE, params), batch, 1)
     _, logits, target_logits = next(texts)
-    mask = _text.label(batch, 2)[1]
+    mask = _along_text.label(batch, 2)[1]
     value, metrics = drafter.training.loss(
         params, TABLE, batch, jax.random.key(0), ce=0.0, teacher=2.0, divergence=name
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cases
 import head_cases as shared
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,6 @@ from marks import by_default
 
 from specjax import drafters, testing
 from specjax.errors import UserError
-from specjax.testing import cases
 from specjax.types import Batch
 
 TARGET, TABLE = testing.tabular(shared.VOCAB), cases.table(0, shared.VOCAB)
@@ -67,14 +67,14 @@ def test_errors():
         with pytest.raises(UserError, match=match):
             drafters.make("hydra", TARGET, **keys).init_params(None)
 
-    refused("hydra has no heads yet; give model=, a directory of trained ones")
+    refused("hydra has no parameters yet; give model=, a directory of trained ones")
     refused(
         "the tree is 4 levels deep and hydra drafts at most 3 tokens ahead; take a flatter one",
         params=params,
         tree="2x1x1x1",
     )
-    refused("heads is 2, and the given heads have 3; leave it out", params=params, heads=2)
-    refused("layers is 2, and the given heads have 1; leave it out", params=params, layers=2)
+    refused("heads is 2, and the given hydra has 3; leave it out", params=params, heads=2)
+    refused("layers is 2, and the given hydra has 1; leave it out", params=params, layers=2)
     refused("prefix is 1; it must be True or False", prefix=1)
     refused("head_dim is 2 and belongs to a prefix layer; leave it out, or set prefix", head_dim=2)
     shared.assert_foreign_is_refused("hydra", TARGET, params)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import cases
 import head_cases as shared
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from head_cases import rms_normal, silu
+from internals import heads_along_text as _along_text
+from internals import heads_heads as _heads
 from internals import heads_prefix as _prefix
-from internals import heads_text as _text
 
 from specjax import accept, decode, drafters, rng, sampling, testing
+from specjax.drafters.files import head_files
 from specjax.errors import UserError
-from specjax.models import head_files, lm
-from specjax.testing import cases, conformance
+from specjax.models import lm
+from specjax.testing import conformance
 from specjax.types import Batch, ModelParams
 
 TARGET, TABLE = testing.tabular(shared.VOCAB), cases.table(0, shared.VOCAB)
@@ -60,7 +63,8 @@ def test_prefix_is_a_causal_layer(segmented):
     bounds = [0, 4, 9] if segmented else [0, 9]
     segments = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))[None].repeat(2, 0)
     batch = Batch(jnp.asarray(tokens), segments=jnp.asarray(segments) if segmented else None)
-    out, (features, _) = jax.jit(lambda pair: _text.begin(heads, model, pair, batch))(pair)
+    out = jax.jit(lambda params: _along_text.output(model, params, batch))(target_params)
+    features, _ = jax.jit(lambda pair: _heads.drafts(heads, model, pair, batch).state)(pair)
     for start, end in zip(bounds, [*bounds[1:-1], 8], strict=False):
         for row in range(2):
             hidden = np.asarray(out.hidden[row, start:end], np.float64)
@@ -192,7 +196,7 @@ def test_files_hold_what_shapes_do_not_show(tmp_path):
     write("text", {"head_dim": "wide"})
     refused("head_dim is 'wide'; it must be a positive integer", "text")
     refused("head_dim is 4, and the given heads have 2; leave it out", "plus", head_dim=4)
-    refused("prefix is set, and the given heads have no prefix", "plain", prefix=True)
+    refused("prefix is True, and the given hydra has False", "plain", prefix=True)
 
 
 @pytest.mark.fast

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 
+import cases
 import head_cases as shared
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from head_cases import silu
-from internals import heads_family as _family
+from internals import heads_heads as _heads
 from marks import by_default
 
 from specjax import accept, drafters, testing
+from specjax.drafters.files import head_files
 from specjax.drafters.heads import medusa
 from specjax.errors import UserError
-from specjax.models import head_files, lm
-from specjax.testing import cases, conformance
+from specjax.models import lm
+from specjax.testing import conformance
 from specjax.testing.models import tiny_config
 from specjax.types import ModelParams
 
@@ -102,14 +104,14 @@ def refused(match, target=TARGET, **keys):
 @pytest.mark.fast
 def test_errors_in_keys():
     params = cases.random_heads("medusa", TARGET, TABLE, heads=3).init_params(None)
-    refused("medusa has no heads yet; give model=, a directory of trained ones")
+    refused("medusa has no parameters yet; give model=, a directory of trained ones")
     refused(
         "the tree is 4 levels deep and medusa drafts at most 3 tokens ahead; take a flatter one",
         params=params,
         tree="2x1x1x1",
     )
-    refused("heads is 2, and the given heads have 3; leave it out", params=params, heads=2)
-    refused("layers is 2, and the given heads have 1; leave it out", params=params, layers=2)
+    refused("heads is 2, and the given medusa has 3; leave it out", params=params, heads=2)
+    refused("layers is 2, and the given medusa has 1; leave it out", params=params, layers=2)
     refused("heads is -1; it must be a whole number >= 0", heads=-1)
     kinds = "without_replacement, iid, top_k"
     refused(f"siblings is 'beam'; it must be one of {kinds}", params=params, siblings="beam")
@@ -141,9 +143,14 @@ def test_errors_in_keys():
 def test_keys_that_heads_share():
     """They are declared in one place; a direct call takes them as well."""
     assert medusa.make(TARGET, tree="2x2", heads=3).nodes == 6
-    with pytest.raises(TypeError, match="unexpected keyword argument 'gamma'"):
-        medusa.make(TARGET, gamma=3)
-    refused("drafter medusa does not take the key 'gamma'; it takes .*layers.*tree.*", gamma=3)
+    assert medusa.make(TARGET, gamma=2, heads=3).nodes == 2
+    with pytest.raises(TypeError, match="unexpected keyword argument 'block'"):
+        medusa.make(TARGET, block=3)
+    refused("drafter medusa does not take the key 'block'; it takes .*layers.*tree.*", block=3)
+    refused(
+        "gamma is 4, and medusa drafts at most 3 tokens ahead; give at most 3", gamma=4, heads=3
+    )
+    refused("medusa was given gamma=2, a chain, and nodes=2; give one of them", gamma=2, nodes=2)
 
 
 @pytest.mark.fast
@@ -199,13 +206,13 @@ def test_the_copied_head_is_exact(tied):
     """By default accelerators multiply float32 in fewer bits."""
     config = dataclasses.replace(tiny_config(layers=1, width=16), tie_embeddings=tied)
     model, params = lm.from_config(config), lm.init_params(config, jax.random.key(0))
-    program = jax.make_jaxpr(lambda params: _family.output_kernel(model, params))(params)
+    program = jax.make_jaxpr(lambda params: _heads.output_kernel(model, params))(params)
     products = [each for each in _equations(program.jaxpr) if each.primitive.name == "dot_general"]
     assert products and all(
         jax.lax.Precision.HIGHEST in each.params["precision"] for each in products
     )
     kernel = params["embed"]["embedding"].T if tied else params["head"]["kernel"]
-    np.testing.assert_array_equal(_family.output_kernel(model, params), kernel)
+    np.testing.assert_array_equal(_heads.output_kernel(model, params), kernel)
 
 
 def _equations(jaxpr):

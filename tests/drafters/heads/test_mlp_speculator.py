@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import cases
 import head_cases as shared
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,8 @@ import pytest
 from head_cases import rms_normal
 
 from specjax import drafters, testing
+from specjax.drafters.files import head_files
 from specjax.errors import UserError
-from specjax.models import head_files
-from specjax.testing import cases
 from specjax.types import ModelParams
 
 TARGET, TABLE = testing.tabular(shared.VOCAB), cases.table(0, shared.VOCAB)
@@ -119,7 +119,7 @@ def test_files_hold_what_shapes_do_not_show(tmp_path, tie):
     head_files.write(tmp_path / "plain", "mlp_speculator", params, {"n_predict": 4})
     plain = drafters.make("mlp_speculator", target, model=tmp_path / "plain")
     assert not dict(plain.training.facts)["scale_input"]
-    with pytest.raises(UserError, match="scale_input is set, and the given heads do not have it"):
+    with pytest.raises(UserError, match="scale_input is True, and the given .* has False"):
         drafters.make("mlp_speculator", target, model=tmp_path / "plain", scale_input=True)
 
 
@@ -131,16 +131,16 @@ def test_errors():
         with pytest.raises(UserError, match=match):
             drafters.make("mlp_speculator", TARGET, **keys).init_params(None)
 
-    refused("mlp_speculator has no heads yet; give model=, a directory of trained ones")
+    refused("mlp_speculator has no parameters yet; give model=, a directory of trained ones")
     refused(
         "the tree is 4 levels deep and mlp_speculator drafts at most 3 tokens ahead",
         params=params,
         tree="2x1x1x1",
     )
-    refused("heads is 2, and the given heads have 3; leave it out", params=params, heads=2)
-    refused("inner is 5, and the given heads have 4; leave it out", params=params, inner=5)
+    refused("heads is 2, and the given mlp_speculator has 3; leave it out", params=params, heads=2)
+    refused("inner is 5, and the given mlp_speculator has 4; leave it out", params=params, inner=5)
     refused(
-        "tie is set, and the given heads do not have it; leave it out",
+        "tie is True, and the given mlp_speculator has False; leave it out",
         params=params,
         tie=True,
     )

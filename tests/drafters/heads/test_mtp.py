@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from unittest import mock
 
+import cases
 import eagle_cases
 import growth_cases
 import head_cases as shared
@@ -18,11 +19,11 @@ from mutants.networks import with_stepper
 from safetensors.numpy import load_file
 
 from specjax import drafters, step, testing
+from specjax.drafters.files import head_files
 from specjax.errors import UserError
-from specjax.models import head_files, lm, rope
+from specjax.models import lm, rope
 from specjax.models.rope import Rope
 from specjax.models.transformer_config import Experts
-from specjax.testing import cases
 from specjax.testing.claims import widen
 from specjax.types import ModelParams
 
@@ -283,7 +284,7 @@ def test_keys():
             drafters.make("mtp", target, **keys)
         assert "\n" not in str(caught.value), caught.value
 
-    with pytest.raises(UserError, match="mtp has no heads yet; give model="):
+    with pytest.raises(UserError, match="mtp has no parameters yet; give model="):
         drafter.init_params(None)
     refused("the tree is 4 levels deep and mtp drafts at most 3 tokens ahead", tree="chain:4")
     refused("heads is -1", heads=-1)
@@ -298,4 +299,4 @@ def test_keys():
     experts = lm.from_config(dataclasses.replace(WINDOWED, experts=routed))
     refused("which has experts; such layers are not supported", experts)
     params = made(target, eagle_cases.TABLE)[0].init_params(None)
-    refused("heads is 2, and the given heads have 3; leave it out", params=params, heads=2)
+    refused("heads is 2, and the given mtp has 3; leave it out", params=params, heads=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import cases
 import eagle_cases as shared
 import growth_cases
 import jax
@@ -17,7 +18,6 @@ from mutants.modules import MISTAKES
 
 from specjax import drafters, testing
 from specjax.errors import UserError
-from specjax.testing import cases
 from specjax.testing.claims import widen
 from specjax.types import Batch, ModelParams
 
@@ -178,7 +178,7 @@ def test_keys():
     assert (drafter.nodes, drafter.siblings, drafter.taps) == (3, "chain", ())
     assert drafters.make("mtp_module", TARGET, modules=5).nodes == 5
     assert drafters.make("mtp_module", TARGET, hidden="raw").taps == (2,)
-    with pytest.raises(UserError, match="mtp_module has no network yet; give model="):
+    with pytest.raises(UserError, match="mtp_module has no parameters yet; give model="):
         drafter.init_params(None)
 
     def refused(match, target=TARGET, **keys):
@@ -201,13 +201,13 @@ def test_keys():
         hidden="raw",
     )
     params = made("two", "tree")[0].init_params(None)
-    refused("modules is 3, and the given heads have 2; leave it out", params=params, modules=3)
+    refused("modules is 3, and the given mtp_module has 2; leave it out", params=params, modules=3)
     foreign = "the parameters are not those of mtp_module"
     for wrong in ({}, [], {"modules": {"1": {}}}, {"modules": {"0": {}}}):
         refused(foreign, params=wrong)
     refused(foreign, params=params | {"more": np.zeros(3)})
-    refused("qk_norm is set, and the given network does not have it", params=params, qk_norm=True)
+    refused("qk_norm is True, and the given mtp_module has False", params=params, qk_norm=True)
     wider = testing.tiny(layers=3, width=32, vocab_size=shared.VOCAB)[0]
-    refused("reads hidden states of width 16", wider, params=params)
+    refused("on this target it must be .*; use heads made for this target", wider, params=params)
     leaf = {"kernel": np.zeros((16, shared.VOCAB + 1), np.float32)}
-    refused("head.kernel of the mtp_module network is", params=params | {"head": leaf})
+    refused("head.kernel of the mtp_module heads is", params=params | {"head": leaf})

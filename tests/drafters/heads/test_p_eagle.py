@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import cases
 import eagle_cases as shared
 import eagle_reference as reference
 import growth_cases
@@ -13,17 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from internals import heads_features as _features
 from internals import heads_masked_text as _masked_text
-from internals import heads_parallel_text as _parallel_text
+from internals import heads_network_drafter as _network_drafter
 from internals import network_of as trained_by
 from marks import by_default
 from mutants.networks import with_stepper
 
 from specjax import drafters, step, testing
+from specjax.drafters.heads import eagle3
 from specjax.errors import UserError
 from specjax.models import lm
-from specjax.testing import cases
 from specjax.testing.claims import widen
 from specjax.types import Batch, ModelParams
 
@@ -82,7 +82,7 @@ def expected(drafter, params, text) -> np.ndarray:
     unknown = np.asarray(params.draft["mask_hidden"], np.float64).reshape(1, len(network.taps), -1)
     masks, masked = TOKENS - 1, reference.read(net, None, unknown)
     features = np.concatenate([reference.read(net, None, stacked), masked.repeat(masks, 0)])
-    slots = [*text[network.shift :][: len(text) - 1], *[network.parallel.mask_id] * masks]
+    slots = [*text[network.shift :][: len(text) - 1], *[network.shape.mask_id] * masks]
     hidden, _ = reference.run(net, np.array(slots), features)
     return np.stack([reference.logits(net, each, VOCAB) for each in hidden[-TOKENS:]])
 
@@ -127,6 +127,11 @@ def test_rounds_follow_the_reference(label):
     assert largest_error(*made(label)) < 2e-3
 
 
+def with_methods(network, **methods):
+    """A network of a class with these methods."""
+    return type("Changed", (type(network),), methods)(*network)
+
+
 def last_feature(drafter):
     """Masks read the newest feature in the place of their own."""
     network = network_of(drafter)
@@ -135,8 +140,8 @@ def last_feature(drafter):
         def begin(params, context, kept):
             last = jnp.clip(context.length - 2 - kept.cache.length, 0)[:, None, None]
             newest = jnp.take_along_axis(kept.features, last, 1)
-            wrong = network._replace(masked=lambda params: newest)
-            return _features._begin_parallel(wrong, VOCAB, TOKENS, params, context, kept)
+            wrong = with_methods(network, masked=lambda self, params: newest)
+            return _network_drafter._begin_parallel(wrong, VOCAB, TOKENS, params, context, kept)
 
         return right._replace(begin=begin)
 
@@ -149,14 +154,14 @@ def with_layout(change):
     def wrong(drafter):
         network = network_of(drafter)
 
-        def apply(params, tokens, features, cache, layout, *more):
+        def apply(self, params, tokens, features, cache, layout, *more):
             width = tokens.shape[1] - TOKENS + 1
             layout = change(layout, width)
             return network.apply(params, tokens, features, cache, layout, *more)
 
         def begin(params, context, kept):
-            other = network._replace(apply=apply)
-            return _features._begin_parallel(other, VOCAB, TOKENS, params, context, kept)
+            other = with_methods(network, apply=apply)
+            return _network_drafter._begin_parallel(other, VOCAB, TOKENS, params, context, kept)
 
         return with_stepper(drafter, lambda right: right._replace(begin=begin))
 
@@ -355,9 +360,9 @@ def test_files_round_trip(keys, tmp_path):
     drafter = drafters.make("eagle3", target, model=tmp_path / "head")
     assert drafter.longest == 3 and not dict(drafter.training.facts).get("norm_output")
     for wrong, message in (
-        ({"parallel": 2}, "parallel is 2, and the given network drafts 3 tokens in one pass"),
-        ({"mask_id": 1}, "mask_id is 1, and the network was trained with"),
-        ({"gamma": 4}, "gamma is 4, and the network was trained to draft 3 tokens in one pass"),
+        ({"parallel": 2}, "parallel is 2, and the given eagle3 has 3"),
+        ({"mask_id": 1}, "mask_id is 1, and the given eagle3 has"),
+        ({"gamma": 4}, "gamma is 4, and eagle3 drafts at most 3 tokens ahead; give at most 3"),
     ):
         with pytest.raises(UserError, match=message):
             drafters.make("eagle3", target, model=tmp_path / "head", **wrong)
@@ -387,4 +392,4 @@ def test_default_is_a_chain_of_four_layers():
     assert set(
         jax.eval_shape(drafter.training.start, cases.table(0, 5), jax.random.key(0))["layers"]
     ) == set("0123")
-    assert _parallel_text.DEFAULTS["keep"] == 0.8
+    assert eagle3.PARALLEL["keep"] == 0.8

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import functools
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from head_cases import heads_of
-from internals import heads_block_text as _block_text
+from internals import heads_along_text as _along_text
+from internals import heads_block as _block
+from internals import heads_heads as _heads
 from internals import heads_masked_text as _masked_text
-from internals import heads_text as _text
 from internals import network_of
 
 from specjax import drafters, testing
 from specjax.divergences import lk_hybrid
 from specjax.errors import UserError
-from specjax.testing import cases
 from specjax.tree import chain_layout
 from specjax.types import Batch, ModelParams
 
@@ -49,11 +50,11 @@ def made(name):
     own = drafter.init_params(None)
     if name == "medusa":
         heads = heads_of(name, target, params=own, **keys)
-        return drafter, own, functools.partial(_text.along, heads, target)
+        return drafter, own, functools.partial(_heads.along, heads, target)
     first = network_of(drafter)
     if name == "block_head":
         tapped = target.with_taps(drafter.taps)
-        return drafter, own, functools.partial(_block_text.along, first, tapped)
+        return drafter, own, functools.partial(_block.along, first, tapped)
     return drafter, own, functools.partial(_masked_text.along, first)
 
 
@@ -89,7 +90,7 @@ def test_loss_is_the_formula(name):
     loss = jax.jit(functools.partial(drafter.training.loss, **weights, pace=ALPHA))
     value, _ = loss(own, params, batch, jax.random.key(0))
     texts = list(jax.jit(lambda pair: list(along(pair, batch, DEPTH)))(ModelParams(params, own)))
-    counted = [np.asarray(_text.label(batch, d + ahead, d)[1]) for d in range(DEPTH)]
+    counted = [np.asarray(_along_text.label(batch, d + ahead, d)[1]) for d in range(DEPTH)]
     right = plain_loss(texts, counted, weights["ce"], weights["teacher"])
     np.testing.assert_allclose(value, right, rtol=2e-4)
 
@@ -134,7 +135,7 @@ def test_weights_are_constants_and_one_pass_is_enough():
     def fixed(own):
         losses, products, reached = [], [], 1.0
         for d, (labels, logits, _) in enumerate(along(ModelParams(params, own), batch, DEPTH)):
-            here = _text.label(batch, d + 2, d)[1]
+            here = _along_text.label(batch, d + 2, d)[1]
             q = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], -1)[..., 0]
             losses.append(jnp.where(here, -q, 0))
             reached = reached * ((1 - ALPHA) * jax.lax.stop_gradient(jnp.exp(q)) + ALPHA)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import cases
 import growth_cases
 import head_cases as shared
 import jax
@@ -15,7 +16,7 @@ from marks import by_default
 
 from specjax import drafters, rng, step, testing
 from specjax.errors import UserError
-from specjax.testing import cases, loop
+from specjax.testing import loop
 from specjax.types import ModelParams
 
 TARGET, TABLE = testing.tabular(shared.VOCAB), cases.table(0, shared.VOCAB)
@@ -157,10 +158,13 @@ def test_keys():
     assert make(tree="dynamic", nodes=9, top_k=3).nodes == 9
     params = cases.random_heads("redrafter", TARGET, TABLE).init_params(None)
     refused = [
-        ({}, "redrafter has no heads yet; give model=, a directory of trained ones"),
-        ({"params": params, "layers": 3}, "layers is 3, and the given heads have 2"),
-        ({"params": params, "inner": 9}, "inner is 9, and the given heads have 10"),
-        ({"params": params, "running_sum": True}, "running_sum is set, and the given heads"),
+        ({}, "redrafter has no parameters yet; give model=, a directory of trained ones"),
+        ({"params": params, "layers": 3}, "layers is 3, and the given redrafter has 2"),
+        ({"params": params, "inner": 9}, "inner is 9, and the given redrafter has 10"),
+        (
+            {"params": params, "running_sum": True},
+            "running_sum is True, and the given .* has False",
+        ),
         ({"running_sum": 1}, "running_sum is 1; it must be True or False"),
         ({"heads": -1}, "heads is -1; it must be a whole number >= 0"),
         ({"nodes": 4, "depth": 5}, "nodes is 4 and depth is 5, so no path of 5 tokens fits"),
@@ -179,7 +183,7 @@ def test_files_round_trip(sizes, tmp_path):
     assert drafters.make("redrafter", target, model=tmp_path).longest == 3
     assert drafters.make("redrafter", target, model=tmp_path, heads=4).longest == 4
     if sizes == "rnn":
-        with pytest.raises(UserError, match="running_sum is set, and the given heads"):
+        with pytest.raises(UserError, match="running_sum is True, and the given .* has False"):
             drafters.make("redrafter", target, model=tmp_path, running_sum=True)
 
 

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import network_cases as shared
 import numpy as np
 import pytest
-from internals import heads_columns as _columns
-from internals import heads_rollout_loss as _rollout_loss
-from internals import heads_text as _text
+from internals import heads_along_text as _along_text
+from internals import heads_rollout as _rollout
 from marks import by_default
 
 from specjax.errors import UserError
@@ -32,11 +31,11 @@ def batch_of(packed: bool) -> Batch:
 
 def loss_of(network, **keys):
     """The loss as a function (draft params, target params, batch, key) of the target with taps."""
-    return functools.partial(_rollout_loss.loss, network, shared.tapped(network), **keys)
+    return functools.partial(_rollout.loss, network, shared.tapped(network), **keys)
 
 
 def target_of(network, params, batch):
-    return jax.jit(lambda target: _text.output(shared.tapped(network), target, batch))(
+    return jax.jit(lambda target: _along_text.output(shared.tapped(network), target, batch))(
         params.target
     )
 
@@ -46,9 +45,9 @@ def features_along(network, params, batch, steps):
 
     @jax.jit
     def run(params, features):
-        before, result, text = (), [], _columns.text(batch)
+        before, result, text = (), [], _rollout.text(batch)
         for j in range(steps):
-            fed, own = _columns.step(network, text, j, params, features, before)
+            fed, own = _rollout.step(network, text, j, params, features, before)
             features, before = fed.feature, (*before, own)
             result.append(features)
         return jnp.stack(result)
@@ -88,9 +87,9 @@ def plain_loss(network, params, batch, *, steps, decay, feature, weight, top_k_w
 
 
 METHODS = {
-    "eagle": ("eagle", _rollout_loss.EAGLE),
-    "hass": ("eagle", _rollout_loss.HASS),
-    "eagle3": ("eagle3, 2 layers", _rollout_loss.EAGLE3 | {"steps": 3, "ce": 0.3}),
+    "eagle": ("eagle", _rollout.EAGLE),
+    "hass": ("eagle", _rollout.HASS),
+    "eagle3": ("eagle3, 2 layers", _rollout.EAGLE3 | {"steps": 3, "ce": 0.3}),
 }
 
 
@@ -118,7 +117,7 @@ def test_loss_by_hand(name, packed):
 def test_positions_outside_the_draft_vocabulary_may_count():
     network, batch = shared.network(taps=(0,), ids=shared.IDS), batch_of(False)
     params = shared.random_params(network)
-    keys = _rollout_loss.EAGLE3 | {"steps": 1}
+    keys = _rollout.EAGLE3 | {"steps": 1}
     values = [
         jax.jit(loss_of(network, **keys, in_vocabulary=flag))(
             params.draft, params.target, batch, KEY
@@ -137,7 +136,7 @@ def test_the_uniform_guess_has_the_feature_zero():
     network, batch = shared.network(), batch_of(True)
     params = shared.random_params(network)
     zeros = jax.tree.map(jnp.zeros_like, params.draft)
-    loss = jax.jit(loss_of(network, **_rollout_loss.HASS))
+    loss = jax.jit(loss_of(network, **_rollout.HASS))
     value, metrics = loss(zeros, params.target, batch, KEY)
     assert value == pytest.approx(float(metrics["uniform"]), rel=1e-5)
 
@@ -165,10 +164,10 @@ def test_detached_features_have_no_gradient(detach):
     network, batch = shared.network(), batch_of(False)
     params = shared.random_params(network)
     keys = {"feature": 1.0, "weight": 0.0, "noise": 0.0, "detach": detach}
-    given, text = features_along(network, params, batch, 1)[0], _columns.text(batch)
+    given, text = features_along(network, params, batch, 1)[0], _rollout.text(batch)
     out = target_of(network, params, batch)
-    counted = _text.label(batch, 3)[1]
-    first = _text.label(batch, 2)[1].sum()
+    counted = _along_text.label(batch, 3)[1]
+    first = _along_text.label(batch, 2)[1].sum()
 
     def whole(draft, steps):
         own = keys | {"detach": detach and steps > 1}
@@ -176,9 +175,9 @@ def test_detached_features_have_no_gradient(detach):
 
     def second(draft):
         pair = params._replace(draft=draft)
-        _, own = _columns.step(network, text, 0, pair, network.read(pair, out), ())
-        fed, _ = _columns.step(network, text, 1, pair, given, (own,))
-        far = jnp.abs(fed.feature - _text.ahead(out.hidden, 2, out.hidden.shape[1]))
+        _, own = _rollout.step(network, text, 0, pair, network.read(pair, out), ())
+        fed, _ = _rollout.step(network, text, 1, pair, given, (own,))
+        far = jnp.abs(fed.feature - _along_text.ahead(out.hidden, 2, out.hidden.shape[1]))
         values = jnp.where(far < 1, far**2 / 2, far - 0.5).mean(-1)
         return jnp.where(counted, values, 0).sum() / first
 

@@ -215,7 +215,7 @@ def test_exact_law():
     tables = ngram_tables.count(documents(5, vocab=3), 3, successors=2, contexts=6)
     drafter = drafters.make("ngram_lm", target, tables=tables, gamma=2, mode="sample")
     with jax.enable_x64(True):
-        table = testing.random_table(1, 3, dtype=np.float64)
+        table = testing.random_table(1, 3)
         wide = jax.tree.map(
             lambda x: x.astype(np.float64) if x.dtype == np.float32 else x,
             drafter.init_params(None),
@@ -243,7 +243,7 @@ def test_invalid_keys_and_tables_are_refused_in_one_line(tmp_path):
     for keys, message in (
         ({"gamma": 0}, "gamma is 0; it must be a whole number >= 1"),
         ({"mode": "sampled"}, "mode is 'sampled'; it must be one of argmax, sample"),
-        ({"order": 4}, "order is 4; it must be 1, 2 or 3"),
+        ({"order": 4}, "order is 4; it must be a number from 1 to 3"),
         ({"bigram_weight": 1.5}, "bigram_weight is 1.5; it must be a number in [0, 1]"),
         ({"trigram_weight": "much"}, "trigram_weight is 'much'"),
         (

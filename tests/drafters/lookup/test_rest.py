@@ -130,7 +130,7 @@ def test_exact_law():
         "rest", target, datastore=STORE, max_ngram=2, min_ngram=1, samples=6, depth=2, nodes=5
     )
     with jax.enable_x64(True):
-        table = testing.random_table(1, V, dtype=np.float64)
+        table = testing.random_table(1, V)
         params = ModelParams(table, drafter.init_params(jax.random.key(0)))
         truth = testing.sequence_law(target, table, [2, 1], 3, temperature=1.0)
         law = testing.exact_law(

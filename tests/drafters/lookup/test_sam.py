@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import types
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,7 @@ from specjax.data import datastore
 from specjax.drafters import none
 from specjax.drafters.lookup import sam
 from specjax.errors import UserError
-from specjax.testing import cases, tabular
+from specjax.testing import tabular
 from specjax.types import Context
 
 pytestmark = pytest.mark.fast
@@ -229,12 +230,12 @@ def test_decoding_is_plain_and_finished_rows_keep_their_state():
 def test_learn_adds_the_outputs_to_the_datastore():
     drafter = sam.make(tabular(VOCAB), gamma=2, memory=16, min_match=1)
     params = ModelParams({}, drafter.init_params(None))
-    assert params.draft == {} and drafter.learn is not None
+    assert params.draft == {} and drafter.rare.learn is not None
     state = types.SimpleNamespace(
         tokens=np.array([[0, 1, 2, 3, 0], [2, -1, -1, -1, -1]]), length=np.array([5, 1])
     )
     # The output of the first row is 1 2 3 0.
-    params = params._replace(draft=drafter.learn(params, state, [1, 1]))
+    params = params._replace(draft=drafter.rare.learn(params, state, [1, 1]))
     text = Context(jnp.asarray([[2, 3], [3, 2]]), jnp.asarray([1, 2]), make_sampling(2))
     draft, _ = jax.jit(drafter.propose)(params, None, text, drafter.init(params, text, None, 2))
     assert draft.tokens.tolist() == [[3, 0], [3, 0]] and draft.valid.all()

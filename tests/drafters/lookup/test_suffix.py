@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,7 @@ from specjax import ModelParams, accept, decode, make_sampling, row_keys
 from specjax.data import datastore
 from specjax.drafters.lookup import suffix
 from specjax.errors import UserError
-from specjax.testing import cases, tabular
+from specjax.testing import tabular
 from specjax.types import Context
 
 pytestmark = pytest.mark.fast
@@ -145,7 +146,7 @@ def test_learn_keeps_the_newest_outputs():
         rule = accept.load("deterministic")
         state, _ = decode.generate(target, drafter, rule, params, state, max_steps=6)
         outputs = decode.outputs(state, lengths)
-        params = params._replace(draft=drafter.learn(params, state, np.asarray(lengths)))
+        params = params._replace(draft=drafter.rare.learn(params, state, np.asarray(lengths)))
     kept = [d.tolist() for d in datastore.split(np.asarray(params.draft["tokens"]))]
     # The outputs of the last turn: 4 + 5 tokens and two separators.
     assert params.draft["tokens"].shape == (12,) and kept == outputs

@@ -163,7 +163,7 @@ def test_learn_carries_the_rows_over():
         TARGET, made(), accept.load("recursive"), cold, state, max_steps=24
     )
     lengths = [len(p) for p in PROMPTS]
-    learned = made().learn(cold, state, lengths)
+    learned = made().rare.learn(cold, state, lengths)
     expected = np.full((V, K), -1)
     for row in np.asarray(state.draft.matrix):
         for token in range(V):
@@ -179,11 +179,11 @@ def test_learn_carries_the_rows_over():
     assert (fewer.emitted > 0).sum() < (records.emitted > 0).sum()
     # Unknown entries of a later batch do not overwrite known ones.
     unknown = state.replace(draft=state.draft.replace(matrix=jnp.full_like(state.draft.matrix, -1)))
-    np.testing.assert_array_equal(made().learn(warm, unknown, lengths)["matrix"], expected)
+    np.testing.assert_array_equal(made().rare.learn(warm, unknown, lengths)["matrix"], expected)
     # A row without changes does not overwrite what another row learned.
     rows = jnp.broadcast_to(warm.draft["matrix"], state.draft.matrix.shape).at[0, 1].set(0)
     one = state.replace(draft=state.draft.replace(matrix=rows))
-    np.testing.assert_array_equal(made().learn(warm, one, lengths)["matrix"], rows[0])
+    np.testing.assert_array_equal(made().rare.learn(warm, one, lengths)["matrix"], rows[0])
 
 
 def test_the_default_tree():

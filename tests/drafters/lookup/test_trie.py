@@ -119,7 +119,7 @@ def test_prefixes_are_counted_and_parents_are_included():
     weights = rng.integers(0, 3, (64, 6)).astype(np.float32)
     for nodes in (4, 40):
         tree = jax.jit(jax.vmap(lambda w, x: _frequency.tree(w, x, nodes)))(windows, weights)  # noqa: B023
-        tokens, parents, valid, weight = map(np.asarray, tree)
+        tokens, valid, parents, weight = map(np.asarray, tree)
         for row in range(64):
             conts = [
                 (tuple(w[w >= 0].tolist()), x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +19,7 @@ from specjax import accept, decode, drafters, rng, sampling, testing
 from specjax.accept import lenient
 from specjax.drafters.nested import cascade
 from specjax.errors import UserError
-from specjax.testing import cases, exact, law_checks, loop, script
+from specjax.testing import exact, law_checks, loop
 from specjax.testing.exact import NoiseReused
 from specjax.types import Accept, ModelParams
 
@@ -159,7 +160,7 @@ def test_keys_that_two_inner_rounds_share_are_noticed(shared, monkeypatch):
 
         monkeypatch.setattr(_inner_rounds, "_round", wrong)
     else:
-        monkeypatch.setattr(script.Script, "inner", lambda self, index, same_target=False: self)
+        monkeypatch.setattr(exact.Script, "inner", lambda self, index, same_target=False: self)
     with pytest.raises(NoiseReused):
         exact.enumerated(target, drafter, CHAIN, params, [0, 1], 3, rounds=1)
 
@@ -286,8 +287,8 @@ def test_one_token_vocabularies_and_other_mistakes_are_refused():
 def test_lengths_are_read_in_the_published_form_too():
     published = [[5, 14, 10], [0, 1, 10], [0, 0, 10]]
     assert _lengths.parse(published, 2) == _lengths.parse("5,14,10;1,10;10", 2)
-    assert _lengths.parse(None, 2).rows == ((5, 0, 0), (3, 0), (10,))
-    assert _lengths.parse(None, 1).rows == ((5, 0), (10,))
+    assert _lengths.parse(None, 2) == ((5, 0, 0), (3, 0), (10,))
+    assert _lengths.parse(None, 1) == ((5, 0), (10,))
 
 
 def test_lenience_is_for_temperature_0_and_harmless_in_sampled_rows():

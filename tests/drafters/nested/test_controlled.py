@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,6 @@ from marks import by_default
 from specjax import accept, decode, drafters, rng, sampling, testing
 from specjax.bench import metrics
 from specjax.errors import UserError
-from specjax.testing import cases
 from specjax.types import Context, ModelParams
 
 V, ROWS, NEW = 5, 64, 60

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from specjax import ModelParams, accept, decode, drafters, make_sampling, rng, row_keys
 from specjax.drafters.nested import escalate
 from specjax.errors import UserError
-from specjax.testing import cases, exact, laws, tabular, tiny
+from specjax.testing import exact, laws, tabular, tiny
 from specjax.theory import statistics
 from specjax.types import Context, Draft, Drafter
 

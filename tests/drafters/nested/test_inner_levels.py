@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import itertools
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from internals import nested_inner_rounds as _inner_rounds
 
-from specjax import accept, decode, drafters, rng, sampling, testing
+from specjax import accept, decode, drafters, rng, sampling, step, testing
 from specjax.errors import UserError
-from specjax.testing import cases
-from specjax.testing import rounds as one_round
+from specjax.testing import loop
 from specjax.testing.claims import widen
 from specjax.theory import statistics
 from specjax.types import Context, ModelParams
@@ -122,7 +122,7 @@ def drafts(target, drafter, params, prompt, **settings):
         max_len=packed.shape[1] + 8,
         sampling=sampling.make_sampling(ROWS, **settings),
     )
-    return jax.jit(lambda state: one_round.propose(drafter, params, state))(state), state
+    return jax.jit(lambda state: loop.propose(drafter, params, state))(state), state
 
 
 @pytest.mark.parametrize("siblings", ["iid", pytest.param("top_k", marks=pytest.mark.slow)])
@@ -216,8 +216,8 @@ def test_states_keep_their_types_with_64_bit_numbers(name):
     def two_rounds(params):
         keys, how = rng.row_keys(0, 4), sampling.make_sampling(4, repetition_penalty=1.7)
         state = decode.prefill(target, drafter, params, *packed, keys, max_len=16, sampling=how)
-        state = one_round.play(target, drafter, rule, params, state)[0]
-        return state.draft, one_round.play(target, drafter, rule, params, state)[0].draft
+        state = step.speculative_step(target, drafter, rule, params, state)[0]
+        return state.draft, step.speculative_step(target, drafter, rule, params, state)[0].draft
 
     with jax.enable_x64(True):
         first, second = jax.eval_shape(two_rounds, jax.tree.map(widen, params))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,7 @@ from marks import by_default
 from specjax import accept, decode, drafters, rng, sampling, step, testing
 from specjax.drafters.nested import staged
 from specjax.errors import UserError
-from specjax.testing import cases, check_draft, exact, law_checks, loop
+from specjax.testing import check_draft, exact, law_checks, loop
 from specjax.types import CHAIN, WITHOUT_REPLACEMENT, ModelParams
 
 # Enumeration runs each operation alone: on one worker each is compiled once for all these files.

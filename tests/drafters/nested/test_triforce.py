@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import types
 
+import cases
 import jax
 import jax.numpy as jnp
 import mutants
@@ -15,7 +16,6 @@ from marks import by_default
 from specjax import accept, decode, drafters, rng, sampling, testing
 from specjax.drafters.nested import triforce
 from specjax.errors import UserError
-from specjax.testing import cases
 from specjax.types import ModelParams
 
 PROMPTS = [[1, 2, 3, 0, 4, 2, 2, 1], [4], [3, 1, 2, 0, 4], [2, 2]]

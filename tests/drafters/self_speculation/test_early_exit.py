@@ -6,6 +6,7 @@ import functools
 import re
 import time
 
+import cases
 import growth_cases
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from marks import by_default
 from specjax import accept, decode, drafters, rng, sampling, testing
 from specjax.errors import UserError
 from specjax.models import lm
-from specjax.testing import cases, drafter_checks, loop, rounds
+from specjax.testing import drafter_checks, loop
 from specjax.types import ModelParams, Sublayers
 
 SHAPES = {
@@ -261,8 +262,8 @@ def test_a_draft_step_costs_its_share_of_a_pass():
 WRONG = {
     "exit_layer is 4, and lm has 3 layers; give 1 to 3": {"exit_layer": 4},
     "exit_layer is -1; it must be a whole number >= 0": {"exit_layer": -1},
-    "gamma is 2 and tree is given too": {"gamma": 2, "tree": "2x1"},
-    "gamma is 2 and nodes is given too": {"gamma": 2, "nodes": 4},
+    "early_exit was given gamma=2, a chain, and tree='2x1'": {"gamma": 2, "tree": "2x1"},
+    "early_exit was given gamma=2, a chain, and nodes=4": {"gamma": 2, "nodes": 4},
     "gamma is 0; it must be a whole number >= 1": {"gamma": 0},
     "adapter is 'mlp'; it must be one of": {"adapter": "mlp"},
     "head is 'mine'; it must be one of": {"head": "mine"},
@@ -289,7 +290,7 @@ def test_a_model_without_layers_is_refused():
     with pytest.raises(UserError, match="a draft with a part of the layers of lm is asked for"):
         drafters.make("early_exit", target, exit_layer=1)
     drafter = drafters.make("early_exit", tiny()[0], adapter="linear")
-    with pytest.raises(UserError, match="early_exit has no adapter yet; give model="):
+    with pytest.raises(UserError, match="early_exit has no parameters yet; give model="):
         drafter.init_params(rng.row_keys(0, 1)[0])
 
 
@@ -309,7 +310,7 @@ def test_inside_the_rounds_of_a_draft_model_it_is_refused(keys):
     pair = ModelParams(params, drafter.init_params(rng.row_keys(0, 1)[0]))
     with pytest.raises(UserError, match=f"{keys['name']} reads the target's weights or its cache"):
         state = loop.begin(target, drafter, pair, PROMPTS, 8, 0)
-        jax.eval_shape(lambda: rounds.propose(drafter, pair, state))
+        jax.eval_shape(lambda: loop.propose(drafter, pair, state))
 
 
 @pytest.mark.fast

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import cases
 import head_cases
 import jax
 import jax.numpy as jnp
@@ -11,13 +12,13 @@ import numpy as np
 import optax
 import pytest
 from exit_cases import largest_error, outputs, tiny, with_inner
-from internals import heads_family as _family
+from internals import heads_heads as _heads
 from marks import by_default
 
 from specjax import divergences, drafters, testing
 from specjax.errors import UserError
 from specjax.models import lm
-from specjax.testing import cases, drafter_checks, forecast_checks, state_checks
+from specjax.testing import drafter_checks, forecast_checks, state_checks
 from specjax.types import Batch, ModelParams
 
 # Label -> keys of an adapter after two of three layers.
@@ -64,7 +65,7 @@ def attention(own, x, dim):
 @functools.cache
 def head_kernel():
     target, params = tiny()
-    return np.asarray(_family.output_kernel(target, params), np.float64)
+    return np.asarray(_heads.output_kernel(target, params), np.float64)
 
 
 def expected_probs(label, pair, text):
@@ -293,10 +294,10 @@ def test_an_adapter_learns():
 )
 def test_files(keys, tmp_path):
     target = head_cases.assert_files_round_trip("early_exit", tmp_path, exit_layer=2, **keys)
-    with pytest.raises(UserError, match="exit_layer is 1, and the given adapter is for 2; leave"):
+    with pytest.raises(UserError, match="exit_layer is 1, and the given early_exit has 2; leave"):
         drafters.make("early_exit", target, model=tmp_path, exit_layer=1)
     other = "norm" if keys.get("adapter") != "norm" else "linear"
-    with pytest.raises(UserError, match=f"adapter is '{other}', and the given parameters have"):
+    with pytest.raises(UserError, match=f"adapter is '{other}', and the given early_exit has"):
         drafters.make("early_exit", target, model=tmp_path, adapter=other)
 
 

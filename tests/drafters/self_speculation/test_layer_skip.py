@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import cases
 import exit_cases
 import growth_cases as shared
 import jax
@@ -18,10 +19,9 @@ from internals import self_speculation_skip_sets as _skip_sets
 from internals import self_speculation_skip_text as _skip_text
 
 from specjax import accept, decode, drafters, rng, sampling, step, testing
-from specjax.bench import sublayers
+from specjax.drafters.self_speculation import skip_search
 from specjax.errors import UserError
-from specjax.testing import cases
-from specjax.testing.mapped_logits import mapped_logits
+from specjax.testing.laws import mapped_logits
 from specjax.types import Context, ModelParams, Sublayers, Verdict
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11], [3, 3, 3, 3]]
@@ -101,7 +101,7 @@ def left_out(target, params, keep, text, length):
     cache = target.init_cache(1, 2 * text.shape[1])
     cache = target.commit(cache, block, length[None] - 1)
     tokens = jax.lax.dynamic_slice_in_dim(text, length - 1, 3, 1)
-    return target.apply(sublayers.without(params, *keep), tokens, cache)[0].logits[0]
+    return target.apply(skip_search.without(params, *keep), tokens, cache)[0].logits[0]
 
 
 def drafted_probs(keep, params, state, row, drafted):
@@ -333,7 +333,11 @@ def test_errors(tmp_path):
         refused("choices is .*; give files of searches, separated by commas", choices=wrong)
     for name in ("nowhere.json", Path("nowhere.json"), ["nowhere.json"]):
         refused("skip_attention is .nowhere.json., and there is no such file", choices=name)
-    refused("gamma is 3 and a tree is given too; give one of them", gamma=3, tree="2x1")
+    refused(
+        "layer_skip was given gamma=3, a chain, and tree='2x1'; give one of them",
+        gamma=3,
+        tree="2x1",
+    )
     refused("gamma is 0; it must be a whole number >= 1", gamma=0)
     with pytest.raises(UserError, match="layer_skip needs the key 'skip_attention'"):
         drafters.make("layer_skip", target)

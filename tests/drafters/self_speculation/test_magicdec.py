@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,7 @@ from marks import by_default
 
 from specjax import accept, decode, drafters, rng, sampling, testing
 from specjax.errors import UserError
-from specjax.testing import cases, claims, conformance, state_checks
+from specjax.testing import claims, conformance, state_checks
 from specjax.types import Context, ModelParams
 
 PROMPTS = [[1, 2, 3, 0, 4, 2, 2, 1], [4], [3, 1, 2, 0, 4], [2, 2]]
@@ -201,7 +202,7 @@ def test_a_view_that_forgets_new_tokens_is_detected():
         ({"view": "retrieval", "budget": 12}, "budget is 12; it must be a multiple of chunk"),
         ({"view": "retrieval", "refresh": 0}, "refresh is 0; it must be a whole number >= 1"),
         ({"gamma": 0}, "gamma is 0; it must be a whole number >= 1"),
-        ({"gamma": 2, "tree": "2x1"}, "gamma is 2 and the tree is given too"),
+        ({"gamma": 2, "tree": "2x1"}, "magicdec was given gamma=2, a chain, and tree='2x1'"),
     ],
 )
 def test_bad_keys(keys, message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import cases
 import exit_cases
 import head_cases
 import jax
@@ -11,23 +12,23 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from internals import heads_family as _family
-from internals import self_speculation_look_ahead as _look_ahead
-from internals import self_speculation_look_ahead_text as _look_ahead_text
 
 from specjax import accept, decode, drafters, rng, sampling, testing, tree
+from specjax.drafters import files
 from specjax.errors import UserError
 from specjax.models import hf
-from specjax.testing import cases, drafter_checks, laws
+from specjax.testing import drafter_checks, laws
 from specjax.types import Batch, ModelParams
 
+# Python cannot import a module of this name.
+module = drafters.load("pass")
 TARGET, TABLE = testing.tabular(head_cases.VOCAB), cases.table(0, head_cases.VOCAB)
 NEW = 12
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11], [3, 3, 3, 3]]
 
 
 def setup_of(target, rows, calls=2):
-    return _look_ahead.Setup(target, _family.ends("pass", target), rows, calls)
+    return module.Setup(target, files.ends("pass", target), rows, calls)
 
 
 def prefilled(target, drafter, params, temperature=0.0, prompts=PROMPTS):
@@ -76,7 +77,7 @@ def test_marginals_are_those_of_the_text(calls):
     target, params = exit_cases.tiny()
     drafter = cases.random_heads("pass", target, params, heads=3, calls=calls, scale=0.3)
     pair, accepted = ModelParams(params, drafter.init_params(None)), 0
-    rows, rule = _look_ahead.rows_of(pair), accept.default_rule(drafter)
+    rows, rule = module.rows_of(pair), accept.default_rule(drafter)
     for state, info in exit_cases.played(drafter, pair, rule):
         accepted += int(info.accepted.sum())
         for row, text in enumerate(exit_cases.texts_of(state)):
@@ -97,13 +98,13 @@ def test_marginals_along_a_text():
     target, params = testing.tiny("llama", 0, vocab_size=16)
     drafter = cases.random_heads("pass", target, params, heads=3, scale=0.3)
     pair = ModelParams(params, drafter.init_params(None))
-    rows, setup = _look_ahead.rows_of(pair), setup_of(target, 3)
+    rows, setup = module.rows_of(pair), setup_of(target, 3)
     batch = Batch(jnp.asarray(np.random.default_rng(0).integers(0, 16, (2, 8)), jnp.int32))
     places = jnp.asarray([[0, 4], [6, 2]])
-    _, hidden = _look_ahead_text.outputs(setup, pair, batch, places)
+    _, hidden = module.outputs(setup, pair, batch, places)
     for row, column in np.ndindex(2, 2):
         text = batch.tokens[row : row + 1, : int(places[row, column]) + 1]
-        fed = jnp.concatenate([text, _look_ahead.ids(setup, 1)], 1)
+        fed = jnp.concatenate([text, module.ids(setup, 1)], 1)
         out = target.extended((params, rows), fed, target.init_cache(1, 0))[0].hidden[0, -3:]
         np.testing.assert_allclose(hidden[row, column], out, rtol=1e-4, atol=1e-4)
 
@@ -116,17 +117,17 @@ def test_embeddings_stay_inside_their_document():
     texts = np.random.default_rng(0).integers(0, 16, (2, 7))
     numbers = jnp.asarray([[0] * 4 + [1] * 3])
     packed = Batch(jnp.asarray([[*texts[0, :4], *texts[1, :3]]]), segments=numbers)
-    _, together = _look_ahead_text.outputs(setup, pair, packed, jnp.asarray([[2, 5]]))
+    _, together = module.outputs(setup, pair, packed, jnp.asarray([[2, 5]]))
     for column, (row, place) in enumerate(((0, 2), (1, 1))):
         own = Batch(jnp.asarray(texts[row : row + 1, :4]))
-        _, alone = _look_ahead_text.outputs(setup, pair, own, jnp.asarray([[place]]))
+        _, alone = module.outputs(setup, pair, own, jnp.asarray([[place]]))
         np.testing.assert_allclose(together[0, column], alone[0, 0], rtol=1e-4, atol=1e-4)
 
 
 def test_layout_of_one_call():
     """The embeddings behind each node are a chain below it, at the positions that follow it."""
     drafter = cases.random_heads("pass", TARGET, TABLE, heads=2, calls=1, tree="2x1")
-    parents = np.asarray(_look_ahead._parents(4, 2))
+    parents = np.asarray(module._parents(4, 2))
     assert drafter.nodes == 14 and drafter.longest == 2 and drafter.whole
     assert parents.tolist() == [-1, 4, 0, 6, 1, 8, 2, 10, 3, 12]
     whole = jnp.asarray([[-1, -1, 0, 1, *parents]])
@@ -262,7 +263,7 @@ def test_the_loss_is_the_mean_over_random_places():
     rows, expected, first = own["look_ahead"], 0.0, 0
     for row, place in np.ndindex(2, 5):
         text = batch.tokens[row : row + 1, : place + 1]
-        fed = jnp.concatenate([text, _look_ahead.ids(setup, 1)], 1)
+        fed = jnp.concatenate([text, module.ids(setup, 1)], 1)
         out = target.extended((params, rows), fed, target.init_cache(1, 0))[0].logits[0, -2:]
         for depth in range(2):
             at = place + 2 + depth
@@ -296,10 +297,10 @@ def test_files_and_errors(tmp_path):
             drafters.make("pass", target, **keys).init_params(None)
         assert "\n" not in str(caught.value)
 
-    refused("pass has no embeddings yet; give model=, a directory of trained ones")
-    refused("calls is 3; a round has 2 passes of the target, or 1", calls=3)
+    refused("pass has no parameters yet; give model=, a directory of trained ones")
+    refused("calls is 3; it must be a number from 1 to 2", calls=3)
     refused("calls is 0; it must be a whole number >= 1", calls=0)
-    refused("heads is 2, and the given heads have 3; leave it out", params=params, heads=2)
+    refused("heads is 2, and the given pass has 3; leave it out", params=params, heads=2)
     refused(
         "the tree is 5 levels deep and pass drafts at most 4 tokens ahead",
         params=params,

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import re
 
+import cases
 import decode_cases
 import growth_cases
 import jax
@@ -21,7 +22,7 @@ from specjax.bench import timing
 from specjax.errors import UserError
 from specjax.models import attention, lm, overlay
 from specjax.rng import RowKeys
-from specjax.testing import cases, loop, rounds
+from specjax.testing import loop
 from specjax.types import LowerLayers, ModelParams, Sublayers
 
 FAMILIES = ("llama", "gpt2", "gpt_neox", "gemma2", "gemma3_text", "olmo2")
@@ -238,10 +239,10 @@ def test_exact_law(label):
 
 def hidden_states_of_the_node_before(drafter):
     def lower(state):
-        known = drafter.lower(state)
+        known = drafter.rare.lower(state)
         return known.replace(hidden=jnp.concatenate([known.hidden[:, :1], known.hidden[:, :-1]], 1))
 
-    return drafter._replace(lower=lower)
+    return drafter._replace(rare=drafter.rare._replace(lower=lower))
 
 
 def keys_of_the_round_before(drafter):
@@ -257,19 +258,21 @@ def keys_of_the_round_before(drafter):
         return drafter.update(params, state[0], *args), state[1]
 
     def lower(state):
-        before = drafter.lower(state[0].replace(block=state[1]))
-        return drafter.lower(state[0]).replace(block=before.block)
+        before = drafter.rare.lower(state[0].replace(block=state[1]))
+        return drafter.rare.lower(state[0]).replace(block=before.block)
 
-    return drafter._replace(init=init, propose=propose, update=update, lower=lower)
+    return drafter._replace(
+        init=init, propose=propose, update=update, rare=drafter.rare._replace(lower=lower)
+    )
 
 
 def last_token_without_the_lower_layers(drafter):
     def lower(state):
-        known = drafter.lower(state)
+        known = drafter.rare.lower(state)
         hidden, block = tree.sized((known.hidden, known.block), drafter.nodes + 1)
         return known.replace(hidden=hidden, block=block)
 
-    return drafter._replace(lower=lower)
+    return drafter._replace(rare=drafter.rare._replace(lower=lower))
 
 
 MUTANTS = (
@@ -303,7 +306,7 @@ def test_the_pass_computes_the_first_layers_for_one_token():
     for reuse in (False, True):
         drafter = drafters.make("early_exit", target, exit_layer=2, gamma=4, reuse=reuse)
         state = loop.begin(target, drafter, pair, [[1, 2]], 8, 0)
-        draft = jax.eval_shape(functools.partial(rounds.propose, drafter), pair, state)
+        draft = jax.eval_shape(functools.partial(loop.propose, drafter), pair, state)
         score = jax.jit(step.score, static_argnums=(0, 1))
         program = score.lower(target, drafter, pair, state, draft).compile()
         flops.append(program.cost_analysis()["flops"])

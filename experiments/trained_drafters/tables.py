@@ -1,0 +1,65 @@
+"""The tables of this study in the documentation."""
+
+from __future__ import annotations
+
+from experiments.tables import by_temperature, number, source, table
+
+
+def tables(results: dict) -> str:
+    """One table per target, and how far forecasts and decoding are apart."""
+    texts = []
+    for name, target in results["targets"].items():
+        text = f"**{name}**\n\n{source(target, results)}\n\n"
+        rows = target["rows"]
+        text += by_temperature(rows, (1,), depths=True) if rows else _held_out(target["training"])
+        text += f"\n\n{_training_times(target['training'])}{_training_costs(target)}"
+        apart = [abs(f["foreseen"] / f["decoded"] - 1) for f in target["forecasts"].values()]
+        if apart:
+            text += (
+                f"\n\ntau at temperature 1, forecast from the target's text and decoded: at most "
+                f"{max(apart):.1%} apart for {len(apart)} drafters."
+            )
+        texts.append(text)
+    return "\n\n".join(texts)
+
+
+def _held_out(training: dict) -> str:
+    """tau and alpha by depth of the chains on the training's own held-out prompts."""
+    lines = []
+    for name, own in training.items():
+        line = [name]
+        for t in (0, 1):
+            alphas = own[f"heldout_alpha_t{t}"]
+            line.append(number(own[f"heldout_tau_t{t}"], ".2f"))
+            line.append(" ".join(number(alpha, ".2f") for alpha in alphas))
+        lines.append([*line, number(own.get("tokens_per_second"), ",.0f")])
+    heads = [head for t in (0, 1) for head in (f"T={t}: tau, held out", "alpha by depth")]
+    return table(["drafter", *heads, "training, tokens/s"], lines)
+
+
+def _training_times(training: dict) -> str:
+    """The steps of each training run, and its wall time if it was not paused."""
+    parts = [
+        f"{name}: {t['curve'][-1][0]}" + (f" in {t['seconds']:.0f} s" if t.get("seconds") else "")
+        for name, t in training.items()
+    ]
+    text = f"Steps of training: {'; '.join(parts)}."
+    waits = [share for t in training.values() if (share := t.get("data_share")) is not None]
+    if waits:
+        text += f" Waiting for data: {min(waits):.1%} to {max(waits):.1%} of the time of a run."
+    return text
+
+
+def _training_costs(target: dict) -> str:
+    """What each drafter costs, for studies that timed the steps of training."""
+    lines = []
+    for name, training in target["training"].items():
+        own = [row for row in target["rows"] if row["method"] == name and not row["temperature"]]
+        if "tokens_per_second" in training and own:
+            times = own[0].get("costs_ms") or {}
+            cost = times["draft"] / times["step"] if {"draft", "step"} <= times.keys() else None
+            size = f"{own[0]['parameters']['draft'] / 1000:,.0f}"
+            rate = number(training["tokens_per_second"], ",.0f")
+            lines.append((name, size, number(cost, ".2f"), rate))
+    heads = ("drafter", "thousand parameters", "time of a draft / of a plain step")
+    return f"\n\n{table([*heads, 'training, tokens/s'], lines)}" if lines else ""

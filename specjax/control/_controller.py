@@ -1,0 +1,159 @@
+"""What a controller is, what it is asked, and what it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specjax import tree
+from specjax.types import Context, Draft, Lasting, Verdict
+
+
+class Ahead(NamedTuple):
+    """What is computed before the tokens of the next level are drawn.
+
+    The level's places are the n nodes that would get children; a chain has one. All of it is a
+    function of the committed text and of tokens that stay in the draft.
+    """
+
+    depth: jax.Array | int  # i32[] tokens on every path so far; 0 before the first
+    # f[B,m,V] the draft's own logits at each place, without sampling settings; m = n, or 1 if all
+    # places have the same
+    logits: jax.Array
+    log_prob: jax.Array  # f[B,n] log of the product of the draft's probabilities on the path
+    valid: jax.Array  # bool[B,n] whether the place exists
+    token_log_prob: jax.Array  # f[B,n] that of the place's own token; 0 for the pending token
+    # f[B,n] the drafter's own estimate that the next token at each place is accepted; None: it has
+    # none
+    confidence: jax.Array | None = None
+
+
+def _constant(state: Any, live: jax.Array) -> jax.Array:
+    del state
+    return jnp.full(live.shape, FOREVER, jnp.int32)
+
+
+def _unchanged(state: Any, rounds: jax.Array) -> Any:
+    del rounds
+    return state
+
+
+def length_of(state: Any) -> jax.Array:
+    """``Controller.limit`` of a state that has it as its field ``length``."""
+    return state.length
+
+
+# Rounds of a pause that nothing ends.
+FOREVER = 1 << 30
+# The pause of a controller whose limit never changes.
+ENDLESS = Lasting(_constant, _unchanged)
+
+
+def _no_state(context: Context) -> Any:
+    del context
+    return ()
+
+
+def _same_state(state: Any, draft: Draft, verdict: Verdict) -> Any:
+    del draft, verdict
+    return state
+
+
+class Controller(NamedTuple):
+    """A controller as pure functions; its state is a pytree of arrays [B,...].
+
+    It has ``ask``, ``limit`` or both:
+
+    - ``ask(state, Ahead) -> (bool[B], state)``: whether the row's draft gets the next level. A row
+      that stopped is not asked again in this round: its answer and its new state are dropped.
+    - ``limit(state) -> i32[B]``: the longest draft of the next round, in levels. It is known before
+      the draft begins, so a round of limit 0 in all rows costs what plain decoding costs.
+    - ``within(state, i32[B]) -> i32[B]``: a limit at most that of ``limit``, for drafts that are a
+      function of the committed text and have so many levels. None: the same as ``limit``.
+    - ``pause``: where the limit is 0, how long it stays, and the state afterwards. None: only
+      ``update`` knows, round by round.
+    - ``init(context) -> state``: after the prompt was read.
+    - ``update(state, draft, verdict) -> state``: after the verdict, also of a draft without nodes.
+      Rows with verdict count 0 keep their state, except where it is ``shared``.
+    """
+
+    name: str
+    ask: Callable[[Any, Ahead], tuple[jax.Array, Any]] | None = None
+    init: Callable[[Context], Any] = _no_state
+    update: Callable[[Any, Draft, Verdict], Any] = _same_state
+    limit: Callable[[Any], jax.Array] | None = None
+    within: Callable[[Any, jax.Array], jax.Array] | None = None
+    pause: Lasting | None = None
+    # (rows of a batch) -> None. Raises UserError if its costs were measured on another device, or
+    # without so many rows. None: any.
+    check_rows: Callable[[int], None] | None = None
+    # Whether its answers depend on the other rows of the batch. The output law of a row does not.
+    shared: bool = False
+
+    @property
+    def has_state(self) -> bool:
+        """Whether its answers may depend on earlier rounds."""
+        return self.update is not _same_state
+
+
+def longest(
+    controller: Controller | None, state: Any, reach: jax.Array | None = None
+) -> jax.Array | None:
+    """i32[B] the longest draft of the next round, at least 0; None: the controller has no limit.
+
+    ``reach`` i32[B]: the levels of drafts that are a function of the committed text; None: not
+    known.
+    """
+    if controller is None or controller.limit is None:
+        return None
+    most = controller.limit(state)
+    if reach is not None and controller.within is not None:
+        most = jnp.minimum(most, controller.within(state, reach))
+    return jnp.maximum(most, 0).astype(jnp.int32)
+
+
+# What a round drafted and accepted, in levels, and what else controllers share.
+
+
+def drafted(draft: Draft) -> jax.Array:
+    """i32[B]: the levels of a draft, those of its deepest node; 0 for a draft without nodes."""
+    batch, size = draft.tokens.shape
+    if not size:
+        return jnp.zeros((batch,), jnp.int32)
+    exist = tree.exists(draft.valid, draft.parents)
+    depth = tree.depths(draft.parents, batch, size) + 1
+    return jnp.where(exist, depth, 0).max(-1).astype(jnp.int32)
+
+
+def accepted(verdict: Verdict) -> jax.Array:
+    """i32[B]: the accepted levels that were emitted."""
+    return (verdict.path >= 0).sum(-1).astype(jnp.int32)
+
+
+class Mover(NamedTuple):
+    """How Draft & Verify moves a threshold towards the acceptance that is aimed at."""
+
+    # The share of accepted tokens at which the threshold moves from rising to falling.
+    target: float
+    step: float  # how far the aim is from the threshold
+    keep: float  # share of the old threshold in the new one
+    memory: float  # share of the earlier rounds in the mean of the accepted shares
+
+    def moved(
+        self, threshold: jax.Array, mean: jax.Array, newest: jax.Array, falls: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """The new threshold and the new mean of the accepted shares, f32[B].
+
+        Args:
+            threshold, mean: f32[B] the old ones.
+            newest: f32[B] the accepted share of the last round.
+            falls: bool[B] whether the threshold may fall; otherwise it rises or stays.
+        """
+        mean = self.memory * mean + (1 - self.memory) * newest
+        lower = jnp.where(falls, threshold - self.step, threshold)
+        aim = jnp.where(mean < self.target, threshold + self.step, lower)
+        moved = jnp.clip(self.keep * threshold + (1 - self.keep) * aim, 0, 1)
+        return moved.astype(jnp.float32), mean.astype(jnp.float32)

@@ -1,0 +1,130 @@
+"""Writes a directory of draft heads in another layout.
+
+python -m specjax.convert_heads SOURCE DESTINATION --kind=eagle3 --layout=speculators
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.drafters.files import codec as codecs
+from specjax.drafters.files import head_files
+from specjax.drafters.files.codec import Codec
+from specjax.errors import UserError
+from specjax.models import hf
+
+_USAGE = (
+    "python -m specjax.convert_heads SOURCE DESTINATION --kind=KIND [--layout=LAYOUT] "
+    "[--norm_output=true|false] [--base_model=NAME]"
+)
+
+
+def convert(
+    source: str | os.PathLike,
+    destination: str | os.PathLike,
+    kind: str,
+    layout: str = "",
+    *,
+    norm_output: bool | None = None,
+    base_model: str | None = None,
+) -> head_files.Head:
+    """Reads heads and writes them in another layout, in the dtype of their tensors.
+
+    Args:
+        source: a directory of heads, or a trained run's workdir.
+        destination: a new directory, or one of heads, which is replaced.
+        kind: one of ``head_files.kinds()``.
+        layout: one of the ``Codec.layouts`` of the kind; "" is the first.
+        norm_output: for eagle3, whether the normed feature is recycled, instead of what config.json
+            means (``docs/head_files.md``); None: as in the files.
+        base_model: the target's name for ``base_model_name_or_path``; None: as in the files.
+
+    Returns the heads as they were read from ``source``. Raises UserError.
+    """
+    codec = codecs.of(kind)
+    if codec is None or not codec.layouts:
+        raise UserError(
+            f"heads of kind {kind!r} have one layout; kinds with a choice of layouts are "
+            f"{', '.join(_layouts())}"
+        )
+    if norm_output is not None and kind != "eagle3":
+        raise UserError(f"norm_output is for eagle3, and these are {kind} heads; leave it out")
+    path = hf.resolve(source, names=codec.files)
+    if Path(destination).expanduser().resolve() == path.resolve():
+        raise UserError(f"{path} is both source and destination; name another destination")
+    head = head_files.read(path, kind, dtype=_stored_dtype(path, codec))
+    config = dict(head.config)
+    if config["vocab_size"] is None:
+        # No tensor shows it; the file's own statement is passed on.
+        config |= {"vocab_size": hf.read_json(path / "config.json").get("vocab_size")}
+    if norm_output is not None:
+        config["norm_output"] = norm_output
+    if base_model is not None:
+        config["base_model_name_or_path"] = base_model
+        config.pop("speculators_config", None)
+    head_files.write(destination, kind, head.params, config, layout=layout)
+    return head
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line ``argv`` (without the program's name); returns the exit status."""
+    try:
+        args: dict[str, Any] = vars(_parser().parse_args(argv))
+        args["norm_output"] = {"true": True, "false": False}.get(args["norm_output"])
+        head = convert(**args)
+    except UserError as error:
+        print(f"specjax: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    for key, note in head.config.get("read_as", {}).items():
+        print(f"{key}: {note}")
+    print(f"wrote {args['destination']}")
+    return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; usage: {_USAGE}")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="python -m specjax.convert_heads", description=__doc__)
+    parser.add_argument("source", help="a directory of heads, or a trained run's workdir")
+    parser.add_argument("destination", help="a new directory, or one of heads, which is replaced")
+    parser.add_argument("--kind", required=True, choices=tuple(_layouts()))
+    layouts = sorted({name for names in _layouts().values() for name in names})
+    parser.add_argument("--layout", default="", choices=layouts)
+    parser.add_argument(
+        "--norm_output",
+        choices=("true", "false"),
+        help="eagle3: whether the normed feature is recycled; default as in the files",
+    )
+    parser.add_argument("--base_model", help="the target's name; default as in the files")
+    return parser
+
+
+def _layouts() -> dict[str, tuple[str, ...]]:
+    """Method -> its layouts, for methods with a choice."""
+    return {kind: codec.layouts for kind, codec in codecs.every().items() if codec.layouts}
+
+
+def _stored_dtype(path: Path, codec: Codec) -> np.dtype:
+    """The dtype that holds all floats of the files exactly, at most float32."""
+    with contextlib.ExitStack() as stack:
+        tensors = codec.select(path, head_files.open_file(path, codec, stack), {})
+        kinds = {read().dtype for name, read in tensors.items() if name not in codec.maps}
+    floats = [dtype for dtype in kinds if jnp.issubdtype(dtype, jnp.floating)]
+    joined = jnp.result_type(*floats) if floats else np.dtype(np.float32)
+    return np.dtype(np.float32) if joined == np.float64 else np.dtype(joined)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,146 @@
+"""The passes that a bench has measured, on disk: a bench that was killed continues from them.
+
+The first line of the file holds a fingerprint of what is measured; each further line is one pass,
+written as soon as it is finished. With another configuration, other prompts or changed model files
+the fingerprint differs, and the bench starts from the beginning. The file is removed when the
+results are written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from specjax import __version__, files
+from specjax.errors import UserError
+
+NAME = "unfinished.jsonl"
+PACKAGE = Path(__file__).parents[1]  # specjax/
+
+
+def fingerprint(settings: dict, prompts: Sequence[Sequence[int]]) -> str:
+    """A hash of everything that a measured pass depends on.
+
+    That is the settings, the prompts, the machine and its versions, the source files of specjax,
+    and the files that the settings name (files by path, size and time of change).
+
+    Args:
+        settings: the configuration, as plain JSON data.
+        prompts: token ids.
+    """
+    versions = [__version__, jax.__version__, jax.default_backend(), jax.devices()[0].device_kind]
+    flags = [
+        *(
+            str(getattr(jax.config, name))
+            for name in ("jax_enable_x64", "jax_default_matmul_precision")
+        ),
+        os.environ.get("XLA_FLAGS", ""),
+    ]
+    sources = _stamps(PACKAGE.rglob("*.py"))
+    ids = [list(map(int, p)) for p in prompts]
+    parts = [files.machine(), versions, flags, sources, settings, named_files(settings), ids]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _stamps(paths: Any) -> list:
+    """(path, size, time of change in ns) of the paths that are files, sorted."""
+    stats = ((str(path), path.stat()) for path in paths if path.is_file())
+    return sorted((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats)
+
+
+def named_files(value: Any) -> list:
+    """The stamps of the files that are named in the settings, and of those in named directories."""
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
+        return [stamp for each in inner for stamp in named_files(each)]
+    try:
+        path = Path(value).expanduser() if isinstance(value, str) and value else None
+        if path is None or not path.exists():
+            return []
+        return _stamps([path] if path.is_file() else [*path.glob("*"), *path.glob("model/*")])
+    except (OSError, RuntimeError):  # a text that is not a path
+        return []
+
+
+class Progress:
+    """The measured passes, each under a name.
+
+    Args:
+        workdir: the directory of the file; None keeps the passes in memory only.
+        mark: ``fingerprint`` of what is measured. A file with another mark is ignored, and
+            replaced when the first pass is stored.
+    """
+
+    def __init__(self, workdir: Path | None = None, mark: str = ""):
+        self._path = None if workdir is None else workdir / NAME
+        self._done: dict[str, Any] = {}
+        if self._path is None:
+            return
+        self._mark, self._started = {"fingerprint": mark}, False
+        lines = _lines(self._path)
+        if lines and lines[0] == self._mark:
+            self._done = {
+                line["pass"]: line["value"] for line in lines[1:] if {"pass", "value"} <= set(line)
+            }
+
+    def _start(self, path: Path) -> None:
+        """Writes the file again, without the incomplete line that may be at its end."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [
+            self._mark,
+            *({"pass": name, "value": value} for name, value in self._done.items()),
+        ]
+        files.write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+        self._started = True
+
+    def __len__(self) -> int:
+        return len(self._done)
+
+    def get(self, name: str) -> Any | None:
+        """The value stored under the name, or None."""
+        return self._done.get(name)
+
+    def put(self, name: str, value: Any) -> None:
+        """Stores a JSON value. Raises UserError if the directory cannot be written."""
+        try:
+            if self._path is not None:
+                if not self._started:
+                    self._start(self._path)
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"pass": name, "value": value}) + "\n")
+        except OSError as error:
+            raise UserError(
+                f"cannot write {self._path}: {error.strerror}; choose another --workdir"
+            ) from None
+        self._done[name] = value
+
+    def forget(self) -> None:
+        """Removes the file, and its directory if that is empty then.
+
+        For a bench whose results are written, or that failed and would fail again.
+        """
+        if self._path is not None and self._path.exists():
+            self._path.unlink()
+            if not any(self._path.parent.iterdir()):
+                self._path.parent.rmdir()
+
+
+def _lines(path: Path) -> list[dict]:
+    """The lines of a file that are JSON objects, up to the first that is not."""
+    objects = []
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+            try:
+                value = json.loads(line)
+            except ValueError:
+                break
+            if not isinstance(value, dict):
+                break
+            objects.append(value)
+    return objects

@@ -1,0 +1,223 @@
+"""Decoder layers in head files: names of their tensors, widths of attention heads, rotations.
+
+The rotary base is the one in the heads' own config.json, at the top level or inside
+``rope_parameters``. Letters of the tables:
+
+    D  hidden width of the network     V  vocabulary of the target     H  width of an attention head
+    A  width of all queries            C  of all keys and values       F  of the feed-forward
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from specjax.drafters.files.codec import Rules, Tensors, linear, scale
+from specjax.errors import UserError
+from specjax.models.config_values import object_of, value_of
+from specjax.models.families import FAMILIES
+from specjax.models.hf_config import config_from_hf
+from specjax.models.transformer_config import TransformerConfig
+
+# Defaults of the authors' code, for what config.json leaves out. The target's values are never
+# taken: most published EAGLE-3 heads were trained with the base 10000 on targets with another.
+THETA, EPS = 10000.0, 1e-6
+# The context of the models whose rotary frequencies a file scales without their own number.
+POSITIONS = 2048
+
+
+# Module of a layer here -> its dimensions: of a kernel, or the letter of a scale.
+DIMS = {
+    "attention_norm": "D",
+    **{"attention.q": "D A", "attention.k": "D C", "attention.v": "D C", "attention.o": "A D"},
+    **{"attention.q_norm": "H", "attention.k_norm": "H", "mlp_norm": "D"},
+    **{"mlp.gate": "D F", "mlp.up": "D F", "mlp.down": "F D"},
+}
+# Module -> its name in files of Llama.
+NAMES = {module: FAMILIES["llama"].names[module] for module in DIMS}
+WITHOUT_NORM = {module: name for module, name in NAMES.items() if module != "attention_norm"}
+_PARTS = {"attention.q_norm": "qk_norm", "attention.k_norm": "qk_norm"}
+_BIASES: dict[str, str] = dict.fromkeys(("attention.q", "attention.k", "attention.v"), "biases")
+_BIASES["attention.o"] = "output_bias"
+
+
+def decoder_layer(
+    name: str,
+    place: str,
+    names: Mapping[str, str] = NAMES,
+    dims: Mapping[str, str] = DIMS,
+    parts: Mapping[str, str] = _PARTS,
+    biases: Mapping[str, str] = _BIASES,
+) -> Rules:
+    """The tensors of a decoder layer; ``name`` and ``place`` are what theirs begin with.
+
+    The modules are those of ``names``. ``parts`` has the optional ones, ``biases`` those that may
+    have a bias: module -> part of a ``Rule``.
+    """
+    rules: Rules = ()
+    for module, stored in names.items():
+        rule = linear if " " in dims[module] else scale
+        own = biases.get(module), parts.get(module, "")
+        rules += rule(name + stored, place + module, dims[module], *own)
+    return rules
+
+
+def plain_names(where: object, kind: str, tensors: Tensors) -> Tensors:
+    """The tensors without buffers and without "model.", which some programs put before most names.
+
+    Raises UserError for the files of a language model.
+    """
+    if _is_whole_model(tensors):
+        raise UserError(
+            f"{where} is a whole model, not {kind} heads; give a directory of {kind} heads that "
+            "were trained for such a model"
+        )
+    kept = [name for name in tensors if not name.endswith("rotary_emb.inv_freq")]
+    named = {name.removeprefix("model."): tensors[name] for name in kept}
+    if len(named) < len(kept):
+        raise UserError(f'{where} has tensors with and without "model." in front; copy it again')
+    return named
+
+
+def is_eagle3(names: Collection[str]) -> bool:
+    """Whether these are the names of an EAGLE-3 network, not of an EAGLE-1 network."""
+    return any(name.endswith(".hidden_norm.weight") for name in names)
+
+
+def _is_whole_model(names: Collection[str]) -> bool:
+    """Whether these are the names of a language model: a head has fc, or no embedding and norm."""
+    own = {re.sub(r"^(model|transformer|gpt_neox)\.", "", name) for name in names}
+    first = "layers.0.self_attn.o_proj.weight"
+    whole = {"embed_tokens.weight", "norm.weight", first} <= own
+    gpt2 = {"wte.weight", "wpe.weight", "ln_f.weight"} <= own
+    neox = {"embed_in.weight", "final_layer_norm.weight"} <= own
+    return (whole or gpt2 or neox) and "fc.weight" not in own and not is_eagle3(own)
+
+
+def add_output_biases(leaves: dict[tuple, Any]) -> None:
+    """Adds zeros for the attention's output bias where q, k and v have biases (Qwen2)."""
+    for path in [path for path in leaves if path[-2:] == ("q", "bias")]:
+        kernel = leaves[(*path[:-2], "o", "kernel")]
+        leaves.setdefault((*path[:-2], "o", "bias"), np.zeros(kernel.shape[1], kernel.dtype))
+
+
+def facts(where: object, layer: Mapping[str, Any], leaves: Mapping[tuple, Any]) -> dict[str, Any]:
+    """What the tensors and config.json give of the decoder layers, under the keys of config.json.
+
+    ``leaves`` maps the paths of the parameters to arrays; ``layer`` has the keys of the decoder
+    layers. Raises UserError.
+    """
+    attention = ("layers", "0", "attention")
+    queries, keys = (leaves[(*attention, part, "kernel")].shape[1] for part in ("q", "k"))
+    norm = leaves.get((*attention, "q_norm", "scale"))
+    width, inner = leaves["layers", "0", "mlp", "up", "kernel"].shape
+    head_dim = head_dim_of(where, layer, norm, queries, keys)
+    theta, scaling = rope_of(where, layer)
+    positions = value_of(layer, "max_position_embeddings", int, POSITIONS, where)
+    return {
+        "hidden_size": width,
+        "num_attention_heads": queries // head_dim,
+        "num_key_value_heads": keys // head_dim,
+        "head_dim": head_dim,
+        "intermediate_size": inner,
+        "num_hidden_layers": len({path[1] for path in leaves if path[0] == "layers"}),
+        "max_position_embeddings": positions,
+        "rms_norm_eps": value_of(layer, "rms_norm_eps", float, EPS, where),
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "attention_bias": (*attention, "q", "bias") in leaves,
+        "qk_norm": norm is not None,
+        "hidden_act": layer.get("hidden_act"),
+    }
+
+
+def decoder(where: object, config: Mapping[str, Any]) -> TransformerConfig:
+    """The shape of the decoder layers that ``Head.config`` describes.
+
+    ``where`` is named in messages. Raises UserError for layers that cannot be computed.
+    """
+    own = ("model_type", "bias", "qk_norm")
+    raw = {key: value for key, value in config.items() if key not in own}
+    raw |= {"architectures": ["LlamaForCausalLM"], "vocab_size": config.get("vocab_size") or 1}
+    raw |= {"tie_word_embeddings": False, "mlp_bias": False, "eos_token_id": None}
+    raw.pop("rope_parameters", None)
+    try:
+        shape = config_from_hf(raw)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    if shape.activation != "silu":
+        given = config["hidden_act"]
+        raise UserError(f"{where}: hidden_act {given!r} is not supported; supported: silu")
+    scaling = shape.rope_scaling
+    if scaling is not None and scaling.kind != "llama3":
+        raise UserError(
+            f"{where}: rope type {scaling.kind!r} is not supported; supported: default, llama3"
+        )
+    return dataclasses.replace(shape, qk_norm=bool(config.get("qk_norm")), bos_token_id=None)
+
+
+def head_dim_of(where: object, layer: Mapping[str, Any], norm: Any, queries: int, keys: int) -> int:
+    """The width of an attention head: of its norm, or from config.json.
+
+    ``queries`` and ``keys`` are the widths of all heads. Raises UserError.
+    """
+    if norm is not None:
+        head_dim = np.size(norm)
+    elif layer.get("head_dim") is not None:
+        head_dim = value_of(layer, "head_dim", int, None, where)
+    elif layer.get("num_attention_heads") is not None:
+        heads = value_of(layer, "num_attention_heads", int, None, where)
+        head_dim = queries // heads if queries % heads == 0 else 0
+    else:
+        raise UserError(
+            f"{where}: config.json must give num_attention_heads or head_dim; the tensors do not "
+            "show the width of an attention head"
+        )
+    if not head_dim or queries % head_dim or keys % head_dim or queries % keys:
+        raise UserError(
+            f"{where}: queries of {queries} and keys of {keys} cannot be split into attention "
+            "heads of this number or width; correct num_attention_heads or head_dim"
+        )
+    return head_dim
+
+
+def rope_of(where: object, layer: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
+    """(base, scaling as in config.json) of the rotary positions, from the heads' own config.
+
+    ``layer`` has the keys of the decoder layers. Raises UserError.
+    """
+    objects = [object_of(layer, key, where) for key in ("rope_parameters", "rope_scaling")]
+    for each in objects:
+        if any(isinstance(value, dict) for value in each.values()):
+            raise UserError(
+                f"{where}: rope_parameters has an object per kind of layer ({next(iter(each))}); "
+                "supported: one for all layers"
+            )
+    for key in objects[0].keys() & objects[1].keys():
+        if objects[0][key] != objects[1][key]:
+            raise UserError(
+                f"{where}: rope_parameters.{key} is {objects[0][key]!r} and rope_scaling.{key} is "
+                f"{objects[1][key]!r}; they must be equal"
+            )
+    nested = {**objects[1], **objects[0]}
+    given = {
+        value_of(x, "rope_theta", float, THETA, where) for x in (layer, nested) if "rope_theta" in x
+    }
+    if len(given) > 1:
+        raise UserError(
+            f"{where}: rope_theta is {layer['rope_theta']}, and {nested['rope_theta']} in the "
+            "object of the scaling; they must be equal"
+        )
+    for part in (layer, nested):
+        if value_of(part, "partial_rotary_factor", float, 1.0, where) != 1:
+            raise UserError(
+                f"{where}: partial_rotary_factor {part['partial_rotary_factor']} is not "
+                "supported; supported: 1"
+            )
+    kind = nested.get("rope_type", nested.get("type", "default"))
+    scaling = {key: value for key, value in nested.items() if key != "rope_theta"}
+    return next(iter(given), THETA), None if kind == "default" else scaling

@@ -1,0 +1,263 @@
+"""The shape of a draft, from the keys that drafters share (``drafters.shared_keys.TreeKeys``)."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any, NamedTuple
+
+from specjax.control import Controller, parse
+from specjax.drafters.growth.siblings import KINDS
+from specjax.drafters.shared_keys import TreeKeys
+from specjax.errors import TooLong, UserError
+from specjax.topology import dynamic, shapes
+from specjax.topology import search as tree_search
+from specjax.topology.shapes import Topology
+from specjax.types import CHAIN, DETERMINISTIC
+
+SEARCHES = {"optimal": tree_search.optimal, "greedy": tree_search.greedy}
+# The values of the key "tree" for trees whose shape depends on the context.
+DYNAMIC, BEAM, BEST_FIRST, BEST_PARENTS = "dynamic", "beam", "best_first", "best_parents"
+POOLED = (DYNAMIC, BEAM, BEST_FIRST, BEST_PARENTS)
+# The value for the best tree of a fixed shape, which is also what ``nodes`` alone asks for where
+# the default is a fixed shape.
+SEARCHED = "search"
+# EAGLE-2's values for trees with a small draft model; TOP_K is also the width of a beam search.
+NODES, DEPTH, TOP_K = 32, 5, 6
+
+
+class Fixed(NamedTuple):
+    """A shape that is the same for every context."""
+
+    shape: Topology
+    how: str  # one of KINDS: how siblings are chosen
+
+    @property
+    def nodes(self) -> int:
+        """N."""
+        return self.shape.nodes
+
+    @property
+    def depth(self) -> int:
+        """M."""
+        return self.shape.depth
+
+    @property
+    def siblings(self) -> str:
+        """``Drafter.siblings``."""
+        return CHAIN if self.shape.branching == 1 else KINDS[self.how]
+
+
+class Pooled(NamedTuple):
+    """A tree that is chosen from a pool of candidates: the ``nodes`` best, or the best paths."""
+
+    nodes: int
+    # For each level: how many of its candidates get children (0: the last level), and the number of
+    # children of each node above.
+    levels: tuple[tuple[int, int], ...]
+    # Best-first: children that cannot be among so many best ones are left out. None: EAGLE-2.
+    most: int | None = None
+    # Beam search: how many candidates of a level are kept; the draft has the paths to those of the
+    # last level. None: all are kept.
+    beams: int | None = None
+    # Best parents: a candidate's score is that of its parent, so all children of a node are chosen
+    # together.
+    families: bool = False
+
+    @property
+    def depth(self) -> int:
+        """M."""
+        return min(len(self.levels), self.nodes)
+
+    @property
+    def siblings(self) -> str:
+        """``Drafter.siblings``."""
+        return DETERMINISTIC
+
+
+class Plan(NamedTuple):
+    """How a drafter grows its drafts."""
+
+    growth: Fixed | Pooled
+    controller: Controller | None
+
+
+class Method(NamedTuple):
+    """What a method determines of its drafts."""
+
+    name: str
+    # The shape without keys. If it is one of POOLED, ``nodes``, ``depth`` and ``top_k`` without
+    # ``tree`` belong to it.
+    tree: Topology | str
+    siblings: str  # how siblings are chosen without a key
+    vocab_size: int  # of the draft
+    heads: int | None = None  # the largest depth; None: any
+    independent: bool = False  # as ``Stepper.independent``
+    accuracy: Any = None  # f64[K,W] how often the token at depth d was the choice of rank r
+    steps: int | None = None  # the depth of a pooled tree without a key; None: ``heads``, or 5
+
+
+def read(method: Method, keys: TreeKeys) -> Plan:
+    """The plan of these keys.
+
+    Raises:
+        UserError: a value out of range, a shape that does not fit, a key that has no effect, a
+            search without measured accuracies.
+    """
+    controller, keys = parse(keys.control), _with_chain(method, keys)
+    if not keys.tree and method.tree in POOLED:
+        keys = dataclasses.replace(keys, tree=method.tree)
+    if keys.tree in POOLED:
+        return Plan(_pooled(method, keys), controller)
+    if keys.tree == SEARCHED:
+        if not keys.nodes:
+            raise UserError(f"the tree is {SEARCHED!r}, and nodes, its size, is 0; give nodes")
+        keys = dataclasses.replace(keys, tree="")
+    if isinstance(keys.tree, str) and keys.tree.isidentifier():
+        names = ", ".join(f'"{name}"' for name in (*POOLED, SEARCHED))
+        raise UserError(f"the tree is {keys.tree!r}; give {names}, {shapes.FORMS}")
+    for key in ("depth", "top_k"):
+        if getattr(keys, key):
+            raise UserError(
+                f"{key} is {getattr(keys, key)} and has no effect on a tree of a fixed shape; "
+                f"leave it out, or give tree={DYNAMIC!r}"
+            )
+    how = keys.siblings or method.siblings
+    return Plan(Fixed(_shape(method, keys), how), controller)
+
+
+def _with_chain(method: Method, keys: TreeKeys) -> TreeKeys:
+    """The keys with the chain that ``gamma`` asks for. Raises UserError."""
+    gamma = keys.gamma
+    if gamma is None:
+        return keys
+    if method.heads is not None and gamma > method.heads:
+        raise TooLong(
+            f"gamma is {gamma}, and {method.name} drafts at most {method.heads} tokens ahead; "
+            f"give at most {method.heads}"
+        )
+    for key in ("tree", "nodes"):
+        if getattr(keys, key):
+            raise UserError(
+                f"{method.name} was given gamma={gamma}, a chain, and {key}="
+                f"{getattr(keys, key)!r}; give one of them"
+            )
+    return dataclasses.replace(keys, tree=shapes.chain(gamma))
+
+
+def _shape(method: Method, keys: TreeKeys) -> Topology:
+    name = method.name
+    if keys.tree and keys.nodes:
+        raise UserError(f"{name} was given a tree and nodes={keys.nodes}; give one of them")
+    if keys.search != "optimal" and not keys.nodes:
+        raise UserError(
+            f"search is {keys.search!r}, and no tree is searched for; give nodes, the size of a "
+            "tree, or leave search out"
+        )
+    if keys.nodes:
+        if method.accuracy is None:
+            raise UserError(
+                f"{name} has no measured accuracies to search a tree of {keys.nodes} nodes with; "
+                "give tree, or train the heads with specjax"
+            )
+        measured, ranks = tree_search.acceptance_table(method.accuracy).shape
+        depth, branching = method.heads or measured, min(ranks, method.vocab_size)
+        shape, _ = SEARCHES[keys.search](method.accuracy, keys.nodes, depth, branching)
+    else:
+        shape = shapes.parse(keys.tree or method.tree)
+    shape = shapes.check(shape.parents, method.vocab_size)
+    _check_depth(method, shape.depth)
+    return shape
+
+
+def _check_depth(method: Method, depth: int) -> None:
+    if method.heads is not None and depth > method.heads:
+        raise UserError(
+            f"the tree is {depth} levels deep and {method.name} drafts at most {method.heads} "
+            "tokens ahead; take a flatter one"
+        )
+
+
+def _pooled(method: Method, keys: TreeKeys) -> Pooled:
+    for key, usual in (("siblings", "top_k"), ("search", "optimal")):
+        if getattr(keys, key) not in ("", usual):
+            raise UserError(
+                f"{key} is {getattr(keys, key)!r} and has no effect on the tree {keys.tree!r}, "
+                "which has the most probable tokens; leave it out"
+            )
+    depth = keys.depth or method.steps or method.heads or DEPTH
+    _check_depth(method, depth)
+    if keys.tree in (BEST_FIRST, BEST_PARENTS):
+        return _of_marginals(method, keys, depth)
+    if not keys.depth and keys.nodes:
+        depth = min(depth, keys.nodes)
+    shape = beam if keys.tree == BEAM else eagle2
+    return shape(method.vocab_size, keys.nodes, depth, keys.top_k)
+
+
+def eagle2(vocab_size: int, nodes: int, depth: int, top_k: int) -> Pooled:
+    """The dynamic tree of EAGLE-2; 0 nodes or top_k: the default, or fewer if these do not fit."""
+    top_k = top_k or min(TOP_K, vocab_size)
+    size = top_k + (depth - 1) * top_k**2
+    return _of_levels(vocab_size, nodes or min(max(NODES, depth), size), depth, top_k, size)
+
+
+def beam(vocab_size: int, nodes: int, depth: int, top_k: int) -> Pooled:
+    """The paths of a beam search of width ``top_k``; 0 nodes: room for all, 0 top_k: 6.
+
+    ReDrafter (2403.09919), section 3.2. Paths share their prefixes, so a draft has at most
+    ``top_k`` nodes in each level. If more than ``nodes`` remain, the paths with the lowest scores
+    are left out.
+    """
+    top_k = top_k or min(TOP_K, vocab_size)
+    size = depth * top_k
+    return _of_levels(vocab_size, nodes or size, depth, top_k, size)._replace(beams=top_k)
+
+
+def _of_levels(vocab_size: int, nodes: int, depth: int, top_k: int, size: int) -> Pooled:
+    """``top_k`` nodes of each level get as many children; ``size`` candidates. Raises UserError."""
+    _check_children(vocab_size, top_k)
+    _check_nodes(nodes, depth, top_k, size)
+    if nodes < depth:
+        raise UserError(
+            f"nodes is {nodes} and depth is {depth}, so no path of {depth} tokens fits; give at "
+            f"least {depth} nodes, or a depth of at most {nodes}"
+        )
+    return Pooled(nodes, ((top_k, top_k),) * (depth - 1) + ((0, top_k),))
+
+
+def _of_marginals(method: Method, keys: TreeKeys, depth: int) -> Pooled:
+    """The best-first tree, or that of the best parents."""
+    if not method.independent:
+        raise UserError(
+            f"{method.name} reads the tokens of its draft, so a node's probabilities depend on its "
+            f"path, and tree={keys.tree!r} needs one list per depth; take {DYNAMIC!r}"
+        )
+    _check_children(method.vocab_size, keys.top_k)
+    families = keys.tree == BEST_PARENTS
+    top_k = keys.top_k or (min(TOP_K, method.vocab_size) if families else method.vocab_size)
+    # As many as there are; the sum is cut where it exceeds the default.
+    sizes = list(itertools.accumulate(top_k**level for level in range(1, depth + 1)))
+    possible = next((size for size in sizes if size >= (keys.nodes or NODES)), sizes[-1])
+    nodes = keys.nodes or min(NODES, possible)
+    _check_nodes(nodes, depth, top_k, possible)
+    top_k = min(top_k, nodes)
+    if families:
+        return Pooled(nodes, dynamic.best_parents_levels(nodes, depth, top_k), families=True)
+    return Pooled(nodes, dynamic.best_first_levels(nodes, depth, top_k), nodes)
+
+
+def _check_children(vocab_size: int, top_k: int) -> None:
+    if top_k > vocab_size:
+        raise UserError(
+            f"top_k is {top_k} and the vocabulary has {vocab_size} tokens; "
+            f"it must be at most {vocab_size}"
+        )
+
+
+def _check_nodes(nodes: int, depth: int, top_k: int, size: int) -> None:
+    if nodes > size:
+        raise UserError(
+            f"nodes is {nodes}, and depth {depth} with top_k {top_k} gives {size} candidates; "
+            f"ask for at most {size} nodes, or raise depth or top_k"
+        )

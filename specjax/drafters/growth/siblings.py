@@ -1,0 +1,106 @@
+"""The children of nodes: the most probable tokens, or drawn from the drafter's probabilities."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import sampling
+from specjax.rng import DRAFT, RowKeys
+from specjax.topology.shapes import Topology
+from specjax.types import DETERMINISTIC, IID, WITHOUT_REPLACEMENT, Array, Context, Draft
+
+# The values of the key "siblings" -> the kind of draft that they make.
+KINDS = {"without_replacement": WITHOUT_REPLACEMENT, "iid": IID, "top_k": DETERMINISTIC}
+
+
+class Family(NamedTuple):
+    """Children of m nodes, ordered by node number; what does not depend on the context."""
+
+    nodes: Array | np.ndarray  # i32[n] the children's numbers
+    ranks: np.ndarray  # i32[n] their indices among their siblings
+    above: np.ndarray  # i32[n] index of the parent among the m nodes
+    parents: Array | np.ndarray  # i32[m] the numbers of the m nodes, -1: the pending token
+
+
+def family(shape: Topology, parents: list[int]) -> Family:
+    """All children of the nodes ``parents``."""
+    nodes = sorted(child for node in parents for child in shape.children[node + 1])
+    index = {node: i for i, node in enumerate(parents)}
+    return Family(
+        np.array(nodes, int),
+        np.array([shape.ranks[node] for node in nodes]),
+        np.array([index[shape.parents[node]] for node in nodes]),
+        np.array(parents),
+    )
+
+
+def draw(
+    keys: RowKeys,
+    context: Context,
+    logits: Array,
+    which: np.ndarray,
+    level: Family,
+    siblings: str,
+    going: Array | None = None,
+) -> Draft:
+    """The children of m nodes: tokens, probs, and which of them are valid.
+
+    ``logits`` f[B,k,V]; ``which`` [m] is the index among the k of each of the m nodes. Nothing is
+    drawn in rows where ``going`` bool[B] is False; their tokens have no meaning.
+    """
+    most = int(level.ranks.max()) + 1
+
+    def best() -> Array:
+        if most == 1:
+            return sampling.argmax(logits)[:, which[level.above]]
+        return sampling.top(logits, most)[1][:, which[level.above], level.ranks]
+
+    if siblings == "top_k":
+        tokens = best()
+        return Draft(tokens, jnp.ones_like(tokens, bool))
+
+    def sampled() -> tuple[Array, Array, Array]:
+        probs = sampling.to_probs(logits, context.sampling)[:, which]
+        weights = probs
+        if going is not None:
+            one_hot = jax.nn.one_hot(0, probs.shape[-1], dtype=probs.dtype)
+            weights = jnp.where(going[:, None, None], probs, one_hot)
+        if siblings == "iid":
+            probs = probs[:, level.above]
+            tokens = keys.draw(DRAFT, weights[:, level.above], jnp.asarray(level.nodes))
+            valid = jnp.ones_like(tokens, bool)
+        else:
+            index = jnp.asarray(level.parents) + 1
+            drawn, exist = keys.draw_distinct(DRAFT, weights, most, index)
+            tokens, valid = (x[:, level.above, level.ranks] for x in (drawn, exist))
+            probs = without_replacement(probs, drawn)[:, level.above, level.ranks]
+        if most == 1:
+            # One child: in greedy rows its probabilities are one-hot, so it is the best token.
+            return tokens, valid, probs
+        greedy = context.sampling.greedy[:, None]
+        return jnp.where(greedy, best(), tokens), greedy | valid, probs
+
+    def greedy() -> tuple[Array, Array, Array]:
+        tokens = best()
+        probs = jnp.zeros((*tokens.shape, logits.shape[-1]), sampling.dtype_of(logits))
+        return tokens, jnp.ones_like(tokens, bool), probs
+
+    tokens, valid, probs = jax.lax.cond(jnp.all(context.sampling.greedy), greedy, sampled)
+    return Draft(tokens, valid, probs=probs)
+
+
+def without_replacement(probs: Array, drawn: Array) -> Array:
+    """f[B,n,k,V]: the probabilities of each draw, given the draws before it.
+
+    ``probs`` f[B,n,V] are those of the first draw, ``drawn`` i32[B,n,k] the tokens in order.
+    """
+    each = [probs]
+    for rank in range(drawn.shape[-1] - 1):
+        left = jnp.where(jnp.arange(probs.shape[-1]) == drawn[..., rank, None], 0, each[-1])
+        total = left.sum(-1, keepdims=True)
+        each.append(left / jnp.where(total > 0, total, 1))
+    return jnp.stack(each, 2)

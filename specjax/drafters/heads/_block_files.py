@@ -1,0 +1,327 @@
+"""Block drafters in directories: DFlash, and the forms of DSpark, Domino and DFlare.
+
+Programs differ in where the keys are and in how layers are numbered:
+
+    dflash        flat keys, or some of them in ``dflash_config`` (z-lab, JetSpec)
+    specforge     ``dflash_config`` with ``projector_type`` (SpecForge, SGLang)
+    deepspec      flat keys, embeddings and LM head of its own (DeepSpec)
+    speculators   ``speculators_model_type``: the keys of the layers in ``transformer_layer_config``
+
+``target_layer_ids`` i is the output of layer i; ``aux_hidden_state_layer_ids`` i is entry i of
+``hidden_states``, the output of layer i - 1. The name of the masks' own embedding is specjax's;
+released files take that of a token. Letters of the table, with those of ``decoder_layers``:
+
+    T  width of all taps      N  layers      M  taps      O  one      W  draft vocabulary
+    R  rank      G  width of the GRU      J, K, P, Q  sums such as D + R
+
+Sources: z-lab/dflash, sgl-project/SpecForge (modeling/draft), Tencent/AngelSlim,
+vllm-project/speculators (models/dflash, models/dspark), vllm (spec_decode/utils).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from specjax.drafters.files import decoder_layers, draft_vocabulary
+from specjax.drafters.files.codec import (
+    OWN,
+    Codec,
+    Config,
+    Facts,
+    Found,
+    Leaves,
+    Rule,
+    Rules,
+    Sizes,
+    Tensors,
+    Written,
+    linear,
+    scale,
+)
+from specjax.errors import UserError
+from specjax.models.config_values import (
+    MASK_IDS,
+    OF_LAYERS,
+    agreed_layers,
+    agreed_switch,
+    check_equal,
+    check_method,
+    check_part,
+    mask_id_of,
+    names_of,
+    object_of,
+    switch,
+    value_of,
+)
+
+IDS, AUX = "target_layer_ids", "aux_hidden_state_layer_ids"
+# Key of this program <- names in files, for keys with several.
+_ALIASES = {
+    "block_size": ("block_size", "dspark_block_size"),
+    IDS: (IDS, "dspark_target_layer_ids"),
+    AUX: (AUX, "eagle_aux_hidden_state_layer_ids"),
+}
+_METHODS = ("dflash", "dspark")
+# ``projector_type`` -> the parameters of its correction; ``markov_head_type`` -> those beside.
+_PROJECTORS = {"dflash": None, "dspark": "markov", "domino": "gru"}
+_KINDS = {"vanilla": None, "gated": "gate", "rnn": "joint"}
+# Whether the pending token's place predicts, as SpecForge and vLLM, DFlash and Domino name it.
+_ANCHOR = ("sample_from_anchor", "query_zero_predicts_next", "shift_label")
+# Whether all layers are causal inside a block, as JetSpec, SGLang and vLLM name it.
+_CAUSAL = ("causal_head", "is_causal", "causal")
+# Values of ``attention_mode`` that name ordinary attention.
+_ATTENTION = ("gqa", "mha")
+# Keys that are made anew, or that this program does not use.
+_MADE = (
+    *("dflash_config", "transformer_layer_config", "rope_parameters", "architectures"),
+    *("speculators_model_type", "speculators_config", "speculators_version", "auto_map", OWN),
+    *("dspark_block_size", "dspark_target_layer_ids", "dspark_markov_rank", *MASK_IDS, *_CAUSAL),
+    *(AUX, "eagle_aux_hidden_state_layer_ids", "draft_vocab_size", *_ANCHOR, "draft_ids"),
+)
+
+
+def _rules() -> Rules:
+    rules = (
+        *linear("fc", "fc", "T D", parts="!mix"),
+        Rule("layer_fusion_weights", "mix", "N M", parts="mix"),
+        *scale("hidden_norm", "hidden_norm"),
+        *scale("norm", "norm"),
+        Rule("embed_tokens.weight", "embed.embedding", "V D", parts="embed"),
+        *linear("lm_head", "head", "D W", parts="head"),
+        Rule("mask_embedding", "mask", "D", parts="mask"),
+    )
+    for layer in ("layers.0", "layers.{i+1}"):
+        rules += decoder_layers.decoder_layer(f"{layer}.", f"{layer}.")
+        for part in ("k", "v"):
+            name = f"{layer}.self_attn.{part}_proj_target"
+            rules += linear(name, f"{layer}.context_{part}", "D C", "?biases", "mix")
+    rules += (
+        Rule("markov_head.markov_w1.weight", "markov.table", "V R", parts="markov"),
+        *linear("markov_head.gate_proj", "markov.gate", "J R", "", "gate"),
+        *linear("markov_head.joint_proj", "markov.joint", "K 3R", "", "joint"),
+        Rule("prefix_gru.weight_ih_l0", "gru.w", "D 3G", True, "gru"),
+        Rule("prefix_gru.weight_hh_l0", "gru.u", "G 3G", True, "gru"),
+        *linear("embed_proj.0", "prefix.in", "P R", parts="gru"),
+        *linear("confidence_head.proj", "confidence", "Q O", "", "confidence"),
+    )
+    # A map to the draft vocabulary, which is the target's without a head of its own.
+    for vocabulary, head in (("W", "?head"), ("V", "!head")):
+        dims = f"R {vocabulary}"
+        rules += linear("markov_head.markov_w2", "markov.out", dims, parts=f"markov {head}")
+        rules += linear("embed_proj.2", "prefix.out", dims, parts=f"gru {head}")
+    return rules
+
+
+class BlockFiles(Codec):
+    """Four layouts with the same tensors."""
+
+    layouts = ("dflash", "specforge", "deepspec", "speculators")
+    tables: ClassVar = {"": _rules()}
+    maps = draft_vocabulary.TENSORS
+
+    def select(self, where: Path, tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+        return {
+            name.removeprefix("model.").removeprefix("logit_head."): read
+            for name, read in tensors.items()
+            if not name.endswith("rotary_emb.inv_freq")
+        }
+
+    def decode(self, found: Found, leaves: Leaves, sizes: Sizes) -> tuple[Leaves, Config]:
+        path, raw = found.where, found.config
+        method = check_method(path, raw, self.kind, _METHODS)
+        flat, layer = _flat(path, raw)
+        own = object_of(raw, OWN, path)
+        _check_declared(path, layer | flat, leaves, bool(method))
+        config = {key: value for key, value in (layer | flat).items() if key not in _MADE}
+        rope = ("rope_parameters", "rope_scaling", "rope_theta")
+        config |= {key: layer[key] for key in rope if key in layer}
+        config["block_size"] = flat.get("block_size", 8 if method else 16)
+        taps = _taps(path, flat, own)
+        config |= {} if taps is None else {IDS: taps}
+        mask = mask_id_of(path, flat)
+        config |= {} if mask is None else {"mask_token_id": mask}
+        config["causal_head"] = bool(agreed_switch(path, flat, _CAUSAL))
+        config["sample_from_anchor"] = _anchor(path, flat, leaves, method)
+        config |= _vocabulary(path, layer, leaves, found.maps)
+        return leaves, config | {"hidden_size": sizes["D"], "model_type": self.kind}
+
+    def encode(self, layout: str, leaves: Leaves, config: Config, facts: Facts) -> Written:
+        maps = {}
+        if config.get("draft_ids") is not None:
+            width = leaves["head", "kernel"].shape[1]
+            maps = draft_vocabulary.tensors_of(config["draft_ids"], width, config["vocab_size"])
+        if layout == "dflash":
+            return {key: x for key, x in config.items() if key != "draft_ids"} | facts(), maps
+        kept = {key: value for key, value in config.items() if key not in _MADE}
+        if not config.get(IDS):
+            raise UserError(f"{IDS} is missing; give the layers that the network reads")
+        taps = [int(tap) for tap in config[IDS]]
+        method, layer = _method(layout, leaves, config), _layer(leaves, config)
+        if ("head", "kernel") in leaves:
+            method["draft_vocab_size"] = leaves["head", "kernel"].shape[1]
+        for key in (*layer, *method, IDS):
+            kept.pop(key, None)
+        own = {OWN: {"kind": self.kind, "layout": layout, "taps": taps}}
+        if layout == "speculators":
+            name = "dspark" if ("markov", "table") in leaves else "dflash"
+            method |= {"speculators_model_type": name, AUX: [tap + 1 for tap in taps]}
+            method |= {"sliding_window_non_causal": True}
+            name = {"dspark": "DSpark", "dflash": "DFlash"}[name]
+            method["architectures"] = [f"{name}Speculator"]
+            return kept | method | {"transformer_layer_config": layer} | own, maps
+        method[IDS] = taps
+        if layout == "deepspec":
+            return kept | layer | method | {"architectures": ["Qwen3DSparkModel"]} | own, maps
+        outside = {"block_size": method.pop("block_size"), "dflash_config": method}
+        return kept | layer | outside | {"architectures": ["DFlashDraftModel"]} | own, maps
+
+
+def _flat(path: Path, raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(the keys of the method, the keys of the layers). Raises UserError if they differ."""
+    nested = object_of(raw, "dflash_config", path)
+    flat = {key: value for key, value in raw.items() if value is not None}
+    check_equal(path, raw, "dflash_config", nested, nested)
+    flat |= {key: value for key, value in nested.items() if value is not None}
+    for key, names in _ALIASES.items():
+        given = {name: flat[name] for name in names if name in flat}
+        if len({str(value) for value in given.values()}) > 1:
+            raise UserError(f"{path}: {' and '.join(given)} differ; they must be equal")
+        if given:
+            flat[key] = next(iter(given.values()))
+    if "transformer_layer_config" not in raw:
+        return flat, flat
+    # The library stores what differs from the defaults of transformers.
+    layer = {"num_attention_heads": 32, **object_of(raw, "transformer_layer_config", path)}
+    check_equal(path, flat, "transformer_layer_config", layer, OF_LAYERS)
+    return flat, layer
+
+
+def _taps(path: Path, flat: Mapping[str, Any], own: Mapping[str, Any]) -> list[int] | None:
+    """The layers whose outputs are read; None: not in the file. Raises UserError."""
+    stated = {key: flat.get(key) for key in (IDS, AUX)} | {f"{OWN}.taps": own.get("taps")}
+
+    def meanings(key: str, ids: list[int]) -> list[list[int]]:
+        return [[i - (key == AUX) for i in ids]]
+
+    return agreed_layers(path, stated, meanings, f"{AUX} must be larger by 1")
+
+
+def _anchor(path: Path, flat: Mapping[str, Any], leaves: Leaves, method: str | None) -> bool:
+    """Whether the pending token's place predicts."""
+    stated = agreed_switch(path, flat, _ANCHOR)
+    if stated is not None or method:
+        # The speculators library writes the key where it is true; files without it are older.
+        return bool(stated)
+    return ("markov", "table") in leaves or flat.get("projector_type") in ("dspark", "domino")
+
+
+def _check_declared(path: Path, flat: Mapping[str, Any], leaves: Leaves, container: bool) -> None:
+    """Raises UserError for switches that cannot be honoured or that the tensors contradict."""
+    parts = _parts(leaves)
+    declared = (
+        ("projector_type", _PROJECTORS, ("markov", "gru")),
+        ("markov_head_type", _KINDS, ("gate", "joint") if "markov" in parts else ()),
+    )
+    for key, known, others in declared:
+        value = flat.get(key)
+        if value is not None and value not in known:
+            raise UserError(
+                f"{path}: {key} {value!r} is not supported; supported: {', '.join(known)}"
+            )
+        has = next((part for part in others if part in parts), None)
+        if value is not None and others and known[value] != has:
+            raise UserError(
+                f"{path}: {key} is {value!r}, and the tensors are those of "
+                f"{next(name for name, part in known.items() if part == has)}; correct config.json"
+            )
+    for key, part in (("enable_confidence_head", "confidence"), ("markov_rank", "markov")):
+        check_part(path, flat, key, part in parts, "such a part")
+    modes = names_of(path, flat, "attention_modes") or [flat.get("attention_mode") or "gqa"]
+    if wrong := [mode for mode in modes if mode not in _ATTENTION]:
+        known = ", ".join(_ATTENTION)
+        raise UserError(f"{path}: attention_mode {wrong[0]!r} is not supported; supported: {known}")
+    sliding = "sliding_attention" in names_of(path, flat, "layer_types")
+    # Where it is not stated, other programs take sliding layers for causal and full ones not.
+    stated = agreed_switch(path, flat, _CAUSAL) is not None
+    if sliding and not (switch(path, flat, "sliding_window_non_causal") if container else stated):
+        right = "sliding_window_non_causal true" if container else f"{_CAUSAL[0]} for all layers"
+        raise UserError(
+            f"{path}: sliding layers that are causal inside a block are not supported; supported: "
+            f"{right}"
+        )
+
+
+def _parts(leaves: Leaves) -> set[str]:
+    """The parts of a network, and those of its correction."""
+    return {leaf[0] for leaf in leaves} | {leaf[1] for leaf in leaves if leaf[0] == "markov"}
+
+
+def _shown_vocabulary(leaves: Leaves) -> int | None:
+    """The size of the target's vocabulary, if a tensor shows it."""
+    tables = (("embed", "embedding"), ("markov", "table"))
+    return next((len(leaves[path]) for path in tables if path in leaves), None)
+
+
+def _vocabulary(
+    path: Path, layer: Mapping[str, Any], leaves: Leaves, maps: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """The target's vocabulary if a tensor shows it, and the tokens of a head of its own."""
+    shown, head = _shown_vocabulary(leaves), leaves.get(("head", "kernel"))
+    if head is None:
+        if maps:
+            raise UserError(f"{path} has {next(iter(maps))} and no lm_head; copy the tensors again")
+        return {"vocab_size": shown}
+    width, vocab = head.shape[1], shown or (len(maps["t2d"]) if "t2d" in maps else None)
+    if vocab is None and layer.get("vocab_size") is not None:
+        vocab = value_of(layer, "vocab_size", int, None, path)
+    ids = draft_vocabulary.ids_of(path, maps.get("d2t"), maps.get("t2d"), width, vocab)
+    return {"vocab_size": vocab or width} | ({} if ids is None else {"draft_ids": ids})
+
+
+def _method(layout: str, leaves: Leaves, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of the method. Raises UserError for a network that other programs cannot read."""
+    parts = _parts(leaves)
+    if "mask" in parts or "mix" in parts or config.get("mask_token_id") is None:
+        what = "mixtures of taps" if "mix" in parts else "an embedding of its masks, and no mask_id"
+        raise UserError(
+            f"the layout {layout} has no place for {what}; write it as dflash, or train with "
+            "mask_id and context=shared"
+        )
+    kind = next((name for name, part in _KINDS.items() if part in parts), "vanilla")
+    projector = "dspark" if "markov" in parts else "domino" if "gru" in parts else "dflash"
+    made: dict[str, Any] = {
+        "block_size": config["block_size"],
+        "mask_token_id": config["mask_token_id"],
+        "projector_type": projector,
+        "causal_head": bool(config.get("causal_head")),
+        "sample_from_anchor": bool(config.get("sample_from_anchor")),
+        "enable_confidence_head": "confidence" in parts,
+    }
+    if "markov" in parts:
+        rank = leaves["markov", "table"].shape[1]
+        made |= {"markov_rank": rank, "markov_head_type": kind}
+        width = leaves["hidden_norm", "scale"].shape[0]
+        wide = "confidence" in parts and len(leaves["confidence", "kernel"]) > width
+        made["confidence_head_with_markov"] = wide
+    if "gru" in parts:
+        rank, state = leaves["prefix", "in", "kernel"].shape[1], leaves["gru", "u"].shape[0]
+        made |= {"pure_draft_prefix_len": config.get("pure_draft_prefix_len", 0), "emb_dim": rank}
+        made |= {"gru_hidden_dim": state, "shift_label": made["sample_from_anchor"]}
+    return made
+
+
+def _layer(leaves: Leaves, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of the decoder layers."""
+    made = decoder_layers.facts("the parameters", config, leaves)
+    norm = made.pop("qk_norm")
+    made |= {"model_type": "qwen3" if norm else "llama", "hidden_act": "silu"}
+    for key in ("layer_types", "sliding_window"):
+        if config.get(key):
+            made[key] = list(config[key]) if key == "layer_types" else config[key]
+            made["use_sliding_window"] = True
+    vocab = _shown_vocabulary(leaves) or config.get("vocab_size")
+    return made | ({} if vocab is None else {"vocab_size": vocab})

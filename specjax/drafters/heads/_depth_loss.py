@@ -1,0 +1,246 @@
+"""The loss of drafts along a text: every depth is compared with the text and with the target."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import declare, sampling
+from specjax.declare import key
+from specjax.divergences import DIVERGENCES
+from specjax.drafters.heads._along_text import Drafts, at
+from specjax.drafters.heads._vocabulary import gather, place_of
+from specjax.errors import UserError
+
+Metrics = dict[str, Any]  # f32[] each, and "weight": the number of labels of each
+# (carry, depth) -> (f[], metrics of the depth, carry)
+Term = Callable[[Any, Any], tuple[jax.Array, Metrics, Any]]
+# (terms, the state after a depth, its logits, the target's, which labels count) -> (f[], metrics)
+More = Callable[..., tuple[jax.Array, Metrics]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossKeys(declare.Keys):
+    """The keys of a loss that compares draft tokens with the text and with the target."""
+
+    OWNER: ClassVar[str] = "loss."
+
+    ce: float = key(1.0, "weight of the cross-entropy with the text", least=0)
+    teacher: float = key(0.0, "weight of the divergence from the target", least=0)
+    divergence: str = key(
+        "forward_kl", "one of ``divergences.DIVERGENCES``", choices=tuple(DIVERGENCES)
+    )
+
+    def check(self) -> None:
+        """Raises UserError for weights without effect."""
+        if self.divergence != "forward_kl" and not self.teacher:
+            raise UserError(
+                f"loss.divergence is {self.divergence!r} and loss.teacher, its weight, is 0; give "
+                "loss.teacher, or leave loss.divergence out"
+            )
+        if not self.ce and not self.teacher:
+            raise UserError("loss.ce and loss.teacher are both 0; make one of them positive")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DepthKeys(LossKeys):
+    """The keys of a loss of several depths."""
+
+    decay: float = key(1.0, "factor on the loss from each depth to the next", least=0)
+    pace: float | None = key(
+        None,
+        "gives the depths of every draft the weights of D-PACE instead (``Pace``)",
+        least=0,
+        most=1,
+    )
+
+    def check(self) -> None:
+        """Raises UserError for weights without effect, and for two weights of depths."""
+        super().check()
+        if self.pace is not None and self.decay != 1:
+            raise UserError(
+                f"loss.pace is {self.pace} and loss.decay {self.decay}, and both are weights of "
+                "depths; leave loss.decay 1, or leave loss.pace out"
+            )
+
+
+class Terms(NamedTuple):
+    """How every depth is compared."""
+
+    first: jax.Array  # the number of labels that each depth is divided by, at least 1
+    ce: float  # weight of the cross-entropy
+    teacher: float  # weight of the divergence
+    divergence: Callable[..., jax.Array]  # (target's logits, head's logits) -> f[...]
+    pace: float | None = None  # see ``Pace``; None: the same weight at all places of a depth
+
+
+def mean(values: jax.Array, counted: jax.Array) -> jax.Array:
+    """The mean of the values that are ``counted``; 0 if none is."""
+    return jnp.where(counted, values, 0).sum() / jnp.maximum(counted.sum(), 1)
+
+
+class Pace(NamedTuple):
+    """The depths before, for the weights of D-PACE.
+
+    With q_i the probability that the draft gives the text's token at depth i, depth k has the
+    weight w_k = sum over j >= k of c_j, c_j = product over i <= j of (1 - a) q_i + a, a constant
+    for the gradient: how many tokens are accepted at this depth and behind it, with probabilities
+    moved towards 1 by a. sum_k w_k l_k = sum_j c_j (l_0 + ... + l_j), so one pass from the first
+    depth to the last is enough. Depths without a label, and those that are dropped after an entry
+    (conditional drop), are left out: they add nothing to the weights of the depths before them.
+    """
+
+    reached: jax.Array  # f[B,P] c of the newest depth
+    sums: jax.Array  # f[B,P,3] of all depths so far: loss, scale, loss of a uniform guess
+
+
+def terms_of(keys: LossKeys, number: jax.Array, pace: float | None = None) -> Terms:
+    """The terms with these keys, divided by the number of labels."""
+    first, distance = jnp.maximum(number, 1), DIVERGENCES[keys.divergence]
+    return Terms(first, keys.ce, keys.teacher, distance, pace)
+
+
+def loss(
+    drafts: Drafts,
+    keys: DepthKeys,
+    depths: int,
+    number: jax.Array,
+    more: More | None = None,
+    remat: bool = True,
+) -> tuple[jax.Array, Metrics]:
+    """The loss f[] of drafts at places, and metrics.
+
+    The sum over depths d of decay^d (ce * cross-entropy with the text + teacher * divergence from
+    the target). Each depth is divided by ``number``, that of labels, so that micro-batches add up.
+    The target's logits are constants. ``more`` as in ``term_of``; ``remat`` as in ``fold``.
+
+    The metrics ``agreement_<d>``, d from 1, are how often draft and target prefer the same token.
+    ``scale`` is the sum of the weights of all draft tokens, per labelled position: the loss divided
+    by it is a mean per draft token. ``uniform`` is the loss of drafts that give all tokens the same
+    probability.
+    """
+    pace = None
+    if keys.pace is not None:
+        places = drafts.places[0] if drafts.places else None
+        shape = drafts.teacher.shape[:2] if places is None else places.shape
+        dtype = drafts.teacher.dtype
+        pace = Pace(jnp.ones(shape, dtype), jnp.zeros((*shape, 3), dtype))
+    term = term_of(drafts, terms_of(keys, number, keys.pace), more)
+    return fold(term, (drafts.state, pace), depths, keys.decay, number, remat)
+
+
+def term_of(drafts: Drafts, terms: Terms, more: More | None = None) -> Term:
+    """The term of one depth: its carry are the state of the drafts and the ``Pace``.
+
+    ``more`` gives a term and metrics to add.
+    """
+    drafts = drafts._replace(teacher=jax.lax.stop_gradient(drafts.teacher))
+
+    def term(carry: tuple[Any, Pace | None], depth: Any) -> tuple[jax.Array, Metrics, Any]:
+        state, pace = carry
+        if pace is not None and drafts.places is not None and depth:
+            pace = _continued(pace, drafts.places[depth - 1], drafts.places[depth])
+        logits, state = drafts.step(state, depth)
+        labels, teacher = drafts.labels(depth), drafts.teachers(depth)
+        value, sizes, pace = compare(terms, logits, teacher, *labels, pace, drafts.ids)
+        if more is not None:
+            added, others = more(terms, state, logits, teacher, labels[1])
+            value += added
+            sizes |= {name: sizes.get(name, 0) + each for name, each in others.items()}
+        return value, sizes, (state, pace)
+
+    return term
+
+
+def fold(
+    term: Term, carry: Any, depths: int, decay: float, number: jax.Array, remat: bool = True
+) -> tuple[jax.Array, Metrics]:
+    """The sum over depths of decay^depth times their terms, and the metrics of all.
+
+    ``term(carry, depth) -> (f[], sizes, carry)``. Of the sizes, ``scale`` and ``uniform`` are added
+    up too, ``labels`` is the number of labels of the depth, and the others are means over these.
+    ``remat``: the backward pass computes each depth again, so that the logits of one depth at a
+    time are in memory.
+    """
+    total, metrics = jnp.zeros(()), {"scale": jnp.zeros(()), "uniform": jnp.zeros(())}
+    weights = dict.fromkeys(("loss", *metrics), number)
+    one = jax.checkpoint(term, static_argnums=1) if remat else term
+    for depth in range(depths):
+        value, sizes, carry = one(carry, depth)
+        labels = sizes.pop("labels")
+        total += decay**depth * value
+        for name in ("scale", "uniform"):
+            metrics[name] += decay**depth * sizes.pop(name)
+        means = {f"{name}_{depth + 1}": each for name, each in sizes.items()}
+        metrics, weights = metrics | means, weights | dict.fromkeys(means, labels)
+    return total, {**metrics, "weight": jax.tree.map(jnp.float32, weights)}
+
+
+def _continued(pace: Pace, before: jax.Array | None, places: jax.Array | None) -> Pace:
+    """The ``Pace`` at these places; those of a later depth are the first ones of the one before."""
+    if places is None:
+        return pace
+    if before is None:
+        return jax.tree.map(lambda x: at(x, places), pace)
+    return jax.tree.map(lambda x: x[:, : places.shape[1]], pace)
+
+
+def compare(
+    terms: Terms,
+    logits: jax.Array,
+    target_logits: jax.Array,
+    labels: jax.Array,
+    counted: jax.Array,
+    pace: Pace | None = None,
+    ids: np.ndarray | None = None,
+) -> tuple[jax.Array, Metrics, Pace | None]:
+    """(loss f[], metrics, pace of this depth) of one depth.
+
+    ``logits`` f[B,P,V_d], ``target_logits`` f[B,P,V], ``labels`` i32[B,P], ``counted`` bool[B,P].
+    The metrics: ``agreement``, how often both prefer the same token; ``labels``, how many count;
+    ``scale``, the sum of the weights per label of the first depth; ``uniform``, the loss of a guess
+    that gives all tokens the same probability. ``pace`` is that of the depth before; with it the
+    sum of the losses of all depths is the weighted one, not each of them.
+
+    Distributions are those over the draft vocabulary, ``ids`` i32[V_d]; None: all tokens. Places at
+    which the text (where its probability is needed) or the target's preferred token (with
+    ``teacher``) is outside of it are left out of the loss.
+    """
+    ce, teacher = terms.ce, terms.teacher
+    best, kept = sampling.argmax(target_logits), counted
+    if ids is not None:
+        size = target_logits.shape[-1]
+        labels, best = place_of(ids, labels, size), place_of(ids, best, size)
+        if ce or pace is not None:
+            kept &= labels >= 0
+        if teacher:
+            kept &= best >= 0
+        target_logits, labels = gather(ids, target_logits), jnp.maximum(labels, 0)
+    value = jnp.zeros(labels.shape, logits.dtype)
+    uniform = jnp.full(labels.shape, ce * jnp.log(logits.shape[-1]), logits.dtype)
+    right = None
+    if ce or pace is not None:
+        log_probs = jax.nn.log_softmax(logits)
+        right = jnp.take_along_axis(log_probs, labels[..., None], -1)[..., 0]
+    if ce and right is not None:
+        value -= ce * right
+    if teacher:
+        value += teacher * terms.divergence(target_logits, logits)
+        # [V] only: XLA would fold a constant of the whole shape, slowly.
+        uniform += teacher * terms.divergence(target_logits, jnp.zeros(logits.shape[-1]))
+    scale = jnp.full_like(uniform, ce + teacher)
+    parts = jnp.where(kept[..., None], jnp.stack([value, scale, uniform], -1), 0)
+    if pace is not None:
+        assert right is not None and terms.pace is not None
+        smooth = (1 - terms.pace) * jnp.exp(jax.lax.stop_gradient(right)) + terms.pace
+        pace = Pace(jnp.where(kept, pace.reached * smooth, pace.reached), pace.sums + parts)
+        parts = jnp.where(kept, pace.reached, 0)[..., None] * pace.sums
+    total, scale, uniform = parts.sum((0, 1)) / terms.first
+    same = mean(sampling.argmax(logits) == best, counted)
+    sizes = {"agreement": same, "labels": counted.sum(), "scale": scale, "uniform": uniform}
+    return total, sizes, pace

@@ -1,0 +1,190 @@
+"""Keys that several drafters share. A method's ``Keys`` extends one of these classes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any, Self
+
+from specjax import declare
+from specjax.data.datastore import Store
+from specjax.declare import key
+from specjax.topology.shapes import Topology
+from specjax.types import LM, Params
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TreeKeys(declare.Keys):
+    """The shape of a draft, for every drafter with parameters (``drafters/growth``)."""
+
+    gamma: int | None = key(
+        None, "the length of a chain, instead of ``tree`` or ``nodes``", least=1
+    )
+    tree: Topology | str = key(
+        "",
+        'a shape ("4x2x1", "chain:4", ...), or "dynamic" (EAGLE-2), "beam" (ReDrafter\'s beam '
+        'search), "search" (the best fixed shape of ``nodes`` nodes), or for heads that do not '
+        'read the draft\'s tokens "best_first" (DDTree) or "best_parents" (JetSpec); "": the '
+        'method\'s default, with ``nodes`` "search" if that is a fixed shape',
+    )
+    nodes: int = key(
+        0,
+        "nodes of a tree that depends on the context (0: 32, or as many as there can be), or of "
+        "the paths of a beam search (0: room for all); else the size of the tree to search for, "
+        "with the accuracies measured at the end of training; 0: no search",
+        least=0,
+    )
+    depth: int = key(
+        0,
+        "levels of a dynamic, beam or best-first tree; 0: the number of heads, or 5",
+        least=0,
+    )
+    top_k: int = key(
+        0,
+        "dynamic: how many nodes of a level get children, and how many each; 0: 6. Beam: how many "
+        "paths there are; 0: 6. Best-first: the most children of a node; 0: no limit. Best "
+        "parents: the children of a node; 0: 6",
+        least=0,
+    )
+    search: str = key(
+        "optimal",
+        'the search for a tree: "optimal" (Sequoia\'s dynamic program) or "greedy" (Medusa\'s: the '
+        "likeliest next node)",
+        choices=("optimal", "greedy"),
+    )
+    siblings: str = key(
+        "",
+        '"top_k" (the most probable tokens), or drawn from the drafter\'s probabilities: '
+        '"without_replacement" or "iid"; "": the method\'s default',
+        choices=("", "without_replacement", "iid", "top_k"),
+    )
+    control: str = key(
+        "",
+        'ends a draft early: a controller and its numbers, as in "threshold:0.4"; "": every draft '
+        "has full length",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredKeys(TreeKeys):
+    """Trained parameters: where they come from, and the shape of a draft."""
+
+    model: str | os.PathLike | None = key(
+        None, "directory of them, trained by specjax or released by the authors of the method"
+    )
+    params: Params = key(
+        None, "the parameters themselves, with the keys that they were made with", python=True
+    )
+    dtype: Any = key(
+        None,
+        "in which ``model`` is read; None: float32 on CPUs, bfloat16 elsewhere. Read float32 to "
+        "train further",
+        python=True,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadKeys(StoredKeys):
+    """Heads on the target's features."""
+
+    heads: int = key(
+        0, "how many; 0: as in the files, or the method's default for new heads", least=0
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NetworkKeys(StoredKeys):
+    """A draft network over the target's features: its source, its sizes, the shape of a draft."""
+
+    heads: int = key(
+        0, "attention heads; 0: as in the files, or width / ``head_dim`` if new", least=0
+    )
+    kv_heads: int = key(0, "key and value heads; 0: as in the files, or ``heads`` if new", least=0)
+    head_dim: int = key(
+        0,
+        "width of an attention head; 0: as in the files, or the largest even divisor of the width "
+        "up to 64 if new",
+        least=0,
+    )
+    inner: int = key(
+        0, "width of the feed-forward; 0: as in the files, or 8/3 of the width if new", least=0
+    )
+    qk_norm: bool = key(
+        False,
+        "whether a new network has a norm of each head's queries and keys; in files the tensors "
+        "decide, and True is an error where they are missing",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StackedKeys(NetworkKeys):
+    """A draft network of several decoder layers."""
+
+    layers: int = key(0, "decoder layers; 0: as in the files, or 1 if new", least=0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EagleKeys(StackedKeys):
+    """A draft network that reads the text one token ahead of the features."""
+
+    shift: int = key(
+        1,
+        "1: a slot reads the token after that of its feature. 0 is an ablation: the token of its "
+        "feature, so a node's children do not depend on its own token",
+        least=0,
+        most=1,
+        fact="shift",
+        missing=1,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LimitedKeys(declare.Keys):
+    """Drafts that are proposed whole (``drafters/_limited``)."""
+
+    control: str = key(
+        "",
+        "limits the drafts by what earlier rounds accepted: one of ``control.limiting``, as in "
+        '"heuristic:5"; "": no limit',
+    )
+
+    def settings(self) -> Self:
+        """The keys as static settings of a program: without the controller and the data."""
+        unread = {"control": "", "datastore": None, "memory": 0}
+        own = {name: value for name, value in unread.items() if hasattr(self, name)}
+        return dataclasses.replace(self, **own)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DatastoreKeys(LimitedKeys):
+    """Keys of the drafters that can look up earlier outputs (``lookup/_memory``)."""
+
+    datastore: Store | str | os.PathLike | None = key(
+        None, "texts to begin with: a ``Store``, its directory, or a recording (.jsonl)"
+    )
+    memory: int = key(
+        65536,
+        "tokens of earlier outputs that are kept in addition to the datastore, with ``learn``",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelKeys(declare.Keys):
+    """A small language model that drafts."""
+
+    model: LM | str | os.PathLike = key(
+        help="the draft model: an ``LM``, or any model that ``hf.load`` takes"
+    )
+    gaps: bool = key(
+        False,
+        "whether other drafters may propose in some rounds; ``escalate`` sets it",
+        python=True,
+    )
+    params: Params = key(
+        None, "the draft model's parameters when ``model`` is an ``LM``", python=True
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftKeys(ModelKeys, TreeKeys):
+    """A small language model, and the shape of a draft."""

@@ -1,0 +1,165 @@
+"""What the layers of decoders and draft networks are made of: linear maps, norms, logits.
+
+The shape in which a product with weights is computed is chosen here for each backend. The blocks of
+decoding have few rows: one to a few tokens of each text. XLA:CPU and XLA:GPU are fastest with such
+a block as it is. XLA:TPU makes a loop of multiplications and sums of a product with one row, and
+transposes some weights for products with few rows in three axes; both are slower than one matrix
+product over a whole tile of 8 rows. ``experiments/tpu_programs`` has the figures.
+
+Sources of the norms: RMSNorm (1910.07467), LayerNorm (1607.06450), Gemma (2403.08295).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import AxisType, PartitionSpec
+
+from specjax.models.transformer_config import TransformerConfig
+from specjax.types import Params
+
+# Blocks of at most this many tokens per text are short.
+TOKENS = 16
+# Rows of a tile of a TPU's vector memory.
+TILE = 8
+_ahead = False
+
+
+def compile_ahead_for_tpu() -> None:
+    """From now on programs are traced for TPUs too, where this process has none.
+
+    For compiling ahead of time; call it before anything is traced. Every product is then traced
+    twice, which takes twice as long.
+    """
+    global _ahead
+    _ahead = True
+
+
+def for_tpu() -> bool:
+    """Whether programs may be compiled for a TPU."""
+    return _ahead or jax.default_backend() == "tpu"
+
+
+def product(compute: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """``compute(x)`` for x [...,T,E], a linear map of the last axis: [...,T,F].
+
+    Where the program is compiled for a TPU, a short block is computed as [1,R,E] with R >= 8: rows
+    of zeros are added and their results dropped. Other platforms' programs do not change.
+    """
+    if x.ndim < 2 or x.shape[-2] > TOKENS or not for_tpu():
+        return compute(x)
+    return jax.lax.platform_dependent(x, tpu=lambda x: _in_tiles(compute, x), default=compute)
+
+
+def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """``x @ kernel`` for x [...,T,E] or [E] and a kernel [E,F], as ``product``."""
+    return product(lambda x: x @ kernel, x)
+
+
+def affine(params: Params, x: jax.Array) -> jax.Array:
+    """``x @ kernel + bias``."""
+    return matmul(x, params["kernel"]) + params["bias"]
+
+
+def _in_tiles(compute: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    *batch, size, width = x.shape
+    more = max(0, -(-TILE // max(1, math.prod(batch))) - size)
+    padded = jnp.pad(x, [(0, 0)] * len(batch) + [(0, more), (0, 0)])
+    # Without the barriers the compiler removes the rows of zeros.
+    flat = jax.lax.optimization_barrier(padded.reshape(1, -1, width))
+    out = jax.lax.optimization_barrier(compute(flat))
+    return out.reshape(*batch, size + more, -1)[..., :size, :]
+
+
+class Linear(nnx.Linear):
+    """A linear map of the last axis; long blocks are flattened to [B*T,E].
+
+    For the gradient of a product with [B,T,E], XLA:CPU copies the weights into another layout. The
+    short blocks of decoding are faster without the reshape there (``product``).
+    """
+
+    def __call__(self, inputs: jax.Array, out_sharding=None) -> jax.Array:
+        if inputs.shape[-2] <= TOKENS:
+            return product(lambda x: super(Linear, self).__call__(x, out_sharding), inputs)
+        flat = super().__call__(inputs.reshape(-1, inputs.shape[-1]), out_sharding)
+        return flat.reshape(*inputs.shape[:-1], -1)
+
+
+def tied_head(embed: nnx.Embed, hidden: jax.Array) -> jax.Array:
+    """``hidden`` [...,T,E] times the embeddings [V,E]: [...,T,V].
+
+    The product contracts the last axes of both. ``nnx.Embed.attend`` transposes the embeddings;
+    XLA:CPU of jax 0.12 fuses the transpose, the product and the norm before them into one slow
+    loop over the vocabulary.
+    """
+
+    def compute(x: jax.Array) -> jax.Array:
+        x, table = embed.promote_dtype((x, embed.embedding[...]), dtype=embed.dtype)
+        return jax.lax.dot_general(x, table, (((x.ndim - 1,), (1,)), ((), ())))
+
+    return product(compute, hidden)
+
+
+def linear_options(bias: bool, dtype, rngs: nnx.Rngs) -> dict:
+    common = {"dtype": dtype, "param_dtype": dtype, "rngs": rngs}
+    return common | {"use_bias": bias, "kernel_init": init()}
+
+
+def init():
+    return nnx.initializers.normal(0.02)
+
+
+class Norm(nnx.Module):
+    """RMSNorm, or LayerNorm with a bias, of the last axis; computed in float32.
+
+    ``size`` is the length of that axis; None: the hidden size. (n, length): n norms, of the n
+    vectors in the last two axes.
+    """
+
+    def __init__(self, config: TransformerConfig, dtype, size: int | tuple[int, int] | None = None):
+        self.eps = config.norm_eps
+        self.centred = config.norm == "layer"
+        # Gemma's RMSNorm: the factor is 1 + the parameter, and is not rounded.
+        self.around_one = config.norm == "rms1p"
+        size = config.hidden_size if size is None else size
+        self.scale = nnx.Param((jnp.zeros if self.around_one else jnp.ones)(size, dtype))
+        if self.centred:
+            self.bias = nnx.Param(jnp.zeros(size, dtype))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        if self.centred:
+            y = y - y.mean(-1, keepdims=True)
+        y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.eps)
+        if self.around_one:
+            return (y * (1 + self.scale[...].astype(y.dtype))).astype(x.dtype)
+        if self.centred:
+            # Rounded once, as PyTorch's LayerNorm is; RMSNorm is rounded before its factor too.
+            scale, bias = (own[...].astype(y.dtype) for own in (self.scale, self.bias))
+            return (y * scale + bias).astype(x.dtype)
+        return y.astype(x.dtype) * self.scale[...]
+
+
+# Columns of a tile of a TPU's vector memory.
+LANES = 128
+
+
+def in_float32(logits: jax.Array) -> jax.Array:
+    """Logits [...,V] in float32 at least; each device that computes them has all.
+
+    In a program for a mesh that XLA divides (``jax.set_mesh``, ``jax.sharding.use_abstract_mesh``),
+    the vocabulary is gathered once, here. Otherwise each sort, sum and maximum of sampling and
+    acceptance is an exchange of its own. Not on TPUs if a part of the vocabulary is not a whole
+    number of tiles: XLA:TPU then joins the parts slowly, by its own estimate of cycles.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = zip(mesh.axis_types, mesh.axis_sizes, strict=True)
+    parts = math.prod(size for kind, size in axes if kind == AxisType.Auto)
+    if parts > 1 and not (for_tpu() and logits.shape[-1] % (parts * LANES)):
+        free = [PartitionSpec.UNCONSTRAINED] * (logits.ndim - 1)
+        logits = jax.lax.with_sharding_constraint(logits, PartitionSpec(*free, None))
+    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))

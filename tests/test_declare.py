@@ -1,0 +1,172 @@
+"""Keys of methods: types, ranges, signatures, and what stored parameters show of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import warnings
+
+import numpy as np
+import pytest
+
+from specjax import control, declare, drafters
+from specjax.declare import key
+from specjax.drafters import files
+from specjax.drafters.heads import medusa
+from specjax.errors import UserError
+
+pytestmark = pytest.mark.fast
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shared(declare.Keys):
+    """Keys of several methods."""
+
+    seed: int = key(0, "the seed")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(Shared):
+    """Keys of one method."""
+
+    gamma: int = key(4, "tokens", least=1, size=lambda params: len(params["heads"]))
+    passes: int = key(2, "passes", least=1, most=2)
+    rate: float | None = key(None, "a rate", above=0, below=1, fact="rate", missing=0.5)
+    scale: float = key(1.0, "a scale", least=0)
+    mode: str = key("", "the mode", choices=("", "a", "b"), fact="mode")
+    tied: bool = key(False, "whether it is tied", part="tied")
+    anchor: bool = key(False, "what files may not state", fact="anchor", override=True)
+    taps: str | tuple = key((), "layers", parse=lambda value: tuple(map(int, value)), fact="taps")
+    model: str = key(help="a directory")
+    params: dict | None = key(None, "parameters", python=True)
+    dtype: str | None = key(None, "their dtype", python=True)
+
+    def check(self) -> None:
+        if self.mode == "b" and self.gamma > 4:
+            raise UserError("mode b drafts at most 4 tokens")
+
+
+@declare.method(Keys)
+def make(target, keys: Keys) -> tuple:
+    """Makes a pair."""
+    return target, keys
+
+
+def test_a_method_has_a_real_signature_and_checked_keys():
+    target, keys = make("target", model="dir", gamma=np.int64(3), taps="12")
+    assert target == "target" and (keys.gamma, keys.seed, keys.taps) == (3, 0, (1, 2))
+    assert type(keys.gamma) is int
+    names = list(inspect.signature(make).parameters)
+    assert names == ["target", *(field.name for field in dataclasses.fields(Keys)[1:]), "seed"]
+    assert inspect.signature(make).parameters["gamma"].default == 4
+    assert inspect.signature(medusa.make).parameters["layers"].default == 0
+    assert make.__doc__ == "Makes a pair."
+    own = declare.of(make)
+    assert own["model"].required and not own["gamma"].required
+    types = {name: each.type for name, each in own.items()}
+    assert (types["gamma"], types["rate"], types["tied"], types["taps"]) == (int, float, bool, str)
+
+
+@pytest.mark.parametrize(
+    "keys, message",
+    [
+        ({"gamma": 0}, "gamma is 0; it must be a whole number >= 1"),
+        ({"gamma": 2.5}, "gamma is 2.5; it must be a whole number >= 1"),
+        ({"passes": 3}, "passes is 3; it must be a number from 1 to 2"),
+        ({"rate": 1.0}, "rate is 1.0; it must be a number in (0, 1)"),
+        ({"scale": -1.0}, "scale is -1.0; it must be a number >= 0"),
+        ({"scale": float("nan")}, "scale is nan; it must be a number >= 0"),
+        ({"mode": "c"}, "mode is 'c'; it must be one of a, b"),
+        ({"tied": 1}, "tied is 1; it must be True or False"),
+        ({"mode": "b", "gamma": 5}, "mode b drafts at most 4 tokens"),
+    ],
+)
+def test_a_wrong_value_is_one_line(keys, message):
+    with pytest.raises(UserError) as caught:
+        make("target", model="dir", **keys)
+    assert str(caught.value) == message
+
+
+def given(params, config):
+    return files.Given(None, params, config)
+
+
+def test_stored_parameters_decide_and_a_key_that_differs_is_refused():
+    stored = {"heads": [0] * 7, "tied": {}}
+    config = {"mode": "a", "anchor": True, "taps": [1, 2]}
+    keys = given(stored, config).agree("mine", Keys(model="dir"))
+    assert (keys.gamma, keys.tied, keys.rate, keys.mode) == (7, True, 0.5, "a")
+    assert keys.anchor and keys.taps == (1, 2)
+    # Without a config.json only the tensors show something.
+    keys = given(stored, {}).agree("mine", Keys(model="dir", mode="a", rate=0.1, gamma=4))
+    assert (keys.gamma, keys.rate, keys.mode) == (7, 0.1, "a")
+    new = Keys(model="dir", gamma=3)
+    assert given(None, {}).agree("mine", new) is new
+    assert given(stored, {}).agree("mine", Keys(model="dir"), seed=5).seed == 5
+    for asked, message in (
+        ({"gamma": 3}, "gamma is 3, and the given mine has 7; leave it out"),
+        ({"mode": "b"}, "mode is 'b', and the given mine has 'a'; leave it out"),
+        ({"taps": "2"}, "taps is (2,), and the given mine has (1, 2); leave it out"),
+    ):
+        with pytest.raises(UserError) as caught:
+            given(stored, config).agree("mine", Keys(model="dir", **asked))
+        assert str(caught.value) == message
+    with pytest.raises(UserError, match="tied is True, and the given mine has False"):
+        given({"heads": [0]}, {}).agree("mine", Keys(model="dir", tied=True))
+
+
+def test_a_key_that_overrides_warns():
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        keys = given({}, {"anchor": False}).agree("mine", Keys(model="dir", anchor=True))
+    assert keys.anchor and "anchor is True, and the given mine has False by its" in str(
+        seen[0].message
+    )
+
+
+def test_what_is_refused_comes_before_a_model_is_read():
+    """``drafters.check`` knows ranges and choices, and so does ``control.load``."""
+    with pytest.raises(UserError, match="siblings is 'x'; it must be one of"):
+        drafters.check("draft_model", model="no such directory", siblings="x")
+    with pytest.raises(UserError, match="bass's up is 0; it must be a whole number >= 1"):
+        control.parse("bass:up=0")
+
+
+def test_a_module_without_postponed_annotations_is_checked_too():
+    space: dict = {"declare": declare, "key": key, "dataclasses": dataclasses}
+    exec(
+        "@dataclasses.dataclass(frozen=True, kw_only=True)\n"
+        "class Plain(declare.Keys):\n"
+        "    gamma: int = key(4, 'tokens', least=1)\n"
+        "    flag: bool = key(False, 'a flag')\n"
+        "    mode: str = key('a', 'the mode', choices=('a', 'b'))\n",
+        space,
+    )
+    for wrong in ({"gamma": -3}, {"flag": "no"}, {"mode": "z"}):
+        with pytest.raises(UserError):
+            space["Plain"](**wrong)
+    assert declare.keys_of(space["Plain"])[0].annotation == "int"
+
+
+def test_fractions_zeros_and_names():
+    with pytest.raises(UserError, match=r"passes is 1.5; it must be a whole number >= 1"):
+        make("target", model="dir", passes=1.5)
+    assert make(target="target", model="dir")[0] == "target"
+    with pytest.raises(UserError, match=r"seed is 0.5; it must be a whole number$"):
+        make("target", model="dir", seed=0.5)
+    with pytest.raises(UserError, match="goodput's rows is 'x'"):
+        control.parse("goodput:rows=x")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Block(declare.Keys):
+    """A size that only config.json shows; 0: not given."""
+
+    block: int = key(0, "tokens", least=0, fact="block_size")
+
+
+@pytest.mark.parametrize("value", [0, 2.0, "2"])
+def test_a_stored_size_that_is_none_is_refused(value):
+    with pytest.raises(UserError, match="block_size of the given parameters is .* whole number"):
+        given({}, {"block_size": value}).agree("mine", Block())
+    assert given({}, {"block_size": 3}).agree("mine", Block()).block == 3
