@@ -31,7 +31,7 @@ def test_predictions_are_printed_beside_measurements():
     drafted |= {"predicted_speedup": 1.6, "system_efficiency": 0.94, "round_ms": 1, "gap_ms": 0}
     drafted["costs_ms"] = {"step": 1, "draft": 1, "verify": 1, "accept": 1}
     versions = {"device": "NVIDIA H100 80GB HBM3", "jax": "0"}
-    result = {"versions": versions, "date": "", "command": "", "skipped": []}
+    result = {"versions": versions, "runs": [], "skipped": []}
     result |= {"contexts": [plain], "controlled": [drafted]}
     paper.add(result, scale.models)
     assert plain["share_of_datasheet"] == pytest.approx(0.5)
@@ -130,8 +130,8 @@ def test_sections_run_where_they_have_a_meaning(
 ):
     ran, out = machine(backend, absent), tmp_path / "results.json"
     run.main([f"--out={out}"])
-    every = ["bandwidth", "1b", "1b:attention", "8b:attention", "peer", *BUFFERS, "8b"]
-    every += ["1b:contexts", "8b:contexts"]
+    every = ["bandwidth", "1b", "peer", *BUFFERS, "8b", "1b:contexts", "8b:contexts"]
+    every += ["1b:attention", "8b:attention"]
     gone = {task for name in left_out for task in (BUFFERS if name == "buffers" else [name])}
     assert ran == [task for task in every if task not in gone]
     result, text = json.loads(out.read_text()), capsys.readouterr().out
@@ -153,6 +153,25 @@ def test_what_fails_does_not_stop_the_rest(machine, tmp_path, monkeypatch):
     whys = {row["task"]: row["why"] for row in result["skipped"]}
     assert "status 1" in whys["1b"]
     assert whys["predictions after bandwidth"] == "ZeroDivisionError: division by zero"
+
+
+def test_a_second_run_keeps_what_it_does_not_measure(machine, tmp_path):
+    ran, out = machine("gpu", failing=("1b:contexts",)), tmp_path / "results.json"
+    run.main(["--models", "1b", f"--out={out}"])
+    first = json.loads(out.read_text())
+    first |= {"verify": [{"model": "1b", "ms": 1}, {"model": "8b", "ms": 2}]}
+    now = {"runs": [{"tasks": ["1b", "1b:contexts"]}], "verify": [{"model": "1b", "ms": 3}]}
+    both = run.merged(first, first | now | {"skipped": []})
+    assert both["verify"] == [{"model": "8b", "ms": 2}, {"model": "1b", "ms": 3}]
+    assert both["skipped"] == [] and first["skipped"][0]["of"] == "1b:contexts"
+    assert both["runs"] == first["runs"] + now["runs"]
+    ran.clear()
+    run.main(["--models", "1b", "--sections", "bandwidth", f"--out={out}"])
+    second = json.loads(out.read_text())
+    assert ran == ["bandwidth"] and second["skipped"] == first["skipped"]
+    assert [len(part["tasks"]) for part in second["runs"]] == [8, 1]
+    other = first | {"versions": {"device": "another"}, "verify": []}
+    assert run.merged(first, other) == other
 
 
 def test_a_section_that_fails_does_not_stop_the_others(tmp_path, monkeypatch, capsys):

@@ -1,11 +1,12 @@
 """The decode loop on an accelerator, at the shapes of Llama 3.2 1B and Llama 3.1 8B in bfloat16.
 
-    # one GPU, under 10 minutes
+    # one GPU: what 10 minutes allow, then more of it
     PYTHONPATH=. python experiments/accelerator/run.py
+    PYTHONPATH=. python experiments/accelerator/run.py --sections contexts attention
     # a test on a CPU with tiny shapes, about a minute
     PYTHONPATH=. python experiments/accelerator/run.py --tiny --out=FILE
 
-It needs jax, flax and numpy; ``peer`` needs torch and transformers too. The weights are random,
+It needs the packages of specjax; ``peer`` needs torch and transformers too. The weights are random,
 made on the device; the embeddings are large compared with the layers, so that bfloat16's rounding
 never decides the greedy token and every rate is exact. The text has no meaning. Sections, chosen
 with ``--sections``; they are for GPUs, TPUs and CPUs unless they name others:
@@ -45,7 +46,8 @@ Every size runs in its own process, which writes each section when it is complet
 killed, the measured sections are kept. A section that is not for this backend, that lacks a package
 or that fails does not stop the others. It is named under ``skipped`` with the reason, as is a size
 that does not fit, and what the time limit ended. ``results.json`` is written beside this file,
-unless the study ran on a CPU: then only to ``--out``.
+unless the study ran on a CPU: then only to ``--out``. Rows that another run on the same device with
+the same versions has left in the file stay, unless they are measured again.
 """
 
 from __future__ import annotations
@@ -110,15 +112,15 @@ def tasks(chosen: Sequence[str], sizes: Sequence[str], tiny: bool) -> list[tuple
     result = [("bandwidth", "")] if "bandwidth" in chosen else []
     per_size = [(size, "") for size in sizes if set(PER_SIZE) & set(chosen)]
     result += per_size[:1]
-    result += [(f"{size}:attention", "") for size in sizes if "attention" in chosen]
     result += [("peer", "")] if "peer" in chosen else []
     if "buffers" in chosen:
         # Without a GPU the variants are all the same.
         variants = ("with loops",) if tiny else tuple(BUFFERS)
         result += [(f"1b:{name}", BUFFERS[name]) for name in variants]
     result += per_size[1:]
-    # Last: prefilling long prompts takes most of this time.
-    return result + [(f"{size}:contexts", "") for size in sizes if "contexts" in chosen]
+    # Last: prefilling long prompts, and compiling many programs.
+    slow = [name for name in ("contexts", "attention") if name in chosen]
+    return result + [(f"{size}:{name}", "") for name in slow for size in sizes]
 
 
 def unfit(section: str, backend: str, tiny: bool) -> str | None:
@@ -144,20 +146,21 @@ def run(args: argparse.Namespace, result: dict, write: Callable[[], None]) -> No
         if (why := unfit(section, args.backend, args.tiny)) is None:
             chosen.append(section)
             continue
-        result["skipped"].append({"task": section, "why": why})
+        result["skipped"].append({"task": section, "why": why, "of": section})
         print(f"{section}: left out; {why}", flush=True)
         write()
     for task, flag in tasks(chosen, args.models, args.tiny):
         left = end - time.perf_counter()
         if left < MIN_SECONDS:
             why = f"the {args.minutes:g} minutes were over"
-            result["skipped"].append({"task": task, "why": why})
+            result["skipped"].append({"task": task, "why": why, "of": task})
             write()
             continue
+        result["runs"][-1]["tasks"].append(task)
         began = time.perf_counter()
         why = run_task(task, flag, args, result, left)
         if why:
-            result["skipped"].append({"task": task, "why": why})
+            result["skipped"].append({"task": task, "why": why, "of": task})
         seconds = f"{task}: {time.perf_counter() - began:.0f} s"
         print(f"{seconds}; {why}" if why else seconds, flush=True)
         write()
@@ -166,7 +169,8 @@ def run(args: argparse.Namespace, result: dict, write: Callable[[], None]) -> No
             paper.add(result, scale(args.tiny).models)
         except Exception as error:  # what was measured is kept, whatever is predicted
             traceback.print_exc()
-            result["skipped"].append({"task": f"predictions after {task}", "why": reason(error)})
+            name = f"predictions after {task}"
+            result["skipped"].append({"task": name, "why": reason(error), "of": task})
         write()
 
 
@@ -188,7 +192,10 @@ def run_task(
             why = f"the {args.minutes:g} minutes were over while it ran"
         for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
             part = json.loads(line)
-            result[part["section"]] = result.get(part["section"], []) + part["rows"]
+            rows = part["rows"]
+            if part["section"] == "skipped":
+                rows = [row | {"of": task} for row in rows]
+            result[part["section"]] = result.get(part["section"], []) + rows
             if part["device"] is not None:
                 result["versions"] |= part["device"]
     return why
@@ -212,6 +219,28 @@ def add_shares(result: dict) -> None:
         steps = row["tokens_per_second"] / row["batch_size"]
         bandwidth = result["bandwidth"][0]["bytes_per_second"]
         row["share_of_bandwidth"] = steps * row["bytes_per_step"] / bandwidth
+
+
+def merged(earlier: dict, result: dict) -> dict:
+    """``result`` and what an earlier run on the same device has measured and this one has not."""
+    same = all(earlier.get(key) == result[key] for key in ("schema", "machine", "tiny"))
+    if not same or not result["versions"].items() <= earlier["versions"].items():
+        return result
+    both = earlier | result
+    for section in SECTIONS:
+        rows = result.get(section, [])
+        again = {(row.get("model"), row.get("buffers")) for row in rows}
+        kept = earlier.get(section, [])
+        kept = [row for row in kept if (row.get("model"), row.get("buffers")) not in again]
+        both |= {section: kept + rows} if kept or rows else {}
+    begun = {*result["runs"][-1]["tasks"], *(row["of"] for row in result["skipped"])}
+    old = [row for row in earlier["skipped"] if row["of"] not in begun]
+    return both | {
+        "skipped": old + result["skipped"],
+        "runs": earlier["runs"] + result["runs"],
+        "versions": earlier["versions"],
+        "datasheet": result.get("datasheet", earlier.get("datasheet")),
+    }
 
 
 def find_backend() -> str:
@@ -255,28 +284,35 @@ def main(argv: Sequence[str]) -> None:
     args = parse(argv)
     args.backend = find_backend()
     result: dict[str, Any] = {
-        "schema": 1,
-        "command": shlex.join(["python", "experiments/accelerator/run.py", *argv]),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "schema": 2,
+        "runs": [
+            {
+                "command": shlex.join(["python", "experiments/accelerator/run.py", *argv]),
+                "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                "tasks": [],
+            }
+        ],
         "machine": machine(),
         "versions": versions() | {"backend": args.backend},
         "tiny": args.tiny,
         "skipped": [],
     }
 
-    def write() -> None:
-        out = args.out
-        if out is None and not args.tiny and args.backend != "cpu":
-            out = Path(__file__).with_name("results.json")
-        if out is not None:
-            write_json(out, result)
-
     if args.out is None and not args.tiny and args.backend == "cpu":
         raise UserError(
             "there is no accelerator; give --tiny for a test, or --out=FILE to measure this machine"
         )
+    out = args.out
+    if out is None and not args.tiny:
+        out = Path(__file__).with_name("results.json")
+    earlier = json.loads(out.read_text(encoding="utf-8")) if out and out.exists() else {}
+
+    def write() -> None:
+        if out is not None:
+            write_json(out, merged(earlier, result))
+
     run(args, result, write)
-    print(markdown(result))
+    print(markdown(merged(earlier, result)))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ SHARES = ("of the copy's bandwidth", "of the datasheet's", "tokens/s on paper")
 def markdown(result: dict) -> str:
     """A table for each section that was measured."""
     versions = result["versions"]
-    head = f"{versions.get('device')}, jax {versions['jax']}, {result['date']}"
-    parts = [f"{head}: `{result['command']}`"]
+    runs = [f"`{run['command']}` ({run['date']})" for run in result["runs"]]
+    parts = [f"{versions.get('device')}, jax {versions['jax']}: {', then '.join(runs)}"]
     for row in result.get("bandwidth", []):
         parts.append(f"Copy: {row['bytes_per_second'] / 1e9:.0f} GB/s.")
     parts += [_datasheet(result), _plain(result), _contexts(result), _verify(result)]
@@ -104,36 +104,38 @@ def _plain(result: dict) -> str:
 
 
 def _verify(result: dict) -> str:
-    rows = [
-        (
-            row["model"],
-            str(row["batch_size"]),
-            row["shape"],
-            str(row["tokens"]),
-            f"{row['ms']:.2f}",
-            f"{row['relative']:.2f}",
-        )
-        for row in result.get("verify", [])
-    ]
-    return _table("Verifying", ("model", "batch", "shape", "tokens", "ms", "relative"), rows)
+    rows = result.get("verify", [])
+    return _columns(
+        "Verifying: ms of a pass over so many tokens",
+        ("model", "batch", "shape"),
+        [
+            ((row["model"], row["batch_size"], row["shape"]), row["tokens"], f"{row['ms']:.2f}")
+            for row in rows
+        ],
+    )
 
 
 def _attention(result: dict) -> str:
-    rows = [
-        (
-            row["model"],
-            str(row["batch_size"]),
-            str(row["context"]),
-            f"{row['shape']} of {row['tokens']}",
-            row["implementation"],
-            f"{row['us']:.1f}" if "us" in row else row["why"],
-            f"{row['relative']:.2f}" if "us" in row else "",
-            f"{row['error']:.1e}" if "error" in row else "",
+    cells = []
+    for row in result.get("attention", []):
+        block = f"{row['shape']} of {row['tokens']}"
+        key = (row["model"], row["batch_size"], row["context"], block)
+        error = f" ({row['error']:.1e})" if "error" in row else ""
+        cells.append(
+            (key, row["implementation"], f"{row['us']:.1f}{error}" if "us" in row else row["why"])
         )
-        for row in result.get("attention", [])
-    ]
-    heads = ("model", "batch", "cached tokens", "block", "attention", "us", "relative", "error")
-    return _table("Attention of one layer", heads, rows)
+    title = "Attention of one layer: us (error in bfloat16)"
+    return _columns(title, ("model", "batch", "cached tokens", "block"), cells)
+
+
+def _columns(title: str, keys: Sequence[str], cells: Sequence[tuple[tuple, object, str]]) -> str:
+    """A table of (row, column, text)."""
+    columns = list(dict.fromkeys(column for _, column, _ in cells))
+    texts: dict[tuple, dict] = {}
+    for key, column, text in cells:
+        texts.setdefault(key, {})[column] = text
+    rows = [(*map(str, key), *(row.get(c, "") for c in columns)) for key, row in texts.items()]
+    return _table(title, (*keys, *map(str, columns)), rows)
 
 
 def _speculation(title: str, key: str, measured: Sequence[dict]) -> str:

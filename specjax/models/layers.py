@@ -1,10 +1,11 @@
 """What the layers of decoders and draft networks are made of: linear maps, norms, logits.
 
 The shape in which a product with weights is computed is chosen here for each backend. The blocks of
-decoding have few rows: one to a few tokens of each text. XLA:CPU and XLA:GPU are fastest with such
-a block as it is. XLA:TPU makes a loop of multiplications and sums of a product with one row, and
-transposes some weights for products with few rows in three axes; both are slower than one matrix
-product over a whole tile of 8 rows. ``experiments/tpu_programs`` has the figures.
+decoding have few rows: one to a few tokens of each text. XLA:CPU is fastest with such a block as it
+is. XLA:TPU makes a loop of multiplications and sums of a product with one row, and transposes some
+weights for products with few rows in three axes; both are slower than one matrix product over a
+whole tile of 8 rows (``experiments/tpu_programs``). XLA:GPU is slower with one row than with two
+(``experiments/accelerator``); nothing is done about it yet.
 
 Sources of the norms: RMSNorm (1910.07467), LayerNorm (1607.06450), Gemma (2403.08295).
 """
