@@ -64,12 +64,15 @@ def read(keys: type[AnyKeys], own: Config, **more: Any) -> AnyKeys:
         if name not in known:
             raise UserError(f"{keys.OWNER}{name} is unknown; the keys are {', '.join(known)}")
         facts = known[name].facts
+        holds = value is None or isinstance(value, Mapping | ConfigDict)
+        if (facts.free or facts.group is not None) and not holds:
+            raise UserError(f"{keys.OWNER}{name} is {value!r}; it must hold keys")
         if isinstance(value, Mapping | ConfigDict):
             if facts.free or facts.group is None:
                 value = value.to_dict() if isinstance(value, ConfigDict) else dict(value)
             else:
                 value = read(facts.group, value)
-        if value is not None or known[name].default is None:
+        if value is not None:
             more[name] = value
     for key in known.values():
         if key.required and key.name not in more:

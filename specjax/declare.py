@@ -85,12 +85,13 @@ class Key(NamedTuple):
             return
         name, facts = f"{owner}{self.name}", self.facts
         if inner := re.fullmatch(r"tuple\[(\w+), \.\.\.\]", self.annotation):
-            values = tuple(value or ())
-            for one in values:
+            if not isinstance(value, tuple):
+                raise UserError(f"{name} is {value!r}; it must be a tuple of values")
+            for one in value:
                 Key(f"a value of {name}", inner[1], facts=facts).check(one)
-            shown = {f"{one:g}" if isinstance(one, float) else one for one in values}
-            if facts.once and len(shown) < len(values):
-                raise UserError(f"{name} is {values!r}; give each value once")
+            shown = {f"{one:g}" if inner[1] == "float" else one for one in value}
+            if facts.once and len(shown) < len(value):
+                raise UserError(f"{name} is {value!r}; give each value once")
         match sorted(kinds - {"None"}):
             case ["int"]:
                 whole(name, value, None if facts.least is None else int(facts.least))
@@ -100,6 +101,8 @@ class Key(NamedTuple):
                 number(name, value, self._range(), self._fits)
             case ["bool"]:
                 yes_or_no(name, value)
+            case ["str"] if not isinstance(value, str):
+                raise UserError(f"{name} is {value!r}; it must be a text")
             case ["str"] if facts.choices and value not in facts.choices:
                 one_of(name, value, [each for each in facts.choices if each])
 

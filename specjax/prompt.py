@@ -184,7 +184,7 @@ def prefill(
 def make_prefill(
     target: LM, drafter: Drafter, max_len: int, chunk: int = 256, logprobs: bool = False
 ) -> Callable[..., DecodeState]:
-    """``prefill`` of parameters and the arrays of ``checked``; equal arguments give the same function."""
+    """``prefill`` of parameters and the arrays of ``checked``; equal for equal arguments."""
     static = {"max_len": max_len, "chunk": chunk, "logprobs": logprobs}
 
     def make(params, prompt, lengths, limit, keys, sampling):

@@ -31,13 +31,13 @@ def test_predictions_are_printed_beside_measurements():
     drafted |= {"predicted_speedup": 1.6, "system_efficiency": 0.94, "round_ms": 1, "gap_ms": 0}
     drafted["costs_ms"] = {"step": 1, "draft": 1, "verify": 1, "accept": 1}
     versions = {"device": "NVIDIA H100 80GB HBM3", "jax": "0"}
-    result = {"versions": versions, "runs": [], "skipped": []}
+    result = {"versions": versions, "runs": [{"command": "c", "date": "d"}], "skipped": []}
     result |= {"contexts": [plain], "controlled": [drafted]}
     paper.add(result, scale.models)
     assert plain["share_of_datasheet"] == pytest.approx(0.5)
     expected = scaling.speculative(setup, plan, 8, 1088)
     assert drafted["paper_speedup"] == pytest.approx(expected.speedup)
-    text = tables.markdown(result)
+    text = tables.tables(result)
     assert "| SGLang | Llama 2 7B | H100 |" in text
     assert "Datasheet of H100 SXM: 3350 GB/s, 989.5 TFLOP/s in bfloat16" in text
     assert f"| 60% | 50% | {predicted:.1f} |" in text
@@ -47,7 +47,7 @@ def test_predictions_are_printed_beside_measurements():
     paper.add(result, scale.models)
     versions["device"] = "NVIDIA H100 PCIe"
     paper.add(result, scale.models)
-    assert result["datasheet"] is None and "no datasheet" in tables.markdown(result)
+    assert result["datasheet"] is None and "no datasheet" in tables.tables(result)
 
 
 def test_the_study_names_the_contexts_that_do_not_fit(tmp_path, monkeypatch):

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import subprocess
+import sys
 import warnings
 
 import numpy as np
 import pytest
 
-from specjax import control, declare, drafters
+from specjax import config, control, declare, drafters
 from specjax.declare import key
 from specjax.drafters import files
 from specjax.drafters.heads import medusa
 from specjax.errors import UserError
+from specjax.run import settings
+from specjax.run.settings import GridKeys
 
 pytestmark = pytest.mark.fast
 
@@ -170,3 +174,54 @@ def test_a_stored_size_that_is_none_is_refused(value):
     with pytest.raises(UserError, match="block_size of the given parameters is .* whole number"):
         given({}, {"block_size": value}).agree("mine", Block())
     assert given({}, {"block_size": 3}).agree("mine", Block()).block == 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group(declare.Keys):
+    """A group of keys, with a group inside."""
+
+    OWNER = "config."
+
+    names: tuple[str, ...] = key((), "names", once=True)
+    rates: tuple[float, ...] = key((), "rates", least=0, once=True)
+    label: str = key("", "a text")
+    drafter: dict = declare.free("what a method chooses")
+    inner: GridKeys = declare.group(GridKeys)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"names": 1.5}, "config.names is 1.5; it must be a tuple of values"),
+        ({"names": "abc"}, "config.names is 'abc'; it must be a tuple of values"),
+        ({"names": (1,)}, "a value of config.names is 1; it must be a text"),
+        ({"names": ("a", "a")}, "config.names is ('a', 'a'); give each value once"),
+        ({"rates": (1, 1.0)}, "config.rates is (1, 1.0); give each value once"),
+        ({"label": [1, 2]}, "config.label is [1, 2]; it must be a text"),
+        ({"drafter": "abc"}, "config.drafter is 'abc'; it must hold keys"),
+        ({"inner": 1}, "config.inner is 1; it must hold keys"),
+        ({"inner": {"models": 1.5}}, "config.grid.models is 1.5; it must be a tuple of values"),
+    ],
+)
+def test_values_of_another_kind_are_one_line(values, message):
+    with pytest.raises(UserError) as error:
+        config.read(Group, values)
+    assert str(error.value) == message
+
+
+def test_keys_without_a_value_have_their_default():
+    read = config.read(Group, {"names": None, "label": "b", "inner": {"models": ["m"]}})
+    assert (read.names, read.label, read.inner.models) == ((), "b", ("m",))
+    assert config.given({"a": {"b": None}, "c": 1, "d": {"e": 0}}) == {"c": 1, "d": {"e": 0}}
+    bench = settings.decoding("bench", target="t", sampling={"temperature": 0.7})
+    assert settings.read(bench).temperatures == (0.7,)
+
+
+def test_reading_a_configuration_starts_no_backend():
+    """A program that connects processes must be able to read its configuration first."""
+    code = (
+        "from specjax.run import settings; import jax._src.xla_bridge as bridge; "
+        "settings.read(settings.decoding('bench', target='t')); "
+        "raise SystemExit(bridge.backends_are_initialized())"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -73,7 +73,7 @@ import specjax
 from experiments.accelerator import paper
 from experiments.accelerator.child import PER_SIZE, reason
 from experiments.accelerator.models import scale
-from experiments.accelerator.tables import markdown
+from experiments.accelerator.tables import tables
 from specjax.bench.results import machine
 from specjax.errors import UserError
 from specjax.files import write_json
@@ -312,7 +312,7 @@ def main(argv: Sequence[str]) -> None:
             write_json(out, merged(earlier, result))
 
     run(args, result, write)
-    print(markdown(merged(earlier, result)))
+    print(tables(merged(earlier, result)))
 
 
 if __name__ == "__main__":

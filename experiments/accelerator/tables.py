@@ -1,20 +1,21 @@
-"""The results of experiments/accelerator as Markdown."""
+"""The tables of this study, printed and in the documentation."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 from experiments.accelerator import published
+from experiments.tables import source, table
 
 SHARES = ("of the copy's bandwidth", "of the datasheet's", "tokens/s on paper")
 
 
-def markdown(result: dict) -> str:
+def tables(result: dict) -> str:
     """A table for each section that was measured."""
-    versions = result["versions"]
-    runs = [f"`{run['command']}` ({run['date']})" for run in result["runs"]]
-    parts = [f"{versions.get('device')}, jax {versions['jax']}: {', then '.join(runs)}"]
+    first, *more = result["runs"]
+    head = [source(result | first), f"- Device: {result['versions'].get('device')}"]
+    head += [f"- Then: `PYTHONPATH=. {run['command']}`" for run in more]
+    parts = ["\n".join(head)]
     for row in result.get("bandwidth", []):
         parts.append(f"Copy: {row['bytes_per_second'] / 1e9:.0f} GB/s.")
     parts += [_datasheet(result), _plain(result), _contexts(result), _verify(result)]
@@ -31,12 +32,7 @@ def markdown(result: dict) -> str:
 
 def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table without the columns that have no value."""
-    if not rows:
-        return ""
-    kept = [any(column) for column in zip(*rows, strict=True)]
-    heads, *rows = (list(itertools.compress(row, kept)) for row in (heads, *rows))
-    lines = [f"{title}\n", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+    return f"{title}\n\n{table(heads, rows)}" if rows else ""
 
 
 def _datasheet(result: dict) -> str:

@@ -23,6 +23,9 @@ from specjax.run import cells, workdirs
 from specjax.run.settings import GridKeys, SamplingKeys, Settings
 from specjax.types import LM
 
+# The keys of ``Settings`` that ``measure`` takes beside its own arguments.
+OPTIONS = ("max_new_tokens", "seed", "ignore_eos", "trace_prompts", "report")
+
 
 def measure(
     target: hf.Loaded | tuple[LM, Any],
@@ -60,7 +63,7 @@ def measure(
             ``bench.proofs.write`` made of them: tables call the class of these drafters and rules
             "proven", and not only "declared".
         show: whether progress and the table are printed.
-        keys: max_new_tokens, seed, ignore_eos, trace_prompts, report: see ``Settings``.
+        keys: those of ``OPTIONS``: see ``Settings``.
 
     Returns:
         The object of results.json; ``specjax.report.to_frame`` makes a table of it.
@@ -72,6 +75,8 @@ def measure(
         NotLossless (``specjax.run``): a method that claims to be lossless failed its check; after
             everything is written.
     """
+    if other := [name for name in keys if name not in OPTIONS]:
+        raise UserError(f"measure has no option {other[0]!r}; it takes {', '.join(OPTIONS)}")
     settings = _settings(
         dict(sampling or {}),
         GridKeys(temperatures=tuple(temperatures), batch_sizes=tuple(batch_sizes)),
@@ -136,8 +141,8 @@ def _proof(given: Any) -> proofs.Proof:
 
 def _text(settings: Settings, facts: Mapping[str, Any]) -> str:
     """config.json: what was asked for."""
-    names = ("max_new_tokens", "repeats", "seed", "ignore_eos", "trace_prompts", "trace_tokens")
-    own = {name: getattr(settings, name) for name in (*names, "report")}
+    names = (*OPTIONS, "repeats", "trace_tokens")
+    own = {name: getattr(settings, name) for name in names}
     own |= {"temperatures": settings.temperatures, "batch_sizes": settings.batch_sizes}
     own["sampling"] = dataclasses.asdict(settings.sampling)
     proof = [

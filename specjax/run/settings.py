@@ -54,7 +54,8 @@ class SamplingKeys(declare.Keys):
 
     def check(self) -> None:
         biased, banned = self.bias(), self.banned or ()
-        if any(isinstance(each, bool) or not isinstance(each, int) for each in banned):
+        ids = banned if isinstance(banned, tuple | list) else [None]
+        if any(isinstance(each, bool) or not isinstance(each, int) for each in ids):
             raise UserError(f"config.sampling.banned is {banned!r}; it must hold token ids")
         for name, ids in (("banned", banned), ("logit_bias", biased)):
             if max([*ids, 0]) >= _MOST:
@@ -566,22 +567,27 @@ _METHOD = (
 )
 _PROMPTS = (
     *("prompt", "prompts", "prompt_kind", "chat", "max_prompt_tokens", "num_prompts"),
-    *("prompt_tokens", "data_dir", "ignore_eos", "dtype", "verify_widths"),
+    *("ignore_eos", "dtype", "verify_widths"),
 )
+_CORPUS = ("prompt_tokens", "data_dir")  # prompts that no file has
 # Mode -> its keys.
 KEYS = {
-    "generate": (*_METHOD, *_PROMPTS, "batch_size", "mesh", "record", "stop", "beams"),
+    "generate": (
+        *(*_METHOD, *_PROMPTS, *_CORPUS, "batch_size", "mesh", "record", "stop", "beams"),
+    ),
     "chat": (*_METHOD, *_PROMPTS, "record", "stop"),
     "bench": (
-        *(*_METHOD, *_PROMPTS, "batch_size", "mesh", "repeats", "warm_prompts", "show_trace"),
-        *("trace_prompts", "trace_tokens", "report", "again", "proof", "grid"),
+        *(*_METHOD, *_PROMPTS, *_CORPUS, "batch_size", "mesh", "repeats", "warm_prompts"),
+        *("show_trace", "trace_prompts", "trace_tokens", "report", "again", "proof", "grid"),
     ),
     "replay": (
         *("mode", "target", "drafter", "accept", "accept_keys", "sampling.temperature"),
         *("max_new_tokens", "seed", "batch_size", "traces", "skip_bad", "num_traces"),
         *("vocab_size", "grid.methods"),
     ),
-    "online": (*_METHOD, *_PROMPTS, "batch_size", "report", "online", "loss", "optimiser"),
+    "online": (
+        *(*_METHOD, *_PROMPTS, *_CORPUS, "batch_size", "report", "online", "loss", "optimiser"),
+    ),
 }
 
 

@@ -159,7 +159,7 @@ def with_language(
     value: jax.Array, metrics: dict, factor: Any, own: jax.Array, labels: jax.Array
 ) -> tuple[jax.Array, dict]:
     """A language loss ``own`` over so many labels, plus ``factor`` times the loss of heads."""
-    counts = metrics.pop("weight")
+    counts = metrics.pop("weight", jnp.float32(1))
     if not isinstance(counts, dict):
         counts = dict.fromkeys(("loss", *metrics), counts)
     counts |= {"heads": counts["loss"], "language": labels}

@@ -99,6 +99,7 @@ def test_mistakes_write_nothing(loaded, methods, tmp_path):
         ({"temperatures": ()}, "temperatures is empty; it must have values"),
         ({"temperatures": ("warm",)}, "temperatures is 'warm'; it must be a number >= 0"),
         ({"sampling": {"temperature": 1.0}}, "give temperatures instead"),
+        ({"stop": ("x",)}, "measure has no option 'stop'; it takes max_new_tokens, seed, "),
         ({"repeats": 0}, "repeats is 0; it must be a whole number >= 1"),
         ({"max_new_tokens": long}, f"the model has {long} positions"),
         ({"proof": [3]}, "proof has an object of type int"),
