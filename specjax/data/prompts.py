@@ -126,10 +126,6 @@ def read(
 
 
 def _check(source: PromptSource, name: str) -> None:
-    for key, least in (("num_prompts", 0), ("prompt_tokens", 1), ("max_prompt_tokens", 0)):
-        value = getattr(source, key)
-        if value < least:
-            raise UserError(f"config.{key} is {value}; it must be at least {least}")
     if bool(source.text) == bool(name):
         raise UserError(
             "give either config.prompt (one text) or config.prompts "

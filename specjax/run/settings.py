@@ -569,15 +569,13 @@ _PROMPTS = (
     *("prompt", "prompts", "prompt_kind", "chat", "max_prompt_tokens", "num_prompts"),
     *("ignore_eos", "dtype", "verify_widths"),
 )
-_CORPUS = ("prompt_tokens", "data_dir")  # prompts that no file has
+_ALL_PROMPTS = (*_PROMPTS, "prompt_tokens", "data_dir")  # with those of the corpus
 # Mode -> its keys.
 KEYS = {
-    "generate": (
-        *(*_METHOD, *_PROMPTS, *_CORPUS, "batch_size", "mesh", "record", "stop", "beams"),
-    ),
+    "generate": (*_METHOD, *_ALL_PROMPTS, "batch_size", "mesh", "record", "stop", "beams"),
     "chat": (*_METHOD, *_PROMPTS, "record", "stop"),
     "bench": (
-        *(*_METHOD, *_PROMPTS, *_CORPUS, "batch_size", "mesh", "repeats", "warm_prompts"),
+        *(*_METHOD, *_ALL_PROMPTS, "batch_size", "mesh", "repeats", "warm_prompts"),
         *("show_trace", "trace_prompts", "trace_tokens", "report", "again", "proof", "grid"),
     ),
     "replay": (
@@ -585,9 +583,7 @@ KEYS = {
         *("max_new_tokens", "seed", "batch_size", "traces", "skip_bad", "num_traces"),
         *("vocab_size", "grid.methods"),
     ),
-    "online": (
-        *(*_METHOD, *_PROMPTS, *_CORPUS, "batch_size", "report", "online", "loss", "optimiser"),
-    ),
+    "online": (*_METHOD, *_ALL_PROMPTS, "batch_size", "report", "online", "loss", "optimiser"),
 }
 
 

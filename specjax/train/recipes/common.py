@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from tokenizers import Tokenizer
 
 from specjax import drafters, files, registry, sharding
 from specjax.config import Config
@@ -105,16 +104,6 @@ def first_params(config: Config, shape: TransformerConfig, vocabulary: str) -> d
     if config.init:
         return initial.load(config.init, shape, vocabulary, on_host=where.spread)
     return where.make(functools.partial(lm.init_params, shape), jax.random.key(config.seed))
-
-
-def model_saver(
-    workdir: Path,
-    shape: TransformerConfig,
-    tokenizer: Tokenizer,
-    more: dict[str, Any] | None = None,
-) -> Callable[[Any, dict], None]:
-    """``saver`` of a model of ``models``; ``more`` are further keys of its config.json."""
-    return saver(workdir, hf.save, shape, tokenizer=tokenizer, more=more)
 
 
 def saver(

@@ -67,7 +67,7 @@ def prepare(config: Config, workdir: Path) -> Prepared:
         loss = parallel.training.loss
         loss = functools.partial(loss, **common.loss_keys(loss, config.loss, pard.NAME))
         more = {pard.MASK: _mask_of(config, target), pard.TOKENS: config.pard.tokens}
-        save = common.model_saver(workdir, decoder, target.text_tokenizer, more)
+        save = common.saver(workdir, hf.save, decoder, tokenizer=target.text_tokenizer, more=more)
     else:
         loss = common.make_loss(objectives.distill_loss, config.loss, "distill", target.lm, model)
     theirs = target.params
@@ -108,7 +108,7 @@ def _earlier(config: Config, target: hf.Loaded) -> list[hf.Loaded]:
 def _plain(config: Config, workdir: Path, target: hf.Loaded) -> _Draft:
     """A decoder."""
     decoder, params = _layers(config, target)
-    save = common.model_saver(workdir, decoder, target.text_tokenizer)
+    save = common.saver(workdir, hf.save, decoder, tokenizer=target.text_tokenizer)
     return _Draft(decoder, common.language_model(config, decoder), params, save)
 
 

@@ -78,7 +78,7 @@ def prepare(config: Config, workdir: Path) -> Prepared:
         examine,
         held_out_loss=plain,
     )
-    save = common.model_saver(workdir, shape, tokenizer)
+    save = common.saver(workdir, hf.save, shape, tokenizer=tokenizer)
     if config.mtp:
         own = model._replace(vocabulary=hf.fingerprint(tokenizer))
         made = hf.Loaded(own, task.params, shape, tokenizer, str(workdir / "model"))
