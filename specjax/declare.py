@@ -211,6 +211,15 @@ def keys_of(keys: type[Keys]) -> tuple[Key, ...]:
     )
 
 
+def defaults(keys: type[Keys]) -> dict[str, Any]:
+    """Name -> default, with the groups inside; without what must be given or a method chooses."""
+    return {
+        each.name: defaults(each.facts.group) if each.facts.group else each.default
+        for each in keys_of(keys)
+        if not (each.required or each.facts.free)
+    }
+
+
 def method(
     keys: type[Keys], loss: type[Keys] | None = None
 ) -> Callable[[Callable[..., Made]], Callable[..., Made]]:

@@ -82,11 +82,6 @@ class Packed:
         """Number of rows in an epoch."""
         return len(self._plan)
 
-    @property
-    def waste(self) -> float:
-        """The share of padding in the rows, in 0..1."""
-        return 1 - int(self._sizes.sum()) / (self.rows * (self.length + 1))
-
     def batch(self, step: int) -> Batch:
         """tokens i32[B,T+1], labelled bool[B,T+1], segments i32[B,T+1], all NumPy.
 

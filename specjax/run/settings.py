@@ -54,8 +54,7 @@ class SamplingKeys(declare.Keys):
 
     def check(self) -> None:
         biased, banned = self.bias(), self.banned or ()
-        ids = banned if isinstance(banned, tuple | list) else [None]
-        if any(isinstance(each, bool) or not isinstance(each, int) for each in ids):
+        if not isinstance(banned, tuple | list) or any(type(each) is not int for each in banned):
             raise UserError(f"config.sampling.banned is {banned!r}; it must hold token ids")
         for name, ids in (("banned", banned), ("logit_bias", biased)):
             if max([*ids, 0]) >= _MOST:

@@ -24,10 +24,9 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
-from specjax import config as config_lib
-from specjax import files, sharding
+from specjax import declare, files, sharding
 from specjax.errors import UserError
-from specjax.train.settings import KEYS, Training
+from specjax.train.settings import Training
 
 _METRIC = "value"
 
@@ -318,11 +317,9 @@ def check_same(
     began had its default. Raises UserError if they differ; with ``report``, calls it with a message
     instead.
     """
-    before, now = (_leaves(tree, _no_dict) for tree in (stored, json.loads(json.dumps(config))))
-    defaults = config_lib.group(Training, KEYS.get(config.get("objective", ""), ("optimiser",)))
-    for key, value in _leaves(json.loads(defaults.to_json_best_effort()), _no_dict).items():
-        if key in now:
-            before.setdefault(key, value)
+    trees = (declare.defaults(Training), stored, config)
+    known, before, now = (_leaves(json.loads(json.dumps(tree)), _no_dict) for tree in trees)
+    before = {key: known[key] for key in known.keys() & now.keys()} | before
     if "train.steps" in before and before["train.steps"] < now.get("train.steps", 0):
         before["train.steps"] = now["train.steps"]
     keys = [key for key in sorted(before | now) if before.get(key) != now.get(key)]

@@ -128,7 +128,7 @@ def test_settling_reaches_the_chosen_overlay_of_a_state():
     np.testing.assert_array_equal(second.base.base.length, LENGTHS + 3)
     expected = jnp.concatenate([text_of(1, 2), text_of(2, 2)[:, :1]], 1)
     for row, length in enumerate(LENGTHS.tolist()):
-        stored = second.base.base.tokens[row, length : length + 3]
+        stored = second.base.base.entries[row, length : length + 3]
         np.testing.assert_array_equal(stored, expected[row])
 
 

@@ -74,37 +74,36 @@ def _prompt_ignored(maps, tokens, length, vocab_size):
     return text.replace(used=text.count > 0)
 
 
-def _ancestors_ignored(used, count, new, nodes, visible, output):
-    return used, count, _after(used, count, new, nodes, visible, output)[2]
+def _ancestors_ignored(text, nodes, visible, output):
+    return text.replace(new=_after(text, nodes, visible, output).new)
 
 
-def _whole_block(used, count, new, nodes, visible, output):
+def _whole_block(text, nodes, visible, output):
     every = jnp.ones_like(visible)
-    used, count, _ = _after(used, count, new, nodes, every, every)
-    return used, count, new + visible.sum(-1)
+    return _after(text, nodes, every, every).replace(new=text.new + visible.sum(-1))
 
 
-def _without_depth(used, count, new, nodes, visible, output):
-    used, count, after = _after(used, count, new, nodes, visible, output)
-    return used, count, jnp.broadcast_to(new, after.shape)
+def _without_depth(text, nodes, visible, output):
+    after = _after(text, nodes, visible, output)
+    return after.replace(new=jnp.broadcast_to(text.new, after.new.shape))
 
 
-def _present_once(used, count, new, nodes, visible, output):
-    used, after, new = _after(used, count, new, nodes, visible, output)
-    return used, jnp.maximum(count, (after > 0).astype(count.dtype)), new
+def _present_once(text, nodes, visible, output):
+    after = _after(text, nodes, visible, output)
+    return after.replace(count=jnp.maximum(text.count, (after.count > 0).astype(jnp.int32)))
 
 
-def _after_temperature(maps, logits, used, count, new):
-    return TEMPERATURE * _map(maps, logits / TEMPERATURE, used, count, new)
+def _after_temperature(maps, logits, text):
+    return TEMPERATURE * _map(maps, logits / TEMPERATURE, text)
 
 
-def _always_divided(maps, logits, used, count, new):
-    shift = jnp.where(used & (logits < 0), logits / maps.repetition[:, None, None] ** 2, logits)
-    return _map(maps, shift, used, count, new)
+def _always_divided(maps, logits, text):
+    divided = logits / maps.repetition[:, None, None] ** 2
+    return _map(maps, jnp.where(text.used & (logits < 0), divided, logits), text)
 
 
-def _one_too_late(maps, logits, used, count, new):
-    return _map(maps, logits, used, count, new - 1)
+def _one_too_late(maps, logits, text):
+    return _map(maps, logits, text.replace(new=text.new - 1))
 
 
 def _bonus_unmapped(state, draft, logits):

@@ -16,10 +16,12 @@ import numpy as np
 import pytest
 from train_cases import equal
 
+from specjax import declare
 from specjax.errors import UserError
 from specjax.models import lm
 from specjax.models.transformer_config import TransformerConfig
 from specjax.train import checkpoint
+from specjax.train import settings as training
 
 ROOT = Path(__file__).parents[2]
 fast = pytest.mark.fast
@@ -275,3 +277,14 @@ def test_a_background_write_that_fails_is_one_line(tmp_path):
         assert second.restore({"w": jnp.ones(30)})[0] == 4
         second.save(8, _at(8))
     assert _steps(tmp_path) == [4, 8]  # the files of the failed save are removed
+
+
+def test_a_key_that_is_new_since_a_run_began_had_its_default():
+    same = {"objective": "heads", "seed": 0, "train": {"steps": 4, "length": 8}}
+    before = {"objective": "heads", "train": {"steps": 4}}
+    length = declare.defaults(training.Training)["train"]["length"]
+    now = same | {"train": {"steps": 4, "length": length}}
+    checkpoint.check_same(before, now, "w")
+    for changed in (same, now | {"seed": 1}, now | {"unknown": 0}):
+        with pytest.raises(UserError, match="holds a run with another config"):
+            checkpoint.check_same(before, changed, "w")

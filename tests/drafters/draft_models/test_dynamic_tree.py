@@ -146,7 +146,7 @@ def test_a_leaf_with_the_token_of_its_sibling():
         cache = state.draft.kept
         held = int(cache.length[0])
         assert held == int(state.length[0]) - 2
-        assert cache.tokens[0, :held].tolist() == state.tokens[0, :held].tolist()
+        assert cache.entries[0, :held].tolist() == state.tokens[0, :held].tolist()
 
 
 def eagle2(log_probs, nodes, depth, top_k):

@@ -10,6 +10,7 @@ import network_cases as shared
 import numpy as np
 import pytest
 
+from specjax import cache as cache_lib
 from specjax import tree
 from specjax.models import lm
 from specjax.types import Batch
@@ -34,7 +35,7 @@ def drafted_logits(network, params, tokens):
     known, own = network.apply(params, read, features, cache)
 
     def column(t):
-        kept = network.commit(cache, own, t[None] + 1)
+        kept = cache_lib.commit(cache, own, t[None] + 1)
         fed, block = jax.tree.map(lambda x: x[:, t, None], known), None
         result = [network.logits(params, fed.hidden)[0, 0]]
         for j in range(1, shared.STEPS):
