@@ -7,6 +7,7 @@ import os
 from typing import Any, Self
 
 from specjax import declare
+from specjax.control import Controller
 from specjax.data.datastore import Store
 from specjax.declare import key
 from specjax.topology.shapes import Topology
@@ -58,7 +59,7 @@ class TreeKeys(declare.Keys):
         '"without_replacement" or "iid"; "": the method\'s default',
         choices=("", "without_replacement", "iid", "top_k"),
     )
-    control: str = key(
+    control: str | Controller = key(
         "",
         'ends a draft early: a controller and its numbers, as in "threshold:0.4"; "": every draft '
         "has full length",
@@ -142,7 +143,7 @@ class EagleKeys(StackedKeys):
 class LimitedKeys(declare.Keys):
     """Drafts that are proposed whole (``drafters/_limited``)."""
 
-    control: str = key(
+    control: str | Controller = key(
         "",
         "limits the drafts by what earlier rounds accepted: one of ``control.limiting``, as in "
         '"heuristic:5"; "": no limit',

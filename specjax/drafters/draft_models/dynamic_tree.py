@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 
 from specjax import declare
+from specjax.control import Controller
 from specjax.declare import key
 from specjax.drafters.draft_models import _small_model
 from specjax.drafters.growth.plans import DYNAMIC
@@ -35,7 +36,7 @@ class Keys(ModelKeys):
     top_k: int = key(
         6, "number of nodes of a level that get children, and number of children of each", least=1
     )
-    control: str = key("", "ends a tree early; see ``control.parse``")
+    control: str | Controller = key("", "ends a tree early; see ``control.parse``")
 
 
 @declare.method(Keys)

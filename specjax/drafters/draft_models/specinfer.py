@@ -83,7 +83,7 @@ class Keys(declare.Keys):
     tree: Topology | str | Sequence[int] = key(
         "chain:4", "the shape of each model's part, as ``topology.shapes.parse`` reads it"
     )
-    control: str = key("", "ends the part of a model early; see ``control.parse``")
+    control: str | controllers.Controller = key("", "ends a part early; see ``control.parse``")
     sibling_order: str = key(
         "models",
         'in which siblings are tested: "models" (one after the other) or "random"',
