@@ -136,8 +136,8 @@ def test_wrong_networks_are_not_the_one_written_by_hand(made, monkeypatch):
     def without_padding(self, x, real, bias, first=0):
         return both(self, x, jnp.ones_like(real), bias, first)
 
-    def whole(self, tokens, count):
-        return read(self, tokens, jnp.full_like(count, tokens.shape[1]))
+    def whole(self, tokens, count, remat=False):
+        return read(self, tokens, jnp.full_like(count, tokens.shape[1]), remat)
 
     mutants = {"late": (network.SpecNetwork, "fill", late)}
     mutants["padding"] = (t5.T5Attention, "both_ways", without_padding)

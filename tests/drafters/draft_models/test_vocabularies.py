@@ -307,9 +307,10 @@ def test_slem_continues_the_text_in_the_tokens_of_the_draft_model(monkeypatch):
         ), change
 
 
+LAYOUT = "layout = growth.next_layout(len(token), setup.steps - 1, index)"
 MISTAKES = (
-    ("depth = jnp.where(column == room, index, column)", "depth = jnp.where(column == room, 0, 0)"),
-    ("visible = (column < index) |", "visible = (column < 0) |"),
+    (LAYOUT, f"{LAYOUT}.replace(depth=jnp.zeros((len(token), setup.steps), jnp.int32))"),
+    (LAYOUT, f"{LAYOUT}.replace(visible=jnp.arange(setup.steps)[None, None] == setup.steps - 1)"),
     ("tree.put(block, own, index)", "block"),
 )
 
