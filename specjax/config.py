@@ -64,8 +64,7 @@ def read(keys: type[AnyKeys], own: Config, **more: Any) -> AnyKeys:
         if name not in known:
             raise UserError(f"{keys.OWNER}{name} is unknown; the keys are {', '.join(known)}")
         facts = known[name].facts
-        holds = value is None or isinstance(value, Mapping | ConfigDict)
-        if (facts.free or facts.group is not None) and not holds:
+        if (facts.free or facts.group) and not isinstance(value, Mapping | ConfigDict | None):
             raise UserError(f"{keys.OWNER}{name} is {value!r}; it must hold keys")
         if isinstance(value, Mapping | ConfigDict):
             if facts.free or facts.group is None:

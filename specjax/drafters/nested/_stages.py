@@ -119,7 +119,8 @@ def run_if(needed: Array, stage: Drafter, state: Any, *args: Any) -> tuple[Draft
     ``args``: params, keys and context. A loop of at most one turn: a conditional would copy the
     caches in the state.
     """
-    nothing = tree.zeros(lambda old: stage.propose(*args, old)[0], state)
+    unread = (args[0], _no_keys(args[2]), args[2])
+    nothing = tree.zeros(lambda old: stage.propose(*unread, old)[0], state)
 
     def run(carry):
         return jnp.zeros((), bool), *stage.propose(*args, carry[2])
@@ -204,8 +205,11 @@ def _init(
     more = slots + 1 - context.tokens.shape[1]
     longer = jnp.pad(context.tokens, ((0, 0), (0, more)), constant_values=-1)
     context = context.replace(tokens=longer)
-    rows = rng.row_keys(0, context.length.shape[0])
-    keys = RowKeys(rows, jnp.zeros((), jnp.int32), context.length)
     # Only what it reads is of interest.
-    tree.shapes(lambda: drafter.propose(params, keys, context, state)[0])
+    tree.shapes(lambda: drafter.propose(params, _no_keys(context), context, state)[0])
     return state
+
+
+def _no_keys(context: Context) -> RowKeys:
+    """Keys where nothing is drawn: only shapes are of interest."""
+    return RowKeys(rng.row_keys(0, len(context.length)), jnp.zeros((), jnp.int32), context.length)
