@@ -34,7 +34,7 @@ CHOICES = (SAME, TLI, SLEM, SLRS)
 def make(target: LM, model: LM, params: Params, how: str, keys: DraftKeys, usual: int) -> Drafter:
     """The drafter of one of the paper's methods. Raises UserError for what it does not take.
 
-    ``usual`` is the length of a chain without keys. It follows the text whoever drafts; ``gaps`` is
+    ``usual`` is the length of a chain without keys. It follows the text in all rounds; ``gaps`` is
     for a pair with one vocabulary.
     """
     gamma = keys.gamma or usual
