@@ -30,7 +30,7 @@ def tiny(family="llama", layers=3, scale=8.0):
 def _outputs(tap, params, text):
     target, _ = tiny()
     x = lm.forward(target.with_taps((tap,)), params, text).taps[0]
-    normed = target.last_norm(params, x)
+    normed = target.inside.last_norm(params, x)
     return x[0], normed[0], target.unembed(params, normed)[0]
 
 

@@ -274,7 +274,7 @@ def _where(rows: jax.Array, new: Search, old: Search) -> Search:
 def _empty(model: LM | None, like: Any, places: int) -> Any:
     """A block with room for tokens; ``like`` is that of one token, [B,1,...]."""
     # Other models may have an attention that knows no ``GrownBlock``.
-    known = model is not None and (model.decoder is not None or model.encoder is not None)
+    known = model is not None and (model.inside.decoder is not None or model.encoder is not None)
     if known and isinstance(like, KVBlock):
 
         def slots(x: jax.Array) -> jax.Array:

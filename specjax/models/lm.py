@@ -23,7 +23,7 @@ from specjax.models.t5 import T5, SourceCache
 from specjax.models.t5_config import T5Config
 from specjax.models.transformer import Transformer
 from specjax.models.transformer_config import TransformerConfig
-from specjax.types import LM, Encoder, Output, Sublayers
+from specjax.types import LM, Encoder, Inside, Output, Sublayers
 
 DECODER, WITH_ENCODER = Module(Transformer), Module(T5)
 _new = jax.jit(Module.new, static_argnums=(0, 1, 3))
@@ -67,7 +67,7 @@ def from_config(
         taps: layer numbers; the output hidden states of these layers are in ``Output.taps``.
         name: for messages and results.
         remat: recompute each layer in the backward pass instead of storing its activations.
-        part: the sublayers that are computed (see ``LM.part``); None: all.
+        part: the sublayers that are computed (see ``Inside.part``); None: all.
 
     Raises UserError for taps or sublayers that are not layers, and for an encoder without a start
     token for its decoder.
@@ -92,23 +92,23 @@ def from_config(
         unembed=Bound(_call, "logits", config, dtype),
         layers=config.num_layers,
         tapping=lambda layers: from_config(config, dtype, tuple(layers), name, remat, part).apply,
-        last_norm=Bound(_call, "norm", config, dtype),
+        inside=Inside(last_norm=Bound(_call, "norm", config, dtype)),
     )
     if isinstance(config, T5Config):
         if part is not None:
             raise UserError(f"{name} has an encoder, and no parts; take a decoder for {part}")
         return model._replace(encoder=Encoder(_start_of(config), Bound(_read, static), config))
-    model = model._replace(
+    return model._replace(
         max_positions=config.longest_text,
         window=min((size for size in config.windows if size is not None), default=None),
-        part=lambda part: from_config(config, dtype, taps, name, remat, part),
-        extended=extended,
-        decoder=config,
+        inside=model.inside._replace(
+            part=lambda part: from_config(config, dtype, taps, name, remat, part),
+            extended=extended,
+            decoder=config,
+            queries=Bound(_call, "queries", config, dtype) if part is None else None,
+            above=Bound(_above, static) if part is None else None,
+        ),
     )
-    if part is not None:
-        return model
-    queries = Bound(_call, "queries", config, dtype)
-    return model._replace(queries=queries, above=Bound(_above, static))
 
 
 class _Static(NamedTuple):
@@ -159,7 +159,7 @@ def _read(static: _Static, params, tokens: jax.Array, count: jax.Array, cache: S
 
 
 def _extended(static: _Static, pair, tokens: jax.Array, cache, layout=None, block=None):
-    """``LM.extended``, and without rows ``LM.apply``."""
+    """``Inside.extended``, and without rows ``LM.apply``."""
     (params, rows), part = pair, static.part
     module = static.module(params)
     cache = cache if part is None else kv.select(cache, part.attention)
@@ -169,7 +169,7 @@ def _extended(static: _Static, pair, tokens: jax.Array, cache, layout=None, bloc
 
 
 def _above(static: _Static, layers: tuple[int, ...]) -> Callable[..., tuple[Output, Any]]:
-    """``LM.above``; the model's taps for no layers."""
+    """``Inside.above``; the model's taps for no layers."""
     return Bound(_go_on, static, tuple(layers) or static.taps)
 
 

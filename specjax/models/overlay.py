@@ -47,8 +47,8 @@ def overlay(model: LM) -> LM:
     """
     # Its buffer has all layers, and the block of a part has some; the other functions read a real
     # cache.
-    missing = dict.fromkeys(("part", "queries", "extended", "above"))
-    model = model._replace(init_cache=_no_cache, commit=_commit, **missing)
+    inside = model.inside._replace(part=None, queries=None, extended=None, above=None)
+    model = model._replace(init_cache=_no_cache, commit=_commit, inside=inside)
     return model.changed(_apply_of)
 
 

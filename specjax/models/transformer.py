@@ -151,8 +151,8 @@ class Transformer(nnx.Module):
         """tokens i32[B,T] -> (hidden [B,T,E], taps, keys and values of these tokens).
 
         ``layout`` and ``block`` as in ``types.LM``, ``remat`` and ``part`` as in
-        ``lm.from_config``, ``rows`` as in ``LM.extended``; cache and block have the layers whose
-        attention is computed. ``kept`` bool[B,L]: the layers of each row that change its hidden
+        ``lm.from_config``, ``rows`` as in ``Inside.extended``; cache and block have the layers
+        whose attention is computed. ``kept`` bool[B,L]: the layers of each row that change its hidden
         states; None: all. ``start`` [B,T,E]: the input of the first layer that is computed; None:
         the embeddings.
         """

@@ -130,7 +130,7 @@ def _shift(settings: Settings, length: jax.Array) -> jax.Array:
 def _choose(settings: Settings, params: Params, context: Context) -> list[jax.Array]:
     """i32[B,H,slots] for each full layer: the tokens of the slots. It reads the whole cache."""
     cache, chunk = context.cache, settings.chunk
-    queries = settings.model.queries
+    queries = settings.model.inside.queries
     assert queries is not None
     asked = queries(params, context.pending[:, None], cache)
     complete = cache.length // chunk

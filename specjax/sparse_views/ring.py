@@ -132,7 +132,7 @@ def _select(model: LM, ring: Ring, how: Selection, params: Params, context: Cont
     first = jnp.maximum(cache.length - how.queries, 0)
     place = first[:, None] + jnp.arange(how.queries)
     tokens = jnp.take_along_axis(context.tokens, place, 1, mode="clip")
-    asked = model.queries(params, tokens, cache.replace(length=first))  # type: ignore[misc]
+    asked = model.inside.queries(params, tokens, cache.replace(length=first))  # type: ignore[misc]
     before, full = cache.length - ring.window, cache.length >= ring.slots
 
     def positions(layer: int) -> jax.Array:
@@ -213,8 +213,7 @@ def streaming_model(model: LM, *, budget: int, sinks: int) -> LM:
         init_cache=init_cache,
         commit=Bound(_commit, ring),
         name=f"{model.name} with a streaming cache",
-        part=None,
-        queries=None,
+        inside=model.inside._replace(part=None, queries=None),
     )
 
 

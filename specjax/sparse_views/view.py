@@ -36,7 +36,7 @@ def check(name: str, model: LM, windows: bool = True) -> None:
     ``windows``: whether some of its layers may have sliding windows.
     """
     cache = jax.eval_shape(lambda: model.init_cache(1, 1))
-    if not isinstance(cache, KVCache) or model.queries is None:
+    if not isinstance(cache, KVCache) or model.inside.queries is None:
         raise UserError(
             f"the view {name} chooses among keys and values, and {model.name} has none; take a "
             "decoder of specjax.models"

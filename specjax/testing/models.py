@@ -18,7 +18,7 @@ from specjax.errors import UserError
 from specjax.models import families, lm
 from specjax.models.t5_config import t5
 from specjax.models.transformer_config import TransformerConfig
-from specjax.types import LM, LowerLayers, Output, Sublayers
+from specjax.types import LM, Inside, LowerLayers, Output, Sublayers
 
 
 def tiny_config(
@@ -126,7 +126,7 @@ def _score(table, tokens, cache, layout=None, block=None):
 
 
 def _extended(pair, tokens, cache, layout=None, block=None):
-    """``LM.extended`` of a table: a row is added to the logits of the last token."""
+    """``Inside.extended`` of a table: a row is added to the logits of the last token."""
     table, rows = pair
     out, block = cache.score(table, tokens, layout, block)
     own = tokens - table.shape[-1]
@@ -136,7 +136,7 @@ def _extended(pair, tokens, cache, layout=None, block=None):
 
 
 def above(layers: tuple[int, ...]) -> Callable[..., tuple[Output, Any]]:
-    """``LM.above`` of a table."""
+    """``Inside.above`` of a table."""
     return functools.partial(_go_on, layers)
 
 
@@ -162,7 +162,7 @@ def _go_on(
 
 @functools.cache
 def part(vocab_size: int, name: str, sublayers: Sublayers) -> LM:
-    """``LM.part`` of a table: its logits, rolled by the number of sublayers that are left out."""
+    """``Inside.part`` of a table: its logits, rolled by the number of sublayers left out."""
     for layers in sublayers:
         if any(not 0 <= layer < LAYERS for layer in layers):
             raise UserError(f"sublayers {layers} are asked for; give numbers 0..{LAYERS - 1}")
@@ -191,9 +191,9 @@ def tabular(vocab_size: int, name: str = "tabular") -> LM:
         unembed=_unembed,
         layers=LAYERS,
         tapping=functools.partial(tapped, 0),
-        part=functools.partial(part, vocab_size, name),
-        extended=_extended,
-        above=above,
+        inside=Inside(
+            part=functools.partial(part, vocab_size, name), extended=_extended, above=above
+        ),
     )
 
 
@@ -276,7 +276,7 @@ def keyed(vocab_size: int, name: str = "keyed") -> LM:
         vocab_size,
         name=name,
         width=vocab_size,
-        queries=_queries,
+        inside=Inside(queries=_queries),
     )
 
 

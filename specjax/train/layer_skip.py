@@ -112,8 +112,8 @@ def layer_skip_loss(
     out of range or without effect.
     """
     layers, uniform = shape.num_layers, math.log(shape.vocab_size)
-    assert model.unembed is not None and model.last_norm is not None
-    unembed, last_norm = model.unembed, model.last_norm
+    assert model.unembed is not None and model.inside.last_norm is not None
+    unembed, last_norm = model.unembed, model.inside.last_norm
 
     def loss(params, target_params, batch, key):
         del target_params

@@ -67,7 +67,7 @@ class LowerLayers(struct.PyTreeNode):
     """What the first layers of a model have computed for the first P tokens of a block."""
 
     hidden: Array  # [B,P,E] the output of the last of these layers
-    block: Any  # arrays [B,P,...]: the block of ``LM.part`` with these layers
+    block: Any  # arrays [B,P,...]: the block of ``Inside.part`` with these layers
     count: int = struct.field(pytree_node=False)  # how many layers, from 1 to all
 
 
@@ -87,6 +87,33 @@ class Encoder(NamedTuple):
     read: Callable[..., tuple[Output, Any]]
     # The model's ``T5Config``, for drafters that begin with its encoder. None: it is no T5 model.
     config: Any = None
+
+
+class Inside(NamedTuple):
+    """What few drafters ask of a model, mostly about its layers; None: it cannot give it."""
+
+    # The model of these sublayers: it has the parameters and reads the cache of the whole model,
+    # taps have the numbers of its layers, and blocks have the layers ``Sublayers.attention`` alone;
+    # they are not committed. Equal arguments give the same functions.
+    part: Callable[[Sublayers], LM] | None = None
+    # (params, tokens i32[B,T], cache) -> for each layer the ``cache.Queries`` of T tokens after the
+    # committed text. None: it has no queries.
+    queries: Callable[..., tuple[Any, ...]] | None = None
+    # (params, output of a layer [...,E]) -> [...,E]: what the LM head would multiply if this layer
+    # were the last one. None: the model has no such norm.
+    last_norm: Callable[[Params, Array], Array] | None = None
+    # ``apply`` with more tokens than the vocabulary: its first argument is (params, rows [L,E]),
+    # and the ids from ``vocab_size`` on have these rows as embeddings. Equal models have the same
+    # function. None: the model takes no embeddings.
+    extended: Callable[..., tuple[Output, Any]] | None = None
+    # (layer numbers) -> ``apply`` that goes on from what the first layers have computed: its first
+    # argument is (params, ``LowerLayers``), and it takes no ``block``. The first layers are
+    # computed for the other tokens alone. The taps are those of ``tapping``, or the model's own for
+    # no numbers. None: it cannot go on from a layer.
+    above: Callable[[tuple[int, ...]], Callable[..., tuple[Output, Any]]] | None = None
+    # Its ``TransformerConfig``, for drafters that have further layers of its kind. None: it is no
+    # decoder of ``specjax.models``.
+    decoder: Any = None
 
 
 class LM(NamedTuple):
@@ -122,28 +149,7 @@ class LM(NamedTuple):
     tapping: Callable[[tuple[int, ...]], Callable[..., tuple[Output, Any]]] | None = None
     # The smallest sliding window of a layer; None: all layers read the whole text.
     window: int | None = None
-    # The model of these sublayers: it has the parameters and reads the cache of the whole model,
-    # taps have the numbers of its layers, and blocks have the layers ``Sublayers.attention`` alone;
-    # they are not committed. Equal arguments give the same functions. None: it has no parts.
-    part: Callable[[Sublayers], LM] | None = None
-    # (params, tokens i32[B,T], cache) -> for each layer the ``cache.Queries`` of T tokens after the
-    # committed text. None: it has no queries.
-    queries: Callable[..., tuple[Any, ...]] | None = None
-    # (params, output of a layer [...,E]) -> [...,E]: what the LM head would multiply if this layer
-    # were the last one. None: the model has no such norm.
-    last_norm: Callable[[Params, Array], Array] | None = None
-    # ``apply`` with more tokens than the vocabulary: its first argument is (params, rows [L,E]),
-    # and the ids from ``vocab_size`` on have these rows as embeddings. Equal models have the same
-    # function. None: the model takes no embeddings.
-    extended: Callable[..., tuple[Output, Any]] | None = None
-    # (layer numbers) -> ``apply`` that goes on from what the first layers have computed: its first
-    # argument is (params, ``LowerLayers``), and it takes no ``block``. The first layers are
-    # computed for the other tokens alone. The taps are those of ``tapping``, or the model's own for
-    # no numbers. None: it cannot go on from a layer.
-    above: Callable[[tuple[int, ...]], Callable[..., tuple[Output, Any]]] | None = None
-    # Its ``TransformerConfig``, for drafters that have further layers of its kind. None: it is no
-    # decoder of ``specjax.models``.
-    decoder: Any = None
+    inside: Inside = Inside()
     # Of a model that reads its prompt with an encoder. None: it continues the prompt.
     encoder: Encoder | None = None
     # ``models.token_bytes.TokenBytes``: the bytes of each token, for pairs with two vocabularies.
@@ -179,31 +185,32 @@ class LM(NamedTuple):
                 "none; take a model with hidden states"
             )
         # ``extended`` has the taps of this model, and not these.
-        return self._replace(apply=self.tapping(layers), extended=None)
+        inside = self.inside._replace(extended=None)
+        return self._replace(apply=self.tapping(layers), inside=inside)
 
     def with_part(self, sublayers: Sublayers) -> LM:
-        """The model of these sublayers (``part``).
+        """The model of these sublayers (``Inside.part``).
 
         Raises UserError if it has no parts, or not these.
         """
-        if self.part is None:
+        if self.inside.part is None:
             raise UserError(
                 f"a draft with a part of the layers of {self.name} is asked for, and it does not "
                 "give its layers; take a decoder of specjax.models"
             )
-        return self.part(sublayers)
+        return self.inside.part(sublayers)
 
     def with_lower(self, layers: tuple[int, ...] = ()) -> LM:
-        """The model that goes on from ``LowerLayers`` (``above``), with these taps.
+        """The model that goes on from ``LowerLayers`` (``Inside.above``), with these taps.
 
         Raises UserError if it cannot.
         """
-        if self.above is None:
+        if self.inside.above is None:
             raise UserError(
                 f"a pass that goes on from the first layers of {self.name} is asked for, and it "
                 "cannot begin above a layer; take a decoder of specjax.models"
             )
-        return self._replace(apply=self.above(layers))
+        return self._replace(apply=self.inside.above(layers))
 
     def changed(self, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> LM:
         """The model with ``change(apply)`` in the place of each function that is an ``apply``.
@@ -215,11 +222,11 @@ class LM(NamedTuple):
             # Equal numbers give the same function.
             return make and functools.cache(lambda layers: change(make(layers)))
 
+        extended, above = self.inside.extended, self.inside.above
         return self._replace(
             apply=change(self.apply),
             tapping=each(self.tapping),
-            extended=self.extended and change(self.extended),
-            above=each(self.above),
+            inside=self.inside._replace(extended=extended and change(extended), above=each(above)),
         )
 
     def no_output(self, batch: int) -> Output:
@@ -594,12 +601,15 @@ class Drafter(NamedTuple):
             return target.with_lower(self.taps), (params.target, self.rare.lower(state))
         if self.rare.rows is None:
             return target, params.target
-        if target.extended is None:
+        if target.inside.extended is None:
             raise UserError(
                 f"{self.name} has its own input embeddings, and {target.name} takes none; take a "
                 "decoder of specjax.models"
             )
-        return target._replace(apply=target.extended), (params.target, self.rare.rows(params))
+        return target._replace(apply=target.inside.extended), (
+            params.target,
+            self.rare.rows(params),
+        )
 
     @property
     def tag(self) -> str:

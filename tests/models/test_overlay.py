@@ -148,4 +148,4 @@ def test_an_overlay_makes_no_cache_and_has_no_parts():
     assert top is overlay.overlay(tiny(vocab_size=V)[0])
     with pytest.raises(TypeError, match="continues the text of another cache"):
         top.init_cache(1, 8)
-    assert top.part is None
+    assert top.inside.part is None

@@ -192,7 +192,7 @@ def test_retrieval_holds_the_best_chunks_and_all_newer_tokens():
 
 def best_chunks(model, params, context, row, chunk, count):
     """The tokens of the chosen chunks of a row, and the first token after all complete chunks."""
-    asked = model.queries(params, context.pending[:, None], context.cache)[0]
+    asked = model.inside.queries(params, context.pending[:, None], context.cache)[0]
     query, keys = np.asarray(asked.q)[row, 0, 0], np.asarray(context.cache.k[0])[row, 0]
     complete = int(context.cache.length[row]) // chunk
     scores = [float(query @ keys[i * chunk : (i + 1) * chunk].mean(0)) for i in range(complete)]
@@ -227,7 +227,7 @@ def test_queries_are_those_that_attention_multiplies(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(attention, "attend", attend)
             model.apply(params, tokens, empty)
-        given = model.queries(params, tokens, empty)
+        given = model.inside.queries(params, tokens, empty)
         assert len(given) == len(seen) == len(empty.k)
         for asked, products in zip(given, seen, strict=True):
             heads = products.shape[1]
@@ -243,7 +243,9 @@ def masses(model, params, context, layer, queries):
     result = np.zeros(keys.shape[:3])
     # The queries of a whole pass over each text.
     empty = model.init_cache(4, 0)
-    q = np.asarray(jax.jit(model.queries)(params, context.tokens, empty)[layer].q, np.float64)
+    q = np.asarray(
+        jax.jit(model.inside.queries)(params, context.tokens, empty)[layer].q, np.float64
+    )
     group = q.shape[2] // keys.shape[1]
     for row, end in enumerate(length):
         for place in range(max(0, end - queries), end):
@@ -303,7 +305,7 @@ def test_attention_over_a_view_is_masked_full_attention(name):
         "retrieval": functools.partial(views.retrieval, budget=4, chunk=2, refresh=2),
     }[name](model, most=MOST)
     for context, cache, _ in rounds(made, model, params, 3):
-        queries = model.queries(params, context.pending[:, None], context.cache)
+        queries = model.inside.queries(params, context.pending[:, None], context.cache)
         for layer in full_layers(cache):
             check_layer(cache, context.cache, layer, np.asarray(queries[layer].q)[:, 0])
 

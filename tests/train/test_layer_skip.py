@@ -104,7 +104,7 @@ def test_the_loss_is_its_formula():
     taps = lm.forward(model.with_taps((0, 1, 2)), params, batch.tokens[:, :-1]).taps
     each = [
         objectives.cross_entropy(
-            model.unembed(params, model.last_norm(params, x)),
+            model.unembed(params, model.inside.last_norm(params, x)),
             batch.tokens[:, 1:],
             batch.labelled[:, 1:],
         )

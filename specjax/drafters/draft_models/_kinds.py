@@ -84,7 +84,7 @@ def with_logits(model: LM, size: int, fit: Callable[[Array], Array]) -> LM:
         apply=Bound(_applied, fit, model.apply),
         unembed=unembed and Bound(_unembedded, fit, unembed),
         tapping=tapping and Bound(_tapping, fit, tapping),
-        part=None,
+        inside=model.inside._replace(part=None),
     )
 
 

@@ -122,7 +122,7 @@ def _last_layer(target: LM) -> tuple[TransformerConfig, int]:
     Of a target that is no decoder of ``specjax.models``: a Llama layer of its width. Raises
     UserError for a target of one layer, or a layer that has experts.
     """
-    layers, config = _eagle_shape.layers_of(NAME, target), target.decoder
+    layers, config = _eagle_shape.layers_of(NAME, target), target.inside.decoder
     if layers < 2:
         raise UserError(
             f"{NAME} reads the output of the target's last layer but one, and {target.name} has 1 "
@@ -164,7 +164,7 @@ def _start(shape: TrunkShape, target: LM, target_params: Params, key: Array) -> 
 
     Of a target that is no decoder of ``specjax.models`` the layers begin as the identity.
     """
-    if target.decoder is not None:
+    if target.inside.decoder is not None:
         own = target_params["layers"][shape.layer]
         return {"layers": {str(j): jax.tree.map(jnp.asarray, own) for j in range(shape.heads)}}
     params = _new(shape, key)
@@ -233,8 +233,8 @@ def _every(logits: Any, params: ModelParams, state: Array) -> Array:
 def _logits(target: LM, params: ModelParams, x: Array) -> Array:
     """The target's own last norm, if it has one, and its LM head."""
     assert target.unembed is not None
-    if target.last_norm is not None:
-        x = target.last_norm(params.target, x)
+    if target.inside.last_norm is not None:
+        x = target.inside.last_norm(params.target, x)
     return target.unembed(params.target, x)
 
 

@@ -181,8 +181,8 @@ def start(adapter: Adapter, target: LM, target_params: Params, key: Array) -> Pa
     params = MODULE.new(shape, key)
     if shape.kind == LINEAR:
         params["linear"]["kernel"] = jnp.zeros_like(params["linear"]["kernel"])
-    if shape.kind != NONE and target.last_norm is not None:
-        norm = Bound(target.last_norm, target_params)
+    if shape.kind != NONE and target.inside.last_norm is not None:
+        norm = Bound(target.inside.last_norm, target_params)
         params["norm"]["scale"] = _scale_of(norm, shape.config, norm_key)
     if shape.vocab is not None:
         kernel = output_kernel(target, target_params)

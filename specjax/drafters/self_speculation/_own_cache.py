@@ -44,7 +44,7 @@ def _whole(params: ModelParams, context: Context, kept: Any) -> tuple[Any, Any]:
 class Inner(NamedTuple):
     """A model that reads the target's cache."""
 
-    model: LM  # ``LM.part`` of the target, or another model with the same cache
+    model: LM  # ``Inside.part`` of the target, or another model with the same cache
     # (ModelParams) -> the model's parameters
     params: Callable[[ModelParams], Params] = _targets
     # (params, context, kept) -> (the cache that the model reads, kept): at the begin of a round.

@@ -91,7 +91,7 @@ def _check_leaves(shape: Shape, params: Params) -> None:
 
 def _exit_layer(target: LM, asked: int) -> int:
     """The number of layers that are computed. Raises UserError."""
-    if target.layers is None or target.part is None:
+    if target.layers is None or target.inside.part is None:
         target.with_part(Sublayers((), ()))
         raise UserError(f"{target.name} does not state how many layers it has")
     layer = asked or max(target.layers // 4, 1)
@@ -240,7 +240,7 @@ def acceptance_by_layer(
     Raises:
         UserError: a model without layers or last norm, settings that depend on the text.
     """
-    if target.layers is None or target.last_norm is None or target.unembed is None:
+    if target.layers is None or target.inside.last_norm is None or target.unembed is None:
         raise UserError(
             f"{target.name} does not give its layers and its last norm; take a decoder of "
             "specjax.models"
@@ -265,8 +265,8 @@ def _of_text(
     target: LM, params: Params, text: Array, places: Array, how: sampling.Sampling
 ) -> Array:
     """f[L,N]: the overlap of every exit with the target at ``places`` i32[N] of a text i32[1,T]."""
-    assert target.layers and target.unembed is not None and target.last_norm is not None
-    unembed, last_norm = target.unembed, target.last_norm
+    assert target.layers and target.unembed is not None and target.inside.last_norm is not None
+    unembed, last_norm = target.unembed, target.inside.last_norm
     tapped = target.with_taps(tuple(range(target.layers)))
     out, _ = tapped.apply(params, text, target.init_cache(1, 0))
     probs = sampling.to_probs(unembed(params, out.hidden[:, places]), how)

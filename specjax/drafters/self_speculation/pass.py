@@ -94,7 +94,7 @@ def make(target: LM, keys: Keys) -> Drafter:
         UserError: files without embeddings or of another target, a target that takes no
             embeddings, another number of calls, a tree that does not fit.
     """
-    if target.extended is None:
+    if target.inside.extended is None:
         raise UserError(
             f"pass has its own input embeddings, and {target.name} takes none; take a decoder of "
             "specjax.models"
@@ -104,7 +104,7 @@ def make(target: LM, keys: Keys) -> Drafter:
     return _build(setup, keys, given)
 
 
-# The id of embedding i is the vocabulary's size plus i (``LM.extended``). No such token is ever
+# The id of embedding i is the vocabulary's size plus i (``Inside.extended``). No such token is ever
 # proposed: its nodes are invalid, and the target is fed them (``Draft.fed``). Along a text,
 # embedding i (from 0) behind the token at place s predicts tokens[s+2+i]: with one pass per round
 # it is behind the token before the pending one, with two behind the pending one.
@@ -144,8 +144,8 @@ def ids(setup: Setup, *lead: int) -> Array:
 
 def apply(setup: Setup, params: ModelParams, tokens: Array, cache: Any, layout: Any = None):
     """The target's output for tokens i32[B,T], ids of embeddings among them."""
-    assert setup.target.extended is not None
-    return setup.target.extended((params.target, rows_of(params)), tokens, cache, layout)[0]
+    assert setup.target.inside.extended is not None
+    return setup.target.inside.extended((params.target, rows_of(params)), tokens, cache, layout)[0]
 
 
 def _build(setup: Setup, keys: HeadKeys, given: Given) -> Drafter:

@@ -160,14 +160,18 @@ def forgets_the_pending_token(target, **keys):
 def other_layers(target, **keys):
     """Computes the last layers instead of the first ones."""
     part = Sublayers((1, 2), (1, 2))
-    wrong = target._replace(part=lambda _: target.part(part))
+    wrong = target._replace(inside=target.inside._replace(part=lambda _: target.inside.part(part)))
     return drafters.make("early_exit", wrong, **keys)
 
 
 def without_feed_forward(target, **keys):
     """Leaves out the feed-forward part of the last layer that is computed."""
     part = Sublayers((0, 1), (0,))
-    return drafters.make("early_exit", target._replace(part=lambda _: target.part(part)), **keys)
+    return drafters.make(
+        "early_exit",
+        target._replace(inside=target.inside._replace(part=lambda _: target.inside.part(part))),
+        **keys,
+    )
 
 
 MUTANTS = {
@@ -286,7 +290,8 @@ def test_wrong_keys_are_one_line(message):
 
 @pytest.mark.fast
 def test_a_model_without_layers_is_refused():
-    target = tiny()[0]._replace(part=None)
+    model = tiny()[0]
+    target = model._replace(inside=model.inside._replace(part=None))
     with pytest.raises(UserError, match="a draft with a part of the layers of lm is asked for"):
         drafters.make("early_exit", target, exit_layer=1)
     drafter = drafters.make("early_exit", tiny()[0], adapter="linear")

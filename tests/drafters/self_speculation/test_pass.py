@@ -55,7 +55,7 @@ def test_an_embedding_of_a_token_is_that_token(family):
     fed = tokens.at[0, 3].set(32).at[0, 2].set(33)
     cache = target.init_cache(2, 0)
     expected = target.apply(params, tokens, cache)[0].logits
-    result = target.extended((params, rows), fed, cache)[0].logits
+    result = target.inside.extended((params, rows), fed, cache)[0].logits
     np.testing.assert_array_equal(result, expected)
 
 
@@ -67,7 +67,7 @@ def behind(target, params, rows, text, length):
     """
     place = jnp.arange(text.shape[1]) - length
     fed = jnp.where((place >= 0) & (place < len(rows)), target.vocab_size + place, text)
-    logits = target.extended((params, rows), fed, target.init_cache(1, 0))[0].logits[0]
+    logits = target.inside.extended((params, rows), fed, target.init_cache(1, 0))[0].logits[0]
     return jax.lax.dynamic_slice_in_dim(logits, length - 1, len(rows) + 1, 0)
 
 
@@ -105,7 +105,7 @@ def test_marginals_along_a_text():
     for row, column in np.ndindex(2, 2):
         text = batch.tokens[row : row + 1, : int(places[row, column]) + 1]
         fed = jnp.concatenate([text, module.ids(setup, 1)], 1)
-        out = target.extended((params, rows), fed, target.init_cache(1, 0))[0].hidden[0, -3:]
+        out = target.inside.extended((params, rows), fed, target.init_cache(1, 0))[0].hidden[0, -3:]
         np.testing.assert_allclose(hidden[row, column], out, rtol=1e-4, atol=1e-4)
 
 
@@ -264,7 +264,7 @@ def test_the_loss_is_the_mean_over_random_places():
     for row, place in np.ndindex(2, 5):
         text = batch.tokens[row : row + 1, : place + 1]
         fed = jnp.concatenate([text, module.ids(setup, 1)], 1)
-        out = target.extended((params, rows), fed, target.init_cache(1, 0))[0].logits[0, -2:]
+        out = target.inside.extended((params, rows), fed, target.init_cache(1, 0))[0].logits[0, -2:]
         for depth in range(2):
             at = place + 2 + depth
             if at < 6 and labelled[row, at]:
@@ -312,7 +312,10 @@ def test_files_and_errors(tmp_path):
         tree="chain:4",
         calls=1,
     )
-    refused("has its own input embeddings, and tabular takes none", TARGET._replace(extended=None))
+    refused(
+        "has its own input embeddings, and tabular takes none",
+        TARGET._replace(inside=TARGET.inside._replace(extended=None)),
+    )
     head_cases.assert_foreign_is_refused("pass", TARGET, params)
     head_cases.assert_files_round_trip("pass", tmp_path / "rows", heads=2)
 
@@ -337,7 +340,7 @@ def test_nodes_of_embeddings_are_fed():
 
 @pytest.mark.fast
 def test_a_target_with_other_taps_is_refused():
-    """``LM.extended`` would not have them."""
+    """``Inside.extended`` would not have them."""
     tapped = testing.tiny("llama", 0)[0].with_taps((0,))
     with pytest.raises(UserError, match="has its own input embeddings, and lm takes none"):
         drafters.make("pass", tapped)

@@ -326,7 +326,10 @@ def test_wrong_uses_are_one_line():
             "early_exit", target, exit_layer=1, tree="2x1", reuse=True
         ),
         "tabular is asked for, and it cannot begin above a layer": lambda: drafters.make(
-            "early_exit", table._replace(above=None), exit_layer=1, reuse=True
+            "early_exit",
+            table._replace(inside=table.inside._replace(above=None)),
+            exit_layer=1,
+            reuse=True,
         ),
         "early_exit with reuse is a drafter inside another one": lambda: drafters.make(
             "escalate", table, drafters={"early_exit": {"exit_layer": 1, "reuse": True}}
