@@ -1,8 +1,9 @@
 """Finds a method by the name of its file, and checks the keys that it is given.
 
-The methods of a package are its modules and those of its subfolders (families); modules and folders
-that begin with "_", and those in the package's ``HELPERS``, are helpers. A name is unique across
-families. A module has a function ``make``, whose keys ``specjax.declare`` declares.
+The methods of a package are its modules and those of the folders below it; modules and folders
+that begin with "_", and those in the package's ``HELPERS``, are helpers. The first folder is the
+family of a method. A name is unique across families. A module has a function ``make``, whose keys
+``specjax.declare`` declares.
 
 A name with a colon is an object outside the package: ``my_module:make`` (``imported``).
 """
@@ -31,13 +32,13 @@ def modules(package: str) -> dict[str, str]:
     helpers = getattr(importlib.import_module(package), "HELPERS", ())
     found: dict[str, str] = {}
     folders = [package]
-    for folder in folders:  # the families follow
+    for folder in folders:  # the folders in it follow
         for module in pkgutil.iter_modules(importlib.import_module(folder).__path__):
             dotted = f"{folder}.{module.name}"
             if module.name.startswith("_") or module.name in helpers:
                 continue
             if module.ispkg:
-                folders += [dotted] * (folder == package)
+                folders.append(dotted)
             elif module.name in found:
                 raise TypeError(f"{found[module.name]} and {dotted} have the same name")
             else:
@@ -51,8 +52,8 @@ def names(package: str) -> list[str]:
 
 
 def family(package: str, name: str) -> str:
-    """The folder of a method inside its package, "" if it is in no folder."""
-    return _path(package, name).rpartition("/")[0]
+    """The first folder of a method's path inside its package, "" if it is in no folder."""
+    return _path(package, name).partition("/")[0] if "/" in _path(package, name) else ""
 
 
 def file(package: str, name: str) -> str:

@@ -9,32 +9,33 @@ from typing import Any
 
 from specjax.decode import _beam_rounds as decode_beam_rounds
 from specjax.decode import _hypotheses as decode_hypotheses
-from specjax.drafters import _glancing as drafters_glancing
 from specjax.drafters import _limited as drafters_limited
 from specjax.drafters import growth as drafters_growth
 from specjax.drafters import shared_keys as drafters_keys
-from specjax.drafters.draft_models import _intersection as draft_models_intersection
 from specjax.drafters.draft_models import _small_model as draft_models_small_model
 from specjax.drafters.draft_models import _spec_network as draft_models_spec_network
-from specjax.drafters.draft_models import _string_law as draft_models_string_law
-from specjax.drafters.draft_models import _string_match as draft_models_string_match
 from specjax.drafters.draft_models import _vocabularies as draft_models_vocabularies
+from specjax.drafters.draft_models._vocabularies import intersection as draft_models_intersection
+from specjax.drafters.draft_models._vocabularies import maps as draft_models_vocabulary_maps
+from specjax.drafters.draft_models._vocabularies import string_law as draft_models_string_law
+from specjax.drafters.draft_models._vocabularies import string_match as draft_models_string_match
 from specjax.drafters.growth import plans as drafters_growth_plans
 from specjax.drafters.growth import stepper as drafters_growth_stepper
 from specjax.drafters.heads import _along_text as heads_along_text
-from specjax.drafters.heads import _block as heads_block
-from specjax.drafters.heads import _block_corrections as heads_block_corrections
-from specjax.drafters.heads import _block_network as heads_block_network
-from specjax.drafters.heads import _eagle_shape as heads_eagle_shape
-from specjax.drafters.heads import _falcon_loss as heads_falcon_loss
-from specjax.drafters.heads import _falcon_network as heads_falcon_network
-from specjax.drafters.heads import _heads as heads_heads
+from specjax.drafters.heads import _depth_loss as heads_depth_loss
 from specjax.drafters.heads import _masked_text as heads_masked_text
-from specjax.drafters.heads import _network as heads_network
-from specjax.drafters.heads import _network_drafter as heads_network_drafter
 from specjax.drafters.heads import _prefix as heads_prefix
-from specjax.drafters.heads import _rollout as heads_rollout
+from specjax.drafters.heads import _shape as heads_eagle_shape
 from specjax.drafters.heads import _vocabulary as heads_vocabulary
+from specjax.drafters.heads.block import _corrections as heads_block_corrections
+from specjax.drafters.heads.block import _drafter as heads_block
+from specjax.drafters.heads.block import _network as heads_block_network
+from specjax.drafters.heads.eagle import _drafter as heads_network_drafter
+from specjax.drafters.heads.eagle import _loss as heads_rollout
+from specjax.drafters.heads.eagle import _network as heads_network
+from specjax.drafters.heads.falcon import _loss as heads_falcon_loss
+from specjax.drafters.heads.falcon import _network as heads_falcon_network
+from specjax.drafters.heads.multi import _heads as heads_heads
 from specjax.drafters.lookup import _frequency as lookup_frequency
 from specjax.drafters.lookup import _match as lookup_suffix_array
 from specjax.drafters.lookup import sam as lookup_automaton
@@ -69,7 +70,7 @@ __all__ = [
     "draft_models_string_law",
     "draft_models_string_match",
     "draft_models_vocabularies",
-    "drafters_glancing",
+    "draft_models_vocabulary_maps",
     "drafters_growth",
     "drafters_growth_plans",
     "drafters_growth_stepper",
@@ -79,6 +80,7 @@ __all__ = [
     "heads_block",
     "heads_block_corrections",
     "heads_block_network",
+    "heads_depth_loss",
     "heads_eagle_shape",
     "heads_falcon_loss",
     "heads_falcon_network",

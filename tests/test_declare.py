@@ -14,7 +14,7 @@ import pytest
 from specjax import config, control, declare, drafters
 from specjax.declare import key
 from specjax.drafters import files
-from specjax.drafters.heads import medusa
+from specjax.drafters.heads.multi import medusa
 from specjax.errors import UserError
 from specjax.run import settings
 from specjax.run.settings import GridKeys

@@ -35,7 +35,7 @@ from experiments.loops import Loop, clock, repeat, tie
 from specjax import drafters, rng, sampling, tree
 from specjax.drafters.growth import Nodes
 from specjax.drafters.growth.plans import Fixed
-from specjax.drafters.heads._network import Network
+from specjax.drafters.heads.eagle._network import Network
 from specjax.files import write_json
 from specjax.models import lm
 from specjax.types import LM, Context, Drafter, ModelParams, Output, Verdict

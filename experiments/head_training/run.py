@@ -27,7 +27,7 @@ import numpy as np
 from experiments.common import checked, options, record, start
 from experiments.loops import Loop, clock
 from specjax import drafters
-from specjax.drafters.heads import _rollout
+from specjax.drafters.heads.eagle import _loss
 from specjax.files import write_json
 from specjax.models import lm
 from specjax.models.transformer_config import TransformerConfig
@@ -52,7 +52,7 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "hydra": ("hydra", {"heads": 4}, {}),
     "redrafter": ("redrafter", {}, {}),
     "eagle": ("eagle", {}, {}),
-    "hass": ("eagle", {}, _rollout.HASS),
+    "hass": ("eagle", {}, _loss.HASS),
     "eagle3": ("eagle3", {}, {}),
     "eagle3, draft vocabulary": ("eagle3", {"draft_vocab": 4}, {}),  # a quarter of the tokens
 }

@@ -25,10 +25,11 @@ import numpy as np
 
 from experiments.common import Stopwatch, options, record, without_folder
 from specjax import accept, decode, drafters, rng, sampling
-from specjax.drafters.draft_models._string_match import BYTES
+from specjax.drafters.draft_models._vocabularies import maps as vocabulary_maps
+from specjax.drafters.draft_models._vocabularies.string_match import BYTES
 from specjax.errors import UserError
 from specjax.files import write_json
-from specjax.models import hf, vocabulary_maps
+from specjax.models import hf
 from specjax.models.hf import Loaded
 from specjax.types import ModelParams
 

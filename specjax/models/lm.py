@@ -18,7 +18,7 @@ from specjax import cache as kv
 from specjax import tree
 from specjax.bound import Bound
 from specjax.errors import UserError
-from specjax.models.modules import Module
+from specjax.models.layers import Module
 from specjax.models.t5 import T5, SourceCache
 from specjax.models.t5_config import T5Config
 from specjax.models.transformer import Transformer

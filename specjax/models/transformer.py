@@ -152,9 +152,9 @@ class Transformer(nnx.Module):
 
         ``layout`` and ``block`` as in ``types.LM``, ``remat`` and ``part`` as in
         ``lm.from_config``, ``rows`` as in ``Inside.extended``; cache and block have the layers
-        whose attention is computed. ``kept`` bool[B,L]: the layers of each row that change its hidden
-        states; None: all. ``start`` [B,T,E]: the input of the first layer that is computed; None:
-        the embeddings.
+        whose attention is computed. ``kept`` bool[B,L]: the layers of each row that change its
+        hidden states; None: all. ``start`` [B,T,E]: the input of the first layer that is computed;
+        None: the embeddings.
         """
         fed = 0 if block is None else block.size
         view = past(cache, tokens.shape[1], layout, fed)

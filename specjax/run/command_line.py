@@ -31,7 +31,7 @@ from specjax import registry
 from specjax.config import Config
 from specjax.errors import UserError
 from specjax.report import terminal
-from specjax.run import catalog, interrupts, overrides, several
+from specjax.run import catalog, overrides, process
 from specjax.run.bench import NotLossless
 from specjax.run.dispatch import run
 
@@ -157,7 +157,7 @@ def _read_flags(
         "workdir", "", "where results go; default runs/<name of the file>", flag_values=values
     )
     flags.DEFINE_string("methods", "", "drafters to measure, a,b,c", flag_values=values)
-    several.define(values)
+    process.define_flags(values)
     try:
         config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=arguments)
         rest = values(arguments)
@@ -187,7 +187,7 @@ def main(argv: list[str] | None = None) -> int:
         if _shows(argv):
             return 0
         config, workdir, values = _parsed(argv)
-        with several.connected(values, config):
+        with process.connected(values, config):
             run(config, workdir, shlex.join(["python", "-m", "specjax.run", *argv[1:]]))
     except UserError as error:
         return terminal.fail(str(error))
@@ -198,17 +198,17 @@ def main(argv: list[str] | None = None) -> int:
             raise
         return terminal.fail(f"{error}: a path begins with ~ and the name of an unknown user")
     except KeyboardInterrupt as error:
-        return terminal.fail(interrupts.MESSAGE, interrupts.status_of(error))
+        return terminal.fail(process.MESSAGE, process.status_of(error))
     return 0
 
 
 def command() -> NoReturn:
     """The process of ``specjax`` and of ``python -m specjax.run``; ends it within two seconds of
     Ctrl-C or SIGTERM."""
-    interrupts.install()
+    process.install()
     status = main()
-    if status in interrupts.STATUS.values():
-        interrupts.leave(status)
+    if status in process.STATUS.values():
+        process.leave(status)
     sys.exit(status)
 
 

@@ -1,31 +1,54 @@
-"""Runs a configuration: checks its keys, runs its stages, then its mode."""
+"""Runs a configuration: checks its keys, runs its stages, then its mode.
+
+A stage writes into ``<workdir>/<its name>``. One whose result no setting uses is skipped, for
+example because a target was given. Everything is checked before the first stage starts: settings,
+files, and every drafter with its rule, made for stand-ins of the models that are not trained yet.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from ml_collections import ConfigDict
 from rich.text import Text
 
+from specjax import drafters
+from specjax.bench import methods as methods_lib
 from specjax.bench import results
-from specjax.config import Config
-from specjax.errors import UserError
+from specjax.config import Config, given
+from specjax.data import prompts as prompts_lib
+from specjax.data import text_files
+from specjax.errors import TooLong, UserError
+from specjax.models import hf
 from specjax.report import terminal
-from specjax.run import beams, workdirs
-from specjax.run import stages as stages_lib
+from specjax.run import beams, build, stand_ins, workdirs
 from specjax.run.bench import bench
 from specjax.run.chat import chat
 from specjax.run.generate import generate
 from specjax.run.online import online
 from specjax.run.replay import replay
-from specjax.run.settings import read
-from specjax.run.train import train
+from specjax.run.settings import Settings, read
+from specjax.types import LM
 
 DECODING = {mode.__name__: mode for mode in (generate, chat, bench, replay, online)}
 MODES = ("train", *DECODING)
+
+
+def train(config: Config, workdir: Path) -> None:
+    """Runs the recipe ``config.objective`` into ``workdir``; resumes it if it was interrupted."""
+    # Imported here because TFDS and Orbax take seconds to import.
+    from specjax.train import recipes
+
+    summary = recipes.run(config, workdir)
+    lines = [
+        f"  {key}: {value:.4g}" if isinstance(value, float) else f"  {key}: {value}"
+        for key, value in summary.items()
+    ]
+    terminal.console().print(Text("\n".join([f"{workdir}", *lines]), "dim"))
 
 
 def run(config: Config, workdir: Path, command: str | None = None) -> None:
@@ -33,7 +56,7 @@ def run(config: Config, workdir: Path, command: str | None = None) -> None:
     mode = _check_keys(config)
     workdirs.check(workdir)
     _fill(config, str(workdir))
-    stages, skipped = stages_lib.planned(config, workdir)
+    stages, skipped = planned(config, workdir)
     settings = None
     if mode != "train":
         settings = read(config)
@@ -53,7 +76,7 @@ def _run(config: Config, workdir: Path, command: str | None, settings, stages, s
         for stage in stages:
             _check_keys(stage.config)
         decodes = config.mode in ("generate", "chat", "bench", "online")
-        stages_lib.check(settings if decodes else None, stages)
+        check_stages(settings if decodes else None, stages)
     console = terminal.console()
     for name, _, result in skipped:
         console.print(Text.assemble((name, "bold"), f": skipped, no setting uses {result}"))
@@ -87,3 +110,205 @@ def _fill(config: Config, workdir: str) -> None:
 
 def _filled(workdir: str, value: Any) -> Any:
     return value.replace("{workdir}", workdir) if isinstance(value, str) else value
+
+
+TRAINED = ("pretrain", "distill")  # objectives that make a model
+
+
+class Stage(NamedTuple):
+    """A configuration that runs first."""
+
+    name: str
+    config: Config
+    result: str  # the directory that it writes into
+
+
+def planned(config: Config, workdir: Path) -> tuple[list[Stage], list[Stage]]:
+    """(the stages of ``config.prepare`` that are needed, the others).
+
+    If ``config.target`` is not the result of a stage, the other stages get this target in place of
+    that result. Raises UserError for a name without a configuration.
+    """
+    stages = []
+    for name in config.get("prepare") or ():
+        stage = config.get("stages", {}).get(name)
+        if stage is None:
+            raise UserError(
+                f"config.prepare names {name!r}, and config.stages has no such configuration"
+            )
+        stages.append(Stage(name, stage, str(workdir / name)))
+    if config.get("mode") != "train":
+        _use_given_target(config, stages)
+    rest = {key: config[key] for key in config if key not in ("stages", "prepare")}
+    used = _texts(ConfigDict(rest))
+    needed: list[Stage] = []
+    for stage in reversed(stages):  # a stage uses results of earlier ones
+        # The result of another mode may be more than the directory.
+        if stage.config.get("mode") != "train" or _uses(used, stage.result):
+            needed.insert(0, stage)
+            used += _texts(stage.config)
+    return needed, [stage for stage in stages if stage not in needed]
+
+
+def _use_given_target(config: Config, stages: Sequence[Stage]) -> None:
+    results = {stage.result for stage in stages}
+    if not config.get("target") or config.target in results:
+        return
+    targets = {stage.config.get("target") for stage in stages} & results
+    for stage in stages:
+        if stage.config.get("target") in targets:
+            old, stage.config.target = stage.config.target, config.target
+            data = stage.config.get("data")
+            if data is not None and _is_in(data.get("dir") or "", old):
+                beside = Path(hf.resolve(config.target)).parent / "data"
+                data.dir = str(beside) if beside.is_dir() else ""
+
+
+def _texts(config: Config) -> list[str]:
+    """All texts in a configuration."""
+    return [leaf for leaf in jax.tree.leaves(config.to_dict()) if isinstance(leaf, str)]
+
+
+def _uses(texts: Sequence[str], result: str) -> bool:
+    return any(_is_in(part.strip(), result) for text in texts for part in text.split(","))
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder}/")
+
+
+# Checks before the first stage -------------------------------------------------------------------
+
+
+def check_stages(settings: Settings | None, stages: Sequence[Stage]) -> None:
+    """Raises UserError for a mistake that a run after these stages would report.
+
+    ``settings`` are those of the run in mode generate or bench; None: another mode.
+    """
+    results = {stage.result: stage.config for stage in stages}
+    for stage in stages:
+        if stage.config.get("mode") == "train":
+            _check_training(stage, results)
+        else:
+            read(stage.config)
+    if settings is None:
+        return
+    target = _target(settings, results)
+    model = target.lm if isinstance(target, hf.Loaded) else target
+    for choice in settings.methods.values():
+        keys = _with_stand_ins(choice.drafter, results, model.vocab_size)
+        # A model that exists fits the trained target or not: nothing is known before.
+        known = isinstance(target, hf.Loaded) or not _names_files(keys)
+        if keys is not None and known:
+            temperatures = settings.temperatures
+            try:
+                methods_lib.objects(model, choice._replace(drafter=keys), temperatures)
+            except TooLong:
+                if not choice.of_gammas:  # a bench leaves such a length out
+                    raise
+    _check_prompts(settings, target)
+
+
+def _check_training(stage: Stage, results: Mapping[str, Config]) -> None:
+    """The settings of a training stage, its target if that exists, and its files of text."""
+    # Imported here because Orbax takes seconds to import.
+    from specjax.train import optimise
+    from specjax.train.recipes import checks
+
+    try:
+        config = checks.complete(stage.config)
+        if config.objective in (*TRAINED, "heads"):
+            checks.check_training(config)
+            optimise.optimiser(**config.optimiser, steps=config.train.steps)
+            checks.text_kind(config.data)
+        elif config.objective == "generate":
+            checks.check_generate(config)
+        elif config.objective == "features":
+            checks.check_features(config)
+        else:
+            checks.check_lookup_data(config)
+        _check_loss(config)
+        if config.objective == "heads":
+            drafters.check(**given(config.drafter))
+        if config.target and config.target not in results:
+            hf.resolve(config.target)
+        for name in text_files.split_names(config.data.files):
+            text_files.pieces(Path(name).expanduser())
+    except UserError as error:
+        raise UserError(f"{error} (stage {stage.name}: config.stages.{stage.name})") from None
+
+
+def _check_loss(config: Config) -> None:
+    from specjax.train import objectives
+    from specjax.train.recipes import common
+
+    if config.objective == "pretrain":
+        common.check_loss_keys(config.loss, (), "pretrain")
+    elif config.objective == "distill":
+        models = stand_ins.target(), stand_ins.target()
+        common.make_loss(objectives.distill_loss, config.loss, "distill", *models)
+
+
+def _target(settings: Settings, results: Mapping[str, Config]) -> hf.Loaded | LM:
+    """The target, or a stand-in of its shape for one that a stage trains."""
+    if (stage := results.get(settings.target)) is None:
+        return build.target(settings)
+    shape = stage.get("model")
+    if shape is None or not shape.get("vocab_size"):
+        return stand_ins.target()
+    return stand_ins.target(vocab_size=shape.vocab_size, max_positions=shape.max_positions)
+
+
+def _with_stand_ins(
+    keys: Mapping[str, Any], results: Mapping[str, Config], vocab_size: int
+) -> dict | None:
+    """The keys of a drafter, with objects in place of results of stages; None: one has no object.
+
+    Heads have none: they are made for the features of one target.
+    """
+    changed: dict[str, Any] = {}
+    for key, value in keys.items():
+        if isinstance(value, Mapping):
+            inner = _with_stand_ins(value, results, vocab_size)
+            if inner is None:
+                return None
+            changed[key] = inner
+        elif isinstance(value, str) and any(_uses([value], each) for each in results):
+            made = results.get(value)
+            if made is None or made.get("objective") not in (*TRAINED, "datastore", "ngram"):
+                return None
+            changed[key] = stand_ins.value(key, vocab_size)
+        else:
+            changed[key] = value
+    return changed
+
+
+def _names_files(keys: Mapping[str, Any] | None) -> bool:
+    """Whether a key of a drafter, or of one inside it, names a model or a table on disk."""
+    files = ("model", "models", "datastore", "tables")
+    return any(
+        _names_files(value)
+        if isinstance(value, Mapping)
+        else key in files and isinstance(value, str)
+        for key, value in (keys or {}).items()
+    )
+
+
+def _check_prompts(settings: Settings, target: hf.Loaded | LM) -> None:
+    """Reads the prompts. Without a target, their number and their form are checked."""
+    sizes = settings.batch_sizes
+    for name in settings.source.names:
+        if not isinstance(target, hf.Loaded):
+            prompts_lib.check(settings.source, name, max(sizes))
+            continue
+        for context in settings.grid.contexts or (0,):
+            chosen = prompts_lib.read(
+                settings.source, target, _no_answers, name=name, context=context
+            )
+            for size in sizes:
+                build.job(settings, target, chosen, 0.0, size)
+
+
+def _no_answers(prompts: list[prompts_lib.Prompt]) -> list[list[int]]:
+    """Empty answers: the later turns of conversations become as short as they can be."""
+    return [[] for _ in prompts]

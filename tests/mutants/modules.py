@@ -1,4 +1,4 @@
-"""Wrong versions of the drafter of several modules in sequence (``heads/_network_drafter``).
+"""Wrong versions of the drafter of several modules in sequence (``heads/eagle/_drafter``).
 
 All keep the output law, and only lower acceptance. ``tests/drafters/heads/test_mtp_module.py``
 detects each: after some rounds the logits are not those after a fresh prefill.

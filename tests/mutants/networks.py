@@ -1,4 +1,4 @@
-"""Wrong versions of the drafter of a draft network (``drafters/heads/_network_drafter``).
+"""Wrong versions of the drafter of a draft network (``drafters/heads/eagle/_drafter``).
 
 All but ``declares_what_top_p_cut`` keep the output law: a rule accepts any draft rightly. They only
 lower acceptance, so no check of texts can see them. ``tests/drafters/heads/test_eagle_mutants.py``

@@ -11,7 +11,6 @@ from commandline import BENCH, ROOT
 from specjax.bench import methods
 from specjax.bench.methods import MethodChoice
 from specjax.run import build, dispatch, settings, stand_ins, workdirs
-from specjax.run import stages as stages_lib
 
 QUICKSTART, TREES, LOOKAHEAD, ESCALATE = (
     f"--config={ROOT}/configs/{name}.py"
@@ -194,9 +193,9 @@ def test_what_is_needed():
 
     config = quickstart.get_config()
     dispatch._fill(config, "runs/x")
-    needed, skipped = stages_lib.planned(config, workdirs.Path("runs/x"))
+    needed, skipped = dispatch.planned(config, workdirs.Path("runs/x"))
     assert [stage.name for stage in needed] == ["target", "draft"] and not skipped
     config.grid.methods.draft_model.model = "elsewhere"
-    needed, skipped = stages_lib.planned(config, workdirs.Path("runs/x"))
+    needed, skipped = dispatch.planned(config, workdirs.Path("runs/x"))
     assert [stage.name for stage in needed] == ["target"]
     assert [stage.name for stage in skipped] == ["draft"]

@@ -20,8 +20,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from specjax.bound import Bound
 from specjax.models.attention import Stored
-from specjax.models.layers import init
-from specjax.models.modules import Module
+from specjax.models.layers import Module, init
 from specjax.models.t5 import T5, DecoderLayer, RelativeBias
 from specjax.models.t5_config import T5Config
 from specjax.types import Array, ModelParams, Params

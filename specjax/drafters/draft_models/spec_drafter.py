@@ -25,14 +25,14 @@ from flax.traverse_util import flatten_dict
 from specjax import declare, sampling
 from specjax.bound import Bound
 from specjax.declare import key
-from specjax.drafters import _foresee, _glancing, files, growth
+from specjax.drafters import _foresee, files, growth
 from specjax.drafters.draft_models import _spec_network as network
 from specjax.drafters.draft_models._spec_network import Net, Shape, Source
 from specjax.drafters.files import Given
 from specjax.drafters.files.codec import Codec, Rule, Rules
 from specjax.drafters.growth import Begun, Plan, Stepper
 from specjax.drafters.growth.plans import Method
-from specjax.drafters.heads import _eagle_shape
+from specjax.drafters.heads import _depth_loss, _shape
 from specjax.drafters.heads._along_text import Drafts, Texts
 from specjax.drafters.heads._depth_loss import mean
 from specjax.drafters.shared_keys import StoredKeys
@@ -100,7 +100,7 @@ def make(target: LM, keys: Keys) -> Drafter:
             "decoders"
         )
     given, keys = files.read(NAME, target, keys, features=False)
-    shape = _shape(target.encoder.config, given, keys)
+    shape = _shape_of(target.encoder.config, given, keys)
     measured, chain = given.config.get("accuracy"), shapes.chain(shape.block)
     method = Method(NAME, chain, "iid", target.vocab_size, shape.block, True, measured)
     return _build(target, _net(target, shape, given), given, growth.read(method, keys))
@@ -110,13 +110,13 @@ def _net(target: LM, shape: Shape, given: Given) -> Net:
     """The static facts. Raises UserError for parameters of another shape."""
     own = jnp.float32
     if given.params is not None:
-        _eagle_shape.check_leaves(NAME, dict(network.leaves(shape)), flatten_dict(given.params))
+        _shape.check_leaves(NAME, dict(network.leaves(shape)), flatten_dict(given.params))
         own = given.params["masks"].dtype
     assert target.encoder is not None
     return Net(shape, target.encoder.start, jnp.dtype(own))
 
 
-def _shape(target: T5Config, given: Given, keys: Keys) -> Shape:
+def _shape_of(target: T5Config, given: Given, keys: Keys) -> Shape:
     """The shape of the stored network, or of a new one. Raises UserError."""
     base, config = target, given.config
     if config:
@@ -267,9 +267,11 @@ def loss(
         seen, source_seen = jax.lax.stop_gradient((pair, repeated))
         guess = sampling.argmax(network.logits(net, seen, tokens, read, source_seen))
         fall = FALL if keys.fall is None else keys.fall
-        rate = keys.glancing * (1 - fall * _glancing.progress(batch, keys.run_steps))
+        rate = keys.glancing * (1 - fall * _depth_loss.progress(batch, keys.run_steps))
         order = jax.random.uniform(random[1], counted.shape)
-        given = _glancing.first(counted, order, _glancing.count(counted & (guess != answers), rate))
+        given = _depth_loss.first_free(
+            counted, order, _depth_loss.given_count(counted & (guess != answers), rate)
+        )
     logits = network.logits(net, pair, tokens, read, repeated, answers, given, keys.remat)
     return _compare(logits, answers, counted & ~given, given, keys.smoothing)
 

@@ -123,7 +123,7 @@ def read(method: Method, keys: TreeKeys) -> Plan:
                 f"leave it out, or give tree={DYNAMIC!r}"
             )
     how = keys.siblings or method.siblings
-    return Plan(Fixed(_shape(method, keys), how), controller)
+    return Plan(Fixed(_shape_of(method, keys), how), controller)
 
 
 def _with_chain(method: Method, keys: TreeKeys) -> TreeKeys:
@@ -145,7 +145,7 @@ def _with_chain(method: Method, keys: TreeKeys) -> TreeKeys:
     return dataclasses.replace(keys, tree=shapes.chain(gamma))
 
 
-def _shape(method: Method, keys: TreeKeys) -> Topology:
+def _shape_of(method: Method, keys: TreeKeys) -> Topology:
     name = method.name
     if keys.tree and keys.nodes:
         raise UserError(f"{name} was given a tree and nodes={keys.nodes}; give one of them")

@@ -20,7 +20,7 @@ from specjax.errors import UserError
 from specjax.models.attention import past, rope_angle
 from specjax.models.attention import stored as stored_at
 from specjax.models.hf_config import value_of
-from specjax.models.modules import Module
+from specjax.models.layers import Module
 from specjax.models.transformer import Block, Norm
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Layout

@@ -27,11 +27,10 @@ from specjax.cache import KVBlock, KVCache
 from specjax.drafters import growth
 from specjax.drafters.files import Ends
 from specjax.drafters.heads import _prefix
-from specjax.drafters.heads._heads import output_kernel
+from specjax.drafters.heads.multi._heads import output_kernel
 from specjax.drafters.self_speculation._own_cache import Inner
 from specjax.models.attention import Attention, past, rope_angle, stored
-from specjax.models.layers import Linear, Norm, in_float32, linear_options
-from specjax.models.modules import Module
+from specjax.models.layers import Linear, Module, Norm, in_float32, linear_options
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Layout
 from specjax.types import LM, Array, Context, LowerLayers, ModelParams, Output, Params, Verdict

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import declare, sampling
+from specjax import declare, divergences, sampling, tree
 from specjax.bound import Bound
 from specjax.declare import key
 from specjax.drafters import _foresee, files, growth
@@ -26,8 +26,9 @@ from specjax.drafters.files import Given, decoder_layers
 from specjax.drafters.files.codec import Codec, linear, scale
 from specjax.drafters.growth import Plan
 from specjax.drafters.growth.plans import Method
-from specjax.drafters.heads import _prefix
-from specjax.drafters.self_speculation import _exit_adapter, _exit_text, _own_cache
+from specjax.drafters.heads import _along_text, _depth_loss, _prefix
+from specjax.drafters.heads._depth_loss import LossKeys
+from specjax.drafters.self_speculation import _exit_adapter, _own_cache
 from specjax.drafters.self_speculation._exit_adapter import (
     LAYER,
     LINEAR,
@@ -38,10 +39,23 @@ from specjax.drafters.self_speculation._exit_adapter import (
 )
 from specjax.drafters.shared_keys import StoredKeys
 from specjax.errors import UserError
+from specjax.models import lm
 from specjax.models.hf_config import value_of
 from specjax.models.transformer_config import TransformerConfig
 from specjax.topology import shapes
-from specjax.types import CHAIN, LM, Array, Drafter, Params, Sublayers, Training
+from specjax.types import (
+    CHAIN,
+    LM,
+    Array,
+    Batch,
+    Context,
+    Drafter,
+    ModelParams,
+    Output,
+    Params,
+    Sublayers,
+    Training,
+)
 
 # An early exit and its adapter, from the keys and from files.
 
@@ -186,7 +200,7 @@ def make(target: LM, keys: Keys) -> Drafter:
         plan,
         init_params=given.init_params("early_exit"),
         gaps=exit_.shape.kind != _exit_adapter.LAYER,
-        probs=Bound(_exit_text.probs, exit_),
+        probs=Bound(probs, exit_),
         training=_training(target, exit_, plan),
     )
     return drafter._replace(taps=() if exit_.shape.kind == NONE else exit_.taps)
@@ -206,12 +220,12 @@ def _training(target: LM, exit_: Adapter, plan: Plan) -> Training:
     """Forecasts, and with parameters how they are trained."""
     if exit_.shape.kind != NONE:
         target = target.with_taps(exit_.taps)
-    logits, both = Bound(_exit_text.logits_of, exit_), Bound(_exit_text.both, exit_, target)
+    logits, both = Bound(logits_of, exit_), Bound(both_logits, exit_, target)
     training = Training(**_foresee.of_text(logits, both, plan), facts=exit_.facts)
     if not exit_.shape.trained:
         return training
     return training._replace(
-        loss=Bound(_exit_text.loss, exit_, target, ce=0.0, teacher=1.0),
+        loss=Bound(loss, exit_, target, ce=0.0, teacher=1.0),
         start=Bound(_exit_adapter.start, exit_, target),
     )
 
@@ -300,6 +314,82 @@ class _Files(Codec):
             *linear("lm_head", "head", "D V", parts="head"),
         )
     }
+
+
+def logits(
+    adapter: Adapter, params: ModelParams, tokens: Array, segments: Array | None = None
+) -> Array:
+    """f[B,T,V]: what the exit predicts after each token of i32[B,T]."""
+    out = lm.forward(adapter.part, params.target, tokens, segments)
+    return _read(adapter, params, out, segments)
+
+
+def _read(adapter: Adapter, params: ModelParams, out: Output, segments: Array | None) -> Array:
+    """The exit's logits, from the outputs along whole texts."""
+    if adapter.shape.kind != _exit_adapter.LAYER:
+        return _exit_adapter.logits(adapter, params, out)[0]
+    x = out.taps[0]
+    dtype = jax.tree.leaves(params.draft)[0].dtype
+    cache = _exit_adapter.init_cache(adapter, x.shape[0], 0, dtype)
+    layout = None if segments is None else tree.segments(segments)
+    return _exit_adapter.logits(adapter, params, out, cache, layout)[0]
+
+
+def both_logits(
+    adapter: Adapter, target: LM, params: ModelParams, batch: Batch
+) -> tuple[Array, Array]:
+    """f[B,T,V] each: the logits of the exit and of the target, for all tokens but the last.
+
+    ``target`` has the adapter's tap if there is an adapter: then one pass gives both.
+    """
+    out = _along_text.output(target, params.target, batch)
+    if adapter.shape.kind == NONE:
+        return logits_of(adapter, params, batch), out.logits
+    return _read(adapter, params, out, _along_text.segments_of(batch)), out.logits
+
+
+def logits_of(adapter: Adapter, params: ModelParams, batch: Batch) -> Array:
+    """The first of ``both``."""
+    return logits(adapter, params, batch.tokens[:, :-1], _along_text.segments_of(batch))
+
+
+def probs(adapter: Adapter, params: ModelParams, context: Context) -> Array:
+    """f32[B,S,V]: ``Drafter.probs``."""
+    return _foresee.probs_along(logits(adapter, params, context.tokens), context)
+
+
+@declare.method(LossKeys)
+def loss(
+    adapter: Adapter,
+    target: LM,
+    params: Any,
+    target_params: Any,
+    batch: Batch,
+    key: Array,
+    keys: LossKeys,
+) -> tuple[Array, dict[str, Array]]:
+    """Loss f32[] per labelled position, and metrics.
+
+    ce * cross-entropy with the text + teacher * divergence from the target's distribution
+    (``divergences.DIVERGENCES``; forward KL has the gradient of Kangaroo's cross-entropy with soft
+    labels). The target's logits are constants; its hidden states are not, for a caller that
+    differentiates ``target_params``.
+
+    Metrics: ``agreement`` and ``alpha``, the acceptance rates at temperature 0 and 1; ``scale`` and
+    ``uniform`` as in ``heads._depth_loss``.
+
+    Raises:
+        UserError: weights out of range or without effect.
+    """
+    del key
+    own, target_logits = both_logits(adapter, target, ModelParams(target_params, params), batch)
+    target_logits = jax.lax.stop_gradient(target_logits)
+    labels, counted = _along_text.label(batch, 1)
+    terms = _depth_loss.terms_of(keys, counted.sum())
+    value, sizes, _ = _depth_loss.compare(terms, own, target_logits, labels, counted)
+    alpha = _depth_loss.mean(divergences.overlap(target_logits, own), counted)
+    weight = jnp.float32(sizes.pop("labels"))
+    return value, {**sizes, "alpha": alpha, "weight": weight}
 
 
 CODEC = _Files("early_exit")

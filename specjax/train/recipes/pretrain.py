@@ -18,7 +18,7 @@ import jax
 from specjax import drafters
 from specjax.config import Config, given
 from specjax.data import pairs, token_streams
-from specjax.drafters.heads import mtp
+from specjax.drafters.heads.multi import mtp
 from specjax.errors import UserError
 from specjax.models import hf
 from specjax.train import layer_skip, objectives, with_heads

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import unflatten_dict
 from internals import draft_models_spec_network as network
-from internals import drafters_glancing as _glancing
+from internals import heads_depth_loss as _depth_loss
 from internals import network_of
 from safetensors.numpy import load_file
 
@@ -306,7 +306,7 @@ def test_glancing_gives_as_many_answers_as_the_rate_says(made, monkeypatch):
 def test_the_first_free_places_are_chosen():
     free = jnp.asarray([[True, False, True, True], [False, False, True, False]])
     turn = jnp.asarray([[3, 0, 1, 2], [3, 0, 1, 2]])
-    chosen = _glancing.first(free, turn, jnp.asarray([2, 2]))
+    chosen = _depth_loss.first_free(free, turn, jnp.asarray([2, 2]))
     expected = [[False, False, True, True], [False, False, True, False]]
     np.testing.assert_array_equal(chosen, expected)
 

@@ -20,6 +20,7 @@ from internals import draft_models_small_model as _small_model
 from internals import draft_models_string_law as _string_law
 from internals import draft_models_string_match as _string_match
 from internals import draft_models_vocabularies as _vocabularies
+from internals import draft_models_vocabulary_maps as vocabulary_maps
 from internals import drafters_growth_stepper, setup_of
 from marks import by_default
 from mutants.drafters import with_draft
@@ -31,7 +32,7 @@ from specjax.bench import replay
 from specjax.bench.methods import MethodChoice
 from specjax.data.recordings import Trace
 from specjax.errors import UserError
-from specjax.models import lm, token_bytes, vocabulary_maps
+from specjax.models import lm, token_bytes
 from specjax.models.token_bytes import TokenBytes, of_tokens
 from specjax.testing import state_checks
 from specjax.types import ModelParams, Verdict

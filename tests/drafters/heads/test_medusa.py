@@ -16,7 +16,7 @@ from marks import by_default
 
 from specjax import accept, drafters, testing
 from specjax.drafters.files import head_files
-from specjax.drafters.heads import medusa
+from specjax.drafters.heads.multi import medusa
 from specjax.errors import UserError
 from specjax.models import lm
 from specjax.testing import conformance

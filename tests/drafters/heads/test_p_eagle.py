@@ -21,7 +21,7 @@ from marks import by_default
 from mutants.networks import with_stepper
 
 from specjax import drafters, step, testing
-from specjax.drafters.heads import eagle3
+from specjax.drafters.heads.eagle import eagle3
 from specjax.errors import UserError
 from specjax.models import lm
 from specjax.testing.claims import widen

@@ -1,0 +1,1 @@
+"""A draft network that gives a whole block in one pass."""

@@ -1,0 +1,216 @@
+"""A block drafter as functions: the text as keys and values, and one pass over a block.
+
+A block has the pending token and then masks, at the positions that follow the committed text. Its
+places attend to the text before the pending token, and to each other. The same functions draft and
+train: drafting has the text in a cache, training in the place of tokens that were fed before.
+
+DFlash (2602.06036, section 3): c = norm(fc(taps of the target)) gives every layer the keys and
+values of the committed text; the tokens of the block are embeddings, and run through ordinary
+decoder layers that attend to the text and to the block. DFlare (2606.02091): every layer has its
+own mixture of the taps, softmax-weighted, and its own projections of it.
+
+All functions take ``Net`` first, and ``params`` is always the pair ``ModelParams``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from specjax import cache as kv
+from specjax.bound import Bound
+from specjax.cache import KVBlock, KVCache
+from specjax.drafters.files import Ends
+from specjax.drafters.heads import _prefix
+from specjax.drafters.heads.block import _corrections as corrections
+from specjax.drafters.heads.block._corrections import BlockShape
+from specjax.drafters.heads.eagle._network import embed
+from specjax.models import rope
+from specjax.models.attention import Past, past, rope_angle, stored
+from specjax.models.layers import Linear, Module, Norm, at_least, linear_options
+from specjax.models.transformer import Block
+from specjax.models.transformer_config import TransformerConfig
+from specjax.tree import Layout
+from specjax.types import ModelParams, Params
+
+
+class _Layer(Block):
+    """A decoder layer; ``mixed``: it has its own projections of the committed text."""
+
+    def __init__(
+        self, config: TransformerConfig, dtype, rngs: nnx.Rngs, layer: int, mixed: bool = False
+    ):
+        super().__init__(config, dtype, rngs, layer)
+        if mixed:
+            kw = linear_options(config.attention_bias, dtype, rngs)
+            width = config.num_kv_heads * config.head_dim
+            self.context_k = Linear(config.hidden_size, width, **kw)
+            self.context_v = Linear(config.hidden_size, width, **kw)
+
+    def read(self, context: jax.Array, angle: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        """[B,T,D] -> keys and values [B,T,H,head_dim] of the committed text."""
+        own = self.attention
+        to_k, to_v = (
+            (self.context_k, self.context_v) if hasattr(self, "context_k") else (own.k, own.v)
+        )
+        shape = (*context.shape[:2], own.kv_heads, own.width)
+        k, v = to_k(context).reshape(shape), to_v(context).reshape(shape)
+        if own.qk_norm == "head":
+            k = own.k_norm(k)
+        if angle is None or own.rope is None:
+            return k, v
+        return rope.rotate(k, angle, own.rope), v
+
+
+class BlockNet(nnx.Module):
+    """The network without the target's embeddings and head."""
+
+    def __init__(self, shape: BlockShape, dtype, rngs: nnx.Rngs):
+        config, count = shape.config, len(shape.taps)
+        mixed = shape.context == "mixed"
+        if mixed:
+            self.mix = nnx.Param(jnp.zeros((config.num_layers, count), dtype))
+        else:
+            kw = linear_options(False, dtype, rngs)
+            self.fc = Linear(count * config.hidden_size, config.hidden_size, **kw)
+        self.hidden_norm = Norm(config, dtype)
+        self.layers = nnx.Dict(
+            {str(i): _Layer(config, dtype, rngs, i, mixed) for i in range(config.num_layers)}
+        )
+        self.norm = Norm(config, dtype)
+
+    def read(self, taps: jax.Array, angle: jax.Array | None) -> tuple[tuple, tuple]:
+        """Taps [B,T,n,D] -> the keys and the values of every layer, [B,T,H,head_dim] each."""
+        if hasattr(self, "fc"):
+            shared = self.hidden_norm(self.fc(taps.reshape(*taps.shape[:-2], -1)))
+            contexts = [shared] * len(self.layers)
+        else:
+            weights = jax.nn.softmax(self.mix[...], -1)
+            mixed = self.hidden_norm(jnp.einsum("ln,btnd->lbtd", weights, taps))
+            contexts = list(mixed)
+        pairs = [self.layers[str(i)].read(each, angle) for i, each in enumerate(contexts)]
+        return tuple(zip(*pairs, strict=True))  # pyright: ignore[reportReturnType]
+
+    def __call__(
+        self,
+        x: jax.Array,
+        angle: jax.Array | None,
+        past: Past,
+        cache: KVCache,
+        read: KVBlock | None,
+    ) -> jax.Array:
+        """[B,P,D] -> [B,P,D]; the text is in ``cache``, or in ``read`` as if it were fed before."""
+        for index in range(len(self.layers)):
+            x, _, _ = self.layers[str(index)](x, angle, past, stored(cache, read, index))
+        return self.norm(x)
+
+
+MODULE = Module(BlockNet)
+
+
+class Net(NamedTuple):
+    """The static facts."""
+
+    shape: BlockShape
+    ends: Ends
+    dtype: Any  # of parameters, activations and cache
+    ids: np.ndarray | None = None  # i32[V_d] the token of each logit; None: all tokens
+
+
+def init_cache(net: Net, batch: int, slots: int) -> kv.KVCache:
+    """An empty cache of the committed text."""
+    config = net.shape.config
+    return _prefix.init_cache(config, net.dtype, config.num_layers, batch, slots, config.windows)
+
+
+def read(
+    net: Net, params: ModelParams, taps: tuple[jax.Array, ...], positions: jax.Array
+) -> kv.KVBlock:
+    """The keys and values of T tokens of the text, from their taps [B,T,D] each.
+
+    ``positions`` i32[B,T].
+    """
+    angle = rope_angle(net.shape.config, positions)
+    stacked = jnp.stack(taps, -2).astype(at_least(net.dtype, params.draft))
+    k, v = _merge(net, params).read(stacked, angle)
+    return kv.KVBlock(k, v, v[-1][..., 0, 0].astype(jnp.float32))
+
+
+def run(
+    net: Net,
+    params: ModelParams,
+    pending: jax.Array,
+    tokens: int,
+    cache: kv.KVCache,
+    layout: Layout,
+    text: kv.KVBlock | None = None,
+) -> jax.Array:
+    """[B,P,K,D]: what predicts each of K tokens after each of the tokens ``pending`` i32[B,P].
+
+    ``layout`` is of the places of all P blocks, one after the other; with ``text`` they follow it.
+    """
+    shape, dtype = net.shape, at_least(net.dtype, params.draft)
+    (batch, blocks), fed = pending.shape, shape.fed(tokens)
+    first = embed(net.ends, params, pending)[:, :, None].astype(dtype)
+    if shape.mask_id is None:
+        mask = params.draft["mask"]
+    else:
+        mask = embed(net.ends, params, jnp.asarray(shape.mask_id))
+    masks = jnp.broadcast_to(mask.astype(dtype), (batch, blocks, fed - 1, first.shape[-1]))
+    x = jnp.concatenate([first, masks], 2).reshape(batch, blocks * fed, -1)
+    view = past(cache, blocks * fed, layout)
+    hidden = _merge(net, params)(x, rope_angle(shape.config, view.positions), view, cache, text)
+    hidden = hidden.reshape(batch, blocks, fed, -1)
+    return hidden if shape.anchor else hidden[:, :, 1:]
+
+
+def inside(net: Net, tokens: int) -> jax.Array:
+    """bool[F,F]: which of its places each place of a block attends to."""
+    size = net.shape.fed(tokens)
+    every = jnp.ones((size, size), bool)
+    return jnp.tril(every) if net.shape.causal else every
+
+
+def draft(
+    net: Net, params: ModelParams, pending: jax.Array, tokens: int, cache: kv.KVCache
+) -> jax.Array:
+    """[B,K,D]: what predicts each of K tokens after ``pending`` i32[B] and the cached text."""
+    size, batch = net.shape.fed(tokens), len(pending)
+    layout = Layout(
+        jnp.broadcast_to(inside(net, tokens), (batch, size, size)),
+        jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (batch, size)),
+    )
+    return run(net, params, pending[:, None], tokens, cache, layout)[:, 0]
+
+
+def correct(
+    net: Net, params: ModelParams, state: jax.Array, given: corrections.Given
+) -> corrections.Corrected:
+    """One depth of the draft, see ``_corrections.step``."""
+    return corrections.step(net.shape, Bound(embed, net.ends), params, state, given)
+
+
+def no_state(net: Net, params: ModelParams, *lead: int) -> jax.Array:
+    """[...,S]: the state of a correction before the first token."""
+    # A correction without a state carries one number that it does not read.
+    width = max(corrections.state_width(net.shape), 1)
+    return jnp.zeros((*lead, width), at_least(net.dtype, params.draft))
+
+
+def start(shape: BlockShape, target_params: Params, key: jax.Array) -> Params:
+    """New parameters; none of them is the target's."""
+    del target_params
+    keys = jax.random.split(key, 3)
+    params = MODULE.new(shape, keys[0]) | corrections.new(shape, keys[1])
+    if shape.mask_id is None:
+        width = shape.config.hidden_size
+        params["mask"] = 0.02 * jax.random.normal(keys[2], (width,), jnp.float32)
+    return params
+
+
+def _merge(net: Net, params: ModelParams) -> BlockNet:
+    return MODULE.merge(net.shape, params.draft, net.dtype)

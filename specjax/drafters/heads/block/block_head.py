@@ -1,0 +1,318 @@
+"""Block drafters: a small network drafts a whole block of tokens in one pass.
+
+One component for DFlash and the drafters after it, which differ in a few switches:
+
+- DFlash (2602.06036): the target's taps, fused once, are keys and values of every layer; the block
+  is the pending token and masks, attends to itself in both directions, and its masks predict.
+- DSpark (2607.05147, ``anchor``, ``correction="markov"``, ``confidence``): the pending token's
+  place predicts too; a low-rank bias corrects each depth by the token drafted before it.
+- JetSpec (2606.18394, ``causal``): attention inside the block is causal; ``tree="best_parents"``.
+- Domino (2605.29707, ``anchor``, ``correction="gru"``): a GRU over the draft's tokens corrects.
+- DFlare (2606.02091, ``context="mixed"``): each layer has its own mixture of the taps.
+
+Without a correction the probabilities of a depth are the same on all paths, so best-first trees
+(DDTree, 2604.12989) cost no further pass. The default is a sampled chain: the probabilities after
+the correction are those that a token is drawn from. L1 with the rules for the draft's siblings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from specjax import declare
+from specjax.bound import Bound
+from specjax.declare import key
+from specjax.drafters import files
+from specjax.drafters.files import Given
+from specjax.drafters.heads import _shape, _vocabulary
+from specjax.drafters.heads.block import _drafter
+from specjax.drafters.heads.block import _network as network
+from specjax.drafters.heads.block._corrections import CONTEXTS, CORRECTIONS, BlockShape
+from specjax.drafters.heads.block._files import BlockFiles
+from specjax.drafters.heads.block._network import Net
+from specjax.drafters.heads.eagle._network import layer_facts
+from specjax.drafters.shared_keys import StackedKeys
+from specjax.errors import UserError
+from specjax.models.layers import dtype_of
+from specjax.models.transformer_config import TransformerConfig
+from specjax.types import LM, Drafter, Params
+
+REFERENCE = (
+    "chen2026dflash",
+    "cheng2026dspark",
+    "hu2026jetspec",
+    "huang2026domino",
+    "zhang2026dflare",
+)
+
+NAME = _drafter.NAME
+# The keys of config.json are those of DFlash's files, at the top level or in ``dflash_config``.
+SLIDING, FULL = "sliding_attention", "full_attention"
+BLOCK, RANK, PLAIN = 8, 256, 1  # of a new network
+
+
+def _correction_of(params: Params) -> str:
+    """The correction that has these parameters."""
+    kinds = {"gate": "gated", "joint": "rnn"}
+    if "markov" in params:
+        return next((name for part, name in kinds.items() if part in params["markov"]), "markov")
+    return "gru" if "gru" in params else "none"
+
+
+def _rank_of(params: Params) -> int | None:
+    """The rank of the correction that has these parameters; None: it has none."""
+    if "gru" in params:
+        return np.shape(params["prefix"]["out"]["kernel"])[0]
+    return np.shape(params["markov"]["table"])[-1] if "markov" in params else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(StackedKeys):
+    """The keys of ``block_head``."""
+
+    taps: Sequence[int] | str = key(
+        (),
+        'the layers, from 0, whose outputs it reads, as "1,5,9"; empty: as many as the network '
+        "has, evenly spaced from 1 to L - 3 of L",
+        parse=_shape.taps_of,
+        fact="target_layer_ids",
+    )
+    block: int = key(
+        0,
+        "places of a block, with the pending token's; 0: 8. It drafts block - 1 tokens, with "
+        "``anchor`` block.",
+        least=0,
+        fact="block_size",
+    )
+    context: str = key(
+        "",
+        '"shared" (one fusion of the taps, "") or "mixed" (one mixture for each layer)',
+        choices=("", *CONTEXTS),
+        size=lambda params: "mixed" if "mix" in params else "shared",
+    )
+    causal: bool = key(
+        False,
+        "whether a place attends only to the places before it",
+        fact="causal_head",
+        missing=False,
+    )
+    anchor: bool | None = key(
+        None,
+        "whether the pending token's place predicts, and each place the token after its own; "
+        "None: as in the files, False for a new network",
+        fact="sample_from_anchor",
+        missing=False,
+        override=True,
+    )
+    correction: str = key(
+        "",
+        '"none" (""), "markov", "gated", "rnn" (DSpark) or "gru" (Domino)',
+        choices=("", *CORRECTIONS),
+        size=_correction_of,
+    )
+    rank: int = key(0, "of the correction; 0: 256", least=0, size=_rank_of)
+    state: int = key(
+        0,
+        "the width of the GRU; 0: the target's width",
+        least=0,
+        size=lambda params: params["gru"]["u"].shape[0],
+    )
+    plain: int | None = key(
+        None,
+        "how many first tokens the GRU does not correct; None: 1",
+        least=0,
+        fact="pure_draft_prefix_len",
+        missing=0,
+    )
+    confidence: bool = key(
+        False,
+        "whether it estimates that the next token is accepted, for ``control``",
+        part="confidence",
+    )
+    window: int = key(
+        0,
+        "how many positions each layer but the last one attends to; 0: to all",
+        least=0,
+    )
+    mask_id: int | None = key(
+        None,
+        "a token whose embedding the masks have; None: an embedding of their own",
+        least=0,
+        fact="mask_token_id",
+    )
+
+
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
+    """Drafts with a block network.
+
+    Keys but ``model`` and the shape of a draft are for a new network. Of a stored one the tensors
+    and config.json decide, and another value is an error. Only ``anchor`` replaces what the files
+    state, with a warning: some released files do not state it.
+
+    Raises:
+        UserError: files without a network or of another target, sizes that differ from the files, a
+            draft longer than the block, a mask_id outside the vocabulary, a tree that does not fit.
+    """
+    given, agreed = files.read(NAME, target, keys)
+    shape = _shape_of(target, given, agreed, keys)
+    ids = None
+    if shape.head is not None:
+        stored = _vocabulary.listed(given.config.get("draft_ids"))
+        ids = _vocabulary.ids_of(stored, shape.head, target.vocab_size)
+    net = Net(shape, given.ends, dtype_of(given.params), ids)
+    return _drafter.build(target, net, keys, given, _facts(shape, ids))
+
+
+def _shape_of(target: LM, given: Given, keys: Keys, asked: Keys) -> BlockShape:
+    """The shape of the network, from the keys of ``block_head``. Raises UserError.
+
+    ``keys`` agree with stored parameters; ``asked`` are those that were given.
+    """
+    layers, width = _shape.layers_of(NAME, target), given.ends.width
+    raw = given.config
+    sliding = raw.get("sliding_window") or 0 if SLIDING in (raw.get("layer_types") or ()) else 0
+    if given.params is not None and raw:
+        keys = given.agree(NAME, keys, window=sliding)
+    masked = given.params is not None and "mask" in given.params
+    if masked and asked.mask_id is not None:
+        raise UserError(
+            f"mask_id is {asked.mask_id}, and the given {NAME} has an embedding of its masks; "
+            "leave it out"
+        )
+    correction, anchor = keys.correction or "none", bool(keys.anchor)
+    block = keys.block or BLOCK
+    gru, plain = correction == "gru", PLAIN if keys.plain is None else keys.plain
+    _check_effects(block - (not anchor), block, plain, correction, asked)
+    config = _shape.config_of(NAME, given, keys)
+    config = dataclasses.replace(config, windows=_windows(config, raw, keys.window))
+    taps: Any = keys.taps or default_taps(layers, config.num_layers)
+    _shape.check_taps(NAME, target, taps)
+    shape = BlockShape(
+        config=config,
+        taps=taps,
+        positions=block - (not anchor),
+        vocab=target.vocab_size,
+        context=keys.context or "shared",
+        causal=keys.causal,
+        anchor=anchor,
+        correction=correction,
+        rank=0 if correction == "none" else keys.rank or RANK,
+        state=(keys.state or width) if gru else 0,
+        plain=plain if gru else 0,
+        confidence=keys.confidence,
+        mask_id=None if masked else keys.mask_id,
+        head=_own_head(given),
+        sure_of_token=_sure_of_token(given, width),
+    )
+    _check(target, given, shape)
+    return shape
+
+
+def _own_head(given: Given) -> int | None:
+    if given.params is None or "head" not in given.params:
+        return None
+    return given.params["head"]["kernel"].shape[1]
+
+
+def _sure_of_token(given: Given, width: int) -> bool:
+    """Whether a confidence reads the token before: by the width of its kernel."""
+    if given.params is None or "confidence" not in given.params:
+        return True
+    return len(given.params["confidence"]["kernel"]) != width
+
+
+def _facts(shape: BlockShape, ids: np.ndarray | None = None) -> tuple[tuple[str, Any], ...]:
+    """What config.json must hold in addition to the tensors."""
+    own: list[tuple[str, Any]] = [
+        ("block_size", shape.fed(shape.positions)),
+        ("target_layer_ids", shape.taps),
+        ("causal_head", shape.causal),
+        ("sample_from_anchor", shape.anchor),
+    ]
+    if shape.correction == "gru":
+        own.append(("pure_draft_prefix_len", shape.plain))
+    if shape.mask_id is not None:
+        own.append(("mask_token_id", shape.mask_id))
+    own += _vocabulary.facts(ids, shape.vocab)
+    windows = shape.config.windows
+    if windows:
+        own.append(("sliding_window", next(filter(None, windows))))
+        own.append(("layer_types", tuple(SLIDING if each else FULL for each in windows)))
+    return (*layer_facts(shape.config), *own)
+
+
+def _check_effects(drafts: int, block: int, plain: int, correction: str, asked: Keys) -> None:
+    """Raises UserError for keys without effect, and for a block that drafts no token."""
+    if drafts < 1:
+        raise UserError(
+            f"block is {block}, which drafts no token; give at least 2, or 1 with anchor"
+        )
+    if correction == "gru" and plain >= drafts:
+        raise UserError(
+            f"plain is {plain} and a block drafts {drafts} tokens: the correction has no effect; "
+            f"give less than {drafts} (0: all are corrected), or leave correction out"
+        )
+    kinds_of = {"rank": CORRECTIONS[1:], "state": ("gru",), "plain": ("gru",)}
+    for name, kinds in kinds_of.items():
+        value = getattr(asked, name)
+        given = value is not None if name == "plain" else value != 0
+        if given and correction not in kinds:
+            raise UserError(
+                f"{name} is {value} and has no effect on the correction {correction!r}; leave it "
+                f"out, or take {' or '.join(kinds)}"
+            )
+
+
+def _windows(
+    config: TransformerConfig, raw: Mapping[str, Any], window: int
+) -> tuple[int | None, ...]:
+    """``TransformerConfig.windows``: as in config.json, or in all layers but the last."""
+    if not window:
+        return ()
+    types = raw.get("layer_types") or (*(SLIDING,) * (config.num_layers - 1), FULL)
+    if len(types) != config.num_layers or not set(types) <= {SLIDING, FULL}:
+        raise UserError(
+            f"layer_types is {list(types)}; it must name {SLIDING} or {FULL} for each of the "
+            f"{config.num_layers} layers"
+        )
+    windows = tuple(window if kind == SLIDING else None for kind in types)
+    if not any(windows):
+        raise UserError(
+            f"window is {window}, and the only layer has none; leave it out, or raise layers"
+        )
+    return windows
+
+
+def default_taps(layers: int, count: int) -> tuple[int, ...]:
+    """``count`` layers of a target of ``layers``, evenly spaced from 1 to ``layers`` - 3.
+
+    The authors' code of DFlash; a single one is in the middle. Fewer where the target has too few.
+    """
+    if count == 1 or layers < 5:
+        return (layers // 2,)
+    spaced = np.round(1 + np.arange(count) * (layers - 4) / (count - 1)).astype(int)
+    return tuple(sorted({int(each) for each in spaced}))
+
+
+def _check(target: LM, given: Given, shape: BlockShape) -> None:
+    """Raises UserError for parameters of another shape, and for a wrong mask."""
+    if shape.mask_id is not None and not 0 <= shape.mask_id < target.vocab_size:
+        raise UserError(
+            f"mask_id is {shape.mask_id}; the target's tokens are 0..{target.vocab_size - 1}"
+        )
+    if given.params is None:
+        return
+    if shape.mask_id is None and "mask" not in given.params:
+        raise UserError(
+            f"the {NAME} network has no embedding of its masks; give mask_id, the token that it "
+            "was trained with"
+        )
+    _shape.check(NAME, given, _shape.leaves_of(Bound(network.start, shape)))
+
+
+CODEC = BlockFiles(_drafter.NAME)

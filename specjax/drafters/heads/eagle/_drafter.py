@@ -1,0 +1,396 @@
+"""The drafter of a ``Network``: feature autoregression with the token one step ahead.
+
+EAGLE-1 (Li et al. 2024, 2401.15077, section 4). Slot t of the draft cache has the token t + 1 and
+the target's feature of token t, and predicts token t + 2. So when a draft is grown, the cache has
+one slot less than the text has tokens, and its newest slot predicts the children of the pending
+token. A draft node is the next slot, with the network's own output at its parent in the place of
+the feature.
+
+A verdict leaves what the target computed for the pending token and the accepted nodes; the next
+round begins by feeding these slots. So the cache is written once in a round, and holds nothing that
+was computed from the network's own outputs or for a rejected node.
+
+Of several modules in sequence, module k, from 1, reads at slot t the output of module k - 1 at slot
+t and token t + k + 1, and predicts token t + k + 2; its attention reads its own slots up to t
+(DeepSeek-V3, 2412.19437, section 2.2). Each module has a cache of its own, which holds the slots of
+the committed text: one slot less than that of the module before, whose newest output waits for its
+token.
+
+A draft node of depth d, from 1, is the token of slot t of module 1, of slot t - 1 of module 2, and
+so on, where t is the newest slot of the first module. Its children are predicted by module d, or by
+the last one, which reads its own output from there on. The modules after d compute the node too:
+they attend to it when they predict deeper nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from specjax import cache as kv
+from specjax import tree
+from specjax.bound import Bound
+from specjax.cache import KVBlock, KVCache
+from specjax.drafters import growth
+from specjax.drafters.files import Given
+from specjax.drafters.growth import Begun, Nodes, Plan, Stepper
+from specjax.drafters.growth.plans import DYNAMIC, Method
+from specjax.drafters.heads import _masked_text, _prefix, _vocabulary
+from specjax.drafters.heads.eagle._network import Network
+from specjax.drafters.shared_keys import NetworkKeys
+from specjax.topology import shapes
+from specjax.topology.shapes import Topology
+from specjax.types import LM, Context, Drafter, ModelParams, Output, Training, Verdict
+
+
+class LaterModule(struct.PyTreeNode):
+    """What a module after the first keeps from round to round."""
+
+    # The slots of the committed text that were fed, with the outputs of the module before.
+    cache: KVCache
+    # [B,D] the output of the module before at its newest slot, which is the next one of this one.
+    before: jax.Array
+
+
+class Kept(struct.PyTreeNode):
+    """What the stepper keeps from round to round."""
+
+    # The slots of the committed text that were fed, all of them with the target's features.
+    cache: KVCache
+    # [B,M+1,D] the target's features of the slots that follow those of the cache, as the network
+    # reads them.
+    features: jax.Array
+    # [B,D] the network's output at the newest slot of the cache: the children of the pending token
+    # read it.
+    recycled: jax.Array
+    pending: jax.Array  # i32[B] the pending token, while a draft grows
+    # What the modules after the first keep, for networks that have several.
+    more: tuple[LaterModule, ...] = ()
+
+
+class Memory(struct.PyTreeNode):
+    """What the children of fed nodes read."""
+
+    tokens: jax.Array  # i32[B,P]
+    slots: KVBlock
+    feature: jax.Array  # [B,P,D] the network's output
+
+
+class ComputedNodes(struct.PyTreeNode):
+    """What the children of fed nodes read."""
+
+    # Keys and values of each module after the first; zeros where it did not compute the node.
+    slots: tuple[KVBlock, ...]
+    outputs: jax.Array  # [B,P,n-1,D] the outputs of these modules
+
+
+def build(
+    target: LM,
+    network: Network,
+    keys: NetworkKeys,
+    given: Given,
+    training: Callable[[Plan], Training],
+    shape: Topology | str = DYNAMIC,
+) -> Drafter:
+    """The drafter of a network; ``shape`` is that of a draft without keys.
+
+    Of a parallel network it is a chain of all tokens, drawn from their probabilities. ``training``
+    makes the training part for drafts of a plan. L1 with a rule that takes its siblings. Raises
+    UserError for keys that do not fit.
+    """
+    size = target.vocab_size if network.ids is None else len(network.ids)
+    method = Method(network.name, shape, "top_k", size, accuracy=given.config.get("accuracy"))
+    if network.parallel:
+        chain = shapes.chain(network.parallel)
+        method = method._replace(
+            tree=chain, siblings="iid", heads=network.parallel, independent=True
+        )
+    plan = growth.read(method, keys)
+    depth = plan.growth.depth
+    begin = Bound(_begin, network, target.vocab_size)
+    step = Bound(_step if network.modules == 1 else _step_modules, network, target.vocab_size)
+    if network.parallel:
+        begin = Bound(_begin_parallel, network, target.vocab_size, depth)
+        step = growth.step_at_depth
+    stepper = Stepper(
+        init=Bound(_init, network, depth),
+        begin=begin,
+        step=step,
+        commit=Bound(_commit, network),
+        looped=network.modules == 1,
+        independent=bool(network.parallel),
+    )
+    drafter = growth.build(
+        network.name,
+        stepper,
+        plan,
+        given.init_params(network.name),
+        training=training(plan),
+        features=True,
+    )
+    return drafter._replace(taps=network.taps)
+
+
+def _init(
+    network: Network,
+    longest: int,
+    params: ModelParams,
+    context: Context,
+    target_out: Output,
+    slots: int,
+) -> Kept:
+    """Feeds all slots of the prompt but the last one, whose feature is kept.
+
+    The prompt's last slot has its pending token and the feature of the token before that.
+    """
+    batch, size = target_out.hidden.shape[:2]
+    cache, count = network.init_cache(batch, slots), context.length - 1
+    outputs, fed = None, jnp.maximum(count - 1, 0)
+    if size:
+        features = network.read(params, target_out)
+        shifted = context.tokens[:, network.shift : network.shift + size]
+        inputs = shifted, features
+        feed = Bound(_feed, network, params, 0)
+        outputs, cache = _prefix.feed(feed, kv.commit, inputs, fed, cache)
+        # A prompt of one token has no slot.
+        newest = jnp.maximum(count - 1, 0)[:, None]
+        first = tree.take(features, newest, (count > 0)[:, None])
+    else:
+        # Only the shapes are needed.
+        with jax.disable_jit(False):
+            like = jax.eval_shape(network.read, params, _one(target_out))
+        first = jnp.zeros((batch, 1, network.width), like.dtype)
+    features = jnp.pad(first, ((0, 0), (0, longest), (0, 0)))
+    recycled = jnp.zeros_like(features[:, 0])
+    more = _init_modules(network, params, context, outputs, recycled, fed, slots)
+    return Kept(cache, features, recycled, context.pending, more)
+
+
+def _feed(
+    network: Network,
+    params: ModelParams,
+    module: int,
+    inputs: tuple[jax.Array, jax.Array],
+    cache: KVCache,
+) -> tuple[jax.Array | None, KVBlock]:
+    tokens, features = inputs
+    fed, block = network.apply(params, tokens, features, cache, module=module)
+    return (None if network.modules == 1 else fed.feature), block
+
+
+def _one(out: Output) -> Output:
+    """The output for one token, of the shapes of an output for none."""
+    return jax.tree.map(lambda x: jnp.zeros((x.shape[0], 1, *x.shape[2:]), x.dtype), out)
+
+
+def _begin(
+    network: Network, vocab_size: int, params: ModelParams, context: Context, kept: Kept
+) -> Begun:
+    """Feeds and commits the slots that the cache lacks; the last of them predicts the first nodes.
+
+    A row that is finished gets no new token. If the round in which it ended has left slots that are
+    not fed yet, the next round feeds them; after that it lacks none, and a round changes nothing:
+    it feeds the same slots, commits 0 of them and keeps ``recycled``. Its draft has no meaning. A
+    row whose text has one token cannot draft.
+    """
+    cache = kept.cache
+    missing, tokens = _missing(network, context, kept)
+    fed, slots = network.apply(params, tokens, kept.features, cache)
+    last = jnp.maximum(missing - 1, 0)[:, None, None]
+    hidden, feature = (jnp.take_along_axis(x, last, 1) for x in fed)
+    logits = _vocabulary.spread(network.ids, network.logits(params, hidden), vocab_size)
+    more = _begin_modules(network, params, context, kept.cache, fed.feature, missing, kept.more)
+    cache = kv.commit(cache, slots, missing)
+    recycled = jnp.where((missing > 0)[:, None], feature[:, 0], kept.recycled)
+    kept = Kept(cache, kept.features, recycled, context.pending, more)
+    # Module k has no slot for the pending token before the text has k + 1 tokens.
+    ready = (cache.length > 0) & (context.length >= network.modules)
+    return Begun(logits[:, 0], kept, None, ready)
+
+
+def _missing(network: Network, context: Context, kept: Kept) -> tuple[jax.Array, jax.Array]:
+    """(i32[B] how many slots the cache lacks, i32[B,M+1] their tokens)."""
+    length, width = kept.cache.length, kept.features.shape[1]
+    missing = jnp.clip(context.length - 1 - length, 0, width)
+    places = length[:, None] + network.shift + jnp.arange(width)
+    return missing, jnp.take_along_axis(context.tokens, places, axis=1, mode="clip")
+
+
+def _begin_parallel(
+    network: Network,
+    vocab_size: int,
+    depth: int,
+    params: ModelParams,
+    context: Context,
+    kept: Kept,
+) -> Begun:
+    """As ``_begin``, with masks behind the slots: the logits of all depths from one pass.
+
+    Only the slots of the text are committed.
+    """
+    (batch, width, size), masks = kept.features.shape, depth - 1
+    missing, tokens = _missing(network, context, kept)
+    ids = jnp.full((batch, masks), network.shape.mask_id, tokens.dtype)
+    unknown = network.masked(params).astype(kept.features.dtype)
+    unknown = jnp.broadcast_to(unknown, (batch, masks, size))
+    fed, slots = network.apply(
+        params,
+        jnp.concatenate([tokens, ids], 1),
+        jnp.concatenate([kept.features, unknown], 1),
+        kept.cache,
+        _masked_text.layout_of_draft(missing, width, masks),
+    )
+    hidden = _masked_text.of_draft(fed.hidden, missing, width)
+    logits = _vocabulary.spread(network.ids, network.logits(params, hidden), vocab_size)
+    path = jnp.broadcast_to(jnp.arange(width), (batch, width))
+    cache = kv.commit(kept.cache, slots, missing, path)
+    kept = kept.replace(cache=cache, pending=context.pending)
+    return Begun(logits[:, 0], kept, ready=cache.length > 0, reads=logits)
+
+
+def _step(
+    network: Network,
+    vocab_size: int,
+    params: ModelParams,
+    kept: Kept,
+    nodes: Nodes,
+    block: Memory | None,
+) -> tuple[jax.Array, Memory]:
+    """``Stepper.step``: a node reads its token and the network's output at its parent."""
+    own, tokens, size = None, nodes.tokens, nodes.tokens.shape[1]
+    above = jnp.broadcast_to(kept.pending[:, None], tokens.shape)
+    feature = jnp.broadcast_to(kept.recycled[:, None], (len(tokens), size, network.width))
+    if block is not None:
+        # A choice, not a product: an output that is not finite reaches only its own children.
+        inside, own = jnp.asarray(nodes.parents) >= 0, block.slots
+        parent: Memory = growth.at(block, nodes.parents)
+        above = jnp.where(inside, parent.tokens, above)
+        feature = jnp.where(inside[..., None], parent.feature, feature)
+    read = tokens if network.shift else above
+    fed, slots = network.apply(params, read, feature, kept.cache, nodes.layout, own)
+    logits = _vocabulary.spread(network.ids, network.logits(params, fed.hidden), vocab_size)
+    return logits, Memory(tokens, slots, fed.feature)
+
+
+def _commit(
+    network: Network,
+    params: ModelParams,
+    kept: Kept,
+    drafted: None,
+    verdict: Verdict,
+    target_out: Output,
+) -> Kept:
+    """Keeps the target's features of the pending token and the accepted nodes."""
+    hidden, taps = growth.fed_to_target((target_out.hidden, target_out.taps), verdict)
+    features = network.read(params, Output(target_out.logits, hidden, taps))
+    alive = (verdict.count > 0)[:, None, None]
+    return kept.replace(features=jnp.where(alive, features, kept.features))
+
+
+def _init_modules(
+    network: Network,
+    params: ModelParams,
+    context: Context,
+    outputs: jax.Array | None,
+    like: jax.Array,
+    count: jax.Array,
+    slots: int,
+) -> tuple[LaterModule, ...]:
+    """Feeds the prompt to the modules after the first.
+
+    ``outputs`` [B,T,D] are those of the first module, of which count[b] slots were fed; None: no
+    slot. ``like`` [B,D] are zeros.
+    """
+    result, batch = [], len(like)
+    for module in range(1, network.modules):
+        cache, before = network.init_cache(batch, slots), jnp.zeros_like(like)
+        if outputs is not None:
+            size = outputs.shape[1]
+            newest = jnp.take_along_axis(outputs, jnp.maximum(count - 1, 0)[:, None, None], 1)
+            before = jnp.where((count > 0)[:, None], newest[:, 0], before)
+            places = jnp.broadcast_to(jnp.arange(size), (batch, size)) + module + network.shift
+            tokens = jnp.take_along_axis(context.tokens, places, axis=1, mode="clip")
+
+            count = jnp.maximum(count - 1, 0)
+            inputs = tokens, outputs
+            feed = Bound(_feed, network, params, module)
+            outputs, cache = _prefix.feed(feed, kv.commit, inputs, count, cache)
+        result.append(LaterModule(cache, before))
+    return tuple(result)
+
+
+def _begin_modules(
+    network: Network,
+    params: ModelParams,
+    context: Context,
+    cache: KVCache,
+    fresh: jax.Array,
+    missing: jax.Array,
+    more: tuple[LaterModule, ...],
+) -> tuple[LaterModule, ...]:
+    """Feeds and commits the slots that the caches of the modules after the first lack.
+
+    The first module had the slots of ``cache``, and missing[b] were fed, with the outputs ``fresh``
+    [B,W,D].
+    """
+    result, length, width = [], cache.length, fresh.shape[1]
+    for module, own in enumerate(more, 1):
+        # Entry i is the output of the module before at its slot length + i - 1.
+        outputs = jnp.concatenate([own.before[:, None], fresh], 1)
+        newest = jnp.take_along_axis(outputs, missing[:, None, None], 1)[:, 0]
+        start = (own.cache.length - length + 1)[:, None] + jnp.arange(width)
+        features = jnp.take_along_axis(outputs, start[..., None], 1, mode="clip")
+        places = own.cache.length[:, None] + module + network.shift + jnp.arange(width)
+        tokens = jnp.take_along_axis(context.tokens, places, axis=1, mode="clip")
+        fed, slots = network.apply(params, tokens, features, own.cache, module=module)
+        length, fresh = own.cache.length, fed.feature
+        missing = jnp.clip(context.length - 1 - module - length, 0, width)
+        result.append(LaterModule(kv.commit(own.cache, slots, missing), newest))
+    return tuple(result)
+
+
+def _step_modules(
+    network: Network,
+    vocab_size: int,
+    params: ModelParams,
+    kept: Kept,
+    nodes: Nodes,
+    block: ComputedNodes | None,
+) -> tuple[jax.Array, ComputedNodes]:
+    """``Stepper.step`` of n > 1 modules; the depth is static.
+
+    The modules from min(depth, n - 1) on compute the nodes, and the first of them predicts.
+    """
+    depth, count = int(nodes.depth), network.modules
+    predicts, parent = min(depth, count - 1), None
+    if block is not None:
+        parent: ComputedNodes | None = growth.at(block, nodes.parents)
+    slots: list[KVBlock | None] = []
+    outputs: list[jax.Array | None] = []
+    logits = None
+    for module, own in enumerate(kept.more, 1):
+        if module < predicts:
+            slots.append(None)
+            outputs.append(None)
+            continue
+        if parent is None:
+            feature = jnp.broadcast_to(own.before[:, None], (*nodes.tokens.shape, network.width))
+        else:
+            # The output of the module before, or of the last module itself if it continues.
+            feature = parent.outputs[:, :, (module if depth >= count else module - 1) - 1]
+        fed_before = None if block is None else block.slots[module - 1]
+        fed, new = network.apply(
+            params, nodes.tokens, feature, own.cache, nodes.layout, fed_before, module=module
+        )
+        if module == predicts:
+            logits = network.logits(params, fed.hidden)
+        slots.append(new)
+        outputs.append(fed.feature)
+    assert logits is not None and slots[-1] is not None and outputs[-1] is not None
+    zeros = jax.tree.map(jnp.zeros_like, (slots[-1], outputs[-1]))
+    filled = tuple(zeros[0] if each is None else each for each in slots)
+    stacked = jnp.stack([zeros[1] if each is None else each for each in outputs], 2)
+    return _vocabulary.spread(network.ids, logits, vocab_size), ComputedNodes(filled, stacked)

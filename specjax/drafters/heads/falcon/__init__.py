@@ -1,0 +1,1 @@
+"""Falcon: the draft network that gives some tokens in one pass."""

@@ -1,0 +1,159 @@
+"""Medusa: heads on the target's last feature predict the tokens at distance 2, 3, ... at once.
+
+Cai et al. 2024 (2401.10774). Head k gives W2 (h + SiLU(W1 h + b)), with W1 zero and W2 the target's
+own LM head when training begins. A head does not read the tokens drafted before its depth, so one
+feature gives the whole tree.
+
+With siblings "top_k" (a deterministic tree) and the rule "deterministic" or "match" it is L1 at
+every temperature. With "typical", the paper's rule, it is L3 above temperature 0. Drafts sampled
+from the heads' probabilities are L1 with "recursive" and its variants. A target trained together
+with its heads (Medusa-2, ``config.joint``) is another model: lossless then refers to that model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import declare
+from specjax.bound import Bound
+from specjax.declare import key
+from specjax.drafters import files
+from specjax.drafters.files.codec import (
+    Codec,
+    Config,
+    Found,
+    Leaves,
+    Sizes,
+    Tensors,
+    flag,
+    linear,
+)
+from specjax.drafters.heads.multi import _heads
+from specjax.drafters.heads.multi._heads import OfTarget
+from specjax.drafters.shared_keys import HeadKeys
+from specjax.errors import UserError
+from specjax.models.layers import in_float32, matmul
+from specjax.types import LM, Array, Drafter, Params
+
+REFERENCE = "cai2024medusa"
+
+HEADS, LAYERS = 4, 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(HeadKeys):
+    """The keys of ``medusa``."""
+
+    heads: int = key(
+        0,
+        "how many, the most tokens of a draft",
+        least=0,
+        new=HEADS,
+        size=lambda params: len(params["block"]["bias"]),
+    )
+    layers: int = key(
+        0,
+        "residual blocks of each head",
+        least=0,
+        new=LAYERS,
+        size=lambda params: params["block"]["bias"].shape[1],
+    )
+
+
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
+    """Drafts with Medusa heads.
+
+    Raises:
+        UserError: files without heads or of another target, sizes that differ from the files, a
+            tree that does not fit.
+    """
+    given, keys = files.read("medusa", target, keys)
+    heads, layers = keys.heads, keys.layers
+    head = Bound(_head, given.ends.unembed)
+    family = _heads.Heads(
+        name="medusa",
+        depth=heads,
+        begin=_heads.begin_with_feature,
+        step=Bound(_heads.step_of, head),
+        start=Bound(_start, target, heads, layers),
+        every=Bound(_heads.at_all_depths, head),
+    )
+    return _heads.build(target, family, keys, given)
+
+
+def _head(unembed: OfTarget, own: Params, target_params: Params, hidden: Array) -> Array:
+    block = own["block"]
+    for layer in range(block["bias"].shape[0]):
+        hidden = hidden + jax.nn.silu(matmul(hidden, block["kernel"][layer]) + block["bias"][layer])
+    # Some released files have the residual blocks only and share the target's LM head.
+    if "head" not in own:
+        return unembed(target_params, hidden)
+    return in_float32(matmul(hidden, own["head"]["kernel"]))
+
+
+def _start(target: LM, heads: int, layers: int, target_params: Params, *_: Any) -> Params:
+    kernel = _heads.output_kernel(target, target_params)
+    width = kernel.shape[0]
+    block = {
+        "kernel": jnp.zeros((heads, layers, width, width)),
+        "bias": jnp.zeros((heads, layers, width)),
+    }
+    return {"block": block, "head": {"kernel": jnp.tile(kernel[None], (heads, 1, 1))}}
+
+
+class _Files(Codec):
+    files = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors")
+    tables: ClassVar = {
+        "medusa": (
+            *linear("{i}.{j}.linear", "block[{i},{j}]", "D D", ""),
+            *linear("{i}.{J}", "head[{i}]", "D V", parts="head"),
+        ),
+        "vllm": (
+            *linear("blocks.{i}.layers.{j}", "block[{i},{j}]", "D D", "biases"),
+            *linear("lm_heads.{i}", "head[{i}]", "D V", parts="head"),
+        ),
+    }
+    repeated = ("block",)
+
+    def select(self, where: Path, tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+        merged = any(name.startswith("medusa_head.") for name in tensors)
+        backbone = ("model.", "lm_head.") if merged else ()
+        tensors = {
+            re.sub(r"^medusa_heads?\.", "", name): read
+            for name, read in tensors.items()
+            if not name.startswith(backbone)
+        }
+        if flag(where, config, "original_lm_head"):
+            tensors = {k: read for k, read in tensors.items() if not re.match(r"lm_heads?\.", k)}
+        if "token_map" in tensors and "lm_heads.0.weight" in tensors:
+            mapped = tensors.pop("token_map")().shape[0]
+            # Heads for all tokens may come with a map: then it only names the rows that vLLM keeps.
+            if tensors["lm_heads.0.weight"]().shape[0] <= mapped:
+                raise UserError(
+                    f"{where} has heads for the {mapped} tokens of its token_map; "
+                    "give heads for all tokens"
+                )
+        return tensors
+
+    def decode(self, found: Found, leaves: Leaves, sizes: Sizes) -> tuple[Leaves, Config]:
+        kernel = leaves["block", "kernel"]
+        # vLLM's heads may have no biases.
+        leaves.setdefault(("block", "bias"), np.zeros(kernel.shape[:-1], kernel.dtype))
+        return super().decode(found, leaves, sizes)
+
+    def facts(self, found: Found, leaves: Leaves, sizes: Sizes) -> Config:
+        heads, layers = leaves["block", "kernel"].shape[:2]
+        own = {"medusa_num_heads": heads, "medusa_num_layers": layers, "tied": found.tied}
+        return super().facts(found, leaves, sizes) | own
+
+
+CODEC = _Files("medusa")

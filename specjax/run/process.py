@@ -1,0 +1,189 @@
+"""The processes of a run: how one ends by Ctrl-C or SIGTERM, and how several are connected.
+
+It ends within two seconds. The main thread gets ``KeyboardInterrupt``, writes what was measured and
+leaves. While it compiles, or waits for compiled code, Python raises nothing in it: a thread then
+ends the process. The process leaves with ``os._exit``, because the interpreter would wait for
+compilations in other threads, and these cannot be stopped.
+
+Of several processes the first one prints. Modes generate and train run in several; the mesh of the
+configuration has the devices of all.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import io
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import NoReturn
+
+from absl import flags
+from rich.console import Console
+
+from specjax import sharding
+from specjax.config import Config
+from specjax.errors import UserError
+from specjax.report import terminal
+from specjax.sharding import processes
+
+GRACE = 1.8  # seconds that the main thread has to write and to leave
+STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
+MESSAGE = "interrupted; the same command resumes training runs and benches"
+SHOW_CURSOR = "\x1b[?25h"  # progress bars and spinners hide it
+
+_first: int | None = None  # the first of these signals
+_handled: list[signal.Signals] = []
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM has arrived."""
+
+
+def status_of(error: KeyboardInterrupt) -> int:
+    """The exit status of a process that was interrupted."""
+    return STATUS[signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT]
+
+
+def install() -> None:
+    """Handles both signals in this process, unless the caller has set them to be ignored.
+
+    For the main thread of a process that runs one command.
+    """
+    _handled.extend(n for n in STATUS if signal.getsignal(n) is not signal.SIG_IGN)
+    install_again()
+    # The number of a signal is written there at once, whatever the main thread does.
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=_wait, args=(reader,), name="interrupts", daemon=True).start()
+
+
+def install_again() -> None:
+    """Handles the signals of ``install`` again: JAX, when it connects processes, takes SIGTERM."""
+    for number in _handled:
+        signal.signal(number, _raise)
+
+
+def _raise(number: int, _) -> None:
+    """Raises the exception of the first signal; the process ends soon, so others do nothing."""
+    global _first
+    if _first is None:
+        _first = number
+        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+
+def _wait(reader: int) -> None:
+    """Ends the process if the main thread does not."""
+    number = 0
+    while number not in STATUS:
+        number = os.read(reader, 1)[0]
+    time.sleep(GRACE)
+    terminal.fail(MESSAGE)
+    leave(STATUS[signal.Signals(number)])
+
+
+def leave(status: int) -> NoReturn:
+    """Ends the process at once."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            if stream.isatty():
+                stream.write(SHOW_CURSOR)
+            stream.flush()
+    os._exit(status)
+
+
+FLAGS = ("distributed", "coordinator", "processes", "process")  # of ``define_flags``
+# Seconds that process 0 leaves the others for their own message: JAX aborts them when it ends.
+LEAVING = 2.0
+_WAITING = (
+    f"waits for the other processes, up to {processes.TIMEOUT} s; all get the same coordinator and "
+    "count, and each its own number"
+)
+# What an exchange of data says when the other side has ended.
+_ENDED = ("Gloo", "Connection closed", "coordination service", "NCCL", "heartbeat")
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Adds the flags."""
+    found = "connect with the other processes, found by JAX: SLURM, Open MPI, TPU pods"
+    number = "the number of this process, from 0"
+    flags.DEFINE_bool("distributed", False, found, flag_values=values)
+    flags.DEFINE_string("coordinator", "", "host:port of process 0", flag_values=values)
+    flags.DEFINE_integer("processes", 0, "how many processes there are", flag_values=values)
+    flags.DEFINE_integer("process", -1, number, flag_values=values)
+
+
+@contextlib.contextmanager
+def connected(values: flags.FlagValues, config: Config) -> Iterator[None]:
+    """Connects the processes that the flags ``values`` name, and lets only process 0 print.
+
+    Raises UserError for flags that do not fit, processes that cannot be reached or have another
+    configuration, and if another process ends.
+    """
+    if not (values.distributed or values.coordinator or values.processes or values.process != -1):
+        yield
+        return
+    _check_mode(config)
+    if values.distributed and values.coordinator:
+        raise UserError("--distributed finds the coordinator; give one of the two")
+    with terminal.Status(Console(stderr=True, soft_wrap=True), _WAITING):
+        sharding.start_processes(values.coordinator, values.processes, values.process)
+    install_again()
+    quiet = contextlib.nullcontext()
+    if not sharding.is_first():
+        quiet = contextlib.redirect_stdout(io.StringIO())
+    with quiet, _ending():
+        sharding.check_same("the configuration", json.loads(config.to_json_best_effort()))
+        yield
+
+
+@contextlib.contextmanager
+def _ending() -> Iterator[None]:
+    """A process that fails ends without waiting for the others, which then fail too."""
+    try:
+        yield
+    except UserError:
+        _leave(2)
+        raise
+    except KeyboardInterrupt as error:
+        _leave(status_of(error))
+        raise
+    except BaseException as error:
+        if not any(word in str(error) for word in _ENDED):
+            _leave(1)
+            raise
+        _leave(2)
+        raise UserError(
+            "another process has ended before its work was done; the same commands resume the run"
+        ) from None
+
+
+def _leave(status: int) -> None:
+    """Ends this process when the interpreter ends, before JAX waits for the other processes."""
+
+    def leave() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if sharding.is_first():
+            time.sleep(LEAVING)
+        os._exit(status)
+
+    atexit.register(leave)
+
+
+def _check_mode(config: Config) -> None:
+    if config.get("mode") not in ("generate", "train"):
+        raise UserError(
+            f"mode {config.get('mode')} runs in one process; leave out --{', --'.join(FLAGS)}"
+        )
+    if config.get("mode") == "generate" and not config.get("mesh"):
+        raise UserError(
+            "several processes decode with a mesh of all their devices; give config.mesh, "
+            "such as data:-1"
+        )
