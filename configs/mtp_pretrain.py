@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from configs import pretrain
 from specjax.errors import UserError
+from specjax.run.settings import trained
 
 METHODS = {
     # Three heads are the paper's n - 1. weight None: the number of heads.
@@ -32,7 +33,7 @@ def get_config(method: str = "mtp") -> ConfigDict:
         )
     loss = {"slots": "all"} if method == "mtp" else {}
     return pretrain.get_config(
-        mtp={"name": method} | METHODS[method],
+        drafter=trained(method, **METHODS[method]),
         loss={"decay": 1.0} | loss,
         examine={},
     )

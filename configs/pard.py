@@ -9,18 +9,19 @@
 ``config.init`` is a trained draft model of the same sizes, such as that of configs/distill.py;
 without it the training starts from random parameters. The model is an ordinary directory with two
 more keys in its config.json, so it can be taught further. A step costs about three passes, not
-``config.pard.tokens``: deeper masks are dropped.
+``config.drafter.gamma``: deeper masks are dropped.
 """
 
 from ml_collections import ConfigDict
 
 from configs import distill
+from specjax.run.settings import draft_model
 
 
 def get_config() -> ConfigDict:
     """The configuration."""
     return distill.get_config(
-        pard={"tokens": 8, "mask_id": None},
+        drafter=draft_model("pard"),
         loss={
             "ce": 1.0,
             "teacher": 0.0,

@@ -16,12 +16,11 @@ training too.
 from ml_collections import ConfigDict
 
 from configs import distill
+from specjax.run.settings import draft_model
 
 
 def get_config() -> ConfigDict:
     """The configuration."""
-    config = distill.get_config(
-        pruned="0", spire={"sinks": 4, "window": 64, "feedback": True, "own": True}
-    )
+    config = distill.get_config(pruned="0", drafter=draft_model("spire"))
     config.train.remat = True  # the activations of every token would take much memory
     return config

@@ -52,6 +52,7 @@ class Facts(NamedTuple):
     missing: Any = None  # the value where config.json lacks ``fact``; None: then it is not known
     override: bool = False  # whether a value that a user gives wins, with a warning
     new: Any = None  # the value for new parameters; None: the method finds it
+    example: Any = None  # a value where files would show it, and there are none
     once: bool = False  # of a tuple: whether each value may be there once only
     group: type[Keys] | None = None  # declares the keys of this group
     free: bool = False  # a group whose keys are declared elsewhere

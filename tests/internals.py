@@ -28,8 +28,8 @@ from specjax.drafters.heads import _prefix as heads_prefix
 from specjax.drafters.heads import _shape as heads_eagle_shape
 from specjax.drafters.heads import _vocabulary as heads_vocabulary
 from specjax.drafters.heads.block import _corrections as heads_block_corrections
-from specjax.drafters.heads.block import _drafter as heads_block
 from specjax.drafters.heads.block import _network as heads_block_network
+from specjax.drafters.heads.block import block_head as heads_block
 from specjax.drafters.heads.eagle import _drafter as heads_network_drafter
 from specjax.drafters.heads.eagle import _loss as heads_rollout
 from specjax.drafters.heads.eagle import _network as heads_network

@@ -92,7 +92,7 @@ LONG: dict[str, Trained] = {
         for name in ("dflash", "dspark", "jetspec", "domino", "dflare")
     },
     "forward_kl, 7": Trained("distill", generated=True),
-    "pard": Trained("pard", {"pard.tokens": LENGTH}, generated=True, init="forward_kl, 7"),
+    "pard": Trained("pard", {"drafter.gamma": LENGTH}, generated=True, init="forward_kl, 7"),
 }
 TRAINED |= LONG
 # The configurations of drafters whose probs of a depth do not depend on the tokens before it.

@@ -86,7 +86,7 @@ class Progress:
         lines = _lines(self._path)
         if lines and lines[0] == self._mark:
             self._done = {
-                line["pass"]: line["value"] for line in lines[1:] if {"pass", "value"} <= set(line)
+                line["name"]: line["value"] for line in lines[1:] if {"name", "value"} <= set(line)
             }
 
     def _start(self, path: Path) -> None:
@@ -94,7 +94,7 @@ class Progress:
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = [
             self._mark,
-            *({"pass": name, "value": value} for name, value in self._done.items()),
+            *({"name": name, "value": value} for name, value in self._done.items()),
         ]
         files.write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
         self._started = True
@@ -113,7 +113,7 @@ class Progress:
                 if not self._started:
                     self._start(self._path)
                 with self._path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"pass": name, "value": value}) + "\n")
+                    file.write(json.dumps({"name": name, "value": value}) + "\n")
         except OSError as error:
             raise UserError(
                 f"cannot write {self._path}: {error.strerror}; choose another --workdir"

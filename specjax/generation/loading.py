@@ -14,7 +14,7 @@ from specjax import drafters, registry
 from specjax.bench import methods
 from specjax.bench.methods import MethodChoice
 from specjax.bench.passes import Method
-from specjax.drafters.draft_models import _kinds
+from specjax.drafters import pairs
 from specjax.errors import UserError
 from specjax.models import hf
 from specjax.types import LM, Drafter, ModelParams
@@ -36,7 +36,7 @@ class Model:
     def __init__(self, target: hf.Loaded, draft: hf.Loaded | None = None):
         if draft is not None:
             # Whether their vocabularies fit depends on the method that is made of them.
-            _kinds.check(target.lm, draft.lm)
+            pairs.check(target.lm, draft.lm)
         self.target, self.draft = target, draft
         self._methods: dict[tuple, tuple[Method, Any]] = {}
 
@@ -89,7 +89,7 @@ class Model:
     def _keys(self, drafter: str | Mapping[str, Any] | None) -> dict[str, Any]:
         """The keys of a drafter, with its name and perhaps the draft model."""
         if drafter is None:
-            drafter = "none" if self.draft is None else "draft_model"
+            drafter = drafters.PLAIN if self.draft is None else drafters.WITH_MODEL
         named = isinstance(drafter, str)
         keys: dict[str, Any] = {"name": drafter} if named else {}
         if isinstance(drafter, Mapping):

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from specjax import accept, control, declare, drafters, references, registry
 from specjax.config import Config
+from specjax.drafters import objectives
 from specjax.errors import UserError
 from specjax.run import overrides, stand_ins
 from specjax.run.dispatch import MODES
@@ -231,9 +232,10 @@ def keys_page(config: Config, file: Path) -> Group:
     for path, value in overrides.leaves(config):
         group, _, key = path.rpartition(".")
         if group in methods:
-            if key not in methods[group] and key not in _OF_METHODS and not value:
+            known = methods[group].get(key) or _OF_METHODS.get(key)
+            comment = known or _help(config, path.split("."))
+            if key not in methods[group] and not comment and not value:
                 continue  # a key of another drafter
-            comment = methods[group].get(key) or _OF_METHODS.get(key, "")
         elif group.endswith("accept_keys"):
             comment = _of_rules(key)
         else:
@@ -267,11 +269,19 @@ def _methods(config: Config, path: str = "") -> Iterator[tuple[str, str, dict[st
         name = value.get("name")
         if isinstance(name, str) and (name in drafters.names() or ":" in name):
             try:
-                keys = registry.keys_of(drafters.load(name))
+                keys = _keys_of(config, name)
             except UserError:
-                keys = {}
-            yield f"{path}{key}", name, {each.name: each.facts.help for each in keys.values()}
+                keys = []
+            yield f"{path}{key}", name, {each.name: each.facts.help for each in keys}
         yield from _methods(value, f"{path}{key}.")
+
+
+def _keys_of(config: Config, name: str) -> Iterable[declare.Key]:
+    """The keys of the drafter ``name`` in this configuration."""
+    how = objectives.distilled(name) if config.get("objective") == "distill" else None
+    if how is not None:
+        return declare.keys_of(how.keys)
+    return registry.keys_of(drafters.load(name)).values()
 
 
 def _of_rules(name: str) -> str:

@@ -25,10 +25,10 @@ from specjax.data import text_files
 from specjax.errors import TooLong, UserError
 from specjax.models import hf
 from specjax.report import terminal
-from specjax.run import beams, build, stand_ins, workdirs
+from specjax.run import build, stand_ins, workdirs
 from specjax.run.bench import bench
 from specjax.run.chat import chat
-from specjax.run.generate import generate
+from specjax.run.generate import beams, generate
 from specjax.run.online import online
 from specjax.run.replay import replay
 from specjax.run.settings import Settings, read
@@ -86,7 +86,7 @@ def _run(config: Config, workdir: Path, command: str | None, settings, stages, s
     if settings is None:
         train(config, workdir)
     elif settings.beams.count:
-        beams.generate(settings, workdir, command)
+        beams(settings, workdir, command)
     else:
         DECODING[config.mode](settings, workdir, command)
 

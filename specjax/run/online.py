@@ -24,6 +24,7 @@ from specjax.bench import metrics, passes, provenance, results
 from specjax.config import given
 from specjax.data import prompts as prompts_lib
 from specjax.data.prompts import PromptSet
+from specjax.drafters import objectives
 from specjax.drafters.files import head_files
 from specjax.errors import UserError
 from specjax.models import hf
@@ -207,24 +208,16 @@ def _save(
     training, keys = method.drafter.training, choice.drafter
     name = keys["name"]
     assert training is not None and target.tokenizer is not None
-    if training.model is None and name != "pard":
+    how = None if registry.is_import(name) else objectives.distilled(name)
+    if training.model is None and how is None:
         name = method.drafter.name if registry.is_import(name) else name
         facts = {"base_model_name_or_path": Path(settings.target).name, **dict(training.facts)}
         if "draft_ids" in facts:
             facts["vocab_size"] = target.lm.vocab_size
         head_files.write(path, name, params, facts, hf.fingerprint(target.tokenizer), {})
-    elif name == "spire":
-        from specjax.drafters.draft_models import spire_model
-
-        draft = spire_model.load(keys["model"])
-        spire_model.save(path, draft.config, params, draft.tokenizer or target.tokenizer)
     else:
-        draft, more = hf.load(keys["model"]), {}
-        if name == "pard":  # the token of masks, and how many tokens it drafts in one pass
-            from specjax.drafters.draft_models import pard
-
-            more = pard.keys_of(keys["model"])
-            if keys.get("mask_id") is not None:
-                more[pard.MASK] = keys["mask_id"]
-        hf.save(path, draft.config, params, draft.tokenizer or target.tokenizer, more=more)
+        kind = how.network() if how is not None and how.network is not None else hf
+        more: Any = {"more": how.facts(keys)} if how is not None and how.facts is not None else {}
+        draft = kind.load(keys["model"])
+        kind.save(path, draft.config, params, draft.tokenizer or target.tokenizer, **more)
     return path

@@ -24,6 +24,7 @@ from specjax.checks import whole
 from specjax.config import Config, given
 from specjax.data.prompts import PromptSource
 from specjax.declare import free, group, key
+from specjax.drafters import objectives
 from specjax.errors import UserError
 from specjax.generation import stops
 from specjax.train import settings as train_settings
@@ -524,6 +525,13 @@ def training(objective: str, **values: Any) -> Config:
 def trained(name: str, **values: Any) -> Config:
     """The keys of the drafter ``name`` alone; None: its default."""
     return _empty(types_of(drafters.load(name)), {"name": name} | values)
+
+
+def draft_model(name: str) -> Config:
+    """The keys with which objective distill trains the draft model of the method ``name``."""
+    how = objectives.distilled(name)
+    assert how is not None
+    return ConfigDict({"name": name}) | config_lib.group(how.keys)
 
 
 def types_of(module: Any) -> dict[str, type]:

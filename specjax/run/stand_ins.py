@@ -31,7 +31,7 @@ def target(**changes: Any) -> LM:
 
 def target_of(name: str) -> LM:
     """A target that the drafter ``name`` drafts for."""
-    if name != "spec_drafter":
+    if not getattr(drafters.load(name), "NEEDS_ENCODER", False):
         return target()
     shape = t5_config.t5(**SIZES, head_dim=16, vocab_size=VOCABULARY, start_token_id=0)
     return lm.from_config(shape, jnp.float32)
@@ -55,5 +55,4 @@ def keys(name: str) -> dict[str, Any]:
     """Values for the keys that the drafter ``name`` needs; None for a key of another kind."""
     needed = registry.keys_of(drafters.load(name)).values()
     values = {key.name: value(key.name) for key in needed if key.required}
-    # The files of a draft model name its mask, and the one here has none.
-    return values | ({"mask_id": 0} if name == "pard" else {})
+    return values | {key.name: key.facts.example for key in needed if key.facts.example is not None}

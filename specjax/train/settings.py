@@ -349,51 +349,15 @@ class GenerationKeys(declare.Keys):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SpireKeys(declare.Keys):
-    """config.spire: a SPIRe draft (objective distill)."""
+class WeightKeys(declare.Keys):
+    """config.drafter: what the objective pretrain adds to the keys of a drafter."""
 
-    OWNER = "config.spire."
+    OWNER = "config.drafter."
 
-    sinks: int = key(4, "first positions of a text, which every token attends to")
-    window: int = key(64, "newest positions, the token's own included")
-    feedback: bool = key(
-        True,
-        "keys and values of earlier tokens come from a mixture of all layers; False: a plain "
-        "decoder",
-    )
-    own: bool = key(
-        True, "with feedback: a token also attends to itself; False: to earlier tokens alone"
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PardKeys(declare.Keys):
-    """config.pard: a draft model that drafts in one pass (objective distill)."""
-
-    OWNER = "config.pard."
-
-    tokens: int = key(8, "of a draft in one pass", least=1)
-    mask_id: int | None = key(
-        None,
-        "the token that stands for unknown ones, best an unused one; None: the last of the "
-        "vocabulary",
-        least=0,
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MtpKeys(declare.Keys):
-    """config.mtp: heads that are pretrained with the target, and keys of that drafter."""
-
-    OWNER = "config.mtp."
-
-    name: str = key("mtp", "mtp or mtp_module")
-    heads: int | None = key(None, "mtp: the paper's n - 1")
-    modules: int | None = key(None, "mtp_module")
     weight: str | None = key(
         None,
-        "of the mean over the heads' losses: a value, and later ones from a share of the steps on, "
-        'as "3,1@0.5"; None: the number of heads',
+        "pretrain: of the mean over the heads' losses: a value, and later ones from a share of the "
+        'steps on, as "3,1@0.5"; None: the number of heads',
     )
 
 
@@ -506,10 +470,11 @@ class Training(declare.Keys):
     joint: bool = key(False, "trains the target too, and writes <workdir>/target as well")
     data: DataKeys = group(DataKeys)
     model: Mapping[str, Any] = free("the shape of a new model", ModelKeys)
-    spire: Mapping[str, Any] = free("a SPIRe draft", SpireKeys)
-    pard: Mapping[str, Any] = free("a draft model that drafts in one pass", PardKeys)
-    mtp: Mapping[str, Any] = free("heads that are pretrained with the target", MtpKeys)
-    drafter: Mapping[str, Any] = free("the drafter that is trained, or that writes")
+    drafter: Mapping[str, Any] = free(
+        "the drafter that is trained, or that writes; pretrain: heads that are trained with the "
+        "target; distill: a draft model of another kind than a plain decoder",
+        WeightKeys,
+    )
     accept: str = key("chain", "the rule of the drafter that writes")
     loss: Mapping[str, Any] = free("the keys of the loss", LossKeys)
     train: TrainKeys = group(TrainKeys)
@@ -539,8 +504,8 @@ _TRAINED = (
 )
 # Objective -> its keys; of a group with a dot, only those that are named.
 KEYS = {
-    "pretrain": (*_TRAINED, "tokenizer", "model", "mtp"),
-    "distill": (*_TRAINED, "model", "pruned", "boosted", "spire", "pard"),
+    "pretrain": (*_TRAINED, "tokenizer", "model", "drafter"),
+    "distill": (*_TRAINED, "model", "pruned", "boosted", "drafter"),
     "heads": (*_TRAINED, "drafter", "joint"),
     "generate": (
         *("mode", "objective", "target", "seed", "mesh", "data", "generation", "drafter"),

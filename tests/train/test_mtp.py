@@ -147,18 +147,18 @@ def test_modules_share_the_ends_of_the_target():
 
 @pytest.mark.fast
 def test_stages():
-    read = with_heads.parse("config.mtp.weight", "0.3,0.1@0.67")
+    read = with_heads.parse("config.drafter.weight", "0.3,0.1@0.67")
     assert read == ((0.3, 0.1), (0.0, 0.67)) and read.values[-1] == 0.1
     assert [round(float(with_heads.at(read, step, 9)), 6) for step in range(9)] == [0.3] * 7 + [
         0.1
     ] * 2
-    three = with_heads.parse("config.mtp.weight", "1,0.5@0.25,0@0.5")
+    three = with_heads.parse("config.drafter.weight", "1,0.5@0.25,0@0.5")
     assert [float(with_heads.at(three, step, 4)) for step in range(4)] == [1, 0.5, 0, 0]
-    assert with_heads.parse("config.mtp.weight", 2) == ((2.0,), (0.0,))
+    assert with_heads.parse("config.drafter.weight", 2) == ((2.0,), (0.0,))
     wrong = ("", "x", "0.3,0.1", "0.3@0.5", "0.3,0.1@1", "0.3,0.1@0", "1,2@0.5,3@0.4", "-1")
     for text in (*wrong, "nan", "1,2@", "1,2@-0.5", True, "1;2@0.5"):
-        with pytest.raises(UserError, match="config.mtp.weight is .* such as") as caught:
-            with_heads.parse("config.mtp.weight", text)
+        with pytest.raises(UserError, match="config.drafter.weight is .* such as") as caught:
+            with_heads.parse("config.drafter.weight", text)
         assert "\n" not in str(caught.value)
 
 
@@ -251,10 +251,12 @@ def test_errors(text_file, tmp_path, target_run):
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "run" / "config.json").exists()
 
-    refused("config.mtp.name is 'medusa'; it must be one of mtp, mtp_module", mtp__name="medusa")
-    refused("config.mtp.weight is '0.3,0.1'; give a value >= 0", mtp__weight="0.3,0.1")
+    refused(
+        "config.drafter.name is 'medusa'; it must be one of mtp, mtp_module", drafter__name="medusa"
+    )
+    refused("config.drafter.weight is '0.3,0.1'; give a value >= 0", drafter__weight="0.3,0.1")
     refused("leave config.target out", target=str(target_run[0]))
-    refused("heads is -1; it must be a whole number", mtp__heads=-1)
+    refused("heads is -1; it must be a whole number", drafter__heads=-1)
     refused("last layer but one, and lm has 1 layer", model__num_layers=1)
     refused("loss.slots is 'two'; it must be one of all, one", loss__slots="two")
     wrong = config_of("mtp", text_file)
@@ -262,6 +264,6 @@ def test_errors(text_file, tmp_path, target_run):
     with pytest.raises(UserError, match="config.loss.exits is not a key of the loss of mtp with a"):
         recipes.run(wrong, tmp_path / "run")
     config = small_config("distill", target=str(target_run[0]), data__files=text_file)
-    config.mtp = {"name": "mtp"}
-    with pytest.raises(UserError, match="config.mtp is not a key of objective distill"):
+    config.drafter = {"name": "mtp"}
+    with pytest.raises(UserError, match="config.drafter.name is 'mtp'; objective distill trains"):
         recipes.run(config, tmp_path / "run")

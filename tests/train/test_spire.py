@@ -13,7 +13,7 @@ from specjax.errors import UserError
 from specjax.models import hf
 from specjax.train import recipes
 
-SMALL = {"spire__sinks": 2, "spire__window": 8, "examine__gamma": 3, "pruned": "0"}
+SMALL = {"drafter__sinks": 2, "drafter__window": 8, "examine__gamma": 3, "pruned": "0"}
 
 
 def config_of(target, text_file, **changes):
@@ -49,9 +49,9 @@ def test_a_second_run_starts_from_the_directory(target_run, text_file, tmp_path)
     changes |= {"init": str(tmp_path), "pruned": "", "optimiser__learning_rate": 1e-9}
     second = recipes.run(config_of(target_run[0], text_file, **changes), tmp_path / "more")
     assert second["heldout_loss"] == pytest.approx(first["heldout_loss"], abs=1e-4)
-    config = config_of(target_run[0], text_file, spire__window=9, **changes)
+    config = config_of(target_run[0], text_file, drafter__window=9, **changes)
     with pytest.raises(
-        UserError, match=r"config.spire.window is 9, and .* with 8; give this value"
+        UserError, match=r"config.drafter.window is 9, and .* with 8; give this value"
     ):
         recipes.run(config, tmp_path / "third")
 
@@ -63,7 +63,7 @@ def test_a_resumed_run_ends_with_the_same_bits(target_run, text_file, tmp_path, 
         "train__checkpoint_every": 2,
         "examine__prompts": 0,
         "optimiser__schedule": "constant",
-        "spire__feedback": feedback,
+        "drafter__feedback": feedback,
         "loss__divergence": "total_variation",
         "data__packing": "documents",
     }
@@ -83,7 +83,7 @@ def test_a_resumed_run_ends_with_the_same_bits(target_run, text_file, tmp_path, 
 def test_without_feedback_and_without_sparsity_it_is_distillation(target_run, text_file, tmp_path):
     """The same losses, step by step, as those of configs/distill.py with the same layers."""
     same = {"train__steps": 3, "train__log_every": 1, "examine__prompts": 0}
-    wide = {"spire__feedback": False, "spire__window": 99, **same}
+    wide = {"drafter__feedback": False, "drafter__window": 99, **same}
     recipes.run(config_of(target_run[0], text_file, **wide), tmp_path / "spire")
     text = {"target": str(target_run[0]), "data__files": text_file, "pruned": "0"}
     recipes.run(small_config("distill", **text, **same), tmp_path / "distill")
@@ -96,9 +96,9 @@ def test_without_feedback_and_without_sparsity_it_is_distillation(target_run, te
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"spire__window": 0}, "config.spire.window is 0; it must be a whole number >= 1"),
-        ({"spire__sinks": -1}, "config.spire.sinks is -1; it must be a whole number >= 0"),
-        ({"spire__feedback": False, "spire__own": False}, "own belongs to feedback memory"),
+        ({"drafter__window": 0}, "config.drafter.window is 0; it must be a whole number >= 1"),
+        ({"drafter__sinks": -1}, "config.drafter.sinks is -1; it must be a whole number >= 0"),
+        ({"drafter__feedback": False, "drafter__own": False}, "own belongs to feedback memory"),
         ({"pruned": "0,7"}, "config.pruned is '0,7'; give ascending layer numbers in 0..0"),
         ({"pruned": "", "init": "TARGET"}, "is no SPIRe draft model; give one that"),
         ({"init": "TARGET"}, "config.init and config.pruned are both given"),

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from specjax import decode
 from specjax.bound import Bound
 from specjax.drafters import _foresee, growth
-from specjax.drafters.draft_models._kinds import check_vocabulary, in_size
 from specjax.drafters.growth import Begun, Drafted, Nodes, Plan, Stepper
 from specjax.drafters.growth.plans import Method
+from specjax.drafters.pairs import check_vocabulary, in_size
 from specjax.drafters.shared_keys import DraftKeys
 from specjax.errors import UserError
 from specjax.models.lm import forward

@@ -4,7 +4,7 @@ An et al. 2025 (2504.18583). After the pending token the draft model is fed copi
 token; its output at each of them is the distribution of the token after it, without knowledge of
 the tokens between. So a round costs one pass of the draft model for any length, and the
 probabilities of a depth are the same on all paths: best-first trees (``tree="best_first"``) cost no
-further pass. Any decoder can be taught it (``config.pard`` of objective distill).
+further pass. Any decoder can be taught it (objective distill, ``configs/pard.py``).
 
 Each token is drawn from the declared probabilities of its depth. L1 with the rules for the draft's
 siblings; ``chain`` for the default, a sampled chain.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -28,6 +29,7 @@ from specjax.drafters.growth import Begun, Plan, Stepper
 from specjax.drafters.growth.plans import Method
 from specjax.drafters.heads import _along_text, _masked_text
 from specjax.drafters.heads._masked_text import Read, Reader
+from specjax.drafters.objectives import Distilled
 from specjax.drafters.shared_keys import DraftKeys
 from specjax.errors import UserError
 from specjax.models import lm
@@ -48,7 +50,24 @@ class Keys(DraftKeys):
     """The keys of ``pard``."""
 
     mask_id: int | None = key(
-        None, "the token that stands for unknown ones; None: as in the files of ``model``"
+        None,
+        "the token that stands for unknown ones; None: as in the files of ``model``",
+        example=0,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftModelKeys(declare.Keys):
+    """config.drafter of objective distill: a draft model that drafts in one pass."""
+
+    OWNER = "config.drafter."
+
+    gamma: int = key(8, "of a draft in one pass", least=1)
+    mask_id: int | None = key(
+        None,
+        "the token that stands for unknown ones, best an unused one; None: the last of the "
+        "vocabulary",
+        least=0,
     )
 
 
@@ -89,6 +108,21 @@ def keys_of(model: str | os.PathLike) -> dict[str, int]:
     mask = mask_id_of(path, raw)
     keys = {} if mask is None else {MASK: mask}
     return keys | {key: whole(f"{key} of {path}", raw[key], 1) for key in (TOKENS,) if key in raw}
+
+
+def facts(keys: Mapping[str, Any]) -> dict[str, int]:
+    """What config.json says of a model that these keys of the drafter trained or train further."""
+    trained = {TOKENS: keys["gamma"]} if keys.get("model") is None else keys_of(keys["model"])
+    return trained if keys.get("mask_id") is None else trained | {MASK: keys["mask_id"]}
+
+
+def _trained_keys(target: LM, keys: DraftModelKeys) -> dict[str, Any]:
+    """The keys of the drafter whose loss is trained."""
+    mask = target.vocab_size - 1 if keys.mask_id is None else keys.mask_id
+    return {"gamma": keys.gamma, "mask_id": mask}
+
+
+DISTILLED = Distilled(DraftModelKeys, drafter=_trained_keys, facts=facts)
 
 
 def _mask(files: dict[str, int], asked: int | None) -> int:

@@ -45,6 +45,7 @@ from specjax.types import LM, Array, Batch, Context, Drafter, ModelParams, Param
 REFERENCE = "xia2023speculative"
 
 NAME, BLOCK, LAYERS = "spec_drafter", 7, 2
+NEEDS_ENCODER = True  # of its targets
 # Tokens of the output that a pass has room for: so many, twice as many, and so on.
 PIECE = 32
 # The share of the rate of glancing that is gone at the end.

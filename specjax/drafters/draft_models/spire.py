@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from typing import Any
 
 from specjax import declare
 from specjax.declare import key
 from specjax.drafters.draft_models import _small_model
+from specjax.drafters.objectives import Distilled
 from specjax.drafters.shared_keys import DraftKeys
 from specjax.topology import shapes
 from specjax.types import LM, Drafter
@@ -38,6 +40,24 @@ class Keys(DraftKeys):
     )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftModelKeys(declare.Keys):
+    """config.drafter of objective distill: a new SPIRe draft model."""
+
+    OWNER = "config.drafter."
+
+    sinks: int = key(4, "first positions of a text, which every token attends to", least=0)
+    window: int = key(64, "newest positions, the token's own included", least=1)
+    feedback: bool = key(
+        True,
+        "keys and values of earlier tokens come from a mixture of all layers; False: a plain "
+        "decoder",
+    )
+    own: bool = key(
+        True, "with feedback: a token also attends to itself; False: to earlier tokens alone"
+    )
+
+
 @declare.method(Keys)
 def make(target: LM, keys: Keys) -> Drafter:
     """Drafts with a SPIRe draft model.
@@ -48,11 +68,18 @@ def make(target: LM, keys: Keys) -> Drafter:
     """
     model, params = keys.model, keys.params
     if not isinstance(model, LM):
-        # Imported here: drafters made from an LM need no file formats.
-        from specjax.drafters.draft_models import spire_model
-
         _small_model.check_source(model, params)
-        loaded = spire_model.load(model)
+        loaded = _network().load(model)
         model, params = loaded.lm, loaded.params
     _small_model.check_vocabulary(target, model)
     return _small_model.shaped("spire", target, model, params, keys, shapes.chain(GAMMA))
+
+
+def _network() -> Any:
+    # Imported here: drafters made from an LM need no file formats.
+    from specjax.drafters.draft_models import spire_model
+
+    return spire_model
+
+
+DISTILLED = Distilled(DraftModelKeys, network=_network)

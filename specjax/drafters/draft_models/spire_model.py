@@ -75,6 +75,13 @@ class SpireConfig:
         return self.sinks + self.window
 
 
+def shape_of(decoder: TransformerConfig, keys: Any) -> SpireConfig:
+    """The shape with these layers and the keys ``spire.DraftModelKeys``. Raises UserError."""
+    shape = SpireConfig(decoder, **dataclasses.asdict(keys))
+    check(shape, keys.OWNER)
+    return shape
+
+
 def check(config: SpireConfig, prefix: str = "") -> None:
     """Raises UserError for wrong values; ``prefix`` is put before the names of the keys."""
     checks.whole(f"{prefix}sinks", config.sinks, 0)

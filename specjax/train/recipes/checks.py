@@ -105,7 +105,7 @@ def _check_pretrain(config: Config) -> None:
             "config.tokenizer and config.target are both given; "
             "a draft model has its target's tokenizer, leave config.tokenizer out"
         )
-    if config.examine.prompts and not config.target and not config.mtp:
+    if config.examine.prompts and not config.target and not config.drafter:
         raise UserError(
             "config.examine.prompts needs a target to draft for; give config.target, or leave it 0"
         )
@@ -115,11 +115,8 @@ def _check_pretrain(config: Config) -> None:
 
 def _check_with_encoder(config: Config) -> None:
     """Keys of training that decoders alone have."""
-    for key in ("spire", "pard", "mtp"):
-        if config.get(key):
-            raise UserError(
-                f"config.{key} trains decoders; with config.model.family=t5 leave it out"
-            )
+    if given(config.drafter):
+        raise UserError("config.drafter trains decoders; with config.model.family=t5 leave it out")
     if config.objective == "pretrain" and config.loss:
         raise UserError(
             f"config.loss.{next(iter(config.loss))} is for decoders that exit at every layer; with "

@@ -1,12 +1,11 @@
 """Objective distill: a draft model that imitates the target (DistillSpec, 2310.08461).
 
-With ``config.pard`` the draft learns to draft in one pass (2504.18583); with ``config.spire`` it is
-a SPIRe model (2504.06419).
+With ``config.drafter.name`` it is the draft model of a method that declares how it is trained
+(``drafters.objectives.Distilled``): of another kind, or with a loss of its own.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +15,9 @@ import jax.numpy as jnp
 
 from specjax import config as config_lib
 from specjax import drafters
-from specjax.config import Config
-from specjax.drafters.draft_models import pard, spire_model
-from specjax.drafters.draft_models._small_model import check_vocabulary, in_size
-from specjax.drafters.draft_models.spire_model import SpireConfig, check, from_config, with_memory
+from specjax.config import Config, given
+from specjax.drafters.objectives import Distilled, distilled
+from specjax.drafters.pairs import check_vocabulary, in_size
 from specjax.errors import UserError
 from specjax.models import hf
 from specjax.models.transformer_config import TransformerConfig
@@ -28,8 +26,15 @@ from specjax.train.loop import Task
 from specjax.train.recipes import checks, common, examined, shapes
 from specjax.train.recipes import material as materials
 from specjax.train.recipes.common import Prepared
-from specjax.train.settings import PardKeys, SpireKeys
-from specjax.types import LM, Drafter
+from specjax.types import LM
+
+
+class _Method(NamedTuple):
+    """The method whose draft model is trained; without a name a plain decoder is."""
+
+    name: str
+    how: Distilled
+    keys: Any  # ``Distilled.keys``
 
 
 class _Draft(NamedTuple):
@@ -44,14 +49,18 @@ class _Draft(NamedTuple):
 def prepare(config: Config, workdir: Path) -> Prepared:
     """Makes the run. Raises UserError."""
     target = common.load_target(config)
-    for key in ("spire", "pard"):
-        if config[key] and target.lm.encoder is not None:
-            raise UserError(
-                f"{target.directory} is an encoder-decoder model, and config.{key} trains "
-                "decoders; leave it out"
-            )
-    make = _spire if config.spire else _plain
-    decoder, model, params, save = make(config, workdir, target)
+    method = _method(config)
+    if method is not None and target.lm.encoder is not None:
+        raise UserError(
+            f"{target.directory} is an encoder-decoder model, and config.drafter.name="
+            f"{method.name} trains decoders; leave it out"
+        )
+    network = method and method.how.network
+    if method is not None and network is not None:
+        draft = _of_kind(config, workdir, target, network(), method.keys)
+    else:
+        draft = _plain(config, workdir, target)
+    decoder, model, params, save = draft
     if decoder.max_positions < config.train.length:
         raise UserError(
             f"config.train.length {config.train.length} is beyond the draft's "
@@ -60,13 +69,16 @@ def prepare(config: Config, workdir: Path) -> Prepared:
     # The model may be made of the target's layers; config.model then is not read.
     if config.data.on_policy and model.encoder is None:
         checks.check_on_policy_prompt(config)
-    parallel = None
-    if config.pard:
-        parallel = _pard(config, target, model)
-        assert parallel.training is not None and parallel.training.loss is not None
-        loss = parallel.training.loss
-        loss = functools.partial(loss, **common.loss_keys(loss, config.loss, pard.NAME))
-        more = {pard.MASK: _mask_of(config, target), pard.TOKENS: config.pard.tokens}
+    own = None
+    if method is not None and method.how.drafter is not None:
+        keys = method.how.drafter(target.lm, method.keys)
+        common.check_longest(config, keys["gamma"])
+        model_of = model._replace(vocabulary=target.lm.vocabulary)
+        own = drafters.make(method.name, target.lm, model=model_of, params={}, **keys)
+        assert own.training is not None and own.training.loss is not None
+        loss = own.training.loss
+        loss = functools.partial(loss, **common.loss_keys(loss, config.loss, method.name))
+        more = method.how.facts(keys) if method.how.facts else {}
         save = common.saver(workdir, hf.save, decoder, tokenizer=target.text_tokenizer, more=more)
     else:
         loss = common.make_loss(objectives.distill_loss, config.loss, "distill", target.lm, model)
@@ -75,8 +87,9 @@ def prepare(config: Config, workdir: Path) -> Prepared:
         earlier = _earlier(config, target)
         loss = objectives.boosted(loss, [each.lm for each in earlier])
         theirs = {"target": theirs, "earlier": [each.params for each in earlier]}
-    own = target.text_tokenizer, target.directory, shapes.ends_of(target)
-    material = materials.gather(config, workdir, *own)
+    material = materials.gather(
+        config, workdir, target.text_tokenizer, target.directory, shapes.ends_of(target)
+    )
     rewrite = None
     if config.data.on_policy:
         rewrite = writer.rewriter(
@@ -86,12 +99,32 @@ def prepare(config: Config, workdir: Path) -> Prepared:
             config.loss.get("temperature", 1.0),
             target.config.eos_token_id,
         )
-    if parallel is None:
+    if own is None:
         examine = examined.draft_model(config, target, model, material)
     else:
-        examine = examined.examiner(config, parallel, target, material)
+        examine = examined.examiner(config, own, target, material)
     task = Task(loss, params, theirs, material.batches, material.held_out, examine, rewrite)
     return Prepared(task, material, save, common.fingerprint(target))
+
+
+def _method(config: Config) -> _Method | None:
+    """The method of ``config.drafter``. Raises UserError for one that is not trained here."""
+    keys = given(config.drafter)
+    if not keys:
+        return None
+    name = keys.pop("name", "")
+    how = distilled(name) if name else None
+    if how is None:
+        known = [each for each in drafters.names() if distilled(each)]
+        raise UserError(
+            f"config.drafter.name is {name!r}; objective distill trains the draft models of "
+            f"{', '.join(known)}, and without config.drafter a plain decoder"
+        )
+    if config.boosted and how.drafter is not None:
+        raise UserError(
+            f"config.drafter.name={name} and config.boosted are both given; give one of them"
+        )
+    return _Method(name, how, config_lib.read(how.keys, keys))
 
 
 def _earlier(config: Config, target: hf.Loaded) -> list[hf.Loaded]:
@@ -112,18 +145,18 @@ def _plain(config: Config, workdir: Path, target: hf.Loaded) -> _Draft:
     return _Draft(decoder, common.language_model(config, decoder), params, save)
 
 
-def _spire(config: Config, workdir: Path, target: hf.Loaded) -> _Draft:
-    """A decoder with the sparse attention and the memory of ``config.spire``."""
+def _of_kind(config: Config, workdir: Path, target: hf.Loaded, kind: Any, keys: Any) -> _Draft:
+    """A draft model of another kind: ``Distilled.network``."""
     if config.init and not config.pruned:
-        shape, params = _load_spire(config, hf.fingerprint(target.text_tokenizer))
+        shape, params = _load(config, hf.fingerprint(target.text_tokenizer), kind, keys)
     else:
         decoder, params = _layers(config, target)
-        shape = _spire_shape(config, decoder)
-        params = with_memory(shape, params)
+        shape = kind.shape_of(decoder, keys)
+        params = kind.with_memory(shape, params)
     save = common.saver(
-        workdir, spire_model.save, shape, tokenizer=target.text_tokenizer, layers=config.pruned
+        workdir, kind.save, shape, tokenizer=target.text_tokenizer, layers=config.pruned
     )
-    model = common.language_model(config, shape, from_config)
+    model = common.language_model(config, shape, kind.from_config)
     return _Draft(shape.decoder, model, params, save)
 
 
@@ -145,52 +178,21 @@ def _layers(config: Config, target: hf.Loaded) -> tuple[TransformerConfig, Any]:
     return shape, common.first_params(config, shape, hf.fingerprint(target.text_tokenizer))
 
 
-def _pard(config: Config, target: hf.Loaded, model: LM) -> Drafter:
-    """The drafter that is trained. Raises UserError for a wrong value of ``config.pard``."""
-    keys = config_lib.read(PardKeys, config.pard)
-    for other in ("boosted", "spire"):
-        if config[other]:
-            raise UserError(f"config.pard and config.{other} are both given; give one of them")
-    common.check_longest(config, keys.tokens)
-    return drafters.make(
-        pard.NAME,
-        target.lm,
-        model=model._replace(vocabulary=target.lm.vocabulary),
-        gamma=keys.tokens,
-        mask_id=_mask_of(config, target),
-        params={},
-    )
+def _load(config: Config, vocabulary: str, kind: Any, keys: Any) -> tuple[Any, dict]:
+    """The draft model ``config.init``.
 
-
-def _mask_of(config: Config, target: hf.Loaded) -> int:
-    """The id of the mask; without a key the last token of the vocabulary."""
-    own = config.pard.get("mask_id")
-    return target.lm.vocab_size - 1 if own is None else own
-
-
-def _spire_shape(config: Config, decoder: TransformerConfig) -> SpireConfig:
-    """The SPIRe model with these layers. Raises UserError for a wrong value of ``config.spire``."""
-    keys = config_lib.read(SpireKeys, config.spire)
-    shape = SpireConfig(decoder, **dataclasses.asdict(keys))
-    check(shape, "config.spire.")
-    return shape
-
-
-def _load_spire(config: Config, vocabulary: str) -> tuple[SpireConfig, dict]:
-    """The SPIRe model ``config.init``.
-
-    Raises UserError if it has another tokenizer, or other values than ``config.spire``.
+    Raises UserError if it has another tokenizer, or other values than ``config.drafter``.
     """
     where = common.placement(config)
-    loaded = spire_model.load(config.init, dtype=jnp.float32, on_host=where.spread)
+    loaded = kind.load(config.init, dtype=jnp.float32, on_host=where.spread)
     initial.check_tokenizer(loaded.directory, loaded.lm, vocabulary)
-    shape = _spire_shape(config, loaded.config.decoder)
+    shape = kind.shape_of(loaded.config.decoder, keys)
     if shape != loaded.config:
         key = next(
-            key for key in config.spire if getattr(shape, key) != getattr(loaded.config, key)
+            name for name in vars(keys) if getattr(shape, name) != getattr(loaded.config, name)
         )
         raise UserError(
-            f"config.spire.{key} is {getattr(shape, key)}, and the model config.init was trained "
+            f"config.drafter.{key} is {getattr(shape, key)}, and the model config.init was trained "
             f"with {getattr(loaded.config, key)}; give this value"
         )
     return shape, loaded.params

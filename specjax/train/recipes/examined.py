@@ -21,9 +21,8 @@ def draft_model(config: Config, target: hf.Loaded, model: LM, material: Material
     """``examiner`` for a draft model that drafts ``config.examine.gamma`` tokens per round."""
     model = model._replace(vocabulary=target.lm.vocabulary)
     _check_positions(config, material, model.max_positions, "draft")
-    drafter = drafters.make(
-        "draft_model", target.lm, model=model, gamma=config.examine.gamma, params={}
-    )
+    keys = {"model": model, "gamma": config.examine.gamma, "params": {}}
+    drafter = drafters.make(drafters.WITH_MODEL, target.lm, **keys)
     return examiner(config, drafter, target, material)
 
 

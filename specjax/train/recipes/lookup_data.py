@@ -16,6 +16,7 @@ import numpy as np
 from rich.console import Console
 from tokenizers import Tokenizer
 
+from specjax import drafters
 from specjax.config import Config
 from specjax.data import corpora, datastore, ngram_tables, text_files, token_streams
 from specjax.errors import UserError
@@ -161,7 +162,7 @@ def from_target(
         )
     weights = np.array([len(ids) for ids in long]) / sum(map(len, long))
     # At temperature 1 and in large batches, drafts cost more than they save.
-    writer = make_writer(target, {"name": "none"})
+    writer = make_writer(target, {"name": drafters.PLAIN})
     results: list[list[int]] = []
     count = number = 0
     with Meter("the target writes", config.from_target) as meter:

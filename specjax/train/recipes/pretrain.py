@@ -2,9 +2,9 @@
 
 A decoder learns plain text, an encoder-decoder model (``config.model.family`` "t5") pairs.
 
-With keys in ``config.loss`` it also learns to exit at every layer (LayerSkip). With ``config.mtp``
-it is trained together with heads for multi-token prediction: ``mtp`` has further last layers
-(Gloeckle et al. 2024), ``mtp_module`` DeepSeek's modules.
+With keys in ``config.loss`` it also learns to exit at every layer (LayerSkip). With
+``config.drafter.name`` it is trained together with heads of a method that declares how
+(``drafters.objectives.Pretrained``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jax
 from specjax import drafters
 from specjax.config import Config, given
 from specjax.data import pairs, token_streams
-from specjax.drafters.heads.multi import mtp
+from specjax.drafters.objectives import pretrained
 from specjax.errors import UserError
 from specjax.models import hf
 from specjax.train import layer_skip, objectives, with_heads
@@ -29,15 +29,12 @@ from specjax.train.recipes.common import Prepared
 from specjax.train.recipes.material import Material
 from specjax.types import Drafter, ModelParams, Params
 
-# Method -> keys of its loss without which its labels would not be the text.
-_WITH_TARGET: dict[str, dict[str, Any]] = {mtp.NAME: {}, "mtp_module": {"ce": 1.0, "weight": 0.0}}
-
 
 def prepare(config: Config, workdir: Path) -> Prepared:
     """Makes the run. With a target, the model has the target's tokenizer. Raises UserError."""
     shapes.check(config.model)
-    if config.mtp:
-        _check_mtp(config)
+    if given(config.drafter):
+        _check_heads(config)
     target = common.load_target(config) if config.target else None
     if target is None:
         tokenizer = materials.tokenizer(config, workdir)
@@ -64,7 +61,7 @@ def prepare(config: Config, workdir: Path) -> Prepared:
     examine = None if target is None else examined.draft_model(config, target, model, material)
     loss, batches = objectives.pretrain_loss(model), material.batches
     plain = None
-    if config.loss and not config.mtp:
+    if config.loss and not config.drafter:
         sizes = model, shape, config.train.steps, config.train.remat
         make = layer_skip.layer_skip_loss
         plain, loss = loss, common.make_loss(make, config.loss, "pretrain", *sizes)
@@ -79,31 +76,33 @@ def prepare(config: Config, workdir: Path) -> Prepared:
         held_out_loss=plain,
     )
     save = common.saver(workdir, hf.save, shape, tokenizer=tokenizer)
-    if config.mtp:
+    if config.drafter:
         own = model._replace(vocabulary=hf.fingerprint(tokenizer))
         made = hf.Loaded(own, task.params, shape, tokenizer, str(workdir / "model"))
         task, save = _joined(config, task, save, made, material)
     return Prepared(task, material, save, None if target is None else common.fingerprint(target))
 
 
-def _check_mtp(config: Config) -> None:
-    """Checks ``config.mtp`` before text is read. Raises UserError."""
-    name = config.mtp.get("name")
-    if name not in _WITH_TARGET:
+def _check_heads(config: Config) -> None:
+    """Checks ``config.drafter`` before text is read. Raises UserError."""
+    name = config.drafter.get("name")
+    if not name or pretrained(name) is None:
+        known = [each for each in drafters.names() if pretrained(each)]
         raise UserError(
-            f"config.mtp.name is {name!r}; it must be one of {', '.join(_WITH_TARGET)}, with which "
-            "a target is pretrained"
+            f"config.drafter.name is {name!r}; it must be one of {', '.join(known)}, with which a "
+            "target is pretrained"
         )
     if config.target:
         raise UserError(
-            "config.mtp trains a target together with its heads, and config.target is given too; "
-            "leave config.target out (configs/mtp.py and mtp_heads.py train beside a target)"
+            f"config.drafter.name={name} trains a target together with its heads, and "
+            "config.target is given too; leave config.target out (objective heads trains beside a "
+            "target)"
         )
     for key in ("model", "params"):
-        if config.mtp.get(key) is not None:
-            raise UserError(f"config.mtp.{key} is for finished heads; leave it out")
-    if (weight := config.mtp.get("weight")) is not None:
-        with_heads.parse("config.mtp.weight", weight)
+        if config.drafter.get(key) is not None:
+            raise UserError(f"config.drafter.{key} is for finished heads; leave it out")
+    if (weight := config.drafter.get("weight")) is not None:
+        with_heads.parse("config.drafter.weight", weight)
 
 
 def _joined(
@@ -113,15 +112,15 @@ def _joined(
 
     ``save`` writes the target. Raises UserError.
     """
-    keys = given(config.mtp)
+    keys = given(config.drafter)
     weight = keys.pop("weight", None)
-    drafter = drafters.make(target=target.lm, **keys)
-    assert drafter.training is not None and drafter.training.loss is not None
+    drafter, how = drafters.make(target=target.lm, **keys), pretrained(keys["name"])
+    assert how is not None and drafter.training is not None and drafter.training.loss is not None
     draft = _first_heads(config, drafter, target)
     count = len(next(iter(draft.values())))
-    weight = with_heads.parse("config.mtp.weight", count if weight is None else weight)
-    common.check_loss_keys(config.loss, _loss_keys(drafter), f"{drafter.name} with a target")
-    weights = _WITH_TARGET[drafter.name] | config.loss.to_dict()
+    weight = with_heads.parse("config.drafter.weight", count if weight is None else weight)
+    common.check_loss_keys(config.loss, how.allowed, f"{drafter.name} with a target")
+    weights = {**how.loss, **config.loss.to_dict()}
     # With ``slots`` "one" the heads' loss is a mean over them already; modules may be unrolled
     # for more steps than there are modules.
     steps = weights.get("steps")
@@ -150,16 +149,11 @@ def _joined(
     return task, save_both
 
 
-def _loss_keys(drafter: Drafter) -> list[str]:
-    """The keys of the heads' loss that fit labels from the text."""
-    return ["decay", "slots"] if drafter.name == mtp.NAME else ["steps", "decay", "detach"]
-
-
 def _first_heads(config: Config, drafter: Drafter, target: hf.Loaded) -> Params:
     """The heads' first parameters: random ones beside a random target."""
     key, make = jax.random.fold_in(jax.random.key(config.seed), 1), common.placement(config).make
-    if drafter.name == mtp.NAME and not config.init:
-        heads = config.mtp.get("heads") or mtp.HEADS
-        return make(lambda key: mtp.new(target.lm, key, heads), key)
+    how, keys = pretrained(drafter.name), given(config.drafter)
+    if how is not None and (first := how.first) is not None and not config.init:
+        return make(lambda key: first(target.lm, key, keys), key)
     assert drafter.training is not None and drafter.training.start is not None
     return make(drafter.training.start, target.params, key)

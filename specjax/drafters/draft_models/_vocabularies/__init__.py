@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 
-from specjax.drafters import growth
+from specjax.drafters import growth, pairs
 from specjax.drafters._limited import limited
-from specjax.drafters.draft_models import _kinds, _small_model
+from specjax.drafters.draft_models import _small_model
 from specjax.drafters.draft_models._vocabularies import intersection, string_law, string_match
 from specjax.drafters.draft_models._vocabularies import maps as vocabulary_maps
 from specjax.drafters.draft_models._vocabularies.maps import Maps, Spellings
@@ -36,8 +36,8 @@ def make(target: LM, model: LM, params: Params, how: str, keys: DraftKeys, usual
     ours, theirs = _tokens(target, "target"), _tokens(model, "draft model")
     if how == TLI and ours.name == theirs.name:
         # All tokens are shared.
-        _kinds.check(target, model)
-        model = _kinds.in_size(model, target.vocab_size)
+        pairs.check(target, model)
+        model = pairs.in_size(model, target.vocab_size)
         return _small_model.shaped(NAME, target, model, params, keys, shapes.chain(gamma))
     _check_models(target, model, how)
     maps = _maps(ours, theirs, target.vocab_size, model.vocab_size)

@@ -13,8 +13,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from specjax.bound import Bound
-from specjax.drafters import _foresee, growth
-from specjax.drafters.draft_models import _kinds, _small_model
+from specjax.drafters import _foresee, growth, pairs
+from specjax.drafters.draft_models import _small_model
 from specjax.drafters.draft_models._vocabularies import draft_text
 from specjax.drafters.draft_models._vocabularies.draft_text import Kept, Reader
 from specjax.drafters.draft_models._vocabularies.maps import Maps
@@ -24,7 +24,7 @@ from specjax.types import LM, Array, Context, Drafter, ModelParams, Output, Para
 
 def build(target: LM, model: LM, params: Params, maps: Maps, plan: Plan) -> Drafter:
     """The drafter of a draft model with another vocabulary."""
-    model = _kinds.with_logits(model, target.vocab_size, Bound(shared, maps))
+    model = pairs.with_logits(model, target.vocab_size, Bound(shared, maps))
     nodes = plan.growth.nodes
     # The pending token and the last accepted one, which is one draft token. Of a longer pending
     # token the first draft tokens are read by a pass of their own.

@@ -50,6 +50,7 @@ from specjax.drafters.files.codec import (
 from specjax.drafters.heads import _shape
 from specjax.drafters.heads.eagle import _drafter, _loss
 from specjax.drafters.heads.eagle._network import Fed, Layer, Layers, Network, layer_facts
+from specjax.drafters.objectives import Pretrained
 from specjax.drafters.shared_keys import NetworkKeys
 from specjax.errors import UserError
 from specjax.models.config_values import check_only, object_of, value_of
@@ -402,3 +403,4 @@ def _norms(layout: str, leaves: Leaves, by: int) -> Leaves:
 
 
 CODEC = ModuleFiles(NAME)
+PRETRAINED = Pretrained({"ce": 1.0, "weight": 0.0}, ("steps", "decay", "detach"))

@@ -6,9 +6,9 @@ output z, and the target's own last norm and LM head give the probs of token t +
 all probs of a draft come from one hidden state and do not depend on the draft's tokens. Each head
 attends to all z of the committed text, with a cache of its own.
 
-The published models are pretrained with their heads (``config.mtp`` of objective pretrain); heads
-for a target that was trained without them are trained beside it. Rules and lossless classes are
-those of ``medusa``.
+The published models are pretrained with their heads (``configs/mtp_pretrain.py``); heads for a
+target that was trained without them are trained beside it. Rules and lossless classes are those of
+``medusa``.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from specjax.drafters.files.codec import Codec, Config, Found, Leaves, Sizes, Te
 from specjax.drafters.heads import _prefix, _shape
 from specjax.drafters.heads._prefix import Prefix
 from specjax.drafters.heads.multi import _heads
+from specjax.drafters.objectives import Pretrained
 from specjax.drafters.shared_keys import HeadKeys
 from specjax.errors import UserError
 from specjax.models import rope
@@ -92,9 +93,12 @@ def make(target: LM, keys: Keys) -> Drafter:
     return _heads.build(target, family, keys, given)
 
 
-def new(target: LM, key: Array, heads: int = HEADS) -> Params:
+def new(target: LM, key: Array, keys: Mapping[str, Any]) -> Params:
     """Random parameters, to train heads together with a target that is trained from scratch."""
-    return _new(TrunkShape(*_last_layer(target), heads), key)
+    return _new(TrunkShape(*_last_layer(target), keys.get("heads") or HEADS), key)
+
+
+PRETRAINED = Pretrained({}, ("decay", "slots"), new)
 
 
 # The layers are a ``Prefix`` whose output [B,T,K*E] has the outputs of the K layers side by side:
