@@ -10,6 +10,8 @@ from pathlib import Path
 import count
 import pytest
 
+from specjax import drafters
+
 pytestmark = pytest.mark.fast
 
 PACKAGE = Path(__file__).parents[1] / "specjax"
@@ -105,6 +107,23 @@ def test_a_configuration_is_read_at_the_top_only():
     readers = {path.relative_to(PACKAGE) for path in FILES if "config" in imports(path)}
     allowed = ("run", "train/recipes")
     assert not [str(path) for path in readers if not path.as_posix().startswith(allowed)]
+
+
+def test_targets_training_and_reports_name_no_method():
+    """A method is a name in its own file; run and generation name two as defaults."""
+    families = drafters.families()
+    methods = {name for family, names in families.items() if family for name in names}
+    for part in ("models", "train", "report", "data", "sharding"):
+        for path in PACKAGE.glob(f"{part}/**/*.py"):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    assert node.value not in methods, f"{path}, line {node.lineno}: {node.value}"
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    names = [node.module, *(f"{node.module}.{each.name}" for each in node.names)]
+                    wrong = [name for name in names if ".".join(name.split(".")[2:3]) in families]
+                    wrong = [name for name in wrong if name.startswith("specjax.drafters.")]
+                    assert not wrong, f"{path} imports {wrong[0]}"
 
 
 def test_functions_have_at_most_60_lines():
