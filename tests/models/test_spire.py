@@ -187,8 +187,10 @@ def _last_layer(job, outputs):
     return outputs[-1]
 
 
-def _unnormalised(layer, x):
-    return x
+def _unnormalised(pass_, index, x, angles):
+    layer, angle = pass_.module.layers[index], angles.get(pass_.config.decoder.rope(index))
+    keys = layer.attention.part("k", x, angle), layer.attention.part("v", x, angle)
+    return x, angle, keys
 
 
 RIGHT = {
@@ -206,7 +208,7 @@ WRONG = {
     "rejected tokens are written": (spire, "_slots", _rejected_too),
     "a ring over the sinks": (spire, "_slots", _over_the_sinks),
     "memory of the last layer": (spire, "_mixture", _last_layer),
-    "no norm before the projections": (spire, "_read", _unnormalised),
+    "no norm before the projections": (spire, "_projected", _unnormalised),
 }
 
 
@@ -214,7 +216,12 @@ WRONG = {
 def test_wrong_passes_are_noticed(name, monkeypatch):
     module, function, wrong = WRONG[name]
     monkeypatch.setattr(module, function, wrong)
-    assert not shared.differences("feedback") < 1e-2
+    # Programs of the right functions, and later those of the wrong ones, must not be found again.
+    jax.clear_caches()
+    try:
+        assert not shared.differences("feedback") < 1e-2
+    finally:
+        jax.clear_caches()
 
 
 # Values and files ------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ import time
 import pytest
 from commandline import BENCH, ROOT
 
-from specjax.run import chat, process, replay
+from specjax.run import chat, replay
+from specjax.run import process as run_process
 
 # Of the two seconds that are promised; tests run on busy machines.
 BOUND = 15.0
@@ -65,7 +66,7 @@ def test_a_bench_drops_what_it_has_not_compiled(target, tmp_path):
     assert re.search(r" s  (temperature 0, batch 1: compiling|compiling traces), \d of \d: ", line)
     assert (tmp_path / "out").is_dir()
     status, err, seconds = ended(process, signal.SIGINT)
-    assert status == 130 and err == f"specjax: {process.MESSAGE}\n"
+    assert status == 130 and err == f"specjax: {run_process.MESSAGE}\n"
     assert seconds < BOUND
     assert not (tmp_path / "out").exists()  # nothing was measured
 
@@ -75,8 +76,8 @@ def test_a_compiled_program_does_not_hold_the_process():
     assert process.stdout is not None and process.stdout.readline() == "begun\n"
     time.sleep(2)  # until it is compiled
     status, err, seconds = ended(process, signal.SIGTERM)
-    assert status == 143 and err == f"specjax: {process.MESSAGE}\n"
-    assert process.GRACE <= seconds < BOUND
+    assert status == 143 and err == f"specjax: {run_process.MESSAGE}\n"
+    assert run_process.GRACE <= seconds < BOUND
 
 
 def interrupted(module, name, monkeypatch, calls):
@@ -85,7 +86,7 @@ def interrupted(module, name, monkeypatch, calls):
 
     def call(*args, **keys):
         if len(made) == calls:
-            raise process.Terminated
+            raise run_process.Terminated
         made.append(1)
         return real(*args, **keys)
 
@@ -112,6 +113,6 @@ def test_chat_writes_the_answers_that_are_complete(cli, target, tmp_path, monkey
     keys = [f"--config={ROOT}/configs/chat.py", f"--config.target={target}"]
     keys += [f"--config.prompts={tmp_path / 'q.jsonl'}", "--config.chat=plain"]
     status, _, err, workdir = cli(*keys, "--config.max_new_tokens=4")
-    assert (status, err) == (143, f"specjax: {process.MESSAGE}\n")
+    assert (status, err) == (143, f"specjax: {run_process.MESSAGE}\n")
     results = json.loads((workdir / "results.json").read_text())
     assert len(results["texts"]) == 1 and results["unfinished"] is True

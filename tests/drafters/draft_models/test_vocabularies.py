@@ -295,7 +295,7 @@ def test_slem_continues_the_text_in_the_tokens_of_the_draft_model(monkeypatch):
     again = testing.loop.propose(drafter, params, late.replace(draft=early.draft))
     np.testing.assert_array_equal(again.tokens, found.tokens)
     for change in MISTAKES:
-        monkeypatch.setattr(_vocabularies, "_string_match", wrong(_string_match, change))
+        monkeypatch.setattr(_vocabularies, "string_match", wrong(_string_match, change))
         other = drafters.make("draft_model", target, model=draft, vocabulary="slem", gamma=4)
         found = [
             testing.loop.propose(other, params, begun(target, drafter, params, text)).tokens[0]
