@@ -424,7 +424,7 @@ def test_a_rule_for_each_method(cli, target, draft, tmp_path):
         "    methods.dynamic_tree.accept = 'deterministic'\n"
         "    methods.lookup = generate.drafter('prompt_lookup')\n"
         "    methods.lookup.accept = 'lenient'\n"
-        "    methods.lookup.accept_keys = config.accept_keys.copy_and_resolve_references()\n"
+        "    methods.lookup.accept_keys = bench.get_config().accept_keys\n"
         "    return config\n"
     )
     own = [
