@@ -1,9 +1,16 @@
-"""Small cases for proofs: tables as models, and one drafter of every kind."""
+"""Small cases for proofs: tables as models, and one drafter of every kind.
+
+A method's cases are in its own test file: ``MATRIX``, a literal dict of name -> (drafter, keys,
+rules of its pairs that run by default). Files below tests/drafters are read, not imported. A value
+that begins with "@" is one of ``_value``; "drafters" are pairs (drafter, keys).
+"""
 
 from __future__ import annotations
 
+import ast
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -25,10 +32,7 @@ from specjax.types import LM, Drafter, ModelParams, Params
 __all__ = ["IRREGULAR", "PROMPT", "REPEATED", "VOCAB", "Case"]
 
 PROMPTS = (PROMPT, [0, 2], [1, 1], [0, 0])
-# Keys that several cases have.
 PAIRS = {"tree": "2x1", "siblings": "without_replacement"}
-SKIPPED = {"skip_attention": (1,), "skip_mlp": (0,)}
-MATCHNESS = "matchness:0.4,0.4,0.3,0.3"
 
 
 class Models(NamedTuple):
@@ -83,121 +87,24 @@ def random_heads(
     return drafters.make(name, target, params=params, **keys)
 
 
-Keys = dict[str, Any] | Callable[[Models], dict[str, Any]]
-Entry = tuple[str, Keys] | Callable[[Models], Drafter]
-"""The name of a drafter and its keys, which may depend on the models; or what makes it."""
+class Entry(NamedTuple):
+    """A case as its file declares it."""
 
-_MAIN: dict[str, Entry] = {
-    "none": ("none", {}),
-    "prompt_lookup": ("prompt_lookup", {"gamma": 2, "max_ngram": 2}),
-    "llma": (
-        "llma",
-        lambda models: {"gamma": 2, "max_ngram": 2, "datastore": _text(models.target.vocab_size)},
-    ),
-    "ngram_lm": (
-        "ngram_lm",
-        lambda models: {"gamma": 2, "mode": "sample", "tables": _ngrams(models.target.vocab_size)},
-    ),
-    "jacobi": ("jacobi", {"gamma": 2}),
-    "lookahead": ("lookahead", {"window": 2, "ngram": 3, "candidates": 2}),
-    "token_recycling": ("token_recycling", {"tree": "2x1", "top_k": 2}),
-    "trie": ("trie", {"nodes": 4, "depth": 2, "max_ngram": 2, "samples": 8}),
-    "sam": (
-        "sam",
-        lambda models: {"gamma": 2, "min_match": 1, "max_ngram": 3, "bias": 1, **_store(models)},
-    ),
-    "suffix": ("suffix", {"nodes": 4, "depth": 2, "max_ngram": 4, "samples": 8}),
-    "rest": (
-        "rest",
-        lambda models: {"nodes": 4, "depth": 2, "max_ngram": 3, "samples": 8, **_store(models)},
-    ),
-    "early_exit": ("early_exit", {"exit_layer": 1, "gamma": 2}),
-    "early_exit reuse": ("early_exit", {"exit_layer": 1, "gamma": 2, "reuse": True}),
-    "early_exit tree": ("early_exit", {"exit_layer": 1, **PAIRS}),
-    "spire": ("spire", lambda models: {"gamma": 2, **_spire(models)}),
-    "spire tree": (
-        "spire",
-        lambda models: {"tree": "2x1", "siblings": "iid", **_spire(models)},
-    ),
-    "layer_skip": ("layer_skip", {"gamma": 2, **SKIPPED}),
-    "layer_skip matchness": ("layer_skip", {"gamma": 2, "control": MATCHNESS, **SKIPPED}),
-    "layer_skip tree": ("layer_skip", {"control": MATCHNESS, **PAIRS, **SKIPPED}),
-}
-# Name of the case -> (name of the drafter, its keys); their parameters are random.
-HEADS: dict[str, tuple[str, dict[str, Any]]] = {
-    "early_exit layer": ("early_exit", {"exit_layer": 1, "adapter": "layer", "gamma": 2}),
-    "early_exit linear": (
-        "early_exit",
-        {"exit_layer": 1, "adapter": "linear", "head": "own", "nodes": 4, "tree": "dynamic"}
-        | {"depth": 2},
-    ),
-    "medusa": ("medusa", {"heads": 2, "tree": "2x1"}),
-    "hydra": (
-        "hydra",
-        {"heads": 2, "layers": 2, **PAIRS},
-    ),
-    "mlp_speculator": ("mlp_speculator", {"heads": 2, "inner": 4, "siblings": "iid"}),
-    "bpd": ("bpd", {"heads": 2}),
-    "redrafter": ("redrafter", {"heads": 2, "layers": 1, "top_k": 2}),
-    "redrafter chain": ("redrafter", {"layers": 1, "tree": "chain:2", "siblings": "iid"}),
-    "eagle": ("eagle", {**PAIRS}),
-    "eagle chain": ("eagle", {"gamma": 2, "siblings": "iid"}),
-    "eagle dynamic": ("eagle", {"nodes": 5, "depth": 2, "top_k": 2}),
-    "eagle3": ("eagle3", {"nodes": 4, "depth": 2, "top_k": 2, "draft_ids": (0, 2)}),
-    "eagle3 chain": (
-        "eagle3",
-        {"gamma": 2, "siblings": "iid", "control": "threshold:0.4", "norm_output": True},
-    ),
-    "eagle3 tree": (
-        "eagle3",
-        {"tree": "2x1", "siblings": "iid", "draft_ids": (0, 2), "fc_norm": True, "layers": 2},
-    ),
-    "p_eagle": ("eagle3", {"parallel": 2, "layers": 2, "draft_ids": (0, 2), "fc_norm": True}),
-    "p_eagle tree": (
-        "eagle3",
-        {"parallel": 2, "layers": 1, "tree": "best_parents", "nodes": 4, "top_k": 2},
-    ),
-    "block_head": ("block_head", {"block": 3}),
-    # The logits are corrected by the draft's tokens.
-    "block_head markov": (
-        "block_head",
-        {"block": 2, "anchor": True, "correction": "rnn", "rank": 4, "confidence": True}
-        | {"tree": "2x1", "siblings": "iid", "control": "calibrated"},
-    ),
-    "block_head tree": (
-        "block_head",
-        {"causal": True, "tree": "best_parents", "nodes": 4, "top_k": 2},
-    ),
-    "mtp_module": (
-        "mtp_module",
-        {"modules": 2, **PAIRS},
-    ),
-    "mtp_module chain": (
-        "mtp_module",
-        {"gamma": 2, "siblings": "iid", "hidden": "raw", "control": "threshold:0.4"},
-    ),
-    "mtp_module dynamic": (
-        "mtp_module",
-        {"modules": 2, "tree": "dynamic", "nodes": 5, "depth": 2, "top_k": 2},
-    ),
-    "mtp": ("mtp", {"heads": 2, "siblings": "iid", "control": "threshold:0.4"}),
-    "mtp tree": ("mtp", {"heads": 2, "tree": "best_first", "nodes": 4}),
-    "mtp fixed": ("mtp", {"heads": 2, **PAIRS}),
-    # Two blocks in each.
-    "falcon": ("falcon", {"block": 1, "gamma": 2, "siblings": "iid"}),
-    "falcon blocks": ("falcon", {"gamma": 4, "siblings": "iid"}),
-    "falcon tree": (
-        "falcon",
-        {"block": 1, **PAIRS, "control": "threshold:0.4"},
-    ),
-    "falcon dynamic": ("falcon", {"nodes": 6, "depth": 4, "top_k": 2}),
-    "pass": ("pass", {"heads": 2}),
-    "pass tree": ("pass", {"heads": 2, "tree": "best_first", "nodes": 5}),
-    "pass merged": (
-        "pass",
-        {"heads": 2, "calls": 1, **PAIRS},
-    ),
-}
+    drafter: str
+    keys: dict[str, Any]
+    rules: tuple[str, ...]  # of the pairs that run by default
+
+
+def _declared() -> dict[str, Entry]:
+    """The cases of all methods, in the order of their files."""
+    found = {"none": Entry("none", {}, ("chain",))}
+    for file in sorted(Path(__file__).parent.glob("drafters/*/test_*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MATRIX":
+                for name, entry in ast.literal_eval(node.value).items():
+                    assert name not in found, f"{file}: {name} is there twice"
+                    found[name] = Entry(*entry)
+    return found
 
 
 def tiny_spire(
@@ -213,72 +120,22 @@ def tiny_spire(
     return spire.from_config(config), spire.with_memory(config, params)
 
 
-def _spire(models: Models) -> dict[str, Any]:
-    model, params = tiny_spire(1, vocab_size=models.target.vocab_size, width=16)
-    return {"model": model, "params": params}
-
-
-def _store(models: Models) -> dict[str, Any]:
-    return {"datastore": datastore.build(_text(models.target.vocab_size))}
-
-
-def _ngrams(vocab: int) -> Any:
-    return ngram_tables.count(_text(vocab), vocab, successors=2)
-
-
-def _draft(models: Models) -> dict[str, Any]:
-    return {"model": models.draft, "params": models.params[1]}
-
-
-def _escalate(models: Models) -> Drafter:
-    lookup = drafters.make("prompt_lookup", models.target, gamma=3, max_ngram=2, min_ngram=2)
-    model = drafters.make("draft_model", models.target, gamma=2, gaps=True, **_draft(models))
-    return drafters.make("escalate", models.target, drafters=[lookup, model])
-
-
-def _controlled(models: Models) -> Drafter:
-    keys = {"tree": "2x1", "siblings": "top_k", **_draft(models)}
-    inner = drafters.make("draft_tree", models.target, **keys)
-    return drafters.make("controlled", models.target, drafters=[inner], rate=0.6)
-
-
-def _cascade(lengths: str) -> Entry:
-    return "cascade", lambda models: {
-        "models": [models.draft, models.other],
-        "params": models.params[1:],
-        "lengths": lengths,
-    }
-
-
-def _staged(models: Models) -> Drafter:
-    lookup = drafters.make("prompt_lookup", models.target, gamma=2, max_ngram=2)
-    return drafters.make("staged", models.target, drafters=[lookup], gamma=2, **_draft(models))
-
-
-# Drafters that contain other drafters, or a draft model with a rule of its own.
-_NESTED: dict[str, Entry] = {
-    "escalate": _escalate,
-    "controlled": _controlled,
-    # Three levels: the second model and the lookup draft for the first one.
-    "cascade": _cascade("2,0,0;1,0;1"),
-    # A part of each model, then one of the lookup.
-    "cascade in parts": _cascade("1,1,1;0,1;1"),
-    "staged": _staged,
-    "bild": ("bild", lambda models: {"gamma": 2, "fallback": 0.5, **_draft(models)}),
-}
-# Drafters that read a part of the target's keys and values: of most texts they leave out tokens.
-_VIEWS: dict[str, Entry] = {
-    "magicdec": ("magicdec", {"budget": 3, "sinks": 1, "gamma": 2}),
-    "magicdec tree": (
-        "magicdec",
-        {"view": "retrieval", "budget": 2, "chunk": 2, "refresh": 2, **PAIRS},
-    ),
-    "magicdec snapkv": (
-        "magicdec",
-        {"view": "snapkv", "budget": 3, "window": 1, "queries": 2, "pool": 1, "gamma": 2},
-    ),
-}
-_TRIFORCE = {"gamma": 2, "budget": 2, "chunk": 2, "refresh": 2, "model_budget": 2, "sinks": 1}
+def _value(value: Any, models: Models) -> Any:
+    """A value of a key of ``MATRIX``."""
+    if not isinstance(value, str) or not value.startswith("@"):
+        return value
+    vocab = models.target.vocab_size
+    return {
+        "@draft": lambda: models.draft,
+        "@draft params": lambda: models.params[1],
+        "@drafts": lambda: (models.draft, models.other),
+        "@drafts params": lambda: models.params[1:],
+        "@text": lambda: _text(vocab),
+        "@datastore": lambda: datastore.build(_text(vocab)),
+        "@tables": lambda: ngram_tables.count(_text(vocab), vocab, successors=2),
+        "@spire": lambda: tiny_spire(1, vocab_size=vocab, width=16)[0],
+        "@spire params": lambda: tiny_spire(1, vocab_size=vocab, width=16)[1],
+    }[value]()
 
 
 def tokens(vocab: int) -> tuple[bytes, ...]:
@@ -300,7 +157,7 @@ def spelled(model: LM, texts: tuple[bytes, ...]) -> LM:
     return model._replace(token_bytes=of_tokens(repr(texts), texts))
 
 
-def _other_vocabulary(vocabulary: str, **keys: Any) -> Entry:
+def _other_vocabulary(vocabulary: str, **keys: Any) -> Callable[[Models], Drafter]:
     def make(models: Models) -> Drafter:
         target, draft = models.target, models.draft
         last = b"ab" if vocabulary == "slrs" else b"?"
@@ -315,47 +172,37 @@ def _other_vocabulary(vocabulary: str, **keys: Any) -> Entry:
     return make
 
 
-def _tree(siblings: str, tree: Any = "2x1") -> Callable[[Models], Drafter]:
+def _tree(siblings: str, tree: Any) -> Callable[[Models], Drafter]:
     return lambda models: draft_tree.make(
         models.target, model=models.draft, tree=tree, siblings=siblings
     )
 
 
-def _model(method: str, **keys: Any) -> Entry:
-    return method, lambda models: {"model": models.draft, **keys}
-
-
-# Drafters with draft models; ``case`` gives the parameters.
-_MODELS: dict[str, Entry] = {
-    "chain": _model("draft_model", gamma=2),
-    "iid": _tree("iid"),
-    "pard": _model("pard", gamma=2, mask_id=0),
-    "pard tree": _model("pard", mask_id=0, tree="best_first", nodes=4, depth=2),
-    "independent": (
-        "specinfer",
-        lambda models: {"models": (models.draft, models.other), "tree": "chain:2"},
-    ),
-    "without_replacement": _tree("without_replacement"),
-    "deterministic": _tree("top_k"),
-    "dynamic": _model("dynamic_tree", nodes=5, depth=2, top_k=2),
-    "irregular": _tree("iid", IRREGULAR),
-    "ragged": lambda models: without_first_node(_tree("without_replacement")(models)),
-    "triforce": _model("triforce", **_TRIFORCE),
-    "tli": _other_vocabulary("tli", gamma=2),
-    "tli tree": _other_vocabulary("tli", **PAIRS),
-    "slem": _other_vocabulary("slem", gamma=2),
-    "slrs": _other_vocabulary("slrs", gamma=2),
+# Cases that no literal declares: they differ from others in topology, or in the models' texts.
+_MADE: dict[str, tuple[Callable[[Models], Drafter], tuple[str, ...]]] = {
+    "irregular": (_tree("iid", IRREGULAR), ()),
+    "ragged": (lambda models: without_first_node(_tree("without_replacement", "2x1")(models)), ()),
+    "tli": (_other_vocabulary("tli", gamma=2), ("chain",)),
+    "tli tree": (_other_vocabulary("tli", **PAIRS), ()),
+    "slem": (_other_vocabulary("slem", gamma=2), ()),
+    "slrs": (_other_vocabulary("slrs", gamma=2), ()),
 }
+_DECLARED = _declared()
+# Name -> rules of its pairs that run by default.
+RULES = {name: entry.rules for name, entry in _DECLARED.items()}
+RULES |= {name: rules for name, (_, rules) in _MADE.items()}
 # These draft for encoder-decoder models alone.
-_OF_ENCODERS: dict[str, dict[str, Any]] = {
-    "spec_drafter": {"block": 2, "encoder_layers": 1},
-    "spec_drafter tree": {"block": 2, "tree": "best_first", "nodes": 4},
-    "spec_drafter siblings": {"block": 2, **PAIRS},
-}
-ENCODER_NAMES = tuple(_OF_ENCODERS)
-_NO_MODEL = _MAIN | HEADS | _NESTED | _VIEWS
-_READ_A_PART = (*_VIEWS, "triforce")
-NAMES = (*_NO_MODEL, *_MODELS)
+ENCODER_NAMES = tuple(name for name, each in _DECLARED.items() if each.drafter == "spec_drafter")
+# Drafters with draft models alone; ``case`` gives the parameters.
+MODELS = tuple(
+    name
+    for name in RULES
+    if name in _MADE
+    or ({"model", "models"} & set(keys := _DECLARED[name].keys) and "params" not in keys)
+)
+NAMES = tuple(name for name in RULES if name not in ENCODER_NAMES)
+# Drafters that read a part of the target's keys and values: of most texts they leave out tokens.
+_READ_A_PART = tuple(name for name, each in _DECLARED.items() if "budget" in each.keys)
 
 
 def _tables(name: str, vocab: int) -> tuple[LM, LM, LM]:
@@ -368,21 +215,26 @@ def _tables(name: str, vocab: int) -> tuple[LM, LM, LM]:
 @functools.cache
 def _drafter(name: str, vocab: int) -> Drafter:
     tables = (jnp.zeros((vocab + 1, vocab, vocab)), table(1, vocab), table(2, vocab))
-    return _build(name, Models(*_tables(name, vocab), tables))
+    return build(name, Models(*_tables(name, vocab), tables))
 
 
-def _build(name: str, models: Models) -> Drafter:
-    if name in _OF_ENCODERS:
-        own = {"scale": 0.5, **_OF_ENCODERS[name]}
-        return random_heads("spec_drafter", models.target, models.params[0], **own)
-    if name in HEADS:
-        method, keys = HEADS[name]
-        return random_heads(method, models.target, models.params[0], **keys)
-    entry = (_NO_MODEL | _MODELS)[name]
-    if callable(entry):
-        return entry(models)
-    method, keys = entry
-    return drafters.make(method, models.target, **(keys(models) if callable(keys) else keys))
+def build(name: str, models: Models) -> Drafter:
+    """The drafter of a case, for these models; heads have random parameters."""
+    if name in _MADE:
+        return _MADE[name][0](models)
+    method, keys, _ = _DECLARED[name]
+    keys = {key: _value(value, models) for key, value in keys.items()}
+    if inner := keys.get("drafters"):
+        keys["drafters"] = [
+            drafters.make(other, models.target, **{k: _value(v, models) for k, v in own.items()})
+            for other, own in inner
+        ]
+    drafter = drafters.make(method, models.target, **keys)
+    training = drafter.training
+    if training is None or training.start is None or "model" in keys:
+        return drafter
+    scale = 0.5 if name in ENCODER_NAMES else 1.0
+    return random_heads(method, models.target, models.params[0], scale=scale, **keys)
 
 
 @functools.cache
@@ -392,9 +244,9 @@ def real(name: str) -> Case:
     target, params = tiny("llama", 0, **sizes)
     draft, first = tiny("gpt2", 1, layers=1, **sizes)
     other, second = tiny("llama", 2, layers=1, **sizes)
-    drafter = _build(name, Models(target, draft, other, (params, first, second)))
+    drafter = build(name, Models(target, draft, other, (params, first, second)))
     own = (first, second) if name == "independent" else first
-    own = drafter.init_params(jax.random.key(0)) if name in _NO_MODEL else own
+    own = drafter.init_params(jax.random.key(0)) if name not in MODELS else own
     return Case(name, target, drafter, ModelParams(params, own))
 
 
@@ -408,9 +260,9 @@ def with_encoder(name: str) -> Case:
     small = {"vocab_size": VOCAB, "num_layers": 1}
     draft, first = tiny_t5(1, **small)
     other, second = tiny_t5(2, gated=True, activation="gelu_tanh", scale_logits=False, **small)
-    drafter = _build(name, Models(target, draft, other, (params, first, second)))
+    drafter = build(name, Models(target, draft, other, (params, first, second)))
     own = (first, second) if name == "independent" else first
-    own = own if name in _MODELS else drafter.init_params(jax.random.key(0))
+    own = own if name in MODELS else drafter.init_params(jax.random.key(0))
     return Case(name, target, drafter, ModelParams(params, own))
 
 
@@ -419,7 +271,7 @@ def case(name: str, vocab: int = VOCAB, sparse: bool = False, seed: int = 0) -> 
     target = _tables(name, vocab)[0]
     drafter = _drafter(name, vocab)
     draft = table(seed + 1, vocab, sparse)
-    if name in _NO_MODEL:
+    if name not in MODELS:
         draft = drafter.init_params(jax.random.key(seed))
     elif name == "independent":
         draft = (draft, table(seed + 2, vocab, sparse))

@@ -85,8 +85,8 @@ def pair_of(target: str, name: str) -> tuple[LM, Drafter, ModelParams]:
     model, params = TARGETS[target]()
     small = (t5(1, 1), t5(2, 1)) if target == "T5" else (decoder("gpt2", 1, 1), decoder(seed=2))
     (draft, first), (other, second) = small
-    drafter = cases._build(name, cases.Models(model, draft, other, (params, first, second)))
-    own = first if name in cases._MODELS else drafter.init_params(jax.random.key(0))
+    drafter = cases.build(name, cases.Models(model, draft, other, (params, first, second)))
+    own = first if name in cases.MODELS else drafter.init_params(jax.random.key(0))
     return model, drafter, ModelParams(params, own)
 
 

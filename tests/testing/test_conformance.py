@@ -29,90 +29,12 @@ RULES = {name: accept.load(name) for name in accept.names()}
 DRAFTERS = {name: cases.case(name).drafter for name in cases.NAMES}
 # These cases differ from another one in topology alone: one rule is enough for each.
 ONLY = {"irregular": ("recursive",), "ragged": ("traversal",)}
-DEFAULT = {
-    # Chains. A lossy rule depends on the target's probs alone, so it runs with one drafter.
-    "chain": ("chain", "lenient", "rollback", "tolerance", "typical"),
-    "none": ("chain",),
-    "prompt_lookup": ("block",),
-    "llma": ("chain",),
-    "ngram_lm": ("block",),
-    "sam": ("chain",),
-    "jacobi": ("match",),
-    "escalate": ("match",),
-    "mlp_speculator": ("chain",),
-    "bpd": ("match",),
-    "bild": ("chain",),
-    "cascade": ("chain",),
-    # Trees. Together: i.i.d. siblings with k_seq and recursive; siblings without replacement with
-    # traversal; deterministic ones with match, deterministic, recursive and traversal; independent
-    # ones with recursive (test_laws.py enumerates the others).
-    "iid": ("k_seq",),
-    "independent": ("recursive",),
-    "without_replacement": ("traversal",),
-    "deterministic": ("match",),
-    "dynamic": ("deterministic",),
-    "token_recycling": ("recursive",),
-    "trie": ("deterministic",),
-    "suffix": ("recursive",),
-    "rest": ("traversal",),
-    "lookahead": ("deterministic",),
-    "controlled": ("recursive",),
-    "early_exit reuse": ("chain",),
-    "staged": ("recursive",),
-    "spire": ("chain",),
-    "medusa": ("deterministic",),
-    "hydra": ("recursive",),
-    "redrafter": ("deterministic",),
-    "eagle": ("recursive",),
-    "eagle3": ("deterministic",),
-    "p_eagle": ("rejection",),
-    "block_head": ("chain",),
-    "pard": ("block",),
-    "mtp_module": ("recursive",),
-    "mtp": ("chain",),
-    "falcon": ("chain",),
-    "magicdec": ("chain",),
-    "triforce": ("chain",),
-    "layer_skip matchness": ("chain",),
-    "pass merged": ("recursive",),
-    "tli": ("chain",),
-}
-# Other shapes of drafts of the same drafters. In every pair the drafts of some rows are ragged.
-SLOW = {
-    "pard tree",
-    "p_eagle tree",
-    "block_head markov",
-    "block_head tree",
-    "cascade in parts",
-    "irregular",
-    "eagle chain",
-    "eagle dynamic",
-    "eagle3 chain",
-    "eagle3 tree",
-    "mtp_module chain",
-    "mtp_module dynamic",
-    "mtp fixed",
-    "mtp tree",
-    "falcon blocks",
-    "falcon tree",
-    "falcon dynamic",
-    "early_exit",
-    "early_exit layer",
-    "early_exit linear",
-    "early_exit tree",
-    "layer_skip",
-    "layer_skip tree",
-    "magicdec snapkv",
-    "magicdec tree",
-    "pass",
-    "pass tree",
-    "ragged",
-    "redrafter chain",
-    "slem",
-    "slrs",
-    "spire tree",
-    "tli tree",
-}
+# Rules of the pairs that run by default; in every pair the drafts of some rows are ragged.
+# Together: i.i.d. siblings with k_seq and recursive; siblings without replacement with traversal;
+# deterministic ones with match, deterministic, recursive and traversal; independent ones with
+# recursive (test_laws.py enumerates the others). A lossy rule depends on the target's probs alone,
+# so it runs with one drafter.
+DEFAULT = {name: rules for name, rules in cases.RULES.items() if rules and name in cases.NAMES}
 PAIRS = [
     (case, rule)
     for case, drafter in DRAFTERS.items()
@@ -139,7 +61,6 @@ def test_every_drafter_and_rule_is_checked():
     assert {rule for _, rule in PAIRS} == set(accept.names())
     by_default = {(case, rule) for case, rules in DEFAULT.items() for rule in rules}
     assert by_default <= set(PAIRS)
-    assert {case for case, _ in by_default} | SLOW == set(DRAFTERS)
     assert {rule for _, rule in by_default} == set(accept.names())
 
 

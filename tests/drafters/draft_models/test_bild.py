@@ -15,6 +15,15 @@ from specjax.errors import UserError
 from specjax.testing import laws, loop
 from specjax.types import Draft, ModelParams
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "bild": (
+        "bild",
+        {"gamma": 2, "fallback": 0.5, "model": "@draft", "params": "@draft params"},
+        ("chain",),
+    ),
+}
+
 V, NEW = 5, 24
 PROMPTS = [[1, 2, 0, 3], [4], [0, 0], [3, 3, 1]]
 THRESHOLDS = (0.0, 1.5, 100.0)

@@ -17,6 +17,15 @@ from specjax.models import lm
 from specjax.topology.shapes import Topology
 from specjax.types import ModelParams
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "dynamic": (
+        "dynamic_tree",
+        {"model": "@draft", "nodes": 5, "depth": 2, "top_k": 2},
+        ("deterministic",),
+    ),
+}
+
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11], [3, 3, 3, 3]]
 NEW = [20, 3, 20, 11]  # rows end at different times, also inside an accepted path
 # Probabilities that are neither flat nor one-hot, and a draft model that is often right.

@@ -22,6 +22,26 @@ from specjax.errors import UserError
 from specjax.testing import loop
 from specjax.types import CHAIN, ModelParams
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "chain": (
+        "draft_model",
+        {"model": "@draft", "gamma": 2},
+        ("chain", "lenient", "rollback", "tolerance", "typical"),
+    ),
+    "iid": ("draft_tree", {"model": "@draft", "tree": "2x1", "siblings": "iid"}, ("k_seq",)),
+    "without_replacement": (
+        "draft_tree",
+        {"model": "@draft", "tree": "2x1", "siblings": "without_replacement"},
+        ("traversal",),
+    ),
+    "deterministic": (
+        "draft_tree",
+        {"model": "@draft", "tree": "2x1", "siblings": "top_k"},
+        ("match",),
+    ),
+}
+
 TARGET, DRAFT, _ = cases.models(3)
 # These run by default; the others are slow.
 QUICK = ("chain, iid", "dynamic")

@@ -21,6 +21,16 @@ from specjax.testing import loop
 from specjax.testing.claims import widen
 from specjax.types import Batch, ModelParams
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "pard": ("pard", {"model": "@draft", "gamma": 2, "mask_id": 0}, ("block",)),
+    "pard tree": (
+        "pard",
+        {"model": "@draft", "mask_id": 0, "tree": "best_first", "nodes": 4, "depth": 2},
+        (),
+    ),
+}
+
 VOCAB, MASK, GAMMA = 16, 15, 3
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11], [3, 3]]
 

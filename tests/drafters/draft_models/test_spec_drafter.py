@@ -29,6 +29,17 @@ from specjax.testing import law_checks, loop
 from specjax.train.recipes import heads as recipe
 from specjax.types import Batch, ModelParams
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "spec_drafter": ("spec_drafter", {"block": 2, "encoder_layers": 1}, ()),
+    "spec_drafter tree": ("spec_drafter", {"block": 2, "tree": "best_first", "nodes": 4}, ()),
+    "spec_drafter siblings": (
+        "spec_drafter",
+        {"block": 2, "tree": "2x1", "siblings": "without_replacement"},
+        (),
+    ),
+}
+
 
 class Ragged(NamedTuple):
     """What a pass reads of a context."""

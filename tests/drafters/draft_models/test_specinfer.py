@@ -16,6 +16,11 @@ from specjax.errors import NonFiniteLogits, UserError
 from specjax.models import hf
 from specjax.types import INDEPENDENT, ModelParams
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "independent": ("specinfer", {"models": "@drafts", "tree": "chain:2"}, ("recursive",)),
+}
+
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11], [3, 3, 3, 3]]
 NEW = [20, 3, 20, 11]
 TREE = "2x1x2"

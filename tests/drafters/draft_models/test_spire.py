@@ -22,6 +22,16 @@ from specjax.errors import UserError
 from specjax.testing.claims import widen
 from specjax.types import CHAIN, LM, ModelParams
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "spire": ("spire", {"gamma": 2, "model": "@spire", "params": "@spire params"}, ("chain",)),
+    "spire tree": (
+        "spire",
+        {"tree": "2x1", "siblings": "iid", "model": "@spire", "params": "@spire params"},
+        (),
+    ),
+}
+
 # Label -> kind of ``spire_cases``, keys, rule.
 LAWS = {
     "chain": ("feedback", {"gamma": 2}, "chain"),

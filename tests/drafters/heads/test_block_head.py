@@ -26,6 +26,30 @@ from specjax.testing import loop
 from specjax.testing.claims import widen
 from specjax.types import Batch, ModelParams
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "block_head": ("block_head", {"block": 3}, ("chain",)),
+    "block_head markov": (
+        "block_head",
+        {
+            "block": 2,
+            "anchor": True,
+            "correction": "rnn",
+            "rank": 4,
+            "confidence": True,
+            "tree": "2x1",
+            "siblings": "iid",
+            "control": "calibrated",
+        },
+        (),
+    ),
+    "block_head tree": (
+        "block_head",
+        {"causal": True, "tree": "best_parents", "nodes": 4, "top_k": 2},
+        (),
+    ),
+}
+
 VOCAB = 16
 # Method -> keys of a network as it is published, in small.
 METHODS = {

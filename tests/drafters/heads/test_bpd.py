@@ -14,6 +14,11 @@ from specjax import drafters, testing
 from specjax.errors import UserError
 from specjax.types import Batch, ModelParams
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "bpd": ("bpd", {"heads": 2}, ("match",)),
+}
+
 TARGET, TABLE = testing.tabular(shared.VOCAB), cases.table(0, shared.VOCAB)
 
 

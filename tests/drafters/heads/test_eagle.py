@@ -18,6 +18,13 @@ from specjax.types import Output
 
 # Programs are shared with test_eagle_mutants.py.
 pytestmark = pytest.mark.xdist_group("eagle")
+
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "eagle": ("eagle", {"tree": "2x1", "siblings": "without_replacement"}, ("recursive",)),
+    "eagle chain": ("eagle", {"gamma": 2, "siblings": "iid"}, ()),
+    "eagle dynamic": ("eagle", {"nodes": 5, "depth": 2, "top_k": 2}, ()),
+}
 # One by default, which has most parts; the others are slow.
 DEFAULT = {("eagle3, all switches", "dynamic")}
 EVERY = [(label, growth) for label in shared.NETWORKS for growth in shared.GROWTHS]

@@ -19,6 +19,25 @@ from specjax.drafters.files import head_files
 from specjax.errors import UserError
 from specjax.types import Draft, Drafter, ModelParams
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "eagle3": (
+        "eagle3",
+        {"nodes": 4, "depth": 2, "top_k": 2, "draft_ids": (0, 2)},
+        ("deterministic",),
+    ),
+    "eagle3 chain": (
+        "eagle3",
+        {"gamma": 2, "siblings": "iid", "control": "threshold:0.4", "norm_output": True},
+        (),
+    ),
+    "eagle3 tree": (
+        "eagle3",
+        {"tree": "2x1", "siblings": "iid", "draft_ids": (0, 2), "fc_norm": True, "layers": 2},
+        (),
+    ),
+}
+
 
 def random(name, **keys):
     return cases.random_heads(name, TARGET, TABLE, scale=0.25, **keys)

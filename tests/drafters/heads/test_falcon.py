@@ -27,6 +27,18 @@ from specjax.testing.claims import drawn_as_declared, widen
 from specjax.types import Batch, ModelParams
 
 pytestmark = pytest.mark.xdist_group("falcon")
+
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "falcon": ("falcon", {"block": 1, "gamma": 2, "siblings": "iid"}, ("chain",)),
+    "falcon blocks": ("falcon", {"gamma": 4, "siblings": "iid"}, ()),
+    "falcon tree": (
+        "falcon",
+        {"block": 1, "tree": "2x1", "siblings": "without_replacement", "control": "threshold:0.4"},
+        (),
+    ),
+    "falcon dynamic": ("falcon", {"nodes": 6, "depth": 4, "top_k": 2}, ()),
+}
 # Block -> tokens of a draft, and a tree of so many.
 DEPTHS, TREES = {1: 3, 2: 4, 3: 6}, {2: "2x1x2x1", 3: "2x1x1x2x1x1"}
 

@@ -15,6 +15,15 @@ from specjax import drafters, testing
 from specjax.errors import UserError
 from specjax.types import Batch
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "hydra": (
+        "hydra",
+        {"heads": 2, "layers": 2, "tree": "2x1", "siblings": "without_replacement"},
+        ("recursive",),
+    ),
+}
+
 TARGET, TABLE = testing.tabular(shared.VOCAB), cases.table(0, shared.VOCAB)
 
 

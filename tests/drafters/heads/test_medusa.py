@@ -23,6 +23,11 @@ from specjax.testing import conformance
 from specjax.testing.models import tiny_config
 from specjax.types import ModelParams
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "medusa": ("medusa", {"heads": 2, "tree": "2x1"}, ("deterministic",)),
+}
+
 TARGET, TABLE = testing.tabular(shared.VOCAB), cases.table(0, shared.VOCAB)
 
 

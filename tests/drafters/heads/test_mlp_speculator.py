@@ -17,6 +17,11 @@ from specjax.drafters.files import head_files
 from specjax.errors import UserError
 from specjax.types import ModelParams
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "mlp_speculator": ("mlp_speculator", {"heads": 2, "inner": 4, "siblings": "iid"}, ("chain",)),
+}
+
 TARGET, TABLE = testing.tabular(shared.VOCAB), cases.table(0, shared.VOCAB)
 ERF = np.vectorize(math.erf)
 

@@ -28,6 +28,13 @@ from specjax.testing.claims import widen
 from specjax.types import ModelParams
 
 pytestmark = pytest.mark.xdist_group("mtp heads")
+
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "mtp": ("mtp", {"heads": 2, "siblings": "iid", "control": "threshold:0.4"}, ("chain",)),
+    "mtp tree": ("mtp", {"heads": 2, "tree": "best_first", "nodes": 4}, ()),
+    "mtp fixed": ("mtp", {"heads": 2, "tree": "2x1", "siblings": "without_replacement"}, ()),
+}
 VOCAB = eagle_cases.VOCAB
 SIZES = {"layers": 3, "width": 16, "vocab_size": VOCAB}
 # A window of the last layer that is shorter than the texts.

@@ -22,6 +22,25 @@ from specjax.testing.claims import widen
 from specjax.types import Batch, ModelParams
 
 pytestmark = pytest.mark.xdist_group("mtp")
+
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "mtp_module": (
+        "mtp_module",
+        {"modules": 2, "tree": "2x1", "siblings": "without_replacement"},
+        ("recursive",),
+    ),
+    "mtp_module chain": (
+        "mtp_module",
+        {"gamma": 2, "siblings": "iid", "hidden": "raw", "control": "threshold:0.4"},
+        (),
+    ),
+    "mtp_module dynamic": (
+        "mtp_module",
+        {"modules": 2, "tree": "dynamic", "nodes": 5, "depth": 2, "top_k": 2},
+        (),
+    ),
+}
 ODD = {"hidden_first": True, "hidden": "raw", "recycled": "raw", "zero_first": True}
 MODULES = {
     "one": {},

@@ -27,6 +27,20 @@ from specjax.models import lm
 from specjax.testing.claims import widen
 from specjax.types import Batch, ModelParams
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "p_eagle": (
+        "eagle3",
+        {"parallel": 2, "layers": 2, "draft_ids": (0, 2), "fc_norm": True},
+        ("rejection",),
+    ),
+    "p_eagle tree": (
+        "eagle3",
+        {"parallel": 2, "layers": 1, "tree": "best_parents", "nodes": 4, "top_k": 2},
+        (),
+    ),
+}
+
 VOCAB, TOKENS, SHARP = shared.VOCAB, shared.DEPTH, 30.0
 # Without the switch that has no effect on masks.
 REDUCED = {key: value for key, value in shared.REDUCED.items() if key != "norm_output"}

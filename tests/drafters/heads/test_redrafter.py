@@ -19,6 +19,12 @@ from specjax.errors import UserError
 from specjax.testing import loop
 from specjax.types import ModelParams
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "redrafter": ("redrafter", {"heads": 2, "layers": 1, "top_k": 2}, ("deterministic",)),
+    "redrafter chain": ("redrafter", {"layers": 1, "tree": "chain:2", "siblings": "iid"}, ()),
+}
+
 TARGET, TABLE = testing.tabular(shared.VOCAB), cases.table(0, shared.VOCAB)
 SIZES = {"rnn": {}, "sum": {"running_sum": True, "layers": 1}, "projection": {"inner": 7}}
 

@@ -14,6 +14,11 @@ from specjax.testing import tabular
 from specjax.types import Context
 
 pytestmark = pytest.mark.fast
+
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "llma": ("llma", {"gamma": 2, "max_ngram": 2, "datastore": "@text"}, ("chain",)),
+}
 ROWS, SLOTS, VOCAB = 2_000, 16, 4
 
 

@@ -15,6 +15,11 @@ from specjax.drafters.lookup import ngram_lm
 from specjax.errors import UserError
 from specjax.types import Context, ModelParams
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "ngram_lm": ("ngram_lm", {"gamma": 2, "mode": "sample", "tables": "@tables"}, ("block",)),
+}
+
 V = 7
 
 

@@ -16,6 +16,11 @@ from specjax.testing import tabular
 from specjax.types import Context
 
 pytestmark = pytest.mark.fast
+
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "prompt_lookup": ("prompt_lookup", {"gamma": 2, "max_ngram": 2}, ("block",)),
+}
 ROWS, SLOTS = 10_000, 24
 
 

@@ -15,6 +15,15 @@ from specjax.data import datastore
 from specjax.errors import UserError
 from specjax.types import DETERMINISTIC, Context, ModelParams
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "rest": (
+        "rest",
+        {"nodes": 4, "depth": 2, "max_ngram": 3, "samples": 8, "datastore": "@datastore"},
+        ("traversal",),
+    ),
+}
+
 V = 3
 
 

@@ -21,6 +21,15 @@ from specjax.testing import tabular
 from specjax.types import Context
 
 pytestmark = pytest.mark.fast
+
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "sam": (
+        "sam",
+        {"gamma": 2, "min_match": 1, "max_ngram": 3, "bias": 1, "datastore": "@datastore"},
+        ("chain",),
+    ),
+}
 ROWS, SLOTS, VOCAB, GAMMA = 240, 32, 4, 4
 DOCUMENTS = (
     [0, 1, 2, 0, 1, 3, 3, 2, 1],

@@ -18,6 +18,11 @@ from specjax.testing import tabular
 from specjax.types import Context
 
 pytestmark = pytest.mark.fast
+
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "suffix": ("suffix", {"nodes": 4, "depth": 2, "max_ngram": 4, "samples": 8}, ("recursive",)),
+}
 ROWS, SLOTS, VOCAB, DEPTH, NODES, LONGEST = 300, 20, 3, 4, 5, 6
 
 

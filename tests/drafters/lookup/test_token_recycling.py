@@ -17,6 +17,11 @@ from specjax.types import Draft, ModelParams
 
 pytestmark = pytest.mark.fast
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "token_recycling": ("token_recycling", {"tree": "2x1", "top_k": 2}, ("recursive",)),
+}
+
 V, K = 6, 3
 TARGET, TABLE = testing.tabular(V), testing.random_table(0, V)
 PROMPTS = [[2, 1], [4], [5, 0, 3, 3, 1], [1, 2, 5]]

@@ -18,6 +18,11 @@ from specjax.testing import tabular
 from specjax.types import Context
 
 pytestmark = pytest.mark.fast
+
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "trie": ("trie", {"nodes": 4, "depth": 2, "max_ngram": 2, "samples": 8}, ("deterministic",)),
+}
 ROWS, SLOTS, VOCAB, DEPTH, NODES, LONGEST, WEIGHT = 300, 20, 3, 4, 7, 5, 0.25
 
 

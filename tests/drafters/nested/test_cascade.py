@@ -25,6 +25,20 @@ from specjax.types import Accept, ModelParams
 
 # Enumeration runs each operation alone: on one worker each is compiled once for all these files.
 pytestmark = pytest.mark.xdist_group("enumeration")
+
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "cascade": (
+        "cascade",
+        {"models": "@drafts", "params": "@drafts params", "lengths": "2,0,0;1,0;1"},
+        ("chain",),
+    ),
+    "cascade in parts": (
+        "cascade",
+        {"models": "@drafts", "params": "@drafts params", "lengths": "1,1,1;0,1;1"},
+        (),
+    ),
+}
 V = 2
 CHAIN = accept.load("chain")
 # Three levels, three levels with parts, a part of every kind.

@@ -16,6 +16,28 @@ from specjax.bench import metrics
 from specjax.errors import UserError
 from specjax.types import Context, ModelParams
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "controlled": (
+        "controlled",
+        {
+            "drafters": [
+                (
+                    "draft_tree",
+                    {
+                        "tree": "2x1",
+                        "siblings": "top_k",
+                        "model": "@draft",
+                        "params": "@draft params",
+                    },
+                )
+            ],
+            "rate": 0.6,
+        },
+        ("recursive",),
+    ),
+}
+
 V, ROWS, NEW = 5, 64, 60
 TARGET, DRAFT, _ = cases.models(V)
 PROMPTS = [[1, 2, 0, 3], [4], [0, 0]] * (ROWS // 3 + 1)

@@ -17,6 +17,23 @@ from specjax.testing import exact, laws, tabular, tiny
 from specjax.theory import statistics
 from specjax.types import Context, Draft, Drafter
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "escalate": (
+        "escalate",
+        {
+            "drafters": [
+                ("prompt_lookup", {"gamma": 3, "max_ngram": 2, "min_ngram": 2}),
+                (
+                    "draft_model",
+                    {"gamma": 2, "gaps": True, "model": "@draft", "params": "@draft params"},
+                ),
+            ]
+        },
+        ("match",),
+    ),
+}
+
 VOCAB = 3
 target, draft, _ = cases.models(VOCAB)
 lm_target, lm_params = tiny(vocab_size=16)

@@ -19,6 +19,20 @@ from specjax.types import CHAIN, WITHOUT_REPLACEMENT, ModelParams
 
 # Enumeration runs each operation alone: on one worker each is compiled once for all these files.
 pytestmark = pytest.mark.xdist_group("enumeration")
+
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "staged": (
+        "staged",
+        {
+            "drafters": [("prompt_lookup", {"gamma": 2, "max_ngram": 2})],
+            "gamma": 2,
+            "model": "@draft",
+            "params": "@draft params",
+        },
+        ("recursive",),
+    ),
+}
 NONE = drafters.make("none", cases.models(4)[0])
 PROMPTS = [[1, 2, 0, 3, 1, 2], [4], [0, 0, 5, 0, 0], [3, 3]]
 

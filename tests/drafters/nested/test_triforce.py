@@ -18,6 +18,23 @@ from specjax.drafters.nested import triforce
 from specjax.errors import UserError
 from specjax.types import ModelParams
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "triforce": (
+        "triforce",
+        {
+            "model": "@draft",
+            "gamma": 2,
+            "budget": 2,
+            "chunk": 2,
+            "refresh": 2,
+            "model_budget": 2,
+            "sinks": 1,
+        },
+        ("chain",),
+    ),
+}
+
 PROMPTS = [[1, 2, 3, 0, 4, 2, 2, 1], [4], [3, 1, 2, 0, 4], [2, 2]]
 NEW = [20, 17, 20, 9]
 SMALL = {"budget": 2, "chunk": 2, "refresh": 2, "model_budget": 2, "sinks": 1}

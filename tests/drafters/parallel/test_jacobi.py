@@ -17,6 +17,11 @@ from specjax.types import Context, ModelParams
 
 pytestmark = pytest.mark.fast
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "jacobi": ("jacobi", {"gamma": 2}, ("match",)),
+}
+
 V, GAMMA, WIDTH, ROOM = 6, 4, 5, 24
 TARGET = testing.tabular(V)
 TABLE = np.asarray(testing.random_table(0, V))

@@ -18,6 +18,11 @@ from specjax.types import Context, ModelParams
 
 pytestmark = pytest.mark.fast
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "lookahead": ("lookahead", {"window": 2, "ngram": 3, "candidates": 2}, ("deterministic",)),
+}
+
 V, W, N, G = 5, 3, 4, 2
 ROWS = N - 1
 TARGET = testing.tabular(V)

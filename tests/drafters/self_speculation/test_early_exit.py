@@ -22,6 +22,16 @@ from specjax.models import lm
 from specjax.testing import drafter_checks, loop
 from specjax.types import ModelParams, Sublayers
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "early_exit": ("early_exit", {"exit_layer": 1, "gamma": 2}, ()),
+    "early_exit tree": (
+        "early_exit",
+        {"exit_layer": 1, "tree": "2x1", "siblings": "without_replacement"},
+        (),
+    ),
+}
+
 SHAPES = {
     "chain": ({"gamma": 3}, "chain"),
     "tree": ({"tree": "2x2x1", "siblings": "without_replacement"}, "recursive"),

@@ -21,6 +21,23 @@ from specjax.models import lm
 from specjax.testing import drafter_checks, forecast_checks, state_checks
 from specjax.types import Batch, ModelParams
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "early_exit layer": ("early_exit", {"exit_layer": 1, "adapter": "layer", "gamma": 2}, ()),
+    "early_exit linear": (
+        "early_exit",
+        {
+            "exit_layer": 1,
+            "adapter": "linear",
+            "head": "own",
+            "nodes": 4,
+            "tree": "dynamic",
+            "depth": 2,
+        },
+        (),
+    ),
+}
+
 # Label -> keys of an adapter after two of three layers.
 ADAPTERS = {
     "norm": {"adapter": "norm"},

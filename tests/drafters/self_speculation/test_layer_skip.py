@@ -24,6 +24,32 @@ from specjax.errors import UserError
 from specjax.testing.laws import mapped_logits
 from specjax.types import Context, ModelParams, Sublayers, Verdict
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "layer_skip": ("layer_skip", {"gamma": 2, "skip_attention": (1,), "skip_mlp": (0,)}, ()),
+    "layer_skip matchness": (
+        "layer_skip",
+        {
+            "gamma": 2,
+            "control": "matchness:0.4,0.4,0.3,0.3",
+            "skip_attention": (1,),
+            "skip_mlp": (0,),
+        },
+        ("chain",),
+    ),
+    "layer_skip tree": (
+        "layer_skip",
+        {
+            "control": "matchness:0.4,0.4,0.3,0.3",
+            "tree": "2x1",
+            "siblings": "without_replacement",
+            "skip_attention": (1,),
+            "skip_mlp": (0,),
+        },
+        (),
+    ),
+}
+
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11], [3, 3, 3, 3]]
 NEW = 16
 SHAPES = {

@@ -16,6 +16,28 @@ from specjax.errors import UserError
 from specjax.testing import claims, conformance, state_checks
 from specjax.types import Context, ModelParams
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "magicdec": ("magicdec", {"budget": 3, "sinks": 1, "gamma": 2}, ("chain",)),
+    "magicdec tree": (
+        "magicdec",
+        {
+            "view": "retrieval",
+            "budget": 2,
+            "chunk": 2,
+            "refresh": 2,
+            "tree": "2x1",
+            "siblings": "without_replacement",
+        },
+        (),
+    ),
+    "magicdec snapkv": (
+        "magicdec",
+        {"view": "snapkv", "budget": 3, "window": 1, "queries": 2, "pool": 1, "gamma": 2},
+        (),
+    ),
+}
+
 PROMPTS = [[1, 2, 3, 0, 4, 2, 2, 1], [4], [3, 1, 2, 0, 4], [2, 2]]
 NEW = [20, 17, 20, 9]
 TEMPERATURES = [0.0, 1.0, 0.7, 1.0]

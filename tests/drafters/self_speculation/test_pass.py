@@ -20,6 +20,17 @@ from specjax.models import hf
 from specjax.testing import drafter_checks, laws
 from specjax.types import Batch, ModelParams
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "pass": ("pass", {"heads": 2}, ()),
+    "pass tree": ("pass", {"heads": 2, "tree": "best_first", "nodes": 5}, ()),
+    "pass merged": (
+        "pass",
+        {"heads": 2, "calls": 1, "tree": "2x1", "siblings": "without_replacement"},
+        ("recursive",),
+    ),
+}
+
 # Python cannot import a module of this name.
 module = drafters.load("pass")
 TARGET, TABLE = testing.tabular(head_cases.VOCAB), cases.table(0, head_cases.VOCAB)

@@ -25,6 +25,11 @@ from specjax.rng import RowKeys
 from specjax.testing import loop
 from specjax.types import LowerLayers, ModelParams, Sublayers
 
+# Cases of the conformance matrix, see tests/cases.py.
+MATRIX = {
+    "early_exit reuse": ("early_exit", {"exit_layer": 1, "gamma": 2, "reuse": True}, ("chain",)),
+}
+
 FAMILIES = ("llama", "gpt2", "gpt_neox", "gemma2", "gemma3_text", "olmo2")
 LAYERS, WINDOW = 3, 6
 # The largest difference of logits and keys that are equal but for rounding.
