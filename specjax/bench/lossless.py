@@ -84,15 +84,15 @@ def at_tokens(
     for start in range(0, len(pairs), batch):
         some = pairs[start : start + batch]
         texts, begins = [[*p, *o] for p, o in some], [len(p) for p, _ in some]
-        values = np.asarray(call(_pack(texts, begins, batch, width, settings)), np.float64)
+        values = np.asarray(call(pack(texts, begins, batch, width, settings)), np.float64)
         result += [values[i, len(p) - 1 : len(p) + len(o) - 1] for i, (p, o) in enumerate(some)]
     return result
 
 
-def _pack(
+def pack(
     rows: list[list[int]], begins: list[int], batch: int, width: int, settings: dict
 ) -> Context:
-    """The texts; ``begins`` are the lengths of their prompts."""
+    """A context of the texts; ``begins`` are the lengths of their prompts."""
     tokens = np.zeros((batch, width), np.int32)
     for i, row in enumerate(rows):
         tokens[i, : len(row)] = row

@@ -16,14 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import decode, outcome, sampling, step, tree
-from specjax.bench import methods, passes
+from specjax.bench import lossless, methods, passes
 from specjax.bench.methods import Given, Text
 from specjax.checks import number as check_number
 from specjax.checks import whole
 from specjax.data.spelling import spell
 from specjax.models import hf
 from specjax.rng import RowKeys
-from specjax.types import LM, Context, DecodeState, Draft, Drafter, StepInfo
+from specjax.types import LM, DecodeState, Draft, Drafter, StepInfo
 
 SCHEMA = 1
 ORIGINS = ("accepted", "residual", "bonus", "plain")
@@ -319,16 +319,10 @@ def _draft_prob(
     """The drafter's probabilities along the text; None if the drafter has no ``probs``."""
     if method.drafter.probs is None:
         return None
-    # One shape for all outputs, so that one program serves every length.
-    tokens = np.zeros((1, job.width + job.max_new_tokens), np.int32)
-    tokens[0, : len(prompt) + len(output)] = [*prompt, *output]
     settings = job.settings | ({"temperature": 1.0} if job.settings["temperature"] == 0 else {})
-    how = sampling.make_sampling(1, **settings)
-    context = Context(
-        jnp.asarray(tokens),
-        jnp.asarray([len(prompt) + len(output)]),
-        sampling.after_prompt(how, jnp.asarray([len(prompt)])),
-    )
+    # One shape for all outputs, so that one program serves every length.
+    width = job.width + job.max_new_tokens
+    context = lossless.pack([[*prompt, *output]], [len(prompt)], 1, width, settings)
     probs = _call_probs(method.drafter, method.params, context)
     return lambda position, token: float(probs[0, position - 1, token])
 
