@@ -57,7 +57,7 @@ class FeatureStore:
                     f"{path} is missing or damaged; remove {self.directory} and store the "
                     f"features again with {BUILD}"
                 )
-        self._reader = functools.lru_cache(maxsize=_OPEN)(self._open)
+        self._reader = functools.lru_cache(maxsize=_OPEN)(shards.Reader)
 
     @property
     def counts(self) -> np.ndarray:
@@ -90,8 +90,7 @@ class FeatureStore:
 
         Raises UserError if a shard is damaged.
         """
-        stored = self._records(split, numbers)
-        return batch_of(self.layout, stored, places)
+        return batch_of(self.layout, self._records(split, numbers), places)
 
     def _records(self, split: str, numbers: Sequence[int]) -> list[bytes]:
         size, by_shard = self.manifest["shard_rows"], {}
@@ -101,7 +100,7 @@ class FeatureStore:
         for shard, wanted in by_shard.items():
             name = name_of(split, shard, -(-self.size(split) // size))
             try:
-                rows = self._reader(name).read([row for _, row in wanted])
+                rows = self._reader(self.directory / name).read([row for _, row in wanted])
             except ValueError as error:
                 raise UserError(
                     f"{self.directory / name} is damaged ({error}); remove {self.directory} and "
@@ -110,9 +109,6 @@ class FeatureStore:
             for (place, _), row in zip(wanted, rows, strict=True):
                 found[place] = row
         return found
-
-    def _open(self, name: str) -> shards.Reader:
-        return shards.Reader(self.directory / name)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
