@@ -23,7 +23,7 @@ from specjax.config import Config
 from specjax.data import feature_store, packing, token_streams
 from specjax.data.feature_store import RecordLayout
 from specjax.errors import UserError
-from specjax.models import hf, lm
+from specjax.models import hf
 from specjax.train import objectives, update
 from specjax.train.display import Meter, report
 from specjax.train.recipes import checks, common
@@ -174,8 +174,7 @@ def _computer(config: Config, target: hf.Loaded, model: LM, layout: RecordLayout
     params = placement.put_params(update.cast(target.params, config.train.precision))
 
     def forward(params: Any, _: Any, batch: Batch) -> tuple[jax.Array, jax.Array | None]:
-        segments = None if batch.segments is None else batch.segments[:, :-1]
-        out = lm.forward(model, params, batch.tokens[:, :-1], segments)
+        out = objectives.output_of(model, params, batch)
         return feature_store.in_bits(jnp.stack([out.hidden, *out.taps], 1), layout.dtype)
 
     features = jax.jit(placement.gathering(forward))
