@@ -95,8 +95,10 @@ def _prompts(config: Config, workdir: Path, target: hf.Loaded) -> list[Prompt]:
     sizes, tokenizer = config.generation, target.text_tokenizer
     head = token_streams.opening(tokenizer)
     common.check_room(config, len(head), target.config.longest_text)
-    if target.lm.encoder is None:
-        _check_plain(config)
+    if target.lm.encoder is None:  # a decoder does not read sources of pairs
+        sources = "which takes prompts from files, tfds or the embedded corpus"
+        names = ("dialogues", "pairs")
+        checks.refuse_for_generate(config, names, f" for a decoder, {sources}")
     valid = max(1, sizes.num_prompts // _VALID)
     prompts: list[Prompt] = []
     if sizes.prompts:
@@ -156,16 +158,6 @@ def _plan(
             "sha256": hashlib.sha256(json.dumps(ids).encode()).hexdigest(),
         },
     }
-
-
-def _check_plain(config: Config) -> None:
-    """Raises UserError for sources of pairs, which a decoder does not read."""
-    for name in ("dialogues", "pairs"):
-        if config.data[name]:
-            raise UserError(
-                f"config.data.{name} is not a key of objective generate for a decoder, which takes "
-                "prompts from files, tfds or the embedded corpus; leave it out"
-            )
 
 
 def _sources(config: Config) -> list[str]:
