@@ -100,17 +100,13 @@ def _prompts(config: Config, workdir: Path, target: hf.Loaded) -> list[Prompt]:
         names = ("dialogues", "pairs")
         checks.refuse_for_generate(config, names, f" for a decoder, {sources}")
     valid = max(1, sizes.num_prompts // _VALID)
-    prompts: list[Prompt] = []
+    splits = ["train"] * (sizes.num_prompts - valid) + ["valid"] * valid
     if sizes.prompts:
-        last = sizes.num_prompts - valid
-        return [
-            Prompt(number, "train" if number < last else "valid", ids)
-            for number, ids in enumerate(_questions(config, target))
-        ]
-    for split, count in (("train", sizes.num_prompts - valid), ("valid", valid)):
-        chosen = starts_of(config, workdir, target, split, count)
-        prompts += [Prompt(len(prompts) + n, split, ids) for n, ids in enumerate(chosen)]
-    return prompts
+        prompts = _questions(config, target)
+    else:
+        own = config, workdir, target
+        prompts = starts_of(*own, "train", len(splits) - valid) + starts_of(*own, "valid", valid)
+    return list(map(Prompt, range(len(splits)), splits, prompts))
 
 
 def starts_of(
