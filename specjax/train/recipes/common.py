@@ -25,7 +25,7 @@ from specjax.train.checkpoint import check_same
 from specjax.train.display import report
 from specjax.train.loop import Task
 from specjax.train.objectives import check_loss_keys
-from specjax.train.placement import Placement, place
+from specjax.train.placement import place
 from specjax.train.recipes.material import Material
 from specjax.types import LM, Batch, Drafter
 
@@ -37,11 +37,6 @@ class Prepared(NamedTuple):
     material: Material
     save: Callable[[Any, dict], None]  # writes <workdir>/model, and summary.json before it
     target: str | None = None  # fingerprint of the target's files
-
-
-def placement(config: Config) -> Placement:
-    """Where ``config.mesh`` stores arrays. Raises UserError."""
-    return place(config.mesh)
 
 
 def load_target(config: Config) -> hf.Loaded:
@@ -56,14 +51,10 @@ def load_target(config: Config) -> hf.Loaded:
             "or a trained run's workdir"
         )
     # float32: parameters that are trained start from it. The loop casts what a loss reads.
-    where = placement(config)
+    where = place(config.mesh)
     target = hf.load(config.target, dtype=jnp.float32, on_host=where.spread)
     _ = target.text_tokenizer  # raises if there is none
-    if config.train.length > target.config.longest_text:
-        raise UserError(
-            f"config.train.length {config.train.length} is beyond the target's "
-            f"{target.config.longest_text} positions"
-        )
+    check_positions(config, "the target", target.config.longest_text)
     if config.data.generated:
         writer = generated_text.target_fingerprint(config.data.generated)
         if writer not in (None, fingerprint(target)):
@@ -100,7 +91,7 @@ def draft_vocabulary(config: Config, target: hf.Loaded) -> int:
 
 def first_params(config: Config, shape: TransformerConfig, vocabulary: str) -> dict:
     """The parameters to start from: those of ``config.init``, else random ones."""
-    where = placement(config)
+    where = place(config.mesh)
     if config.init:
         return initial.load(config.init, shape, vocabulary, on_host=where.spread)
     return where.make(functools.partial(lm.init_params, shape), jax.random.key(config.seed))
@@ -129,6 +120,13 @@ def write_heads(
     head_files.write(
         folder, drafter.name, draft, facts, hf.fingerprint(target.text_tokenizer), extra
     )
+
+
+def check_positions(config: Config, whose: str, positions: int) -> None:
+    """Raises UserError for training text that is longer than a model reads."""
+    length = config.train.length
+    if length > positions:
+        raise UserError(f"config.train.length {length} is beyond {whose}'s {positions} positions")
 
 
 def check_longest(config: Config, tokens: int) -> None:

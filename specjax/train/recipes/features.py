@@ -26,6 +26,7 @@ from specjax.errors import UserError
 from specjax.models import hf
 from specjax.train import objectives, update
 from specjax.train.display import Meter, report
+from specjax.train.placement import place
 from specjax.train.recipes import checks, common
 from specjax.train.recipes import material as materials
 from specjax.train.recipes.material import Text
@@ -170,7 +171,7 @@ def _bytes(size: int) -> str:
 
 def _computer(config: Config, target: hf.Loaded, model: LM, layout: RecordLayout) -> Compute:
     """The target's features of rows, in batches of ``config.train.batch_size``."""
-    placement, size = common.placement(config), config.train.batch_size
+    placement, size = place(config.mesh), config.train.batch_size
     params = placement.put_params(update.cast(target.params, config.train.precision))
 
     def forward(params: Any, _: Any, batch: Batch) -> tuple[jax.Array, jax.Array | None]:
