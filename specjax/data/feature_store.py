@@ -74,6 +74,14 @@ class FeatureStore:
         """Number of rows of a split."""
         return self.manifest["rows"][split]
 
+    def check_batch(self, split: str, rows: str, batch_size: int, or_else: str = "") -> None:
+        """Raises UserError if there are fewer ``rows`` in a split than in one batch."""
+        if self.size(split) < batch_size:
+            raise UserError(
+                f"{self.directory} has {self.size(split)} {rows}, fewer than one batch of "
+                f"{batch_size}; lower config.train.batch_size{or_else}"
+            )
+
     def chosen(self, taps: Sequence[int]) -> tuple[int, ...]:
         """The places of these layers among the stored taps. Raises UserError if one is missing."""
         missing = [layer for layer in taps if layer not in self.layout.taps]
@@ -126,11 +134,7 @@ class Stored:
     places: tuple[int, ...] = ()
 
     def __post_init__(self):
-        if self.store.size("train") < self.batch_size:
-            raise UserError(
-                f"{self.store.directory} has {self.store.size('train')} rows, fewer than one batch "
-                f"of {self.batch_size}; lower config.train.batch_size"
-            )
+        self.store.check_batch("train", "rows", self.batch_size)
 
     def numbers(self, step: int) -> list[int]:
         """The rows of the batch of a step, which may cross the end of an epoch."""
@@ -161,12 +165,8 @@ class HeldOut(Sequence):
     places: tuple[int, ...] = ()  # as of ``Stored``
 
     def __post_init__(self):
-        if self.store.size("valid") < self.batch_size:
-            raise UserError(
-                f"{self.store.directory} has {self.store.size('valid')} held-out rows, fewer than "
-                f"one batch of {self.batch_size}; lower config.train.batch_size, or store more of "
-                "them"
-            )
+        more = ", or store more of them"
+        self.store.check_batch("valid", "held-out rows", self.batch_size, more)
 
     def __len__(self) -> int:
         return min(self.most, self.store.size("valid") // self.batch_size)
