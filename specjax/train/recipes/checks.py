@@ -41,6 +41,12 @@ def complete(config: Config) -> Config:
     return config_lib.group(Training, KEYS[objective], **own)
 
 
+def check_target(config: Config, right: str) -> None:
+    """Raises UserError if there is no target; ``right`` is what to give."""
+    if not config.target:
+        raise UserError(f"config.target is empty; give {right}")
+
+
 def loop_keys(config: Config) -> TrainKeys:
     """The schedule and the settings of ``config.train``, on ``config.mesh``."""
     more = {"seed": config.seed, "mesh": config.mesh, "examine_every": config.examine.every}
@@ -151,8 +157,7 @@ def text_kind(data: Config) -> str:
 
 def check_generate(config: Config) -> list[float]:
     """Checks the values for the objective generate; returns the temperatures."""
-    if not config.target:
-        raise UserError("config.target is empty; give the model directory of the target")
+    check_target(config, "the model directory of the target")
     sizes = config.generation
     sources = "which takes prompts from files, tfds, pairs or the embedded corpus"
     refuse_for_generate(config, _NOT_FOR_GENERATE, f", {sources}")
@@ -207,7 +212,4 @@ def _check_questions(config: Config) -> None:
 
 def check_lookup_data(config: Config) -> None:
     """Checks the values for the objectives datastore and ngram."""
-    if not config.target:
-        raise UserError(
-            "config.target is empty; give the model directory whose tokenizer is to be used"
-        )
+    check_target(config, "the model directory whose tokenizer is to be used")

@@ -26,6 +26,7 @@ from specjax.train.display import report
 from specjax.train.loop import Task
 from specjax.train.objectives import check_loss_keys
 from specjax.train.placement import place
+from specjax.train.recipes import checks
 from specjax.train.recipes.material import Material
 from specjax.types import LM, Batch, Drafter
 
@@ -45,11 +46,8 @@ def load_target(config: Config) -> hf.Loaded:
     Its parameters are on the mesh if that divides them. Raises UserError if there is no target, it
     has no tokenizer or too few positions, or the mesh cannot divide it.
     """
-    if not config.target:
-        raise UserError(
-            "config.target is empty; give a model directory, a name of the Hub, a .gguf file "
-            "or a trained run's workdir"
-        )
+    right = "a model directory, a name of the Hub, a .gguf file or a trained run's workdir"
+    checks.check_target(config, right)
     # float32: parameters that are trained start from it. The loop casts what a loss reads.
     where = place(config.mesh)
     target = hf.load(config.target, dtype=jnp.float32, on_host=where.spread)
