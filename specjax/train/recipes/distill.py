@@ -38,13 +38,8 @@ class _Method(NamedTuple):
     keys: Any  # ``Distilled.keys``
 
 
-class _Draft(NamedTuple):
-    """The model that is trained."""
-
-    decoder: TransformerConfig
-    model: LM
-    params: Any  # to start from
-    save: Callable[[Any, dict], None]
+# The model that is trained: its decoder, the model, the parameters to start from, how it is stored.
+_Draft = tuple[TransformerConfig, LM, Any, Callable[[Any, dict], None]]
 
 
 def prepare(config: Config, workdir: Path) -> Prepared:
@@ -57,10 +52,10 @@ def prepare(config: Config, workdir: Path) -> Prepared:
             f"{method.name} trains decoders; leave it out"
         )
     if method is not None and method.how.network is not None:
-        draft = _of_kind(config, workdir, target, method.how.network(), method.keys)
+        kind = method.how.network()
+        decoder, model, params, save = _of_kind(config, workdir, target, kind, method.keys)
     else:
-        draft = _plain(config, workdir, target)
-    decoder, model, params, save = draft
+        decoder, model, params, save = _plain(config, workdir, target)
     common.check_positions(config, "the draft", decoder.max_positions)
     # The model may be made of the target's layers; config.model then is not read.
     if config.data.on_policy and model.encoder is None:
@@ -138,7 +133,7 @@ def _plain(config: Config, workdir: Path, target: hf.Loaded) -> _Draft:
     """A decoder."""
     decoder, params = _layers(config, target)
     save = common.saver(workdir, hf.save, decoder, tokenizer=target.text_tokenizer)
-    return _Draft(decoder, common.language_model(config, decoder), params, save)
+    return decoder, common.language_model(config, decoder), params, save
 
 
 def _of_kind(config: Config, workdir: Path, target: hf.Loaded, kind: Any, keys: Any) -> _Draft:
@@ -153,7 +148,7 @@ def _of_kind(config: Config, workdir: Path, target: hf.Loaded, kind: Any, keys: 
         workdir, kind.save, shape, tokenizer=target.text_tokenizer, layers=config.pruned
     )
     model = common.language_model(config, shape, kind.from_config)
-    return _Draft(shape.decoder, model, params, save)
+    return shape.decoder, model, params, save
 
 
 def _layers(config: Config, target: hf.Loaded) -> tuple[TransformerConfig, Any]:
