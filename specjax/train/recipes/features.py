@@ -50,7 +50,6 @@ def run(config: Config, workdir: Path) -> dict:
     and ``config.examine``. Writes config.json and plan.json, then the shards, summary.json and the
     manifest. Resumes a killed command; finished features are left unchanged. Raises UserError.
     """
-    workdir = workdir.expanduser()
     manifest = workdir / "features" / "manifest.json"
     return common.write_data(config, workdir, manifest, _prepare, ("generated",))
 

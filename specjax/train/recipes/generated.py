@@ -56,7 +56,6 @@ def run(config: Config, workdir: Path) -> dict:
     then the shards, summary.json and the manifest. A finished text is left unchanged. Raises
     UserError.
     """
-    workdir = workdir.expanduser()
     return common.write_data(config, workdir, workdir / "generated" / "manifest.json", _prepare)
 
 

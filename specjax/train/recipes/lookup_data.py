@@ -42,7 +42,6 @@ def run(config: Config, workdir: Path) -> dict:
 
     Writes config.json and summary.json, then the arrays and their manifest. Raises UserError.
     """
-    workdir = workdir.expanduser()
     manifests = [workdir / f"{name}.json" for name in OBJECTIVES.values()]
     built = next((path for path in manifests if path.exists()), manifests[0])
     return common.write_data(config, workdir, built, _prepare)
