@@ -84,15 +84,15 @@ def at_tokens(
     for start in range(0, len(pairs), batch):
         some = pairs[start : start + batch]
         texts, begins = [[*p, *o] for p, o in some], [len(p) for p, _ in some]
-        values = np.asarray(call(_pack(texts, begins, batch, width, settings)), np.float64)
+        values = np.asarray(call(pack(texts, begins, batch, width, settings)), np.float64)
         result += [values[i, len(p) - 1 : len(p) + len(o) - 1] for i, (p, o) in enumerate(some)]
     return result
 
 
-def _pack(
+def pack(
     rows: list[list[int]], begins: list[int], batch: int, width: int, settings: dict
 ) -> Context:
-    """The texts; ``begins`` are the lengths of their prompts."""
+    """A context of the texts; ``begins`` are the lengths of their prompts."""
     tokens = np.zeros((batch, width), np.int32)
     for i, row in enumerate(rows):
         tokens[i, : len(row)] = row
@@ -125,16 +125,9 @@ def _compare(target, draft_probs, params, context):
 
 def _by_pieces(function, parts, size: int):
     """``function`` of arrays [B,T,...], ``size`` places at a time; it returns arrays [B,T]."""
-    length = jax.tree.leaves(parts)[0].shape[1]
-    whole = length // size
-    cut = lambda x: x[:, : whole * size].reshape(x.shape[0], whole, size, *x.shape[2:])  # noqa: E731
-    pieces = jax.tree.map(lambda x: cut(x).swapaxes(0, 1), parts)
-    done = jax.lax.map(function, pieces)
-    done = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(x.shape[1], whole * size), done)
-    if whole * size == length:
-        return done
-    rest = function(jax.tree.map(lambda x: x[:, whole * size :], parts))
-    return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), done, rest)
+    places = jax.tree.map(lambda x: x.swapaxes(0, 1)[:, :, None], parts)  # [T,B,1,...]
+    done = jax.lax.map(function, places, batch_size=size)
+    return jax.tree.map(lambda x: x[..., 0].swapaxes(0, 1), done)
 
 
 def _fields(probs, draft, following):

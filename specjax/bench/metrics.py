@@ -77,14 +77,8 @@ def count(records: Records, rows: Sequence[bool], depth: int) -> Counts:
     level = np.arange(depth)
     passed = ((accepted[..., None] > level) & ran[..., None]).sum((0, 1))
     reached = ((tested[..., None] > level) & ran[..., None]).sum((0, 1))
-    return Counts(
-        int(emitted.sum()),
-        int(ran.sum()),
-        int(accepted.sum()),
-        reached,
-        passed,
-        int(verified.sum()),
-    )
+    tokens, rounds, kept, fed = (int(each.sum()) for each in (emitted, ran, accepted, verified))
+    return Counts(tokens, rounds, kept, reached, passed, fed)
 
 
 def summary(counts: Counts) -> dict:

@@ -253,8 +253,8 @@ def teach(job: Job, method: Method, prompts: Sequence[Sequence[int]]) -> Method:
 def to_json(one: Pass) -> dict:
     """A pass as plain JSON data."""
     counts = [
-        {key: value if value is None else np.asarray(value).tolist() for key, value in fields}
-        for fields in (c._asdict().items() for c in one.counts)
+        {key: np.asarray(value).tolist() for key, value in each._asdict().items()}
+        for each in one.counts
     ]
     return one._asdict() | {"counts": counts}
 

@@ -85,12 +85,11 @@ def measure(
         # Those of one device: its rows choose their lengths together.
         rows = job.batch_size // (1 if job.mesh is None else job.mesh.shape[sharding.DATA])
         report(f"profile: batch {job.batch_size}, {'greedy' if greedy else 'sampled'}")
-        longest = make("fixed:0").drafter.longest
-        lengths = lengths_of(longest)
-        found.setdefault(rows, {})[greedy] = _measured(job, make, lengths)
+        lengths = lengths_of(make("fixed:0").drafter.longest)
+        own = _measured(job, make, lengths)
         if confidences:
-            own = found[rows][greedy]
-            found[rows][greedy] = own._replace(heats=_heats(job, make, lengths[-1]))
+            own = own._replace(heats=_heats(job, make, lengths[-1]))
+        found.setdefault(rows, {})[greedy] = own
     # What was measured for one kind only stands for both.
     either = {size: next(iter(kinds.values())) for size, kinds in found.items()}
     return {

@@ -76,9 +76,7 @@ class Proof(NamedTuple):
 def of_report(report: Report) -> Proof:
     """The proof that a report made in this process is."""
     passed, rule = bool(report.passed and report.findings), report.rule
-    if rule is None:
-        return Proof(report.name, __version__, passed, report.proves)
-    own = rule.lossless_class, keys_of(rule)
+    own: Any = () if rule is None else (rule.lossless_class, keys_of(rule))
     return Proof(report.name, __version__, passed, report.proves, *own)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import subprocess
@@ -59,15 +60,12 @@ def target(params: Any, *, name: str, directory: str | os.PathLike | None = None
 def _weights(params: Any, directory: Path | None) -> tuple[str, str]:
     """(hash, where it comes from)."""
     paths: list[Path] = []
+    hashes: list[str] = []
     if directory is not None:
-        try:
+        with contextlib.suppress(UserError):  # the weights are in files of another kind
             paths = sorted(hf_weights.weight_files(directory))
-        except UserError:  # the weights are in files of another kind
-            paths = []
-    try:
+    with contextlib.suppress(OSError):  # removed since they were read
         hashes = [files.sha256(path) for path in paths]
-    except OSError:  # removed since they were read
-        hashes = []
     if not hashes:
         return _of_arrays(params), "arrays"
     names = ", ".join(path.name for path in paths)

@@ -16,14 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import decode, outcome, sampling, step, tree
-from specjax.bench import methods, passes
+from specjax.bench import lossless, methods, passes
 from specjax.bench.methods import Given, Text
 from specjax.checks import number as check_number
 from specjax.checks import whole
 from specjax.data.spelling import spell
 from specjax.models import hf
 from specjax.rng import RowKeys
-from specjax.types import LM, Context, DecodeState, Draft, Drafter, StepInfo
+from specjax.types import LM, DecodeState, Draft, Drafter, StepInfo
 
 SCHEMA = 1
 ORIGINS = ("accepted", "residual", "bonus", "plain")
@@ -255,16 +255,8 @@ def _to_json(
             prob = float(one.draft_probs[0][path[j]]) if accepted else float("nan")
             if draft_prob is not None:
                 prob = draft_prob(len(text) + j, token)
-            out.append(
-                [
-                    next(texts),
-                    token,
-                    ACCEPTED if accepted else _origin(one.info),
-                    _number(one.emitted.probs[0][j]),
-                    _number(prob),
-                    int(one.emitted.ranks[0][j]),
-                ]
-            )
+            origin = ACCEPTED if accepted else _origin(one.info)
+            out.append(_entry(next(texts), token, origin, one.emitted, j, prob))
         nodes = _nodes(one, set(path), text, draft_prob, decoder)
         result.append({"out": out, "draft": nodes})
         text += tokens
@@ -299,18 +291,16 @@ def _nodes(
         if np.isnan(prob) and draft_prob is not None and committed:
             prob = draft_prob(len(before), token)
         index[node], tokens[node] = len(result), [*tokens[parent], token]
-        result.append(
-            [
-                spell([token], decoder, before)[0],
-                token,
-                index[parent],
-                _number(one.nodes.probs[0][node]),
-                _number(prob),
-                int(one.nodes.ranks[0][node]),
-                int(node in path),
-            ]
-        )
+        [spelt] = spell([token], decoder, before)
+        entry = _entry(spelt, token, index[parent], one.nodes, node, prob)
+        result.append([*entry, int(node in path)])
     return result
+
+
+def _entry(text: str, token: int, link: int, scores: Scores, place: int, prob: float) -> list:
+    """[text, id, origin or parent, target_prob, draft_prob, rank] of the token at ``place``."""
+    target_prob = _number(scores.probs[0][place])
+    return [text, token, link, target_prob, _number(prob), int(scores.ranks[0][place])]
 
 
 def _draft_prob(
@@ -319,16 +309,10 @@ def _draft_prob(
     """The drafter's probabilities along the text; None if the drafter has no ``probs``."""
     if method.drafter.probs is None:
         return None
-    # One shape for all outputs, so that one program serves every length.
-    tokens = np.zeros((1, job.width + job.max_new_tokens), np.int32)
-    tokens[0, : len(prompt) + len(output)] = [*prompt, *output]
     settings = job.settings | ({"temperature": 1.0} if job.settings["temperature"] == 0 else {})
-    how = sampling.make_sampling(1, **settings)
-    context = Context(
-        jnp.asarray(tokens),
-        jnp.asarray([len(prompt) + len(output)]),
-        sampling.after_prompt(how, jnp.asarray([len(prompt)])),
-    )
+    # One shape for all outputs, so that one program serves every length.
+    width = job.width + job.max_new_tokens
+    context = lossless.pack([[*prompt, *output]], [len(prompt)], 1, width, settings)
     probs = _call_probs(method.drafter, method.params, context)
     return lambda position, token: float(probs[0, position - 1, token])
 

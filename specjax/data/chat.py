@@ -31,15 +31,7 @@ BUILT_IN = {
     name: Path(__file__).with_name("templates").joinpath(f"{name}.jinja").read_text("utf-8")
     for name in ("chatml", "vicuna", "llama2", "plain")
 }
-_SPECIAL = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
+_SPECIAL = [f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 
 
 class Template(NamedTuple):

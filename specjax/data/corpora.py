@@ -33,12 +33,7 @@ INSTALL = 'pip install "tensorflow-datasets>=4.9.9" "tensorflow-metadata>=1.17.2
 
 SPLITS = ("train", "valid", "test")
 
-# Our splits -> their possible names in datasets.
-_SPLIT_NAMES = {
-    "train": ("train",),
-    "valid": ("validation", "valid"),
-    "test": ("test",),
-}
+_OTHER_NAMES = {"valid": "validation"}  # our split -> its more usual name in datasets
 
 Text = tuple[str, str]  # (source, content)
 
@@ -216,10 +211,8 @@ def load_tfds(name: str, data_dir: str | Path, split: str, text_key: str) -> lis
 def _split_parts(name: str, builder: Any) -> dict[str, str]:
     """Our split -> the TFDS expression for it, "train[:90%]" for example. Raises UserError."""
     available = set(builder.info.splits)
-    parts = {
-        split: next((each for each in _SPLIT_NAMES[split] if each in available), None)
-        for split in SPLITS
-    }
+    names = {split: (_OTHER_NAMES.get(split, split), split) for split in SPLITS}
+    parts = {split: next(filter(available.__contains__, names[split]), None) for split in SPLITS}
     if parts["train"] is None:
         raise UserError(
             f"{name} has no train split (its splits: {', '.join(sorted(available)) or 'none'}); "

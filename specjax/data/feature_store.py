@@ -57,7 +57,7 @@ class FeatureStore:
                     f"{path} is missing or damaged; remove {self.directory} and store the "
                     f"features again with {BUILD}"
                 )
-        self._reader = functools.lru_cache(maxsize=_OPEN)(self._open)
+        self._reader = functools.lru_cache(maxsize=_OPEN)(shards.Reader)
 
     @property
     def counts(self) -> np.ndarray:
@@ -73,6 +73,14 @@ class FeatureStore:
     def size(self, split: str) -> int:
         """Number of rows of a split."""
         return self.manifest["rows"][split]
+
+    def check_batch(self, split: str, rows: str, batch_size: int, or_else: str = "") -> None:
+        """Raises UserError if there are fewer ``rows`` in a split than in one batch."""
+        if self.size(split) < batch_size:
+            raise UserError(
+                f"{self.directory} has {self.size(split)} {rows}, fewer than one batch of "
+                f"{batch_size}; lower config.train.batch_size{or_else}"
+            )
 
     def chosen(self, taps: Sequence[int]) -> tuple[int, ...]:
         """The places of these layers among the stored taps. Raises UserError if one is missing."""
@@ -90,8 +98,7 @@ class FeatureStore:
 
         Raises UserError if a shard is damaged.
         """
-        stored = self._records(split, numbers)
-        return batch_of(self.layout, stored, places)
+        return batch_of(self.layout, self._records(split, numbers), places)
 
     def _records(self, split: str, numbers: Sequence[int]) -> list[bytes]:
         size, by_shard = self.manifest["shard_rows"], {}
@@ -101,7 +108,7 @@ class FeatureStore:
         for shard, wanted in by_shard.items():
             name = name_of(split, shard, -(-self.size(split) // size))
             try:
-                rows = self._reader(name).read([row for _, row in wanted])
+                rows = self._reader(self.directory / name).read([row for _, row in wanted])
             except ValueError as error:
                 raise UserError(
                     f"{self.directory / name} is damaged ({error}); remove {self.directory} and "
@@ -110,9 +117,6 @@ class FeatureStore:
             for (place, _), row in zip(wanted, rows, strict=True):
                 found[place] = row
         return found
-
-    def _open(self, name: str) -> shards.Reader:
-        return shards.Reader(self.directory / name)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -130,11 +134,7 @@ class Stored:
     places: tuple[int, ...] = ()
 
     def __post_init__(self):
-        if self.store.size("train") < self.batch_size:
-            raise UserError(
-                f"{self.store.directory} has {self.store.size('train')} rows, fewer than one batch "
-                f"of {self.batch_size}; lower config.train.batch_size"
-            )
+        self.store.check_batch("train", "rows", self.batch_size)
 
     def numbers(self, step: int) -> list[int]:
         """The rows of the batch of a step, which may cross the end of an epoch."""
@@ -165,12 +165,8 @@ class HeldOut(Sequence):
     places: tuple[int, ...] = ()  # as of ``Stored``
 
     def __post_init__(self):
-        if self.store.size("valid") < self.batch_size:
-            raise UserError(
-                f"{self.store.directory} has {self.store.size('valid')} held-out rows, fewer than "
-                f"one batch of {self.batch_size}; lower config.train.batch_size, or store more of "
-                "them"
-            )
+        more = ", or store more of them"
+        self.store.check_batch("valid", "held-out rows", self.batch_size, more)
 
     def __len__(self) -> int:
         return min(self.most, self.store.size("valid") // self.batch_size)

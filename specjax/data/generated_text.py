@@ -45,7 +45,12 @@ def load(
         raise UserError(
             f"generated text has no split {split!r}; it has {' and '.join(map(repr, SPLITS))}"
         )
-    manifest = _manifest(folder, tokenizer_fingerprint)
+    build = f"{BUILD} (the same command resumes a killed run)"
+    manifest = files.read_manifest(folder / "manifest.json", NAME, SCHEMA, build)
+    if manifest["tokenizer"] != tokenizer_fingerprint:
+        raise UserError(
+            f"{folder} was made with another tokenizer; generate text with the target of this run"
+        )
     stored = manifest["sampling"]["temperatures"]
     if temperature is not None and temperature not in stored:
         listed = ", ".join(f"{each:g}" for each in stored)
@@ -78,16 +83,6 @@ def target_fingerprint(directory: str | Path) -> str | None:
 def _folder(directory: str | Path) -> Path:
     folder = Path(directory).expanduser()
     return folder / "generated" if (folder / "generated").is_dir() else folder
-
-
-def _manifest(folder: Path, tokenizer_fingerprint: str) -> dict:
-    build = f"{BUILD} (the same command resumes a killed run)"
-    manifest = files.read_manifest(folder / "manifest.json", NAME, SCHEMA, build)
-    if manifest["tokenizer"] != tokenizer_fingerprint:
-        raise UserError(
-            f"{folder} was made with another tokenizer; generate text with the target of this run"
-        )
-    return manifest
 
 
 def _document(record: dict, labels: str) -> Document:

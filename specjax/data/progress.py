@@ -18,6 +18,7 @@ from typing import Any
 import jax
 
 from specjax import __version__, files
+from specjax.data import jsonl
 from specjax.errors import UserError
 
 NAME = "unfinished.jsonl"
@@ -133,14 +134,10 @@ class Progress:
 
 def _lines(path: Path) -> list[dict]:
     """The lines of a file that are JSON objects, up to the first that is not."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     objects = []
-    if path.is_file():
-        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-            try:
-                value = json.loads(line)
-            except ValueError:
-                break
-            if not isinstance(value, dict):
-                break
-            objects.append(value)
+    for line in text.split("\n"):
+        if (value := jsonl.parse(line)) is None:
+            break
+        objects.append(value)
     return objects

@@ -128,9 +128,7 @@ def finish(
     below = lower + legend.get_window_extent().height / figure.dpi + GAP
     whole = figure.get_figheight() + below
     figure.set_figheight(whole)
-    engine = figure.get_layout_engine()
-    assert engine is not None
-    engine.set(rect=(0, below / whole, 1, 1 - below / whole))  # type: ignore[call-arg]
+    figure.set_layout_engine("constrained", rect=(0, below / whole, 1, 1 - below / whole))
     note.set_y(GAP / whole)
     legend.set_bbox_to_anchor((LEFT, lower / whole), figure.transFigure)
     return figure

@@ -5,6 +5,7 @@ The terminal, the HTML report, LaTeX, Markdown and the documentation show these 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -300,15 +301,10 @@ def _prompt_names(rows: Sequence[dict]) -> list[str]:
 
     The mean length of the prompts is part of it if one set has several lengths.
     """
-    names = [str(row.get("prompt_set") or DASH) for row in rows]
-    lengths = [spell(row.get("context"), "{:.0f}") for row in rows]
-    several = {
-        name: len({b for a, b in zip(names, lengths, strict=True) if a == name}) > 1
-        for name in names
-    }
-    if len(several) < 2 and not any(several.values()):
-        return []
-    return [
-        f"{name}, {length} tokens" if several[name] and length else name
-        for name, length in zip(names, lengths, strict=True)
+    sets = [
+        (str(row.get("prompt_set") or DASH), spell(row.get("context"), "{:.0f}")) for row in rows
     ]
+    if len(set(sets)) < 2:
+        return []
+    lengths = Counter(name for name, _ in set(sets))
+    return [f"{name}, {size} tokens" if lengths[name] > 1 and size else name for name, size in sets]

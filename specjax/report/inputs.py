@@ -51,11 +51,8 @@ def read_results(path: Path) -> dict:
     try:
         results = json.loads(text)
     except (ValueError, RecursionError) as error:
-        why = (
-            f" (line {error.lineno}: {error.msg})"
-            if isinstance(error, json.JSONDecodeError)
-            else ""
-        )
+        has_place = isinstance(error, json.JSONDecodeError)
+        why = f" (line {error.lineno}: {error.msg})" if has_place else ""
         raise UserError(f"{where} is not JSON{why}; {GIVE_RESULTS}") from None
     if not isinstance(results, dict):
         raise UserError(f"{where} is not a JSON object; {GIVE_RESULTS}")

@@ -158,13 +158,9 @@ def _costs(rows: Sequence[dict]) -> _Costs | None:
         alpha, gamma, nodes = (number(row, name) for name in ("acceptance_rate", "gamma", "nodes"))
         costs = part(row, "costs_ms")
         step, draft, check = (number(costs, name) for name in ("step", "draft", "verify"))
-        if alpha is None or not 0 <= alpha <= 1:
+        if None in (alpha, gamma, step, draft, check) or nodes != gamma or gamma != int(gamma):
             continue
-        if gamma is None or gamma < 1 or gamma != int(gamma) or nodes != gamma:
-            continue
-        if draft is None or not step or not check:
-            continue
-        if min(step, check) > 0 <= draft:
+        if 0 <= alpha <= 1 <= gamma and min(step, check) > 0 <= draft:
             alphas.append(alpha)
             shares.append(_draft_share(row))
             drafts.append(draft / gamma / step)
@@ -333,15 +329,12 @@ def _by_temperature(
 def overlap_by_class(rows: Sequence[dict]) -> Figure | None:
     """Overlap of draft and target for each class of tokens of the target's text."""
 
-    def values(row: dict) -> dict[str, float | None]:
+    def values(row: dict) -> dict[str, float]:
         classes = part(part(row, "overlap"), "by_class")
-        return {name: number(part(classes, name), "alpha") for name in classes}
+        alphas = {name: number(part(classes, name), "alpha") for name in classes}
+        return {name: alpha for name, alpha in alphas.items() if alpha is not None}
 
-    known = [
-        row
-        for row in inputs.finished(rows)
-        if any(value is not None for value in values(row).values())
-    ]
+    known = [row for row in inputs.finished(rows) if values(row)]
     caption = (
         "alpha of each class: the sum over x of min(target(x), draft(x)), mean over the positions "
         f"of the target's text.{_note_on_repeats(known)}"
@@ -374,7 +367,7 @@ def by_category(rows: Sequence[dict]) -> Figure | None:
 
 def _grouped(
     entries: dict[tuple, dict],
-    values: Callable[[dict], dict[str, float | None]],
+    values: Callable[[dict], dict[str, float]],
     title: str,
     caption: str,
     axis: str,
@@ -390,10 +383,7 @@ def _grouped(
     if not chosen:
         return None
     panels = {
-        heading: {
-            label: {name: value for name, value in values(row).items() if value is not None}
-            for label, row in panel.items()
-        }
+        heading: {label: values(row) for label, row in panel.items()}
         for heading, panel in chosen.items()
     }
     if len(panels) > MOST_TEMPERATURES:

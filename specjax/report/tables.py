@@ -144,8 +144,8 @@ def to_latex(
     lines += [_latex_line([column.latex or column.head for column in chosen]), r"\midrule"]
     lines += [*map(_latex_line, body), r"\bottomrule", r"\end{tabular}"]
     if caption or label:
-        named = [rf"\{name}{{{text}}}" for name, text in (("caption", caption), ("label", label))]
-        named = [line for line, text in zip(named, (caption, label), strict=True) if text]
+        texts_of = {"caption": caption, "label": label}
+        named = [rf"\{name}{{{text}}}" for name, text in texts_of.items() if text]
         lines = [r"\begin{table}", r"\centering", *named, *lines, r"\end{table}"]
     return "\n".join(lines) + "\n"
 

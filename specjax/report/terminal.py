@@ -158,16 +158,15 @@ def notes(rows: Sequence[dict]) -> list[str]:
 
 def legend(rejected: bool = True) -> Text:
     """The meaning of the colours of ``trace``."""
-    meanings = (
-        "accepted draft token",
-        "target's token after a rejection",
-        "after a full draft",
-        "nothing drafted",
-    )
-    parts: list[tuple[str, str]] = list(zip(meanings, STYLES, strict=True))
-    if rejected:
-        parts.insert(1, ("rejected draft token", REJECTED))
-    return Text("  ").join(Text(meaning, style) for meaning, style in parts)
+    accepted, residual, bonus, plain = STYLES
+    meanings = {
+        "accepted draft token": accepted,
+        **({"rejected draft token": REJECTED} if rejected else {}),
+        "target's token after a rejection": residual,
+        "after a full draft": bonus,
+        "nothing drafted": plain,
+    }
+    return Text("  ").join(Text(meaning, style) for meaning, style in meanings.items())
 
 
 def trace(record: dict, rejected: bool = True) -> Text:

@@ -58,12 +58,8 @@ def best_length(
     alphas = checks.rate("alphas", alphas)
     if alphas.ndim == 2:
         limit = min(limit, alphas.shape[1])
-    best = 0, goodput(alphas, 0, time(0))
-    for k in range(1, limit + 1):
-        value = goodput(alphas, k, time(k))
-        if value > best[1] * (1 + 1e-12):  # by more than rounding
-            best = k, value
-    return best
+    without = goodput(alphas, 0, time(0))
+    return chain.first_best(lambda k: goodput(alphas, k, time(k)), limit, without)
 
 
 class Latency(NamedTuple):

@@ -36,6 +36,8 @@ from specjax.theory.devices import Device, named
 
 PRECISIONS = {"bfloat16": 2, "float16": 2, "float8": 1, "int8": 1}
 """Bytes of a weight, or of a cached number."""
+DraftCost = TransformerConfig | roofline.Model | float
+"""What drafting costs: see ``Speculation``."""
 LEAST_GAIN = 1e-9  # a speed-up above 1 by less is rounding
 
 
@@ -64,7 +66,7 @@ class Speculation(NamedTuple):
     alpha: float | None = None  # acceptance rate of each token of a chain
     tau: float | None = None  # tokens per round, between 1 and gamma + 1
     verified: int | None = None  # tokens in the verifying pass; None: gamma + 1
-    draft: TransformerConfig | roofline.Model | float = 0.0
+    draft: DraftCost = 0.0
 
 
 class Memory(NamedTuple):
@@ -166,21 +168,14 @@ def tokens_per_round(speculation: Speculation) -> float:
     return tokens
 
 
-def memory(
-    setup: Setup,
-    batch: int,
-    context: float,
-    draft: TransformerConfig | roofline.Model | float = 0.0,
-) -> Memory:
+def memory(setup: Setup, batch: int, context: float, draft: DraftCost = 0.0) -> Memory:
     """Bytes of each chip for ``batch`` rows with ``context`` cached tokens each."""
     rows, (weights, per_row) = _rows(setup, batch), _stored(setup.target, context)
     drafter, more_per_row = _stored(_drafter(setup, draft)[0], context)
     return Memory(weights, rows * per_row, drafter + rows * more_per_row, setup.device.memory)
 
 
-def largest_batch(
-    setup: Setup, context: float, draft: TransformerConfig | roofline.Model | float = 0.0
-) -> int:
+def largest_batch(setup: Setup, context: float, draft: DraftCost = 0.0) -> int:
     """The most rows with ``context`` cached tokens each that fit; 0 if the weights do not fit."""
     weights, per_row = _stored(setup.target, checks.cost("context", context, positive=True))
     drafter, more_per_row = _stored(_drafter(setup, draft)[0], context)
@@ -230,9 +225,7 @@ def _verified(speculation: Speculation) -> int:
     return checks.count("verified", speculation.verified, gamma + 1)
 
 
-def _drafter(
-    setup: Setup, draft: TransformerConfig | roofline.Model | float
-) -> tuple[roofline.Model | None, float]:
+def _drafter(setup: Setup, draft: DraftCost) -> tuple[roofline.Model | None, float]:
     """What each chip runs and stores for drafting, or None and the cost."""
     if isinstance(draft, roofline.Model):
         return draft, 0.0
@@ -271,9 +264,7 @@ def _stored(model: roofline.Model | None, context: float) -> tuple[float, float]
     return weights, checks.cost("context", context) * checks.cost("kv_bytes", model.kv_bytes)
 
 
-def _fitting(
-    setup: Setup, batch: int, context: float, draft: TransformerConfig | roofline.Model | float
-) -> Memory:
+def _fitting(setup: Setup, batch: int, context: float, draft: DraftCost) -> Memory:
     """``memory``; UserError if it does not fit."""
     needed = memory(setup, batch, context, draft)
     if needed.fits:

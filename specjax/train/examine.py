@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import accept, decode, rng, sampling, sharding
-from specjax.bench import metrics
 from specjax.drafters import none
-from specjax.types import CHAIN, DETERMINISTIC, LM, Batch, DecodeState, Drafter, ModelParams
+from specjax.train import writer
+from specjax.train.writer import Writer
+from specjax.types import CHAIN, DETERMINISTIC, LM, Batch, Drafter, ModelParams
 
 # How the siblings of a draft were made -> the rule to decode with; other drafts: "recursive".
 RULES = {CHAIN: "chain", DETERMINISTIC: "deterministic"}
@@ -83,36 +84,19 @@ def write(
     seed: int = 0,
 ) -> Written:
     """Decodes the prompts without a drafter, all in one batch. Raises NonFiniteLogits."""
-    pair = ModelParams(params.target)
-    state = _prefill(target, none.make(target), pair, prompts, new_tokens, temperature, seed)
-    state = decode.autoregressive(target, params, state, max_steps=new_tokens, eos_id=tuple(eos_id))
-    state = sharding.on_host(state)
-    decode.check(state)
-    tokens = np.maximum(state.tokens, 0)[:, : max(map(len, prompts)) + new_tokens]
-    return Written(Batch(jnp.asarray(tokens)), np.asarray(state.length).tolist())
-
-
-def _prefill(
-    target: LM,
-    drafter: Drafter,
-    params: ModelParams,
-    prompts: Sequence[Sequence[int]],
-    new_tokens: int,
-    temperature: float,
-    seed: int,
-) -> DecodeState:
     packed, lengths = decode.pack_prompts(prompts)
-    return decode.prefill(
-        target,
-        drafter,
-        params,
-        packed,
-        lengths,
+    state = decode.prefill(
+        *(target, none.make(target), ModelParams(params.target), packed, lengths),
         rng.row_keys(seed, len(prompts)),
         max_len=packed.shape[1] + new_tokens,
         limit=lengths + new_tokens,
         sampling=sampling.make_sampling(len(prompts), temperature),
     )
+    state = decode.autoregressive(target, params, state, max_steps=new_tokens, eos_id=tuple(eos_id))
+    state = sharding.on_host(state)
+    decode.check(state)
+    tokens = np.maximum(state.tokens, 0)[:, : max(map(len, prompts)) + new_tokens]
+    return Written(Batch(jnp.asarray(tokens)), np.asarray(state.length).tolist())
 
 
 def examiner(
@@ -150,14 +134,12 @@ def examiner(
         return forecast(np.asarray(sharding.fetch(kept), np.float64), starts, text.lengths)
 
     def decoded(pair: ModelParams, temperature: float) -> float:
-        state = _prefill(target, drafter, pair, prompts, new_tokens, temperature, seed)
-        state, records = decode.generate(
-            target, drafter, rule, pair, state, max_steps=new_tokens, eos_id=eos
+        own, settings = Writer(target, pair, drafter, rule, eos), {"temperature": temperature}
+        size = len(prompts)
+        outputs, rounds = writer.write(
+            own, prompts, rng.row_keys(seed, size), settings, new_tokens, size
         )
-        decode.check(sharding.on_host(state))
-        records = sharding.fetch(records)
-        counts = metrics.count(records, [True] * len(prompts), drafter.longest)
-        return counts.tokens / counts.rounds
+        return sum(map(len, outputs)) / sum(rounds)
 
     def examine(params: Any) -> dict[str, float]:
         draft, own = (params["draft"], params["target"]) if moving else (params, target_params)

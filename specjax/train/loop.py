@@ -132,7 +132,7 @@ class _Run:
     def train(self, start: int, state: Any) -> Any:
         """All steps after ``start``; returns the state whose parameters are kept."""
         target_params, steps = self.task.target_params, self.schedule.steps
-        batch: Any = self._fetch(start) if start < steps else None
+        batch: Any = self.placement.fetch(self.task.batches, start) if start < steps else None
         for step in range(start + 1, steps + 1):
             batch = self._rewrite(step, state, batch)
             self.clock.count(len(batch.tokens) * (batch.tokens.shape[1] - 1))
@@ -151,13 +151,10 @@ class _Run:
             report(summary)
         return state if self.settings.keep == "last" else self._best(state)
 
-    def _fetch(self, step: int) -> Batch:
-        return self.placement.fetch(self.task.batches, step)
-
     def _fetch_ahead(self, step: int, metrics: dict[str, Any]) -> Batch:
         """Makes the next batch while the device computes; counts the time that the device waits."""
         began = time.perf_counter()
-        batch = self._fetch(step)
+        batch = self.placement.fetch(self.task.batches, step)
         if metrics["loss"].is_ready():
             self.clock.add("data", time.perf_counter() - began)
         return batch

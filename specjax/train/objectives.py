@@ -29,7 +29,7 @@ from specjax import divergences
 from specjax.checks import number, one_of
 from specjax.errors import UserError
 from specjax.models import lm
-from specjax.types import LM, Batch, Drafter
+from specjax.types import LM, Batch, Drafter, Output
 
 Loss = Callable[[Any, Any, Batch, jax.Array], tuple[jax.Array, dict[str, jax.Array]]]
 
@@ -76,7 +76,7 @@ def pretrain_loss(model: LM) -> Loss:
     def loss(params, target_params, batch, key):
         del target_params, key
         labels, mask = labels_of(batch)
-        logits = _logits(model, params, batch)
+        logits = output_of(model, params, batch).logits
         value = cross_entropy(logits, labels, mask)
         uniform = jnp.log(jnp.float32(logits.shape[-1]))
         return value, {"uniform": uniform, "weight": count_of(mask, labels)}
@@ -111,8 +111,9 @@ def distill_loss(
     def loss(params, target_params, batch, key):
         del key
         labels, mask = labels_of(batch)
-        theirs = jax.lax.stop_gradient(_logits(target, target_params, batch)) / temperature
-        ours = _logits(draft, params, batch) / temperature
+        theirs = output_of(target, target_params, batch).logits
+        theirs = jax.lax.stop_gradient(theirs) / temperature
+        ours = output_of(draft, params, batch).logits / temperature
         metrics = {
             "alpha": overlap(theirs, ours, mask),
             "agreement": agreement(theirs, ours, mask),
@@ -142,13 +143,12 @@ def joint_loss(
 
     def loss(params, target_params, batch, key):
         labels, mask = labels_of(batch)
-        ours = _logits(target, params["target"], batch)
+        ours = output_of(target, params["target"], batch).logits
         if language == "ce":
             own = cross_entropy(ours, labels, mask)
         else:
-            own = forward_kl(
-                jax.lax.stop_gradient(_logits(target, target_params, batch)), ours, mask
-            )
+            before = output_of(target, target_params, batch).logits
+            own = forward_kl(jax.lax.stop_gradient(before), ours, mask)
         value, metrics = heads_loss(params["draft"], params["target"], batch, key, **weights)
         return with_language(value, metrics, heads, own, count_of(mask, labels))
 
@@ -175,9 +175,10 @@ def check_loss_keys(keys: Mapping[str, Any], known: Any, what: str) -> None:
             raise UserError(f"config.loss.{key} is not a key of the loss of {what}; leave it out")
 
 
-def _logits(model: LM, params: Any, batch: Batch) -> jax.Array:
+def output_of(model: LM, params: Any, batch: Batch) -> Output:
+    """What ``model`` gives for all tokens but the last, each inside its document."""
     segments = None if batch.segments is None else batch.segments[:, :-1]
-    return lm.forward(model, params, batch.tokens[:, :-1], segments).logits
+    return lm.forward(model, params, batch.tokens[:, :-1], segments)
 
 
 def labels_of(batch: Batch) -> tuple[jax.Array, jax.Array | None]:
@@ -232,9 +233,7 @@ def boosted(loss: Loss, earlier: Sequence[LM]) -> Loss:
 
 def predicted(models: Sequence[LM], params: Sequence[Any], batch: Batch) -> jax.Array:
     """bool[B,T]: labels to which one of the models gives the highest probability."""
-    segments = None if batch.segments is None else batch.segments[:, :-1]
     found = jnp.zeros(batch.tokens[:, 1:].shape, bool)
     for model, own in zip(models, params, strict=True):
-        logits = lm.forward(model, own, batch.tokens[:, :-1], segments).logits
-        found |= jnp.argmax(logits, -1) == batch.tokens[:, 1:]
+        found |= jnp.argmax(output_of(model, own, batch).logits, -1) == batch.tokens[:, 1:]
     return jax.lax.stop_gradient(found)

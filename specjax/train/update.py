@@ -152,8 +152,6 @@ def cast(params: Any, precision: str) -> Any:
 
 def in_precision(function: Callable, precision: str) -> Callable:
     """``function`` of (params, target_params, batch, key), with both parameters cast."""
-    if precision == "float32":
-        return function
     return lambda params, target_params, *rest: function(
         cast(params, precision), cast(target_params, precision), *rest
     )

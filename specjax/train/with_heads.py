@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 
 from specjax.errors import UserError
-from specjax.models import lm
 from specjax.train import objectives
 from specjax.train.objectives import Loss
 from specjax.types import LM, Drafter, Features
@@ -52,8 +51,7 @@ def joint(
 
     def loss(params, target_params, batch, key):
         del target_params
-        segments = None if batch.segments is None else batch.segments[:, :-1]
-        out = lm.forward(tapped, params["target"], batch.tokens[:, :-1], segments)
+        out = objectives.output_of(tapped, params["target"], batch)
         labels, mask = objectives.labels_of(batch)
         own = objectives.cross_entropy(out.logits, labels, mask)
         # The heads read this pass, so there is one gradient of it.

@@ -108,7 +108,6 @@ def write(
         eos_id=writer.eos_id,
     )
     state, records = sharding.on_host(state), sharding.fetch(records)
-    decode.check(state)
     outputs = decode.outputs(state, np.asarray(lengths).tolist())[: len(prompts)]
     # As in ``metrics``: a round that emitted or proposed something was run.
     rounds = [

@@ -49,7 +49,7 @@ def test_memory_does_not_grow_with_the_text(small):
     config = testing.tiny_config("llama", 20_000, layers=1)
     target, params = lm.from_config(config), lm.abstract_params(config)
     small(2 * 8 * target.vocab_size)
-    context = lossless._pack([[1] * 40] * 8, [1] * 8, 8, 40, {"temperature": 1.0})
+    context = lossless.pack([[1] * 40] * 8, [1] * 8, 8, 40, {"temperature": 1.0})
 
     def size(target):
         program = lossless._compare.lower(target, None, ModelParams(params, {}), context)

@@ -52,10 +52,8 @@ def run(config: Config, workdir: str | Path) -> dict:
 
     Raises UserError for a mistake in the configuration; then nothing is written.
     """
-    config = checks.complete(config)
-    if config.objective in _WRITE:
-        return _WRITE[config.objective](config, Path(workdir))
-    return _train(config, Path(workdir).expanduser())
+    config, workdir = checks.complete(config), Path(workdir).expanduser()
+    return _WRITE.get(config.objective, _train)(config, workdir)
 
 
 def _train(config: Config, workdir: Path) -> dict:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from specjax import accept, drafters, sampling
 from specjax import config as config_lib
 from specjax.config import Config, given
@@ -12,21 +14,15 @@ from specjax.train.placement import place
 from specjax.train.recipes import shapes
 from specjax.train.settings import KEYS, DataKeys, Training, TrainKeys
 
-# Keys of config.data that belong to one source only: key -> (source, value that means unset).
+# Keys of config.data that belong to one source only: key -> source.
 _OWNED = {
-    "template": ("dialogues", ""),
-    "temperature": ("generated", None),
-    "text_key": ("tfds", "text"),
-    "long_pairs": ("pairs", "refuse"),
+    "template": "dialogues",
+    "temperature": "generated",
+    "text_key": "tfds",
+    "long_pairs": "pairs",
 }
-# Keys of config.data that the objective generate does not read, and their unset values.
-_NOT_FOR_GENERATE = {
-    "generated": "",
-    "features": "",
-    "template": "",
-    "temperature": None,
-    "on_policy": 0.0,
-}
+# Keys of config.data that the objective generate does not read.
+_NOT_FOR_GENERATE = ("generated", "features", "template", "temperature", "on_policy")
 
 
 def complete(config: Config) -> Config:
@@ -43,6 +39,12 @@ def complete(config: Config) -> Config:
         if name not in known and (given(value) if hasattr(value, "items") else value):
             raise UserError(f"config.{name} is not a key of objective {objective}; leave it out")
     return config_lib.group(Training, KEYS[objective], **own)
+
+
+def check_target(config: Config, right: str) -> None:
+    """Raises UserError if there is no target; ``right`` is what to give."""
+    if not config.target:
+        raise UserError(f"config.target is empty; give {right}")
 
 
 def loop_keys(config: Config) -> TrainKeys:
@@ -133,8 +135,8 @@ def text_kind(data: Config) -> str:
     if len(named) > 1:
         raise UserError(f"config.data names {' and '.join(named)}; give one of them")
     kind = named[0] if named else "files"
-    for key, (owner, unset) in _OWNED.items():
-        if data[key] != unset and kind != owner:
+    for key, owner in _OWNED.items():
+        if kind != owner and _is_set(data, key):
             raise UserError(
                 f"config.data.{key} belongs to config.data.{owner}, which is not given; "
                 "leave it out"
@@ -155,15 +157,10 @@ def text_kind(data: Config) -> str:
 
 def check_generate(config: Config) -> list[float]:
     """Checks the values for the objective generate; returns the temperatures."""
-    if not config.target:
-        raise UserError("config.target is empty; give the model directory of the target")
+    check_target(config, "the model directory of the target")
     sizes = config.generation
-    for name, unset in _NOT_FOR_GENERATE.items():
-        if config.data[name] != unset:
-            raise UserError(
-                f"config.data.{name} is not a key of objective generate, which takes prompts from "
-                "files, tfds, pairs or the embedded corpus; leave it out"
-            )
+    sources = "which takes prompts from files, tfds, pairs or the embedded corpus"
+    refuse_for_generate(config, _NOT_FOR_GENERATE, f", {sources}")
     _check_questions(config)
     if not sizes.temperatures:
         raise UserError("config.generation.temperatures is empty; give one number or more")
@@ -181,6 +178,20 @@ def check_generate(config: Config) -> list[float]:
             "text would not be the target's; choose an L1 rule"
         )
     return [float(temperature) for temperature in sizes.temperatures]
+
+
+def refuse_for_generate(config: Config, names: Sequence[str], why: str) -> None:
+    """Raises UserError if one of these keys of config.data is set."""
+    for name in names:
+        if _is_set(config.data, name):
+            raise UserError(
+                f"config.data.{name} is not a key of objective generate{why}; leave it out"
+            )
+
+
+def _is_set(data: Config, name: str) -> bool:
+    """Whether a key of config.data has another value than the declared default."""
+    return data[name] != getattr(DataKeys, name)
 
 
 def _check_questions(config: Config) -> None:
@@ -201,7 +212,4 @@ def _check_questions(config: Config) -> None:
 
 def check_lookup_data(config: Config) -> None:
     """Checks the values for the objectives datastore and ngram."""
-    if not config.target:
-        raise UserError(
-            "config.target is empty; give the model directory whose tokenizer is to be used"
-        )
+    check_target(config, "the model directory whose tokenizer is to be used")

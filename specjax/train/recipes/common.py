@@ -25,7 +25,8 @@ from specjax.train.checkpoint import check_same
 from specjax.train.display import report
 from specjax.train.loop import Task
 from specjax.train.objectives import check_loss_keys
-from specjax.train.placement import Placement, place
+from specjax.train.placement import place
+from specjax.train.recipes import checks
 from specjax.train.recipes.material import Material
 from specjax.types import LM, Batch, Drafter
 
@@ -39,31 +40,19 @@ class Prepared(NamedTuple):
     target: str | None = None  # fingerprint of the target's files
 
 
-def placement(config: Config) -> Placement:
-    """Where ``config.mesh`` stores arrays. Raises UserError."""
-    return place(config.mesh)
-
-
 def load_target(config: Config) -> hf.Loaded:
     """The target in float32; its ``lm`` computes in ``config.train.precision``.
 
     Its parameters are on the mesh if that divides them. Raises UserError if there is no target, it
     has no tokenizer or too few positions, or the mesh cannot divide it.
     """
-    if not config.target:
-        raise UserError(
-            "config.target is empty; give a model directory, a name of the Hub, a .gguf file "
-            "or a trained run's workdir"
-        )
+    right = "a model directory, a name of the Hub, a .gguf file or a trained run's workdir"
+    checks.check_target(config, right)
     # float32: parameters that are trained start from it. The loop casts what a loss reads.
-    where = placement(config)
+    where = place(config.mesh)
     target = hf.load(config.target, dtype=jnp.float32, on_host=where.spread)
     _ = target.text_tokenizer  # raises if there is none
-    if config.train.length > target.config.longest_text:
-        raise UserError(
-            f"config.train.length {config.train.length} is beyond the target's "
-            f"{target.config.longest_text} positions"
-        )
+    check_positions(config, "the target", target.config.longest_text)
     if config.data.generated:
         writer = generated_text.target_fingerprint(config.data.generated)
         if writer not in (None, fingerprint(target)):
@@ -100,7 +89,7 @@ def draft_vocabulary(config: Config, target: hf.Loaded) -> int:
 
 def first_params(config: Config, shape: TransformerConfig, vocabulary: str) -> dict:
     """The parameters to start from: those of ``config.init``, else random ones."""
-    where = placement(config)
+    where = place(config.mesh)
     if config.init:
         return initial.load(config.init, shape, vocabulary, on_host=where.spread)
     return where.make(functools.partial(lm.init_params, shape), jax.random.key(config.seed))
@@ -129,6 +118,13 @@ def write_heads(
     head_files.write(
         folder, drafter.name, draft, facts, hf.fingerprint(target.text_tokenizer), extra
     )
+
+
+def check_positions(config: Config, whose: str, positions: int) -> None:
+    """Raises UserError for training text that is longer than a model reads."""
+    length = config.train.length
+    if length > positions:
+        raise UserError(f"config.train.length {length} is beyond {whose}'s {positions} positions")
 
 
 def check_longest(config: Config, tokens: int) -> None:

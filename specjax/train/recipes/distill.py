@@ -23,6 +23,7 @@ from specjax.models import hf
 from specjax.models.transformer_config import TransformerConfig
 from specjax.train import initial, objectives, writer
 from specjax.train.loop import Task
+from specjax.train.placement import place
 from specjax.train.recipes import checks, common, examined, shapes
 from specjax.train.recipes import material as materials
 from specjax.train.recipes.common import Prepared
@@ -37,13 +38,8 @@ class _Method(NamedTuple):
     keys: Any  # ``Distilled.keys``
 
 
-class _Draft(NamedTuple):
-    """The model that is trained."""
-
-    decoder: TransformerConfig
-    model: LM
-    params: Any  # to start from
-    save: Callable[[Any, dict], None]
+# The model that is trained: its decoder, the model, the parameters to start from, how it is stored.
+_Draft = tuple[TransformerConfig, LM, Any, Callable[[Any, dict], None]]
 
 
 def prepare(config: Config, workdir: Path) -> Prepared:
@@ -55,17 +51,12 @@ def prepare(config: Config, workdir: Path) -> Prepared:
             f"{target.directory} is an encoder-decoder model, and config.drafter.name="
             f"{method.name} trains decoders; leave it out"
         )
-    network = method and method.how.network
-    if method is not None and network is not None:
-        draft = _of_kind(config, workdir, target, network(), method.keys)
+    if method is not None and method.how.network is not None:
+        kind = method.how.network()
+        decoder, model, params, save = _of_kind(config, workdir, target, kind, method.keys)
     else:
-        draft = _plain(config, workdir, target)
-    decoder, model, params, save = draft
-    if decoder.max_positions < config.train.length:
-        raise UserError(
-            f"config.train.length {config.train.length} is beyond the draft's "
-            f"{decoder.max_positions} positions"
-        )
+        decoder, model, params, save = _plain(config, workdir, target)
+    common.check_positions(config, "the draft", decoder.max_positions)
     # The model may be made of the target's layers; config.model then is not read.
     if config.data.on_policy and model.encoder is None:
         checks.check_on_policy_prompt(config)
@@ -129,7 +120,7 @@ def _method(config: Config) -> _Method | None:
 
 def _earlier(config: Config, target: hf.Loaded) -> list[hf.Loaded]:
     """The draft models of ``config.boosted``. Raises UserError for another vocabulary."""
-    where = common.placement(config)
+    where = place(config.mesh)
     models = []
     for name in str(config.boosted).split(","):
         model = hf.load(name.strip(), dtype=jnp.float32, on_host=where.spread)
@@ -142,7 +133,7 @@ def _plain(config: Config, workdir: Path, target: hf.Loaded) -> _Draft:
     """A decoder."""
     decoder, params = _layers(config, target)
     save = common.saver(workdir, hf.save, decoder, tokenizer=target.text_tokenizer)
-    return _Draft(decoder, common.language_model(config, decoder), params, save)
+    return decoder, common.language_model(config, decoder), params, save
 
 
 def _of_kind(config: Config, workdir: Path, target: hf.Loaded, kind: Any, keys: Any) -> _Draft:
@@ -157,7 +148,7 @@ def _of_kind(config: Config, workdir: Path, target: hf.Loaded, kind: Any, keys: 
         workdir, kind.save, shape, tokenizer=target.text_tokenizer, layers=config.pruned
     )
     model = common.language_model(config, shape, kind.from_config)
-    return _Draft(shape.decoder, model, params, save)
+    return shape.decoder, model, params, save
 
 
 def _layers(config: Config, target: hf.Loaded) -> tuple[TransformerConfig, Any]:
@@ -183,7 +174,7 @@ def _load(config: Config, vocabulary: str, kind: Any, keys: Any) -> tuple[Any, d
 
     Raises UserError if it has another tokenizer, or other values than ``config.drafter``.
     """
-    where = common.placement(config)
+    where = place(config.mesh)
     loaded = kind.load(config.init, dtype=jnp.float32, on_host=where.spread)
     initial.check_tokenizer(loaded.directory, loaded.lm, vocabulary)
     shape = kind.shape_of(loaded.config.decoder, keys)

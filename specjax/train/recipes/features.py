@@ -23,9 +23,10 @@ from specjax.config import Config
 from specjax.data import feature_store, packing, token_streams
 from specjax.data.feature_store import RecordLayout
 from specjax.errors import UserError
-from specjax.models import hf, lm
+from specjax.models import hf
 from specjax.train import objectives, update
 from specjax.train.display import Meter, report
+from specjax.train.placement import place
 from specjax.train.recipes import checks, common
 from specjax.train.recipes import material as materials
 from specjax.train.recipes.material import Text
@@ -49,7 +50,6 @@ def run(config: Config, workdir: Path) -> dict:
     and ``config.examine``. Writes config.json and plan.json, then the shards, summary.json and the
     manifest. Resumes a killed command; finished features are left unchanged. Raises UserError.
     """
-    workdir = workdir.expanduser()
     manifest = workdir / "features" / "manifest.json"
     return common.write_data(config, workdir, manifest, _prepare, ("generated",))
 
@@ -170,12 +170,11 @@ def _bytes(size: int) -> str:
 
 def _computer(config: Config, target: hf.Loaded, model: LM, layout: RecordLayout) -> Compute:
     """The target's features of rows, in batches of ``config.train.batch_size``."""
-    placement, size = common.placement(config), config.train.batch_size
+    placement, size = place(config.mesh), config.train.batch_size
     params = placement.put_params(update.cast(target.params, config.train.precision))
 
     def forward(params: Any, _: Any, batch: Batch) -> tuple[jax.Array, jax.Array | None]:
-        segments = None if batch.segments is None else batch.segments[:, :-1]
-        out = lm.forward(model, params, batch.tokens[:, :-1], segments)
+        out = objectives.output_of(model, params, batch)
         return feature_store.in_bits(jnp.stack([out.hidden, *out.taps], 1), layout.dtype)
 
     features = jax.jit(placement.gathering(forward))

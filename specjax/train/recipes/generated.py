@@ -56,7 +56,6 @@ def run(config: Config, workdir: Path) -> dict:
     then the shards, summary.json and the manifest. A finished text is left unchanged. Raises
     UserError.
     """
-    workdir = workdir.expanduser()
     return common.write_data(config, workdir, workdir / "generated" / "manifest.json", _prepare)
 
 
@@ -95,20 +94,18 @@ def _prompts(config: Config, workdir: Path, target: hf.Loaded) -> list[Prompt]:
     sizes, tokenizer = config.generation, target.text_tokenizer
     head = token_streams.opening(tokenizer)
     common.check_room(config, len(head), target.config.longest_text)
-    if target.lm.encoder is None:
-        _check_plain(config)
+    if target.lm.encoder is None:  # a decoder does not read sources of pairs
+        sources = "which takes prompts from files, tfds or the embedded corpus"
+        names = ("dialogues", "pairs")
+        checks.refuse_for_generate(config, names, f" for a decoder, {sources}")
     valid = max(1, sizes.num_prompts // _VALID)
-    prompts: list[Prompt] = []
+    splits = ["train"] * (sizes.num_prompts - valid) + ["valid"] * valid
     if sizes.prompts:
-        last = sizes.num_prompts - valid
-        return [
-            Prompt(number, "train" if number < last else "valid", ids)
-            for number, ids in enumerate(_questions(config, target))
-        ]
-    for split, count in (("train", sizes.num_prompts - valid), ("valid", valid)):
-        chosen = starts_of(config, workdir, target, split, count)
-        prompts += [Prompt(len(prompts) + n, split, ids) for n, ids in enumerate(chosen)]
-    return prompts
+        prompts = _questions(config, target)
+    else:
+        own = config, workdir, target
+        prompts = starts_of(*own, "train", len(splits) - valid) + starts_of(*own, "valid", valid)
+    return list(map(Prompt, range(len(splits)), splits, prompts))
 
 
 def starts_of(
@@ -156,16 +153,6 @@ def _plan(
             "sha256": hashlib.sha256(json.dumps(ids).encode()).hexdigest(),
         },
     }
-
-
-def _check_plain(config: Config) -> None:
-    """Raises UserError for sources of pairs, which a decoder does not read."""
-    for name in ("dialogues", "pairs"):
-        if config.data[name]:
-            raise UserError(
-                f"config.data.{name} is not a key of objective generate for a decoder, which takes "
-                "prompts from files, tfds or the embedded corpus; leave it out"
-            )
 
 
 def _sources(config: Config) -> list[str]:

@@ -21,6 +21,7 @@ from specjax.models import hf
 from specjax.train import objectives
 from specjax.train.layer_skip import Numbered
 from specjax.train.loop import Task
+from specjax.train.placement import place
 from specjax.train.recipes import common, examined, shapes
 from specjax.train.recipes import material as materials
 from specjax.train.recipes.common import Prepared
@@ -51,7 +52,7 @@ def prepare(config: Config, workdir: Path) -> Prepared:
     if config.init:
         draft = drafter.init_params(key)
     else:
-        draft = common.placement(config).make(training.start, target.params, key)
+        draft = place(config.mesh).make(training.start, target.params, key)
     common.check_savable(config.drafter.name, drafter, draft)
     params = {"target": target.params, "draft": draft} if config.joint else draft
     loss, held_out_loss = _losses(config, target, drafter, training)

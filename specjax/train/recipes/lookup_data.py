@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from specjax import drafters
 from specjax.config import Config
-from specjax.data import corpora, datastore, ngram_tables, text_files, token_streams
+from specjax.data import datastore, ngram_tables, text_files, token_streams
 from specjax.errors import UserError
 from specjax.models import hf, hf_config
 from specjax.train.display import Meter
@@ -35,7 +35,6 @@ class Vocabulary(NamedTuple):
     tokenizer: Tokenizer
     size: int
     fingerprint: str  # as in ``LM.vocabulary``
-    separator: int | None  # the token that starts a document
 
 
 def run(config: Config, workdir: Path) -> dict:
@@ -43,7 +42,6 @@ def run(config: Config, workdir: Path) -> dict:
 
     Writes config.json and summary.json, then the arrays and their manifest. Raises UserError.
     """
-    workdir = workdir.expanduser()
     manifests = [workdir / f"{name}.json" for name in OBJECTIVES.values()]
     built = next((path for path in manifests if path.exists()), manifests[0])
     return common.write_data(config, workdir, built, _prepare)
@@ -53,20 +51,20 @@ def _prepare(config: Config, workdir: Path) -> common.Data:
     began = time.monotonic()
     checks.check_lookup_data(config)
     vocabulary = read_vocabulary(config.target)
+    with Console(stderr=True).status("reading and tokenising"):
+        documents = tokenise(vocabulary, _texts(config, workdir))
     build = _datastore if config.objective == "datastore" else _ngram
-    facts, save = build(config, workdir, vocabulary)
+    facts, save = build(config, vocabulary, documents)
 
     # The manifest is last: without it, the next run starts again.
     return common.Data(lambda _: (facts | {"seconds": time.monotonic() - began}, {}), None, save)
 
 
 def _datastore(
-    config: Config, workdir: Path, vocabulary: Vocabulary
+    config: Config, vocabulary: Vocabulary, documents: list[list[int]]
 ) -> tuple[dict, Callable[[Path], None]]:
     """The facts about the store, and a function that saves it."""
-    with Console(stderr=True).status("reading and tokenising") as status:
-        documents = tokenise(vocabulary, _texts(config, workdir))
-        status.update("sorting")
+    with Console(stderr=True).status("sorting"):
         store = datastore.build(documents, config.reach)
     facts = {"tokens": sum(map(len, documents)), "documents": len(documents)}
     return facts, functools.partial(
@@ -79,11 +77,9 @@ def _datastore(
 
 
 def _ngram(
-    config: Config, workdir: Path, vocabulary: Vocabulary
+    config: Config, vocabulary: Vocabulary, documents: list[list[int]]
 ) -> tuple[dict, Callable[[Path], None]]:
     """The facts about the tables, and a function that saves them."""
-    with Console(stderr=True).status("reading and tokenising"):
-        documents = tokenise(vocabulary, _texts(config, workdir))
     sources = _sources(config)
     if config.from_target:
         documents = from_target(config, vocabulary, documents)
@@ -104,13 +100,13 @@ def read_vocabulary(directory: str | Path) -> Vocabulary:
     tokenizer = hf.load_tokenizer(path, size)
     if tokenizer is None:
         raise UserError(f"{path} has no tokenizer.json; text needs a tokenizer")
-    separator = token_streams.separator_id(tokenizer)
-    return Vocabulary(tokenizer, size, hf.fingerprint(tokenizer), separator)
+    return Vocabulary(tokenizer, size, hf.fingerprint(tokenizer))
 
 
 def tokenise(vocabulary: Vocabulary, texts: Sequence[str]) -> list[list[int]]:
     """Each text that is not empty as ids, after the token that starts a document."""
-    head = [] if vocabulary.separator is None else [vocabulary.separator]
+    start = token_streams.separator_id(vocabulary.tokenizer)
+    head = [] if start is None else [start]
     encodings = vocabulary.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
     return [head + encoding.ids for encoding in encodings if encoding.ids]
 
@@ -125,12 +121,12 @@ def _texts(config: Config, workdir: Path) -> list[str]:
 
     No part of a file is held out: measure on other text.
     """
-    paths = [Path(name).expanduser() for name in text_files.split_names(config.data.files)]
-    if not paths:
-        folder = Path(config.data.dir).expanduser() if config.data.dir else workdir / "data"
-        return [text for _, text in corpora.load_texts(folder, "train")]
+    names = text_files.split_names(config.data.files)
+    if not names:
+        source = text_files.TextSource(dir=config.data.dir)
+        return [text for _, text in text_files.load(source, workdir, "train")]
     texts = []
-    for path in paths:
+    for path in (Path(name).expanduser() for name in names):
         pieces = text_files.pieces(path)
         texts += pieces if text_files.is_jsonl(path) else ["".join(pieces)]
     return texts

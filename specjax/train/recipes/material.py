@@ -83,7 +83,10 @@ class Text(NamedTuple):
             for document in documents
             for array in (document.ids, document.labelled)
         )
-        return _digest(self.streams.values() if self.streams else arrays)
+        digest = hashlib.sha256()
+        for array in self.streams.values() if self.streams else arrays:
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()[:16]
 
     @property
     def counts(self) -> np.ndarray:
@@ -282,13 +285,6 @@ def _document_prompts(
             f"{wanted.prompts}; lower it, or give more text"
         )
     return pair_material.spaced(list(unique.values()), wanted.prompts)
-
-
-def _digest(arrays: Iterable[np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _open_store(config: Config, directory: str | None) -> tuple[Any, ...]:

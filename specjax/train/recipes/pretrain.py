@@ -23,6 +23,7 @@ from specjax.errors import UserError
 from specjax.models import hf
 from specjax.train import layer_skip, objectives, with_heads
 from specjax.train.loop import Task
+from specjax.train.placement import place
 from specjax.train.recipes import common, examined, shapes
 from specjax.train.recipes import material as materials
 from specjax.train.recipes.common import Prepared
@@ -55,7 +56,7 @@ def prepare(config: Config, workdir: Path) -> Prepared:
         ends = shapes.ends_of(target)
     shape = shapes.new(config.model, size, bos, eos, ends)
     directory = None if target is None else target.directory
-    common.placement(config).check_decoder("config.model", shape)
+    place(config.mesh).check_decoder("config.model", shape)
     material = materials.gather(config, workdir, tokenizer, directory, ends)
     model = common.language_model(config, shape)
     examine = None if target is None else examined.draft_model(config, target, model, material)
@@ -151,7 +152,7 @@ def _joined(
 
 def _first_heads(config: Config, drafter: Drafter, target: hf.Loaded) -> Params:
     """The heads' first parameters: random ones beside a random target."""
-    key, make = jax.random.fold_in(jax.random.key(config.seed), 1), common.placement(config).make
+    key, make = jax.random.fold_in(jax.random.key(config.seed), 1), place(config.mesh).make
     how, keys = pretrained(drafter.name), given(config.drafter)
     if how is not None and (first := how.first) is not None and not config.init:
         return make(lambda key: first(target.lm, key, keys), key)
