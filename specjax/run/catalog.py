@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,7 @@ from specjax import accept, control, declare, drafters, references, registry
 from specjax.config import Config
 from specjax.drafters import objectives
 from specjax.errors import UserError
-from specjax.run import overrides, stand_ins
-from specjax.run.dispatch import MODES
+from specjax.run import dispatch, overrides, stand_ins
 from specjax.run.settings import Settings
 from specjax.train.settings import Training
 from specjax.types import Accept, Drafter
@@ -48,9 +48,11 @@ def configs_dir() -> Path:
 
 def listing() -> Group:
     """Modes, drafters by family, rules, controllers and configurations, one line each."""
-    here = Path(__file__).parent
+    modes = {"train": dispatch.train.__doc__} | {
+        name: sys.modules[mode.__module__].__doc__ for name, mode in dispatch.DECODING.items()
+    }
     parts: list[Group | Text] = [
-        _section("modes (config.mode)", {m: _first(here / f"{m}.py") for m in MODES})
+        _section("modes (config.mode)", {name: _sentence(doc or "") for name, doc in modes.items()})
     ]
     for family, names in drafters.families().items():
         title = f"drafters, {family}" if family else "drafters"
@@ -207,7 +209,11 @@ def _doc(path: Path) -> str:
 
 def _first(path: Path) -> str:
     """The first sentence of a file's docstring."""
-    text = " ".join(_doc(path).partition("\n\n")[0].split())
+    return _sentence(_doc(path))
+
+
+def _sentence(doc: str) -> str:
+    text = " ".join(doc.partition("\n\n")[0].split())
     text = re.sub(r"^Mode \w+: ", "", text)
     return re.split(r"(?<!et al)(?<!i[.]i[.]d)[.] (?=[A-Z(])", text)[0].rstrip(".")
 

@@ -39,7 +39,10 @@ MODES = ("train", *DECODING)
 
 
 def train(config: Config, workdir: Path) -> None:
-    """Runs the recipe ``config.objective`` into ``workdir``; resumes it if it was interrupted."""
+    """Mode train: runs a training recipe, or builds text, datastores and tables.
+
+    The recipe is that of ``config.objective``. One that was interrupted is resumed.
+    """
     # Imported here because TFDS and Orbax take seconds to import.
     from specjax.train import recipes
 

@@ -29,14 +29,14 @@ def test_the_fingerprint_covers_every_source_file(tmp_path, monkeypatch):
 def test_an_incomplete_line_is_dropped(tmp_path):
     progress.Progress(tmp_path, "mark").put("a", [1])
     file = tmp_path / progress.NAME
-    file.write_text(file.read_text() + '{"pass": "b", "val')
+    file.write_text(file.read_text() + '{"name": "b", "val')
     again = progress.Progress(tmp_path, "mark")
     again.put("c", 2)
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert lines == [
         {"fingerprint": "mark"},
-        {"pass": "a", "value": [1]},
-        {"pass": "c", "value": 2},
+        {"name": "a", "value": [1]},
+        {"name": "c", "value": 2},
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 from commandline import BENCH, ROOT
 
 from specjax import accept, control, declare, drafters, run
-from specjax.run import catalog, settings
+from specjax.run import catalog, dispatch, settings
 from specjax.train import settings as training
 
 
@@ -24,7 +24,7 @@ def test_the_list_has_everything_once(capsys):
     assert (status, err) == (0, "")
     names = [line.split()[0] for line in out.splitlines() if line.startswith("  ")]
     configs = {path.stem for path in (ROOT / "configs").glob("*.py")}
-    expected = [*catalog.MODES, *drafters.names(), *accept.names(), *control.names(), *configs]
+    expected = [*dispatch.MODES, *drafters.names(), *accept.names(), *control.names(), *configs]
     assert sorted(names) == sorted(expected)
     assert "drafters, lookup" in out and "chain          L1  Speculative sampling" in out
     assert "k_seq          L1  K-SEQ: k i.i.d. candidates per position" in out
@@ -87,7 +87,7 @@ def test_help_lists_the_keys_of_a_configuration(capsys):
     assert "output_weight" not in out  # a key of another drafter
     status, out, err = call(capsys, "--help")
     assert (status, err) == (0, "") and "--explain=medusa" in out
-    assert f"config.mode`` is {', '.join(catalog.MODES[:-1])} or {catalog.MODES[-1]}." in out
+    assert f"config.mode`` is {', '.join(dispatch.MODES[:-1])} or {dispatch.MODES[-1]}." in out
 
 
 def test_every_key_has_help():

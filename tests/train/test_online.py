@@ -91,7 +91,7 @@ PLAYS = {
     "eagle3 chain": (None, 1.0),  # a draft stops early
     "without_replacement": (0, 1.0),
     "iid": (None, 1.0),  # siblings may be copies
-    "dynamic": (None, 0.0),
+    "dynamic": (None, 1.0),
     "ragged": (2, 1.0),
 }
 
