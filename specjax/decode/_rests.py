@@ -17,16 +17,15 @@ from specjax.types import (
     Drafter,
     ModelParams,
     Records,
+    Rest,
     StepInfo,
     same_state,
 )
 
 
-def resting(drafter: Drafter, state: DecodeState) -> jax.Array:
-    """bool[]: whether the next round may be an ``idle_step``."""
-    if drafter.rare.rest is None:
-        return jnp.zeros((), bool)
-    return (drafter.rare.rest.rows(state.draft) | state.done).all()
+def resting(rest: Rest, state: DecodeState) -> jax.Array:
+    """bool[]: whether the next round may be an ``idle_step``; ``rest`` is the drafter's."""
+    return (rest.rows(state.draft) | state.done).all()
 
 
 def idle_step(

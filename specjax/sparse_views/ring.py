@@ -18,6 +18,7 @@ from specjax import tree
 from specjax.bound import Bound
 from specjax.cache import KVBlock, KVCache, Queries, newest
 from specjax.errors import UserError
+from specjax.models.layers import capped
 from specjax.sparse_views import view
 from specjax.sparse_views.view import View
 from specjax.types import LM, Context, Params
@@ -153,8 +154,7 @@ def attention_mass(
     size = asked.q.shape[1]
     query = asked.q.reshape(batch, size, heads, -1, width)
     scores = jnp.einsum("bthgd,bhsd->bhgts", query, keys.astype(query.dtype))
-    if asked.softcap is not None:
-        scores = asked.softcap * jnp.tanh(scores / asked.softcap)
+    scores = capped(scores, asked.softcap)
     own = (first[:, None] + jnp.arange(size))[:, None, None, :, None]
     scores = jnp.where(jnp.arange(slots) <= own, scores, -jnp.inf)
     weights = jnp.where(own < length[:, None, None, None, None], jax.nn.softmax(scores, -1), 0)
