@@ -148,8 +148,13 @@ def write_ring(buffer: jax.Array, new: jax.Array, start: jax.Array, count: jax.A
     kept = (place < count[:, None]) & (place >= count[:, None] - slots)
     # A slot outside of the ring is not written.
     slot = jnp.where(kept, (start[:, None] + place) % slots, slots)
+    return write_at(buffer, new.swapaxes(1, 2).astype(buffer.dtype), slot)
+
+
+def write_at(buffer: jax.Array, new: jax.Array, slots: jax.Array) -> jax.Array:
+    """``buffer`` [B,H,S,D] with ``new`` [B,H,M,D] at ``slots`` i32[B,M]; S: not written."""
     put = jax.vmap(lambda row, block, at: row.at[:, at].set(block, mode="drop"))
-    return put(buffer, new.swapaxes(1, 2).astype(buffer.dtype), slot)
+    return put(buffer, new, slots)
 
 
 def write_after(start: jax.Array, output: jax.Array) -> jax.Array:
@@ -167,13 +172,10 @@ def commit(
 ) -> KVCache:
     """Appends the tokens at ``path[:count]`` of a block to the committed text.
 
-    ``count`` i32[B]; ``path`` i32[B,M] are places in the block, None = 0, 1, 2, ... Zeros are
-    written beyond ``count``: what a model computed for a rejected token, possibly NaN, is never in
-    the cache.
+    ``count`` and ``path`` as in ``tree.accepted``. Zeros are written beyond ``count``: what a model
+    computed for a rejected token, possibly NaN, is never in the cache.
     """
-    size = block.size if path is None else path.shape[1]
-    inside = jnp.arange(size) < count[:, None]
-    kept: KVBlock = tree.mask(block, inside) if path is None else tree.take(block, path, inside)
+    kept, _ = tree.accepted(block, count, path)
     # With 64-bit types enabled (exactness tests), all indices of an update must have one type.
     start = write_after(cache.length, kept.output).astype(jnp.result_type(int))
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import operator
 import re
 import typing
 from collections.abc import Callable
@@ -127,13 +128,9 @@ class Key(NamedTuple):
         return facts.parse(value)
 
     def _fits(self, value: float) -> bool:
-        facts = self.facts
-        return (
-            (facts.least is None or value >= facts.least)
-            and (facts.above is None or value > facts.above)
-            and (facts.most is None or value <= facts.most)
-            and (facts.below is None or value < facts.below)
-        )
+        tests = (operator.ge, operator.gt, operator.le, operator.lt)
+        bounds = zip(tests, self.facts[1:5], strict=True)  # least, above, most, below
+        return all(bound is None or test(value, bound) for test, bound in bounds)
 
     def _range(self) -> str:
         """The range in words."""

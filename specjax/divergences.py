@@ -56,10 +56,8 @@ def jeffreys(target_logits: jax.Array, draft_logits: jax.Array) -> jax.Array:
     speculative decoding (Liu et al. 2023, arXiv:2310.07177) has it under the name JSD, which it is
     not: see ``jensen_shannon``.
     """
-    forward, reverse = JEFFREYS
-    return forward * forward_kl(target_logits, draft_logits) + reverse * reverse_kl(
-        target_logits, draft_logits
-    )
+    target, draft = jax.nn.log_softmax(target_logits), jax.nn.log_softmax(draft_logits)
+    return JEFFREYS[0] * _kl(target, draft) + JEFFREYS[1] * _kl(draft, target)
 
 
 def total_variation(target_logits: jax.Array, draft_logits: jax.Array) -> jax.Array:

@@ -167,34 +167,30 @@ def keys(package: str) -> dict[str, type]:
     return types
 
 
-def call(package: str, name: str, kind: str, *args: Any, **keys: Any) -> Any:
-    """The method's ``make(*args, **keys)`` after ``check``."""
-    make = check(package, name, kind, **keys)
-    if is_import(name):
-        try:
-            inspect.signature(make).bind(*args, **keys)
-        except TypeError as error:
-            form = "make(target, *, key=...)" if args else "make(*, key=...)"
-            raise UserError(f"{kind} {name} cannot be made: {error}; its form is {form}") from None
-        try:
-            return make(*args, **keys)
-        except UserError:
-            raise
-        except Exception as error:  # the user's program
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            raise UserError(
-                f"{kind} {name} cannot be made: {type(error).__name__}: {error} "
-                f"({os.path.basename(place.filename)}, line {place.lineno})"
-            ) from error
-    return make(*args, **keys)
+def call(package: str, name: str, kind: str, wanted: type, *args: Any, **keys: Any) -> Any:
+    """The method's ``make(*args, **keys)`` after ``check``.
 
-
-def check_type(name: str, kind: str, value: Any, wanted: type) -> Any:
-    """``value``, which the method ``name`` made.
-
-    Raises UserError if the method is outside the package and this is no ``wanted``.
+    Raises UserError if the method is outside the package and makes no ``wanted``.
     """
-    if is_import(name) and not isinstance(value, wanted):
+    make = check(package, name, kind, **keys)
+    if not is_import(name):
+        return make(*args, **keys)
+    try:
+        inspect.signature(make).bind(*args, **keys)
+    except TypeError as error:
+        form = "make(target, *, key=...)" if args else "make(*, key=...)"
+        raise UserError(f"{kind} {name} cannot be made: {error}; its form is {form}") from None
+    try:
+        value = make(*args, **keys)
+    except UserError:
+        raise
+    except Exception as error:  # the user's program
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise UserError(
+            f"{kind} {name} cannot be made: {type(error).__name__}: {error} "
+            f"({os.path.basename(place.filename)}, line {place.lineno})"
+        ) from error
+    if not isinstance(value, wanted):
         raise UserError(
             f"{kind} {name} gives {value!r:.60}; it must give a specjax.{wanted.__name__}"
         )

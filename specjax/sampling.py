@@ -129,8 +129,7 @@ def top(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _top_k(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    values, ids = jax.lax.top_k(jnp.where(scores == 0, 0, scores), count)
-    return values, ids
+    return jax.lax.top_k(jnp.where(scores == 0, 0, scores), count)
 
 
 def dtype_of(logits: jax.Array):

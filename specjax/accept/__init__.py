@@ -34,8 +34,7 @@ def load(name: str, **keys: Any) -> Accept:
 
     Raises UserError for an unknown name or key, or a function that makes no rule of a known class.
     """
-    rule = registry.call(__name__, name, "acceptance rule", **keys)
-    rule = registry.check_type(name, "acceptance rule", rule, Accept)
+    rule = registry.call(__name__, name, "acceptance rule", Accept, **keys)
     check(rule)
     return rule
 

@@ -45,8 +45,7 @@ def limiting() -> list[str]:
 
 def load(name: str, **keys: float | str) -> Controller:
     """The controller ``name``, made with ``keys``. Raises UserError for an unknown name or key."""
-    controller = registry.call(__name__, name, "controller", **keys)
-    return registry.check_type(name, "controller", controller, Controller)
+    return registry.call(__name__, name, "controller", Controller, **keys)
 
 
 def parse(text: str | Controller) -> Controller | None:

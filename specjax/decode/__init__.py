@@ -135,17 +135,18 @@ def _generate(
 
     full = round_with(functools.partial(speculative_step, verify_widths=verify_widths))
     start = state, Records(*[zeros] * len(Records._fields)), jnp.zeros((), jnp.int32)
-    if drafter.rare.rest is None:
+    rest = drafter.rare.rest
+    if rest is None:
         return jax.lax.while_loop(running, full, start)[:2]
     idle = round_with(idle_step, ("emitted", "verified"))
 
-    if drafter.rare.rest.lasting is not None:
+    if rest.lasting is not None:
         pair = (target, drafter, accept, params)
         idle = lambda carry: idle_steps(*pair, *carry, most=most, eos_id=eos_id)  # noqa: E731
 
     # Two loops in a loop: a conditional would copy the caches.
     def both(carry):
-        rests = lambda carry: resting(drafter, carry[0])  # noqa: E731
+        rests = lambda carry: resting(rest, carry[0])  # noqa: E731
         carry = jax.lax.while_loop(lambda c: running(c) & rests(c), idle, carry)
         return jax.lax.while_loop(lambda c: running(c) & ~rests(c), full, carry)
 
@@ -189,9 +190,9 @@ def stream(
     """
     check_state(drafter, accept, state)
     stop = outcome.stop_ids(eos_id)
-    pair = (target, drafter, accept, params)
+    pair, rest = (target, drafter, accept, params), drafter.rare.rest
     while not bool(state.done.all()):
-        if drafter.rare.rest is not None and bool(_resting(drafter, state)):
+        if rest is not None and bool(_resting(rest, state)):
             state, info = _idle(*pair, state, eos_id=stop)
         else:
             state, info = _step(*pair, state, eos_id=stop, verify_widths=verify_widths)

@@ -17,16 +17,15 @@ from specjax.types import (
     Drafter,
     ModelParams,
     Records,
+    Rest,
     StepInfo,
     same_state,
 )
 
 
-def resting(drafter: Drafter, state: DecodeState) -> jax.Array:
-    """bool[]: whether the next round may be an ``idle_step``."""
-    if drafter.rare.rest is None:
-        return jnp.zeros((), bool)
-    return (drafter.rare.rest.rows(state.draft) | state.done).all()
+def resting(rest: Rest, state: DecodeState) -> jax.Array:
+    """bool[]: whether the next round may be an ``idle_step``; ``rest`` is the drafter's."""
+    return (rest.rows(state.draft) | state.done).all()
 
 
 def idle_step(
@@ -104,10 +103,14 @@ def idle_steps(
 def _no_draft(drafter: Drafter, params: ModelParams, state: DecodeState) -> Draft:
     """A draft without valid nodes, as the drafter's are."""
     keys, context = step_lib.keys_of(drafter, state), step_lib.context_of(state)
-    like, _ = tree.shapes(drafter.propose, params, keys, context, state.draft)
-    if like.fed is not None:
+    draft, _ = tree.zeros(drafter.propose, params, keys, context, state.draft)
+    if draft.fed is not None:
         raise UserError(
             f"{drafter.name} has nodes that the target is always fed (Draft.fed), and a rest, in "
             "which it is not; give the drafter no rest"
         )
-    return tree.no_draft(like)
+    if draft.parents is not None:
+        draft = draft.replace(parents=jnp.full_like(draft.parents, -1))
+    if draft.finite is not None:
+        draft = draft.replace(finite=jnp.ones_like(draft.finite))
+    return draft

@@ -51,5 +51,4 @@ def make(name: str, target: LM, **keys: Any) -> Drafter:
 
     Raises UserError for an unknown name or key, or a function that makes no drafter.
     """
-    drafter = registry.call(__name__, name, "drafter", target, **keys)
-    return registry.check_type(name, "drafter", drafter, Drafter)
+    return registry.call(__name__, name, "drafter", Drafter, target, **keys)

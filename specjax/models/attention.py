@@ -18,7 +18,7 @@ from specjax import cache as cache_lib
 from specjax import tree
 from specjax.cache import GrownBlock, KVBlock, KVCache
 from specjax.models import rope
-from specjax.models.layers import Linear, Norm, linear_options
+from specjax.models.layers import Linear, Norm, capped, linear_options
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Columns, Layout
 
@@ -93,10 +93,7 @@ class Scores(NamedTuple):
 
     def of(self, products: jax.Array) -> jax.Array:
         """The scores, without a mask."""
-        scores = products / self.divisor
-        if self.softcap is None:
-            return scores
-        return self.softcap * jnp.tanh(scores / self.softcap)
+        return capped(products / self.divisor, self.softcap)
 
 
 class Attention(nnx.Module):

@@ -168,6 +168,11 @@ def in_float32(logits: jax.Array) -> jax.Array:
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
 
+def capped(x: jax.Array, cap: float | None) -> jax.Array:
+    """c tanh(x / c) for a soft cap c; x itself for None."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
+
+
 class Module(NamedTuple):
     """Modules of a kind. They differ in their shape, a static value."""
 

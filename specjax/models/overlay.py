@@ -140,11 +140,9 @@ def _commit(
 ) -> OverlayCache:
     """``LM.commit``: puts the accepted tokens of the block into the buffer."""
     room = jax.tree.leaves(cache.block)[0].shape[1]
-    size = jax.tree.leaves(block)[0].shape[1] if path is None else path.shape[1]
-    inside = jnp.arange(size) < count[:, None]
     # What was computed for a rejected token, possibly NaN, is never in the buffer.
-    new = tree.mask(block, inside) if path is None else tree.take(block, path, inside)
-    place = jnp.where(inside, cache.count[:, None] + jnp.arange(size), room)
+    new, inside = tree.accepted(block, count, path)
+    place = jnp.where(inside, cache.count[:, None] + jnp.arange(inside.shape[1]), room)
 
     def put(buffer: Array, part: Array) -> Array:
         write = jax.vmap(lambda row, values, at: row.at[at].set(values, mode="drop"))

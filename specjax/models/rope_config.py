@@ -158,9 +158,9 @@ def _llama3(given: dict) -> dict[str, Any]:
 
 
 def _yarn(given: dict, ratio: float) -> dict[str, Any]:
-    factor = value_of(given, "factor", float, ratio)
-    fast = value_of(given, "beta_fast", float, 32.0)
-    slow = value_of(given, "beta_slow", float, 1.0)
+    usual = {"factor": ratio, "beta_fast": 32.0, "beta_slow": 1.0}
+    values = {key: value_of(given, key, float, default) for key, default in usual.items()}
+    factor, fast, slow = values.values()
     if fast < slow:
         raise UserError(f"beta_fast {fast} must not be below beta_slow {slow}")
 
@@ -171,13 +171,8 @@ def _yarn(given: dict, ratio: float) -> dict[str, Any]:
     if "mscale" in given and "mscale_all_dim" in given:
         above, below = (value_of(given, key, float) for key in ("mscale", "mscale_all_dim"))
         attention = scale(factor, above) / scale(factor, below)
-    return {
-        "factor": factor,
-        "beta_fast": fast,
-        "beta_slow": slow,
-        "truncate": value_of(given, "truncate", bool, True),
-        "attention_factor": value_of(given, "attention_factor", float, attention),
-    }
+    values["truncate"] = value_of(given, "truncate", bool, True)
+    return values | {"attention_factor": value_of(given, "attention_factor", float, attention)}
 
 
 def _longrope(given: dict, dim: int, original: int, ratio: float) -> dict[str, Any]:

@@ -80,9 +80,7 @@ class T5Attention(nnx.Module):
     def __init__(self, config: T5Config, dtype, rngs: nnx.Rngs):
         self.heads, self.width = config.num_heads, config.head_dim
         kw, inner = linear_options(False, dtype, rngs), config.num_heads * config.head_dim
-        self.q = Linear(config.hidden_size, inner, **kw)
-        self.k = Linear(config.hidden_size, inner, **kw)
-        self.v = Linear(config.hidden_size, inner, **kw)
+        self.q, self.k, self.v = (Linear(config.hidden_size, inner, **kw) for _ in range(3))
         self.o = Linear(inner, config.hidden_size, **kw)
 
     def keys(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -91,9 +91,7 @@ class TokenBytes:
         if isinstance(self.source, Tokenizer) and (text := self._style.write(data)) is not None:
             try:
                 own = [token.id for token in self.source.model.tokenize(text)]
-            except (
-                Exception
-            ):  # a Unigram model without an unknown token; nothing narrower is raised
+            except Exception:  # a Unigram model without an unknown token raises no narrower one
                 return fewest(data, self.ids)
             if b"".join(self.tokens[i] or b"" for i in own) == data:
                 return own

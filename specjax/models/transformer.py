@@ -20,7 +20,7 @@ from specjax.bound import Bound
 from specjax.cache import KVBlock, KVCache, Queries
 from specjax.models import rope
 from specjax.models.attention import Attention, Past, Stored, past, stored
-from specjax.models.layers import Linear, Norm, in_float32, init, linear_options, tied_head
+from specjax.models.layers import Linear, Norm, capped, in_float32, init, linear_options, tied_head
 from specjax.models.rope import Rope
 from specjax.models.transformer_config import Experts, TransformerConfig
 from specjax.tree import Layout
@@ -215,9 +215,9 @@ class Transformer(nnx.Module):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[B,T,E] -> f32[B,T,V]."""
-        tied, cap = self.config.tie_embeddings, self.config.final_softcap
+        tied = self.config.tie_embeddings
         out = in_float32(tied_head(self.embed, hidden) if tied else self.head(hidden))
-        return out if cap is None else cap * jnp.tanh(out / cap)
+        return capped(out, self.config.final_softcap)
 
 
 class ExpertMlp(nnx.Module):

@@ -144,7 +144,7 @@ def _run(
     arguments = (params, state, outcome.stop_ids(eos_id))
     static = (loop, states.specs_of(mesh, state))
     state, rounds, records = groups.run(mesh, _program, static, arguments)
-    return state.replace(round=groups.latest(mesh, rounds)), records
+    return state.replace(round=groups.latest(mesh)(rounds)), records
 
 
 @functools.lru_cache(maxsize=256)

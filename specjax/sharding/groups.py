@@ -52,13 +52,9 @@ def run(mesh: Mesh, program: Callable[..., Callable], static: tuple, arguments: 
     return jax.tree.map(lambda *pieces: _join(mesh, pieces), *results)
 
 
-def latest(mesh: Mesh, rounds: jax.Array) -> jax.Array:
-    """i32[]: the largest of i32[D], one number of each part of the rows."""
-    return _largest(mesh)(rounds)
-
-
 @functools.lru_cache(maxsize=16)
-def _largest(mesh: Mesh) -> Callable:
+def latest(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
+    """The program that gives i32[], the largest of i32[D], one number of each part of the rows."""
     return jax.jit(lambda rounds: rounds.max(), out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 

@@ -35,7 +35,7 @@ def start(coordinator: str = "", processes: int = 0, process: int = -1) -> None:
     Raises UserError for arguments that do not fit. JAX aborts the process, with a stack trace, if
     the others are not reached in time, or if process 0 ends before its work is done.
     """
-    known: dict[str, Any] = {}
+    own: tuple = ()
     if coordinator:
         host, colon, port = coordinator.rpartition(":")
         if not colon or not host or not port.isdigit() or not 0 < int(port) <= 65535:
@@ -47,23 +47,19 @@ def start(coordinator: str = "", processes: int = 0, process: int = -1) -> None:
                 f"process {process} of {processes} was given; processes are numbered from 0 to "
                 "their number minus 1"
             )
-        known = {
-            "coordinator_address": coordinator,
-            "num_processes": processes,
-            "process_id": process,
-        }
+        own = (coordinator, processes, process)
     elif processes or process != -1:
         raise UserError(
             "the number of processes is given without a coordinator; give all three, or none where "
             "JAX finds them (SLURM, Open MPI, TPU pods)"
         )
-    known |= {
-        "initialization_timeout": TIMEOUT,
-        "heartbeat_timeout_seconds": HEARTBEAT,
-        "shutdown_timeout_seconds": SHUTDOWN,
-    }
     try:
-        jax.distributed.initialize(**known)
+        jax.distributed.initialize(
+            *own,
+            initialization_timeout=TIMEOUT,
+            heartbeat_timeout_seconds=HEARTBEAT,
+            shutdown_timeout_seconds=SHUTDOWN,
+        )
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(

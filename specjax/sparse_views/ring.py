@@ -18,6 +18,7 @@ from specjax import tree
 from specjax.bound import Bound
 from specjax.cache import KVBlock, KVCache, Queries, newest
 from specjax.errors import UserError
+from specjax.models.layers import capped
 from specjax.sparse_views import view
 from specjax.sparse_views.view import View
 from specjax.types import LM, Context, Params
@@ -58,13 +59,6 @@ def _check_room(named: str, budget: int, taken: int, what: str) -> None:
         )
 
 
-class Selection(NamedTuple):
-    """How SnapKV chooses the fixed tokens."""
-
-    queries: int  # of the last tokens before the pending one
-    pool: int  # masses are averaged over so many neighbours; odd
-
-
 def streaming(model: LM, *, budget: int, sinks: int, most: int) -> View:
     """The first ``sinks`` tokens and the ``budget`` - ``sinks`` most recent ones.
 
@@ -103,8 +97,8 @@ def snapkv(model: LM, *, budget: int, window: int, queries: int, pool: int, most
     _check_room(f"budget is {budget} and window is {window}", budget, window, "chosen tokens")
     if pool % 2 == 0:
         raise UserError(f"pool is {pool}; it must be odd, so that it is centred")
-    ring, how = Ring(budget - window, window), Selection(queries, pool)
-    init = Bound(_select, model, ring, how)
+    ring = Ring(budget - window, window)
+    init = Bound(_select, model, ring, queries, pool)
     read = Bound(_read, ring, most)
     return View("snapkv", ring.slots, init, read, _unchanged, history=True)
 
@@ -122,22 +116,24 @@ def _unchanged(kept: Any, grown: jax.Array) -> Any:
     return kept
 
 
-def _select(model: LM, ring: Ring, how: Selection, params: Params, context: Context) -> KVCache:
-    """``View.init`` of SnapKV."""
+def _select(
+    model: LM, ring: Ring, queries: int, pool: int, params: Params, context: Context
+) -> KVCache:
+    """``View.init`` of SnapKV; ``queries`` and ``pool`` as in ``snapkv``."""
     cache, layers = context.cache, view.full_layers(context.cache)
     plain = ring.positions(cache.length)[:, None]
     if cache.k[0].shape[2] <= ring.slots:
         # No text is longer than the view.
         return view.gathered(cache, [plain] * len(layers))
-    first = jnp.maximum(cache.length - how.queries, 0)
-    place = first[:, None] + jnp.arange(how.queries)
+    first = jnp.maximum(cache.length - queries, 0)
+    place = first[:, None] + jnp.arange(queries)
     tokens = jnp.take_along_axis(context.tokens, place, 1, mode="clip")
     asked = model.inside.queries(params, tokens, cache.replace(length=first))  # type: ignore[misc]
     before, full = cache.length - ring.window, cache.length >= ring.slots
 
     def positions(layer: int) -> jax.Array:
         mass = attention_mass(asked[layer], cache.k[layer], first, cache.length)
-        chosen = most_attended(mass, before, how.pool, ring.fixed)
+        chosen = most_attended(mass, before, pool, ring.fixed)
         fixed = jnp.where(full[:, None, None], chosen, plain[..., : ring.fixed])
         rest = jnp.broadcast_to(plain[..., ring.fixed :], (*fixed.shape[:2], ring.window))
         return jnp.concatenate([fixed, rest], 2)
@@ -158,8 +154,7 @@ def attention_mass(
     size = asked.q.shape[1]
     query = asked.q.reshape(batch, size, heads, -1, width)
     scores = jnp.einsum("bthgd,bhsd->bhgts", query, keys.astype(query.dtype))
-    if asked.softcap is not None:
-        scores = asked.softcap * jnp.tanh(scores / asked.softcap)
+    scores = capped(scores, asked.softcap)
     own = (first[:, None] + jnp.arange(size))[:, None, None, :, None]
     scores = jnp.where(jnp.arange(slots) <= own, scores, -jnp.inf)
     weights = jnp.where(own < length[:, None, None, None, None], jax.nn.softmax(scores, -1), 0)
@@ -221,17 +216,15 @@ def _commit(
     ring: Ring, cache: KVCache, block: KVBlock, count: jax.Array, path: jax.Array | None = None
 ) -> KVCache:
     """``LM.commit``."""
-    size = block.output.shape[1] if path is None else path.shape[1]
-    inside = jnp.arange(size) < count[:, None]
-    kept: Any = tree.mask(block, inside) if path is None else tree.take(block, path, inside)
+    kept, inside = tree.accepted(block, count, path)
     start = kv.write_after(cache.length, kept.output)[:, None]
     slots = cache.k[0].shape[2]
-    slot = ring.slot(start + jnp.arange(size), start + count[:, None])
+    slot = ring.slot(start + jnp.arange(inside.shape[1]), start + count[:, None])
     slot = jnp.where(inside, slot, slots)
 
     def put(buffers: tuple, new: tuple) -> tuple:
         pairs = zip(buffers, new, strict=True)
-        return tuple(view.put(x, y.swapaxes(1, 2).astype(x.dtype), slot) for x, y in pairs)
+        return tuple(kv.write_at(x, y.swapaxes(1, 2).astype(x.dtype), slot) for x, y in pairs)
 
     length = cache.length + count
     held = jnp.minimum(length, ring.slots)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specjax.cache import KVCache
+from specjax.cache import KVCache, write_at
 from specjax.errors import UserError
 from specjax.types import LM
 
@@ -114,14 +114,8 @@ def caught_up(
 
         def added(buffers: Sequence[jax.Array], whole: Sequence[jax.Array]) -> tuple:
             new = [take(whole[layer], position[:, None]) for layer in layers]
-            return tuple(put(*each, to) for each in zip(buffers, new, strict=True))
+            return tuple(write_at(*each, to) for each in zip(buffers, new, strict=True))
 
         return kept.replace(k=added(kept.k, cache.k), v=added(kept.v, cache.v), length=end)
 
     return jax.lax.while_loop(lacking, more, kept)
-
-
-def put(buffer: jax.Array, new: jax.Array, slots: jax.Array) -> jax.Array:
-    """``buffer`` [B,H,S,D] with ``new`` [B,H,M,D] at ``slots`` i32[B,M]; S: not written."""
-    write = jax.vmap(lambda row, block, at: row.at[:, at].set(block, mode="drop"))
-    return write(buffer, new, slots)

@@ -118,16 +118,12 @@ def full(branching: Sequence[int]) -> Topology:
         raise UserError(
             "the branching is empty; give the number of children for at least one level"
         )
-    width, total = 1, 0
-    # Checked level by level, because the whole product may be extremely large.
-    for count in counts:
-        width *= count
-        total += width
-        _check_size(total)
     parents: list[int] = []
     above = [-1]
     for count in counts:
         start = len(parents)
+        # Before the level is made, because it may be extremely large.
+        _check_size(start + len(above) * count)
         parents += [parent for parent in above for _ in range(count)]
         above = list(range(start, len(parents)))
     return Topology(tuple(parents))

@@ -102,6 +102,17 @@ def take(block: Any, places: jax.Array, kept: jax.Array) -> Any:
     return mask(jax.tree.map(lambda array: pick(array, inside), block), kept)
 
 
+def accepted(block: Any, count: jax.Array, path: jax.Array | None = None) -> tuple[Any, jax.Array]:
+    """The tokens at ``path[:count]`` of a block, [B,M,...], and which of the M exist: bool[B,M].
+
+    ``count`` i32[B]; ``path`` i32[B,M] are places in the block, None = 0, 1, 2, ... Beyond
+    ``count`` are zeros: what a model computed for a rejected token may be NaN.
+    """
+    size = jax.tree.leaves(block)[0].shape[1] if path is None else path.shape[1]
+    inside = jnp.arange(size) < count[:, None]
+    return mask(block, inside) if path is None else take(block, path, inside), inside
+
+
 def mask(block: Any, kept: jax.Array) -> Any:
     """The block with zeros where ``kept`` bool[B,P] is False."""
 
@@ -285,13 +296,3 @@ def widths(drafter: Drafter, chosen: Widths = None) -> tuple[int, ...]:
         agreed = 1 / drafter.rare.merges
         between = (agreed, (agreed + 1) / 2)
     return tuple(sorted({1, most, *(1 + round(share * drafter.nodes) for share in between)}))
-
-
-def no_draft(like: Draft) -> Draft:
-    """A draft without valid nodes, of the shapes and dtypes of ``like``."""
-    draft: Draft = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
-    if draft.parents is not None:
-        draft = draft.replace(parents=jnp.full_like(draft.parents, -1))
-    if draft.finite is not None:
-        draft = draft.replace(finite=jnp.ones_like(draft.finite))
-    return draft
