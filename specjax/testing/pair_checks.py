@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -86,14 +87,11 @@ def independent_rows(run: Runner) -> Finding:
     order = np.random.default_rng(1).permutation(BATCH)
     # Every second row gets another text.
     changed = (np.arange(BATCH) % 2 == 1)[order]
-    tokens, lengths = rows.tokens[order], rows.lengths[order]
+    rows = jax.tree.map(lambda x: x[order], rows)
     moved = run.run(
-        Rows(
-            jnp.where(changed[:, None], tokens[::-1], tokens),
-            jnp.where(changed, lengths[::-1], lengths),
-            rows.new[order],
-            {key: value[order] for key, value in rows.settings.items()},
-            rows.keys[order],
+        rows._replace(
+            tokens=jnp.where(changed[:, None], rows.tokens[::-1], rows.tokens),
+            lengths=jnp.where(changed, rows.lengths[::-1], rows.lengths),
         )
     )
     good = Outputs(outputs.tokens[order], outputs.lengths[order]).equal(moved)[~changed]
