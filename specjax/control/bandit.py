@@ -131,11 +131,9 @@ def _update(setup: _Setup, state: State, draft: Draft, verdict: Verdict) -> Stat
     gain = verdict.count / time / best
     here = jax.nn.one_hot(state.arm, len(costs.lengths), dtype=jnp.float32)
     rounds = state.rounds + here
-    if setup.policy == "ucb":
-        return _next(setup, state.replace(rounds=rounds, score=state.score + here * gain[:, None]))
-    rate = setup.width / len(costs.lengths)
-    weight = here * (rate * gain / state.share)[:, None]
-    return _next(setup, state.replace(rounds=rounds, score=state.score + weight))
+    if setup.policy == "exp3":
+        gain = setup.width / len(costs.lengths) * gain / state.share
+    return _next(setup, state.replace(rounds=rounds, score=state.score + here * gain[:, None]))
 
 
 def _next(setup: _Setup, state: State) -> State:
