@@ -98,11 +98,10 @@ def _table(*widths: int | None) -> Table:
 
 
 def _explain(kind: str, name: str) -> Group:
-    package = KINDS[kind]
-    module = registry.load(package.__name__, name, kind)
-    family = registry.family(package.__name__, name)
+    package = KINDS[kind].__name__
+    family = registry.family(package, name)
     head = f"{name}: {kind}" + (f", {family}" if family else "")
-    return _page(head, kind, name, module, str(Path(module.__file__ or "")))
+    return _page(head, kind, name, registry.file(package, name))
 
 
 def _explain_import(spec: str) -> Group:
@@ -112,9 +111,8 @@ def _explain_import(spec: str) -> Group:
         callable(value) and not _takes_target(value) and made is None
     )
     kind = "rule" if is_rule else "drafter"
-    module = registry.load(KINDS[kind].__name__, spec, kind)
     [source] = registry.sources([spec]) or [""]
-    return _page(f"{spec}: {kind} outside specjax", kind, spec, module, source)
+    return _page(f"{spec}: {kind} outside specjax", kind, spec, source)
 
 
 def _takes_target(make: Any) -> bool:
@@ -126,7 +124,8 @@ def _takes_target(make: Any) -> bool:
     )
 
 
-def _page(head: str, kind: str, name: str, module: Any, source: str) -> Group:
+def _page(head: str, kind: str, name: str, source: str) -> Group:
+    module = registry.load(KINDS[kind].__name__, name, kind)
     prefix = {"drafter": "config.drafter.", "rule": "config.accept_keys."}.get(kind, "")
     text = inspect.getdoc(module.make) if registry.is_import(name) else None
     text = (text or inspect.cleandoc(module.__doc__ or "")).strip()
