@@ -199,9 +199,8 @@ def check_stages(settings: Settings | None, stages: Sequence[Stage]) -> None:
         # A model that exists fits the trained target or not: nothing is known before.
         known = isinstance(target, hf.Loaded) or not _names_files(keys)
         if keys is not None and known:
-            temperatures = settings.temperatures
             try:
-                methods_lib.objects(model, choice._replace(drafter=keys), temperatures)
+                methods_lib.objects(model, choice._replace(drafter=keys), settings.temperatures)
             except TooLong:
                 if not choice.of_gammas:  # a bench leaves such a length out
                     raise

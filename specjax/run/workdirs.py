@@ -55,11 +55,9 @@ def _make(workdir: Path) -> list[Path]:
                 made.append(folder)
         with tempfile.TemporaryFile(dir=workdir):
             pass
-    except (OSError, UserError) as error:
+    except OSError as error:
         for folder in reversed(made):
             folder.rmdir()
-        if isinstance(error, UserError):
-            raise
         raise UserError(
             f"cannot write into {workdir}: {error.strerror or error}; choose another --workdir"
         ) from None
