@@ -28,6 +28,7 @@ from specjax.run.settings import Settings
 from specjax.train.settings import Training
 from specjax.types import Accept, Drafter
 
+TRAIN = "runs a training recipe, or builds text, datastores and tables"  # mode train
 KINDS = {"drafter": drafters, "rule": accept, "controller": control}
 # How the drafts of each kind of siblings are described.
 _SIBLINGS = {
@@ -49,16 +50,17 @@ def configs_dir() -> Path:
 def listing() -> Group:
     """Modes, drafters by family, rules, controllers and configurations, one line each."""
     here = Path(__file__).parent
-    parts: list[Group | Text] = [
-        _section("modes (config.mode)", {m: _first(here / f"{m}.py") for m in MODES})
-    ]
+    modes = {m: TRAIN if m == "train" else _first(here / f"{m}.py") for m in MODES}
+    parts: list[Group | Text] = [_section("modes (config.mode)", modes)]
     for family, names in drafters.families().items():
         title = f"drafters, {family}" if family else "drafters"
         parts.append(_section(f"{title} (config.drafter.name)", _lines("drafter", names)))
     rules = _lines("rule", accept.names())
     rules = {name: f"{accept.load(name).lossless_class}  {line}" for name, line in rules.items()}
     parts.append(_section("rules and their lossless class (config.accept)", rules))
-    parts.append(_section("controllers (config.drafter.control)", _lines("controller")))
+    parts.append(
+        _section("controllers (config.drafter.control)", _lines("controller", control.names()))
+    )
     found = {path.stem: _first(path) for path in sorted(configs_dir().glob("*.py"))}
     parts.append(_section(f"configurations in {configs_dir()} (--config=NAME)", found))
     parts.append(Text("--explain=NAME prints all about a drafter, a rule or a controller", "dim"))
@@ -81,11 +83,9 @@ def keys_table(keys: Iterable[declare.Key], prefix: str) -> Table:
     """The keys as a table; ``prefix`` is the path before each."""
     table = _table(0, 28, None)
     for key in keys:
-        kind = (
-            f"{key.annotation}, required" if key.required else f"{key.annotation} = {key.default!r}"
-        )
+        default = ", required" if key.required else f" = {key.default!r}"
         name = f"{key.name} (Python)" if key.facts.python else f"{prefix}{key.name}"
-        table.add_row(Text(name), Text(kind, "dim"), Text(key.facts.help))
+        table.add_row(Text(name), Text(f"{key.annotation}{default}", "dim"), Text(key.facts.help))
     return table
 
 
@@ -106,10 +106,7 @@ def _explain(kind: str, name: str) -> Group:
 
 def _explain_import(spec: str) -> Group:
     value = registry.imported(spec)
-    made = value if isinstance(value, Accept | Drafter) else None
-    is_rule = isinstance(made, Accept) or (
-        callable(value) and not _takes_target(value) and made is None
-    )
+    is_rule = isinstance(value, Accept) or (callable(value) and not _takes_target(value))
     kind = "rule" if is_rule else "drafter"
     [source] = registry.sources([spec]) or [""]
     return _page(f"{spec}: {kind} outside specjax", kind, spec, source)
@@ -191,12 +188,9 @@ def _section(title: str, lines: dict[str, str]) -> Group:
     return Group(Text(title, "bold"), *texts, Text())
 
 
-def _lines(kind: str, names: list[str] | None = None) -> dict[str, str]:
-    package = KINDS[kind]
-    return {
-        name: _first(Path(registry.file(package.__name__, name)))
-        for name in (package.names() if names is None else names)
-    }
+def _lines(kind: str, names: list[str]) -> dict[str, str]:
+    package = KINDS[kind].__name__
+    return {name: _first(Path(registry.file(package, name))) for name in names}
 
 
 def _doc(path: Path) -> str:

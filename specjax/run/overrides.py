@@ -161,14 +161,10 @@ def near(config: Config, group: Config, path: str) -> str:
         return f"did you mean {close[0]}?"
     last = path.rpartition(".")[2]
     paths = [each for each, _ in leaves(config)]
-    same = [each for each in paths if each.rpartition(".")[2] == last]
-    if not same:
-        lasts = {each.rpartition(".")[2] for each in paths}
-        close = difflib.get_close_matches(last, lasts, 1, 0.8)
-        same = [each for each in paths if each.rpartition(".")[2] in close]
-    if same:
-        same.sort(key=lambda each: each.count("."))
-        return f"did you mean config.{same[0]}?"
+    lasts = {each.rpartition(".")[2] for each in paths}
+    close = difflib.get_close_matches(last, lasts, 1, 0.8)  # the same name, if there is one
+    if same := [each for each in paths if each.rpartition(".")[2] in close]:
+        return f"did you mean config.{min(same, key=lambda each: each.count('.'))}?"
     return "--help with --config=FILE lists the keys"
 
 
