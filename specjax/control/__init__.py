@@ -98,10 +98,8 @@ def wants_profile(text: str | Controller | None) -> bool:
     if not isinstance(text, str) or not text:
         return False
     name, values = read(text)
-    module = registry.load(__name__, name, "controller")
-    return "profile" in registry.keys_of(module) and not {"profile", "draft", "verify"} & set(
-        values
-    )
+    keys = registry.keys_of(registry.load(__name__, name, "controller"))
+    return "profile" in keys and values.keys().isdisjoint(("profile", "draft", "verify"))
 
 
 def _number(text: str, value: str) -> float:

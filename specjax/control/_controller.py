@@ -133,27 +133,21 @@ def accepted(verdict: Verdict) -> jax.Array:
     return (verdict.path >= 0).sum(-1).astype(jnp.int32)
 
 
-class Mover(NamedTuple):
-    """How Draft & Verify moves a threshold towards the acceptance that is aimed at."""
+def moved(
+    keys: Any, threshold: jax.Array, mean: jax.Array, newest: jax.Array, falls: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The new threshold and the new mean of the accepted shares, f32[B], as in Draft & Verify.
 
-    # The share of accepted tokens at which the threshold moves from rising to falling.
-    target: float
-    step: float  # how far the aim is from the threshold
-    keep: float  # share of the old threshold in the new one
-    memory: float  # share of the earlier rounds in the mean of the accepted shares
+    The threshold moves towards the acceptance that is aimed at.
 
-    def moved(
-        self, threshold: jax.Array, mean: jax.Array, newest: jax.Array, falls: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """The new threshold and the new mean of the accepted shares, f32[B].
-
-        Args:
-            threshold, mean: f32[B] the old ones.
-            newest: f32[B] the accepted share of the last round.
-            falls: bool[B] whether the threshold may fall; otherwise it rises or stays.
-        """
-        mean = self.memory * mean + (1 - self.memory) * newest
-        lower = jnp.where(falls, threshold - self.step, threshold)
-        aim = jnp.where(mean < self.target, threshold + self.step, lower)
-        moved = jnp.clip(self.keep * threshold + (1 - self.keep) * aim, 0, 1)
-        return moved.astype(jnp.float32), mean.astype(jnp.float32)
+    Args:
+        keys: ``target``, ``step``, ``keep`` and ``memory`` of a controller.
+        threshold, mean: f32[B] the old ones.
+        newest: f32[B] the accepted share of the last round.
+        falls: bool[B] whether the threshold may fall; otherwise it rises or stays.
+    """
+    mean = keys.memory * mean + (1 - keys.memory) * newest
+    lower = jnp.where(falls, threshold - keys.step, threshold)
+    aim = jnp.where(mean < keys.target, threshold + keys.step, lower)
+    new = jnp.clip(keys.keep * threshold + (1 - keys.keep) * aim, 0, 1)
+    return new.astype(jnp.float32), mean.astype(jnp.float32)

@@ -72,12 +72,11 @@ def make(keys: Keys) -> Controller:
     Raises:
         UserError: a number outside [0, 1], a scale that is not positive.
     """
-    mover = _controller.Mover(keys.target, keys.step, keys.keep, keys.memory)
     return Controller(
         f"adaedl:{keys.start:g}",
         Bound(_ask, keys.scale),
         Bound(_init, keys.start, keys.target),
-        Bound(_update, mover),
+        Bound(_update, keys),
     )
 
 
@@ -91,8 +90,9 @@ def _ask(scale: float, state: State, ahead: Ahead) -> tuple[jax.Array, State]:
     return ((bound >= state.threshold[:, None]) & ahead.valid).any(-1), state
 
 
-def _update(mover: _controller.Mover, state: State, draft: Draft, verdict: Verdict) -> State:
+def _update(keys: Keys, state: State, draft: Draft, verdict: Verdict) -> State:
     drafted = _controller.drafted(draft)
     newest = _controller.accepted(verdict) / jnp.maximum(drafted, 1)
-    moved = mover.moved(state.threshold, state.share, newest, jnp.ones(drafted.shape, bool))
+    falls = jnp.ones(drafted.shape, bool)
+    moved = _controller.moved(keys, state.threshold, state.share, newest, falls)
     return jax.tree.map(lambda a, b: jnp.where(drafted > 0, a, b), State(*moved), state)

@@ -15,7 +15,6 @@ committed text alone, and a row's output does not depend on the batch.
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,18 +48,6 @@ class State(struct.PyTreeNode):
     seed: jax.Array  # u32[B] of the noise, from the prompt
 
 
-class _Setup(NamedTuple):
-    """The static settings."""
-
-    known: Costs | Profile
-    policy: str
-    width: float
-
-    def costs(self, batch: int) -> Costs:
-        """The costs of a batch size."""
-        return costs_lib.known_of(self.known, batch)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(declare.Keys):
     """The keys of ``bandit``."""
@@ -85,18 +72,18 @@ def make(keys: Keys) -> Controller:
         UserError: an unknown policy, a number out of range, a profile that cannot be read.
     """
     known = costs_lib.known(keys.profile, keys.most, keys.draft, keys.verify)
-    setup = _Setup(known, keys.policy, keys.width)
     return Controller(
         f"bandit:{keys.policy}",
-        init=Bound(_init, setup),
-        update=Bound(_update, setup),
-        limit=Bound(_limit, setup),
+        init=Bound(_init, known, keys),
+        update=Bound(_update, known, keys),
+        limit=Bound(_limit, known),
         check_rows=costs_lib.check_rows(known),
     )
 
 
-def _init(setup: _Setup, context: Context) -> State:
-    batch, arms = len(context.length), len(setup.costs(len(context.length)).lengths)
+def _init(known: Costs | Profile, keys: Keys, context: Context) -> State:
+    batch = len(context.length)
+    arms = len(costs_lib.known_of(known, batch).lengths)
     place = jnp.arange(context.tokens.shape[1])
     real = place < context.length[:, None]
     # Any function of the prompt that differs between most prompts.
@@ -109,16 +96,18 @@ def _init(setup: _Setup, context: Context) -> State:
     zeros = jnp.zeros((batch, arms), jnp.float32)
     nothing = jnp.zeros((batch,), jnp.int32)
     ones, greedy = jnp.ones((batch,), jnp.float32), jnp.asarray(context.sampling.greedy, bool)
-    return _next(setup, State(greedy, zeros, zeros, nothing, ones, seed))
+    return _next(keys, State(greedy, zeros, zeros, nothing, ones, seed))
 
 
-def _limit(setup: _Setup, state: State) -> jax.Array:
-    lengths = setup.costs(len(state.arm)).lengths
+def _limit(known: Costs | Profile, state: State) -> jax.Array:
+    lengths = costs_lib.known_of(known, len(state.arm)).lengths
     return jnp.asarray(lengths, jnp.int32)[state.arm]
 
 
-def _update(setup: _Setup, state: State, draft: Draft, verdict: Verdict) -> State:
-    costs = setup.costs(len(state.arm))
+def _update(
+    known: Costs | Profile, keys: Keys, state: State, draft: Draft, verdict: Verdict
+) -> State:
+    costs = costs_lib.known_of(known, len(state.arm))
     times, empty = (costs.each(name, state.greedy) for name in ("times", "empty"))
     # Gains are divided by the highest one that any length can have.
     best = ((1 + jnp.asarray(costs.lengths)) / times).max(-1)
@@ -127,27 +116,25 @@ def _update(setup: _Setup, state: State, draft: Draft, verdict: Verdict) -> Stat
     index = jnp.searchsorted(jnp.asarray(costs.lengths), drafted)
     index = jnp.minimum(index, len(costs.lengths) - 1)
     time = jnp.take_along_axis(times, index[:, None], 1)[:, 0]
-    time = jnp.where((drafted == 0) & (_limit(setup, state) > 0), empty[:, 0], time)
+    time = jnp.where((drafted == 0) & (_limit(known, state) > 0), empty[:, 0], time)
     gain = verdict.count / time / best
     here = jax.nn.one_hot(state.arm, len(costs.lengths), dtype=jnp.float32)
     rounds = state.rounds + here
-    if setup.policy == "ucb":
-        return _next(setup, state.replace(rounds=rounds, score=state.score + here * gain[:, None]))
-    rate = setup.width / len(costs.lengths)
-    weight = here * (rate * gain / state.share)[:, None]
-    return _next(setup, state.replace(rounds=rounds, score=state.score + weight))
+    if keys.policy == "exp3":
+        gain = keys.width / len(costs.lengths) * gain / state.share
+    return _next(keys, state.replace(rounds=rounds, score=state.score + here * gain[:, None]))
 
 
-def _next(setup: _Setup, state: State) -> State:
+def _next(keys: Keys, state: State) -> State:
     """The state with the arm of the next round."""
     arms = state.rounds.shape[1]
     total = state.rounds.sum(-1)
-    if setup.policy == "ucb":
+    if keys.policy == "ucb":
         mean = state.score / jnp.maximum(state.rounds, 1)
         more = jnp.sqrt(jnp.log(jnp.maximum(total, 2))[:, None] / jnp.maximum(state.rounds, 1))
-        index = jnp.where(state.rounds > 0, mean + setup.width * more, jnp.inf)
+        index = jnp.where(state.rounds > 0, mean + keys.width * more, jnp.inf)
         return state.replace(arm=jnp.argmax(index, -1).astype(jnp.int32))
-    probs = (1 - setup.width) * jax.nn.softmax(state.score, -1) + setup.width / arms
+    probs = (1 - keys.width) * jax.nn.softmax(state.score, -1) + keys.width / arms
 
     def draw(seed: jax.Array, count: jax.Array, row: jax.Array) -> jax.Array:
         key = jax.random.fold_in(jax.random.key(seed), count)

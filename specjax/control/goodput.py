@@ -238,7 +238,7 @@ def of_costs(known: Costs | Profile, keys: Keys) -> Controller:
         update=Bound(_update, setup),
         limit=length_of,
         within=Bound(_within, setup),
-        pause=Lasting(Bound(_pause, setup), Bound(_after, setup)),
+        pause=Lasting(_pause, Bound(_after, setup)),
         check_rows=costs_lib.check_rows(known),
         shared=True,
     )
@@ -308,7 +308,7 @@ def _next(setup: Setup, state: State, idle: jax.Array) -> State:
     )
 
 
-def _pause(setup: Setup, state: State, live: jax.Array) -> jax.Array:
+def _pause(state: State, live: jax.Array) -> jax.Array:
     rounds = jnp.maximum(state.due[0] - state.idle[0], 1)
     # Another choice follows where the last one was made for another batch, or for other live rows.
     same = (live == state.live) & (state.rows == len(state.live))

@@ -54,7 +54,7 @@ def make(keys: Keys) -> Controller:
         f"heuristic:{keys.start}",
         limit=_itself,
         init=Bound(_init, keys.start),
-        update=Bound(_update, keys.up, keys.down, keys.least, keys.most),
+        update=Bound(_update, keys),
     )
 
 
@@ -66,10 +66,9 @@ def _init(start: int, context: Context) -> jax.Array:
     return jnp.full(context.length.shape, start, jnp.int32)
 
 
-def _update(
-    up: int, down: int, least: int, most: int, length: jax.Array, draft: Draft, verdict: Verdict
-) -> jax.Array:
+def _update(keys: Keys, length: jax.Array, draft: Draft, verdict: Verdict) -> jax.Array:
     drafted, accepted = _controller.drafted(draft), _controller.accepted(verdict)
-    longer, shorter = jnp.minimum(length + up, most), jnp.maximum(length - down, least)
+    longer = jnp.minimum(length + keys.up, keys.most)
+    shorter = jnp.maximum(length - keys.down, keys.least)
     new = jnp.where(accepted >= drafted, longer, shorter)
     return jnp.where(drafted > 0, new, length).astype(length.dtype)

@@ -78,12 +78,11 @@ def make(keys: Keys) -> Controller:
     Raises:
         UserError: a number outside [0, 1].
     """
-    mover = _controller.Mover(keys.target, keys.step, keys.keep, keys.memory)
     return Controller(
         f"matchness:{keys.start:g}",
         _ask,
         Bound(_init, keys.start),
-        Bound(_update, mover),
+        Bound(_update, keys),
     )
 
 
@@ -105,9 +104,9 @@ def _ask(state: State, ahead: Ahead) -> tuple[jax.Array, State]:
     return goes_on, state.replace(levels=levels, stopped=~goes_on)
 
 
-def _update(mover: _controller.Mover, state: State, draft: Draft, verdict: Verdict) -> State:
+def _update(keys: Keys, state: State, draft: Draft, verdict: Verdict) -> State:
     newest = _controller.accepted(verdict) / jnp.maximum(state.levels, 1)
-    threshold, share = mover.moved(state.threshold, state.share, newest, state.stopped)
+    threshold, share = _controller.moved(keys, state.threshold, state.share, newest, state.stopped)
     drafted = state.levels > 0
     return State(
         jnp.where(drafted, threshold, state.threshold),

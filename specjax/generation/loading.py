@@ -90,10 +90,7 @@ class Model:
         """The keys of a drafter, with its name and perhaps the draft model."""
         if drafter is None:
             drafter = drafters.PLAIN if self.draft is None else drafters.WITH_MODEL
-        named = isinstance(drafter, str)
-        keys: dict[str, Any] = {"name": drafter} if named else {}
-        if isinstance(drafter, Mapping):
-            keys = dict(drafter)
+        keys = dict(drafter) if isinstance(drafter, Mapping) else {"name": drafter}
         if not isinstance(keys.get("name"), str):
             raise UserError(f"the drafter is {drafter!r}; give a name, or name and keys")
         needed = registry.keys_of(drafters.load(keys["name"])).get("model")

@@ -51,11 +51,8 @@ def find(text: str, stops: Sequence[str], start: int = 0) -> tuple[int, int] | N
 
     Those that are complete at ``start`` or before are passed over.
     """
-    places = []
-    for each in stops:
-        at = text.find(each, max(start - len(each) + 1, 0))
-        if at >= 0:
-            places.append((at + len(each), at))
+    found = ((each, text.find(each, max(start - len(each) + 1, 0))) for each in stops)
+    places = [(at + len(each), at) for each, at in found if at >= 0]
     if not places:
         return None
     end, begin = min(places)

@@ -60,7 +60,9 @@ def listing() -> Group:
     rules = _lines("rule", accept.names())
     rules = {name: f"{accept.load(name).lossless_class}  {line}" for name, line in rules.items()}
     parts.append(_section("rules and their lossless class (config.accept)", rules))
-    parts.append(_section("controllers (config.drafter.control)", _lines("controller")))
+    parts.append(
+        _section("controllers (config.drafter.control)", _lines("controller", control.names()))
+    )
     found = {path.stem: _first(path) for path in sorted(configs_dir().glob("*.py"))}
     parts.append(_section(f"configurations in {configs_dir()} (--config=NAME)", found))
     parts.append(Text("--explain=NAME prints all about a drafter, a rule or a controller", "dim"))
@@ -83,11 +85,9 @@ def keys_table(keys: Iterable[declare.Key], prefix: str) -> Table:
     """The keys as a table; ``prefix`` is the path before each."""
     table = _table(0, 28, None)
     for key in keys:
-        kind = (
-            f"{key.annotation}, required" if key.required else f"{key.annotation} = {key.default!r}"
-        )
+        default = ", required" if key.required else f" = {key.default!r}"
         name = f"{key.name} (Python)" if key.facts.python else f"{prefix}{key.name}"
-        table.add_row(Text(name), Text(kind, "dim"), Text(key.facts.help))
+        table.add_row(Text(name), Text(f"{key.annotation}{default}", "dim"), Text(key.facts.help))
     return table
 
 
@@ -100,23 +100,18 @@ def _table(*widths: int | None) -> Table:
 
 
 def _explain(kind: str, name: str) -> Group:
-    package = KINDS[kind]
-    module = registry.load(package.__name__, name, kind)
-    family = registry.family(package.__name__, name)
+    package = KINDS[kind].__name__
+    family = registry.family(package, name)
     head = f"{name}: {kind}" + (f", {family}" if family else "")
-    return _page(head, kind, name, module, str(Path(module.__file__ or "")))
+    return _page(head, kind, name, registry.file(package, name))
 
 
 def _explain_import(spec: str) -> Group:
     value = registry.imported(spec)
-    made = value if isinstance(value, Accept | Drafter) else None
-    is_rule = isinstance(made, Accept) or (
-        callable(value) and not _takes_target(value) and made is None
-    )
+    is_rule = isinstance(value, Accept) or (callable(value) and not _takes_target(value))
     kind = "rule" if is_rule else "drafter"
-    module = registry.load(KINDS[kind].__name__, spec, kind)
     [source] = registry.sources([spec]) or [""]
-    return _page(f"{spec}: {kind} outside specjax", kind, spec, module, source)
+    return _page(f"{spec}: {kind} outside specjax", kind, spec, source)
 
 
 def _takes_target(make: Any) -> bool:
@@ -128,7 +123,8 @@ def _takes_target(make: Any) -> bool:
     )
 
 
-def _page(head: str, kind: str, name: str, module: Any, source: str) -> Group:
+def _page(head: str, kind: str, name: str, source: str) -> Group:
+    module = registry.load(KINDS[kind].__name__, name, kind)
     prefix = {"drafter": "config.drafter.", "rule": "config.accept_keys."}.get(kind, "")
     text = inspect.getdoc(module.make) if registry.is_import(name) else None
     text = (text or inspect.cleandoc(module.__doc__ or "")).strip()
@@ -194,12 +190,9 @@ def _section(title: str, lines: dict[str, str]) -> Group:
     return Group(Text(title, "bold"), *texts, Text())
 
 
-def _lines(kind: str, names: list[str] | None = None) -> dict[str, str]:
-    package = KINDS[kind]
-    return {
-        name: _first(Path(registry.file(package.__name__, name)))
-        for name in (package.names() if names is None else names)
-    }
+def _lines(kind: str, names: list[str]) -> dict[str, str]:
+    package = KINDS[kind].__name__
+    return {name: _first(Path(registry.file(package, name))) for name in names}
 
 
 def _doc(path: Path) -> str:

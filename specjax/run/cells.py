@@ -246,13 +246,12 @@ def check_lossless(rows: Sequence[dict]) -> None:
 def show_trace(console, traces: Sequence[dict]) -> None:
     """Prints the first continuation that has a draft, coloured by the origin of each token."""
     drafted = (t for t in traces if any(one["draft"] for one in t["rounds"]))
-    shown = next(drafted, traces[0] if traces else None)
-    if shown is not None:
-        head = f", temperature {shown['temperature']:g}: "
-        console.print(Text.assemble("\n", (shown["method"], "bold"), head), end="")
-        colours = terminal.has_colours(console)
-        console.print(terminal.legend(colours))
-        console.print(terminal.trace(shown, colours))
+    shown = next(drafted, traces[0])
+    head = f", temperature {shown['temperature']:g}: "
+    console.print(Text.assemble("\n", (shown["method"], "bold"), head), end="")
+    colours = terminal.has_colours(console)
+    console.print(terminal.legend(colours))
+    console.print(terminal.trace(shown, colours))
 
 
 def write_report(console, path: Path, rows: Sequence[dict], *, draw: bool) -> None:

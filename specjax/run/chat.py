@@ -18,7 +18,7 @@ from specjax.errors import UserError
 from specjax.generation import stops
 from specjax.models import hf
 from specjax.report import terminal
-from specjax.run import build, generate, workdirs
+from specjax.run import build, generate, process, workdirs
 from specjax.run.settings import Settings
 
 
@@ -45,22 +45,16 @@ def chat(settings: Settings, workdir: Path, command: str | None) -> None:
         recordings.check_record(settings.record, workdir, name)
     prompts_lib.check(settings.source, name, 1)
     target = build.target(settings)
-    assert target.tokenizer is not None
     [method] = build.methods(settings, target)
     conversations, _ = prompts_lib.conversations_of(settings.source, name)
     template = prompts_lib.template_of(settings.source, target, conversations)
     job = _job(settings, target, conversations, template)
     workdirs.announce_replacement(settings, workdir)
     answers: list[_Answer] = []
-    interrupt = None
-    try:
+    with process.held(answers) as interrupts:
         _converse(settings, target, method, job, conversations, template, answers)
-    except KeyboardInterrupt as error:
-        if not answers:
-            raise
-        interrupt = error
     facts = None  # the hash of large weights takes longer than an interrupted process has
-    if interrupt is None:
+    if not interrupts:
         facts = provenance.target(target.params, name="", directory=target.directory)
     counted = [results.Decoded(each.prompt.category, each.counts, each.ids) for each in answers]
     temperature = settings.sampling.temperature
@@ -73,10 +67,10 @@ def chat(settings: Settings, workdir: Path, command: str | None) -> None:
         [each.ids for each in answers],
         command=command,
         target=facts,
-        unfinished=interrupt is not None,
+        unfinished=bool(interrupts),
     )
-    if interrupt is not None:
-        raise interrupt
+    if interrupts:
+        raise interrupts[0]
 
 
 def _converse(
@@ -90,7 +84,6 @@ def _converse(
 ) -> None:
     """Prints every turn and its answer; appends to ``answers``. Raises UserError."""
     console = terminal.console()
-    assert target.tokenizer is not None
     for number, each in enumerate(conversations):
         before = [] if len(conversations) == 1 else [f"\n{number + 1} of {len(conversations)}"]
         heading = ", ".join([*before, *([each.category] if each.category else [])])
@@ -101,7 +94,7 @@ def _converse(
             prompt = prompts_lib.prompt_of(settings.source, target, each, turn, texts, template)
             console.print(Text.assemble(("user: ", "bold"), (each.turns[turn], "dim")))
             own = target.lm.continued(prompt.ids)
-            row = stops.Row(own, target.tokenizer.decode, settings.stop)
+            row = stops.Row(own, target.text_tokenizer.decode, settings.stop)
             answers.append(_answer(job, method, prompt, len(answers), row, target, console))
             texts.append(answers[-1].said)
 

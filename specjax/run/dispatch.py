@@ -7,12 +7,12 @@ files, and every drafter with its rule, made for stand-ins of the models that ar
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 from rich.text import Text
 
@@ -108,11 +108,10 @@ def _fill(config: Config, workdir: str) -> None:
         if isinstance(value, ConfigDict):
             _fill(value, workdir)
         elif isinstance(value, str | tuple) and "{workdir}" in str(value):
-            config[key] = jax.tree.map(functools.partial(_filled, workdir), value)
-
-
-def _filled(workdir: str, value: Any) -> Any:
-    return value.replace("{workdir}", workdir) if isinstance(value, str) else value
+            config[key] = jax.tree.map(
+                lambda leaf: leaf.replace("{workdir}", workdir) if isinstance(leaf, str) else leaf,
+                value,
+            )
 
 
 TRAINED = ("pretrain", "distill")  # objectives that make a model
@@ -203,9 +202,8 @@ def check_stages(settings: Settings | None, stages: Sequence[Stage]) -> None:
         # A model that exists fits the trained target or not: nothing is known before.
         known = isinstance(target, hf.Loaded) or not _names_files(keys)
         if keys is not None and known:
-            temperatures = settings.temperatures
             try:
-                methods_lib.objects(model, choice._replace(drafter=keys), temperatures)
+                methods_lib.objects(model, choice._replace(drafter=keys), settings.temperatures)
             except TooLong:
                 if not choice.of_gammas:  # a bench leaves such a length out
                     raise
@@ -289,12 +287,8 @@ def _with_stand_ins(
 def _names_files(keys: Mapping[str, Any] | None) -> bool:
     """Whether a key of a drafter, or of one inside it, names a model or a table on disk."""
     files = ("model", "models", "datastore", "tables")
-    return any(
-        _names_files(value)
-        if isinstance(value, Mapping)
-        else key in files and isinstance(value, str)
-        for key, value in (keys or {}).items()
-    )
+    own = flatten_dict(keys or {}).items()
+    return any(path[-1] in files and isinstance(value, str) for path, value in own)
 
 
 def _check_prompts(settings: Settings, target: hf.Loaded | LM) -> None:

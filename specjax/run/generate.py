@@ -37,8 +37,7 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
     """
     console = terminal.console()
     target = build.target(settings)
-    tokenizer = target.tokenizer
-    assert tokenizer is not None
+    spell = target.text_tokenizer.decode
     if settings.record:
         recordings.check_record(settings.record, workdir, settings.source.names[0])
     temperature = settings.sampling.temperature
@@ -53,7 +52,7 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
         began, [prompt] = time.perf_counter(), chosen.prompts
         job, method = passes.one_part(job._replace(batch_size=1), method)
         console.print(Text(prompt.text, "dim"), end="")
-        row = stops.Row(target.lm.continued(prompt.ids), tokenizer.decode, settings.stop)
+        row = stops.Row(target.lm.continued(prompt.ids), spell, settings.stop)
         counts, output = stream(job, method, prompt.ids, row, console)
         counts, outputs = [counts], [output]
         speed = f"{time.perf_counter() - began:.1f} seconds, compilation included"
@@ -81,8 +80,7 @@ def _cut(
     settings: Settings, target: hf.Loaded, prompts: list[Prompt], outputs: list[list[int]]
 ) -> tuple[list[stops.Cut], list[list[int]]]:
     """The outputs up to their stop strings, and the tokens that complete these."""
-    assert target.tokenizer is not None
-    spell, continued = target.tokenizer.decode, target.lm.continued
+    spell, continued = target.text_tokenizer.decode, target.lm.continued
     cuts = [
         stops.cut(ids, settings.stop, spell, continued(prompt.ids))
         for prompt, ids in zip(prompts, outputs, strict=True)
@@ -187,8 +185,7 @@ def said(cut: stops.Cut, ids: list[int], target: hf.Loaded) -> str:
 
     ``ids`` are its tokens, up to the one that completes the stop string.
     """
-    assert target.tokenizer is not None
-    return target.tokenizer.decode(ids) if cut.stop is None else cut.text
+    return target.text_tokenizer.decode(ids) if cut.stop is None else cut.text
 
 
 class Hypothesis(NamedTuple):
@@ -306,8 +303,7 @@ class _Searches:
 
     def _keep(self, prompts: list[Prompt], found: decode.Beams) -> None:
         target, scores = self._target, np.asarray(found.scores).tolist()
-        assert target.tokenizer is not None
-        spell = target.tokenizer.decode
+        spell = target.text_tokenizer.decode
         # The last part is filled up with prompts that count once.
         for prompt, outputs, row in zip(prompts, found.outputs(), scores, strict=False):
             before = target.lm.continued(prompt.ids)

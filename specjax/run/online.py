@@ -207,17 +207,17 @@ def _save(
     [choice], path = settings.methods.values(), workdir / "model"
     training, keys = method.drafter.training, choice.drafter
     name = keys["name"]
-    assert training is not None and target.tokenizer is not None
+    assert training is not None
     how = None if registry.is_import(name) else objectives.distilled(name)
     if training.model is None and how is None:
         name = method.drafter.name if registry.is_import(name) else name
         facts = {"base_model_name_or_path": Path(settings.target).name, **dict(training.facts)}
         if "draft_ids" in facts:
             facts["vocab_size"] = target.lm.vocab_size
-        head_files.write(path, name, params, facts, hf.fingerprint(target.tokenizer), {})
+        head_files.write(path, name, params, facts, hf.fingerprint(target.text_tokenizer), {})
     else:
         kind = how.network() if how is not None and how.network is not None else hf
         more: Any = {"more": how.facts(keys)} if how is not None and how.facts is not None else {}
         draft = kind.load(keys["model"])
-        kind.save(path, draft.config, params, draft.tokenizer or target.tokenizer, **more)
+        kind.save(path, draft.config, params, draft.tokenizer or target.text_tokenizer, **more)
     return path

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict, config_dict
 from ml_collections.config_flags import config_path
@@ -72,16 +72,16 @@ def add_own_keys(config: Config, overrides: Sequence[Override]) -> None:
 
 
 def _add(config: Config, path: str, module: Any) -> None:
-    parts, group = path.split("."), cast(Any, config)
+    *above, last = path.split(".")
+    group: Any = config
+    for part in above:
+        group = group.get(part) if isinstance(group, ConfigDict) else None
+    if not isinstance(group, ConfigDict):
+        return  # an unknown key, which ``check`` reports
     with config.unlocked():
-        for number, part in enumerate(parts):
-            if not isinstance(group, ConfigDict):
-                return
-            if part not in group:
-                if number + 1 < len(parts):
-                    return  # an unknown key, which ``check`` reports
-                group[part] = ConfigDict()
-            group = group[part]
+        if last not in group:
+            group[last] = ConfigDict()
+        group = group[last]
         if not isinstance(group, ConfigDict):
             return
         for key, kind in types_of(module).items():
@@ -161,14 +161,10 @@ def near(config: Config, group: Config, path: str) -> str:
         return f"did you mean {close[0]}?"
     last = path.rpartition(".")[2]
     paths = [each for each, _ in leaves(config)]
-    same = [each for each in paths if each.rpartition(".")[2] == last]
-    if not same:
-        lasts = {each.rpartition(".")[2] for each in paths}
-        close = difflib.get_close_matches(last, lasts, 1, 0.8)
-        same = [each for each in paths if each.rpartition(".")[2] in close]
-    if same:
-        same.sort(key=lambda each: each.count("."))
-        return f"did you mean config.{same[0]}?"
+    lasts = {each.rpartition(".")[2] for each in paths}
+    close = difflib.get_close_matches(last, lasts, 1, 0.8)  # the same name, if there is one
+    if same := [each for each in paths if each.rpartition(".")[2] in close]:
+        return f"did you mean config.{min(same, key=lambda each: each.count('.'))}?"
     return "--help with --config=FILE lists the keys"
 
 

@@ -20,7 +20,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import NoReturn
 
 from absl import flags
@@ -86,6 +86,18 @@ def _wait(reader: int) -> None:
     time.sleep(GRACE)
     terminal.fail(MESSAGE)
     leave(STATUS[signal.Signals(number)])
+
+
+@contextlib.contextmanager
+def held(done: Sized) -> Iterator[list[KeyboardInterrupt]]:
+    """Keeps an interrupt of its body in the list; raises it at once where ``done`` is empty."""
+    kept: list[KeyboardInterrupt] = []
+    try:
+        yield kept
+    except KeyboardInterrupt as error:
+        if not done:
+            raise
+        kept.append(error)
 
 
 def leave(status: int) -> NoReturn:

@@ -141,9 +141,8 @@ def _proof(given: Any) -> proofs.Proof:
 
 def _text(settings: Settings, facts: Mapping[str, Any]) -> str:
     """config.json: what was asked for."""
-    names = (*OPTIONS, "repeats", "trace_tokens")
+    names = (*OPTIONS, "repeats", "trace_tokens", "temperatures", "batch_sizes")
     own = {name: getattr(settings, name) for name in names}
-    own |= {"temperatures": settings.temperatures, "batch_sizes": settings.batch_sizes}
     own["sampling"] = dataclasses.asdict(settings.sampling)
     proof = [
         str(each) if isinstance(each, str | os.PathLike) else each.name for each in facts["proof"]

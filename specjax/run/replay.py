@@ -14,7 +14,7 @@ from specjax.data import recordings
 from specjax.data.recordings import Recording, Trace
 from specjax.errors import UserError
 from specjax.report import terminal
-from specjax.run import workdirs
+from specjax.run import process, workdirs
 from specjax.run.settings import Settings
 from specjax.types import LM
 
@@ -35,25 +35,19 @@ def replay(settings: Settings, workdir: Path, command: str | None) -> None:
     ]
     workdirs.announce_replacement(settings, workdir)
     rows: list[dict] = []
-    interrupt = None
-    try:
-        with terminal.Status(console, "compiling") as status:
-            for method in methods:
-                report = status.part(method.name)
-                rows += _rows(settings, target, recording.traces, method, report)
-    except KeyboardInterrupt as error:
-        if not rows:
-            raise
-        interrupt = error
+    with process.held(rows) as interrupts, terminal.Status(console, "compiling") as status:
+        for method in methods:
+            report = status.part(method.name)
+            rows += _rows(settings, target, recording.traces, method, report)
     console.print(replay_lib.table(rows))
     seconds = f"{time.perf_counter() - began:.1f} seconds, compilation included"
     console.print(f"[dim]{LEGEND}; vocabulary {recording.vocab_size}; {seconds}[/dim]")
     _show_skipped(console, recording.skipped)
-    more = {"skipped": recording.skipped, "unfinished": interrupt is not None}
+    more = {"skipped": recording.skipped, "unfinished": bool(interrupts)}
     path = workdirs.write(settings, workdir, rows, command=command, **more)
     console.print(Text(f"wrote {path}", "dim"))
-    if interrupt is not None:
-        raise interrupt
+    if interrupts:
+        raise interrupts[0]
 
 
 def _load(settings: Settings) -> tuple[LM, Recording]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict, config_dict
 
 from specjax import accept, control, declare, drafters, registry, sampling, sharding
@@ -410,18 +411,15 @@ class Settings(declare.Keys):
     def sources(self) -> tuple[str, ...]:
         """The files of the drafters and rules that are named as "my_module:make"."""
         names = [choice.rule for choice in self.methods.values()]
-        groups: list[Any] = [choice.drafter for choice in self.methods.values()]
-        while groups:
-            own = groups.pop()
-            names += [value for name, value in own.items() if name == "name"]
-            groups += [value for value in own.values() if isinstance(value, Mapping)]
+        for choice in self.methods.values():
+            keys: dict[Any, Any] = flatten_dict(choice.drafter)
+            names += [value for path, value in keys.items() if path[-1] == "name"]
         return tuple(registry.sources(names))
 
     @property
     def measured(self) -> dict:
         """What the measurements depend on: the configuration, and the files of own methods."""
-        config = {k: v for k, v in json.loads(self.config_json).items() if k not in FREE}
-        return config | {"sources": list(self.sources)}
+        return lasting(json.loads(self.config_json)) | {"sources": list(self.sources)}
 
     def check_methods(self) -> None:
         """Raises UserError for methods and rules whose keys are wrong, or that are not used."""
@@ -452,9 +450,8 @@ class Settings(declare.Keys):
                 f"config.accept is {self.accept!r} and beam search has no acceptance rule: a step "
                 "is accepted if all beams of the target are among the draft's; leave it out"
             )
-        neutral = SamplingKeys()
         for each in declare.keys_of(SamplingKeys):
-            if (value := getattr(self.sampling, each.name)) != getattr(neutral, each.name):
+            if (value := getattr(self.sampling, each.name)) != each.default:
                 raise UserError(
                     f"config.sampling.{each.name} is {value!r}, and beam search takes the model's "
                     f"own probabilities; set it to {each.default!r}, or leave config.beams out"
@@ -531,7 +528,9 @@ def draft_model(name: str) -> Config:
     """The keys with which objective distill trains the draft model of the method ``name``."""
     how = objectives.distilled(name)
     assert how is not None
-    return ConfigDict({"name": name}) | config_lib.group(how.keys)
+    keys = config_lib.group(how.keys)
+    keys.name = name
+    return keys
 
 
 def types_of(module: Any) -> dict[str, type]:
@@ -559,6 +558,11 @@ def foreign(name: str, mode: str) -> str:
 def _groups(mode: str) -> set[str]:
     """The keys and groups of keys of a mode."""
     return {name.partition(".")[0] for name in KEYS[mode]}
+
+
+def lasting(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a configuration that change results."""
+    return {key: value for key, value in config.items() if key not in FREE}
 
 
 def label_of(name: str) -> str:

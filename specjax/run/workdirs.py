@@ -17,7 +17,7 @@ from specjax.data import progress, recordings
 from specjax.data.prompts import Prompt
 from specjax.errors import UserError
 from specjax.report import terminal
-from specjax.run.settings import FREE, Settings
+from specjax.run.settings import Settings, lasting
 
 
 def check(workdir: Path) -> None:
@@ -55,11 +55,9 @@ def _make(workdir: Path) -> list[Path]:
                 made.append(folder)
         with tempfile.TemporaryFile(dir=workdir):
             pass
-    except (OSError, UserError) as error:
+    except OSError as error:
         for folder in reversed(made):
             folder.rmdir()
-        if isinstance(error, UserError):
-            raise
         raise UserError(
             f"cannot write into {workdir}: {error.strerror or error}; choose another --workdir"
         ) from None
@@ -98,11 +96,7 @@ def is_finished(settings: Settings, workdir: Path) -> bool:
 def same_configuration(settings: Settings, workdir: Path) -> bool:
     """Whether config.json in the workdir is the configuration of these settings."""
     config = stored(workdir, "config.json")
-    return config is not None and _lasting(config) == _lasting(json.loads(settings.config_json))
-
-
-def _lasting(config: dict) -> dict:
-    return {key: value for key, value in config.items() if key not in FREE}
+    return config is not None and lasting(config) == lasting(json.loads(settings.config_json))
 
 
 def show_finished(workdir: Path) -> None:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.accept.verdict import parents as parents_of
 from specjax.testing import exact, loop
 from specjax.testing.findings import Finding
 from specjax.types import LM, Drafter, ModelParams
@@ -94,14 +95,12 @@ def largest_error(drafts: exact.Expanded) -> Worst:
     """The largest difference over all nodes of all drafts from one text."""
     draft, chance = drafts.value, drafts.chance
     valid, tokens, probs = (np.asarray(x) for x in (draft.valid, draft.tokens, draft.probs))
-    rows, size = valid.shape
-    parents = np.broadcast_to(np.arange(size) - 1, (rows, size))
-    parents = parents if draft.parents is None else np.asarray(draft.parents)
+    parents = np.asarray(parents_of(draft))
     valid = existing(parents, valid)
     seen = [np.where(valid, 1, 0), np.where(valid, tokens, -1), np.where(valid, parents, -9)]
     declared = np.round(np.where(valid[..., None], probs, 0), 9)
     worst = Worst(-1.0, 0, 0, 0.0, 0.0)
-    for node in range(size):
+    for node in range(valid.shape[1]):
         here = valid[:, node]
         if not here.any():
             continue

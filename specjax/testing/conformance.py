@@ -15,8 +15,8 @@ one setting.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from specjax import accept
 from specjax.testing import (
@@ -24,7 +24,6 @@ from specjax.testing import (
     claims,
     drafter_checks,
     forecast_checks,
-    law_checks,
     pair_checks,
     plain_cases,
     state_checks,
@@ -121,40 +120,34 @@ def _drafter_checks(
     quick: bool,
 ) -> Iterator[Check]:
     own = (drafter, target, params)
-    yield "drafts are well formed", functools.partial(drafter_checks.well_formed, *own)
+    yield "drafts are well formed", drafter_checks.well_formed, *own
     settings = SETTINGS[:1] if quick else SETTINGS
-    pair = (target, drafter, params)
-    yield (
-        "tokens are drawn from the declared probs",
-        functools.partial(claims.drawn_as_declared, *pair, prompts, settings),
-    )
+    claimed = (target, drafter, params, prompts, settings)
+    yield "tokens are drawn from the declared probs", claims.drawn_as_declared, *claimed
     if not quick:
-        yield "its state follows the text", functools.partial(state_checks.state_follows_text, *own)
-        check = functools.partial(state_checks.widths_do_not_matter, *own)
-        yield "verified widths do not matter", check
+        yield "its state follows the text", state_checks.state_follows_text, *own
+        yield "verified widths do not matter", state_checks.widths_do_not_matter, *own
         if drafter.probs is not None:
-            name = "its first token is drawn from Drafter.probs"
-            yield name, functools.partial(drafter_checks.probs_of_text, *own)
+            yield "its first token is drawn from Drafter.probs", drafter_checks.probs_of_text, *own
         if drafter.training is not None and drafter.training.foresee is not None:
-            check = functools.partial(forecast_checks.forecast_equals_decoding, *own)
-            yield "its forecast equals decoding", check
+            yield "its forecast equals decoding", forecast_checks.forecast_equals_decoding, *own
     for number, rule in enumerate(rules):
         exact = rule.lossless_class == "L1"
         # What the drafter declares was enumerated at all settings; here one rule shows its effect.
         for each in (settings if number == 0 else SETTINGS[:1]) if exact else ():
+            law = (target, drafter, rule, params, list(prompts))
             keys = {"count": not quick, "after": LATER, **each}
-            law = functools.partial(check_law, target, drafter, rule, params, list(prompts), **keys)
-            yield _named(rule.name, "exact law of a round", law)
+            yield _named(rule.name, "exact law of a round", check_law, *law, **keys)
         if not quick:
-            loop = functools.partial(check_pair, drafter, rule, target, params)
-            yield _named(rule.name, "the compiled loop", loop)
+            loop = (drafter, rule, target, params)
+            yield _named(rule.name, "the compiled loop", check_pair, *loop)
 
 
-def _named(prefix: str, name: str, check) -> Check:
-    """The check; ``prefix`` is put before the names of its findings."""
+def _named(prefix: str, name: str, check: Callable, *args: Any, **keys: Any) -> Check:
+    """The check of these arguments; ``prefix`` is put before the names of its findings."""
 
     def run() -> list[Finding]:
-        results = check()
+        results = check(*args, **keys)
         results = [results] if isinstance(results, Finding) else results
         return [f._replace(check=f"{prefix}: {f.check}") for f in results]
 
@@ -201,8 +194,7 @@ def check_accept(
 def _rule_checks(rule: Accept, quick: bool) -> Iterator[Check]:
     exact = rule.lossless_class == "L1"
     for kind in rule.siblings if exact else ():
-        empty = functools.partial(acceptance_checks.empty_drafts, rule, kind)
-        yield f"{kind}: a draft of 0 nodes", empty
+        yield f"{kind}: a draft of 0 nodes", acceptance_checks.empty_drafts, rule, kind
         deep = [
             (plain_cases.deep(kind), SETTINGS[0]),
             (plain_cases.deep(kind, holes=True), SETTINGS[1]),
@@ -215,19 +207,16 @@ def _rule_checks(rule: Accept, quick: bool) -> Iterator[Check]:
         # With two tokens a residual is one token: four show how it is computed.
         yield _law(rule, plain_cases.star(kind, 1 if kind == CHAIN else 3, 4), {}, count=False)
         for width in (1,) if kind == CHAIN else (1, 2):
-            chance = functools.partial(acceptance_checks.chance_of, rule, kind, width)
-            yield f"{kind}: chance of acceptance", chance
+            yield f"{kind}: chance of acceptance", acceptance_checks.chance_of, rule, kind, width
     if quick:
         return
     for kind in dict.fromkeys((rule.siblings[0], rule.siblings[-1])):
         case = plain_cases.real(kind)
-        loop = functools.partial(check_pair, case.drafter, rule, case.target, case.params)
-        yield _named(case.name, "the compiled loop", loop)
+        loop = (case.drafter, rule, case.target, case.params)
+        yield _named(case.name, "the compiled loop", check_pair, *loop)
 
 
 def _law(rule: Accept, case: plain_cases.Case, settings: dict, **keys) -> Check:
-    prompts = [plain_cases.prompt(case)]
-    law = functools.partial(
-        law_checks.check_law, case.target, case.drafter, rule, case.params, prompts
-    )
-    return _named(case.name, "exact law of a round", functools.partial(law, **keys, **settings))
+    law = (case.target, case.drafter, rule, case.params, [plain_cases.prompt(case)])
+    keys |= settings
+    return _named(case.name, "exact law of a round", check_law, *law, **keys)

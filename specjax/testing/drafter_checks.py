@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import accept, step
+from specjax.accept.verdict import parents as parents_of
 from specjax.errors import UserError
 from specjax.testing import loop
 from specjax.testing.claims import existing
@@ -91,18 +92,13 @@ def check_draft(
         greedy: bool[B] rows of temperature 0; their probs are not checked.
     """
     tokens = np.asarray(draft.tokens)
-    batch, size = tokens.shape
-    parents = (
-        np.broadcast_to(np.arange(size) - 1, (batch, size))
-        if draft.parents is None
-        else np.asarray(draft.parents)
-    )
+    parents, valid = np.asarray(parents_of(draft)), np.asarray(draft.valid)
     if (draft.parents is None) != (siblings == CHAIN):
         raise UserError(
             f"siblings are {siblings!r}: parents must be None for a chain, and only for a chain"
         )
-    _check_topology(parents, np.asarray(draft.valid), vocab_size)
-    valid = existing(parents, np.asarray(draft.valid))
+    _check_topology(parents, valid, vocab_size)
+    valid = existing(parents, valid)
     _refuse(valid & ((tokens < 0) | (tokens >= vocab_size)), f"a token outside 0..{vocab_size - 1}")
     if draft.probs is None:
         return
@@ -152,23 +148,17 @@ def _check_siblings(
     row = np.arange(len(probs))
     for node in range(probs.shape[1]):
         for earlier in range(node):
-            pair = (
-                sampled[:, node] & sampled[:, earlier] & (parents[:, node] == parents[:, earlier])
-            )
+            both = sampled[:, node] & sampled[:, earlier]
+            pair = both & (parents[:, node] == parents[:, earlier])
             if siblings == IID:
-                error = np.abs(probs[:, node] - probs[:, earlier]).max(-1)
-                _refuse(
-                    (pair & (error > SUM))[:, None],
-                    "other probs than its sibling; i.i.d. siblings share one distribution",
-                    node,
-                )
-            if siblings == WITHOUT_REPLACEMENT:
-                again = probs[row, node, tokens[:, earlier]] > 0
-                _refuse(
-                    (pair & again)[:, None],
-                    "a positive probability for the token of an earlier sibling",
-                    node,
-                )
+                bad = np.abs(probs[:, node] - probs[:, earlier]).max(-1) > SUM
+                what = "other probs than its sibling; i.i.d. siblings share one distribution"
+            elif siblings == WITHOUT_REPLACEMENT:
+                bad = probs[row, node, tokens[:, earlier]] > 0
+                what = "a positive probability for the token of an earlier sibling"
+            else:
+                return
+            _refuse((pair & bad)[:, None], what, node)
 
 
 def _refuse(bad: np.ndarray, what: str, node: int | None = None) -> None:

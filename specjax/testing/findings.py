@@ -6,7 +6,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specjax.types import Accept
 
@@ -67,8 +67,8 @@ class Report(NamedTuple):
         return "\n".join([f"{self.name} {result}", *lines])
 
 
-Check = tuple[str, Callable[[], Finding | list[Finding]]]
-"""A check: the name of its line if it raises, and the function that runs it."""
+Check = tuple[str, Callable[..., Finding | list[Finding]], *tuple[Any, ...]]
+"""A check: the name of its line if it raises, the function that runs it, and its arguments."""
 
 Progress = bool | Callable[[str], None]
 """True: lines on stderr; False: nothing; a function: it is called with each line."""
@@ -95,10 +95,10 @@ def collect(
     """
     findings: list[Finding] = []
     show = _shower(progress)
-    for title, check in checks:
+    for title, check, *args in checks:
         begin = time.perf_counter()
         try:
-            results = check()
+            results = check(*args)
         except Exception as error:
             results = Finding(title, False, where(error))
         for finding in [results] if isinstance(results, Finding) else results:

@@ -25,9 +25,7 @@ def forecast_equals_decoding(drafter: Drafter, target: LM, params: ModelParams) 
     temperature 1 the difference must have mean 0: below 5 standard deviations of its sum over the
     rows, which are independent.
     """
-    name = "its forecast equals decoding"
-    assert drafter.training is not None and drafter.training.foresee is not None
-    details = []
+    name, details = "its forecast equals decoding", []
     for temperature in (0.0, 1.0):
         rounds, expected, tokens = _rounds(drafter, target, params, temperature)
         difference = rounds - expected

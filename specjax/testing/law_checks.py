@@ -42,6 +42,7 @@ def check_law(
     accepts has the target's law too.
     """
     name = f"exact law of a round, {setting_name(settings)}" if settings else "exact law of a round"
+    reason = ""
     steps, worst, drafted = drafter.longest + 1, 0.0, 0.0
     accepted = np.zeros(steps)
     starts = [*((prompt, 0) for prompt in prompts), *((prompts[-1], n) for n in after)]
@@ -62,8 +63,6 @@ def check_law(
             return Finding(name, False, str(error))
         except (exact.NotEnumerable, exact.TooLarge) as error:
             reason = str(error)
-        else:
-            reason = ""
     if reason:
         return _counted(name, reason, target, drafter, rule, params, prompts, count, settings)
     mean = float(accepted @ np.arange(steps))

@@ -25,17 +25,15 @@ def sequence_law(
     are output: penalties tell them from the prompt. Returns float64[V,...,V], ``steps`` axes.
     """
     vocab = model.vocab_size
-    continuations = list(itertools.product(range(vocab), repeat=steps - 1)) or [()]
+    continuations = list(itertools.product(range(vocab), repeat=steps - 1))
     tokens = jnp.asarray([list(prompt) + list(c) for c in continuations], jnp.int32)
     rows = sampling.make_sampling(len(continuations), **settings)
     logits = _logits(model, params, tokens)[:, len(prompt) - 1 :]
     if rows.maps is not None:
         logits = _mapped(rows.maps, logits, tokens, len(prompt), len(prompt) - written)
     probs = np.asarray(sampling.to_probs(logits, rows), np.float64)
-    joint = np.ones((len(continuations), 1))
-    for row, continuation in enumerate(continuations):
-        for place, token in enumerate(continuation):
-            joint[row] *= probs[row, place, token]
+    heads = np.asarray(continuations, int)[..., None]
+    joint = np.take_along_axis(probs[:, :-1], heads, -1).prod(1)
     return (joint * probs[:, -1]).reshape((vocab,) * steps)
 
 

@@ -91,15 +91,48 @@ class TabularCache(struct.PyTreeNode):
 
     def score(self, table, tokens, layout=None, block=None) -> tuple[Output, jax.Array]:
         """``LM.apply`` of a table after this text."""
-        return _after_two(table, tokens, self, layout, block)
+        batch, size = tokens.shape
+        if block is None:
+            block = jnp.zeros((batch, 0), jnp.int32)
+        if layout is None:
+            layout = tree.chain_layout(batch, size, block.shape[1])
+        index, entries = self.read(table.shape[-1], tokens, layout, block)
+        logits = table[index, jnp.clip(tokens, 0, table.shape[-1] - 1)]
+        return Output(logits, logits), entries
+
+    def read(self, vocab: int, tokens, layout, block) -> tuple[jax.Array, jax.Array]:
+        """The first index of each token's logits, and the entries of the tokens."""
+        stored = jnp.concatenate([block, tokens], 1)
+        # The token before each one: in the block the visible one that is one position earlier.
+        own = layout.depth[:, -tokens.shape[1] :]
+        above = layout.visible & (layout.depth[:, None] == own[..., None] - 1)
+        inside = jnp.take_along_axis(stored, jnp.argmax(above, -1), 1)
+        last = jnp.maximum(self.length - 1, 0)[:, None]
+        committed = jnp.take_along_axis(self.entries, last, 1) if self.entries.shape[1] else last
+        outside = jnp.where(self.length[:, None] > 0, committed, vocab)
+        return jnp.clip(jnp.where(above.any(-1), inside, outside), 0, vocab), tokens
 
 
 class HashCache(TabularCache):
     """Its entry is a hash of the token, of its position and of all tokens before it."""
 
-    def score(self, table, tokens, layout=None, block=None) -> tuple[Output, jax.Array]:
-        """``LM.apply`` of a table after this text."""
-        return _after_all(table, tokens, self, layout, block)
+    def read(self, vocab: int, tokens, layout, block) -> tuple[jax.Array, jax.Array]:
+        """The first index of each token's logits, and the entries of the tokens."""
+        first = block.shape[1]
+        committed = jnp.arange(self.entries.shape[1]) < self.length[:, None]
+        text = jnp.where(committed, self.entries, 0).sum(-1)
+        position = self.length[:, None] + layout.depth[:, first:]
+
+        # A token reads the entries of its ancestors, so they are made one after another.
+        def one(index, entries):
+            seen = jnp.where(layout.visible[:, index], entries, 0).sum(-1) + text
+            entry = _mix(seen % PRIME, tokens[:, index], position[:, index])
+            return entries.at[:, first + index].set(entry)
+
+        entries = jnp.concatenate([block, jnp.zeros(tokens.shape, jnp.int32)], 1)
+        entries = jax.lax.fori_loop(0, tokens.shape[1], one, entries)
+        total = jnp.where(layout.visible, entries[:, None], 0).sum(-1) + text[:, None]
+        return total % PRIME % (vocab + 1), entries[:, first:]
 
 
 # How many layers of a table can be tapped: the tap of layer i is its hidden vector, rotated by i.
@@ -199,23 +232,6 @@ def tabular(vocab_size: int, name: str = "tabular") -> LM:
 
 def _init_cache(batch: int, slots: int) -> TabularCache:
     return TabularCache(jnp.zeros((batch,), jnp.int32), jnp.full((batch, slots), -1, jnp.int32))
-
-
-def _after_two(table, tokens, cache, layout, block):
-    (batch, size), vocab = tokens.shape, table.shape[-1]
-    stored = tokens if block is None else jnp.concatenate([block, tokens], 1)
-    if layout is None:
-        layout = tree.chain_layout(batch, size, stored.shape[1] - size)
-    # The token before each one: in the block the visible one that is one position earlier.
-    own = layout.depth[:, -size:]
-    above = layout.visible & (layout.depth[:, None] == own[..., None] - 1)
-    inside = jnp.take_along_axis(stored, jnp.argmax(above, -1), 1)
-    last = jnp.maximum(cache.length - 1, 0)[:, None]
-    committed = jnp.take_along_axis(cache.entries, last, 1) if cache.entries.shape[1] else last
-    outside = jnp.where(cache.length[:, None] > 0, committed, vocab)
-    before = jnp.where(above.any(-1), inside, outside)
-    logits = table[jnp.clip(before, 0, vocab), jnp.clip(tokens, 0, vocab - 1)]
-    return Output(logits, logits), tokens
 
 
 def _commit(cache, block, count, path=None):
@@ -337,29 +353,6 @@ def is_table(model: LM) -> bool:
 
 def _hash_cache(batch: int, slots: int) -> HashCache:
     return HashCache(jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, slots), jnp.int32))
-
-
-def _after_all(table, tokens, cache, layout, block):
-    (batch, size), vocab = tokens.shape, table.shape[-1]
-    fed = jnp.zeros((batch, 0), jnp.int32) if block is None else block
-    first = fed.shape[1]
-    if layout is None:
-        layout = tree.chain_layout(batch, size, first)
-    committed = jnp.arange(cache.entries.shape[1]) < cache.length[:, None]
-    text = jnp.where(committed, cache.entries, 0).sum(-1)
-    position = cache.length[:, None] + layout.depth[:, first:]
-    entries = jnp.concatenate([fed, jnp.zeros((batch, size), jnp.int32)], 1)
-
-    # A token reads the entries of its ancestors, so they are made one after another.
-    def one(index, entries):
-        seen = jnp.where(layout.visible[:, index], entries, 0).sum(-1) + text
-        entry = _mix(seen % PRIME, tokens[:, index], position[:, index])
-        return entries.at[:, first + index].set(entry)
-
-    entries = jax.lax.fori_loop(0, size, one, entries)
-    total = jnp.where(layout.visible, entries[:, None], 0).sum(-1) + text[:, None]
-    logits = table[total % PRIME % (vocab + 1), jnp.clip(tokens, 0, vocab - 1)]
-    return Output(logits, logits), entries[:, first:]
 
 
 def _mix(text: jax.Array, token: jax.Array, position: jax.Array) -> jax.Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -38,26 +39,23 @@ def all_checks(run: Runner, settings: Sequence[dict] = SETTINGS, rows: int = ROW
     ]
 
 
+def _of_rows(name: str, good: np.ndarray, which: str) -> Finding:
+    """Passed if all rows bool[R] are good."""
+    return Finding(name, bool(good.all()), f"{good.sum()}/{len(good)} {which}")
+
+
 def greedy(run: Runner) -> Finding:
     """All-greedy rows have the tokens of plain greedy decoding."""
     eos = run.vocab - 1
     good = run.greedy().equal(run.plain_greedy()) & run.greedy(eos).equal(run.plain_greedy(eos))
-    return Finding(
-        "greedy is plain greedy decoding",
-        bool(good.all()),
-        f"{good.sum()}/{BATCH} ragged rows, with and without EOS",
-    )
+    return _of_rows("greedy is plain greedy decoding", good, "ragged rows, with and without EOS")
 
 
 def greedy_among_sampled(run: Runner) -> Finding:
     """A greedy row gives the same tokens in a batch with sampled rows."""
     rows = run.ragged.settings["temperature"] == 0
     good = run.greedy().equal(run.mixture())[rows]
-    return Finding(
-        "greedy rows among sampled ones",
-        bool(good.all()),
-        f"{good.sum()}/{len(good)} rows equal to an all-greedy batch",
-    )
+    return _of_rows("greedy rows among sampled ones", good, "rows equal to an all-greedy batch")
 
 
 def ends(run: Runner) -> Finding:
@@ -73,11 +71,8 @@ def ends(run: Runner) -> Finding:
     expected = np.where(hit.any(1), np.argmax(hit, 1) + 1, limit)
     kept = place < np.reshape(expected, (-1, 1))
     good = (lengths == expected) & (np.where(kept, long, -1) == short).all(1)
-    return Finding(
-        "EOS and limits only cut",
-        bool(good.all()),
-        f"{good.sum()}/{BATCH} rows, {hit.any(1).mean():.0%} ended early",
-    )
+    early = f"rows, {hit.any(1).mean():.0%} ended early"
+    return _of_rows("EOS and limits only cut", good, early)
 
 
 def independent_rows(run: Runner) -> Finding:
@@ -86,22 +81,15 @@ def independent_rows(run: Runner) -> Finding:
     order = np.random.default_rng(1).permutation(BATCH)
     # Every second row gets another text.
     changed = (np.arange(BATCH) % 2 == 1)[order]
-    tokens, lengths = rows.tokens[order], rows.lengths[order]
+    rows = jax.tree.map(lambda x: x[order], rows)
     moved = run.run(
-        Rows(
-            jnp.where(changed[:, None], tokens[::-1], tokens),
-            jnp.where(changed, lengths[::-1], lengths),
-            rows.new[order],
-            {key: value[order] for key, value in rows.settings.items()},
-            rows.keys[order],
+        rows._replace(
+            tokens=jnp.where(changed[:, None], rows.tokens[::-1], rows.tokens),
+            lengths=jnp.where(changed, rows.lengths[::-1], rows.lengths),
         )
     )
     good = Outputs(outputs.tokens[order], outputs.lengths[order]).equal(moved)[~changed]
-    return Finding(
-        "a row is independent of its batch",
-        bool(good.all()),
-        f"{good.sum()}/{len(good)} rows moved among other texts",
-    )
+    return _of_rows("a row is independent of its batch", good, "rows moved among other texts")
 
 
 def output_law(run: Runner, settings: dict, count: int = ROWS) -> Finding:
