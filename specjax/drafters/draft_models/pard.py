@@ -165,9 +165,7 @@ def _begin(
     Of the tokens the cache lacks 1 to ``behind``, or none in a finished row; only they are
     committed.
     """
-    slots = cache.length[:, None] + jnp.arange(behind)
-    tokens = jnp.take_along_axis(context.tokens, slots, axis=1, mode="clip")
-    missing = jnp.clip(context.length - cache.length, 0, behind)
+    missing, tokens = growth.lacking(context.tokens, context.length, cache.length, behind)
     masks = jnp.full((len(tokens), depth - 1), mask_id, jnp.int32)
     layout = _masked_text.layout_of_draft(missing, behind, depth - 1)
     out, own = model.apply(params.draft, jnp.concatenate([tokens, masks], 1), cache, layout)

@@ -23,6 +23,7 @@ from specjax.drafters.growth.stepper import (
     Stepper,
     at,
     fed_to_target,
+    lacking,
     next_layout,
     step_at_depth,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "draw",
     "family",
     "fed_to_target",
+    "lacking",
     "next_layout",
     "read",
     "rest",
