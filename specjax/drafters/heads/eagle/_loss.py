@@ -62,18 +62,13 @@ def training(
     if network.taps:
         target = target.with_taps(network.taps)
     texts = Bound(along, network, target)
-    early = Bound(_early, network.modules - 2) if network.modules > 2 else None
+    early = Bound(_along_text.among_first, network.modules - 2) if network.modules > 2 else None
     return Training(
         loss=Bound(loss, network, target, **(defaults or {})),
         start=Bound(type(network).start, network),
         **_foresee.forecasts(texts, plan, early=early),
         facts=network.facts,
     )
-
-
-def _early(count: int, batch: Batch) -> jax.Array:
-    """bool[B,T]: the first slots of each document, after which not all modules have one."""
-    return _along_text.layout_of(batch).depth < count
 
 
 class Text(NamedTuple):
