@@ -35,7 +35,7 @@ from specjax.declare import key
 from specjax.drafters import _foresee, files, growth
 from specjax.drafters.files import Ends, Given
 from specjax.drafters.files.codec import Codec, Rule
-from specjax.drafters.growth import KINDS, Begun, Fixed, Nodes, Plan, Stepper
+from specjax.drafters.growth import KINDS, Begun, Fixed, Plan, Stepper
 from specjax.drafters.growth.plans import Method
 from specjax.drafters.heads import _along_text, _depth_loss
 from specjax.drafters.heads._along_text import PLACES, Drafts, Texts
@@ -166,7 +166,7 @@ def _build(setup: Setup, keys: HeadKeys, given: Given) -> Drafter:
     stepper = Stepper(
         init=Bound(_init, setup) if one else no_state,
         begin=Bound(_begin_behind if one else _begin_with_pass, setup),
-        step=_step,
+        step=growth.step_at_depth,
         commit=Bound(_commit, setup, plan.growth.nodes) if one else same_state,
         independent=True,
     )
@@ -174,12 +174,6 @@ def _build(setup: Setup, keys: HeadKeys, given: Given) -> Drafter:
     more = {"training": training, "features": one, "gaps": not one}
     drafter = growth.build("pass", stepper, plan, own, **more)
     return _with_embeddings(setup, drafter, plan) if one else drafter
-
-
-def _step(params: ModelParams, logits: Array, nodes: Nodes, *_: Any) -> tuple[Array, Array]:
-    """``Stepper.step``: the logits f[B,K,V] of all depths were computed before the draft."""
-    own = logits[:, nodes.depth, None]
-    return own, own
 
 
 # Two passes per round.

@@ -224,19 +224,13 @@ def _commit(
     verdict: Verdict,
     target_out: Output,
 ) -> State:
-    # The last committed token that the target was fed: the pending token or an accepted node, the
-    # one before the newest token.
-    last = jnp.maximum(verdict.count - 1, 0)
-    fed = jnp.pad(verdict.path + 1, ((0, 0), (1, 0)))
-    cache, features = state.cache, heads.read(target_out)
-    if heads.prefix is None:
-        feature = _at(features, jnp.take_along_axis(fed, last[:, None], 1)[:, 0])
-    else:
-        features = jnp.take_along_axis(features, jnp.maximum(fed, 0)[..., None], 1)
+    cache, features = state.cache, growth.fed_to_target(heads.read(target_out), verdict)
+    if heads.prefix is not None:
         features, block = heads.prefix.apply(params, features, cache)
         cache = heads.prefix.commit(cache, block, verdict.count)
-        feature = _at(features, last)
-    alive = verdict.count > 0
+    # The last committed token that the target was fed: the pending token or an accepted node, the
+    # one before the newest token.
+    feature, alive = _at(features, jnp.maximum(verdict.count - 1, 0)), verdict.count > 0
     return State(jnp.where(alive[:, None], feature, state.feature), state.known | alive, cache)
 
 
