@@ -146,7 +146,11 @@ def _build(target: LM, model: LM, params: Params, mask_id: int, plan: Plan, gaps
     behind = depth + 1  # the pending token, and drafts that were accepted and never fed
     begin = Bound(_begin, model, mask_id, depth, behind)
     stepper = Stepper(begin, growth.step_at_depth, independent=True)
-    training = _training(reader_of(target, model, mask_id), plan)
+    reader = reader_of(target, model, mask_id)
+    training = Training(
+        loss=Bound(_masked_text.loss, reader, depth),
+        **_foresee.forecasts(Bound(_masked_text.along, reader), plan, before=0),
+    )
     own = NAME, model, params, plan, stepper
     return _small_model.build(*own, behind=behind, gaps=gaps, training=training)
 
@@ -173,15 +177,6 @@ def _begin(
     path = jnp.broadcast_to(jnp.arange(behind), (len(tokens), behind))
     cache = model.commit(cache, own, missing, path)
     return Begun(logits[:, 0], cache, reads=logits)
-
-
-def _training(reader: Reader, plan: Plan) -> Training:
-    """The training part of a drafter that grows its drafts as ``plan`` describes."""
-    texts = Bound(_masked_text.along, reader)
-    return Training(
-        loss=Bound(_masked_text.loss, reader, plan.growth.depth),
-        **_foresee.forecasts(texts, plan, before=0),
-    )
 
 
 def reader_of(target: LM, model: LM, mask_id: int) -> Reader:

@@ -170,9 +170,14 @@ def _build(setup: Setup, keys: HeadKeys, given: Given) -> Drafter:
         commit=Bound(_commit, setup, plan.growth.nodes) if one else same_state,
         independent=True,
     )
-    training, own = _training(setup, plan), given.init_params("pass")
+    along, before = Bound(_along, setup), 2 - setup.calls
+    training = Training(
+        loss=Bound(loss, setup),
+        start=Bound(_start, setup),
+        **_foresee.forecasts(along, plan, before=before, ranked=setup.depth),
+    )
     more = {"training": training, "features": one, "gaps": not one}
-    drafter = growth.build("pass", stepper, plan, own, **more)
+    drafter = growth.build("pass", stepper, plan, given.init_params("pass"), **more)
     return _with_embeddings(setup, drafter, plan) if one else drafter
 
 
@@ -264,16 +269,6 @@ def _parents(nodes: int, rows: int) -> np.ndarray:
     """i32[(nodes+1)*rows]: the parents of the embeddings' nodes, which follow the draft's own."""
     place = np.arange((nodes + 1) * rows)
     return np.where(place % rows == 0, place // rows - 1, nodes + place - 1).astype(np.int32)
-
-
-def _training(setup: Setup, plan: Plan) -> Training:
-    """The training part of the drafter."""
-    along, before = Bound(_along, setup), 2 - setup.calls
-    return Training(
-        loss=Bound(loss, setup),
-        start=Bound(_start, setup),
-        **_foresee.forecasts(along, plan, before=before, ranked=setup.depth),
-    )
 
 
 def _start(setup: Setup, target_params: Params, key: Array) -> Params:

@@ -103,16 +103,16 @@ def build(
     """
     size = target.vocab_size if network.ids is None else len(network.ids)
     method = Method(network.name, shape, "top_k", size, accuracy=given.config.get("accuracy"))
-    if network.parallel:
-        chain = shapes.chain(network.parallel)
+    if network.shape.parallel:
+        chain = shapes.chain(network.shape.parallel)
         method = method._replace(
-            tree=chain, siblings="iid", heads=network.parallel, independent=True
+            tree=chain, siblings="iid", heads=network.shape.parallel, independent=True
         )
     plan = growth.read(method, keys)
     depth = plan.growth.depth
     begin = Bound(_begin, network, target.vocab_size)
-    step = Bound(_step if network.modules == 1 else _step_modules, network, target.vocab_size)
-    if network.parallel:
+    step = Bound(_step if network.shape.modules == 1 else _step_modules, network, target.vocab_size)
+    if network.shape.parallel:
         begin = Bound(_begin_parallel, network, target.vocab_size, depth)
         step = growth.step_at_depth
     stepper = Stepper(
@@ -120,8 +120,8 @@ def build(
         begin=begin,
         step=step,
         commit=Bound(_commit, network),
-        looped=network.modules == 1,
-        independent=bool(network.parallel),
+        looped=network.shape.modules == 1,
+        independent=bool(network.shape.parallel),
     )
     drafter = growth.build(
         network.name,
@@ -178,7 +178,7 @@ def _feed(
 ) -> tuple[jax.Array | None, KVBlock]:
     tokens, features = inputs
     fed, block = network.apply(params, tokens, features, cache, module=module)
-    return (None if network.modules == 1 else fed.feature), block
+    return (None if network.shape.modules == 1 else fed.feature), block
 
 
 def _one(out: Output) -> Output:
@@ -208,7 +208,7 @@ def _begin(
     recycled = jnp.where((missing > 0)[:, None], feature[:, 0], kept.recycled)
     kept = Kept(cache, kept.features, recycled, context.pending, more)
     # Module k has no slot for the pending token before the text has k + 1 tokens.
-    ready = (cache.length > 0) & (context.length >= network.modules)
+    ready = (cache.length > 0) & (context.length >= network.shape.modules)
     return Begun(logits[:, 0], kept, None, ready)
 
 
@@ -299,7 +299,7 @@ def _init_modules(
     slot. ``like`` [B,D] are zeros.
     """
     result, batch = [], len(like)
-    for module in range(1, network.modules):
+    for module in range(1, network.shape.modules):
         cache, before = network.init_cache(batch, slots), jnp.zeros_like(like)
         if outputs is not None:
             size = outputs.shape[1]
@@ -358,7 +358,7 @@ def _step_modules(
 
     The modules from min(depth, n - 1) on compute the nodes, and the first of them predicts.
     """
-    depth, count, computed = int(nodes.depth), network.modules, []
+    depth, count, computed = int(nodes.depth), network.shape.modules, []
     predicts = min(depth, count - 1)
     above = None if block is None else growth.at(block.outputs, nodes.parents)
     for module in range(predicts, count):

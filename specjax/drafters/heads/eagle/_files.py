@@ -381,8 +381,6 @@ class Eagle(Codec):
 
     def encode(self, layout: str, leaves: Leaves, config: Config, facts: Facts) -> Written:
         made = config | _decoder("the parameters", self.kind, leaves, config, {})
-        if ("embed", "embedding") in leaves:
-            made["vocab_size"] = len(leaves["embed", "embedding"])
         name = "Qwen3ForCausalLM" if made["qk_norm"] else "LlamaForCausalLM"
         flat = {"architectures": [name], **_layer_keys(made), "bias": ("fc", "bias") in leaves}
         own = {OWN: {"kind": self.kind, "layout": layout}}
@@ -434,8 +432,6 @@ class Eagle3(Eagle):
             check_layers(where, "taps", stated["taps"])
         stated |= {key: config.get(key) for key in ("parallel", "mask_token_id")}
         made = config | self._facts(where, leaves, Meaning(layout, config, stated, None, {}, {}))
-        if ("embed", "embedding") in leaves:
-            made["vocab_size"] = len(leaves["embed", "embedding"])
         width, ids = leaves["head", "kernel"].shape[1], config.get("draft_ids")
         if ids is None:
             made["vocab_size"] = width
@@ -508,6 +504,8 @@ def _decoder(
     """What tensors and config.json give of a network, with what is its ``own``."""
     facts = {"model_type": kind, **decoder_layers.facts(where, layer, leaves)}
     facts |= {"target_hidden_size": facts["hidden_size"], **own}
+    if ("embed", "embedding") in leaves:
+        facts["vocab_size"] = len(leaves["embed", "embedding"])
     shape, scaling = decoder_layers.decoder(where, facts), facts["rope_scaling"]
     if scaling is not None and shape.rope_scaling is not None:
         original = shape.rope_scaling.original_max_positions

@@ -234,9 +234,6 @@ def _step(
     def flat(x: jax.Array) -> jax.Array:
         return x.reshape(rows * count, *x.shape[2:])
 
-    def each(x: jax.Array) -> jax.Array:
-        return x.reshape(rows, count, *x.shape[1:])
-
     given = (flat(tokens), flat(above.features), flat(above.carry))
     outputs, carries = network.recur(net, params, *given)
     before = block_slots(block, block.tokens.shape[1])
@@ -251,7 +248,7 @@ def _step(
         logits,
         hidden,
         jnp.zeros_like(tokens),
-        each(carries[:, -1]),
+        carries[:, -1].reshape(above.carry.shape),
         k,
         v,
         own.output.reshape(rows, count, size).sum(-1),

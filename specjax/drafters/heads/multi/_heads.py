@@ -20,7 +20,7 @@ from specjax.bound import Bound
 from specjax.declare import key
 from specjax.drafters import _foresee, growth
 from specjax.drafters.files import Given, ends
-from specjax.drafters.growth import Begun, Nodes, Plan, Stepper
+from specjax.drafters.growth import Begun, Nodes, Stepper
 from specjax.drafters.growth.plans import Method
 from specjax.drafters.heads import _along_text, _depth_loss, _prefix
 from specjax.drafters.heads._along_text import Drafts, Texts
@@ -160,19 +160,16 @@ def build(target: LM, heads: Heads, keys: HeadKeys, given: Given) -> Drafter:
         independent=heads.independent,
         lazy=True,
     )
-    training, own = _training(target, heads, plan), given.init_params(heads.name)
-    drafter = growth.build(heads.name, stepper, plan, own, training=training, features=True)
-    return drafter._replace(taps=heads.taps)
-
-
-def _training(target: LM, heads: Heads, plan: Plan) -> Training:
     target = target.with_taps(heads.taps) if heads.taps else target
-    return Training(
+    training = Training(
         loss=Bound(loss, heads, target),
         start=heads.start,
         **_foresee.forecasts(Bound(along, heads, target), plan, ranked=heads.depth),
         facts=heads.facts,
     )
+    own = given.init_params(heads.name)
+    drafter = growth.build(heads.name, stepper, plan, own, training=training, features=True)
+    return drafter._replace(taps=heads.taps)
 
 
 def _init(
