@@ -25,6 +25,7 @@ from specjax.drafters.growth.stepper import (
     fed_to_target,
     lacking,
     next_layout,
+    room,
     step_at_depth,
 )
 
@@ -47,6 +48,7 @@ __all__ = [
     "next_layout",
     "read",
     "rest",
+    "room",
     "step_at_depth",
     "updated",
 ]

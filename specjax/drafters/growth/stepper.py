@@ -130,6 +130,11 @@ def lacking(
     return jnp.clip(end - length, 0, width), own
 
 
+def room(like: Any, places: int) -> Any:
+    """Zeros for so many places like those of ``like``, arrays [B,n,...] or their shapes."""
+    return jax.tree.map(lambda x: jnp.zeros((x.shape[0], places, *x.shape[2:]), x.dtype), like)
+
+
 def next_layout(batch: int, size: int, filled: Array) -> Layout:
     """The layout of a chain's next token, after a block of ``size`` places, the first ones filled.
 
