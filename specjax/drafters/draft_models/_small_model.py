@@ -170,8 +170,13 @@ def init(
 ) -> Any:
     """The cache of the prompt without its pending token, with room for ``room`` tokens more."""
     check_positions(model, slots - nodes)
-    cache = model.init_cache(context.tokens.shape[0], slots + room)
-    return decode.feed(model, params.draft, context.tokens[:, :-1], context.length - 1, cache)[1]
+    return fed(model, params.draft, context, slots + room)
+
+
+def fed(model: LM, params: Params, context: Context, slots: int) -> Any:
+    """A cache of so many slots, with the text without its pending token."""
+    cache = model.init_cache(context.tokens.shape[0], slots)
+    return decode.feed(model, params, context.tokens[:, :-1], context.length - 1, cache)[1]
 
 
 def check_positions(model: LM, longest: int) -> None:
@@ -216,10 +221,8 @@ def _feed(
 
     It begins after those in the cache. Returns the logits f[B,V] after the last, and the cache.
     """
-    slots = cache.length[:, None] + jnp.arange(width)
-    block = jnp.take_along_axis(tokens, slots, axis=1, mode="clip")
-    # 0 in a finished row, whose draft is not used.
-    missing = jnp.clip(end - cache.length, 0, width)
+    # None are missing in a finished row, whose draft is not used.
+    missing, block = growth.lacking(tokens, end, cache.length, width)
     out, own = model.apply(params, block, cache)
     last = jnp.maximum(missing - 1, 0)[:, None, None]
     return jnp.take_along_axis(out.logits, last, axis=1)[:, 0], model.commit(cache, own, missing)

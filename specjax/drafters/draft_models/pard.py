@@ -146,7 +146,11 @@ def _build(target: LM, model: LM, params: Params, mask_id: int, plan: Plan, gaps
     behind = depth + 1  # the pending token, and drafts that were accepted and never fed
     begin = Bound(_begin, model, mask_id, depth, behind)
     stepper = Stepper(begin, growth.step_at_depth, independent=True)
-    training = _training(reader_of(target, model, mask_id), plan)
+    reader = reader_of(target, model, mask_id)
+    training = Training(
+        loss=Bound(_masked_text.loss, reader, depth),
+        **_foresee.forecasts(Bound(_masked_text.along, reader), plan, before=0),
+    )
     own = NAME, model, params, plan, stepper
     return _small_model.build(*own, behind=behind, gaps=gaps, training=training)
 
@@ -165,9 +169,7 @@ def _begin(
     Of the tokens the cache lacks 1 to ``behind``, or none in a finished row; only they are
     committed.
     """
-    slots = cache.length[:, None] + jnp.arange(behind)
-    tokens = jnp.take_along_axis(context.tokens, slots, axis=1, mode="clip")
-    missing = jnp.clip(context.length - cache.length, 0, behind)
+    missing, tokens = growth.lacking(context.tokens, context.length, cache.length, behind)
     masks = jnp.full((len(tokens), depth - 1), mask_id, jnp.int32)
     layout = _masked_text.layout_of_draft(missing, behind, depth - 1)
     out, own = model.apply(params.draft, jnp.concatenate([tokens, masks], 1), cache, layout)
@@ -175,15 +177,6 @@ def _begin(
     path = jnp.broadcast_to(jnp.arange(behind), (len(tokens), behind))
     cache = model.commit(cache, own, missing, path)
     return Begun(logits[:, 0], cache, reads=logits)
-
-
-def _training(reader: Reader, plan: Plan) -> Training:
-    """The training part of a drafter that grows its drafts as ``plan`` describes."""
-    texts = Bound(_masked_text.along, reader)
-    return Training(
-        loss=Bound(_masked_text.loss, reader, plan.growth.depth),
-        **_foresee.forecasts(texts, plan, before=0),
-    )
 
 
 def reader_of(target: LM, model: LM, mask_id: int) -> Reader:

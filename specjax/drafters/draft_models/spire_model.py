@@ -131,9 +131,8 @@ def zeros(
     layers: int, batch: int, heads: int, slots: int, width: int, dtype, sinks: int, window: int
 ) -> SparseCache:
     """An empty cache for texts of ``slots`` tokens; it has at most ``sinks + window`` slots."""
-    shape = (batch, heads, min(slots, sinks + window), width)
-    k, v = (tuple(jnp.zeros(shape, dtype) for _ in range(layers)) for _ in range(2))
-    return SparseCache(k, v, jnp.zeros((batch,), jnp.int32), sinks)
+    plain = kv.zeros(layers, batch, heads, min(slots, sinks + window), width, dtype)
+    return SparseCache(plain.k, plain.v, plain.length, sinks)
 
 
 def positions(cache: SparseCache) -> Array:

@@ -23,7 +23,9 @@ from specjax.drafters.growth.stepper import (
     Stepper,
     at,
     fed_to_target,
+    lacking,
     next_layout,
+    room,
     step_at_depth,
 )
 
@@ -42,9 +44,11 @@ __all__ = [
     "draw",
     "family",
     "fed_to_target",
+    "lacking",
     "next_layout",
     "read",
     "rest",
+    "room",
     "step_at_depth",
     "updated",
 ]

@@ -163,13 +163,7 @@ def _empty(setup: _Setup, params: ModelParams, context: Context, kept: Any, fed:
 
     # Only the shapes are needed.
     root, like = tree.shapes(one)
-    places = fed if root is None else fed + 1
-    return jax.tree.map(lambda x: jnp.zeros((batch, places, *x.shape[2:]), x.dtype), like)
-
-
-def _room(places: int, memory: Array) -> Array:
-    """Zeros for so many places like that of ``memory`` [B,1,...]."""
-    return jnp.zeros((memory.shape[0], places, *memory.shape[2:]), memory.dtype)
+    return growing.room(like, fed if root is None else fed + 1)
 
 
 def _propose(
@@ -187,7 +181,7 @@ def _propose(
     elif setup.is_chain and stepper.looped and growth.nodes > 1:
         room = state.block
         if room is None and begun.memory is not None:
-            room = jax.tree.map(Bound(_room, growth.nodes), begun.memory)
+            room = growing.room(begun.memory, growth.nodes)
         elif room is None:
             room = _empty(setup, params, context, state.kept, growth.nodes - 1)
         draft, block, rows = grow_chain(job, rows, growth.nodes, growth.how, room)
@@ -294,7 +288,7 @@ def _begin(job: Job, rows: Rows, gamma: int, siblings: str, block: Any) -> _Carr
     start = jnp.zeros((job.batch, 1), growing.dtype_of(logits))
     sure = growing.confidence(job, job.begun.memory, 1)
     one, rows = _next(job, siblings, 0, logits, rows, (start, start), sure)
-    empty = jax.tree.map(lambda x: jnp.zeros((x.shape[0], gamma, *x.shape[2:]), x.dtype), one)
+    empty = growing.room(one, gamma)
     return _Carry(tree.put(empty, one, 0), block, rows, _after(job, (start, start), logits, one))
 
 

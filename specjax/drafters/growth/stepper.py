@@ -117,6 +117,24 @@ def fed_to_target(values: Any, verdict: Verdict) -> Any:
     return tree.take(values, places, jnp.arange(places.shape[1]) < verdict.count[:, None])
 
 
+def lacking(
+    tokens: Array, end: Array, length: Array, width: int, shift: int = 0
+) -> tuple[Array, Array]:
+    """What a cache of ``length`` i32[B] slots lacks of the first ``end`` i32[B], at most ``width``.
+
+    (How many slots, i32[B]; the tokens i32[B,width] of the next slots, of which slot t has the one
+    at t + shift of the texts ``tokens`` i32[B,S].)
+    """
+    places = length[:, None] + shift + jnp.arange(width)
+    own = jnp.take_along_axis(tokens, places, axis=1, mode="clip")
+    return jnp.clip(end - length, 0, width), own
+
+
+def room(like: Any, places: int) -> Any:
+    """Zeros for so many places like those of ``like``, arrays [B,n,...] or their shapes."""
+    return jax.tree.map(lambda x: jnp.zeros((x.shape[0], places, *x.shape[2:]), x.dtype), like)
+
+
 def next_layout(batch: int, size: int, filled: Array) -> Layout:
     """The layout of a chain's next token, after a block of ``size`` places, the first ones filled.
 

@@ -86,6 +86,11 @@ def layout_of(batch: Batch) -> Layout:
     return tree.chain_layout(rows, size - 1) if segments is None else tree.segments(segments)
 
 
+def among_first(count: int, batch: Batch) -> Array:
+    """bool[B,T]: the first ``count`` places of each document."""
+    return layout_of(batch).depth < count
+
+
 def layout_behind(text: Layout, places: Array, steps: Array, among: Array) -> Layout:
     """The layout of T entries of a text, and R entries behind the entries ``places`` i32[B,R].
 

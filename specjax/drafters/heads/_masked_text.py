@@ -93,16 +93,13 @@ def loss(
     rows, size = read.logits.shape[:2]
     shares = [max(keys.keep**d, keys.floor) for d in range(1, depth)]
     masks = random_masks(key, rows, size, shares)
-    logits, here = _masked(reader, pair, read, masks), _columns_of(masks, depth)
+    logits = _masked(reader, pair, read, masks)
+    # The masks of each depth from 1.
+    here = [np.flatnonzero(masks.depths == d) for d in range(1, depth)]
     every = _drafts(reader, batch, read, [read.logits, *(logits[:, each] for each in here)])
     drafts = every._replace(places=(None, *(masks.places[:, each] for each in here)))
     number = every.number_of_labels(depth)
     return _depth_loss.loss(drafts, keys, depth, number, remat=False)
-
-
-def _columns_of(masks: Masks, depth: int) -> list[np.ndarray]:
-    """The masks of each depth from 1."""
-    return [np.flatnonzero(masks.depths == d) for d in range(1, depth)]
 
 
 def _drafts(reader: Reader, batch: Batch, read: Read, logits: list[Array]) -> Drafts:

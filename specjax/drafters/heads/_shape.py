@@ -96,17 +96,16 @@ def check_leaves(name: str, wanted: dict[Any, Any], has: dict[Any, Any]) -> None
 
 def taps_of(value: Any) -> tuple[int, ...]:
     """The layers that the key ``taps`` names: "1,5,9" or a sequence; (): not given."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    wrong = f"taps is {value!r}; give the numbers of layers, from 0, as 1,5,9"
     if isinstance(value, str):
         try:
             value = [int(part) for part in value.split(",")] if value.strip() else []
         except ValueError:
-            raise UserError(
-                f"taps is {value!r}; give the numbers of layers, from 0, as 1,5,9"
-            ) from None
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
+            raise UserError(wrong) from None
     if not isinstance(value, Sequence):
-        raise UserError(f"taps is {value!r}; give the numbers of layers, from 0, as 1,5,9")
+        raise UserError(wrong)
     taps = tuple(whole("taps", tap, 0) for tap in value)
     if len(set(taps)) < len(taps):
         raise UserError(f"taps are {list(taps)}; each layer may be named once")

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from specjax import decode, outcome, sampling, step, tree
+from specjax import outcome, sampling, step, tree
 from specjax.bound import Bound
 from specjax.drafters.draft_models import _small_model
 from specjax.drafters.growth import Drafted
@@ -371,9 +371,8 @@ def _begin(
     target_out: Output,
     slots: int,
 ) -> Any:
-    own, batch = params(given), context.length.shape[0]
-    cache = models[0].init_cache(batch, slots + sum(rooms))
-    cache = decode.feed(models[0], own, context.tokens[:, :-1], context.length - 1, cache)[1]
+    own = params(given)
+    cache = _small_model.fed(models[0], own, context, slots + sum(rooms))
     for lower, room in zip(models, rooms, strict=False):
         cache = overlay.open_on(lower, own, cache, room)
     return cache

@@ -24,6 +24,7 @@ from specjax import declare, decode, rng, sampling, tree
 from specjax.bound import Bound
 from specjax.declare import key
 from specjax.drafters import none
+from specjax.drafters.draft_models import _small_model
 from specjax.drafters.nested import _stages
 from specjax.drafters.nested._stages import Stages
 from specjax.errors import UserError
@@ -165,20 +166,13 @@ def _greedy_text(target: LM, params: ModelParams, context, slots: int) -> Array:
     """i32[B,slots]: the text and the target's greedy continuation of it."""
     batch, width = context.tokens.shape
     tokens = jnp.pad(context.tokens, ((0, 0), (0, slots + 1 - width)), constant_values=-1)
-    cache = decode.feed(
-        target,
-        params.target,
-        context.tokens[:, :-1],
-        context.length - 1,
-        target.init_cache(batch, slots),
-    )[1]
     state = DecodeState(
         tokens=tokens,
         length=context.length,
         limit=jnp.full((batch,), slots, jnp.int32),
         done=context.length >= slots,
         failed=jnp.full((batch,), -1, jnp.int32),
-        cache=cache,
+        cache=_small_model.fed(target, params.target, context, slots),
         draft=(),
         # Greedy decoding does not draw from them.
         keys=rng.row_keys(0, batch),

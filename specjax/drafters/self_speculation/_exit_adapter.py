@@ -96,11 +96,6 @@ class _Module(nnx.Module):
 MODULE = Module(_Module)
 
 
-def leaves(shape: Shape) -> Params:
-    """The shapes of the parameters, a plain dict of ``jax.ShapeDtypeStruct``."""
-    return MODULE.leaves(shape)
-
-
 def init_cache(adapter: Adapter, batch: int, slots: int, dtype: Any) -> KVCache:
     """The cache of the layer."""
     return _prefix.init_cache(adapter.shape.config, dtype, 1, batch, slots)

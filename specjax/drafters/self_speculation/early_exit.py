@@ -95,7 +95,7 @@ def kind_of(params: Params) -> str:
 
 def _check_leaves(shape: Shape, params: Params) -> None:
     """Raises UserError unless ``params`` have exactly the leaves of an adapter of this shape."""
-    wanted = jax.tree.map(jnp.shape, _exit_adapter.leaves(shape))
+    wanted = jax.tree.map(jnp.shape, _exit_adapter.MODULE.leaves(shape))
     if shape.trained and wanted != jax.tree.map(jnp.shape, params):
         raise UserError(
             f"the parameters are not those of an adapter {shape.kind!r} of early_exit; give the "

@@ -70,8 +70,7 @@ def make(target: LM, keys: Keys) -> Drafter:
             target whose cache has no keys and values to choose from, a shape that does not fit.
     """
     plan = growth.read(Method("magicdec", shapes.chain(GAMMA), "iid", target.vocab_size), keys)
-    own = {"sinks": keys.sinks, "window": keys.window, "queries": keys.queries, "pool": keys.pool}
-    own |= {"chunk": keys.chunk, "refresh": keys.refresh}
+    own = {setting: getattr(keys, setting) for view in VIEWS.values() for setting in view}
     chosen = view_of(keys.view, target, keys.budget, plan.growth.depth + 1, **own)
     drafter = _own_cache.build("magicdec", with_view(target, chosen), plan)
     return drafter._replace(history=drafter.history or chosen.history)

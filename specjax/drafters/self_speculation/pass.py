@@ -35,7 +35,7 @@ from specjax.declare import key
 from specjax.drafters import _foresee, files, growth
 from specjax.drafters.files import Ends, Given
 from specjax.drafters.files.codec import Codec, Rule
-from specjax.drafters.growth import KINDS, Begun, Fixed, Nodes, Plan, Stepper
+from specjax.drafters.growth import KINDS, Begun, Fixed, Plan, Stepper
 from specjax.drafters.growth.plans import Method
 from specjax.drafters.heads import _along_text, _depth_loss
 from specjax.drafters.heads._along_text import PLACES, Drafts, Texts
@@ -166,20 +166,19 @@ def _build(setup: Setup, keys: HeadKeys, given: Given) -> Drafter:
     stepper = Stepper(
         init=Bound(_init, setup) if one else no_state,
         begin=Bound(_begin_behind if one else _begin_with_pass, setup),
-        step=_step,
+        step=growth.step_at_depth,
         commit=Bound(_commit, setup, plan.growth.nodes) if one else same_state,
         independent=True,
     )
-    training, own = _training(setup, plan), given.init_params("pass")
+    along, before = Bound(_along, setup), 2 - setup.calls
+    training = Training(
+        loss=Bound(loss, setup),
+        start=Bound(_start, setup),
+        **_foresee.forecasts(along, plan, before=before, ranked=setup.depth),
+    )
     more = {"training": training, "features": one, "gaps": not one}
-    drafter = growth.build("pass", stepper, plan, own, **more)
+    drafter = growth.build("pass", stepper, plan, given.init_params("pass"), **more)
     return _with_embeddings(setup, drafter, plan) if one else drafter
-
-
-def _step(params: ModelParams, logits: Array, nodes: Nodes, *_: Any) -> tuple[Array, Array]:
-    """``Stepper.step``: the logits f[B,K,V] of all depths were computed before the draft."""
-    own = logits[:, nodes.depth, None]
-    return own, own
 
 
 # Two passes per round.
@@ -270,16 +269,6 @@ def _parents(nodes: int, rows: int) -> np.ndarray:
     """i32[(nodes+1)*rows]: the parents of the embeddings' nodes, which follow the draft's own."""
     place = np.arange((nodes + 1) * rows)
     return np.where(place % rows == 0, place // rows - 1, nodes + place - 1).astype(np.int32)
-
-
-def _training(setup: Setup, plan: Plan) -> Training:
-    """The training part of the drafter."""
-    along, before = Bound(_along, setup), 2 - setup.calls
-    return Training(
-        loss=Bound(loss, setup),
-        start=Bound(_start, setup),
-        **_foresee.forecasts(along, plan, before=before, ranked=setup.depth),
-    )
 
 
 def _start(setup: Setup, target_params: Params, key: Array) -> Params:

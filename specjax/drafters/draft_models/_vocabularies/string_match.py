@@ -160,11 +160,9 @@ def _one(
 
 def _room(setup: _Setup, params: ModelParams, kept: Kept) -> object:
     """A block with room for all tokens of a draft but the last."""
-    batch = kept.cache.length.shape[0]
-    token = jnp.zeros((batch, 1), jnp.int32)
+    token = jnp.zeros((len(kept.cache.length), 1), jnp.int32)
     shapes = tree.shapes(lambda: setup.reader.model.apply(params.draft, token, kept.cache)[1])
-    room = setup.steps - 1
-    return jax.tree.map(lambda x: jnp.zeros((batch, room, *x.shape[2:]), x.dtype), shapes)
+    return growth.room(shapes, setup.steps - 1)
 
 
 def cut(words: Trie, text: Array, size: Array, count: int) -> tuple[Array, Array]:

@@ -33,7 +33,7 @@ from specjax.declare import key
 from specjax.divergences import overlap
 from specjax.drafters import _foresee, files, growth
 from specjax.drafters.files import Given
-from specjax.drafters.growth import Begun, Nodes, Plan, Stepper
+from specjax.drafters.growth import Begun, Nodes, Stepper
 from specjax.drafters.growth.plans import Method
 from specjax.drafters.heads import _along_text, _depth_loss, _prefix, _shape, _vocabulary
 from specjax.drafters.heads._along_text import PLACES, Drafts, Texts
@@ -200,7 +200,8 @@ def _shape_of(target: LM, given: Given, keys: Keys, asked: Keys) -> BlockShape:
     sliding = raw.get("sliding_window") or 0 if SLIDING in (raw.get("layer_types") or ()) else 0
     if given.params is not None and raw:
         keys = given.agree(NAME, keys, window=sliding)
-    masked = given.params is not None and "mask" in given.params
+    stored = given.params or {}
+    masked, sure = "mask" in stored, stored.get("confidence")
     if masked and asked.mask_id is not None:
         raise UserError(
             f"mask_id is {asked.mask_id}, and the given {NAME} has an embedding of its masks; "
@@ -228,24 +229,12 @@ def _shape_of(target: LM, given: Given, keys: Keys, asked: Keys) -> BlockShape:
         plain=plain if gru else 0,
         confidence=keys.confidence,
         mask_id=None if masked else keys.mask_id,
-        head=_own_head(given),
-        sure_of_token=_sure_of_token(given, width),
+        head=stored["head"]["kernel"].shape[1] if "head" in stored else None,
+        # The width of its kernel shows whether it reads the token before.
+        sure_of_token=sure is None or len(sure["kernel"]) != width,
     )
     _check(target, given, shape)
     return shape
-
-
-def _own_head(given: Given) -> int | None:
-    if given.params is None or "head" not in given.params:
-        return None
-    return given.params["head"]["kernel"].shape[1]
-
-
-def _sure_of_token(given: Given, width: int) -> bool:
-    """Whether a confidence reads the token before: by the width of its kernel."""
-    if given.params is None or "confidence" not in given.params:
-        return True
-    return len(given.params["confidence"]["kernel"]) != width
 
 
 def _facts(shape: BlockShape, ids: np.ndarray | None = None) -> tuple[tuple[str, Any], ...]:
@@ -375,6 +364,13 @@ def build(
     accuracy = given.config.get("accuracy")
     method = Method(NAME, chain, "iid", shape.drafted, shape.positions, independent, accuracy)
     plan = growth.read(method, keys)
+    tapped = target.with_taps(shape.taps)
+    training = Training(
+        loss=Bound(loss, net, tapped),
+        start=Bound(network.start, shape),
+        **_foresee.forecasts(Bound(along, net, tapped), plan),
+        facts=facts,
+    )
     stepper = Stepper(
         init=Bound(_init, net),
         begin=Bound(_begin, net, plan.growth.depth),
@@ -390,7 +386,7 @@ def build(
         stepper,
         plan,
         given.init_params(NAME),
-        training=_training(net, target.with_taps(shape.taps), plan, facts),
+        training=training,
         features=True,
     )
     return drafter._replace(taps=shape.taps)
@@ -471,16 +467,6 @@ def _commit(
 
 # The correction's state after a depth, and its confidence f[B,P] there before the sigmoid.
 State = tuple[Array, Array | None]
-
-
-def _training(net: Net, target: LM, plan: Plan, facts: tuple[tuple[str, Any], ...]) -> Training:
-    """The training part of a drafter that grows its drafts as ``plan`` describes."""
-    return Training(
-        loss=Bound(loss, net, target),
-        start=Bound(network.start, net.shape),
-        **_foresee.forecasts(Bound(along, net, target), plan),
-        facts=facts,
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

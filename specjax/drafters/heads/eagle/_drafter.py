@@ -103,16 +103,16 @@ def build(
     """
     size = target.vocab_size if network.ids is None else len(network.ids)
     method = Method(network.name, shape, "top_k", size, accuracy=given.config.get("accuracy"))
-    if network.parallel:
-        chain = shapes.chain(network.parallel)
+    if network.shape.parallel:
+        chain = shapes.chain(network.shape.parallel)
         method = method._replace(
-            tree=chain, siblings="iid", heads=network.parallel, independent=True
+            tree=chain, siblings="iid", heads=network.shape.parallel, independent=True
         )
     plan = growth.read(method, keys)
     depth = plan.growth.depth
     begin = Bound(_begin, network, target.vocab_size)
-    step = Bound(_step if network.modules == 1 else _step_modules, network, target.vocab_size)
-    if network.parallel:
+    step = Bound(_step if network.shape.modules == 1 else _step_modules, network, target.vocab_size)
+    if network.shape.parallel:
         begin = Bound(_begin_parallel, network, target.vocab_size, depth)
         step = growth.step_at_depth
     stepper = Stepper(
@@ -120,8 +120,8 @@ def build(
         begin=begin,
         step=step,
         commit=Bound(_commit, network),
-        looped=network.modules == 1,
-        independent=bool(network.parallel),
+        looped=network.shape.modules == 1,
+        independent=bool(network.shape.parallel),
     )
     drafter = growth.build(
         network.name,
@@ -178,7 +178,7 @@ def _feed(
 ) -> tuple[jax.Array | None, KVBlock]:
     tokens, features = inputs
     fed, block = network.apply(params, tokens, features, cache, module=module)
-    return (None if network.modules == 1 else fed.feature), block
+    return (None if network.shape.modules == 1 else fed.feature), block
 
 
 def _one(out: Output) -> Output:
@@ -196,8 +196,9 @@ def _begin(
     it feeds the same slots, commits 0 of them and keeps ``recycled``. Its draft has no meaning. A
     row whose text has one token cannot draft.
     """
-    cache = kept.cache
-    missing, tokens = _missing(network, context, kept)
+    cache, width = kept.cache, kept.features.shape[1]
+    lacks = context.tokens, context.length - 1, cache.length, width
+    missing, tokens = growth.lacking(*lacks, network.shift)
     fed, slots = network.apply(params, tokens, kept.features, cache)
     last = jnp.maximum(missing - 1, 0)[:, None, None]
     hidden, feature = (jnp.take_along_axis(x, last, 1) for x in fed)
@@ -207,16 +208,8 @@ def _begin(
     recycled = jnp.where((missing > 0)[:, None], feature[:, 0], kept.recycled)
     kept = Kept(cache, kept.features, recycled, context.pending, more)
     # Module k has no slot for the pending token before the text has k + 1 tokens.
-    ready = (cache.length > 0) & (context.length >= network.modules)
+    ready = (cache.length > 0) & (context.length >= network.shape.modules)
     return Begun(logits[:, 0], kept, None, ready)
-
-
-def _missing(network: Network, context: Context, kept: Kept) -> tuple[jax.Array, jax.Array]:
-    """(i32[B] how many slots the cache lacks, i32[B,M+1] their tokens)."""
-    length, width = kept.cache.length, kept.features.shape[1]
-    missing = jnp.clip(context.length - 1 - length, 0, width)
-    places = length[:, None] + network.shift + jnp.arange(width)
-    return missing, jnp.take_along_axis(context.tokens, places, axis=1, mode="clip")
 
 
 def _begin_parallel(
@@ -232,7 +225,8 @@ def _begin_parallel(
     Only the slots of the text are committed.
     """
     (batch, width, size), masks = kept.features.shape, depth - 1
-    missing, tokens = _missing(network, context, kept)
+    lacks = context.tokens, context.length - 1, kept.cache.length, width
+    missing, tokens = growth.lacking(*lacks, network.shift)
     ids = jnp.full((batch, masks), network.shape.mask_id, tokens.dtype)
     unknown = network.masked(params).astype(kept.features.dtype)
     unknown = jnp.broadcast_to(unknown, (batch, masks, size))
@@ -305,7 +299,7 @@ def _init_modules(
     slot. ``like`` [B,D] are zeros.
     """
     result, batch = [], len(like)
-    for module in range(1, network.modules):
+    for module in range(1, network.shape.modules):
         cache, before = network.init_cache(batch, slots), jnp.zeros_like(like)
         if outputs is not None:
             size = outputs.shape[1]
@@ -343,11 +337,11 @@ def _begin_modules(
         newest = jnp.take_along_axis(outputs, missing[:, None, None], 1)[:, 0]
         start = (own.cache.length - length + 1)[:, None] + jnp.arange(width)
         features = jnp.take_along_axis(outputs, start[..., None], 1, mode="clip")
-        places = own.cache.length[:, None] + module + network.shift + jnp.arange(width)
-        tokens = jnp.take_along_axis(context.tokens, places, axis=1, mode="clip")
+        length, ahead = own.cache.length, module + network.shift
+        lacks = context.tokens, context.length - 1 - module, length, width
+        missing, tokens = growth.lacking(*lacks, ahead)
         fed, slots = network.apply(params, tokens, features, own.cache, module=module)
-        length, fresh = own.cache.length, fed.feature
-        missing = jnp.clip(context.length - 1 - module - length, 0, width)
+        fresh = fed.feature
         result.append(LaterModule(kv.commit(own.cache, slots, missing), newest))
     return tuple(result)
 
@@ -364,33 +358,23 @@ def _step_modules(
 
     The modules from min(depth, n - 1) on compute the nodes, and the first of them predicts.
     """
-    depth, count = int(nodes.depth), network.modules
-    predicts, parent = min(depth, count - 1), None
-    if block is not None:
-        parent: ComputedNodes | None = growth.at(block, nodes.parents)
-    slots: list[KVBlock | None] = []
-    outputs: list[jax.Array | None] = []
-    logits = None
-    for module, own in enumerate(kept.more, 1):
-        if module < predicts:
-            slots.append(None)
-            outputs.append(None)
-            continue
-        if parent is None:
+    depth, count, computed = int(nodes.depth), network.shape.modules, []
+    predicts = min(depth, count - 1)
+    above = None if block is None else growth.at(block.outputs, nodes.parents)
+    for module in range(predicts, count):
+        own = kept.more[module - 1]
+        if above is None:
             feature = jnp.broadcast_to(own.before[:, None], (*nodes.tokens.shape, network.width))
         else:
             # The output of the module before, or of the last module itself if it continues.
-            feature = parent.outputs[:, :, (module if depth >= count else module - 1) - 1]
+            feature = above[:, :, (module if depth >= count else module - 1) - 1]
         fed_before = None if block is None else block.slots[module - 1]
-        fed, new = network.apply(
-            params, nodes.tokens, feature, own.cache, nodes.layout, fed_before, module=module
-        )
-        if module == predicts:
-            logits = network.logits(params, fed.hidden)
-        slots.append(new)
-        outputs.append(fed.feature)
-    assert logits is not None and slots[-1] is not None and outputs[-1] is not None
-    zeros = jax.tree.map(jnp.zeros_like, (slots[-1], outputs[-1]))
-    filled = tuple(zeros[0] if each is None else each for each in slots)
-    stacked = jnp.stack([zeros[1] if each is None else each for each in outputs], 2)
-    return _vocabulary.spread(network.ids, logits, vocab_size), ComputedNodes(filled, stacked)
+        given = params, nodes.tokens, feature, own.cache, nodes.layout, fed_before
+        computed.append(network.apply(*given, module=module))
+    logits = network.logits(params, computed[0][0].hidden)
+    pairs = [(slots, fed.feature) for fed, slots in computed]
+    # What a module did not compute is zeros.
+    zeros = jax.tree.map(jnp.zeros_like, pairs[0])
+    slots, outputs = zip(*[zeros] * (predicts - 1), *pairs, strict=True)
+    memory = ComputedNodes(slots, jnp.stack(outputs, 2))
+    return _vocabulary.spread(network.ids, logits, vocab_size), memory

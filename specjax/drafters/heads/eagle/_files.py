@@ -67,33 +67,22 @@ DEPTHS = 8
 DEFAULT_TAPS = 3
 IDS = "eagle_aux_hidden_state_layer_ids"
 _ARCHITECTURES = {
-    "LlamaForCausalLM": "published",
-    "MistralForCausalLM": "published",
-    "Qwen2ForCausalLM": "published",
-    "Qwen3ForCausalLM": "published",
-    "EagleLlamaForCausalLM": "vllm",
-    "Eagle3LlamaForCausalLM": "vllm",
+    **dict.fromkeys(("LlamaForCausalLM", "MistralForCausalLM"), "published"),
+    **dict.fromkeys(("Qwen2ForCausalLM", "Qwen3ForCausalLM"), "published"),
+    **dict.fromkeys(("EagleLlamaForCausalLM", "Eagle3LlamaForCausalLM"), "vllm"),
     "Eagle3Qwen3ForCausalLM": "vllm",
     "LlamaForCausalLMEagle3": "specforge",
-    "Eagle3Speculator": "speculators",
-    "Eagle3DraftModel": "speculators",
-    "PEagleSpeculator": "speculators",
+    **dict.fromkeys(("Eagle3Speculator", "Eagle3DraftModel", "PEagleSpeculator"), "speculators"),
     "PEagleDraftModel": "specforge",
 }
 _METHODS = ("eagle3", "peagle")
 _MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "eagle", "eagle3", "speculators")
 # Keys of ``eagle_config`` with the only value that is read; None: any (they are read elsewhere).
 _EAGLE_CONFIG = {
-    IDS: None,
-    "norm_before_fc": None,
-    "fc_norm": None,
-    "norm_output": None,
-    "norm_before_residual": None,
-    "num_aux_hidden_states": None,
-    "use_aux_hidden_state": True,
-    "use_input_layernorm_in_first_layer": True,
-    "use_last_layernorm": True,
-    "next_layer_regular": True,
+    **dict.fromkeys((IDS, "num_aux_hidden_states", "norm_before_fc", "norm_before_residual")),
+    **dict.fromkeys(("fc_norm", "norm_output")),
+    **dict.fromkeys(("use_aux_hidden_state", "use_input_layernorm_in_first_layer"), True),
+    **dict.fromkeys(("use_last_layernorm", "next_layer_regular"), True),
 }
 # Keys of the top level or of the layers, with the only value that is computed.
 _ONLY: dict[str, Any] = {
@@ -392,8 +381,6 @@ class Eagle(Codec):
 
     def encode(self, layout: str, leaves: Leaves, config: Config, facts: Facts) -> Written:
         made = config | _decoder("the parameters", self.kind, leaves, config, {})
-        if ("embed", "embedding") in leaves:
-            made["vocab_size"] = len(leaves["embed", "embedding"])
         name = "Qwen3ForCausalLM" if made["qk_norm"] else "LlamaForCausalLM"
         flat = {"architectures": [name], **_layer_keys(made), "bias": ("fc", "bias") in leaves}
         own = {OWN: {"kind": self.kind, "layout": layout}}
@@ -445,8 +432,6 @@ class Eagle3(Eagle):
             check_layers(where, "taps", stated["taps"])
         stated |= {key: config.get(key) for key in ("parallel", "mask_token_id")}
         made = config | self._facts(where, leaves, Meaning(layout, config, stated, None, {}, {}))
-        if ("embed", "embedding") in leaves:
-            made["vocab_size"] = len(leaves["embed", "embedding"])
         width, ids = leaves["head", "kernel"].shape[1], config.get("draft_ids")
         if ids is None:
             made["vocab_size"] = width
@@ -519,6 +504,8 @@ def _decoder(
     """What tensors and config.json give of a network, with what is its ``own``."""
     facts = {"model_type": kind, **decoder_layers.facts(where, layer, leaves)}
     facts |= {"target_hidden_size": facts["hidden_size"], **own}
+    if ("embed", "embedding") in leaves:
+        facts["vocab_size"] = len(leaves["embed", "embedding"])
     shape, scaling = decoder_layers.decoder(where, facts), facts["rope_scaling"]
     if scaling is not None and shape.rope_scaling is not None:
         original = shape.rope_scaling.original_max_positions
@@ -545,18 +532,13 @@ def _container(config: Mapping[str, Any], layer: dict[str, Any]) -> dict[str, An
     width, taps = config["target_hidden_size"], config.get("taps")
     tokens = config.get("parallel")
     method = "peagle" if tokens else "eagle3"
-    greedy = {
-        "proposal_type": "greedy",
-        "speculative_tokens": tokens or _SPECULATIVE_TOKENS,
-        "verifier_accept_k": 1,
-        "accept_tolerance": 0.0,
-    }
-    verifier = {"name_or_path": config.get("base_model_name_or_path"), "architectures": []}
+    greedy = {"proposal_type": "greedy", "speculative_tokens": tokens or _SPECULATIVE_TOKENS}
+    greedy |= {"verifier_accept_k": 1, "accept_tolerance": 0.0}
     made = {
         "algorithm": method,
         "proposal_methods": [greedy],
         "default_proposal_method": "greedy",
-        "verifier": verifier,
+        "verifier": {"name_or_path": config.get("base_model_name_or_path"), "architectures": []},
     }
     return {
         "architectures": ["PEagleSpeculator" if tokens else "Eagle3Speculator"],

@@ -61,19 +61,14 @@ def training(
     """
     if network.taps:
         target = target.with_taps(network.taps)
-    texts = Bound(along, network, target)
-    early = Bound(_early, network.modules - 2) if network.modules > 2 else None
+    texts, modules = Bound(along, network, target), network.shape.modules
+    early = Bound(_along_text.among_first, modules - 2) if modules > 2 else None
     return Training(
         loss=Bound(loss, network, target, **(defaults or {})),
         start=Bound(type(network).start, network),
         **_foresee.forecasts(texts, plan, early=early),
         facts=network.facts,
     )
-
-
-def _early(count: int, batch: Batch) -> jax.Array:
-    """bool[B,T]: the first slots of each document, after which not all modules have one."""
-    return _along_text.layout_of(batch).depth < count
 
 
 class Text(NamedTuple):
@@ -103,11 +98,11 @@ def step(
     """
     rows, size = features.shape[:2]
     tokens = _along_text.ahead(text.tokens, number + network.shift, size)
-    module = min(number, network.modules - 1)
+    module = min(number, network.shape.modules - 1)
     again = number - module  # steps of this module that are in ``before``
     layout = tree.columns(text.layout, again) if again else text.layout
     block, which = tree.join(*before[module:]) if again else None, {"module": module}
-    cache, which = network.init_cache(rows, 0), which if network.modules > 1 else {}
+    cache, which = network.init_cache(rows, 0), which if network.shape.modules > 1 else {}
     return network.apply(params, tokens, features, cache, layout, block, **which)
 
 
@@ -269,9 +264,9 @@ def _check(network: Network, target: LM, batch: Batch, keys: LossKeys) -> None:
             f"loss.feature is {keys.feature}, and {network.name} does not predict the "
             "target's features; leave it 0"
         )
-    if keys.steps < network.modules:
+    if keys.steps < network.shape.modules:
         raise UserError(
-            f"loss.steps is {keys.steps}, and {network.name} has {network.modules} modules; "
+            f"loss.steps is {keys.steps}, and {network.name} has {network.shape.modules} modules; "
             "give one step for each, or more"
         )
     width = target.vocab_size if network.ids is None else len(network.ids)

@@ -77,6 +77,7 @@ class Shape:
     shift: int = 1  # see ``Network``
     parallel: int = 0  # P-EAGLE: how many tokens it drafts in one pass; 0: one
     mask_id: int | None = None  # P-EAGLE: the token at places whose token is unknown
+    # Modules in sequence: ``Network.apply`` then takes the number of one, ``module=``.
     modules: ClassVar[int] = 1
     zero_first: ClassVar[bool] = False
 
@@ -223,16 +224,6 @@ class Network(NamedTuple):
     def taps(self) -> tuple[int, ...]:
         """Layers of the target that it reads; (): ``Output.hidden``."""
         return self.shape.taps
-
-    @property
-    def modules(self) -> int:
-        """Modules in sequence: ``apply`` then takes the number of one, ``module=``."""
-        return self.shape.modules
-
-    @property
-    def parallel(self) -> int:
-        """How many tokens it drafts in one pass; 0: one."""
-        return self.shape.parallel
 
     @property
     def shift(self) -> int:

@@ -200,7 +200,7 @@ def _draft_vocabulary(target: LM, given: Given, keys: Keys) -> tuple[np.ndarray 
 def _parallel_training(network: Network, target: LM, plan: Plan) -> Training:
     """The training part of a P-EAGLE network that grows its drafts as ``plan`` describes."""
     reader = reader_of(network, target.with_taps(network.taps))
-    texts, tokens = Bound(_masked_text.along, reader), network.parallel
+    texts, tokens = Bound(_masked_text.along, reader), network.shape.parallel
     return Training(
         loss=Bound(_masked_text.loss, reader, tokens, **PARALLEL),
         start=Bound(Network.start, network),

@@ -181,7 +181,7 @@ class MtpNetwork(Network):
         return MODULE.merge(self.shape, params.draft["modules"][str(number)], self.dtype)
 
     def start(self, target_params: Params, key: jax.Array) -> Params:
-        keys = jax.random.split(key, self.modules)
+        keys = jax.random.split(key, self.shape.modules)
         return {"modules": {str(i): MODULE.new(self.shape, each) for i, each in enumerate(keys)}}
 
 

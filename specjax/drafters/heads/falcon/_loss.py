@@ -61,18 +61,13 @@ class Blocks(NamedTuple):
 
 def training(net: Net, target: LM, plan: Plan, facts: tuple[tuple[str, Any], ...]) -> Training:
     """The training part of a drafter that grows its drafts as ``plan`` describes."""
-    early = Bound(_early, net.block - 1)
+    early = Bound(_along_text.among_first, net.block - 1)
     return Training(
         loss=Bound(loss, net, target),
         start=Bound(network.start, net.shape),
         **_foresee.forecasts(Bound(along, net, target), plan, early=early),
         facts=facts,
     )
-
-
-def _early(count: int, batch: Batch) -> jax.Array:
-    """bool[B,T]: the first slots of each document, after which there is no whole block."""
-    return _along_text.layout_of(batch).depth < count
 
 
 def blocks_of(depth: jax.Array, phase: jax.Array, size: int) -> Blocks:

@@ -205,10 +205,8 @@ def _begin(net: Net, params: ModelParams, context: Context, kept: Kept) -> Begun
     A row that is finished lacks none after a further round, and a round then changes nothing. A row
     whose text has fewer than k + 1 tokens cannot draft.
     """
-    length, width = kept.text.cache.length, kept.features.shape[1]
-    missing = jnp.clip(context.length - 1 - length, 0, width)
-    places = length[:, None] + 1 + jnp.arange(width)
-    tokens = jnp.take_along_axis(context.tokens, places, axis=1, mode="clip")
+    lacks = context.tokens, context.length - 1, kept.text.cache.length, kept.features.shape[1]
+    missing, tokens = growth.lacking(*lacks, shift=1)
     fed = network.feed(net, params, tokens, kept.features, kept.text)
     text = network.commit(kept.text, fed, missing)
     hidden = network.first_block(net, params, text)
@@ -236,9 +234,6 @@ def _step(
     def flat(x: jax.Array) -> jax.Array:
         return x.reshape(rows * count, *x.shape[2:])
 
-    def each(x: jax.Array) -> jax.Array:
-        return x.reshape(rows, count, *x.shape[1:])
-
     given = (flat(tokens), flat(above.features), flat(above.carry))
     outputs, carries = network.recur(net, params, *given)
     before = block_slots(block, block.tokens.shape[1])
@@ -253,7 +248,7 @@ def _step(
         logits,
         hidden,
         jnp.zeros_like(tokens),
-        each(carries[:, -1]),
+        carries[:, -1].reshape(above.carry.shape),
         k,
         v,
         own.output.reshape(rows, count, size).sum(-1),

@@ -20,7 +20,7 @@ from specjax.bound import Bound
 from specjax.declare import key
 from specjax.drafters import _foresee, growth
 from specjax.drafters.files import Given, ends
-from specjax.drafters.growth import Begun, Nodes, Plan, Stepper
+from specjax.drafters.growth import Begun, Nodes, Stepper
 from specjax.drafters.growth.plans import Method
 from specjax.drafters.heads import _along_text, _depth_loss, _prefix
 from specjax.drafters.heads._along_text import Drafts, Texts
@@ -160,19 +160,16 @@ def build(target: LM, heads: Heads, keys: HeadKeys, given: Given) -> Drafter:
         independent=heads.independent,
         lazy=True,
     )
-    training, own = _training(target, heads, plan), given.init_params(heads.name)
-    drafter = growth.build(heads.name, stepper, plan, own, training=training, features=True)
-    return drafter._replace(taps=heads.taps)
-
-
-def _training(target: LM, heads: Heads, plan: Plan) -> Training:
     target = target.with_taps(heads.taps) if heads.taps else target
-    return Training(
+    training = Training(
         loss=Bound(loss, heads, target),
         start=heads.start,
         **_foresee.forecasts(Bound(along, heads, target), plan, ranked=heads.depth),
         facts=heads.facts,
     )
+    own = given.init_params(heads.name)
+    drafter = growth.build(heads.name, stepper, plan, own, training=training, features=True)
+    return drafter._replace(taps=heads.taps)
 
 
 def _init(
@@ -224,19 +221,13 @@ def _commit(
     verdict: Verdict,
     target_out: Output,
 ) -> State:
-    # The last committed token that the target was fed: the pending token or an accepted node, the
-    # one before the newest token.
-    last = jnp.maximum(verdict.count - 1, 0)
-    fed = jnp.pad(verdict.path + 1, ((0, 0), (1, 0)))
-    cache, features = state.cache, heads.read(target_out)
-    if heads.prefix is None:
-        feature = _at(features, jnp.take_along_axis(fed, last[:, None], 1)[:, 0])
-    else:
-        features = jnp.take_along_axis(features, jnp.maximum(fed, 0)[..., None], 1)
+    cache, features = state.cache, growth.fed_to_target(heads.read(target_out), verdict)
+    if heads.prefix is not None:
         features, block = heads.prefix.apply(params, features, cache)
         cache = heads.prefix.commit(cache, block, verdict.count)
-        feature = _at(features, last)
-    alive = verdict.count > 0
+    # The last committed token that the target was fed: the pending token or an accepted node, the
+    # one before the newest token.
+    feature, alive = _at(features, jnp.maximum(verdict.count - 1, 0)), verdict.count > 0
     return State(jnp.where(alive[:, None], feature, state.feature), state.known | alive, cache)
 
 
