@@ -27,7 +27,7 @@ from specjax.bench.passes import Method
 from specjax.bound import Bound
 from specjax.data import recordings
 from specjax.data.recordings import Trace
-from specjax.errors import Unreadable, UserError
+from specjax.errors import UserError
 from specjax.models import hf
 from specjax.models.token_bytes import TokenBytes
 from specjax.rng import RowKeys
@@ -43,6 +43,7 @@ from specjax.types import (
     ModelParams,
     Output,
     Records,
+    Unreadable,
     Verdict,
 )
 

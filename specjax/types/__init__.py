@@ -24,9 +24,10 @@ Invariants (every file may rely on them; tests/test_decode.py and tests/test_ste
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -505,6 +506,29 @@ class Rare(NamedTuple):
     rest: Rest | None = None
     learn: Learn | None = None  # None: it learns nothing
     check_rows: CheckRows | None = None  # None: it takes any number
+
+
+# Without leaves, so it can be part of a pytree. The dataclass has a hash, unlike Mapping.
+@jax.tree_util.register_static  # pyright: ignore[reportArgumentType]
+@dataclasses.dataclass(frozen=True)
+class Unreadable(Mapping):
+    """Takes the place of weights or a cache that a drafter must not read.
+
+    Every access raises UserError with the message.
+    """
+
+    message: str
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise UserError(self.message)
+
+    __getitem__ = __iter__ = __len__ = _refuse
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # Python and JAX ask for names with underscores.
+        if name.startswith("_"):
+            raise AttributeError(name)
+        self._refuse()
 
 
 def no_params(key: Any) -> Params:

@@ -13,10 +13,20 @@ import jax.numpy as jnp
 from specjax import drafters, rng, tree
 from specjax.bound import Bound
 from specjax.drafters.growth import stepper
-from specjax.errors import Unreadable, UserError
+from specjax.errors import UserError
 from specjax.registry import keys_of
 from specjax.rng import RowKeys
-from specjax.types import LM, Array, Context, Draft, Drafter, ModelParams, Output, Params
+from specjax.types import (
+    LM,
+    Array,
+    Context,
+    Draft,
+    Drafter,
+    ModelParams,
+    Output,
+    Params,
+    Unreadable,
+)
 
 Stages = Mapping[str, Mapping[str, Any] | Drafter] | Sequence[Drafter]
 
