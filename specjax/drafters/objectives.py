@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from specjax import declare, drafters
 from specjax.types import LM, Params
 
-Keys = Mapping[str, Any]
+Values = Mapping[str, Any]
 
 
 class Distilled(NamedTuple):
@@ -26,17 +26,17 @@ class Distilled(NamedTuple):
     # between the probs of both models.
     drafter: Callable[[LM, Any], dict[str, Any]] | None = None
     # (keys of the drafter) -> further keys of the model's config.json. None: there are none.
-    facts: Callable[[Keys], dict[str, Any]] | None = None
+    facts: Callable[[Values], dict[str, Any]] | None = None
 
 
 class Pretrained(NamedTuple):
     """How objective pretrain trains heads of a method together with their target."""
 
-    loss: Keys  # keys of their loss without which its labels would not be the text
+    loss: Values  # keys of their loss without which its labels would not be the text
     allowed: tuple[str, ...]  # the keys of their loss that fit labels from the text
     # (target, key, keys of the drafter) -> their first parameters beside a random target. None:
     # those of ``Training.start``.
-    first: Callable[[LM, Any, Keys], Params] | None = None
+    first: Callable[[LM, Any, Values], Params] | None = None
 
 
 def distilled(name: str) -> Distilled | None:
