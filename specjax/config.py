@@ -47,7 +47,8 @@ def _free(keys: type[declare.Keys] | None, values: Mapping[str, Any]) -> Config:
     if keys is None:
         return values if isinstance(values, ConfigDict) else ConfigDict(values)
     result = group(keys, list(values), **values)
-    for name, value in values.items():
+    # References keep the types of keys without a value.
+    for name, value in ConfigDict(values).items(preserve_field_references=True):
         if name not in result:
             result[name] = value
     return result

@@ -14,7 +14,7 @@ from head_cases import silu, softmax
 
 
 class Plain(NamedTuple):
-    """A draft network as arrays; ``params`` are those of ``drafters.heads._network``."""
+    """A draft network as arrays; ``params`` are those of ``drafters.heads.eagle._network``."""
 
     params: dict
     head_dim: int

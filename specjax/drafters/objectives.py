@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 from specjax import declare, drafters
 from specjax.types import LM, Params
 
-Values = Mapping[str, Any]
-
 
 class Distilled(NamedTuple):
     """How objective distill trains the draft model of a method."""
@@ -26,17 +24,17 @@ class Distilled(NamedTuple):
     # between the probs of both models.
     drafter: Callable[[LM, Any], dict[str, Any]] | None = None
     # (keys of the drafter) -> further keys of the model's config.json. None: there are none.
-    facts: Callable[[Values], dict[str, Any]] | None = None
+    facts: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
 
 
 class Pretrained(NamedTuple):
     """How objective pretrain trains heads of a method together with their target."""
 
-    loss: Values  # keys of their loss without which its labels would not be the text
+    loss: Mapping[str, Any]  # keys of their loss without which its labels would not be the text
     allowed: tuple[str, ...]  # the keys of their loss that fit labels from the text
     # (target, key, keys of the drafter) -> their first parameters beside a random target. None:
     # those of ``Training.start``.
-    first: Callable[[LM, Any, Values], Params] | None = None
+    first: Callable[[LM, Any, Mapping[str, Any]], Params] | None = None
 
 
 def distilled(name: str) -> Distilled | None:

@@ -240,11 +240,14 @@ def _check_training(stage: Stage, results: Mapping[str, Config]) -> None:
 
 
 def _check_loss(config: Config) -> None:
-    from specjax.train import objectives
+    """Raises UserError for a key that the loss of a model does not have."""
+    from specjax.train import layer_skip, objectives
     from specjax.train.recipes import common
 
+    if given(config.get("drafter")):
+        return  # the loss is that of the method
     if config.objective == "pretrain":
-        common.check_loss_keys(config.loss, (), "pretrain")
+        common.loss_keys(layer_skip.layer_skip_loss, config.loss, "pretrain")
     elif config.objective == "distill":
         models = stand_ins.target(), stand_ins.target()
         common.make_loss(objectives.distill_loss, config.loss, "distill", *models)

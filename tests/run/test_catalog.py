@@ -9,7 +9,7 @@ import pytest
 from commandline import BENCH, ROOT
 
 from specjax import accept, control, declare, drafters, run
-from specjax.run import catalog, dispatch, settings
+from specjax.run import catalog, command_line, dispatch, settings
 from specjax.train import settings as training
 
 
@@ -65,6 +65,21 @@ def test_what_an_explanation_says(capsys):
 def test_an_unknown_name_is_one_line(capsys, name, message):
     status, out, err = call(capsys, f"--explain={name}")
     assert (status, out) == (2, "") and message in err and err.count("\n") == 1
+
+
+def test_keys_of_a_trained_drafter_keep_their_types():
+    """A key that a configuration leaves out is given on the command line, and has its type."""
+    for file, key, value in (
+        ("early_exit", "exit_layer", 2),
+        ("pard", "mask_id", 5),
+        ("mtp_pretrain", "gamma", 2),
+        ("mtp_pretrain", "weight", "0.3"),
+        ("eagle3", "norm_output", True),
+        ("self_generate", "model", "runs/draft"),
+    ):
+        given = f"--config.drafter.{key}={value}"
+        config, _ = command_line.parse(["specjax", f"--config=configs/{file}.py", given])
+        assert config.drafter[key] == value and type(config.drafter[key]) is type(value)
 
 
 def test_the_list_starts_no_backend():

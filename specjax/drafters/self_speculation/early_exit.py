@@ -349,7 +349,7 @@ def both_logits(
 
 
 def logits_of(adapter: Adapter, params: ModelParams, batch: Batch) -> Array:
-    """The first of ``both``."""
+    """The first of ``both_logits``."""
     return logits(adapter, params, batch.tokens[:, :-1], _along_text.segments_of(batch))
 
 

@@ -107,7 +107,7 @@ def _check_pretrain(config: Config) -> None:
             "config.tokenizer and config.target are both given; "
             "a draft model has its target's tokenizer, leave config.tokenizer out"
         )
-    if config.examine.prompts and not config.target and not config.drafter:
+    if config.examine.prompts and not config.target and not given(config.drafter):
         raise UserError(
             "config.examine.prompts needs a target to draft for; give config.target, or leave it 0"
         )

@@ -62,7 +62,7 @@ def prepare(config: Config, workdir: Path) -> Prepared:
     examine = None if target is None else examined.draft_model(config, target, model, material)
     loss, batches = objectives.pretrain_loss(model), material.batches
     plain = None
-    if config.loss and not config.drafter:
+    if config.loss and not given(config.drafter):
         sizes = model, shape, config.train.steps, config.train.remat
         make = layer_skip.layer_skip_loss
         plain, loss = loss, common.make_loss(make, config.loss, "pretrain", *sizes)
@@ -77,7 +77,7 @@ def prepare(config: Config, workdir: Path) -> Prepared:
         held_out_loss=plain,
     )
     save = common.saver(workdir, hf.save, shape, tokenizer=tokenizer)
-    if config.drafter:
+    if given(config.drafter):
         own = model._replace(vocabulary=hf.fingerprint(tokenizer))
         made = hf.Loaded(own, task.params, shape, tokenizer, str(workdir / "model"))
         task, save = _joined(config, task, save, made, material)
@@ -99,9 +99,8 @@ def _check_heads(config: Config) -> None:
             "config.target is given too; leave config.target out (objective heads trains beside a "
             "target)"
         )
-    for key in ("model", "params"):
-        if config.drafter.get(key) is not None:
-            raise UserError(f"config.drafter.{key} is for finished heads; leave it out")
+    if config.drafter.get("model") is not None:
+        raise UserError("config.drafter.model is for finished heads; leave it out")
     if (weight := config.drafter.get("weight")) is not None:
         with_heads.parse("config.drafter.weight", weight)
 
