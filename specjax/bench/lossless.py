@@ -125,9 +125,16 @@ def _compare(target, draft_probs, params, context):
 
 def _by_pieces(function, parts, size: int):
     """``function`` of arrays [B,T,...], ``size`` places at a time; it returns arrays [B,T]."""
-    places = jax.tree.map(lambda x: x.swapaxes(0, 1)[:, :, None], parts)  # [T,B,1,...]
-    done = jax.lax.map(function, places, batch_size=size)
-    return jax.tree.map(lambda x: x[..., 0].swapaxes(0, 1), done)
+    length = jax.tree.leaves(parts)[0].shape[1]
+    whole = length // size
+    cut = lambda x: x[:, : whole * size].reshape(x.shape[0], whole, size, *x.shape[2:])  # noqa: E731
+    pieces = jax.tree.map(lambda x: cut(x).swapaxes(0, 1), parts)
+    done = jax.lax.map(function, pieces)
+    done = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(x.shape[1], whole * size), done)
+    if whole * size == length:
+        return done
+    rest = function(jax.tree.map(lambda x: x[:, whole * size :], parts))
+    return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), done, rest)
 
 
 def _fields(probs, draft, following):

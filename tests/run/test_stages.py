@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 
 import jax
@@ -10,6 +11,7 @@ from commandline import BENCH, ROOT
 
 from specjax.bench import methods
 from specjax.bench.methods import MethodChoice
+from specjax.errors import UserError
 from specjax.run import build, dispatch, settings, stand_ins, workdirs
 
 QUICKSTART, TREES, LOOKAHEAD, ESCALATE = (
@@ -199,3 +201,15 @@ def test_what_is_needed():
     needed, skipped = dispatch.planned(config, workdirs.Path("runs/x"))
     assert [stage.name for stage in needed] == ["target"]
     assert [stage.name for stage in skipped] == ["draft"]
+
+
+@pytest.mark.parametrize("file", ["pard", "spire", "mtp_pretrain", "layer_skip", "distill"])
+def test_the_loss_of_a_stage_is_that_of_what_it_trains(file):
+    """The keys of its own configuration are taken; a plain draft model has no exits."""
+    config = importlib.import_module(f"configs.{file}").get_config()
+    dispatch._check_loss(config)
+    if file == "distill":
+        with config.unlocked():
+            config.loss.exits = 1.0
+        with pytest.raises(UserError, match="config.loss.exits is not a key of the loss of"):
+            dispatch._check_loss(config)
