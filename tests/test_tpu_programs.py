@@ -152,8 +152,9 @@ def test_the_text_of_a_compiled_program():
 @pytest.mark.parametrize(
     "shape", [(1, 1, 8), (3, 1, 8), (1, 5, 8), (2, 16, 8), (4, 8), (2, 2, 1, 8)]
 )
-def test_short_blocks_in_tiles(shape):
-    """On TPUs at least 8 rows are computed; the result is that of the rows alone."""
+@pytest.mark.parametrize("fewest", [2, 8])
+def test_short_blocks_with_further_rows(shape, fewest):
+    """At least so many rows are computed; the result is that of the rows alone."""
     rows = []
 
     def product(x):
@@ -162,23 +163,25 @@ def test_short_blocks_in_tiles(shape):
 
     weight = jnp.asarray(np.random.default_rng(0).integers(-9, 9, (8, 4)), jnp.float32)
     x = jnp.asarray(np.random.default_rng(1).integers(-9, 9, shape), jnp.float32)
-    np.testing.assert_array_equal(layers._in_tiles(product, x), x @ weight)
-    assert rows[0] >= 8
+    np.testing.assert_array_equal(layers._with_rows(product, fewest, x), x @ weight)
+    assert rows[0] >= fewest
     np.testing.assert_array_equal(layers.product(product, x), x @ weight)
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_short_blocks_change_programs_for_tpus_only(monkeypatch, ahead):
-    monkeypatch.setattr(layers, "_ahead", ahead)
+@pytest.mark.parametrize("ahead", [(), ("tpu",), ("cuda",), ("tpu", "cuda")])
+@pytest.mark.parametrize("tokens", [1, 2, 5])
+def test_short_blocks_change_programs_for_named_platforms_only(monkeypatch, ahead, tokens):
+    """One row gets a second one on NVIDIA GPUs, every short block 8 rows on TPUs."""
+    monkeypatch.setattr(layers, "_ahead", {*ahead})
 
     def text(platform):
         function = jax.jit(lambda x, w: layers.product(lambda x: x @ w, x))
-        traced = function.trace(jnp.ones((1, 1, 8)), jnp.ones((8, 4)))
+        traced = function.trace(jnp.ones((1, tokens, 8)), jnp.ones((8, 4)))
         return traced.lower(lowering_platforms=(platform,)).as_text()
 
-    for platform in ("cpu", "cuda"):
-        assert "pad" not in text(platform) and "barrier" not in text(platform)
-    assert ("pad" in text("tpu") and "barrier" in text("tpu")) == ahead
+    changed = {"cpu": False, "tpu": "tpu" in ahead, "cuda": "cuda" in ahead and tokens == 1}
+    for platform, expected in changed.items():
+        assert ("pad" in text(platform) and "barrier" in text(platform)) == expected
 
 
 @pytest.mark.fast

@@ -138,7 +138,7 @@ def unfit(section: str, backend: str, tiny: bool) -> str | None:
     return None
 
 
-def run(args: argparse.Namespace, result: dict, write: Callable[[], None]) -> None:
+def run(args: argparse.Namespace, earlier: dict, result: dict, write: Callable[[], None]) -> None:
     """Runs all tasks within the time limit; adds the sections to ``result`` and writes it."""
     end = time.perf_counter() + 60 * args.minutes
     chosen = []
@@ -165,8 +165,10 @@ def run(args: argparse.Namespace, result: dict, write: Callable[[], None]) -> No
         print(f"{seconds}; {why}" if why else seconds, flush=True)
         write()
         try:
-            add_shares(result)
-            paper.add(result, scale(args.tiny).models)
+            both = merged(earlier, result)  # with the rows themselves, not with copies of them
+            add_shares(both)
+            paper.add(both, scale(args.tiny).models)
+            result["datasheet"] = both["datasheet"]
         except Exception as error:  # what was measured is kept, whatever is predicted
             traceback.print_exc()
             name = f"predictions after {task}"
@@ -311,7 +313,7 @@ def main(argv: Sequence[str]) -> None:
         if out is not None:
             write_json(out, merged(earlier, result))
 
-    run(args, result, write)
+    run(args, earlier, result, write)
     print(tables(merged(earlier, result)))
 
 

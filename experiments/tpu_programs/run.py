@@ -162,7 +162,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--only", nargs="+", default=[""], help="parts of names of programs")
     args = parser.parse_args(argv)
     stopwatch = Stopwatch(keep=args.busy == "keep")
-    layers.compile_ahead_for_tpu()
+    layers.compile_ahead_for("tpu")
     size = programs.small() if args.small else Size()
     rows = []
     for case in cases(size, args.chips):

@@ -4,8 +4,9 @@ The shape in which a product with weights is computed is chosen here for each ba
 decoding have few rows: one to a few tokens of each text. XLA:CPU is fastest with such a block as it
 is. XLA:TPU makes a loop of multiplications and sums of a product with one row, and transposes some
 weights for products with few rows in three axes; both are slower than one matrix product over a
-whole tile of 8 rows (``experiments/tpu_programs``). XLA:GPU is slower with one row than with two
-(``experiments/accelerator``); nothing is done about it yet.
+whole tile of 8 rows (``experiments/tpu_programs``). XLA:GPU multiplies one row with a weight
+elementwise, writes the products to memory and adds them in another kernel; with two rows it is one
+matrix product, which reads the weight once (``experiments/accelerator``).
 
 Sources of the norms: RMSNorm (1910.07467), LayerNorm (1607.06450), Gemma (2403.08295).
 """
@@ -27,35 +28,40 @@ from specjax.types import Params
 
 # Blocks of at most this many tokens per text are short.
 TOKENS = 16
-# Rows of a tile of a TPU's vector memory.
-TILE = 8
-_ahead = False
+# By platform: fewest rows of a product with a short block. 8 is a tile of a TPU's vector memory.
+ROWS = {"tpu": 8, "cuda": 2}
+_ahead: set[str] = set()
 
 
-def compile_ahead_for_tpu() -> None:
-    """From now on programs are traced for TPUs too, where this process has none.
+def compile_ahead_for(platform: str) -> None:
+    """From now on programs are traced for "tpu" or "cuda" too, also without such a device.
 
-    For compiling ahead of time; call it before anything is traced. Every product is then traced
-    twice, which takes twice as long.
+    For compiling ahead of time; call it before anything is traced. Products of short blocks are
+    then traced twice, which takes twice as long.
     """
-    global _ahead
-    _ahead = True
+    _ahead.add(platform)
 
 
-def for_tpu() -> bool:
-    """Whether programs may be compiled for a TPU."""
-    return _ahead or jax.default_backend() == "tpu"
+def compiled_for(platform: str) -> bool:
+    """Whether programs may be compiled for "tpu" or "cuda"."""
+    return platform in _ahead or jax.default_backend() == platform.replace("cuda", "gpu")
 
 
 def product(compute: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
     """``compute(x)`` for x [...,T,E], a linear map of the last axis: [...,T,F].
 
-    Where the program is compiled for a TPU, a short block is computed as [1,R,E] with R >= 8: rows
-    of zeros are added and their results dropped. Other platforms' programs do not change.
+    Where the program is compiled for a TPU, a short block is computed as [1,R,E] with R >= 8, and
+    for an NVIDIA GPU, one row as [1,2,E]: rows of zeros are added and their results dropped. Other
+    platforms' programs do not change.
     """
-    if x.ndim < 2 or x.shape[-2] > TOKENS or not for_tpu():
+    if x.ndim < 2 or x.shape[-2] > TOKENS:
         return compute(x)
-    return jax.lax.platform_dependent(x, tpu=lambda x: _in_tiles(compute, x), default=compute)
+    forms = {}
+    if compiled_for("tpu"):
+        forms["tpu"] = functools.partial(_with_rows, compute, ROWS["tpu"])
+    if compiled_for("cuda") and math.prod(x.shape[:-1]) < ROWS["cuda"]:
+        forms["cuda"] = functools.partial(_with_rows, compute, ROWS["cuda"])
+    return jax.lax.platform_dependent(x, default=compute, **forms) if forms else compute(x)
 
 
 def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -68,9 +74,9 @@ def affine(params: Params, x: jax.Array) -> jax.Array:
     return matmul(x, params["kernel"]) + params["bias"]
 
 
-def _in_tiles(compute: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+def _with_rows(compute: Callable[[jax.Array], jax.Array], rows: int, x: jax.Array) -> jax.Array:
     *batch, size, width = x.shape
-    more = max(0, -(-TILE // max(1, math.prod(batch))) - size)
+    more = max(0, -(-rows // max(1, math.prod(batch))) - size)
     padded = jnp.pad(x, [(0, 0)] * len(batch) + [(0, more), (0, 0)])
     # Without the barriers the compiler removes the rows of zeros.
     flat = jax.lax.optimization_barrier(padded.reshape(1, -1, width))
@@ -162,7 +168,7 @@ def in_float32(logits: jax.Array) -> jax.Array:
     mesh = jax.sharding.get_abstract_mesh()
     axes = zip(mesh.axis_types, mesh.axis_sizes, strict=True)
     parts = math.prod(size for kind, size in axes if kind == AxisType.Auto)
-    if parts > 1 and not (for_tpu() and logits.shape[-1] % (parts * LANES)):
+    if parts > 1 and not (compiled_for("tpu") and logits.shape[-1] % (parts * LANES)):
         free = [PartitionSpec.UNCONSTRAINED] * (logits.ndim - 1)
         logits = jax.lax.with_sharding_constraint(logits, PartitionSpec(*free, None))
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
