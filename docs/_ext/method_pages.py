@@ -9,6 +9,7 @@ from types import ModuleType
 from source_text import docstring
 
 from specjax import accept, control, declare, drafters, references, registry
+from specjax.drafters.files import head_files
 from specjax.drafters.shared_keys import HeadKeys
 from specjax.report import columns
 from specjax.run import stand_ins
@@ -29,6 +30,7 @@ def parts() -> dict[str, str]:
     parts["choosing"] = choosing()
     parts["rules_table"] = rules_table()
     parts["definitions"] = definitions()
+    parts["drafters_with_files"] = drafters_with_files()
     return parts
 
 
@@ -149,6 +151,12 @@ def choosing() -> str:
                 f"| {rule} |"
             )
     return "\n".join(lines)
+
+
+def drafters_with_files() -> str:
+    """The drafters whose parameters are stored under names of their own."""
+    links = [f"[`{name}`](#drafter-{name})" for name in sorted(head_files.kinds())]
+    return f"Drafters with files of their own: {', '.join(links)}."
 
 
 def definitions() -> str:

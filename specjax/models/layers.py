@@ -56,11 +56,13 @@ def product(compute: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Arra
     """
     if x.ndim < 2 or x.shape[-2] > TOKENS:
         return compute(x)
-    forms = {}
-    if compiled_for("tpu"):
-        forms["tpu"] = functools.partial(_with_rows, compute, ROWS["tpu"])
-    if compiled_for("cuda") and math.prod(x.shape[:-1]) < ROWS["cuda"]:
-        forms["cuda"] = functools.partial(_with_rows, compute, ROWS["cuda"])
+    forms = {
+        platform: functools.partial(_with_rows, compute, platform)
+        for platform in ("tpu", "cuda")
+        if compiled_for(platform)
+        # On TPUs blocks with enough rows change too: they become one block.
+        and (platform == "tpu" or math.prod(x.shape[:-1]) < ROWS[platform])
+    }
     return jax.lax.platform_dependent(x, default=compute, **forms) if forms else compute(x)
 
 
@@ -74,13 +76,15 @@ def affine(params: Params, x: jax.Array) -> jax.Array:
     return matmul(x, params["kernel"]) + params["bias"]
 
 
-def _with_rows(compute: Callable[[jax.Array], jax.Array], rows: int, x: jax.Array) -> jax.Array:
+def _with_rows(compute: Callable[[jax.Array], jax.Array], platform: str, x: jax.Array) -> jax.Array:
     *batch, size, width = x.shape
-    more = max(0, -(-rows // max(1, math.prod(batch))) - size)
+    more = max(0, -(-ROWS[platform] // max(1, math.prod(batch))) - size)
     padded = jnp.pad(x, [(0, 0)] * len(batch) + [(0, more), (0, 0)])
-    # Without the barriers the compiler removes the rows of zeros.
+    # Without the barriers the compiler may remove the rows of zeros. XLA:GPU does not need the
+    # second one, and fuses what follows with the product.
     flat = jax.lax.optimization_barrier(padded.reshape(1, -1, width))
-    out = jax.lax.optimization_barrier(compute(flat))
+    out = compute(flat)
+    out = jax.lax.optimization_barrier(out) if platform == "tpu" else out
     return out.reshape(*batch, size + more, -1)[..., :size, :]
 
 
