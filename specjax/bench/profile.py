@@ -90,7 +90,7 @@ def measure(
         if confidences:
             own = own._replace(heats=_heats(job, make, lengths[-1]))
         found.setdefault(rows, {})[greedy] = own
-    # What was measured for one kind only stands for both.
+    # If only greedy or only sampled rounds were measured, both kinds get the same costs.
     either = {size: next(iter(kinds.values())) for size, kinds in found.items()}
     return {
         size: Costs(lengths, kinds.get(True, either[size]), kinds.get(False, either[size]))

@@ -338,7 +338,7 @@ def _open(
 def _caught_up(
     system: System, params: ModelParams, context: Context, cache: overlay.OverlayCache
 ) -> overlay.OverlayCache:
-    """The overlay with all tokens before the pending one; a loop without a turn if none lacks."""
+    """The overlay after it was fed all tokens before the pending one that it does not have yet."""
     width = min(system.lag, CHUNK)
     if not width:
         return cache

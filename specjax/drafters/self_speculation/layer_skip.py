@@ -62,7 +62,7 @@ EXPLORE = 0.3
 
 
 class State(struct.PyTreeNode):
-    """What a row knows of the sets."""
+    """Of each row: the set in use, and the measured rounds and tokens of all sets."""
 
     choice: Array  # i32[B] the set of the next draft
     rounds: Array  # f32[B,n] rounds with each set

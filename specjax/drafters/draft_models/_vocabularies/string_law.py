@@ -137,7 +137,7 @@ def _layout(setup: _Setup, earlier: Array, size: Array, pieces: int) -> tree.Lay
     depth = jnp.concatenate([position, total[:, None] + setup.depth], 1)
     old = filled.shape[1] - pieces
     chain = np.concatenate([np.ones((pieces, old), bool), np.tri(pieces, dtype=bool)], 1)
-    # A place that is not filled sees itself: its output is not used.
+    # A row of the mask must not be empty: an unused place attends to itself; nothing reads it.
     itself = np.concatenate([np.zeros((pieces, old), bool), np.eye(pieces, dtype=bool)], 1)
     first = jnp.concatenate(
         [filled[:, None] & chain | itself, jnp.zeros((batch, pieces, count), bool)], 2
