@@ -5,13 +5,12 @@ python -m specjax.convert_heads SOURCE DESTINATION --kind=eagle3 --layout=specul
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,13 +18,8 @@ import numpy as np
 from specjax.drafters.files import codec as codecs
 from specjax.drafters.files import head_files
 from specjax.drafters.files.codec import Codec
-from specjax.errors import UserError
+from specjax.errors import Parser, UserError
 from specjax.models import hf
-
-_USAGE = (
-    "python -m specjax.convert_heads SOURCE DESTINATION --kind=KIND [--layout=LAYOUT] "
-    "[--norm_output=true|false] [--base_model=NAME]"
-)
 
 
 def convert(
@@ -90,13 +84,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; usage: {_USAGE}")
-
-
-def _parser() -> _Parser:
-    parser = _Parser(prog="python -m specjax.convert_heads", description=__doc__)
+def _parser() -> Parser:
+    parser = Parser(prog="python -m specjax.convert_heads", description=__doc__)
     parser.add_argument("source", help="a directory of heads, or a trained run's workdir")
     parser.add_argument("destination", help="a new directory, or one of heads, which is replaced")
     parser.add_argument("--kind", required=True, choices=tuple(_layouts()))

@@ -59,7 +59,7 @@ def speculative_step(
     eos_id: EosId = None,
     verify_widths: Widths = None,
 ) -> tuple[DecodeState, StepInfo]:
-    """One round. Pure: a drafter may run it with a smaller target.
+    """One round, a pure function; drafters inside a drafter call its parts.
 
     Rows that are done are frozen: they emit no token and no length changes. The output law has the
     lossless class of ``accept`` (L1: exactly the target's), given that ``Draft.probs`` are the
@@ -102,7 +102,7 @@ def propose(
     """The draft of a round and the drafter's new state.
 
     Nodes are invalid if their id is outside the vocabulary (a foreign table or text). In finished
-    rows all nodes are: their verdict is discarded, and no loop of a rule should wait for it.
+    rows all nodes are invalid: their verdict is not used, and the loops of a rule end at once.
     """
     draft, draft_state = drafter.propose(params, keys, context_of(state), state.draft)
     tree.check_draft(drafter, draft, target.vocab_size)
@@ -125,8 +125,8 @@ def verify(
 ) -> tuple[DecodeState, StepInfo]:
     """The rest of a round: the target's pass, the verdict and its cut, and the commit.
 
-    ``state.draft`` is the drafter's state after its proposal. ``empty``: whether no node of the
-    draft is valid, known before the round.
+    ``state.draft`` is the drafter's state after its proposal. ``empty``, static: the draft has
+    no valid node, so only the width 1 is compiled.
     """
     sizes = (1,) if empty else tree.widths(drafter, verify_widths)
     fixed = _Round(target, drafter, accept, keys, eos_id)
@@ -179,7 +179,7 @@ def decide(
 
 
 class _Round(NamedTuple):
-    """What all widths of a round share; no arrays but those of ``keys`` and ``eos_id``."""
+    """The arguments that are equal for all widths; static except ``keys`` and ``eos_id``."""
 
     target: LM
     drafter: Drafter
@@ -268,8 +268,8 @@ def _finish(
 ) -> tuple[DecodeState, StepInfo]:
     """Commits the accepted tokens: to the target's cache and to the text.
 
-    A drafter that does not read the target's output is updated here, once for all widths: a cache
-    in its state would be copied by the conditional over the widths.
+    A drafter that does not read the target's output is updated here, outside of the conditional
+    over the widths, where XLA would copy a cache in its state.
     """
     target, verdict = fixed.target, judged.verdict
     draft_state = judged.draft_state

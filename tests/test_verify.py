@@ -107,6 +107,30 @@ def test_every_rule_gives_the_same_text_at_every_width(rule):
     np.testing.assert_array_equal(whole.tokens, state.tokens)
 
 
+@pytest.mark.parametrize(
+    ("control", "expected"),
+    [
+        ("fixed:3", (1, 4)),
+        ("fixed:20", (1, 9)),  # longer than the drafter's own drafts
+        ("goodput:most=6", (1, 2, 3, 4, 5, 7)),
+        ("bandit:most=4", (1, 2, 3, 4, 5)),
+        ("heuristic:3", (1, 2, 4, 9)),  # any length
+    ],
+)
+def test_widths_of_a_controller(control, expected):
+    """Chains verify what the controller can choose; a tree's levels have several nodes."""
+    keys = {"model": target(), "control": control}
+    assert tree.widths(drafters.make("draft_model", target(), gamma=8, **keys)) == expected
+    trees = drafters.make("draft_tree", target(), tree="2x2x1x1", **keys)
+    assert tree.widths(trees)[-1] == trees.nodes + 1
+    # A match of a lookup may be shorter than the controller allows.
+    looked = set(tree.widths(drafters.make("prompt_lookup", target(), gamma=8, control=control)))
+    assert {*expected} <= looked and max(looked) == max(expected)
+    # Drafts with further nodes, which the target must be fed.
+    further = drafters.make("draft_model", target(), gamma=8, **keys)._replace(nodes=12, depth=8)
+    assert tree.widths(further)[-1] == 13
+
+
 def test_widths():
     short = drafters.make("prompt_lookup", target(), gamma=5)
     long = drafters.make("prompt_lookup", target(), gamma=10)
@@ -114,7 +138,7 @@ def test_widths():
     assert tree.widths(short) == (1, 2, 3, 6)
     assert tree.widths(long) == (1, 2, 5, 11)
     assert tree.widths(tall) == (1, 5, 17, 65)
-    unsure = drafters.make("prompt_lookup", target(), gamma=5, control="fixed:3")
+    unsure = drafters.make("prompt_lookup", target(), gamma=5, control="heuristic:3")
     assert tree.widths(unsure) == tree.widths(short._replace(adaptive=True)) == (1, 2, 3, 6)
     assert tree.widths(short, (1, 5, 11)) == (1, 5, 6)
     assert tree.widths(none.make(target())) == (1,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Iterable
 from types import ModuleType
 
 from source_text import docstring
@@ -12,7 +13,7 @@ from specjax import accept, control, declare, drafters, references, registry
 from specjax.drafters.files import head_files
 from specjax.drafters.shared_keys import HeadKeys
 from specjax.report import columns
-from specjax.run import stand_ins
+from specjax.run import catalog, stand_ins
 from specjax.types import CHAIN, DETERMINISTIC, Drafter
 
 FAMILIES = ("lookup", "parallel", "draft_models", "heads", "self_speculation", "nested")
@@ -61,7 +62,8 @@ def drafter_section(name: str) -> str:
         f"(drafter-{name})=\n## `{name}`",
         eval_rst(docstring(module)),
         "\n".join(facts),
-        key_table(module),
+        key_table(keys(module).values()),
+        key_table(catalog.loss_keys(name), "loss."),
         bibtex(module),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -77,7 +79,7 @@ def rule_section(name: str) -> str:
         eval_rst(docstring(module)),
         f"- Class: {rule.lossless_class}. It takes drafts with siblings {kinds}.\n"
         f"- File: `specjax/accept/{name}.py`.",
-        key_table(module),
+        key_table(keys(module).values()),
         bibtex(module),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -91,7 +93,7 @@ def controller_section(name: str) -> str:
         f"(controller-{name})=\n## `{name}`",
         eval_rst(docstring(module)),
         eval_rst(docstring(module.make)[:1]),
-        key_table(module),
+        key_table(keys(module).values()),
         f'As a key of a drafter: `control="{name}:{numbers}"`.',
         bibtex(module),
     ]
@@ -186,12 +188,17 @@ def rules_table() -> str:
     return "\n".join(lines)
 
 
-def key_table(module: ModuleType) -> str:
-    """The keys of a method as a MyST table, the shared ones last; "" if there are none."""
+def key_table(declared: Iterable[declare.Key], prefix: str = "") -> str:
+    """Keys as a MyST table, the shared ones last; "" if there are none."""
     lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
-    for key in keys(module).values():
+    for key in declared:
         default = "needed" if key.required else f"`{key.default!r}`"
-        cells = [f"`{key.name}`", f"`{key.annotation}`", default, key.facts.help.replace("``", "`")]
+        cells = [
+            f"`{prefix}{key.name}`",
+            f"`{key.annotation}`",
+            default,
+            key.facts.help.replace("``", "`"),
+        ]
         lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
     return "\n".join(lines) if len(lines) > 2 else ""
 

@@ -101,6 +101,11 @@ def measure(
 def _measured(job: Job, make: Callable[..., Method], lengths: tuple[int, ...]) -> RoundCosts:
     """One cell. The drafter is compiled once: the length is a number in its state."""
     method = make(f"fixed:{lengths[-1]}")
+    if job.verify_widths is None and method.drafter.rare.lengths:
+        # A controller that chooses from these lengths verifies the same widths.
+        of_all = method.drafter.rare.lengths + lengths
+        with_all = method.drafter.rare._replace(lengths=of_all)
+        method = method._replace(drafter=method.drafter._replace(rare=with_all))
     first = next(batches(job))
     state = jax.block_until_ready(begin(job, method.drafter, method.params, *first))
     lookup = isinstance(state.draft, _limited.State)

@@ -78,6 +78,7 @@ def make(keys: Keys) -> Controller:
         update=Bound(_update, known, keys),
         limit=Bound(_limit, known),
         check_rows=costs_lib.check_rows(known),
+        lengths=costs_lib.lengths(known),
     )
 
 

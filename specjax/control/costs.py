@@ -177,6 +177,11 @@ def known_of(known: Costs | Profile, batch: int) -> Costs:
     return known.near(batch) if isinstance(known, Profile) else known
 
 
+def lengths(known: Costs | Profile) -> tuple[int, ...]:
+    """The draft lengths of these costs, which are those of every batch size."""
+    return (next(iter(known.batches.values())) if isinstance(known, Profile) else known).lengths
+
+
 def check_rows(known: Costs | Profile) -> Callable[[int], None] | None:
     """``Controller.check_rows`` of these costs."""
     return Bound(Profile.check, known) if isinstance(known, Profile) else None

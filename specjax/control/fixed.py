@@ -45,6 +45,7 @@ def make(keys: Keys) -> Controller:
         limit=_levels,
         init=Bound(_init, keys.length),
         pause=ENDLESS,
+        lengths=(keys.length,),
     )
 
 

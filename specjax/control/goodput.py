@@ -240,6 +240,7 @@ def of_costs(known: Costs | Profile, keys: Keys) -> Controller:
         within=Bound(_within, setup),
         pause=Lasting(_pause, Bound(_after, setup)),
         check_rows=costs_lib.check_rows(known),
+        lengths=costs_lib.lengths(known),
         shared=True,
     )
 

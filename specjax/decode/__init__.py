@@ -28,8 +28,8 @@ from specjax.step import speculative_step
 from specjax.tree import Widths
 from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams, Records, StepInfo, Verdict
 
-# The buffers of the counts are a multiple of so many rounds long: the limit is data, so another one
-# in the same class runs the same program.
+# The buffers of the counts have a multiple of so many rows. The limit of rounds is a traced value,
+# so all limits that round up to the same multiple run the same program.
 ROUNDS = 64
 
 __all__ = [
@@ -144,7 +144,8 @@ def _generate(
         pair = (target, drafter, accept, params)
         idle = lambda carry: idle_steps(*pair, *carry, most=most, eos_id=eos_id)  # noqa: E731
 
-    # Two loops in a loop: a conditional would copy the caches.
+    # A loop with two inner loops, for rounds without drafts and for full ones. XLA would copy the
+    # caches of a conditional.
     def both(carry):
         rests = lambda carry: resting(rest, carry[0])  # noqa: E731
         carry = jax.lax.while_loop(lambda c: running(c) & rests(c), idle, carry)

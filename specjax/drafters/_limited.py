@@ -66,8 +66,16 @@ def limited(drafter: Drafter, text: str | Controller) -> Drafter:
             learn=drafter.rare.learn and Bound(_learn, drafter.rare.learn),
             rest=growth.rest(controller, Bound(_idle, drafter), lasting),
             check_rows=check_rows([drafter.rare, controller]),
+            lengths=_lengths(drafter, controller),
         ),
     )
+
+
+def _lengths(drafter: Drafter, controller: Controller) -> tuple[int, ...]:
+    """``Rare.lengths``: the controller's, and two between for drafts that may be shorter."""
+    if not controller.lengths or drafter.whole:
+        return controller.lengths
+    return (*controller.lengths, *tree.lengths_between(max(controller.lengths)))
 
 
 def _idle(

@@ -1,4 +1,4 @@
-"""What the layers of decoders and draft networks are made of: linear maps, norms, logits.
+"""Linear maps, norms and logits: the parts of the layers of decoders and draft networks.
 
 The shape in which a product with weights is computed is chosen here for each backend. The blocks of
 decoding have few rows: one to a few tokens of each text. XLA:CPU is fastest with such a block as it
@@ -151,7 +151,7 @@ class Norm(nnx.Module):
         if self.around_one:
             return (y * (1 + self.scale[...].astype(y.dtype))).astype(x.dtype)
         if self.centred:
-            # Rounded once, as PyTorch's LayerNorm is; RMSNorm is rounded before its factor too.
+            # Rounded once, after scale and bias, as in PyTorch; RMSNorm before its scale too.
             scale, bias = (own[...].astype(y.dtype) for own in (self.scale, self.bias))
             return (y * scale + bias).astype(x.dtype)
         return y.astype(x.dtype) * self.scale[...]
@@ -162,12 +162,12 @@ LANES = 128
 
 
 def in_float32(logits: jax.Array) -> jax.Array:
-    """Logits [...,V] in float32 at least; each device that computes them has all.
+    """Logits [...,V] in float32 at least; each device has all logits of its rows.
 
     In a program for a mesh that XLA divides (``jax.set_mesh``, ``jax.sharding.use_abstract_mesh``),
     the vocabulary is gathered once, here. Otherwise each sort, sum and maximum of sampling and
-    acceptance is an exchange of its own. Not on TPUs if a part of the vocabulary is not a whole
-    number of tiles: XLA:TPU then joins the parts slowly, by its own estimate of cycles.
+    acceptance is an exchange of its own. On TPUs it is not gathered if a part of the vocabulary is
+    not a whole number of tiles: XLA:TPU joins such parts slowly, by its own estimate of cycles.
     """
     mesh = jax.sharding.get_abstract_mesh()
     axes = zip(mesh.axis_types, mesh.axis_sizes, strict=True)
@@ -184,7 +184,7 @@ def capped(x: jax.Array, cap: float | None) -> jax.Array:
 
 
 class Module(NamedTuple):
-    """Modules of a kind. They differ in their shape, a static value."""
+    """A constructor of modules, and functions for their parameters; a shape is a static value."""
 
     make: Callable[[Any, Any, nnx.Rngs], Any]  # (shape, dtype, rngs) -> nnx.Module
 
@@ -217,8 +217,8 @@ def _abstract(make: Callable[..., Any], shape: Any, dtype: Any) -> tuple[Any, An
 
 
 def at_least(dtype: Any, params: Params) -> Any:
-    """``dtype``, or float64 for parameters of float64 (exactness tests); None: their own."""
-    leaves = jax.tree.leaves(params)  # none: parameters that must not be read
+    """The dtype of activations: float64 for parameters of float64, else ``dtype``; None: theirs."""
+    leaves = jax.tree.leaves(params)  # none in parameters that must not be read
     stored = leaves[0].dtype if leaves else jnp.dtype(jnp.float32)
     return jnp.dtype(stored if dtype is None or stored == jnp.float64 else dtype)
 

@@ -11,11 +11,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from rich.text import Text
 
-from specjax.errors import UserError
+from specjax.errors import Parser, UserError
 from specjax.report import html, inputs, tables, terminal
 
 HTML = "html"
@@ -30,15 +29,6 @@ FORMATS_OF = {
     "caption": LATEX_ONLY,
     "label": LATEX_ONLY,
 }
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(
-            f"{message}; usage: python -m specjax.report DIR [--trace FILE] [--out FILE] "
-            "[--format csv|latex|markdown [--categories] [--columns A,B] [--caption TEXT] "
-            "[--label NAME]]"
-        )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -67,8 +57,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> _Parser:
-    parser = _Parser("python -m specjax.report", description=__doc__, add_help=True)
+def _parser() -> Parser:
+    parser = Parser("python -m specjax.report", description=__doc__, add_help=True)
     parser.add_argument("results", type=Path, help="the workdir of a bench, or its results.json")
     parser.add_argument(
         "--trace", type=Path, help="the traces; default trace.jsonl beside results.json"

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specjax import accept, control, declare, drafters, references, registry
+from specjax.bound import Bound
 from specjax.config import Config
 from specjax.drafters import objectives
 from specjax.errors import UserError
@@ -129,15 +130,20 @@ def _page(head: str, kind: str, name: str, source: str) -> Group:
     text = inspect.getdoc(module.make) if registry.is_import(name) else None
     text = (text or inspect.cleandoc(module.__doc__ or "")).strip()
     keys = registry.keys_of(module).values()
-    table = keys_table(keys, prefix) if keys else Text("none")
+    tables = [("keys:", keys_table(keys, prefix) if keys else Text("none"))]
+    if kind == "drafter" and (own := loss_keys(name)):
+        tables.append(("keys of its training's loss:", keys_table(own, "config.loss.")))
     facts = [f"{label}: {value}" for label, value in _facts(kind, name).items()]
     return Group(
         Text(head, "bold"),
         Padding(Text(text), (0, 0, 1, 2), expand=False),
         *(Text(fact) for fact in facts),
         Text(f"source: {source}"),
-        Text("keys:"),
-        Padding(table, (0, 0, 1, 2), expand=False),
+        *(
+            part
+            for title, table in tables
+            for part in (Text(title), Padding(table, (0, 0, 1, 2), expand=False))
+        ),
         *map(Text, references.of(module).values()),
     )
 
@@ -177,6 +183,16 @@ def _made(name: str) -> Drafter | None:
         if not registry.is_import(name):
             raise
         return None
+
+
+def loss_keys(name: str) -> list[declare.Key]:
+    """The keys of the loss of a drafter's training, with the drafter's values."""
+    drafter = _made(name)
+    loss = None if drafter is None or drafter.training is None else drafter.training.loss
+    if not isinstance(loss, Bound):
+        return []
+    known = declare.of(loss.func).values() if hasattr(loss.func, "keys") else ()
+    return [each._replace(default=loss.keywords.get(each.name, each.default)) for each in known]
 
 
 def _by_default() -> dict[str, str]:

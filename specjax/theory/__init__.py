@@ -27,7 +27,6 @@ from specjax.theory import (
 from specjax.theory.chain import (
     Verify,
     acceptance_rate,
-    break_even_share,
     divergence,
     expected_tokens,
     expected_tokens_by_depth,
@@ -37,10 +36,7 @@ from specjax.theory.chain import (
     optimal_gamma,
     oracle_tokens,
     overlap,
-    rounds,
     speedup,
-    total_cost,
-    used_share,
     verify_cost,
     walltime_improvement,
 )
@@ -49,7 +45,6 @@ __all__ = [
     "Verify",
     "acceptance",
     "acceptance_rate",
-    "break_even_share",
     "cascade",
     "devices",
     "divergence",
@@ -66,11 +61,8 @@ __all__ = [
     "policies",
     "roofline",
     "round_costs",
-    "rounds",
     "scaling",
     "speedup",
-    "total_cost",
-    "used_share",
     "verify_cost",
     "walltime_improvement",
 ]

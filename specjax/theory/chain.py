@@ -227,43 +227,6 @@ def operations(alpha: Number, gamma: int, c_hat: float) -> Number:
     return work / expected_tokens(alpha, gamma)
 
 
-def used_share(tokens_per_round: float, gamma: int) -> float:
-    """r' = tokens per round / (gamma + 1): the share of verified positions that becomes text."""
-    tokens = checks.cost("tokens_per_round", tokens_per_round)
-    share = tokens / (checks.count("gamma", gamma, 0) + 1)
-    if share > 1 + 1e-9:
-        raise UserError(
-            f"tokens_per_round is {tokens:g}; a round of gamma {gamma} emits at most {gamma + 1}"
-        )
-    return share
-
-
-def rounds(tokens: float, share: float, gamma: int) -> float:
-    """Rounds for a text of ``tokens`` tokens: tokens / (r' (gamma + 1)), r' of ``used_share``."""
-    used = checks.cost("share", checks.one_rate("share", share), positive=True)
-    return checks.cost("tokens", tokens) / (used * (checks.count("gamma", gamma, 0) + 1))
-
-
-def total_cost(
-    tokens: float, share: float, gamma: int, c: float, verify: Verify | None = None
-) -> float:
-    """Cost in target steps of a text of ``tokens`` tokens: rounds * (gamma c + v(gamma + 1)).
-
-    Plain decoding costs ``tokens`` steps.
-    """
-    number = rounds(tokens, share, gamma)
-    return number * (gamma * checks.cost("c", c) + verify_cost(verify, gamma + 1))
-
-
-def break_even_share(gamma: int, c: float, verify: Verify | None = None) -> float:
-    """The r' above which speculation is faster: (gamma c + v(gamma + 1)) / (gamma + 1).
-
-    If the result is above 1, no draft is faster.
-    """
-    gamma = checks.count("gamma", gamma, 0)
-    return (gamma * checks.cost("c", c) + verify_cost(verify, gamma + 1)) / (gamma + 1)
-
-
 def _like(given: Number, values: np.ndarray) -> Number:
     """A float for a number, an array for an array."""
     return values if np.ndim(given) else float(values)  # pyright: ignore[reportReturnType]

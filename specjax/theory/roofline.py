@@ -144,29 +144,6 @@ def parameters(config: TransformerConfig) -> int:
     return total + config.vocab_size * (config.head_bias and not config.tie_embeddings)
 
 
-class Reads(NamedTuple):
-    """Bytes that the target reads per token that a batch emits."""
-
-    weights: float
-    kv: float
-
-
-def reads_per_token(
-    model: Model, batch: int, context: float, tokens_per_round: float = 1.0
-) -> Reads:
-    """Bytes that the target reads per emitted token.
-
-    A pass reads the weights once and each row's cache once, for any number of verified tokens. Both
-    are therefore divided by the tokens per round (1: plain decoding). Leviathan et al. 2023
-    (2211.17192), section 3.4.
-    """
-    tokens = checks.cost("tokens_per_round", tokens_per_round, positive=True)
-    weights = checks.cost("weight_bytes", model.weight_bytes)
-    weights /= checks.count("batch", batch, 1) * tokens
-    kv = checks.cost("kv_bytes", model.kv_bytes) * checks.cost("context", context) / tokens
-    return Reads(weights, kv)
-
-
 def pass_time(
     machine: Machine, model: Model, batch: float, context: float, tokens: int = 1
 ) -> float:

@@ -270,11 +270,19 @@ def check_draft(drafter: Drafter, draft: Draft, vocab: int) -> None:
         )
 
 
-def widths(drafter: Drafter, chosen: Widths = None) -> tuple[int, ...]:
-    """The numbers of tokens that a round may verify, ascending; the last one is nodes + 1.
+def lengths_between(nodes: int) -> tuple[int, int]:
+    """Two numbers of nodes between none and all: drafts that are often not whole verify them."""
+    shares = (1 / nodes, 0.4) if 0 < nodes <= 16 else (1 / 16, 1 / 4)
+    return round(shares[0] * nodes), round(shares[1] * nodes)
 
-    One width if every draft is whole and no nodes are merged. Otherwise 1 (nothing was proposed),
-    nodes + 1 and two sizes between them; with several rows the longest draft decides. With merged
+
+def widths(drafter: Drafter, chosen: Widths = None) -> tuple[int, ...]:
+    """The numbers of tokens that a round may verify, ascending; the last one covers every draft.
+
+    One width, nodes + 1, if every draft is whole and no nodes are merged. For chains whose lengths
+    a controller chooses, 1 and one more than each of them (``Rare.lengths``). Otherwise 1 (nothing
+    was proposed), nodes + 1 and two sizes between them. With several rows the longest draft
+    decides. With merged
     nodes the sizes between are the number of nodes if all models agree, and the middle between that
     and all nodes. Of the widths in ``chosen`` those below nodes + 1 are used, so that one choice
     serves several drafters.
@@ -291,8 +299,10 @@ def widths(drafter: Drafter, chosen: Widths = None) -> tuple[int, ...]:
                 f"the widths to verify are {list(chosen)}; they must be whole numbers >= 1"
             )
         return tuple(sorted({most, *(width for width in chosen if width < most)}))
-    between = (1 / drafter.nodes, 0.4) if 1 < most <= 17 else (1 / 16, 1 / 4)
+    if drafter.rare.lengths and drafter.siblings == CHAIN and drafter.longest == drafter.nodes:
+        return tuple(sorted({1, *(min(1 + length, most) for length in drafter.rare.lengths)}))
+    between = lengths_between(drafter.nodes)
     if drafter.rare.merges > 1:
-        agreed = 1 / drafter.rare.merges
-        between = (agreed, (agreed + 1) / 2)
-    return tuple(sorted({1, most, *(1 + round(share * drafter.nodes) for share in between)}))
+        agreed = drafter.nodes / drafter.rare.merges
+        between = round(agreed), round((agreed + drafter.nodes) / 2)
+    return tuple(sorted({1, most, *(1 + nodes for nodes in between)}))

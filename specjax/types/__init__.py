@@ -506,6 +506,9 @@ class Rare(NamedTuple):
     rest: Rest | None = None
     learn: Learn | None = None  # None: it learns nothing
     check_rows: CheckRows | None = None  # None: it takes any number
+    # The lengths that the longest draft of a round usually has, the largest among them; read where
+    # every node of a draft is a level (``tree.widths``). (): not known.
+    lengths: tuple[int, ...] = ()
 
 
 # Without leaves, so it can be part of a pytree. The dataclass has a hash, unlike Mapping.

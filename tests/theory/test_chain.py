@@ -180,19 +180,6 @@ def test_measured_verification():
         theory.walltime_improvement(0.8, 5, 0.1, {5: 2.0})
 
 
-def test_cost_of_a_text():
-    """1000 tokens at 2 per round with gamma 3: half of the verified positions become text."""
-    share = theory.used_share(2.0, 3)
-    assert share == 0.5 and theory.rounds(1000, share, 3) == 500
-    assert theory.total_cost(1000, share, 3, 0.1) == pytest.approx(500 * 1.3)
-    assert theory.total_cost(1000, share, 3, 0.1, [1, 1, 1, 1.2]) == pytest.approx(500 * 1.5)
-    gain = 1000 / theory.total_cost(1000, share, 3, 0.1)
-    assert gain == pytest.approx(theory.speedup(2.0, 0.3, 1.0))
-    least = theory.break_even_share(3, 0.1)
-    assert least == pytest.approx(1.3 / 4)
-    assert theory.total_cost(1000, least, 3, 0.1) == pytest.approx(1000)
-
-
 # Mistakes.
 
 
@@ -245,13 +232,6 @@ def test_cost_of_a_text():
         (lambda: theory.speedup(2.0, 0.1, 0.0), "verify is 0; it must be positive"),
         (lambda: theory.speedup(2.0, 0.1, 1.0, math.inf), "step is inf"),
         (lambda: theory.speedup(2.0, [0.1], 1.0), "draft has shape (1,); it must be one number"),
-        (
-            lambda: theory.used_share(5.0, 3),
-            "tokens_per_round is 5; a round of gamma 3 emits at most 4",
-        ),
-        (lambda: theory.rounds(10, 0, 3), "share is 0; it must be positive"),
-        (lambda: theory.rounds(10, [0.5], 3), "share has shape (1,)"),
-        (lambda: theory.total_cost(10, 0.5, "3", 0.1), "gamma is '3'"),
         (lambda: theory.overlap([0.5, 0.6], [1, 0]), "the target's distribution sums to 1.1"),
         (lambda: theory.overlap([0.5, 0.5], [1, 0, 0]), "shape (2,) and the draft's (3,)"),
         (lambda: theory.divergence([2.0, -1.0], [1, 0]), "the target's distribution is 2"),

@@ -95,12 +95,6 @@ def test_chips_that_share_a_model_divide_it_and_send():
     assert roofline.sending_time(machine, whole, 8, 5) == 0
 
 
-def test_reads_are_divided_by_the_tokens_of_a_round():
-    model = roofline.Model(100, 200.0, 4.0, 200.0)
-    assert roofline.reads_per_token(model, 2, 50) == (100, 200)
-    assert roofline.reads_per_token(model, 2, 50, 2.5) == (40, 80)
-
-
 def test_pass_time_is_the_longer_of_both():
     machine = roofline.Machine(10.0, 100.0, overhead=1.0)
     model = roofline.Model(0, 200.0, 2.0, 50.0)

@@ -89,6 +89,7 @@ def build(
             # A lazy stepper begins with what it lacks.
             rest=rest(controller, Bound(_idle, setup), stepper.lazy and not features),
             check_rows=controller and controller.check_rows,
+            lengths=() if controller is None else controller.lengths,
         ),
     )
 

@@ -22,14 +22,13 @@ the pass takes as long for every set, and the cost of a set is a share of the we
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,16 +39,10 @@ from specjax.data import progress, recordings
 from specjax.declare import key
 from specjax.drafters.self_speculation import _skip_sets
 from specjax.drafters.self_speculation._skip_sets import ATTENTION, FILE, MLP, Skips, check
-from specjax.errors import UserError
+from specjax.errors import Parser, UserError
 from specjax.models import hf
 from specjax.types import LM, Array, ModelParams, Params, Sublayers
 
-_USAGE = (
-    "python -m specjax.drafters.self_speculation.skip_search TARGET DIR --texts=FILE [--trials=N] "
-    "[--seed=N] "
-    "[--gamma=N] [--temperature=T] [--texts_used=N] [--width=N] [--verify=1,1.1,...] "
-    "[--objective=predicted|measured]"
-)
 OBJECTIVES = ("predicted", "measured")
 # The sizes of growing sets that are tried at most.
 GROWING = 24
@@ -495,13 +488,10 @@ def _times(text: str) -> tuple[float, ...]:
         raise UserError(f"verify is {text!r}; give times in steps, as in '1,1.1,1.2'") from None
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; usage: {_USAGE}")
-
-
-def _parser() -> _Parser:
-    parser = _Parser(prog=_USAGE.partition(" TARGET")[0], description=__doc__)
+def _parser() -> Parser:
+    parser = Parser(
+        prog="python -m specjax.drafters.self_speculation.skip_search", description=__doc__
+    )
     parser.add_argument("target", help="a model directory, a name of the Hub, or a .gguf file")
     parser.add_argument("directory", help=f"where {FILE} is written")
     parser.add_argument("--texts", required=True, help="a recording of the target's outputs")

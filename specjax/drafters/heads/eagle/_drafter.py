@@ -6,20 +6,20 @@ one slot less than the text has tokens, and its newest slot predicts the childre
 token. A draft node is the next slot, with the network's own output at its parent in the place of
 the feature.
 
-A verdict leaves what the target computed for the pending token and the accepted nodes; the next
-round begins by feeding these slots. So the cache is written once in a round, and holds nothing that
-was computed from the network's own outputs or for a rejected node.
+After a verdict the drafter stores the target's features of the pending token and the accepted
+nodes; the next round begins by feeding these slots. So the cache is written once in a round, and
+holds nothing that was computed from the network's own outputs or for a rejected node.
 
-Of several modules in sequence, module k, from 1, reads at slot t the output of module k - 1 at slot
-t and token t + k + 1, and predicts token t + k + 2; its attention reads its own slots up to t
-(DeepSeek-V3, 2412.19437, section 2.2). Each module has a cache of its own, which holds the slots of
-the committed text: one slot less than that of the module before, whose newest output waits for its
-token.
+In a network of several modules in sequence, module k > 0 reads at slot t the output of module k - 1
+at slot t and token t + k + 1, and predicts token t + k + 2; its attention reads its own slots up to
+t (DeepSeek-V3, 2412.19437, section 2.2). Each module has a cache of its own, which holds the slots
+of the committed text: one slot less than that of the module before. The newest output of the module
+before is not in it yet, because the token of its slot is not known.
 
-A draft node of depth d, from 1, is the token of slot t of module 1, of slot t - 1 of module 2, and
-so on, where t is the newest slot of the first module. Its children are predicted by module d, or by
-the last one, which reads its own output from there on. The modules after d compute the node too:
-they attend to it when they predict deeper nodes.
+Modules are numbered from 0. A draft node of depth d (1: a child of the pending token) is in slot t
+of module d, in slot t - 1 of module d + 1, and so on, where t is the newest slot of module 0. Its
+children are predicted by module d, or by the last one, which reads its own output from there on.
+The modules after d compute the node too: they attend to it when they predict deeper nodes.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Kept(struct.PyTreeNode):
 
 
 class Memory(struct.PyTreeNode):
-    """What the children of fed nodes read."""
+    """Tokens, keys, values and outputs of the nodes that are fed: their children read them."""
 
     tokens: jax.Array  # i32[B,P]
     slots: KVBlock
@@ -80,7 +80,7 @@ class Memory(struct.PyTreeNode):
 
 
 class ComputedNodes(struct.PyTreeNode):
-    """What the children of fed nodes read."""
+    """Keys, values and outputs that the modules after the first computed for nodes."""
 
     # Keys and values of each module after the first; zeros where it did not compute the node.
     slots: tuple[KVBlock, ...]
@@ -97,7 +97,8 @@ def build(
 ) -> Drafter:
     """The drafter of a network; ``shape`` is that of a draft without keys.
 
-    Of a parallel network it is a chain of all tokens, drawn from their probabilities. ``training``
+    For a parallel network the default is a chain of all tokens of a pass, each drawn from its own
+    probabilities. ``training``
     makes the training part for drafts of a plan. L1 with a rule that takes its siblings. Raises
     UserError for keys that do not fit.
     """
@@ -182,7 +183,7 @@ def _feed(
 
 
 def _one(out: Output) -> Output:
-    """The output for one token, of the shapes of an output for none."""
+    """Zeros in the shape of an output for one token; ``out`` is an output for 0 tokens."""
     return jax.tree.map(lambda x: jnp.zeros((x.shape[0], 1, *x.shape[2:]), x.dtype), out)
 
 
@@ -191,10 +192,9 @@ def _begin(
 ) -> Begun:
     """Feeds and commits the slots that the cache lacks; the last of them predicts the first nodes.
 
-    A row that is finished gets no new token. If the round in which it ended has left slots that are
-    not fed yet, the next round feeds them; after that it lacks none, and a round changes nothing:
-    it feeds the same slots, commits 0 of them and keeps ``recycled``. Its draft has no meaning. A
-    row whose text has one token cannot draft.
+    In a finished row the next round feeds the slots of the tokens that were accepted last. Later
+    rounds commit 0 slots and keep ``recycled``. The draft of a finished row is not used. A row
+    whose text has one token cannot draft.
     """
     cache, width = kept.cache, kept.features.shape[1]
     lacks = context.tokens, context.length - 1, cache.length, width
@@ -258,7 +258,7 @@ def _step(
     above = jnp.broadcast_to(kept.pending[:, None], tokens.shape)
     feature = jnp.broadcast_to(kept.recycled[:, None], (len(tokens), size, network.width))
     if block is not None:
-        # A choice, not a product: an output that is not finite reaches only its own children.
+        # ``where``, not a product with a mask: 0 * NaN is NaN and would reach other nodes.
         inside, own = jnp.asarray(nodes.parents) >= 0, block.slots
         parent: Memory = growth.at(block, nodes.parents)
         above = jnp.where(inside, parent.tokens, above)

@@ -99,7 +99,7 @@ AMBIGUOUS = "true is plain EAGLE-3 (SpecForge before 2026-09-15)"
 
 
 class Meaning(NamedTuple):
-    """What a config.json says of what no tensor shows."""
+    """The facts of a network that only config.json has: no tensor shows them."""
 
     dialect: str
     layer: dict[str, Any]  # the keys of the decoder layers
@@ -110,7 +110,7 @@ class Meaning(NamedTuple):
 
 
 class _Raw(NamedTuple):
-    """A config.json, by who reads its keys."""
+    """The keys of a config.json, in groups."""
 
     where: object
     dialect: str
@@ -215,7 +215,7 @@ def _layer(where: object, dialect: str, raw: Mapping[str, Any]) -> dict[str, Any
                 f"{where}: transformer_layer_config is {layer!r}; it must be an object with the "
                 "keys of the layers"
             )
-        # The library stores what differs from the defaults of transformers.
+        # The library leaves out keys that have transformers' default values.
         inside = (layer.get("rope_parameters") or {}).get("rope_theta")
         if raw.get("rope_theta") not in (None, layer.get("rope_theta", inside)):
             raise UserError(
@@ -315,7 +315,7 @@ _MADE = {
     *("taps", "draft_ids", "speculators_config", "parallel_drafting", "parallel", OWN),
     *MASK_IDS,
 }
-# How many tokens a program drafts that takes the number from the file.
+# The number of draft tokens in speculators files, for programs that read it there.
 _SPECULATIVE_TOKENS = 5
 
 
@@ -373,7 +373,7 @@ class Eagle(Codec):
         decoder_layers.add_output_biases(leaves)
         layer = _read(where, self.kind, raw).layer
         vocab = sizes.get("V")
-        # Released configs are often wrong; a directory of specjax is not.
+        # Read only if specjax wrote the file: in released ones it is often wrong.
         if vocab is None and OWN in raw and raw.get("vocab_size"):
             vocab = value_of(raw, "vocab_size", int, None, where)
         facts = _decoder(where, self.kind, leaves, layer, {})
@@ -501,7 +501,7 @@ def _layer_keys(config: Mapping[str, Any]) -> dict[str, Any]:
 def _decoder(
     where: object, kind: str, leaves: Leaves, layer: Mapping[str, Any], own: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What tensors and config.json give of a network, with what is its ``own``."""
+    """The facts of a network from its tensors and config.json; those in ``own`` replace them."""
     facts = {"model_type": kind, **decoder_layers.facts(where, layer, leaves)}
     facts |= {"target_hidden_size": facts["hidden_size"], **own}
     if ("embed", "embedding") in leaves:
@@ -528,7 +528,7 @@ def _layer_ids(layout: str, taps: list[int] | None) -> dict[str, Any]:
 
 
 def _container(config: Mapping[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
-    """The keys of the vLLM speculators library. The file has no version: no library wrote it."""
+    """The keys of the vLLM speculators library, without its version: it did not write the file."""
     width, taps = config["target_hidden_size"], config.get("taps")
     tokens = config.get("parallel")
     method = "peagle" if tokens else "eagle3"

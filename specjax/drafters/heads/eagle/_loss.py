@@ -1,6 +1,6 @@
 """The training of draft networks over features: EAGLE-1, HASS, EAGLE-3 and modules in sequence.
 
-A network is trained on its drafts at every place of a text, side by side: the columns. Column t is
+A draft begins at every place of the text, and all drafts are computed in one pass. Column t is
 the draft that begins with token t + 1 pending, where each drafted token is the text's own. Step 0
 feeds slot t with the target's feature of token t. Step j, j from 1, feeds the position t + j with
 token t + j + 1 and what the network computed for the same column in step j - 1. It attends to the
@@ -107,7 +107,7 @@ def step(
 
 
 def along(network: Network, target: LM, params: ModelParams, batch: Batch, depth: int) -> Texts:
-    """``_along_text.Along`` of a network, after its first two arguments."""
+    """With ``network`` and ``target`` bound, an ``_along_text.Along``."""
     out = _along_text.output(target, params.target, batch)
     return _drafts(network, params, batch, out, network.read(params, out)).along(depth)
 
@@ -225,8 +225,8 @@ def loss(
     outside it. Every step is divided by the number of labels of the first (with ``Batch.depths``:
     of all), so that micro-batches add up. Metrics for each depth d from 1: ``agreement_<d>`` and
     ``alpha_<d>``, the acceptance rates at temperature 0 and 1. ``scale`` and ``uniform`` as in
-    ``_depth_loss``; the uniform guess has the feature 0. As labels the target's logits and features
-    are constants, as inputs they are not.
+    ``_depth_loss``; the uniform guess has the feature 0. The labels get no gradient
+    (``stop_gradient``); the same features as inputs of the network do.
 
     Raises:
         UserError: values out of range or without effect, a text that is too short.

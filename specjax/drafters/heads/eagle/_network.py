@@ -1,8 +1,8 @@
 """A small decoder over a target's features: the draft network of EAGLE-1, EAGLE-2 and EAGLE-3.
 
 Slot t of its text reads token t + 1 and the feature of token t, at rotary position t, and predicts
-token t + 2. Where the target has not computed a feature yet, the network's own output at the slot
-before takes its place. So a draft needs no further pass of the target.
+token t + 2. At slots for which the target has no feature yet, the network reads its own output at
+the slot before. So a draft needs no further pass of the target.
 
 EAGLE-1 (Li et al. 2024, 2401.15077, section 4): fc([token ; feature]), then decoder layers of which
 the first has no norm before its attention; the result is the feature of the next token. EAGLE-3
@@ -77,7 +77,7 @@ class Shape:
     shift: int = 1  # see ``Network``
     parallel: int = 0  # P-EAGLE: how many tokens it drafts in one pass; 0: one
     mask_id: int | None = None  # P-EAGLE: the token at places whose token is unknown
-    # Modules in sequence: ``Network.apply`` then takes the number of one, ``module=``.
+    # How many modules in sequence; above 1 ``Network.apply(module=k)`` computes module k.
     modules: ClassVar[int] = 1
     zero_first: ClassVar[bool] = False
 
@@ -118,7 +118,7 @@ class _Wide(Layer):
 
 
 class Layers(nnx.Module):
-    """What both networks share: their layers."""
+    """Decoder layers: the base class of all networks."""
 
     def __init__(self, first: Layer, config: TransformerConfig, dtype, rngs: nnx.Rngs):
         more = {
@@ -180,7 +180,7 @@ class Eagle3(Layers):
         return self.fc(self.input_norm(taps) if self.shape.input_norm else taps)
 
     def masked(self) -> jax.Array:
-        """[D]: what stands for the feature at a mask."""
+        """[D]: the learned feature that is read at a mask."""
         taps = self.mask_hidden[...].reshape(1, 1, len(self.shape.taps), -1)
         return self.read(taps)[0, 0]
 
@@ -307,7 +307,7 @@ def build(
     """
     _shape.check(name, given, MODULE.leaves(shape))
     mask = () if shape.mask_id is None else (("mask_token_id", shape.mask_id),)
-    # Files say nothing of the usual shift.
+    # The default shift is not written into config.json.
     stated = [fact for fact in files.facts(type(keys), shape) if fact != ("shift", 1)]
     facts = (*layer_facts(shape.config), *stated, *mask, *_vocabulary.facts(ids, vocab_size))
     embedded = vocab_size if getattr(keys, "embeddings", False) else 0

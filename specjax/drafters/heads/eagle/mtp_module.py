@@ -1,4 +1,4 @@
-"""Multi-token prediction modules: a decoder layer for each further token, with the target's ends.
+"""Multi-token prediction modules: a decoder layer for each further token.
 
 DeepSeek-V3 (DeepSeek-AI 2024, 2412.19437, section 2.2). Slot t of the first module reads fc([norm
 of the embedding of token t + 1 ; norm of the target's hidden state of token t]) and predicts token
@@ -85,7 +85,8 @@ class Keys(NetworkKeys):
     )
     recycled: str = key(
         "",
-        "which output of a module the next one reads, in the same words",
+        'which output of a module the next one reads: "normed", after its last norm, or "raw"; '
+        '"": as in the files, or "normed"',
         choices=("", "normed", "raw"),
         fact="recycled",
     )
