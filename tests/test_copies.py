@@ -18,8 +18,8 @@ from marks import by_default
 
 from experiments import loops
 from experiments.draft_cost import run as draft_cost
+from experiments.programs import facts, hlo
 from experiments.t5 import run as t5_study
-from experiments.tpu_programs import facts, hlo
 from specjax import accept, decode, outcome, testing
 from specjax.bench import timing
 from specjax.cache import KVCache

@@ -22,13 +22,13 @@ from experiments.long_context import target as long_target_study
 from experiments.mtp_loss import run as mtp_loss_study
 from experiments.online import run as online_study
 from experiments.op_times import run as op_times_study
+from experiments.programs import hlo
 from experiments.real_model import measuring as real_model_measuring
 from experiments.real_model import profiles as real_model_profiles
 from experiments.real_model import run as real_model_study
 from experiments.self_speculation import run as self_speculation_study
 from experiments.system_efficiency import run as system_efficiency_study
 from experiments.t5 import run as t5_study
-from experiments.tpu_programs import hlo
 from experiments.trained_drafters import questions as questions_study
 from experiments.trained_drafters import run as trained_study
 from experiments.tree_search import run as tree_search_study
@@ -163,7 +163,7 @@ def test_committed_results_have_no_times_of_a_busy_machine(path, capsys):
 
 @pytest.mark.fast
 def test_every_study_that_times_looks_at_the_machine():
-    times_nothing = ("vocabularies", "goodput/run.py", "tpu_programs", "mtp_loss", "long_context/t")
+    times_nothing = ("vocabularies", "goodput/run.py", "programs", "mtp_loss", "long_context/t")
     collects = ("benches/run.py", "draft_lengths/run.py")  # other programs have timed
     for path in EXPERIMENTS.glob("*/*.py"):
         text, name = path.read_text(), path.relative_to(EXPERIMENTS).as_posix()

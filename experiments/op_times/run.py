@@ -34,7 +34,7 @@ import jax.numpy as jnp
 
 from experiments import loops
 from experiments.common import GPT2, checked, options, record, start
-from experiments.tpu_programs import hlo
+from experiments.programs import hlo
 from specjax import sampling
 from specjax.bench.timing import commit_none
 from specjax.files import write_json

@@ -4,7 +4,7 @@ The shape in which a product with weights is computed is chosen here for each ba
 decoding have few rows: one to a few tokens of each text. XLA:CPU is fastest with such a block as it
 is. XLA:TPU makes a loop of multiplications and sums of a product with one row, and transposes some
 weights for products with few rows in three axes; both are slower than one matrix product over a
-whole tile of 8 rows (``experiments/tpu_programs``). XLA:GPU multiplies one row with a weight
+whole tile of 8 rows (``experiments/programs``). XLA:GPU multiplies one row with a weight
 elementwise, writes the products to memory and adds them in another kernel; with two rows it is one
 matrix product, which reads the weight once (``experiments/accelerator``).
 

@@ -15,7 +15,7 @@ import pytest
 from flax import nnx
 from marks import by_default
 
-from experiments.tpu_programs import hlo
+from experiments.programs import hlo
 from specjax import accept, decode, drafters, outcome, testing
 from specjax.models import layers, lm, transformer
 from specjax.testing import loop

@@ -10,8 +10,10 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from experiments.tpu_programs import hlo
-from experiments.tpu_programs.hlo import Array, Computation, Instruction, Program
+import numpy as np
+
+from experiments.programs import hlo
+from experiments.programs.hlo import Array, Computation, Instruction, Program
 
 COLLECTIVES = (
     "all-reduce",
@@ -66,11 +68,43 @@ def sums(program: Program, name: str | None = None) -> Sums:
     return total
 
 
-def round_of(program: Program) -> Sums | None:
-    """Bytes and cycles of one round of the main loop, the costliest loop; None: there is none."""
+def main_loop(program: Program) -> str | None:
+    """The name of a round: the body of the loop that moves the most bytes; None: there is none."""
     loops = [each for _, each, looped in hlo.walk(program) if each.opcode == "while" and not looped]
-    rounds = [sums(program, each.called("body")[0]) for each in loops]
-    return max(rounds, key=lambda one: one.read + one.written, default=None)
+
+    def moved(name: str) -> float:
+        one = sums(program, name)
+        return one.read + one.written
+
+    return max((each.called("body")[0] for each in loops), key=moved, default=None)
+
+
+class Launches(NamedTuple):
+    """What a GPU starts one after the other. A conditional or a loop may wait for the host."""
+
+    kernels: int = 0
+    conditionals: int = 0
+    loops: int = 0  # their turns
+
+
+def launches(program: Program, name: str | None = None) -> Launches:
+    """The launches of a computation; by default of the whole program. Loops count as in ``sums``.
+
+    Of the branches of a conditional the one with the most kernels counts.
+    """
+    total, (kernel, conditional, turn) = np.zeros(3, int), np.eye(3, dtype=int)
+    for each in program.computations[name or program.entry].instructions.values():
+        inner = np.array([launches(program, called) for called in hlo.subprograms(each)], int)
+        if each.opcode == "conditional":
+            total += conditional + max(inner.tolist())
+        elif each.opcode == "while":
+            often = each.number("known_trip_count") or 1
+            total += often * (inner.sum(0) + turn)
+        elif len(inner):
+            total += inner.sum(0)
+        elif each.opcode not in _FREE and not each.opcode.endswith("-done"):
+            total += kernel
+    return Launches(*total.tolist())
 
 
 def _cost(program: Program, computation: Computation, each: Instruction) -> Sums:

@@ -1,4 +1,4 @@
-"""The programs of experiments/tpu_programs: what is compiled, for which chips, at which sizes."""
+"""The programs of experiments/programs: what is compiled, for which chips, at which sizes."""
 
 from __future__ import annotations
 
@@ -62,11 +62,12 @@ class Made(NamedTuple):
     loop: bool = False
 
 
+GAMMA = 5  # tokens of a chain
 # Method -> passes of the draft model that are in the text of a round, and the drafter. A chain has
-# one pass before a loop and one inside it.
+# one pass before a loop and one inside it; XLA:GPU states how often the loop turns.
 DRAFTERS: dict[str, tuple[int, Callable[..., Drafter]]] = {
     "plain": (0, lambda target, draft: drafters.make("none", target=target)),
-    "chain": (2, lambda target, draft: _draft("draft_model", target, draft, gamma=5)),
+    "chain": (2, lambda target, draft: _draft("draft_model", target, draft, gamma=GAMMA)),
     "tree": (3, lambda target, draft: _draft("draft_tree", target, draft, tree="4x2x1")),
     "nested": (2, lambda target, draft: _nested(target, draft)),
 }
@@ -75,7 +76,7 @@ DRAFTERS: dict[str, tuple[int, Callable[..., Drafter]]] = {
 HEADS: dict[str, tuple[int, dict[str, int]]] = {
     "medusa": (1, {}),
     "hydra": (1, {}),
-    "eagle": (2, {"gamma": 5}),
+    "eagle": (2, {"gamma": GAMMA}),
 }
 
 
@@ -86,8 +87,8 @@ def _draft(name: str, target: LM, draft: LM, **keys: Any) -> Drafter:
 def _nested(target: LM, draft: LM) -> Drafter:
     """A lookup in the text, and the draft model for rows without a match."""
     stages = [
-        drafters.make("prompt_lookup", target=target, gamma=5),
-        _draft("draft_model", target, draft, gamma=5, gaps=True),
+        drafters.make("prompt_lookup", target=target, gamma=GAMMA),
+        _draft("draft_model", target, draft, gamma=GAMMA, gaps=True),
     ]
     return drafters.make("escalate", target=target, drafters=stages)
 
@@ -216,9 +217,13 @@ def needed(made: Pair, params: ModelParams, state: Any) -> float:
     return nbytes((params.target, state.cache)) + made.passes * drafting
 
 
-def loop(size: Size, device: Any, method: str) -> Made:
-    """The compiled loop over rounds, with one method, for one row."""
+def loop(size: Size, device: Any, method: str, turns: bool = False) -> Made:
+    """The compiled loop over rounds, with one method, for one row.
+
+    ``turns``: whether the turns of the draft's loop are counted.
+    """
     made = pair(method, size)
+    made = made._replace(passes=GAMMA) if turns and made.passes == 2 else made
     state = state_of(made, size, 1)
     stop = jax.eval_shape(lambda: outcome.stop_ids(2))
     params, state, stop = on(device, (made.params, state, stop))

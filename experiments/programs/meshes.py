@@ -1,4 +1,4 @@
-"""The programs of experiments/tpu_programs on several chips."""
+"""The programs of experiments/programs on several chips."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from experiments.tpu_programs import programs
-from experiments.tpu_programs.programs import Made, Pair, Size
+from experiments.programs import programs
+from experiments.programs.programs import Made, Pair, Size
 from specjax import accept, decode, outcome, prompt, sharding
 from specjax.bound import Bound
 from specjax.sharding import decoding, states

@@ -1,4 +1,4 @@
-"""experiments/tpu_programs: its reader on small texts, and the study where libtpu is installed."""
+"""experiments/programs: its reader on small texts, and the study where libtpu is installed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.tpu_programs import facts, hlo
-from experiments.tpu_programs import run as study
+from experiments.programs import facts, hlo
+from experiments.programs import run as study
 from specjax.errors import UserError
 from specjax.models import layers
 
@@ -112,8 +112,8 @@ def test_instructions(program):
 
 @pytest.mark.fast
 def test_bytes_and_cycles_of_a_round(program):
-    part = facts.round_of(program)
-    assert part is not None
+    assert facts.main_loop(program) == "body"
+    part = facts.sums(program, "body")
     # Read: the fetched weight, one row of it, and the cache twice (the copy and the fetch of it).
     assert part.read == WEIGHT + 256 * 2 + 2 * CACHE
     # Written: the float32 weight, the copy, the way back, and one slot.
@@ -125,6 +125,13 @@ def test_bytes_and_cycles_of_a_round(program):
         "body=%body\n", 'body=%body, backend_config={"known_trip_count":{"n":"5"}}\n'
     )
     assert facts.sums(hlo.read(often)).cycles == 5 * 170
+    # Of a round: all that is executed but constants, tuples and ends of transfers.
+    one = facts.launches(program, "body")
+    assert one.conditionals == 1 and one.loops == 0
+    # Around the loop: two copies and an exchange.
+    whole, five = facts.launches(program), facts.launches(hlo.read(often))
+    assert whole == (one.kernels + 3, 1, 1)
+    assert five == (5 * one.kernels + 3, 5, 5)
 
 
 @pytest.mark.fast
@@ -144,7 +151,7 @@ def test_the_text_of_a_compiled_program():
 
     x, w = jnp.ones((4, 64)), jnp.ones((64, 64))
     read = hlo.read(jax.jit(loop).lower(x, w).compile().as_text() or "")
-    assert facts.round_of(read) is not None
+    assert facts.main_loop(read) is not None
     assert facts.collectives(read)["kinds"] == {} and facts.transfers(read) == 0
 
 
@@ -202,7 +209,7 @@ def rows(tmp_path_factory) -> dict[tuple[str, str], dict]:
     out = tmp_path_factory.mktemp("tpu") / "results.json"
     programs = ["pass over", "plain loop, 1 chip", "plain loop, data:4", "chain loop, data:4"]
     programs += ["nested loop"]
-    command = [sys.executable, "experiments/tpu_programs/run.py", "--small", "--chips", "v5e"]
+    command = [sys.executable, "experiments/programs/run.py", "--small", "--chips", "v5e"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     subprocess.run(
         [*command, f"--out={out}", "--only", *programs, "training step, 1 chip"],

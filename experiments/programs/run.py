@@ -1,7 +1,10 @@
-"""Compiles the programs of specjax for TPUs, without a TPU, and reads them.
+"""Compiles the programs of specjax for TPUs and for NVIDIA GPUs, without one, and reads them.
 
     pip install "jax[tpu]==<the version of jax>"
-    JAX_PLATFORMS=cpu PYTHONPATH=. python experiments/tpu_programs/run.py     (about 25 minutes)
+    JAX_PLATFORMS=cpu PYTHONPATH=. python experiments/programs/run.py     (about 25 minutes)
+
+    pip install "jax[cuda12]==<the version of jax>"       (5 GB, in an environment of its own)
+    JAX_PLATFORMS=cpu PYTHONPATH=. python experiments/programs/run.py --gpus h200.txtpb ...
 
 libtpu compiles for a named topology with no device at all. The target has the shape of Llama 3.2
 1B, the draft model 2 layers of width 1024; bfloat16, one row of text, a cache of 2048 tokens. Of
@@ -10,28 +13,36 @@ that one pass or round moves to and from main memory (in multiples of the weight
 must read), collectives, copies of buffers in the shape of a weight or a cache inside loops,
 float32 results in the shape of bfloat16 weights, and transfers to the host.
 
+Of a GPU's executable: the kernels, conditionals and turns of loops of one pass or round, and the
+bytes that it reads and writes. A GPU is described by a file: a GpuTargetConfigProto as text, as in
+``xla/backends/gpu/target_config/specs`` of OpenXLA.
+
 Nothing is run: times on a chip are not known from this. Cycles are the compiler's estimates, of
 computations only: transfers from main memory that run beside them are not in them.
 
-Writes ``results.json`` beside this file. ``--small`` compiles tiny shapes.
+Writes ``results.json`` beside this file: with ``--gpus`` its part "gpus", else all others.
+``--small`` compiles tiny shapes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import topologies
 
-from experiments.common import Stopwatch, checked, options, record
-from experiments.tpu_programs import facts, hlo, meshes, programs
-from experiments.tpu_programs.programs import Made, Size
+from experiments.common import Stopwatch, checked, options, record, without_folder
+from experiments.programs import facts, hlo, meshes, programs
+from experiments.programs.programs import Made, Size
 from specjax.errors import UserError
 from specjax.files import write_json
 from specjax.models import layers
@@ -41,6 +52,7 @@ CHIPS = ("v5e", "v5p", "v6e")
 TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
 LARGE = {"v5e": "v5e:4x4", "v5p": "v5p:2x2x4", "v6e": "v6e:4x4"}
 PASSES = (1, 6, 8, 16)
+PLUGIN = "jax-cuda12-plugin"
 TIMES = frozenset({"compile_seconds"})
 
 
@@ -109,15 +121,67 @@ def _on_meshes(size: Size, chip: str) -> list[Case]:
     ]
 
 
+def gpu(config: Path) -> Any:
+    """A GPU with the target configuration of a file. Raises UserError without CUDA's plugin."""
+    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+    from jax._src import xla_bridge  # jax has no public function for it
+
+    # The plugin registers itself, and cannot start without a driver.
+    with contextlib.suppress(Exception):
+        xla_bridge.discover_pjrt_plugins()
+    more = {"target_config": config.read_text(encoding="utf-8"), "topology": "1x1x1"}
+    try:
+        return topologies.get_topology_desc(config.stem, "cuda", **more).devices[0]
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        raise UserError(
+            f'{config}: {str(error).splitlines()[0]}; pip install "jax[cuda12]=={jax.__version__}"'
+        ) from None
+
+
+def gpu_cases(size: Size, configs: Sequence[Path]) -> list[Case]:
+    """All programs for GPUs."""
+    listed = []
+    for config in configs:
+        one = gpu(config)
+        made = {f"pass over {n}": partial(programs.forward, size, one, n) for n in PASSES}
+        made["plain loop"] = partial(programs.autoregressive, size, one)
+        for name in ("chain", "tree", "nested", *programs.HEADS):
+            made[f"{name} loop"] = partial(programs.loop, size, one, name, turns=True)
+        listed += [Case(name, config.stem, make) for name, make in made.items()]
+    return listed
+
+
+def gpu_row(case: Case) -> dict[str, Any]:
+    """Compiles a program for a GPU; what its executable shows."""
+    began = time.perf_counter()
+    made = case.make()
+    compiled = made.traced.lower(lowering_platforms=("cuda",)).compile()
+    seconds = time.perf_counter() - began
+    program = hlo.read(compiled.as_text())
+    part = facts.main_loop(program) if made.loop else None
+    moved = facts.sums(program, part)
+    return {
+        "program": case.program,
+        "chip": case.chip,
+        "compile_seconds": seconds,
+        "needed_bytes": made.needed,
+        "read_bytes": moved.read,
+        "written_bytes": moved.written,
+        "traffic": (moved.read + moved.written) / made.needed,
+        **facts.launches(program, part)._asdict(),
+        "copies": facts.copies(program, made.shapes)["within_main"],
+        "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
+    }
+
+
 def row(case: Case) -> dict[str, Any]:
-    """Compiles a program; what its executable shows."""
+    """Compiles a program for a TPU; what its executable shows."""
     began = time.perf_counter()
     made = case.make()
     compiled = made.traced.lower(lowering_platforms=("tpu",)).compile()
     seconds = time.perf_counter() - began
     program = hlo.read(compiled.as_text())
-    whole = facts.sums(program)
-    part = (facts.round_of(program) if made.loop else None) or whole
+    part = facts.sums(program, facts.main_loop(program) if made.loop else None)
     memory = compiled.memory_analysis()
     return {
         "program": case.program,
@@ -154,24 +218,42 @@ def line(result: dict[str, Any]) -> str:
     )
 
 
+def gpu_line(result: dict[str, Any]) -> str:
+    """One line of the output."""
+    return (
+        f"{result['program']:14} {result['chip']:12} {result['kernels']:5} kernels  "
+        f"{result['conditionals']} conditionals  {result['loops']} turns of loops  "
+        f"read {result['read_bytes'] / 1e9:5.2f} GB  written {result['written_bytes'] / 1e9:5.2f}  "
+        f"{result['traffic']:5.2f}x traffic  copies {result['copies']}  "
+        f"{result['compile_seconds']:.0f} s"
+    )
+
+
 def main(argv: list[str]) -> None:
     """Entry point."""
     parser = options(__file__, __doc__)
     parser.add_argument("--small", action="store_true", help="tiny shapes, for a test")
     parser.add_argument("--chips", nargs="+", choices=CHIPS, default=CHIPS)
+    parser.add_argument("--gpus", nargs="+", type=Path, default=[], help="files, one for each GPU")
     parser.add_argument("--only", nargs="+", default=[""], help="parts of names of programs")
     args = parser.parse_args(argv)
     stopwatch = Stopwatch(keep=args.busy == "keep")
-    layers.compile_ahead_for("tpu")
+    layers.compile_ahead_for("cuda" if args.gpus else "tpu")
     size = programs.small() if args.small else Size()
+    listed = gpu_cases(size, args.gpus) if args.gpus else cases(size, args.chips)
+    read, spell = (gpu_row, gpu_line) if args.gpus else (row, line)
+    before = json.loads(args.out.read_text()) if args.out.exists() else {}
     rows = []
-    for case in cases(size, args.chips):
+    for case in listed:
         if any(text in f"{case.program}, {case.mesh}" for text in args.only):
-            rows.append(row(case))
-            print(line(rows[-1]), flush=True)
-            result = {"rows": rows, "small": args.small} | record(__file__, argv, stopwatch)
-            result["versions"]["libtpu"] = version("libtpu")
-            write_json(args.out, checked(result, stopwatch, TIMES))
+            rows.append(read(case))
+            print(spell(rows[-1]), flush=True)
+            named = [without_folder(each) for each in argv]
+            result = {"rows": rows, "small": args.small} | record(__file__, named, stopwatch)
+            result["versions"]["plugin"] = version(PLUGIN if args.gpus else "libtpu")
+            result = checked(result, stopwatch, TIMES)
+            kept = {name: before[name] for name in ("gpus",) if name in before}
+            write_json(args.out, before | {"gpus": result} if args.gpus else kept | result)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,26 @@ COLUMNS = (
 )
 
 
+GPU_COLUMNS = (
+    Column("program", "program"),
+    Column("GPU", "chip"),
+    Column("kernels", "kernels"),
+    Column("conditionals", "conditionals"),
+    Column("turns of loops", "loops"),
+    Column("read GB", lambda row: row["read_bytes"] / 1e9, ".2f"),
+    Column("written GB", lambda row: row["written_bytes"] / 1e9, ".3f"),
+    Column("traffic", "traffic", ".2f", "x"),
+    Column("copies", "copies"),
+    Column("temporary MB", lambda row: row["temporary_bytes"] / 1e6, ",.0f"),
+    Column("compiled in", "compile_seconds", ".0f", " s"),
+)
+
+
 def tables(results: dict) -> str:
-    """What each executable shows; numbers of instructions, not of times."""
-    where = f"- libtpu {results['versions']['libtpu']}; no TPU"
-    return f"{source(results)}\n{where}\n\n{of_rows(results['rows'], COLUMNS)}"
+    """What each executable shows; numbers of instructions, not of times on a chip."""
+    where = f"- libtpu {results['versions']['plugin']}; no TPU"
+    parts = ["TPUs", f"{source(results)}\n{where}", of_rows(results["rows"], COLUMNS)]
+    if gpus := results.get("gpus"):
+        where = f"- CUDA plugin {gpus['versions']['plugin']}; no GPU"
+        parts += ["GPUs", f"{source(gpus)}\n{where}", of_rows(gpus["rows"], GPU_COLUMNS)]
+    return "\n\n".join(parts)
