@@ -103,9 +103,8 @@ def _measured(job: Job, make: Callable[..., Method], lengths: tuple[int, ...]) -
     method = make(f"fixed:{lengths[-1]}")
     if job.verify_widths is None and method.drafter.rare.lengths:
         # A controller that chooses from these lengths verifies the same widths.
-        of_all = method.drafter.rare.lengths + lengths
-        with_all = method.drafter.rare._replace(lengths=of_all)
-        method = method._replace(drafter=method.drafter._replace(rare=with_all))
+        rare = method.drafter.rare._replace(lengths=method.drafter.rare.lengths + lengths)
+        method = method._replace(drafter=method.drafter._replace(rare=rare))
     first = next(batches(job))
     state = jax.block_until_ready(begin(job, method.drafter, method.params, *first))
     lookup = isinstance(state.draft, _limited.State)

@@ -73,9 +73,9 @@ def limited(drafter: Drafter, text: str | Controller) -> Drafter:
 
 def _lengths(drafter: Drafter, controller: Controller) -> tuple[int, ...]:
     """``Rare.lengths``: the controller's, and two between for drafts that may be shorter."""
-    if not controller.lengths or drafter.whole:
-        return controller.lengths
-    return (*controller.lengths, *tree.lengths_between(max(controller.lengths)))
+    whole = drafter.whole or not controller.lengths
+    between = () if whole else tree.lengths_between(max(controller.lengths))
+    return (*controller.lengths, *between)
 
 
 def _idle(

@@ -188,10 +188,10 @@ def _made(name: str) -> Drafter | None:
 def loss_keys(name: str) -> list[declare.Key]:
     """The keys of the loss of a drafter's training, with the drafter's values."""
     drafter = _made(name)
-    loss = None if drafter is None or drafter.training is None else drafter.training.loss
-    if not isinstance(loss, Bound):
+    loss = drafter and drafter.training and drafter.training.loss
+    if not isinstance(loss, Bound) or not hasattr(loss.func, "keys"):
         return []
-    known = declare.of(loss.func).values() if hasattr(loss.func, "keys") else ()
+    known = declare.of(loss.func).values()
     return [each._replace(default=loss.keywords.get(each.name, each.default)) for each in known]
 
 

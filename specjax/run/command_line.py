@@ -206,6 +206,7 @@ def command() -> NoReturn:
     """The process of ``specjax`` and of ``python -m specjax.run``; ends it within two seconds of
     Ctrl-C or SIGTERM."""
     process.install()
+    process.keep_programs()
     status = main()
     if status in process.STATUS.values():
         process.leave(status)

@@ -5,6 +5,8 @@ leaves. While it compiles, or waits for compiled code, Python raises nothing in 
 ends the process. The process leaves with ``os._exit``, because the interpreter would wait for
 compilations in other threads, and these cannot be stopped.
 
+Programs that one run has compiled are read by the next one (``keep_programs``).
+
 Of several processes the first one prints. Modes generate and train run in several; the mesh of the
 configuration has the devices of all.
 """
@@ -13,16 +15,21 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
 import io
 import json
 import os
+import platform
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sized
+from pathlib import Path
 from typing import NoReturn
 
+import jax
+import jaxlib
 from absl import flags
 from rich.console import Console
 
@@ -48,6 +55,27 @@ class Terminated(KeyboardInterrupt):
 def status_of(error: KeyboardInterrupt) -> int:
     """The exit status of a process that was interrupted."""
     return STATUS[signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT]
+
+
+def keep_programs() -> None:
+    """Compiled programs are kept in the user's cache folder, for this machine and this jaxlib.
+
+    Not with a jaxlib before 0.12: writing them has crashed 0.10.2 on CPUs. Nothing is changed where
+    the user has chosen a folder (``JAX_COMPILATION_CACHE_DIR``).
+    """
+    old = tuple(map(int, jaxlib.__version__.split(".")[:2])) < (0, 12)
+    if old or "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    cpu = Path("/proc/cpuinfo")
+    lines = cpu.read_text().splitlines() if cpu.exists() else [platform.platform()]
+    # A program for a CPU may have instructions that another CPU lacks.
+    features = sorted({line for line in lines if line.startswith(("flags", "Features", "model"))})
+    name = hashlib.sha256("".join(features or lines).encode()).hexdigest()[:12]
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = home / "specjax" / f"programs-{jaxlib.__version__}-{name}"
+    with contextlib.suppress(OSError):  # a user without a folder of their own
+        folder.mkdir(parents=True, exist_ok=True)
+        jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
 def install() -> None:

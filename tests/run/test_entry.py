@@ -16,7 +16,7 @@ from specjax import accept, drafters, run
 from specjax.bench import measuring, passes
 from specjax.errors import UserError
 from specjax.report import terminal
-from specjax.run import catalog, command_line
+from specjax.run import catalog, command_line, process
 from specjax.types import LM, ModelParams
 
 
@@ -110,3 +110,37 @@ def test_a_wheel_runs_without_a_checkout(tmp_path):
     )
     assert "_packaged/configs/quickstart.py" in listed.stdout.replace("\n", "")
     assert "config.stages.target.train.steps" in listed.stdout
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("version", "chosen", "keeps"),
+    [
+        ("0.12.0", None, True),
+        ("0.13.1", None, True),
+        ("0.10.2", None, False),
+        ("0.12.0", "x", False),
+    ],
+)
+def test_compiled_programs_are_kept(monkeypatch, tmp_path, version, chosen, keeps):
+    """In the user's cache folder; not with a jaxlib that crashes, nor in place of a user's."""
+    set_to = {}
+    monkeypatch.setattr(process.jaxlib, "__version__", version)
+    monkeypatch.setattr(process.jax.config, "update", set_to.__setitem__)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    if chosen:
+        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", chosen)
+    process.keep_programs()
+    folders = list(map(str, tmp_path.glob(f"specjax/programs-{version}-*")))
+    assert folders == list(set_to.values()) and len(folders) == keeps
+
+
+@pytest.mark.fast
+def test_a_cache_folder_that_cannot_be_made(monkeypatch, tmp_path):
+    (tmp_path / "specjax").write_text("a file")
+    monkeypatch.setattr(process.jaxlib, "__version__", "0.12.0")
+    monkeypatch.setattr(process.jax.config, "update", None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    process.keep_programs()

@@ -489,9 +489,7 @@ def _times(text: str) -> tuple[float, ...]:
 
 
 def _parser() -> Parser:
-    parser = Parser(
-        prog="python -m specjax.drafters.self_speculation.skip_search", description=__doc__
-    )
+    parser = Parser("python -m specjax.drafters.self_speculation.skip_search", None, __doc__)
     parser.add_argument("target", help="a model directory, a name of the Hub, or a .gguf file")
     parser.add_argument("directory", help=f"where {FILE} is written")
     parser.add_argument("--texts", required=True, help="a recording of the target's outputs")
