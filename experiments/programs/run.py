@@ -4,7 +4,7 @@
     JAX_PLATFORMS=cpu PYTHONPATH=. python experiments/programs/run.py     (about 25 minutes)
 
     pip install "jax[cuda12]==<the version of jax>"       (5 GB, in an environment of its own)
-    JAX_PLATFORMS=cpu PYTHONPATH=. python experiments/programs/run.py --gpus h200.txtpb ...
+    JAX_PLATFORMS=cpu PYTHONPATH=. python experiments/programs/run.py --gpu=h200.txtpb
 
 libtpu compiles for a named topology with no device at all. The target has the shape of Llama 3.2
 1B, the draft model 2 layers of width 1024; bfloat16, one row of text, a cache of 2048 tokens. Of
@@ -20,7 +20,8 @@ bytes that it reads and writes. A GPU is described by a file: a GpuTargetConfigP
 Nothing is run: times on a chip are not known from this. Cycles are the compiler's estimates, of
 computations only: transfers from main memory that run beside them are not in them.
 
-Writes ``results.json`` beside this file: with ``--gpus`` its part "gpus", else all others.
+Writes ``results.json`` beside this file: with ``--gpu`` its part "gpus", where rows of other GPUs
+stay, else all others. XLA compiles for one kind of GPU in a process.
 ``--small`` compiles tiny shapes.
 """
 
@@ -138,17 +139,14 @@ def gpu(config: Path) -> Any:
         ) from None
 
 
-def gpu_cases(size: Size, configs: Sequence[Path]) -> list[Case]:
-    """All programs for GPUs."""
-    listed = []
-    for config in configs:
-        one = gpu(config)
-        made = {f"pass over {n}": partial(programs.forward, size, one, n) for n in PASSES}
-        made["plain loop"] = partial(programs.autoregressive, size, one)
-        for name in ("chain", "tree", "nested", *programs.HEADS):
-            made[f"{name} loop"] = partial(programs.loop, size, one, name, turns=True)
-        listed += [Case(name, config.stem, make) for name, make in made.items()]
-    return listed
+def gpu_cases(size: Size, config: Path) -> list[Case]:
+    """All programs for a GPU."""
+    one = gpu(config)
+    made = {f"pass over {n}": partial(programs.forward, size, one, n) for n in PASSES}
+    made["plain loop"] = partial(programs.autoregressive, size, one)
+    for name in ("chain", "tree", "nested", *programs.HEADS):
+        made[f"{name} loop"] = partial(programs.loop, size, one, name, turns=True)
+    return [Case(name, config.stem, make) for name, make in made.items()]
 
 
 def gpu_row(case: Case) -> dict[str, Any]:
@@ -234,26 +232,33 @@ def main(argv: list[str]) -> None:
     parser = options(__file__, __doc__)
     parser.add_argument("--small", action="store_true", help="tiny shapes, for a test")
     parser.add_argument("--chips", nargs="+", choices=CHIPS, default=CHIPS)
-    parser.add_argument("--gpus", nargs="+", type=Path, default=[], help="files, one for each GPU")
+    parser.add_argument("--gpu", type=Path, help="the file of a GPU")
     parser.add_argument("--only", nargs="+", default=[""], help="parts of names of programs")
     args = parser.parse_args(argv)
     stopwatch = Stopwatch(keep=args.busy == "keep")
-    layers.compile_ahead_for("cuda" if args.gpus else "tpu")
+    layers.compile_ahead_for("cuda" if args.gpu else "tpu")
     size = programs.small() if args.small else Size()
-    listed = gpu_cases(size, args.gpus) if args.gpus else cases(size, args.chips)
-    read, spell = (gpu_row, gpu_line) if args.gpus else (row, line)
+    listed = gpu_cases(size, args.gpu) if args.gpu else cases(size, args.chips)
+    read, spell = (gpu_row, gpu_line) if args.gpu else (row, line)
     before = json.loads(args.out.read_text()) if args.out.exists() else {}
+    earlier = (before.get("gpus") or {}).get("rows", []) if args.gpu else []
+    kept = [one for one in earlier if one["chip"] != args.gpu.stem]
     rows = []
     for case in listed:
         if any(text in f"{case.program}, {case.mesh}" for text in args.only):
-            rows.append(read(case))
+            try:
+                rows.append(read(case))
+            except jax.errors.JaxRuntimeError as error:  # XLA asks some devices for what it needs
+                print(f"{case.program}, {case.chip}: left out; {str(error).splitlines()[0]}")
+                continue
             print(spell(rows[-1]), flush=True)
             named = [without_folder(each) for each in argv]
-            result = {"rows": rows, "small": args.small} | record(__file__, named, stopwatch)
-            result["versions"]["plugin"] = version(PLUGIN if args.gpus else "libtpu")
+            own = {"rows": kept + rows, "small": args.small}
+            result = own | record(__file__, named, stopwatch)
+            result["versions"]["plugin"] = version(PLUGIN if args.gpu else "libtpu")
             result = checked(result, stopwatch, TIMES)
-            kept = {name: before[name] for name in ("gpus",) if name in before}
-            write_json(args.out, before | {"gpus": result} if args.gpus else kept | result)
+            gpus = result if args.gpu else before.get("gpus")
+            write_json(args.out, (before if args.gpu else result) | {"gpus": gpus})
 
 
 if __name__ == "__main__":
