@@ -21,6 +21,7 @@ if OLDEST:
     FLAGS += " --xla_cpu_multi_thread_eigen=false"
 os.environ.setdefault("XLA_FLAGS", FLAGS)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")  # nor by the processes of tests
 # No test reads which line of Python made an operation: programs without it are built in less time.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # Traces make many objects that live long: to collect all of them takes seconds and frees little.

@@ -130,10 +130,10 @@ def gpu(config: Path) -> Any:
     # The plugin registers itself, and cannot start without a driver.
     with contextlib.suppress(Exception):
         xla_bridge.discover_pjrt_plugins()
-    more = {"target_config": config.read_text(encoding="utf-8"), "topology": "1x1x1"}
     try:
+        more = {"target_config": config.read_text(encoding="utf-8"), "topology": "1x1x1"}
         return topologies.get_topology_desc(config.stem, "cuda", **more).devices[0]
-    except (RuntimeError, ValueError, NotImplementedError) as error:
+    except (OSError, RuntimeError, ValueError, NotImplementedError) as error:
         raise UserError(
             f'{config}: {str(error).splitlines()[0]}; pip install "jax[cuda12]=={jax.__version__}"'
         ) from None

@@ -90,7 +90,8 @@ class Controller(NamedTuple):
     # (rows of a batch) -> None. Raises UserError if its costs were measured on another device, or
     # without so many rows. None: any.
     check_rows: Callable[[int], None] | None = None
-    # What ``limit`` gives; a longer draft than the largest one is never asked for. (): any number.
+    # The lengths that it chooses from, or knows the costs of. No draft is longer than the largest
+    # one. (): any number.
     lengths: tuple[int, ...] = ()
     # Whether its answers depend on the other rows of the batch. The output law of a row does not.
     shared: bool = False

@@ -69,8 +69,8 @@ def make(keys: Keys) -> Controller:
         UserError: a number out of range, a profile that cannot be read or lacks the batch size.
     """
     known = costs_lib.known(keys.profile, keys.most, keys.draft, keys.verify)
-    check_rows = costs_lib.check_rows(known)
-    return Controller("calibrated", Bound(_ask, known), _init, check_rows=check_rows)
+    more = {"check_rows": costs_lib.check_rows(known), "lengths": costs_lib.lengths(known)}
+    return Controller("calibrated", Bound(_ask, known), _init, **more)
 
 
 def _init(context: Context) -> State:

@@ -18,7 +18,7 @@ from specjax.checks import number, whole
 from specjax.errors import UserError
 from specjax.files import machine
 
-SCHEMA = 3
+SCHEMA = 4
 MAKE = "mode bench writes one into profiles/ of its workdir"
 # Draft lengths to choose from, where no profile names them.
 LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)

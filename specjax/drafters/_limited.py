@@ -74,7 +74,8 @@ def limited(drafter: Drafter, text: str | Controller) -> Drafter:
 def _lengths(drafter: Drafter, controller: Controller) -> tuple[int, ...]:
     """``Rare.lengths``: the controller's, and two between for drafts that may be shorter."""
     whole = drafter.whole or not controller.lengths
-    between = () if whole else tree.lengths_between(max(controller.lengths))
+    most = min(drafter.nodes, max(controller.lengths, default=0))
+    between = () if whole else tree.lengths_between(most)
     return (*controller.lengths, *between)
 
 

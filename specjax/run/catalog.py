@@ -187,6 +187,8 @@ def _made(name: str) -> Drafter | None:
 
 def loss_keys(name: str) -> list[declare.Key]:
     """The keys of the loss of a drafter's training, with the drafter's values."""
+    if declared := getattr(registry.load("specjax.drafters", name, "drafter").make, "loss", None):
+        return list(declare.keys_of(declared))
     drafter = _made(name)
     loss = drafter and drafter.training and drafter.training.loss
     if not isinstance(loss, Bound) or not hasattr(loss.func, "keys"):

@@ -20,6 +20,7 @@ import io
 import json
 import os
 import platform
+import re
 import signal
 import sys
 import threading
@@ -66,14 +67,14 @@ def keep_programs() -> None:
     old = tuple(map(int, jaxlib.__version__.split(".")[:2])) < (0, 12)
     if old or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
-    cpu = Path("/proc/cpuinfo")
-    lines = cpu.read_text().splitlines() if cpu.exists() else [platform.platform()]
-    # A program for a CPU may have instructions that another CPU lacks.
-    features = sorted({line for line in lines if line.startswith(("flags", "Features", "model"))})
-    name = hashlib.sha256("".join(features or lines).encode()).hexdigest()[:12]
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = home / "specjax" / f"programs-{jaxlib.__version__}-{name}"
-    with contextlib.suppress(OSError):  # a user without a folder of their own
+    with contextlib.suppress(OSError, RuntimeError):  # a user without a folder of their own
+        cpu = Path("/proc/cpuinfo")
+        text = cpu.read_text() if cpu.exists() else platform.platform()
+        # A program for a CPU may have instructions that another CPU lacks.
+        features = sorted(set(re.findall(r"^(?:flags|Features|model).*", text, re.M)))
+        name = hashlib.sha256("".join(features or text).encode()).hexdigest()[:12]
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = home / "specjax" / f"programs-{jaxlib.__version__}-{name}"
         folder.mkdir(parents=True, exist_ok=True)
         jax.config.update("jax_compilation_cache_dir", str(folder))
 

@@ -136,13 +136,12 @@ def widths_do_not_matter(drafter: Drafter, target: LM, params: ModelParams) -> F
     when they are not verified. The law of the output does not show it.
     """
     name = "verified widths do not matter"
-    widths = tree.widths(drafter)
-    if len(widths) == 1:
+    if len(tree.widths(drafter)) == 1:
         return Finding(name, True, "its rounds have one width")
     wrong, narrow, rounds = [], 0, 0
     for row in range(len(PROMPTS)):
         whole = _decoded(drafter, target, params, row, (drafter.nodes + 1,))
-        few = _decoded(drafter, target, params, row, widths)
+        few = _decoded(drafter, target, params, row, None)
         equal = jax.tree.map(np.array_equal, whole[:-1], few[:-1])
         wrong += [] if all(jax.tree.leaves(equal)) else [row]
         ran = few[-1] > 0

@@ -69,26 +69,6 @@ def inner_rounds(inner_alpha: float, gamma: int, inner_gamma: int) -> float:
     return rounds[-1]
 
 
-def improvement_by_tokens(
-    alpha: float,
-    inner_alpha: float,
-    gamma: int,
-    inner_gamma: int,
-    middle: float,
-    smallest: float,
-) -> float:
-    """Speed-up of a vertical cascade whose drafts have ``gamma`` tokens: the drafter ``cascade``.
-
-    The other arguments are those of ``vertical_improvement``, where the number of inner rounds is
-    fixed instead and all their tokens are drafts.
-    """
-    tokens = chain.expected_tokens(alpha, gamma)
-    k = checks.count("inner_gamma", inner_gamma)
-    middle, smallest = checks.cost("middle", middle), checks.cost("smallest", smallest)
-    rounds = inner_rounds(inner_alpha, gamma, k)
-    return tokens / (1 + rounds * (middle + k * smallest))
-
-
 def horizontal_improvement(
     alphas: Sequence[float], lengths: Sequence[int], costs: Sequence[float]
 ) -> float:

@@ -129,7 +129,12 @@ def make(target: LM, keys: Keys) -> Drafter:
         history=parts[0].history,
         adaptive=plan.controller is not None,
         gaps=False,
-        rare=Rare(merges=len(parts), rest=_rest(parts), check_rows=parts[0].rare.check_rows),
+        rare=Rare(
+            merges=len(parts),
+            rest=_rest(parts),
+            check_rows=parts[0].rare.check_rows,
+            lengths=parts[0].rare.lengths,
+        ),
     )
 
 

@@ -164,7 +164,7 @@ def _scored(
         def run() -> tuple[Output, Any]:
             few = tree.first_nodes(draft, width - 1)
             out, block, _ = step.score(model, drafter, params, plain, few)
-            return tree.sized((out, block), sizes[-1])
+            return tree.sized((out, block), drafter.nodes + 1)
 
         return run
 

@@ -104,6 +104,23 @@ def test_finished_rows_need_no_inner_round():
     assert not rested.count.any()
 
 
+@pytest.mark.parametrize("control", ["fixed:3", "fixed:0", "fixed:20", "goodput", "bandit:most=4"])
+def test_a_lookup_with_a_controller_inside(control):
+    """The inner rounds verify widths below the lookup's nodes; the greedy text is the target's."""
+    inner = {"prompt_lookup": {"gamma": 10, "max_ngram": 2, "control": control}}
+    target, drafter, params = made(vocab=6, gamma=3, width=1, drafters=inner)
+    packed, lengths = decode.pack_prompts(PROMPTS)
+    given = packed, lengths, rng.row_keys(0, 4)
+    keys = {"max_len": 24, "sampling": sampling.make_sampling(4, temperature=0.0)}
+
+    def text(drafter, params, rule):
+        state = decode.prefill(target, drafter, params, *given, **keys)
+        return decode.generate(target, drafter, rule, params, state, max_steps=24)[0].tokens[:, :24]
+
+    plain = text(drafters.make("none", target), ModelParams(params.target), accept.load("chain"))
+    np.testing.assert_array_equal(text(drafter, params, accept.load("chain")), plain)
+
+
 @pytest.mark.slow
 def test_the_compiled_loop_has_the_targets_law():
     target, drafter, params = made(gamma=3, width=2)
