@@ -187,12 +187,14 @@ def test_keys_have_types_defaults_and_meanings(generated):
     for name in drafters.names():
         keys = pages.keys(drafters.load(name)).values()
         assert all(key.facts.help and key.annotation for key in keys), name
-    table = pages.key_table(drafters.load("draft_model"))
+    table = pages.key_table(pages.keys(drafters.load("draft_model")).values())
     assert "| `gamma` | `int \\| None` | `None` | the length of a chain, instead of " in table
     assert "| `model` | `LM \\| str \\| os.PathLike` | needed | the draft model: " in table
-    assert "| `tree` | `Topology \\| str` | `''` | a shape (" in pages.key_table(
-        drafters.load("medusa")
-    )
+    medusa = pages.key_table(pages.keys(drafters.load("medusa")).values())
+    assert "| `tree` | `Topology \\| str` | `''` | a shape (" in medusa
+    # The keys of a loss, with the method's values.
+    assert "| `loss.steps` | `int` | `7` | steps of " in pages.drafter_section("eagle3")
+    assert "loss." not in pages.drafter_section("prompt_lookup")
 
 
 @pytest.mark.fast
