@@ -201,6 +201,14 @@ def test_study_without_libtpu(monkeypatch):
         study.devices.__wrapped__("v5e:2x2")
 
 
+@pytest.mark.fast
+def test_study_without_the_file_of_a_gpu(tmp_path):
+    with pytest.raises(
+        UserError, match=r"there is no file .*none\.txtpb; give a GpuTargetConfigProto"
+    ):
+        study.gpu(tmp_path / "none.txtpb")
+
+
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory) -> dict[tuple[str, str], dict]:
     """The rows of the study at small sizes, by program and mesh."""

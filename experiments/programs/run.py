@@ -124,6 +124,8 @@ def _on_meshes(size: Size, chip: str) -> list[Case]:
 
 def gpu(config: Path) -> Any:
     """A GPU with the target configuration of a file. Raises UserError without CUDA's plugin."""
+    if not config.is_file():
+        raise UserError(f"there is no file {config}; give a GpuTargetConfigProto as text")
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     from jax._src import xla_bridge  # jax has no public function for it
 
@@ -133,7 +135,8 @@ def gpu(config: Path) -> Any:
     try:
         more = {"target_config": config.read_text(encoding="utf-8"), "topology": "1x1x1"}
         return topologies.get_topology_desc(config.stem, "cuda", **more).devices[0]
-    except (OSError, RuntimeError, ValueError, NotImplementedError) as error:
+    # Without the plugin JAX raises NotImplementedError; the plugin refuses a wrong file.
+    except (NotImplementedError, RuntimeError, ValueError) as error:
         raise UserError(
             f'{config}: {str(error).splitlines()[0]}; pip install "jax[cuda12]=={jax.__version__}"'
         ) from None
@@ -149,14 +152,30 @@ def gpu_cases(size: Size, config: Path) -> list[Case]:
     return [Case(name, config.stem, make) for name, make in made.items()]
 
 
-def gpu_row(case: Case) -> dict[str, Any]:
-    """Compiles a program for a GPU; what its executable shows."""
+class Compiled(NamedTuple):
+    """A compiled program."""
+
+    made: Made
+    seconds: float
+    executable: Any  # jax.stages.Compiled
+    program: hlo.Program
+    part: str | None  # the computation that is one round; None: the program is one pass
+
+
+def compiled_for(platform: str, case: Case) -> Compiled:
+    """The program of a case, compiled for "tpu" or "cuda"."""
     began = time.perf_counter()
     made = case.make()
-    compiled = made.traced.lower(lowering_platforms=("cuda",)).compile()
+    executable = made.traced.lower(lowering_platforms=(platform,)).compile()
     seconds = time.perf_counter() - began
-    program = hlo.read(compiled.as_text())
+    program = hlo.read(executable.as_text())
     part = facts.main_loop(program) if made.loop else None
+    return Compiled(made, seconds, executable, program, part)
+
+
+def gpu_row(case: Case) -> dict[str, Any]:
+    """Compiles a program for a GPU; what its executable shows."""
+    made, seconds, executable, program, part = compiled_for("cuda", case)
     moved = facts.sums(program, part)
     return {
         "program": case.program,
@@ -168,19 +187,15 @@ def gpu_row(case: Case) -> dict[str, Any]:
         "traffic": (moved.read + moved.written) / made.needed,
         **facts.launches(program, part)._asdict(),
         "copies": facts.copies(program, made.shapes)["within_main"],
-        "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
+        "temporary_bytes": executable.memory_analysis().temp_size_in_bytes,
     }
 
 
 def row(case: Case) -> dict[str, Any]:
     """Compiles a program for a TPU; what its executable shows."""
-    began = time.perf_counter()
-    made = case.make()
-    compiled = made.traced.lower(lowering_platforms=("tpu",)).compile()
-    seconds = time.perf_counter() - began
-    program = hlo.read(compiled.as_text())
-    part = facts.sums(program, facts.main_loop(program) if made.loop else None)
-    memory = compiled.memory_analysis()
+    made, seconds, executable, program, name = compiled_for("tpu", case)
+    part = facts.sums(program, name)
+    memory = executable.memory_analysis()
     return {
         "program": case.program,
         "chip": case.chip,
@@ -189,7 +204,7 @@ def row(case: Case) -> dict[str, Any]:
         "needed_bytes": made.needed,
         "main_memory_bytes": part.read + part.written,
         "traffic": (part.read + part.written) / made.needed,
-        "compiler_bytes": compiled.cost_analysis()["bytes accessed"],
+        "compiler_bytes": executable.cost_analysis()["bytes accessed"],
         "estimated_cycles": part.cycles,
         "argument_bytes": memory.argument_size_in_bytes,
         "temporary_bytes": memory.temp_size_in_bytes,
@@ -262,4 +277,8 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
