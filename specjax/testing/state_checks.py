@@ -160,7 +160,7 @@ def widths_do_not_matter(drafter: Drafter, target: LM, params: ModelParams) -> F
 
 
 def _decoded(
-    drafter: Drafter, target: LM, params: ModelParams, row: int, widths: tuple[int, ...]
+    drafter: Drafter, target: LM, params: ModelParams, row: int, widths: tuple[int, ...] | None
 ) -> tuple[np.ndarray, ...]:
     """The text, then what each round emitted, accepted, drafted, tested and verified."""
     rule = accept.load("chain" if drafter.siblings == "chain" else "recursive")
