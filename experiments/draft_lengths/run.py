@@ -10,9 +10,9 @@
 Collects benches of ``configs/controllers.py`` into ``results.json`` beside this file. A setting is
 a target, a drafter, a temperature and a batch size. ``best`` is the highest median speed-up of its
 fixed lengths, or 1, plain decoding, if all of them are slower: what a user who knew the outcome
-would have chosen. A controller's ``ratio`` is its speed-up over that. Every bench measures plain
-decoding and all methods in turns; the commands are kept. NAME= before a folder is another name for
-its target, where several have the same.
+would have chosen. A controller's ``ratio`` is its speed-up over that; ``tau`` tells its decisions
+from its overhead. Every bench measures plain decoding and all methods in turns; the commands are
+kept. NAME= before a folder is another name for its target, where several have the same.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def compared(rows: Sequence[dict]) -> list[dict[str, Any]]:
         label = max(fixed, key=lambda name: fixed[name])
         best = max(fixed[label], 1.0)
         others = {r["control"]: r["speedup"] for r in own if r["control"] not in fixed}
+        tau = {r["control"]: r["block_efficiency"] for r in own}
         result.append(
             {
                 "target": target,
@@ -73,6 +74,7 @@ def compared(rows: Sequence[dict]) -> list[dict[str, Any]]:
                 "best_speedup": best,
                 "controllers": others,
                 "ratios": {name: speed / best for name, speed in others.items()},
+                "tau": tau,
             }
         )
     return result

@@ -31,10 +31,13 @@ def _ratios(results: dict) -> str:
             each["best"].replace("fixed:", ""),
             f"{each['best_speedup']:.2f}",
             *(number(each["ratios"].get(name), ".2f") for name in names),
+            *(number(each["tau"].get(name), ".2f") for name in names if "tau" in each),
         )
         for each in results["settings"]
     ]
     heads = ("target", "drafter", "T", "batch", "best length", "its speed-up")
+    if all("tau" in each for each in results["settings"]):
+        names += [f"tau of {name}" for name in names]
     commands = [f"- Bench: `{command}`" for command in results["commands"]]
     return "\n".join([source(results), *commands, "", table([*heads, *names], lines)])
 

@@ -1,9 +1,10 @@
 """Measures methods against plain decoding of the same model, with the same precision and batch.
 
-Everything runs interleaved in one process: plain decoding and then every method over all prompts,
-several times; the median counts. The cost of the parts of a round is sampled after every pass
-(``specjax.bench.timing``), so that predicted and measured speed-up come from the same machine
-state. The rows of results.json are made from the passes in ``specjax.bench.summaries``.
+Everything runs interleaved in one process: each batch of prompts is decoded plainly and by every
+method, and all batches several times; the median counts. The cost of the parts of a round is
+sampled after every pass (``specjax.bench.timing``), so that predicted and measured speed-up come
+from the same machine state. The rows of results.json are made from the passes in
+``specjax.bench.summaries``.
 """
 
 from __future__ import annotations
@@ -144,15 +145,15 @@ def measure(
     progress: Progress | None = None,
     name: str = "",
 ) -> Measured:
-    """``job.repeats`` passes of plain decoding and of every method, interleaved.
+    """``job.repeats`` passes of plain decoding and of every method, interleaved batch by batch.
 
     Call ``warm`` first; otherwise the first passes include compilation.
 
     Args:
         job: the prompts and settings.
         methods: their names must differ.
-        report: is called with a status message before every pass.
-        progress: stored passes are taken from it instead of run; new passes are stored in it.
+        report: is called with a status message before every batch.
+        progress: stored batches are taken from it instead of run; new ones are stored in it.
         name: identifies this job in ``progress``.
 
     Raises:
@@ -163,31 +164,41 @@ def measure(
     progress = Progress() if progress is None else progress
     entries = list(enumerate((None, *methods)))
     parts = [clocks(job, method) for _, method in entries]
+    groups = list(passes.batches(job))
     results: list[list[Pass]] = [[] for _ in entries]
     for repeat in range(job.repeats):
-        # Rotate the order: no method always runs first.
-        first = repeat % len(entries)
-        for index, method in entries[first:] + entries[:first]:
-            key = f"{name}, pass {repeat + 1}, method {index}"
-            stored = progress.get(key)
-            if stored is None:
-                report(f"pass {repeat + 1} of {job.repeats}: {_spell(methods, index)}")
-                # Another seed for every pass: more text for the check of sampled outputs.
-                seeded = job._replace(seed=job.seed + repeat)
-                stored = passes.to_json(_timed_pass(seeded, method, parts[index]))
-                progress.put(key, stored)
-            results[index].append(passes.from_json(stored))
+        # Another seed for every pass: more text for the check of sampled outputs.
+        seeded = job._replace(seed=job.seed + repeat)
+        ran = [passes.NOTHING for _ in entries]
+        for number, group in enumerate(groups, 1):
+            # Rotate the order: no method always runs first.
+            first = (repeat + number) % len(entries)
+            for index, method in entries[first:] + entries[:first]:
+                key = f"{name}, pass {repeat + 1}, batch {number}, method {index}"
+                stored = progress.get(key)
+                if stored is None:
+                    where = f"pass {repeat + 1} of {job.repeats}, batch {number} of {len(groups)}"
+                    report(f"{where}: {_spell(methods, index)}")
+                    one = _run(seeded, method, group)
+                    if number == len(groups):
+                        whole = ran[index].plus(one)
+                        one = one._replace(costs=costs_of_pass(job, method, parts[index], whole))
+                    stored = passes.to_json(one)
+                    progress.put(key, stored)
+                one = passes.from_json(stored)
+                ran[index] = ran[index].plus(one)._replace(costs=one.costs)
+        for own, one in zip(results, ran, strict=True):
+            own.append(one)
     return Measured(results[0], results[1:])
 
 
-def _timed_pass(job: Job, method: Method | None, parts: dict[str, Clock]) -> Pass:
-    """A pass with the costs of the parts of its rounds. Raises NonFiniteLogits."""
+def _run(job: Job, method: Method | None, group: passes.Batch) -> Pass:
+    """One batch. Raises NonFiniteLogits with the name of the method."""
     try:
-        one = passes.run_pass(job, method)
+        return passes.run_batch(job, method, *group)
     except NonFiniteLogits as error:
         name = method.name if method else "plain decoding"
         raise NonFiniteLogits(f"{name}: {error}") from None
-    return one._replace(costs=costs_of_pass(job, method, parts, one))
 
 
 VERIFY = "verify "  # the clock of one width is "verify 6"

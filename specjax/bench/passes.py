@@ -93,7 +93,11 @@ class Pass(NamedTuple):
         return Pass(*(a + b for a, b in pairs), widths=widths)
 
 
-def batches(job: Job) -> Iterator[tuple[list[int], list[list[int]]]]:
+NOTHING = Pass([], [], [], [], [], 0.0, 0.0, 0.0, 0)
+Batch = tuple[list[int], list[list[int]]]  # row numbers, prompts
+
+
+def batches(job: Job) -> Iterator[Batch]:
     """(row numbers, prompts) of each batch.
 
     The last batch is filled up with rows of number -1, which are finished from the start.
@@ -140,18 +144,23 @@ def run_pass(job: Job, method: Method | None, *, brief: bool = False) -> Pass:
 
     ``brief`` decodes a few tokens of the first batch: that compiles all programs.
     """
-    result = Pass([], [], [], [], [], 0.0, 0.0, 0.0, 0)
+    result = NOTHING
     for rows, prompts in batches(job):
-        result = result.plus(_run_batch(job, method, rows, prompts, brief))
+        result = result.plus(run_batch(job, method, rows, prompts, brief=brief))
         if brief:
             break
     return result
 
 
-def _run_batch(
-    job: Job, method: Method | None, rows: list[int], prompts: list[list[int]], brief: bool
+def run_batch(
+    job: Job,
+    method: Method | None,
+    rows: list[int],
+    prompts: list[list[int]],
+    *,
+    brief: bool = False,
 ) -> Pass:
-    """The pass over one batch."""
+    """The pass over one batch. Raises NonFiniteLogits."""
     drafter, params = drafter_and_params(job, method)
     times = [time.perf_counter()]
     state = jax.block_until_ready(begin(job, drafter, params, rows, prompts, brief=brief))

@@ -1,15 +1,17 @@
 """A draft length per row and round, chosen by what earlier rounds of that length gained.
 
 The lengths, 0 among them, are the arms of a bandit (BanditSpec, Hou et al. 2025, 2505.15141). The
-gain of a round is the number of its tokens over its time; the time of each length is measured
-(``profile``), or two numbers, in units of a round without a draft. Policies:
+gain of a round is the number of the row's tokens over the time of the round, which is that of the
+longest draft in the batch; the time of each length is measured (``profile``), or two numbers, in
+units of a round without a draft. Policies:
 
 - ``ucb``: the arm with the highest mean gain plus ``width`` sqrt(ln rounds / rounds of the arm);
 - ``exp3``: an arm drawn in proportion to exponential weights of the gains, mixed with ``width`` of
   the uniform distribution.
 
-EXP3's noise is a function of the row's prompt and of the number of rounds. So a length depends on
-committed text alone, and a row's output does not depend on the batch.
+EXP3's noise is a function of the row's prompt and of the number of rounds. A length depends on
+committed text alone, of all rows: the noise that a row's drafts consume does too, and the law of
+its output does not. On a mesh, the rows of a device count.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from specjax import declare
+from specjax import declare, tree
 from specjax.bound import Bound
 from specjax.control import _controller
 from specjax.control import costs as costs_lib
@@ -79,6 +81,7 @@ def make(keys: Keys) -> Controller:
         limit=Bound(_limit, known),
         check_rows=costs_lib.check_rows(known),
         lengths=costs_lib.lengths(known),
+        shared=True,
     )
 
 
@@ -112,18 +115,20 @@ def _update(
     times, empty = (costs.each(name, state.greedy) for name in ("times", "empty"))
     # Gains are divided by the highest one that any length can have.
     best = ((1 + jnp.asarray(costs.lengths)) / times).max(-1)
-    # A draft that was shorter than the arm's length costs what its own length costs.
-    drafted = _controller.drafted(draft)
+    # The round took the time of its longest draft, which may be shorter than the arm's length.
+    live = verdict.count > 0
+    drafted = jnp.where(live, _controller.drafted(draft), 0).max()
     index = jnp.searchsorted(jnp.asarray(costs.lengths), drafted)
-    index = jnp.minimum(index, len(costs.lengths) - 1)
-    time = jnp.take_along_axis(times, index[:, None], 1)[:, 0]
-    time = jnp.where((drafted == 0) & (_limit(known, state) > 0), empty[:, 0], time)
+    time = times[:, jnp.minimum(index, len(costs.lengths) - 1)]
+    asked = (live & (_limit(known, state) > 0)).any()
+    time = jnp.where((drafted == 0) & asked, empty[:, 0], time)
     gain = verdict.count / time / best
     here = jax.nn.one_hot(state.arm, len(costs.lengths), dtype=jnp.float32)
     rounds = state.rounds + here
     if keys.policy == "exp3":
         gain = keys.width / len(costs.lengths) * gain / state.share
-    return _next(keys, state.replace(rounds=rounds, score=state.score + here * gain[:, None]))
+    new = _next(keys, state.replace(rounds=rounds, score=state.score + here * gain[:, None]))
+    return tree.where_rows(live, new, state)
 
 
 def _next(keys: Keys, state: State) -> State:

@@ -1,6 +1,6 @@
-"""The passes that a bench has measured, on disk: a bench that was killed continues from them.
+"""The batches that a bench has measured, on disk: a bench that was killed continues from them.
 
-The first line of the file holds a fingerprint of what is measured; each further line is one pass,
+The first line of the file holds a fingerprint of what is measured; each further line is one batch,
 written as soon as it is finished. With another configuration, other prompts or changed model files
 the fingerprint differs, and the bench starts from the beginning. The file is removed when the
 results are written.
@@ -26,7 +26,7 @@ PACKAGE = Path(__file__).parents[1]  # specjax/
 
 
 def fingerprint(settings: dict, prompts: Sequence[Sequence[int]]) -> str:
-    """A hash of everything that a measured pass depends on.
+    """A hash of everything that a measured batch depends on.
 
     That is the settings, the prompts, the machine and its versions, the source files of specjax,
     and the files that the settings name (files by path, size and time of change).
@@ -70,12 +70,12 @@ def named_files(value: Any) -> list:
 
 
 class Progress:
-    """The measured passes, each under a name.
+    """The measured batches, each under a name.
 
     Args:
-        workdir: the directory of the file; None keeps the passes in memory only.
+        workdir: the directory of the file; None keeps them in memory only.
         mark: ``fingerprint`` of what is measured. A file with another mark is ignored, and
-            replaced when the first pass is stored.
+            replaced when the first one is stored.
     """
 
     def __init__(self, workdir: Path | None = None, mark: str = ""):

@@ -74,7 +74,7 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
     mark = progress.fingerprint(settings.measured, ids)
     done = progress.Progress(workdir, mark)
     if len(done):
-        console.print(f"[dim]resuming after {len(done)} passes that were measured before[/dim]")
+        console.print(f"[dim]resuming after {len(done)} batches that were measured before[/dim]")
     cells.note_proofs(console, proven, methods)
     with terminal.Status(console, "measuring costs") as status:
         grid = with_profiles(settings, target, grid, workdir, done, status.update)

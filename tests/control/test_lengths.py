@@ -31,6 +31,7 @@ ADVERSARIAL = (
     "entropy:0.4",
     "adaedl:0.55,0.5,1,0.2,0.2",
     "bass:1,1,3,2",
+    "batch_size:1:2/2:1",
     "bandit:ucb,most=3,draft=0.3",
     "bandit:exp3,most=3,draft=0.3,width=0.5",
     "goodput:most=3,draft=0.2,weight=0.5,explore=1",
@@ -88,6 +89,23 @@ def test_bass_as_published():
     assert own.limit(state).tolist() == [6, 6]
     state = played(own, own.init(context(2)), [0, 0], [0, 0])
     assert own.limit(state).tolist() == [7, 7]
+
+
+@pytest.mark.fast
+def test_batch_size_as_in_vllm():
+    """The length of the rows that are left; none above the last number of rows."""
+    own = control.parse("batch_size:1:4/2:2/3:0/4:1")
+    assert own.lengths == (0, 1, 2, 4)
+    for rows, live, length in (
+        (5, [1, 1, 1, 1, 1], 0),
+        (5, [1, 1, 0, 1, 1], 1),
+        (4, [1, 1, 0, 1], 0),
+        (4, [0, 1, 0, 1], 2),
+        (3, [0, 0, 1], 4),
+    ):
+        state = own.init(context(rows))
+        state = played(own, state, [1] * rows, [1] * rows, [bool(x) for x in live])
+        assert own.limit(state).tolist() == [length] * rows, live
 
 
 def ahead(depth, probs, tokens=None):
@@ -219,7 +237,7 @@ def test_a_trial_pays_for_what_the_draft_model_missed(missed):
 
 @pytest.mark.parametrize("policy", ["ucb", pytest.param("exp3", marks=pytest.mark.slow)])
 def test_bandit_finds_the_best_arm(policy):
-    """Tokens are accepted with probability 0.8: 4 is best; rows do not depend on each other."""
+    """Tokens are accepted with probability 0.8: 4 is best."""
     own = control.load("bandit", policy=policy, most=4, draft=0.05, verify=0.0, width=0.2)
     draw, state, counts = np.random.default_rng(1), own.init(context(4)), np.zeros(5)
     update = jax.jit(lambda *args: played(own, *args))
@@ -230,6 +248,17 @@ def test_bandit_finds_the_best_arm(policy):
         if step >= 150:
             np.add.at(counts, length, 1)
     assert counts.argmax() == 4 and counts[0] < counts[4] / 4
+
+
+@pytest.mark.fast
+def test_bandit_counts_the_time_of_the_longest_draft():
+    """A round takes what its longest draft takes, in all rows; finished rows change nothing."""
+    own = control.load("bandit", most=2, draft=1.0, verify=0.0)
+    start = own.init(context(3))
+    state = played(own, start, [2, 0, 2], [1, 0, 1], [True, True, False])
+    gain = np.asarray(state.score).sum(-1)
+    # Times are 1, 2, 3 for 0, 1, 2 tokens; the highest gain of any length is 1.
+    np.testing.assert_allclose(gain, [2 / 3, 1 / 3, 0], rtol=1e-6)
 
 
 @pytest.mark.fast
@@ -278,6 +307,8 @@ def test_exact_law(text):
         ("entropy:-1", "entropy's most is -1"),
         ("adaedl:start=2", "adaedl's start is 2; it must be a number in [0, 1]"),
         ("bass:0", "bass's start is 0; it must be a whole number >= 1"),
+        ("batch_size:64:3/32:1", "batch_size's table is '64:3/32:1'; it must be numbers of rows"),
+        ("batch_size:64", "batch_size's table is '64'; it must be numbers of rows"),
         ("bandit:greedy", "bandit's policy is 'greedy'; it must be one of"),
         ("goodput:explore=2", "goodput's explore is 2; it must be a number in [0, 1]"),
         ("goodput:draft=-1", "the cost draft is -1; it must be a number of at least 0"),
@@ -292,9 +323,9 @@ def test_errors(text, message):
 @pytest.mark.fast
 def test_lookups_take_only_limits():
     target = cases.models()[0]
-    with pytest.raises(UserError, match="prompt_lookup has none; take one of bandit, bass, fixed"):
+    with pytest.raises(UserError, match="has none; take one of bandit, bass, batch_size, fixed"):
         drafters.make("prompt_lookup", target, control="threshold:0.4")
-    for text in ("bandit", "bass", "fixed:1", "goodput", "heuristic"):
+    for text in ("bandit", "bass", "batch_size:2:3", "fixed:1", "goodput", "heuristic"):
         made = drafters.make("prompt_lookup", target, gamma=3, control=text)
         assert made == drafters.make("prompt_lookup", target, gamma=3, control=text)
         assert made.rare.rest is not None and not made.whole

@@ -220,27 +220,27 @@ def quick(common):
 
 def test_a_killed_bench_is_resumed(cli, quick, monkeypatch):
     plain = [*quick, "--config.batch_size=4"]
-    ran, real = [], passes.run_pass
+    ran, real = [], passes.run_batch
 
-    def interrupted(job, method, *, brief=False):
+    def interrupted(job, method, *group, brief=False):
         if not brief:
             if len(ran) == 4:
                 raise KeyboardInterrupt
             ran.append(method and method.name)
-        return real(job, method, brief=brief)
+        return real(job, method, *group, brief=brief)
 
-    monkeypatch.setattr(passes, "run_pass", interrupted)
+    monkeypatch.setattr(passes, "run_batch", interrupted)
     status, _, err, workdir = cli(*plain)
     assert status == 130 and "the same command resumes training runs and benches" in err
     assert [path.name for path in workdir.iterdir()] == [progress.NAME]
-    # The fingerprint and three passes; the fourth pass was for the turns of conversations.
+    # The fingerprint and three batches; the fourth was for the turns of conversations.
     assert len((workdir / progress.NAME).read_text().splitlines()) == 4
     with (workdir / progress.NAME).open("a") as file:
         file.write('{"pass": "an incomplete li')
     ran.clear()
     status, out, err, _ = cli(*plain)
-    assert (status, err) == (0, "") and "resuming after 3 passes" in out
-    assert len(ran) == 2  # the first turns of conversations, and the one pass that was missing
+    assert (status, err) == (0, "") and "resuming after 3 batches" in out
+    assert len(ran) == 2  # the first turns of conversations, and the one batch that was missing
     [row] = [row for row in results(workdir)["rows"] if row["category"] is None]
     assert row["tokens"] == 40 and row["lossless"]["passed"] and row["costs_ms"]["verify"] > 0
     assert not (workdir / progress.NAME).exists()

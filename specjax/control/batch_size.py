@@ -1,0 +1,98 @@
+"""The draft length by the number of rows that are not finished, from a table.
+
+vLLM's dynamic speculative decoding (``num_speculative_tokens_per_batch_size``): many rows need
+their verification's time for committed tokens, few rows can afford long drafts. The table is
+measured by whoever writes it; ``goodput`` finds the lengths itself.
+
+The length depends on which rows are left, so the noise of a row's drafts does too; its output law
+does not. On a mesh, the rows of a device count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from specjax import declare
+from specjax.bound import Bound
+from specjax.control._controller import Controller
+from specjax.declare import key
+from specjax.errors import UserError
+from specjax.types import Context, Draft, Verdict
+
+REFERENCE = "vllm2026dynamic"
+
+LIMITS = True
+
+
+class State(struct.PyTreeNode):
+    """The rows that count."""
+
+    live: jax.Array  # bool[B] not finished before the last round
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(declare.Keys):
+    """The keys of ``batch_size``."""
+
+    OWNER = "batch_size's "
+
+    table: str = key(
+        help='the length up to each number of rows: "64:3/128:1" is 3 up to 64 rows, 1 up to 128, '
+        "and 0 for more"
+    )
+
+
+@declare.method(Keys)
+def make(keys: Keys) -> Controller:
+    """One length for all rows, of the table.
+
+    Raises:
+        UserError: a text that is no table, numbers of rows that do not ascend.
+    """
+    table = _read(keys.table)
+    return Controller(
+        f"batch_size:{keys.table}",
+        limit=Bound(_limit, table),
+        init=_init,
+        update=_update,
+        lengths=tuple(sorted({0, *(length for _, length in table)})),
+        shared=True,
+    )
+
+
+def _read(text: str) -> tuple[tuple[int, int], ...]:
+    """The pairs of a number of rows and a length."""
+    try:
+        pairs = [tuple(map(int, part.split(":"))) for part in text.split("/")]
+        table = tuple((rows, length) for rows, length in pairs)
+    except ValueError:
+        table = ()
+    rows = [0, *(rows for rows, _ in table)]
+    if not table or rows != sorted(set(rows)) or min(length for _, length in table) < 0:
+        raise UserError(
+            f"batch_size's table is {text!r}; it must be numbers of rows, ascending, each with a "
+            'length of at least 0, as in "64:3/128:1"'
+        )
+    return table
+
+
+def _init(context: Context) -> State:
+    every = jnp.ones(context.length.shape, bool)
+    return State(every if context.done is None else ~context.done)
+
+
+def _limit(table: tuple[tuple[int, int], ...], state: State) -> jax.Array:
+    rows, lengths = (jnp.asarray(column, jnp.int32) for column in zip(*table, strict=True))
+    count = state.live.sum()
+    place = jnp.searchsorted(rows, count)
+    length = jnp.where(count > rows[-1], 0, lengths[jnp.minimum(place, len(table) - 1)])
+    return jnp.broadcast_to(length, state.live.shape)
+
+
+def _update(state: State, draft: Draft, verdict: Verdict) -> State:
+    del draft
+    return state.replace(live=verdict.count > 0)
