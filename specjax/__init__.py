@@ -35,7 +35,7 @@ from specjax.types import (
 )
 
 if TYPE_CHECKING:
-    from specjax.generation import generate_text, load
+    from specjax.generation import generate_text, load, stream_text
 
 __version__ = "0.1.0"
 
@@ -73,12 +73,13 @@ __all__ = [
     "sample_keys",
     "speculative_step",
     "stream",
+    "stream_text",
     "to_probs",
 ]
 
 
 # These read files and make drafters; imported when they are used.
-_GENERATION = ("generate_text", "load")
+_GENERATION = ("generate_text", "load", "stream_text")
 
 
 def __dir__() -> list[str]:
@@ -87,7 +88,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """``load`` and ``generate_text``."""
+    """``load``, ``generate_text`` and ``stream_text``."""
     if name in _GENERATION:
         from specjax import generation
 

@@ -17,7 +17,16 @@ from specjax import logit_maps, tree
 from specjax import sampling as sampling_lib
 from specjax.errors import UserError
 from specjax.sampling import Sampling
-from specjax.types import LM, Context, DecodeState, Drafter, ModelParams, Output
+from specjax.types import LM, Accept, Context, DecodeState, Drafter, ModelParams, Output
+
+# Arguments of the loops -> their type, and how one is made.
+_KINDS = {
+    "target": (LM, "models.hf.load(DIR).lm"),
+    "drafter": (Drafter, "drafters.make(NAME, target)"),
+    "accept": (Accept, "accept.load(NAME)"),
+    "params": (ModelParams, "ModelParams(target's, drafter's)"),
+    "state": (DecodeState, "prefill(target, drafter, ...)"),
+}
 
 
 def pack_prompts(
@@ -175,6 +184,7 @@ def prefill(
             window; settings made for another vocabulary; a target with an encoder, and a prompt
             that has no source or no start token after it.
     """
+    check_kinds(params=params)
     arrays = checked(target, drafter, prompt, lengths, limit, keys, sampling, max_len)
     static = {"max_len": max_len, "chunk": chunk, "logprobs": logprobs}
     return _prefill(target, drafter, params, *arrays, **static)
@@ -194,10 +204,25 @@ def make_prefill(
     return make
 
 
+def check_kinds(**arguments: object) -> None:
+    """Raises UserError for an argument of the loops that has another type."""
+    for name, value in arguments.items():
+        kind, made = _KINDS[name]
+        if not isinstance(value, kind):
+            given = repr(value) if isinstance(value, str) else f"of type {type(value).__name__}"
+            raise UserError(f"{name} is {given}; it must be of type {kind.__name__}: {made}")
+
+
 def checked(
     target: LM, drafter: Drafter, prompt, lengths, limit, keys, sampling, max_len: int
 ) -> tuple:
     """(prompt, lengths, limit, keys, sampling) of ``prefill``, with its defaults and checks."""
+    check_kinds(target=target, drafter=drafter)
+    if not jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key) or keys.shape != lengths.shape:
+        raise UserError(
+            f"keys are {keys.dtype}{list(keys.shape)}, and the prompt has {len(lengths)} rows; "
+            "rng.row_keys(seed, rows) makes a key for each row"
+        )
     check_window(target, drafter)
     limit = check_prefill(target, prompt, lengths, limit, max_len)
     if sampling is None:

@@ -5,8 +5,9 @@ length run in the compiled decode loop, one length after the other in turns, on 
 measured afterwards. The median of the samples counts. A longer draft cannot cost less, so times
 that are not in order are noise and replaced by their mean (isotonic regression). Lookups have no
 draft in some rounds, so their costs are measured with drafts of arbitrary tokens, which cost as
-much to verify, and without any; how often they have one is counted. What a call of the loop costs
-without any round is subtracted. A draft model reads what was written while it rested before it
+much to verify, and without any; how often they have one is counted. The time of a call with one
+round is subtracted: the first round of a call touches memory that the others use again, in plain
+decoding too. A draft model reads what was written while it rested before it
 drafts again: the time of a draft after a rest, less that of a draft without one.
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -43,8 +44,8 @@ ENOUGH_SECONDS = 0.4
 MISSED_SAMPLES, RESTS = 21, 3
 # Rounds of each prompt in which confidences are recorded.
 CONFIDENCE_ROUNDS = 64
-# Keys beside lengths: rounds in which a lookup finds nothing, and calls without a round.
-EMPTY, CALL = -1, -2
+# A key beside lengths: rounds in which a lookup finds nothing.
+EMPTY = -1
 # A rate is counted as if one more token had been tested, and accepted with this probability.
 PRIOR = 0.5
 
@@ -52,8 +53,7 @@ PRIOR = 0.5
 class _Sample(NamedTuple):
     """One run of the loop."""
 
-    seconds: float  # of all rounds, and of the call
-    rounds: int
+    seconds: float  # of a round
     counts: metrics.Counts
     finds: float  # the share of the rows' rounds with a draft
 
@@ -109,10 +109,8 @@ def _measured(job: Job, make: Callable[..., Method], lengths: tuple[int, ...]) -
     state = jax.block_until_ready(begin(job, method.drafter, method.params, *first))
     lookup = isinstance(state.draft, _limited.State)
     full = _with_drafts(method, True) if lookup else method
-    # Each cell is a length; a call without a round; for lookups rounds of the longest length in
-    # which nothing is found.
-    over = state.replace(done=state.done | True)
-    cells = {length: (full, state, length) for length in lengths} | {CALL: (full, over, 0)}
+    # Each cell is a length; for lookups also rounds of the longest one in which nothing is found.
+    cells = {length: (full, state, length) for length in lengths}
     if lookup:
         cells |= {EMPTY: (_with_drafts(method, False), state, lengths[-1])}
     runs: dict[int, list[_Sample]] = {cell: [] for cell in cells}
@@ -120,7 +118,9 @@ def _measured(job: Job, make: Callable[..., Method], lengths: tuple[int, ...]) -
         for cell in lacking:
             runs[cell].append(_run(job, *cells[cell]))
     # The first run of a cell may compile.
-    seconds = _per_round({cell: own[1:] for cell, own in runs.items()})
+    seconds = {
+        cell: statistics.median(sample.seconds for sample in own[1:]) for cell, own in runs.items()
+    }
     order = [0, EMPTY, *lengths[1:]] if lookup else lengths
     times = [seconds[cell] / seconds[0] for cell in order]
     # The first is the unit.
@@ -156,19 +156,6 @@ def _missed(job: Job, method: Method, length: int) -> float:
     return max(later - first, 0.0) / max(rounds, 1)
 
 
-def _per_round(runs: Mapping[int, Sequence[_Sample]]) -> dict[int, float]:
-    """The seconds of a round in each cell, without those of a call."""
-    call = statistics.median(sample.seconds for sample in runs[CALL])
-    return {
-        # Not below a tenth of what was measured, however noisy the two are.
-        cell: statistics.median(
-            max(own.seconds - call, own.seconds / 10) / own.rounds for own in samples
-        )
-        for cell, samples in runs.items()
-        if cell != CALL
-    }
-
-
 def _with_drafts(method: Method, found: bool) -> Method:
     """The method with a draft in every round, as long as the controller allows, or in none."""
     drafter = method.drafter
@@ -185,7 +172,7 @@ def _with_drafts(method: Method, found: bool) -> Method:
 
 def _enough(samples: Sequence[_Sample]) -> bool:
     least, most = SAMPLES
-    spent = sum(sample.seconds for sample in samples)
+    spent = ROUNDS * sum(sample.seconds for sample in samples)
     return len(samples) >= most or (len(samples) >= least and spent >= ENOUGH_SECONDS)
 
 
@@ -208,11 +195,13 @@ def _heats(job: Job, make: Callable[..., Method], longest: int) -> tuple[float, 
 
 def _run(job: Job, method: Method, state: DecodeState, length: int) -> _Sample:
     """Rounds with drafts of this length, after the state; it is copied, as a loop takes its own."""
-    own = jax.tree.map(jnp.copy, state)
-    own = jax.block_until_ready(own.replace(draft=with_length(own.draft, length)))
-    began = time.perf_counter()
-    after, records = _generate(job, method, own, ROUNDS)
-    seconds = time.perf_counter() - began
+    times = []
+    for rounds in (1, 1 + ROUNDS):
+        own = jax.tree.map(jnp.copy, state)
+        own = jax.block_until_ready(own.replace(draft=with_length(own.draft, length)))
+        began = time.perf_counter()
+        after, records = _generate(job, method, own, rounds)
+        times.append(time.perf_counter() - began)
     decode.check(sharding.on_host(after))
     records = sharding.fetch(records)
     drafted, emitted = np.asarray(records.drafted, int), np.asarray(records.emitted, int)
@@ -221,7 +210,9 @@ def _run(job: Job, method: Method, state: DecodeState, length: int) -> _Sample:
     counts = metrics.count(records, rows, method.drafter.longest)
     live = emitted > 0
     finds = (((drafted > 0) & live).sum() + PRIOR) / (live.sum() + 1)
-    return _Sample(seconds, max(int(ran.sum()), 1), counts, float(finds))
+    # Not below a tenth of what was measured, however noisy the two are.
+    seconds = max(times[1] - times[0], times[1] / 10) / max(int(ran.sum()) - 1, 1)
+    return _Sample(seconds, counts, float(finds))
 
 
 def _generate(job: Job, method: Method, state: DecodeState, rounds: int) -> tuple:

@@ -22,7 +22,7 @@ from specjax.decode._rests import idle_step, idle_steps, resting
 from specjax.decode.beams import BeamDraft, Beams, beam_search
 from specjax.errors import NonFiniteLogits, UserError
 from specjax.outcome import EosId
-from specjax.prompt import feed, pack_prompts, prefill
+from specjax.prompt import check_kinds, feed, pack_prompts, prefill
 from specjax.rng import RowKeys
 from specjax.step import speculative_step
 from specjax.tree import Widths
@@ -72,6 +72,7 @@ def generate(
         UserError: a rule that does not take such drafts, a state of another drafter, wrong widths,
             or no round at all.
     """
+    check_kinds(target=target, params=params)
     check_state(drafter, accept, state)
     whole("max_steps", max_steps, 1)
     stop = outcome.stop_ids(eos_id)
@@ -85,6 +86,7 @@ def check_state(drafter: Drafter, accept: Accept, state: DecodeState, parts: int
 
     ``parts``: among how many devices the rows are divided.
     """
+    check_kinds(drafter=drafter, accept=accept, state=state)
     check_pair(drafter, accept)
     if drafter.rare.check_rows is not None:
         drafter.rare.check_rows(state.length.shape[0] // parts)
@@ -189,6 +191,7 @@ def stream(
         NonFiniteLogits: names row and round, right after the round.
         UserError: a row got no token in a round.
     """
+    check_kinds(target=target, params=params)
     check_state(drafter, accept, state)
     stop = outcome.stop_ids(eos_id)
     pair, rest = (target, drafter, accept, params), drafter.rare.rest
@@ -210,6 +213,7 @@ def autoregressive(
     updated, so the result must not be passed to ``generate``. Noise is keyed by position, as in the
     rule ``match``.
     """
+    check_kinds(target=target, params=params, state=state)
     return _autoregressive(target, params, state, jnp.asarray(max_steps), outcome.stop_ids(eos_id))
 
 

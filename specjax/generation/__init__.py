@@ -1,7 +1,8 @@
 """From a model's name and texts to texts: the functional API, put together.
 
 - ``loading``: a model, and perhaps a draft model.
-- ``texts``: ``generate_text``, with prompts of every form and several samples of a prompt.
+- ``texts``: ``generate_text``, with prompts of every form and several samples of a prompt, and
+  ``stream_text``.
 - ``refill``: many prompts in a constant number of rows.
 - ``stops``: stop strings, looked for between rounds.
 """
@@ -9,7 +10,7 @@
 from specjax.generation.loading import Model, load
 from specjax.generation.refill import Finished, decode_all
 from specjax.generation.stops import cut, decode_until
-from specjax.generation.texts import Completion, Generated, generate_text
+from specjax.generation.texts import Completion, Generated, generate_text, stream_text
 
 __all__ = [
     "Completion",
@@ -21,4 +22,5 @@ __all__ = [
     "decode_until",
     "generate_text",
     "load",
+    "stream_text",
 ]

@@ -95,6 +95,11 @@ class Row:
         return self._found is not None
 
     @property
+    def pieces(self) -> list[str]:
+        """The text that each token adds, without tokens of a character that is not complete."""
+        return self._pieces
+
+    @property
     def settled(self) -> str:
         """The beginning of the cut text that no further token can change."""
         if self._found is not None:

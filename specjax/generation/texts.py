@@ -1,17 +1,17 @@
-"""``generate_text``: from prompts or chats to texts, with any method."""
+"""``generate_text`` and ``stream_text``: from prompts or chats to texts, with any method."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import decode, logit_maps, rng, sampling
+from specjax import decode, logit_maps, registry, rng, sampling
 from specjax.bench import metrics
 from specjax.checks import number, whole
 from specjax.errors import UserError
@@ -30,6 +30,23 @@ _SETTINGS = {
     *inspect.signature(sampling.make_sampling).parameters,
     *inspect.signature(logit_maps.make).parameters,
 } - {"batch", "maps", "temperature", "vocab_size"}
+_GAMMA = 'drafter={"name": NAME, "gamma": N}'
+# Names of settings in other libraries -> what they are here.
+_ELSEWHERE = {
+    "assistant_model": "load(DIR, draft=DRAFT_DIR)",
+    "do_sample": "temperature, where 0 is greedy",
+    "eos_token_id": "end_ids, or ignore_eos",
+    "gamma": _GAMMA,
+    "max_length": "max_new_tokens",
+    "max_tokens": "max_new_tokens",
+    "num_assistant_tokens": _GAMMA,
+    "num_beams": "beam_search",
+    "num_return_sequences": "n",
+    "num_speculative_tokens": _GAMMA,
+    "prompt_lookup_num_tokens": 'drafter={"name": "prompt_lookup", "gamma": N}',
+    "stop_strings": "stop",
+    "streamer": "stream_text",
+}
 
 
 class Completion(NamedTuple):
@@ -98,23 +115,85 @@ def generate_text(
             samples.
         NonFiniteLogits: a model gave NaN or infinite logits.
     """
-    whole("max_new_tokens", max_new_tokens, 1)
-    number("temperature", temperature, ">= 0", lambda x: x >= 0)
     if whole("seed", seed, 0) >= 2**32:
         raise UserError(f"seed is {seed}; it must be in 0..{2**32 - 1}")
     if whole("n", n, 1) > 1 and temperature == 0:
         raise UserError(f"n is {n} and the temperature 0: all samples would be equal; raise it")
+    how = (max_new_tokens, temperature, stop, logprobs, ignore_eos, settings)
+    run = _run(model, drafter, accept, *how)
+    ids = encode(model, prompts, chat)
+    rows = [_Row(prompt, i, j) for i, prompt in enumerate(ids) for j in range(n)]
+    size = len(rows) if batch_size is None else min(whole("batch_size", batch_size, 1), len(rows))
+    return _all(run, rows, rng.sample_keys(seed, len(ids), n), size)
+
+
+def stream_text(
+    model: Model,
+    prompt: Prompt,
+    *,
+    drafter: Choice = None,
+    accept: str = "",
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    stop: str | Sequence[str] = (),
+    seed: int = 0,
+    ignore_eos: bool = False,
+    chat: str = "",
+    **settings: Any,
+) -> Iterator[str]:
+    """The text of ``generate_text`` for one prompt, in pieces, as it is written.
+
+    Arguments and errors are those of ``generate_text``. Errors of arguments are raised by the call.
+    A piece may belong to several tokens: it has whole characters, and nothing of a stop string.
+    """
+    how = (max_new_tokens, temperature, stop, False, ignore_eos, settings)
+    run = _run(model, drafter, accept, *how)
+    ids = encode(model, prompt, chat)
+    if len(ids) > 1:
+        raise UserError(
+            f"stream_text takes one prompt, and {len(ids)} were given; call it for each"
+        )
+    return _stream(run, _Row(ids[0], 0, 0), rng.sample_keys(seed, 1, 1))
+
+
+def _stream(run: _Run, row: _Row, keys: jax.Array) -> Iterator[str]:
+    state = _begin(run, [row], 1, 1, keys, _sizes(run.model, [row.ids], run.max_new_tokens))
+    text = stops.Row(run.model.lm.continued(row.ids), run.model.tokenizer.decode, run.stops)
+    method, seen, shown, done = run.method, len(row.ids), 0, False
+    while not done:
+        # One round of the program that ``generate_text`` runs.
+        pair = (run.model.lm, method.drafter, method.accept, method.params)
+        state, _ = decode.generate(*pair, state, max_steps=1, eos_id=run.eos)
+        [new] = decode.outputs(state, [seen])
+        seen, ended = seen + len(new), bool(state.done[0])
+        done = text.add(new, last=ended) or ended
+        known = text.cut().text if done else text.settled
+        if len(known) > shown:
+            yield known[shown:]
+        shown = max(shown, len(known))
+
+
+def _run(
+    model: Model,
+    drafter: Choice,
+    accept: str,
+    max_new_tokens: int,
+    temperature: float,
+    stop: str | Sequence[str],
+    logprobs: bool,
+    ignore_eos: bool,
+    settings: dict[str, Any],
+) -> _Run:
+    """The checked arguments of ``generate_text``."""
+    whole("max_new_tokens", max_new_tokens, 1)
+    number("temperature", temperature, ">= 0", lambda x: x >= 0)
+    _check_settings(settings)
     method = model.method(drafter, accept, temperature=temperature)
     # -1 is no token: the same number of ids runs the same program.
     eos = (-1,) * len(model.eos_ids) if ignore_eos else model.eos_ids
     ends = {"end_ids": model.eos_ids} if settings.get("min_new_tokens") else {}
     how = {"temperature": temperature, "vocab_size": model.lm.vocab_size, **ends, **settings}
-    run = _Run(model, method, how, max_new_tokens, stops.check(stop), logprobs, eos)
-    _check_settings(settings)
-    ids = encode(model, prompts, chat)
-    rows = [_Row(prompt, i, j) for i, prompt in enumerate(ids) for j in range(n)]
-    size = len(rows) if batch_size is None else min(whole("batch_size", batch_size, 1), len(rows))
-    return _all(run, rows, rng.sample_keys(seed, len(ids), n), size)
+    return _Run(model, method, how, max_new_tokens, stops.check(stop), logprobs, eos)
 
 
 def _all(run: _Run, rows: list[_Row], keys: jax.Array, size: int) -> Generated:
@@ -149,9 +228,11 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
     """Raises UserError for unknown settings, and for a value per row: rows are made here."""
     for name, value in settings.items():
         if name not in _SETTINGS:
-            raise UserError(
-                f"generate_text has no setting {name!r}; it has {', '.join(sorted(_SETTINGS))}"
-            )
+            here = _ELSEWHERE.get(name)
+            own = [*inspect.signature(generate_text).parameters, *sorted(_SETTINGS)]
+            here = f"; here it is {here}" if here else registry.nearest(name, own)
+            here = here or f"; it has {', '.join(sorted(_SETTINGS))}"
+            raise UserError(f"generate_text has no setting {name!r}{here}")
         own = isinstance(value, list | tuple) and any(
             each is None or isinstance(each, Mapping) for each in value
         )
@@ -216,6 +297,24 @@ def _decode(
 
     ``samples`` neighbours have one prompt; ``sizes`` of ``_sizes``.
     """
+    model, method = run.model, run.method
+    state = _begin(run, rows, count, samples, keys, sizes)
+    state, records, cuts = stops.decode_until(
+        *(model.lm, method.drafter, method.accept, method.params, state, [row.ids for row in rows]),
+        stop=run.stops,
+        decode_ids=model.tokenizer.decode,
+        max_steps=run.max_new_tokens,
+        eos_id=run.eos,
+    )
+    counts = metrics.count(records, [i < count for i in range(len(rows))], method.drafter.longest)
+    completions = _completions(run, rows[:count], state, cuts)
+    return completions, counts
+
+
+def _begin(
+    run: _Run, rows: list[_Row], count: int, samples: int, keys: jax.Array, sizes: tuple[int, int]
+) -> DecodeState:
+    """The state before the first round; the arguments are those of ``_decode``."""
     model, method, prompts = run.model, run.method, [row.ids for row in rows]
     width, max_len = sizes
     packed, lengths = decode.pack_prompts(prompts[::samples], width)
@@ -230,16 +329,7 @@ def _decode(
     if run.logprobs:
         # The prompts are read by the same program, with and without.
         state = state.replace(logprobs=np.zeros(state.tokens.shape, np.float32))
-    state, records, cuts = stops.decode_until(
-        *(model.lm, method.drafter, method.accept, method.params, state, prompts),
-        stop=run.stops,
-        decode_ids=model.tokenizer.decode,
-        max_steps=run.max_new_tokens,
-        eos_id=run.eos,
-    )
-    counts = metrics.count(records, [i < count for i in range(len(rows))], method.drafter.longest)
-    completions = _completions(run, rows[:count], state, cuts)
-    return completions, counts
+    return state
 
 
 def _completions(

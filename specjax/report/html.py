@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from specjax.errors import UserError
 from specjax.files import replacing
-from specjax.report import columns, inputs
+from specjax.report import advice, columns, inputs
 from specjax.report.columns import BY_KEY, COLUMNS, FACTS, Column, spell
 from specjax.report.inputs import TIME_PARTS, cut, number_of, part
 
@@ -350,6 +350,7 @@ def _render(
         rows=shown_rows,
         parts=TIME_PARTS,
         verdict=verdict(shown_rows),
+        advice=advice.lines(rows),
         plots=[
             (name.replace("_", " "), Markup(text[text.find("<svg") :]))
             for name, text in plots.items()

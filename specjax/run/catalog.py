@@ -29,6 +29,7 @@ from specjax.run.settings import Settings
 from specjax.train.settings import Training
 from specjax.types import Accept, Drafter
 
+FREE = "free"
 KINDS = {"drafter": drafters, "rule": accept, "controller": control}
 # How the drafts of each kind of siblings are described.
 _SIBLINGS = {
@@ -183,6 +184,22 @@ def _made(name: str) -> Drafter | None:
         if not registry.is_import(name):
             raise
         return None
+
+
+def expanded(methods: str) -> str:
+    """``--methods``; "free" in it becomes the drafters without model, file and training."""
+    names = [name.strip() for name in methods.split(",")]
+    if FREE not in names:
+        return methods
+    free = [name for name in drafters.names() if name not in names and _is_free(name)]
+    return ",".join([*free, *(name for name in names if name != FREE)])
+
+
+def _is_free(name: str) -> bool:
+    if any(key.required for key in registry.keys_of(drafters.load(name)).values()):
+        return False
+    drafter = _made(name)
+    return drafter is not None and drafter.nodes > 0 and drafter.training is None
 
 
 def loss_keys(name: str) -> list[declare.Key]:

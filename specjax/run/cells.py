@@ -28,7 +28,7 @@ from specjax.bench.methods import Model
 from specjax.data import progress
 from specjax.data.prompts import PromptSet
 from specjax.models import hf
-from specjax.report import terminal
+from specjax.report import advice, terminal
 from specjax.run import build, workdirs
 from specjax.run.settings import Settings
 
@@ -229,6 +229,8 @@ def write(
     )
     for note in terminal.notes(rows):
         console.print(Text(note, "dim"))
+    for line in advice.lines(rows):
+        console.print(Text(line))
     if settings.show_trace:
         show_trace(console, measured.traces)
     write_report(console, path, rows, draw=settings.report)

@@ -161,7 +161,9 @@ def _answer(
     tau = counts.tokens / counts.rounds
     note = f"{method.name}: {len(ids)} tokens, tau {tau:.2f}, {len(ids) / seconds:.1f} tokens/s"
     # The first answer is also compiled.
-    console.print(Text(note + (", compilation included" if number == 0 else ""), "dim"))
+    note += ", compilation included" if number == 0 else ""
+    colours = number == 0 and method.drafter.nodes and console.color_system
+    console.print(Text(note + ("; green: accepted draft tokens" if colours else ""), "dim"))
     cut = row.cut()
     ids = ids[: cut.tokens]
     return _Answer(prompt, ids, cut.text, generate.said(cut, ids, target), counts)

@@ -6,12 +6,13 @@
     python -m specjax.run --config=bench --help   the keys of a configuration
 
 ``config.mode`` is train, generate, chat, bench, replay or online.
-``--methods=suffix,prompt_lookup`` measures several drafters. Several processes compute together
-with --coordinator=host:port --processes=N --process=I, or with --distributed where JAX finds the
-others. ``config.prepare`` may name configurations of ``config.stages`` that run first, in that
-order, each into ``<workdir>/<its name>``; finished stages are skipped, and those whose result the
-configuration does not use. "{workdir}" in a text is replaced by the workdir. A user's mistake gives
-one line on stderr and exit status 2, and nothing is written.
+``--methods=suffix,prompt_lookup`` measures several drafters, and ``--methods=free`` all that need
+no model, no file and no training. Several processes compute together with --coordinator=host:port
+--processes=N --process=I, or with --distributed where JAX finds the others. ``config.prepare`` may
+name configurations of ``config.stages`` that run first, in that order, each into
+``<workdir>/<its name>``; finished stages are skipped, and those whose result the configuration does
+not use. "{workdir}" in a text is replaced by the workdir. A user's mistake gives one line on stderr
+and exit status 2, and nothing is written.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def _parsed(argv: list[str]) -> tuple[Config, Path, flags.FlagValues]:
     settings = overrides.given(arguments.rest)
     methods = _option(arguments.rest, "methods")
     if methods is not None:
-        overrides.choose_methods(config, methods, settings)
+        overrides.choose_methods(config, catalog.expanded(methods), settings)
     overrides.add_own_keys(config, settings)
     if arguments.help:
         terminal.console().print(catalog.keys_page(config, file))
@@ -156,15 +157,15 @@ def _read_flags(
     flags.DEFINE_string(
         "workdir", "", "where results go; default runs/<name of the file>", flag_values=values
     )
-    flags.DEFINE_string("methods", "", "drafters to measure, a,b,c", flag_values=values)
+    flags.DEFINE_string("methods", "", "drafters to measure, a,b,c or free", flag_values=values)
     process.define_flags(values)
     try:
         config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=arguments)
         rest = values(arguments)
     except flags.UnrecognizedFlagError as error:
         name = error.flagname
-        near = overrides.near(config, config, name)
-        hint = f"; {near.replace('config.', '--config.')}" if near.startswith("did") else ""
+        _, found, key = overrides.near(config, config, name).partition("did you mean ")
+        hint = f"; did you mean --config.{key.removeprefix('config.')}" if found else ""
         raise UserError(f"Unknown command line flag {name!r}{hint}") from None
     except flags.Error as error:
         message = str(error).partition(": Traceback")[0]

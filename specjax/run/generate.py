@@ -147,6 +147,8 @@ def stream(
 ) -> tuple[metrics.Counts, list[int]]:
     """Prints the continuation of a prompt; its counts and its tokens. Raises NonFiniteLogits.
 
+    Accepted draft tokens are coloured on a terminal that has colours.
+
     Args:
         job: its batch size is 1; its longest prompt sizes the buffers.
         method: what decodes.
@@ -156,7 +158,7 @@ def stream(
         number: of the prompt among those of the run; chooses its noise.
     """
     state = passes.begin(job, method.drafter, method.params, [number], [ids])
-    shown, output, records = 0, [], []
+    shown, output, accepted, records = 0, [], [], []
     for _, info in decode.stream(
         job.target,
         method.drafter,
@@ -169,15 +171,26 @@ def stream(
         records.append([np.asarray(x) for x in decode.counts_of(info)])
         new = [int(t) for t in info.tokens[0][: int(info.emitted[0])]]
         output += new
+        accepted += [place < int(info.accepted[0]) for place in range(len(new))]
         ended = row.add(new)
-        console.print(Text(row.settled[shown:]), end="")
+        console.print(_coloured(row, row.settled, accepted, shown), end="")
         shown = max(shown, len(row.settled))
         if ended:
             break
     row.add((), last=True)
-    console.print(Text(row.cut().text[shown:]))
+    console.print(_coloured(row, row.cut().text, accepted, shown))
     stacked = decode.Records(*(jnp.stack(x) for x in zip(*records, strict=True)))
     return metrics.count(stacked, [True], method.drafter.longest), output
+
+
+def _coloured(row: stops.Row, text: str, accepted: list[bool], shown: int) -> Text:
+    """The text from character ``shown`` on; what accepted draft tokens added has their colour."""
+    out, at = Text(text[shown:]), -shown
+    for piece, draft in zip(row.pieces, accepted, strict=False):
+        if draft:
+            out.stylize(terminal.STYLES[0], max(at, 0), max(at + len(piece), 0))
+        at += len(piece)
+    return out
 
 
 def said(cut: stops.Cut, ids: list[int], target: hf.Loaded) -> str:

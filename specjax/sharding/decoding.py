@@ -26,7 +26,7 @@ from specjax.outcome import EosId
 from specjax.prompt import checked, make_prefill
 from specjax.sampling import Sampling
 from specjax.sharding import groups, states
-from specjax.sharding.mesh import DATA
+from specjax.sharding.mesh import DATA, with_all_axes
 from specjax.sharding.rules import check_decoding, check_placed, put, shardings
 from specjax.sharding.states import Specs
 from specjax.step import Widths
@@ -58,6 +58,7 @@ def prefill(
 
     Raises UserError as ``decode.prefill`` does, and for rows or a target that cannot be divided.
     """
+    mesh = with_all_axes(mesh)
     check_decoding(mesh, target)
     check_placed(mesh, params)
     check_rows(mesh, prompt.shape[0])
@@ -108,7 +109,7 @@ def generate(
     ``state`` is that of ``prefill`` on the same mesh, and is donated. Raises UserError as
     ``decode.generate`` does, and for a state that is not on the mesh.
     """
-    decode.check_state(drafter, accept, state, mesh.shape[DATA])
+    decode.check_state(drafter, accept, state, with_all_axes(mesh).shape[DATA])
     widths = verify_widths if verify_widths is None else tuple(verify_widths)
     loop = Bound(
         decode.generate, target, drafter, accept, max_steps=max_steps, verify_widths=widths
@@ -140,6 +141,7 @@ def _run(
     mesh: Mesh, loop: Bound, params: ModelParams, state: DecodeState, eos_id: EosId
 ) -> tuple[DecodeState, Any]:
     """The result of ``loop(params, state, eos_id=...)`` for all rows: a state, and records."""
+    mesh = with_all_axes(mesh)
     check_placed(mesh, params)
     arguments = (params, state, outcome.stop_ids(eos_id))
     static = (loop, states.specs_of(mesh, state))

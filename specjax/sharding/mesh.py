@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -70,3 +71,20 @@ def make_mesh(text: str, devices: Sequence[Any] | None = None) -> Mesh:
     types = (AxisType.Auto,) * len(AXES)
     shape = tuple(sizes[axis] for axis in AXES)
     return jax.make_mesh(shape, AXES, axis_types=types, devices=every[:total])
+
+
+@functools.lru_cache(maxsize=64)
+def with_all_axes(mesh: Mesh) -> Mesh:
+    """The mesh with all of ``AXES``; those that it lacks have size 1. XLA divides what is on it.
+
+    Raises UserError for another axis.
+    """
+    types = (AxisType.Auto,) * len(AXES)
+    if unknown := [axis for axis in mesh.axis_names if axis not in AXES]:
+        raise UserError(
+            f"the mesh has the axis {unknown[0]!r}; the axes are {', '.join(AXES)}, each of them "
+            "may be left out"
+        )
+    order = [mesh.axis_names.index(axis) for axis in AXES if axis in mesh.axis_names]
+    shape = [mesh.shape.get(axis, 1) for axis in AXES]
+    return Mesh(mesh.devices.transpose(order).reshape(shape), AXES, axis_types=types)

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.cache import KVCache
 from specjax.errors import UserError
-from specjax.sharding.mesh import DATA, FSDP, TENSOR
+from specjax.sharding.mesh import DATA, FSDP, TENSOR, with_all_axes
 from specjax.types import LM, ModelParams
 
 
@@ -136,6 +136,7 @@ def check_decoding(mesh: Mesh, target: LM) -> None:
 def place(mesh: Mesh, target: LM, params: ModelParams) -> ModelParams:
     """The parameters of target and drafter on the devices of a mesh.
 
+    The mesh has any of the axes "data" and "tensor": that of ``make_mesh``, or one of JAX's.
     Those that are on the mesh already stay where they are. Raises UserError for a target whose
     layers cannot be divided.
     """
@@ -144,12 +145,14 @@ def place(mesh: Mesh, target: LM, params: ModelParams) -> ModelParams:
 
 def place_target(mesh: Mesh, target: LM, params: Any) -> Any:
     """The target's parameters on the devices of a mesh. Raises UserError: see ``place``."""
+    mesh = with_all_axes(mesh)
     check_decoding(mesh, target)
     return put(mesh, params, param_specs(params, dict(mesh.shape), strict=True))
 
 
 def place_draft(mesh: Mesh, params: Any) -> Any:
     """A drafter's parameters on the devices of a mesh."""
+    mesh = with_all_axes(mesh)
     return put(mesh, params, param_specs(params, dict(mesh.shape)))
 
 

@@ -229,7 +229,9 @@ def test_chats_token_ids_and_settings(model, data_dir, tmp_path):
         ({"banned": [[1], [2]]}, "banned has a value for each row"),
         ({"logit_bias": [{1: 1.0}, None]}, "logit_bias has a value for each row"),
         ({"top_p": [0.5, 0.9]}, "top_p has a value for each row"),
-        ({"top_q": 1}, "has no setting 'top_q'"),
+        ({"top_q": 1}, "has no setting 'top_q'; did you mean top_p or top_k"),
+        ({"max_tokens": 5}, "has no setting 'max_tokens'; here it is max_new_tokens"),
+        ({"xyz": 1}, "has no setting 'xyz'; it has banned, "),
         ({"repetition_penalty": "x"}, "repetition_penalty is 'x'; it must be in"),
         ({"logit_bias": {1: "x"}}, "its values must be numbers"),
         ({"temperature": "0.7"}, "temperature is '0.7'; it must be a number"),
@@ -246,6 +248,46 @@ def test_wrong_arguments_are_one_line(model, keys, message):
     with pytest.raises(UserError, match=message) as error:
         sj.generate_text(model, keys.pop("prompts", "Once"), **keys)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"stop": ("the", ". "), "temperature": 0.0},
+        {"temperature": 1.0, "seed": 7, "top_k": 40},
+        {"temperature": 1.0, "drafter": "none", "max_new_tokens": 1},
+    ],
+)
+def test_pieces_of_a_stream_are_the_text(model, keys):
+    """The same text as at once, in more than one piece; none of a stop string."""
+    keys = KEYS | {"accept": ""} | keys
+    expected = sj.generate_text(model, "Tom and Lily", **keys)
+    pieces = list(sj.stream_text(model, "Tom and Lily", **keys))
+    assert "".join(pieces) == expected.texts[0] and all(pieces)
+    assert keys["max_new_tokens"] == 1 or len(pieces) > 1
+    with pytest.raises(UserError, match="stream_text takes one prompt, and 2 were given"):
+        sj.stream_text(model, ["a", "b"])
+
+
+def test_arguments_of_the_loops_have_their_types(model):
+    """A name, a swapped pair, no pair of parameters, keys for other rows: one line each."""
+    method, (packed, lengths) = model.method(), sj.pack_prompts([[1, 2], [3]])
+    keys, room = sj.row_keys(0, 2), {"max_len": 8}
+    right = [model.lm, method.drafter, method.params, packed, lengths, keys]
+    state = sj.prefill(*right, **room)
+    for place, value, message in (
+        (0, method.drafter, "target is of type Drafter; it must be of type LM: models"),
+        (1, "none", "drafter is 'none'; it must be of type Drafter: drafters.make"),
+        (2, model.params, "params is of type dict; it must be of type ModelParams"),
+        (5, jax.random.key(0), r"keys are key<fry>\[\], and the prompt has 2 rows; rng.row_keys"),
+        (5, sj.row_keys(0, 3), r"keys are key<fry>\[3\], and the prompt has 2 rows"),
+    ):
+        with pytest.raises(UserError, match=message):
+            sj.prefill(*[value if i == place else x for i, x in enumerate(right)], **room)
+    with pytest.raises(
+        UserError, match="accept is 'chain'; it must be of type Accept: accept.load"
+    ):
+        sj.generate(model.lm, method.drafter, "chain", method.params, state, max_steps=4)
 
 
 def test_decoding_is_plain_unless_a_drafter_is_asked_for(model):

@@ -8,6 +8,8 @@ import pytest
 from commandline import ROOT, save
 
 from specjax.data.chat import BUILT_IN
+from specjax.generation import stops
+from specjax.run import generate
 
 CHAT, GENERATE = (f"--config={ROOT}/configs/{name}.py" for name in ("chat", "generate"))
 QUESTIONS = [
@@ -127,3 +129,14 @@ def test_a_model_without_a_template(cli, target):
     status, out, err, workdir = cli(CHAT, f"--config.target={target}", "--config.prompt=x")
     assert (status, out) == (2, "") and "has no chat template; choose one of chatml" in err
     assert not workdir.exists()
+
+
+@pytest.mark.fast
+def test_accepted_draft_tokens_have_a_colour():
+    """From the character on that was shown."""
+    row = stops.Row([], lambda ids: "".join("ab c"[i] for i in ids), ())
+    row.add([0, 1, 2, 3], last=True)
+    text = generate._coloured(row, row.cut().text, [False, True, True, False], 0)
+    assert text.plain == "ab c" and [tuple(span)[:2] for span in text.spans] == [(1, 2), (2, 3)]
+    text = generate._coloured(row, row.cut().text, [False, True, True, False], 2)
+    assert text.plain == " c" and [tuple(s)[:2] for s in text.spans if s.end > s.start] == [(0, 1)]

@@ -211,6 +211,7 @@ MISTAKES = {
     "dtype": (["--config.dtype=int8"], "config.dtype is 'int8'; it must be one of"),
     "methods of one": (["--methods=suffix"], "--methods is for modes bench and replay"),
     "unknown flag": (["--wrkdir=x"], "Unknown command line flag 'wrkdir'"),
+    "a key as a flag": (["--prompts=x"], "flag 'prompts'; did you mean --config.prompts?"),
     "stray argument": (["generate"], "unexpected argument 'generate'"),
     "unknown mode": (
         ["--config.mode=sing"],

@@ -114,11 +114,16 @@ def test_methods_of_a_command_line(cli, started, measured, target):
     both = "--methods=prompt_lookup,suffix"
     status, _, err, _ = cli(QUICKSTART, *common, both, "--config.grid.methods.suffix.nodes=3")
     assert (status, err) == (0, "") and len(started) == 1
-    [(settings, _, _)] = measured
+    settings = measured[0][0]
     assert settings.methods["prompt_lookup"].drafter == {"name": "prompt_lookup", "gamma": 4}
     assert settings.methods["suffix"] == MethodChoice({"name": "suffix", "nodes": 3}, "", {})
     _, rule = methods.objects(stand_ins.target(), settings.methods["suffix"], [0.0])
     assert rule.name == "deterministic"
+    assert cli(QUICKSTART, *common, "--methods=free,early_exit", "--config.again=True")[0] == 0
+    free = {"prompt_lookup", "sam", "suffix", "token_recycling", "jacobi", "lookahead"}
+    others = {"none", "draft_model", "medusa", "rest", "staged"}
+    assert free < set(measured[-1][0].methods) and not others & set(measured[-1][0].methods)
+    assert "early_exit" in measured[-1][0].methods
     for arguments, message in (
         (["--methods=prompt_lokup"], "no drafter 'prompt_lokup'; did you mean prompt_lookup?"),
         (["--methods=sam,sam"], "give different names, separated by commas"),

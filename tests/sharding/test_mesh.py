@@ -120,3 +120,18 @@ def test_a_state_of_another_place_is_refused():
     state = decode.prefill(model, drafter, params, tokens, lengths, keys, max_len=4)
     with pytest.raises(UserError, match="not on the devices of this mesh"):
         sharding.autoregressive(sharding.make_mesh("data:1"), model, params, state, max_steps=2)
+
+
+def test_any_mesh_with_axes_of_these_names():
+    model = tabular(4)
+    drafter, params = drafters.make("none", model), ModelParams(np.zeros((5, 4, 4), np.float32))
+    tokens, lengths = decode.pack_prompts([[1, 2]])
+    mesh, keys = jax.make_mesh((1,), ("data",)), rng.row_keys(0, [0])
+    placed = sharding.place(mesh, model, params)
+    state = sharding.prefill(mesh, model, drafter, placed, tokens, lengths, keys, max_len=4)
+    state = sharding.autoregressive(mesh, model, placed, state, max_steps=2)
+    own = decode.prefill(model, drafter, params, tokens, lengths, keys, max_len=4)
+    own = decode.autoregressive(model, params, own, max_steps=2)
+    assert decode.outputs(sharding.on_host(state), [2]) == decode.outputs(own, [2])
+    with pytest.raises(UserError, match="the mesh has the axis 'rows'; the axes are data, fsdp"):
+        sharding.place(jax.make_mesh((1,), ("rows",)), model, params)
