@@ -128,7 +128,7 @@ def test_the_first_round_of_a_call_is_left_out(monkeypatch):
 
     monkeypatch.setattr(profile, "_generate", generate)
     monkeypatch.setattr(profile.time, "perf_counter", lambda: clock[0])
-    state = passes.begin(own, method.drafter, method.params, [0, 1], own.prompts)
+    state = passes.begin(own, method.drafter, method.params, *next(passes.batches(own)))
     assert profile._run(own, method, state, 2).seconds == pytest.approx(2e-3)
 
 
