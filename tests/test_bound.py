@@ -89,7 +89,8 @@ def test_parameters_are_not_compared():
 @pytest.mark.parametrize("name", control.names())
 def test_controllers(name):
     target, draft, _ = cases.models()
-    spec = {"fixed": "fixed:2", "threshold": "threshold:0.3", "calibrated": None}.get(name, name)
+    specs = {"fixed": "fixed:2", "threshold": "threshold:0.3", "calibrated": None}
+    spec = (specs | {"batch_size": "batch_size:2:3"}).get(name, name)
     if spec is None:
         pytest.skip("its key is a file")
     one, other = (
