@@ -33,8 +33,8 @@ from experiments.trained_drafters import questions as questions_study
 from experiments.trained_drafters import run as trained_study
 from experiments.tree_search import run as tree_search_study
 from experiments.vocabularies import run as vocabularies_study
-from experiments.vs_transformers import models as vs_transformers_models
-from experiments.vs_transformers import run as vs_transformers_study
+from experiments.peers import models as peers_models
+from experiments.peers import run as peers_study
 from specjax import files
 from specjax.data import shards
 from specjax.errors import UserError
@@ -504,11 +504,11 @@ def test_vocabularies(data_dir, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_vs_transformers(target, tmp_path):
+def test_transformers(target, tmp_path):
     pytest.importorskip("transformers")
     out = tmp_path / "results.json"
     small = ["--small", "--passes=1", "--new=12", "--device=cpu"]
-    vs_transformers_study.main([*small, f"--out={out}"])
+    peers_study.main([*small, f"--out={out}"])
     result = json.loads(out.read_text())
     rows = {(row["method"], row["temperature"]): row for row in result["rows"]}
     assert len(rows) == 6 and len(set(result["prompts"]["gpt2"])) == 4  # different lengths
@@ -518,14 +518,14 @@ def test_vs_transformers(target, tmp_path):
             assert row["identical"] == "4/4"
             assert row["specjax"]["rounds"] == row["transformers"]["rounds"]
         assert (row["specjax"]["block_efficiency"] == 1) == (method == "autoregressive")
-    assert vs_transformers_study.table(result).count("\n") == 7
+    assert peers_study.table(result).count("\n") == 7
 
 
 @pytest.mark.slow
-def test_vs_transformers_needs_a_tokenizer(tmp_path):
+def test_peers_needs_a_tokenizer(tmp_path):
     hf.save(tmp_path / "mute", tiny_config(vocab_size=16), tiny(vocab_size=16)[1])
     with pytest.raises(UserError, match="has no tokenizer"):
-        vs_transformers_models.stories(str(tmp_path / "mute"), "", tmp_path, 4)
+        peers_models.stories(str(tmp_path / "mute"), "", tmp_path, 4)
 
 
 @pytest.mark.slow

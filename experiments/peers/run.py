@@ -1,6 +1,6 @@
 """specjax against transformers: plain decoding, a draft model, and prompt lookup.
 
-    PYTHONPATH=. python experiments/vs_transformers/run.py --stories=DIR
+    PYTHONPATH=. python experiments/peers/run.py --stories=DIR
 
 About 6 minutes on 2 CPU cores; needs torch and transformers. Every speed-up that specjax reports is
 measured against its own autoregressive loop, so that loop must not be slow. Both sides decode the
@@ -49,8 +49,8 @@ import jax
 import numpy as np
 
 from experiments.common import checked, options, start, without_folder
-from experiments.vs_transformers import sides
-from experiments.vs_transformers.models import Pair, constructed, stories
+from experiments.peers import sides
+from experiments.peers.models import Pair, constructed, stories
 from specjax.bench.results import machine
 from specjax.errors import UserError
 from specjax.files import write_json
@@ -188,7 +188,7 @@ def main(argv: Sequence[str]) -> None:
             for temperature in (0.0, 1.0):
                 rows += compare(pair, temperature, args.passes, device, args.dtype)
     packages = ("specjax", "jax", "flax", "torch", "transformers")
-    script = ["python", "experiments/vs_transformers/run.py"]
+    script = ["python", "experiments/peers/run.py"]
     torch_device = torch.cuda.get_device_name() if device == "cuda" else device
     result = {
         "schema": 1,
