@@ -23,6 +23,10 @@ from experiments.long_context import target as long_target_study
 from experiments.mtp_loss import run as mtp_loss_study
 from experiments.online import run as online_study
 from experiments.op_times import run as op_times_study
+from experiments.peers import chat as peers_chat
+from experiments.peers import models as peers_models
+from experiments.peers import run as peers_study
+from experiments.peers import tables as peers_tables
 from experiments.programs import hlo
 from experiments.real_model import measuring as real_model_measuring
 from experiments.real_model import profiles as real_model_profiles
@@ -34,10 +38,6 @@ from experiments.trained_drafters import questions as questions_study
 from experiments.trained_drafters import run as trained_study
 from experiments.tree_search import run as tree_search_study
 from experiments.vocabularies import run as vocabularies_study
-from experiments.peers import chat as peers_chat
-from experiments.peers import models as peers_models
-from experiments.peers import run as peers_study
-from experiments.peers import tables as peers_tables
 from specjax import files
 from specjax.data import shards
 from specjax.errors import UserError

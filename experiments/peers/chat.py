@@ -175,7 +175,8 @@ def write_gguf(target: hf.Loaded, path: Path, kind: str) -> Path:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_heads)
     writer.add_head_count_kv(config.num_kv_heads)
-    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.norm_eps)
     writer.add_rope_freq_base(config.rope_theta)
     writer.add_vocab_size(config.vocab_size)
@@ -187,6 +188,7 @@ def write_gguf(target: hf.Loaded, path: Path, kind: str) -> Path:
             if part in name:  # llama.cpp rotates neighbours, not halves
                 halves = tensor.reshape(heads, 2, -1, tensor.shape[1])
                 tensor = np.ascontiguousarray(halves.swapaxes(1, 2).reshape(tensor.shape))
+        tensor = tensor.astype(np.float32)
         if tensor.ndim == 1:
             writer.add_tensor(own, tensor)
         else:
@@ -216,7 +218,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The part "chat" of the results. Raises UserError."""
     target = hf.load(args.chat, dtype=np.dtype(FULL))
     chosen = questions(args.prompts, target, args.questions, 1)
-    prompts = [each.ids for own in chosen.values() for each in own]
+    if not (prompts := [each.ids for own in chosen.values() for each in own]):
+        most = measuring.WIDTHS[-1]
+        raise UserError(f"{args.prompts} has no question of at most {most} tokens")
     weights = {FULL: sum(leaf.nbytes for leaf in jax.tree.leaves(target.params))}
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         peers = theirs(target, args, prompts, Path(name), stack)
@@ -256,9 +260,7 @@ def rows(
         counts = [sum(each[key] for each in every[0]) for key in ("timed", "passes")]
         tau, median = counts[0] / counts[1], statistics.median(rates[side])
         ratios = [own / other for own, other in zip(rates[side], rates[plain], strict=True)]
-        same = [
-            all(one[n]["tokens"] == text for one in every) for n, text in enumerate(texts)
-        ]
+        same = [all(one[n]["tokens"] == text for one in every) for n, text in enumerate(texts)]
         result.append(
             side._asdict()
             | {

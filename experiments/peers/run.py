@@ -165,7 +165,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     add("--small", action="store_true", help="tiny shapes, for a test")
     add("--chat", default="", help="directory of a chat model: measure the part of that name")
-    add("--prompts", default="", help="with --chat: the questions of Spec-Bench")
+    add("--prompts", type=Path, help="with --chat: the questions of Spec-Bench")
     for name, package in chat.PACKAGES.items():
         add(f"--{name}", default="", help=f"a Python with {package}; default: left out")
     add("--questions", type=int, default=1, help="of each task of Spec-Bench")
@@ -174,6 +174,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.chat and not args.prompts:
         raise UserError("--chat needs --prompts, the question.jsonl of Spec-Bench")
+    if min(args.passes, args.new, args.questions, args.gamma) < 1:
+        raise UserError("--passes, --new, --questions and --gamma must be at least 1")
     return args
 
 

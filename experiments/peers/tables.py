@@ -40,8 +40,9 @@ def tables(results: dict) -> str:
         lines = [
             f"**{part['model']}**\n\n{source(part)}",
             f"- Prompts: {len(part['prompts'])} of {min(part['prompts'])} to "
-            f"{max(part['prompts'])} tokens, {part['new_tokens']} new ones; {part['passes']} passes",
-            f"- Draft tokens: {part['gamma']}; threads: {part['threads']}",
+            f"{max(part['prompts'])} tokens, at most {part['new_tokens']} new ones",
+            f"- Passes: {part['passes']}; draft tokens: {part['gamma']}; "
+            f"threads: {part['threads']}",
         ]
         if copied := part["copied_bytes_per_second"]:
             lines.append(f"- A copy reads and writes {copied / 1e9:.1f} GB/s")
