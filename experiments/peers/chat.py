@@ -183,7 +183,7 @@ def write_gguf(target: hf.Loaded, path: Path, kind: str) -> Path:
     writer.add_tokenizer_model("no_vocab")
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_layers)
     for name, tensor in load_file(file).items():
-        own = names.get_name(name, try_suffixes=(".weight",))
+        own = names.get_name(name, try_suffixes=(".weight",)) or name
         for part, heads in ((".q_proj.", config.num_heads), (".k_proj.", config.num_kv_heads)):
             if part in name:  # llama.cpp rotates neighbours, not halves
                 halves = tensor.reshape(heads, 2, -1, tensor.shape[1])

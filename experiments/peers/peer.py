@@ -78,11 +78,13 @@ def transformers(settings: dict[str, Any]) -> tuple[str, Decode]:
 
 def llama(settings: dict[str, Any]) -> tuple[str, Decode]:
     """llama.cpp by llama-cpp-python, plain or with its ``LlamaPromptLookupDecoding``."""
-    import llama_cpp
-    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+    import llama_cpp  # pyright: ignore[reportMissingImports]
+    from llama_cpp import llama_speculative  # pyright: ignore[reportMissingImports]
 
-    lookup = settings["lookup"]
-    draft = LlamaPromptLookupDecoding(settings["max_ngram"], settings["gamma"]) if lookup else None
+    draft, lookup = None, settings["lookup"]
+    if lookup:
+        kind = llama_speculative.LlamaPromptLookupDecoding
+        draft = kind(settings["max_ngram"], settings["gamma"])
     model: Any = llama_cpp.Llama(
         settings["model"],
         n_ctx=settings["slots"],
@@ -122,7 +124,7 @@ def vllm(settings: dict[str, Any]) -> tuple[str, Decode]:
     preload([Path(sys.prefix) / "lib/libiomp5.so"])
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     import torch
-    import vllm
+    import vllm  # pyright: ignore[reportMissingImports]
 
     torch.set_num_threads(settings["threads"])
     options: dict[str, Any] = {"speculative_config": None}
