@@ -121,12 +121,12 @@ def llama(settings: dict[str, Any]) -> tuple[str, Decode]:
 
 def vllm(settings: dict[str, Any]) -> tuple[str, Decode]:
     """The engine of vLLM in this process, plain or with its n-gram drafts."""
-    preload([Path(sys.prefix) / "lib/libiomp5.so"])
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ["OMP_NUM_THREADS"] = str(settings["threads"])
+    preload()
     import torch
     import vllm  # pyright: ignore[reportMissingImports]
 
-    torch.set_num_threads(settings["threads"])
     options: dict[str, Any] = {"speculative_config": None}
     if settings["lookup"]:
         options["speculative_config"] = {
@@ -166,9 +166,10 @@ def vllm(settings: dict[str, Any]) -> tuple[str, Decode]:
     return f"{vllm.__version__} (torch {torch.__version__})", decode
 
 
-def preload(libraries: list[Path]) -> None:
+def preload() -> None:
     """Starts this program again with the libraries that vLLM asks for, if they are there."""
-    found = [str(path) for path in libraries if path.exists()]
+    places = ((sys.prefix, "lib/libiomp5.so"), ("/usr/lib", "*/libtcmalloc_minimal.so.4"))
+    found = [str(path) for folder, name in places for path in Path(folder).glob(name)]
     if found and "LD_PRELOAD" not in os.environ:
         os.environ["LD_PRELOAD"] = ":".join(found)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
