@@ -18,9 +18,8 @@ def source(*layers: dict) -> str:
         return next((layer[key] for layer in layers if layer.get(key)), None)
 
     machine, versions = first("machine") or {}, first("versions") or {}
-    named = [
-        f"{name} {versions[name]}" for name in ("jax", "torch", "transformers") if name in versions
-    ]
+    shown = ("jax", "torch", "transformers", "llama-cpp-python", "vllm")
+    named = [f"{name} {versions[name]}" for name in shown if name in versions]
     lines = [
         f"- Command: `PYTHONPATH=. {first('command')}`",
         f"- Machine: {machine.get('cpu')}, {machine.get('cores')} cores; {', '.join(named)}",

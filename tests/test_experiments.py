@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,10 @@ from experiments.long_context import target as long_target_study
 from experiments.mtp_loss import run as mtp_loss_study
 from experiments.online import run as online_study
 from experiments.op_times import run as op_times_study
+from experiments.peers import chat as peers_chat
+from experiments.peers import models as peers_models
+from experiments.peers import run as peers_study
+from experiments.peers import tables as peers_tables
 from experiments.programs import hlo
 from experiments.real_model import measuring as real_model_measuring
 from experiments.real_model import profiles as real_model_profiles
@@ -33,8 +38,6 @@ from experiments.trained_drafters import questions as questions_study
 from experiments.trained_drafters import run as trained_study
 from experiments.tree_search import run as tree_search_study
 from experiments.vocabularies import run as vocabularies_study
-from experiments.vs_transformers import models as vs_transformers_models
-from experiments.vs_transformers import run as vs_transformers_study
 from specjax import files
 from specjax.data import shards
 from specjax.errors import UserError
@@ -504,11 +507,11 @@ def test_vocabularies(data_dir, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_vs_transformers(target, tmp_path):
+def test_transformers(target, tmp_path):
     pytest.importorskip("transformers")
     out = tmp_path / "results.json"
     small = ["--small", "--passes=1", "--new=12", "--device=cpu"]
-    vs_transformers_study.main([*small, f"--out={out}"])
+    peers_study.main([*small, f"--out={out}"])
     result = json.loads(out.read_text())
     rows = {(row["method"], row["temperature"]): row for row in result["rows"]}
     assert len(rows) == 6 and len(set(result["prompts"]["gpt2"])) == 4  # different lengths
@@ -518,14 +521,98 @@ def test_vs_transformers(target, tmp_path):
             assert row["identical"] == "4/4"
             assert row["specjax"]["rounds"] == row["transformers"]["rounds"]
         assert (row["specjax"]["block_efficiency"] == 1) == (method == "autoregressive")
-    assert vs_transformers_study.table(result).count("\n") == 7
+    assert peers_tables.tables(result).count("\n| ") == 7
 
 
 @pytest.mark.slow
-def test_vs_transformers_needs_a_tokenizer(tmp_path):
+def test_peers_needs_a_tokenizer(tmp_path):
     hf.save(tmp_path / "mute", tiny_config(vocab_size=16), tiny(vocab_size=16)[1])
     with pytest.raises(UserError, match="has no tokenizer"):
-        vs_transformers_models.stories(str(tmp_path / "mute"), "", tmp_path, 4)
+        peers_models.stories(str(tmp_path / "mute"), "", tmp_path, 4)
+
+
+FAKE = '''
+"""In place of llama-cpp-python: a model that counts, two tokens per pass with a draft."""
+
+__version__ = "9"
+
+
+class Llama:
+    def __init__(self, path, *, draft_model, **options):
+        assert open(path, "rb").read(4) == b"GGUF"
+        self.step = 1 if draft_model is None else 2
+
+    def eval(self, tokens):
+        pass
+
+    def generate(self, prompt, temp):
+        for number in range(100):
+            if number < 1 or number % self.step == 0:
+                self.eval([])
+            yield (prompt[-1] + number) % 16
+'''
+
+
+@pytest.fixture
+def fake_llama(tmp_path, monkeypatch):
+    """The Python of an environment with FAKE."""
+    package = tmp_path / "environment" / "llama_cpp"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(FAKE)
+    (package / "llama_speculative.py").write_text("LlamaPromptLookupDecoding = lambda *_: 1\n")
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    return sys.executable
+
+
+@pytest.mark.fast
+def test_a_peer_answers_in_its_own_process(fake_llama, tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    settings = {"model": str(tmp_path / "model.gguf"), "prompts": [[3, 4], [5, 9]], "new": 5}
+    settings |= {"eos": [11], "threads": 1, "slots": 9, "gamma": 1, "max_ngram": 2, "lookup": True}
+    peer = peers_chat.Peer(fake_llama, "llama", tmp_path / "peer", settings)
+    [first] = peer(1)
+    assert (first["tokens"], first["timed"], first["passes"]) == ([4, 5, 6, 7, 8], 3, 2)
+    own, other = [peer(2), peer(2)], [peer(2), peer(2)]
+    assert [each["tokens"] for each in own[0]] == [[4, 5, 6, 7, 8], [9, 10, 11]]  # 11 ends a text
+    peer.close()
+    other[1][1]["tokens"] = [9]
+    plain, lookup = peers_chat.Side("specjax", "plain"), peers_chat.Side("llama.cpp", "lookup", "Q")
+    answers = {plain: own, lookup: other}
+    for each in (answer for some in answers.values() for one in some for answer in one):
+        each["seconds"] = 2.0
+    _, row = peers_chat.rows(answers, {"float32": 100, "Q": 50}, 25.0)
+    assert row["tokens_per_second"] == 1 and row["ratio"] == 1 and row["identical"] == "1/2"
+    assert row["block_efficiency"] == 4 / 3 and row["share_of_bandwidth"] == 1.5
+    with pytest.raises(UserError, match=r"^--vllm=nowhere/python cannot be started .* with vllm$"):
+        peers_chat.Peer("nowhere/python", "vllm", tmp_path / "none", settings)
+    with pytest.raises(UserError, match="^the program of --vllm ended with status 1: Module"):
+        peers_chat.Peer(fake_llama, "vllm", tmp_path / "without", settings)(1)
+
+
+@pytest.mark.slow
+def test_a_chat_model_beside_a_peer(fake_llama, target, tmp_path, capsys, monkeypatch):
+    folder, out = chat_model(target, tmp_path), tmp_path / "results.json"
+    lines = [{"question_id": n, "category": "qa", "turns": [f"w{n} w1 w2"]} for n in range(3)]
+    (folder / "q.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    monkeypatch.setattr(peers_chat, "COPIED", 1 << 12)
+    out.write_text(json.dumps({"models": {}, "dtype": "float32", "rows": []}))
+    argv = [f"--chat={folder}/chat", f"--prompts={folder}/q.jsonl", f"--llama={fake_llama}"]
+    peers_study.main([*argv, "--new=6", "--questions=2", "--gamma=2", f"--out={out}"])
+    result = json.loads(out.read_text())
+    part = result["chat"]
+    assert str(folder) not in part["command"] and part["versions"]["llama-cpp-python"] == "9"
+    assert result["dtype"] == "float32" and len(part["prompts"]) == 2
+    assert [(row["side"], row["precision"]) for row in part["rows"]] == [
+        *[("specjax", "float32")] * 3,
+        *[("llama.cpp", "float32")] * 2,
+        *[("llama.cpp", "Q8_0")] * 2,
+    ]
+    assert all(row["identical"] == "2/2" for row in part["rows"][:3])
+    assert all(row["tokens_per_second"] > 0 for row in part["rows"])
+    text = capsys.readouterr().out
+    assert text.count("\n| ") == 9 and "| llama.cpp | prompt_lookup | Q8_0 | " in text
+    with pytest.raises(UserError, match="^--chat needs --prompts"):
+        peers_study.main(argv[:1])
 
 
 @pytest.mark.slow

@@ -76,12 +76,12 @@ def others(path: Path, target: hf.Loaded) -> list[list[int]]:
 
 def questions(path: Path, target: hf.Loaded, count: int, batch: int) -> dict[str, list[Question]]:
     """Task -> the first questions that are short enough, at least ``count`` in whole batches."""
-    assert target.tokenizer is not None
-    template = chat.load("", target.directory, target.tokenizer)
+    tokenizer = target.text_tokenizer
+    template = chat.load("", target.directory, tokenizer)
     chosen: dict[str, list[Question]] = {}
     for number, each in enumerate(prompt_files.read(path, f"--prompts {path}", "spec_bench")):
         text = prompt_files.spell(each, 0, [], template).text
-        ids = target.tokenizer.encode(text, add_special_tokens=False).ids
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
         own = chosen.setdefault(prompt_files.task(each.category) or "", [])
         if len(ids) <= measuring.WIDTHS[-1] and len(own) < -(-count // batch) * batch:
             own.append(Question(number, ids))

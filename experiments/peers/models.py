@@ -1,4 +1,4 @@
-"""The pairs of models that experiments/vs_transformers compares the two sides on."""
+"""The pairs of models that experiments/peers compares the two sides on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.common import GPT2
-from experiments.vs_transformers import pair
+from experiments.peers import pair
 from specjax.errors import UserError
 from specjax.models import hf
 
