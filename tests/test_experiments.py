@@ -522,7 +522,7 @@ def test_transformers(target, tmp_path):
             assert row["identical"] == "4/4"
             assert row["specjax"]["rounds"] == row["transformers"]["rounds"]
         assert (row["specjax"]["block_efficiency"] == 1) == (method == "autoregressive")
-    assert peers_tables.tables(result).count("\n| ") == 7
+    assert peers_tables.tables(result).count("\n| ") == 8
 
 
 @pytest.mark.slow
