@@ -218,10 +218,13 @@ def checked(
 ) -> tuple:
     """(prompt, lengths, limit, keys, sampling) of ``prefill``, with its defaults and checks."""
     check_kinds(target=target, drafter=drafter)
-    if not jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key) or keys.shape != lengths.shape:
+    given, rows = f"of type {type(keys).__name__}", prompt.shape[0]
+    if isinstance(keys, jax.Array):
+        given = f"{keys.dtype}{list(keys.shape)}"
+    if given != f"{jax.random.key(0).dtype}[{rows}]":
         raise UserError(
-            f"keys are {keys.dtype}{list(keys.shape)}, and the prompt has {len(lengths)} rows; "
-            "rng.row_keys(seed, rows) makes a key for each row"
+            f"keys are {given}, and the prompt has {rows} rows; rng.row_keys(seed, rows) makes a "
+            "key for each row"
         )
     check_window(target, drafter)
     limit = check_prefill(target, prompt, lengths, limit, max_len)

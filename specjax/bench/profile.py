@@ -210,8 +210,10 @@ def _run(job: Job, method: Method, state: DecodeState, length: int) -> _Sample:
     counts = metrics.count(records, rows, method.drafter.longest)
     live = emitted > 0
     finds = (((drafted > 0) & live).sum() + PRIOR) / (live.sum() + 1)
-    # Not below a tenth of what was measured, however noisy the two are.
-    seconds = max(times[1] - times[0], times[1] / 10) / max(int(ran.sum()) - 1, 1)
+    # Not below a tenth of what was measured, however noisy the two are. A draft may end all rows in
+    # the first round.
+    more = int(ran.sum()) - 1
+    seconds = max(times[1] - times[0], times[1] / 10) / more if more > 0 else times[1]
     return _Sample(seconds, counts, float(finds))
 
 

@@ -11,7 +11,8 @@ units of a round without a draft. Policies:
 
 EXP3's noise is a function of the row's prompt and of the number of rounds. A length depends on
 committed text alone, of all rows: the noise that a row's drafts consume does too, and the law of
-its output does not. On a mesh, the rows of a device count.
+its output does not. On a mesh, the rows of a device count; inside a nested drafter, the rows that
+its part of the round belongs to.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Keys(declare.Keys):
 
 @declare.method(Keys)
 def make(keys: Keys) -> Controller:
-    """One of the lengths of the costs, for each row by itself.
+    """One of the lengths of the costs, for each row.
 
     Raises:
         UserError: an unknown policy, a number out of range, a profile that cannot be read.

@@ -5,7 +5,8 @@ their verification's time for committed tokens, few rows can afford long drafts.
 measured by whoever writes it; ``goodput`` finds the lengths itself.
 
 The length depends on which rows are left, so the noise of a row's drafts does too; its output law
-does not. On a mesh, the rows of a device count.
+does not. On a mesh, the rows of a device count; inside a nested drafter, the rows that its part of
+the last round belongs to.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Keys(declare.Keys):
     OWNER = "batch_size's "
 
     table: str = key(
-        help='the length up to each number of rows: "64:3/128:1" is 3 up to 64 rows, 1 up to 128, '
-        "and 0 for more"
+        help='the length up to each number of rows: "64:3/128:1/129:0" is 3 up to 64 rows, 1 up to '
+        "128, and 0 for more; the last one holds for more rows too"
     )
 
 
@@ -59,7 +60,7 @@ def make(keys: Keys) -> Controller:
         limit=Bound(_limit, table),
         init=_init,
         update=_update,
-        lengths=tuple(sorted({0, *(length for _, length in table)})),
+        lengths=tuple(sorted({length for _, length in table})),
         shared=True,
     )
 
@@ -87,10 +88,8 @@ def _init(context: Context) -> State:
 
 def _limit(table: tuple[tuple[int, int], ...], state: State) -> jax.Array:
     rows, lengths = (jnp.asarray(column, jnp.int32) for column in zip(*table, strict=True))
-    count = state.live.sum()
-    place = jnp.searchsorted(rows, count)
-    length = jnp.where(count > rows[-1], 0, lengths[jnp.minimum(place, len(table) - 1)])
-    return jnp.broadcast_to(length, state.live.shape)
+    place = jnp.minimum(jnp.searchsorted(rows, state.live.sum()), len(table) - 1)
+    return jnp.broadcast_to(lengths[place], state.live.shape)
 
 
 def _update(state: State, draft: Draft, verdict: Verdict) -> State:

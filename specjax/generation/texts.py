@@ -35,7 +35,7 @@ _GAMMA = 'drafter={"name": NAME, "gamma": N}'
 _ELSEWHERE = {
     "assistant_model": "load(DIR, draft=DRAFT_DIR)",
     "do_sample": "temperature, where 0 is greedy",
-    "eos_token_id": "end_ids, or ignore_eos",
+    "eos_token_id": "the model's own, or ignore_eos",
     "gamma": _GAMMA,
     "max_length": "max_new_tokens",
     "max_tokens": "max_new_tokens",
@@ -115,11 +115,9 @@ def generate_text(
             samples.
         NonFiniteLogits: a model gave NaN or infinite logits.
     """
-    if whole("seed", seed, 0) >= 2**32:
-        raise UserError(f"seed is {seed}; it must be in 0..{2**32 - 1}")
     if whole("n", n, 1) > 1 and temperature == 0:
         raise UserError(f"n is {n} and the temperature 0: all samples would be equal; raise it")
-    how = (max_new_tokens, temperature, stop, logprobs, ignore_eos, settings)
+    how = (max_new_tokens, temperature, stop, logprobs, seed, ignore_eos, settings)
     run = _run(model, drafter, accept, *how)
     ids = encode(model, prompts, chat)
     rows = [_Row(prompt, i, j) for i, prompt in enumerate(ids) for j in range(n)]
@@ -143,21 +141,22 @@ def stream_text(
 ) -> Iterator[str]:
     """The text of ``generate_text`` for one prompt, in pieces, as it is written.
 
-    Arguments and errors are those of ``generate_text``. Errors of arguments are raised by the call.
-    A piece may belong to several tokens: it has whole characters, and nothing of a stop string.
+    Arguments and errors are those of ``generate_text``; the call reads the prompt. A piece may
+    belong to several tokens: it has whole characters, and nothing of a stop string.
     """
-    how = (max_new_tokens, temperature, stop, False, ignore_eos, settings)
+    how = (max_new_tokens, temperature, stop, False, seed, ignore_eos, settings)
     run = _run(model, drafter, accept, *how)
     ids = encode(model, prompt, chat)
     if len(ids) > 1:
         raise UserError(
             f"stream_text takes one prompt, and {len(ids)} were given; call it for each"
         )
-    return _stream(run, _Row(ids[0], 0, 0), rng.sample_keys(seed, 1, 1))
+    keys, sizes = rng.sample_keys(seed, 1, 1), _sizes(model, ids, max_new_tokens)
+    row = _Row(ids[0], 0, 0)
+    return _stream(run, row, _begin(run, [row], 1, 1, keys, sizes))
 
 
-def _stream(run: _Run, row: _Row, keys: jax.Array) -> Iterator[str]:
-    state = _begin(run, [row], 1, 1, keys, _sizes(run.model, [row.ids], run.max_new_tokens))
+def _stream(run: _Run, row: _Row, state: DecodeState) -> Iterator[str]:
     text = stops.Row(run.model.lm.continued(row.ids), run.model.tokenizer.decode, run.stops)
     method, seen, shown, done = run.method, len(row.ids), 0, False
     while not done:
@@ -181,12 +180,15 @@ def _run(
     temperature: float,
     stop: str | Sequence[str],
     logprobs: bool,
+    seed: int,
     ignore_eos: bool,
     settings: dict[str, Any],
 ) -> _Run:
     """The checked arguments of ``generate_text``."""
     whole("max_new_tokens", max_new_tokens, 1)
     number("temperature", temperature, ">= 0", lambda x: x >= 0)
+    if whole("seed", seed, 0) >= 2**32:
+        raise UserError(f"seed is {seed}; it must be in 0..{2**32 - 1}")
     _check_settings(settings)
     method = model.method(drafter, accept, temperature=temperature)
     # -1 is no token: the same number of ids runs the same program.
@@ -229,10 +231,11 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
     for name, value in settings.items():
         if name not in _SETTINGS:
             here = _ELSEWHERE.get(name)
-            own = [*inspect.signature(generate_text).parameters, *sorted(_SETTINGS)]
+            own = list(inspect.signature(stream_text).parameters)[2:-1]
+            own = [*own, *sorted(_SETTINGS)]
             here = f"; here it is {here}" if here else registry.nearest(name, own)
-            here = here or f"; it has {', '.join(sorted(_SETTINGS))}"
-            raise UserError(f"generate_text has no setting {name!r}{here}")
+            here = here or f"; it has {', '.join(own)}"
+            raise UserError(f"there is no setting {name!r}{here}")
         own = isinstance(value, list | tuple) and any(
             each is None or isinstance(each, Mapping) for each in value
         )

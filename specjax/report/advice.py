@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from specjax.report import columns, inputs
 from specjax.report.inputs import number_of, part
@@ -18,12 +18,15 @@ def lines(rows: Sequence[dict]) -> list[str]:
 
     Without rows that have a measured speed-up there is none.
     """
-    every = [row for row in rows if number_of(row.get("speedup")) is not None]
-    wholes = [row for row in every if row.get("category") is None]
-    texts: dict[tuple, list[dict]] = {}
+    parts: dict[int, list[dict]] = {}
+    for row, owner in zip(rows, inputs.owners(rows), strict=True):
+        if owner is not None and number_of(row.get("speedup")) is not None:
+            parts.setdefault(id(owner), []).append(row)
+    wholes = [row for row in rows if row.get("category") is None and _speedup(row)]
+    settings: dict[tuple, list[dict]] = {}
     for row in wholes:
-        texts.setdefault(_setting(row), []).append(row)
-    return [f"{_name(own[0], wholes)}: {_advice(own, every)}" for own in texts.values()]
+        settings.setdefault(_setting(row), []).append(row)
+    return [f"{_name(own[0], wholes)}: {_advice(own, parts)}" for own in settings.values()]
 
 
 def _setting(row: dict) -> tuple:
@@ -36,10 +39,8 @@ def _name(row: dict, wholes: Sequence[dict]) -> str:
     """The setting, with the set of prompts where there are several."""
     head = [columns.spell(row.get("temperature"), "temperature {:g}")]
     head += [columns.spell(row.get("batch_size"), "batch {:g}")]
-    for key, text in (("prompt_set", "{}"), ("context", "prompts of {:g} tokens")):
-        if len({str(each.get(key)) for each in wholes}) > 1:
-            value = row.get(key)
-            head.append(str(value) if text == "{}" else columns.spell(value, text))
+    if prompts := columns.prompt_names(wholes):
+        head.append(next(name for name, each in zip(prompts, wholes, strict=True) if each is row))
     return inputs.one_line(", ".join(filter(None, head)))
 
 
@@ -47,8 +48,8 @@ def _speedup(row: dict) -> float:
     return number_of(row.get("speedup")) or 0.0
 
 
-def _advice(rows: Sequence[dict], every: Sequence[dict]) -> str:
-    """About the rows of one setting; ``every`` has their categories too."""
+def _advice(rows: Sequence[dict], parts: Mapping[int, Sequence[dict]]) -> str:
+    """About the rows of one setting; ``parts`` has the rows of their categories by their ids."""
     right = [row for row in rows if inputs.passed(part(row, "lossless")) is not False]
     if not right:
         return "no drafter passed its lossless check"
@@ -58,27 +59,21 @@ def _advice(rows: Sequence[dict], every: Sequence[dict]) -> str:
     low = number_of(ends[0]) if isinstance(ends, list) and len(ends) == 2 else None
     shown = f"{speed:.2f}x of plain decoding"
     shown += f" {text}" if (text := columns.interval(best)).startswith("[") else ""
+    name += f" ({columns.LOSSY})" if best.get("class") == "L3" else ""
     if speed < WORTH:
-        head = f"plain decoding is the fastest; of the drafters {name} is, with {shown}"
+        head = f"no drafter is worth its time; the fastest is {name}, with {shown}"
     elif low is not None and low < 1:
         head = f"{name} may be faster than plain decoding ({shown}); measure more prompts"
     else:
         head = f"{name} is the fastest, {shown}"
-    return ". ".join([head + _by_category(best, every), *_limit(best)]) + "."
+    return ". ".join([head + _by_category(parts.get(id(best), ())), *_limit(best)]) + "."
 
 
-def _by_category(best: dict, every: Sequence[dict]) -> str:
+def _by_category(rows: Sequence[dict]) -> str:
     """The categories with the highest and the lowest speed-up; "" if there are fewer than two."""
-    own = [
-        row
-        for row in every
-        if row.get("category") is not None
-        and row.get("method") == best.get("method")
-        and _setting(row) == _setting(best)
-    ]
-    if len(own) < 2:
+    if len(rows) < 2:
         return ""
-    most, least = max(own, key=_speedup), min(own, key=_speedup)
+    least, *_, most = sorted(rows, key=_speedup)
     texts = (
         f"{inputs.one_line(str(row['category']))} {_speedup(row):.2f}x" for row in (most, least)
     )
@@ -92,7 +87,9 @@ def _limit(row: dict) -> list[str]:
     spent = {key: number_of(costs.get(key)) for key in PARTS}
     verify, draft = spent["verify"], spent["draft"]
     longest = number_of(row.get("gamma"))
-    if not step or verify is None or draft is None or tau is None:
+    if step is None or verify is None or draft is None or tau is None:
+        return []
+    if not (step > 0 and verify > 0 and draft >= 0 and tau > 0):
         return []
     total = (verify + draft) / step
     parts = ", ".join(f"{text} {(spent[key] or 0) / step:.2f}" for key, text in PARTS.items())
@@ -100,7 +97,7 @@ def _limit(row: dict) -> list[str]:
     # The factor of the speed-up without each obstacle.
     gains = {
         "the time of the verification": total / (1 + draft / step),
-        "the time of the draft": total / max(verify / step, 1e-9),
+        "the time of the draft": total / (verify / step),
     }
     if longest is not None:
         gains["the acceptance"] = (longest + 1) / tau

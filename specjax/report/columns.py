@@ -271,7 +271,7 @@ def table(
     Raises:
         UserError: there is no such column.
     """
-    prompts = _prompt_names(rows)
+    prompts = prompt_names(rows)
     chosen = [COLUMNS[0], CATEGORY, *COLUMNS[1:]]
     known = [column.head for column in chosen]
     if unknown := [head for head in heads if head not in known]:
@@ -296,7 +296,7 @@ def joined(row: dict, column: Column, joints: Mapping[str, str]) -> str:
     return (joint or "").join(filter(None, map(inputs.one_line, parts))) or DASH
 
 
-def _prompt_names(rows: Sequence[dict]) -> list[str]:
+def prompt_names(rows: Sequence[dict]) -> list[str]:
     """A name for the prompts of each row; [] if all rows have the same prompts.
 
     The mean length of the prompts is part of it if one set has several lengths.

@@ -162,7 +162,7 @@ def _answer(
     note = f"{method.name}: {len(ids)} tokens, tau {tau:.2f}, {len(ids) / seconds:.1f} tokens/s"
     # The first answer is also compiled.
     note += ", compilation included" if number == 0 else ""
-    colours = number == 0 and method.drafter.nodes and console.color_system
+    colours = number == 0 and method.drafter.nodes and terminal.has_colours(console)
     console.print(Text(note + ("; green: accepted draft tokens" if colours else ""), "dim"))
     cut = row.cut()
     ids = ids[: cut.tokens]

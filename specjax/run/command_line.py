@@ -87,6 +87,8 @@ def _parsed(argv: list[str]) -> tuple[Config, Path, flags.FlagValues]:
     settings = overrides.given(arguments.rest)
     methods = _option(arguments.rest, "methods")
     if methods is not None:
+        if catalog.FREE in methods.split(",") and config.get("mode") == "replay":
+            raise UserError("--methods=free is for mode bench; name the drafters to replay with")
         overrides.choose_methods(config, catalog.expanded(methods), settings)
     overrides.add_own_keys(config, settings)
     if arguments.help:

@@ -93,11 +93,11 @@ def test_bass_as_published():
 
 @pytest.mark.fast
 def test_batch_size_as_in_vllm():
-    """The length of the rows that are left; none above the last number of rows."""
+    """The length of the rows that are left; the last one above the last number of rows."""
     own = control.parse("batch_size:1:4/2:2/3:0/4:1")
     assert own.lengths == (0, 1, 2, 4)
     for rows, live, length in (
-        (5, [1, 1, 1, 1, 1], 0),
+        (5, [1, 1, 1, 1, 1], 1),
         (5, [1, 1, 0, 1, 1], 1),
         (4, [1, 1, 0, 1], 0),
         (4, [0, 1, 0, 1], 2),

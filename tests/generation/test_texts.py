@@ -229,9 +229,9 @@ def test_chats_token_ids_and_settings(model, data_dir, tmp_path):
         ({"banned": [[1], [2]]}, "banned has a value for each row"),
         ({"logit_bias": [{1: 1.0}, None]}, "logit_bias has a value for each row"),
         ({"top_p": [0.5, 0.9]}, "top_p has a value for each row"),
-        ({"top_q": 1}, "has no setting 'top_q'; did you mean top_p or top_k"),
-        ({"max_tokens": 5}, "has no setting 'max_tokens'; here it is max_new_tokens"),
-        ({"xyz": 1}, "has no setting 'xyz'; it has banned, "),
+        ({"top_q": 1}, "there is no setting 'top_q'; did you mean top_p or top_k"),
+        ({"max_tokens": 5}, "there is no setting 'max_tokens'; here it is max_new_tokens"),
+        ({"xyz": 1}, "there is no setting 'xyz'; it has drafter, "),
         ({"repetition_penalty": "x"}, "repetition_penalty is 'x'; it must be in"),
         ({"logit_bias": {1: "x"}}, "its values must be numbers"),
         ({"temperature": "0.7"}, "temperature is '0.7'; it must be a number"),
@@ -267,6 +267,14 @@ def test_pieces_of_a_stream_are_the_text(model, keys):
     assert keys["max_new_tokens"] == 1 or len(pieces) > 1
     with pytest.raises(UserError, match="stream_text takes one prompt, and 2 were given"):
         sj.stream_text(model, ["a", "b"])
+    for wrong, message in (
+        ({"seed": -1}, "seed is -1"),
+        ({"max_new_tokens": 10**6}, "positions; shorten"),
+        ({"top_p": 2.0}, "top_p"),
+        ({"n": 2}, "there is no setting 'n'; it has drafter"),
+    ):
+        with pytest.raises(UserError, match=message):  # by the call
+            sj.stream_text(model, "a", **wrong)
 
 
 def test_arguments_of_the_loops_have_their_types(model):
@@ -280,6 +288,7 @@ def test_arguments_of_the_loops_have_their_types(model):
         (1, "none", "drafter is 'none'; it must be of type Drafter: drafters.make"),
         (2, model.params, "params is of type dict; it must be of type ModelParams"),
         (5, jax.random.key(0), r"keys are key<fry>\[\], and the prompt has 2 rows; rng.row_keys"),
+        (5, 0, "keys are of type int, and the prompt has 2 rows"),
         (5, sj.row_keys(0, 3), r"keys are key<fry>\[3\], and the prompt has 2 rows"),
     ):
         with pytest.raises(UserError, match=message):

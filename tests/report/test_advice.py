@@ -15,6 +15,7 @@ ROW: dict[str, Any] = {
     "batch_size": 1,
     "prompts": 8,
     "prompt_set": "x",
+    "context": 40.5,
     "category": None,
     "speedup": 1.5,
     "speedup_interval": [1.2, 1.9],
@@ -27,7 +28,10 @@ ROW: dict[str, Any] = {
 
 def test_the_fastest_drafter_and_what_limits_it():
     other = ROW | {"method": "suffix", "speedup": 2.5, "lossless": {"passed": False}}
-    categories = [ROW | {"category": c, "speedup": s} for c, s in (("qa", 0.9), ("code", 2.1))]
+    categories = [
+        ROW | {"category": name, "speedup": speed, "context": size}
+        for name, speed, size in (("qa", 0.9, 30.0), ("code", 2.1, 51.0), ("math", 1.0, 40.0))
+    ]
     [line] = advice.lines([ROW, other, *categories])
     assert line == (
         "temperature 0, batch 1: sam is the fastest, 1.50x of plain decoding [1.20, 1.90]; by "
@@ -39,7 +43,10 @@ def test_the_fastest_drafter_and_what_limits_it():
 @pytest.mark.parametrize(
     ("keys", "part"),
     [
-        ({"speedup": 0.97}, "plain decoding is the fastest; of the drafters sam is, with 0.97x"),
+        ({"speedup": 0.97}, "no drafter is worth its time; the fastest is sam, with 0.97x"),
+        ({"class": "L3"}, "sam (lossy by design) is the fastest"),
+        ({"block_efficiency": 0}, "1.50x of plain decoding [1.20, 1.90]."),
+        ({"costs_ms": {"step": -1.0, "draft": 1.0, "verify": 1.0}}, "[1.20, 1.90]."),
         ({"speedup_interval": [0.9, 1.9]}, "sam may be faster than plain decoding (1.50x"),
         ({"lossless": {"passed": False}}, "no drafter passed its lossless check"),
         ({"costs_ms": {"step": 1.0, "draft": 2.0, "verify": 1.0}}, "the time of the draft limits"),

@@ -218,6 +218,29 @@ def quick(common):
     return [*plain, "--config.report=False", "--config.trace_prompts=0"]
 
 
+def test_a_bench_is_resumed_within_a_pass(cli, quick, monkeypatch):
+    """Of the second of two batches one method was measured: the rows are those of a whole bench."""
+    keys, real, ran = [*quick, "--config.batch_size=3"], passes.run_batch, []
+
+    def interrupted(*given, brief=False):
+        if not brief:
+            if len(ran) == 4:
+                raise KeyboardInterrupt
+            ran.append(given)
+        return real(*given, brief=brief)
+
+    monkeypatch.setattr(passes, "run_batch", interrupted)
+    assert cli(*keys)[0] == 130
+    monkeypatch.setattr(passes, "run_batch", real)
+    status, out, err, workdir = cli(*keys)
+    assert (status, err) == (0, "") and "resuming after 3 batches" in out
+    resumed = results(workdir)["rows"]
+    assert cli(*keys, "--config.again=True")[0] == 0
+    for row, own in zip(results(workdir)["rows"], resumed, strict=True):
+        assert all(row[key] == own[key] for key in ("tokens", "rounds", "block_efficiency"))
+        assert row["category"] is not None or own["costs_ms"]["verify"] > 0
+
+
 def test_a_killed_bench_is_resumed(cli, quick, monkeypatch):
     plain = [*quick, "--config.batch_size=4"]
     ran, real = [], passes.run_batch

@@ -24,6 +24,7 @@ from specjax.errors import UserError
 from specjax.models import lm
 from specjax.models.transformer_config import Experts
 from specjax.sharding import decoding, groups
+from specjax.sharding import mesh as mesh_lib
 
 ROWS, NEW, EOS = 8, 14, 2
 STEPS = NEW // 2  # of one call of the loop; in two calls every row ends
@@ -207,6 +208,8 @@ def main() -> None:
         print(name, flush=True)
         jax.clear_caches()
     first = names[0].removesuffix(MAPPED).removesuffix(EXPERTS)
+    turned = jax.sharding.Mesh(mesh.devices[:, 0].T, ("tensor", "data"))
+    assert mesh_lib.with_all_axes(turned) == mesh
     check_plain(first, mesh)
     check_options(first, mesh)
     if mesh.shape["data"] == mesh.size:
