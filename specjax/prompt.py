@@ -218,13 +218,13 @@ def checked(
 ) -> tuple:
     """(prompt, lengths, limit, keys, sampling) of ``prefill``, with its defaults and checks."""
     check_kinds(target=target, drafter=drafter)
-    given, rows = f"of type {type(keys).__name__}", prompt.shape[0]
-    if isinstance(keys, jax.Array):
-        given = f"{keys.dtype}{list(keys.shape)}"
-    if given != f"{jax.random.key(0).dtype}[{rows}]":
+    is_array = isinstance(keys, jax.Array)
+    are_keys = is_array and jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key)
+    if not are_keys or keys.shape != prompt.shape[:1]:
+        given = f"{keys.dtype}{list(keys.shape)}" if is_array else f"of type {type(keys).__name__}"
         raise UserError(
-            f"keys are {given}, and the prompt has {rows} rows; rng.row_keys(seed, rows) makes a "
-            "key for each row"
+            f"keys are {given}, and the prompt has {prompt.shape[0]} rows; "
+            "rng.row_keys(seed, rows) makes a key for each row"
         )
     check_window(target, drafter)
     limit = check_prefill(target, prompt, lengths, limit, max_len)

@@ -1,8 +1,8 @@
 """The draft length by the number of rows that are not finished, from a table.
 
 vLLM's dynamic speculative decoding (``num_speculative_tokens_per_batch_size``): many rows need
-their verification's time for committed tokens, few rows can afford long drafts. The table is
-measured by whoever writes it; ``goodput`` finds the lengths itself.
+their verification's time for committed tokens, few rows can afford long drafts. The user measures
+which lengths are right; ``goodput`` finds them itself.
 
 The length depends on which rows are left, so the noise of a row's drafts does too; its output law
 does not. On a mesh, the rows of a device count; inside a nested drafter, the rows that its part of

@@ -231,8 +231,8 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
     for name, value in settings.items():
         if name not in _SETTINGS:
             here = _ELSEWHERE.get(name)
-            own = list(inspect.signature(stream_text).parameters)[2:-1]
-            own = [*own, *sorted(_SETTINGS)]
+            own = list(inspect.signature(generate_text).parameters)[2:-1]
+            own = [each for each in [*own, *sorted(_SETTINGS)] if each != name]
             here = f"; here it is {here}" if here else registry.nearest(name, own)
             here = here or f"; it has {', '.join(own)}"
             raise UserError(f"there is no setting {name!r}{here}")

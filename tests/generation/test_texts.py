@@ -230,6 +230,7 @@ def test_chats_token_ids_and_settings(model, data_dir, tmp_path):
         ({"logit_bias": [{1: 1.0}, None]}, "logit_bias has a value for each row"),
         ({"top_p": [0.5, 0.9]}, "top_p has a value for each row"),
         ({"top_q": 1}, "there is no setting 'top_q'; did you mean top_p or top_k"),
+        ({"batchsize": 5}, "there is no setting 'batchsize'; did you mean batch_size?"),
         ({"max_tokens": 5}, "there is no setting 'max_tokens'; here it is max_new_tokens"),
         ({"xyz": 1}, "there is no setting 'xyz'; it has drafter, "),
         ({"repetition_penalty": "x"}, "repetition_penalty is 'x'; it must be in"),
@@ -289,10 +290,14 @@ def test_arguments_of_the_loops_have_their_types(model):
         (2, model.params, "params is of type dict; it must be of type ModelParams"),
         (5, jax.random.key(0), r"keys are key<fry>\[\], and the prompt has 2 rows; rng.row_keys"),
         (5, 0, "keys are of type int, and the prompt has 2 rows"),
+        (5, jnp.zeros((2, 2), jnp.uint32), r"keys are uint32\[2, 2\], and the prompt has 2 rows"),
         (5, sj.row_keys(0, 3), r"keys are key<fry>\[3\], and the prompt has 2 rows"),
     ):
         with pytest.raises(UserError, match=message):
             sj.prefill(*[value if i == place else x for i, x in enumerate(right)], **room)
+    # Keys of another generator are keys too.
+    other = [*right[:5], jax.random.split(jax.random.key(0, impl="rbg"), 2)]
+    assert sj.prefill(*other, **room).length.shape == (2,)
     with pytest.raises(
         UserError, match="accept is 'chain'; it must be of type Accept: accept.load"
     ):
