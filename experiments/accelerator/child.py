@@ -2,7 +2,7 @@
 
     python -m experiments.accelerator.child TASK FILE [--sections SECTION ...] [--tiny]
 
-Appends a line of JSON to FILE for each section when it is complete. A section that fails does not
+Appends a line of JSON to FILE for each row when it is measured. A section that fails does not
 stop the others: its line says why.
 """
 
@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -68,18 +68,17 @@ def attempt(
     file: Path,
     task: str,
     section: str,
-    run: Callable[[], list[dict]],
+    run: Callable[[], Iterable[dict]],
     more: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Measures a section and writes its rows with ``more``, or why there are none."""
+    """Measures a section and writes each row with ``more``, or why there are no more."""
     try:
-        rows = [{**more, **row} for row in run()]
+        for row in run():
+            append(file, section, [{**more, **row}])
     except Exception as error:  # any failure of a section: the others go on
         if not isinstance(error, UserError):
             traceback.print_exc()
         append(file, "skipped", [{"task": task, "why": reason(error)}])
-    else:
-        append(file, section, rows)
 
 
 def reason(error: Exception) -> str:

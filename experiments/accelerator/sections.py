@@ -9,7 +9,7 @@ import concurrent.futures
 import functools
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -137,17 +137,16 @@ def verify(name: str, size: Scale, params: dict) -> list[dict]:
     return rows
 
 
-def controlled(name: str, size: Scale, params: dict) -> list[dict]:
-    """All rates and draft lengths with the smaller batch; one length with the larger batch."""
-    method, rows = speculation(name, size, params), []
-    plan = [(size.batches[0], gamma) for gamma in size.gammas]
-    plan.append((size.batches[1], size.middle_gamma))
+def controlled(name: str, size: Scale, params: dict) -> Iterator[dict]:
+    """All rates: the middle draft length with both batches, then the others with the smaller."""
+    method = speculation(name, size, params)
+    plan = [(batch, size.middle_gamma) for batch in size.batches]
+    plan += [(size.batches[0], gamma) for gamma in size.gammas if gamma != size.middle_gamma]
     jobs = {batch: make_job(size.models[name], params, batch, size) for batch in size.batches}
     first = [(jobs[batch], method(gamma, size.rates[0])) for batch, gamma in plan]
     warm([*((job, None) for job in jobs.values()), *first])
     for batch, gamma in plan:
-        rows += rounds(jobs[batch], [method(gamma, rate) for rate in size.rates], size.rates)
-    return rows
+        yield from rounds(jobs[batch], [method(gamma, rate) for rate in size.rates], size.rates)
 
 
 def buffers(name: str, size: Scale, params: dict) -> list[dict]:
