@@ -66,13 +66,17 @@ def test_one_command_runs_the_tests():
 
 
 def _run(page: str, folder, monkeypatch, target: str, draft: str) -> None:
-    """Runs the blocks "python" of a page in one namespace, with tiny models for the folders."""
+    """Runs the blocks "python" of a page in one namespace; excerpts are blocks "py".
+
+    Tiny models stand for the folders, and for the names of the Hub.
+    """
     monkeypatch.chdir(folder)
     names: dict = {}
     blocks = [code for kind, code in FENCE.findall(PAGES[page]) if kind == "python"]
     assert blocks
     for code in blocks:
         code = code.replace('"DIR"', repr(target)).replace('"DRAFT_DIR"', repr(draft))
+        code = re.sub(r'"HuggingFaceTB/[^"]+"', repr(target), code)
         exec(compile(code, page, "exec"), names)
 
 
