@@ -35,7 +35,7 @@ from specjax.types import (
 )
 
 if TYPE_CHECKING:
-    from specjax.generation import generate_text, load, stream_text
+    from specjax.generation import generate_text, load, stream_text, tune
 
 __version__ = "0.1.0"
 
@@ -75,11 +75,12 @@ __all__ = [
     "stream",
     "stream_text",
     "to_probs",
+    "tune",
 ]
 
 
 # These read files and make drafters; imported when they are used.
-_GENERATION = ("generate_text", "load", "stream_text")
+_GENERATION = ("generate_text", "load", "stream_text", "tune")
 
 
 def __dir__() -> list[str]:
@@ -88,7 +89,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """``load``, ``generate_text`` and ``stream_text``."""
+    """The functions of ``_GENERATION``."""
     if name in _GENERATION:
         from specjax import generation
 

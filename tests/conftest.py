@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,6 +25,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")  # nor by the processes of tests
 # No test reads which line of Python made an operation: programs without it are built in less time.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
+# What the user of this machine has kept (``sj.tune``) changes no test.
+os.environ["SPECJAX_CACHE"] = tempfile.mkdtemp(prefix="specjax-tests-")
 # Traces make many objects that live long: to collect all of them takes seconds and frees little.
 gc.set_threshold(100_000, 10, 30)
 

@@ -57,11 +57,12 @@ def check(rule: Accept) -> None:
 def default_rule(drafter: Drafter) -> str:
     """The name of the recommended rule, by the siblings of the drafts; its class is L1.
 
-    "chain" for chains, "deterministic" for deterministic trees, "recursive" for sampled siblings.
+    "match" without drafts: the text of ``decode.autoregressive``. "chain" for chains,
+    "deterministic" for deterministic trees, "recursive" for sampled siblings.
     Raises UserError for siblings that are none of ``types.SIBLINGS``.
     """
     _check_siblings(drafter)
-    return _DEFAULT.get(drafter.siblings, "recursive")
+    return _DEFAULT.get(drafter.siblings, "recursive") if drafter.nodes else "match"
 
 
 def _check_siblings(drafter: Drafter) -> None:

@@ -235,3 +235,15 @@ def with_length(draft_state: Any, length: int) -> Any:
         draft_state,
         is_leaf=lambda x: isinstance(x, Length),
     )
+
+
+def without_acceptance(costs: Costs) -> Costs:
+    """The costs, with what is assumed of drafts without a measurement."""
+    assumed: dict[str, Any] = {
+        "acceptance": (control_costs.ACCEPTANCE,) * costs.longest,
+        "finds": 1.0,
+    }
+    kinds: dict[str, Any] = {
+        kind: getattr(costs, kind)._replace(**assumed) for kind in ("greedy", "sampled")
+    }
+    return costs._replace(**kinds)

@@ -13,6 +13,8 @@ The file name is the registry: ``control.parse("threshold:0.4")``.
 
 from __future__ import annotations
 
+import os
+
 from specjax import registry
 from specjax.control._controller import Ahead, Controller, longest
 from specjax.errors import UserError
@@ -30,6 +32,7 @@ __all__ = [
     "parse",
     "read",
     "wants_profile",
+    "with_profile",
 ]
 
 
@@ -100,6 +103,11 @@ def wants_profile(text: str | Controller | None) -> bool:
     name, values = read(text)
     keys = registry.keys_of(registry.load(__name__, name, "controller"))
     return "profile" in keys and values.keys().isdisjoint(("profile", "draft", "verify"))
+
+
+def with_profile(text: str, path: str | os.PathLike) -> str:
+    """The text of a controller that reads its costs from this file."""
+    return f"{text}{',' if ':' in text else ':'}profile={path}"
 
 
 def _number(text: str, value: str) -> float:

@@ -3,10 +3,12 @@
 - ``loading``: a model, and perhaps a draft model.
 - ``texts``: ``generate_text``, with prompts of every form and several samples of a prompt, and
   ``stream_text``.
+- ``auto``: ``tune`` finds the fastest method of a model, and keeps it for ``generate_text``.
 - ``refill``: many prompts in a constant number of rows.
 - ``stops``: stop strings, looked for between rounds.
 """
 
+from specjax.generation.auto import tune
 from specjax.generation.loading import Model, load
 from specjax.generation.refill import Finished, decode_all
 from specjax.generation.stops import cut, decode_until
@@ -23,4 +25,5 @@ __all__ = [
     "generate_text",
     "load",
     "stream_text",
+    "tune",
 ]

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import decode, logit_maps, registry, rng, sampling
+from specjax import decode, drafters, logit_maps, registry, rng, sampling
 from specjax.bench import metrics
 from specjax.checks import number, whole
 from specjax.errors import UserError
-from specjax.generation import stops
+from specjax.generation import auto, stops
 from specjax.generation.loading import Choice, Model
 from specjax.generation.stops import Cut
 from specjax.prompt import make_prefill, of_text
@@ -67,6 +67,7 @@ class Generated(NamedTuple):
     # Tokens per round of a row, the target's own included; what a stop string cut off counts too.
     tau: float
     counts: metrics.Counts
+    drafter: str  # its name
 
     @property
     def texts(self) -> list[str]:
@@ -97,7 +98,8 @@ def generate_text(
         model: of ``load``.
         prompts: one or several: a text, the turns of a chat ({"role", "content"}), or token ids.
         drafter, accept: the method, see ``Model.method``. An L1 rule (every default) leaves the law
-            of the texts unchanged.
+            of the texts unchanged. None without a rule: what ``tune`` kept for this model, if it
+            kept something. "auto": that, or plain decoding.
         max_new_tokens: the longest text, in tokens.
         temperature: 0 is greedy.
         stop: texts; a text ends before the first of them.
@@ -118,10 +120,10 @@ def generate_text(
     if whole("n", n, 1) > 1 and temperature == 0:
         raise UserError(f"n is {n} and the temperature 0: all samples would be equal; raise it")
     how = (max_new_tokens, temperature, stop, logprobs, seed, ignore_eos, settings)
-    run = _run(model, drafter, accept, *how)
     ids = encode(model, prompts, chat)
     rows = [_Row(prompt, i, j) for i, prompt in enumerate(ids) for j in range(n)]
     size = len(rows) if batch_size is None else min(whole("batch_size", batch_size, 1), len(rows))
+    run = _run(model, drafter, accept, size, *how)
     return _all(run, rows, rng.sample_keys(seed, len(ids), n), size)
 
 
@@ -145,7 +147,7 @@ def stream_text(
     belong to several tokens: it has whole characters, and nothing of a stop string.
     """
     how = (max_new_tokens, temperature, stop, False, seed, ignore_eos, settings)
-    run = _run(model, drafter, accept, *how)
+    run = _run(model, drafter, accept, 1, *how)
     ids = encode(model, prompt, chat)
     if len(ids) > 1:
         raise UserError(
@@ -176,6 +178,7 @@ def _run(
     model: Model,
     drafter: Choice,
     accept: str,
+    rows: int,
     max_new_tokens: int,
     temperature: float,
     stop: str | Sequence[str],
@@ -190,6 +193,13 @@ def _run(
     if whole("seed", seed, 0) >= 2**32:
         raise UserError(f"seed is {seed}; it must be in 0..{2**32 - 1}")
     _check_settings(settings)
+    if drafter == auto.AUTO or (drafter is None and not accept):
+        draft = "" if model.draft is None else model.draft.directory
+        kept = auto.known(model.target.directory, draft, rows, temperature > 0)
+        if kept is not None:
+            drafter, accept = kept.drafter, accept or kept.accept
+        elif drafter is not None:
+            drafter = drafters.PLAIN
     method = model.method(drafter, accept, temperature=temperature)
     # -1 is no token: the same number of ids runs the same program.
     eos = (-1,) * len(model.eos_ids) if ignore_eos else model.eos_ids
@@ -218,7 +228,8 @@ def _all(run: _Run, rows: list[_Row], keys: jax.Array, size: int) -> Generated:
         completions += new
         counts.append(own)
     total = metrics.total(counts)
-    return Generated(completions, total.tokens / max(total.rounds, 1), total)
+    tau = total.tokens / max(total.rounds, 1)
+    return Generated(completions, tau, total, run.method.drafter.name)
 
 
 @jax.jit

@@ -12,6 +12,7 @@ import functools
 import itertools
 import json
 import re
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,14 @@ from specjax.bench import (
 from specjax.bench.methods import MethodChoice
 from specjax.bench.passes import Job, Method
 from specjax.control import Controller
-from specjax.control.costs import ACCEPTANCE, Costs, Profile, device
+from specjax.control.costs import Profile, device
 from specjax.data import progress
 from specjax.data import prompts as prompts_lib
 from specjax.data.progress import Progress
 from specjax.data.prompts import Prompt, PromptSet
 from specjax.errors import NonFiniteLogits
 from specjax.files import write_json
+from specjax.generation import auto
 from specjax.models import hf
 from specjax.models.hf import origin
 from specjax.report import terminal
@@ -88,6 +90,40 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
     cells.write(settings, workdir, measured, facts, console, _answer_files(texts), command)
     done.forget()
     cells.check_lossless(measured.rows)
+    if settings.keep:
+        for choice in _kept(settings, target, measured, workdir):
+            console.print(Text(f"kept for drafter.name=auto: {choice.text}"))
+
+
+def _kept(
+    settings: Settings, target: hf.Loaded, measured: cells.Results, workdir: Path
+) -> list[auto.Choice]:
+    """Keeps the fastest method of each number of rows and kind of sampling.
+
+    Several sets of prompts and temperatures count by the geometric mean of their speed-ups. Lossy
+    methods, and warm ones, are not kept.
+    """
+    speeds: dict[tuple[int, bool], dict[str, list[float]]] = {}
+    lossy = {row["method"] for row in measured.rows if row["class"] == "L3"}
+    for row in measured.rows:
+        if row["category"] is None and row["method"] in settings.methods:
+            own = speeds.setdefault((row["batch_size"], row["temperature"] > 0), {})
+            own.setdefault(row["method"], []).append(row["speedup"])
+    result = []
+    for (rows, sampled), by_method in speeds.items():
+        tried = []
+        for label, each in by_method.items():
+            choice = settings.methods[label]
+            if choice.warm or label in lossy:
+                continue
+            keys = dict(choice.drafter)
+            if control.wants_profile(text := str(keys.get("control") or "")):
+                path = _profile(workdir, label).resolve()
+                keys["control"] = control.with_profile(text, path)
+            mean = statistics.geometric_mean(each)
+            tried.append(auto.Tried(keys, choice.rule, mean))
+        result.append(auto.keep(target.directory, rows, sampled, tried))
+    return result
 
 
 def _cells(
@@ -181,13 +217,18 @@ def with_profiles(
         key = _without_control(choice)
         if key not in found:
             found[key] = _measured(settings, target, cells, label, done, report)
-        # A comma would end the value of the controller's key.
-        path = workdir / PROFILES / f"{label.replace(', ', '_')}.json"
+        path = _profile(workdir, label)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, found[key])
-        joint = "," if ":" in str(text) else ":"
-        methods[places[label]] = _method(settings, target, label, f"{text}{joint}profile={path}")
+        methods[places[label]] = _method(
+            settings, target, label, control.with_profile(str(text), path)
+        )
     return [cell._replace(methods=methods) for cell in cells]
+
+
+def _profile(workdir: Path, label: str) -> Path:
+    """The profile of a method. A comma would end the value of the controller's key."""
+    return workdir / PROFILES / f"{label.replace(', ', '_')}.json"
 
 
 def _without_control(choice: MethodChoice) -> str:
@@ -222,7 +263,7 @@ def _measured(
         jobs, make, lambda message: report(f"{label}: {message}"), confidences=fitted
     )
     if not others:
-        costs = {size: _without_acceptance(each) for size, each in costs.items()}
+        costs = {size: profile.without_acceptance(each) for size, each in costs.items()}
     model = Path(target.directory).name
     measured = Profile(device(), model, str(choice.drafter["name"]), costs).to_json()
     done.put(name, measured)
@@ -249,12 +290,3 @@ def _jobs(cells: Sequence[Cell]) -> tuple[list[Job], bool]:
         filled = (chosen * -(-key[0] // len(chosen)))[: max(key[0], len(others))]
         jobs.setdefault(key, cell.job._replace(prompts=filled, eos_id=()))
     return list(jobs.values()), bool(others)
-
-
-def _without_acceptance(costs: Costs) -> Costs:
-    """The costs, with what is assumed of drafts without a measurement."""
-    assumed: dict[str, Any] = {"acceptance": (ACCEPTANCE,) * costs.longest, "finds": 1.0}
-    kinds: dict[str, Any] = {
-        kind: getattr(costs, kind)._replace(**assumed) for kind in ("greedy", "sampled")
-    }
-    return costs._replace(**kinds)

@@ -16,13 +16,14 @@ from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 from rich.text import Text
 
-from specjax import drafters
+from specjax import drafters, registry
 from specjax.bench import methods as methods_lib
 from specjax.bench import results
 from specjax.config import Config, given
 from specjax.data import prompts as prompts_lib
 from specjax.data import text_files
 from specjax.errors import TooLong, UserError
+from specjax.generation import auto
 from specjax.models import hf
 from specjax.report import terminal
 from specjax.run import build, stand_ins, workdirs
@@ -62,6 +63,7 @@ def run(config: Config, workdir: Path, command: str | None = None) -> None:
     stages, skipped = planned(config, workdir)
     settings = None
     if mode != "train":
+        _take_kept(config)
         settings = read(config)
         if mode != "online":  # it has checkpoints itself, and checks whose they are
             results.check_no_training(workdir)
@@ -112,6 +114,38 @@ def _fill(config: Config, workdir: str) -> None:
                 lambda leaf: leaf.replace("{workdir}", workdir) if isinstance(leaf, str) else leaf,
                 value,
             )
+
+
+def _take_kept(config: Config) -> None:
+    """Replaces the drafter "auto" by what was kept for the model, and says what that is.
+
+    Raises UserError for a mode that measures, and for a rule or keys beside it.
+    """
+    keys = config.get("drafter")
+    if keys is None or keys.name != auto.AUTO:
+        return
+    if config.mode not in ("generate", "chat"):
+        raise UserError(
+            f"config.drafter.name is auto, which is for modes generate and chat; mode "
+            f"{config.mode} measures drafters, and configs/auto.py keeps the fastest"
+        )
+    own = [key for key in given(keys) if key not in ("name", "model")]
+    if own or given(config.accept_keys):
+        name = [*own, *given(config.accept_keys)][0]
+        raise UserError(f"config.drafter.name is auto, and {name} is of another one; leave it out")
+    draft = keys.get("model") or ""
+    where = [str(hf.resolve(each)) if each else "" for each in (config.target, draft)]
+    rows, sampled = config.get("batch_size", 1), config.sampling.temperature > 0
+    kept = auto.known(where[0], where[1], rows, sampled)
+    keys.update({"name": drafters.PLAIN, "model": None})
+    text = f"plain decoding; nothing was measured for it with {rows} rows, see configs/auto.py"
+    if kept is not None:
+        text = kept.text
+        keys.update(kept.drafter)
+        config.accept = config.accept or kept.accept
+        if "model" in registry.keys_of(drafters.load(keys.name)):
+            keys.model = draft
+    terminal.console().print(Text(f"auto: {text}", "dim"))
 
 
 TRAINED = ("pretrain", "distill")  # objectives that make a model

@@ -224,12 +224,13 @@ class Settings(declare.Keys):
     )
     drafter: Mapping[str, Any] = free(
         'the name of a drafter, or of a function of your own: my_module:make; "none" is plain '
-        "decoding"
+        'decoding, "auto" (generate and chat) what configs/auto.py kept for the model'
     )
     accept: str = key(
         "",
         "a rule that fits the drafter, or a function of your own: my_module:make. Empty: chain for "
-        "chains, deterministic for deterministic trees, recursive for sampled ones",
+        "chains, deterministic for deterministic trees, recursive for sampled ones, match for plain "
+        "decoding",
     )
     accept_keys: Mapping[str, Any] = free("keys of config.accept; only lossy rules have keys")
     sampling: SamplingKeys = group(SamplingKeys)
@@ -316,6 +317,9 @@ class Settings(declare.Keys):
     )
     report: bool = key(True, "report.html and plots/; without it no overlap is computed either")
     again: bool = key(False, "measure again although the same bench is finished")
+    keep: bool = key(
+        False, "keep the fastest method of each setting for drafter.name=auto, see configs/auto.py"
+    )
     proof: tuple[Any, ...] = key(
         (),
         "files that specjax.bench.proofs.write made of reports of testing.check_drafter and "
@@ -587,7 +591,16 @@ KEYS = {
     "chat": (*_METHOD, *_PROMPTS, "record", "stop"),
     "bench": (
         *(*_METHOD, *_ALL_PROMPTS, "batch_size", "mesh", "repeats", "warm_prompts"),
-        *("show_trace", "trace_prompts", "trace_tokens", "report", "again", "proof", "grid"),
+        *(
+            "show_trace",
+            "trace_prompts",
+            "trace_tokens",
+            "report",
+            "again",
+            "keep",
+            "proof",
+            "grid",
+        ),
     ),
     "replay": (
         *("mode", "target", "drafter", "accept", "accept_keys", "sampling.temperature"),

@@ -1,0 +1,310 @@
+"""The fastest method of a model on this machine: measured before, kept in the user's cache folder.
+
+``tune`` measures, and so does a bench with ``config.keep``; ``drafter="auto"`` is what they kept. A
+choice belongs to a device, the weights, the kind of sampling (greedy or not), the number of rows
+and the draft model that was there. The next larger number of rows that was measured counts. Where
+nothing was measured, or nothing was faster, decoding is plain.
+
+Lookups are verified with the rule ``match``: a seeded text is that of plain decoding, whatever was
+chosen. Where a draft model was chosen for sampled texts, their law is the same and the texts are
+not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from specjax import control, drafters, registry
+from specjax.bench import measuring, passes, profile
+from specjax.bench.passes import Method
+from specjax.checks import number, whole
+from specjax.control import costs as costs_lib
+from specjax.control.costs import Profile, device
+from specjax.errors import UserError
+from specjax.files import write_json
+from specjax.generation.loading import Model
+from specjax.report.advice import WORTH
+
+# As a drafter: what was kept.
+AUTO = "auto"
+
+LONGEST = 8  # tokens of a draft, at most; the controller chooses fewer
+CONTROL = "goodput"
+_PROFILE = "profile="
+# Files whose change makes another model.
+_WEIGHTS = (".safetensors", ".gguf", ".json")
+
+
+class Tried(NamedTuple):
+    """A method that was measured."""
+
+    drafter: Mapping[str, Any]  # its keys, "name" among them; "model" is a directory
+    accept: str  # the rule; "": the recommended one
+    speedup: float  # over plain decoding
+
+
+class Choice(NamedTuple):
+    """What is kept for a kind of sampling and a number of rows."""
+
+    rows: int
+    sampled: bool
+    draft: str  # the directory of the draft model that was there; "": none
+    drafter: dict[str, Any]  # its keys without "model"; those of plain decoding if none is faster
+    accept: str
+    speedup: float  # 1: plain decoding
+    tried: dict[str, float]  # the speed-up of every drafter that was measured
+
+    @property
+    def text(self) -> str:
+        """What was chosen, in one line."""
+        tried = ", ".join(f"{name} {speed:.2f}x" for name, speed in self.tried.items())
+        if self.drafter["name"] == drafters.PLAIN:
+            return f"plain decoding (in batches of {self.rows}: {tried})"
+        text = f"{self.drafter['name']} (in batches of {self.rows}: {tried})"
+        if self.sampled and self.accept != "match":
+            text += "; sampled texts have the law of plain decoding, and are other texts"
+        return text
+
+
+def tune(
+    model: Model,
+    prompts: Any,
+    *,
+    methods: Mapping[str, Mapping[str, Any]] | None = None,
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    batch_size: int = 1,
+    repeats: int = 3,
+    report: Callable[[str], None] = print,
+) -> Choice:
+    """Measures drafters on some prompts, and keeps the fastest for ``generate_text``.
+
+    The time is that of ``repeats`` times (1 + the methods) passes over the prompts, after some
+    minutes of compilation; ``report`` says how long it took.
+
+    Args:
+        model: of ``load``.
+        prompts: as in ``generate_text``, like those that will be decoded; at least ``batch_size``.
+        methods: label -> keys of a drafter with "name", and "accept"; None: those of
+            ``candidates``. One without "control" gets the controller ``goodput``, with the costs
+            that are measured here.
+        max_new_tokens, temperature: of the texts.
+        batch_size: rows that are decoded together.
+        repeats: passes over the prompts; the median counts.
+        report: is called with a status message before every part.
+
+    Raises:
+        UserError: wrong arguments, too few prompts.
+        OSError: the folder of the cache cannot be written.
+        NonFiniteLogits: a model gave NaN or infinite logits.
+    """
+    from specjax.generation.texts import encode  # which reads what is kept here
+
+    began = time.perf_counter()
+    number("temperature", temperature, ">= 0", lambda x: x >= 0)
+    ids = encode(model, prompts)
+    if whole("batch_size", batch_size, 1) > len(ids):
+        raise UserError(f"batch_size is {batch_size} and there are {len(ids)} prompts; give more")
+    job = passes.Job(
+        model.lm,
+        model.params,
+        ids,
+        {"temperature": temperature},
+        batch_size,
+        whole("max_new_tokens", max_new_tokens, 1),
+        model.eos_ids,
+        0,
+        whole("repeats", repeats, 1),
+    )
+    chosen = candidates(model.draft is not None) if methods is None else methods
+    if not chosen:
+        raise UserError("methods is empty; give at least one, or leave it out")
+    with tempfile.TemporaryDirectory() as folder:
+        tried = _measured(model, job, chosen, Path(folder), report)
+        draft = "" if model.draft is None else str(model.draft.directory)
+        choice = keep(model.target.directory, batch_size, temperature > 0, tried, draft)
+    report(f"{choice.text}; kept after {time.perf_counter() - began:.0f} seconds")
+    return choice
+
+
+def candidates(draft: bool) -> dict[str, dict[str, Any]]:
+    """The methods that ``tune`` measures: lookups, and the draft model if there is one."""
+    lookups = ("prompt_lookup", "sam")
+    found = {name: {"name": name, "gamma": LONGEST, "accept": "match"} for name in lookups}
+    if draft:
+        found[drafters.WITH_MODEL] = {"name": drafters.WITH_MODEL, "gamma": LONGEST}
+    return found
+
+
+def _measured(
+    model: Model,
+    job: passes.Job,
+    methods: Mapping[str, Mapping[str, Any]],
+    folder: Path,
+    report: Callable[[str], None],
+) -> list[Tried]:
+    """Measures the methods; their profiles are written into ``folder``."""
+    made = [
+        _with_profile(model, job, label, keys, folder / f"{number}.json", report)
+        for number, (label, keys) in enumerate(methods.items())
+    ]
+    own = [method for method, _ in made]
+    measuring.warm([job], own, report)
+    found = measuring.measure(job, own, report)
+    plain = [one.tokens / one.loop for one in found.plain]
+    return [
+        Tried(
+            keys,
+            method.accept.name,
+            statistics.median(
+                one.tokens / one.loop / rate for one, rate in zip(runs, plain, strict=True)
+            ),
+        )
+        for (method, keys), runs in zip(made, found.methods, strict=True)
+    ]
+
+
+def _with_profile(
+    model: Model,
+    job: passes.Job,
+    label: str,
+    keys: Mapping[str, Any],
+    where: Path,
+    report: Callable[[str], None],
+) -> tuple[Method, dict[str, Any]]:
+    """The method with a controller that knows what rounds cost here, and its keys."""
+    own = {key: value for key, value in keys.items() if key != "accept"}
+
+    def make(text: str | control.Controller) -> Method:
+        rule, temperature = str(keys.get("accept", "")), job.settings["temperature"]
+        return model.method(own | {"control": text}, rule, temperature=temperature)
+
+    text = str(own.get("control") or CONTROL)
+    if control.wants_profile(text):
+        filled = (list(job.prompts) * job.batch_size)[: job.batch_size]
+        costs = profile.measure(
+            [job._replace(prompts=filled, eos_id=())],
+            make,
+            lambda message: report(f"{label}: {message}"),
+        )
+        costs = {size: profile.without_acceptance(each) for size, each in costs.items()}
+        name = Path(model.target.directory).name
+        write_json(where, Profile(device(), name, str(own["name"]), costs).to_json())
+        text = control.with_profile(text, where)
+    method = make(text)._replace(name=label)
+    takes = registry.keys_of(drafters.load(str(own["name"])))
+    if model.draft is not None and "model" in takes:
+        own.setdefault("model", str(model.draft.directory))
+    return method, own | {"control": text}
+
+
+# What is kept -----------------------------------------------------------------------------------
+
+
+def keep(
+    target: str | os.PathLike, rows: int, sampled: bool, tried: Sequence[Tried], draft: str = ""
+) -> Choice:
+    """Keeps the fastest method, and the fastest one without a draft model.
+
+    Args:
+        target: the directory or file of the model.
+        rows: that were decoded together.
+        sampled: whether the temperature was above 0.
+        tried: what was measured; the files of their profiles are copied.
+        draft: the draft model that was there, apart from those of the methods.
+
+    Returns:
+        The choice with every draft model that was there.
+
+    Raises:
+        UserError: a profile that cannot be read.
+        OSError: the folder of the cache cannot be written.
+    """
+    file = file_of(target)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    models = {_resolved(str(each.drafter.get("model") or "")) for each in tried}
+    fresh = [
+        _choice(file, rows, sampled, own, [t for t in tried if _model(t) in ("", own)])
+        for own in sorted({"", _resolved(draft), *models})
+    ]
+    replaced = {(each.rows, each.sampled, each.draft) for each in fresh}
+    kept = [each for each in _read(file) if (each.rows, each.sampled, each.draft) not in replaced]
+    write_json(file, [each._asdict() for each in (*kept, *fresh)])
+    return max(fresh, key=lambda each: (bool(each.draft), each.speedup))
+
+
+def known(target: str | os.PathLike, draft: str, rows: int, sampled: bool) -> Choice | None:
+    """What is kept for a model with this draft model ("": none), or None.
+
+    Of the numbers of rows that were measured the smallest one counts that is not below ``rows``.
+    """
+    found = [
+        each
+        for each in _read(file_of(target))
+        if each.sampled == sampled and each.rows >= rows and each.draft in ("", _resolved(draft))
+    ]
+    # With the draft model first.
+    return min(found, key=lambda each: (not each.draft, each.rows), default=None)
+
+
+def file_of(target: str | os.PathLike) -> Path:
+    """Where the choices for a model on this device are: in $SPECJAX_CACHE or ~/.cache/specjax."""
+    path = Path(target)
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    files = [(each, each.stat()) for each in files if each.suffix in _WEIGHTS and each.exists()]
+    stats = [(each.name, stat.st_size, stat.st_mtime_ns) for each, stat in files]
+    text = json.dumps([device(), _resolved(str(target)), stats])
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(os.environ.get("SPECJAX_CACHE") or Path(home) / "specjax")
+    name = f"{path.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    return folder / "choices" / name
+
+
+def _resolved(path: str) -> str:
+    return str(Path(path).resolve()) if path else ""
+
+
+def _model(each: Tried) -> str:
+    return _resolved(str(each.drafter.get("model") or ""))
+
+
+def _choice(file: Path, rows: int, sampled: bool, draft: str, tried: Sequence[Tried]) -> Choice:
+    """The fastest of these methods; its profile is copied beside ``file``."""
+    speeds = {str(each.drafter["name"]): each.speedup for each in tried}
+    best = max(tried, key=lambda each: each.speedup, default=None)
+    if best is None or best.speedup < WORTH:
+        return Choice(rows, sampled, draft, {"name": drafters.PLAIN}, "", 1.0, speeds)
+    keys = {key: each for key, each in best.drafter.items() if key != "model"}
+    before, mark, path = str(keys.get("control") or "").partition(_PROFILE)
+    if mark:
+        measured = costs_lib.read(path)
+        sizes = sorted(measured.batches)
+        # For fewer rows the costs of the next larger number.
+        batches = {
+            size: measured.batches[next((n for n in sizes if n >= size), sizes[-1])]
+            for size in range(1, rows + 1)
+        }
+        kind = f"{rows}-{'sampled' if sampled else 'greedy'}{'-draft' if draft else ''}"
+        value = measured._replace(batches=batches).to_json()
+        # A method is made anew where its keys change: another profile has another name.
+        mark_of = hashlib.sha256(json.dumps(value).encode()).hexdigest()[:8]
+        own = file.with_name(f"{file.stem}-{kind}-{mark_of}.json")
+        write_json(own, value)
+        keys["control"] = f"{before}{mark}{own}"
+    return Choice(rows, sampled, draft, keys, best.accept, best.speedup, speeds)
+
+
+def _read(file: Path) -> list[Choice]:
+    """The choices in a file; none if it is missing, or of another version."""
+    try:
+        return [Choice(**each) for each in json.loads(file.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError):
+        return []

@@ -1,0 +1,274 @@
+"""``tune`` and ``drafter="auto"``: what is kept, for what it counts, and that texts stay."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from commandline import GENERATE, ROOT
+
+import specjax as sj
+from specjax import generation
+from specjax.control import costs
+from specjax.errors import UserError
+from specjax.generation import auto
+from specjax.generation.auto import Tried
+
+LOOKUP = {"name": "prompt_lookup", "gamma": 3, "control": "fixed:3"}
+PLAIN = {"name": "none"}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECJAX_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "choices"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Stands for a model: nothing reads its weights."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(data_dir):
+    return sj.load(data_dir / "models" / "stories260K")
+
+
+@pytest.fixture
+def no_gain_needed(monkeypatch):
+    """The slower drafter is taken: the speed of the test does not matter."""
+    monkeypatch.setattr(auto, "WORTH", 0.0)
+
+
+def tried(speed, drafter=LOOKUP, accept="match", **keys):
+    return Tried(drafter | keys, accept, speed)
+
+
+@pytest.mark.fast
+def test_for_what_a_choice_counts(folder):
+    """The device, the weights, the kind of sampling, and up to the rows that were measured."""
+    assert auto.known(folder, "", 1, False) is None
+    chosen = auto.keep(folder, 4, False, [tried(1.1), tried(1.5, gamma=5)])
+    assert (chosen.drafter["gamma"], chosen.speedup, chosen.accept) == (5, 1.5, "match")
+    auto.keep(folder, 2, False, [tried(1.3, gamma=2)])
+    auto.keep(folder, 4, True, [tried(1.2, gamma=4)])
+    found = {
+        (rows, sampled): auto.known(folder, "", rows, sampled)
+        for rows in (1, 2, 3, 4, 5)
+        for sampled in (False, True)
+    }
+    gammas = {key: each and each.drafter["gamma"] for key, each in found.items()}
+    wanted = {1: (2, 4), 2: (2, 4), 3: (5, 4), 4: (5, 4), 5: (None, None)}
+    assert gammas == {(n, bool(i)): each for n, own in wanted.items() for i, each in enumerate(own)}
+    # Another folder with the same files, and other weights in the same folder, are other models.
+    (folder / "model.safetensors").write_bytes(b"")
+    assert auto.known(folder, "", 1, False) is None
+    os.utime(folder / "model.safetensors", ns=(1, 1))
+    auto.keep(folder, 1, False, [tried(1.4)])
+    assert auto.known(folder, "", 1, False) is not None
+    os.utime(folder / "model.safetensors", ns=(2, 2))
+    assert auto.known(folder, "", 1, False) is None
+
+
+@pytest.mark.fast
+def test_another_device_is_another_choice(folder, monkeypatch):
+    auto.keep(folder, 1, False, [tried(1.4)])
+    monkeypatch.setattr(auto, "device", lambda: "another one")
+    assert auto.known(folder, "", 1, False) is None
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(("speed", "name"), [(1.019, "none"), (1.02, "prompt_lookup")])
+def test_a_drafter_that_gains_nothing_is_not_taken(folder, speed, name):
+    chosen = auto.keep(folder, 1, True, [tried(speed), tried(0.5, {"name": "sam"})])
+    assert chosen.drafter["name"] == name and chosen == auto.known(folder, "", 1, True)
+    assert chosen.tried == {"prompt_lookup": speed, "sam": 0.5}
+    assert f"prompt_lookup {speed:.2f}x, sam 0.50x" in chosen.text
+    assert ("plain decoding" in chosen.text) == (name == "none")
+    assert auto.keep(folder, 1, True, []).drafter == PLAIN
+
+
+@pytest.mark.fast
+def test_without_the_draft_model_the_best_lookup_counts(folder, tmp_path):
+    """A choice with a draft model is for those who have it."""
+    draft = {"name": "draft_model", "gamma": 4, "model": str(tmp_path / "draft")}
+    chosen = auto.keep(folder, 1, True, [tried(1.2), tried(1.8, draft, "chain")])
+    assert "model" not in chosen.drafter and chosen.draft == str((tmp_path / "draft").resolve())
+    assert "are other texts" in chosen.text
+    with_draft = auto.known(folder, str(tmp_path / "draft"), 1, True)
+    other, without = (auto.known(folder, each, 1, True) for each in (str(tmp_path / "x"), ""))
+    assert with_draft is not None and with_draft.drafter["name"] == "draft_model"
+    assert other == without and without is not None and without.drafter == LOOKUP
+    assert "other texts" not in without.text
+    # A draft model that was there and did not gain is remembered.
+    auto.keep(folder, 1, False, [tried(1.2)], draft=str(tmp_path / "draft"))
+    again = auto.known(folder, str(tmp_path / "draft"), 1, False)
+    assert again is not None and again.drafter == LOOKUP and again.draft
+
+
+@pytest.mark.fast
+def test_the_profile_goes_along(folder, tmp_path, cache):
+    """For fewer rows the costs of the next larger number that was measured."""
+    path = tmp_path / "profile.json"
+
+    def write(cost):
+        sizes = {size: costs.linear(3, cost * size, 0.1, 0.5) for size in (1, 4, 8)}
+        value = costs.Profile(costs.device(), "t", "prompt_lookup", sizes).to_json()
+        path.write_text(json.dumps(value))
+
+    write(0.1)
+    controlled = tried(1.5, control=f"goodput:rows=open,profile={path}")
+    text = auto.keep(folder, 5, False, [controlled]).drafter["control"]
+    head, _, own = text.partition("profile=")
+    assert head == "goodput:rows=open," and Path(own).parent == cache
+    kept, measured = costs.read(own), costs.read(path)
+    wanted = {1: 1, 2: 4, 3: 4, 4: 4, 5: 8}
+    assert kept.batches == {size: measured.batches[near] for size, near in wanted.items()}
+    # Other costs have another name: a method that was made keeps those that it was made with.
+    assert auto.keep(folder, 5, False, [controlled]).drafter["control"] == text
+    write(0.2)
+    assert auto.keep(folder, 5, False, [controlled]).drafter["control"] != text
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("text", ["", "[", "{}", '[{"rows": 1}]', "[1]"])
+def test_a_file_of_another_version_is_no_choice(folder, text):
+    auto.keep(folder, 1, False, [tried(1.4)])
+    auto.file_of(folder).write_text(text)
+    assert auto.known(folder, "", 1, False) is None
+    auto.keep(folder, 1, False, [tried(1.4)])
+    assert auto.known(folder, "", 1, False) is not None
+
+
+def test_a_seeded_text_is_that_of_plain_decoding(model, no_gain_needed):
+    """``generate_text`` takes what ``tune`` kept, for these rows and this kind of sampling."""
+    prompts, keys = ["Once upon a time", "Tom and Lily"], {"max_new_tokens": 24, "seed": 3}
+    plain = sj.generate_text(model, prompts, drafter="none", temperature=0.9, **keys)
+    for name in (None, "auto"):
+        found = sj.generate_text(model, prompts, drafter=name, temperature=0.9, **keys)
+        assert found.completions == plain.completions and found.drafter == "none"
+    lines: list[str] = []
+    chosen = sj.tune(
+        *(model, prompts),
+        methods={"lookup": LOOKUP | {"min_ngram": 1, "accept": "match"}},
+        max_new_tokens=16,
+        temperature=0.9,
+        batch_size=2,
+        repeats=1,
+        report=lines.append,
+    )
+    assert chosen.drafter == LOOKUP | {"min_ngram": 1} and chosen.rows == 2 and chosen.sampled
+    assert list(chosen.tried) == ["prompt_lookup"] and "kept after" in lines[-1]
+    for name in (None, "auto"):
+        found = sj.generate_text(model, prompts, drafter=name, temperature=0.9, **keys)
+        assert found.drafter == "prompt_lookup" and found.texts == plain.texts
+        assert found.counts.drafted > 0
+    pieces = sj.stream_text(model, prompts[0], temperature=0.9, **keys)
+    assert "".join(pieces) == plain.texts[0]
+    # Not measured: greedy texts, three rows. A rule of one's own is for one's own drafter.
+    for how in ({"temperature": 0.0}, {"temperature": 0.9, "n": 2}):
+        assert sj.generate_text(model, prompts, **how, **keys).drafter == "none"
+    own = sj.generate_text(model, prompts, accept="match", temperature=0.9, **keys)
+    assert own.drafter == "none"
+
+
+def test_the_draft_model_of_load_is_used(target, draft, no_gain_needed):
+    """The keys that are kept have no path, so the loaded model drafts."""
+    pair = sj.load(target, draft=draft)
+    method = {"draft": {"name": "draft_model", "gamma": 2, "control": "fixed:2"}}
+    how = {"max_new_tokens": 8, "repeats": 1, "report": lambda line: None}
+    chosen = generation.tune(pair, ["def add"], methods=method, **how)
+    assert chosen.drafter == method["draft"] and chosen.draft == str(Path(draft).resolve())
+    text = sj.generate_text(pair, "def add", max_new_tokens=8)
+    assert text.drafter == "draft_model"
+    assert text.texts == sj.generate_text(pair, "def add", max_new_tokens=8, drafter="none").texts
+    assert auto.known(target, "", 1, False) is not None  # plain decoding, without the draft model
+    assert sj.generate_text(sj.load(target), "def add", max_new_tokens=8).drafter == "none"
+
+
+def test_a_profile_is_measured(model, cache, no_gain_needed):
+    """Without a controller the method gets goodput, with costs that were measured here."""
+    prompts = ["Once upon a time"] * 2
+    methods = {"lookup": {"name": "prompt_lookup", "gamma": 1, "accept": "match"}}
+    how = {"max_new_tokens": 8, "repeats": 1, "report": lambda line: None}
+    chosen = sj.tune(model, prompts, methods=methods, batch_size=2, **how)
+    name, _, path = chosen.drafter["control"].partition(":profile=")
+    assert name == "goodput" and costs.read(path).batches.keys() == {1, 2}
+    assert Path(path).parent == cache
+    # One row has a profile too.
+    assert sj.generate_text(model, prompts[0], max_new_tokens=4).drafter == "prompt_lookup"
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"batch_size": 2}, "batch_size is 2 and there are 1 prompts; give more"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"repeats": 0}, "repeats"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"methods": {"x": {"name": "prompt_lokup"}}}, "prompt_lookup"),
+        ({"methods": {}}, "methods is empty"),
+    ],
+)
+def test_a_mistake_is_one_line(model, keys, message, cache):
+    with pytest.raises(UserError, match=message) as error:
+        sj.tune(model, "Once", report=lambda line: None, **keys)
+    assert "\n" not in str(error.value) and not cache.exists()
+
+
+# The command line --------------------------------------------------------------------------------
+
+
+def test_a_bench_keeps_the_fastest_and_generate_takes_it(cli, target, tmp_path, no_gain_needed):
+    prompts = tmp_path / "p.txt"
+    prompts.write_text("def add\nreturn a + b\n")
+    status, out, err, _ = cli(
+        f"--config={ROOT}/configs/auto.py",
+        *(f"--config.target={target}", f"--config.prompts={prompts}", "--config.report=False"),
+        *("--methods=prompt_lookup", "--config.max_new_tokens=8", "--config.accept=match"),
+        *("--config.grid.methods.prompt_lookup.gamma=1", "--config.grid.batch_sizes=(1,2)"),
+    )
+    assert (status, err) == (0, "")
+    lines = [line for line in out.splitlines() if line.startswith("kept for drafter.name=auto: ")]
+    assert ["in batches of 1" in line for line in lines] == [True, False]
+    common = [GENERATE, f"--config.target={target}", "--config.max_new_tokens=8"]
+    texts = {}
+    for name in ("auto", "none"):
+        args = [*common, f"--config.prompts={prompts}", f"--config.drafter.name={name}"]
+        status, out, _, workdir = cli(*args, "--config.batch_size=2", workdir=tmp_path / name)
+        assert status == 0
+        results = json.loads((workdir / "results.json").read_text())
+        texts[name] = results["rows"][0]["method"], results["token_ids"]
+        assert ("auto: prompt_lookup (in batches of 2: prompt_lookup" in out) == (name == "auto")
+    assert texts["auto"] == ("prompt_lookup", texts["none"][1])
+    # Nothing was measured for three rows, and with sampling.
+    prompts.write_text("def add\nreturn a + b\nreturn\n")
+    for more in ("--config.batch_size=3", "--config.sampling.temperature=0.5"):
+        args = [*common, f"--config.prompts={prompts}", "--config.drafter.name=auto", more]
+        status, out, _, workdir = cli(*args, workdir=tmp_path / "plain")
+        assert status == 0 and "auto: plain decoding; nothing was measured" in out
+        assert json.loads((workdir / "results.json").read_text())["rows"][0]["method"] == "none"
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("config", "args", "message"),
+    [
+        ("generate", ["drafter.gamma=3"], "auto, and gamma is of another one"),
+        ("bench", [], "auto, which is for modes generate and chat"),
+    ],
+)
+def test_auto_has_no_keys_and_is_not_measured(cli, target, config, args, message):
+    status, _, err, workdir = cli(
+        f"--config={ROOT}/configs/{config}.py",
+        *(f"--config.target={target}", "--config.prompt=def", "--config.drafter.name=auto"),
+        *(f"--config.{each}" for each in args),
+    )
+    assert status == 2 and message in err and len(err.splitlines()) == 1 and not workdir.exists()
