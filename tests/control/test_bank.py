@@ -11,7 +11,6 @@ import pytest
 
 from specjax import control
 from specjax.control import Controller, costs, goodput
-from specjax.control._controller import FOREVER
 from specjax.sampling import make_sampling
 from specjax.types import Context, Draft, Verdict
 
@@ -20,6 +19,8 @@ pytestmark = pytest.mark.fast
 LENGTHS, TIMES = (0, 1, 2, 4), (1.0, 1.25, 1.45, 1.9)
 EMPTY, MISSED, SLACK = 1.15, 0.004, 0.02
 MOST = LENGTHS[-1]
+# Rounds of a pause that nothing ends.
+FOREVER = 1 << 30
 
 
 def made(
