@@ -22,6 +22,16 @@ soon as ``explore`` times the rounds without a draft have paid for it, and for w
 has to read of these rounds first: where that is more than ``explore``, and with ``explore=0``, it
 never is.
 
+Expectations can be wrong, so the time that drafts may lose is bounded. Each row has a bank: 1, and
+1 + ``slack`` for each of its tokens, less the time of all its rounds, in units of a round without a
+draft. While a live row has less than 0, nothing is drafted and nothing is tried. So with
+``rows="closed"`` a row of n tokens takes at most n (1 + ``slack``) + c, where c is the time of the
+longest round: 1 from the start, and c - 1 from the last round with a draft. The time of a loop is
+that of its longest row. With ``rows="open"`` the sum over live rows decides, and the same bound
+holds for the mean row of a batch whose rows stay the same. Times are those of the profile, or of
+the two numbers. What a draft model has to read after rounds without a draft is counted in these
+rounds. With ``slack=1`` there is no bound.
+
 The length depends on all rows, so the noise of a row's drafts does too; its output law does not. On
 a mesh, the rows of a device share one length.
 """
@@ -55,6 +65,8 @@ ROWS = ("closed", "open")
 UNKNOWN = 1e6
 # A row that needs a share x less time than the last one counts exp(-x EARLY) in a lookup's choice.
 EARLY = 10.0
+# A bank so little below 0 counts as 0, because its sums are rounded.
+ROUNDING = 1e-4
 
 
 class State(struct.PyTreeNode):
@@ -72,7 +84,9 @@ class State(struct.PyTreeNode):
     live: jax.Array  # bool[B] the rows that are not finished
     rows: jax.Array  # i32[B] how many rows the batch had when the length was chosen
     length: jax.Array  # i32[B] of the next draft, equal in all rows
-    idle: jax.Array  # i32[B] rounds since a draft was made, equal in all rows
+    # f32[B] the time that drafts may still lose in the row, before the ``idle`` rounds
+    bank: jax.Array
+    idle: jax.Array  # i32[B] rounds of the row since a draft was made, or since it began
     tries: jax.Array  # bool[B] whether the next draft is a trial, equal in all rows
     failed: jax.Array  # i32[B] trials that gave no draft since the last one, equal in all rows
     # What follows from the numbers above.
@@ -107,6 +121,12 @@ class Keys(declare.Keys):
     explore: float = key(
         0.01,
         "the share of the time that is spent on trials while nothing is drafted",
+        least=0,
+        most=1,
+    )
+    slack: float = key(
+        0.02,
+        "the share of plain decoding's time that drafts may lose; 1: no bound",
         least=0,
         most=1,
     )
@@ -238,7 +258,7 @@ def of_costs(known: Costs | Profile, keys: Keys) -> Controller:
         update=Bound(_update, setup),
         limit=length_of,
         within=Bound(_within, setup),
-        pause=Lasting(_pause, Bound(_after, setup)),
+        pause=Lasting(Bound(_pause, setup), Bound(_after, setup)),
         check_rows=costs_lib.check_rows(known),
         lengths=costs_lib.lengths(known),
         shared=True,
@@ -261,6 +281,7 @@ def _init(setup: Setup, context: Context) -> State:
         jnp.ones((batch,), bool) if context.done is None else ~context.done,
         zeros,
         zeros,
+        jnp.ones((batch,), jnp.float32),
         zeros,
         jnp.zeros((batch,), bool),
         zeros,
@@ -269,7 +290,7 @@ def _init(setup: Setup, context: Context) -> State:
         jnp.zeros((batch,), jnp.float32),
         zeros,
     )
-    return _next(setup, state, jnp.int32(0))
+    return _next(setup, state)
 
 
 def _within(setup: Setup, state: State, reach: jax.Array) -> jax.Array:
@@ -294,27 +315,67 @@ def _update(setup: Setup, state: State, draft: Draft, verdict: Verdict) -> State
         live=live,
         failed=jnp.where(any_draft, 0, state.failed + state.tries),
     )
-    return _next(setup, state, jnp.where(any_draft, 0, state.idle[0] + 1))
+    # A round without a draft is one of the ``idle`` rounds, which count as 1.
+    gain = _idle_gain(setup, state) * state.idle + (1 + setup.keys.slack) * verdict.count
+    gain = jnp.where(any_draft, gain, 1) - _time(setup, state, drafted.max(), asked.any())
+    state = state.replace(
+        bank=(state.bank + gain).astype(jnp.float32),
+        idle=jnp.where(any_draft, 0, state.idle + 1),
+    )
+    return _next(setup, state)
 
 
-def _next(setup: Setup, state: State, idle: jax.Array) -> State:
-    """The state for the next round, after so many rounds i32[] without a draft."""
+def _time(setup: Setup, state: State, drafted: jax.Array, asked: jax.Array) -> jax.Array:
+    """f32[]: the time of a round whose longest draft has so many tokens i32[]."""
+    lengths = jnp.asarray(setup.costs(state).lengths)
+    index = jnp.minimum(jnp.searchsorted(lengths, drafted), len(lengths) - 1)
+    bare = jnp.where(asked, _mean(state, setup.each("empty", state))[0], 1)
+    return jnp.where(drafted > 0, _mean(state, setup.each("times", state))[index], bare)
+
+
+def _idle_gain(setup: Setup, state: State) -> jax.Array:
+    """f32[]: what a round without a draft adds to a bank."""
+    return setup.keys.slack - _mean(state, setup.each("missed", state))[0]
+
+
+def _least(setup: Setup, state: State) -> jax.Array:
+    """f32[]: the bank that decides whether drafts are allowed; with open rows the mean one."""
+    banks = state.bank + _idle_gain(setup, state) * state.idle
+    if setup.keys.rows == "open":
+        return _mean(state, banks[:, None])[0]
+    return jnp.where(state.live, banks, jnp.inf).min()
+
+
+def _allowed(setup: Setup, state: State) -> jax.Array:
+    """bool[]: whether the next round may have a draft."""
+    return (setup.keys.slack == 1) | (_least(setup, state) >= -ROUNDING)
+
+
+def _next(setup: Setup, state: State) -> State:
+    """The state for the next round."""
     state, best, trial = choose(setup, state)
-    tries = (best == 0) & (idle >= state.due[0])
+    allowed = _allowed(setup, state)
+    tries = allowed & (best == 0) & (state.idle.max() >= state.due[0])
+    length = jnp.where(tries, trial, jnp.where(allowed, best, 0))
     return state.replace(
-        length=spread(state, jnp.where(tries, trial, best)),
+        length=spread(state, length),
         rows=jnp.full_like(state.rows, len(state.live)),
-        idle=spread(state, idle),
         tries=spread(state, tries),
     )
 
 
-def _pause(state: State, live: jax.Array) -> jax.Array:
-    rounds = jnp.maximum(state.due[0] - state.idle[0], 1)
+def _pause(setup: Setup, state: State, live: jax.Array) -> jax.Array:
+    rounds = state.due[0] - state.idle.max()
+    # So many bring the bank back to 0.
+    gain = _idle_gain(setup, state)
+    back = jnp.ceil(-(_least(setup, state) + ROUNDING) / jnp.maximum(gain, 1e-9))
+    back = jnp.where(gain > 0, jnp.clip(back, 1, FOREVER), FOREVER).astype(jnp.int32)
+    rounds = jnp.maximum(jnp.where(_allowed(setup, state), rounds, back), 1)
     # Another choice follows where the last one was made for another batch, or for other live rows.
     same = (live == state.live) & (state.rows == len(state.live))
     return spread(state, jnp.where(same.all(), rounds, 1))
 
 
 def _after(setup: Setup, state: State, rounds: jax.Array) -> State:
-    return _next(setup, state.replace(live=rounds > 0), state.idle[0] + rounds.max())
+    live, idle = rounds > 0, state.idle + rounds.max()
+    return _next(setup, state.replace(live=live, idle=idle))
