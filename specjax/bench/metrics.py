@@ -40,6 +40,9 @@ import numpy as np
 
 from specjax.types import Records
 
+# A drafter with a lower speed-up is not worth its memory.
+WORTH = 1.02
+
 
 class Counts(NamedTuple):
     """Sums over rounds and rows."""

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from specjax import control, drafters, registry
 from specjax.bench import measuring, passes, profile
+from specjax.bench.metrics import WORTH
 from specjax.bench.passes import Method
 from specjax.checks import number, whole
 from specjax.control import costs as costs_lib
@@ -31,7 +32,6 @@ from specjax.control.costs import Profile, device
 from specjax.errors import UserError
 from specjax.files import write_json
 from specjax.generation.loading import Model
-from specjax.report.advice import WORTH
 
 # As a drafter: what was kept.
 AUTO = "auto"

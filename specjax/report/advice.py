@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from specjax.bench.metrics import WORTH
 from specjax.report import columns, inputs
 from specjax.report.inputs import number_of, part
 
-# A speed-up below this is not worth a drafter.
-WORTH = 1.02
 # The cost of a round, in plain rounds, and what it is spent on.
 PARTS = {"verify": "the verification", "draft": "the draft"}
 

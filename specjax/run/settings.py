@@ -229,8 +229,8 @@ class Settings(declare.Keys):
     accept: str = key(
         "",
         "a rule that fits the drafter, or a function of your own: my_module:make. Empty: chain for "
-        "chains, deterministic for deterministic trees, recursive for sampled ones, match for plain "
-        "decoding",
+        "chains, deterministic for deterministic trees, recursive for sampled ones, and match for "
+        "plain decoding",
     )
     accept_keys: Mapping[str, Any] = free("keys of config.accept; only lossy rules have keys")
     sampling: SamplingKeys = group(SamplingKeys)

@@ -168,7 +168,7 @@ def test_a_seeded_text_is_that_of_plain_decoding(model, no_gain_needed):
     for name in (None, "auto"):
         found = sj.generate_text(model, prompts, drafter=name, temperature=0.9, **keys)
         assert found.drafter == "prompt_lookup" and found.texts == plain.texts
-        assert found.counts.drafted > 0
+        assert found.counts.rounds < sum(len(each.tokens) for each in found.completions)
     pieces = sj.stream_text(model, prompts[0], temperature=0.9, **keys)
     assert "".join(pieces) == plain.texts[0]
     # Not measured: greedy texts, three rows. A rule of one's own is for one's own drafter.
