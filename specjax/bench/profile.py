@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from specjax import decode, sharding, tree
+from specjax import control, decode, sharding, tree
 from specjax.bench import metrics, timing
 from specjax.bench.passes import Job, Method, batches, begin, drafter_and_params, one_part
 from specjax.control import Controller, calibrated
@@ -32,7 +32,7 @@ from specjax.control.costs import Costs, RoundCosts
 from specjax.control.fixed import Length
 from specjax.drafters import _limited
 from specjax.theory import calibration
-from specjax.types import DecodeState, Draft
+from specjax.types import Context, DecodeState, Draft
 
 ROUNDS = 16  # of a sample
 # Samples of each length, after one that may compile: at least so many, at most so many, and in
@@ -48,6 +48,16 @@ CONFIDENCE_ROUNDS = 64
 EMPTY = -1
 # A rate is counted as if one more token had been tested, and accepted with this probability.
 PRIOR = 0.5
+
+
+class Forced(Length):
+    """The state of a controller ``fixed`` that also says which drafts a lookup has."""
+
+    drafts: jax.Array  # i32[B] one of DRAFTS
+
+
+# Of a lookup: what it finds; arbitrary tokens in every round; none.
+DRAFTS = FOUND, ALWAYS, NEVER = 0, 1, 2
 
 
 class _Sample(NamedTuple):
@@ -79,14 +89,14 @@ def measure(
         confidences: whether to fit a temperature to the drafter's confidence at each depth.
     """
     found: dict[int, dict[bool, RoundCosts]] = {}
-    lengths: tuple[int, ...] = ()
+    lengths = lengths_of(make("fixed:0").drafter.longest)
+    method = _with_drafts(make(_forced(lengths[-1])))
     for job in jobs:
         greedy = not job.settings.get("temperature", 1.0)
         # Those of one device: its rows choose their lengths together.
         rows = job.batch_size // (1 if job.mesh is None else job.mesh.shape[sharding.DATA])
         report(f"profile: batch {job.batch_size}, {'greedy' if greedy else 'sampled'}")
-        lengths = lengths_of(make("fixed:0").drafter.longest)
-        own = _measured(job, make, lengths)
+        own = _measured(job, method, lengths)
         if confidences:
             own = own._replace(heats=_heats(job, make, lengths[-1]))
         found.setdefault(rows, {})[greedy] = own
@@ -98,9 +108,8 @@ def measure(
     }
 
 
-def _measured(job: Job, make: Callable[..., Method], lengths: tuple[int, ...]) -> RoundCosts:
-    """One cell. The drafter is compiled once: the length is a number in its state."""
-    method = make(f"fixed:{lengths[-1]}")
+def _measured(job: Job, method: Method, lengths: tuple[int, ...]) -> RoundCosts:
+    """One cell. The loop is compiled once: what the rounds differ in are numbers in its state."""
     if job.verify_widths is None and method.drafter.rare.lengths:
         # A controller that chooses from these lengths verifies the same widths.
         rare = method.drafter.rare._replace(lengths=method.drafter.rare.lengths + lengths)
@@ -108,11 +117,12 @@ def _measured(job: Job, make: Callable[..., Method], lengths: tuple[int, ...]) -
     first = next(batches(job))
     state = jax.block_until_ready(begin(job, method.drafter, method.params, *first))
     lookup = isinstance(state.draft, _limited.State)
-    full = _with_drafts(method, True) if lookup else method
     # Each cell is a length; for lookups also rounds of the longest one in which nothing is found.
-    cells = {length: (full, state, length) for length in lengths}
+    always = state.replace(draft=with_drafts(state.draft, ALWAYS)) if lookup else state
+    cells = {length: (method, always, length) for length in lengths}
     if lookup:
-        cells |= {EMPTY: (_with_drafts(method, False), state, lengths[-1])}
+        never = state.replace(draft=with_drafts(state.draft, NEVER))
+        cells |= {EMPTY: (method, never, lengths[-1])}
     runs: dict[int, list[_Sample]] = {cell: [] for cell in cells}
     while lacking := [cell for cell in cells if not _enough(runs[cell][1:])]:
         for cell in lacking:
@@ -156,16 +166,31 @@ def _missed(job: Job, method: Method, length: int) -> float:
     return max(later - first, 0.0) / max(rounds, 1)
 
 
-def _with_drafts(method: Method, found: bool) -> Method:
-    """The method with a draft in every round, as long as the controller allows, or in none."""
+def _forced(length: int) -> Controller:
+    """The controller ``fixed`` with the state ``Forced``."""
+
+    def init(context: Context) -> Forced:
+        rows = context.length.shape
+        return Forced(jnp.full(rows, length, jnp.int32), jnp.full(rows, FOUND, jnp.int32))
+
+    made = control.parse(f"fixed:{length}")
+    assert made is not None
+    return made._replace(init=init)
+
+
+def _with_drafts(method: Method) -> Method:
+    """The method; if it is a lookup, it has the drafts that its controller's state says."""
     drafter = method.drafter
 
     def propose(params: Any, keys: Any, context: Any, state: Any) -> tuple[Draft, Any]:
         draft, state = drafter.propose(params, keys, context, state)
-        most = jax.tree.leaves(state.control)[0]
+        if not isinstance(state, _limited.State):
+            return draft, state
+        levels, drafts = state.control.levels[:, None], state.control.drafts[:, None]
         depth = tree.depths(draft.parents, *draft.tokens.shape)
-        tokens = jnp.maximum(draft.tokens, 0)
-        return draft.replace(tokens=tokens, valid=found & (depth < most[:, None])), state
+        tokens = jnp.where(drafts == FOUND, draft.tokens, jnp.maximum(draft.tokens, 0))
+        valid = jnp.where(drafts == FOUND, draft.valid, (drafts == ALWAYS) & (depth < levels))
+        return draft.replace(tokens=tokens, valid=valid), state
 
     return method._replace(drafter=drafter._replace(propose=propose))
 
@@ -230,11 +255,21 @@ def _generate(job: Job, method: Method, state: DecodeState, rounds: int) -> tupl
 
 def with_length(draft_state: Any, length: int) -> Any:
     """A drafter's state with another length in its controllers ``fixed``."""
-    return jax.tree.map(
-        lambda x: x.replace(levels=jnp.full_like(x.levels, length)) if isinstance(x, Length) else x,
-        draft_state,
-        is_leaf=lambda x: isinstance(x, Length),
-    )
+    return _changed(draft_state, Length, "levels", length)
+
+
+def with_drafts(draft_state: Any, drafts: int) -> Any:
+    """A lookup's state with other drafts, one of ``DRAFTS``."""
+    return _changed(draft_state, Forced, "drafts", drafts)
+
+
+def _changed(draft_state: Any, kind: type, field: str, value: int) -> Any:
+    def change(x: Any) -> Any:
+        if not isinstance(x, kind):
+            return x
+        return x.replace(**{field: jnp.full_like(getattr(x, field), value)})
+
+    return jax.tree.map(change, draft_state, is_leaf=lambda x: isinstance(x, kind))
 
 
 def without_acceptance(costs: Costs) -> Costs:

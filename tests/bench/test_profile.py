@@ -34,6 +34,11 @@ def maker(name="draft_model", **keys):
     return make
 
 
+def forced(make):
+    """The method that a profile runs."""
+    return profile._with_drafts(make(profile._forced(make("fixed:0").drafter.longest)))
+
+
 def counts(passed, tested):
     """What the rounds of a sample accepted and tested at each depth."""
     return metrics.Counts(0, 0, 0, np.array(tested), np.array(passed))
@@ -49,7 +54,7 @@ def test_times_of_a_round(monkeypatch):
         return profile._Sample(slow * seconds[length], counts([3, 1, 0], [4, 3, 1]), 0.5)
 
     monkeypatch.setattr(profile, "_run", run)
-    found = profile._measured(job(), maker(gamma=3), (0, 1, 2, 3))
+    found = profile._measured(job(), forced(maker(gamma=3)), (0, 1, 2, 3))
     # 1.6 and 1.0 are not in order, so both count as their mean.
     assert found.times == pytest.approx((1.0, 1.3, 1.3, 1.3))
     # They are taken in turns, until they took 0.4 s, or 100 times after the first.
@@ -63,42 +68,48 @@ def test_times_of_a_round(monkeypatch):
 def test_lookups_are_measured_with_drafts_in_every_round():
     """The prompts have no earlier occurrence; the acceptance is that of real drafts."""
     own = job()._replace(prompts=[[0, 1], [2, 3]])
-    method = maker("prompt_lookup", gamma=3, min_ngram=3, max_ngram=3)("fixed:3")
+    made = maker("prompt_lookup", gamma=3, min_ngram=3, max_ngram=3)(profile._forced(3))
+    method = profile._with_drafts(made)
     state = passes.begin(own, method.drafter, method.params, [0, 1], own.prompts)
-    full, empty = (profile._with_drafts(method, found) for found in (True, False))
     for length in (0, 2, 3):
-        known = state.replace(draft=profile.with_length(state.draft, length))
-        context = step.context_of(known)
-        keys = step.keys_of(full.drafter, known)
-        draft, _ = full.drafter.propose(full.params, keys, context, known.draft)
-        assert np.asarray(draft.valid).sum(1).tolist() == [length] * 2
-        assert int(draft.tokens.min()) >= 0
-        for other in (method, empty):
-            draft, _ = other.drafter.propose(full.params, keys, context, known.draft)
-            assert not np.asarray(draft.valid).any()
+        for drafts in profile.DRAFTS:
+            changed = profile.with_drafts(profile.with_length(state.draft, length), drafts)
+            known = state.replace(draft=changed)
+            context, keys = step.context_of(known), step.keys_of(method.drafter, known)
+            draft, after = method.drafter.propose(method.params, keys, context, changed)
+            wanted = length if drafts == profile.ALWAYS else 0
+            assert np.asarray(draft.valid).sum(1).tolist() == [wanted] * 2
+            assert drafts == profile.FOUND or int(draft.tokens.min()) >= 0
+            assert after.control.drafts.tolist() == [drafts] * 2
+    # What is found is what the drafter finds.
+    own = job()
+    state = passes.begin(own, method.drafter, method.params, [0, 1], own.prompts[:2])
+    context, keys = step.context_of(state), step.keys_of(method.drafter, state)
+    found, _ = method.drafter.propose(method.params, keys, context, state.draft)
+    real, _ = made.drafter.propose(method.params, keys, context, state.draft)
+    assert np.asarray(real.valid).sum(1).tolist() == [3, 0]
+    assert jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), found, real))
 
 
 def test_rounds_of_a_lookup_that_finds_nothing(monkeypatch):
     """They are measured with the longest draft, between no search and a draft of one token."""
-    seconds, made = {0: 2e-4, 1: 3e-4, 2: 4e-4}, []
-    with_drafts = profile._with_drafts
-
-    def recorded(method, found):
-        made.append((with_drafts(method, found), found))
-        return made[-1][0]
+    seconds, methods = {0: 2e-4, 1: 3e-4, 2: 4e-4}, set()
 
     def run(job, method, state, length):
-        [found] = [found for own, found in made if own is method] or [None]
-        took = seconds[length] if found in (True, None) else 2.4e-4
-        assert found is not False or length == 2
+        methods.add(id(method))
+        drafts = int(state.draft.control.drafts[0]) if lookup else profile.FOUND
+        assert drafts != profile.NEVER or length == 2
+        took = 2.4e-4 if drafts == profile.NEVER else seconds[length]
         return profile._Sample(took, counts([3, 1], [4, 3]), 0.25)
 
-    monkeypatch.setattr(profile, "_with_drafts", recorded)
+    lookup = True
     monkeypatch.setattr(profile, "_run", run)
-    measured = profile._measured(job(), maker("prompt_lookup", gamma=2), (0, 1, 2))
+    measured = profile._measured(job(), forced(maker("prompt_lookup", gamma=2)), (0, 1, 2))
     assert measured.empty == pytest.approx(1.2) and measured.finds == 0.25
     assert measured.times == pytest.approx((1.0, 1.5, 2.0))
-    model = profile._measured(job(), maker(gamma=2), (0, 1, 2))
+    assert len(methods) == 1  # so one loop is compiled
+    lookup = False
+    model = profile._measured(job(), forced(maker(gamma=2)), (0, 1, 2))
     assert model.empty == model.finds == 1.0
 
 
