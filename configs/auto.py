@@ -6,7 +6,8 @@
     python -m specjax.run --config=configs/generate.py --config.target=DIR \\
         --config.drafter.name=auto --config.prompt="Once upon a time"   # takes it
 
-The argument is a draft model, or nothing. Measures what rounds cost, then lookups and the draft
+The argument is a draft model, or nothing; where one was given, generate and chat take
+``--config.drafter.model=DRAFT_DIR`` too. Measures what rounds cost, then lookups and the draft
 model with the controller ``goodput`` against plain decoding, greedy and one row at a time, and ends
 with a sentence. Give the batch sizes and temperatures that will be decoded, for example
 ``--config.grid.temperatures=(0,1) --config.grid.batch_sizes=(1,8)``. ``generate_text`` takes what

@@ -71,6 +71,7 @@ def _run(page: str, folder, monkeypatch, target: str, draft: str) -> None:
     Tiny models stand for the folders, and for the names of the Hub.
     """
     monkeypatch.chdir(folder)
+    monkeypatch.setenv("SPECJAX_CACHE", str(folder / "cache"))
     names: dict = {}
     blocks = [code for kind, code in FENCE.findall(PAGES[page]) if kind == "python"]
     assert blocks
@@ -142,8 +143,9 @@ def test_commands_have_keys_that_exist(monkeypatch):
         # --methods is no key of a configuration, and a reader's own module does not exist here.
         flags = [f for f in command[3:] if not re.match(r"--methods=|\S+=my_\w+:make$", f)]
         config, _ = run.parse(["specjax.run", *flags])  # UserError for a key that does not exist
-        if "drafter" in config and "name" in config.drafter and ":" not in config.drafter.name:
-            drafters.load(config.drafter.name)
+        name = config.get("drafter", {}).get("name")
+        if name not in (None, "auto") and ":" not in name:
+            drafters.load(name)
 
 
 # What is generated ------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def too_large(needed: float) -> str:
 
 
 def append(file: Path, section: str, rows: list[dict]) -> None:
-    """Writes one section."""
+    """Writes rows of a section."""
     device = None
     # Not where nothing ran on it: the peer's process leaves the device to torch.
     if section not in ("peer", "skipped"):

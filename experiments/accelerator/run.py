@@ -231,9 +231,8 @@ def merged(earlier: dict, result: dict) -> dict:
     both = earlier | result
     for section in SECTIONS:
         rows = result.get(section, [])
-        again = {(row.get("model"), row.get("buffers")) for row in rows}
-        kept = earlier.get(section, [])
-        kept = [row for row in kept if (row.get("model"), row.get("buffers")) not in again]
+        again = {_cell(row) for row in rows}
+        kept = [row for row in earlier.get(section, []) if _cell(row) not in again]
         both |= {section: kept + rows} if kept or rows else {}
     begun = {*result["runs"][-1]["tasks"], *(row["of"] for row in result["skipped"])}
     old = [row for row in earlier["skipped"] if row["of"] not in begun]
@@ -243,6 +242,12 @@ def merged(earlier: dict, result: dict) -> dict:
         "versions": earlier["versions"],
         "datasheet": result.get("datasheet", earlier.get("datasheet")),
     }
+
+
+def _cell(row: dict) -> tuple:
+    """What a row was measured for: all but the numbers that were measured."""
+    kinds = ("model", "buffers", "batch_size", "context", "gamma", "rate")
+    return tuple(row.get(name) for name in (*kinds, "shape", "tokens", "implementation"))
 
 
 def find_backend() -> str:

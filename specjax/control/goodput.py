@@ -124,16 +124,16 @@ class Keys(declare.Keys):
         least=0,
         most=1,
     )
+    rows: str = key(
+        "closed",
+        '"closed" (the loop ends with its slowest row) or "open" (finished rows are replaced)',
+        choices=ROWS,
+    )
     slack: float = key(
         0.02,
         "the share of plain decoding's time that drafts may lose; 1: no bound",
         least=0,
         most=1,
-    )
-    rows: str = key(
-        "closed",
-        '"closed" (the loop ends with its slowest row) or "open" (finished rows are replaced)',
-        choices=ROWS,
     )
 
     def check(self) -> None:
@@ -256,7 +256,7 @@ def of_costs(known: Costs | Profile, keys: Keys) -> Controller:
         "goodput",
         init=Bound(_init, setup),
         update=Bound(_update, setup),
-        limit=length_of,
+        limit=Bound(_limit, setup),
         within=Bound(_within, setup),
         pause=Lasting(Bound(_pause, setup), Bound(_after, setup)),
         check_rows=costs_lib.check_rows(known),
@@ -293,6 +293,11 @@ def _init(setup: Setup, context: Context) -> State:
     return _next(setup, state)
 
 
+def _limit(setup: Setup, state: State) -> jax.Array:
+    """No draft while it is not allowed: a row that was put in has a length of its own."""
+    return jnp.where(_allowed(setup, state), length_of(state), 0)
+
+
 def _within(setup: Setup, state: State, reach: jax.Array) -> jax.Array:
     """The best length for drafts of which the rows have so many levels; a trial stays as it is."""
     best = spread(state, of_found(setup, state, reach))
@@ -304,7 +309,7 @@ def _update(setup: Setup, state: State, draft: Draft, verdict: Verdict) -> State
     depth, live = jnp.arange(setup.costs(state).longest), verdict.count > 0
     tested = depth < jnp.minimum(accepted + 1, drafted)[:, None]
     keep = jnp.where(tested, setup.keys.memory, 1)
-    any_draft, asked = (drafted > 0).any(), live & (state.length > 0)
+    any_draft, asked = (drafted > 0).any(), live & (_limit(setup, state) > 0)
     found = jnp.stack([asked & (drafted > 0), asked], 1)
     forget = jnp.where(asked, setup.keys.memory, 1)[:, None]
     state = state.replace(
@@ -318,6 +323,8 @@ def _update(setup: Setup, state: State, draft: Draft, verdict: Verdict) -> State
     # A round without a draft is one of the ``idle`` rounds, which count as 1.
     gain = _idle_gain(setup, state) * state.idle + (1 + setup.keys.slack) * verdict.count
     gain = jnp.where(any_draft, gain, 1) - _time(setup, state, drafted.max(), asked.any())
+    # Inside another drafter, a row without tokens of this one has them of others.
+    gain = jnp.where(live, gain, _idle_gain(setup, state) * state.idle * any_draft)
     state = state.replace(
         bank=(state.bank + gain).astype(jnp.float32),
         idle=jnp.where(any_draft, 0, state.idle + 1),

@@ -5,9 +5,9 @@ choice belongs to a device, the weights, the kind of sampling (greedy or not), t
 and the draft model that was there. The next larger number of rows that was measured counts. Where
 nothing was measured, or nothing was faster, decoding is plain.
 
-Lookups are verified with the rule ``match``: a seeded text is that of plain decoding, whatever was
-chosen. Where a draft model was chosen for sampled texts, their law is the same and the texts are
-not.
+The methods of ``candidates`` verify lookups with the rule ``match``: a seeded text is then that of
+plain decoding. Where a draft model was chosen for sampled texts, their law is the same and the
+texts are not. Lossy methods are not kept.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import statistics
 import tempfile
 import time
@@ -22,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from specjax import accept as rules
 from specjax import control, drafters, registry
 from specjax.bench import measuring, passes, profile
 from specjax.bench.metrics import WORTH
@@ -32,13 +34,13 @@ from specjax.control.costs import Profile, device
 from specjax.errors import UserError
 from specjax.files import write_json
 from specjax.generation.loading import Model
+from specjax.models import hf
 
 # As a drafter: what was kept.
 AUTO = "auto"
 
 LONGEST = 8  # tokens of a draft, at most; the controller chooses fewer
 CONTROL = "goodput"
-_PROFILE = "profile="
 # Files whose change makes another model.
 _WEIGHTS = (".safetensors", ".gguf", ".json")
 
@@ -46,6 +48,7 @@ _WEIGHTS = (".safetensors", ".gguf", ".json")
 class Tried(NamedTuple):
     """A method that was measured."""
 
+    label: str
     drafter: Mapping[str, Any]  # its keys, "name" among them; "model" is a directory
     accept: str  # the rule; "": the recommended one
     speedup: float  # over plain decoding
@@ -60,7 +63,7 @@ class Choice(NamedTuple):
     drafter: dict[str, Any]  # its keys without "model"; those of plain decoding if none is faster
     accept: str
     speedup: float  # 1: plain decoding
-    tried: dict[str, float]  # the speed-up of every drafter that was measured
+    tried: dict[str, float]  # the speed-up of every method that was measured
 
     @property
     def text(self) -> str:
@@ -102,8 +105,7 @@ def tune(
         report: is called with a status message before every part.
 
     Raises:
-        UserError: wrong arguments, too few prompts.
-        OSError: the folder of the cache cannot be written.
+        UserError: wrong arguments, a lossy rule, too few prompts, a folder that cannot be written.
         NonFiniteLogits: a model gave NaN or infinite logits.
     """
     from specjax.generation.texts import encode  # which reads what is kept here
@@ -125,8 +127,7 @@ def tune(
         whole("repeats", repeats, 1),
     )
     chosen = candidates(model.draft is not None) if methods is None else methods
-    if not chosen:
-        raise UserError("methods is empty; give at least one, or leave it out")
+    _check_methods(chosen)
     with tempfile.TemporaryDirectory() as folder:
         tried = _measured(model, job, chosen, Path(folder), report)
         draft = "" if model.draft is None else str(model.draft.directory)
@@ -144,6 +145,20 @@ def candidates(draft: bool) -> dict[str, dict[str, Any]]:
     return found
 
 
+def _check_methods(methods: Any) -> None:
+    """Raises UserError for methods that cannot be kept."""
+    if not isinstance(methods, Mapping) or not methods:
+        raise UserError('methods has none; give label -> {"name": NAME, ...}, or leave it out')
+    for label, keys in methods.items():
+        try:
+            json.dumps(dict(keys))
+        except (TypeError, ValueError):
+            raise UserError(
+                f"method {label} is {keys!r}; it must hold keys of a drafter that are texts and "
+                "numbers, so that they can be kept"
+            ) from None
+
+
 def _measured(
     model: Model,
     job: passes.Job,
@@ -157,11 +172,18 @@ def _measured(
         for number, (label, keys) in enumerate(methods.items())
     ]
     own = [method for method, _ in made]
+    for method in own:
+        if not is_lossless(method.accept.lossless_class, job.settings["temperature"] > 0):
+            raise UserError(
+                f"method {method.name} has the rule {method.accept.name}, which changes the law of "
+                "the texts; take a lossless one"
+            )
     measuring.warm([job], own, report)
     found = measuring.measure(job, own, report)
     plain = [one.tokens / one.loop for one in found.plain]
     return [
         Tried(
+            method.name,
             keys,
             method.accept.name,
             statistics.median(
@@ -182,12 +204,16 @@ def _with_profile(
 ) -> tuple[Method, dict[str, Any]]:
     """The method with a controller that knows what rounds cost here, and its keys."""
     own = {key: value for key, value in keys.items() if key != "accept"}
+    takes = registry.keys_of(drafters.load(str(own.get("name"))))
+    if "control" in takes and own.get("control") is None:
+        own["control"] = CONTROL
+    temperature = job.settings["temperature"]
 
-    def make(text: str | control.Controller) -> Method:
-        rule, temperature = str(keys.get("accept", "")), job.settings["temperature"]
-        return model.method(own | {"control": text}, rule, temperature=temperature)
+    def make(other: Any) -> Method:
+        changed = own if other is None else own | {"control": other}
+        return model.method(changed, str(keys.get("accept", "")), temperature=temperature)
 
-    text = str(own.get("control") or CONTROL)
+    text = own.get("control")
     if control.wants_profile(text):
         filled = (list(job.prompts) * job.batch_size)[: job.batch_size]
         costs = profile.measure(
@@ -198,15 +224,19 @@ def _with_profile(
         costs = {size: profile.without_acceptance(each) for size, each in costs.items()}
         name = Path(model.target.directory).name
         write_json(where, Profile(device(), name, str(own["name"]), costs).to_json())
-        text = control.with_profile(text, where)
+        own["control"] = text = control.with_profile(str(text), where)
     method = make(text)._replace(name=label)
-    takes = registry.keys_of(drafters.load(str(own["name"])))
-    if model.draft is not None and "model" in takes:
+    if model.draft is not None and _needs_model(str(own["name"])):
         own.setdefault("model", str(model.draft.directory))
-    return method, own | {"control": text}
+    return method, own
 
 
 # What is kept -----------------------------------------------------------------------------------
+
+
+def is_lossless(lossless_class: str, sampled: bool) -> bool:
+    """Whether a rule of this class leaves the law of the texts unchanged."""
+    return lossless_class == "L1" or (lossless_class == "L2" and not sampled)
 
 
 def keep(
@@ -218,41 +248,62 @@ def keep(
         target: the directory or file of the model.
         rows: that were decoded together.
         sampled: whether the temperature was above 0.
-        tried: what was measured; the files of their profiles are copied.
+        tried: what was measured, at least one; the files of their profiles are copied.
         draft: the draft model that was there, apart from those of the methods.
 
     Returns:
         The choice with every draft model that was there.
 
     Raises:
-        UserError: a profile that cannot be read.
-        OSError: the folder of the cache cannot be written.
+        UserError: a profile that cannot be read, a folder that cannot be written.
     """
     file = file_of(target)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    models = {_resolved(str(each.drafter.get("model") or "")) for each in tried}
-    fresh = [
-        _choice(file, rows, sampled, own, [t for t in tried if _model(t) in ("", own)])
-        for own in sorted({"", _resolved(draft), *models})
-    ]
-    replaced = {(each.rows, each.sampled, each.draft) for each in fresh}
-    kept = [each for each in _read(file) if (each.rows, each.sampled, each.draft) not in replaced]
-    write_json(file, [each._asdict() for each in (*kept, *fresh)])
+    models = {model: [] for model in sorted({"", _resolved(draft), *map(_model, tried)})}
+    for model, own in models.items():
+        own += [each for each in tried if _model(each) in ("", model)]
+    try:
+        if any(mark in str(file) for mark in ",=~"):
+            raise OSError(0, "a controller's keys cannot name it; set SPECJAX_CACHE")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        fresh = [_choice(file, rows, sampled, *each) for each in models.items() if each[1]]
+        replaced = {(each.rows, each.sampled, each.draft) for each in fresh}
+        kept = _read(file)
+        kept = [each for each in kept if (each.rows, each.sampled, each.draft) not in replaced]
+        write_json(file, [each._asdict() for each in (*kept, *fresh)])
+    except OSError as error:
+        raise UserError(f"{file} cannot be written: {error.strerror}") from None
     return max(fresh, key=lambda each: (bool(each.draft), each.speedup))
 
 
 def known(target: str | os.PathLike, draft: str, rows: int, sampled: bool) -> Choice | None:
     """What is kept for a model with this draft model ("": none), or None.
 
-    Of the numbers of rows that were measured the smallest one counts that is not below ``rows``.
+    Of the numbers of rows that were measured the smallest one counts that is not below ``rows``. A
+    choice that this version cannot make does not count.
     """
+    drafts = {"", _resolved(draft)}
     found = [
         each
         for each in _read(file_of(target))
-        if each.sampled == sampled and each.rows >= rows and each.draft in ("", _resolved(draft))
+        if (each.sampled, each.draft in drafts) == (sampled, True) and each.rows >= rows
     ]
     # With the draft model first.
-    return min(found, key=lambda each: (not each.draft, each.rows), default=None)
+    found.sort(key=lambda each: (not each.draft, each.rows))
+    return next((each for each in found if _exists(each)), None)
+
+
+def _exists(choice: Choice) -> bool:
+    """Whether the drafter, its keys, its rule and the file of its profile are still there."""
+    keys = dict(choice.drafter)
+    if _needs_model(keys["name"]):
+        keys["model"] = choice.draft
+    try:
+        drafters.check(**keys)
+        control.parse(keys.get("control") or "")
+        rules.load(choice.accept or "match")
+    except (UserError, OSError):
+        return False
+    return True
 
 
 def file_of(target: str | os.PathLike) -> Path:
@@ -261,44 +312,58 @@ def file_of(target: str | os.PathLike) -> Path:
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     files = [(each, each.stat()) for each in files if each.suffix in _WEIGHTS and each.exists()]
     stats = [(each.name, stat.st_size, stat.st_mtime_ns) for each, stat in files]
-    text = json.dumps([device(), _resolved(str(target)), stats])
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    text = json.dumps([device(), str(path.resolve()), stats])
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(os.environ.get("SPECJAX_CACHE") or Path(home) / "specjax")
-    name = f"{path.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    name = re.sub(r"[^\w.-]", "_", path.name)
+    name = f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     return folder / "choices" / name
 
 
-def _resolved(path: str) -> str:
-    return str(Path(path).resolve()) if path else ""
+def _needs_model(name: str) -> bool:
+    """Whether the drafter's key "model" is a draft model; heads are found by their own files."""
+    try:
+        key = registry.keys_of(drafters.load(name)).get("model")
+    except UserError:  # of another version
+        return False
+    return key is not None and key.required
 
 
 def _model(each: Tried) -> str:
-    return _resolved(str(each.drafter.get("model") or ""))
+    """The directory of the draft model of a method; "": none."""
+    named = _needs_model(str(each.drafter["name"]))
+    return _resolved(str(each.drafter.get("model") or "")) if named else ""
+
+
+def _resolved(path: str) -> str:
+    """A draft model's directory: that of its name, of its workdir, or as it is."""
+    return str(Path(hf.resolve(path)).resolve()) if path else ""
 
 
 def _choice(file: Path, rows: int, sampled: bool, draft: str, tried: Sequence[Tried]) -> Choice:
     """The fastest of these methods; its profile is copied beside ``file``."""
-    speeds = {str(each.drafter["name"]): each.speedup for each in tried}
-    best = max(tried, key=lambda each: each.speedup, default=None)
-    if best is None or best.speedup < WORTH:
+    speeds = {each.label: each.speedup for each in tried}
+    best = max(tried, key=lambda each: each.speedup)
+    if best.speedup < WORTH:
         return Choice(rows, sampled, draft, {"name": drafters.PLAIN}, "", 1.0, speeds)
-    keys = {key: each for key, each in best.drafter.items() if key != "model"}
-    before, mark, path = str(keys.get("control") or "").partition(_PROFILE)
-    if mark:
-        measured = costs_lib.read(path)
-        sizes = sorted(measured.batches)
-        # For fewer rows the costs of the next larger number.
-        batches = {
-            size: measured.batches[next((n for n in sizes if n >= size), sizes[-1])]
-            for size in range(1, rows + 1)
-        }
-        kind = f"{rows}-{'sampled' if sampled else 'greedy'}{'-draft' if draft else ''}"
-        value = measured._replace(batches=batches).to_json()
-        # A method is made anew where its keys change: another profile has another name.
-        mark_of = hashlib.sha256(json.dumps(value).encode()).hexdigest()[:8]
-        own = file.with_name(f"{file.stem}-{kind}-{mark_of}.json")
-        write_json(own, value)
-        keys["control"] = f"{before}{mark}{own}"
+    keys = {key: each for key, each in best.drafter.items() if key != "model" or not _model(best)}
+    if keys.get("control"):
+        name, values = control.read(str(keys["control"]))
+        if values.get("profile"):
+            measured = costs_lib.read(str(values["profile"]))
+            sizes = sorted(measured.batches)
+            # For fewer rows the costs of the next larger number.
+            batches = {
+                size: measured.batches[next((n for n in sizes if n >= size), sizes[-1])]
+                for size in range(1, rows + 1)
+            }
+            value = measured._replace(batches=batches).to_json()
+            # A method is made anew where its keys change: another profile has another name.
+            digest = hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+            values["profile"] = str(file.with_name(f"{file.stem}-{digest}.json"))
+            write_json(Path(values["profile"]), value)
+            text = ",".join(f"{key}={each}" for key, each in values.items())
+            keys["control"] = f"{name}:{text}"
     return Choice(rows, sampled, draft, keys, best.accept, best.speedup, speeds)
 
 

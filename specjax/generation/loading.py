@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -21,10 +22,6 @@ from specjax.types import LM, Drafter, ModelParams
 
 # What a method is: the name of a drafter, its name and keys, or a ready-made one.
 Choice = str | Mapping[str, Any] | Drafter | None
-
-
-# Values of keys that are equal if they are written in the same way.
-_PLAIN = str | int | float | bool | None
 
 
 class Model:
@@ -79,7 +76,7 @@ class Model:
             key = (id(drafter), accept, temperature > 0)
         else:
             drafter = self._keys(drafter)
-            named = {k: v if isinstance(v, _PLAIN) else id(v) for k, v in drafter.items()}
+            named = {key: _spelled(value) for key, value in drafter.items()}
             key = (repr(sorted(named.items())), accept, temperature > 0)
         if key not in self._methods:
             # The objects are kept, so that no other one gets their id.
@@ -113,6 +110,14 @@ class Model:
         return methods.build(
             self.lm, self.params, choice, label="", seed=0, temperatures=(temperature,)
         )
+
+
+def _spelled(value: Any) -> str | int:
+    """The same for values of a key that are texts and numbers and equal; else for one object."""
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError):
+        return id(value)
 
 
 def load(

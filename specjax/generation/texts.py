@@ -196,7 +196,8 @@ def _run(
     if drafter == auto.AUTO or (drafter is None and not accept):
         draft = "" if model.draft is None else model.draft.directory
         kept = auto.known(model.target.directory, draft, rows, temperature > 0)
-        if kept is not None:
+        # Without a name, a draft model that was not measured drafts as before.
+        if kept is not None and (drafter is not None or bool(kept.draft) == bool(draft)):
             drafter, accept = kept.drafter, accept or kept.accept
         elif drafter is not None:
             drafter = drafters.PLAIN

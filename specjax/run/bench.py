@@ -104,24 +104,23 @@ def _kept(
     methods, and warm ones, are not kept.
     """
     speeds: dict[tuple[int, bool], dict[str, list[float]]] = {}
-    lossy = {row["method"] for row in measured.rows if row["class"] == "L3"}
     for row in measured.rows:
-        if row["category"] is None and row["method"] in settings.methods:
-            own = speeds.setdefault((row["batch_size"], row["temperature"] > 0), {})
+        sampled, choice = row["temperature"] > 0, settings.methods.get(row["method"])
+        if row["category"] is not None or choice is None or choice.warm:
+            continue
+        if auto.is_lossless(row["class"], sampled):
+            own = speeds.setdefault((row["batch_size"], sampled), {})
             own.setdefault(row["method"], []).append(row["speedup"])
     result = []
     for (rows, sampled), by_method in speeds.items():
         tried = []
         for label, each in by_method.items():
             choice = settings.methods[label]
-            if choice.warm or label in lossy:
-                continue
             keys = dict(choice.drafter)
             if control.wants_profile(text := str(keys.get("control") or "")):
                 path = _profile(workdir, label).resolve()
                 keys["control"] = control.with_profile(text, path)
-            mean = statistics.geometric_mean(each)
-            tried.append(auto.Tried(keys, choice.rule, mean))
+            tried.append(auto.Tried(label, keys, choice.rule, statistics.geometric_mean(each)))
         result.append(auto.keep(target.directory, rows, sampled, tried))
     return result
 

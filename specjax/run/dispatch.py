@@ -16,7 +16,7 @@ from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 from rich.text import Text
 
-from specjax import drafters, registry
+from specjax import drafters
 from specjax.bench import methods as methods_lib
 from specjax.bench import results
 from specjax.config import Config, given
@@ -119,7 +119,7 @@ def _fill(config: Config, workdir: str) -> None:
 def _take_kept(config: Config) -> None:
     """Replaces the drafter "auto" by what was kept for the model, and says what that is.
 
-    Raises UserError for a mode that measures, and for a rule or keys beside it.
+    Raises UserError for a mode that measures, for other keys, and for what it is not for.
     """
     keys = config.get("drafter")
     if keys is None or keys.name != auto.AUTO:
@@ -133,18 +133,21 @@ def _take_kept(config: Config) -> None:
     if own or given(config.accept_keys):
         name = [*own, *given(config.accept_keys)][0]
         raise UserError(f"config.drafter.name is auto, and {name} is of another one; leave it out")
+    if config.get("mesh") or ("beams" in config and config.beams.count):
+        raise UserError(
+            "config.drafter.name is auto, which is for one device, without beams; name a drafter"
+        )
     draft = keys.get("model") or ""
     where = [str(hf.resolve(each)) if each else "" for each in (config.target, draft)]
     rows, sampled = config.get("batch_size", 1), config.sampling.temperature > 0
     kept = auto.known(where[0], where[1], rows, sampled)
-    keys.update({"name": drafters.PLAIN, "model": None})
+    chosen: dict[str, Any] = {"name": drafters.PLAIN, "model": None}
     text = f"plain decoding; nothing was measured for it with {rows} rows, see configs/auto.py"
     if kept is not None:
-        text = kept.text
-        keys.update(kept.drafter)
+        text, chosen = kept.text, {"model": draft if kept.draft else None} | kept.drafter
         config.accept = config.accept or kept.accept
-        if "model" in registry.keys_of(drafters.load(keys.name)):
-            keys.model = draft
+    with keys.unlocked():  # a drafter of one's own has other keys
+        keys.update(chosen)
     terminal.console().print(Text(f"auto: {text}", "dim"))
 
 

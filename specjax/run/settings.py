@@ -347,6 +347,11 @@ class Settings(declare.Keys):
     def check(self) -> None:
         if self.mesh:
             sharding.parse(self.mesh)
+        if self.keep and self.mesh:
+            raise UserError(
+                f"config.keep is given and config.mesh is {self.mesh!r}; what is kept is for one "
+                "device, so leave one of them out"
+            )
         if self.mode != "replay":
             whole("config.max_new_tokens", self.max_new_tokens, 1)
         if self.mode == "online":

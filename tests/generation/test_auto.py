@@ -17,7 +17,6 @@ from specjax.generation import auto
 from specjax.generation.auto import Tried
 
 LOOKUP = {"name": "prompt_lookup", "gamma": 3, "control": "fixed:3"}
-PLAIN = {"name": "none"}
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +46,7 @@ def no_gain_needed(monkeypatch):
 
 
 def tried(speed, drafter=LOOKUP, accept="match", **keys):
-    return Tried(drafter | keys, accept, speed)
+    return Tried(drafter["name"], drafter | keys, accept, speed)
 
 
 @pytest.mark.fast
@@ -77,6 +76,23 @@ def test_for_what_a_choice_counts(folder):
 
 
 @pytest.mark.fast
+def test_which_classes_are_kept():
+    kept = [
+        [auto.is_lossless(each, sampled) for sampled in (False, True)]
+        for each in ("L1", "L2", "L3")
+    ]
+    assert kept == [[True, True], [True, False], [False, False]]
+
+
+def test_keys_that_are_read_again_make_the_same_method(model):
+    """Otherwise each call of ``generate_text`` would compile anew."""
+    keys = '{"name": "escalate", "drafters": [{"name": "prompt_lookup", "gamma": 2}]}'
+    assert model.method(json.loads(keys)) is model.method(json.loads(keys))
+    other = keys.replace("2", "3")
+    assert model.method(json.loads(keys)) is not model.method(json.loads(other))
+
+
+@pytest.mark.fast
 def test_another_device_is_another_choice(folder, monkeypatch):
     auto.keep(folder, 1, False, [tried(1.4)])
     monkeypatch.setattr(auto, "device", lambda: "another one")
@@ -91,17 +107,19 @@ def test_a_drafter_that_gains_nothing_is_not_taken(folder, speed, name):
     assert chosen.tried == {"prompt_lookup": speed, "sam": 0.5}
     assert f"prompt_lookup {speed:.2f}x, sam 0.50x" in chosen.text
     assert ("plain decoding" in chosen.text) == (name == "none")
-    assert auto.keep(folder, 1, True, []).drafter == PLAIN
 
 
 @pytest.mark.fast
 def test_without_the_draft_model_the_best_lookup_counts(folder, tmp_path):
-    """A choice with a draft model is for those who have it."""
+    """A choice with a draft model is for those who have it; the name may be that of a workdir."""
+    for name in ("draft", "x"):
+        (tmp_path / name / "model").mkdir(parents=True)
+        (tmp_path / name / "model" / "config.json").write_text("{}")
     draft = {"name": "draft_model", "gamma": 4, "model": str(tmp_path / "draft")}
     chosen = auto.keep(folder, 1, True, [tried(1.2), tried(1.8, draft, "chain")])
-    assert "model" not in chosen.drafter and chosen.draft == str((tmp_path / "draft").resolve())
+    assert "model" not in chosen.drafter and chosen.draft == str(tmp_path / "draft" / "model")
     assert "are other texts" in chosen.text
-    with_draft = auto.known(folder, str(tmp_path / "draft"), 1, True)
+    with_draft = auto.known(folder, str(tmp_path / "draft" / "model"), 1, True)
     other, without = (auto.known(folder, each, 1, True) for each in (str(tmp_path / "x"), ""))
     assert with_draft is not None and with_draft.drafter["name"] == "draft_model"
     assert other == without and without is not None and without.drafter == LOOKUP
@@ -110,6 +128,41 @@ def test_without_the_draft_model_the_best_lookup_counts(folder, tmp_path):
     auto.keep(folder, 1, False, [tried(1.2)], draft=str(tmp_path / "draft"))
     again = auto.known(folder, str(tmp_path / "draft"), 1, False)
     assert again is not None and again.drafter == LOOKUP and again.draft
+    # A draft model alone says nothing about decoding without it.
+    auto.keep(folder, 2, False, [tried(1.8, draft, "chain")])
+    alone = auto.known(folder, "", 2, False)
+    assert alone is None
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    "changes",
+    [{"name": "gone"}, {"gone": 1}, {"control": "gone:3"}, {"control": "goodput:profile=/gone"}],
+)
+def test_what_this_version_cannot_make_does_not_count(folder, changes):
+    auto.keep(folder, 2, False, [tried(1.2)])
+    auto.keep(folder, 1, False, [tried(1.4)])
+    file = auto.file_of(folder)
+    choices = json.loads(file.read_text())
+    choices[-1]["drafter"] |= changes
+    file.write_text(json.dumps(choices))
+    found = auto.known(folder, "", 1, False)
+    assert found is not None and (found.rows, found.drafter) == (2, LOOKUP)
+
+
+@pytest.mark.fast
+def test_the_keys_of_a_head_have_its_files(folder):
+    """They are no draft model, so nobody has to name them again."""
+    head = {"name": "medusa", "model": "heads"}
+    assert auto.keep(folder, 1, False, [tried(1.4, head)]).drafter == head
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("place", ["a,b", "a=b"])
+def test_a_folder_that_a_controller_cannot_name(folder, monkeypatch, tmp_path, place):
+    monkeypatch.setenv("SPECJAX_CACHE", str(tmp_path / place))
+    with pytest.raises(UserError, match="set SPECJAX_CACHE"):
+        auto.keep(folder, 1, False, [tried(1.4)])
 
 
 @pytest.mark.fast
@@ -123,10 +176,10 @@ def test_the_profile_goes_along(folder, tmp_path, cache):
         path.write_text(json.dumps(value))
 
     write(0.1)
-    controlled = tried(1.5, control=f"goodput:rows=open,profile={path}")
+    controlled = tried(1.5, control=f"goodput:{path},rows=open")
     text = auto.keep(folder, 5, False, [controlled]).drafter["control"]
-    head, _, own = text.partition("profile=")
-    assert head == "goodput:rows=open," and Path(own).parent == cache
+    own = text.removeprefix("goodput:profile=").removesuffix(",rows=open")
+    assert Path(own).parent == cache
     kept, measured = costs.read(own), costs.read(path)
     wanted = {1: 1, 2: 4, 3: 4, 4: 4, 5: 8}
     assert kept.batches == {size: measured.batches[near] for size, near in wanted.items()}
@@ -164,7 +217,7 @@ def test_a_seeded_text_is_that_of_plain_decoding(model, no_gain_needed):
         report=lines.append,
     )
     assert chosen.drafter == LOOKUP | {"min_ngram": 1} and chosen.rows == 2 and chosen.sampled
-    assert list(chosen.tried) == ["prompt_lookup"] and "kept after" in lines[-1]
+    assert list(chosen.tried) == ["lookup"] and "kept after" in lines[-1]
     for name in (None, "auto"):
         found = sj.generate_text(model, prompts, drafter=name, temperature=0.9, **keys)
         assert found.drafter == "prompt_lookup" and found.texts == plain.texts
@@ -188,8 +241,12 @@ def test_the_draft_model_of_load_is_used(target, draft, no_gain_needed):
     text = sj.generate_text(pair, "def add", max_new_tokens=8)
     assert text.drafter == "draft_model"
     assert text.texts == sj.generate_text(pair, "def add", max_new_tokens=8, drafter="none").texts
-    assert auto.known(target, "", 1, False) is not None  # plain decoding, without the draft model
     assert sj.generate_text(sj.load(target), "def add", max_new_tokens=8).drafter == "none"
+    # What was measured without the draft model does not replace it, unless "auto" is asked for.
+    auto.keep(target, 2, False, [tried(1.5)])
+    for name, drafter in ((None, "draft_model"), ("auto", "prompt_lookup")):
+        texts = sj.generate_text(pair, ["def add"] * 2, max_new_tokens=8, drafter=name)
+        assert texts.drafter == drafter
 
 
 def test_a_profile_is_measured(model, cache, no_gain_needed):
@@ -214,7 +271,11 @@ def test_a_profile_is_measured(model, cache, no_gain_needed):
         ({"repeats": 0}, "repeats"),
         ({"temperature": -1.0}, "temperature"),
         ({"methods": {"x": {"name": "prompt_lokup"}}}, "prompt_lookup"),
-        ({"methods": {}}, "methods is empty"),
+        ({"methods": {}}, "methods has none"),
+        ({"methods": ["prompt_lookup"]}, "methods has none"),
+        ({"methods": {"x": "prompt_lookup"}}, "method x is 'prompt_lookup'; it must hold keys"),
+        ({"methods": {"x": LOOKUP | {"params": object()}}}, "method x is .* texts and numbers"),
+        ({"methods": {"x": LOOKUP | {"accept": "lenient"}}}, "lenient, which changes the law"),
     ],
 )
 def test_a_mistake_is_one_line(model, keys, message, cache):
@@ -263,6 +324,8 @@ def test_a_bench_keeps_the_fastest_and_generate_takes_it(cli, target, tmp_path, 
     [
         ("generate", ["drafter.gamma=3"], "auto, and gamma is of another one"),
         ("bench", [], "auto, which is for modes generate and chat"),
+        ("generate", ["beams.count=2"], "for one device, without beams"),
+        ("generate", ["mesh=data:2"], "for one device, without beams"),
     ],
 )
 def test_auto_has_no_keys_and_is_not_measured(cli, target, config, args, message):
