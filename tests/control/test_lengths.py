@@ -381,7 +381,8 @@ def test_goodput_counts_what_a_search_for_a_draft_costs():
     for empty, finds, found in itertools.product((1.0, 1.3), (0.05, 0.9), (0, 12)):
         measured = costs.RoundCosts(times, (rate, rate), empty=empty, finds=finds)
         own = goodput.of_costs(
-            costs.Costs(lengths, measured, measured), goodput.Keys(explore=0.02, memory=1.0)
+            costs.Costs(lengths, measured, measured),
+            goodput.Keys(explore=0.02, memory=1.0, slack=1.0),
         )
         state, failed = own.init(context(1)), 0
         for _ in range(found):
