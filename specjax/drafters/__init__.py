@@ -36,6 +36,12 @@ def load(name: str) -> Any:
     return registry.load(__name__, name, "drafter")
 
 
+def released(target: str) -> dict[str, str]:
+    """Drafter -> the name on the Hub of a head that was trained for the target of this name."""
+    heads = {name: getattr(load(name), "RELEASED", {}).get(target) for name in names()}
+    return {name: head for name, head in heads.items() if head}
+
+
 def check(name: str, **keys: Any) -> None:
     """Raises UserError unless the name exists and its ``make`` takes these keys."""
     registry.check(__name__, name, "drafter", **keys)

@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.text import Text
 
-from specjax import control
+from specjax import control, drafters
 from specjax.bench import (
     answers,
     measuring,
@@ -89,6 +89,8 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
     facts = provenance.target(target.params, name="", directory=target.directory)
     cells.write(settings, workdir, measured, facts, console, _answer_files(texts), command)
     done.forget()
+    for name, head in drafters.released(origin(target.directory).name.split("/")[-1]).items():
+        console.print(Text(f"a trained head exists for this target: {name}, {head}"))
     cells.check_lossless(measured.rows)
     if settings.keep:
         for choice in _kept(settings, target, measured, workdir):

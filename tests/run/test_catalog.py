@@ -8,7 +8,7 @@ import sys
 import pytest
 from commandline import BENCH, ROOT
 
-from specjax import accept, control, declare, drafters, run
+from specjax import accept, control, declare, drafters, registry, run
 from specjax.run import catalog, command_line, dispatch, settings
 from specjax.train import settings as training
 
@@ -112,3 +112,18 @@ def test_every_key_has_help():
             inner = declare.keys_of(each.facts.group) if each.facts.group else ()
             assert each.facts.help or inner, each.name
             assert all(key.facts.help for key in inner), each.name
+
+
+def test_released_heads():
+    """Each has the name of a repository, and belongs to a drafter that reads files."""
+    found = drafters.released("Qwen3-8B")
+    assert found == {
+        "block_head": "z-lab/Qwen3-8B-DFlash-b16",
+        "eagle3": "RedHatAI/Qwen3-8B-speculator.eagle3",
+    }
+    assert drafters.released("no such target") == {}
+    for name in drafters.names():
+        module = drafters.load(name)
+        for target, head in getattr(module, "RELEASED", {}).items():
+            assert "/" not in target and len(head.split("/")) == 2, (name, target)
+            assert "model" in registry.keys_of(module), name

@@ -71,6 +71,11 @@ REFERENCE = (
     "zhang2026dflare",
 )
 
+# Name of a target -> a head for it on the Hub.
+RELEASED = {
+    "Qwen3-8B": "z-lab/Qwen3-8B-DFlash-b16",
+}
+
 NAME = "block_head"
 # The keys of config.json are those of DFlash's files, at the top level or in ``dflash_config``.
 SLIDING, FULL = "sliding_attention", "full_attention"

@@ -25,6 +25,16 @@ from specjax.types import LM, Drafter
 
 REFERENCE = ("li2024eagle", "li2024eagle2", "zhang2024learning")
 
+# Name of a target -> a head for it on the Hub.
+RELEASED = {
+    "vicuna-7b-v1.3": "yuhuili/EAGLE-Vicuna-7B-v1.3",
+    "vicuna-13b-v1.3": "yuhuili/EAGLE-Vicuna-13B-v1.3",
+    "vicuna-33b-v1.3": "yuhuili/EAGLE-Vicuna-33B-v1.3",
+    "Llama-2-7b-chat-hf": "yuhuili/EAGLE-llama2-chat-7B",
+    "Llama-2-13b-chat-hf": "yuhuili/EAGLE-llama2-chat-13B",
+    "Meta-Llama-3-8B-Instruct": "yuhuili/EAGLE-LLaMA3-Instruct-8B",
+}
+
 NAME = "eagle"
 
 

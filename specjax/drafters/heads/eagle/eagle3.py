@@ -43,6 +43,13 @@ from specjax.types import LM, Array, Batch, Drafter, ModelParams, Training
 
 REFERENCE = ("li2025eagle3", "li2024eagle2", "hui2026peagle")
 
+# Name of a target -> a head for it on the Hub.
+RELEASED = {
+    "vicuna-13b-v1.3": "yuhuili/EAGLE3-Vicuna1.3-13B",
+    "Llama-3.1-8B-Instruct": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
+    "Qwen3-8B": "RedHatAI/Qwen3-8B-speculator.eagle3",
+}
+
 NAME = "eagle3"
 # Layers of a new parallel network.
 LAYERS = 4

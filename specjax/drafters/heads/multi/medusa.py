@@ -45,6 +45,13 @@ from specjax.types import LM, Array, Drafter, Params
 
 REFERENCE = "cai2024medusa"
 
+# Name of a target -> a head for it on the Hub.
+RELEASED = {
+    "vicuna-7b-v1.3": "FasterDecoding/medusa-vicuna-7b-v1.3",
+    "vicuna-13b-v1.3": "FasterDecoding/medusa-vicuna-13b-v1.3",
+    "vicuna-33b-v1.3": "FasterDecoding/medusa-vicuna-33b-v1.3",
+}
+
 HEADS, LAYERS = 4, 1
 
 

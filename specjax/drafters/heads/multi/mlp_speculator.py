@@ -48,6 +48,12 @@ from specjax.types import LM, Array, Drafter, ModelParams, Params
 
 REFERENCE = "wertheimer2024accelerating"
 
+# Name of a target -> a head for it on the Hub.
+RELEASED = {
+    "Llama-2-13b-chat-hf": "ibm-ai-platform/llama-13b-accelerator",
+    "Meta-Llama-3-8B-Instruct": "ibm-ai-platform/llama3-8b-accelerator",
+}
+
 HEADS = 3
 EPS = 1e-6
 
