@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,7 @@ OTHERS = ("README.md", "pytorch_model.bin", "consolidated.safetensors", "m.gguf"
 
 
 def served(monkeypatch, cache, model, leave_out=()):
+    monkeypatch.setattr(sources_hub, "_unknown_host", lambda: False)
     files = {file.name: file.read_bytes() for file in model.iterdir()}
     files |= dict.fromkeys(OTHERS, b"large")
     kept = {name: data for name, data in files.items() if name not in leave_out}
@@ -279,6 +281,24 @@ def test_heads_of_the_hub(cache, monkeypatch, model):
     names = ("model.safetensors", "pytorch_model.bin")
     assert hf.resolve(NAME, names=names) == server.folder
     assert server.fetched == ["config.json", "pytorch_model.bin"]
+
+
+def test_without_a_network_the_cache_is_enough(model, cache, monkeypatch):
+    """The library alone would try to connect for half a minute."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "https://no-such-host.invalid")
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    lay_out(cache, model)
+    began = time.perf_counter()
+    assert_same(hf.load(NAME).params, hf.load(model).params)
+    with pytest.raises(UserError, match="cannot be reached .its host is not known") as error:
+        hf.load("some-org/other")
+    assert "\n" not in str(error.value) and time.perf_counter() - began < 15
+    # A proxy may know it.
+    monkeypatch.setenv("https_proxy", "http://proxy.invalid:1")
+    assert not sources_hub._unknown_host()
 
 
 @pytest.mark.slow

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
+import urllib.parse
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -120,6 +123,7 @@ class _Download:
                 f"huggingface_hub is needed: {_INSTALL}"
             ) from None
         self._library = huggingface_hub
+        self._unknown_host = False
 
     def file(self, name: str) -> Path:
         """The path of one file."""
@@ -161,6 +165,9 @@ class _Download:
         from huggingface_hub import errors
 
         where, login = f"https://huggingface.co/{self._name}", "log in with: hf auth login"
+        if not self._offline() and (self._unknown_host or _unknown_host()):
+            # The library would try for half a minute.
+            self._unknown_host, keys = True, keys | {"local_files_only": True}
         try:
             with _quiet():
                 return function(self._name, **keys)
@@ -191,10 +198,29 @@ class _Download:
             return "it is not in the cache, and HF_HUB_OFFLINE is set; unset it to download"
         # The library keeps what happened on the network as the cause.
         cause = error.__cause__ or error
+        if self._unknown_host:
+            return (
+                "there is no directory of this name, it is not in the cache, and the Hub cannot be "
+                "reached (its host is not known)"
+            )
         return (
             "there is no directory of this name, it is not in the cache, and the Hub cannot be "
             f"reached ({type(cause).__name__}: {_first(cause)})"
         )
+
+
+def _unknown_host() -> bool:
+    """Whether the Hub's host has no address, and no proxy looks for it."""
+    from huggingface_hub import constants
+
+    url = urllib.parse.urlsplit(constants.ENDPOINT)
+    if urllib.request.getproxies().get(url.scheme):
+        return False
+    try:
+        socket.getaddrinfo(url.hostname, url.port or url.scheme)
+    except OSError:
+        return True
+    return False
 
 
 @contextlib.contextmanager
