@@ -198,9 +198,9 @@ def timed(target: str, name: str, size: int) -> int:
 
     # Not the jitted function, which would not be traced again for a mutant.
     def passes(layout, params, state, iterations):
-        return timing._pass_loop.__wrapped__(
-            model, drafter, size, layout, params, state, iterations
-        )
+        own, draft = (None, None) if drafter.rare.lower is None else (drafter, state.draft)
+        given = params, state.tokens[:, :1], state.cache, draft
+        return timing._pass_loop.__wrapped__(model, own, size, layout, *given, iterations)
 
     return copies(jax.jit(passes).lower(layout, params, state, 5), buffers(params.target, state))
 

@@ -66,11 +66,10 @@ def warm(
     tasks: list[Work] = []
     for job in shapes.values():
         for number, method in enumerate((None, *methods)):
-            name = _spell(methods, number)
-            tasks += [
-                Work(f"loop of {name}", functools.partial(_compile_pass, job, method, seconds)),
-                Work(f"clocks of {name}", functools.partial(_compile_clocks, job, method)),
-            ]
+            run = functools.partial(_compile_pass, job, method, seconds)
+            tasks.append(Work(f"loop of {_spell(methods, number)}", run))
+        # One after the other: methods share passes of the target.
+        tasks.append(Work("clocks", functools.partial(_compile_clocks, job, methods)))
     together(tasks, "compiling", report)
     return seconds
 
@@ -123,12 +122,15 @@ def _compile_pass(job: Job, method: Method | None, seconds: dict[str | None, flo
     seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - began
 
 
-def _compile_clocks(job: Job, method: Method | None) -> None:
-    job, method = passes.one_part(job, method)
-    drafter, params = passes.drafter_and_params(job, method)
-    state = passes.begin(job, drafter, params, *next(passes.batches(job)), brief=True)
-    for clock in clocks(job, method).values():
-        clock.compile(params, state)
+def _compile_clocks(job: Job, methods: Sequence[Method]) -> None:
+    for each in (None, *methods):
+        own, method = passes.one_part(job, each)
+        if not (parts := clocks(own, method)):
+            continue
+        drafter, params = passes.drafter_and_params(own, method)
+        state = passes.begin(own, drafter, params, *next(passes.batches(own)), brief=True)
+        for clock in parts.values():
+            clock.compile(params, state)
 
 
 def _check_names(methods: Sequence[Method]) -> None:

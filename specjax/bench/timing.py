@@ -67,7 +67,7 @@ def commit_none(target: LM, cache: Any, block: Any) -> Any:
 
 def of_pass(target: LM, size: int) -> Clock:
     """Times one target pass over a chain of ``size`` tokens per row."""
-    return Clock(lambda params, state, n: _pass_loop(target, None, size, None, params, state, n))
+    return Clock(lambda params, state, n: _pass(target, None, size, None, params, state, n))
 
 
 def of_draft(drafter: Drafter) -> Clock:
@@ -85,7 +85,7 @@ def of_verify(target: LM, drafter: Drafter, width: int | None = None) -> Clock:
     def loop(params, state, iterations):
         chain = drafter.siblings == CHAIN
         layout = None if chain else _proposed(drafter, size - 1, params, state)
-        return _pass_loop(target, drafter, size, layout, params, state, iterations)
+        return _pass(target, drafter, size, layout, params, state, iterations)
 
     return Clock(loop)
 
@@ -98,29 +98,51 @@ def _proposed(drafter: Drafter, nodes: int, params: ModelParams, state: DecodeSt
     return tree.block_layout(tree.first_nodes(draft, nodes))
 
 
+def _pass(
+    target: LM,
+    drafter: Drafter | None,
+    size: int,
+    layout: Any,
+    params: ModelParams,
+    state: DecodeState,
+    iterations: int,
+) -> jax.Array:
+    """Passes over ``size`` tokens: one program for all drafters whose target is the plain one."""
+    draft = None
+    if drafter is None or drafter.rare.lower is None:
+        drafter, params = None, ModelParams(params.target)
+    else:
+        draft = state.draft
+    given = params, state.tokens[:, :1], state.cache, draft
+    return _pass_loop(target, drafter, size, layout, *given, iterations)
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _pass_loop(
     target: LM,
     drafter: Drafter | None,
     size: int,
-    layout,
+    layout: Any,
     params: ModelParams,
-    state: DecodeState,
-    iterations,
+    first: jax.Array,
+    cache: Any,
+    draft: Any,
+    iterations: int,
 ):
-    tokens = jnp.broadcast_to(jnp.maximum(state.tokens[:, :1], 0), (state.tokens.shape[0], size))
+    """``first`` i32[B,1]: tokens; ``draft``: the drafter's state, if the passes depend on it."""
+    tokens = jnp.broadcast_to(jnp.maximum(first, 0), (first.shape[0], size))
 
     def iteration(_, carry):
         tokens, cache = carry
         scoring, own = target, params.target
-        if drafter is not None and drafter.rare.lower is not None:
+        if drafter is not None:
             # What drafting has computed depends on the iteration, so that no part is hoisted.
-            draft, _ = jax.lax.optimization_barrier((state.draft, tokens))
-            scoring, own = drafter.scoring(target, params, draft)
+            tied, _ = jax.lax.optimization_barrier((draft, tokens))
+            scoring, own = drafter.scoring(target, params, tied)
         out, block = scoring.apply(own, tokens, cache, layout)
         return sampling.argmax(out.logits), commit_none(target, cache, block)
 
-    return jax.lax.fori_loop(0, iterations, iteration, (tokens, state.cache))[0]
+    return jax.lax.fori_loop(0, iterations, iteration, (tokens, cache))[0]
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import jax
 import pytest
 
 from specjax import accept, drafters, testing
-from specjax.bench import measuring, passes
+from specjax.bench import measuring, passes, timing
 from specjax.bench.passes import Job, Method
 from specjax.types import ModelParams
 
@@ -28,6 +29,22 @@ def test_a_pass_counts_its_widths_and_pays_for_each():
     seconds = measuring.costs_of_pass(JOB, method(), parts, one)
     assert set(seconds) == {"draft", "verify"} and seconds["verify"] > 0
     assert list(measuring.clocks(JOB, None)) == ["step"] and passes.run_pass(JOB, None).widths == {}
+
+
+def test_methods_share_the_passes_of_the_target():
+    """One program for each width, whatever drafts; the buffers of plain decoding are smaller."""
+    target = JOB.target._replace(name="shared")
+    job = JOB._replace(target=target)
+    other = drafters.make("draft_model", target, model=MODEL, params=TABLE, gamma=5)
+    own = drafters.make("prompt_lookup", target, gamma=5)
+    pairs = [(own, {}), (other, other.init_params(jax.random.key(0)))]
+    methods = [
+        Method(drafter.name, drafter, accept.load("chain"), ModelParams(TABLE, params))
+        for drafter, params in pairs
+    ]
+    before = timing._pass_loop._cache_size()
+    measuring._compile_clocks(job, methods)
+    assert timing._pass_loop._cache_size() - before == len({1, 2, 3, 6}) + 1
 
 
 def test_the_mean_over_the_rounds(monkeypatch):
