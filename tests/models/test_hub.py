@@ -9,9 +9,9 @@ import io
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -285,17 +285,20 @@ def test_heads_of_the_hub(cache, monkeypatch, model):
 
 def test_without_a_network_the_cache_is_enough(model, cache, monkeypatch):
     """The library alone would try to connect for half a minute."""
+
+    def unknown(*args):
+        raise socket.gaierror(-2, "Name or service not known")
+
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", "https://no-such-host.invalid")
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     lay_out(cache, model)
-    began = time.perf_counter()
     assert_same(hf.load(NAME).params, hf.load(model).params)
     with pytest.raises(UserError, match="cannot be reached .its host is not known") as error:
         hf.load("some-org/other")
-    assert "\n" not in str(error.value) and time.perf_counter() - began < 15
+    assert "\n" not in str(error.value)
     # A proxy may know it.
     monkeypatch.setenv("https_proxy", "http://proxy.invalid:1")
     assert not sources_hub._unknown_host()
