@@ -95,7 +95,7 @@ def played(own: Controller, found, accepted, total, *, pauses=True) -> Round:
         return (new, emitted + count), Round(rounds * live, asked, drafted.max(), count)
 
     given = jnp.asarray(found), jnp.asarray(accepted)
-    start = own.init(context(len(total))), jnp.zeros_like(total)
+    start = begun(own, len(total)), jnp.zeros_like(total)
     return Round(*map(np.asarray, jax.jit(lambda: jax.lax.scan(one, start, given))()[1]))
 
 
