@@ -17,7 +17,7 @@ from specjax.run.settings import drafter
 
 TREE = {"nodes": 16, "accept": "deterministic"}
 METHODS = {
-    # A single equal token is a match, as in the publications. configs/lookups.py has the defaults.
+    # A single equal token is a match, as in the publications; it is not by default.
     "prompt_lookup": {"gamma": 5, "min_ngram": 1},
     "llma": {"gamma": 5},
     "ngram_lm": {"gamma": 4, "tables": "{workdir}/tables"},

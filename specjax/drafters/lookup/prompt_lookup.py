@@ -14,7 +14,7 @@ rule              gamma  max   min  match     a continuation
 ================  =====  ====  ===  ========  ============================================
 
 One equal token is weak evidence: its continuation is rejected so often that verifying it costs more
-than it gains, unless a wide pass costs as little as a narrow one (configs/lookups.py has figures).
+than it gains, unless a wide pass costs as little as a narrow one.
 
 (transformers also cuts a draft before an end-of-sequence token; here the decode loop cuts after the
 verdict. vLLM has no default for gamma.)
