@@ -90,8 +90,8 @@ def tune(
 ) -> Choice:
     """Measures drafters on some prompts, and keeps the fastest for ``generate_text``.
 
-    The time is that of ``repeats`` times (1 + the methods) passes over the prompts, after some
-    minutes of compilation; ``report`` says how long it took.
+    It takes ``repeats`` passes over the prompts for each method and for plain decoding, after the
+    compilation; ``report`` says how long it took.
 
     Args:
         model: of ``load``.
@@ -276,12 +276,13 @@ def keep(
 
 
 def known(target: str | os.PathLike, draft: str, rows: int, sampled: bool) -> Choice | None:
-    """What is kept for a model with this draft model ("": none), or None.
+    """What is kept for a model with the draft model of this directory ("": none), or None.
 
     Of the numbers of rows that were measured the smallest one counts that is not below ``rows``. A
     choice that this version cannot make does not count.
     """
-    drafts = {"", _resolved(draft)}
+    # It is a directory: it has been read, and may be gone since.
+    drafts = {"", str(Path(draft).resolve()) if draft else ""}
     found = [
         each
         for each in _read(file_of(target))

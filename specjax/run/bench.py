@@ -93,8 +93,9 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
         console.print(Text(f"a trained head exists for this target: {name}, {head}"))
     cells.check_lossless(measured.rows)
     if settings.keep:
-        for choice in _kept(settings, target, measured, workdir):
-            console.print(Text(f"kept for drafter.name=auto: {choice.text}"))
+        texts = [each.text for each in _kept(settings, target, measured, workdir)]
+        for text in texts or ["nothing, since every method is lossy or warm"]:
+            console.print(Text(f"kept for drafter.name=auto: {text}"))
 
 
 def _kept(

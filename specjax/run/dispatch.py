@@ -129,10 +129,9 @@ def _take_kept(config: Config) -> None:
             f"config.drafter.name is auto, which is for modes generate and chat; mode "
             f"{config.mode} measures drafters, and configs/auto.py keeps the fastest"
         )
-    own = [key for key in given(keys) if key not in ("name", "model")]
-    if own or given(config.accept_keys):
-        name = [*own, *given(config.accept_keys)][0]
-        raise UserError(f"config.drafter.name is auto, and {name} is of another one; leave it out")
+    others = given(keys).keys() - {"name", "model"} | given(config.accept_keys).keys()
+    if others:
+        raise UserError(f"config.drafter.name is auto, which has no {min(others)}; leave it out")
     if config.get("mesh") or ("beams" in config and config.beams.count):
         raise UserError(
             "config.drafter.name is auto, which is for one device, without beams; name a drafter"
@@ -142,7 +141,7 @@ def _take_kept(config: Config) -> None:
     rows, sampled = config.get("batch_size", 1), config.sampling.temperature > 0
     kept = auto.known(where[0], where[1], rows, sampled)
     chosen: dict[str, Any] = {"name": drafters.PLAIN, "model": None}
-    text = f"plain decoding; nothing was measured for it with {rows} rows, see configs/auto.py"
+    text = f"plain decoding; nothing was measured in batches of {rows}, see configs/auto.py"
     if kept is not None:
         text, chosen = kept.text, {"model": draft if kept.draft else None} | kept.drafter
         config.accept = config.accept or kept.accept

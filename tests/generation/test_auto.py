@@ -112,21 +112,20 @@ def test_a_drafter_that_gains_nothing_is_not_taken(folder, speed, name):
 @pytest.mark.fast
 def test_without_the_draft_model_the_best_lookup_counts(folder, tmp_path):
     """A choice with a draft model is for those who have it; the name may be that of a workdir."""
-    for name in ("draft", "x"):
-        (tmp_path / name / "model").mkdir(parents=True)
-        (tmp_path / name / "model" / "config.json").write_text("{}")
+    (tmp_path / "draft" / "model").mkdir(parents=True)
+    (tmp_path / "draft" / "model" / "config.json").write_text("{}")
     draft = {"name": "draft_model", "gamma": 4, "model": str(tmp_path / "draft")}
     chosen = auto.keep(folder, 1, True, [tried(1.2), tried(1.8, draft, "chain")])
     assert "model" not in chosen.drafter and chosen.draft == str(tmp_path / "draft" / "model")
     assert "are other texts" in chosen.text
     with_draft = auto.known(folder, str(tmp_path / "draft" / "model"), 1, True)
-    other, without = (auto.known(folder, each, 1, True) for each in (str(tmp_path / "x"), ""))
+    other, without = (auto.known(folder, each, 1, True) for each in (str(tmp_path / "gone"), ""))
     assert with_draft is not None and with_draft.drafter["name"] == "draft_model"
     assert other == without and without is not None and without.drafter == LOOKUP
     assert "other texts" not in without.text
     # A draft model that was there and did not gain is remembered.
     auto.keep(folder, 1, False, [tried(1.2)], draft=str(tmp_path / "draft"))
-    again = auto.known(folder, str(tmp_path / "draft"), 1, False)
+    again = auto.known(folder, str(tmp_path / "draft" / "model"), 1, False)
     assert again is not None and again.drafter == LOOKUP and again.draft
     # A draft model alone says nothing about decoding without it.
     auto.keep(folder, 2, False, [tried(1.8, draft, "chain")])
@@ -152,7 +151,7 @@ def test_what_this_version_cannot_make_does_not_count(folder, changes):
 
 @pytest.mark.fast
 def test_the_keys_of_a_head_have_its_files(folder):
-    """They are no draft model, so nobody has to name them again."""
+    """A head is no draft model: its directory is kept with its other keys."""
     head = {"name": "medusa", "model": "heads"}
     assert auto.keep(folder, 1, False, [tried(1.4, head)]).drafter == head
 
@@ -322,7 +321,7 @@ def test_a_bench_keeps_the_fastest_and_generate_takes_it(cli, target, tmp_path, 
 @pytest.mark.parametrize(
     ("config", "args", "message"),
     [
-        ("generate", ["drafter.gamma=3"], "auto, and gamma is of another one"),
+        ("generate", ["drafter.gamma=3"], "auto, which has no gamma; leave it out"),
         ("bench", [], "auto, which is for modes generate and chat"),
         ("generate", ["beams.count=2"], "for one device, without beams"),
         ("generate", ["mesh=data:2"], "for one device, without beams"),
