@@ -77,6 +77,8 @@ def warm(
 def together(tasks: Sequence[Work], what: str, report: Report = lambda _: None) -> None:
     """Runs the tasks in as many threads as there are cores; ``what`` begins the status messages.
 
+    With several processes in one thread, since all must run programs in the same order.
+
     After an error those that have not begun are dropped. After an interrupt it also does not wait
     for those that have: a compilation cannot be stopped.
     """
@@ -87,7 +89,8 @@ def together(tasks: Sequence[Work], what: str, report: Report = lambda _: None) 
         task.run()
         _trim()
 
-    pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
+    threads = os.cpu_count() if jax.process_count() == 1 else 1
+    pool = concurrent.futures.ThreadPoolExecutor(threads)
     try:
         for done in [pool.submit(run, task) for task in tasks]:
             done.result()

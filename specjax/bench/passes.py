@@ -184,7 +184,7 @@ def run_batch(
         # All rows of a round verify the same number of tokens; a finished row has 0.
         verified = records.verified.max(1)[:loops].tolist()
         widths = {str(width): count for width, count in Counter(verified).items()}
-    prefill, loop, host = np.diff(times).tolist()
+    prefill, loop, host = sharding.slowest(np.diff(times).tolist())
     return Pass(
         outputs=[outputs[i] for i in real],
         counts=counts,
@@ -252,6 +252,8 @@ def teach(job: Job, method: Method, prompts: Sequence[Sequence[int]]) -> Method:
         state, _ = _decode(other, method, method.params, state)
         state = sharding.on_host(state)
         decode.check(state)
+        if job.mesh is not None:
+            state = state.replace(draft=sharding.fetch(state.draft))
         draft = learn(method.params, state, [len(i) for i in ids])
         if job.mesh is not None:
             draft = sharding.place_draft(job.mesh, draft)

@@ -162,7 +162,7 @@ def _missed(job: Job, method: Method, length: int) -> float:
         for each, own in zip((rested, state), times, strict=True):
             drafting = each.replace(draft=with_length(each.draft, length))
             own.append(clock.sample(params, drafting))
-    later, first = (statistics.median(own[1:]) for own in times)
+    later, first = sharding.slowest([statistics.median(own[1:]) for own in times])
     return max(later - first, 0.0) / max(rounds, 1)
 
 
@@ -211,9 +211,9 @@ def _heats(job: Job, make: Callable[..., Method], longest: int) -> tuple[float, 
         leaves = jax.tree.leaves(after.draft, is_leaf=lambda x: isinstance(x, calibrated.Recorded))
         for own in leaves:
             if isinstance(own, calibrated.Recorded):
-                known = np.asarray(own.accepted) >= 0
-                sure.append(np.asarray(own.confidences)[known])
-                accepted.append(np.asarray(own.accepted)[known])
+                shares, kept = sharding.fetch((own.confidences, own.accepted))
+                sure.append(shares[kept >= 0])
+                accepted.append(kept[kept >= 0])
     heats = calibration.fit(np.concatenate(sure), np.concatenate(accepted))
     return tuple(heats.tolist())
 
@@ -227,6 +227,7 @@ def _run(job: Job, method: Method, state: DecodeState, length: int) -> _Sample:
         began = time.perf_counter()
         after, records = _generate(job, method, own, rounds)
         times.append(time.perf_counter() - began)
+    times = sharding.slowest(times)
     decode.check(sharding.on_host(after))
     records = sharding.fetch(records)
     drafted, emitted = np.asarray(records.drafted, int), np.asarray(records.emitted, int)

@@ -107,6 +107,15 @@ class Progress:
         """The value stored under the name, or None."""
         return self._done.get(name)
 
+    @property
+    def batches(self) -> dict[str, Any]:
+        """Every value, by name."""
+        return dict(self._done)
+
+    def take(self, batches: dict[str, Any]) -> None:
+        """Takes these values instead of its own, in memory only: those of another process."""
+        self._done = dict(batches)
+
     def put(self, name: str, value: Any) -> None:
         """Stores a JSON value. Raises UserError if the directory cannot be written."""
         try:

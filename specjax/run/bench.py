@@ -2,7 +2,8 @@
 
 Writes into the workdir: results.json, config.json, metrics.jsonl, trace.jsonl, answers/ (one file
 per method and setting, in Spec-Bench's format), plots/ and report.html. A bench that was killed is
-resumed by the same command.
+resumed by the same command. Several processes measure together: a time is that of the slowest one,
+costs and traces are those of the first, which writes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 from rich.text import Text
 
-from specjax import control, drafters
+from specjax import control, drafters, sharding
 from specjax.bench import (
     answers,
     measuring,
@@ -59,34 +60,41 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
         UserError: settings that do not fit.
         NotLossless: after everything is written.
     """
-    console = terminal.console()
-    with terminal.Status(console, "reading the models"):
+    console, parts = terminal.console(), cells.Parts()
+    with terminal.Status(console, "reading the models"), parts.part("reading"):
         target = build.target(settings)
         notes: list[str] = []
         methods = build.methods(settings, target, note=notes.append)
     for note in notes:
         console.print(Text(note, "dim"))
     proven = [proofs.read(path) for path in settings.proof]
-    with terminal.Status(console, "reading prompts") as status:
+    with terminal.Status(console, "reading prompts") as status, parts.part("reading"):
         grid = _cells(settings, target, methods, status.update)
     workdirs.announce_replacement(settings, workdir)
     for chosen in {id(cell.prompts): cell.prompts for cell in grid}.values():
         console.print(Text(chosen.about(), "dim"))
     ids = [p.ids for cell in grid for p in (*cell.prompts.prompts, *cell.prompts.others)]
+    build.check_same_prompts(ids)
     mark = progress.fingerprint(settings.measured, ids)
-    done = progress.Progress(workdir, mark)
+    # The first process writes, and the others go on from where it does.
+    done = progress.Progress(workdir if sharding.is_first() else None, mark)
+    done.take(sharding.of_first(done.batches))
     if len(done):
         console.print(f"[dim]resuming after {len(done)} batches that were measured before[/dim]")
     cells.note_proofs(console, proven, methods)
-    with terminal.Status(console, "measuring costs") as status:
+    with terminal.Status(console, "measuring costs") as status, parts.part("profiles"):
         grid = with_profiles(settings, target, grid, workdir, done, status.update)
     try:
-        measured = cells.measure(grid, settings, done, console, proven)
+        measured = cells.measure(grid, settings, done, console, proven, parts)
     except NonFiniteLogits:  # a resumed bench would fail again
         done.forget()
         raise
     texts = [text for cell, one in measured.passes for text in _answers(cell, one, target)]
     facts = provenance.target(target.params, name="", directory=target.directory)
+    sharding.check_same("the target", {"hash": facts["weights_sha256"]})
+    if not sharding.is_first():
+        cells.check_lossless(measured.rows)
+        return
     cells.write(settings, workdir, measured, facts, console, _answer_files(texts), command)
     done.forget()
     for name, head in drafters.released(origin(target.directory).name.split("/")[-1]).items():
@@ -220,8 +228,10 @@ def with_profiles(
         if key not in found:
             found[key] = _measured(settings, target, cells, label, done, report)
         path = _profile(workdir, label)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, found[key])
+        if sharding.is_first():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, found[key])
+        sharding.of_first(None)  # written before the others read it
         methods[places[label]] = _method(
             settings, target, label, control.with_profile(str(text), path)
         )
@@ -268,6 +278,7 @@ def _measured(
         costs = {size: profile.without_acceptance(each) for size, each in costs.items()}
     model = Path(target.directory).name
     measured = Profile(device(), model, str(choice.drafter["name"]), costs).to_json()
+    measured = sharding.of_first(measured)
     done.put(name, measured)
     return measured
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
 
 from jax.sharding import Mesh
 
@@ -131,3 +133,9 @@ def job(
         verify_widths=settings.verify_widths,
         mesh=devices,
     )
+
+
+def check_same_prompts(ids: Sequence[Sequence[int]]) -> None:
+    """Raises UserError if another process has other prompts."""
+    text = json.dumps([list(map(int, each)) for each in ids]).encode()
+    sharding.check_same("the text of the prompts", {"hash": hashlib.sha256(text).hexdigest()})

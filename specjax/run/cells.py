@@ -6,12 +6,15 @@ prompts.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 from rich.text import Text
 
 from specjax.bench import (
@@ -55,6 +58,25 @@ class _Traced(NamedTuple):
     number: int  # of the prompt
 
 
+class Parts:
+    """The seconds of the parts of a bench, in the order in which they first began."""
+
+    def __init__(self):
+        self._began = time.perf_counter()
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Adds the time inside to the part of this name."""
+        began = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+
+    def first_row(self) -> None:
+        """Notes when the first row was there."""
+        self.seconds.setdefault("to the first row", time.perf_counter() - self._began)
+
+
 def grid(
     settings: Settings,
     target: hf.Loaded | Model,
@@ -86,6 +108,7 @@ class Results(NamedTuple):
     rows: list[dict]  # of results.json
     traces: list[dict]  # of trace.jsonl
     passes: list[tuple[Cell, measuring.Measured]]
+    parts: Parts
 
 
 def measure(
@@ -94,36 +117,44 @@ def measure(
     done: progress.Progress,
     console,
     proven: Sequence[proofs.Proof] = (),
+    parts: Parts | None = None,
 ) -> Results:
     """Measures every cell with every method, and prints each row as soon as it is measured.
 
-    Raises NonFiniteLogits and UserError.
+    ``parts`` has the seconds of what was done before. Raises NonFiniteLogits and UserError.
     """
+    parts = Parts() if parts is None else parts
     found: dict[int, tuple[measuring.Measured, list[dict]]] = {}
     with terminal.Status(console, "warm drafters learn") as status:
-        cells = [_taught(cell) for cell in cells]
+        with parts.part("learning"):
+            cells = [_taught(cell) for cell in cells]
         made = Programs(cells[0].methods)
         for number in _by_shape(cells):
             cell = cells[number]
             report = status.part(cell.name)
-            made.warm(cell.job, report)
-            one = measuring.measure(cell.job, cell.methods, report, done, f"setting {number}")
+            with parts.part("compiling"):
+                made.warm(cell.job, report)
+            with parts.part("decoding"):
+                one = measuring.measure(cell.job, cell.methods, report, done, f"setting {number}")
             found[number] = one, []
             for method, runs in zip(cell.methods, one.methods, strict=True):
                 report(f"checking {method.name}")
-                own = summaries.rows_of(
-                    *(cell.job, method, runs, one.plain),
-                    by_definition=settings.report,
-                    proven=proven,
-                )
+                with parts.part("checking"):
+                    own = summaries.rows_of(
+                        *(cell.job, method, runs, one.plain),
+                        by_definition=settings.report,
+                        proven=proven,
+                    )
+                parts.first_row()
                 console.print(Text.assemble((f"{cell.name}: ", "dim"), terminal.line(own[0])))
                 found[number][1].extend(own)
-        traces = _traces(_traced(cells, settings), status.update)
+        with parts.part("tracing"):
+            traces = _traces(_traced(cells, settings), status.update)
     order = range(len(cells))
     rows = [row for number in order for row in found[number][1]]
     # Now all shapes are compiled.
     rows = [row | {"compile_seconds": made.seconds.get(row["method"])} for row in rows]
-    return Results(rows, traces, [(cells[number], found[number][0]) for number in order])
+    return Results(rows, traces, [(cells[number], found[number][0]) for number in order], parts)
 
 
 def _traces(traced: Sequence[_Traced], report: measuring.Report) -> list[dict]:
@@ -219,6 +250,8 @@ def write(
         target=target,
         repeats=settings.repeats,
         uncertainty=uncertainty.ABOUT,
+        seconds=measured.parts.seconds,
+        processes=jax.process_count(),
     )
     console.print(terminal.table(rows))
     console.print(
@@ -231,6 +264,8 @@ def write(
         console.print(Text(note, "dim"))
     for line in advice.lines(rows):
         console.print(Text(line))
+    spent = [f"{name} {value:.0f}" for name, value in measured.parts.seconds.items() if value >= 1]
+    console.print(Text(f"seconds: {', '.join(spent)}", "dim"))
     if settings.show_trace:
         show_trace(console, measured.traces)
     write_report(console, path, rows, draw=settings.report)

@@ -16,7 +16,7 @@ from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 from rich.text import Text
 
-from specjax import drafters
+from specjax import drafters, sharding
 from specjax.bench import methods as methods_lib
 from specjax.bench import results
 from specjax.config import Config, given
@@ -67,7 +67,9 @@ def run(config: Config, workdir: Path, command: str | None = None) -> None:
         settings = read(config)
         if mode != "online":  # it has checkpoints itself, and checks whose they are
             results.check_no_training(workdir)
-        if mode == "bench" and not settings.again and workdirs.is_finished(settings, workdir):
+        finished = mode == "bench" and not settings.again
+        finished = finished and sharding.is_first() and workdirs.is_finished(settings, workdir)
+        if sharding.of_first(finished):  # the first process writes
             workdirs.show_finished(workdir)
             return
     # From now on others see that the run has begun.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,7 +42,7 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
     [method] = build.methods(settings, target)
     turns = _Turns(settings, target, method)
     chosen = prompts_lib.read(settings.source, target, turns.decode, name=settings.source.names[0])
-    _check_same_prompts(chosen)
+    build.check_same_prompts([prompt.ids for prompt in chosen.prompts])
     job = build.job(settings, target, chosen, temperature, settings.batch_size)
     workdirs.announce_replacement(settings, workdir)
     rate = None
@@ -86,12 +84,6 @@ def _cut(
         for prompt, ids in zip(prompts, outputs, strict=True)
     ]
     return cuts, [ids[: each.tokens] for ids, each in zip(outputs, cuts, strict=True)]
-
-
-def _check_same_prompts(chosen: PromptSet) -> None:
-    """Raises UserError if another process has other prompts."""
-    ids = json.dumps([prompt.ids for prompt in chosen.prompts]).encode()
-    sharding.check_same("the text of the prompts", {"hash": hashlib.sha256(ids).hexdigest()})
 
 
 def _summary(row: dict, prompts: list[Prompt], speed: str) -> str:

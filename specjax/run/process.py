@@ -7,8 +7,8 @@ compilations in other threads, and these cannot be stopped.
 
 Programs that one run has compiled are read by the next one (``keep_programs``).
 
-Of several processes the first one prints. Modes generate and train run in several; the mesh of the
-configuration has the devices of all.
+Of several processes the first one prints. Modes generate, bench and train run in several; the mesh
+of the configuration has the devices of all.
 """
 
 from __future__ import annotations
@@ -219,11 +219,11 @@ def _leave(status: int) -> None:
 
 
 def _check_mode(config: Config) -> None:
-    if config.get("mode") not in ("generate", "train"):
+    if config.get("mode") not in ("generate", "bench", "train"):
         raise UserError(
             f"mode {config.get('mode')} runs in one process; leave out --{', --'.join(FLAGS)}"
         )
-    if config.get("mode") == "generate" and not config.get("mesh"):
+    if config.get("mode") != "train" and not config.get("mesh"):
         raise UserError(
             "several processes decode with a mesh of all their devices; give config.mesh, "
             "such as data:-1"

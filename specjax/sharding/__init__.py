@@ -12,7 +12,7 @@ the state of the optimiser.
 """
 
 from specjax.sharding.decoding import autoregressive, generate, loops, on_host, prefill
-from specjax.sharding.groups import fetch, first_part
+from specjax.sharding.groups import fetch, first_part, slowest
 from specjax.sharding.mesh import AXES, DATA, FSDP, TENSOR, make_mesh, parse
 from specjax.sharding.processes import check_same, first_alone, first_error, is_first, of_first
 from specjax.sharding.processes import start as start_processes
@@ -50,5 +50,6 @@ __all__ = [
     "prefill",
     "put_leaf",
     "shardings",
+    "slowest",
     "start_processes",
 ]

@@ -17,6 +17,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from specjax.errors import UserError
 from specjax.sharding.mesh import DATA
 
 # Settings of the calling thread that change what is computed.
@@ -101,8 +102,18 @@ def _times(spec: PartitionSpec, shape: tuple[int, ...], factor: float) -> tuple[
 
 
 def first_part(mesh: Mesh, values: Any) -> tuple[Mesh, Any]:
-    """The mesh of the first part of the rows, and the same arrays there."""
-    part = _parts(mesh)[0]
+    """The mesh of the first part of the rows, and the same arrays there.
+
+    With several processes it is the first one on devices of this process. Raises UserError if there
+    is none.
+    """
+    part = next((p for p in _parts(mesh) if len(p.local_devices) == p.size), None)
+    if part is None:
+        raise UserError(
+            "the mesh divides matrices among processes, and the parts of a round are timed and "
+            "checked in each process alone; take sizes of fsdp and tensor whose product is at most "
+            f"{jax.local_device_count()}, the devices of a process"
+        )
     return part, jax.tree.map(functools.partial(_take, part), values)
 
 
@@ -115,3 +126,11 @@ def fetch(values: Any) -> Any:
         return np.asarray(value)
 
     return jax.tree.map(one, values)
+
+
+def slowest(seconds: Sequence[float]) -> list[float]:
+    """Each time of the process in which it is the longest; all must call it."""
+    if jax.process_count() == 1:
+        return list(seconds)
+    every = multihost_utils.process_allgather(np.asarray(seconds, np.float32))
+    return every.reshape(-1, len(seconds)).max(0).tolist()

@@ -219,9 +219,11 @@ def test_flags_of_a_file_count(cli, target, tmp_path):
     assert status == 2 and "it must be host:port" in error
 
 
-def test_a_bench_takes_one_process(cli, target):
-    status, _, error, _ = cli(BENCH, f"--config.target={target}", "--coordinator=127.0.0.1:9")
-    assert status == 2 and "mode bench runs in one process" in error
+def test_a_chat_takes_one_process(cli, target):
+    status, _, error, _ = cli(
+        f"--config={ROOT}/configs/chat.py", f"--config.target={target}", "--coordinator=127.0.0.1:9"
+    )
+    assert status == 2 and "mode chat runs in one process" in error
 
 
 @pytest.mark.parametrize(
@@ -249,6 +251,7 @@ def get_config():
         "lookup": {"name": "prompt_lookup", "gamma": 3},
         "warm": {"name": "token_recycling", "warm": True},
         "model": {"name": "draft_model", "model": "DRAFT", "gamma": 2},
+        "goodput": {"name": "prompt_lookup", "gamma": 3, "control": "goodput"},
     }
     config.warm_prompts = 2
     config.num_prompts = 4
@@ -258,6 +261,10 @@ def get_config():
 """
 
 
+# A mesh, and the number of processes that have its devices.
+MESHES = (("", 1), ("data:2,tensor:2", 1), ("data:4", 2), ("data:2,tensor:2", 2))
+
+
 @pytest.mark.slow
 def test_a_bench_on_a_mesh_has_the_counts_of_one_device(tmp_path, target, draft, prompts):
     prompts.write_text(WORDS + "w9 w1\nw2\n")
@@ -265,21 +272,34 @@ def test_a_bench_on_a_mesh_has_the_counts_of_one_device(tmp_path, target, draft,
     config = tmp_path / "configs" / "own.py"
     config.write_text(CONFIG.replace("DRAFT", draft))
     results = {}
-    for mesh in ("", "data:4", "data:2,tensor:2"):
-        folder = tmp_path / f"mesh {mesh}"
+    for mesh, processes in MESHES:
+        folder = tmp_path / f"{len(results)}"
         folder.mkdir()
         keys = generate(target, prompts, folder, mesh)[1:]
         keys = [key for key in keys if not key.startswith("--config.record")]
-        runs = Runs(folder, 4, [[f"--config={config}", *keys]])
-        assert runs.wait(240) == [0], runs.errors[0].read_text()
+        runs = Runs(folder, 4 // processes, [[f"--config={config}", *keys]] * processes)
+        assert runs.wait(360) == [0] * processes, runs.errors[0].read_text()
+        assert not any(runs.printed(number) for number in range(1, processes))
         rows = json.loads((folder / "results.json").read_text())["rows"]
-        results[mesh] = [
-            (row["method"], row["tokens"], row["rounds"], row["acceptance_by_depth"])
+        results[mesh, processes] = [
+            (row["method"], row["tokens"])
+            # The rounds of "goodput" depend on times.
+            + ((row["rounds"], row["acceptance_by_depth"]) * (row["method"] != "goodput"))
             for row in rows
         ]
         assert (folder / "trace.jsonl").is_file()
-    assert len(results[""]) >= 3
-    assert results["data:4"] == results["data:2,tensor:2"] == results[""]
+    assert len(results["", 1]) >= 3
+    assert all(each == results["", 1] for each in results.values())
+
+
+@pytest.mark.slow
+def test_a_bench_needs_a_process_with_a_whole_part(tmp_path, target, prompts):
+    keys = [BENCH, *generate(target, prompts, tmp_path / "out", "tensor:2")[1:-1]]
+    runs = Runs(tmp_path, 1, [keys] * 2)
+    assert runs.wait(240) == [2, 2]
+    line = "take sizes of fsdp and tensor whose product is at most 1, the devices of a process"
+    assert all(line in runs.error(number) for number in (0, 1))
+    assert not (tmp_path / "out" / "results.json").exists()
 
 
 @pytest.mark.slow

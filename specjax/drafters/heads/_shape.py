@@ -31,7 +31,7 @@ def config_of(
 
     ``module``: the part of the parameters that has the layers; None: all.
     """
-    width = given.ends.width
+    width = getattr(keys, "width", 0) or given.ends.width
     if given.params is None:
         sizes = keys.head_dim, keys.heads, keys.kv_heads, keys.inner, getattr(keys, "layers", 0)
         return dataclasses.replace(_prefix.new(width, *sizes), qk_norm=keys.qk_norm)

@@ -156,6 +156,9 @@ def test_files_hold_what_shapes_do_not_show(tmp_path):
         np.testing.assert_array_equal(*ids)
         with pytest.raises(UserError, match="layers is 3, and the given .* has"):
             drafters.make(name, target, model=path, layers=3)
+        if name == "eagle3":
+            with pytest.raises(UserError, match="width is 32, and the given .* has 16"):
+                drafters.make(name, target, model=path, width=32)
     wider = testing.tiny(layers=3, width=32, vocab_size=shared.VOCAB)[0]
     for number, name in ((0, "eagle"), (3, "eagle3")):
         with pytest.raises(UserError, match="features of width 16, and the target has 32"):

@@ -12,7 +12,7 @@ from eagle_cases import TABLE, TARGET, VOCAB
 from internals import heads_prefix as _prefix
 from internals import setup_of
 
-from specjax import accept, decode, drafters, rng, sampling, testing
+from specjax import accept, decode, drafters, rng, sampling
 from specjax.drafters.files import head_files
 from specjax.errors import UserError
 from specjax.models import lm
@@ -84,12 +84,8 @@ def test_parameters_in_bfloat16(name):
 
 def test_another_width_and_prompts_of_one_token():
     """A network of half the target's width, with its own embedding; a first round without draft."""
-    narrow, table = testing.tiny(layers=3, width=8, vocab_size=VOCAB)
-    params = cases.random_heads("eagle3", narrow, table, scale=0.25).init_params(None)
-    draw = np.random.default_rng(0)
-    params["embed"] = {"embedding": jnp.asarray(draw.normal(size=(VOCAB, 8)), jnp.float32)}
-    params["fc"] = {"kernel": jnp.asarray(draw.normal(size=(3 * 16, 8)), jnp.float32)}
-    drafter = drafters.make("eagle3", TARGET, params=params, **SIZES)
+    made = cases.random_heads("eagle3", TARGET, TABLE, width=8)
+    drafter = drafters.make("eagle3", TARGET, params=made.init_params(None), **SIZES)
     assert shared.network_of(drafter).width == 8 != TARGET.width
     assert assert_greedy(drafter, [[token] for token in range(VOCAB)]) > 0
 

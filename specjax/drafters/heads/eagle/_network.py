@@ -279,13 +279,20 @@ class Network(NamedTuple):
         return in_float32(self.module(params).head(hidden))
 
     def start(self, target_params: Params, key: jax.Array) -> Params:
-        """New parameters: random, but a head and an embedding of its own begin as the target's."""
+        """New parameters: random, but a head and an embedding of its own begin as the target's.
+
+        They too are random where the network has another width.
+        """
         params = MODULE.new(self.shape, key)
         dtype = params["fc"]["kernel"].dtype
+        same = self.width == self.ends.width
         if self.embedded:
-            table = self.ends.embed(target_params, jnp.arange(self.embedded))
+            if same:
+                table = self.ends.embed(target_params, jnp.arange(self.embedded))
+            else:
+                table = jax.random.normal(key, (self.embedded, self.width)) / self.width**0.5
             params["embed"] = {"embedding": table.astype(dtype)}
-        if self.shape.vocab is not None:
+        if self.shape.vocab is not None and same:
             with jax.default_matmul_precision("highest"):
                 head = self.ends.unembed(target_params, jnp.eye(self.ends.width)).astype(dtype)
             params["head"]["kernel"] = head if self.ids is None else head[:, jnp.asarray(self.ids)]

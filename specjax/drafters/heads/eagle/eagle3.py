@@ -82,6 +82,13 @@ class Keys(EagleKeys):
         parse=_vocabulary.listed,
         fact="draft_ids",
     )
+    width: int = key(
+        0,
+        "hidden size of a new network; 0: the target's. One of another width has token "
+        "embeddings of its own, and they and its head begin random",
+        least=0,
+        size=lambda params: params["fc"]["kernel"].shape[1],
+    )
     fc_norm: bool = key(
         False, "a norm of each tap before they are joined (EAGLE-3.1)", part="fc_norm"
     )
@@ -137,6 +144,8 @@ def make(target: LM, keys: Keys) -> Drafter:
                 "it out, or leave parallel out"
             )
         keys = dataclasses.replace(keys, layers=keys.layers or LAYERS)
+    if given.params is None and keys.width not in (0, given.ends.width):
+        keys = dataclasses.replace(keys, embeddings=True)
     ids, size = _draft_vocabulary(target, given, keys)
     shape = Shape(
         _shape.config_of(NAME, given, keys),
