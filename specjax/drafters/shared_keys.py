@@ -78,8 +78,8 @@ class StoredKeys(TreeKeys):
     )
     dtype: Any = key(
         None,
-        "in which ``model`` is read; None: float32 on CPUs, bfloat16 elsewhere. Read float32 to "
-        "train further",
+        "in which ``model`` is read; None: float32 on CPUs, bfloat16 elsewhere, float16 on GPUs "
+        "without bfloat16. Read float32 to train further",
         python=True,
     )
 

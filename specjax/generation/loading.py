@@ -130,7 +130,8 @@ def load(
             a .gguf file, or a trained run's workdir.
         draft: a smaller model that drafts; with other tokens the drafter needs the key
             ``vocabulary``. None: none.
-        dtype: of the parameters; None: float32 on CPUs, bfloat16 elsewhere.
+        dtype: of the parameters; None: float32 on CPUs, bfloat16 elsewhere, float16 on GPUs
+            without bfloat16.
 
     Raises:
         UserError: a model that cannot be read, or a draft model of another kind than the target.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,8 +105,7 @@ def load(
 
     Args:
         directory: see ``resolve``.
-        dtype: of parameters and activations; None is float32 on CPUs, where bfloat16 is slow, and
-            bfloat16 elsewhere.
+        dtype: of parameters and activations; None: see ``parameter_dtype``.
         taps: see ``lm.from_config``.
         on_host: leave the parameters in the memory of the host, as NumPy arrays: for models that
             are divided among devices (``specjax.sharding``).
@@ -125,9 +125,17 @@ def load(
 
 
 def parameter_dtype(dtype: Any) -> Any:
-    """``dtype`` as a NumPy dtype; None is float32 on CPUs and bfloat16 elsewhere."""
+    """``dtype`` as a NumPy dtype.
+
+    None is float32 on CPUs, where the others are slow, float16 on NVIDIA GPUs that do not compute
+    in bfloat16 (of a compute capability below 8, such as a T4), and bfloat16 elsewhere.
+    """
     if dtype is None:
         dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
+        capability = getattr(jax.devices()[0], "compute_capability", None)
+        # An AMD GPU names its architecture, such as "gfx942".
+        if re.fullmatch(r"[0-7]\.\d+", str(capability)):
+            dtype = jnp.float16
     return jnp.dtype(dtype)
 
 

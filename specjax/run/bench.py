@@ -73,6 +73,8 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
     workdirs.announce_replacement(settings, workdir)
     for chosen in {id(cell.prompts): cell.prompts for cell in grid}.values():
         console.print(Text(chosen.about(), "dim"))
+    largest = max((cell.job for cell in grid), key=lambda job: (job.batch_size, job.width))
+    console.print(Text(build.about(largest, methods), "dim"))
     ids = [p.ids for cell in grid for p in (*cell.prompts.prompts, *cell.prompts.others)]
     build.check_same_prompts(ids)
     mark = progress.fingerprint(settings.measured, ids)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+import jax
 from jax.sharding import Mesh
 
 from specjax import sharding
@@ -132,6 +135,27 @@ def job(
         spell=model.spell,
         verify_widths=settings.verify_widths,
         mesh=devices,
+    )
+
+
+def about(job: Job, chosen: Sequence[Method]) -> str:
+    """Where and with what a job decodes: devices, dtype, gigabytes of weights and of a cache.
+
+    The weights are those of the target and of all drafters, on all devices.
+    """
+    devices = jax.devices()[:1] if job.mesh is None else list(job.mesh.devices.flat)
+    held = [job.params, *(method.params.draft for method in chosen)]
+    arrays = {id(x): x for x in jax.tree.leaves(held) if hasattr(x, "nbytes")}
+    dtypes = Counter({str(x.dtype): 0 for x in arrays.values()})
+    for x in arrays.values():
+        dtypes[str(x.dtype)] += int(x.nbytes)
+    slots = job.width + job.max_new_tokens
+    cache = jax.eval_shape(lambda: job.target.init_cache(job.batch_size, slots))
+    held = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(cache))
+    return (
+        f"{len(devices)} x {devices[0].device_kind}, {dtypes.most_common(1)[0][0]}, weights "
+        f"{dtypes.total() / 1e9:.2f} GB, the target's cache {held / 1e9:.2f} GB for "
+        f"{job.batch_size} x {slots} tokens"
     )
 
 

@@ -142,7 +142,7 @@ def measure(
                 with parts.part("checking"):
                     own = summaries.rows_of(
                         *(cell.job, method, runs, one.plain),
-                        by_definition=settings.report,
+                        by_definition=settings.report and settings.trace_prompts != 0,
                         proven=proven,
                     )
                 parts.first_row()

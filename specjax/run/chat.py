@@ -50,6 +50,8 @@ def chat(settings: Settings, workdir: Path, command: str | None) -> None:
     template = prompts_lib.template_of(settings.source, target, conversations)
     job = _job(settings, target, conversations, template)
     workdirs.announce_replacement(settings, workdir)
+    if (console := terminal.console()).is_terminal:  # elsewhere only the conversation is printed
+        console.print(Text(build.about(job, [method]), "dim"))
     answers: list[_Answer] = []
     with process.held(answers) as interrupts:
         _converse(settings, target, method, job, conversations, template, answers)

@@ -45,6 +45,8 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
     build.check_same_prompts([prompt.ids for prompt in chosen.prompts])
     job = build.job(settings, target, chosen, temperature, settings.batch_size)
     workdirs.announce_replacement(settings, workdir)
+    if console.is_terminal:  # elsewhere only the texts are printed
+        console.print(Text(build.about(job, [method]), "dim"))
     rate = None
     if len(chosen.prompts) == 1 and console.is_terminal and jax.process_count() == 1:
         began, [prompt] = time.perf_counter(), chosen.prompts

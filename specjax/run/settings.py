@@ -219,7 +219,8 @@ class Settings(declare.Keys):
     )
     dtype: str = key(
         "",
-        "of the target: float32, bfloat16, float16; empty: float32 on CPUs, else bfloat16",
+        "of the target: float32, bfloat16, float16; empty: float32 on CPUs, float16 on GPUs "
+        "without bfloat16, else bfloat16",
         choices=("", "float32", "bfloat16", "float16"),
     )
     drafter: Mapping[str, Any] = free(
@@ -308,8 +309,8 @@ class Settings(declare.Keys):
     show_trace: bool = key(False, "print one continuation, coloured by the origin of each token")
     trace_prompts: int | None = key(
         None,
-        "number of prompts traced for the report, with every method and temperature; None: one "
-        "with a report, none without",
+        "number of prompts traced for the report, with every method and temperature; 0: no "
+        "overlap is computed either; None: one with a report, none without",
         least=0,
     )
     trace_tokens: int = key(

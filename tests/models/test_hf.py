@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -84,6 +85,26 @@ def test_dtype(tmp_path):
     half = hf.load(tmp_path, dtype=jnp.bfloat16, taps=(0, 1))
     out = jax.eval_shape(lambda: lm.forward(half.lm, half.params, jnp.zeros((1, 3), jnp.int32)))
     assert [x.dtype for x in (*out.taps, out.logits)] == ["bfloat16", "bfloat16", "float32"]
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("backend", "capability", "dtype"),
+    [
+        ("cpu", None, "float32"),
+        ("tpu", None, "bfloat16"),
+        ("gpu", "7.5", "float16"),
+        ("gpu", "8.0", "bfloat16"),
+        ("gpu", "12.0", "bfloat16"),
+        ("gpu", "gfx942", "bfloat16"),
+    ],
+)
+def test_dtype_of_a_device(monkeypatch, backend, capability, dtype):
+    device = SimpleNamespace(**{} if capability is None else {"compute_capability": capability})
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    assert hf.parameter_dtype(None) == jnp.dtype(dtype)
+    assert hf.parameter_dtype("float32") == jnp.float32
 
 
 @pytest.mark.fast

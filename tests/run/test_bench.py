@@ -269,8 +269,9 @@ def test_a_killed_bench_is_resumed(cli, quick, monkeypatch):
     assert not (workdir / progress.NAME).exists()
 
 
-def test_only_what_is_asked_for_is_compiled(cli, common, monkeypatch):
-    """Without a report: no probabilities along the texts, whose check is greedy, and no traces."""
+@pytest.mark.parametrize("flag", ["report=False", "trace_prompts=0"])
+def test_only_what_is_asked_for_is_compiled(cli, common, monkeypatch, flag):
+    """No probabilities along the texts, whose check is greedy, and no traces."""
 
     def unwanted(*_):
         raise AssertionError("compiled")
@@ -278,8 +279,13 @@ def test_only_what_is_asked_for_is_compiled(cli, common, monkeypatch):
     monkeypatch.setattr(lossless, "_compare", unwanted)
     monkeypatch.setattr(overlap, "_call", unwanted)
     monkeypatch.setattr(token_traces, "_step", unwanted)
-    status, out, err, workdir = cli(*common, "--config.report=False", "--config.repeats=1")
+    status, out, err, workdir = cli(*common, f"--config.{flag}", "--config.repeats=1")
     assert (status, err) == (0, "")
+    seconds = results(workdir)["seconds"]
+    assert {"reading", "compiling", "decoding", "checking", "to the first row"} <= seconds.keys()
+    assert seconds["to the first row"] > seconds["compiling"] > 0
+    about = "1 x cpu, float32, weights 0.00 GB, the target's cache 0.00 GB for 1 x "
+    assert about in out and "\nseconds: " in out
     [row] = [row for row in results(workdir)["rows"] if row["category"] is None]
     assert row["lossless"]["passed"] and row["overlap"] is None
     # The row, before the table is there.
