@@ -220,6 +220,10 @@ def with_profiles(
     of the bench; acceptance only on the former, so that no measured text is known before.
     """
     methods, found = list(cells[0].methods), {}
+    if any(
+        control.wants_profile(each.drafter.get("control")) for each in settings.methods.values()
+    ):
+        sharding.check_shared(workdir)  # the first process writes the profiles
     # A length of config.grid.gammas that a method does not have was left out.
     places = {method.name: index for index, method in enumerate(methods)}
     for label, choice in settings.methods.items():

@@ -91,6 +91,7 @@ def _run(config: Config, workdir: Path, command: str | None, settings, stages, s
         console.print(Text.assemble((name, "bold"), f": {stage.mode}, {result}"))
         run(stage, Path(result))
     if settings is None:
+        sharding.check_shared(workdir)
         train(config, workdir)
     elif settings.beams.count:
         beams(settings, workdir, command)

@@ -14,7 +14,14 @@ the state of the optimiser.
 from specjax.sharding.decoding import autoregressive, generate, loops, on_host, prefill
 from specjax.sharding.groups import fetch, first_part, slowest
 from specjax.sharding.mesh import AXES, DATA, FSDP, TENSOR, make_mesh, parse
-from specjax.sharding.processes import check_same, first_alone, first_error, is_first, of_first
+from specjax.sharding.processes import (
+    check_same,
+    check_shared,
+    first_alone,
+    first_error,
+    is_first,
+    of_first,
+)
 from specjax.sharding.processes import start as start_processes
 from specjax.sharding.rules import (
     param_specs,
@@ -32,6 +39,7 @@ __all__ = [
     "TENSOR",
     "autoregressive",
     "check_same",
+    "check_shared",
     "fetch",
     "first_alone",
     "first_error",

@@ -9,7 +9,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import time
+import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,6 +23,7 @@ from specjax.errors import UserError
 
 TIMEOUT = 120  # seconds that processes wait for each other at the start
 HEARTBEAT = 60  # seconds after which JAX ends the others if a process is silent
+VISIBLE = 10  # seconds in which a file of process 0 must be seen by the others
 SHUTDOWN = 3600  # seconds that processes wait at the end for process 0, which writes the results
 
 
@@ -107,6 +111,33 @@ def first_error(message: str | None) -> str | None:
     if jax.process_count() == 1:
         return message
     return next((text for text in _of_all(message or "") if text), None)
+
+
+def check_shared(folder: Path) -> None:
+    """Raises UserError in every process unless all see what the first one writes into a folder.
+
+    The folder exists. All processes must call it.
+    """
+    if jax.process_count() == 1:
+        return
+    path = folder / f".{of_first(uuid.uuid4().hex)}"
+    if is_first():
+        path.touch()
+    of_first(None)  # written before the others look
+    end = time.monotonic() + VISIBLE
+    while not (seen := path.exists()) and time.monotonic() < end:
+        time.sleep(0.2)
+    message = None
+    if not seen:
+        message = (
+            f"process {jax.process_index()} does not see what process 0 writes into {folder}; give "
+            "a --workdir on a disk that all of them share"
+        )
+    message = first_error(message)
+    if is_first():
+        path.unlink()
+    if message is not None:
+        raise UserError(message)
 
 
 def _of_all(text: str) -> list[str]:

@@ -302,6 +302,19 @@ def test_a_bench_needs_a_process_with_a_whole_part(tmp_path, target, prompts):
     assert not (tmp_path / "out" / "results.json").exists()
 
 
+def test_training_needs_one_workdir_for_all(tmp_path, target):
+    """As on the hosts of a pod, each with a disk of its own: one line, at once."""
+    words = tmp_path / "words.txt"
+    words.write_text(WORDS * 50)
+    train = [f"--config={ROOT}/configs/medusa.py", f"--config.target={target}"]
+    train += [f"--config.data.files={words}", "--config.mesh=data:2", "--config.train.steps=2"]
+    runs = Runs(tmp_path, 1, [[*train, f"--workdir={tmp_path}/own {n}"] for n in range(2)])
+    assert runs.wait(60) == [2, 2]
+    line = "process 1 does not see what process 0 writes into"
+    assert all(line in runs.error(number) for number in (0, 1))
+    assert not list(tmp_path.rglob("own*/*"))
+
+
 @pytest.mark.slow
 def test_sigterm_ends_a_process_that_is_connected(tmp_path, target, prompts):
     """JAX takes the signal when it connects, and only notes it."""
