@@ -10,6 +10,12 @@ git
     ``provenance.commit``: of specjax, if it runs from a checkout.
 uncertainty
     {"level", "method"} of the standard errors and intervals in the rows.
+seconds
+    Of a bench: those of its parts, by name, and "to the first row".
+processes
+    Of a bench: how many measured together.
+peak_bytes
+    Of a bench: see ``peak_bytes``.
 
 A key that does not apply is null, in rows too. Files of earlier versions lack some keys.
 """
@@ -20,6 +26,7 @@ import functools
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -117,6 +124,21 @@ def rows_of_texts(
         )
         rows.append(row)
     return rows
+
+
+def peak_bytes() -> int | None:
+    """The most memory that was used so far: of a device, or of the process if that is a CPU.
+
+    None where it is not known.
+    """
+    stats = jax.devices()[0].memory_stats() or {}
+    if "peak_bytes_in_use" in stats:
+        return int(stats["peak_bytes_in_use"])
+    if sys.platform == "linux" and jax.default_backend() == "cpu":
+        import resource  # not on every system
+
+        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return None
 
 
 def head() -> dict:

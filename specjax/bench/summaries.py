@@ -10,13 +10,14 @@ over prompts (``specjax.bench.uncertainty``).
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
-from specjax import theory
+from specjax import sharding, theory
 from specjax.bench import (
     lossless,
     metrics,
@@ -28,6 +29,7 @@ from specjax.bench import (
 from specjax.bench.measuring import Measured
 from specjax.bench.overlap import overlap
 from specjax.bench.passes import Job, Method, Pass, one_part
+from specjax.theory import devices
 
 
 def measured_rows(
@@ -156,6 +158,38 @@ def _method_row(job: Job, method: Method, runs: list[Pass], plain: list[Pass]) -
         "time_split": split,
         "prefill_seconds": statistics.median(p.prefill for p in runs),
         "compile_seconds": None,
+        **_hardware(job, plain, row["tokens_per_second"]),
+    }
+
+
+def _hardware(job: Job, plain: list[Pass], rate: float) -> dict:
+    """The fields about the devices: their number, and how much of them is used.
+
+    ``step_bytes`` are those that plain decoding must read on each device: weights, and keys and
+    values of the mean text. ``bandwidth_share`` is their share of what the device's datasheet
+    allows in the time of a step; None if ``theory.devices`` does not have it.
+    """
+    mesh, device = job.mesh, jax.devices()[0]
+    parts = 1 if mesh is None else mesh.shape[sharding.DATA]
+    count = 1 if mesh is None else mesh.size
+    read = dict(job.params) if isinstance(job.params, Mapping) else {"": job.params}
+    # A step reads one row of an untied embedding, and nothing of an encoder.
+    unread = ("embed",) * ("head" in read) + ("source_layers", "source_bias", "source_norm")
+    read = {key: value for key, value in read.items() if key not in unread}
+    weights = sum(getattr(x, "nbytes", 0) for x in jax.tree.leaves(read))
+    length = statistics.fmean(len(ids) for ids in job.prompts) + job.max_new_tokens / 2
+    cache = jax.eval_shape(lambda: job.target.init_cache(job.batch_size, round(length)))
+    held = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(cache))
+    each = weights * parts / count + held / count
+    sheet, share = devices.of_kind(device.device_kind), None
+    if sheet is not None:
+        step = statistics.median(one.loop / one.loops for one in plain)
+        share = each / step / sheet.bandwidth
+    return {
+        "devices": count,
+        "tokens_per_second_per_device": rate / count,
+        "step_bytes": each,
+        "bandwidth_share": share,
     }
 
 

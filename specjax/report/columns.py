@@ -255,6 +255,8 @@ FACTS = (
     ("context", "mean prompt", "{:.0f} tokens"),
     ("prefill_seconds", "prefill", "{:.3g} s"),
     ("compile_seconds", "compilation", "{:.3g} s"),
+    ("tokens_per_second_per_device", "on each device", "{:,.0f} tokens/s"),
+    ("bandwidth_share", "plain decoding's share of the bandwidth", "{:.0%} of the datasheet's"),
 )
 
 

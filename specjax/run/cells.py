@@ -252,6 +252,7 @@ def write(
         uncertainty=uncertainty.ABOUT,
         seconds=measured.parts.seconds,
         processes=jax.process_count(),
+        peak_bytes=(peak := results.peak_bytes()),
     )
     console.print(terminal.table(rows))
     console.print(
@@ -265,7 +266,8 @@ def write(
     for line in advice.lines(rows):
         console.print(Text(line))
     spent = [f"{name} {value:.0f}" for name, value in measured.parts.seconds.items() if value >= 1]
-    console.print(Text(f"seconds: {', '.join(spent)}", "dim"))
+    most = "" if peak is None else f"; at most {peak / 1e9:.2f} GB of memory"
+    console.print(Text(f"seconds: {', '.join(spent)}{most}", "dim"))
     if settings.show_trace:
         show_trace(console, measured.traces)
     write_report(console, path, rows, draw=settings.report)

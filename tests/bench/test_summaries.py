@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import cases
 import pytest
 
@@ -9,6 +11,7 @@ from specjax import ModelParams, accept, drafters, testing
 from specjax.bench import lossless, measuring, metrics, passes, summaries
 from specjax.bench.measuring import Measured
 from specjax.errors import UserError
+from specjax.theory import devices
 
 TARGET, DRAFT = testing.tabular(3), testing.tabular(3, "draft")
 PROMPTS, CATEGORIES = [[0, 1], [2], [1, 1, 0]], ["a", "b", "a"]
@@ -65,6 +68,19 @@ def test_greedy_rows_have_the_counts_of_one_pass():
     whole, parts, runs = rows("draft_model", 0.0, **MODEL)
     assert whole["tokens"] == 3 * 12
     check(whole, parts, runs[:1])
+
+
+def test_share_of_the_bandwidth(monkeypatch):
+    t4 = devices.named("T4")
+    monkeypatch.setattr(devices, "of_kind", lambda kind: t4 if kind == "cpu" else None)
+    plain = []
+    own = passes.run_pass
+    monkeypatch.setattr(passes, "run_pass", lambda *a: plain.append(own(*a)) or plain[-1])
+    whole, _, _ = rows("prompt_lookup", 0.0, gamma=2)
+    # The table, and a cache of 2 rows: 8 tokens (2 of a prompt, half of the new ones), a length.
+    assert whole["step_bytes"] == cases.table(0).nbytes + 2 * (8 + 1) * 4
+    step = statistics.median(one.loop / one.loops for one in plain[3:])
+    assert whole["bandwidth_share"] == pytest.approx(whole["step_bytes"] / step / t4.bandwidth)
 
 
 @pytest.mark.fast

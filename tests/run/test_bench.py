@@ -154,6 +154,8 @@ def test_a_grid_and_what_it_leaves(cli, common):
             row["parameters"]["target"] == row["parameters"]["draft"] > 0
             and row["compile_seconds"] > 0
         )
+        assert row["step_bytes"] > 4 * row["parameters"]["target"] and row["devices"] == 1
+        assert row["bandwidth_share"] is None  # there is no datasheet of a CPU
         assert row["lossless"] == {
             "check": "greedy-identity",
             "passed": True,
@@ -284,6 +286,7 @@ def test_only_what_is_asked_for_is_compiled(cli, common, monkeypatch, flag):
     seconds = results(workdir)["seconds"]
     assert {"reading", "compiling", "decoding", "checking", "to the first row"} <= seconds.keys()
     assert seconds["to the first row"] > seconds["compiling"] > 0
+    assert 1e7 < results(workdir)["peak_bytes"] < 1e11
     about = "1 x cpu, float32, weights 0.00 GB, the target's cache 0.00 GB for 1 x "
     assert about in out and "\nseconds: " in out
     [row] = [row for row in results(workdir)["rows"] if row["category"] is None]
