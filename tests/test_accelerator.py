@@ -45,7 +45,7 @@ def test_predictions_are_printed_beside_measurements():
     # Larger than the memory of the datasheet, and measured: a prediction, not an error.
     plain["batch_size"] = 800
     paper.add(result, scale.models)
-    versions["device"] = "NVIDIA H100 PCIe"
+    versions["device"] = "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
     paper.add(result, scale.models)
     assert result["datasheet"] is None and "no datasheet" in tables.tables(result)
 

@@ -188,7 +188,7 @@ H100 = scaling.setup_of("H100 SXM", LARGE)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: scaling.setup_of("V100", LARGE), "there is no device 'V100'; known are TPU v5e"),
+        (lambda: scaling.setup_of("V100", LARGE), "there is no device 'V100'; known are TPU v4"),
         (lambda: scaling.setup_of("H200", LARGE, tensor=3), "tensor is 3; it must divide the 32"),
         (lambda: scaling.setup_of("H200", LARGE, data=0), "data is 0"),
         (
