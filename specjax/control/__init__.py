@@ -89,8 +89,8 @@ def read(text: str) -> tuple[str, dict[str, float | str]]:
         raise UserError(f"control is {text!r}; {name} takes {len(keys)} values ({', '.join(keys)})")
     values: dict[str, float | str] = {}
     for place, part in enumerate(parts):
-        key, equals, value = part.rpartition("=")
-        key = key.strip() if equals else keys[place]
+        key, equals, value = part.partition("=")
+        key, value = (key.strip(), value) if equals else (keys[place], part)
         word = key in known and known[key].type is str
         values[key] = value.strip() if word else _number(text, value)
     return name, values
@@ -106,7 +106,12 @@ def wants_profile(text: str | Controller | None) -> bool:
 
 
 def with_profile(text: str, path: str | os.PathLike) -> str:
-    """The text of a controller that reads its costs from this file."""
+    """The text of a controller that reads its costs from this file. Raises UserError."""
+    if "," in str(path):
+        raise UserError(
+            f"the cost profile would be {path}, and a controller's keys cannot name a path with a "
+            "comma; choose another --workdir"
+        )
     return f"{text}{',' if ':' in text else ':'}profile={path}"
 
 

@@ -230,23 +230,21 @@ def with_profiles(
         text = choice.drafter.get("control")
         if label not in places or not control.wants_profile(text):
             continue
-        key = _without_control(choice)
+        key, path = _without_control(choice), _profile(workdir, label)
+        text = control.with_profile(str(text), path)
         if key not in found:
             found[key] = _measured(settings, target, cells, label, done, report)
-        path = _profile(workdir, label)
         if sharding.is_first():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, found[key])
         sharding.of_first(None)  # written before the others read it
-        methods[places[label]] = _method(
-            settings, target, label, control.with_profile(str(text), path)
-        )
+        methods[places[label]] = _method(settings, target, label, text)
     return [cell._replace(methods=methods) for cell in cells]
 
 
 def _profile(workdir: Path, label: str) -> Path:
     """The profile of a method. A comma would end the value of the controller's key."""
-    return workdir / PROFILES / f"{label.replace(', ', '_')}.json"
+    return workdir / PROFILES / f"{re.sub(', ?', '_', label)}.json"
 
 
 def _without_control(choice: MethodChoice) -> str:

@@ -141,7 +141,7 @@ def job(
 def about(job: Job, chosen: Sequence[Method]) -> str:
     """Where and with what a job decodes: devices, dtype, gigabytes of weights and of a cache.
 
-    The weights are those of the target and of all drafters, on all devices.
+    The weights are those of the target and of all drafters, each counted once.
     """
     devices = jax.devices()[:1] if job.mesh is None else list(job.mesh.devices.flat)
     held = [job.params, *(method.params.draft for method in chosen)]

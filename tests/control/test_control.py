@@ -71,3 +71,12 @@ def test_logits_that_are_not_finite_stop_the_row():
     ahead = Ahead(0, logits, zero, jnp.ones((3, 1), bool), zero)
     answer, _ = control.load("threshold", least=0.5).ask((), ahead)
     assert answer.tolist() == [False, False, True]
+
+
+@pytest.mark.fast
+def test_paths_of_profiles():
+    """An equals sign is part of a path; a comma would end it."""
+    text = control.with_profile("goodput:slack=1", "/tmp/goodput slack=1.json")
+    assert control.read(text) == ("goodput", {"slack": 1, "profile": "/tmp/goodput slack=1.json"})
+    with pytest.raises(UserError, match="cannot name a path with a comma; choose another"):
+        control.with_profile("goodput", "/tmp/a,b/goodput.json")
