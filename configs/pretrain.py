@@ -12,8 +12,14 @@ have another library). The same command resumes a killed run. Other text:
 A better target of 10.2 million parameters: four million tokens in 57 minutes on one core (AMD EPYC,
 other work on the other core, jax 0.10.2, 2026-11-25), 1.205 held-out bits per byte. Its weights are
 in assets/target. A checkpoint is written every ten minutes. It has few and wide layers. On CPUs
-that is a disadvantage for speculation: a pass over five tokens costs 1.75 of a pass over one, and
-1.24 with the small model (benches on two cores of an Intel Xeon, jax 0.10.2, 2026-11-27).
+that is a disadvantage for speculation: a pass over five tokens costs 1.5 of a pass over one, and
+1.25 with the small model (``costs_ms``, verify and step, two runs each on two cores of an Intel
+Xeon, jax 0.10.2, 2026-11-27):
+
+    python -m specjax.run --config=configs/bench.py --config.target=assets/target \\
+        --config.prompts=stdlib --config.data_dir=runs/data --config.num_prompts=8 \\
+        --config.max_new_tokens=32 --config.drafter.name=jacobi --config.drafter.gamma=4 \\
+        --config.repeats=15 --config.report=False
 """
 
 from ml_collections import ConfigDict

@@ -93,6 +93,12 @@ class Pass(NamedTuple):
         return Pass(*(a + b for a, b in pairs), widths=widths)
 
 
+def cache_bytes(job: Job, slots: int) -> int:
+    """Bytes of the target's cache for all rows of a batch, with so many tokens each."""
+    cache = jax.eval_shape(lambda: job.target.init_cache(job.batch_size, slots))
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
+
+
 NOTHING = Pass([], [], [], [], [], 0.0, 0.0, 0.0, 0)
 Batch = tuple[list[int], list[list[int]]]  # row numbers, prompts
 

@@ -10,7 +10,6 @@ over prompts (``specjax.bench.uncertainty``).
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -178,9 +177,7 @@ def _hardware(job: Job, plain: list[Pass], rate: float) -> dict:
     read = {key: value for key, value in read.items() if key not in unread}
     weights = sum(getattr(x, "nbytes", 0) for x in jax.tree.leaves(read))
     length = statistics.fmean(len(ids) for ids in job.prompts) + job.max_new_tokens / 2
-    cache = jax.eval_shape(lambda: job.target.init_cache(job.batch_size, round(length)))
-    held = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(cache))
-    each = weights * parts / count + held / count
+    each = (weights * parts + passes.cache_bytes(job, round(length))) / count
     sheet, share = devices.of_kind(device.device_kind), None
     if sheet is not None:
         step = statistics.median(one.loop / one.loops for one in plain)

@@ -262,7 +262,7 @@ def keep(
     for model, own in models.items():
         own += [each for each in tried if _model(each) in ("", model)]
     try:
-        if any(mark in str(file) for mark in ",=~"):
+        if any(mark in str(file) for mark in ",~"):
             raise OSError(0, "a controller's keys cannot name it; set SPECJAX_CACHE")
         file.parent.mkdir(parents=True, exist_ok=True)
         fresh = [_choice(file, rows, sampled, *each) for each in models.items() if each[1]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,6 +13,7 @@ from jax.sharding import Mesh
 
 from specjax import sharding
 from specjax.bench import methods as methods_lib
+from specjax.bench import passes
 from specjax.bench.methods import MethodChoice, Model
 from specjax.bench.passes import Job, Method
 from specjax.data.prompts import PromptSet
@@ -150,11 +150,10 @@ def about(job: Job, chosen: Sequence[Method]) -> str:
     for x in arrays.values():
         dtypes[str(x.dtype)] += int(x.nbytes)
     slots = job.width + job.max_new_tokens
-    cache = jax.eval_shape(lambda: job.target.init_cache(job.batch_size, slots))
-    held = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(cache))
+    cache = passes.cache_bytes(job, slots)
     return (
         f"{len(devices)} x {devices[0].device_kind}, {dtypes.most_common(1)[0][0]}, weights "
-        f"{dtypes.total() / 1e9:.2f} GB, the target's cache {held / 1e9:.2f} GB for "
+        f"{dtypes.total() / 1e9:.2f} GB, the target's cache {cache / 1e9:.2f} GB for "
         f"{job.batch_size} x {slots} tokens"
     )
 

@@ -238,7 +238,7 @@ def write(
 ) -> Path:
     """Writes results.json, what is beside it (``files``: name -> text) and the report; prints the
     table. Returns the path of results.json. Raises UserError."""
-    own, rows = dict(files or {}), measured.rows
+    own, rows, peak = dict(files or {}), measured.rows, results.peak_bytes()
     if measured.traces:
         own["trace.jsonl"] = "".join(json.dumps(trace) + "\n" for trace in measured.traces)
     path = workdirs.write(
@@ -252,7 +252,7 @@ def write(
         uncertainty=uncertainty.ABOUT,
         seconds=measured.parts.seconds,
         processes=jax.process_count(),
-        peak_bytes=(peak := results.peak_bytes()),
+        peak_bytes=peak,
     )
     console.print(terminal.table(rows))
     console.print(

@@ -309,7 +309,7 @@ def test_training_needs_one_workdir_for_all(tmp_path, target):
     train = [f"--config={ROOT}/configs/medusa.py", f"--config.target={target}"]
     train += [f"--config.data.files={words}", "--config.mesh=data:2", "--config.train.steps=2"]
     runs = Runs(tmp_path, 1, [[*train, f"--workdir={tmp_path}/own {n}"] for n in range(2)])
-    assert runs.wait(60) == [2, 2]
+    assert runs.wait() == [2, 2]
     line = "process 1 does not see what process 0 writes into"
     assert all(line in runs.error(number) for number in (0, 1))
     assert not list(tmp_path.rglob("own*/*"))

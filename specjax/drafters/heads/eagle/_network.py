@@ -290,7 +290,8 @@ class Network(NamedTuple):
             if same:
                 table = self.ends.embed(target_params, jnp.arange(self.embedded))
             else:
-                table = jax.random.normal(key, (self.embedded, self.width)) / self.width**0.5
+                own = jax.random.fold_in(key, 1)  # the module has drawn from the key
+                table = jax.random.normal(own, (self.embedded, self.width)) / self.width**0.5
             params["embed"] = {"embedding": table.astype(dtype)}
         if self.shape.vocab is not None and same:
             with jax.default_matmul_precision("highest"):
