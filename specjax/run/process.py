@@ -3,7 +3,8 @@
 It ends within two seconds. The main thread gets ``KeyboardInterrupt``, writes what was measured and
 leaves. While it compiles, or waits for compiled code, Python raises nothing in it: a thread then
 ends the process. The process leaves with ``os._exit``, because the interpreter would wait for
-compilations in other threads, and these cannot be stopped.
+compilations in other threads, and these cannot be stopped. Training takes the first SIGTERM itself,
+and saves before it ends (``sharding.Preemption``).
 
 Programs that one run has compiled are read by the next one (``keep_programs``).
 
@@ -108,10 +109,16 @@ def _raise(number: int, _) -> None:
 
 
 def _wait(reader: int) -> None:
-    """Ends the process if the main thread does not."""
-    number = 0
-    while number not in STATUS:
+    """Ends the process if the main thread does not.
+
+    The first signal of a kind is left to a handler that has been installed over ours.
+    """
+    seen: set[int] = set()
+    while True:
         number = os.read(reader, 1)[0]
+        if number in STATUS and (number in seen or signal.getsignal(number) is _raise):
+            break
+        seen.add(number)
     time.sleep(GRACE)
     terminal.fail(MESSAGE)
     leave(STATUS[signal.Signals(number)])

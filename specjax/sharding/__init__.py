@@ -15,6 +15,7 @@ from specjax.sharding.decoding import autoregressive, generate, loops, on_host, 
 from specjax.sharding.groups import fetch, first_part, slowest
 from specjax.sharding.mesh import AXES, DATA, FSDP, TENSOR, make_mesh, parse
 from specjax.sharding.processes import (
+    Preemption,
     check_same,
     check_shared,
     first_alone,
@@ -37,6 +38,7 @@ __all__ = [
     "DATA",
     "FSDP",
     "TENSOR",
+    "Preemption",
     "autoregressive",
     "check_same",
     "check_shared",

@@ -9,6 +9,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import signal
+import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -25,6 +28,7 @@ TIMEOUT = 120  # seconds that processes wait for each other at the start
 HEARTBEAT = 60  # seconds after which JAX ends the others if a process is silent
 VISIBLE = 10  # seconds in which a file of process 0 must be seen by the others
 SHUTDOWN = 3600  # seconds that processes wait at the end for process 0, which writes the results
+LOOK = 1.0  # seconds of work between two exchanges of ``Preemption``
 
 
 def start(coordinator: str = "", processes: int = 0, process: int = -1) -> None:
@@ -138,6 +142,72 @@ def check_shared(folder: Path) -> None:
         path.unlink()
     if message is not None:
         raise UserError(message)
+
+
+class Preemption:
+    """SIGTERM in a loop of steps: all processes end after the same step, having saved it.
+
+        with Preemption() as preemption:
+            for step in ...:
+                ...
+                if preemption.reached():
+                    save(step)
+                    preemption.end()
+
+    The first signal is kept, a second one goes to the handler of before, at once. One process is
+    enough: of several, all exchange what they have received every ``LOOK`` seconds of steps, by the
+    step's number, so that none waits for another. Outside of the main thread nothing is handled.
+    """
+
+    def __init__(self) -> None:
+        self._received = False
+        self._steps = self._next = 0
+        self._began = 0.0
+        self._before: Any = None
+
+    def __enter__(self) -> Preemption:
+        if threading.current_thread() is threading.main_thread():
+            # None: a handler that is not Python's, such as JAX's, which only notes the signal.
+            self._before = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
+            if self._before != signal.SIG_IGN:
+                signal.signal(signal.SIGTERM, self._receive)
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+            self._before = None
+
+    def _receive(self, number: int, _) -> None:
+        if self._received:
+            self.end()
+        self._received = True
+        text = "SIGTERM: the run is saved after the next step; a second signal ends it at once"
+        print(text, file=sys.stderr, flush=True)
+
+    def reached(self) -> bool:
+        """Whether to end after this step; called once after every step, by all processes."""
+        if jax.process_count() == 1:
+            return self._received
+        self._steps += 1
+        if self._steps == 1:  # was mostly compilation
+            self._next, self._began = 2, time.monotonic()
+            return self._of_any()
+        if self._steps < self._next:
+            return False
+        ended = self._of_any()
+        # A process that decided by its own clock would exchange at another step than the others.
+        each = of_first((time.monotonic() - self._began) / (self._steps - 1))
+        self._next = self._steps + max(int(LOOK / max(each, 1e-6)), 1)
+        return ended
+
+    def _of_any(self) -> bool:
+        return bool(multihost_utils.process_allgather(np.asarray(self._received)).any())
+
+    def end(self) -> None:
+        """Gives SIGTERM to the handler of before: the process ends, or an exception is raised."""
+        self.__exit__()
+        signal.raise_signal(signal.SIGTERM)
 
 
 def _of_all(text: str) -> list[str]:

@@ -15,8 +15,9 @@ import json
 import logging
 import os
 import re
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from specjax.errors import UserError
 from specjax.train.settings import Training
 
 _METRIC = "value"
+SAVING = 900  # seconds that a save may take
 
 
 class _Manager(ocp.CheckpointManager):
@@ -78,7 +80,7 @@ class Checkpoints:
             raise UserError(
                 f"{self.directory} cannot hold checkpoints ({reason_of(error)})"
             ) from None
-        self._background = ThreadPoolExecutor(1, "checkpoint")
+        self._late = False  # whether a save took longer than ``SAVING``
         self._pending: tuple[int, Future] | None = None
         metrics = {step: self._manager.metrics(step) for step in self._manager.all_steps()}
         self._values = {
@@ -119,7 +121,7 @@ class Checkpoints:
             )
         except Exception as error:
             raise self._failed(step, reason_of(error)) from error
-        self._pending = step, self._background.submit(self._seal, step)
+        self._pending = step, self._sealed(step)
         if value is not None:
             self._values[step] = value
 
@@ -129,7 +131,11 @@ class Checkpoints:
         if pending is None:
             return
         step, saved = pending
-        error = saved.exception()  # for a full disk Orbax raises ValueError
+        try:
+            error = saved.exception(SAVING)  # for a full disk Orbax raises ValueError
+        except TimeoutError:
+            self._late = True
+            error = OSError(0, f"not finished after {SAVING} s")
         reason = sharding.first_error(None if error is None else reason_of(error))
         if reason is not None:
             raise self._failed(step, reason) from error
@@ -196,10 +202,23 @@ class Checkpoints:
                 raise
             self._report(str(error))  # another error is being raised already
         finally:
-            self._background.shutdown()
-            with contextlib.suppress(Exception):  # a failed save has raised it already
-                self._manager.close()
+            if not self._late:
+                with contextlib.suppress(Exception):  # a failed save has raised it already
+                    self._manager.close()
             silence(False)
+
+    def _sealed(self, step: int) -> Future:
+        """``_seal`` in a thread that does not keep the process from ending."""
+        result: Future = Future()
+
+        def seal() -> None:
+            try:
+                result.set_result(self._seal(step))
+            except BaseException as error:
+                result.set_exception(error)
+
+        threading.Thread(target=seal, name="checkpoint", daemon=True).start()
+        return result
 
     def _seal(self, step: int) -> None:
         """Waits for Orbax, then writes the checksums: a run killed before resumes further back."""
@@ -233,6 +252,11 @@ class Checkpoints:
         self._values.pop(step, None)
 
     def _failed(self, step: int, reason: str) -> UserError:
+        if self._late:  # nothing is asked of a disk that does not answer
+            return UserError(
+                f"checkpoint {step} could not be written to {self.directory} ({reason}); look "
+                "after the disk, and the same command resumes from the checkpoint before"
+            )
         self._manager.reload()
         good = self._newest(sorted(self._manager.all_steps(), reverse=True))
         kept = "there is no earlier checkpoint" if good is None else f"checkpoint {good} is intact"
@@ -267,6 +291,7 @@ def _manager(directory: Path, sign: int) -> _Manager:
         preservation_policy=AnyPreservationPolicy([LatestN(2), best]),
         best_fn=best.get_metric_fn,  # without it Orbax writes no metrics
         cleanup_tmp_directories=True,  # left by a killed save
+        async_options=ocp.AsyncOptions(timeout_secs=SAVING),
     )
     handlers = {"state": ocp.StandardCheckpointHandler(), "config": ocp.JsonCheckpointHandler()}
     return _Manager(directory, options=options, item_handlers=handlers)

@@ -65,6 +65,8 @@ def _values(record: dict[str, Any]) -> list[str]:
     parts += [f"tau {tau:.2f} at temperature {degree}" for degree, tau in taus.items()]
     if record["tokens_per_second"]:
         parts.append(f"{record['tokens_per_second']:,.0f} tokens/s")
+    if "mfu" in record:
+        parts.append(f"MFU {100 * record['mfu']:.1f} %")
     return parts
 
 

@@ -1,7 +1,7 @@
 """The training loop: a compiled step, held-out evaluation, records, checkpoints, and resuming.
 
 All randomness is a function of the seed and the step, so a run that was killed and resumed ends
-with exactly the parameters of an uninterrupted run.
+with exactly the parameters of an uninterrupted run. SIGTERM saves the run after the next step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from specjax import sharding
 from specjax.errors import UserError
+from specjax.theory import devices
 from specjax.train import update
 from specjax.train.checkpoint import Checkpoints
 from specjax.train.display import Display, report
@@ -102,8 +104,12 @@ def train(
         _check_start(start, schedule.steps, workdir)
         log = stack.enter_context(Log(workdir, start))
         display = stack.enter_context(Display(start, schedule.steps))
+        preemption = stack.enter_context(sharding.Preemption())
         task = task._replace(target_params=target_params)
-        run = _Run(task, programs, placement, schedule, settings, checkpoints, log, display)
+        run = _Run(
+            *(task, programs, placement, schedule, settings),
+            *(checkpoints, log, display, preemption),
+        )
         params = programs.averaged(run.train(start, state))
         return params if placement.spread else jax.device_put(params, placement.first)
 
@@ -120,10 +126,12 @@ class _Run:
     checkpoints: Checkpoints
     log: Log
     display: Display
+    preemption: sharding.Preemption
     clock: Clock = dataclasses.field(default_factory=Clock)
     # Metrics of the steps since the last record. They stay on the device until they are needed, so
     # that no step waits for the device.
     recent: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    utilisation: float | None = None  # MFU at one token per second
     part: str = "first_evaluation"  # of the wall time, to which the next evaluation belongs
 
     def __post_init__(self):
@@ -135,6 +143,8 @@ class _Run:
         batch: Any = self.placement.fetch(self.task.batches, start) if start < steps else None
         for step in range(start + 1, steps + 1):
             batch = self._rewrite(step, state, batch)
+            if step == start + 1:
+                self._count_operations(state, batch)
             self.clock.count(len(batch.tokens) * (batch.tokens.shape[1] - 1))
             state, metrics = self.programs.advance(state, target_params, batch, self.key)
             self.recent.append(metrics)
@@ -143,13 +153,34 @@ class _Run:
                 self.clock.restart()
             if step < steps:
                 batch = self._fetch_ahead(step, metrics)
-            self._keep(step, state)
+            saved = self._keep(step, state)
             self.display.reach(step)
+            if step < steps and self.preemption.reached():
+                self._leave(step, state, saved)
         with self.clock("checkpoint"):
             self.checkpoints.wait()
         if (summary := self.clock.summary()) is not None:
             report(summary)
         return state if self.settings.keep == "last" else self._best(state)
+
+    def _count_operations(self, state: Any, batch: Batch) -> None:
+        """Sets the share of the devices' operations that one token per second uses."""
+        device = devices.of_kind(self.placement.first.device_kind)
+        if device is None:
+            return
+        arguments = (state, self.task.target_params, batch, self.key)
+        count = update.product_operations(self.programs.advance.trace(*arguments).jaxpr)
+        tokens = len(batch.tokens) * (batch.tokens.shape[1] - 1)
+        self.utilisation = count / tokens / (device.flops * self.placement.mesh.size)
+
+    def _leave(self, step: int, state: Any, saved: bool) -> None:
+        """Ends the run after this step, which is saved."""
+        if not saved:
+            self._collect(step)
+            self.checkpoints.save(step, state)
+        self.checkpoints.wait()
+        report(f"step {step} is saved; the same command goes on from there")
+        self.preemption.end()
 
     def _fetch_ahead(self, step: int, metrics: dict[str, Any]) -> Batch:
         """Makes the next batch while the device computes; counts the time that the device waits."""
@@ -168,8 +199,8 @@ class _Run:
             batch = self.programs.rewrite(state["params"], self.task.target_params, batch, key)
             return jax.block_until_ready(batch)
 
-    def _keep(self, step: int, state: Any) -> None:
-        """Logs, evaluates and saves, if the schedule demands it."""
+    def _keep(self, step: int, state: Any) -> bool:
+        """Logs, evaluates and saves, if the schedule demands it; whether it has saved."""
         last, schedule = step == self.schedule.steps, self.schedule
         logged = last or step % schedule.log_every == 0
         evaluated = schedule.evaluates(step)
@@ -182,13 +213,17 @@ class _Run:
             if evaluated and _evaluates(self.task):
                 value = self._evaluate(step, state, record)
                 saved = saved or record.get("best_step") == step
-            record["tokens_per_second"], record["time_share"] = self.clock.lap()
+            rate, record["time_share"] = self.clock.lap()
+            record["tokens_per_second"] = rate
+            if rate is not None and self.utilisation is not None:
+                record["mfu"] = rate * self.utilisation
             self.log.write(record)
             self.display.show(record)
             self.recent = []
         if saved:
             with self.clock("checkpoint"):
                 self.checkpoints.save(step, state, value)
+        return saved
 
     def _collect(self, step: int) -> None:
         """Moves the metrics since the last record to the host. Raises UserError: not finite."""

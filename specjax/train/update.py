@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.extend import core
+from jax.interpreters import partial_eval
 
 from specjax.train.evaluate import Evaluate, evaluator
 from specjax.train.objectives import Loss
@@ -157,6 +160,35 @@ def in_precision(function: Callable, precision: str) -> Callable:
     )
 
 
+def product_operations(jaxpr: Any) -> int:
+    """Operations of all matrix products of a program: a multiplication and an addition are two.
+
+    ``jaxpr``: a ``jax.extend.core.Jaxpr``, or a closed one. What no result needs is left out. A
+    loop counts all its turns, a ``while`` (of unknown length) one, a conditional its largest
+    branch, and what is computed again in the backward pass counts again.
+    """
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    needed, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    total = 0
+    for equation in needed.eqns:
+        name, values = equation.primitive.name, equation.params
+        if name == "dot_general":
+            (contracted, _), _ = values["dimension_numbers"]
+            left: Any = equation.invars[0].aval
+            result: Any = equation.outvars[0].aval
+            total += 2 * math.prod(left.shape[axis] for axis in contracted) * result.size
+            continue
+        inner = [product_operations(each) for each in core.jaxprs_in_params(values)]
+        if name == "shard_map":  # its shapes are those of one device
+            mesh, axes = values["mesh"], values["newly_manual_axes"]
+            total += sum(inner) * math.prod(mesh.shape[axis] for axis in axes)
+        elif name == "cond":
+            total += max(inner)
+        else:
+            total += sum(inner) * (values["length"] if name == "scan" else 1)
+    return total
+
+
 # (params, target_params, batch, key) -> the batch to train on instead.
 Rewrite = Callable[[Any, Any, Batch, jax.Array], Batch]
 
@@ -165,7 +197,7 @@ class Programs(NamedTuple):
     """The functions of a step, compiled; and the learning rate."""
 
     rewrite: Rewrite | None
-    advance: Callable[..., tuple[Any, dict[str, jax.Array]]]  # donates the state
+    advance: jax.stages.Wrapped  # (state, ...) -> (state, metrics); donates the state
     averaged: Callable[[Any], Any]  # state -> the parameters that are evaluated and returned
     evaluate: Evaluate
     rate: Callable[[int], Any]

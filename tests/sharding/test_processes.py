@@ -325,3 +325,29 @@ def test_sigterm_ends_a_process_that_is_connected(tmp_path, target, prompts):
         time.sleep(0.1)
     runs.started[0].send_signal(signal.SIGTERM)
     assert runs.wait(30) == [143, 2] and "interrupted" in runs.error(0)
+
+
+@pytest.mark.slow
+def test_sigterm_in_training_saves_and_ends_with_143(tmp_path, target):
+    """One host of two is warned; a second signal does not wait for the step."""
+    words = tmp_path / "words.txt"
+    words.write_text(WORDS * 400)
+    train = [f"--config={ROOT}/configs/medusa.py", f"--config.target={target}"]
+    train += [f"--config.data.files={words}", "--config.mesh=data:2", "--config.examine.prompts=0"]
+    train += ["--config.train.steps=100000", "--config.train.batch_size=4"]
+    train += ["--config.train.length=16"]
+    log = tmp_path / "run" / "metrics.jsonl"
+    for signals in (1, 2):
+        runs = Runs(tmp_path, 1, [[*train, f"--workdir={tmp_path}/run"]] * 2)
+        before = log.read_text() if log.exists() else ""
+        while not log.exists() or log.read_text() == before:
+            assert all(each.poll() is None for each in runs.started)
+            time.sleep(0.1)
+        for _ in range(signals):
+            runs.started[1].send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+        if signals == 1:
+            assert runs.wait(60) == [143, 143]
+            assert "is saved; the same command goes on" in runs.error(0)
+        else:
+            assert runs.wait(60)[1] == 143

@@ -250,6 +250,18 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path, monkeypatch):
         assert second.restore(_at(0))[0] == 8
 
 
+@fast
+def test_a_save_that_does_not_end_is_one_line(tmp_path, monkeypatch):
+    """A disk of the network that no longer answers."""
+    go = threading.Event()
+    monkeypatch.setattr(checkpoint, "SAVING", 0.1)
+    monkeypatch.setattr(checkpoint.Checkpoints, "_seal", lambda self, step: go.wait(60))
+    message = "checkpoint 4 could not be written to .* .not finished after 0.1 s.; look after"
+    with pytest.raises(UserError, match=message), checkpoint.Checkpoints(tmp_path, {}) as first:
+        first.save(4, _at(4))
+    go.set()
+
+
 def test_a_background_write_that_fails_is_one_line(tmp_path):
     """An error of the system: no file may be larger than 64 kB."""
     script = f"""

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from train_cases import (
     MODES,
+    E,
     Steps,
+    V,
     bigram_loss,
     close,
     equal,
@@ -20,6 +22,7 @@ from train_cases import (
 )
 
 from specjax.errors import UserError
+from specjax.theory import devices
 from specjax.train import checkpoint, display, evaluate, loop, records
 from specjax.train.settings import Schedule, Settings
 from specjax.types import Batch
@@ -298,3 +301,19 @@ def test_a_full_disk_stops_the_run(tmp_path, monkeypatch):
     assert "\n" not in str(error.value)
     straight = train(tmp_path / "a")
     assert equal(train(tmp_path), straight)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_mfu_is_the_share_of_the_operations_of_a_known_device(tmp_path, monkeypatch, accumulate):
+    """Of two matrices of E x E and E x V: six operations per parameter and token."""
+    device = devices.named("H100 SXM")._replace(flops=1e9, kinds=("cpu",))
+    monkeypatch.setattr(devices, "DEVICES", (device,))
+    train(tmp_path, 12, accumulate=accumulate)
+    with_rate = [each for each in metrics(tmp_path) if each["tokens_per_second"]]
+    assert len(with_rate) >= 2
+    for record in with_rate:
+        expected = record["tokens_per_second"] * 6 * (E * E + E * V) / 1e9
+        assert record["mfu"] == pytest.approx(expected, rel=1e-9)
+    monkeypatch.undo()
+    train(tmp_path / "unknown", 12)
+    assert not any("mfu" in record for record in metrics(tmp_path / "unknown"))

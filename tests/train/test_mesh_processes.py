@@ -83,6 +83,35 @@ def test_two_killed_processes_resume_bit_identical(tmp_path):
     assert equal(*ended)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("receivers", [(1,), (0, 1)])
+def test_two_processes_save_one_step_at_sigterm(tmp_path, receivers):
+    """One process of a pod may be warned alone: all save the same step, and it resumes to the same
+    bits."""
+    script = """
+    m.train(root / {name!r}, "fsdp:2,tensor:2", {steps}, every=1000, ema=0.9)
+    """  # evaluated, and the best one saved, every third step
+    straight = start(tmp_path, script.format(name="a", steps=50))
+    running = start(tmp_path, script.format(name="b", steps=50))
+    log = tmp_path / "b" / "metrics.jsonl"
+    for _ in range(8000):
+        if log.exists() and len(log.read_text().splitlines()) > 17:
+            break
+        time.sleep(0.02)
+    for number in receivers:
+        running[number].send_signal(signal.SIGTERM)
+    assert [process.wait(60) for process in running] == [-signal.SIGTERM] * 2
+    assert [process.wait(200) for process in straight] == [0, 0]
+    # The best step is kept beside the last one.
+    step = max(int(path.name) for path in (tmp_path / "b" / "checkpoints").iterdir())
+    assert 17 < step < 50 and step % 3
+    running = start(tmp_path, script.format(name="b", steps=50))
+    assert [process.wait(200) for process in running] == [0, 0]
+    assert losses(tmp_path / "b") == losses(tmp_path / "a")
+    ended = [train(tmp_path / name, "data:1", 50, every=1000, ema=0.9) for name in "ab"]
+    assert equal(*ended)
+
+
 RECIPES = """
     from specjax.train import recipes
     for workdir, config in m.runs(root, str(root / "text.txt"), {mesh!r}):

@@ -74,6 +74,32 @@ def test_a_run_killed_while_it_saves_resumes(tmp_path):
     assert not list((tmp_path / "b" / "checkpoints").glob("*tmp*"))
 
 
+def test_sigterm_saves_the_next_step(tmp_path):
+    """As a preempted machine gets it: no checkpoint was due, and nothing is computed twice."""
+    options = {"loss": noisy_loss, "rewrite": rewrite, "ema": 0.9}
+    script = f"""
+        import os, signal
+        import train_cases as t
+        from pathlib import Path
+        from specjax.train import loop
+        fetch = loop._Run._fetch_ahead
+        def fetched(self, step, *rest):
+            if step == 10:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return fetch(self, step, *rest)
+        loop._Run._fetch_ahead = fetched
+        options = dict(loss=t.noisy_loss, rewrite=t.rewrite, ema=0.9)
+        t.train(Path({str(tmp_path / "b")!r}), 20, checkpoint_every=100, **options)
+    """
+    assert _python(script).wait(120) == -signal.SIGTERM  # the handler of before
+    saved = [int(path.name) for path in (tmp_path / "b" / "checkpoints").iterdir()]
+    assert max(saved) == 10 and (tmp_path / "b" / "checkpoints" / "10" / "checksums.json").exists()
+    straight = train(tmp_path / "a", 20, checkpoint_every=100, **options)
+    assert equal(train(tmp_path / "b", 20, checkpoint_every=100, **options), straight)
+    steps = [record["step"] for record in metrics(tmp_path / "b")]
+    assert steps == [record["step"] for record in metrics(tmp_path / "a")]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_killed_process_resumes_bit_identical(tmp_path, mode):

@@ -87,3 +87,37 @@ def test_the_models_do_not_run_to_count_labels():
 
     assert products(loss, ragged(), KEY) > 0
     assert products(functools.partial(update.whole_weights, loss), parts, keys) == 0
+
+
+def test_operations_of_products_are_those_of_all_turns():
+    a, b = jnp.ones((3, 4)), jnp.ones((4, 5))
+    once = 2 * 3 * 4 * 5
+
+    def count(function, *values):
+        return update.product_operations(jax.make_jaxpr(function)(*values).jaxpr)
+
+    def turns(a, b):
+        return jax.lax.scan(lambda total, _: (total + a @ b, None), a @ b, length=6)[0]
+
+    def loss(a, b):
+        return jnp.square(a @ b).sum()
+
+    def branches(a, b):
+        return jax.lax.cond(a.sum() > 0, lambda: a @ b, lambda: 2 * (a @ b) + a @ b)
+
+    assert count(jnp.matmul, a, b) == once
+    assert count(jax.vmap(jnp.matmul), jnp.ones((7, 3, 4)), jnp.ones((7, 4, 5))) == 7 * once
+    assert count(jax.jit(turns), a, b) == 7 * once
+    # The gradient of a product: one product for each of the two.
+    assert count(jax.grad(loss, (0, 1)), a, b) == 3 * once
+    assert count(jax.grad(loss), a, b) == 2 * once
+    again = jax.checkpoint(lambda a, b: jnp.sin(a @ b).sum())
+    assert count(jax.value_and_grad(again, (0, 1)), a, b) == 4 * once
+    assert count(branches, a, b) == 2 * once
+    assert count(lambda a, b: (a @ b, 1)[1], a, b) == 0
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.sharding.AbstractMesh((3,), ("data",), axis_types=auto)
+    rows = jax.sharding.PartitionSpec("data")
+    nothing = jax.sharding.PartitionSpec()
+    divided = jax.shard_map(jnp.matmul, mesh=mesh, in_specs=(rows, nothing), out_specs=rows)
+    assert count(divided, a, b) == once
