@@ -18,6 +18,10 @@ class NonFiniteLogits(UserError):
     """A model produced NaN or infinite logits; the row stopped before a token was made of them."""
 
 
+class OutOfMemory(UserError):
+    """The memory of the device does not hold what was asked for."""
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that raises UserError with its usage; the programs print it as one line."""
 

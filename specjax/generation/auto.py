@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specjax import accept as rules
-from specjax import control, drafters, registry
+from specjax import control, drafters, memory, registry
 from specjax.bench import measuring, passes, profile
 from specjax.bench.metrics import WORTH
 from specjax.bench.passes import Method
@@ -107,6 +107,7 @@ def tune(
     Raises:
         UserError: wrong arguments, a lossy rule, too few prompts, a folder that cannot be written.
         NonFiniteLogits: a model gave NaN or infinite logits.
+        OutOfMemory: the memory of the device is full.
     """
     from specjax.generation.texts import encode  # which reads what is kept here
 
@@ -129,7 +130,8 @@ def tune(
     chosen = candidates(model.draft is not None) if methods is None else methods
     _check_methods(chosen)
     with tempfile.TemporaryDirectory() as folder:
-        tried = _measured(model, job, chosen, Path(folder), report)
+        with memory.errors():
+            tried = _measured(model, job, chosen, Path(folder), report)
         draft = "" if model.draft is None else str(model.draft.directory)
         choice = keep(model.target.directory, batch_size, temperature > 0, tried, draft)
     report(f"{choice.text}; kept after {time.perf_counter() - began:.0f} seconds")

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import decode, drafters, logit_maps, registry, rng, sampling
+from specjax import decode, drafters, logit_maps, memory, registry, rng, sampling
 from specjax.bench import metrics
 from specjax.checks import number, whole
 from specjax.errors import UserError
@@ -116,6 +116,7 @@ def generate_text(
         UserError: wrong arguments, a text longer than the model's positions, several greedy
             samples.
         NonFiniteLogits: a model gave NaN or infinite logits.
+        OutOfMemory: the memory of the device is full.
     """
     if whole("n", n, 1) > 1 and temperature == 0:
         raise UserError(f"n is {n} and the temperature 0: all samples would be equal; raise it")
@@ -124,7 +125,8 @@ def generate_text(
     rows = [_Row(prompt, i, j) for i, prompt in enumerate(ids) for j in range(n)]
     size = len(rows) if batch_size is None else min(whole("batch_size", batch_size, 1), len(rows))
     run = _run(model, drafter, accept, size, *how)
-    return _all(run, rows, rng.sample_keys(seed, len(ids), n), size)
+    with memory.errors():
+        return _all(run, rows, rng.sample_keys(seed, len(ids), n), size)
 
 
 def stream_text(
@@ -155,7 +157,8 @@ def stream_text(
         )
     keys, sizes = rng.sample_keys(seed, 1, 1), _sizes(model, ids, max_new_tokens)
     row = _Row(ids[0], 0, 0)
-    return _stream(run, row, _begin(run, [row], 1, 1, keys, sizes))
+    with memory.errors():
+        return _stream(run, row, _begin(run, [row], 1, 1, keys, sizes))
 
 
 def _stream(run: _Run, row: _Row, state: DecodeState) -> Iterator[str]:

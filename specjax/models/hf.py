@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from tokenizers import Tokenizer
 
-from specjax import files
+from specjax import files, memory
 from specjax.errors import UserError
 from specjax.models import lm, t5_config
 from specjax.models.hf_config import bos_id, config_from_hf, config_to_hf, eos_ids
@@ -110,17 +110,26 @@ def load(
         on_host: leave the parameters in the memory of the host, as NumPy arrays: for models that
             are divided among devices (``specjax.sharding``).
 
-    Raises UserError if a file is missing, damaged or not supported.
+    Raises UserError if a file is missing, damaged or not supported, and OutOfMemory if the device
+    has too little memory for the parameters.
     """
     path = resolve(directory)
     config = _config(path)
     dtype, tokenizer = parameter_dtype(dtype), load_tokenizer(path, config.vocab_size)
+    if not on_host:
+        leaves = jax.tree.leaves(lm.abstract_params(config, dtype))
+        memory.check(
+            sum(leaf.size * leaf.dtype.itemsize for leaf in leaves),
+            f"{path.name} in {dtype}",
+            "take a smaller model, or divide it among devices (mesh=tensor:N)",
+        )
     model = lm.from_config(config, dtype, tuple(taps))
     if tokenizer is not None:
         name, ends = fingerprint(tokenizer), tuple(config.eos_token_id)
         spelled = TokenBytes(name, tokenizer, config.bos_token_id, ends)
         model = model._replace(vocabulary=name, token_bytes=spelled)
-    params = read_params(path, config, dtype, on_host)
+    with memory.errors():
+        params = read_params(path, config, dtype, on_host)
     return Loaded(model, params, config, tokenizer, str(path))
 
 

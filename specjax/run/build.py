@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 from jax.sharding import Mesh
 
-from specjax import sharding
+from specjax import memory, sharding
 from specjax.bench import methods as methods_lib
 from specjax.bench import passes
 from specjax.bench.methods import MethodChoice, Model
@@ -103,7 +103,8 @@ def job(
     """What is decoded, with which settings.
 
     Raises:
-        UserError: settings out of range, more rows than prompts, a text longer than the context.
+        UserError: settings out of range, more rows than prompts, a text longer than the context, a
+            cache that the device's memory does not hold.
     """
     model = target if isinstance(target, Model) else methods_lib.model_of(target)
     count, devices = len(prompts.prompts), mesh(settings)
@@ -120,7 +121,7 @@ def job(
         )
     methods_lib.check_length(model, prompts.prompts, settings.max_new_tokens)
     sampling = dataclasses.replace(settings.sampling, temperature=temperature)
-    return Job(
+    built = Job(
         target=model.lm,
         params=model.params,
         prompts=[prompt.ids for prompt in prompts.prompts],
@@ -136,6 +137,11 @@ def job(
         verify_widths=settings.verify_widths,
         mesh=devices,
     )
+    if devices is None:
+        slots = built.width + built.max_new_tokens
+        what = f"a cache of {batch_size} rows x {slots} tokens"
+        memory.check(passes.cache_bytes(built, slots), what, f"take {memory.LESS}")
+    return built
 
 
 def about(job: Job, chosen: Sequence[Method]) -> str:

@@ -28,7 +28,7 @@ from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 from rich.text import Text
 
-from specjax import registry
+from specjax import memory, registry
 from specjax.config import Config
 from specjax.errors import UserError
 from specjax.report import terminal
@@ -190,7 +190,7 @@ def main(argv: list[str] | None = None) -> int:
         if _shows(argv):
             return 0
         config, workdir, values = _parsed(argv)
-        with process.connected(values, config):
+        with process.connected(values, config), memory.errors():
             run(config, workdir, shlex.join(["python", "-m", "specjax.run", *argv[1:]]))
     except UserError as error:
         return terminal.fail(str(error))

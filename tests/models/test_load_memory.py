@@ -7,8 +7,15 @@ import subprocess
 import sys
 
 import gguf_cases
+import jax
+import jax.numpy as jnp
 import pytest
+from commandline import ROOT
 from marks import by_default
+
+from specjax import memory
+from specjax.errors import OutOfMemory
+from specjax.models import hf
 
 MOST = 1.3  # peak memory while loading, as a multiple of the parameters
 DIRECTORY, FILE = "SPECJAX_TEST_CHAT_MODEL", "SPECJAX_TEST_CHAT_GGUF"  # of a real model
@@ -93,3 +100,46 @@ def test_a_real_model(variable, dtype, tmp_path):
         pytest.skip(f"{variable} names no model")
     times, _ = ratio(os.environ[variable], dtype, tmp_path)
     assert times <= MOST, times
+
+
+class Device:
+    """A device with so much memory free, of 1 MB."""
+
+    device_kind = "Small GPU"
+
+    def __init__(self, free: int):
+        self.free = free
+
+    def memory_stats(self):
+        return {"bytes_limit": 1_000_000, "bytes_in_use": 1_000_000 - self.free}
+
+
+def test_what_the_device_cannot_hold_is_one_line(target, cli, tmp_path, monkeypatch):
+    """The parameters, and then the cache of many rows."""
+    params = hf.load(target, dtype="float32").params
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    monkeypatch.setattr(jax, "local_devices", lambda: [Device(size)])
+    hf.load(target, dtype="float32")
+    keys = [f"--config={ROOT}/configs/generate.py", f"--config.target={target}"]
+    keys += [f"--config.prompts={tmp_path / 'prompts.txt'}", "--config.dtype=float32"]
+    keys += ["--config.max_new_tokens=100"]
+    rows = 2048
+    (tmp_path / "prompts.txt").write_text("w1 w2\n" * rows)
+    status, _, err, workdir = cli(*keys, f"--config.batch_size={rows}")
+    assert status == 2 and err.count("\n") == 1 and not workdir.exists()
+    assert f"a cache of {rows} rows x " in err and "take fewer rows (batch_size)" in err
+    monkeypatch.setattr(jax, "local_devices", lambda: [Device(size - 1)])
+    hf.load(target, dtype="bfloat16")
+    hf.load(target, dtype="float32", on_host=True)
+    with pytest.raises(OutOfMemory, match="^target in float32 needs .* and Small GPU has") as error:
+        hf.load(target, dtype="float32")
+    assert "\n" not in str(error.value)
+
+
+def test_a_full_memory_is_one_line():
+    line = "the memory of the device is full .Out of memory allocating [0-9]+ bytes.; take fewer"
+    with pytest.raises(OutOfMemory, match=line) as error, memory.errors():
+        jnp.zeros(1 << 44).block_until_ready()
+    assert "\n" not in str(error.value)
+    with pytest.raises(RuntimeError, match="else"), memory.errors():
+        raise RuntimeError("something else")
