@@ -119,6 +119,12 @@ def read_manifest(path: Path, name: str, schema: int, build: str) -> dict:
     return manifest
 
 
+def cache_folder() -> Path:
+    """Where this user's files of specjax are: $SPECJAX_CACHE, or specjax in the cache folder."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(os.environ.get("SPECJAX_CACHE") or Path(home) / "specjax")
+
+
 def sha256(path: Path) -> str:
     """The SHA-256 of a file's bytes, in hexadecimal."""
     with open(path, "rb") as file:

@@ -17,7 +17,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from specjax import files
+from specjax import buckets, files
 from specjax.errors import UserError
 from specjax.types import LM
 
@@ -66,7 +66,7 @@ def read(
     Raises UserError: missing or damaged files, files of another program or format version, arrays
     for another tokenizer than the target's.
     """
-    folder, what = Path(directory).expanduser(), name.replace("_", " ")
+    folder, what = buckets.local(directory), name.replace("_", " ")
     path = folder / f"{name}.json"
     manifest = files.read_manifest(path, name, schema, build)
     try:

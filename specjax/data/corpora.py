@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
+from specjax import buckets
 from specjax.errors import UserError
 
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ def _split_parts(name: str, builder: Any) -> dict[str, str]:
 
 def _tfds_builder(tfds: Any, name: str, data_dir: str | Path) -> tfds.core.DatasetBuilder:
     """The builder of a dataset, which is downloaded and prepared if it does not exist."""
-    folder = Path(name).expanduser()
+    folder = buckets.local(name)
     if folder.is_dir():
         with _one_line(f"{folder} is no directory of a TFDS dataset (it has dataset_info.json)"):
             return tfds.builder_from_directory(folder)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer, processors
 
+from specjax import buckets
 from specjax.data import chat, jsonl, text_files
 from specjax.data.packing import Document
 from specjax.errors import UserError
@@ -85,7 +86,7 @@ def read(file: str | Path) -> tuple[list[Conversation], int]:
 
     Raises UserError, with the line: not a conversation, an unknown role.
     """
-    path = Path(file).expanduser()
+    path = buckets.local(file)
     where = f"dialogue file {path}"
     conversations, skipped = [], 0
     for line in jsonl.objects(jsonl.read(path, where, compressed=True), where):

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from specjax import files
+from specjax import buckets, files
 from specjax.data import packing, shards
 from specjax.errors import UserError
 from specjax.types import Batch, Features
@@ -41,7 +41,7 @@ class FeatureStore:
 
         Raises UserError if it is missing, unfinished, damaged, or of another program or version.
         """
-        folder = Path(directory).expanduser()
+        folder = buckets.local(directory)
         inner = folder / "features"
         self.directory = inner if (inner / "manifest.json").is_file() else folder
         build = f"{BUILD} (the same command resumes a killed run)"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from specjax import checks, files
+from specjax import buckets, checks, files
 from specjax.data import shards
 from specjax.data.packing import Document
 from specjax.errors import UserError
@@ -81,7 +81,7 @@ def target_fingerprint(directory: str | Path) -> str | None:
 
 
 def _folder(directory: str | Path) -> Path:
-    folder = Path(directory).expanduser()
+    folder = buckets.local(directory)
     return folder / "generated" if (folder / "generated").is_dir() else folder
 
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer, processors
 
+from specjax import buckets
 from specjax.data import dialogues, jsonl, text_files, token_streams
 from specjax.data.packing import Document
 from specjax.errors import UserError
@@ -90,7 +91,7 @@ def read(file: str | Path) -> list[Pair]:
 
     Raises UserError, with the line: not an object with these two texts, another key, an empty text.
     """
-    path = Path(file).expanduser()
+    path = buckets.local(file)
     where = f"file of pairs {path}"
     pairs = []
     for line in jsonl.objects(jsonl.read(path, where, compressed=True), where):

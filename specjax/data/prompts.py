@@ -7,6 +7,7 @@ the tokenizer puts before a text (``token_streams.opening``), or with those of t
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 import jax
 
+from specjax import buckets
 from specjax.data import chat, corpora, pairs, prompt_files, token_streams
 from specjax.data.prompt_files import Conversation
 from specjax.errors import UserError
@@ -163,7 +165,7 @@ def check(source: PromptSource, name: str, batch_size: int) -> None:
 
 
 def _where(source: PromptSource, name: str) -> str:
-    return f"{source.section}.prompts: {Path(name).expanduser()}"
+    return f"{source.section}.prompts: {os.path.expanduser(name)}"
 
 
 def conversations_of(source: PromptSource, name: str) -> tuple[list[Conversation], set[str | int]]:
@@ -171,7 +173,7 @@ def conversations_of(source: PromptSource, name: str) -> tuple[list[Conversation
     if source.text:
         every = [Conversation(1, None, (source.text,))]
     else:
-        every = prompt_files.read(Path(name).expanduser(), _where(source, name), source.kind)
+        every = prompt_files.read(buckets.local(name), _where(source, name), source.kind)
     every = [each._replace(turns=each.turns[: 1 if source.first_turns else None]) for each in every]
     extra = source.warm_prompts
     if source.num_prompts:

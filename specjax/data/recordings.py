@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specjax import files
+from specjax import buckets, files
 from specjax.data import jsonl
 from specjax.errors import UserError
 
@@ -57,7 +57,7 @@ def read(
             its number: not a JSON object, a missing key, a value of the wrong type, no tokens, ids
             outside the vocabulary.
     """
-    path = Path(path).expanduser()
+    path = buckets.local(path)
     by_replay = where == "config.traces"
     where = f"{where}: {path}"
     traces, skipped = [], []

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from specjax import buckets
 from specjax.data import jsonl
 from specjax.data.corpora import Text, load_texts, load_tfds
 from specjax.errors import UserError
@@ -73,8 +74,9 @@ def load_files(files: str | Sequence[str], split: str) -> list[Text]:
     Raises UserError for a file that is missing, empty, malformed or not UTF-8.
     """
     texts: list[Text] = []
-    for path in map(Path, [files] if isinstance(files, str) else files):
-        chosen = part_of(pieces(path), split, len)
+    for name in [files] if isinstance(files, str) else files:
+        path = Path(name)
+        chosen = part_of(pieces(buckets.local(name)), split, len)
         if not is_jsonl(path):
             chosen = ["".join(chosen)]
         texts += [(str(path), text) for text in chosen if text]

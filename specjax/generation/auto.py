@@ -32,7 +32,7 @@ from specjax.checks import number, whole
 from specjax.control import costs as costs_lib
 from specjax.control.costs import Profile, device
 from specjax.errors import UserError
-from specjax.files import write_json
+from specjax.files import cache_folder, write_json
 from specjax.generation.loading import Model
 from specjax.models import hf
 
@@ -316,11 +316,9 @@ def file_of(target: str | os.PathLike) -> Path:
     files = [(each, each.stat()) for each in files if each.suffix in _WEIGHTS and each.exists()]
     stats = [(each.name, stat.st_size, stat.st_mtime_ns) for each, stat in files]
     text = json.dumps([device(), str(path.resolve()), stats])
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(os.environ.get("SPECJAX_CACHE") or Path(home) / "specjax")
     name = re.sub(r"[^\w.-]", "_", path.name)
     name = f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
-    return folder / "choices" / name
+    return cache_folder() / "choices" / name
 
 
 def _needs_model(name: str) -> bool:

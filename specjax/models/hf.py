@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from tokenizers import Tokenizer
 
-from specjax import files, memory
+from specjax import buckets, files, memory
 from specjax.errors import UserError
 from specjax.models import lm, t5_config
 from specjax.models.hf_config import bos_id, config_from_hf, config_to_hf, eos_ids
@@ -59,10 +59,10 @@ def resolve(
 
     A path that exists is that path, or the folder ``model`` of a trained run's workdir. Otherwise
     organisation/model or organisation/model@revision is a name of the Hub, whose files are in the
-    cache or downloaded into it.
+    cache or downloaded into it. Of gs://bucket/model there is a copy, see ``specjax.buckets``.
 
     Args:
-        directory: a directory, a workdir, a .gguf file, or a name of the Hub.
+        directory: a directory, a workdir, a .gguf file, a name of the Hub, or an address.
         weights: False: of a Hub name only the configuration and the tokenizer are fetched.
         names: of a Hub name, config.json and the first of these files that exists are fetched
             instead, for any architecture.
@@ -70,7 +70,7 @@ def resolve(
     Raises UserError if there is no such model, or the run is not finished.
     """
     try:
-        path = Path(directory).expanduser()
+        path = buckets.local(directory)
         path.exists()
     except (OSError, RuntimeError) as error:
         raise UserError(f"{directory} is no path of a model ({error})") from None

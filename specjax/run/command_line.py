@@ -32,7 +32,7 @@ from specjax import memory, registry
 from specjax.config import Config
 from specjax.errors import UserError
 from specjax.report import terminal
-from specjax.run import catalog, overrides, process
+from specjax.run import catalog, overrides, process, workdirs
 from specjax.run.bench import NotLossless
 from specjax.run.dispatch import run
 
@@ -72,10 +72,10 @@ def split(argv: Sequence[str]) -> Arguments:
 def parse(argv: list[str]) -> tuple[Config, Path]:
     """Command line -> (configuration, workdir). Raises UserError for any mistake in it."""
     config, workdir, _ = _parsed(argv)
-    return config, workdir
+    return config, Path(workdir).expanduser()
 
 
-def _parsed(argv: list[str]) -> tuple[Config, Path, flags.FlagValues]:
+def _parsed(argv: list[str]) -> tuple[Config, str, flags.FlagValues]:
     """``parse``, and the flags."""
     arguments = split(argv)
     if not arguments.config:
@@ -96,8 +96,7 @@ def _parsed(argv: list[str]) -> tuple[Config, Path, flags.FlagValues]:
         sys.exit(0)
     overrides.check(config, settings)
     values = _read_flags(arguments.rest, config, settings)
-    workdir = values.workdir or Path("runs") / file.stem
-    return config, Path(workdir).expanduser(), values
+    return config, values.workdir or f"runs/{file.stem}", values
 
 
 def find(name: str) -> Path:
@@ -189,8 +188,12 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if _shows(argv):
             return 0
-        config, workdir, values = _parsed(argv)
-        with process.connected(values, config), memory.errors():
+        config, name, values = _parsed(argv)
+        with (
+            process.connected(values, config),
+            memory.errors(),
+            workdirs.opened(name) as workdir,
+        ):
             run(config, workdir, shlex.join(["python", "-m", "specjax.run", *argv[1:]]))
     except UserError as error:
         return terminal.fail(str(error))

@@ -16,7 +16,7 @@ from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 from rich.text import Text
 
-from specjax import drafters, sharding
+from specjax import buckets, drafters, sharding
 from specjax.bench import methods as methods_lib
 from specjax.bench import results
 from specjax.config import Config, given
@@ -273,7 +273,7 @@ def _check_training(stage: Stage, results: Mapping[str, Config]) -> None:
         if config.target and config.target not in results:
             hf.resolve(config.target)
         for name in text_files.split_names(config.data.files):
-            text_files.pieces(Path(name).expanduser())
+            text_files.pieces(buckets.local(name))
     except UserError as error:
         raise UserError(f"{error} (stage {stage.name}: config.stages.{stage.name})") from None
 

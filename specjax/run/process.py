@@ -35,7 +35,7 @@ import jaxlib
 from absl import flags
 from rich.console import Console
 
-from specjax import sharding
+from specjax import files, sharding
 from specjax.config import Config
 from specjax.errors import UserError
 from specjax.report import terminal
@@ -74,8 +74,7 @@ def keep_programs() -> None:
         # A program for a CPU may have instructions that another CPU lacks.
         features = sorted(set(re.findall(r"^(?:flags|Features|model).*", text, re.M)))
         name = hashlib.sha256("".join(features or text).encode()).hexdigest()[:12]
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = home / "specjax" / f"programs-{jaxlib.__version__}-{name}"
+        folder = files.cache_folder() / f"programs-{jaxlib.__version__}-{name}"
         folder.mkdir(parents=True, exist_ok=True)
         jax.config.update("jax_compilation_cache_dir", str(folder))
 

@@ -11,13 +11,33 @@ from typing import Any
 
 from rich.text import Text
 
-from specjax import sharding
+from specjax import buckets, sharding
 from specjax.bench import results
 from specjax.data import progress, recordings
 from specjax.data.prompts import Prompt
 from specjax.errors import UserError
 from specjax.report import terminal
 from specjax.run.settings import Settings, lasting
+
+
+@contextlib.contextmanager
+def opened(name: str | Path) -> Iterator[Path]:
+    """The workdir; of an address in a bucket its copy, which is sent back at the end.
+
+    Of several processes the first one copies. Raises UserError.
+    """
+    if not buckets.is_address(name):
+        yield Path(name).expanduser()
+        return
+    folder = buckets.copy_of(address := str(name))
+    with sharding.first_alone():
+        if sharding.is_first():
+            buckets.begin(address)
+    try:
+        yield folder
+    finally:
+        if sharding.is_first() and buckets.end(folder) is not None:
+            terminal.console().print(Text(f"sent to {address}", "dim"))
 
 
 def check(workdir: Path) -> None:

@@ -135,7 +135,7 @@ def check_shared(folder: Path) -> None:
     if not seen:
         message = (
             f"process {jax.process_index()} does not see what process 0 writes into {folder}; give "
-            "a --workdir on a disk that all of them share"
+            "a --workdir on a disk that all of them share (a bucket: one that each host mounts)"
         )
     message = first_error(message)
     if is_first():

@@ -25,7 +25,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
-from specjax import declare, files, sharding
+from specjax import buckets, declare, files, sharding
 from specjax.errors import UserError
 from specjax.train.settings import Training
 
@@ -221,12 +221,16 @@ class Checkpoints:
         return result
 
     def _seal(self, step: int) -> None:
-        """Waits for Orbax, then writes the checksums: a run killed before resumes further back."""
+        """Waits for Orbax, then writes the checksums: a run killed before resumes further back.
+
+        What is in a bucket is sent there.
+        """
         self._manager.wait_until_finished()
         if not sharding.is_first():
             return
         folder = self.directory / str(step)
         files.write_text(folder / CHECKSUMS, json.dumps(checksums(folder)))
+        buckets.send(self.directory)
 
     def _remove_unfinished(self, steps: list[int]) -> None:
         """Removes what a run killed during its first save left.

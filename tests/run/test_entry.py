@@ -127,6 +127,7 @@ def test_compiled_programs_are_kept(monkeypatch, tmp_path, version, chosen, keep
     set_to = {}
     monkeypatch.setattr(process.jaxlib, "__version__", version)
     monkeypatch.setattr(process.jax.config, "update", set_to.__setitem__)
+    monkeypatch.delenv("SPECJAX_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     if chosen:
@@ -141,6 +142,7 @@ def test_a_cache_folder_that_cannot_be_made(monkeypatch, tmp_path):
     (tmp_path / "specjax").write_text("a file")
     monkeypatch.setattr(process.jaxlib, "__version__", "0.12.0")
     monkeypatch.setattr(process.jax.config, "update", None)
+    monkeypatch.delenv("SPECJAX_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     process.keep_programs()

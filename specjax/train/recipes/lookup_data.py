@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from specjax import drafters
+from specjax import buckets, drafters
 from specjax.config import Config
 from specjax.data import datastore, ngram_tables, text_files, token_streams
 from specjax.errors import UserError
@@ -126,7 +126,7 @@ def _texts(config: Config, workdir: Path) -> list[str]:
         source = text_files.TextSource(dir=config.data.dir)
         return [text for _, text in text_files.load(source, workdir, "train")]
     texts = []
-    for path in (Path(name).expanduser() for name in names):
+    for path in map(buckets.local, names):
         pieces = text_files.pieces(path)
         texts += pieces if text_files.is_jsonl(path) else ["".join(pieces)]
     return texts

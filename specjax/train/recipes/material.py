@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from specjax import files, sharding
+from specjax import buckets, files, sharding
 from specjax.config import Config
 from specjax.data import (
     chat,
@@ -130,7 +130,7 @@ def tokenizer(config: Config, workdir: Path) -> Tokenizer:
 
 
 def _given_tokenizer(config: Config) -> Tokenizer:
-    size, path = config.model.vocab_size, Path(config.tokenizer).expanduser()
+    size, path = config.model.vocab_size, buckets.local(config.tokenizer)
     if not path.is_file() or gguf_file.is_gguf(path):
         path = hf.resolve(config.tokenizer, weights=False)
         result = hf.load_tokenizer(path)
