@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from types import ModuleType
 
 from source_text import docstring
@@ -16,6 +18,7 @@ from specjax.report import columns
 from specjax.run import catalog, stand_ins
 from specjax.types import CHAIN, DETERMINISTIC, Drafter
 
+ROOT = Path(__file__).parents[2]
 FAMILIES = ("lookup", "parallel", "draft_models", "heads", "self_speculation", "nested")
 
 
@@ -141,18 +144,50 @@ def link(rule: str) -> str:
 
 
 def choosing() -> str:
-    """A table of all drafters."""
-    lines = ["| drafter | family | needs | drafts | default rule |", "|---|---|---|---|---|"]
-    for family in FAMILIES:
-        page = f"[{family}](drafters/{family}.md)"
-        for name in drafters_of(family):
-            drafter = default(name)
-            rule = link(default_rule(drafter))
-            lines.append(
-                f"| [`{name}`](#drafter-{name}) | {page} | {needs(name)} | {drafts_of(drafter)} "
-                f"| {rule} |"
-            )
+    """A table of all drafters, by tau where it was measured; the others last, by family."""
+    orders = {target: measured(target) for target in MEASURED}
+    heads = [f"{target}, T = {degree}" for target in MEASURED for degree in (0, 1)]
+    lines = [f"| drafter | needs | drafts | default rule | {' | '.join(heads)} |"]
+    lines.append("|---" * (4 + len(heads)) + "|")
+    names = [name for family in FAMILIES for name in drafters_of(family)]
+    for name in sorted(names, key=lambda name: -orders["stories260K"].get((name, 0), 0.0)):
+        drafter = default(name)
+        taus = (orders[t].get((name, degree)) for t in MEASURED for degree in (0, 1))
+        cells = [f"[`{name}`](#drafter-{name})", needs(name), drafts_of(drafter)]
+        cells += [link(default_rule(drafter)), *("" if x is None else f"{x:.2f}" for x in taus)]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+# Target -> the parts of experiments/*/results.json with its taus.
+MEASURED = {
+    "stories260K": (
+        ("training_free", "stories260K"),
+        ("trained_drafters", "stories260K"),
+        ("trained_drafters", "stories260K, draft networks"),
+        ("trained_drafters", "stories260K, drafts of 7"),
+    ),
+    "SmolLM2": (("real_model", ""), ("trained_drafters", "SmolLM2-135M")),
+}
+# Label of a row -> the drafter, where it is a training or a network of one.
+_OTHERS = {"forward_kl": "draft_model", "hass": "eagle", "p_eagle": "eagle3"} | dict.fromkeys(
+    ("dflare", "dflash", "domino", "dspark", "jetspec"), "block_head"
+)
+
+
+def measured(target: str) -> dict[tuple[str, int], float]:
+    """(drafter, temperature) -> tau at batch 1: the best of a drafter's rows."""
+    known, best = set(drafters.names()), {}
+    for study, part in MEASURED[target]:
+        path = ROOT / "experiments" / study / "results.json"
+        results = json.loads(path.read_text(encoding="utf-8"))
+        for row in results["targets"][part]["rows"] if part else results["rows"]:
+            name = re.split(r",| sampled$", row["method"])[0]
+            name = _OTHERS.get(name, name)
+            if name in known and row["batch_size"] == 1 and row.get("category") is None:
+                key = (name, round(row["temperature"]))
+                best[key] = max(best.get(key, 0.0), row["block_efficiency"])
+    return best
 
 
 def drafters_with_files() -> str:

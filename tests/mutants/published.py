@@ -21,6 +21,12 @@ PUBLISHED = (
         "speculative sampling (2211.17192), misread",
     ),
     rule_mutant(
+        rules.likelier_is_accepted,
+        "chain",
+        "a token is accepted where the target's probability is above the draft's, without a coin",
+        "the first misreading of courses",
+    ),
+    rule_mutant(
         rules.match_then_resample,
         "chain",
         "compares with a draw of the target, then draws another token to emit",

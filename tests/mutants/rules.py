@@ -30,6 +30,12 @@ def resample_from_target(keys, draft, target_probs):
     return _emit(keys, draft, accepted, _verdict.at(target_probs, accepted))
 
 
+def likelier_is_accepted(keys, draft, target_probs):
+    target, drafted = chain.masses(draft, target_probs)
+    accepted = _verdict.first_failure((target > drafted) & draft.valid)
+    return _emit(keys, draft, accepted, chain.leftover(accepted, draft, target_probs))
+
+
 def match_then_resample(keys, draft, target_probs):
     path, probs = _match_path(keys, draft, target_probs)
     return _verdict.along(draft, path, keys.draw(rng.RESIDUAL, probs))
