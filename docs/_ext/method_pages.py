@@ -146,15 +146,17 @@ def link(rule: str) -> str:
 def choosing() -> str:
     """A table of all drafters, by tau where it was measured; the others last, by family."""
     orders = {target: measured(target) for target in MEASURED}
-    heads = [f"{target}, T = {degree}" for target in MEASURED for degree in (0, 1)]
+    heads = [f"tau, {target}, T = 0 / 1" for target in MEASURED]
     lines = [f"| drafter | needs | drafts | default rule | {' | '.join(heads)} |"]
     lines.append("|---" * (4 + len(heads)) + "|")
     names = [name for family in FAMILIES for name in drafters_of(family)]
     for name in sorted(names, key=lambda name: -orders["stories260K"].get((name, 0), 0.0)):
         drafter = default(name)
-        taus = (orders[t].get((name, degree)) for t in MEASURED for degree in (0, 1))
-        cells = [f"[`{name}`](#drafter-{name})", needs(name), drafts_of(drafter)]
-        cells += [link(default_rule(drafter)), *("" if x is None else f"{x:.2f}" for x in taus)]
+        shape = drafts_of(drafter).removeprefix("a ").replace(", siblings", ":")
+        cells = [f"[`{name}`](#drafter-{name})", needs(name), shape, link(default_rule(drafter))]
+        for order in orders.values():
+            taus = [f"{order[name, t]:.2f}" for t in (0, 1) if (name, t) in order]
+            cells.append(" / ".join(taus))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
