@@ -1,8 +1,9 @@
 """Files in buckets, such as gs://bucket/run, by ``fsspec``: copies in the user's cache folder.
 
-Everything reads and writes the copies. Models and texts are fetched where they are named
-(``local``). A workdir in a bucket is fetched before a run (``begin``), and what changed is sent
-back when a checkpoint is complete and at the end, so that a run goes on on another machine.
+Everything reads and writes the copies; hidden files are left alone. Models and texts are fetched
+where they are named (``local``). A workdir in a bucket is fetched before a run (``begin``), and
+what changed is sent back when a checkpoint is complete and at the end, so that a run goes on on
+another machine.
 """
 
 from __future__ import annotations
@@ -20,14 +21,27 @@ from specjax import files
 from specjax.errors import UserError
 
 _LIST = ".copied.json"  # in a copy: the files that it has in common with the bucket
+SCHEMES = ("gs", "gcs", "s3", "s3a", "az", "abfs", "memory")  # stores, of those that fsspec knows
 # What a store says of a file; one of these changes with the file.
 _FACTS = ("size", "etag", "ETag", "generation", "md5Hash", "mtime", "LastModified", "created")
 _workdirs: dict[Path, str] = {}  # copy of a workdir -> its address
 
 
 def is_address(name: str | os.PathLike) -> bool:
-    """Whether it is an address: a scheme of two or more letters, "://" and a name."""
-    return re.match(r"[a-z][a-z0-9]+://[^/]", os.fspath(name)) is not None
+    """Whether it is an address: one of ``SCHEMES``, "://" and a name."""
+    return re.match(rf"({'|'.join(SCHEMES)})://[^/]", os.fspath(name)) is not None
+
+
+def addressed(value: Any) -> Any:
+    """Plain JSON in which paths in the copy of a workdir are addresses: the same everywhere."""
+    if isinstance(value, dict):
+        return {key: addressed(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return list(map(addressed, value))
+    if isinstance(value, str):
+        for folder, address in _workdirs.items():
+            value = value.replace(str(folder), address)
+    return value
 
 
 def local(name: str | os.PathLike) -> Path:
@@ -41,12 +55,17 @@ def local(name: str | os.PathLike) -> Path:
         store, root = _store(text)
         if store.isfile(root):
             folder, _, last = text.rpartition("/")
-            copy = copy_of(folder)
-            _fetch(store, root.rpartition("/")[0], copy, lambda file: file == last)
-            return copy / last
-        copy = copy_of(text)
-        if not _fetch(store, root, copy, lambda file: not file.startswith("checkpoints/")):
+            there = {last: _fact(store.info(root))}
+            _fetch(
+                store, root.rpartition("/")[0], there, copy_of(folder), lambda name: name == last
+            )
+            return copy_of(folder) / last
+        if (copy := copy_of(text)) in _workdirs:
+            return copy
+        there = {name: x for name, x in _listed(store, root).items() if _is_small(name)}
+        if not there:
             raise FileNotFoundError(2, "no such file or folder")
+        _fetch(store, root, there, copy, _is_small)
         return copy
 
 
@@ -54,7 +73,8 @@ def begin(address: str) -> Path:
     """Fetches the whole workdir of a run; its copy, of which ``send`` knows. Raises UserError."""
     address = address.rstrip("/")
     with _one_line(address):
-        _fetch(*_store(address), folder := copy_of(address), lambda file: True)
+        store, root = _store(address)
+        _fetch(store, root, _listed(store, root), folder := copy_of(address), lambda name: True)
     _workdirs[folder] = address
     return folder
 
@@ -102,6 +122,8 @@ def _one_line(address: str) -> Iterator[None]:
     except ImportError as error:
         text = f"{address} needs another package: {error}; gs:// is read with specjax[buckets]"
         raise UserError(text) from None
+    except UserError:
+        raise
     except Exception as error:  # each store has errors of its own
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise UserError(f"{address} cannot be read or written ({reason})") from error
@@ -118,35 +140,48 @@ def _held(folder: Path) -> dict[str, dict[str, Any]]:
     return {}
 
 
-def _stamp(path: Path) -> list[int]:
-    stat = path.stat()
+def _stamp(path: Path) -> list[int] | None:
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
     return [stat.st_size, stat.st_mtime_ns]
 
 
-def _fetch(store: Any, root: str, folder: Path, wanted: Callable[[str], bool]) -> bool:
-    """Copies what is new or changed in the bucket, and removes what is gone there.
-
-    ``wanted`` gets the name of a file below ``root``. Returns whether there is such a file.
-    """
+def _listed(store: Any, root: str) -> dict[str, str]:
+    """Name below a folder of the bucket -> what the store says of the file."""
     found = store.find(root, detail=True) if store.exists(root) else {}
-    there = {path.removeprefix(f"{root}/"): info for path, info in found.items()}
-    there = {name: _fact(info) for name, info in there.items() if wanted(name)}
+    there = {path.removeprefix(f"{root}/"): _fact(info) for path, info in found.items()}
+    for name in there:
+        if name.startswith("/") or ".." in name.split("/"):
+            raise UserError(f"{root} has a file {name!r}, which is no name in a folder; rename it")
+    return {name: fact for name, fact in there.items() if not _is_unfinished(name)}
+
+
+def _fetch(
+    store: Any, root: str, there: dict[str, str], folder: Path, asked: Callable[[str], bool]
+) -> None:
+    """Copies the files ``there`` that are new or changed, there or here.
+
+    Removes a file that the bucket had and has no more, if its name is ``asked`` for.
+    """
     held = _held(folder)
     if not there and not held:
-        return False
+        return
     folder.mkdir(parents=True, exist_ok=True)
-    for name in filter(wanted, held.keys() - there.keys()):
-        (folder / name).unlink(missing_ok=True)
-        del held[name]
-    for name, fact in there.items():
-        path = folder / name
-        if held.get(name, {}).get("there") != fact or not path.is_file():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with files.replacing(path) as fresh:
-                store.get_file(f"{root}/{name}", str(fresh))
-            held[name] = {"there": fact, "here": _stamp(path)}
-    files.write_json(folder / _LIST, held)
-    return bool(there)
+    try:
+        for name in filter(asked, held.keys() - there.keys()):
+            (folder / name).unlink(missing_ok=True)
+            del held[name]
+        for name, fact in there.items():
+            path = folder / name
+            if held.get(name) != {"there": fact, "here": _stamp(path)}:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with files.replacing(path) as fresh:
+                    store.get_file(f"{root}/{name}", str(fresh))
+                held[name] = {"there": fact, "here": _stamp(path)}
+    finally:
+        files.write_json(folder / _LIST, held)
 
 
 def _send(folder: Path, store: Any, root: str) -> None:
@@ -154,22 +189,32 @@ def _send(folder: Path, store: Any, root: str) -> None:
 
     Checksums follow what they belong to, so that half a checkpoint is seen to be one.
     """
-    held = _held(folder)
-    names = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    here = {name.as_posix(): _stamp(folder / name) for name in names if not _is_unfinished(name)}
-    for name in held.keys() - here.keys():
-        with contextlib.suppress(FileNotFoundError):
-            store.rm_file(f"{root}/{name}")
-        del held[name]
-    for name in sorted(here, key=lambda name: (name.endswith("checksums.json"), name)):
-        if held.get(name, {}).get("here") != here[name]:
-            path = f"{root}/{name}"
-            store.makedirs(path.rpartition("/")[0], exist_ok=True)
-            store.put_file(str(folder / name), path)
-            held[name] = {"there": _fact(store.info(path)), "here": here[name]}
-    files.write_json(folder / _LIST, held)
+    held, here = _held(folder), {}
+    for inner, _, names in os.walk(folder):
+        for name in (os.path.relpath(os.path.join(inner, name), folder) for name in names):
+            # None: it has been removed since.
+            if not _is_unfinished(name) and (stamp := _stamp(folder / name)) is not None:
+                here[name] = stamp
+    try:
+        for name in held.keys() - here.keys():
+            with contextlib.suppress(FileNotFoundError):
+                store.rm_file(f"{root}/{name}")
+            del held[name]
+        for name in sorted(here, key=lambda name: (name.endswith("checksums.json"), name)):
+            if held.get(name, {}).get("here") != here[name]:
+                path = f"{root}/{name}"
+                store.makedirs(path.rpartition("/")[0], exist_ok=True)
+                store.put_file(str(folder / name), path)
+                held[name] = {"there": _fact(store.info(path)), "here": here[name]}
+    finally:
+        files.write_json(folder / _LIST, held)
 
 
-def _is_unfinished(name: Path) -> bool:
-    """Whether a file is being written, by Orbax or ``files.replacing``, or is the list of files."""
-    return any("-tmp" in part or part.startswith(".") for part in name.parts)
+def _is_small(name: str) -> bool:
+    """Whether a file is not of a checkpoint."""
+    return not name.startswith("checkpoints/")
+
+
+def _is_unfinished(name: str) -> bool:
+    """Whether a file is being written, by Orbax or ``files.replacing``, or is hidden."""
+    return any(".orbax-checkpoint-tmp" in part or part.startswith(".") for part in name.split("/"))

@@ -11,6 +11,7 @@ from commandline import ROOT, TEXT, save
 from train_cases import metrics
 
 from specjax import buckets, files, run
+from specjax.data import progress
 from specjax.errors import UserError
 from specjax.models import hf
 from specjax.train import loop
@@ -34,7 +35,7 @@ def contents(folder):
     }
 
 
-def test_a_copy_is_what_the_bucket_has_now(store, tmp_path):
+def test_a_copy_is_what_the_bucket_has_now(store, tmp_path, monkeypatch):
     store.pipe({"/b/m/config.json": b"one", "/b/m/x/y.txt": b"two", "/b/m/checkpoints/3/a": b"-"})
     copy = buckets.local("memory://b/m")
     assert contents(copy) == {"config.json": "one", "x/y.txt": "two"}
@@ -52,14 +53,49 @@ def test_a_copy_is_what_the_bucket_has_now(store, tmp_path):
     assert alone.read_text() == "three" and (copy / "config.json").exists()
     store.pipe({"/b/n/one.txt": b"1", "/b/n/two.txt": b"2"})
     assert contents(buckets.local("memory://b/n/one.txt").parent) == {"one.txt": "1"}
-    assert buckets.local(tmp_path) == tmp_path and not buckets.is_address("C://x")
+    assert buckets.local(tmp_path) == tmp_path
+    assert not any(map(buckets.is_address, ("C://x", "https://x/y", "memory:///x", "a gs://b")))
+    # The copy is what the bucket has, also after somebody has changed it, or a fetch has failed.
+    alone.write_text("edited")
+    assert buckets.local("memory://b/m/z.txt").read_text() == "three"
+    store.pipe({"/b/m/0.txt": b"0", "/b/m/9.txt": b"9"})
+    real = type(store).get_file
+
+    def failing(self, there, here, **keys):
+        if there.endswith("9.txt"):
+            raise OSError("the line is dead")
+        real(self, there, here, **keys)
+
+    monkeypatch.setattr(type(store), "get_file", failing)
+    with pytest.raises(UserError, match="the line is dead"):
+        buckets.local("memory://b/m")
+    monkeypatch.undo()
+    store.rm_file("/b/m/0.txt")
+    assert set(contents(buckets.local("memory://b/m"))) == {"config.json", "z.txt", "9.txt"}
+
+
+@pytest.mark.parametrize("name", ["/tmp/x", "a/../../x"])
+def test_a_name_that_leaves_the_folder_is_refused(store, name):
+    store.pipe({"/b/d/one": b"1", f"/b/d/{name}": b"2"})
+    with pytest.raises(UserError, match="which is no name in a folder"):
+        buckets.local("memory://b/d")
+
+
+def test_files_that_are_not_of_the_run_stay_in_the_bucket(store):
+    store.pipe({"/b/run/.gitignore": b"x", "/b/run/notes-tmp.txt": b"y", "/b/run/a": b"z"})
+    folder = buckets.begin("memory://b/run")
+    assert contents(folder) == {"notes-tmp.txt": "y", "a": "z"}
+    assert buckets.local("memory://b/run") == folder
+    (folder / "a").unlink()
+    buckets.end(folder)
+    assert sorted(store.find("/b/run")) == ["/b/run/.gitignore", "/b/run/notes-tmp.txt"]
 
 
 @pytest.mark.parametrize(
     ("address", "message"),
     [
         ("memory://b/none", "memory://b/none cannot be read or written .*no such file or folder"),
-        ("nonsense://b/none", "nonsense://b/none cannot be read .*Protocol not known"),
+        ("gs://b/none", "gs://b/none needs another package.*gcsfs|gs://b/none cannot be read"),
     ],
 )
 def test_what_is_not_there_is_one_line(store, address, message):
@@ -101,7 +137,10 @@ def test_a_run_in_a_bucket_goes_on_on_another_machine(store, tmp_path, monkeypat
         return reached(self)
 
     monkeypatch.setattr(loop.sharding.Preemption, "reached", warned)
-    assert run.main(keys("memory://b/run", text, 8)) == 130
+    # The machine is gone before the end: a checkpoint is in the bucket when it is complete.
+    with monkeypatch.context() as gone:
+        gone.setattr(buckets, "end", lambda folder: buckets._workdirs.pop(folder))
+        assert run.main(keys("memory://b/run", text, 8)) == 130
     assert "sent to memory://b/run" in capfd.readouterr().out
     there = store.find("/b/run/checkpoints")
     assert "/b/run/checkpoints/5/checksums.json" in there
@@ -119,6 +158,11 @@ def test_a_run_in_a_bucket_goes_on_on_another_machine(store, tmp_path, monkeypat
     decode += ["--config.max_new_tokens=4", "--workdir=memory://b/out"]
     assert run.main(["specjax", *decode]) == 0
     assert store.exists("/b/out/results.json")
+    # A bench is finished only if its files in the bucket are those of before.
+    stamps = progress.named_files({"prompts": "memory://b/text.txt"})
+    store.pipe("/b/text.txt", (TEXT * 201).encode())
+    assert stamps and progress.named_files({"prompts": "memory://b/text.txt"}) != stamps
+    store.pipe("/b/text.txt", (TEXT * 200).encode())
     # A finished run is only read; a mistake writes nothing.
     before = store.find("/b/run", detail=True)
     assert run.main(keys("memory://b/run", text, 8)) == 0
@@ -155,3 +199,22 @@ def test_of_half_a_checkpoint_the_checksums_come_last(store, monkeypatch):
     assert buckets.end(folder) == "memory://b/run"
     assert not store.exists("/b/run/checkpoints/1/aaa")
     buckets.send(folder)  # of no workdir any more
+
+
+def test_paths_in_a_workdir_are_addresses_in_what_is_stored(store):
+    """So that another machine, with another cache folder, sees the same configuration."""
+    folder = buckets.begin("memory://b/run")
+    value = {"target": f"{folder}/draft", "files": [f"{folder}/a,{folder}/b"], "steps": 3}
+    expected = {"target": "memory://b/run/draft", "steps": 3}
+    expected["files"] = ["memory://b/run/a,memory://b/run/b"]
+    assert buckets.addressed(value) == expected
+    buckets.end(folder)
+    assert buckets.addressed(value) == value
+
+
+def test_what_cannot_be_in_a_bucket_is_refused(store, cli, target):
+    store.pipe("/b/p.txt", b"def add")
+    keys = [f"--config={ROOT}/configs/generate.py", f"--config.target={target}"]
+    keys += ["--config.prompts=memory://b/p.txt", "--config.record=memory://b/r.jsonl"]
+    status, _, err, _ = cli(*keys)
+    assert status == 2 and "memory://b/r.jsonl is in a bucket; name a file of this machine" in err

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from specjax import __version__, files
+from specjax import __version__, buckets, files
 from specjax.errors import UserError
 from specjax.types import LM, Accept, Drafter
 
@@ -92,7 +92,7 @@ def write(report: Report, path: Path) -> None:
 
 def read(path: str | Path) -> Proof:
     """The proof in a file that ``write`` made. Raises UserError if it is none."""
-    path = Path(path).expanduser()
+    path = buckets.local(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         if value["schema"] != SCHEMA:

@@ -6,13 +6,13 @@ import functools
 import json
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import buckets
 from specjax.bound import Bound
 from specjax.checks import number, whole
 from specjax.errors import UserError
@@ -119,7 +119,7 @@ def device() -> str:
 def read(path: str | os.PathLike) -> Profile:
     """The profile in a file. Raises UserError for a file that is missing or is no profile."""
     try:
-        value = json.loads(Path(path).read_text())
+        value = json.loads(buckets.local(path).read_text())
     except FileNotFoundError:
         raise UserError(f"there is no cost profile {path}; {MAKE}") from None
     except (OSError, UnicodeDecodeError, ValueError) as error:

@@ -21,6 +21,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from specjax import buckets
 from specjax.data import jsonl
 from specjax.errors import UserError
 from specjax.models import hf
@@ -62,7 +63,7 @@ def load(name: str, directory: str | Path, tokenizer: Tokenizer) -> Template:
     elif name in BUILT_IN:
         source, title = BUILT_IN[name], f"the chat template {name}"
     else:
-        path = Path(name).expanduser()
+        path = buckets.local(name)
         if not path.is_file():
             raise UserError(
                 f"there is no chat template {name!r}; choose one of {', '.join(BUILT_IN)}, "

@@ -239,7 +239,7 @@ def _tfds_builder(tfds: Any, name: str, data_dir: str | Path) -> tfds.core.Datas
         raise UserError(
             f"config.data.tfds: there is no directory {folder}; give one, or a registered name"
         )
-    root = os.fspath(Path(data_dir).expanduser()) if data_dir else None
+    root = os.path.expanduser(data_dir) if data_dir else None  # TFDS knows buckets
     _stdlib_builder()  # TFDS knows the embedded corpus by its name then
     with _one_line(f"config.data.tfds: {name!r} is no dataset of TFDS"):
         builder = tfds.builder(name, data_dir=root, file_format="array_record")

@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from specjax import __version__, files
+from specjax import __version__, buckets, files
 from specjax.data import jsonl
 from specjax.errors import UserError
 
@@ -61,11 +61,11 @@ def named_files(value: Any) -> list:
         inner = value.values() if isinstance(value, dict) else value
         return [stamp for each in inner for stamp in named_files(each)]
     try:
-        path = Path(value).expanduser() if isinstance(value, str) and value else None
+        path = buckets.local(value) if isinstance(value, str) and value else None
         if path is None or not path.exists():
             return []
         return _stamps([path] if path.is_file() else [*path.glob("*"), *path.glob("model/*")])
-    except (OSError, RuntimeError):  # a text that is not a path
+    except (OSError, RuntimeError, UserError):  # a text that is not a path
         return []
 
 

@@ -147,8 +147,10 @@ def check_record(path: str | os.PathLike, workdir: Path | None = None, prompts: 
     ``workdir`` will exist before the recording is written; ``prompts`` is a file that must not be
     overwritten.
     """
+    if buckets.is_address(path):
+        raise UserError(f"config.record: {path} is in a bucket; name a file of this machine")
     path = Path(path).expanduser()
-    if prompts and path.resolve() == Path(prompts).expanduser().resolve():
+    if prompts and path.resolve() == buckets.local(prompts).resolve():
         raise UserError(
             f"config.record: {path} is the file of prompts and would be overwritten; name another"
         )

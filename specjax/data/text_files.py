@@ -53,6 +53,8 @@ def load(source: TextSource, workdir: str | Path, split: str) -> list[Text]:
 
 def folder(source: TextSource, workdir: str | Path) -> Path:
     """The folder for datasets and token streams: ``source.dir``, or ``<workdir>/data``."""
+    if buckets.is_address(source.dir):
+        raise UserError(f"config.data.dir: {source.dir} is in a bucket; name a local folder")
     return Path(source.dir).expanduser() if source.dir else Path(workdir) / "data"
 
 

@@ -158,7 +158,8 @@ def stream_text(
     keys, sizes = rng.sample_keys(seed, 1, 1), _sizes(model, ids, max_new_tokens)
     row = _Row(ids[0], 0, 0)
     with memory.errors():
-        return _stream(run, row, _begin(run, [row], 1, 1, keys, sizes))
+        state = _begin(run, [row], 1, 1, keys, sizes)
+    return _stream(run, row, state)
 
 
 def _stream(run: _Run, row: _Row, state: DecodeState) -> Iterator[str]:
@@ -167,7 +168,8 @@ def _stream(run: _Run, row: _Row, state: DecodeState) -> Iterator[str]:
     while not done:
         # One round of the program that ``generate_text`` runs.
         pair = (run.model.lm, method.drafter, method.accept, method.params)
-        state, _ = decode.generate(*pair, state, max_steps=1, eos_id=run.eos)
+        with memory.errors():
+            state, _ = decode.generate(*pair, state, max_steps=1, eos_id=run.eos)
         [new] = decode.outputs(state, [seen])
         seen, ended = seen + len(new), bool(state.done[0])
         done = text.add(new, last=ended) or ended

@@ -20,6 +20,7 @@ from __future__ import annotations
 import importlib.util
 import shlex
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -214,7 +215,9 @@ def command() -> NoReturn:
     process.install()
     process.keep_programs()
     status = main()
-    if status in process.STATUS.values():
+    # A thread that waits for a disk which does not answer would keep the process.
+    waiting = status and any(not each.daemon for each in threading.enumerate()[1:])
+    if waiting or status in process.STATUS.values():
         process.leave(status)
     sys.exit(status)
 

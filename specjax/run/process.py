@@ -136,7 +136,9 @@ def held(done: Sized) -> Iterator[list[KeyboardInterrupt]]:
 
 
 def leave(status: int) -> NoReturn:
-    """Ends the process at once."""
+    """Ends the process at once; the first one of several after ``LEAVING`` seconds."""
+    if sharding.is_first() and jax.distributed.is_initialized():
+        time.sleep(LEAVING)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             if stream.isatty():

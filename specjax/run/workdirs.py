@@ -24,7 +24,8 @@ from specjax.run.settings import Settings, lasting
 def opened(name: str | Path) -> Iterator[Path]:
     """The workdir; of an address in a bucket its copy, which is sent back at the end.
 
-    Of several processes the first one copies. Raises UserError.
+    Of several processes the first one copies; the others get the path of its copy, which they may
+    not see. Raises UserError.
     """
     if not buckets.is_address(name):
         yield Path(name).expanduser()

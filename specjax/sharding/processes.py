@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -173,7 +173,12 @@ class Preemption:
                 signal.signal(signal.SIGTERM, self._receive)
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, kind, *_) -> None:
+        self._restore()
+        if kind is None and self._received:  # after the last step
+            self.end()
+
+    def _restore(self) -> None:
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
             self._before = None
@@ -183,7 +188,9 @@ class Preemption:
             self.end()
         self._received = True
         text = "SIGTERM: the run is saved after the next step; a second signal ends it at once"
-        print(text, file=sys.stderr, flush=True)
+        # The terminal may be gone, or another line half written.
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            print(text, file=sys.stderr, flush=True)
 
     def reached(self) -> bool:
         """Whether to end after this step; called once after every step, by all processes."""
@@ -204,10 +211,12 @@ class Preemption:
     def _of_any(self) -> bool:
         return bool(multihost_utils.process_allgather(np.asarray(self._received)).any())
 
-    def end(self) -> None:
+    def end(self) -> NoReturn:
         """Gives SIGTERM to the handler of before: the process ends, or an exception is raised."""
-        self.__exit__()
+        self._restore()
+        self._received = False
         signal.raise_signal(signal.SIGTERM)
+        raise SystemExit(128 + signal.SIGTERM)  # the handler of before has returned
 
 
 def _of_all(text: str) -> list[str]:

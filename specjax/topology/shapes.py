@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from specjax import buckets
 from specjax.checks import whole
 from specjax.errors import UserError
 
@@ -186,7 +187,7 @@ def parse(spec: Topology | Sequence[int] | str | os.PathLike[str]) -> Topology:
     if isinstance(spec, Topology):
         return check(spec.parents)
     if isinstance(spec, os.PathLike) or (isinstance(spec, str) and spec.endswith(".json")):
-        return _load(Path(spec))
+        return _load(buckets.local(spec))
     if not isinstance(spec, str):
         try:
             return full(list(spec))

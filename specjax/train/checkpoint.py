@@ -80,7 +80,7 @@ class Checkpoints:
             raise UserError(
                 f"{self.directory} cannot hold checkpoints ({reason_of(error)})"
             ) from None
-        self._late = False  # whether a save took longer than ``SAVING``
+        self._late = False  # whether a save was waited for ``SAVING`` seconds
         self._pending: tuple[int, Future] | None = None
         metrics = {step: self._manager.metrics(step) for step in self._manager.all_steps()}
         self._values = {

@@ -155,7 +155,7 @@ class _Run:
                 batch = self._fetch_ahead(step, metrics)
             saved = self._keep(step, state)
             self.display.reach(step)
-            if step < steps and self.preemption.reached():
+            if self.preemption.reached():
                 self._leave(step, state, saved)
         with self.clock("checkpoint"):
             self.checkpoints.wait()

@@ -13,9 +13,11 @@ import pytest
 from commandline import ROOT
 from marks import by_default
 
-from specjax import memory
+import specjax as sj
+from specjax import decode, memory
 from specjax.errors import OutOfMemory
 from specjax.models import hf
+from specjax.run import build
 
 MOST = 1.3  # peak memory while loading, as a multiple of the parameters
 DIRECTORY, FILE = "SPECJAX_TEST_CHAT_MODEL", "SPECJAX_TEST_CHAT_GGUF"  # of a real model
@@ -25,6 +27,7 @@ import jax, jax.numpy as jnp
 with contextlib.suppress(ImportError):
     import gguf
 from specjax.models import hf
+from specjax.run import build
 
 def resident(name):
     lines = open("/proc/self/status").read().splitlines()
@@ -143,3 +146,20 @@ def test_a_full_memory_is_one_line():
     assert "\n" not in str(error.value)
     with pytest.raises(RuntimeError, match="else"), memory.errors():
         raise RuntimeError("something else")
+
+
+def test_a_memory_that_is_full_later_is_one_line(target, cli, tmp_path, monkeypatch):
+    """While a text is streamed, and on the command line."""
+    model = sj.load(target, dtype="float32")
+    pieces = sj.stream_text(model, "def add", max_new_tokens=4)
+
+    def full(*args, **keys):
+        raise RuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm.\nmore")
+
+    monkeypatch.setattr(decode, "generate", full)
+    with pytest.raises(OutOfMemory, match="full .Ran out of memory in memory space hbm.; take"):
+        next(pieces)
+    monkeypatch.setattr(build, "target", full)
+    keys = [f"--config={ROOT}/configs/generate.py", f"--config.target={target}"]
+    status, _, err, _ = cli(*keys, "--config.prompt=def add")
+    assert status == 2 and err.startswith("specjax: the memory of the device is full (Ran out")

@@ -10,11 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from commandline import BENCH, GENERATE
 from ports import free_port
+
+from specjax import sharding
 
 ROOT = Path(__file__).parents[2]
 WORDS = "w1 w2 w3\nw4\nw5 w6 w1 w2\nw7 w1\nw3 w3 w3\n"
@@ -325,6 +328,53 @@ def test_sigterm_ends_a_process_that_is_connected(tmp_path, target, prompts):
         time.sleep(0.1)
     runs.started[0].send_signal(signal.SIGTERM)
     assert runs.wait(30) == [143, 2] and "interrupted" in runs.error(0)
+
+
+def test_a_signal_is_kept_and_then_given_to_the_handler_of_before(monkeypatch, capfd):
+    """Which here returns: then the process is left all the same."""
+    got = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
+    mine = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as error, sharding.Preemption() as preemption:
+            assert not preemption.reached()
+            signal.raise_signal(signal.SIGTERM)
+            assert preemption.reached() and not got
+            assert "the run is saved after the next step" in capfd.readouterr().err
+            preemption.end()
+        assert error.value.code == 143 and got == [signal.SIGTERM]
+        assert signal.getsignal(signal.SIGTERM) is mine
+        # A second signal does not wait for a step; one after the last step is not lost.
+        with pytest.raises(SystemExit), sharding.Preemption():
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(SystemExit), sharding.Preemption():
+            signal.raise_signal(signal.SIGTERM)
+        assert len(got) == 3
+        # An error says more than the signal.
+        with pytest.raises(ValueError, match="other"), sharding.Preemption():
+            signal.raise_signal(signal.SIGTERM)
+            raise ValueError("other")
+        # The terminal is gone.
+        with pytest.raises(SystemExit), sharding.Preemption(), monkeypatch.context() as closed:
+            closed.setattr("sys.stderr", None)
+            signal.raise_signal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with sharding.Preemption() as preemption:
+            signal.raise_signal(signal.SIGTERM)
+            assert not preemption.reached()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+        signal.signal(signal.SIGTERM, mine)
+        with ThreadPoolExecutor(1) as other:  # only the main thread handles signals
+            other.submit(sharding.Preemption().__enter__).result()
+        assert signal.getsignal(signal.SIGTERM) is mine
+        # A handler that is not Python's: Python cannot put it back.
+        monkeypatch.setattr(signal, "getsignal", lambda number: None)
+        with sharding.Preemption() as preemption:
+            assert preemption._before == signal.SIG_DFL
+    finally:
+        monkeypatch.undo()
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.slow

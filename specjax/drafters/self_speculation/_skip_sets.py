@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specjax import files
+from specjax import buckets, files
 from specjax.cache import KVBlock
 from specjax.drafters import _foresee
 from specjax.errors import UserError
@@ -59,7 +59,7 @@ def layers(name: str, value: Layers, size: int | None = None) -> tuple[int, ...]
     if isinstance(value, str | os.PathLike):
         if re.fullmatch(r"[\d\s,-]*", os.fspath(value)):
             return _numbers(name, os.fspath(value))
-        value = _of_file(name, Path(value).expanduser(), size)
+        value = _of_file(name, buckets.local(value), size)
     numbers = list(value) if isinstance(value, Sequence) else [value]
     if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
         raise UserError(f"{name} is {value!r}; {FORM}")

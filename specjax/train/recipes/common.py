@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specjax import drafters, files, registry, sharding
+from specjax import buckets, drafters, files, registry, sharding
 from specjax.config import Config
 from specjax.data import feature_store, generated_text
 from specjax.drafters.files import head_files
@@ -173,8 +173,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def as_json(config: Config) -> dict:
-    """The configuration as plain JSON."""
-    return json.loads(config.to_json())
+    """The configuration as plain JSON, with addresses for paths in the copy of a workdir."""
+    return buckets.addressed(json.loads(config.to_json()))
 
 
 def lasting(config: dict) -> dict:
