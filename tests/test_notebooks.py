@@ -35,7 +35,7 @@ def source_with(name: str, part: str) -> str:
 
 @pytest.mark.fast
 def test_all_are_there():
-    assert list(NOTEBOOKS) == ["new_drafter", "quickstart", "tpu", "train_eagle"]
+    assert list(NOTEBOOKS) == ["chat_model", "new_drafter", "quickstart", "tpu", "train_eagle"]
 
 
 @pytest.mark.fast
@@ -178,6 +178,37 @@ def output_of(outputs: dict[str, str], part: str) -> str:
     """The output of the cell that contains ``part``."""
     [output] = [text for source, text in outputs.items() if part in source]
     return output
+
+
+@pytest.mark.notebooks
+@pytest.mark.xdist_group("notebooks")
+def test_chat_model(folder, monkeypatch):
+    monkeypatch.setenv("SPECJAX_CACHE", str(folder / "cache"))
+    monkeypatch.setenv("HF_TOKEN", "hf_never_printed")
+    outputs = execute("chat_model", folder, monkeypatch)
+    assert not any("hf_never_printed" in text for text in outputs.values())
+    settings = output_of(outputs, "HF_TOKEN is ")
+    assert "model runs/small/chat/target, draft model runs/small/chat/target" in settings
+    sizes = output_of(outputs, "def size")
+    for_both = re.findall(r"(?m)^target: [\d.]+ million parameters, .* in float32; cache", sizes)
+    assert len(for_both) == 2
+    assert re.search(r"(?m)^\d+\.\d+ GB of the [\d.]+ GB that this machine has$", sizes)
+    assert "float32" in output_of(outputs, "model = sj.load")
+    assert "question: " in output_of(outputs, 'plain, seconds = decode("none")')
+    tuned = output_of(outputs, "chosen = sj.tune")
+    assert "; kept after" in tuned and "prompt_lookup" in tuned and "of plain decoding" in tuned
+    both = output_of(outputs, "verdict = ")
+    assert both.startswith("3 of 3 answers are those of plain decoding\n")
+    assert len(re.findall(r"(?m)tau [\d.]+, +[\d.]+ tokens/s$", both)) == 2
+    origins = output_of(outputs, "bench.trace(")
+    count = re.search(r"prompt_lookup: (\d+) of \d+ tokens were drafted and accepted", origins)
+    assert origins.count("background:rgba") == int(count[1])
+    assert output_of(outputs, "sj.stream_text").strip()
+    assert "yes, 3/3 prompts" in output_of(outputs, '"--config=configs/bench.py"')
+    rows = json.loads((folder / "runs/small/chat/bench/results.json").read_text())["rows"]
+    assert {row["category"] for row in rows} == {None, "code edit", "summary", "question"}
+    assert "<svg" in output_of(outputs, "plots.draw")
+    assert "no accelerator" in output_of(outputs, 'checkout / "experiments')
 
 
 @pytest.mark.notebooks
