@@ -226,6 +226,8 @@ print(len(tokens), len(corpora.load_texts("corpus", "test")) > 10)
 """
 
 
+# Each image takes two to four minutes, and the one for GPUs 6 GB of disk.
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["cpu", "gpu", "tpu"])
 def test_the_cell_in_the_images_of_colab(tmp_path, runtime):
     """On a fresh image, with a wheel for the CPU and with the folder of the repository elsewhere.
