@@ -10,9 +10,10 @@ import pytest
 from commandline import ROOT, TEXT, save
 from train_cases import metrics
 
-from specjax import buckets, files, run
+from specjax import files, run
 from specjax.data import progress
 from specjax.errors import UserError
+from specjax.files import buckets
 from specjax.models import hf
 from specjax.train import loop
 

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from specjax import __version__, buckets, files
+from specjax import __version__, files
 from specjax.errors import UserError
+from specjax.files import buckets
 from specjax.types import LM, Accept, Drafter
 
 PROVEN, DECLARED = "proven", "declared"

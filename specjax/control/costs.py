@@ -12,11 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import buckets
 from specjax.bound import Bound
 from specjax.checks import number, whole
 from specjax.errors import UserError
-from specjax.files import machine
+from specjax.files import buckets, machine
 
 SCHEMA = 4
 MAKE = "mode bench writes one into profiles/ of its workdir"

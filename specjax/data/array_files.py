@@ -17,8 +17,9 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from specjax import buckets, files
+from specjax import files
 from specjax.errors import UserError
+from specjax.files import buckets
 from specjax.types import LM
 
 

@@ -21,9 +21,9 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from specjax import buckets
 from specjax.data import jsonl
 from specjax.errors import UserError
+from specjax.files import buckets
 from specjax.models import hf
 
 Messages = Sequence[Mapping[str, str]]  # "role" is system, user or assistant; "content" is text

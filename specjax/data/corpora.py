@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
-from specjax import buckets
 from specjax.errors import UserError
+from specjax.files import buckets
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer, processors
 
-from specjax import buckets
 from specjax.data import chat, jsonl, text_files
 from specjax.data.packing import Document
 from specjax.errors import UserError
+from specjax.files import buckets
 
 ROLES = {"human": "user", "user": "user", "system": "system"} | dict.fromkeys(
     ("gpt", "assistant", "chatgpt", "bing", "bard"), "assistant"

@@ -21,9 +21,10 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from specjax import buckets, files
+from specjax import files
 from specjax.data import packing, shards
 from specjax.errors import UserError
+from specjax.files import buckets
 from specjax.types import Batch, Features
 
 NAME, SCHEMA = "features", 1

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from specjax import buckets, checks, files
+from specjax import checks, files
 from specjax.data import shards
 from specjax.data.packing import Document
 from specjax.errors import UserError
+from specjax.files import buckets
 
 NAME, SCHEMA = "generated text", 1
 BUILD = "configs/self_generate.py"

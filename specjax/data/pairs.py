@@ -21,10 +21,10 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer, processors
 
-from specjax import buckets
 from specjax.data import dialogues, jsonl, text_files, token_streams
 from specjax.data.packing import Document
 from specjax.errors import UserError
+from specjax.files import buckets
 
 DOCSTRINGS = "docstrings"  # the name of the pairs of the embedded corpus
 PAD, END = "<pad>", "</s>"  # ids 0 and 1 of the tokenizers made for pairs

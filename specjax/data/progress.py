@@ -17,9 +17,10 @@ from typing import Any
 
 import jax
 
-from specjax import __version__, buckets, files
+from specjax import __version__, files
 from specjax.data import jsonl
 from specjax.errors import UserError
+from specjax.files import buckets
 
 NAME = "unfinished.jsonl"
 PACKAGE = Path(__file__).parents[1]  # specjax/

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import jax
 
-from specjax import buckets
 from specjax.data import chat, corpora, pairs, prompt_files, token_streams
 from specjax.data.prompt_files import Conversation
 from specjax.errors import UserError
+from specjax.files import buckets
 from specjax.models import hf
 from specjax.prompt import of_text
 

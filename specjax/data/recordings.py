@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specjax import buckets, files
+from specjax import files
 from specjax.data import jsonl
 from specjax.errors import UserError
+from specjax.files import buckets
 
 LARGEST = 2**24  # no vocabulary is larger, so a larger id is a mistake for every model
 

@@ -13,10 +13,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from specjax import buckets
 from specjax.data import jsonl
 from specjax.data.corpora import Text, load_texts, load_tfds
 from specjax.errors import UserError
+from specjax.files import buckets
 
 Item = TypeVar("Item")
 

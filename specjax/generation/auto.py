@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specjax import accept as rules
-from specjax import control, drafters, memory, registry
+from specjax import control, drafters, registry
 from specjax.bench import measuring, passes, profile
 from specjax.bench.metrics import WORTH
 from specjax.bench.passes import Method
@@ -34,7 +34,7 @@ from specjax.control.costs import Profile, device
 from specjax.errors import UserError
 from specjax.files import cache_folder, write_json
 from specjax.generation.loading import Model
-from specjax.models import hf
+from specjax.models import hf, memory
 
 # As a drafter: what was kept.
 AUTO = "auto"

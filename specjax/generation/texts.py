@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import decode, drafters, logit_maps, memory, registry, rng, sampling
+from specjax import decode, drafters, logit_maps, registry, rng, sampling
 from specjax.bench import metrics
 from specjax.checks import number, whole
 from specjax.errors import UserError
 from specjax.generation import auto, stops
 from specjax.generation.loading import Choice, Model
 from specjax.generation.stops import Cut
+from specjax.models import memory
 from specjax.prompt import make_prefill, of_text
 from specjax.sampling import Sampling, after_prompt
 from specjax.sharding import states

@@ -18,9 +18,10 @@ import jax
 import jax.numpy as jnp
 from tokenizers import Tokenizer
 
-from specjax import buckets, files, memory
+from specjax import files
 from specjax.errors import UserError
-from specjax.models import lm, t5_config
+from specjax.files import buckets
+from specjax.models import lm, memory, t5_config
 from specjax.models.hf_config import bos_id, config_from_hf, config_to_hf, eos_ids
 from specjax.models.hf_config import read_json as read_json
 from specjax.models.hf_tokenizer import fingerprint as fingerprint
@@ -59,7 +60,7 @@ def resolve(
 
     A path that exists is that path, or the folder ``model`` of a trained run's workdir. Otherwise
     organisation/model or organisation/model@revision is a name of the Hub, whose files are in the
-    cache or downloaded into it. Of gs://bucket/model there is a copy, see ``specjax.buckets``.
+    cache or downloaded into it. Of gs://bucket/model there is a copy (``files.buckets``).
 
     Args:
         directory: a directory, a workdir, a .gguf file, a name of the Hub, or an address.

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 from jax.sharding import Mesh
 
-from specjax import memory, sharding
+from specjax import sharding
 from specjax.bench import methods as methods_lib
 from specjax.bench import passes
 from specjax.bench.methods import MethodChoice, Model
 from specjax.bench.passes import Job, Method
 from specjax.data.prompts import PromptSet
 from specjax.errors import TooLong, UserError
-from specjax.models import hf
+from specjax.models import hf, memory
 from specjax.run.settings import Settings
 
 

@@ -29,9 +29,10 @@ from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 from rich.text import Text
 
-from specjax import memory, registry
+from specjax import registry
 from specjax.config import Config
 from specjax.errors import UserError
+from specjax.models import memory
 from specjax.report import terminal
 from specjax.run import catalog, overrides, process, workdirs
 from specjax.run.bench import NotLossless

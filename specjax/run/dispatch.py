@@ -16,13 +16,14 @@ from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 from rich.text import Text
 
-from specjax import buckets, drafters, sharding
+from specjax import drafters, sharding
 from specjax.bench import methods as methods_lib
 from specjax.bench import results
 from specjax.config import Config, given
 from specjax.data import prompts as prompts_lib
 from specjax.data import text_files
 from specjax.errors import TooLong, UserError
+from specjax.files import buckets
 from specjax.generation import auto
 from specjax.models import hf
 from specjax.report import terminal

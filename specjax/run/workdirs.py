@@ -11,11 +11,12 @@ from typing import Any
 
 from rich.text import Text
 
-from specjax import buckets, sharding
+from specjax import sharding
 from specjax.bench import results
 from specjax.data import progress, recordings
 from specjax.data.prompts import Prompt
 from specjax.errors import UserError
+from specjax.files import buckets
 from specjax.report import terminal
 from specjax.run.settings import Settings, lasting
 

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from specjax import buckets
 from specjax.checks import whole
 from specjax.errors import UserError
+from specjax.files import buckets
 
 # The largest number of nodes: a mistake such as "64x64x64" must not fill the memory.
 LARGEST = 1 << 16

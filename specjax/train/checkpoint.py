@@ -25,8 +25,9 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
-from specjax import buckets, declare, files, sharding
+from specjax import declare, files, sharding
 from specjax.errors import UserError
+from specjax.files import buckets
 from specjax.train.settings import Training
 
 _METRIC = "value"

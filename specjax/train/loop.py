@@ -60,10 +60,9 @@ def train(
 
     The parameters stay on the mesh if it divides them or other processes have them too; otherwise
     they are on its first device. All processes must call this with the same arguments.
-
     ``metrics.jsonl`` and ``tensorboard/`` get a record per logged step: means of loss and metrics
     since the last record (weighted by the metric "weight", the number of labels), held-out values,
-    and the shares of wall time. Saved are the last two checkpoints and the best one.
+    and shares of wall time. Saved are the last two checkpoints and the best one.
 
     Args:
         task: see ``Task``.
@@ -73,8 +72,8 @@ def train(
         settings: see ``Settings``.
         config: plain JSON that a resumed run must have in common with the stored one.
 
-    Raises UserError for settings that do not fit the task, for a stored run that does not fit, if
-    a value is no longer finite, and if the disk is full.
+    Raises UserError for settings or a stored run that do not fit, if a value is no longer finite,
+    and if the disk is full.
     """
     settings = settings or Settings()
     if settings.keep == "best" and not _evaluates(task):
@@ -104,12 +103,9 @@ def train(
         _check_start(start, schedule.steps, workdir)
         log = stack.enter_context(Log(workdir, start))
         display = stack.enter_context(Display(start, schedule.steps))
-        preemption = stack.enter_context(sharding.Preemption())
+        parts = (checkpoints, log, display, stack.enter_context(sharding.Preemption()))
         task = task._replace(target_params=target_params)
-        run = _Run(
-            *(task, programs, placement, schedule, settings),
-            *(checkpoints, log, display, preemption),
-        )
+        run = _Run(task, programs, placement, schedule, settings, *parts)
         params = programs.averaged(run.train(start, state))
         return params if placement.spread else jax.device_put(params, placement.first)
 

@@ -14,9 +14,9 @@ from commandline import ROOT
 from marks import by_default
 
 import specjax as sj
-from specjax import decode, memory
+from specjax import decode
 from specjax.errors import OutOfMemory
-from specjax.models import hf
+from specjax.models import hf, memory
 from specjax.run import build
 
 MOST = 1.3  # peak memory while loading, as a multiple of the parameters

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specjax import buckets, files
+from specjax import files
 from specjax.cache import KVBlock
 from specjax.drafters import _foresee
 from specjax.errors import UserError
+from specjax.files import buckets
 from specjax.tree import Layout, chain_layout
 from specjax.types import LM, Array, Context, ModelParams, Output, Params, Sublayers
 

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specjax import buckets, drafters, files, registry, sharding
+from specjax import drafters, files, registry, sharding
 from specjax.config import Config
 from specjax.data import feature_store, generated_text
 from specjax.drafters.files import head_files
 from specjax.errors import UserError
+from specjax.files import buckets
 from specjax.models import hf, lm
 from specjax.models.transformer_config import TransformerConfig
 from specjax.train import initial, objectives

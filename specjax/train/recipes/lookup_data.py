@@ -16,10 +16,11 @@ import numpy as np
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from specjax import buckets, drafters
+from specjax import drafters
 from specjax.config import Config
 from specjax.data import datastore, ngram_tables, text_files, token_streams
 from specjax.errors import UserError
+from specjax.files import buckets
 from specjax.models import hf, hf_config
 from specjax.train.display import Meter
 from specjax.train.recipes import checks, common

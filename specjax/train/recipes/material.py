@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from specjax import buckets, files, sharding
+from specjax import files, sharding
 from specjax.config import Config
 from specjax.data import (
     chat,
@@ -34,6 +34,7 @@ from specjax.data.packing import Document
 from specjax.data.pairs import OutputEnds
 from specjax.data.text_files import TextSource
 from specjax.errors import UserError
+from specjax.files import buckets
 from specjax.models import hf
 from specjax.models.sources import gguf_file
 from specjax.train.loop import Source
