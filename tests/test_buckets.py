@@ -47,7 +47,7 @@ def test_a_copy_is_what_the_bucket_has_now(store, tmp_path, monkeypatch):
     assert contents(copy) == {"config.json": "1st", "x/y.txt": "two", "z.txt": "three"}
     assert (copy / "x" / "y.txt").stat().st_mtime_ns == untouched
     store.rm_file("/b/m/x/y.txt")
-    (copy / "z.txt").unlink()  # somebody tidied up
+    (copy / "z.txt").unlink()  # removed by hand
     assert contents(buckets.local("memory://b/m")) == {"config.json": "1st", "z.txt": "three"}
     # A file alone does not bring its neighbours, and does not remove them.
     alone = buckets.local("memory://b/m/z.txt")
@@ -56,7 +56,7 @@ def test_a_copy_is_what_the_bucket_has_now(store, tmp_path, monkeypatch):
     assert contents(buckets.local("memory://b/n/one.txt").parent) == {"one.txt": "1"}
     assert buckets.local(tmp_path) == tmp_path
     assert not any(map(buckets.is_address, ("C://x", "https://x/y", "memory:///x", "a gs://b")))
-    # The copy is what the bucket has, also after somebody has changed it, or a fetch has failed.
+    # A copy that was edited, and a fetch that failed.
     alone.write_text("edited")
     assert buckets.local("memory://b/m/z.txt").read_text() == "three"
     store.pipe({"/b/m/0.txt": b"0", "/b/m/9.txt": b"9"})

@@ -37,6 +37,15 @@ def losses(workdir) -> list[float]:
     return [record["loss"] for record in metrics(workdir)]
 
 
+def wait_for_records(workdir, count: int = 18) -> None:
+    """Returns when a run has logged so many steps, or after minutes."""
+    log = workdir / "metrics.jsonl"
+    for _ in range(8000):
+        if log.exists() and len(log.read_text().splitlines()) >= count:
+            return
+        time.sleep(0.02)
+
+
 @pytest.mark.slow
 def test_two_processes_give_the_curve_of_one(tmp_path):
     script = """
@@ -66,11 +75,7 @@ def test_two_killed_processes_resume_bit_identical(tmp_path):
     straight = start(tmp_path, script.format(name="a", steps=40))
     assert [process.wait(200) for process in straight] == [0, 0]
     running = start(tmp_path, script.format(name="b", steps=40))
-    log = tmp_path / "b" / "metrics.jsonl"
-    for _ in range(4000):
-        if log.exists() and len(log.read_text().splitlines()) > 17:
-            break
-        time.sleep(0.02)
+    wait_for_records(tmp_path / "b")
     for process in running:
         process.send_signal(signal.SIGKILL)
     assert [process.wait() for process in running] == [-signal.SIGKILL] * 2
@@ -93,11 +98,7 @@ def test_two_processes_save_one_step_at_sigterm(tmp_path, receivers):
     """  # evaluated, and the best one saved, every third step
     straight = start(tmp_path, script.format(name="a", steps=50))
     running = start(tmp_path, script.format(name="b", steps=50))
-    log = tmp_path / "b" / "metrics.jsonl"
-    for _ in range(8000):
-        if log.exists() and len(log.read_text().splitlines()) > 17:
-            break
-        time.sleep(0.02)
+    wait_for_records(tmp_path / "b")
     for number in receivers:
         running[number].send_signal(signal.SIGTERM)
     assert [process.wait(60) for process in running] == [-signal.SIGTERM] * 2
