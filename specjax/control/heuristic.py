@@ -4,6 +4,10 @@ The schedule "heuristic" of transformers' assisted generation (Gante 2023): two 
 token less, and never less than one. A draft that the drafter itself ended early counts as it is.
 Rounds without a draft change nothing. The length starts anew with every prompt; transformers keeps
 it for the next one, so that its texts depend on their order.
+
+With a window the mean accepted share of the last rounds decides. The rule that courses recommend
+(one more above 0.8 in ten rounds, one less below 0.5) is
+"heuristic:4,up=1,window=10,above=0.8,below=0.5".
 """
 
 from __future__ import annotations
@@ -12,18 +16,27 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from specjax import declare
 from specjax.bound import Bound
 from specjax.checks import whole
 from specjax.control import _controller
-from specjax.control._controller import Controller
+from specjax.control._controller import Controller, length_of
 from specjax.declare import key
+from specjax.errors import UserError
 from specjax.types import Context, Draft, Verdict
 
 REFERENCE = "gante2023assisted"
 
 LIMITS = True
+
+
+class State(struct.PyTreeNode):
+    """The length, and the accepted shares of the last rounds with a draft."""
+
+    length: jax.Array  # i32[B]
+    shares: jax.Array  # f32[B,window] the newest last; -1: there was no such round yet
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,12 +46,20 @@ class Keys(declare.Keys):
     OWNER = "heuristic's "
 
     start: int = key(5, "in the first round", least=0)
-    up: int = key(2, "levels more after full acceptance", least=0)
-    down: int = key(1, "levels fewer after a rejection", least=0)
+    up: int = key(2, "levels more", least=0)
+    down: int = key(1, "levels fewer", least=0)
     least: int = key(1, "the lower bound", least=0)
     most: int = key(64, "the upper bound; the drafter's own longest draft is one too")
+    window: int = key(1, "rounds with a draft over which the accepted share is a mean", least=1)
+    above: float = key(1.0, "``up`` more from this mean on", least=0)
+    below: float = key(1.0, "``down`` fewer below this mean", least=0)
 
     def check(self) -> None:
+        if not self.below <= self.above <= 1:
+            raise UserError(
+                f"heuristic's above is {self.above} and below {self.below}; they must be shares, "
+                "below no larger than above"
+            )
         whole("heuristic's most", self.most, max(self.start, self.least))
         whole("heuristic's start", self.start, self.least)
 
@@ -48,27 +69,34 @@ def make(keys: Keys) -> Controller:
     """Levels of a draft: ``up`` more after full acceptance, ``down`` fewer after a rejection.
 
     Raises:
-        UserError: a bound below 0, ``least`` above ``most``, ``start`` outside them.
+        UserError: a bound below 0, ``least`` above ``most``, ``start`` outside them, ``below``
+            above ``above``.
     """
     return Controller(
         f"heuristic:{keys.start}",
-        limit=_itself,
-        init=Bound(_init, keys.start),
+        limit=length_of,
+        init=Bound(_init, keys),
         update=Bound(_update, keys),
     )
 
 
-def _itself(length: jax.Array) -> jax.Array:
-    return length
+def _init(keys: Keys, context: Context) -> State:
+    length = jnp.full(context.length.shape, keys.start, jnp.int32)
+    return State(length, jnp.full((*length.shape, keys.window), -1.0))
 
 
-def _init(start: int, context: Context) -> jax.Array:
-    return jnp.full(context.length.shape, start, jnp.int32)
-
-
-def _update(keys: Keys, length: jax.Array, draft: Draft, verdict: Verdict) -> jax.Array:
+def _update(keys: Keys, state: State, draft: Draft, verdict: Verdict) -> State:
     drafted, accepted = _controller.drafted(draft), _controller.accepted(verdict)
-    longer = jnp.minimum(length + keys.up, keys.most)
-    shorter = jnp.maximum(length - keys.down, keys.least)
-    new = jnp.where(accepted >= drafted, longer, shorter)
-    return jnp.where(drafted > 0, new, length).astype(length.dtype)
+    share = (accepted / jnp.maximum(drafted, 1)).astype(state.shares.dtype)
+    shares = jnp.concatenate([state.shares[:, 1:], share[:, None]], 1)
+    seen = shares >= 0
+    mean = jnp.where(seen, shares, 0).sum(1) / jnp.maximum(seen.sum(1), 1)
+    longer = jnp.minimum(state.length + keys.up, keys.most)
+    shorter = jnp.maximum(state.length - keys.down, keys.least)
+    length = jnp.where(mean < keys.below, shorter, state.length)
+    length = jnp.where(mean >= keys.above, longer, length)
+    had = drafted > 0
+    return State(
+        jnp.where(had, length, state.length).astype(state.length.dtype),
+        jnp.where(had[:, None], shares, state.shares),
+    )

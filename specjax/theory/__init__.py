@@ -1,11 +1,10 @@
 """The expected gain of speculative decoding: closed forms and cost models, on the host, in NumPy.
 
 The functions for chains of draft tokens are names of this package (``theory.expected_tokens``).
-``theory.goodput`` chooses a draft length under load, ``theory.cascade`` gives the speed-up of
-drafters that use smaller drafters, and ``theory.roofline`` models hardware that is not available.
-``theory.scaling`` predicts speed and memory for the accelerators of ``theory.devices``.
-``theory.load`` simulates a server, with the draft lengths of ``theory.policies``. For trees see
-``specjax.topology.search``.
+``theory.cascade`` gives the speed-up of drafters that use others, and ``theory.roofline`` models
+hardware that is not available. ``theory.scaling`` predicts speed and memory for the accelerators of
+``theory.devices``. ``theory.load`` simulates a server, with the draft lengths of
+``theory.policies``. For trees see ``specjax.topology.search``.
 
 Symbols: alpha is the acceptance rate, gamma the number of draft tokens in a round, c the time of
 drafting one token. Times are multiples of one step, a target pass over one token. Every function
@@ -17,7 +16,6 @@ from specjax.theory import (
     acceptance,
     cascade,
     devices,
-    goodput,
     load,
     policies,
     roofline,
@@ -50,7 +48,6 @@ __all__ = [
     "divergence",
     "expected_tokens",
     "expected_tokens_by_depth",
-    "goodput",
     "guaranteed_improvement",
     "improvement_possible",
     "load",

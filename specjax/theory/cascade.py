@@ -78,15 +78,7 @@ def horizontal_improvement(
     each. With two of them: (sum_{i=0..n1} alpha1^i + alpha1^n1 sum_{i=1..n2} alpha2^i) /
     (1 + n1 c1 + n2 c2). 2312.11462, analysis of the horizontal cascade.
     """
-    try:
-        sizes = [len(alphas), len(lengths), len(costs)]
-    except TypeError:
-        raise UserError(
-            "alphas, lengths and costs must be lists; give one of each for every drafter"
-        ) from None
-    if len(set(sizes)) > 1:
-        wrong = "alphas, lengths and costs have {}, {} and {} entries".format(*sizes)
-        raise UserError(f"{wrong}; give one of each for every drafter")
+    _check_sizes(alphas, lengths, costs)
     tokens, reached, time = 1.0, 1.0, 1.0
     for alpha, length, cost in zip(alphas, lengths, costs, strict=True):
         alpha, length = checks.one_rate("alphas", alpha), checks.count("a length", length)
@@ -95,3 +87,44 @@ def horizontal_improvement(
             tokens += reached * alpha * chain.expected_tokens(alpha, length - 1)
             reached *= alpha**length
     return tokens / time
+
+
+def escalated_improvement(
+    shares: Sequence[float],
+    alphas: Sequence[float],
+    lengths: Sequence[int],
+    costs: Sequence[float],
+    verify: chain.Verify | None = None,
+) -> float:
+    """Speed-up of drafters that are asked in turn: the first one with a draft drafts (``escalate``).
+
+    Drafter j drafts in the share f_j = ``shares[j]`` of the rounds: k_j = ``lengths[j]`` tokens,
+    accepted at ``alphas[j]``, at a cost of ``costs[j]`` each. The other rounds have no draft. With
+    v of ``verify`` (as in ``chain.walltime_improvement``) and E_j of equation 1: (1 - sum_j f_j +
+    sum_j f_j E_j) / (1 - sum_j f_j + sum_j f_j (v(k_j + 1) + k_j c_j)). So a cheap first drafter
+    pays if its rounds have more tokens per time than those of the next one. Spector and Ré 2023
+    (2308.04623) build such drafters; the formula follows from equation 1 for each kind of round.
+    """
+    _check_sizes(alphas, lengths, costs, shares)
+    rest = 1 - sum(checks.one_rate("shares", share) for share in shares)
+    if rest < -1e-9:
+        raise UserError(f"the shares add up to {1 - rest:g}; they must be shares of all rounds")
+    tokens = time = max(rest, 0.0)
+    for share, alpha, length, cost in zip(shares, alphas, lengths, costs, strict=True):
+        alpha, length = checks.one_rate("alphas", alpha), checks.count("a length", length)
+        tokens += share * chain.expected_tokens(alpha, length)
+        each = length * checks.cost("a cost", cost) + chain.verify_cost(verify, length + 1)
+        time += share * each
+    return tokens / time
+
+
+def _check_sizes(*lists: Sequence) -> None:
+    """Raises UserError unless these are lists of the same length."""
+    names = "alphas, lengths and costs" if len(lists) == 3 else "alphas, lengths, costs and shares"
+    try:
+        sizes = [len(each) for each in lists]
+    except TypeError:
+        raise UserError(f"{names} must be lists; give one of each for every drafter") from None
+    if len(set(sizes)) > 1:
+        found = f"{', '.join(map(str, sizes[:-1]))} and {sizes[-1]}"
+        raise UserError(f"{names} have {found} entries; give one of each for every drafter")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from fractions import Fraction
 
 import cases
 import growth_cases as shared
@@ -26,6 +27,7 @@ ADVERSARIAL = (
     "fixed:0",
     "fixed:2",
     "heuristic:1,1,1,0",
+    "heuristic:2,1,window=3,above=0.6,below=0.3",
     "confidence:0.45",
     "confidence:0.3,1,6",
     "entropy:0.4",
@@ -69,6 +71,28 @@ def test_heuristic_as_in_transformers():
     for _ in range(9):
         state = played(own, state, own.limit(state), own.limit(state))
     assert own.limit(state).tolist() == [8, 8, 8]
+
+
+@pytest.mark.fast
+def test_the_window_of_heuristic():
+    """Against a list of the last ten accepted shares, per row; rounds without a draft are none."""
+    own = control.parse("heuristic:4,up=1,window=10,above=0.8,below=0.5,most=8")
+    state, generator = own.init(context(3)), np.random.default_rng(0)
+    lengths, seen = [4, 4, 4], [[], [], []]
+    for turn in range(60):
+        rates = [0.95, 0.3, 0.7] if turn < 30 else [0.2, 0.9, 0.0]
+        limits = own.limit(state).tolist()
+        assert limits == lengths
+        drafted = [0 if generator.random() < 0.2 else length for length in limits]
+        accepted = [int(generator.binomial(n, p)) for n, p in zip(drafted, rates, strict=True)]
+        state = played(own, state, drafted, accepted)
+        for row in range(3):
+            if drafted[row]:
+                seen[row].append(Fraction(accepted[row], drafted[row]))
+                mean = sum(seen[row][-10:]) / len(seen[row][-10:])
+                up, down = mean >= Fraction("0.8"), mean < Fraction("0.5")
+                lengths[row] = min(max(lengths[row] + up - down, 1), 8)
+    assert len({tuple(each) for each in seen}) == 3 and lengths[2] == 1
 
 
 @pytest.mark.fast
@@ -302,6 +326,7 @@ def test_exact_law(text):
         ("fixed", "controller fixed needs the key 'length'"),
         ("fixed:-1", "the draft length is -1; it must be a whole number >= 0"),
         ("heuristic:5,most=3", "heuristic's most is 3; it must be a whole number >= 5"),
+        ("heuristic:above=0.4,below=0.5", "heuristic's above is 0.4 and below 0.5"),
         ("confidence:1.5", "confidence's threshold is 1.5"),
         ("confidence:0.4,2", "confidence's refit is 2; it must be a number from 0 to 1"),
         ("entropy:-1", "entropy's most is -1"),

@@ -27,6 +27,19 @@ PUBLISHED = (
         "the first misreading of courses",
     ),
     rule_mutant(
+        rules.bonus_row_forgotten,
+        "chain",
+        "the target's pass has no row after the last draft token, and the row before is taken",
+        "the off-by-one of courses",
+    ),
+    rule_mutant(
+        rules.filter_of_the_draft_only,
+        "chain",
+        "temperature is applied to the draft, not to the target",
+        "settings given to the drafter alone",
+        temperature=0.5,
+    ),
+    rule_mutant(
         rules.match_then_resample,
         "chain",
         "compares with a draw of the target, then draws another token to emit",

@@ -36,6 +36,20 @@ def likelier_is_accepted(keys, draft, target_probs):
     return _emit(keys, draft, accepted, chain.leftover(accepted, draft, target_probs))
 
 
+def bonus_row_forgotten(keys, draft, target_probs):
+    """After a fully accepted chain the probs are those at its last token, not those after it."""
+    accepted = _verdict.first_failure(_accepted(keys, draft, target_probs))
+    full = (accepted == draft.tokens.shape[1])[:, None]
+    residual = chain.leftover(accepted, draft, target_probs)
+    return _emit(keys, draft, accepted, jnp.where(full, target_probs[:, -2], residual))
+
+
+def filter_of_the_draft_only(keys, draft, target_probs):
+    """At temperature 1/2 the probs without temperature are the square root of those with it."""
+    root = jnp.sqrt(target_probs)
+    return chain.chain(keys, draft, root / root.sum(-1, keepdims=True))
+
+
 def match_then_resample(keys, draft, target_probs):
     path, probs = _match_path(keys, draft, target_probs)
     return _verdict.along(draft, path, keys.draw(rng.RESIDUAL, probs))

@@ -9,7 +9,7 @@ import mutants
 import numpy as np
 import pytest
 
-from specjax import accept, testing
+from specjax import accept, outcome, testing
 from specjax.drafters.draft_models import draft_model
 from specjax.testing import (
     claims,
@@ -109,6 +109,23 @@ def test_paths_detect_in_the_compiled_loop(mutant):
     _, target, drafter, params = cases.named(mutant.case)
     findings = conformance.check_pair(drafter, mutant.rule(), target, params)
     assert {f.check: f.passed for f in findings}["paths are paths of the draft"] is False
+
+
+def test_an_end_that_is_looked_for_at_the_last_token_only(monkeypatch):
+    """An end-of-sequence token inside an accepted draft is then followed by the rest of it."""
+
+    def last_only(verdict, state, eos_id):
+        verdict, ends = right(verdict, state, None)
+        last = jnp.take_along_axis(verdict.tokens, jnp.maximum(verdict.count - 1, 0)[:, None], 1)
+        return verdict, jnp.isin(last[:, 0], outcome.stop_ids(eos_id)) & (verdict.count > 0)
+
+    right = outcome.cut
+    monkeypatch.setattr(outcome, "cut", last_only)
+    _, target, drafter, params = cases.named("chain")
+    # A function of its own, so that no compiled program without the mistake is taken.
+    own = drafter._replace(update=lambda *arguments: drafter.update(*arguments))
+    findings = conformance.check_pair(own, accept.load("chain"), target, params)
+    assert {f.check: f.passed for f in findings}["EOS and limits only cut"] is False
 
 
 @caught_by(mutants.COUNTING)

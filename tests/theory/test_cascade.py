@@ -82,6 +82,25 @@ def test_horizontal_cascade():
         cascade.horizontal_improvement(alphas, [1], costs)
 
 
+def test_escalated_improvement_is_that_of_drawn_rounds():
+    """Rounds are drawn one by one: who drafts, how many tokens are accepted, what it costs."""
+    shares, alphas, lengths, costs = (0.3, 0.5), (0.9, 0.7), (8, 3), (0.01, 0.2)
+    passes = {1: 1.0, 4: 1.3, 9: 1.9}
+    generator, tokens, time = np.random.default_rng(0), 0, 0.0
+    for kind in generator.choice(3, 100_000, p=[*shares, 0.2]):
+        length, alpha, cost = ((*lengths, 0)[kind], (*alphas, 0)[kind], (*costs, 0)[kind])
+        accepted = 0
+        while accepted < length and generator.random() < alpha:
+            accepted += 1
+        tokens, time = tokens + accepted + 1, time + passes[length + 1] + length * cost
+    gain = cascade.escalated_improvement(shares, alphas, lengths, costs, passes)
+    assert gain == pytest.approx(tokens / time, rel=0.01)
+    # One drafter in all rounds, and one in none.
+    alone = cascade.escalated_improvement([1], [0.7], [3], [0.2], passes)
+    assert alone == pytest.approx(theory.walltime_improvement(0.7, 3, 0.2, passes))
+    assert cascade.escalated_improvement([0, 0], alphas, lengths, costs) == 1
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -91,6 +110,11 @@ def test_horizontal_cascade():
             "inner_alpha has shape (1,)",
         ),
         (lambda: cascade.horizontal_improvement([0.5], [2], [-1]), "a cost is -1"),
+        (
+            lambda: cascade.escalated_improvement([0.7, 0.4], [0.5] * 2, [2, 2], [0, 0]),
+            "the shares add up to 1.1; they must be shares of all rounds",
+        ),
+        (lambda: cascade.escalated_improvement([0.7], [0.5, 0.5], [2, 2], [0, 0]), "2, 2, 2 and 1"),
         (
             lambda: cascade.horizontal_improvement(0.5, 2, 0.1),
             "alphas, lengths and costs must be lists",

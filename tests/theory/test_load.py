@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from specjax.errors import UserError
-from specjax.theory import chain, goodput, load, policies, roofline, round_costs
+from specjax.theory import chain, load, policies, roofline, round_costs
 from specjax.theory.devices import named
 
 pytestmark = pytest.mark.fast
@@ -113,7 +113,7 @@ def waits_like_a_queue(module):
 
 
 def has_the_goodput_of_theory(module):
-    """A full batch with constant acceptance: tokens per second are those of theory.goodput."""
+    """A full batch with constant acceptance: tokens per second are those of equation 1."""
     rows, rate, k, tokens = 64, 0.7, 3, 400
     traces = traces_of(np.full(rows, rate), tokens=tokens)
     costs = round_costs.measured([(1, 1.0), (128, 1.0), (256, 2.0)], [(1, 0.05), (64, 0.06)])
@@ -125,7 +125,7 @@ def has_the_goodput_of_theory(module):
     assert time == pytest.approx(0.06 * k + 2.0)
     measured = served.emitted[full].mean() / time[0]
     error = served.emitted[full].std(ddof=1) / len(full) ** 0.5 / time[0]
-    expected = goodput.goodput(np.full(rows, rate), k, 0.06 * k + 2.0)
+    expected = rows * chain.expected_tokens(rate, k) / (0.06 * k + 2.0)
     assert abs(measured - expected) < 4 * error and error < 0.01 * expected
 
 

@@ -116,7 +116,7 @@ def learnt(policy, rate, rounds=60, rows=64):
 
 @pytest.mark.parametrize(("rows", "best"), [(1, 5), (64, 1), (256, 0)])
 def test_goodput_chooses_by_the_load(rows, best):
-    """The example of tests/theory/test_goodput.py, with rates that were observed."""
+    """Many tokens per pass for few rows, none for many, with rates that were observed."""
     policy = learnt(policies.GoodputLength(toy, LIMIT, explore=0.0), 0.7)
     assert policy.length(batch_of(rows)).tolist() == [best] * rows
     each = learnt(policies.GoodputRows(toy, LIMIT, explore=0.0), 0.7)
