@@ -9,6 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
@@ -23,6 +24,9 @@ from experiments.long_context import target as long_target_study
 from experiments.mtp_loss import run as mtp_loss_study
 from experiments.online import run as online_study
 from experiments.op_times import run as op_times_study
+from experiments.papers import law as papers_law
+from experiments.papers import run as papers_study
+from experiments.papers import tables as papers_tables
 from experiments.peers import chat as peers_chat
 from experiments.peers import models as peers_models
 from experiments.peers import run as peers_study
@@ -38,12 +42,13 @@ from experiments.trained_drafters import questions as questions_study
 from experiments.trained_drafters import run as trained_study
 from experiments.tree_search import run as tree_search_study
 from experiments.vocabularies import run as vocabularies_study
-from specjax import files
+from specjax import accept, files
 from specjax.data import shards
 from specjax.errors import UserError
 from specjax.models import hf
 from specjax.testing.models import tiny, tiny_config
 from specjax.topology import shapes
+from specjax.types import Draft
 
 pytestmark = pytest.mark.usefixtures("quiet")
 EXPERIMENTS = Path(common.__file__).parent
@@ -363,7 +368,7 @@ def test_tree_search(target, tmp_path, monkeypatch):
 
 def test_tree_search_names_what_is_missing(target, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    quickstart = "run python -m specjax.run --config=configs/quickstart.py first"
+    quickstart = "run python -m specjax.run --config=configs/quickstart.py:train first"
     with pytest.raises(UserError, match=quickstart):
         tree_search_study.main([])
     with pytest.raises(UserError, match="give either --draft"):
@@ -798,3 +803,81 @@ def test_questions_are_short_and_not_in_the_test_sets(tmp_path):
     assert made["gsm8k_train"] == [["How many?"]] and made["mbpp_train"] == [["b"]]
     assert made["sgd"] == [["I need a room."]] and made["bench"] == [[short]]
     assert len(made["stories"]) == 1 and made["stories"][0][0].endswith(story)
+
+
+@pytest.mark.slow
+def test_papers(target, tmp_path):
+    """One pair with a given draft and categories of prompts, one whose draft is trained."""
+    _, params = tiny(vocab_size=16, seed=1)
+    tokenizer = hf.load(target / "target").tokenizer
+    hf.save(tmp_path / "draft", tiny_config(vocab_size=16), params, tokenizer)
+    lines = [{"prompt": f"w{i} w{i + 1} w3", "category": "ab"[i % 2]} for i in range(4)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    given = f"given={target}/target,{tmp_path}/draft,{tmp_path}/prompts.jsonl,{target}/text.txt"
+    pairs = [f"--pair={given}", f"--pair=trained={target}/target,,,{target}/text.txt"]
+    small = "--small --new=8 --prompts=4 --texts=4 --repeats=1 --draft-steps=4 --generated=80"
+    out = [f"--out={tmp_path}/results.json", f"--workdir={tmp_path}/runs"]
+    papers_study.main([*pairs, *small.split(), *out])
+    result = json.loads((tmp_path / "results.json").read_text())
+    text = papers_tables.tables(result)
+    assert str(tmp_path) not in json.dumps(result) and "None" not in text
+    assert all(f"| {name} |" in text for name in ("given", "trained", "a", "b", "bigram"))
+    for pair in result["pairs"].values():
+        assert all(0 <= row["alpha"] <= 1 for row in [*pair["alphas"], *pair["lenience"]])
+        assert all(1 <= row["expected_tokens"] <= row["gamma"] + 1 for row in pair["chains"])
+        assert [row["new"] for row in pair["lengths"]] == [4, 16]
+        for kind in ("unigram", "bigram", "draft model"):
+            shares = [row for row in pair["tops"] if row["drafter"] == kind]
+            for name in ("greedy", "sampled"):
+                values = [row[name] for row in shares]
+                assert values == sorted(values) and values[0] >= 0 and values[-1] <= 1 + 1e-9
+            rows = [row for row in pair["lenience"] if row["drafter"] == kind]
+            exact, loose = (row["total_variation"] for row in rows if row["temperature"] == 1)
+            assert exact < 1e-6 < loose
+            for heat in (0, 1):
+                strict, lax = (row["alpha"] for row in rows if row["temperature"] == heat)
+                known = next(
+                    row["alpha"]
+                    for row in pair["alphas"]
+                    if (row["drafter"], row["temperature"]) == (kind, heat)
+                )
+                assert strict <= lax and strict == pytest.approx(known, abs=1e-5)
+
+
+class Rejecting:
+    """Noise with which a rule rejects every token; it keeps what the rule asks for."""
+
+    def coins(self, *_):
+        return self
+
+    def flip(self, target, draft):
+        self.chances = np.minimum(np.asarray(target) / draft, 1)
+        return jnp.zeros(self.chances.shape, bool)
+
+    def draw(self, _, weights):
+        self.weights = np.asarray(weights)
+        return jnp.zeros(len(weights), jnp.int32)
+
+
+def test_the_law_of_the_lenient_rule_is_its_formula():
+    """The chance of each draft token and the residual are those that the rule itself asks for."""
+    p, q = np.random.default_rng(0).dirichlet(np.ones(5), (2, 40))
+    spread = []
+    for lenience in (1.0, 0.5, 0.3, 0.1):
+        laws, rule = papers_law.emitted(p, q, lenience), accept.load("lenient", lenience=lenience)
+        for target, draft, law in zip(p[:2], q[:2], laws, strict=False):
+            noise, tokens = Rejecting(), jnp.arange(5)[:, None]  # a row for each draft token
+            probs = jnp.asarray(np.broadcast_to(draft, (5, 1, 5)))
+            one = Draft(tokens=tokens, valid=tokens >= 0, probs=probs)
+            rule.sampled(noise, one, jnp.asarray(np.broadcast_to(target, (5, 2, 5))))
+            accepted = draft * noise.chances[:, 0]
+            left = noise.weights / noise.weights.sum(-1, keepdims=True)
+            for row in left:
+                wanted = accepted + (1 - accepted.sum()) * row
+                np.testing.assert_allclose(law, wanted, atol=1e-6)
+            alpha = papers_law.of_sampled(target, draft, lenience)["alpha"]
+            assert accepted.sum() == pytest.approx(alpha, abs=1e-6)
+        assert np.allclose(laws.sum(-1), 1, atol=1e-14) and (laws <= p / lenience + 1e-14).all()
+        found = papers_law.distances(p, laws)
+        spread.append([values.mean() for values in found.values()])
+    assert np.allclose(spread[0], 0, atol=1e-12) and (np.diff(spread, axis=0) > 0).all()

@@ -70,7 +70,7 @@ def load_pair(args: argparse.Namespace) -> tuple[hf.Loaded, hf.Loaded]:
         if not (QUICKSTART / "draft").is_dir():
             raise UserError(
                 f"there is no trained pair in {QUICKSTART}; run python -m specjax.run "
-                "--config=configs/quickstart.py first, or give --target with --draft or "
+                "--config=configs/quickstart.py:train first, or give --target with --draft or "
                 "--draft-layers"
             )
         args.target, args.draft = QUICKSTART / "target", args.draft or QUICKSTART / "draft"

@@ -66,7 +66,8 @@ def measure(
         keys: those of ``OPTIONS``: see ``Settings``.
 
     Returns:
-        The object of results.json; ``specjax.report.to_frame`` makes a table of it.
+        The object of results.json; ``specjax.report.to_frame`` makes a table of it. Without
+        ``report``, or with ``trace_prompts=0``, "overlap" of its rows is None.
 
     Raises:
         UserError: objects and numbers that do not fit, a workdir that cannot be written or that
