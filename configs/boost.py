@@ -1,7 +1,7 @@
 """Boost-tuning (SpecInfer, 2305.09781): a second draft model learns what the first gets wrong.
 
-    python -m specjax.run --config=configs/boost.py                   # trains a target first
-    python -m specjax.run --config=configs/boost.py:runs/quickstart   # with its target
+    python -m specjax.run --config=configs/boost.py          # trains a target first
+    python -m specjax.run --config=configs/boost.py:assets   # with the shipped target
 
 Trains two one-layer draft models one after the other, the second on the tokens that the first does
 not predict, and a third on all tokens with another seed. Then measures ``specinfer`` with the first
@@ -17,15 +17,14 @@ from specjax.run.settings import drafter
 
 def get_config(models: str = "") -> ConfigDict:
     """The configuration; ``models`` is a folder with a target; empty: train one."""
-    config = quickstart.get_config()
+    config = quickstart.pair(models)
     config.stages = ConfigDict()
     if not models:
         config.stages.target = pretrain.get_config()
-    config.target = f"{models or '{workdir}'}/target"
     for name in ("first", "boosted", "other"):
         stage = config.stages[name] = distill.get_config()
         stage.target = config.target
-        stage.data.dir = f"{config.target}/data"
+        stage.data.dir = quickstart.text_of(models)
         stage.model.update({"hidden_size": 64, "intermediate_size": 192})
         stage.seed = int(name != "first")
     config.stages.boosted.boosted = "{workdir}/first"

@@ -1,7 +1,7 @@
 """A draft model that is drafted for by a lookup: cascade, staged and bild beside draft_model.
 
-    python -m specjax.run --config=configs/cascade.py   # trains the quickstart's models first
-    python -m specjax.run --config=configs/cascade.py:runs/quickstart   # with its models
+    python -m specjax.run --config=configs/cascade.py   # trains models first
+    python -m specjax.run --config=configs/cascade.py:assets   # with the shipped models
 
 The tokens of all drafts are the same draft model's; the methods differ in how often it runs.
 """
@@ -14,10 +14,7 @@ from specjax.run.settings import drafter
 
 def get_config(models: str = "") -> ConfigDict:
     """The configuration; ``models`` is a folder with a target and a draft; empty: train them."""
-    config = quickstart.get_config()
-    if models:
-        config.prepare = ()
-        config.target = f"{models}/target"
+    config = quickstart.pair(models)
     draft = f"{models or '{workdir}'}/draft"
     methods = config.grid.methods = ConfigDict()
     methods.draft_model = drafter("draft_model", model=draft, gamma=5, accept="chain")

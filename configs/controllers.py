@@ -1,7 +1,7 @@
 """Fixed draft lengths beside controllers, for one drafter: what adapting the length gains.
 
-    python -m specjax.run --config=configs/controllers.py   # trains the quickstart's models first
-    python -m specjax.run --config=configs/controllers.py:draft_model,runs/quickstart
+    python -m specjax.run --config=configs/controllers.py   # trains models first
+    python -m specjax.run --config=configs/controllers.py:draft_model,assets
     python -m specjax.run --config=configs/controllers.py:prompt_lookup --config.target=DIR \\
         --config.prompts=FILE
 
@@ -35,11 +35,8 @@ ASKS = (
 def get_config(what: str = "draft_model") -> ConfigDict:
     """The configuration; ``what`` is a drafter, a folder of models, and controllers."""
     name, models, wanted = [*what.split(",", 2), "", ""][:3]
-    config = quickstart.get_config()
-    if models:
-        config.prepare = ()
-        config.target = f"{models}/target"
-    elif name == "hydra":
+    config = quickstart.pair(models)
+    if name == "hydra" and not models:
         config.prepare = ("target", "hydra")
         config.stages.hydra = hydra.get_config()
         config.stages.hydra.target = "{workdir}/target"

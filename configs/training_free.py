@@ -1,13 +1,13 @@
-"""Every drafter that needs no training, on the quickstart's target: held-out Python code.
+"""Every drafter that needs no training, on one target: held-out Python code.
 
     python -m specjax.run --config=configs/training_free.py
-    python -m specjax.run --config=configs/training_free.py:runs/quickstart   # with its target
+    python -m specjax.run --config=configs/training_free.py:assets   # with the shipped target
 
 First builds a datastore and n-gram tables from the corpus's training split (rest, ngram_lm). Cold
 drafters use only the text of their own row. Those with "warm" in their name have also learnt from
 ``config.warm_prompts`` other prompts before measuring, and do not change afterwards. Trees are
-small, because two CPU cores pay for every node. Ten minutes with the target of an earlier
-quickstart; experiments/training_free has the numbers.
+small, because two CPU cores pay for every node. Ten minutes after the
+training; experiments/training_free has the numbers.
 """
 
 from ml_collections import ConfigDict
@@ -36,14 +36,13 @@ WARM = ("token_recycling", "trie", "suffix", "sam")
 
 def get_config(models: str = "") -> ConfigDict:
     """The configuration; ``models`` is a folder with a trained target, empty: train one."""
-    config = quickstart.get_config()
-    target = f"{models}/target" if models else "{workdir}/target"
-    config.target = target
+    config = quickstart.pair(models)
     config.prepare = ("store", "tables") if models else ("target", "store", "tables")
-    del config.stages.draft
+    if not models:
+        del config.stages.draft
     for name, stage in (("store", datastore.get_config()), ("tables", ngram_tables.get_config())):
-        stage.target = target
-        stage.data.dir = f"{target}/data"
+        stage.target = config.target
+        stage.data.dir = quickstart.text_of(models)
         config.stages[name] = stage
     methods = config.grid.methods = ConfigDict()
     for name, keys in METHODS.items():

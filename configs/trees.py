@@ -1,7 +1,7 @@
-"""A draft model as a chain and as trees, with the models of the quickstart.
+"""A draft model as a chain and as trees, with models of ``quickstart.py:train``.
 
     python -m specjax.run --config=configs/trees.py
-    python -m specjax.run --config=configs/trees.py:runs/quickstart   # with a quickstart's models
+    python -m specjax.run --config=configs/trees.py:assets   # with the shipped models
 
 Three minutes on two CPU cores, after two and a half of training. Tokens per round (tau) of 8
 prompts, 24 tokens each:
@@ -39,10 +39,7 @@ METHODS = {
 
 def get_config(models: str = "") -> ConfigDict:
     """The configuration; ``models`` is a folder with a target and a draft; empty: train them."""
-    config = quickstart.get_config()
-    if models:
-        config.prepare = ()
-        config.target = f"{models}/target"
+    config = quickstart.pair(models)
     draft = {"model": f"{models or '{workdir}'}/draft"}
     config.grid.methods = {label: drafter(**keys | draft) for label, keys in METHODS.items()}
     config.grid.temperatures = (0.0, 1.0)

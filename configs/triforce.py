@@ -1,6 +1,6 @@
 """Three levels for long prompts: a small model, the target with a part of its cache, the target.
 
-    python -m specjax.run --config=configs/triforce.py   # trains the quickstart's models first
+    python -m specjax.run --config=configs/triforce.py   # trains models first
     python -m specjax.run --config=configs/triforce.py:DRAFT_DIR --config.target=DIR \\
         --config.prompts=prompts.txt
 
@@ -15,7 +15,7 @@ from specjax.run.settings import drafter
 
 def get_config(draft: str = "") -> ConfigDict:
     """The configuration; ``draft`` is the small model; empty: train target and small model."""
-    config = bench.get_config() if draft else quickstart.get_config()
+    config = bench.get_config() if draft else quickstart.pair()
     if not draft:
         config.grid.methods = ConfigDict()
         config.grid.batch_sizes = (1,)

@@ -11,10 +11,11 @@ from specjax import accept, decode
 from specjax.bench import measuring, passes, summaries
 from specjax.bench.passes import Job, Method
 from specjax.drafters.draft_models import draft_tree
+from specjax.errors import UserError
 from specjax.models import hf
 from specjax.topology import search, shapes
 from specjax.topology.shapes import Topology
-from specjax.types import ModelParams
+from specjax.types import ModelParams, StepInfo
 
 FIRST_CHAIN = 4  # draft tokens of the chain that the choice of a tree starts from
 MOST_CHOICES = 4
@@ -30,6 +31,22 @@ KEPT = (
     "tokens",
     "lossless",
 )
+
+
+def accepted_ranks(info: StepInfo) -> np.ndarray:
+    """i64[R]: the accepted child of the pending token, -1 for none, in rows that were not finished.
+
+    For ``search.acceptance_vector``. ``info`` comes from ``decode.stream``, with a draft of one
+    level. Of equal siblings the first counts: ``recursive`` never accepts another, because a
+    rejected token has no mass left. Raises UserError for more levels.
+    """
+    if info.draft.longest != 1:
+        levels = info.draft.longest
+        raise UserError(f"the draft has {levels} levels; count ranks on trees of one level")
+    emitted = np.asarray(info.draft.tokens) == np.asarray(info.tokens)[:, :1]
+    emitted &= np.asarray(info.draft.valid)
+    ranks = np.where(np.asarray(info.accepted) > 0, emitted.argmax(1), -1)
+    return ranks[np.asarray(info.emitted) > 0]
 
 
 class Options(NamedTuple):
@@ -64,7 +81,7 @@ def acceptance(job: Job, draft: hf.Loaded, width: int, siblings: str) -> tuple[n
             state,
             eos_id=job.eos_id,
         ):
-            ranks.append(search.accepted_ranks(info))
+            ranks.append(accepted_ranks(info))
     observed = np.concatenate(ranks)
     return search.acceptance_vector(observed, width), observed.size
 

@@ -41,6 +41,8 @@ AUTO = "auto"
 
 LONGEST = 8  # tokens of a draft, at most; the controller chooses fewer
 CONTROL = "goodput"
+# Keys of drafters that name models or tables on disk.
+FILES = ("model", "models", "datastore", "tables")
 # Files whose change makes another model.
 _WEIGHTS = (".safetensors", ".gguf", ".json")
 
@@ -347,7 +349,9 @@ def _choice(file: Path, rows: int, sampled: bool, draft: str, tried: Sequence[Tr
     best = max(tried, key=lambda each: each.speedup)
     if best.speedup < WORTH:
         return Choice(rows, sampled, draft, {"name": drafters.PLAIN}, "", 1.0, speeds)
-    keys = {key: each for key, each in best.drafter.items() if key != "model" or not _model(best)}
+    keys = _lasting(best.drafter)
+    if _model(best):
+        del keys["model"]
     if keys.get("control"):
         name, values = control.read(str(keys["control"]))
         if values.get("profile"):
@@ -366,6 +370,19 @@ def _choice(file: Path, rows: int, sampled: bool, draft: str, tried: Sequence[Tr
             text = ",".join(f"{key}={each}" for key, each in values.items())
             keys["control"] = f"{name}:{text}"
     return Choice(rows, sampled, draft, keys, best.accept, best.speedup, speeds)
+
+
+def _lasting(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a drafter and of those in it, with paths that hold in any working directory."""
+    result = dict(keys)
+    for key, value in keys.items():
+        if isinstance(value, Mapping):
+            result[key] = _lasting(value)
+        elif key in FILES and isinstance(value, str):
+            found = [Path(each.strip()).expanduser() for each in value.split(",")]
+            if all(each.exists() for each in found):
+                result[key] = ",".join(str(each.resolve()) for each in found)
+    return result
 
 
 def _read(file: Path) -> list[Choice]:

@@ -329,9 +329,8 @@ def _with_stand_ins(
 
 def _names_files(keys: Mapping[str, Any] | None) -> bool:
     """Whether a key of a drafter, or of one inside it, names a model or a table on disk."""
-    files = ("model", "models", "datastore", "tables")
     own = flatten_dict(keys or {}).items()
-    return any(path[-1] in files and isinstance(value, str) for path, value in own)
+    return any(path[-1] in auto.FILES and isinstance(value, str) for path, value in own)
 
 
 def _check_prompts(settings: Settings, target: hf.Loaded | LM) -> None:

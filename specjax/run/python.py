@@ -66,8 +66,7 @@ def measure(
         keys: those of ``OPTIONS``: see ``Settings``.
 
     Returns:
-        The object of results.json; ``specjax.report.to_frame`` makes a table of it. Without
-        ``report``, or with ``trace_prompts=0``, "overlap" of its rows is None.
+        The object of results.json, for ``specjax.report.to_frame``. Its "overlap" needs a report.
 
     Raises:
         UserError: objects and numbers that do not fit, a workdir that cannot be written or that

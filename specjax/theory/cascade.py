@@ -96,7 +96,7 @@ def escalated_improvement(
     costs: Sequence[float],
     verify: chain.Verify | None = None,
 ) -> float:
-    """Speed-up of drafters that are asked in turn: the first one with a draft drafts (``escalate``).
+    """Speed-up of ``escalate``: drafters are asked in turn, and the first one with a draft drafts.
 
     Drafter j drafts in the share f_j = ``shares[j]`` of the rounds: k_j = ``lengths[j]`` tokens,
     accepted at ``alphas[j]``, at a cost of ``costs[j]`` each. The other rounds have no draft. With
@@ -120,11 +120,9 @@ def escalated_improvement(
 
 def _check_sizes(*lists: Sequence) -> None:
     """Raises UserError unless these are lists of the same length."""
-    names = "alphas, lengths and costs" if len(lists) == 3 else "alphas, lengths, costs and shares"
     try:
         sizes = [len(each) for each in lists]
     except TypeError:
-        raise UserError(f"{names} must be lists; give one of each for every drafter") from None
+        raise UserError("an argument is no list; give an entry for every drafter") from None
     if len(set(sizes)) > 1:
-        found = f"{', '.join(map(str, sizes[:-1]))} and {sizes[-1]}"
-        raise UserError(f"{names} have {found} entries; give one of each for every drafter")
+        raise UserError(f"the lists have {sizes} entries; give one in each for every drafter")

@@ -201,16 +201,11 @@ def optimal_gamma(
     alpha, limit = checks.one_rate("alpha", alpha), checks.count("limit", limit, 0)
     if verify is not None and not callable(verify):
         limit = min(limit, max(_measured(verify)) - 1)
-    return first_best(lambda gamma: walltime_improvement(alpha, gamma, c, verify), limit, 1.0)
-
-
-def first_best(gain: Callable[[int], float], limit: int, without: float) -> tuple[int, float]:
-    """(n, gain(n)) of the best of 1..limit; among equals the first; (0, ``without``) if none is."""
-    best = 0, without
-    for n in range(1, limit + 1):
-        value = gain(n)
+    best = 0, 1.0
+    for gamma in range(1, limit + 1):
+        value = walltime_improvement(alpha, gamma, c, verify)
         if value > best[1] * (1 + 1e-12):  # by more than rounding
-            best = n, value
+            best = gamma, value
     return best
 
 

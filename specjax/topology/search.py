@@ -15,7 +15,7 @@ import functools
 import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +25,6 @@ from specjax.errors import UserError
 from specjax.topology.shapes import Topology, from_ranks
 
 # Acceptance of siblings by rank, as the search for a tree needs it.
-
-
-if TYPE_CHECKING:
-    from specjax.types import StepInfo
 
 
 def acceptance_table(acceptance: npt.ArrayLike) -> np.ndarray:
@@ -62,22 +58,6 @@ def acceptance_vector(ranks: npt.ArrayLike, width: int) -> np.ndarray:
     if not np.issubdtype(seen.dtype, np.integer) or seen.min() < -1 or seen.max() >= width:
         raise UserError(f"ranks must be whole numbers from -1 (none) to {width - 1} (width - 1)")
     return np.bincount(seen.ravel() + 1, minlength=width + 1)[1:] / seen.size
-
-
-def accepted_ranks(info: StepInfo) -> np.ndarray:
-    """i64[R]: the accepted child of the pending token, -1 for none, in rows that were not finished.
-
-    For ``acceptance_vector``. ``info`` comes from ``decode.stream``, with a draft of one level. Of
-    equal siblings the first counts: ``recursive`` never accepts another, because a rejected token
-    has no mass left. Raises UserError for more levels.
-    """
-    if info.draft.longest != 1:
-        levels = info.draft.longest
-        raise UserError(f"the draft has {levels} levels; count ranks on trees of one level")
-    emitted = np.asarray(info.draft.tokens) == np.asarray(info.tokens)[:, :1]
-    emitted &= np.asarray(info.draft.valid)
-    ranks = np.where(np.asarray(info.accepted) > 0, emitted.argmax(1), -1)
-    return ranks[np.asarray(info.emitted) > 0]
 
 
 REFERENCE = "chen2024sequoia"

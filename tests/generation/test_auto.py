@@ -165,6 +165,26 @@ def test_a_folder_that_a_controller_cannot_name(folder, monkeypatch, tmp_path, p
 
 
 @pytest.mark.fast
+def test_paths_hold_in_any_working_directory(folder, tmp_path, monkeypatch):
+    """Those of drafters inside a drafter too; a name of the Hub stays."""
+    for name in ("draft", "tables"):
+        (tmp_path / name).mkdir()
+    inner = {
+        "a": {"name": "ngram_lm", "tables": "tables"},
+        "b": {"name": "draft_model", "model": "draft"},
+        "c": {"name": "specinfer", "models": "draft, draft"},
+        "d": {"name": "draft_model", "model": "gpt2"},
+    }
+    monkeypatch.chdir(tmp_path)
+    nested = {"name": "escalate", "drafters": inner}
+    kept = auto.keep(folder, 1, False, [tried(1.5, nested, "chain")]).drafter["drafters"]
+    draft = str(tmp_path / "draft")
+    assert kept["a"]["tables"] == str(tmp_path / "tables") and kept["b"]["model"] == draft
+    assert kept["c"]["models"] == f"{draft},{draft}" and kept["d"]["model"] == "gpt2"
+    assert inner["b"]["model"] == "draft"
+
+
+@pytest.mark.fast
 def test_the_profile_goes_along(folder, tmp_path, cache):
     """For fewer rows the costs of the next larger number that was measured."""
     path = tmp_path / "profile.json"

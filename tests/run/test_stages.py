@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 
 import jax
 import pytest
@@ -15,8 +16,8 @@ from specjax.errors import UserError
 from specjax.run import build, dispatch, settings, stand_ins, workdirs
 
 QUICKSTART, TREES, LOOKAHEAD, ESCALATE = (
-    f"--config={ROOT}/configs/{name}.py"
-    for name in ("quickstart", "trees", "lookahead", "escalate")
+    f"--config={ROOT}/configs/{name}"
+    for name in ("quickstart.py:train", "trees.py", "lookahead.py", "escalate.py")
 )
 
 
@@ -198,7 +199,7 @@ def test_what_is_needed():
     """Stages whose results are used directly, or by a stage that is needed."""
     from configs import quickstart
 
-    config = quickstart.get_config()
+    config = quickstart.get_config("train")
     dispatch._fill(config, "runs/x")
     needed, skipped = dispatch.planned(config, workdirs.Path("runs/x"))
     assert [stage.name for stage in needed] == ["target", "draft"] and not skipped
@@ -206,6 +207,46 @@ def test_what_is_needed():
     needed, skipped = dispatch.planned(config, workdirs.Path("runs/x"))
     assert [stage.name for stage in needed] == ["target"]
     assert [stage.name for stage in skipped] == ["draft"]
+
+
+def test_the_shipped_models():
+    """They are read, every method of the quickstart takes them, and they are small."""
+    from configs import quickstart
+
+    config = quickstart.get_config()
+    assert not config.prepare and {"auto", "train"}.isdisjoint(config.grid.methods)
+    for key, value in (("target", config.target), ("prompts", config.prompts)):
+        config[key] = str(ROOT / "assets" / value.rpartition("assets/")[2])
+    chosen = settings.read(config)
+    target = build.target(chosen)
+    heats = chosen.temperatures
+    made = [methods.objects(target.lm, each, heats)[0] for each in chosen.methods.values()]
+    assert {each.name: each.nodes for each in made} == {
+        "draft_model": 3,
+        "escalate": 5,
+        "prompt_lookup": 8,
+    }
+    files = [path for path in (ROOT / "assets").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 25e6
+
+
+def test_without_the_shipped_models_the_quickstart_trains(cli, started, monkeypatch, tmp_path):
+    """A copy of the configurations, as in the wheel, has none beside it."""
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    with pytest.raises(started[0]):
+        cli(f"--config={tmp_path}/configs/quickstart.py")
+    assert [name for name, _ in started[1:]] == ["target"]
+    status, _, err, _ = cli(f"--config={ROOT}/configs/quickstart.py:fast")
+    assert status == 2 and "quickstart.py:fast is unknown; it must be train, or left out" in err
+
+
+def test_where_the_corpus_of_a_folder_of_models_is(tmp_path):
+    from configs import quickstart
+
+    assert quickstart.text_of("") == "{workdir}/target/data"
+    assert quickstart.text_of(str(tmp_path)) == "{workdir}/data"  # not into shipped models
+    (tmp_path / "target" / "data").mkdir(parents=True)
+    assert quickstart.text_of(str(tmp_path)) == f"{tmp_path}/target/data"
 
 
 @pytest.mark.parametrize("file", ["pard", "spire", "mtp_pretrain", "layer_skip", "distill"])

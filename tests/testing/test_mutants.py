@@ -115,7 +115,7 @@ def test_an_end_that_is_looked_for_at_the_last_token_only(monkeypatch):
     """An end-of-sequence token inside an accepted draft is then followed by the rest of it."""
 
     def last_only(verdict, state, eos_id):
-        verdict, ends = right(verdict, state, None)
+        verdict, _ = right(verdict, state, None)
         last = jnp.take_along_axis(verdict.tokens, jnp.maximum(verdict.count - 1, 0)[:, None], 1)
         return verdict, jnp.isin(last[:, 0], outcome.stop_ids(eos_id)) & (verdict.count > 0)
 

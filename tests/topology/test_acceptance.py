@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.tree_search.study import accepted_ranks
 from specjax import accept, decode, rng
 from specjax.drafters.draft_models import draft_tree
 from specjax.errors import UserError
@@ -56,12 +57,12 @@ def test_accepted_ranks():
         emitted=[2, 1, 0, 1, 2],
         drafted=drafted,
     )
-    assert search.accepted_ranks(info).tolist() == [1, -1, 2, 0]
+    assert accepted_ranks(info).tolist() == [1, -1, 2, 0]
     # An invalid node has no token.
     invalid = level_info([[7, 1]], [1], [2], [[7, 3, 7]], valid=[[False, True, True]])
-    assert search.accepted_ranks(invalid).tolist() == [2]
+    assert accepted_ranks(invalid).tolist() == [2]
     with pytest.raises(UserError, match="has 2 levels; count ranks on trees of one level"):
-        search.accepted_ranks(level_info([[7, 1]], [1], [2], [[7, 3, 7]], depth=2))
+        accepted_ranks(level_info([[7, 1]], [1], [2], [[7, 3, 7]], depth=2))
 
 
 def ranks_by_enumeration(target, draft):
@@ -99,7 +100,7 @@ def test_accepted_ranks_of_a_run_are_those_of_the_closed_form():
     state = decode.prefill(model, drafter, params, *prompts, rng.row_keys(0, rows), max_len=2)
     (_, info), *more = decode.stream(model, drafter, rule, params, state)
     assert not more
-    seen = search.acceptance_vector(search.accepted_ranks(info), 3)
+    seen = search.acceptance_vector(accepted_ranks(info), 3)
     expected = ranks_by_enumeration(target, draft)
     assert expected[0] == pytest.approx(np.minimum(target, draft).sum())
     assert np.abs(seen - expected).max() < 4 * np.sqrt(0.25 / rows)
