@@ -5,10 +5,10 @@
 
 The target and its draft model are in assets. They decode held-out Python code, plainly, with the
 draft model, with lookups, and with a lookup where it finds something and the draft model elsewhere
-(escalate); greedy and at temperature 1, batch 1 and 8. The bench checks that the outputs are
-lossless, prints a table and one continuation coloured by the origin of each token, and keeps the
-fastest method of each setting for --config.drafter.name=auto. Everything is written to
-runs/quickstart.
+(escalate); greedy and at temperature 1, one row at a time (``--config.grid.batch_sizes=(1,8)``: in
+batches of 8 too). The bench checks that the outputs are lossless, prints a table and one
+continuation coloured by the origin of each token, and keeps the fastest method of each setting for
+--config.drafter.name=auto. Everything is written to runs/quickstart.
 
 With "train", or where assets is not there: builds the corpus (the interpreter's own standard
 library), trains the target (configs/pretrain.py) and a draft model that imitates it
@@ -40,6 +40,7 @@ def get_config(models: str = "") -> ConfigDict:
     config.target = f"{ASSETS}/target"
     config.prompts = f"{ASSETS}/prompts.jsonl"
     config.max_new_tokens = 64
+    config.grid.batch_sizes = (1,)
     methods = config.grid.methods
     methods.draft_model.gamma = 3
     methods.prompt_lookup.gamma = 8
