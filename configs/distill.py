@@ -1,4 +1,4 @@
-"""A one-layer draft model that imitates the target (DistillSpec): the draft of the quickstart.
+"""A one-layer draft model that imitates the target (DistillSpec).
 
     python -m specjax.run --config=configs/distill.py --workdir=runs/draft \\
         --config.target=runs/target --config.data.dir=runs/target/data
@@ -10,8 +10,8 @@ Divergences: --config.loss.divergence=forward_kl, reverse_kl, jensen_shannon (wi
 starts from those layers of the target instead of config.model. ``config.data.dir`` only saves
 building the corpus a second time.
 
-The quickstart's draft, with these defaults: under a minute on two CPU cores, held-out divergence
-0.094 nats per token, acceptance rate (alpha) 0.85 at temperature 1. On stories260K
+The draft of quickstart.py:train, with these defaults: under a minute on two CPU cores, held-out
+divergence 0.094 nats per token, acceptance rate (alpha) 0.85 at temperature 1. On stories260K
 (experiments/trained_drafters: 1200 steps of 8 x 128 tokens, one layer of the target's width; AMD
 EPYC, with other work running, 2026-11-21) one and a half to three minutes; tau greedy and at
 temperature 1:

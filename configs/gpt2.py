@@ -2,8 +2,8 @@
 
     python -m specjax.run --config=configs/gpt2.py   # reads both models from the Hub
 
-The README of github.com/jaymody/speculative-sampling has this prompt and these settings with NumPy:
-60.64 s plainly, 27.15 s with the draft model (2.23x), and the text, which begins "so powerful that
+github.com/jaymody/speculative-sampling has this prompt and these settings with NumPy: its README
+reports 60.64 s plainly and 27.15 s with the draft model, and a text that begins "so powerful that
 they would be able to think like humans." Needs 8 GB of memory in float32, and the extra "hub".
 """
 
@@ -16,7 +16,7 @@ PROMPT = "Alan Turing theorized that computers would one day become"
 
 def get_config() -> ConfigDict:
     """The configuration."""
-    config = decoding("bench", target="gpt2-xl", prompt=PROMPT, max_new_tokens=40)
-    config.drafter = drafter("draft_model", model="gpt2", gamma=4)
+    config = decoding("bench", target="openai-community/gpt2-xl", prompt=PROMPT, max_new_tokens=40)
+    config.drafter = drafter("draft_model", model="openai-community/gpt2", gamma=4)
     config.show_trace = True
     return config

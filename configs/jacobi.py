@@ -3,7 +3,7 @@
     python -m specjax.run --config=configs/jacobi.py   # trains a target first
     python -m specjax.run --config=configs/jacobi.py:assets   # with the shipped target
 
-A minute or two on two CPU cores. Expect, at batch 1, tau 1.00 and speed-up 0.91x at temperature
+With the target that is trained, at batch 1: tau 1.00 and speed-up 0.91x at temperature
 0, 1.05 and 0.85x at temperature 1 (AMD EPYC, 2026-11-21, experiments/training_free).
 """
 

@@ -3,7 +3,7 @@
     python -m specjax.run --config=configs/llma.py   # trains a target first
     python -m specjax.run --config=configs/llma.py:assets   # with the shipped target
 
-A minute or two on two CPU cores. Expect, at batch 1, tau 1.08 and speed-up 0.98x at temperature
+With the target that is trained, at batch 1: tau 1.08 and speed-up 0.98x at temperature
 0, 1.01 and 0.79x at temperature 1 (AMD EPYC, 2026-11-21, experiments/training_free).
 """
 

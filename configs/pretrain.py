@@ -1,4 +1,4 @@
-"""A small Llama (7.7 million parameters) for Python code: the target of the quickstart.
+"""A small Llama (7.7 million parameters) for Python code, trained for a short or a long time.
 
     python -m specjax.run --config=configs/pretrain.py --workdir=runs/target
 
@@ -9,13 +9,13 @@ have another library). The same command resumes a killed run. Other text:
 
     python -m specjax.run --config=configs/pretrain.py:long --workdir=runs/long
 
-The same model after four million tokens: 1.193 held-out bits per byte, 25 minutes on two cores of
-an AMD EPYC with other work on them (2,000 to 3,900 tokens/s, jax 0.10.2, 2026-11-27). It is the
-shipped target, assets/target, and assets/README.md has its curve.
+The same model after four million tokens, the target of the quickstart: assets/README.md has its
+curve. 25 minutes on two cores of an AMD EPYC with other work on them (jax 0.10.2, 2026-11-27).
 """
 
 from ml_collections import ConfigDict
 
+from specjax.errors import UserError
 from specjax.run.settings import training
 
 SMALL = {
@@ -34,6 +34,8 @@ MUON = {"name": "muon", "learning_rate": 0.02, "adam_learning_rate": 0.03}
 
 def get_config(length: str = "", **values: object) -> ConfigDict:
     """The configuration; ``length`` is "long" or empty, ``values`` replace groups."""
+    if length not in ("", "long"):
+        raise UserError(f"configs/pretrain.py:{length} is unknown; it must be long, or left out")
     usual = {
         "model": SMALL,
         "optimiser": MUON,

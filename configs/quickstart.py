@@ -7,7 +7,7 @@ The target and its draft model are in assets. They decode held-out Python code, 
 draft model, with lookups, and with a lookup where it finds something and the draft model elsewhere
 (escalate); greedy and at temperature 1, one row at a time (``--config.grid.batch_sizes=(1,8)``: in
 batches of 8 too). The bench checks that the outputs are lossless, prints a table and one
-continuation coloured by the origin of each token, and keeps the fastest method of each setting for
+continuation coloured by the origin of each token, and keeps the fastest of the first two for
 --config.drafter.name=auto. Everything is written to runs/quickstart.
 
 With "train", or where assets is not there: builds the corpus (the interpreter's own standard
@@ -47,7 +47,7 @@ def get_config(models: str = "") -> ConfigDict:
     methods.escalate = drafter("escalate")
     # Asked in the order of the labels.
     methods.escalate.drafters.first = drafter("prompt_lookup", gamma=5)
-    own = {"model": f"{ASSETS}/draft", "gamma": 3, "gaps": True}
+    own = {"model": f"{ASSETS}/draft", "gamma": 3}
     methods.escalate.drafters.second = drafter("draft_model", **own)
     config.keep = True
     return config
@@ -70,8 +70,10 @@ def pair(models: str = "") -> ConfigDict:
 
 def text_of(models: str) -> str:
     """Where the corpus for a folder of models is; it is built in the workdir if none is there."""
-    own = f"{models or '{workdir}'}/target/data"
-    return own if not models or Path(own).is_dir() else "{workdir}/data"
+    if not models:
+        return "{workdir}/target/data"
+    own = (f"{models}/target/data", f"{models}/data")
+    return next((each for each in own if Path(each).is_dir()), "{workdir}/data")
 
 
 def _bench(draft: str) -> ConfigDict:

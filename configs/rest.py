@@ -3,7 +3,7 @@
     python -m specjax.run --config=configs/rest.py   # trains a target first
     python -m specjax.run --config=configs/rest.py:assets   # with the shipped target
 
-A minute or two on two CPU cores. Expect, at batch 1, tau 1.52 and speed-up 0.75x at temperature
+With the target that is trained, at batch 1: tau 1.52 and speed-up 0.75x at temperature
 0, 1.20 and 0.53x at temperature 1 (AMD EPYC, 2026-11-21, experiments/training_free).
 """
 

@@ -13,7 +13,7 @@ a manifest. The same command resumes a killed run. With a trained drafter
 faster where a pass over several tokens costs little.
 
 786,432 tokens of stories260K take 45 seconds on two CPU cores (AMD EPYC, 17,000 tokens/s,
-2026-11-21); the quickstart's target writes about two thousand tokens per second.
+2026-11-21).
 """
 
 from ml_collections import ConfigDict

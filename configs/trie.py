@@ -3,7 +3,7 @@
     python -m specjax.run --config=configs/trie.py   # trains a target first
     python -m specjax.run --config=configs/trie.py:assets   # with the shipped target
 
-A minute or two on two CPU cores. Expect, at batch 1, tau 3.05 and speed-up 1.53x at temperature
+With the target that is trained, at batch 1: tau 3.05 and speed-up 1.53x at temperature
 0, 1.06 and 0.43x at temperature 1; warm 4.57 and 2.31x, 1.14 and 0.48x (AMD EPYC, 2026-11-21,
 experiments/training_free).
 """

@@ -212,7 +212,7 @@ import specjax as sj
 from specjax import accept, drafters, run, testing
 from specjax.data import corpora
 
-config, _ = run.parse(["specjax.run", "--config=configs/quickstart.py"])
+config, _ = run.parse(["specjax.run", "--config=configs/quickstart.py:train"])
 target = testing.tabular(8)
 drafter = drafters.make("prompt_lookup", target)
 params = sj.ModelParams(testing.random_table(0, 8), drafter.init_params(jax.random.key(0)))

@@ -79,10 +79,12 @@ def tops(target: np.ndarray, draft: np.ndarray, greedy: bool) -> dict[int, np.nd
     If not ``greedy``, the target's probability of these k tokens. Of tokens with equal
     probabilities the lower ids come first. Miao et al. 2024 (2305.09781), table 1.
     """
-    if greedy:
-        target = np.eye(target.shape[-1])[target.argmax(-1)]
     best = np.argsort(-draft, -1, kind="stable")[..., : max(TOPS)]
-    mass = np.take_along_axis(target, best, -1).cumsum(-1)
+    if greedy:
+        each = (best == target.argmax(-1)[..., None]).astype(np.float64)
+    else:
+        each = np.take_along_axis(target, best, -1)
+    mass = each.cumsum(-1)
     return {k: mass[..., k - 1] for k in TOPS}
 
 

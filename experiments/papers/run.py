@@ -5,15 +5,15 @@
 
 A pair is NAME=TARGET,DRAFT,PROMPTS,TEXT. Without DRAFT one is distilled on text of the target
 (``trained_drafters``); without TEXT it is the embedded corpus, Python code; without PROMPTS they
-are beginnings of lines of its held-out part. Tables of unigrams and bigrams are counted in the
-rest. Each pair is stored in ``results.json`` beside this file; other pairs stay as they are.
+are beginnings of lines of its held-out part. Tables of unigrams and bigrams are counted in the rest
+of the text. Each pair is stored in ``results.json`` beside this file; other pairs stay as they are.
 
 - Leviathan et al. 2023 (2211.17192): alpha by temperature; gamma 1 to 8 beside equation 1,
   theorem 3.8 (with a pass of one step, and with the measured cost of passes) and theorem 3.11;
   lenience, with the distance of its law; the time of outputs by their length.
 - Chen et al. 2023 (2302.01318): K = 4 in two domains: a pair, or a category of prompts, is one.
-- Miao et al. 2024 (SpecInfer, 2305.09781): how often the draft's best k tokens have the target's;
-  alpha by class of token.
+- Miao et al. 2024 (SpecInfer, 2305.09781): how often the draft's best k tokens have the target's.
+- alpha by class of token.
 
 ``alpha`` is by definition, over all places of texts that the target wrote (``bench.overlap``), and
 all predictions are made from it; ``acceptance_rate`` is that of the loop. Operations are those of
@@ -141,7 +141,7 @@ def beside_theory(row: dict[str, Any], kind: str, alpha: float, pair: Pair) -> d
         ),
         "c_hat": work,
         "operations": theory.operations(alpha, gamma, work),
-        "operations_measured": (gamma * work + gamma + 1) / row["block_efficiency"],
+        "operations_measured": (gamma * work + gamma + 1) / (row["accepted_per_round"] + 1),
         "lossless": passed,
     }
 

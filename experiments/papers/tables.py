@@ -9,7 +9,7 @@ HEAD = (
     Column("T", "temperature", "g"),
     Column("gamma", "gamma"),
     Column("alpha", "alpha", ".3f"),
-    Column("alpha of the loop", "acceptance_rate", ".3f"),
+    Column("alpha in the loop", "acceptance_rate", ".3f"),
     Column("equation 1", "expected_tokens", ".2f"),
     Column("tau before cuts", "tokens_before_cut", ".2f"),
     Column("tau", "tau", ".2f"),
@@ -18,12 +18,12 @@ SPEED = (
     Column("c", "c", ".2f"),
     Column("v", "verify", ".2f"),
     Column("theorem 3.8", "improvement", ".2f", "x"),
-    Column("with v", "improvement_measured_verify", ".2f", "x"),
+    Column("theorem 3.8 with v", "improvement_measured_verify", ".2f", "x"),
     Column("speed-up", "speedup", ".2f", "x"),
 )
 WORK = (
     Column("theorem 3.11", "operations", ".2f"),
-    Column("operations", "operations_measured", ".2f"),
+    Column("operations, of plain", "operations_measured", ".2f"),
 )
 LENIENCE = (
     Column("draft", "drafter"),
@@ -75,6 +75,7 @@ def tables(results: dict) -> str:
     for name, pair in results["pairs"].items():
         rows, whole = pair["chains"], [row for row in pair["chains"] if row["category"] is None]
         gammas = [row for row in whole if row["temperature"] in (0, 1)]
+        gammas.sort(key=lambda row: (row["temperature"], row["gamma"]))
         heats = sorted((r for r in whole if r["gamma"] == K), key=lambda row: row["temperature"])
         parts = {
             "Leviathan et al. 2023: alpha by temperature": by_temperature(pair["alphas"]),
@@ -93,7 +94,9 @@ def tables(results: dict) -> str:
         several = len({row["category"] for row in rows}) > 2
         chosen = [r for r in (rows if several else gammas) if r["gamma"] == K]
         chosen = [row for row in chosen if row["temperature"] in (0, 1)]
-        domains += [row | {"domain": row["category"] or name} for row in chosen]
+        domains += [
+            row | {"domain": ": ".join(filter(None, (name, row["category"])))} for row in chosen
+        ]
     table_of_domains = of_rows(domains, (Column("domain", "domain"), *HEAD, *SPEED))
     title = f"**Chen et al. 2023: K = {K} in each domain**"
     return "\n\n".join([*texts, title, table_of_domains])

@@ -5,9 +5,8 @@ token less, and never less than one. A draft that the drafter itself ended early
 Rounds without a draft change nothing. The length starts anew with every prompt; transformers keeps
 it for the next one, so that its texts depend on their order.
 
-With a window the mean accepted share of the last rounds decides. The rule that courses recommend
-(one more above 0.8 in ten rounds, one less below 0.5) is
-"heuristic:4,up=1,window=10,above=0.8,below=0.5".
+With a window the mean accepted share of the last rounds decides: "heuristic:4,up=1,window=10,
+above=0.8,below=0.5" drafts one token more from 0.8 on, and one less below 0.5.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Keys(declare.Keys):
     most: int = key(64, "the upper bound; the drafter's own longest draft is one too")
     window: int = key(1, "rounds with a draft over which the accepted share is a mean", least=1)
     above: float = key(1.0, "``up`` more from this mean on", least=0)
-    below: float = key(1.0, "``down`` fewer below this mean", least=0)
+    below: float = key(1.0, "``down`` fewer below this mean, at most ``above``", least=0)
 
     def check(self) -> None:
         if not self.below <= self.above <= 1:
@@ -93,8 +92,9 @@ def _update(keys: Keys, state: State, draft: Draft, verdict: Verdict) -> State:
     mean = jnp.where(seen, shares, 0).sum(1) / jnp.maximum(seen.sum(1), 1)
     longer = jnp.minimum(state.length + keys.up, keys.most)
     shorter = jnp.maximum(state.length - keys.down, keys.least)
-    length = jnp.where(mean < keys.below, shorter, state.length)
-    length = jnp.where(mean >= keys.above, longer, length)
+    # A mean of shares is rounded; a tie counts as one.
+    length = jnp.where(mean < keys.below - 1e-6, shorter, state.length)
+    length = jnp.where(mean >= keys.above - 1e-6, longer, length)
     had = drafted > 0
     return State(
         jnp.where(had, length, state.length).astype(state.length.dtype),

@@ -155,12 +155,14 @@ def _check_methods(methods: Any) -> None:
         raise UserError('methods has none; give label -> {"name": NAME, ...}, or leave it out')
     for label, keys in methods.items():
         try:
-            json.dumps(dict(keys))
+            nested = json.dumps(dict(keys)) and keys.get("drafters")
         except (TypeError, ValueError):
             raise UserError(
                 f"method {label} is {keys!r}; it must hold keys of a drafter that are texts and "
                 "numbers, so that they can be kept"
             ) from None
+        if nested:
+            raise UserError(f"method {label} has drafters in it, which are not kept; name others")
 
 
 def _measured(
@@ -349,7 +351,7 @@ def _choice(file: Path, rows: int, sampled: bool, draft: str, tried: Sequence[Tr
     best = max(tried, key=lambda each: each.speedup)
     if best.speedup < WORTH:
         return Choice(rows, sampled, draft, {"name": drafters.PLAIN}, "", 1.0, speeds)
-    keys = _lasting(best.drafter)
+    keys = {key: _lasting(key, each) for key, each in best.drafter.items()}
     if _model(best):
         del keys["model"]
     if keys.get("control"):
@@ -372,17 +374,14 @@ def _choice(file: Path, rows: int, sampled: bool, draft: str, tried: Sequence[Tr
     return Choice(rows, sampled, draft, keys, best.accept, best.speedup, speeds)
 
 
-def _lasting(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a drafter and of those in it, with paths that hold in any working directory."""
-    result = dict(keys)
-    for key, value in keys.items():
-        if isinstance(value, Mapping):
-            result[key] = _lasting(value)
-        elif key in FILES and isinstance(value, str):
-            found = [Path(each.strip()).expanduser() for each in value.split(",")]
-            if all(each.exists() for each in found):
-                result[key] = ",".join(str(each.resolve()) for each in found)
-    return result
+def _lasting(key: str, value: Any) -> Any:
+    """The value of a drafter's key, with paths that hold in any working directory."""
+    if key not in FILES or not isinstance(value, str):
+        return value
+    names = [each.strip() for each in (value.split(",") if key == "models" else [value])]
+    paths = [Path(each).expanduser() for each in names]
+    found = zip(names, paths, strict=True)
+    return ",".join(str(path.resolve()) if name and path.exists() else name for name, path in found)
 
 
 def _read(file: Path) -> list[Choice]:

@@ -104,7 +104,7 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
     cells.check_lossless(measured.rows)
     if settings.keep:
         texts = [each.text for each in _kept(settings, target, measured, workdir)]
-        for text in texts or ["nothing, since every method is lossy or warm"]:
+        for text in texts or ["nothing: all are lossy, warm or nested"]:
             console.print(Text(f"kept for drafter.name=auto: {text}"))
 
 
@@ -114,14 +114,14 @@ def _kept(
     """Keeps the fastest method of each number of rows and kind of sampling.
 
     Several sets of prompts and temperatures count by the geometric mean of their speed-ups. Lossy
-    methods, and warm ones, are not kept.
+    methods, warm ones, and drafters with drafters in them are not kept.
     """
     speeds: dict[tuple[int, bool], dict[str, list[float]]] = {}
     for row in measured.rows:
         sampled, choice = row["temperature"] > 0, settings.methods.get(row["method"])
         if row["category"] is not None or choice is None or choice.warm:
             continue
-        if auto.is_lossless(row["class"], sampled):
+        if not choice.drafter.get("drafters") and auto.is_lossless(row["class"], sampled):
             own = speeds.setdefault((row["batch_size"], sampled), {})
             own.setdefault(row["method"], []).append(row["speedup"])
     result = []

@@ -102,8 +102,9 @@ def escalated_improvement(
     accepted at ``alphas[j]``, at a cost of ``costs[j]`` each. The other rounds have no draft. With
     v of ``verify`` (as in ``chain.walltime_improvement``) and E_j of equation 1: (1 - sum_j f_j +
     sum_j f_j E_j) / (1 - sum_j f_j + sum_j f_j (v(k_j + 1) + k_j c_j)). So a cheap first drafter
-    pays if its rounds have more tokens per time than those of the next one. Spector and Ré 2023
-    (2308.04623) build such drafters; the formula follows from equation 1 for each kind of round.
+    pays if its rounds have more tokens per time than those of the next one. Asking a drafter that
+    has no draft, and reading what a draft model missed, cost nothing here. Spector and Ré 2023
+    (2308.04623) build such drafters; the formula is equation 1 for each kind of round.
     """
     _check_sizes(alphas, lengths, costs, shares)
     rest = 1 - sum(checks.one_rate("shares", share) for share in shares)
@@ -123,6 +124,6 @@ def _check_sizes(*lists: Sequence) -> None:
     try:
         sizes = [len(each) for each in lists]
     except TypeError:
-        raise UserError("an argument is no list; give an entry for every drafter") from None
+        raise UserError("an argument is no list; give one entry for every drafter") from None
     if len(set(sizes)) > 1:
         raise UserError(f"the lists have {sizes} entries; give one in each for every drafter")

@@ -27,7 +27,6 @@ ADVERSARIAL = (
     "fixed:0",
     "fixed:2",
     "heuristic:1,1,1,0",
-    "heuristic:2,1,window=3,above=0.6,below=0.3",
     "confidence:0.45",
     "confidence:0.3,1,6",
     "entropy:0.4",
@@ -38,6 +37,7 @@ ADVERSARIAL = (
     "bandit:exp3,most=3,draft=0.3,width=0.5",
     "goodput:most=3,draft=0.2,weight=0.5,explore=1",
     "calibrated:most=3,draft=0.15",
+    "heuristic:2,1,window=3,above=0.6,below=0.3",
 )
 
 
@@ -78,7 +78,7 @@ def test_the_window_of_heuristic():
     """Against a list of the last ten accepted shares, per row; rounds without a draft are none."""
     own = control.parse("heuristic:4,up=1,window=10,above=0.8,below=0.5,most=8")
     state, generator = own.init(context(3)), np.random.default_rng(0)
-    lengths, seen = [4, 4, 4], [[], [], []]
+    lengths, seen, ties = [4, 4, 4], [[], [], []], set()
     for turn in range(60):
         rates = [0.95, 0.3, 0.7] if turn < 30 else [0.2, 0.9, 0.0]
         limits = own.limit(state).tolist()
@@ -90,9 +90,10 @@ def test_the_window_of_heuristic():
             if drafted[row]:
                 seen[row].append(Fraction(accepted[row], drafted[row]))
                 mean = sum(seen[row][-10:]) / len(seen[row][-10:])
+                ties |= {mean} & {Fraction("0.8"), Fraction("0.5")}
                 up, down = mean >= Fraction("0.8"), mean < Fraction("0.5")
                 lengths[row] = min(max(lengths[row] + up - down, 1), 8)
-    assert len({tuple(each) for each in seen}) == 3 and lengths[2] == 1
+    assert len({tuple(each) for each in seen}) == 3 and lengths[2] == 1 and len(ties) == 2
 
 
 @pytest.mark.fast
@@ -327,6 +328,7 @@ def test_exact_law(text):
         ("fixed:-1", "the draft length is -1; it must be a whole number >= 0"),
         ("heuristic:5,most=3", "heuristic's most is 3; it must be a whole number >= 5"),
         ("heuristic:above=0.4,below=0.5", "heuristic's above is 0.4 and below 0.5"),
+        ("heuristic:above=1.1", "heuristic's above is 1.1 and below 1.0; they must be shares"),
         ("confidence:1.5", "confidence's threshold is 1.5"),
         ("confidence:0.4,2", "confidence's refit is 2; it must be a number from 0 to 1"),
         ("entropy:-1", "entropy's most is -1"),

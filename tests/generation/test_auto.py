@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from commandline import GENERATE, ROOT
 
 import specjax as sj
 from specjax import generation
+from specjax.bench.methods import MethodChoice
 from specjax.control import costs
 from specjax.errors import UserError
 from specjax.generation import auto
@@ -166,22 +169,20 @@ def test_a_folder_that_a_controller_cannot_name(folder, monkeypatch, tmp_path, p
 
 @pytest.mark.fast
 def test_paths_hold_in_any_working_directory(folder, tmp_path, monkeypatch):
-    """Those of drafters inside a drafter too; a name of the Hub stays."""
+    """Of several models each; a name of the Hub stays."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("draft", "tables"):
         (tmp_path / name).mkdir()
-    inner = {
-        "a": {"name": "ngram_lm", "tables": "tables"},
-        "b": {"name": "draft_model", "model": "draft"},
-        "c": {"name": "specinfer", "models": "draft, draft"},
-        "d": {"name": "draft_model", "model": "gpt2"},
-    }
-    monkeypatch.chdir(tmp_path)
-    nested = {"name": "escalate", "drafters": inner}
-    kept = auto.keep(folder, 1, False, [tried(1.5, nested, "chain")]).drafter["drafters"]
-    draft = str(tmp_path / "draft")
-    assert kept["a"]["tables"] == str(tmp_path / "tables") and kept["b"]["model"] == draft
-    assert kept["c"]["models"] == f"{draft},{draft}" and kept["d"]["model"] == "gpt2"
-    assert inner["b"]["model"] == "draft"
+    draft, name = str(tmp_path / "draft"), "openai-community/gpt2"
+    for drafter, key, value, expected in (
+        ("ngram_lm", "tables", "tables", str(tmp_path / "tables")),
+        ("rest", "datastore", "~/tables", str(tmp_path / "tables")),
+        ("specinfer", "models", f"draft, {name}", f"{draft},{name}"),
+        ("prompt_lookup", "scores", "draft", "draft"),
+    ):
+        each = Tried(drafter, {"name": drafter, key: value}, "chain", 1.5)
+        assert auto._choice(folder / "x.json", 1, False, "", [each]).drafter[key] == expected
 
 
 @pytest.mark.fast
@@ -354,3 +355,16 @@ def test_auto_has_no_keys_and_is_not_measured(cli, target, config, args, message
         *(f"--config.{each}" for each in args),
     )
     assert status == 2 and message in err and len(err.splitlines()) == 1 and not workdir.exists()
+
+
+@pytest.mark.fast
+def test_drafters_of_drafters_are_not_kept(model):
+    """What is kept has one draft model, or none."""
+    nested = {"name": "escalate", "drafters": {"a": {"name": "sam"}}}
+    with pytest.raises(UserError, match="method x has drafters in it, which are not kept"):
+        sj.tune(model, ["Once"], methods={"x": nested})
+    row = {"method": "x", "temperature": 0.0, "category": None, "class": "L1"}
+    settings = SimpleNamespace(methods={"x": MethodChoice(nested, "chain", {})})
+    measured = SimpleNamespace(rows=[row | {"batch_size": 1, "speedup": 2.0}])
+    kept = importlib.import_module("specjax.run.bench")._kept
+    assert kept(settings, None, measured, None) == []

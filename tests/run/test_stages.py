@@ -214,7 +214,7 @@ def test_the_shipped_models():
     from configs import quickstart
 
     config = quickstart.get_config()
-    assert not config.prepare and {"auto", "train"}.isdisjoint(config.grid.methods)
+    assert not config.prepare and config.keep
     for key, value in (("target", config.target), ("prompts", config.prompts)):
         config[key] = str(ROOT / "assets" / value.rpartition("assets/")[2])
     chosen = settings.read(config)
@@ -240,13 +240,23 @@ def test_without_the_shipped_models_the_quickstart_trains(cli, started, monkeypa
     assert status == 2 and "quickstart.py:fast is unknown; it must be train, or left out" in err
 
 
-def test_where_the_corpus_of_a_folder_of_models_is(tmp_path):
-    from configs import quickstart
+FOLDERS = ["boost", "cascade", "controllers", "escalate", "sweep", "training_free", "trees"]
 
-    assert quickstart.text_of("") == "{workdir}/target/data"
-    assert quickstart.text_of(str(tmp_path)) == "{workdir}/data"  # not into shipped models
-    (tmp_path / "target" / "data").mkdir(parents=True)
-    assert quickstart.text_of(str(tmp_path)) == f"{tmp_path}/target/data"
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_of_models(name, tmp_path):
+    """No target is trained, and no corpus is built in the folder; one that is there is used."""
+    module, argument = importlib.import_module(f"configs.{name}"), str(tmp_path)
+    argument = f"draft_model,{argument}" if name == "controllers" else argument
+    for text in ("{workdir}/data", f"{tmp_path}/data", f"{tmp_path}/target/data"):
+        if text.startswith("/"):
+            (tmp_path / text).mkdir(parents=True)
+        config = module.get_config(argument)
+        assert config.target == f"{tmp_path}/target" and config.data_dir == text
+        used = [config.stages[each] for each in config.prepare]
+        assert {each.data.dir for each in used} <= {text}
+        assert not {"target", "draft"} & set(config.prepare)
+        assert "{workdir}/draft" not in str(config.grid.methods)
 
 
 @pytest.mark.parametrize("file", ["pard", "spire", "mtp_pretrain", "layer_skip", "distill"])
