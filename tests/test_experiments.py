@@ -821,7 +821,8 @@ def test_papers(target, tmp_path):
     result = json.loads((tmp_path / "results.json").read_text())
     text = papers_tables.tables(result)
     assert str(tmp_path) not in json.dumps(result) and "None" not in text
-    assert all(f"| {name} |" in text for name in ("given", "trained", "a", "b", "bigram"))
+    names = ("trained", "given: a", "given: b", "bigram")
+    assert all(f"| {name} |" in text for name in names)
     for pair in result["pairs"].values():
         assert all(0 <= row["alpha"] <= 1 for row in [*pair["alphas"], *pair["lenience"]])
         assert all(1 <= row["expected_tokens"] <= row["gamma"] + 1 for row in pair["chains"])

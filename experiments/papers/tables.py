@@ -12,7 +12,6 @@ HEAD = (
     Column("alpha in the loop", "acceptance_rate", ".3f"),
     Column("equation 1", "expected_tokens", ".2f"),
     Column("tau before cuts", "tokens_before_cut", ".2f"),
-    Column("tau", "tau", ".2f"),
 )
 SPEED = (
     Column("c", "c", ".2f"),
@@ -28,7 +27,8 @@ WORK = (
 LENIENCE = (
     Column("draft", "drafter"),
     Column("lenience", "lenience", "g"),
-    *HEAD,
+    HEAD[0],
+    *HEAD[2:],
     *SPEED[-2:],
     Column("total variation", "total_variation", ".4f"),
     Column("KL, nats", "kl", ".4f"),
@@ -36,7 +36,7 @@ LENIENCE = (
 )
 LENGTHS = (
     Column("new tokens", "new"),
-    *HEAD[-3:],
+    *HEAD[-2:],
     Column("plain, s", "plain_seconds", ".3f"),
     Column("speculative, s", "seconds", ".3f"),
     *SPEED[-2:],
@@ -81,7 +81,7 @@ def tables(results: dict) -> str:
             "Leviathan et al. 2023: alpha by temperature": by_temperature(pair["alphas"]),
             f"With gamma {K}": of_rows(heats, (*HEAD, *SPEED)),
             "By gamma": of_rows(gammas, (*HEAD, *SPEED, *WORK)),
-            "Lenience": of_rows(pair["lenience"], LENIENCE),
+            f"Lenience, gamma {K}": of_rows(pair["lenience"], LENIENCE),
             f"By length of the output, gamma {K}, T=0": of_rows(pair["lengths"], LENGTHS),
             "Miao et al. 2024: the target's token among the draft's k best": of_rows(
                 pair["tops"], TOPS
