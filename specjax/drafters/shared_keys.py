@@ -98,17 +98,24 @@ class NetworkKeys(StoredKeys):
     """A draft network over the target's features: its source, its sizes, the shape of a draft."""
 
     heads: int = key(
-        0, "attention heads; 0: as in the files, or width / ``head_dim`` if new", least=0
+        0,
+        "attention heads; 0: as in the files, or the target's if new (at another width: width / "
+        "``head_dim``)",
+        least=0,
     )
-    kv_heads: int = key(0, "key and value heads; 0: as in the files, or ``heads`` if new", least=0)
+    kv_heads: int = key(
+        0, "key and value heads; 0: as in the files, or in the target's ratio if new", least=0
+    )
     head_dim: int = key(
         0,
-        "width of an attention head; 0: as in the files, or the largest even divisor of the width "
-        "up to 64 if new",
+        "width of an attention head; 0: as in the files, or the target's if new",
         least=0,
     )
     inner: int = key(
-        0, "width of the feed-forward; 0: as in the files, or 8/3 of the width if new", least=0
+        0,
+        "width of the feed-forward; 0: as in the files, or the target's if new (at another width: "
+        "8/3 of it)",
+        least=0,
     )
     qk_norm: bool = key(
         False,

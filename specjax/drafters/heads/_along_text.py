@@ -135,10 +135,18 @@ def every_place(rows: int, size: int) -> Array:
     return jnp.broadcast_to(jnp.arange(size), (rows, size))
 
 
-def random_places(key: Array, rows: int, size: int, most: int) -> Array:
-    """i32[B,P]: different places of each row at random, all where there are fewer than ``most``."""
-    order = jax.vmap(lambda key: jax.random.permutation(key, size))(jax.random.split(key, rows))
-    return order[:, : min(most, size)].astype(jnp.int32)
+def random_places(key: Array, batch: Batch, ahead: int, depths: int, most: int) -> Array:
+    """i32[B,P]: different places of each row at random, all where there are fewer than ``most``.
+
+    First those at which a draft of so many depths has a label and ends inside the document, then
+    the others that have a label. ``ahead`` as in ``Drafts``: a label of depth 0, or of any depth
+    with ``Batch.depths``.
+    """
+    counted = [label(batch, ahead + d, d)[1] for d in range(1 if batch.depths is None else depths)]
+    labelled = functools.reduce(jnp.logical_or, counted)
+    whole = label(batch.replace(labelled=None, depths=None), ahead + depths - 1)[1]
+    turn = jax.random.uniform(key, labelled.shape) + 2 * ~labelled + ~whole
+    return jnp.argsort(turn, 1)[:, :most].astype(jnp.int32)
 
 
 def in_pieces(compute: Callable[[Array], Array], size: int) -> Array:

@@ -90,9 +90,8 @@ def loss(
         )
     pair, batch = ModelParams(target_params, params), _along_text.of_output(reader.target, batch)
     read = reader.text(pair, batch)
-    rows, size = read.logits.shape[:2]
     shares = [max(keys.keep**d, keys.floor) for d in range(1, depth)]
-    masks = random_masks(key, rows, size, shares)
+    masks = random_masks(key, batch, reader.ahead, shares)
     logits = _masked(reader, pair, read, masks)
     # The masks of each depth from 1.
     here = [np.flatnonzero(masks.depths == d) for d in range(1, depth)]
@@ -113,9 +112,13 @@ def _drafts(reader: Reader, batch: Batch, read: Read, logits: list[Array]) -> Dr
     )
 
 
-def random_masks(key: Array, rows: int, size: int, shares: list[float]) -> Masks:
-    """Masks of each depth from 1, after a share of the T entries, chosen at random."""
-    order = _along_text.random_places(key, rows, size, size)
+def random_masks(key: Array, batch: Batch, ahead: int, shares: list[float]) -> Masks:
+    """Masks of each depth from 1, after a share of the T entries, chosen at random.
+
+    Entries with a label come first (``random_places``).
+    """
+    size = batch.tokens.shape[1] - 1
+    order = _along_text.random_places(key, batch, ahead, 1 + len(shares), size)
     counts = np.minimum.accumulate([max(round(share * size), 1) for share in shares] or [0])
     columns = np.concatenate([np.arange(count) for count in counts])
     depths = np.repeat(np.arange(1, len(counts) + 1), counts)

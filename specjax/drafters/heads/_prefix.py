@@ -24,7 +24,7 @@ from specjax.models.layers import Module
 from specjax.models.transformer import Block, Norm
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Layout
-from specjax.types import Array, ModelParams, Params
+from specjax.types import LM, Array, ModelParams, Params
 
 # Defaults of transformers' Llama for what config.json leaves out.
 THETA, EPS = 10000.0, 1e-6
@@ -62,20 +62,28 @@ MODULE = Module(Layer)
 
 def new(
     width: int,
+    target: LM | None = None,
     head_dim: int = 0,
     heads: int = 0,
     kv_heads: int = 0,
     inner: int = 0,
     layers: int = 0,
 ) -> TransformerConfig:
-    """The shape of new layers: Llama's.
+    """The shape of new layers: Llama's, with sizes of the target's layers.
 
-    0: ``default_head_dim``, so many heads that they have the width, as many key heads as heads,
-    Llama's inner width (8/3 of the width, rounded up), one layer. Raises UserError.
+    0: the target's ``head_dim``, and at its width its heads and its inner width (without experts).
+    At another width or without a decoder of ``specjax.models``: ``default_head_dim``, so many heads
+    that they have the width, the target's number of heads for each key head, and Llama's inner
+    width (8/3 of the width, rounded up). One layer. Raises UserError.
     """
-    head_dim = head_dim or default_head_dim(width)
+    like = None if target is None else target.inside.decoder
+    group = 1 if like is None else like.num_heads // like.num_kv_heads
+    head_dim = head_dim or default_head_dim(width, target)
+    if like is not None and like.hidden_size == width:
+        heads = heads or (like.num_heads if like.head_dim == head_dim else 0)
+        inner = inner or (0 if like.experts else like.intermediate_size)
     heads = heads or max(width // head_dim, 1)
-    kv_heads = kv_heads or heads
+    kv_heads = kv_heads or (heads if heads % group else heads // group)
     if heads % kv_heads:
         raise UserError(
             f"heads is {heads} and kv_heads {kv_heads}; heads must be a multiple of kv_heads"
@@ -133,8 +141,18 @@ def stored_head_dim(config: dict[str, Any], asked: int, queries: int, keys: int,
     return head_dim
 
 
-def default_head_dim(width: int) -> int:
-    """The largest even divisor of the width up to ``WIDEST``, or 2."""
+def default_head_dim(width: int, target: LM | None = None) -> int:
+    """The target's, if it is even and it is of this width, or divides the width.
+
+    Otherwise the largest even divisor of the width up to ``WIDEST``, or 2.
+    """
+    like = None if target is None else target.inside.decoder
+    if (
+        like is not None
+        and like.head_dim % 2 == 0
+        and (like.hidden_size == width or width % like.head_dim == 0)
+    ):
+        return like.head_dim
     return max((d for d in range(2, WIDEST + 1, 2) if width % d == 0), default=2)
 
 

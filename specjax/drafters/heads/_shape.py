@@ -25,23 +25,23 @@ from specjax.types import LM, Params
 
 
 def config_of(
-    name: str, given: Given, keys: NetworkKeys, module: Params | None = None
+    name: str, target: LM, given: Given, keys: NetworkKeys, module: Params | None = None
 ) -> TransformerConfig:
-    """The shape of the layers of ``given``, or of new ones. Raises UserError.
+    """The shape of the layers of ``given``, or of new ones for a target. Raises UserError.
 
     ``module``: the part of the parameters that has the layers; None: all.
     """
     width = getattr(keys, "width", 0) or given.ends.width
     if given.params is None:
         sizes = keys.head_dim, keys.heads, keys.kv_heads, keys.inner, getattr(keys, "layers", 0)
-        return dataclasses.replace(_prefix.new(width, *sizes), qk_norm=keys.qk_norm)
+        return dataclasses.replace(_prefix.new(width, target, *sizes), qk_norm=keys.qk_norm)
     leaves: dict[Any, Any] = flatten_dict(given.params if module is None else module)
     layer, where = given.config, f"the {name} network"
     if not layer:
         queries = leaves["layers", "0", "attention", "q", "kernel"].shape[1]
         width = len(leaves["layers", "0", "mlp", "up", "kernel"])
         divided = queries // keys.heads if keys.heads and queries % keys.heads == 0 else 0
-        layer = {"head_dim": keys.head_dim or divided or _prefix.default_head_dim(width)}
+        layer = {"head_dim": keys.head_dim or divided or _prefix.default_head_dim(width, target)}
     config = decoder_layers.decoder(where, decoder_layers.facts(where, layer, leaves))
     given.agree(
         name,

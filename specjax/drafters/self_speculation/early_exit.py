@@ -120,7 +120,7 @@ def _exit_layer(target: LM, asked: int) -> int:
 def _config(target: LM, asked: Any, given: Given, kind: str) -> TransformerConfig:
     """The shape of the adapter's norms and attention: of the files, or of a new one."""
     width = target.width or 2
-    new = _prefix.new(width, asked.head_dim)
+    new = _prefix.new(width, target, asked.head_dim)
     if kind == NONE or given.params is None:
         return new
     eps = value_of(given.config, "rms_norm_eps", float, _prefix.EPS)

@@ -301,7 +301,11 @@ def outputs(setup: Setup, params: ModelParams, batch: Batch, places: Array) -> t
 class LossKeys(DepthKeys):
     """The keys of the loss."""
 
-    places: int = key(PLACES, "random tokens of each row that embeddings follow", least=1)
+    places: int = key(
+        PLACES,
+        "tokens of each row that embeddings follow: random ones, of those that have a label",
+        least=1,
+    )
 
 
 @declare.method(LossKeys)
@@ -319,8 +323,7 @@ def loss(
         raise UserError(
             "look-ahead embeddings predict two tokens ahead; raise train.length to 2 or more"
         )
-    rows, size = batch.tokens.shape
-    chosen = _along_text.random_places(key, rows, size - 1, keys.places)
+    chosen = _along_text.random_places(key, batch, 2, setup.rows, keys.places)
     drafts = _drafts(setup, ModelParams(target_params, params), batch, chosen)
     drafts = drafts._replace(places=(chosen,) * setup.rows)
     number = drafts.number_of_labels(setup.rows)

@@ -154,7 +154,8 @@ def test_probs_of_another_depth_are_caught():
 
 
 def test_deeper_masks_are_dropped_together_with_those_below():
-    masks = _masked_text.random_masks(jax.random.key(0), 2, 10, [0.7, 0.49, 0.2, 0.2])
+    batch = Batch(jnp.zeros((2, 11), jnp.int32))
+    masks = _masked_text.random_masks(jax.random.key(0), batch, 1, [0.7, 0.49, 0.2, 0.2])
     counts = [int((masks.depths == depth).sum()) for depth in range(1, 5)]
     assert counts == [7, 5, 2, 2]
     for row in np.asarray(masks.places):

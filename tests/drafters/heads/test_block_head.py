@@ -200,20 +200,15 @@ def test_blocks_stay_inside_their_document_and_see_no_later_token():
 
 
 def test_inside_a_block():
-    """JetSpec's places do not see later masks, DFlash's do."""
+    """JetSpec's places do not see later masks: with fewer tokens the block is the same, cut."""
     for method, causal in (("dflash", False), ("jetspec", True)):
-        net = net_of(made(method)[0])
-        inside = np.asarray(_block_network.inside(net, 3))
-        assert inside.shape == (4, 4) and inside.all() != causal
-        assert (np.triu(inside, 1) == 0).all() == causal
-    # With fewer tokens the causal block is the same, cut.
-    drafter, params = made("jetspec")
-    cache = _block_network.init_cache(net_of(drafter), 1, 0)
-    long, short = (
-        _block_network.draft(net_of(drafter), params, jnp.asarray([3]), size, cache)
-        for size in (3, 2)
-    )
-    np.testing.assert_allclose(long[:, :2], short, atol=1e-5)
+        drafter, params = made(method)
+        cache = _block_network.init_cache(net_of(drafter), 1, 0)
+        long, short = (
+            _block_network.draft(net_of(drafter), params, jnp.asarray([3]), size, cache)
+            for size in (3, 2)
+        )
+        assert (np.abs(np.asarray(long[:, :2] - short)).max() < 1e-5) == causal
 
 
 def test_gru_is_that_of_pytorch():
@@ -383,7 +378,7 @@ def test_loss_of_random_blocks():
 @pytest.mark.slow
 def test_forecast_is_decoded():
     target, params = target_of()
-    drafter, _ = made("dspark", siblings="iid")
+    drafter, _ = made("dspark", siblings="iid", heads=1, head_dim=32, inner=88)
     head_cases.assert_forecast_is_decoded(drafter, target, params, PROMPTS * 60, 12)
 
 

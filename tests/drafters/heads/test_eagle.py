@@ -154,7 +154,7 @@ def test_config_reaches_the_layers():
     scaling |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
     stored = {"rope_theta": 500.0, "rms_norm_eps": 1e-2, "rope_scaling": scaling, "head_dim": 8}
     given = files.Given(files.ends("eagle", shared.TARGET), params, stored)
-    config = _eagle_shape.config_of("eagle", given, drafters_keys.EagleKeys())
+    config = _eagle_shape.config_of("eagle", shared.TARGET, given, drafters_keys.EagleKeys())
     assert (config.rope_theta, config.norm_eps, config.head_dim) == (500.0, 1e-2, 8)
     assert config.rope_scaling is not None and config.rope_scaling.factor == 8.0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 
 import cases
@@ -11,12 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from eagle_cases import TABLE, TARGET
+from flax.traverse_util import flatten_dict
 from internals import heads_eagle_shape as _eagle_shape
 from internals import nested_stages as _stages
 
 from specjax import accept, decode, drafters, rng, sampling, testing
 from specjax.drafters.files import head_files
 from specjax.errors import UserError
+from specjax.models import lm
+from specjax.models.transformer_config import Experts
 from specjax.types import Draft, Drafter, ModelParams
 
 # Cases of the conformance matrix, see tests/cases.py.
@@ -64,6 +69,30 @@ def test_defaults():
     # All tokens as a draft vocabulary are no draft vocabulary.
     every = drafters.make("eagle3", TARGET, draft_ids=range(shared.VOCAB))
     assert shared.network_of(every).ids is None
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp_module", "falcon", "block_head"])
+def test_new_networks_have_the_shape_of_the_targets_layers(name):
+    """Four heads of width 8, two key heads; at another head width as many as fit."""
+
+    def shape(experts=None, **keys):
+        config = testing.tiny_config(layers=5)
+        config = dataclasses.replace(config, intermediate_size=20, experts=experts)
+        start = drafters.make(name, lm.from_config(config), **keys).training.start
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        params = jax.eval_shape(functools.partial(lm.init_params, config), key)
+        leaves = flatten_dict(jax.eval_shape(start, params, key))
+        found = {path[-4:]: leaf.shape for path, leaf in leaves.items() if "0" in path[-4:]}
+        found |= {("0", *path[-3:]): leaf.shape for path, leaf in leaves.items()}
+        widths = [found["0", "attention", kind, "kernel"][1] for kind in "qk"]
+        return *widths, found["0", "mlp", "up", "kernel"][1]
+
+    assert shape() == (32, 16, 20)
+    assert shape(heads=2) == (16, 8, 20)
+    assert shape(head_dim=16, inner=8) == (32, 16, 8)
+    assert shape(kv_heads=4) == (32, 32, 20)
+    # The experts' inner width is not that of a network without experts.
+    assert shape(Experts(4, 2, 20, layers=(0,)))[2] == 8 * 11
 
 
 @pytest.mark.fast

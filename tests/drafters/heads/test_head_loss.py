@@ -156,3 +156,34 @@ def test_errors():
     refused("loss.divergence is 'kl'; it must be one of forward_kl, .*, lk_hybrid", divergence="kl")
     refused("loss.divergence is 'lk' and loss.teacher, its weight, is 0", divergence="lk")
     refused("raise train.length to 2 or more", TOKENS[:, :2])
+
+
+def test_random_places_have_a_label_and_room_for_the_draft():
+    """Depth 0 of place s is token s + 2: first the places with a label and a whole draft."""
+    labelled = np.zeros((2, 13), bool)
+    labelled[0, 4:] = True
+    labelled[1, 9:] = True
+    segments = np.ones((2, 13), np.int32)
+    segments[0, 8:] = 2
+    batch = Batch(jnp.zeros((2, 13), jnp.int32), jnp.asarray(labelled), jnp.asarray(segments))
+    # Drafts of 3 tokens. Row 0: documents end at 8 and 13. Row 1: the text ends at 13.
+    whole, some = ({2, 3, 8}, {7, 8}), ({2, 3, 4, 5, 8, 9, 10}, {7, 8, 9, 10})
+    seen = [set(), set()]
+    for seed in range(20):
+        places = np.asarray(_along_text.random_places(jax.random.key(seed), batch, 2, 3, 9))
+        for row, chosen in enumerate(places.tolist()):
+            first, count = len(whole[row]), len(some[row])
+            assert len(set(chosen)) == 9 and set(chosen[:first]) == whole[row]
+            assert set(chosen[:count]) == some[row]
+            seen[row].add(tuple(chosen))
+    assert min(map(len, seen)) > 10
+
+
+def test_random_places_follow_the_depths_of_labels():
+    """A label for depth 1 at token 9 belongs to the draft at place 6."""
+    depths = np.full((1, 13), -1, np.int32)
+    depths[0, 9], depths[0, 4] = 1, 0
+    batch = Batch(jnp.zeros((1, 13), jnp.int32), depths=jnp.asarray(depths))
+    for seed in range(5):
+        places = _along_text.random_places(jax.random.key(seed), batch, 2, 2, 2)
+        assert set(np.asarray(places)[0].tolist()) == {6, 2}

@@ -275,7 +275,7 @@ def test_loss_with_dropped_masks():
     key = jax.random.key(3)
     loss = jax.jit(functools.partial(drafter.training.loss, **weights))
     value, metrics = loss(params.draft, params.target, batch, key)
-    masks = _masked_text.random_masks(key, 3, 11, [0.6, 0.36])
+    masks = _masked_text.random_masks(key, batch, 2, [0.6, 0.36])
     ids, first, total = np.array(shared.REDUCED["draft_ids"]), 3 * 10, 0.0
     texts = _masked_text.along(reader_of(drafter), params, batch, TOKENS)
     for depth, (labels, logits, teacher) in enumerate(texts):

@@ -108,9 +108,10 @@ def test_weights_of_drafts_whose_deeper_depths_are_dropped():
 
     reader = _masked_text.Reader(lambda pair, batch: read, masked, ahead=1)
     tokens, key = draw.integers(0, VOCAB, (rows, size + 1)), jax.random.key(0)
-    args = (reader, DEPTH, {}, {}, Batch(jnp.asarray(tokens)), key)
+    batch = Batch(jnp.asarray(tokens))
+    args = (reader, DEPTH, {}, {}, batch, key)
     value, _ = _masked_text.loss(*args, keep=0.6, floor=0.2, pace=ALPHA)
-    masks = _masked_text.random_masks(key, rows, size, [0.6, 0.36])
+    masks = _masked_text.random_masks(key, batch, 1, [0.6, 0.36])
     total, numbers = 0.0, set()
     for row in range(rows):
         for place in range(size):

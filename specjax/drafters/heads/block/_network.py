@@ -2,7 +2,7 @@
 
 A block has the pending token and then masks, at the positions that follow the committed text. Its
 places attend to the text before the pending token, and to each other. The same functions draft and
-train: drafting has the text in a cache, training in the place of tokens that were fed before.
+train: in training the text is the cache of every place, filled up to the place.
 
 DFlash (2602.06036, section 3): c = norm(fc(taps of the target)) gives every layer the keys and
 values of the committed text; the tokens of the block are embeddings, and run through ordinary
@@ -101,11 +101,10 @@ class BlockNet(nnx.Module):
         angle: jax.Array | None,
         past: Past,
         cache: KVCache,
-        read: KVBlock | None,
     ) -> jax.Array:
-        """[B,P,D] -> [B,P,D]; the text is in ``cache``, or in ``read`` as if it were fed before."""
+        """[B,F,D] -> [B,F,D]; the text is in ``cache``."""
         for index in range(len(self.layers)):
-            x, _, _ = self.layers[str(index)](x, angle, past, stored(cache, read, index))
+            x, _, _ = self.layers[str(index)](x, angle, past, stored(cache, None, index))
         return self.norm(x)
 
 
@@ -140,51 +139,58 @@ def read(
     return kv.KVBlock(k, v, v[-1][..., 0, 0].astype(jnp.float32))
 
 
-def run(
+def draft(
     net: Net,
     params: ModelParams,
     pending: jax.Array,
     tokens: int,
     cache: kv.KVCache,
-    layout: Layout,
-    text: kv.KVBlock | None = None,
+    start: jax.Array | None = None,
 ) -> jax.Array:
-    """[B,P,K,D]: what predicts each of K tokens after each of the tokens ``pending`` i32[B,P].
+    """[B,K,D]: what predicts each of K tokens after ``pending`` i32[B] and the cached text.
 
-    ``layout`` is of the places of all P blocks, one after the other; with ``text`` they follow it.
+    ``start`` i32[B]: the first slot that is read; None: 0.
     """
-    shape, dtype = net.shape, at_least(net.dtype, params.draft)
-    (batch, blocks), fed = pending.shape, shape.fed(tokens)
-    first = embed(net.ends, params, pending)[:, :, None].astype(dtype)
+    shape, dtype, batch = net.shape, at_least(net.dtype, params.draft), len(pending)
+    size = shape.fed(tokens)
+    first = embed(net.ends, params, pending)[:, None].astype(dtype)
     if shape.mask_id is None:
         mask = params.draft["mask"]
     else:
         mask = embed(net.ends, params, jnp.asarray(shape.mask_id))
-    masks = jnp.broadcast_to(mask.astype(dtype), (batch, blocks, fed - 1, first.shape[-1]))
-    x = jnp.concatenate([first, masks], 2).reshape(batch, blocks * fed, -1)
-    view = past(cache, blocks * fed, layout)
-    hidden = _merge(net, params)(x, rope_angle(shape.config, view.positions), view, cache, text)
-    hidden = hidden.reshape(batch, blocks, fed, -1)
-    return hidden if shape.anchor else hidden[:, :, 1:]
-
-
-def inside(net: Net, tokens: int) -> jax.Array:
-    """bool[F,F]: which of its places each place of a block attends to."""
-    size = net.shape.fed(tokens)
-    every = jnp.ones((size, size), bool)
-    return jnp.tril(every) if net.shape.causal else every
-
-
-def draft(
-    net: Net, params: ModelParams, pending: jax.Array, tokens: int, cache: kv.KVCache
-) -> jax.Array:
-    """[B,K,D]: what predicts each of K tokens after ``pending`` i32[B] and the cached text."""
-    size, batch = net.shape.fed(tokens), len(pending)
+    masks = jnp.broadcast_to(mask.astype(dtype), (batch, size - 1, first.shape[-1]))
+    every = jnp.ones((batch, size, size), bool)
     layout = Layout(
-        jnp.broadcast_to(inside(net, tokens), (batch, size, size)),
+        jnp.tril(every) if shape.causal else every,
         jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (batch, size)),
     )
-    return run(net, params, pending[:, None], tokens, cache, layout)[:, 0]
+    view = past(cache, size, layout)._replace(source=start)
+    x, angle = jnp.concatenate([first, masks], 1), rope_angle(shape.config, view.positions)
+    hidden = _merge(net, params)(x, angle, view, cache)
+    return hidden if shape.anchor else hidden[:, 1:]
+
+
+def along(
+    net: Net,
+    params: ModelParams,
+    text: KVBlock,
+    starts: jax.Array,
+    pending: jax.Array,
+    places: jax.Array,
+    tokens: int,
+) -> jax.Array:
+    """[B,P,K,D]: ``draft`` behind each of the places i32[B,P] of a text.
+
+    ``text`` has the keys and values of its T tokens, and position t is that of token t. ``pending``
+    and ``starts`` i32[B,P]: the token after each place, and the first token of its document.
+    """
+    keys, values = (tuple(x.swapaxes(1, 2) for x in each) for each in (text.k, text.v))
+
+    def behind(place: jax.Array, start: jax.Array, token: jax.Array) -> jax.Array:
+        cache = KVCache(keys, values, place + 1, net.shape.config.windows)
+        return draft(net, params, token, tokens, cache, start)
+
+    return jax.vmap(behind, 1, 1)(places, starts, pending)
 
 
 def correct(

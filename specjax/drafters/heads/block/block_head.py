@@ -216,7 +216,7 @@ def _shape_of(target: LM, given: Given, keys: Keys, asked: Keys) -> BlockShape:
     block = keys.block or BLOCK
     gru, plain = correction == "gru", PLAIN if keys.plain is None else keys.plain
     _check_effects(block - (not anchor), block, plain, correction, asked)
-    config = _shape.config_of(NAME, given, keys)
+    config = _shape.config_of(NAME, target, given, keys)
     config = dataclasses.replace(config, windows=_windows(config, raw, keys.window))
     taps: Any = keys.taps or default_taps(layers, config.num_layers)
     _shape.check_taps(NAME, target, taps)
@@ -483,7 +483,11 @@ class LossKeys(DepthKeys):
         "weight of the cross-entropy of the confidence with the overlap of draft and target",
         least=0,
     )
-    places: int = key(PLACES, "random features of each row that blocks are behind", least=1)
+    places: int = key(
+        PLACES,
+        "features of each row that blocks are behind: random ones, of those that have a label",
+        least=1,
+    )
 
 
 @declare.method(LossKeys)
@@ -516,8 +520,7 @@ def loss(
     pair, count = ModelParams(target_params, params), net.shape.positions
     batch = _along_text.of_output(target, batch)
     out = _along_text.output(target, target_params, batch)
-    rows, size = out.hidden.shape[:2]
-    chosen = _along_text.random_places(key, rows, size, keys.places)
+    chosen = _along_text.random_places(key, batch, 2, count, keys.places)
     run = _run(net, pair, out, batch, count)
     drafts = _drafts(net, pair, out, batch, run(chosen), chosen)
     number = drafts.number_of_labels(count)
@@ -585,16 +588,15 @@ def _run(
     net: Net, params: ModelParams, out: Output, batch: Batch, depth: int
 ) -> Callable[[Array], Array]:
     """A function of places i32[B,P]: the outputs [B,P,K,D] of blocks of ``depth`` tokens there."""
-    text, fed = _along_text.layout_of(batch), net.shape.fed(depth)
-    block, inside = network.read(net, params, out.taps, text.depth), network.inside(net, depth)
-    cache = network.init_cache(net, len(batch.tokens), 0)
+    rows, size = out.hidden.shape[:2]
+    every = _along_text.every_place(rows, size)
+    text = network.read(net, params, out.taps, every)
+    starts = every - _along_text.layout_of(batch).depth
 
     def run(places: Array) -> Array:
-        group, step = jnp.divmod(jnp.arange(places.shape[1] * fed), fed)
-        among = (group[:, None] == group) & inside[step[:, None], step]
-        layout = _along_text.layout_behind(text, jnp.repeat(places, fed, 1), 1 + step, among)
         pending = _along_text.at(batch.tokens, places + 1)
-        return network.run(net, params, pending, depth, cache, layout, block)
+        own = _along_text.at(starts, places)
+        return network.along(net, params, text, own, pending, places, depth)
 
     return run
 

@@ -47,7 +47,7 @@ def make(target: LM, keys: EagleKeys) -> Drafter:
             tree that does not fit.
     """
     given, keys = files.read(NAME, target, keys)
-    config = _shape.config_of(NAME, given, keys)
+    config = _shape.config_of(NAME, target, given, keys)
     bias = given.params is None or "bias" in given.params["fc"]
     shape = Shape(config, given.ends.width, fc_bias=bias, shift=keys.shift)
     network = _network.build(NAME, shape, given, keys)

@@ -148,7 +148,7 @@ def make(target: LM, keys: Keys) -> Drafter:
         keys = dataclasses.replace(keys, embeddings=True)
     ids, size = _draft_vocabulary(target, given, keys)
     shape = Shape(
-        _shape.config_of(NAME, given, keys),
+        _shape.config_of(NAME, target, given, keys),
         given.ends.width,
         _taps(target, given, keys),
         size,

@@ -106,7 +106,7 @@ def make(target: LM, keys: Keys) -> Drafter:
     """
     given, keys = files.read(NAME, target, keys)
     module = None if given.params is None else given.params["modules"]["0"]
-    config = _shape.config_of(NAME, given, keys, module)
+    config = _shape.config_of(NAME, target, given, keys, module)
     hidden, recycled = keys.hidden or NORMED, keys.recycled or NORMED
     taps = (_shape.layers_of(NAME, target) - 1,) if hidden == RAW else ()
     switches = keys.hidden_first, hidden, recycled, keys.zero_first

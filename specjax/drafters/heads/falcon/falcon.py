@@ -88,7 +88,7 @@ def make(target: LM, keys: Keys) -> Drafter:
         raise UserError(
             f"config.json of the {NAME} network lacks block_size; add the tokens of one"
         )
-    config = _shape.config_of(NAME, given, keys)
+    config = _shape.config_of(NAME, target, given, keys)
     shape = FalconShape(config, keys.block or BLOCK)
     _shape.check(NAME, given, _shape.leaves_of(Bound(network.start, shape)))
     net = Net(shape, given.ends, dtype_of(given.params))

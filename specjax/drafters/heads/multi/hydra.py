@@ -84,8 +84,7 @@ class Keys(HeadKeys):
     )
     head_dim: int = key(
         0,
-        "width of that layer's attention heads; 0: as in the files, or the largest that fits a "
-        "new layer",
+        "width of that layer's attention heads; 0: as in the files, or the target's if new",
         least=0,
     )
 
@@ -104,7 +103,7 @@ def make(target: LM, keys: Keys) -> Drafter:
         raise UserError(
             f"hidden_state_offset is {offset!r}; only heads on the last feature can be read"
         )
-    shape = _prefix_shape(given, keys)
+    shape = _prefix_shape(target, given, keys)
     default = LAYERS if shape is None else LAYERS_AFTER_PREFIX
     heads, layers = keys.heads, keys.layers or default
     dtype = dtype_of(given.params and given.params.get("prefix"))
@@ -120,7 +119,7 @@ def make(target: LM, keys: Keys) -> Drafter:
     return _heads.build(target, family, keys, given)
 
 
-def _prefix_shape(given: Given, keys: Keys) -> TransformerConfig | None:
+def _prefix_shape(target: LM, given: Given, keys: Keys) -> TransformerConfig | None:
     """The shape of the prefix layer, or None. Raises UserError."""
     if not keys.prefix:
         if keys.head_dim:
@@ -130,7 +129,7 @@ def _prefix_shape(given: Given, keys: Keys) -> TransformerConfig | None:
             )
         return None
     if given.params is None:
-        return _prefix.new(given.ends.width, keys.head_dim)
+        return _prefix.new(given.ends.width, target, keys.head_dim)
     return _prefix.stored(given.params["prefix"], given.config, keys.head_dim)
 
 

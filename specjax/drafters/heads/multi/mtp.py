@@ -134,7 +134,7 @@ def _last_layer(target: LM) -> tuple[TransformerConfig, int]:
             "layer; take a target of 2 layers or more"
         )
     if config is None:
-        return _prefix.new(target.width or 0), 0
+        return _prefix.new(target.width or 0, target), 0
     if config.has_experts(layers - 1):
         raise UserError(
             f"{NAME} has further layers of the kind of the target's last one, which has experts; "
